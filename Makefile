@@ -1,0 +1,59 @@
+# Two commands: `make demo` and `make test`. Both set up .venv by themselves and are quick the second time.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+# also for the isolated environments in which packages are built, which `pip -c` does not reach
+export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export PIP_REQUIRE_VIRTUALENV := 1
+
+.PHONY: help demo test test-long check format bench clean
+
+help:
+	@echo "make demo       set up, then show this machine and an example cluster being filled"
+	@echo "make test       set up, then run all checks and all tests"
+	@echo "make test-long  the same with the long repeat counts and soaks"
+	@echo "make check      formatting, lint, types and layers only"
+	@echo "make format     format the code"
+	@echo "make bench      the benchmarks (DATA=../shared/data)"
+
+demo: $(VENV)/.core
+	@$(BIN)/dovetail demo
+
+test: check
+	$(BIN)/pytest -n auto
+
+test-long: check
+	DOVETAIL_TEST_LONG=1 $(BIN)/pytest -n auto
+
+check: $(VENV)/.dev
+	$(BIN)/ruff format --check src tests benchmarks examples
+	$(BIN)/ruff check src tests benchmarks examples
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(VENV)/.dev
+	$(BIN)/ruff format src tests benchmarks examples
+	$(BIN)/ruff check --fix src tests benchmarks examples
+
+DATA ?= ../shared/data
+bench: $(VENV)/.dev
+	@mkdir -p benchmarks/results
+	$(BIN)/python benchmarks/placement.py --data $(DATA) --json benchmarks/results/placement.json
+	$(BIN)/python benchmarks/placement_scale.py --json benchmarks/results/placement_scale.json
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist benchmarks/results
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Python 3.11 or newer is needed; try: make PYTHON=python3.11 $(MAKECMDGOALS)" >&2; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.core: $(BIN)/python pyproject.toml constraints.txt
+	$(BIN)/python -m pip install --quiet --editable .
+	@touch $@
+
+$(VENV)/.dev: $(BIN)/python pyproject.toml constraints.txt
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@touch $@ $(VENV)/.core

@@ -1,0 +1,131 @@
+"""The policies that Dovetail's are compared with, as scores for Dovetail's own placement."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import TYPE_CHECKING, Protocol
+
+import dovetail as dt
+from dovetail.resources.fit import Fit
+from dovetail.scheduling.scores import Choice, tightest
+
+if TYPE_CHECKING:
+    from dovetail.resources.fit import Way
+    from dovetail.resources.free import Free
+    from dovetail.scheduling.scores import Ranker, Score
+
+POLICIES = ("fgd", "best_fit", "dot_product", "packing", "clustering", "random")
+PODS_LIMIT_MILLI = 10**9
+
+
+class Rule(Protocol):
+    """How good it is to sit this way on a node in this state."""
+
+    def __call__(self, shape: dt.Shape, free: Free, way: Way) -> int: ...
+
+
+class RuleScore:
+    """A score given as a plain rule; a share sits on the tightest card."""
+
+    def __init__(self, rule: Rule) -> None:
+        self.rule = rule
+
+    def ranker(self, shape: dt.Shape) -> Ranker:
+        return _RuleRanker(Fit(shape), self.rule)
+
+
+class _RuleRanker:
+    def __init__(self, fit: Fit, rule: Rule) -> None:
+        self.fit = fit
+        self.rule = rule
+
+    def best(self, free: Free) -> Choice | None:
+        ways = self.fit.ways(free)
+        if not ways:
+            return None
+        way = tightest(ways, free.cards)
+        return Choice(self.rule(self.fit.shape, free, way), way)
+
+
+def dot_product(shape: dt.Shape, free: Free, way: Way) -> int:
+    gpu_milli = sum(share.milli for share in way)
+    cpus = (free.cpu_milli / 128_000) * (shape.cpu_milli / 128_000)
+    gpus = (free.cards.idle_milli / 8_000) * (gpu_milli / 8_000)
+    return int(100 * (1 - (cpus + gpus) / 2))
+
+
+def packing(shape: dt.Shape, free: Free, way: Way) -> int:
+    """First cards that are shared already, then idle cards of used nodes, then unused nodes."""
+    if not shape.cards:
+        return 0
+    cards = free.cards
+    count = len(cards.free)
+    if all(cards.is_whole(index) for index in range(count)):
+        return max(33 - count, count)
+    idle = sum(cards.is_whole(share.card) for share in way)
+    if idle:
+        return max(50 - idle, 33)
+    return max(100 - sum(cards.free[share.card].milli for share in way) // 10 // 10, 50)
+
+
+def clustering(shape: dt.Shape, free: Free, way: Way) -> int:  # noqa: ARG001
+    """Like with like. What sits on a node is told by the custom resources that `marked` added."""
+    if not shape.cards:
+        return 0
+    kinds = {name for name, left in free.custom if left < PODS_LIMIT_MILLI}
+    base = 25 * (8_000 - free.cards.idle_milli) // 8_000
+    if not kinds:
+        return base + 25
+    if _kind(shape) not in kinds:
+        return base
+    return base + (75 if len(kinds) == 1 else 50)
+
+
+def marked(cluster: dt.Cluster) -> dt.Cluster:
+    """The same cluster with one custom resource per kind of GPU pod, of which each pod takes a thousandth."""
+    custom = tuple((kind, PODS_LIMIT_MILLI) for kind in ("1", "2", "4", "8", "other", "share"))
+    return replace(cluster, nodes=tuple(replace(node, custom=custom) for node in cluster.nodes))
+
+
+def marked_shape(shape: dt.Shape) -> dt.Shape:
+    return replace(shape, custom=((_kind(shape), 1),)) if shape.cards else shape
+
+
+def _kind(shape: dt.Shape) -> str:
+    if shape.gpu_milli < 1000:
+        return "share"
+    return str(shape.cards) if shape.cards in (1, 2, 4, 8) else "other"
+
+
+class Policy:
+    """Seats pods on a ledger, one after the other."""
+
+    def __init__(self, name: str, cluster: dt.Cluster, workload: dt.Workload, seed: int) -> None:
+        scores: dict[str, Score] = {
+            "fgd": dt.FragmentationScore(workload),
+            "best_fit": dt.BestFit(cluster),
+            "dot_product": RuleScore(dot_product),
+            "packing": RuleScore(packing),
+            "clustering": RuleScore(clustering),
+            "random": RuleScore(packing),
+        }
+        self.name = name
+        self.random = random.Random(f"random {seed}")
+        self.placer = dt.Placer(dt.Ledger(marked(cluster) if name == "clustering" else cluster), scores[name])
+
+    def seats(self, shape: dt.Shape) -> bool:
+        """Whether the pod found a place."""
+        if self.name == "random":
+            return self._seats_anywhere(shape)
+        return self.placer.place(marked_shape(shape) if self.name == "clustering" else shape) is not None
+
+    def _seats_anywhere(self, shape: dt.Shape) -> bool:
+        ledger = self.placer.ledger
+        able = self.placer.candidates(shape)
+        if not able:
+            return False
+        position = self.random.choice(able)
+        free, fit = ledger.free[position], Fit(shape)
+        ledger.take(fit.seat(ledger.cluster.nodes[position].name, tightest(fit.ways(free), free.cards)))
+        return True

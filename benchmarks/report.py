@@ -1,0 +1,42 @@
+"""What every benchmark does with its result: a table for people, JSON for tools."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+DATA = Path(__file__).resolve().parents[1] / ".." / "shared" / "data"
+
+
+def parser(description: str | None) -> argparse.ArgumentParser:
+    arguments = argparse.ArgumentParser(description=description)
+    arguments.add_argument("--data", type=Path, default=DATA, help="folder with openb/, problems/, text/, golden/")
+    arguments.add_argument("--json", type=Path, metavar="FILE", help="write the result here")
+    return arguments
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    texts = [[_text(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(header, *texts, strict=True)]
+    for line in (list(header), *texts):
+        print("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)))
+
+
+def write(path: Path | None, result: dict[str, Any]) -> None:
+    """Atomically, so that a reader never sees half a result."""
+    if path is None:
+        return
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(json.dumps(result, indent=2) + "\n")
+    temporary.replace(path)
+    print(f"written: {path}")
+
+
+def _text(cell: object) -> str:
+    return f"{cell:.3f}" if isinstance(cell, float) else str(cell)

@@ -1,0 +1,21 @@
+"""What fits where, and why not: shapes, a cluster, a ledger, placement, and an explanation."""
+
+import dovetail as dt
+from dovetail.scheduling.explain import Wish, problems_of
+
+cluster = dt.Cluster.parse("2x(32cpu, 128GB, 2xgpu:20GB)")
+caption = dt.Resources(cpus=2, gpu_memory="1500MB").shape()
+train = dt.Resources(cpus=8, gpus=1).shape()
+
+ledger = dt.Ledger(cluster)
+placer = dt.Placer(ledger, dt.FragmentationScore(dt.Workload({caption: 10, train: 2})))
+
+for seats in placer.fill(caption, 10):
+    print("caption sits on", seats[0].node, "card", seats[0].cards[0].card)
+print("train sits on", [seats[0].node for seats in placer.fill(train, 3)])
+
+print()
+for problem in problems_of(
+    [Wish("one more train", train), Wish("a large model", dt.Resources(gpu_memory="25GB").shape())], ledger
+):
+    print(problem.render())

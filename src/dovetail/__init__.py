@@ -1,0 +1,88 @@
+"""Dovetail plans, places, runs, rescales and diagnoses heterogeneous ML work. `import dovetail as dt`."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dovetail.errors import (
+        ClusterError,
+        ConfigError,
+        DovetailError,
+        InfeasibleError,
+        LedgerError,
+        Problem,
+        ResourceError,
+    )
+    from dovetail.resources.cluster import Cluster, Gpu, Node
+    from dovetail.resources.ledger import Ledger
+    from dovetail.resources.resources import Resources
+    from dovetail.resources.seat import CardShare, Seat
+    from dovetail.resources.shape import Shape, ShapeKind
+    from dovetail.scheduling.fragmentation import Workload
+    from dovetail.scheduling.placement import Placer
+    from dovetail.scheduling.scores import BestFit, FragmentationScore, Spread
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "BestFit": "scheduling.scores",
+    "CardShare": "resources.seat",
+    "Cluster": "resources.cluster",
+    "ClusterError": "errors",
+    "ConfigError": "errors",
+    "DovetailError": "errors",
+    "FragmentationScore": "scheduling.scores",
+    "Gpu": "resources.cluster",
+    "InfeasibleError": "errors",
+    "Ledger": "resources.ledger",
+    "LedgerError": "errors",
+    "Node": "resources.cluster",
+    "Placer": "scheduling.placement",
+    "Problem": "errors",
+    "ResourceError": "errors",
+    "Resources": "resources.resources",
+    "Seat": "resources.seat",
+    "Shape": "resources.shape",
+    "ShapeKind": "resources.shape",
+    "Spread": "scheduling.scores",
+    "Workload": "scheduling.fragmentation",
+}
+
+__all__ = [
+    "BestFit",
+    "CardShare",
+    "Cluster",
+    "ClusterError",
+    "ConfigError",
+    "DovetailError",
+    "FragmentationScore",
+    "Gpu",
+    "InfeasibleError",
+    "Ledger",
+    "LedgerError",
+    "Node",
+    "Placer",
+    "Problem",
+    "ResourceError",
+    "Resources",
+    "Seat",
+    "Shape",
+    "ShapeKind",
+    "Spread",
+    "Workload",
+]
+
+
+def __getattr__(name: str) -> object:
+    """Names are imported when they are first used, so that `import dovetail` costs next to nothing."""
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'dovetail' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(f"dovetail.{home}"), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,5 @@
+"""`python -m dovetail` is the command `dovetail`."""
+
+from dovetail.cli import main
+
+main()

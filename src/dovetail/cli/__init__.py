@@ -1,0 +1,59 @@
+"""TYPE IT: the command `dovetail`. stdout is data, stderr is talk; a DovetailError is a message and an exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import NoReturn
+
+import click
+
+import dovetail
+from dovetail.cli.lazy import LazyGroup
+from dovetail.errors import DovetailError
+
+COMMANDS = {
+    "cluster": ("dovetail.cli.cluster", "What there is: nodes, cards, codecs, and what would fit."),
+    "completion": ("dovetail.cli.completion", "Make the shell complete commands and options."),
+    "demo": ("dovetail.cli.demo", "This machine, and an example cluster being filled."),
+}
+
+EPILOG = """\b
+Examples:
+  dovetail cluster show
+  dovetail cluster show "4x(32cpu, 128GB, 2xA100:40GB)" --fit "gpus=0.25, gpu_memory=8GB"
+  dovetail demo
+
+Exit codes: 0 fine, 1 work failed, 2 usage or configuration, 3 does not fit, 130 interrupted.
+"""
+
+
+@click.group(
+    cls=LazyGroup,
+    commands_in=COMMANDS,
+    epilog=EPILOG,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+@click.version_option(dovetail.__version__, "--version", "-V", prog_name="dovetail")
+def command_line() -> None:
+    """Plans and places heterogeneous ML work: what one worker needs, what there is, how many go where, and why."""
+
+
+def main() -> NoReturn:
+    """The entry point; the only place that turns errors into exit codes."""
+    colour = False if os.environ.get("NO_COLOR") else None
+    try:
+        code = command_line.main(prog_name="dovetail", standalone_mode=False, color=colour)
+    except DovetailError as error:
+        click.echo(str(error), err=True)
+        sys.exit(error.exit_code)
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        sys.exit(2)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("interrupted", err=True)
+        sys.exit(130)
+    sys.exit(code if isinstance(code, int) else 0)

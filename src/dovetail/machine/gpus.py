@@ -1,0 +1,237 @@
+"""Which GPUs does this machine have, and which of them may this process use?"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from dovetail.machine.facts import CardFacts
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_HIDES_ALL = ("", "-1", "NoDevFiles")
+# CUDA reads a number as strtoul does: what follows the digits does not count.
+_NUMBER = re.compile(r"\+?0*([0-9]{1,9})(?![0-9])", re.ASCII)
+_OLD_MIG_NAME = re.compile(r"MIG-GPU-[^/]+/[0-9]+/[0-9]+", re.ASCII)
+_MIG_PROFILE = re.compile(r"\bMIG (\S+)$")
+_MIG_MEMORY_SLICES = 8
+
+
+class GpuReader(Protocol):
+    """Where the cards are read from: NVML, or a script in a test."""
+
+    def cards(self) -> tuple[list[CardFacts], list[str]]:
+        """All cards in NVML's order, a card in MIG mode replaced by its instances; and notes for people."""
+        ...
+
+
+class Nvml:
+    """The cards as the NVIDIA driver reports them. Never raises: what cannot be read is left out, with a note."""
+
+    def __init__(self, library: Any = None, root: Path = Path("/")) -> None:
+        """`library` is shaped like the module pynvml, which is imported when it is not given."""
+        self._library = library
+        self._root = root
+
+    def cards(self) -> tuple[list[CardFacts], list[str]]:
+        nvml = self._library or _pynvml()
+        if nvml is None:
+            fix = "pip install 'dovetail-ml[gpu]'"
+            return [], self._if_nvidia(f"NVML not installed: GPUs, if any, are not seen; {fix}")
+        try:
+            nvml.nvmlInit()
+        except (nvml.NVMLError_LibraryNotFound, nvml.NVMLError_DriverNotLoaded) as error:
+            return [], self._if_nvidia(f"NVIDIA driver missing ({error}): GPUs, if any, are not seen")
+        except nvml.NVMLError as error:
+            return [], [f"NVML does not start ({error}): GPUs, if any, are not seen"]
+        cards: list[CardFacts] = []
+        notes: list[str] = []
+        try:
+            for index in range(nvml.nvmlDeviceGetCount()):
+                cards += _read_card(nvml, index, notes)
+        except nvml.NVMLError as error:
+            notes.append(f"NVML does not count the GPUs ({error}): GPUs, if any, are not seen")
+        finally:
+            with contextlib.suppress(nvml.NVMLError):
+                nvml.nvmlShutdown()
+        return cards, notes
+
+    def _if_nvidia(self, note: str) -> list[str]:
+        """The note, but not on a machine without NVIDIA hardware, where it would only nag."""
+        signs = (self._root / "dev/nvidia0", self._root / "proc/driver/nvidia")
+        return [note] if any(sign.exists() for sign in signs) else []
+
+
+def _pynvml() -> Any:
+    try:
+        import pynvml
+    except ImportError:
+        return None
+    return pynvml
+
+
+def _read_card(nvml: Any, index: int, notes: list[str]) -> list[CardFacts]:
+    """The card, or its instances in MIG mode, or nothing and a note if the driver cannot reach it."""
+    name = f"GPU {index}"
+    try:
+        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+        uuid = _text(nvml.nvmlDeviceGetUUID(handle))
+        name += f" ({uuid})"
+        model = _text(nvml.nvmlDeviceGetName(handle))
+        card = CardFacts(model=model, memory_bytes=0, uuid=uuid, index=index)
+        if _in_mig_mode(nvml, handle):
+            return _read_instances(nvml, handle, card, notes)
+        return [replace(card, memory_bytes=nvml.nvmlDeviceGetMemoryInfo(handle).total)]
+    except nvml.NVMLError_GpuIsLost:
+        notes.append(f"{name} is lost: left out")
+    except nvml.NVMLError as error:
+        notes.append(f"{name} cannot be read ({error}): left out")
+    return []
+
+
+def _in_mig_mode(nvml: Any, handle: Any) -> bool:
+    try:
+        current, _pending = nvml.nvmlDeviceGetMigMode(handle)
+    except (nvml.NVMLError_NotSupported, nvml.NVMLError_FunctionNotFound):  # a card or a driver from before MIG
+        return False
+    return bool(current == nvml.NVML_DEVICE_MIG_ENABLE)
+
+
+def _read_instances(nvml: Any, parent: Any, card: CardFacts, notes: list[str]) -> list[CardFacts]:
+    instances: list[CardFacts] = []
+    failures = 0
+    for slot in range(nvml.nvmlDeviceGetMaxMigDeviceCount(parent)):
+        try:
+            handle = nvml.nvmlDeviceGetMigDeviceHandleByIndex(parent, slot)
+            instances.append(_read_instance(nvml, parent, handle, card))
+        except nvml.NVMLError_NotFound:  # an empty slot
+            continue
+        except nvml.NVMLError_GpuIsLost:  # the whole card
+            raise
+        except nvml.NVMLError as error:
+            failures += 1
+            notes.append(f"GPU {card.index} ({card.uuid}) MIG {slot} cannot be read ({error}): left out")
+    if not instances and not failures:
+        notes.append(f"GPU {card.index} ({card.uuid}) is in MIG mode and has no instances: left out")
+    split = [instance.uuid for instance in instances if re.match(r"[0-9]+c\.", instance.mig)]
+    if split:
+        shared = "compute instances of one GPU instance share its memory and decoders, here counted for each"
+        notes.append(f"GPU {card.index} ({card.uuid}): {', '.join(split)}: {shared}")
+    return instances
+
+
+def _read_instance(nvml: Any, parent: Any, handle: Any, card: CardFacts) -> CardFacts:
+    attributes = nvml.nvmlDeviceGetAttributes(handle)
+    named = _MIG_PROFILE.search(_text(nvml.nvmlDeviceGetName(handle)))
+    return replace(
+        card,
+        uuid=_text(nvml.nvmlDeviceGetUUID(handle)),
+        memory_bytes=nvml.nvmlDeviceGetMemoryInfo(handle).total,
+        nvdecs=attributes.sharedDecoderCount,
+        nvencs=attributes.sharedEncoderCount,
+        mig=named[1] if named else _profile(attributes, nvml.nvmlDeviceGetMemoryInfo(parent).total),
+    )
+
+
+def _profile(attributes: Any, parent_bytes: int) -> str:
+    """NVIDIA's name for an instance: "3g.40gb", or "1c.3g.40gb" for one compute slice of it.
+
+    The gigabytes are those of the slices the instance takes, not those it can use: an H200's 1g.18gb has 16.
+    """
+    compute, slices = attributes.computeInstanceSliceCount, attributes.gpuInstanceSliceCount
+    eighths = math.ceil(attributes.memorySizeMB * 2**20 * _MIG_MEMORY_SLICES / parent_bytes)
+    gigabytes = round(math.ceil(parent_bytes / 2**30) * eighths / _MIG_MEMORY_SLICES)
+    return f"{f'{compute}c.' if compute < slices else ''}{slices}g.{gigabytes}gb"
+
+
+def _text(value: str | bytes) -> str:
+    # Old releases of pynvml return bytes.
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
+
+
+@dataclass(frozen=True, slots=True)
+class _NotChosen:
+    why: str
+    ends_the_list: bool = True
+
+
+def visible(cards: Sequence[CardFacts], value: str | None) -> tuple[list[CardFacts], list[str]]:
+    """The cards that CUDA_VISIBLE_DEVICES=value leaves, in the order it names them; and notes for people.
+
+    CUDA's rules: an entry is a number or the beginning of exactly one UUID; the first invalid entry ends the list; a
+    card named twice leaves none. Two things CUDA leaves open are decided here. A number that belongs to a card which
+    is lost or in MIG mode is passed over, so that it neither ends the list nor slides to the next card, which may be
+    somebody else's. And several MIG instances may be named: CUDA uses one in a process, but each worker is a process.
+    """
+    if value is None or not cards:
+        return list(cards), []
+    setting = f"CUDA_VISIBLE_DEVICES={_shown(value)}"
+    chosen: list[int] = []
+    notes: list[str] = []
+    for entry in [] if value.strip() in _HIDES_ALL else value.split(","):
+        found = _named(entry.strip(), cards)
+        if isinstance(found, _NotChosen):
+            effect = "CUDA ignores it and all that follows" if found.ends_the_list else "passed over"
+            notes.append(f"{setting}: '{_shown(entry.strip())}' {found.why}: {effect}")
+            if found.ends_the_list:
+                break
+        elif found in chosen:
+            return [], [f"{setting} names {cards[found].uuid} twice: CUDA then sees no GPU at all"]
+        else:
+            chosen.append(found)
+    if hidden := len(cards) - len(chosen):
+        notes.append(f"{setting} hides {hidden} of {len(cards)} GPUs")
+    return [cards[position] for position in chosen], notes
+
+
+def _named(entry: str, cards: Sequence[CardFacts]) -> int | _NotChosen:
+    """The position in `cards` of the card that one entry of the list names."""
+    if number := _NUMBER.match(entry):
+        return _numbered(int(number[1]), cards)
+    if not entry.startswith(("GPU-", "MIG-")):
+        return _NotChosen("is neither the number nor the UUID of a GPU")
+    exact = [position for position, card in enumerate(cards) if card.uuid == entry]
+    begun = [position for position, card in enumerate(cards) if card.uuid.startswith(entry)]
+    if len(exact or begun) == 1:
+        return (exact or begun)[0]
+    if begun:
+        return _NotChosen(f"is the beginning of {len(begun)} UUIDs")
+    if _OLD_MIG_NAME.fullmatch(entry):
+        why = "is a MIG name of drivers before R470, use the UUID that nvidia-smi -L prints"
+        return _NotChosen(why, ends_the_list=False)
+    mig = " (a GPU in MIG mode is chosen by the UUIDs of its instances)" if any(card.mig for card in cards) else ""
+    return _NotChosen(f"names no GPU of this machine{mig}")
+
+
+def _numbered(number: int, cards: Sequence[CardFacts]) -> int | _NotChosen:
+    numbers = [position if card.index is None else card.index for position, card in enumerate(cards)]
+    if number > max(numbers):
+        return _NotChosen("names no GPU of this machine")
+    if number not in numbers:
+        return _NotChosen("is a GPU that was left out", ends_the_list=False)
+    position = numbers.index(number)
+    if cards[position].mig:
+        return _NotChosen("is a GPU in MIG mode, and only UUIDs choose a MIG instance", ends_the_list=False)
+    return position
+
+
+def numbering_doubts(cards: Sequence[CardFacts], value: str | None, order: str | None) -> list[str]:
+    """A note if CUDA, which by default counts the fastest card first, may count these cards in another order."""
+    numbered = any(_NUMBER.match(entry.strip()) for entry in (value or "").split(","))
+    if not numbered or order == "PCI_BUS_ID" or len({card.model for card in cards}) < 2:
+        return []
+    fix = "set CUDA_DEVICE_ORDER=PCI_BUS_ID or name the cards by UUID"
+    return [
+        f"CUDA_VISIBLE_DEVICES={_shown(value or '')} is read in PCI order, CUDA may count unlike cards otherwise: {fix}"
+    ]
+
+
+def _shown(value: str) -> str:
+    """Safe to print on any terminal, and not longer than a note should be."""
+    text = value.encode("unicode_escape").decode("ascii")
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,0 +1,237 @@
+"""What is there: cards on nodes in a cluster, from this machine, a spec, a file or plain data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from dovetail.errors import ClusterError, Problem
+from dovetail.resources import cluster_file, parse
+from dovetail.resources.cards import card_model, model_key
+from dovetail.resources.sizes import exact_size, milli, parse_size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+
+    from dovetail.machine import CardFacts, GpuReader
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One card, or one MIG instance of a card. `uuid` is what CUDA_VISIBLE_DEVICES calls it, where that is known."""
+
+    model: str = "gpu"
+    memory_bytes: int = 0
+    """0: not known; then no worker can ask for some of it."""
+    nvdecs: int = 0
+    nvencs: int = 0
+    uuid: str = field(default="", compare=False)
+
+    @classmethod
+    def of(
+        cls,
+        model: str,
+        memory: str | None = None,
+        nvdecs: int | None = None,
+        nvencs: int | None = None,
+        uuid: str = "",
+    ) -> Gpu:
+        """A card by its name: a known one brings its memory and codecs, each of which can be overridden."""
+        known = card_model(model)
+        if memory is None and known:
+            memory = f"{known.memory_gb}GB"
+        return cls(
+            model=known.name if known else model,
+            memory_bytes=parse_size(memory) if memory is not None else 0,
+            nvdecs=nvdecs if nvdecs is not None else known.nvdecs if known else 0,
+            nvencs=nvencs if nvencs is not None else known.nvencs if known else 0,
+            uuid=uuid,
+        )
+
+    @property
+    def key(self) -> str:
+        """The model as accelerator requests are compared with it."""
+        return model_key(self.model)
+
+    def spec(self) -> str:
+        """The shortest text that `Gpu.of` and the spec parser read back to this card."""
+        plain = Gpu.of(self.model)
+        text = (
+            self.model if self.memory_bytes == plain.memory_bytes else f"{self.model}:{exact_size(self.memory_bytes)}"
+        )
+        if self.nvdecs != plain.nvdecs:
+            text += f":nvdec={self.nvdecs}"
+        if self.nvencs != plain.nvencs:
+            text += f":nvenc={self.nvencs}"
+        return text
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One machine. `kept_back_milli` of its CPUs are for the system and are given to nobody."""
+
+    name: str
+    cpu_milli: int
+    memory_bytes: int = 0
+    """0: not known; then no worker can ask for some of it."""
+    gpus: tuple[Gpu, ...] = ()
+    labels: tuple[tuple[str, str], ...] = ()
+    custom: tuple[tuple[str, int], ...] = ()
+    """Custom resources in thousandths."""
+    kept_back_milli: int = 0
+
+    @property
+    def usable_cpu_milli(self) -> int:
+        return self.cpu_milli - self.kept_back_milli
+
+    def spec(self) -> str:
+        """The node without its name, as `Cluster.parse` reads it."""
+        parts = [f"{milli(self.cpu_milli)}cpu"]
+        if self.kept_back_milli:
+            parts.append(f"keep {milli(self.kept_back_milli)}cpu")
+        if self.memory_bytes:
+            parts.append(exact_size(self.memory_bytes))
+        parts += [f"{count}x{text}" for count, text in _runs(gpu.spec() for gpu in self.gpus)]
+        parts += [f"{name}={milli(amount)}" for name, amount in self.custom]
+        labels = ", ".join(f"{name}={value}" for name, value in self.labels)
+        return f"({', '.join(parts)})" + (f"{{{labels}}}" if labels else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Nodes in a fixed order: of two nodes that are equally good, placement takes the first."""
+
+    nodes: tuple[Node, ...]
+    notes: tuple[str, ...] = field(default=(), compare=False)
+    """What was noticed while finding out: limits that apply, cards that are lost."""
+
+    def __post_init__(self) -> None:
+        if not self.nodes:
+            raise ClusterError(Problem("DT020", "a cluster needs at least one node", fixes=("write '1x(4cpu, 16GB)'",)))
+        names = [node.name for node in self.nodes]
+        twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
+        if twice:
+            message = f"two nodes have the same name: {', '.join(repr(name) for name in twice)}"
+            raise ClusterError(Problem("DT021", message, fixes=("give every node a name of its own, or none",)))
+
+    @classmethod
+    def of(cls, what: Cluster | str) -> Cluster:
+        """'auto' is this machine; a text that ends in .yaml, .yml or .json is a file; any other is a spec."""
+        if isinstance(what, Cluster):
+            return what
+        if what == "auto":
+            return cls.local()
+        return cls.load(what) if what.endswith((".yaml", ".yml", ".json")) else cls.parse(what)
+
+    @classmethod
+    def parse(cls, spec: str) -> Cluster:
+        """'4x(32cpu, 128GB, 2xA100:40GB) + 16x(32cpu, 64GB){pool=cpu}'; every mistake is reported at once."""
+        return _from_groups(parse.parse_cluster(spec))
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Cluster:
+        """The inverse of `to_dict`; also what a YAML or JSON file holds."""
+        return _from_groups(cluster_file.groups_of(data))
+
+    @classmethod
+    def load(cls, path: str | Path) -> Cluster:
+        """A YAML or JSON file; mistakes are reported with line and column."""
+        return _from_groups(cluster_file.groups_in(path))
+
+    @classmethod
+    def local(cls, *, gpus: GpuReader | None = None) -> Cluster:
+        """This machine, within the limits of its cgroup, CPU affinity and CUDA_VISIBLE_DEVICES."""
+        from dovetail import machine  # the only thing here that looks outside; costs psutil
+
+        facts = machine.read_machine(gpus=gpus)
+        cards = tuple(_measured(card) for card in facts.cards)
+        node = Node(name=facts.hostname, cpu_milli=facts.cpu_milli, memory_bytes=facts.memory_bytes, gpus=cards)
+        return cls((node,), facts.notes)
+
+    def keeping_back(self, share: float) -> Cluster:
+        """The same cluster with this share of every node's CPUs kept for the system."""
+        if not 0 <= share < 1:
+            message = f"a share of the CPUs to keep back is at least 0 and below 1, not {share!r}"
+            raise ClusterError(Problem("DT022", message, fixes=("0.05 keeps back one CPU in twenty",)))
+        kept = (replace(node, kept_back_milli=int(node.cpu_milli * share)) for node in self.nodes)
+        return replace(self, nodes=tuple(kept))
+
+    def without(self, names: Iterable[str]) -> Cluster:
+        """The same cluster after the loss of some nodes."""
+        gone = set(names)
+        return replace(self, nodes=tuple(node for node in self.nodes if node.name not in gone))
+
+    def spec(self) -> str:
+        """One line that `parse` reads back; names that were not made by `parse` are lost."""
+        return " + ".join(f"{count}x{text}" for count, text in _runs(node.spec() for node in self.nodes))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON and YAML, names included; alike neighbours with made-up names are one entry."""
+        keyed = (
+            (_entry(node) | ({} if node.name == _made_up_name(i) else {"name": node.name}))
+            for i, node in enumerate(self.nodes)
+        )
+        entries: list[dict[str, Any]] = []
+        for entry, alike in groupby(keyed):
+            count = len(list(alike))
+            entries.append(entry if count == 1 else {"count": count, **entry})
+        return {"nodes": entries}
+
+
+def _measured(card: CardFacts) -> Gpu:
+    """A card as the driver describes it, with what only the table knows. A MIG instance is a model of its own, so that
+    nobody who asks for an A100 gets a seventh of one."""
+    gpu = Gpu.of(card.model, nvdecs=card.nvdecs, nvencs=card.nvencs, uuid=card.uuid)
+    model = f"{gpu.model}-{card.mig}" if card.mig else gpu.model
+    return replace(gpu, model=model, memory_bytes=card.memory_bytes)
+
+
+def _made_up_name(position: int) -> str:
+    return f"node-{position}"
+
+
+def _entry(node: Node) -> dict[str, Any]:
+    entry: dict[str, Any] = {"cpus": _plain(node.cpu_milli)}
+    if node.kept_back_milli:
+        entry["keep_back"] = _plain(node.kept_back_milli)
+    if node.memory_bytes:
+        entry["memory"] = exact_size(node.memory_bytes)
+    if node.gpus:
+        entry["gpus"] = [f"{count}x{text}" for count, text in _runs(gpu.spec() for gpu in node.gpus)]
+    if node.labels:
+        entry["labels"] = dict(node.labels)
+    if node.custom:
+        entry["custom"] = {name: _plain(amount) for name, amount in node.custom}
+    return entry
+
+
+def _plain(amount_milli: int) -> int | float:
+    return amount_milli // 1000 if amount_milli % 1000 == 0 else amount_milli / 1000
+
+
+def _runs(texts: Iterable[str]) -> list[tuple[int, str]]:
+    """Equal neighbours counted: [a, a, b] -> [(2, a), (1, b)]."""
+    return [(len(list(alike)), text) for text, alike in groupby(texts)]
+
+
+def _from_groups(groups: Iterable[parse.NodeSpec]) -> Cluster:
+    nodes: list[Node] = []
+    for group in groups:
+        cards = tuple(
+            gpu
+            for card in group.cards
+            for gpu in [Gpu.of(card.model, card.memory, card.nvdecs, card.nvencs)] * card.count
+        )
+        node = Node(
+            name="",
+            cpu_milli=group.cpu_milli,
+            memory_bytes=group.memory_bytes,
+            gpus=cards,
+            labels=tuple(sorted(group.labels.items())),
+            custom=tuple(sorted((name, amount) for name, amount in group.custom.items() if amount)),
+            kept_back_milli=group.kept_back_milli,
+        )
+        nodes += [replace(node, name=group.name or _made_up_name(len(nodes) + i)) for i in range(group.count)]
+    return Cluster(tuple(nodes))

@@ -1,0 +1,178 @@
+"""Can this shape sit on a node in this state, and on which of its cards?"""
+
+from __future__ import annotations
+
+from itertools import combinations
+from typing import TYPE_CHECKING
+
+from dovetail.resources.free import WHOLE_CARD_MILLI, CardFree, Cards, Free, NodeKind
+from dovetail.resources.seat import CardShare, Seat
+from dovetail.resources.shape import Shape, ShapeKind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from dovetail.resources.cluster import Gpu
+
+Way = tuple[CardShare, ...]
+"""One way of sitting on the cards of a node."""
+
+WAYS_LIMIT = 100_000
+ROOM_LIMIT = 10**9
+"""As good as endless: what a node without limits for a shape has room for."""
+
+
+class Fit:
+    """The ways in which one shape (of a gang: one rank) can sit on nodes; found once per state of a node's cards."""
+
+    __slots__ = ("_shares", "_ways", "shape")
+
+    def __init__(self, shape: Shape) -> None:
+        self.shape = shape
+        self._shares: dict[NodeKind, tuple[CardShare | None, ...] | None] = {}
+        self._ways: dict[Cards, tuple[Way, ...]] = {}
+
+    def ways(self, free: Free) -> tuple[Way, ...]:
+        """Every different way to sit there now, lowest cards first; none if it does not fit."""
+        shape = self.shape
+        if free.cpu_milli < shape.cpu_milli or free.memory_bytes < shape.memory_bytes:
+            return ()
+        if shape.custom and free.custom_left(shape.custom) is None:
+            return ()
+        return self.ways_on_cards(free.cards)
+
+    def ways_on_cards(self, cards: Cards) -> tuple[Way, ...]:
+        """The same without a look at CPUs, memory and custom resources."""
+        found = self._ways.get(cards)
+        if found is None:
+            if len(self._ways) >= WAYS_LIMIT:
+                self._ways.clear()
+            found = self._ways[cards] = tuple(self._find_ways(cards))
+        return found
+
+    def room(self, free: Free) -> int:
+        """How many such workers fit on a node in this state, all at once."""
+        shape = self.shape
+        have = {"cpus": free.cpu_milli, "memory": free.memory_bytes, **dict(free.custom)}
+        need = {"cpus": shape.cpu_milli, "memory": shape.memory_bytes, **dict(shape.custom)}
+        on_host = min((have.get(name, 0) // amount for name, amount in need.items() if amount), default=ROOM_LIMIT)
+        return min(on_host, self._room_on_cards(free.cards), ROOM_LIMIT)
+
+    def _room_on_cards(self, cards: Cards) -> int:
+        shares = self.shares(cards.kind)
+        if shares is None:
+            return 0
+        if self.shape.kind is ShapeKind.CPU_ONLY:
+            return ROOM_LIMIT
+        if self.shape.kind in (ShapeKind.CODEC, ShapeKind.FRACTIONAL_GPU):
+            return sum(_times(cards.free[share.card], share) for share in shares if share is not None)
+        count = 0
+        now: Cards | None = cards
+        while now is not None and (ways := self.ways_on_cards(now)):
+            now = now.after(ways[0])
+            count += 1
+        return count
+
+    def shares(self, kind: NodeKind) -> tuple[CardShare | None, ...] | None:
+        """What a worker would take of each card of such a node, None for cards that will never do; None if its labels
+        forbid the node."""
+        if kind not in self._shares:
+            allowed = all(kind.labels.get(name) in values for name, values in self.shape.labels)
+            self._shares[kind] = (
+                tuple(
+                    share_of(self.shape, index, gpu, key)
+                    for index, (gpu, key) in enumerate(zip(kind.gpus, kind.keys, strict=True))
+                )
+                if allowed
+                else None
+            )
+        return self._shares[kind]
+
+    def seat(self, node: str, way: Way) -> Seat:
+        return Seat(node, self.shape.cpu_milli, self.shape.memory_bytes, way, self.shape.custom)
+
+    def _find_ways(self, cards: Cards) -> Iterable[Way]:
+        shares = self.shares(cards.kind)
+        if shares is None:
+            return ()
+        if self.shape.kind is ShapeKind.CPU_ONLY:
+            return ((),)
+        able = [share for share in shares if share is not None and seats(self.shape, share, cards)]
+        match self.shape.kind:
+            case ShapeKind.WHOLE_NUMBERED_GPU:
+                return _with_codecs(self.shape, able, cards)
+            case ShapeKind.ENTIRE_GPU:
+                return _with_enough_codecs(self.shape, able)
+            case _:
+                return _one_each(able, cards)
+
+
+def share_of(shape: Shape, index: int, gpu: Gpu, key: str) -> CardShare | None:
+    """What a worker takes of this card when it sits there; None if it can never sit there."""
+    if shape.kind is ShapeKind.CPU_ONLY or (shape.accelerators and key not in shape.accelerators):
+        return None
+    if shape.gpu_memory_bytes > gpu.memory_bytes:
+        return None
+    if shape.kind is ShapeKind.WHOLE_NUMBERED_GPU:
+        return CardShare(index, WHOLE_CARD_MILLI, gpu.memory_bytes)
+    if shape.kind is ShapeKind.ENTIRE_GPU:
+        return CardShare(index, WHOLE_CARD_MILLI, gpu.memory_bytes, gpu.nvdecs, gpu.nvencs)
+    if shape.nvdecs > gpu.nvdecs or shape.nvencs > gpu.nvencs:
+        return None
+    if shape.kind is ShapeKind.CODEC:
+        return CardShare(index, 0, 0, shape.nvdecs, shape.nvencs)
+    milli = shape.gpu_milli or WHOLE_CARD_MILLI * shape.gpu_memory_bytes // gpu.memory_bytes
+    memory_bytes = shape.gpu_memory_bytes or gpu.memory_bytes * shape.gpu_milli // WHOLE_CARD_MILLI
+    return CardShare(index, milli, memory_bytes, shape.nvdecs, shape.nvencs)
+
+
+def seats(shape: Shape, share: CardShare, cards: Cards) -> bool:
+    """Whether this card can take this share now."""
+    if shape.kind is ShapeKind.WHOLE_NUMBERED_GPU:
+        return cards.is_whole(share.card)
+    if shape.kind is ShapeKind.ENTIRE_GPU:
+        return cards.is_untouched(share.card)
+    card = cards.free[share.card]
+    return (
+        card.milli >= share.milli
+        and card.memory_bytes >= share.memory_bytes
+        and card.nvdecs >= share.nvdecs
+        and card.nvencs >= share.nvencs
+    )
+
+
+def _times(card: CardFree, share: CardShare) -> int:
+    """How often this share goes into what is free of a card."""
+    return min(have // take for have, take in zip(card, share[1:], strict=True) if take)
+
+
+def _one_each(able: list[CardShare], cards: Cards) -> Iterable[Way]:
+    """One way per card; of cards that are alike now only the first."""
+    seen = set()
+    for share in able:
+        alike = (cards.free[share.card], cards.kind.gpus[share.card])
+        if alike not in seen:
+            seen.add(alike)
+            yield (share,)
+
+
+def _with_codecs(shape: Shape, able: list[CardShare], cards: Cards) -> Iterable[Way]:
+    """The first cards that together have the codecs asked for, which are dealt from the first card on."""
+    for chosen in combinations(able, shape.cards):
+        nvdecs, nvencs, dealt = shape.nvdecs, shape.nvencs, []
+        for share in chosen:
+            card = cards.free[share.card]
+            here = share._replace(nvdecs=min(nvdecs, card.nvdecs), nvencs=min(nvencs, card.nvencs))
+            nvdecs, nvencs = nvdecs - here.nvdecs, nvencs - here.nvencs
+            dealt.append(here)
+        if not nvdecs and not nvencs:
+            return (tuple(dealt),)
+    return ()
+
+
+def _with_enough_codecs(shape: Shape, able: list[CardShare]) -> Iterable[Way]:
+    """The first entire cards; together they must have the codecs that were also asked for."""
+    for chosen in combinations(able, shape.cards):
+        if sum(s.nvdecs for s in chosen) >= shape.nvdecs and sum(s.nvencs for s in chosen) >= shape.nvencs:
+            return (chosen,)
+    return ()

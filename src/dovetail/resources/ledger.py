@@ -1,0 +1,122 @@
+"""Who sits where now? Seats are taken and given back exactly; nothing can go negative."""
+
+from __future__ import annotations
+
+from copy import copy
+from typing import TYPE_CHECKING
+
+from dovetail.errors import LedgerError, Problem
+from dovetail.resources.free import Free, NodeKind
+from dovetail.resources.sizes import about_size, milli
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from dovetail.resources.cluster import Cluster
+    from dovetail.resources.seat import Seat
+
+CHANGES_LIMIT = 100_000
+
+
+class Ledger:
+    """The free state of every node of a cluster, and the seats that are taken.
+
+    `changes` lists the nodes that changed, in order, for those who keep something per node and want to refresh only
+    that; when it has grown too long it starts anew and `era` goes up.
+    """
+
+    __slots__ = ("_free", "_index", "_seated", "changes", "cluster", "era")
+
+    def __init__(self, cluster: Cluster, seats: Iterable[Seat] = ()) -> None:
+        self.cluster = cluster
+        self.changes: list[int] = []
+        self.era = 0
+        self._index = {node.name: index for index, node in enumerate(cluster.nodes)}
+        self._seated: dict[Seat, int] = {}
+        untouched: dict[object, Free] = {}
+        self._free: list[Free] = []
+        for node in cluster.nodes:
+            alike = (node.usable_cpu_milli, node.memory_bytes, node.gpus, node.labels, node.custom)
+            if alike not in untouched:
+                untouched[alike] = NodeKind(node).untouched()
+            self._free.append(untouched[alike])
+        for seat in seats:
+            self.take(seat)
+
+    def copy(self) -> Ledger:
+        """An independent ledger in the same state; states of alike nodes stay the same objects."""
+        other = copy(self)
+        other._become_independent()  # noqa: SLF001  its own class
+        return other
+
+    def _become_independent(self) -> None:
+        self._free = self._free.copy()
+        self._seated = self._seated.copy()
+        self.changes = []
+        self.era = 0
+
+    @property
+    def free(self) -> Sequence[Free]:
+        """What is free, node by node in the order of the cluster."""
+        return self._free
+
+    def free_on(self, node: str) -> Free:
+        return self._free[self._index[node]]
+
+    def position(self, node: str) -> int:
+        """Where this node stands in the order of the cluster."""
+        return self._index[node]
+
+    def seats(self) -> Iterator[Seat]:
+        """Every seat that is taken, as often as it is."""
+        for seat, count in self._seated.items():
+            for _ in range(count):
+                yield seat
+
+    def take(self, seat: Seat) -> None:
+        """Seats a worker; a LedgerError, and nothing changed, where there is not enough room."""
+        index = self._position_of(seat)
+        free = self._free[index]
+        then = free.taken(seat)
+        if then is None:
+            raise self._refused("DT201", seat, free, "is taken")
+        self._seated[seat] = self._seated.get(seat, 0) + 1
+        self._set(index, then)
+
+    def give_back(self, seat: Seat) -> None:
+        """Frees a seat; a LedgerError, and nothing changed, if nobody sits there."""
+        index = self._position_of(seat)
+        free = self._free[index]
+        count = self._seated.get(seat, 0)
+        if not count:
+            raise self._refused("DT202", seat, free, "was not taken")
+        if count == 1:
+            del self._seated[seat]
+        else:
+            self._seated[seat] = count - 1
+        self._set(index, free.given_back(seat))
+
+    def _set(self, index: int, free: Free) -> None:
+        self._free[index] = free
+        if len(self.changes) >= CHANGES_LIMIT:
+            self.changes.clear()
+            self.era += 1
+        self.changes.append(index)
+
+    def _position_of(self, seat: Seat) -> int:
+        try:
+            return self._index[seat.node]
+        except KeyError:
+            message = f"there is no node {seat.node!r}"
+            fix = f"one of: {', '.join(list(self._index)[:5])}" + (", ..." if len(self._index) > 5 else "")
+            raise LedgerError(Problem("DT203", message, fixes=(fix,))) from None
+
+    def _refused(self, code: str, seat: Seat, free: Free, what: str) -> LedgerError:
+        cards = ", ".join(f"#{share.card} {milli(share.milli)}" for share in seat.cards) or "no card"
+        left = " + ".join(milli(card.milli) for card in free.cards.free) or "no card"
+        evidence = (
+            f"asked: {milli(seat.cpu_milli)} CPUs, {about_size(seat.memory_bytes)}, {cards}",
+            f"free:  {milli(free.cpu_milli)} CPUs, {about_size(free.memory_bytes)}, cards {left}",
+        )
+        fixes = ("place workers with a Placer, and give a seat back once",)
+        return LedgerError(Problem(code, f"a seat on {seat.node!r} {what}", evidence, fixes))

@@ -1,0 +1,232 @@
+"""What does a cluster spec such as '4x(32cpu, 128GB, 2xA100:40GB){pool=gpu}' say?"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, field
+
+from dovetail.errors import ClusterError, Problem
+from dovetail.resources.sizes import parse_milli, parse_size
+
+NODES_LIMIT = 100_000
+CARDS_LIMIT = 1_024
+CPUS_LIMIT = 1_000_000
+CODECS_LIMIT = 1_024
+CUSTOM_LIMIT = 10**9
+
+EXAMPLE = "4x(32cpu, 128GB, 2xA100:40GB) + 16x(32cpu, 64GB){pool=cpu}"
+
+
+@dataclass(frozen=True, slots=True)
+class CardSpec:
+    """`count` cards as they were written; None: whatever this model has."""
+
+    count: int
+    model: str
+    memory: str | None = None
+    nvdecs: int | None = None
+    nvencs: int | None = None
+
+
+@dataclass(slots=True)
+class NodeSpec:
+    """`count` alike nodes as they were written."""
+
+    count: int = 1
+    name: str | None = None
+    cpu_milli: int = 0
+    kept_back_milli: int = 0
+    memory_bytes: int = 0
+    cards: list[CardSpec] = field(default_factory=list)
+    labels: dict[str, str] = field(default_factory=dict)
+    custom: dict[str, int] = field(default_factory=dict)
+
+
+class Mistake(ValueError):
+    """What is wrong with one value, and what to write instead."""
+
+    def __init__(self, message: str, fix: str) -> None:
+        super().__init__(message)
+        self.fix = fix
+
+
+_GROUP = re.compile(r"\s*(?:(?P<count>\d+)\s*[x*]\s*)?\((?P<inside>[^()]*)\)\s*(?:\{(?P<labels>[^{}]*)\})?\s*")
+_CPUS = re.compile(r"(?P<number>[-+.\w]*?)\s*cpus?", re.IGNORECASE)
+_KEEP = re.compile(r"keep\s+(?P<number>[-+.\w]*?)\s*cpus?", re.IGNORECASE)
+_CUSTOM = re.compile(r"(?P<name>[A-Za-z_][\w.-]*)\s*=\s*(?P<number>.+)")
+_CARDS = re.compile(r"(?:(?P<count>[-+]?\d+)\s*[x*]\s*)?(?P<model>[A-Za-z][\w.\- ]*)(?P<rest>(?:\s*:.*)?)")
+
+
+def parse_cluster(spec: object) -> list[NodeSpec]:
+    """Groups of alike nodes in a spec; every mistake is reported at once, with its column."""
+    if not isinstance(spec, str) or not spec.strip():
+        message = f"a cluster spec is a text such as '{EXAMPLE}', not {spec!r}"
+        raise ClusterError(Problem("DT023", message, fixes=("'1x(4cpu, 16GB)'",)))
+    groups: list[NodeSpec] = []
+    problems: list[Problem] = []
+    for text, column in _split(spec, "+"):
+        match = _GROUP.fullmatch(text) or _GROUP.fullmatch(f"({text})")
+        if match is None:
+            message = f"{text.strip()!r} is not a group of nodes"
+            problems.append(_at(Problem("DT023", message, fixes=(f"write it like '{EXAMPLE}'",)), spec, column))
+            continue
+        group, found = _group(match, column if _GROUP.fullmatch(text) else column - 1)
+        groups.append(group)
+        problems += [_at(problem, spec, at) for problem, at in found]
+    if problems:
+        raise ClusterError(problems)
+    return groups
+
+
+def cpus_milli(value: object, what: str = "cpus") -> int:
+    return _amount(value, what, CPUS_LIMIT, f"{what}: 4")
+
+
+def count_of(value: object, what: str, limit: int, *, least: int = 0) -> int:
+    """A whole number within its limits."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise Mistake(f"{what} {value!r} is not a whole number", f"write a number from {least} to {limit}")
+    if not least <= value <= limit:
+        raise Mistake(f"{what} {value} is not from {least} to {limit}", f"write a number from {least} to {limit}")
+    return value
+
+
+def memory_bytes(value: object, what: str = "memory") -> int:
+    try:
+        return parse_size(value)
+    except ValueError as error:
+        said, _, fix = str(error).partition(": write ")
+        raise Mistake(f"{what} {said}", f"write {fix}") from None
+
+
+def custom_milli(value: object, what: str) -> int:
+    return _amount(value, what, CUSTOM_LIMIT, f"{what}: 1")
+
+
+def parse_cards(text: str) -> CardSpec:
+    """'2xA100:40GB:nvdec=5:nvenc=0'."""
+    match = _CARDS.fullmatch(text.strip())
+    if match is None:
+        raise Mistake(f"{text.strip()!r} is not a card", "write it like '2xA100:40GB', '1xL4' or '2xgpu:20GB'")
+    count = count_of(int(match["count"] or 1), "the number of cards", CARDS_LIMIT, least=1)
+    memory: str | None = None
+    codecs: dict[str, int] = {}
+    for part in match["rest"].split(":")[1:]:
+        name, equals, value = (piece.strip() for piece in part.partition("="))
+        name = name.lower().removesuffix("s")
+        if not equals:
+            memory_bytes(part.strip(), f"memory of a {match['model'].strip()}")
+            memory = part.strip()
+        elif name in ("nvdec", "nvenc"):
+            codecs[name] = count_of(int(value) if value.isdecimal() else value, name, CODECS_LIMIT)
+        else:
+            raise Mistake(f"{part.strip()!r} says nothing about a card", "write ':40GB', ':nvdec=5' or ':nvenc=0'")
+    return CardSpec(count, match["model"].strip(), memory, codecs.get("nvdec"), codecs.get("nvenc"))
+
+
+def check_group(group: NodeSpec) -> None:
+    """What only the whole entry shows."""
+    if not group.cpu_milli:
+        raise Mistake("a node has no CPUs", "add '4cpu'")
+    if group.kept_back_milli >= group.cpu_milli:
+        raise Mistake("a node keeps back all of its CPUs", "keep back fewer, such as 'keep 1cpu'")
+
+
+def _group(match: re.Match[str], column: int) -> tuple[NodeSpec, list[tuple[Problem, int]]]:
+    group = NodeSpec()
+    found: list[tuple[Problem, int]] = []
+
+    def attempt(at: int, text: str, read: object) -> None:
+        assert callable(read)
+        try:
+            read(text)
+        except Mistake as mistake:
+            found.append((Problem("DT023", str(mistake), fixes=(mistake.fix,)), at))
+
+    def count(text: str) -> None:
+        group.count = count_of(int(text), "the number of nodes", NODES_LIMIT, least=1)
+
+    if match["count"] is not None:
+        attempt(column + match.start("count"), match["count"], count)
+    for text, offset in _split(match["inside"], ","):
+        attempt(column + match.start("inside") + offset, text, lambda text: _item(group, text))
+    if match["labels"] is not None:
+        for text, offset in _split(match["labels"], ","):
+            attempt(column + match.start("labels") + offset, text, lambda text: _label(group, text))
+    if not found:
+        attempt(column + match.start("inside"), "", lambda _text: check_group(group))
+    return group, found
+
+
+def _item(group: NodeSpec, text: str) -> None:
+    text = text.strip()
+    if not text:
+        raise Mistake("there is nothing between two commas", "remove a comma, or write '4cpu, 16GB'")
+    if match := _KEEP.fullmatch(text):
+        group.kept_back_milli = cpus_milli(_number(match["number"], text), "CPUs kept back")
+    elif match := _CPUS.fullmatch(text):
+        if group.cpu_milli:
+            raise Mistake(f"CPUs are given twice, the second time as {text!r}", "remove one of the two")
+        group.cpu_milli = cpus_milli(_number(match["number"], text), "CPUs")
+    elif (text[0].isdigit() and not re.match(r"\d+\s*[x*]", text)) or text[0] in "+-.":
+        size = memory_bytes(text)
+        if group.memory_bytes:
+            raise Mistake(f"memory is given twice, the second time as {text!r}", "remove one of the two")
+        group.memory_bytes = size
+    elif ":" not in text and (match := _CUSTOM.fullmatch(text)):
+        _add_custom(group, match["name"], _number(match["number"], text))
+    else:
+        group.cards.append(parse_cards(text))
+
+
+def _add_custom(group: NodeSpec, name: str, value: float) -> None:
+    if name in group.custom:
+        raise Mistake(f"{name!r} is given twice", "remove one of the two")
+    group.custom[name] = custom_milli(value, name)
+
+
+def _label(group: NodeSpec, text: str) -> None:
+    name, equals, value = (piece.strip() for piece in text.partition("="))
+    if not name and not equals and not value:
+        return
+    if not name or not value or "|" in value:
+        raise Mistake(f"label {text.strip()!r} is not a name and a value", "write it like {pool=gpu, zone=a}")
+    if name in group.labels:
+        raise Mistake(f"label {name!r} is given twice", "remove one of the two")
+    group.labels[name] = value
+
+
+def _number(text: str, whole: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise Mistake(f"{text.strip()!r} in {whole!r} is not a number", "write it like '32cpu'") from None
+
+
+def _amount(value: object, what: str, limit: int, example: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise Mistake(f"{what} {value!r} is not a number", f"write it like '{example}'")
+    if not math.isfinite(value) or value < 0 or value > limit:
+        raise Mistake(f"{what} {value!r} is not from 0 to {limit}", f"write it like '{example}'")
+    if 0 < value < 0.001:
+        raise Mistake(f"{what} {value!r} is below the smallest amount, 0.001", f"write it like '{example}'")
+    return parse_milli(value)
+
+
+def _split(text: str, separator: str) -> list[tuple[str, int]]:
+    """Parts at the outermost level, each with where it starts."""
+    parts, depth, start = [], 0, 0
+    for position, letter in enumerate(text):
+        depth += (letter in "({") - (letter in ")}")
+        if letter == separator and depth <= 0:
+            parts.append((text[start:position], start))
+            start = position + 1
+    parts.append((text[start:], start))
+    return parts
+
+
+def _at(problem: Problem, spec: str, column: int) -> Problem:
+    shown = spec if len(spec) <= 60 else f"{spec[:57]}..."
+    skipped = len(spec[column:]) - len(spec[column:].lstrip())
+    return problem.at(f"cluster {shown!r}:{column + skipped + 1}")

@@ -1,0 +1,231 @@
+"""What does one worker need, as its author writes it?"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from numbers import Real
+from typing import TYPE_CHECKING, TypeGuard
+
+from dovetail.errors import Problem, ResourceError
+from dovetail.resources.cards import model_key
+from dovetail.resources.shape import Shape, ShapeKind
+from dovetail.resources.sizes import parse_milli, parse_size
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+CPUS_LIMIT = 65_536
+GPUS_LIMIT = 1_024
+CODECS_LIMIT = 1_024
+RANKS_LIMIT = 65_536
+CUSTOM_LIMIT = 10**9
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What ONE worker needs; for a gang, what each of its ranks needs. Checked when it is made.
+
+    `gpus=0.25` takes a quarter of one card, memory included. `gpu_memory="4GB"` alone takes 4 GB of one card, whatever
+    its size; together they take exactly both. `gpus=2` takes two cards that nobody else computes on (`gpu_memory` is
+    then the least each must have); `entire_gpu=True` takes their codecs too. `nvdecs` and `nvencs` come from the
+    worker's own cards, or, without `gpus`, from one card whose compute stays free for others.
+    """
+
+    cpus: float = 1
+    gpus: float = 0
+    gpu_memory: str | None = None
+    memory: str | None = None
+    nvdecs: int = 0
+    nvencs: int = 0
+    entire_gpu: bool = False
+    accelerator: str | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
+    custom: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        problems = _Checker(self).problems()
+        if problems:
+            raise ResourceError(problems)
+        object.__setattr__(self, "labels", dict(self.labels))
+        object.__setattr__(self, "custom", dict(self.custom))
+
+    def __hash__(self) -> int:
+        return hash(self.shape())
+
+    def shape(self, ranks: int = 1) -> Shape:
+        """The same in integers; `ranks` processes for a gang."""
+        if not _is_count(ranks) or not 1 <= ranks <= RANKS_LIMIT:
+            raise ResourceError(
+                Problem("DT008", f"ranks={ranks!r} is not a whole number from 1 to {RANKS_LIMIT}", fixes=("ranks=1",))
+            )
+        kind = self._kind()
+        gpu_memory_bytes = 0 if self.gpu_memory is None else parse_size(self.gpu_memory)
+        cards, gpu_milli = 1, 0
+        if kind is ShapeKind.CPU_ONLY:
+            cards = 0
+        elif kind is ShapeKind.FRACTIONAL_GPU:
+            gpu_milli = parse_milli(self.gpus)
+        elif kind is not ShapeKind.CODEC:
+            cards, gpu_milli = max(1, int(self.gpus)), 1000
+        return Shape(
+            kind=kind,
+            cpu_milli=parse_milli(self.cpus),
+            memory_bytes=0 if self.memory is None else parse_size(self.memory),
+            cards=cards,
+            gpu_milli=gpu_milli,
+            gpu_memory_bytes=gpu_memory_bytes,
+            nvdecs=int(self.nvdecs),
+            nvencs=int(self.nvencs),
+            accelerators=_alternatives(self.accelerator, model_key),
+            labels=tuple((name, _alternatives(value)) for name, value in sorted(self.labels.items())),
+            custom=tuple((name, parse_milli(value)) for name, value in sorted(self.custom.items()) if value),
+            ranks=int(ranks),
+        )
+
+    def _kind(self) -> ShapeKind:
+        if self.entire_gpu:
+            return ShapeKind.ENTIRE_GPU
+        if self.gpus >= 1:
+            return ShapeKind.WHOLE_NUMBERED_GPU
+        if self.gpus or self.gpu_memory is not None:
+            return ShapeKind.FRACTIONAL_GPU
+        return ShapeKind.CODEC if self.nvdecs or self.nvencs else ShapeKind.CPU_ONLY
+
+
+def _alternatives(text: str | None, normal: Callable[[str], str] = str) -> tuple[str, ...]:
+    """'A100|H100' -> the values that will do, each once, in one order."""
+    return tuple(sorted({normal(part.strip()) for part in (text or "").split("|") if part.strip()}))
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def _is_count(value: object) -> TypeGuard[int]:
+    return _is_number(value) and math.isfinite(value) and value == int(value)
+
+
+class _Checker:
+    """Collects everything that is wrong with a `Resources`, so that it is mended in one go."""
+
+    def __init__(self, asked: Resources) -> None:
+        self.asked = asked
+        self.found: list[Problem] = []
+
+    def problems(self) -> list[Problem]:
+        asked = self.asked
+        self._number("cpus", asked.cpus, CPUS_LIMIT, "cpus=1")
+        gpus_are_fine = self._number("gpus", asked.gpus, GPUS_LIMIT, "gpus=1")
+        if gpus_are_fine:
+            self._gpu_count(asked.gpus)
+        entire: object = asked.entire_gpu
+        if not isinstance(entire, bool):
+            self._add("DT001", f"entire_gpu={entire!r} is not True or False", "entire_gpu=True")
+        self._size("memory", asked.memory, may_be_zero=True)
+        self._size("gpu_memory", asked.gpu_memory, may_be_zero=False)
+        self._codecs("nvdecs", asked.nvdecs)
+        self._codecs("nvencs", asked.nvencs)
+        self._accelerator()
+        self._labels()
+        self._custom()
+        if not self.found:
+            self._something_is_asked()
+        return self.found
+
+    def _add(self, code: str, message: str, *fixes: str) -> None:
+        self.found.append(Problem(code, message, fixes=fixes))
+
+    def _number(self, name: str, value: object, limit: float, example: str) -> bool:
+        before = len(self.found)
+        if not _is_number(value):
+            quoted = f"{name}={value}" if isinstance(value, str) and _reads_as_number(value) else example
+            self._add("DT001", f"{name}={value!r} is not a number", quoted)
+        elif not math.isfinite(value):
+            self._add("DT002", f"{name}={value!r} is not a finite number", example)
+        elif value < 0:
+            self._add("DT003", f"{name}={value!r} is negative", f"{name}={-value!r}", f"or leave {name} out")
+        elif value > limit:
+            self._add("DT004", f"{name}={value!r} is more than one worker can have; the most is {limit}", example)
+        elif 0 < value < 0.001:
+            self._add("DT005", f"{name}={value!r} is below the smallest share, 0.001", f"{name}=0.001")
+        return len(self.found) == before
+
+    def _gpu_count(self, gpus: float) -> None:
+        if self.asked.entire_gpu is True and 0 < gpus < 1:
+            message = f"entire_gpu=True with gpus={gpus!r}: a fraction of a card is not the entire card"
+            self._add("DT006", message, "entire_gpu=True, and leave gpus out", f"or gpus={gpus!r} without entire_gpu")
+        elif gpus > 1 and gpus != int(gpus):
+            lower, upper = math.floor(gpus), math.ceil(gpus)
+            message = f"gpus={gpus!r}: above one card only whole cards can be asked for"
+            self._add("DT006", message, f"gpus={upper}", f"or gpus={lower}, or a share of one card such as gpus=0.5")
+
+    def _size(self, name: str, value: object, *, may_be_zero: bool) -> None:
+        if value is None:
+            return
+        try:
+            size = parse_size(value)
+        except ValueError as error:
+            said, _, fix = str(error).partition(": write ")
+            self._add("DT007", f"{name}={said}", *([f"write {name} as {fix}"] if fix else ()))
+            return
+        if not size and not may_be_zero:
+            self._add("DT007", f"{name}={value!r} is no memory at all", f'{name}="4GB"', f"or leave {name} out")
+
+    def _codecs(self, name: str, value: object) -> None:
+        if self._number(name, value, CODECS_LIMIT, f"{name}=1") and not _is_count(value):
+            self._add("DT006", f"{name}={value!r}: codecs cannot be shared, ask for whole ones", f"{name}=1")
+
+    def _accelerator(self) -> None:
+        value: object = self.asked.accelerator
+        if value is None:
+            return
+        if not isinstance(value, str) or not all(part.strip() for part in value.split("|")):
+            message = f"accelerator={value!r} is not the name of a card, or several with | between them"
+            self._add("DT001", message, 'accelerator="A100|H100"')
+        elif not (self.asked.entire_gpu or self._uses_cards()):
+            message = f"accelerator={value!r} without anything of a card"
+            self._add("DT009", message, f'gpus=1, accelerator="{value}"', "or leave accelerator out")
+
+    def _uses_cards(self) -> bool:
+        asked = self.asked
+        return bool(asked.gpus or asked.gpu_memory is not None or asked.nvdecs or asked.nvencs)
+
+    def _labels(self) -> None:
+        labels: object = self.asked.labels
+        example = 'labels={"pool": "gpu"}'
+        if not _is_mapping(labels):
+            self._add("DT001", f"labels={labels!r} is not a mapping of names to values", example)
+            return
+        for name, value in labels.items():
+            if not isinstance(name, str) or not name.strip() or not isinstance(value, str) or not value.strip():
+                self._add("DT001", f"labels: {name!r}: {value!r} is not a name and a text", example)
+
+    def _custom(self) -> None:
+        custom: object = self.asked.custom
+        if not _is_mapping(custom):
+            self._add("DT001", f"custom={custom!r} is not a mapping of names to amounts", 'custom={"licence": 1}')
+            return
+        for name, amount in custom.items():
+            if not isinstance(name, str) or not name.strip():
+                self._add("DT001", f"custom: {name!r} is not a name", 'custom={"licence": 1}')
+            else:
+                self._number(f"custom[{name!r}]", amount, CUSTOM_LIMIT, f'custom={{"{name}": 1}}')
+
+    def _something_is_asked(self) -> None:
+        asked = self.asked
+        has_memory = asked.memory is not None and parse_size(asked.memory) > 0
+        if not (asked.cpus or has_memory or asked.entire_gpu or self._uses_cards() or any(asked.custom.values())):
+            message = "a worker that needs nothing cannot be counted: everything asked for is zero"
+            self._add("DT009", message, "cpus=1, or a small share such as cpus=0.1")
+
+
+def _is_mapping(value: object) -> TypeGuard[Mapping[object, object]]:
+    return hasattr(value, "items") and hasattr(value, "keys")
+
+
+def _reads_as_number(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False

@@ -1,0 +1,114 @@
+"""What does one worker need, in integers, and what kind of need is that?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields, replace
+from enum import Enum
+
+from dovetail.resources.cards import model_name
+from dovetail.resources.sizes import about_size, milli
+
+
+class ShapeKind(Enum):
+    """How a worker uses cards; it decides which cards can seat it."""
+
+    CPU_ONLY = "cpu only"
+    """Sits on no card."""
+    CODEC = "codec"
+    """Needs NVDECs or NVENCs of one card, and nothing of its compute or memory."""
+    FRACTIONAL_GPU = "fractional gpu"
+    """A share of one card, beside others; its codecs come from that card."""
+    WHOLE_NUMBERED_GPU = "whole-numbered gpu"
+    """One or more cards that nobody else computes on; codecs it did not ask for stay free for CODEC workers."""
+    ENTIRE_GPU = "entire gpu"
+    """One or more cards with everything on them, codecs included."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """`Resources` normalised: milli-CPUs, bytes, whole codecs. For a gang, what each of its `ranks` processes needs."""
+
+    kind: ShapeKind
+    cpu_milli: int = 0
+    memory_bytes: int = 0
+    cards: int = 0
+    """How many cards it sits on."""
+    gpu_milli: int = 0
+    """Of each card; 0 for a FRACTIONAL_GPU that is sized by `gpu_memory_bytes` alone."""
+    gpu_memory_bytes: int = 0
+    """Of each card; 0 when not asked for. For whole and entire cards: the least a card must have."""
+    nvdecs: int = 0
+    nvencs: int = 0
+    accelerators: tuple[str, ...] = ()
+    """Card models that will do, as `cards.model_key` writes them; empty: any."""
+    labels: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    """Node labels and the values that will do."""
+    custom: tuple[tuple[str, int], ...] = ()
+    """Custom resources in thousandths."""
+    ranks: int = 1
+    _hash: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        # computed once: placement looks shapes up for every worker
+        card = (self.kind.value, self.cards, self.gpu_milli, self.gpu_memory_bytes, self.nvdecs, self.nvencs)
+        rest = (self.cpu_milli, self.memory_bytes, self.accelerators, self.labels, self.custom, self.ranks)
+        object.__setattr__(self, "_hash", hash((card, rest)))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __reduce__(self) -> tuple[type[Shape], tuple[object, ...]]:
+        # made anew elsewhere, because another process hashes texts differently
+        return Shape, tuple(getattr(self, item.name) for item in fields(self) if item.init)
+
+    @property
+    def rank(self) -> Shape:
+        """What one process of the gang needs."""
+        return self if self.ranks == 1 else replace(self, ranks=1)
+
+    @property
+    def on_cards(self) -> Shape:
+        """Only what decides which cards seat it: shapes that agree in this share what is known about cards."""
+        return replace(self, cpu_milli=0, memory_bytes=0, custom=(), ranks=1)
+
+    @property
+    def computes_on_gpu(self) -> bool:
+        return self.kind not in (ShapeKind.CPU_ONLY, ShapeKind.CODEC)
+
+    def describe(self) -> str:
+        """For messages: '0.25 GPU with 4GB, 1 CPU, 1 NVDEC'."""
+        parts = [text for text in (self._gpu_text(), *self._host_texts()) if text]
+        text = ", ".join(parts)
+        return text if self.ranks == 1 else f"{self.ranks} ranks of ({text})"
+
+    def _gpu_text(self) -> str:
+        on = f" {'|'.join(map(model_name, self.accelerators))}" if self.accelerators else ""
+        size = about_size(self.gpu_memory_bytes) if self.gpu_memory_bytes else ""
+        match self.kind:
+            case ShapeKind.CPU_ONLY:
+                return ""
+            case ShapeKind.CODEC:
+                return f"a card{on} for its codecs"
+            case ShapeKind.FRACTIONAL_GPU if not self.gpu_milli:
+                return f"{size} of a GPU{on}"
+            case ShapeKind.FRACTIONAL_GPU:
+                return f"{milli(self.gpu_milli)} GPU{on}" + (f" with {size}" if size else "")
+            case ShapeKind.WHOLE_NUMBERED_GPU | ShapeKind.ENTIRE_GPU:
+                entire = "entire " if self.kind is ShapeKind.ENTIRE_GPU else ""
+                return f"{self.cards} {entire}GPU{'s' if self.cards > 1 else ''}{on}" + (
+                    f" of at least {size}" if size else ""
+                )
+
+    def _host_texts(self) -> list[str]:
+        texts = []
+        if self.cpu_milli:
+            texts.append(f"{milli(self.cpu_milli)} CPU{'s' if self.cpu_milli > 1000 else ''}")
+        if self.memory_bytes:
+            texts.append(f"{about_size(self.memory_bytes)} memory")
+        if self.nvdecs:
+            texts.append(f"{self.nvdecs} NVDEC{'s' if self.nvdecs > 1 else ''}")
+        if self.nvencs:
+            texts.append(f"{self.nvencs} NVENC{'s' if self.nvencs > 1 else ''}")
+        texts += [f"{milli(amount)} {name}" for name, amount in self.custom]
+        texts += [f"{name}={'|'.join(values)}" for name, values in self.labels]
+        return texts

@@ -1,0 +1,1 @@
+"""HOW MANY, AND WHERE: placement, its scores, and why something does not fit. Pure."""

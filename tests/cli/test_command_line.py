@@ -1,0 +1,161 @@
+"""The command as people run it: a real process, its output, its exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+import dovetail
+from dovetail.cli import COMMANDS
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SPEC = "4x(32cpu, 128GB, 2xA100:40GB) + 16x(32cpu, 64GB){pool=cpu}"
+
+
+def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "dovetail", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | environment,
+        stdin=subprocess.DEVNULL,
+    )
+
+
+def test_the_version_is_the_packages_version() -> None:
+    assert run("--version").stdout.strip() == f"dovetail, version {dovetail.__version__}"
+
+
+def test_this_machine_is_shown_without_any_argument() -> None:
+    shown = run("cluster", "show")
+    assert shown.returncode == 0
+    assert "1 node" in shown.stdout
+    assert "largest worker:" in shown.stdout
+
+
+def test_a_described_cluster_is_drawn_with_alike_nodes_as_one_row() -> None:
+    lines = run("cluster", "show", SPEC).stdout.splitlines()
+    assert lines[0] == "20 nodes, 640 CPUs, 1.5TB memory, 8 GPUs"
+    assert lines[1].strip() == "8 x A100 40GB, 5 NVDEC, 0 NVENC"
+    rows = [line for line in lines if " x node-" in line]
+    assert len(rows) == 2
+    assert "[..........][..........]" in rows[0]
+    assert "{pool=cpu}" in rows[1]
+    assert "2 whole GPUs of 40GB, 32 CPUs, 128GB memory" in lines[-1]
+
+
+def test_json_reads_back_to_the_same_cluster() -> None:
+    data = json.loads(run("cluster", "show", SPEC, "--json").stdout)
+    assert dovetail.Cluster.from_dict({"nodes": data["nodes"]}) == dovetail.Cluster.parse(SPEC)
+    assert dovetail.Cluster.parse(data["spec"]) == dovetail.Cluster.parse(SPEC)
+    assert data["totals"]["gpus"] == 8
+    assert data["totals"]["nvdecs"] == 40
+    assert data["largest"]["gpus"] == 2
+
+
+def test_a_file_is_shown_like_its_spec(tmp_path: Path) -> None:
+    file = tmp_path / "cluster.yaml"
+    file.write_text("nodes:\n  - {count: 2, cpus: 8, memory: 16GB, gpus: [1xL4]}\n")
+    assert run("cluster", "show", str(file)).stdout == run("cluster", "show", "2x(8cpu, 16GB, 1xL4)").stdout
+
+
+def test_workers_of_one_kind_are_counted_and_drawn() -> None:
+    shown = run("cluster", "show", "1x(64cpu, 128GB, 2xgpu:20GB)", "--fit", "gpu_memory=8GB")
+    assert shown.returncode == 0
+    assert "4 workers fit" in shown.stdout
+    assert "[aaaaaaaa..][aaaaaaaa..]" in shown.stdout
+
+
+def test_what_does_not_fit_is_exit_code_3_with_reason_and_fix() -> None:
+    shown = run("cluster", "show", "1x(32cpu, 2xgpu:20GB)", "--fit", "gpu_memory=25GB")
+    assert shown.returncode == 3
+    assert shown.stdout == ""
+    assert "error[DT111]" in shown.stderr
+    assert "20GB" in shown.stderr
+    assert 'fix  gpu_memory="20GB"' in shown.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("cluster", "show", "2x(32gpu)"),
+        ("cluster", "show", "no-such-file.yaml"),
+        ("cluster", "show", "1x(4cpu)", "--fit", "cpu=1"),
+        ("cluster", "show", "1x(4cpu)", "--fit", "cpus=-1, gpus=1.5"),
+        ("cluster", "show", "1x(4cpu)", "--fit", "cpus"),
+        ("cluster", "show", "1x(4cpu)", "--keep-back", "1.5"),
+        ("cluster", "show", "1x(4cpu)", "--keep-back", "nan"),
+        ("cluster", "show", "--no-such-option"),
+        ("no-such-command",),
+        ("completion", "tcsh"),
+    ],
+)
+def test_bad_input_is_exit_code_2_with_a_message_and_no_traceback(arguments: tuple[str, ...]) -> None:
+    shown = run(*arguments)
+    assert shown.returncode == 2
+    assert shown.stdout == ""
+    assert shown.stderr.strip()
+    assert "Traceback" not in shown.stderr
+
+
+def test_every_mistake_in_a_request_is_reported_at_once() -> None:
+    shown = run("cluster", "show", "1x(4cpu)", "--fit", "cpu=1, memory=4, gpu=2")
+    assert shown.stderr.count("error[") == 2
+    assert "did you mean 'cpus'?" in shown.stderr
+
+
+def test_kept_back_cpus_are_not_given_out() -> None:
+    shown = run("cluster", "show", "1x(10cpu)", "--keep-back", "0.2", "--fit", "cpus=1")
+    assert "8 CPUs (2 more kept back)" in shown.stdout
+    assert "8 workers fit" in shown.stdout
+
+
+def test_a_reader_that_goes_away_causes_no_complaint() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "dovetail", "cluster", "show", "300x(4cpu)", "--json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    process.stdout.close()
+    _, errors = process.communicate(timeout=60)
+    assert errors == b""
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_scripts_are_printed_for_every_shell(shell: str) -> None:
+    shown = run("completion", shell)
+    assert shown.returncode == 0
+    assert "_DOVETAIL_COMPLETE" in shown.stdout
+
+
+def test_tab_completes_commands() -> None:
+    shown = run(_DOVETAIL_COMPLETE="bash_complete", COMP_WORDS="dovetail clu", COMP_CWORD="1")
+    assert shown.stdout.strip() == "plain,cluster"
+
+
+def test_the_demo_fills_a_cluster_and_explains_a_misfit() -> None:
+    shown = run("demo")
+    assert shown.returncode == 0
+    assert "45 workers" in shown.stdout
+    assert "error[DT110]" in shown.stdout
+
+
+def test_every_command_has_an_example_in_its_help() -> None:
+    for command in ((), ("cluster", "show"), ("completion",), ("demo",)):
+        assert "xample" in run(*command, "--help").stdout, command
+
+
+def test_every_listed_command_loads_and_its_one_line_help_is_its_own() -> None:
+    for name in COMMANDS:
+        shown = run(name, "--help")
+        assert shown.returncode == 0, name
+        assert shown.stdout.startswith(f"Usage: dovetail {name}")

@@ -1,0 +1,45 @@
+"""Rules for every test: pure packages are tested without processes, sleep or sockets, and hypothesis repeats little
+in `make test` and much in `make test-long`."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import time
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+PURE = ("resources", "scheduling")
+
+settings.register_profile("short", max_examples=60, deadline=None, print_blob=True)
+settings.register_profile(
+    "long", max_examples=2000, deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("long" if os.environ.get("DOVETAIL_TEST_LONG") else "short")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Tests marked `long` run only in `make test-long`."""
+    if os.environ.get("DOVETAIL_TEST_LONG"):
+        return
+    skip = pytest.mark.skip(reason="long: runs in `make test-long`")
+    for item in items:
+        if "long" in item.keywords:
+            item.add_marker(skip)
+
+
+@pytest.fixture(autouse=True)
+def _pure_tests_touch_nothing_outside(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = Path(str(request.node.fspath)).parent.name
+    if folder not in PURE or "outside" in request.keywords:
+        return
+
+    def refuse(*_args: Any, **_kwargs: Any) -> NoReturn:
+        raise AssertionError(f"a test of the pure package {folder!r} reaches outside")
+
+    for owner, name in ((time, "sleep"), (socket, "socket"), (subprocess, "Popen"), (os, "fork")):
+        monkeypatch.setattr(owner, name, refuse)

@@ -1,0 +1,127 @@
+"""Is the code still where the map says, and does importing it still cost next to nothing?"""
+
+from __future__ import annotations
+
+import ast
+import re
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import dovetail
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCE = ROOT / "src" / "dovetail"
+PURE = ("errors.py", "resources", "scheduling")
+OUTSIDE = {
+    "time",
+    "random",
+    "os",
+    "threading",
+    "multiprocessing",
+    "subprocess",
+    "socket",
+    "asyncio",
+    "pathlib",
+    "psutil",
+}
+
+
+def _imports(path: Path) -> set[str]:
+    """Top-level names of everything a module imports when it runs, so not what is there for type checkers."""
+    found: set[str] = set()
+    waiting: list[ast.AST] = [ast.parse(path.read_text())]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            continue
+        if isinstance(node, ast.Import):
+            found |= {name.name.split(".")[0] for name in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found.add((node.module or "").split(".")[0])
+        waiting += ast.iter_child_nodes(node)
+    return found
+
+
+def test_pure_packages_import_nothing_that_reaches_outside() -> None:
+    modules = [
+        path for name in PURE for path in ([SOURCE / name] if name.endswith(".py") else SOURCE.glob(f"{name}/**/*.py"))
+    ]
+    assert len(modules) > 10
+    reaching = {path.name: sorted(_imports(path) & OUTSIDE) for path in modules}
+    assert {name: found for name, found in reaching.items() if found} == {}
+
+
+def test_every_module_starts_with_the_question_it_answers() -> None:
+    silent = [path.name for path in SOURCE.rglob("*.py") if not ast.get_docstring(ast.parse(path.read_text()))]
+    assert silent == []
+
+
+def test_the_map_names_every_package_and_every_package_is_on_the_map() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    tree = re.search(r"```\nsrc/dovetail/\n(.*?)```", text, re.DOTALL)
+    assert tree is not None
+    on_map = set(re.findall(r"^[├└]── (\w+)(?:/|\.py)", tree[1], re.MULTILINE))
+    in_code = {path.stem for path in SOURCE.iterdir() if path.is_dir() or path.suffix == ".py"} - {"__pycache__"}
+    assert on_map == in_code
+
+
+def test_every_public_name_is_exported_and_nothing_else() -> None:
+    assert sorted(dovetail.__all__) == sorted(dovetail._HOMES)
+    assert [name for name in dovetail.__all__ if getattr(dovetail, name).__name__ != name] == []
+    with pytest.raises(AttributeError, match="Recources"):
+        dovetail.__getattr__("Recources")
+
+
+def test_every_error_code_is_documented_once() -> None:
+    used = {code for path in SOURCE.rglob("*.py") for code in re.findall(r"\"(DT\d{3})\"", path.read_text())}
+    documented = re.findall(r"^\| (DT\d{3}) \|", (ROOT / "docs" / "errors.md").read_text(), re.MULTILINE)
+    assert sorted(used) == sorted(set(documented))
+    assert len(documented) == len(set(documented))
+
+
+def _cpu_seconds(*arguments: str) -> float:
+    """User and system time of a command, the best of several: other work on the machine only ever adds."""
+    times = []
+    for _ in range(9):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([sys.executable, *arguments], check=True, capture_output=True, cwd=ROOT)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    return min(times)
+
+
+def test_importing_dovetail_costs_at_most_five_bare_interpreters() -> None:
+    assert _cpu_seconds("-c", "import dovetail") <= 5 * _cpu_seconds("-c", "pass")
+
+
+def test_the_help_costs_at_most_twelve_bare_interpreters() -> None:
+    assert _cpu_seconds("-m", "dovetail", "--help") <= 12 * _cpu_seconds("-c", "pass")
+
+
+def test_importing_dovetail_loads_nothing_heavy() -> None:
+    heavy = ["numpy", "ray", "pydantic", "rich", "asyncio", "yaml", "psutil", "click"]
+    code = f"import sys, dovetail; print([name for name in {heavy} if name in sys.modules])"
+    shown = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert shown.stdout.strip() == "[]"
+
+
+def test_the_core_dependencies_are_the_agreed_ones() -> None:
+    import tomllib
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    names = {re.split(r"[><=]", entry)[0] for entry in project["dependencies"]}
+    assert names == {"click", "cloudpickle", "psutil", "pydantic", "pyyaml", "rich"}
+    extras = {"ray", "tables", "lance", "redis", "ui", "gpu", "recipes", "files", "models", "dev"}
+    assert set(project["optional-dependencies"]) == extras
+    assert project["optional-dependencies"]["ray"][0].startswith("ray>")
+
+
+def test_nothing_that_is_committed_names_a_package_index() -> None:
+    files = subprocess.run(["git", "ls-files"], check=True, capture_output=True, text=True, cwd=ROOT).stdout.split()
+    spelled = "index" + "-url"
+    naming = [name for name in files if spelled in (ROOT / name).read_text(errors="replace")]
+    assert naming == []

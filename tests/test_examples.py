@@ -1,0 +1,25 @@
+"""Every example runs, and shows what it promises."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = sorted((Path(__file__).resolve().parents[1] / "examples").glob("[0-9]*.py"))
+PROMISED = {
+    "01_what_fits.py": ["caption sits on node-0 card 0", "train sits on", "error[DT110]", "error[DT111]"],
+}
+
+
+def test_every_example_is_listed_here() -> None:
+    assert sorted(PROMISED) == [path.name for path in EXAMPLES]
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_an_example_runs_and_keeps_its_promise(path: Path) -> None:
+    shown = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, check=False)
+    assert shown.returncode == 0, shown.stderr
+    assert [line for line in PROMISED[path.name] if line not in shown.stdout] == []
