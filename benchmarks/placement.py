@@ -73,7 +73,7 @@ def main() -> None:
         results[name] = {key: statistics.fmean(run[key] for run in runs) for key in runs[0]}
         results[name]["alloc_130_std"] = statistics.pstdev(run["alloc_130"] for run in runs)
         published = PUBLISHED[asked.trace].get(name, ("", ""))
-        shown = [results[name][f"alloc_{mark}"] for mark in MARKS]
+        shown = [results[name].get(f"alloc_{mark}", "-") for mark in MARKS]
         rows.append([name, *shown, results[name]["alloc_130_std"], *published, results[name]["cpu_s"]])
     print(f"allocated GPUs in %, trace {asked.trace}, mean of {asked.seeds} seeds, CPU-seconds per replay")
     report.table(["policy", *(f"@{mark}" for mark in MARKS), "std", "paper@100", "paper@130", "cpu_s"], rows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -117,16 +118,18 @@ class Cluster:
             raise ClusterError(Problem("DT021", message, fixes=("give every node a name of its own, or none",)))
 
     @classmethod
-    def of(cls, what: Cluster | str) -> Cluster:
+    def of(cls, what: object) -> Cluster:
         """'auto' is this machine; a text that ends in .yaml, .yml or .json is a file; any other is a spec."""
         if isinstance(what, Cluster):
             return what
+        if not isinstance(what, str):
+            return cls.parse(what)
         if what == "auto":
             return cls.local()
         return cls.load(what) if what.endswith((".yaml", ".yml", ".json")) else cls.parse(what)
 
     @classmethod
-    def parse(cls, spec: str) -> Cluster:
+    def parse(cls, spec: object) -> Cluster:
         """'4x(32cpu, 128GB, 2xA100:40GB) + 16x(32cpu, 64GB){pool=cpu}'; every mistake is reported at once."""
         return _from_groups(parse.parse_cluster(spec))
 
@@ -138,7 +141,12 @@ class Cluster:
     @classmethod
     def load(cls, path: str | Path) -> Cluster:
         """A YAML or JSON file; mistakes are reported with line and column."""
-        return _from_groups(cluster_file.groups_in(path))
+        try:
+            return _from_groups(cluster_file.groups_in(path))
+        except ClusterError as error:
+            raise ClusterError(
+                problem if problem.place else problem.at(str(path)) for problem in error.problems
+            ) from None
 
     @classmethod
     def local(cls, *, gpus: GpuReader | None = None) -> Cluster:
@@ -184,7 +192,7 @@ def _measured(card: CardFacts) -> Gpu:
     """A card as the driver describes it, with what only the table knows. A MIG instance is a model of its own, so that
     nobody who asks for an A100 gets a seventh of one."""
     gpu = Gpu.of(card.model, nvdecs=card.nvdecs, nvencs=card.nvencs, uuid=card.uuid)
-    model = f"{gpu.model}-{card.mig}" if card.mig else gpu.model
+    model = re.sub(r"[^\w.+-]+", "-", f"{gpu.model}-{card.mig}" if card.mig else gpu.model).strip("-")
     return replace(gpu, model=model, memory_bytes=card.memory_bytes)
 
 

@@ -8,6 +8,7 @@ nodes:
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dovetail.documents import Document, read_document, validated
@@ -16,7 +17,9 @@ from dovetail.resources.parse import (
     NODES_LIMIT,
     Mistake,
     NodeSpec,
+    check_custom_name,
     check_group,
+    check_label,
     count_of,
     cpus_milli,
     custom_milli,
@@ -85,25 +88,22 @@ class _Reader:
 
     def node(self, number: int, entry: NodeEntry) -> NodeSpec:
         path = ("nodes", number)
-        group = NodeSpec(name=entry.name)
+        before = len(self.problems)
+        group = NodeSpec(name=entry.name, labels=dict(entry.labels))
         group.count = self._try(path, "count", lambda: count_of(entry.count, "count", NODES_LIMIT, least=1)) or 1
         group.cpu_milli = self._try(path, "cpus", lambda: cpus_milli(entry.cpus)) or 0
         group.kept_back_milli = self._try(path, "keep_back", lambda: cpus_milli(entry.keep_back, "keep_back")) or 0
         if entry.memory is not None:
             group.memory_bytes = self._try(path, "memory", lambda: memory_bytes(entry.memory)) or 0
-        for index, card in enumerate(entry.gpus):
-            spec = self._try((*path, "gpus"), index, lambda card=card: parse_cards(card))  # type: ignore[misc]
-            if spec is not None:
-                group.cards.append(spec)
+        cards = [self._try((*path, "gpus"), index, partial(parse_cards, card)) for index, card in enumerate(entry.gpus)]
+        group.cards = [card for card in cards if card is not None]
         for name, amount in entry.custom.items():
-            read = lambda name=name, amount=amount: custom_milli(amount, name)  # noqa: E731
-            group.custom[name] = self._try((*path, "custom"), name, read) or 0
+            group.custom[name] = self._try((*path, "custom"), name, partial(_custom, name, amount)) or 0
         for name, value in entry.labels.items():
-            self._try((*path, "labels"), name, lambda name=name, value=value: _check_label(name, value))  # type: ignore[misc]
-        group.labels = dict(entry.labels)
+            self._try((*path, "labels"), name, partial(check_label, name, value))
         self._try(path, "name", lambda: _check_name(entry))
-        if not any(problem.place.startswith(self.document.place(path)) for problem in self.problems):
-            self._try(path, "cpus", lambda: check_group(group))
+        if len(self.problems) == before:
+            self._try(path, "cpus", lambda: check_group(group, cpus="cpus: 4", keep="keep_back: 1"))
         return group
 
     def _try(self, path: tuple[str | int, ...], key: str | int, read: Callable[[], Any]) -> Any:
@@ -115,9 +115,9 @@ class _Reader:
             return None
 
 
-def _check_label(name: str, value: str) -> None:
-    if not name.strip() or not value.strip() or "|" in value:
-        raise Mistake(f"label {name!r}: {value!r} is not a name and a value", "write it like {pool: gpu}")
+def _custom(name: str, amount: float) -> int:
+    check_custom_name(name)
+    return custom_milli(amount, name)
 
 
 def _check_name(entry: NodeEntry) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import combinations
 from typing import TYPE_CHECKING
 
 from dovetail.resources.free import WHOLE_CARD_MILLI, CardFree, Cards, Free, NodeKind
@@ -53,9 +52,10 @@ class Fit:
     def room(self, free: Free) -> int:
         """How many such workers fit on a node in this state, all at once."""
         shape = self.shape
-        have = {"cpus": free.cpu_milli, "memory": free.memory_bytes, **dict(free.custom)}
-        need = {"cpus": shape.cpu_milli, "memory": shape.memory_bytes, **dict(shape.custom)}
-        on_host = min((have.get(name, 0) // amount for name, amount in need.items() if amount), default=ROOM_LIMIT)
+        custom = dict(free.custom)
+        pairs = [(free.cpu_milli, shape.cpu_milli), (free.memory_bytes, shape.memory_bytes)]
+        pairs += [(custom.get(name, 0), amount) for name, amount in shape.custom]
+        on_host = min((have // need for have, need in pairs if need), default=ROOM_LIMIT)
         return min(on_host, self._room_on_cards(free.cards), ROOM_LIMIT)
 
     def _room_on_cards(self, cards: Cards) -> int:
@@ -102,7 +102,7 @@ class Fit:
             case ShapeKind.WHOLE_NUMBERED_GPU:
                 return _with_codecs(self.shape, able, cards)
             case ShapeKind.ENTIRE_GPU:
-                return _with_enough_codecs(self.shape, able)
+                return _with_enough_codecs(self.shape, able, cards)
             case _:
                 return _one_each(able, cards)
 
@@ -127,18 +127,15 @@ def share_of(shape: Shape, index: int, gpu: Gpu, key: str) -> CardShare | None:
 
 
 def seats(shape: Shape, share: CardShare, cards: Cards) -> bool:
-    """Whether this card can take this share now."""
+    """Whether this card can take this share now. Codecs of several cards are counted together, so not here."""
+    card = cards.free[share.card]
+    if shape.cards == 1 and (card.nvdecs < shape.nvdecs or card.nvencs < shape.nvencs):
+        return False
     if shape.kind is ShapeKind.WHOLE_NUMBERED_GPU:
         return cards.is_whole(share.card)
     if shape.kind is ShapeKind.ENTIRE_GPU:
         return cards.is_untouched(share.card)
-    card = cards.free[share.card]
-    return (
-        card.milli >= share.milli
-        and card.memory_bytes >= share.memory_bytes
-        and card.nvdecs >= share.nvdecs
-        and card.nvencs >= share.nvencs
-    )
+    return card.milli >= share.milli and card.memory_bytes >= share.memory_bytes
 
 
 def _times(card: CardFree, share: CardShare) -> int:
@@ -158,21 +155,45 @@ def _one_each(able: list[CardShare], cards: Cards) -> Iterable[Way]:
 
 def _with_codecs(shape: Shape, able: list[CardShare], cards: Cards) -> Iterable[Way]:
     """The first cards that together have the codecs asked for, which are dealt from the first card on."""
-    for chosen in combinations(able, shape.cards):
-        nvdecs, nvencs, dealt = shape.nvdecs, shape.nvencs, []
-        for share in chosen:
-            card = cards.free[share.card]
-            here = share._replace(nvdecs=min(nvdecs, card.nvdecs), nvencs=min(nvencs, card.nvencs))
-            nvdecs, nvencs = nvdecs - here.nvdecs, nvencs - here.nvencs
-            dealt.append(here)
-        if not nvdecs and not nvencs:
-            return (tuple(dealt),)
-    return ()
+    chosen = _first_with(shape, [(share, cards.free[share.card]) for share in able])
+    if chosen is None:
+        return ()
+    nvdecs, nvencs, dealt = shape.nvdecs, shape.nvencs, []
+    for share in chosen:
+        card = cards.free[share.card]
+        here = share._replace(nvdecs=min(nvdecs, card.nvdecs), nvencs=min(nvencs, card.nvencs))
+        nvdecs, nvencs = nvdecs - here.nvdecs, nvencs - here.nvencs
+        dealt.append(here)
+    return (tuple(dealt),)
 
 
-def _with_enough_codecs(shape: Shape, able: list[CardShare]) -> Iterable[Way]:
+def _with_enough_codecs(shape: Shape, able: list[CardShare], cards: Cards) -> Iterable[Way]:
     """The first entire cards; together they must have the codecs that were also asked for."""
-    for chosen in combinations(able, shape.cards):
-        if sum(s.nvdecs for s in chosen) >= shape.nvdecs and sum(s.nvencs for s in chosen) >= shape.nvencs:
-            return (chosen,)
-    return ()
+    chosen = _first_with(shape, [(share, cards.free[share.card]) for share in able])
+    return () if chosen is None else (tuple(chosen),)
+
+
+def _first_with(shape: Shape, able: list[tuple[CardShare, CardFree]]) -> list[CardShare] | None:
+    """As many cards as the shape needs that together have its codecs, those with few codecs first, so that the others
+    stay for workers that need theirs; simply the first where there is nothing to add up."""
+    count = shape.cards
+    if len(able) < count:
+        return None
+    if count == 1 or not (shape.nvdecs or shape.nvencs):
+        return [share for share, _ in able[:count]]
+    able = sorted(able, key=lambda item: item[1].nvdecs + item[1].nvencs)
+    for codec, need in (("nvdecs", shape.nvdecs), ("nvencs", shape.nvencs)):
+        if sum(sorted((getattr(card, codec) for _, card in able), reverse=True)[:count]) < need:
+            return None
+    # reached[n]: (NVDECs, NVENCs), neither counted beyond need, that some n of the cards so far have, and which cards
+    reached: list[dict[tuple[int, int], list[CardShare]]] = [{} for _ in range(count + 1)]
+    reached[0][0, 0] = []
+    goal = (shape.nvdecs, shape.nvencs)
+    for share, card in able:
+        for taken in range(count - 1, -1, -1):
+            for (nvdecs, nvencs), chosen in reached[taken].items():
+                sums = (min(goal[0], nvdecs + card.nvdecs), min(goal[1], nvencs + card.nvencs))
+                reached[taken + 1].setdefault(sums, [*chosen, share])
+        if goal in reached[count]:
+            return sorted(reached[count][goal])
+    return None

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
+from weakref import WeakValueDictionary
 
 if TYPE_CHECKING:
     from dovetail.resources.cluster import Gpu, Node
     from dovetail.resources.seat import CardShare, Seat
 
 WHOLE_CARD_MILLI = 1000
-STATES_LIMIT = 200_000
-"""Kept states of cards; beyond this the oldest knowledge is dropped, so that a ledger can live for years."""
+EDGES_LIMIT = 200_000
+"""Known moves between states of cards; beyond this all are forgotten, so that a ledger can live for years."""
 
 
 class CardFree(NamedTuple):
@@ -25,7 +26,7 @@ class CardFree(NamedTuple):
 class NodeKind:
     """What never changes about a node; one object for all nodes of a ledger that differ only in name."""
 
-    __slots__ = ("cpu_milli", "custom", "gpus", "keys", "labels", "memory_bytes", "states")
+    __slots__ = ("cpu_milli", "custom", "edges", "gpus", "keys", "labels", "memory_bytes", "states")
 
     def __init__(self, node: Node) -> None:
         self.cpu_milli = node.usable_cpu_milli
@@ -34,7 +35,8 @@ class NodeKind:
         self.keys = tuple(gpu.key for gpu in node.gpus)
         self.labels = dict(node.labels)
         self.custom = node.custom
-        self.states: dict[tuple[CardFree, ...], Cards] = {}
+        self.states: WeakValueDictionary[tuple[CardFree, ...], Cards] = WeakValueDictionary()
+        self.edges = 0
 
     def untouched(self) -> Free:
         """The state of such a node when nobody sits on it."""
@@ -45,12 +47,16 @@ class NodeKind:
         """The one object for this state."""
         found = self.states.get(free)
         if found is None:
-            if len(self.states) >= STATES_LIMIT:
-                for state in self.states.values():
-                    state.forget()
-                self.states.clear()
             found = self.states[free] = Cards(self, free)
         return found
+
+    def count_edge(self) -> None:
+        """Edges hold states; without them only states that are in use stay, and those stay the same objects."""
+        self.edges += 1
+        if self.edges > EDGES_LIMIT:
+            for state in list(self.states.values()):
+                state.forget()
+            self.edges = 0
 
 
 class Cards:
@@ -60,7 +66,7 @@ class Cards:
     node with 16 cards costs as much as on a node with one.
     """
 
-    __slots__ = ("_after", "_before", "free", "idle_milli", "kind")
+    __slots__ = ("__weakref__", "_after", "_before", "free", "idle_milli", "kind")
 
     def __init__(self, kind: NodeKind, free: tuple[CardFree, ...]) -> None:
         self.kind = kind
@@ -74,7 +80,9 @@ class Cards:
         try:
             return self._after[shares]
         except KeyError:
-            found = self._after[shares] = self._moved(shares, -1)
+            found = self._moved(shares, -1)
+            self.kind.count_edge()
+            self._after[shares] = found
             return found
 
     def before(self, shares: tuple[CardShare, ...]) -> Cards | None:
@@ -82,7 +90,9 @@ class Cards:
         try:
             return self._before[shares]
         except KeyError:
-            found = self._before[shares] = self._moved(shares, +1)
+            found = self._moved(shares, +1)
+            self.kind.count_edge()
+            self._before[shares] = found
             return found
 
     def forget(self) -> None:
@@ -137,16 +147,17 @@ class Free(NamedTuple):
         """The state once this seat, which was taken, is free again."""
         cards = self.cards.before(seat.cards) if seat.cards else self.cards
         assert cards is not None, f"a taken seat does not go back: {seat} on {self}"
-        returned = dict(seat.custom)
-        custom = tuple((name, have + returned.get(name, 0)) for name, have in self.custom) if returned else self.custom
+        custom = self.custom
+        for given, amount in seat.custom:
+            custom = tuple((name, have + amount if name == given else have) for name, have in custom)
         return Free(self.cpu_milli + seat.cpu_milli, self.memory_bytes + seat.memory_bytes, cards, custom)
 
     def custom_left(self, asked: tuple[tuple[str, int], ...]) -> tuple[tuple[str, int], ...] | None:
         """The custom resources once `asked` is taken; None if there is not that much."""
         left = dict(self.custom)
         for name, amount in asked:
-            have = left.get(name, 0) - amount
-            if have < 0 or amount < 0:
+            if amount < 0 or left.get(name, 0) < amount:
                 return None
-            left[name] = have
+            if amount:
+                left[name] -= amount
         return tuple(left.items())

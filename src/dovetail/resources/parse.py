@@ -10,7 +10,7 @@ from dovetail.errors import ClusterError, Problem
 from dovetail.resources.sizes import parse_milli, parse_size
 
 NODES_LIMIT = 100_000
-CARDS_LIMIT = 1_024
+CARDS_LIMIT = 256
 CPUS_LIMIT = 1_000_000
 CODECS_LIMIT = 1_024
 CUSTOM_LIMIT = 10**9
@@ -51,11 +51,13 @@ class Mistake(ValueError):
         self.fix = fix
 
 
-_GROUP = re.compile(r"\s*(?:(?P<count>\d+)\s*[x*]\s*)?\((?P<inside>[^()]*)\)\s*(?:\{(?P<labels>[^{}]*)\})?\s*")
+_GROUP = re.compile(r"\s*(?:(?P<count>[0-9]+)\s*[x*]\s*)?\((?P<inside>[^()]*)\)\s*(?:\{(?P<labels>[^{}]*)\})?\s*")
 _CPUS = re.compile(r"(?P<number>[-+.\w]*?)\s*cpus?", re.IGNORECASE)
 _KEEP = re.compile(r"keep\s+(?P<number>[-+.\w]*?)\s*cpus?", re.IGNORECASE)
 _CUSTOM = re.compile(r"(?P<name>[A-Za-z_][\w.-]*)\s*=\s*(?P<number>.+)")
-_CARDS = re.compile(r"(?:(?P<count>[-+]?\d+)\s*[x*]\s*)?(?P<model>[A-Za-z][\w.\- ]*)(?P<rest>(?:\s*:.*)?)")
+_CARDS = re.compile(r"(?:(?P<count>[-+]?[0-9]+)\s*[x*]\s*)?(?P<model>[A-Za-z][\w.+\- ]*)(?P<rest>(?:\s*:.*)?)")
+_NAME = re.compile(r"[A-Za-z_][\w.\-]*")
+_LABEL = re.compile(r"[^\s,={}()|+][^,={}()|+]*")
 
 
 def parse_cluster(spec: object) -> list[NodeSpec]:
@@ -86,9 +88,11 @@ def cpus_milli(value: object, what: str = "cpus") -> int:
 def count_of(value: object, what: str, limit: int, *, least: int = 0) -> int:
     """A whole number within its limits."""
     if isinstance(value, bool) or not isinstance(value, int):
-        raise Mistake(f"{what} {value!r} is not a whole number", f"write a number from {least} to {limit}")
+        raise Mistake(f"{what} {_shown(value)} is not a whole number", f"write a number from {least} to {limit}")
     if not least <= value <= limit:
-        raise Mistake(f"{what} {value} is not from {least} to {limit}", f"write a number from {least} to {limit}")
+        raise Mistake(
+            f"{what} {_shown(value)} is not from {least} to {limit}", f"write a number from {least} to {limit}"
+        )
     return value
 
 
@@ -109,28 +113,56 @@ def parse_cards(text: str) -> CardSpec:
     match = _CARDS.fullmatch(text.strip())
     if match is None:
         raise Mistake(f"{text.strip()!r} is not a card", "write it like '2xA100:40GB', '1xL4' or '2xgpu:20GB'")
-    count = count_of(int(match["count"] or 1), "the number of cards", CARDS_LIMIT, least=1)
+    if match["model"].strip().lower() in ("cpu", "cpus"):
+        raise Mistake(f"{text.strip()!r} is not a card", "write CPUs like '32cpu', and cards like '2xA100:40GB'")
+    count = count_of(_whole(match["count"] or "1"), "the number of cards", CARDS_LIMIT, least=1)
     memory: str | None = None
     codecs: dict[str, int] = {}
     for part in match["rest"].split(":")[1:]:
         name, equals, value = (piece.strip() for piece in part.partition("="))
         name = name.lower().removesuffix("s")
         if not equals:
+            if memory is not None:
+                raise Mistake(f"memory is given twice in {text.strip()!r}", "remove one of the two")
             memory_bytes(part.strip(), f"memory of a {match['model'].strip()}")
             memory = part.strip()
+        elif name in codecs:
+            raise Mistake(f"{name} is given twice in {text.strip()!r}", "remove one of the two")
         elif name in ("nvdec", "nvenc"):
-            codecs[name] = count_of(int(value) if value.isdecimal() else value, name, CODECS_LIMIT)
+            codecs[name] = count_of(_whole(value), name, CODECS_LIMIT)
         else:
             raise Mistake(f"{part.strip()!r} says nothing about a card", "write ':40GB', ':nvdec=5' or ':nvenc=0'")
     return CardSpec(count, match["model"].strip(), memory, codecs.get("nvdec"), codecs.get("nvenc"))
 
 
-def check_group(group: NodeSpec) -> None:
-    """What only the whole entry shows."""
+def check_group(group: NodeSpec, *, cpus: str, keep: str) -> None:
+    """What only the whole entry shows; `cpus` and `keep` are how to write these where it was written."""
     if not group.cpu_milli:
-        raise Mistake("a node has no CPUs", "add '4cpu'")
+        raise Mistake("a node has no CPUs", f"add '{cpus}'")
     if group.kept_back_milli >= group.cpu_milli:
-        raise Mistake("a node keeps back all of its CPUs", "keep back fewer, such as 'keep 1cpu'")
+        raise Mistake("a node keeps back all of its CPUs", f"keep back fewer, such as '{keep}'")
+
+
+def check_custom_name(name: str) -> None:
+    if not _NAME.fullmatch(name):
+        raise Mistake(
+            f"{name!r} is not a name for a custom resource", "start with a letter; go on with letters, digits, _ . -"
+        )
+
+
+def check_label(name: str, value: str) -> None:
+    """Only what a spec can say too, so that every cluster can be written as one line."""
+    for text in (name, value):
+        if not _LABEL.fullmatch(text) or text != text.strip():
+            raise Mistake(
+                f"label {name!r}: {value!r} is not a name and a value",
+                "use no spaces around it and none of , = { } ( ) | +",
+            )
+
+
+def _whole(text: str) -> object:
+    """The number, or the text itself where it is none that makes sense."""
+    return int(text) if re.fullmatch(r"[-+]?[0-9]{1,12}", text) else text
 
 
 def _group(match: re.Match[str], column: int) -> tuple[NodeSpec, list[tuple[Problem, int]]]:
@@ -145,7 +177,7 @@ def _group(match: re.Match[str], column: int) -> tuple[NodeSpec, list[tuple[Prob
             found.append((Problem("DT023", str(mistake), fixes=(mistake.fix,)), at))
 
     def count(text: str) -> None:
-        group.count = count_of(int(text), "the number of nodes", NODES_LIMIT, least=1)
+        group.count = count_of(_whole(text), "the number of nodes", NODES_LIMIT, least=1)
 
     if match["count"] is not None:
         attempt(column + match.start("count"), match["count"], count)
@@ -155,7 +187,7 @@ def _group(match: re.Match[str], column: int) -> tuple[NodeSpec, list[tuple[Prob
         for text, offset in _split(match["labels"], ","):
             attempt(column + match.start("labels") + offset, text, lambda text: _label(group, text))
     if not found:
-        attempt(column + match.start("inside"), "", lambda _text: check_group(group))
+        attempt(column + match.start("inside"), "", lambda _text: check_group(group, cpus="4cpu", keep="keep 1cpu"))
     return group, found
 
 
@@ -164,6 +196,8 @@ def _item(group: NodeSpec, text: str) -> None:
     if not text:
         raise Mistake("there is nothing between two commas", "remove a comma, or write '4cpu, 16GB'")
     if match := _KEEP.fullmatch(text):
+        if group.kept_back_milli:
+            raise Mistake(f"CPUs to keep are given twice, the second time as {text!r}", "remove one of the two")
         group.kept_back_milli = cpus_milli(_number(match["number"], text), "CPUs kept back")
     elif match := _CPUS.fullmatch(text):
         if group.cpu_milli:
@@ -190,8 +224,7 @@ def _label(group: NodeSpec, text: str) -> None:
     name, equals, value = (piece.strip() for piece in text.partition("="))
     if not name and not equals and not value:
         return
-    if not name or not value or "|" in value:
-        raise Mistake(f"label {text.strip()!r} is not a name and a value", "write it like {pool=gpu, zone=a}")
+    check_label(name, value)
     if name in group.labels:
         raise Mistake(f"label {name!r} is given twice", "remove one of the two")
     group.labels[name] = value
@@ -212,6 +245,11 @@ def _amount(value: object, what: str, limit: int, example: str) -> int:
     if 0 < value < 0.001:
         raise Mistake(f"{what} {value!r} is below the smallest amount, 0.001", f"write it like '{example}'")
     return parse_milli(value)
+
+
+def _shown(value: object) -> str:
+    text = f"{value:.3g}" if isinstance(value, int) and abs(value) > 10**15 else str(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."
 
 
 def _split(text: str, separator: str) -> list[tuple[str, int]]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from numbers import Real
 from typing import TYPE_CHECKING, TypeGuard
 
@@ -13,7 +14,7 @@ from dovetail.resources.shape import Shape, ShapeKind
 from dovetail.resources.sizes import parse_milli, parse_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
 CPUS_LIMIT = 65_536
 GPUS_LIMIT = 1_024
@@ -57,7 +58,9 @@ class Resources:
         """The same in integers; `ranks` processes for a gang."""
         if not _is_count(ranks) or not 1 <= ranks <= RANKS_LIMIT:
             raise ResourceError(
-                Problem("DT008", f"ranks={ranks!r} is not a whole number from 1 to {RANKS_LIMIT}", fixes=("ranks=1",))
+                Problem(
+                    "DT008", f"ranks={_shown(ranks)} is not a whole number from 1 to {RANKS_LIMIT}", fixes=("ranks=1",)
+                )
             )
         kind = self._kind()
         gpu_memory_bytes = 0 if self.gpu_memory is None else parse_size(self.gpu_memory)
@@ -103,7 +106,23 @@ def _is_number(value: object) -> TypeGuard[float]:
 
 
 def _is_count(value: object) -> TypeGuard[int]:
-    return _is_number(value) and math.isfinite(value) and value == int(value)
+    return _is_number(value) and math.isfinite(_as_float(value)) and value == int(value)
+
+
+def _as_float(value: float) -> float:
+    """As a float; infinite for whole numbers and fractions that no float holds."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+
+
+def _shown(value: object) -> str:
+    try:
+        text = repr(value)
+    except Exception:  # whatever was given, the message about it must come out
+        return f"a {type(value).__name__}"
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 class _Checker:
@@ -116,12 +135,11 @@ class _Checker:
     def problems(self) -> list[Problem]:
         asked = self.asked
         self._number("cpus", asked.cpus, CPUS_LIMIT, "cpus=1")
-        gpus_are_fine = self._number("gpus", asked.gpus, GPUS_LIMIT, "gpus=1")
-        if gpus_are_fine:
+        if self._number("gpus", asked.gpus, GPUS_LIMIT, "gpus=1"):
             self._gpu_count(asked.gpus)
         entire: object = asked.entire_gpu
         if not isinstance(entire, bool):
-            self._add("DT001", f"entire_gpu={entire!r} is not True or False", "entire_gpu=True")
+            self._add("DT001", f"entire_gpu={_shown(entire)} is not True or False", "entire_gpu=True")
         self._size("memory", asked.memory, may_be_zero=True)
         self._size("gpu_memory", asked.gpu_memory, may_be_zero=False)
         self._codecs("nvdecs", asked.nvdecs)
@@ -138,18 +156,31 @@ class _Checker:
 
     def _number(self, name: str, value: object, limit: float, example: str) -> bool:
         before = len(self.found)
+        shown = f"{name}={_shown(value)}"
         if not _is_number(value):
-            quoted = f"{name}={value}" if isinstance(value, str) and _reads_as_number(value) else example
-            self._add("DT001", f"{name}={value!r} is not a number", quoted)
-        elif not math.isfinite(value):
-            self._add("DT002", f"{name}={value!r} is not a finite number", example)
-        elif value < 0:
-            self._add("DT003", f"{name}={value!r} is negative", f"{name}={-value!r}", f"or leave {name} out")
-        elif value > limit:
-            self._add("DT004", f"{name}={value!r} is more than one worker can have; the most is {limit}", example)
-        elif 0 < value < 0.001:
-            self._add("DT005", f"{name}={value!r} is below the smallest share, 0.001", f"{name}=0.001")
+            quoted = isinstance(value, str) and self._would_do(name, value, limit)
+            self._add("DT001", f"{shown} is not a number", f"{name}={value}" if quoted else example)
+            return False
+        number = _as_float(value)
+        if math.isnan(number) or (math.isinf(number) and isinstance(value, float)):
+            self._add("DT002", f"{shown} is not a finite number", example)
+        elif number < 0:
+            self._add("DT003", f"{shown} is negative", example, f"or leave {name} out")
+        elif number > limit:
+            self._add("DT004", f"{shown} is more than one worker can have; the most is {limit}", example)
+        elif 0 < number < 0.001:
+            self._add("DT005", f"{shown} is below the smallest share, 0.001", f"{name}=0.001")
         return len(self.found) == before
+
+    @staticmethod
+    def _would_do(name: str, text: str, limit: float) -> bool:
+        """Whether the text is what should have been written, without its quotes."""
+        try:
+            number = float(text)
+        except ValueError:
+            return False
+        whole_only = name in ("nvdecs", "nvencs") or (name == "gpus" and number > 1)
+        return 0.001 <= number <= limit and "_" not in text and not (whole_only and number != int(number))
 
     def _gpu_count(self, gpus: float) -> None:
         if self.asked.entire_gpu is True and 0 < gpus < 1:
@@ -170,62 +201,58 @@ class _Checker:
             self._add("DT007", f"{name}={said}", *([f"write {name} as {fix}"] if fix else ()))
             return
         if not size and not may_be_zero:
-            self._add("DT007", f"{name}={value!r} is no memory at all", f'{name}="4GB"', f"or leave {name} out")
+            self._add("DT007", f"{name}={_shown(value)} is no memory at all", f'{name}="4GB"', f"or leave {name} out")
 
     def _codecs(self, name: str, value: object) -> None:
         if self._number(name, value, CODECS_LIMIT, f"{name}=1") and not _is_count(value):
-            self._add("DT006", f"{name}={value!r}: codecs cannot be shared, ask for whole ones", f"{name}=1")
+            self._add("DT006", f"{name}={_shown(value)}: codecs cannot be shared, ask for whole ones", f"{name}=1")
 
     def _accelerator(self) -> None:
         value: object = self.asked.accelerator
         if value is None:
             return
         if not isinstance(value, str) or not all(part.strip() for part in value.split("|")):
-            message = f"accelerator={value!r} is not the name of a card, or several with | between them"
+            message = f"accelerator={_shown(value)} is not the name of a card, or several with | between them"
             self._add("DT001", message, 'accelerator="A100|H100"')
-        elif not (self.asked.entire_gpu or self._uses_cards()):
+        elif not self.found and not self._uses_cards():
             message = f"accelerator={value!r} without anything of a card"
-            self._add("DT009", message, f'gpus=1, accelerator="{value}"', "or leave accelerator out")
+            self._add("DT009", message, f"gpus=1, accelerator={value!r}", "or leave accelerator out")
 
     def _uses_cards(self) -> bool:
         asked = self.asked
-        return bool(asked.gpus or asked.gpu_memory is not None or asked.nvdecs or asked.nvencs)
+        return bool(asked.entire_gpu or asked.gpus or asked.gpu_memory is not None or asked.nvdecs or asked.nvencs)
 
     def _labels(self) -> None:
         labels: object = self.asked.labels
         example = 'labels={"pool": "gpu"}'
-        if not _is_mapping(labels):
-            self._add("DT001", f"labels={labels!r} is not a mapping of names to values", example)
+        if not isinstance(labels, Mapping):
+            self._add("DT001", f"labels={_shown(labels)} is not a mapping of names to values", example)
             return
         for name, value in labels.items():
-            if not isinstance(name, str) or not name.strip() or not isinstance(value, str) or not value.strip():
-                self._add("DT001", f"labels: {name!r}: {value!r} is not a name and a text", example)
+            alternatives = value.split("|") if isinstance(value, str) else [""]
+            if not isinstance(name, str) or not name.strip() or not all(part.strip() for part in alternatives):
+                self._add("DT001", f"labels: {_shown(name)}: {_shown(value)} is not a name and a text", example)
 
     def _custom(self) -> None:
         custom: object = self.asked.custom
-        if not _is_mapping(custom):
-            self._add("DT001", f"custom={custom!r} is not a mapping of names to amounts", 'custom={"licence": 1}')
+        if not isinstance(custom, Mapping):
+            self._add("DT001", f"custom={_shown(custom)} is not a mapping of names to amounts", 'custom={"licence": 1}')
             return
         for name, amount in custom.items():
             if not isinstance(name, str) or not name.strip():
-                self._add("DT001", f"custom: {name!r} is not a name", 'custom={"licence": 1}')
+                self._add("DT001", f"custom: {_shown(name)} is not a name", 'custom={"licence": 1}')
             else:
-                self._number(f"custom[{name!r}]", amount, CUSTOM_LIMIT, f'custom={{"{name}": 1}}')
+                self._custom_amount(name, amount)
+
+    def _custom_amount(self, name: str, amount: object) -> None:
+        before = len(self.found)
+        self._number(f"custom[{name!r}]", amount, CUSTOM_LIMIT, "")
+        for number in range(before, len(self.found)):
+            self.found[number] = replace(self.found[number], fixes=(f"custom={{{name!r}: 1}}",))
 
     def _something_is_asked(self) -> None:
         asked = self.asked
         has_memory = asked.memory is not None and parse_size(asked.memory) > 0
-        if not (asked.cpus or has_memory or asked.entire_gpu or self._uses_cards() or any(asked.custom.values())):
+        if not (asked.cpus or has_memory or self._uses_cards() or any(asked.custom.values())):
             message = "a worker that needs nothing cannot be counted: everything asked for is zero"
             self._add("DT009", message, "cpus=1, or a small share such as cpus=0.1")
-
-
-def _is_mapping(value: object) -> TypeGuard[Mapping[object, object]]:
-    return hasattr(value, "items") and hasattr(value, "keys")
-
-
-def _reads_as_number(text: str) -> bool:
-    try:
-        return math.isfinite(float(text))
-    except ValueError:
-        return False

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import re
+from decimal import Decimal
 
 SIZE_LIMIT_BYTES = 1 << 60
 """1 EB: more than any machine has, so a larger number is a slip of the pen."""
 
 _UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
 _SIZE = re.compile(
-    r"(?P<number>[-+]?(?:\d[\d_]*\.?\d*|\.\d+)(?:e[-+]?\d+)?)\s*(?P<unit>[kmgtp]?)(?P<b>i?b)?", re.IGNORECASE
+    r"(?P<number>[-+]?(?:\d+(?:_\d+)*\.?\d*|\.\d+)(?:e[-+]?\d{1,3})?)\s*(?P<unit>[kmgtp]?)(?P<b>i?b)?", re.IGNORECASE
 )
 
 
@@ -20,20 +21,38 @@ def parse_size(value: object) -> int:
     MB and MiB are both 1024-based: that is what users of '2GB' cards and GPU memory hints mean.
     """
     if not isinstance(value, str):
-        hint = f"{value:g}" if isinstance(value, int | float) and not isinstance(value, bool) else "4"
-        raise ValueError(f"{value!r} has no unit: write '{hint}GB', '{hint}MB' or '{hint}B'")  # noqa: TRY004
-    match = _SIZE.fullmatch(value.strip())
-    if match is None:
-        raise ValueError(f"{value!r} is not a size: write it like '1.5GB', '500MB' or '64KiB'")
-    if not match["unit"] and not match["b"]:
-        raise ValueError(f"{value!r} has no unit: write '{value.strip()}GB', '{value.strip()}MB' or '{value.strip()}B'")
-    number = float(match["number"])
-    if number < 0 or math.copysign(1.0, number) < 0:
+        raise ValueError(f"{_shown(value)} has no unit: write {_with_units(value)}")  # noqa: TRY004
+    text = value.strip()
+    match = _SIZE.fullmatch(text)
+    if match is None or len(text) > 100:
+        raise ValueError(f"{_shown(value)} is not a size: write it like '1.5GB', '500MB' or '64KiB'")
+    if text.startswith("-"):
         raise ValueError(f"{value!r} is negative: write a size of 0 or more, like '2GB'")
-    size = number * float(1024 ** _UNITS[match["unit"].lower()])
+    if not match["unit"] and not match["b"]:
+        raise ValueError(f"{value!r} has no unit: write {_with_units(text)}")
+    size = Decimal(match["number"]) * 1024 ** _UNITS[match["unit"].lower()]
     if size > SIZE_LIMIT_BYTES:
         raise ValueError(f"{value!r} is more than any machine has: write at most '1024PB'")
-    return round(size)
+    return int(size.to_integral_value())
+
+
+def _with_units(value: object) -> str:
+    """The number with units, if that would be a size; else an example."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < SIZE_LIMIT_BYTES
+    number = str(value) if isinstance(value, str) or is_number else ""
+    for unit in ("GB", "MB", "B"):
+        match = _SIZE.fullmatch(f"{number}{unit}") if len(number) < 100 else None
+        if match is None or number.startswith("-") or Decimal(match["number"]) * 1024**3 > SIZE_LIMIT_BYTES:
+            return "it with one, like '4GB', '500MB' or '64KiB'"
+    return f"'{number}GB', '{number}MB' or '{number}B'"
+
+
+def _shown(value: object) -> str:
+    try:
+        text = repr(value)
+    except ValueError:  # an integer of more digits than Python prints
+        return "a number of thousands of digits"
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def exact_size(size_bytes: int) -> str:
@@ -54,8 +73,10 @@ def about_size(size_bytes: int) -> str:
 
 
 def parse_milli(number: float) -> int:
-    """Thousandths of a number, rounded down, so that seven workers of 1/7 fit where one of 1 does."""
-    return math.floor(number * 1000 + 1e-6)
+    """Thousandths of a number, rounded down, so that seven workers of 1/7 fit where one of 1 does; but what was written
+    as a whole number of thousandths is just that, although 0.57 * 1000 is a little less than 570."""
+    nearest = round(number * 1000)
+    return nearest if nearest / 1000 == number else math.floor(number * 1000)
 
 
 def milli(amount_milli: int) -> str:

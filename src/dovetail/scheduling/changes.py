@@ -30,8 +30,14 @@ def changes_that_fit(shape: Shape, ledger: Ledger) -> list[str]:
     """Texts such as 'cpus=8' or 'leave memory out', each of which lets one worker sit there now. Where no single change
     does, the fewest changes together."""
     states = set(ledger.free)
-    single = [text for changed, text in _single_changes(shape, states) if fits(changed, ledger)]
+    single = [
+        text for changed, text in _single_changes(shape, states) if _asks_something(changed) and fits(changed, ledger)
+    ]
     return single or _together(shape, states)
+
+
+def _asks_something(shape: Shape) -> bool:
+    return bool(shape.cpu_milli or shape.memory_bytes or shape.cards or shape.custom)
 
 
 def _single_changes(shape: Shape, states: set[Free]) -> Iterator[tuple[Shape, str]]:
@@ -70,7 +76,7 @@ def _together(shape: Shape, states: set[Free]) -> list[str]:
         if changed.memory_bytes != shape.memory_bytes:
             left = changed.memory_bytes
             texts.append(f'memory="{exact_size(left)}"' if left else "no memory asked for")
-        if changed.cards >= min(1, shape.cards) and Fit(changed).ways(free):
+        if changed.cards >= min(1, shape.cards) and _asks_something(changed) and Fit(changed.rank).ways(free):
             found.append((len(texts), -changed.cards, -changed.cpu_milli, ", ".join(texts)))
     return [min(found)[-1]] if found else []
 

@@ -16,12 +16,12 @@ from bisect import bisect_right
 from typing import TYPE_CHECKING
 
 from dovetail.resources.fit import Fit, seats
-from dovetail.resources.shape import Shape, ShapeKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from dovetail.resources.free import Cards, Free, NodeKind
+    from dovetail.resources.shape import Shape
 
 MEMO_LIMIT = 1_000_000
 
@@ -109,11 +109,8 @@ def _usable_milli(fit: Fit, cards: Cards) -> int:
     able = [share.card for share in shares if share is not None and seats(shape, share, cards)]
     if len(able) < shape.cards:
         return 0
-    if shape.cards > 1 or shape.kind is not ShapeKind.FRACTIONAL_GPU:
-        nvdecs = sum(cards.free[index].nvdecs for index in able)
-        nvencs = sum(cards.free[index].nvencs for index in able)
-        if nvdecs < shape.nvdecs or nvencs < shape.nvencs:
-            return 0
+    if shape.cards > 1 and (shape.nvdecs or shape.nvencs) and not fit.ways_on_cards(cards):
+        return 0
     return sum(cards.free[index].milli for index in able)
 
 

@@ -157,8 +157,17 @@ def first_to_leave(ledger: Ledger, workers: Sequence[Seats], fragmentation: Frag
     best: tuple[int, int, int] | None = None
     for number, seats in enumerate(workers):
         last = max(ledger.position(seat.node) for seat in seats)
+        nodes = [seat.node for seat in seats]
         key = tuple(
-            (ledger.free_on(seat.node), seat.cpu_milli, seat.memory_bytes, seat.cards, seat.custom) for seat in seats
+            (
+                nodes.index(seat.node),
+                ledger.free_on(seat.node),
+                seat.cpu_milli,
+                seat.memory_bytes,
+                seat.cards,
+                seat.custom,
+            )
+            for seat in seats
         )
         gain = known.get(key)
         if gain is None:

@@ -74,7 +74,17 @@ def _cards(fit: Fit, cards: Cards) -> list[str]:
         return [
             f"{_models(allowed)} has {about_size(largest)} a card, {about_size(shape.gpu_memory_bytes)} needed of one"
         ]
-    return _codecs_missing(shape, allowed) or _in_use(fit, cards)
+    if missing := _codecs_missing(shape, allowed):
+        return missing
+    if sum(share is not None for share in fit.shares(cards.kind) or ()) < shape.cards and not _labels_forbid(
+        fit, cards
+    ):
+        return [f"no card of {_models(allowed)} has the memory and the codecs that are needed at once"]
+    return _in_use(fit, cards)
+
+
+def _labels_forbid(fit: Fit, cards: Cards) -> bool:
+    return fit.shares(cards.kind) is None
 
 
 def _codecs_missing(shape: Shape, allowed: list[Gpu]) -> list[str]:

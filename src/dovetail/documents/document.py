@@ -1,0 +1,53 @@
+"""Where in a file does a part of its data stand?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import yaml
+
+Steps = tuple["str | int", ...]
+"""The way from the top of a document to a part of it: ("nodes", 2, "memory")."""
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """Plain data with a memory of where each part of it was written."""
+
+    name: str
+    data: Any
+    root: yaml.Node | None = None
+
+    def place(self, path: Steps = ()) -> str:
+        """'cluster.yaml:3:9' for the part at this path, or for the nearest part around it; for data without a file the
+        path itself, 'cluster.nodes[2].memory'."""
+        if self.root is None:
+            return dotted(self.name, path)
+        node, at = self.root, self.root.start_mark
+        for step in path:
+            found = _child(node, step)
+            if found is None:
+                break
+            key, node = found
+            at = key.start_mark
+        return f"{self.name}:{at.line + 1}:{at.column + 1}"
+
+
+def dotted(name: str, path: Steps) -> str:
+    text = name
+    for step in path:
+        text += f"[{step}]" if isinstance(step, int) else f".{step}" if text else str(step)
+    return text
+
+
+def _child(node: yaml.Node, step: str | int) -> tuple[yaml.Node, yaml.Node] | None:
+    """(where it starts, the part itself) one step down."""
+    if isinstance(node.value, list) and isinstance(step, int) and 0 <= step < len(node.value):
+        return node.value[step], node.value[step]
+    if isinstance(node.value, list) and isinstance(step, str):
+        for key, value in (pair for pair in node.value if isinstance(pair, tuple)):
+            if key.value == str(step):
+                return key, value
+    return None

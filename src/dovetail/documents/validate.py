@@ -1,0 +1,97 @@
+"""Has a document the form that is wanted? Every mismatch at once, with its place."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from dovetail.documents.document import Document, Steps, dotted
+from dovetail.errors import ConfigError, Problem, did_you_mean
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
+    from pydantic_core import ErrorDetails
+
+T = TypeVar("T")
+
+
+def validated(document: Document, schema: type[T]) -> T:
+    """The document as `schema` (a frozen dataclass), or every mismatch at once with its place."""
+    from pydantic import ValidationError
+
+    try:
+        # as JSON, because only there does pydantic's strict mode take mappings for dataclasses
+        text = json.dumps(document.data, default=str)
+        value: T = _adapter(schema).validate_json(text, strict=True)
+    except (TypeError, ValueError, RecursionError) as error:
+        if not isinstance(error, ValidationError):
+            raise ConfigError(
+                Problem(
+                    "DT013",
+                    f"is not plain data: {error}",
+                    fixes=("use texts, numbers, lists and mappings",),
+                    place=document.place(),
+                )
+            ) from None
+        found = [_mismatch(detail, document, schema) for detail in error.errors(include_url=False)]
+        raise ConfigError(found) from None
+    return value
+
+
+def _adapter(schema: Any) -> TypeAdapter[Any]:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(schema)
+
+
+def _mismatch(detail: ErrorDetails, document: Document, schema: type[Any]) -> Problem:
+    path: Steps = detail["loc"]
+    where = document.place(path)
+    shown = dotted("", path) or "the file"
+    match detail["type"]:
+        case "unexpected_keyword_argument" | "extra_forbidden":
+            known = sorted(_keys_beside(path, schema))
+            word = str(path[-1])
+            return Problem(
+                "DT011",
+                f"unknown key {word!r}{did_you_mean(word, known)}",
+                evidence=(f"keys here: {', '.join(known)}",) if known else (),
+                fixes=(f"remove {word!r}, or correct its spelling",),
+                place=where,
+            )
+        case "missing" | "missing_argument":
+            return Problem("DT012", f"{shown} is missing", fixes=(f"add '{path[-1]}:'",), place=where)
+        case _:
+            message = detail["msg"].replace("Input should be", "should be").replace("Input must be", "must be")
+            got = _shortened(detail["input"])
+            return Problem("DT013", f"{shown} {message}, not {got}", fixes=(f"correct {shown}",), place=where)
+
+
+def _keys_beside(path: Steps, schema: type[Any]) -> list[str]:
+    """The keys that the schema knows where `path` points, found by walking its JSON schema."""
+    whole = _adapter(schema).json_schema()
+    here: dict[str, Any] = whole
+    for step in path[:-1]:
+        here = _resolved(here, whole)
+        here = here.get("items", {}) if isinstance(step, int) else here.get("properties", {}).get(step, {})
+    return list(_resolved(here, whole).get("properties", {}))
+
+
+def _resolved(part: dict[str, Any], whole: dict[str, Any]) -> dict[str, Any]:
+    """Follows $ref and the first object among alternatives."""
+    for choice in part.get("anyOf", ()):
+        if "$ref" in choice or "properties" in choice or "items" in choice:
+            part = choice
+            break
+    if "$ref" in part:
+        found: dict[str, Any] = whole["$defs"][part["$ref"].rsplit("/", 1)[-1]]
+        return found
+    return part
+
+
+def _shortened(value: object) -> str:
+    try:
+        text = json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError):
+        text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,70 @@
+"""The benchmarks run, and write the keys that others read, on a small trace made here."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+POLICIES = ("fgd", "best_fit", "dot_product", "packing", "clustering", "random")
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """120 nodes and enough pods to ask for nearly all of their GPUs."""
+    folder = tmp_path / "openb"
+    folder.mkdir()
+    rng = random.Random(7)
+    nodes = [
+        f"node-{i},{rng.choice((32000, 96000))},262144,{rng.choice((2, 4, 8))},{rng.choice(('T4', 'G2'))}"
+        for i in range(120)
+    ]
+    gpus = sum(int(line.split(",")[3]) for line in nodes)
+    (folder / "openb_node_list_gpu_node.csv").write_text(
+        "\n".join(["sn,cpu_milli,memory_mib,gpu,model", *nodes]) + "\n"
+    )
+    pods: list[str] = []
+    asked = 0.0
+    while asked < 0.95 * gpus:
+        number, milli = rng.choice(((0, 0), (1, 250), (1, 460), (1, 1000), (1, 1000), (2, 1000)))
+        pods.append(f"pod-{len(pods)},{rng.choice((1000, 4000, 6000))},8192,{number},{milli},")
+        asked += number * milli / 1000
+    header = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec"
+    (folder / "openb_pod_list_default.csv").write_text("\n".join([header, *pods]) + "\n")
+    return tmp_path
+
+
+def test_every_policy_is_measured_and_fragmentation_is_no_worse_than_chance(data: Path, tmp_path: Path) -> None:
+    result = tmp_path / "result.json"
+    command = [
+        sys.executable,
+        str(BENCHMARKS / "placement.py"),
+        "--data",
+        str(data),
+        "--seeds",
+        "2",
+        "--json",
+        str(result),
+    ]
+    subprocess.run(command, check=True, capture_output=True)
+    results = json.loads(result.read_text())["results"]
+    assert set(results) == set(POLICIES)
+    for measured in results.values():
+        assert {"alloc_100", "alloc_130", "cpu_s"} <= set(measured)
+        assert 0 < measured["alloc_100"] <= measured["alloc_130"] <= 100
+    assert results["fgd"]["alloc_130"] >= results["random"]["alloc_130"]
+
+
+def test_filling_a_cluster_one_by_one_uses_all_of_its_gpus(tmp_path: Path) -> None:
+    result = tmp_path / "result.json"
+    command = [sys.executable, str(BENCHMARKS / "placement_scale.py"), "--nodes", "4,16", "--json", str(result)]
+    subprocess.run(command, check=True, capture_output=True)
+    rows = json.loads(result.read_text())["rows"]
+    assert [row["nodes"] for row in rows] == [4, 16]
+    assert rows[0]["workers"] * 3.9 < rows[1]["workers"]
+    assert all(row["cpu_s"] > 0 for row in rows)
