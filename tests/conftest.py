@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import pytest
 from hypothesis import HealthCheck, settings
 
-PURE = ("resources", "scheduling")
+PURE = ("resources", "pipeline", "scheduling")
 
 settings.register_profile("short", max_examples=60, deadline=None, print_blob=True)
 settings.register_profile(

@@ -12,9 +12,12 @@ if TYPE_CHECKING:
         DovetailError,
         InfeasibleError,
         LedgerError,
+        PipelineError,
         Problem,
         ResourceError,
     )
+    from dovetail.pipeline.pipeline import Pipeline
+    from dovetail.pipeline.stage import Each, Stage, each
     from dovetail.resources.cluster import Cluster, Gpu, Node
     from dovetail.resources.ledger import Ledger
     from dovetail.resources.resources import Resources
@@ -22,6 +25,9 @@ if TYPE_CHECKING:
     from dovetail.resources.shape import Shape, ShapeKind
     from dovetail.scheduling.fragmentation import Workload
     from dovetail.scheduling.placement import Placer
+    from dovetail.scheduling.plan import Plan
+    from dovetail.scheduling.planner import plan
+    from dovetail.scheduling.rates import Profile
     from dovetail.scheduling.scores import BestFit, FragmentationScore, Spread
 
 __version__ = "0.1.0"
@@ -33,21 +39,29 @@ _HOMES = {
     "ClusterError": "errors",
     "ConfigError": "errors",
     "DovetailError": "errors",
+    "Each": "pipeline.stage",
     "FragmentationScore": "scheduling.scores",
     "Gpu": "resources.cluster",
     "InfeasibleError": "errors",
     "Ledger": "resources.ledger",
     "LedgerError": "errors",
     "Node": "resources.cluster",
+    "Pipeline": "pipeline.pipeline",
+    "PipelineError": "errors",
     "Placer": "scheduling.placement",
+    "Plan": "scheduling.plan",
     "Problem": "errors",
+    "Profile": "scheduling.rates",
     "ResourceError": "errors",
     "Resources": "resources.resources",
     "Seat": "resources.seat",
     "Shape": "resources.shape",
     "ShapeKind": "resources.shape",
     "Spread": "scheduling.scores",
+    "Stage": "pipeline.stage",
     "Workload": "scheduling.fragmentation",
+    "each": "pipeline.stage",
+    "plan": "scheduling.planner",
 }
 
 __all__ = [
@@ -57,21 +71,29 @@ __all__ = [
     "ClusterError",
     "ConfigError",
     "DovetailError",
+    "Each",
     "FragmentationScore",
     "Gpu",
     "InfeasibleError",
     "Ledger",
     "LedgerError",
     "Node",
+    "Pipeline",
+    "PipelineError",
     "Placer",
+    "Plan",
     "Problem",
+    "Profile",
     "ResourceError",
     "Resources",
     "Seat",
     "Shape",
     "ShapeKind",
     "Spread",
+    "Stage",
     "Workload",
+    "each",
+    "plan",
 ]
 
 

@@ -5,7 +5,8 @@ The tree, with the exit code of the command line:
     DovetailError
     ├── ConfigError           2   something the user wrote is wrong: a value, a file, a spec
     │   ├── ResourceError     2   what one worker asks for makes no sense
-    │   └── ClusterError      2   the description of a cluster makes no sense, or the machine cannot be read
+    │   ├── ClusterError      2   the description of a cluster makes no sense, or the machine cannot be read
+    │   └── PipelineError     2   a pipeline, or the file that describes it, makes no sense
     ├── InfeasibleError       3   well-formed, but it does not fit on what there is
     └── LedgerError           1   a seat was taken twice, or given back without having been taken
 
@@ -28,6 +29,7 @@ __all__ = [
     "DovetailError",
     "InfeasibleError",
     "LedgerError",
+    "PipelineError",
     "Problem",
     "ResourceError",
     "did_you_mean",
@@ -94,6 +96,10 @@ class ResourceError(ConfigError):
 
 class ClusterError(ConfigError):
     """The description of a cluster makes no sense."""
+
+
+class PipelineError(ConfigError):
+    """A pipeline, or the file that describes it, makes no sense."""
 
 
 class InfeasibleError(DovetailError):

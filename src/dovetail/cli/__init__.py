@@ -15,11 +15,16 @@ from dovetail.errors import DovetailError
 COMMANDS = {
     "cluster": ("dovetail.cli.cluster", "What there is: nodes, cards, codecs, and what would fit."),
     "completion": ("dovetail.cli.completion", "Make the shell complete commands and options."),
-    "demo": ("dovetail.cli.demo", "This machine, and an example cluster being filled."),
+    "demo": ("dovetail.cli.demo", "This machine, and an example pipeline being planned."),
+    "explain": ("dovetail.cli.explain", "Why this many workers, why there, what one more would bring."),
+    "init": ("dovetail.cli.init", "Write an example file to start from."),
+    "plan": ("dovetail.cli.plan", "What would run where, how fast, what limits it, and why."),
+    "schema": ("dovetail.cli.schema", "The JSON Schema of a file, for editors."),
 }
 
 EPILOG = """\b
 Examples:
+  dovetail plan examples/video.yaml --cluster "1x(32cpu, 128GB, 2xL40S:48GB)"
   dovetail cluster show
   dovetail cluster show "4x(32cpu, 128GB, 2xA100:40GB)" --fit "gpus=0.25, gpu_memory=8GB"
   dovetail demo

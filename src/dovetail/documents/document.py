@@ -44,10 +44,12 @@ def dotted(name: str, path: Steps) -> str:
 
 def _child(node: yaml.Node, step: str | int) -> tuple[yaml.Node, yaml.Node] | None:
     """(where it starts, the part itself) one step down."""
-    if isinstance(node.value, list) and isinstance(step, int) and 0 <= step < len(node.value):
+    import yaml
+
+    if isinstance(node, yaml.SequenceNode) and isinstance(step, int) and 0 <= step < len(node.value):
         return node.value[step], node.value[step]
-    if isinstance(node.value, list) and isinstance(step, str):
-        for key, value in (pair for pair in node.value if isinstance(pair, tuple)):
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
             if key.value == str(step):
                 return key, value
     return None

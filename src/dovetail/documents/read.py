@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +14,7 @@ from dovetail.errors import ConfigError, Problem, did_you_mean
 if TYPE_CHECKING:
     import yaml
 
+_EXPONENT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
 SIZE_LIMIT_BYTES = 16 << 20
 DEPTH_LIMIT = 100
 PARTS_LIMIT = 1_000_000
@@ -54,7 +57,7 @@ def parse_document(text: str, name: str) -> Document:
     try:
         root = _compose(text)
     except yaml.YAMLError as error:
-        raise ConfigError(_syntax_problem(error, name)) from None
+        raise ConfigError(_syntax_problem(error, name, text)) from None
     except RecursionError:
         raise _refused(name, f"is nested more than {DEPTH_LIMIT} deep", "write it flatter") from None
     except (OverflowError, ValueError) as error:  # yaml's own reading of escapes such as "\\U99999999"
@@ -92,8 +95,7 @@ def _json(text: str, name: str) -> Any:
     twice: list[str] = []
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        keys = [key for key, _ in pairs]
-        twice.extend(key for key in dict.fromkeys(keys) if keys.count(key) > 1) if len(set(keys)) < len(keys) else None
+        twice.extend(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
         return dict(pairs)
 
     try:
@@ -106,12 +108,22 @@ def _json(text: str, name: str) -> Any:
     except ValueError as error:
         raise _refused(name, f"holds a value that cannot be read: {error}", "put it in quotes") from None
     if twice:
-        problems = [
-            Problem("DT014", f"key {key!r} is given twice", fixes=("remove one of the two",), place=name)
-            for key in twice
-        ]
-        raise ConfigError(problems)
+        raise ConfigError(_placed(text, name) or [_twice(key, name) for key in twice])
     return data
+
+
+def _twice(key: str, place: str) -> Problem:
+    return Problem("DT014", f"key {key!r} is given twice", fixes=("remove one of the two",), place=place)
+
+
+def _placed(text: str, name: str) -> list[Problem]:
+    """The same problems with line and column, as far as this JSON is also YAML."""
+    root = _composed(text)
+    if root is None:
+        return []
+    builder = _Builder(name)
+    builder.build(root, root.start_mark, 0)
+    return builder.problems
 
 
 class _Builder:
@@ -181,6 +193,8 @@ class _Builder:
         from yaml.constructor import SafeConstructor
 
         kind = node.tag.removeprefix("tag:yaml.org,2002:")
+        if kind == "str" and not getattr(node, "style", None) and _EXPONENT.fullmatch(node.value):
+            return float(node.value)  # 1e3 is a number to everybody but YAML 1.1
         if kind in ("str", "timestamp", "value", "merge"):
             return node.value
         if kind not in ("null", "bool", "int", "float"):
@@ -198,9 +212,12 @@ class _Builder:
         self.problems.append(Problem(code, message, fixes=(fix,), place=place))
 
 
-def _syntax_problem(error: yaml.YAMLError, name: str) -> Problem:
-    mark = getattr(error, "problem_mark", None)
+def _syntax_problem(error: yaml.YAMLError, name: str, text: str) -> Problem:
+    mark, position = getattr(error, "problem_mark", None), getattr(error, "position", None)
     place = f"{name}:{mark.line + 1}:{mark.column + 1}" if mark else name
+    if isinstance(position, int):
+        before = text[:position]
+        place = f"{name}:{before.count(chr(10)) + 1}:{position - before.rfind(chr(10))}"
     said = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error)
     character = getattr(error, "character", None)
     if isinstance(character, int):

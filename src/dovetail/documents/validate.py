@@ -9,6 +9,8 @@ from dovetail.documents.document import Document, Steps, dotted
 from dovetail.errors import ConfigError, Problem, did_you_mean
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from pydantic import TypeAdapter
     from pydantic_core import ErrorDetails
 
@@ -50,21 +52,28 @@ def _mismatch(detail: ErrorDetails, document: Document, schema: type[Any]) -> Pr
     shown = dotted("", path) or "the file"
     match detail["type"]:
         case "unexpected_keyword_argument" | "extra_forbidden":
-            known = sorted(_keys_beside(path, schema))
-            word = str(path[-1])
-            return Problem(
-                "DT011",
-                f"unknown key {word!r}{did_you_mean(word, known)}",
-                evidence=(f"keys here: {', '.join(known)}",) if known else (),
-                fixes=(f"remove {word!r}, or correct its spelling",),
-                place=where,
-            )
+            return unknown_key(str(path[-1]), _keys_beside(path, schema), where)
         case "missing" | "missing_argument":
-            return Problem("DT012", f"{shown} is missing", fixes=(f"add '{path[-1]}:'",), place=where)
+            return missing_key(shown, str(path[-1]), where)
         case _:
             message = detail["msg"].replace("Input should be", "should be").replace("Input must be", "must be")
             got = _shortened(detail["input"])
             return Problem("DT013", f"{shown} {message}, not {got}", fixes=(f"correct {shown}",), place=where)
+
+
+def unknown_key(word: str, known: Iterable[str], place: str) -> Problem:
+    keys = sorted(known)
+    return Problem(
+        "DT011",
+        f"unknown key {word!r}{did_you_mean(word, keys)}",
+        evidence=(f"keys here: {', '.join(keys)}",) if keys else (),
+        fixes=(f"remove {word!r}, or correct its spelling",),
+        place=place,
+    )
+
+
+def missing_key(shown: str, key: str, place: str) -> Problem:
+    return Problem("DT012", f"{shown} is missing", fixes=(f"add '{key}:'",), place=place)
 
 
 def _keys_beside(path: Steps, schema: type[Any]) -> list[str]:

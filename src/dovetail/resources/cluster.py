@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -111,8 +112,7 @@ class Cluster:
     def __post_init__(self) -> None:
         if not self.nodes:
             raise ClusterError(Problem("DT020", "a cluster needs at least one node", fixes=("write '1x(4cpu, 16GB)'",)))
-        names = [node.name for node in self.nodes]
-        twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
+        twice = sorted(name for name, count in Counter(node.name for node in self.nodes).items() if count > 1)
         if twice:
             message = f"two nodes have the same name: {', '.join(repr(name) for name in twice)}"
             raise ClusterError(Problem("DT021", message, fixes=("give every node a name of its own, or none",)))

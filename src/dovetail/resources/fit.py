@@ -173,6 +173,10 @@ def _with_enough_codecs(shape: Shape, able: list[CardShare], cards: Cards) -> It
     return () if chosen is None else (tuple(chosen),)
 
 
+def _codecs_asked_for(shape: Shape, card: CardFree) -> int:
+    return (card.nvdecs if shape.nvdecs else 0) + (card.nvencs if shape.nvencs else 0)
+
+
 def _first_with(shape: Shape, able: list[tuple[CardShare, CardFree]]) -> list[CardShare] | None:
     """As many cards as the shape needs that together have its codecs, those with few codecs first, so that the others
     stay for workers that need theirs; simply the first where there is nothing to add up."""
@@ -181,7 +185,7 @@ def _first_with(shape: Shape, able: list[tuple[CardShare, CardFree]]) -> list[Ca
         return None
     if count == 1 or not (shape.nvdecs or shape.nvencs):
         return [share for share, _ in able[:count]]
-    able = sorted(able, key=lambda item: item[1].nvdecs + item[1].nvencs)
+    able = sorted(able, key=lambda item: _codecs_asked_for(shape, item[1]))
     for codec, need in (("nvdecs", shape.nvdecs), ("nvencs", shape.nvencs)):
         if sum(sorted((getattr(card, codec) for _, card in able), reverse=True)[:count]) < need:
             return None

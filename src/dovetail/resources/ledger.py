@@ -61,11 +61,15 @@ class Ledger:
         return self._free
 
     def free_on(self, node: str) -> Free:
-        return self._free[self._index[node]]
+        return self._free[self.position(node)]
 
     def position(self, node: str) -> int:
-        """Where this node stands in the order of the cluster."""
-        return self._index[node]
+        """Where this node stands in the order of the cluster; a LedgerError if it is not there."""
+        try:
+            return self._index[node]
+        except KeyError:
+            fix = f"one of: {', '.join(list(self._index)[:5])}" + (", ..." if len(self._index) > 5 else "")
+            raise LedgerError(Problem("DT203", f"there is no node {node!r}", fixes=(fix,))) from None
 
     def seats(self) -> Iterator[Seat]:
         """Every seat that is taken, as often as it is."""
@@ -75,7 +79,7 @@ class Ledger:
 
     def take(self, seat: Seat) -> None:
         """Seats a worker; a LedgerError, and nothing changed, where there is not enough room."""
-        index = self._position_of(seat)
+        index = self.position(seat.node)
         free = self._free[index]
         then = free.taken(seat)
         if then is None:
@@ -85,7 +89,7 @@ class Ledger:
 
     def give_back(self, seat: Seat) -> None:
         """Frees a seat; a LedgerError, and nothing changed, if nobody sits there."""
-        index = self._position_of(seat)
+        index = self.position(seat.node)
         free = self._free[index]
         count = self._seated.get(seat, 0)
         if not count:
@@ -103,20 +107,21 @@ class Ledger:
             self.era += 1
         self.changes.append(index)
 
-    def _position_of(self, seat: Seat) -> int:
-        try:
-            return self._index[seat.node]
-        except KeyError:
-            message = f"there is no node {seat.node!r}"
-            fix = f"one of: {', '.join(list(self._index)[:5])}" + (", ..." if len(self._index) > 5 else "")
-            raise LedgerError(Problem("DT203", message, fixes=(fix,))) from None
-
     def _refused(self, code: str, seat: Seat, free: Free, what: str) -> LedgerError:
-        cards = ", ".join(f"#{share.card} {milli(share.milli)}" for share in seat.cards) or "no card"
-        left = " + ".join(milli(card.milli) for card in free.cards.free) or "no card"
+        cards = ", ".join(_card(f"#{share.card} ", *share[1:]) for share in seat.cards) or "no card"
+        left = " + ".join(_card("", *card) for card in free.cards.free) or "none"
         evidence = (
-            f"asked: {milli(seat.cpu_milli)} CPUs, {about_size(seat.memory_bytes)}, {cards}",
-            f"free:  {milli(free.cpu_milli)} CPUs, {about_size(free.memory_bytes)}, cards {left}",
+            f"asked: {milli(seat.cpu_milli)} CPUs, {about_size(seat.memory_bytes)}, {cards}{_custom(seat.custom)}",
+            f"free:  {milli(free.cpu_milli)} CPUs, {about_size(free.memory_bytes)}, cards {left}{_custom(free.custom)}",
         )
         fixes = ("place workers with a Placer, and give a seat back once",)
         return LedgerError(Problem(code, f"a seat on {seat.node!r} {what}", evidence, fixes))
+
+
+def _card(name: str, share_milli: int, memory_bytes: int, nvdecs: int, nvencs: int) -> str:
+    codecs = f" {nvdecs}/{nvencs} codecs" if nvdecs or nvencs else ""
+    return f"{name}{milli(share_milli)} {about_size(memory_bytes)}{codecs}"
+
+
+def _custom(amounts: tuple[tuple[str, int], ...]) -> str:
+    return "".join(f", {milli(amount)} {name}" for name, amount in amounts)

@@ -144,6 +144,8 @@ def check_group(group: NodeSpec, *, cpus: str, keep: str) -> None:
 
 
 def check_custom_name(name: str) -> None:
+    if name.lower().removesuffix("s") in ("cpu", "gpu", "memory", "gpu_memory", "nvdec", "nvenc"):
+        raise Mistake(f"{name!r} is not a custom resource", "write CPUs, memory and cards like '32cpu, 64GB, 2xA100'")
     if not _NAME.fullmatch(name):
         raise Mistake(
             f"{name!r} is not a name for a custom resource", "start with a letter; go on with letters, digits, _ . -"
@@ -215,6 +217,7 @@ def _item(group: NodeSpec, text: str) -> None:
 
 
 def _add_custom(group: NodeSpec, name: str, value: float) -> None:
+    check_custom_name(name)
     if name in group.custom:
         raise Mistake(f"{name!r} is given twice", "remove one of the two")
     group.custom[name] = custom_milli(value, name)

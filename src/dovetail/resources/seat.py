@@ -28,6 +28,16 @@ class Seat(NamedTuple):
     cards: tuple[CardShare, ...] = ()
     custom: tuple[tuple[str, int], ...] = ()
 
+    @property
+    def gpus(self) -> tuple[int, ...]:
+        """Which cards of the node."""
+        return tuple(share.card for share in self.cards)
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """How much of each."""
+        return tuple(share.milli / 1000 for share in self.cards)
+
     def to_dict(self) -> dict[str, Any]:
         return {
             "node": self.node,

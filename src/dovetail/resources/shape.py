@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
+from typing import TYPE_CHECKING, Any
 
 from dovetail.resources.cards import model_name
 from dovetail.resources.sizes import about_size, milli
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 class ShapeKind(Enum):
@@ -74,6 +78,30 @@ class Shape:
     @property
     def computes_on_gpu(self) -> bool:
         return self.kind not in (ShapeKind.CPU_ONLY, ShapeKind.CODEC)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        data = {item.name: getattr(self, item.name) for item in fields(self) if item.init}
+        return data | {
+            "kind": self.kind.value,
+            "accelerators": list(self.accelerators),
+            "labels": {name: list(values) for name, values in self.labels},
+            "custom": dict(self.custom),
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Shape:
+        """The inverse of `to_dict`."""
+        known = {item.name: data[item.name] for item in fields(cls) if item.init}
+        return cls(
+            **known
+            | {
+                "kind": ShapeKind(data["kind"]),
+                "accelerators": tuple(data["accelerators"]),
+                "labels": tuple((name, tuple(values)) for name, values in sorted(data["labels"].items())),
+                "custom": tuple(sorted(data["custom"].items())),
+            }
+        )
 
     def describe(self) -> str:
         """For messages: '0.25 GPU with 4GB, 1 CPU, 1 NVDEC'."""

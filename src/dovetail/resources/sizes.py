@@ -76,7 +76,7 @@ def parse_milli(number: float) -> int:
     """Thousandths of a number, rounded down, so that seven workers of 1/7 fit where one of 1 does; but what was written
     as a whole number of thousandths is just that, although 0.57 * 1000 is a little less than 570."""
     nearest = round(number * 1000)
-    return nearest if nearest / 1000 == number else math.floor(number * 1000)
+    return nearest if math.isclose(nearest / 1000, number, rel_tol=1e-12) else math.floor(number * 1000)
 
 
 def milli(amount_milli: int) -> str:

@@ -62,25 +62,25 @@ def seats_on_whole_nodes(ledger: Ledger, gang: GangRanker) -> Seats | None:
     whole: list[tuple[int, int]] = []
     for position, free in enumerate(ledger.free):
         if free not in room:
-            room[free] = list(_choices(rank, free, ranks_in_all)) if _is_whole(free, shape) else []
+            room[free] = list(_choices(rank, free, ranks_in_all)) if is_whole(free, shape) else []
         if room[free]:
             whole.append((-len(room[free]), position))
     whole.sort()
     seats = []
-    for position, ranks in _dealt(ranks_in_all, whole):
+    for position, ranks in dealt(ranks_in_all, whole):
         node = ledger.cluster.nodes[position].name
         seats += [rank.fit.seat(node, choice.way) for choice in room[ledger.free[position]][:ranks]]
     return tuple(seats) if len(seats) == ranks_in_all else None
 
 
-def _is_whole(free: Free, shape: Shape) -> bool:
+def is_whole(free: Free, shape: Shape) -> bool:
     cards = free.cards
     if shape.computes_on_gpu:
         return all(cards.is_whole(index) for index in range(len(cards.free)))
     return free == cards.kind.untouched()
 
 
-def _dealt(ranks: int, whole: list[tuple[int, int]]) -> list[tuple[int, int]]:
+def dealt(ranks: int, whole: list[tuple[int, int]]) -> list[tuple[int, int]]:
     """(position of a node, ranks there) for the fewest of the nodes, given with the most room first."""
     chosen: list[tuple[int, int]] = []
     left = ranks

@@ -1,0 +1,31 @@
+"""dovetail schema: what may be written in a file, for editors."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from dovetail.pipeline import schema as pipeline_schema
+
+SCHEMAS = {"pipeline": pipeline_schema.schema}
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  dovetail schema pipeline > pipeline.schema.json
+
+\b
+VS Code (with its YAML extension) then checks and completes pipeline files; in .vscode/settings.json:
+  {"yaml.schemas": {"./pipeline.schema.json": ["pipeline.yaml", "*.pipeline.yaml"]}}
+
+\b
+Or, for one file in any editor with yaml-language-server, as its first line:
+  # yaml-language-server: $schema=./pipeline.schema.json
+"""
+)
+@click.argument("kind", type=click.Choice(list(SCHEMAS)))
+def schema(kind: str) -> None:
+    """Print the JSON Schema of a KIND of file."""
+    click.echo(json.dumps(SCHEMAS[kind](), indent=2))

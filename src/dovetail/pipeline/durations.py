@@ -1,0 +1,38 @@
+"""How many seconds is "5m"?"""
+
+from __future__ import annotations
+
+import re
+
+DURATION_LIMIT_S = 366 * 86_400
+"""A year: a longer deadline is a slip of the pen."""
+
+_SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400}
+_PART = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*(ms|s|m|h|d)\s*", re.ASCII)
+DURATION_PATTERN = r"^\s*((\d+(\.\d*)?|\.\d+)\s*(ms|s|m|h|d)\s*)+$"
+
+
+def parse_duration(value: object) -> float:
+    """Seconds of 90, "90s", "5m" or "1h30m"; a ValueError says what is wrong with it."""
+    if isinstance(value, str):
+        return _in_range(_seconds(value))
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError('is not seconds, or a text such as "90s", "5m" or "1h"')  # noqa: TRY004
+    return _in_range(value)
+
+
+def _seconds(text: str) -> float:
+    total, at, written = 0.0, 0, text.strip()
+    while at < len(written):
+        part = _PART.match(written, at)
+        if part is None or len(written) > 100:
+            raise ValueError('is not a time such as "90s", "5m" or "1h"')
+        total += float(part[1]) * _SECONDS[part[2]]
+        at = part.end()
+    return total
+
+
+def _in_range(seconds: float) -> float:
+    if not 0 < seconds <= DURATION_LIMIT_S:
+        raise ValueError("is not more than nothing and at most 366 days")
+    return float(seconds)

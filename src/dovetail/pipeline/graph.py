@@ -1,0 +1,180 @@
+"""Which stage comes after which, in what order can they be read, and what is wrong with that?"""
+
+from __future__ import annotations
+
+import heapq
+from typing import TYPE_CHECKING
+
+from dovetail.errors import Problem, did_you_mean
+from dovetail.pipeline.checks import NAME_LIMIT, name_mistake, quoted, shown, stage_problems
+from dovetail.pipeline.stage import Stage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+Edges = dict[str, tuple[str, ...]]
+Located = tuple[tuple["str | int", ...], Problem]
+"""A problem, and the way to what it is about: ("stages", 2, "after", 0)."""
+
+PIPELINE_EXAMPLE = 'dt.Pipeline([dt.Stage("read", "my_package.my_module:read")])'
+
+
+def pipeline_problems(stages: Sequence[object], name: object) -> list[Located]:
+    """Everything that is wrong with these stages as a pipeline."""
+    found: list[Located] = []
+    mistake = name_mistake(name)
+    if mistake:
+        message = f"pipeline: name={shown(name)} {mistake[0]}"
+        found.append((("name",), Problem("DT034", message, fixes=(f"name={quoted(mistake[1])}",))))
+    if not stages:
+        fixes = (f"write at least one: {PIPELINE_EXAMPLE}",)
+        found.append((("stages",), Problem("DT030", "a pipeline without stages does nothing", fixes=fixes)))
+    for number, stage in enumerate(stages):
+        if isinstance(stage, Stage):
+            wrong = stage_problems(stage, _called(stage, number))
+            found += [(("stages", number, field), problem) for field, problem in wrong]
+        else:
+            message = f"stage {number + 1}: {shown(stage)} is not a dt.Stage"
+            found.append((("stages", number), Problem("DT034", message, fixes=(PIPELINE_EXAMPLE,))))
+    usable = {number: stage for number, stage in enumerate(stages) if isinstance(stage, Stage)}
+    named = {number: stage for number, stage in usable.items() if _is_named(stage)}
+    names = list(dict.fromkeys(stage.name for stage in named.values()))
+    return [*found, *_twice(named), *_after(usable, names), *_cycles(named)]
+
+
+def _is_named(stage: Stage) -> bool:
+    name: object = stage.name
+    return isinstance(name, str) and name != ""
+
+
+def _called(stage: Stage, number: int) -> str:
+    return f"stage {shown(stage.name)}" if _is_named(stage) else f"stage {number + 1}"
+
+
+def listing(names: Iterable[str]) -> str:
+    text = f"stages: {', '.join(names)}"
+    return text if len(text) <= 300 else f"{text[:297]}..."
+
+
+def edges_of(stages: Sequence[Stage]) -> Edges:
+    """The stages that each stage gets items from."""
+    before = [(), *((stage.name,) for stage in stages)]
+    return {
+        stage.name: before[number] if stage.after is None else tuple(_names_in(stage).values())
+        for number, stage in enumerate(stages)
+    }
+
+
+def reversed_edges(edges: Mapping[str, tuple[str, ...]]) -> Edges:
+    children: dict[str, list[str]] = {name: [] for name in edges}
+    for name, parents in edges.items():
+        for parent in parents:
+            children[parent].append(name)
+    return {name: tuple(found) for name, found in children.items()}
+
+
+def in_order(edges: Mapping[str, tuple[str, ...]]) -> list[str]:
+    """Names with parents before children, otherwise as given; what is in or behind a cycle is left out."""
+    position = {name: number for number, name in enumerate(edges)}
+    names = list(edges)
+    children = reversed_edges(edges)
+    missing = {name: len(parents) for name, parents in edges.items()}
+    ready = [position[name] for name, count in missing.items() if not count]
+    heapq.heapify(ready)
+    order = []
+    while ready:
+        name = names[heapq.heappop(ready)]
+        order.append(name)
+        for child in children[name]:
+            missing[child] -= 1
+            if not missing[child]:
+                heapq.heappush(ready, position[child])
+    return order
+
+
+def _twice(stages: Mapping[int, Stage]) -> Iterator[Located]:
+    first: dict[str, int] = {}
+    names = {stage.name for stage in stages.values()}
+    for number, stage in stages.items():
+        if stage.name not in first:
+            first[stage.name] = number
+            continue
+        base = stage.name[: NAME_LIMIT - 8]
+        free = next(f"{base}_{n}" for n in range(2, len(stages) + 3) if f"{base}_{n}" not in names)
+        names.add(free)
+        message = f"stages {first[stage.name] + 1} and {number + 1} are both called {shown(stage.name)}"
+        yield ("stages", number, "name"), Problem("DT031", message, fixes=(f"name={quoted(free)}",))
+
+
+def _after(stages: Mapping[int, Stage], names: list[str]) -> Iterator[Located]:
+    """Entries of `after` that are no stage, the stage itself, or there twice."""
+    for number, stage in stages.items():
+        given = _names_in(stage)
+        good = [name for name in dict.fromkeys(given.values()) if name in names and name != stage.name]
+        for entry, name in given.items():
+            path = ("stages", number, "after", entry)
+            if name == stage.name:
+                message = f"stage {shown(name)} comes after itself: {name} -> {name}"
+                yield path, Problem("DT033", message, fixes=_fixes(good, number))
+            elif name not in names:
+                near = did_you_mean(name, [other for other in names if other != stage.name])
+                meant = [*good, near.split("'")[1]] if near else good
+                message = f"{_called(stage, number)}: after names {shown(name)}, which is no stage{near}"
+                fixes = _fixes(list(dict.fromkeys(meant)), number)
+                yield path, Problem("DT032", message, evidence=(listing(names),), fixes=fixes)
+            elif name in list(given.values())[: list(given).index(entry)]:
+                message = f"{_called(stage, number)}: after names {shown(name)} twice"
+                yield path, Problem("DT034", message, fixes=_fixes(good, number))
+
+
+def _names_in(stage: Stage) -> dict[int, str]:
+    after: object = stage.after
+    if not isinstance(after, tuple):
+        return {}
+    return {entry: name for entry, name in enumerate(after) if isinstance(name, str)}
+
+
+def _fixes(names: list[str], number: int) -> tuple[str, ...]:
+    if names:
+        return (f"after={quoted(names)}",)
+    source = "after=[], for a source"
+    return (f"leave after out: it then follows stage {number}", f"or {source}") if number else (source,)
+
+
+def _cycles(stages: Mapping[int, Stage]) -> Iterator[Located]:
+    """One cycle after another, each stage in at most one of them."""
+    number_of = {stage.name: number for number, stage in reversed(list(stages.items()))}
+    kept = [stages[number] for number in sorted(number_of.values())]
+    edges = {
+        name: tuple(parent for parent in dict.fromkeys(parents) if parent in number_of and parent != name)
+        for name, parents in edges_of(kept).items()
+    }
+    while edges := _only_cycles(edges):
+        children = reversed_edges(edges)
+        walk = [next(iter(edges))]
+        while walk.count(walk[-1]) == 1:
+            walk.append(children[walk[-1]][0])
+        ring = walk[walk.index(walk[-1]) : -1]
+        head = min(ring, key=number_of.__getitem__)
+        ring = ring[ring.index(head) :] + ring[: ring.index(head)]
+        given = _names_in(stages[number_of[head]])
+        entry = next(entry for entry, name in given.items() if name == ring[-1])
+        rest = [name for name in given.values() if name != ring[-1]]
+        message = f"the stages go round in a circle: {' -> '.join([*ring, head])}"
+        evidence = (f"stage {shown(head)} has after={quoted([*given.values()])}",)
+        problem = Problem("DT033", message, evidence=evidence, fixes=(f"after={quoted(rest)}",))
+        yield ("stages", number_of[head], "after", entry), problem
+        edges = _among([name for name in edges if name not in ring], edges)
+
+
+def _only_cycles(edges: Edges) -> Edges:
+    """What is left when stages that nothing leads to, or that lead nowhere, are taken away again and again."""
+    forward = set(in_order(edges))
+    rest = _among([name for name in edges if name not in forward], edges)
+    backward = set(in_order(reversed_edges(rest)))
+    return _among([name for name in rest if name not in backward], rest)
+
+
+def _among(names: Sequence[str], edges: Edges) -> Edges:
+    kept = set(names)
+    return {name: tuple(parent for parent in edges[name] if parent in kept) for name in names}

@@ -1,0 +1,124 @@
+"""Which stages are there, and which comes after which? Checked when it is built, every mistake at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from dovetail.errors import ConfigError, Problem, did_you_mean
+from dovetail.pipeline import file
+from dovetail.pipeline.checks import shown
+from dovetail.pipeline.graph import (
+    PIPELINE_EXAMPLE,
+    Edges,
+    edges_of,
+    in_order,
+    listing,
+    pipeline_problems,
+    reversed_edges,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from dovetail.pipeline.stage import Stage
+
+
+class PipelineError(ConfigError):
+    """The description of a pipeline makes no sense."""
+
+
+@dataclass(frozen=True, init=False)
+class Pipeline:
+    """Stages, each after the one before it unless it says otherwise. A stage with several parents gets the union of
+    their items; an item goes to every child."""
+
+    stages: tuple[Stage, ...]
+    name: str
+    order: tuple[Stage, ...] = field(compare=False, repr=False)
+    """Parents before children, otherwise as given."""
+    _parents: Edges = field(compare=False, repr=False)
+    _children: Edges = field(compare=False, repr=False)
+
+    def __init__(self, stages: Iterable[Stage], name: str = "pipeline") -> None:
+        given = _listed(stages)
+        found = pipeline_problems(given, name)
+        if found:
+            raise PipelineError(problem for _, problem in found)
+        parents = edges_of(given)
+        by_name = {stage.name: stage for stage in given}
+        self._set(stages=given, name=name, order=tuple(by_name[item] for item in in_order(parents)))
+        self._set(_parents=parents, _children=reversed_edges(parents))
+
+    def _set(self, **values: object) -> None:
+        for key, value in values.items():
+            object.__setattr__(self, key, value)
+
+    def __iter__(self) -> Iterator[Stage]:
+        return iter(self.stages)
+
+    def __len__(self) -> int:
+        return len(self.stages)
+
+    def stage(self, name: str) -> Stage:
+        self._known(name)
+        return next(stage for stage in self.stages if stage.name == name)
+
+    def parents(self, name: str) -> tuple[str, ...]:
+        """The stages it gets items from, as written."""
+        self._known(name)
+        return self._parents[name]
+
+    def children(self, name: str) -> tuple[str, ...]:
+        """The stages that get its items, as listed."""
+        self._known(name)
+        return self._children[name]
+
+    def sources(self) -> tuple[str, ...]:
+        return tuple(name for name, parents in self._parents.items() if not parents)
+
+    def leaves(self) -> tuple[str, ...]:
+        return tuple(name for name, children in self._children.items() if not children)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Pipeline:
+        """A YAML or JSON file; mistakes are reported with line and column."""
+        try:
+            written = file.read(path)
+        except ConfigError as error:
+            raise PipelineError(error.problems) from None
+        return cls._from(written)
+
+    @classmethod
+    def from_dict(cls, data: object) -> Pipeline:
+        """What a pipeline file holds, as plain data."""
+        return cls._from(file.read_data(data))
+
+    @classmethod
+    def _from(cls, written: file.Written) -> Pipeline:
+        if written.problems:
+            raise PipelineError(written.problems)
+        return cls(written.stages, written.name)
+
+    def to_dict(self) -> dict[str, Any]:
+        """What a pipeline file would hold; a function that a file cannot name is an error."""
+        data, problems = file.data_of(self.stages, self.name)
+        if problems:
+            raise PipelineError(problems)
+        return data
+
+    def _known(self, name: str) -> None:
+        if name not in self._parents:
+            near = did_you_mean(name, list(self._parents))
+            message = f"pipeline {self.name!r} has no stage {shown(name)}{near}"
+            raise PipelineError(
+                Problem("DT032", message, evidence=(listing(self._parents),), fixes=("name one of its stages",))
+            )
+
+
+def _listed(stages: object) -> tuple[Any, ...]:
+    if isinstance(stages, Iterable) and not isinstance(stages, str | bytes | Mapping):
+        return tuple(stages)
+    message = f"a pipeline is made of a list of stages, not {shown(stages)}"
+    raise PipelineError(Problem("DT030", message, fixes=(PIPELINE_EXAMPLE,)))

@@ -1,0 +1,135 @@
+"""What is one step of a pipeline, as its author writes it?"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, fields
+from numbers import Integral, Real
+from typing import TYPE_CHECKING, Any, Literal
+
+from dovetail.pipeline.durations import parse_duration
+from dovetail.resources.resources import Resources
+
+if TYPE_CHECKING:
+    from dovetail.resources.shape import Shape
+
+Run = Callable[..., Any] | str
+"""A function, a class, or "package.module:name" of one."""
+Workers = Literal["auto"] | int | tuple[int, int]
+ONE_CPU = Resources()
+
+
+@dataclass(frozen=True)
+class Each:
+    """A function, or a class of workers, that gets one item instead of a list of them."""
+
+    fn: Callable[..., Any]
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        return self.fn(*arguments, **named)
+
+
+def each(fn: Callable[..., Any]) -> Each:
+    """Marks one item in, one out; None drops the item, an iterator fans it out. Also a decorator."""
+    return fn if isinstance(fn, Each) else Each(fn)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One step: `run` with `resources` for each of its workers. Its values are checked by `Pipeline`, not here."""
+
+    name: str
+    run: Run
+    resources: Resources = ONE_CPU
+    _: KW_ONLY
+    batch_size: int = 1
+    """Items per call."""
+    workers: Workers = "auto"
+    """How many: "auto", n, or (least, most)."""
+    workers_per_node: int | None = None
+    slots: int | None = None
+    """Batches in flight per worker."""
+    rate: float | None = None
+    """Items per second that ONE worker takes in; None: measured."""
+    returns: float | None = None
+    """Items out per item in; None: measured."""
+    ranks: int = 1
+    """Processes per worker, each with `resources`."""
+    retries: int = 3
+    on_error: Literal["fail", "skip"] = "fail"
+    deadline: float | str | None = None
+    """For one call: seconds, or "90s", "5m", "1h"."""
+    setup_deadline: float | str | None = None
+    env: Mapping[str, str] | None = None
+    runtime_env: Mapping[str, Any] | None = None
+    after: Sequence[str] | None = None
+    """None: the stage before it in the list; []: a source."""
+    fuse: bool = True
+    """Whether it may share workers with a neighbour."""
+    barrier: bool = False
+    """Whether it needs all of its input before it gives anything."""
+    recycle: int | str | None = None
+    """A worker is replaced after so many batches, or at this age ("1h")."""
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            value = getattr(self, item.name)
+            plain = _plain(value)
+            if plain is not value:
+                object.__setattr__(self, item.name, plain)
+
+    def __hash__(self) -> int:
+        return hash((Stage, self.name))
+
+    @property
+    def shape(self) -> Shape:
+        return self.resources.shape(self.ranks)
+
+    @property
+    def deadline_s(self) -> float | None:
+        return None if self.deadline is None else parse_duration(self.deadline)
+
+    @property
+    def setup_deadline_s(self) -> float | None:
+        return None if self.setup_deadline is None else parse_duration(self.setup_deadline)
+
+    @property
+    def recycle_batches(self) -> int | None:
+        return self.recycle if isinstance(self.recycle, int) else None
+
+    @property
+    def recycle_s(self) -> float | None:
+        return parse_duration(self.recycle) if isinstance(self.recycle, str) else None
+
+
+def _plain(value: object) -> object:
+    """Numpy's numbers become Python's; lists and mappings are copied, so that nobody changes them later."""
+    if isinstance(value, bool | int):
+        return value
+    if isinstance(value, list):
+        return tuple(value)
+    if isinstance(value, dict):
+        return dict(value)
+    try:
+        if isinstance(value, Integral):
+            return int(value)
+        return float(value) if isinstance(value, Real) else value
+    except (OverflowError, ValueError):
+        return value
+
+
+def _inner(run: object) -> object:
+    return run.fn if isinstance(run, Each) else run
+
+
+def is_class(run: object) -> bool:
+    """Whether workers are objects of a class, set up once; False for a text, which is not looked up here."""
+    return isinstance(_inner(run), type)
+
+
+def is_async(run: object) -> bool:
+    """Whether calls are awaited; False for a text, which is not looked up here."""
+    inner = _inner(run)
+    called = (inner, getattr(inner, "__call__", None))  # noqa: B004 - an object's own method, not whether it has one
+    return any(inspect.iscoroutinefunction(item) or inspect.isasyncgenfunction(item) for item in called)

@@ -1,0 +1,157 @@
+"""How is a plan told to a person, and what would one more node, GPU or CPU bring?"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from dovetail.errors import ConfigError, Problem, did_you_mean
+from dovetail.resources.cluster import Cluster
+from dovetail.resources.ledger import Ledger
+from dovetail.resources.sizes import about_size, milli
+from dovetail.scheduling.sizing import size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dovetail.resources.cluster import Node
+    from dovetail.resources.seat import Seat
+    from dovetail.scheduling.plan import Plan, UnitPlan
+
+NODES_SHOWN = 4
+
+
+def explain(plan: Plan) -> str:
+    """The whole plan."""
+    lines = [*headline(plan), "", *unit_table(plan), "", "in use"]
+    lines += [f"  {line}" for line in use_lines(plan)]
+    lines += ["", "how it was sized"]
+    lines += [f"  {line}" for line in plan.phases]
+    more = list(what_more_would_bring(plan))
+    if more:
+        lines += ["", "what one more would bring"]
+        width = max(len(what) for what, _ in more)
+        lines += [f"  {what:{width}}  {rate:.4g} items/s ({_gain(rate, plan.rate)})" for what, rate in more]
+    lines += ["", "notes", *(f"  {note}" for note in plan.notes)]
+    return "\n".join(lines)
+
+
+def headline(plan: Plan) -> list[str]:
+    share = 100 * plan.rate / plan.bound if plan.bound else 100.0
+    return [
+        f"{plan.name} on {plan.cluster.spec()}",
+        f"  {plan.rate:.4g} items/s, {share:.1f} % of the bound {plan.bound:.4g} set by {plan.binding}",
+        f"  bottleneck: {plan.bottleneck}; {plan.reason}",
+    ]
+
+
+def unit_table(plan: Plan) -> list[str]:
+    waves = len(plan.waves) > 1
+    header = ["wave"] * waves + ["stage", "workers", "items/s each", "items/s", "one worker", "nodes"]
+    rows = [header]
+    for unit in plan.units:
+        mark = " *" if unit.name == plan.bottleneck else ""
+        assumed = "?" if unit.rate_source == "assumed" else ""
+        cells = [f"{unit.name}{mark}", str(unit.workers), f"{unit.rate:.4g}{assumed}", f"{unit.throughput:.4g}"]
+        rows.append([str(unit.wave + 1)] * waves + [*cells, unit.shape.describe(), _nodes(plan.seats[unit.stages[0]])])
+    widths = [max(len(row[column]) for row in rows) for column in range(len(header))]
+    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    return [
+        *lines,
+        "* limits the rate" + ("; ? assumed" if any(u.rate_source == "assumed" for u in plan.units) else ""),
+    ]
+
+
+def use_lines(plan: Plan) -> list[str]:
+    lines = []
+    for name, use in plan.use.items():
+        text = about_size if "memory" in name else milli if name in ("CPUs", "GPUs") else str
+        lines.append(f"{text(use.used)} of {text(use.total)} {name} ({100 * use.used / use.total:.0f} %)")
+    if "GPUs" in plan.use:
+        lines.append(
+            f"{plan.idle_gpus} whole GPUs idle, {100 * plan.fragmentation:.1f} % of all GPU of no use to this work"
+        )
+    return lines
+
+
+def explain_stage(plan: Plan, stage: str) -> str:
+    """Why this stage has so many workers, and where they sit."""
+    unit = next((unit for unit in plan.units if stage in unit.stages), None)
+    if unit is None:
+        known = [name for unit in plan.units for name in unit.stages]
+        message = f"there is no stage {stage!r}{did_you_mean(stage, known)}"
+        raise ConfigError(Problem("DT032", message, fixes=(f"one of: {', '.join(known)}",)))
+    return "\n".join([*_why_so_many(plan, unit), *_where(plan, unit)])
+
+
+def _why_so_many(plan: Plan, unit: UnitPlan) -> list[str]:
+    one = f"{unit.rate:.4g} items/s in ({unit.rate_source})"
+    lines = [
+        f"{unit.name}: {unit.workers} workers, each {unit.shape.describe()}",
+        f"  one worker takes {one}; it gets {unit.per_source:.4g} items per source item",
+        f"  together they sustain {unit.throughput:.4g} source items/s; the plan runs at {plan.rate:.4g}",
+    ]
+    if unit.per_node is not None:
+        lines.append(f"  the count was given: workers_per_node={unit.per_node}")
+    elif unit.low == unit.high:
+        lines.append(f"  the count was given: workers={unit.low}")
+    elif unit.name == plan.bottleneck:
+        lines.append(f"  it limits the rate; one more does not fit beside the others ({plan.binding} are short)")
+    else:
+        lines.append(f"  it needs {unit.workers} to keep up, with headroom up to {plan.headroom:g} x the slowest")
+    if len(unit.stages) > 1:
+        lines.append(f"  {', '.join(unit.stages)} run in the same workers: equal needs, one after the other")
+    return lines
+
+
+def _where(plan: Plan, unit: UnitPlan) -> list[str]:
+    by_node: dict[str, list[Seat]] = {}
+    for seat in plan.seats[unit.stages[0]]:
+        by_node.setdefault(seat.node, []).append(seat)
+    lines = []
+    for node, seats in list(by_node.items())[:20]:
+        cards = sorted({card for seat in seats for card in seat.gpus})
+        on = f" on card{'s' if len(cards) > 1 else ''} {', '.join(map(str, cards))}" if cards else ""
+        lines.append(f"  {node}: {len(seats)}{on}")
+    return [*lines, f"  ... and {len(by_node) - 20} more nodes"] if len(by_node) > 20 else lines
+
+
+def what_more_would_bring(plan: Plan) -> Iterator[tuple[str, float]]:
+    """(one more what, the rate then) for a node, a GPU and a CPU of every kind of node."""
+    kinds: dict[str, Node] = {}
+    for node in plan.cluster.nodes:
+        kinds.setdefault(node.spec(), node)
+    for spec, node in list(kinds.items())[:NODES_SHOWN]:
+        yield f"node {spec}", _rate_on(plan, (*plan.cluster.nodes, replace(node, name=" one more")))
+        if node.gpus:
+            bigger = replace(node, gpus=(*node.gpus, node.gpus[-1]))
+            yield f"GPU {node.gpus[-1].model} on {node.name}", _rate_on(plan, _swapped(plan, node, bigger))
+        bigger = replace(node, cpu_milli=node.cpu_milli + 1000)
+        yield f"CPU on {node.name}", _rate_on(plan, _swapped(plan, node, bigger))
+
+
+def _swapped(plan: Plan, node: Node, by: Node) -> tuple[Node, ...]:
+    return tuple(by if other.name == node.name else other for other in plan.cluster.nodes)
+
+
+def _rate_on(plan: Plan, nodes: tuple[Node, ...]) -> float:
+    ledger = Ledger(Cluster(nodes))
+    rates = []
+    for wave in range(len(plan.waves)):
+        sizing = size([unit.demand for unit in plan.units if unit.wave == wave], ledger)
+        rates.append(sizing.rate if sizing is not None else plan.rate)
+    reached = rates[0] if len(rates) == 1 else 1 / sum(1 / rate for rate in rates)
+    return max(reached, plan.rate)
+
+
+def _gain(rate: float, before: float) -> str:
+    gain = 100 * (rate / before - 1) if before else 0.0
+    return "no gain" if gain < 0.05 else f"+{gain:.1f} %"
+
+
+def _nodes(seats: tuple[Seat, ...]) -> str:
+    counts: dict[str, int] = {}
+    for seat in seats:
+        counts[seat.node] = counts.get(seat.node, 0) + 1
+    shown = [f"{node} x{count}" for node, count in list(counts.items())[:NODES_SHOWN]]
+    return ", ".join(shown) + (f", ... ({len(counts)} nodes)" if len(counts) > NODES_SHOWN else "")

@@ -1,0 +1,214 @@
+"""What would run where, how fast, and what limits it? Plain data, JSON both ways."""
+
+from __future__ import annotations
+
+import html
+import json
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any
+
+from dovetail.errors import ConfigError, Problem
+from dovetail.resources.cluster import Cluster
+from dovetail.resources.seat import Seat
+from dovetail.resources.shape import Shape
+from dovetail.scheduling.demand import Demand
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class UnitPlan:
+    """One unit: its stages, how many workers it gets, and how fast they are."""
+
+    name: str
+    stages: tuple[str, ...]
+    shape: Shape
+    workers: int
+    rate: float
+    """Items per second that one worker takes in."""
+    rate_source: str
+    """given, measured or assumed."""
+    per_source: float
+    """Items it gets per item of the source."""
+    wave: int = 0
+    low: int = 1
+    high: int | None = None
+    per_node: int | None = None
+    barrier: bool = False
+
+    @property
+    def demand(self) -> Demand:
+        return Demand(self.name, self.shape, self.rate, self.per_source, self.low, self.high, self.per_node)
+
+    @property
+    def throughput(self) -> float:
+        """Source items per second that all its workers sustain."""
+        return self.workers * self.demand.speed
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """How much of a resource is in use when the plan runs, in its own integers (milli, bytes, pieces)."""
+
+    used: int
+    total: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Counts, seats, predicted rate, bound, bottleneck, and why."""
+
+    name: str
+    mode: str
+    """streaming, sequential or waves."""
+    reason: str
+    """Why this mode."""
+    cluster: Cluster
+    units: tuple[UnitPlan, ...]
+    seats: Mapping[str, tuple[Seat, ...]]
+    """Stage -> the seat of each of its processes."""
+    rate: float
+    """Source items per second."""
+    bound: float
+    """What no plan can exceed: every resource over what one source item needs of it."""
+    bottleneck: str
+    binding: str
+    """The resource that limits the bound."""
+    use: Mapping[str, Use]
+    fragmentation: float
+    """Share of all GPUs that is idle and of no use to this work."""
+    idle_gpus: int
+    headroom: float
+    assumptions: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    phases: tuple[str, ...] = field(default=())
+    """What each phase of sizing did, for people."""
+
+    @property
+    def workers(self) -> dict[str, int]:
+        """Stage -> how many workers."""
+        return {stage: unit.workers for unit in self.units for stage in unit.stages}
+
+    @property
+    def waves(self) -> tuple[tuple[str, ...], ...]:
+        """The names of the units that run at the same time, wave after wave."""
+        count = max(unit.wave for unit in self.units) + 1
+        return tuple(tuple(unit.name for unit in self.units if unit.wave == wave) for wave in range(count))
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Everything worth knowing: why this mode, what was assumed, what to look at."""
+        return (self.reason, *self.assumptions, *self.warnings)
+
+    def explain(self, stage: str | None = None) -> str:
+        """The plan in words and numbers, with what one more of each thing would bring; or why one stage is as it is."""
+        from dovetail.scheduling.narrate import explain, explain_stage
+
+        return explain(self) if stage is None else explain_stage(self, stage)
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict(), indent=2, ensure_ascii=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "version": VERSION,
+            "name": self.name,
+            "mode": self.mode,
+            "reason": self.reason,
+            "rate": self.rate,
+            "bound": self.bound,
+            "bottleneck": self.bottleneck,
+            "binding": self.binding,
+            "workers": self.workers,
+            "waves": [list(wave) for wave in self.waves],
+            "units": [_unit_to_dict(unit) for unit in self.units],
+            "use": {name: {"used": use.used, "total": use.total} for name, use in self.use.items()},
+            "fragmentation": self.fragmentation,
+            "idle_gpus": self.idle_gpus,
+            "headroom": self.headroom,
+            "assumptions": list(self.assumptions),
+            "warnings": list(self.warnings),
+            "notes": list(self.notes),
+            "phases": list(self.phases),
+            "cluster": self.cluster.to_dict(),
+            "seats": {name: [seat.to_dict() for seat in seats] for name, seats in self.seats.items()},
+        }
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        """The plan that `to_json` wrote; anything else is a ConfigError."""
+        try:
+            return cls.from_dict(json.loads(text))
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise _not_a_plan(f"{type(error).__name__}: {error}") from None
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Plan:
+        if data.get("version") != VERSION:
+            raise _not_a_plan(f"its version is {data.get('version')!r}, not {VERSION}")
+        return cls(
+            name=data["name"],
+            mode=data["mode"],
+            reason=data["reason"],
+            cluster=Cluster.from_dict(data["cluster"]),
+            units=tuple(_unit_from_dict(unit) for unit in data["units"]),
+            seats={name: tuple(Seat.from_dict(seat) for seat in seats) for name, seats in data["seats"].items()},
+            rate=data["rate"],
+            bound=data["bound"],
+            bottleneck=data["bottleneck"],
+            binding=data["binding"],
+            use={name: Use(use["used"], use["total"]) for name, use in data["use"].items()},
+            fragmentation=data["fragmentation"],
+            idle_gpus=data["idle_gpus"],
+            headroom=data["headroom"],
+            assumptions=tuple(data["assumptions"]),
+            warnings=tuple(data["warnings"]),
+            phases=tuple(data["phases"]),
+        )
+
+    def require_cluster(self, cluster: Cluster) -> None:
+        """A ConfigError that says what changed, if this plan was made for another cluster."""
+        changes = cluster_changes(self.cluster, cluster)
+        if changes:
+            message = f"the plan {self.name!r} was made for another cluster"
+            fixes = ("plan again: dovetail plan FILE --out plan.json",)
+            raise ConfigError(Problem("DT037", message, tuple(changes), fixes))
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><td>{html.escape(unit.name)}</td><td>{unit.workers}</td><td>{unit.rate:g}</td>"
+            f"<td>{unit.throughput:.4g}</td><td>{html.escape(unit.shape.describe())}</td></tr>"
+            for unit in self.units
+        )
+        name, bottleneck = html.escape(self.name), html.escape(self.bottleneck)
+        head = f"<b>{name}</b>: {self.mode}, {self.rate:.4g} items/s, bottleneck {bottleneck}"
+        columns = "".join(f"<th>{name}</th>" for name in ("unit", "workers", "items/s each", "items/s", "one worker"))
+        return f"<div>{head}<table><tr>{columns}</tr>{rows}</table></div>"
+
+
+def cluster_changes(old: Cluster, new: Cluster) -> list[str]:
+    """What differs, node by node, in sentences; the first few."""
+    before = {node.name: node.spec() for node in old.nodes}
+    now = {node.name: node.spec() for node in new.nodes}
+    lines = [f"gone: {name} {before[name]}" for name in before if name not in now]
+    lines += [f"new: {name} {now[name]}" for name in now if name not in before]
+    other = [name for name in before if now.get(name, before[name]) != before[name]]
+    lines += [f"changed: {name} {before[name]} -> {now[name]}" for name in other]
+    return lines if len(lines) <= 12 else [*lines[:12], f"and {len(lines) - 12} more"]
+
+
+def _unit_to_dict(unit: UnitPlan) -> dict[str, Any]:
+    data = {item.name: getattr(unit, item.name) for item in fields(unit) if item.name != "shape"}
+    return data | {"stages": list(unit.stages), "shape": unit.shape.to_dict(), "throughput": unit.throughput}
+
+
+def _unit_from_dict(data: dict[str, Any]) -> UnitPlan:
+    known = {item.name: data[item.name] for item in fields(UnitPlan)}
+    return UnitPlan(**known | {"stages": tuple(data["stages"]), "shape": Shape.from_dict(data["shape"])})
+
+
+def _not_a_plan(why: str) -> ConfigError:
+    return ConfigError(Problem("DT038", f"this is not a plan: {why}", fixes=("dovetail plan FILE --out plan.json",)))

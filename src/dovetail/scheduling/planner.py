@@ -1,0 +1,308 @@
+"""From a pipeline and a cluster to a plan: which mode, how many workers, where, how fast, and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from dovetail.errors import ConfigError, InfeasibleError, Problem, did_you_mean
+from dovetail.pipeline.units import multiplicity, rate_of_unit, units_of
+from dovetail.resources.cluster import Cluster
+from dovetail.resources.ledger import Ledger
+from dovetail.resources.sizes import milli
+from dovetail.scheduling.bounds import limits_of
+from dovetail.scheduling.fragmentation import Fragmentation, Workload
+from dovetail.scheduling.infeasible import explained
+from dovetail.scheduling.packing import Filler, groups_of, seats_of
+from dovetail.scheduling.plan import Plan, UnitPlan, Use
+from dovetail.scheduling.rates import ASSUMED, GIVEN, MEASURED, rates_of
+from dovetail.scheduling.sizing import Sizing, size, with_headroom
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from dovetail.pipeline.pipeline import Pipeline
+    from dovetail.resources.seat import Seat
+    from dovetail.scheduling.demand import Demand
+    from dovetail.scheduling.packing import Groups
+    from dovetail.scheduling.rates import Profile, Rates
+
+MODES = ("auto", "streaming", "sequential", "waves")
+HEADROOM = 1.5
+IDLE_WARNING = 0.5
+
+
+def plan(
+    pipeline: Pipeline,
+    cluster: Cluster | str = "auto",
+    mode: str = "auto",
+    *,
+    headroom: float = HEADROOM,
+    profiles: Mapping[str, Profile] | None = None,
+) -> Plan:
+    """What would run where. An InfeasibleError says what does not fit and what would; nothing is started."""
+    problems = _argument_problems(mode, headroom)
+    if problems:
+        raise ConfigError(problems)
+    described = Cluster.of(cluster)
+    rates = rates_of(pipeline, profiles)
+    units = _units(pipeline, rates)
+    chosen = choose(units, Ledger(described), mode)
+    return _assembled(pipeline.name, described, rates, chosen, headroom)
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """A mode with its reason, and the units of each wave with how they are sized."""
+
+    mode: str
+    reason: str
+    waves: list[tuple[list[UnitPlan], Sizing]]
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def rate(self) -> float:
+        """Source items per second over all waves: their times add up."""
+        rates = [sizing.rate for _, sizing in self.waves]
+        return rates[0] if len(rates) == 1 else 1 / sum(1 / rate for rate in rates)
+
+
+def choose(units: list[UnitPlan], ledger: Ledger, mode: str) -> Chosen:
+    """The waves of a mode; `auto` streams if every unit gets its workers, else takes the fewest waves."""
+    parts = _cut_at_barriers(units)
+    cut = f", cut at {len(parts) - 1} barrier{'s' if len(parts) > 2 else ''}" if len(parts) > 1 else ""
+    if mode in ("auto", "streaming"):
+        sized = [(part, size([unit.demand for unit in part], ledger)) for part in parts]
+        if all(sizing is not None for _, sizing in sized):
+            reason = f"streaming{cut}: every unit gets at least its least number of workers at the same time"
+            return Chosen("streaming", reason, [(part, sizing) for part, sizing in sized if sizing is not None])
+        short = [part for part, sizing in sized if sizing is None]
+        if mode == "streaming":
+            raise explained(short[0], ledger, choose)
+        return _fewest_waves(units, ledger, short[0])
+    if mode == "waves":
+        return _fewest_waves(units, ledger, None)
+    waves = [([unit], _alone(unit, ledger)) for unit in units]
+    return Chosen("sequential", "sequential: asked for; one unit at a time, each on the whole cluster", waves)
+
+
+def _fewest_waves(units: list[UnitPlan], ledger: Ledger, short: list[UnitPlan] | None) -> Chosen:
+    """Neighbours run together as long as they fit together. Taking as many as fit each time gives the fewest waves."""
+    waves: list[tuple[list[UnitPlan], Sizing]] = []
+    for part in _cut_at_barriers(units):
+        group: list[UnitPlan] = []
+        for unit in part:
+            if group and not _fit_together([*group, unit], ledger):
+                waves.append((group, _sized(group, ledger)))
+                group = []
+            if not group:
+                _alone(unit, ledger)
+            group.append(unit)
+        waves.append((group, _sized(group, ledger)))
+    count = f"{len(waves)} wave{'s' if len(waves) > 1 else ''}"
+    if short is None:
+        return Chosen("waves", f"waves: asked for; {count}", waves)
+    reason = f"{count}: all at once do not fit ({_sums(short, ledger)})"
+    chosen = Chosen("waves", reason, waves)
+    return replace(chosen, warnings=_without_counts(units, ledger, chosen))
+
+
+def _fit_together(units: list[UnitPlan], ledger: Ledger) -> bool:
+    return size([replace(unit.demand, high=unit.low) for unit in units], ledger) is not None
+
+
+def _sized(units: list[UnitPlan], ledger: Ledger) -> Sizing:
+    sizing = size([unit.demand for unit in units], ledger)
+    assert sizing is not None, f"{[unit.name for unit in units]} fitted a moment ago"
+    return sizing
+
+
+def _alone(unit: UnitPlan, ledger: Ledger) -> Sizing:
+    sizing = size([unit.demand], ledger)
+    if sizing is None:
+        raise explained([unit], ledger, choose)
+    return sizing
+
+
+def _without_counts(units: list[UnitPlan], ledger: Ledger, chosen: Chosen) -> tuple[str, ...]:
+    """What dropping the worker counts would bring, if there are any."""
+    pinned = [unit for unit in units if unit.low > 1 or unit.high is not None or unit.per_node is not None]
+    if not pinned:
+        return ()
+    freed = [replace(unit, low=1, high=None, per_node=None) for unit in units]
+    try:
+        other = choose(freed, ledger, "auto")
+    except InfeasibleError:
+        return ()
+    how = "all at once" if len(other.waves) == 1 else f"in {len(other.waves)} waves"
+    names = ", ".join(unit.name for unit in pinned)
+    return (
+        f"without the worker counts of {names} it would run {how} at {other.rate:.4g} items/s, not {chosen.rate:.4g}",
+    )
+
+
+def _sums(units: list[UnitPlan], ledger: Ledger) -> str:
+    free = sum(state.cards.idle_milli for state in ledger.free)
+    cpus = sum(state.cpu_milli for state in ledger.free)
+    need_gpu = sum(unit.low * unit.shape.ranks * unit.shape.cards * unit.shape.gpu_milli for unit in units)
+    need_cpu = sum(unit.low * unit.shape.ranks * unit.shape.cpu_milli for unit in units)
+    return f"they need {milli(need_gpu)} GPUs of {milli(free)} and {milli(need_cpu)} CPUs of {milli(cpus)}"
+
+
+def _cut_at_barriers(units: list[UnitPlan]) -> list[list[UnitPlan]]:
+    parts: list[list[UnitPlan]] = [[]]
+    for unit in units:
+        if unit.barrier and parts[-1]:
+            parts.append([])
+        parts[-1].append(unit)
+    return parts
+
+
+def _argument_problems(mode: str, headroom: float) -> list[Problem]:
+    problems = []
+    if mode not in MODES:
+        hint = did_you_mean(str(mode), MODES)
+        problems.append(Problem("DT036", f"unknown mode {mode!r}{hint}", fixes=(f"one of: {', '.join(MODES)}",)))
+    number: object = headroom
+    if isinstance(number, bool) or not isinstance(number, int | float) or not 1 <= number <= 100:
+        message = f"headroom={headroom!r} is not a number from 1 to 100"
+        problems.append(Problem("DT036", message, fixes=("headroom=1.5",)))
+    return problems
+
+
+def _units(pipeline: Pipeline, rates: Rates) -> list[UnitPlan]:
+    per_source = multiplicity(pipeline, rates.returns)
+    units = []
+    for unit in units_of(pipeline):
+        sources = {rates.source[name] for name in unit.stages}
+        low, high = 1, None
+        if isinstance(unit.workers, tuple):
+            low, high = unit.workers
+        elif isinstance(unit.workers, int):
+            low = high = unit.workers
+        units.append(
+            UnitPlan(
+                name=unit.name,
+                stages=unit.stages,
+                shape=unit.shape,
+                workers=0,
+                rate=rate_of_unit(unit.stages, rates.rate, rates.returns),
+                rate_source=ASSUMED if ASSUMED in sources else MEASURED if MEASURED in sources else GIVEN,
+                per_source=per_source[unit.stages[0]],
+                low=low,
+                high=high,
+                per_node=unit.workers_per_node,
+                barrier=unit.barrier,
+            )
+        )
+    return units
+
+
+def _assembled(name: str, cluster: Cluster, rates: Rates, chosen: Chosen, headroom: float) -> Plan:
+    ledger = Ledger(cluster)
+    units: list[UnitPlan] = []
+    seats: dict[str, tuple[Seat, ...]] = {}
+    phases: list[str] = []
+    finals: list[Sizing] = []
+    for wave, (members, sizing) in enumerate(chosen.waves):
+        demands = [unit.demand for unit in members]
+        fillers = [Filler(demand.shape) for demand in demands]
+        final = with_headroom(demands, fillers, sizing, headroom)
+        finals.append(final)
+        prefix = f"wave {wave + 1}: " if len(chosen.waves) > 1 else ""
+        phases += [prefix + line for line in _phases(members, sizing, final, headroom)]
+        for unit, count, workers in zip(members, final.counts, seats_of(final.packing, ledger, fillers), strict=True):
+            units.append(replace(unit, workers=count, wave=wave))
+            for stage in unit.stages:
+                seats[stage] = tuple(seat for worker in workers for seat in worker)
+    start = groups_of(ledger)
+    limits = [limits_of([unit.demand for unit in members], start)[0] for members, _ in chosen.waves]
+    slowest = min(range(len(limits)), key=lambda wave: limits[wave].rate)
+    bound = limits[0].rate if len(limits) == 1 else 1 / sum(1 / limit.rate for limit in limits)
+    workload = Workload((unit.shape, unit.workers) for unit in units)
+    use, idle, fragmentation = _use(start, [final.packing.groups for final in finals], workload)
+    return Plan(
+        name=name,
+        mode=chosen.mode,
+        reason=chosen.reason,
+        cluster=cluster,
+        units=tuple(units),
+        seats={stage: seats[stage] for unit in units for stage in unit.stages},
+        rate=Chosen(chosen.mode, "", [(w[0], f) for w, f in zip(chosen.waves, finals, strict=True)]).rate,
+        bound=bound,
+        bottleneck=min(units, key=lambda unit: unit.throughput).name,
+        binding=limits[slowest].resource,
+        use=use,
+        fragmentation=fragmentation,
+        idle_gpus=idle,
+        headroom=headroom,
+        assumptions=tuple(rates.assumptions()),
+        warnings=(*chosen.warnings, *_warnings(use, idle, cluster, units)),
+        phases=tuple(phases),
+    )
+
+
+def _phases(units: Sequence[UnitPlan], sizing: Sizing, final: Sizing, headroom: float) -> list[str]:
+    manual = [
+        f"{unit.name} {count}"
+        for unit, count in zip(units, sizing.counts, strict=True)
+        if unit.per_node is not None or unit.low == unit.high
+    ]
+    ranged = [
+        f"{unit.name} {unit.low}..{unit.high}" for unit in units if unit.high is not None and unit.low != unit.high
+    ]
+    added = [
+        f"{unit.name} +{after - before}"
+        for unit, before, after in zip(units, sizing.counts, final.counts, strict=True)
+        if after > before
+    ]
+    counts = ", ".join(f"{unit.name} {count}" for unit, count in zip(units, sizing.counts, strict=True))
+    return [
+        f"manual: {', '.join([*manual, *ranged]) or 'no counts are given'}",
+        "minimum: every unit has at least one worker",
+        f"throughput: {counts} for {sizing.rate:.4g} items/s",
+        f"headroom up to {headroom:g} x the slowest: {', '.join(added) or 'off, nothing is left for it'}",
+    ]
+
+
+def _use(start: Groups, after: list[Groups], workload: Workload) -> tuple[dict[str, Use], int, float]:
+    """The most that any wave uses of each resource, the least whole cards that stay idle, and their fragmentation."""
+    total = _sums_of(start)
+    lefts = [_sums_of(groups) for groups in after]
+    use = {name: Use(amount - min(left[name] for left in lefts), amount) for name, amount in total.items() if amount}
+    idle = min(
+        sum(
+            len(nodes) * sum(free.cards.is_whole(index) for index in range(len(free.cards.free)))
+            for free, nodes in groups.items()
+        )
+        for groups in after
+    )
+    measure = Fragmentation(workload)
+    fragments = max(sum(len(nodes) * measure.of_free(free) for free, nodes in groups.items()) for groups in after)
+    gpus = total["GPUs"]
+    return use, idle, fragments / (workload.weight * gpus) if gpus and workload.weight else 0.0
+
+
+def _sums_of(groups: Groups) -> dict[str, int]:
+    sums = dict.fromkeys(("CPUs", "memory", "GPUs", "GPU memory", "NVDECs", "NVENCs"), 0)
+    for free, nodes in groups.items():
+        sums["CPUs"] += len(nodes) * free.cpu_milli
+        sums["memory"] += len(nodes) * free.memory_bytes
+        for column, name in enumerate(("GPUs", "GPU memory", "NVDECs", "NVENCs")):
+            sums[name] += len(nodes) * sum(card[column] for card in free.cards.free)
+    return sums
+
+
+def _warnings(use: Mapping[str, Use], idle: int, cluster: Cluster, units: Sequence[UnitPlan]) -> list[str]:
+    gpus = sum(len(node.gpus) for node in cluster.nodes)
+    found = []
+    if gpus and idle >= max(1, IDLE_WARNING * gpus):
+        why = "no stage asks for one" if not any(unit.shape.computes_on_gpu for unit in units) else "see what limits it"
+        found.append(f"{idle} of {gpus} GPUs stay idle: {why}")
+    codecs = [name for name in ("NVDECs", "NVENCs") if name in use and use[name].used == use[name].total]
+    found += [f"every one of the {use[name].total} {name} is in use" for name in codecs]
+    return found
+
+
+def demands_of(plan: Plan, wave: int) -> list[Demand]:
+    return [unit.demand for unit in plan.units if unit.wave == wave]

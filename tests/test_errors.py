@@ -1,0 +1,183 @@
+from __future__ import annotations
+
+import copy
+import inspect
+import pickle
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dovetail import errors
+from dovetail.errors import (
+    ClusterError,
+    ConfigError,
+    DovetailError,
+    InfeasibleError,
+    LedgerError,
+    Problem,
+    ResourceError,
+    did_you_mean,
+)
+
+TOO_MANY_GPUS = Problem(
+    code="DT101",
+    message="7 operators need 14 GPUs at once; the cluster has 2",
+    evidence=("7 x num_proc 2 x num_gpus 1 = 14.0 GPUs, and 92.0 CPUs of 32.0",),
+    fixes=(
+        "drop num_proc and num_gpus from these operators: auto runs all 7 in 1.75 GPUs",
+        "or mode: sequential, one operator at a time, all 2 GPUs each",
+    ),
+    place="recipe.yaml:12",
+)
+
+ALL: list[Any] = [
+    found
+    for _name, found in inspect.getmembers(errors, inspect.isclass)
+    if issubclass(found, BaseException) and found.__module__ == errors.__name__
+]
+
+
+def test_a_problem_is_rendered_as_the_design_shows_it() -> None:
+    assert TOO_MANY_GPUS.render() == (
+        "error[DT101] recipe.yaml:12  7 operators need 14 GPUs at once; the cluster has 2\n"
+        "  7 x num_proc 2 x num_gpus 1 = 14.0 GPUs, and 92.0 CPUs of 32.0\n"
+        "  fix  drop num_proc and num_gpus from these operators: auto runs all 7 in 1.75 GPUs\n"
+        "  fix  or mode: sequential, one operator at a time, all 2 GPUs each"
+    )
+
+
+def test_a_problem_without_a_place_is_rendered_as_the_style_shows_it() -> None:
+    problem = Problem(
+        "DT110",
+        "stage 'caption' (2 GPUs, 1 CPU) fits on 0 of 4 nodes",
+        ("2 of 4 nodes: 1 whole GPU free, 2 needed", "1 of 4 nodes: no GPU", "1 of 4 nodes: 0.5 CPUs free, 1 needed"),
+        ("ask for less per worker, stop other workers, or add a bigger node",),
+    )
+    assert problem.render() == (
+        "error[DT110] stage 'caption' (2 GPUs, 1 CPU) fits on 0 of 4 nodes\n"
+        "  2 of 4 nodes: 1 whole GPU free, 2 needed\n"
+        "  1 of 4 nodes: no GPU\n"
+        "  1 of 4 nodes: 0.5 CPUs free, 1 needed\n"
+        "  fix  ask for less per worker, stop other workers, or add a bigger node"
+    )
+
+
+def test_a_problem_with_nothing_but_a_message_is_one_line() -> None:
+    assert Problem("DT001", "no").render() == "error[DT001] no"
+
+
+def test_a_problem_can_be_told_where_it_is() -> None:
+    problem = Problem("DT001", "no", ("because",), ("yes",))
+    placed = problem.at("f.yaml:1:2")
+    assert placed.render().startswith("error[DT001] f.yaml:1:2  no\n")
+    assert (problem.place, placed.at("")) == ("", problem)
+
+
+def test_a_problem_is_plain_data_too() -> None:
+    assert TOO_MANY_GPUS.to_dict() == {
+        "code": "DT101",
+        "place": "recipe.yaml:12",
+        "message": TOO_MANY_GPUS.message,
+        "evidence": list(TOO_MANY_GPUS.evidence),
+        "fixes": list(TOO_MANY_GPUS.fixes),
+    }
+
+
+def test_an_error_says_all_of_its_problems() -> None:
+    other = Problem("DT102", "and another")
+    error = InfeasibleError([TOO_MANY_GPUS, other])
+    assert str(error) == f"{TOO_MANY_GPUS.render()}\n{other.render()}"
+    assert error.codes == ("DT101", "DT102")
+    assert error.problems == (TOO_MANY_GPUS, other)
+
+
+def test_one_problem_or_several_make_an_error() -> None:
+    one = ConfigError(TOO_MANY_GPUS)
+    assert one.problems == (TOO_MANY_GPUS,)
+    assert ConfigError(problem for problem in [TOO_MANY_GPUS]).problems == one.problems
+
+
+def test_an_error_without_a_problem_is_our_own_bug() -> None:
+    with pytest.raises(AssertionError):
+        ConfigError([])
+
+
+@pytest.mark.parametrize("kind", ALL)
+@pytest.mark.parametrize("again", [lambda it: pickle.loads(pickle.dumps(it)), copy.copy, copy.deepcopy])
+def test_a_pickled_error_keeps_its_kind_and_its_problems(kind: type[DovetailError], again: object) -> None:
+    assert callable(again)
+    error = kind([TOO_MANY_GPUS, Problem("DT102", "and another")])
+    back = again(error)
+    assert type(back) is kind
+    assert back.problems == error.problems
+    assert str(back) == str(error)
+    assert back.exit_code == kind.exit_code
+
+
+@given(st.lists(st.builds(Problem, *[st.text()] * 2, *[st.lists(st.text()).map(tuple)] * 2, st.text()), min_size=1))
+def test_whatever_its_problems_say_an_error_survives_pickling(problems: list[Problem]) -> None:
+    back = pickle.loads(pickle.dumps(DovetailError(problems)))
+    assert back.problems == tuple(problems)
+    assert str(back) == str(DovetailError(problems))
+
+
+def drawn_tree() -> dict[str, tuple[str | None, int | None]]:
+    """Name -> (the name above it, exit code), as the docstring draws it."""
+    assert errors.__doc__ is not None
+    found: dict[str, tuple[str | None, int | None]] = {}
+    above: list[tuple[int, str]] = []
+    for line in errors.__doc__.splitlines():
+        match = re.fullmatch(r"(?P<branch>[ │├└─]*)(?P<name>[A-Z]\w+Error)(?:\s+(?P<code>\d+)\s+\S.*)?", line)
+        if match is None:
+            continue
+        depth = len(match["branch"])
+        above = [(d, name) for d, name in above if d < depth]
+        found[match["name"]] = (above[-1][1] if above else None, int(match["code"]) if match["code"] else None)
+        above.append((depth, match["name"]))
+    return found
+
+
+def test_the_tree_in_the_docstring_is_the_tree_of_classes_with_their_exit_codes() -> None:
+    real = {
+        kind.__name__: (None, None) if kind is DovetailError else (kind.__bases__[0].__name__, kind.exit_code)
+        for kind in ALL
+    }
+    assert drawn_tree() == real
+
+
+def test_the_exit_codes_are_those_of_the_command_line() -> None:
+    codes = {kind: kind.exit_code for kind in (ConfigError, ResourceError, ClusterError, InfeasibleError, LedgerError)}
+    assert codes == {ConfigError: 2, ResourceError: 2, ClusterError: 2, InfeasibleError: 3, LedgerError: 1}
+    assert all(issubclass(kind, DovetailError) for kind in ALL)
+
+
+def test_everything_in_the_module_is_exported() -> None:
+    assert set(errors.__all__) == {kind.__name__ for kind in ALL} | {"Problem", "did_you_mean"}
+
+
+@pytest.mark.parametrize(
+    ("word", "known", "said"),
+    [
+        ("cpu", ["cpus", "gpus"], " (did you mean 'cpus'?)"),
+        ("memroy", ["memory", "gpu_memory"], " (did you mean 'memory'?)"),
+        ("CPUS", ["cpus"], " (did you mean 'cpus'?)"),
+        ("a100", ["A100", "H100"], " (did you mean 'A100'?)"),
+        ("Cluster.YAML", ["cluster.yaml", "other.yaml"], " (did you mean 'cluster.yaml'?)"),
+        ("zzz", ["cpus", "memory"], ""),
+        ("", ["cpus"], ""),
+        ("cpus", [], ""),
+    ],
+)
+def test_the_nearest_known_word_is_suggested_whatever_its_case(word: str, known: list[str], said: str) -> None:
+    assert did_you_mean(word, known) == said
+
+
+@given(st.text(max_size=8), st.lists(st.text(max_size=8), max_size=5))
+def test_only_a_known_word_is_ever_suggested(word: str, known: list[str]) -> None:
+    said = did_you_mean(word, known)
+    assert said == "" or said in {f" (did you mean {name!r}?)" for name in known}
+    if word and word.casefold() in {name.casefold() for name in known}:
+        assert said
