@@ -10,7 +10,7 @@ from cosmos_xenna.pipelines.private import autoscaling_algorithms, data_structur
 STAGES = ((4, 0), (1, 0.25), (2, 0.5), (4, 1), (4, 2), (2, 0))
 
 
-def solve(nodes):
+def solve(nodes: int) -> dict[str, float]:
     cluster = resources.ClusterResources(
         nodes={
             f"node-{i}": resources.NodeResources(

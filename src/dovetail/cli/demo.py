@@ -1,4 +1,4 @@
-"""dovetail demo: this machine, and an example cluster being filled."""
+"""dovetail demo: this machine, an example pipeline planned, and a misfit explained."""
 
 from __future__ import annotations
 
@@ -8,22 +8,32 @@ import click
 
 import dovetail as dt
 from dovetail.cli.picture import picture, summary
-from dovetail.scheduling.explain import Wish, problems_of
 from dovetail.scheduling.largest import largest_worker
+from dovetail.scheduling.narrate import headline, unit_table, use_lines, what_more_would_bring
 
-EXAMPLE_CLUSTER = "2x(64cpu, 256GB, 4xL40S) + 1x(32cpu, 128GB, 2xH100)"
-STAGES = {
-    "download": (dt.Resources(cpus=2, memory="2GB"), 8),
-    "decode (NVDEC)": (dt.Resources(cpus=2, nvdecs=1), 12),
-    "caption (quarter GPU)": (dt.Resources(cpus=1, gpus=0.25, gpu_memory="10GB"), 14),
-    "embed (whole GPU)": (dt.Resources(cpus=4, gpus=1), 5),
-    "encode (NVENC)": (dt.Resources(cpus=2, nvencs=1), 6),
-}
+EXAMPLE_CLUSTER = "1x(32cpu, 128GB, 2xL40S:48GB)"
+WITHOUT_ENCODERS = "1x(32cpu, 128GB, 2xH100)"
+
+
+def example() -> dt.Pipeline:
+    """The pipeline of examples/video.yaml, which is not there when Dovetail was installed from a wheel."""
+    stages = {
+        "download": (dt.Resources(cpus=1, memory="1GB"), 4),
+        "decode": (dt.Resources(cpus=1, nvdecs=1), 6),
+        "caption": (dt.Resources(cpus=1, gpus=0.25, gpu_memory="10GB"), 3.5),
+        "embed": (dt.Resources(cpus=2, gpus=1), 15),
+        "encode": (dt.Resources(cpus=1, nvencs=1), 5),
+        "write": (dt.Resources(cpus=0.5), 40),
+    }
+    return dt.Pipeline(
+        [dt.Stage(name, f"video:{name}", resources, rate=rate) for name, (resources, rate) in stages.items()],
+        name="video",
+    )
 
 
 @click.command(epilog="Example:\n\n  dovetail demo")
 def demo() -> None:
-    """Show this machine, then fill an example cluster and explain what does not fit."""
+    """Show this machine, plan an example pipeline on an example cluster, and explain what does not fit."""
     _heading("This machine")
     here = dt.Cluster.local()
     for note in here.notes:
@@ -31,28 +41,28 @@ def demo() -> None:
     click.echo(summary(here))
     click.echo(f"largest worker: {largest_worker(dt.Ledger(here)).describe()}")
 
-    _heading(f"An example cluster: {EXAMPLE_CLUSTER}")
-    cluster = dt.Cluster.parse(EXAMPLE_CLUSTER)
-    ledger = dt.Ledger(cluster)
-    click.echo(summary(cluster))
-
-    shapes = {name: resources.shape() for name, (resources, _) in STAGES.items()}
-    workload = dt.Workload([(shapes[name], count) for name, (_, count) in STAGES.items()])
-    placer = dt.Placer(ledger, dt.FragmentationScore(workload))
+    pipeline = example()
     started = time.perf_counter()
-    seated = {name: placer.fill(shapes[name], count) for name, (_, count) in STAGES.items()}
+    plan = dt.plan(pipeline, EXAMPLE_CLUSTER)
     took_ms = (time.perf_counter() - started) * 1000
-    workers = sum(map(len, seated.values()))
-    _heading(f"{workers} workers of a video pipeline, placed in {took_ms:.1f} ms")
-    click.echo("\n".join(picture(ledger, seated)))
+    _heading(f"A video pipeline on {EXAMPLE_CLUSTER}, planned in {took_ms:.0f} ms")
+    click.echo("\n".join([*headline(plan), "", *unit_table(plan), "", *use_lines(plan)]))
 
-    _heading("And what does not fit is explained")
-    for problem in problems_of(
-        [Wish("stage 'train'", dt.Resources(cpus=8, gpus=2, accelerator="H100").shape(), 2)], ledger
-    ):
-        click.echo(problem.render())
+    _heading("Who sits where")
+    ledger = dt.Ledger(plan.cluster, (seat for seats in plan.seats.values() for seat in seats))
+    click.echo("\n".join(picture(ledger, {name: [(seat,) for seat in seats] for name, seats in plan.seats.items()})))
+
+    _heading("What one more would bring")
+    for what, rate in what_more_would_bring(plan):
+        click.echo(f"  {what}: {rate:.4g} items/s")
+
+    _heading(f"And the same on {WITHOUT_ENCODERS}")
+    try:
+        dt.plan(pipeline, WITHOUT_ENCODERS)
+    except dt.InfeasibleError as error:
+        click.echo(str(error))
     click.echo()
-    click.echo("Next:  dovetail cluster show    dovetail cluster show --help")
+    click.echo("Next:  dovetail init pipeline    dovetail plan pipeline.yaml    dovetail explain pipeline.yaml caption")
 
 
 def _heading(text: str) -> None:

@@ -73,11 +73,11 @@ def init(kind: str, path: str, force: bool) -> None:
         click.echo(EXAMPLES[kind], nl=False)
         return
     target = Path(path)
-    if target.is_dir():
-        raise _refused(path, "is a folder", f"dovetail init {kind} {shlex.quote(str(target / 'pipeline.yaml'))}")
-    if target.exists() and not force:
-        raise _refused(path, "is there already", f"dovetail init {kind} {shlex.quote(path)} --force")
     try:
+        if target.is_dir():
+            raise _refused(path, "is a folder", f"dovetail init {kind} {shlex.quote(str(target / 'pipeline.yaml'))}")
+        if target.exists() and not force:
+            raise _refused(path, "is there already", f"dovetail init {kind} {shlex.quote(path)} --force")
         _write(target, EXAMPLES[kind])
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)

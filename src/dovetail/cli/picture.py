@@ -74,12 +74,13 @@ def _row(ledger: Ledger, node: Node, seated: list[tuple[str, Seat]]) -> tuple[st
 
 
 def _box(card: int, seated: list[tuple[str, Seat]]) -> str:
-    """[aabb......]: a letter for every tenth of the card, at least one for everyone who sits there."""
-    cells = ""
+    """[aaabb.....]: a letter for every tenth of the card, at least one for everyone who sits there."""
+    cells, taken = "", 0
     for letter, seat in seated:
         for share in seat.cards:
             if share.card == card and share.milli:
-                cells += letter * max(1, round(share.milli * CARD_CELLS / 1000))
+                taken += share.milli
+                cells += letter * max(1, -(-taken * CARD_CELLS // 1000) - len(cells))
     return f"[{cells[:CARD_CELLS]:.<{CARD_CELLS}}]"
 
 

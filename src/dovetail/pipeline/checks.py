@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 NAME_LIMIT = 100
 NAME_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$"
-RUN_PATTERN = r"^[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*$"
+RUN_PATTERN = r"^(?!.*\.py:)[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*$"
 WORKERS_LIMIT = 1_000_000
 RECYCLE_LIMIT = 10**9
 COUNTS = {
@@ -67,6 +67,13 @@ def shown(value: object) -> str:
 def quoted(value: object) -> str:
     """As it is written in Python and in YAML alike."""
     return json.dumps(value, ensure_ascii=False)
+
+
+def is_writable(value: object) -> bool:
+    """Whether a fix can repeat it."""
+    if isinstance(value, str):
+        return value.isprintable() and len(value) <= NAME_LIMIT
+    return isinstance(value, int | float) and abs(value) < 10**NAME_LIMIT
 
 
 class _Checker:
@@ -178,8 +185,8 @@ class _Checker:
             if not isinstance(name, str) or not name or "=" in name or "\0" in name:
                 self._add("env", f"env: {shown(name)} is not the name of a variable", example)
             elif not isinstance(value, str) or "\0" in value:
-                texts = {key: text if isinstance(text, str) else quoted(text) for key, text in env.items()}
-                fix = f"env={quoted(texts)}" if _are_plain(env) else example
+                writable = all(map(is_writable, (*env, *env.values())))
+                fix = f"env={quoted({key: str(text) for key, text in env.items()})}" if writable else example
                 self._add("env", f"env: {shown(name)} is {shown(value)}, not a text", fix)
 
     def _runtime_env(self, value: object) -> None:
@@ -205,10 +212,6 @@ class _Checker:
         else:
             message = f'recycle={shown(value)} is not a whole number of batches, or an age such as "1h"'
             self._add("recycle", message, "recycle=1000", 'or recycle="1h"')
-
-
-def _are_plain(env: Mapping[object, object]) -> bool:
-    return all(isinstance(name, str) and isinstance(value, str | int | float) for name, value in env.items())
 
 
 def _is_int(value: object) -> TypeGuard[int]:

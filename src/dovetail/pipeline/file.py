@@ -18,7 +18,7 @@ from dovetail.documents.document import Document, Steps, dotted
 from dovetail.documents.read import read_document
 from dovetail.documents.validate import missing_key, unknown_key
 from dovetail.errors import Problem, ResourceError
-from dovetail.pipeline.checks import quoted, shown
+from dovetail.pipeline.checks import is_writable, quoted, shown
 from dovetail.pipeline.graph import pipeline_problems
 from dovetail.pipeline.stage import Each, Stage
 from dovetail.resources.resources import Resources
@@ -119,7 +119,7 @@ class _Reader:
         word = key if isinstance(key, str) else shown(key)
         problem = unknown_key(word, keys, self.document.place((*path, word)))
         if keys is STAGE_KEYS and word in RESOURCE_KEYS:
-            fixes = (f"resources: {{{word}: {quoted(value) if isinstance(value, str | int | float) else 1}}}",)
+            fixes = (f"resources: {{{word}: {quoted(value) if is_writable(value) else 1}}}",)
             return replace(problem, message=f"unknown key {word!r}: it belongs under 'resources'", fixes=fixes)
         if keys is RESOURCE_KEYS and word in STAGE_KEYS:
             fixes = (f"move {word!r} out of 'resources', beside it",)

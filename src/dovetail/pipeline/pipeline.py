@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from dovetail.errors import ConfigError, Problem, did_you_mean
+from dovetail.errors import ConfigError, PipelineError, Problem, did_you_mean
 from dovetail.pipeline import file
 from dovetail.pipeline.checks import shown
 from dovetail.pipeline.graph import (
@@ -23,10 +23,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from dovetail.pipeline.stage import Stage
-
-
-class PipelineError(ConfigError):
-    """The description of a pipeline makes no sense."""
 
 
 @dataclass(frozen=True, init=False)

@@ -6,7 +6,8 @@ GPU share that m cannot use is
     all that is idle        if m computes on no GPU, may not run on n, or cannot sit there now
     what is idle on cards   that cannot seat m, otherwise
 
-and F(n) is the mean over the expected classes, weighted by how often each is expected. Everything is an integer: F is
+Codecs that are counted over several cards decide whether m can sit there at all, not on which of them. F(n)
+is the mean over the expected classes, weighted by how often each is expected. Everything is an integer: F is
 kept multiplied by the total weight.
 """
 

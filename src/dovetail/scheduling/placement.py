@@ -151,7 +151,7 @@ class _Ranking:
 
 def first_to_leave(ledger: Ledger, workers: Sequence[Seats], fragmentation: Fragmentation) -> int:
     """Which of these workers to stop: the one whose leaving makes the most GPU usable again; of several the one on the
-    last node, because placement fills the first."""
+    last node, because placement fills the first, and there the last in the list."""
     assert workers, "nobody is there to leave"
     known: dict[object, int] = {}
     best: tuple[int, int, int] | None = None
