@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -51,17 +52,23 @@ def plan(file: str, cluster_spec: str, mode: str, headroom: float, out: Path | N
 
 def load_plan(file: str, cluster_spec: str, mode: str) -> dt.Plan:
     """The plan in a .json file that `dovetail plan --out` wrote, else the plan of a pipeline file."""
-    if not file.endswith(".json"):
+    if not file.endswith(".json") or _is_pipeline(file):
         return dt.plan(dt.Pipeline.load(file), cluster_spec, mode)
-    try:
-        text = Path(file).read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        problem = dt.Problem("DT010", f"cannot be read: {error}", fixes=("name a file that can be read",), place=file)
-        raise dt.ConfigError(problem) from None
-    made = dt.Plan.from_json(text)
+    made = dt.Plan.from_json(Path(file).read_text(errors="replace"))
     if cluster_spec != "auto":
         made.require_cluster(dt.Cluster.of(cluster_spec))
     return made
+
+
+def _is_pipeline(file: str) -> bool:
+    """Whether a JSON file holds stages. Plans of large clusters are larger than any configuration, so not `documents`."""
+    try:
+        data = json.loads(Path(file).read_text(errors="replace"))
+    except OSError:
+        return True  # let the reader of pipelines say what is wrong with the file
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(data, dict) and "stages" in data
 
 
 def write_atomically(path: Path, text: str) -> None:

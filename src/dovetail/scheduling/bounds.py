@@ -36,7 +36,7 @@ def limits_of(demands: Sequence[Demand], groups: Groups) -> list[Limit]:
         for demand in demands
         if demand.high is not None
     ]
-    return sorted(limits)
+    return sorted(limits, key=lambda limit: float(f"{limit.rate:.9g}"))
 
 
 def bound_of_counts(demands: Sequence[Demand], groups: Groups) -> float:

@@ -11,6 +11,9 @@ if TYPE_CHECKING:
 
     from dovetail.resources.shape import Shape
 
+SPEED_LIMIT = 1e12
+"""Of a worker that hardly gets items, or none: as good as endless, and still a number that can be written."""
+
 
 @dataclass(frozen=True, slots=True)
 class Demand:
@@ -30,7 +33,7 @@ class Demand:
     @property
     def speed(self) -> float:
         """Source items per second that one worker sustains."""
-        return self.rate / self.per_source if self.per_source else math.inf
+        return min(self.rate / self.per_source, SPEED_LIMIT) if self.per_source else SPEED_LIMIT
 
 
 def rate_of(demands: Sequence[Demand], counts: Sequence[int]) -> float:

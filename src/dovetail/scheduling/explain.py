@@ -21,8 +21,9 @@ from dovetail.scheduling.reasons import reasons
 from dovetail.scheduling.scores import FragmentationScore
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
+    from dovetail.resources.cluster import Node
     from dovetail.resources.shape import Shape
 
 PIECES_SHOWN = 6
@@ -158,7 +159,7 @@ def _in_pieces(shape: Shape, ledger: Ledger) -> list[str]:
 
 def _too_many(wish: Wish, largest: int, ledger: Ledger) -> Problem:
     message = f"{wish.name}: {wish.workers} workers ({wish.shape.describe()}) are asked for, {largest} fit"
-    fixes = [f"workers={largest}", *_smaller_workers(wish, ledger), *more_nodes([wish], ledger)]
+    fixes = [f"workers={largest}", *_smaller_workers(wish, ledger), *_more_nodes([wish], ledger)]
     return Problem("DT103", message, (f"{largest} of {wish.workers} fit on what is free now",), _alternatives(fixes))
 
 
@@ -169,7 +170,7 @@ def _gang_too_large(wish: Wish, ledger: Ledger) -> Problem:
     message = f"{wish.name} ({shape.describe()}) fits on no node and on no set of whole nodes"
     whole = "nobody computes on their cards" if shape.computes_on_gpu else "nobody sits there"
     evidence = (f"{on_one} of {shape.ranks} ranks fit on one node", f"else it needs whole nodes, where {whole}")
-    fixes = [f"ranks={on_one}", *more_nodes([wish], ledger)]
+    fixes = [f"ranks={on_one}", *_more_nodes([wish], ledger)]
     return Problem("DT116", message, evidence, _alternatives(fixes))
 
 
@@ -184,7 +185,7 @@ def _sums_short(wishes: Sequence[Wish], ledger: Ledger) -> Problem | None:
     has = " and ".join(text[name](free.get(name, 0)) for name in short)
     message = f"{len(wishes)} kinds of workers need {needs} at once; {has} {'is' if len(short) == 1 else 'are'} free"
     evidence = [f"{wish.name}: {wish.workers} x ({wish.shape.describe()})" for wish in wishes]
-    fixes = ["ask for fewer workers, or for less per worker", *more_nodes(wishes, ledger)]
+    fixes = ["ask for fewer workers, or for less per worker", *_more_nodes(wishes, ledger)]
     return Problem("DT101", message, tuple(evidence), _alternatives(fixes))
 
 
@@ -220,7 +221,7 @@ def _do_not_fit_together(wishes: Sequence[Wish], ledger: Ledger) -> Problem | No
     message = f"{len(wishes)} kinds of workers fit one by one, but not together"
     evidence = [f"{wish.name}: {wish.workers} of {wish.workers + placed} workers find no seat" for wish, placed in left]
     kept = [f"{wish.name} with workers={placed}" for wish, placed in left if placed]
-    return Problem("DT102", message, tuple(evidence), _alternatives([*kept, *more_nodes(wishes, ledger)]))
+    return Problem("DT102", message, tuple(evidence), _alternatives([*kept, *_more_nodes(wishes, ledger)]))
 
 
 def _left_over(wishes: Sequence[Wish], ledger: Ledger) -> list[tuple[Wish, int]]:
@@ -253,7 +254,7 @@ def _smaller_workers(wish: Wish, ledger: Ledger) -> list[str]:
     return [f"gpus={milli(largest)}"] if largest else []
 
 
-def more_nodes(wishes: Sequence[Wish], ledger: Ledger) -> list[str]:
+def _more_nodes(wishes: Sequence[Wish], ledger: Ledger) -> list[str]:
     """How many more nodes like the largest one would do; tried."""
     largest = max(ledger.cluster.nodes, key=lambda node: (len(node.gpus), node.usable_cpu_milli, node.memory_bytes))
 
@@ -261,11 +262,16 @@ def more_nodes(wishes: Sequence[Wish], ledger: Ledger) -> list[str]:
         extra = tuple(replace(largest, name=f"one more: {number}") for number in range(more))
         return not _left_over(wishes, Ledger(Cluster((*ledger.cluster.nodes, *extra)), ledger.seats()))
 
+    return more_nodes_text(largest, enough)
+
+
+def more_nodes_text(node: Node, enough: Callable[[int], bool]) -> list[str]:
+    """'add 6 nodes like ...' for the fewest that are enough; nothing if no reasonable number is."""
     more = next((2**power for power in range(MORE_NODES_LIMIT.bit_length()) if enough(2**power)), 0)
     if not more:
         return []
     fewest = more // 2 + 1 + bisect_left(range(more // 2 + 1, more), True, key=enough)
-    return [f"add {fewest} node{'s' if fewest > 1 else ''} like 1x{largest.spec()}"]
+    return [f"add {fewest} node{'s' if fewest > 1 else ''} like 1x{node.spec()}"]
 
 
 def _alternatives(fixes: list[str]) -> tuple[str, ...]:

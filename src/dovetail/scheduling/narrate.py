@@ -95,6 +95,8 @@ def _why_so_many(plan: Plan, unit: UnitPlan) -> list[str]:
         lines.append(f"  the count was given: workers_per_node={unit.per_node}")
     elif unit.low == unit.high:
         lines.append(f"  the count was given: workers={unit.low}")
+    elif unit.workers == unit.high:
+        lines.append(f"  it has as many as its author allows: workers=({unit.low}, {unit.high})")
     elif unit.name == plan.bottleneck:
         lines.append(f"  it limits the rate; one more does not fit beside the others ({plan.binding} are short)")
     else:

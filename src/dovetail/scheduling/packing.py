@@ -156,8 +156,8 @@ def add_some(packing: Packing, unit: int, filler: Filler, count: int, nodes_firs
     ranks = filler.shape.ranks
     room = sum(filler.room(free) // ranks * len(positions) for free, positions in packing.groups.items())
     count = min(count, room)
-    if count:
-        assert _add(packing, unit, filler, count, nodes_first), "there was room"
+    fitted = _add(packing, unit, filler, count, nodes_first) if count else True
+    assert fitted, f"there was room for {count} more of {filler.shape}"
     return count
 
 

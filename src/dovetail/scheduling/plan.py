@@ -7,16 +7,16 @@ import json
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
-from dovetail.errors import ConfigError, Problem
+from dovetail.errors import ClusterError, ConfigError, LedgerError, Problem
 from dovetail.resources.cluster import Cluster
+from dovetail.resources.ledger import Ledger
 from dovetail.resources.seat import Seat
 from dovetail.resources.shape import Shape
 from dovetail.scheduling.demand import Demand
+from dovetail.scheduling.plan_file import VERSION, checked, not_a_plan
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,14 +141,25 @@ class Plan:
     def from_json(cls, text: str) -> Plan:
         """The plan that `to_json` wrote; anything else is a ConfigError."""
         try:
-            return cls.from_dict(json.loads(text))
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise _not_a_plan(f"{type(error).__name__}: {error}") from None
+            data = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise not_a_plan([str(error)]) from None
+        return cls.from_dict(data)
 
     @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Plan:
-        if data.get("version") != VERSION:
-            raise _not_a_plan(f"its version is {data.get('version')!r}, not {VERSION}")
+    def from_dict(cls, data: object) -> Plan:
+        """The inverse of `to_dict`, checked: form, numbers, and seats that can be taken."""
+        try:
+            plan = cls._from_checked(checked(data))
+            for wave in range(len(plan.waves)):
+                stages = [unit.stages[0] for unit in plan.units if unit.wave == wave]
+                Ledger(plan.cluster, (seat for stage in stages for seat in plan.seats[stage]))
+        except (ClusterError, LedgerError, ValueError) as error:
+            raise not_a_plan([str(error)]) from None
+        return plan
+
+    @classmethod
+    def _from_checked(cls, data: dict[str, Any]) -> Plan:
         return cls(
             name=data["name"],
             mode=data["mode"],
@@ -208,7 +219,3 @@ def _unit_to_dict(unit: UnitPlan) -> dict[str, Any]:
 def _unit_from_dict(data: dict[str, Any]) -> UnitPlan:
     known = {item.name: data[item.name] for item in fields(UnitPlan)}
     return UnitPlan(**known | {"stages": tuple(data["stages"]), "shape": Shape.from_dict(data["shape"])})
-
-
-def _not_a_plan(why: str) -> ConfigError:
-    return ConfigError(Problem("DT038", f"this is not a plan: {why}", fixes=("dovetail plan FILE --out plan.json",)))

@@ -78,7 +78,7 @@ def choose(units: list[UnitPlan], ledger: Ledger, mode: str) -> Chosen:
             return Chosen("streaming", reason, [(part, sizing) for part, sizing in sized if sizing is not None])
         short = [part for part, sizing in sized if sizing is None]
         if mode == "streaming":
-            raise explained(short[0], ledger, choose)
+            raise explained(short, units, ledger, feasible)
         return _fewest_waves(units, ledger, short[0])
     if mode == "waves":
         return _fewest_waves(units, ledger, None)
@@ -107,6 +107,12 @@ def _fewest_waves(units: list[UnitPlan], ledger: Ledger, short: list[UnitPlan] |
     return replace(chosen, warnings=_without_counts(units, ledger, chosen))
 
 
+def feasible(units: list[UnitPlan], ledger: Ledger, mode: str) -> bool:
+    """Whether every unit would get its least number of workers in this mode."""
+    groups = _cut_at_barriers(units) if mode == "streaming" else [[unit] for unit in units]
+    return all(_fit_together(group, ledger) for group in groups)
+
+
 def _fit_together(units: list[UnitPlan], ledger: Ledger) -> bool:
     return size([replace(unit.demand, high=unit.low) for unit in units], ledger) is not None
 
@@ -120,7 +126,7 @@ def _sized(units: list[UnitPlan], ledger: Ledger) -> Sizing:
 def _alone(unit: UnitPlan, ledger: Ledger) -> Sizing:
     sizing = size([unit.demand], ledger)
     if sizing is None:
-        raise explained([unit], ledger, choose)
+        raise explained([[unit]], [unit], ledger, feasible)
     return sizing
 
 

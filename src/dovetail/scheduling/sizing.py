@@ -92,7 +92,7 @@ def _per_node(
         if demand.per_node is None:
             continue
         able = nodes_for(demand, packing.groups)
-        if not able or any(fillers[unit].room(free) < demand.per_node for free in able):
+        if not able or any(fillers[unit].room(free) // demand.shape.ranks < demand.per_node for free in able):
             return None
         for free in able:
             add_to(packing, unit, fillers[unit], free, demand.per_node)

@@ -1,0 +1,155 @@
+"""Is this text a plan, with values that make sense? A plan file can be edited, torn or something else altogether."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from dovetail.documents import Document, validated
+from dovetail.errors import ConfigError, Problem
+
+VERSION = 1
+INTEGER_LIMIT = 1 << 62
+
+
+@dataclass(frozen=True)
+class ShapeEntry:
+    kind: str
+    cpu_milli: int
+    memory_bytes: int
+    cards: int
+    gpu_milli: int
+    gpu_memory_bytes: int
+    nvdecs: int
+    nvencs: int
+    accelerators: list[str]
+    labels: dict[str, list[str]]
+    custom: dict[str, int]
+    ranks: int
+
+
+@dataclass(frozen=True)
+class UnitEntry:
+    name: str
+    stages: list[str]
+    shape: ShapeEntry
+    workers: int
+    rate: float
+    rate_source: str
+    per_source: float
+    wave: int
+    low: int
+    high: int | None
+    per_node: int | None
+    barrier: bool
+
+
+@dataclass(frozen=True)
+class UseEntry:
+    used: int
+    total: int
+
+
+@dataclass(frozen=True)
+class ShareEntry:
+    card: int
+    milli: int
+    memory_bytes: int
+    nvdecs: int
+    nvencs: int
+
+
+@dataclass(frozen=True)
+class SeatEntry:
+    node: str
+    cpu_milli: int
+    memory_bytes: int
+    cards: list[ShareEntry]
+    custom: dict[str, int]
+
+
+@dataclass(frozen=True)
+class PlanFile:
+    version: int
+    name: str
+    mode: str
+    reason: str
+    rate: float
+    bound: float
+    bottleneck: str
+    binding: str
+    units: list[UnitEntry]
+    use: dict[str, UseEntry]
+    fragmentation: float
+    idle_gpus: int
+    headroom: float
+    assumptions: list[str]
+    warnings: list[str]
+    phases: list[str]
+    cluster: dict[str, Any]
+    seats: dict[str, list[SeatEntry]]
+
+
+def checked(data: object) -> dict[str, Any]:
+    """The data of a plan, of the right form and with numbers in range; else a ConfigError that says what is wrong."""
+    if not isinstance(data, dict) or data.get("version") != VERSION:
+        said = data.get("version") if isinstance(data, dict) else type(data).__name__
+        raise not_a_plan([f"its version is {said!r}, not {VERSION}"])
+    try:
+        written = validated(Document("plan", data), PlanFile)
+    except ConfigError as error:
+        raise not_a_plan([problem.message for problem in error.problems]) from None
+    wrong = [*_numbers(data, "plan"), *_sense(written)]
+    if wrong:
+        raise not_a_plan(wrong)
+    return data
+
+
+def not_a_plan(why: list[str]) -> ConfigError:
+    shown = tuple(why[:8]) + ((f"and {len(why) - 8} more",) if len(why) > 8 else ())
+    return ConfigError(Problem("DT038", "this is not a plan", shown, ("dovetail plan FILE --out plan.json",)))
+
+
+def _numbers(value: object, path: str) -> list[str]:
+    """Every number is finite, not negative and not absurd."""
+    if isinstance(value, dict):
+        return [line for key, inner in value.items() for line in _numbers(inner, f"{path}.{key}")]
+    if isinstance(value, list):
+        return [line for number, inner in enumerate(value) for line in _numbers(inner, f"{path}[{number}]")]
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return []
+    return [] if math.isfinite(value) and 0 <= value <= INTEGER_LIMIT else [f"{path} is out of range"]
+
+
+def _sense(plan: PlanFile) -> list[str]:
+    """What the form does not show: units that are complete, and numbers that belong together."""
+    wrong = []
+    stages = [stage for unit in plan.units for stage in unit.stages]
+    waves = sorted({unit.wave for unit in plan.units})
+    if not plan.units or not all(unit.stages for unit in plan.units) or len(set(stages)) < len(stages):
+        wrong.append("its units have no stages, or share some")
+    if waves != list(range(len(waves))):
+        wrong.append("its waves are not numbered from 0 on")
+    if plan.rate <= 0 or plan.bound <= 0:
+        wrong.append("its rate or bound is not above 0")
+    if any(use.total < use.used or not use.total for use in plan.use.values()):
+        wrong.append("more is in use than there is")
+    for unit in plan.units:
+        wrong += _unit_sense(unit)
+        for stage in unit.stages:
+            if len(plan.seats.get(stage, ())) != unit.workers * unit.shape.ranks:
+                wrong.append(f"{stage} has not as many seats as processes")
+    if set(plan.seats) != set(stages):
+        wrong.append("it has seats for other stages than it has units")
+    return wrong
+
+
+def _unit_sense(unit: UnitEntry) -> list[str]:
+    shape = unit.shape
+    fine = unit.rate > 0 and unit.workers >= 1 and unit.low >= 1 and shape.ranks >= 1
+    fine = fine and (unit.high is None or unit.high >= unit.low) and (unit.per_node is None or unit.per_node >= 1)
+    fine = fine and shape.gpu_milli <= 1000 and (shape.cards > 0) == (shape.kind != "cpu only")
+    sized = shape.kind != "fractional gpu" or shape.gpu_milli or shape.gpu_memory_bytes
+    codecs = shape.kind != "codec" or shape.nvdecs or shape.nvencs
+    return [] if fine and sized and codecs else [f"the numbers of {unit.name} make no sense together"]

@@ -1,0 +1,163 @@
+"""`dovetail plan` and `dovetail explain` as people run them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import dovetail as dt
+
+VIDEO = str(Path(__file__).parents[2] / "examples" / "video.yaml")
+SPEC = "1x(32cpu, 128GB, 2xL40S:48GB)"
+GPU_PIPELINE = """
+name: many
+stages:
+  - {name: a, run: "m:a", resources: {cpus: 4, gpus: 1}, workers: 2}
+  - {name: b, run: "m:b", resources: {cpus: 4, gpus: 1}, workers: 2}
+"""
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "dovetail", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=dict(os.environ),
+        stdin=subprocess.DEVNULL,
+    )
+
+
+def test_json_on_stdout_is_the_plan_and_nothing_else() -> None:
+    shown = run("plan", VIDEO, "--cluster", SPEC, "--json")
+    assert shown.returncode == 0
+    data = json.loads(shown.stdout)
+    assert {"rate", "bound", "bottleneck", "workers", "units", "seats", "notes"} <= data.keys()
+    made = dt.plan(dt.Pipeline.load(VIDEO), SPEC)
+    assert shown.stdout == made.to_json() + "\n"
+
+
+def test_a_plan_is_shown_to_people() -> None:
+    shown = run("plan", VIDEO, "--cluster", SPEC)
+    assert shown.returncode == 0
+    made = dt.plan(dt.Pipeline.load(VIDEO), SPEC)
+    assert f"bottleneck: {made.bottleneck}" in shown.stdout
+    assert all(name in shown.stdout for name in made.workers)
+    assert "% of the bound" in shown.stdout
+    assert "dovetail explain" in shown.stderr
+
+
+def test_a_written_plan_is_explained_and_leaves_no_other_file(tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    file.write_text("an older plan")
+    written = run("plan", VIDEO, "--cluster", SPEC, "--out", str(file))
+    assert written.returncode == 0
+    assert [item.name for item in tmp_path.iterdir()] == ["plan.json"]
+    made = dt.plan(dt.Pipeline.load(VIDEO), SPEC)
+    assert dt.Plan.from_json(file.read_text()) == made
+    told = run("explain", str(file), "caption")
+    assert told.returncode == 0
+    assert told.stdout == made.explain("caption") + "\n"
+    assert run("explain", str(file)).stdout == made.explain() + "\n"
+    assert run("explain", str(file), "--cluster", SPEC).returncode == 0
+
+
+def test_a_plan_that_cannot_be_written_is_exit_code_2_and_leaves_nothing(tmp_path: Path) -> None:
+    shown = run("plan", VIDEO, "--cluster", SPEC, "--out", str(tmp_path / "no" / "plan.json"))
+    assert shown.returncode == 2
+    assert "DT010" in shown.stderr
+    assert "Traceback" not in shown.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_plan_is_refused_on_another_cluster(tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    assert run("plan", VIDEO, "--cluster", SPEC, "--out", str(file)).returncode == 0
+    shown = run("explain", str(file), "--cluster", "1x(16cpu, 128GB, 2xL40S:48GB)")
+    assert shown.returncode == 2
+    assert shown.stdout == ""
+    assert "error[DT037]" in shown.stderr
+    assert "16cpu" in shown.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("plan", VIDEO, "--cluster", SPEC, "--mode", "bogus"), "DT036"),
+        (("plan", VIDEO, "--cluster", SPEC, "--mode", "streeming"), "did you mean 'streaming'?"),
+        (("plan", VIDEO, "--cluster", SPEC, "--headroom", "0.5"), "DT036"),
+        (("plan", VIDEO, "--cluster", SPEC, "--headroom", "nan"), "DT036"),
+        (("plan", VIDEO, "--cluster", "1x(32gpu)"), "error["),
+        (("plan", "no-such-file.yaml", "--cluster", SPEC), "no-such-file.yaml"),
+        (("explain", "no-such-plan.json"), "no-such-plan.json"),
+        (("explain", VIDEO, "captoin", "--cluster", SPEC), "did you mean 'caption'?"),
+        (("plan",), "FILE"),
+    ],
+)
+def test_bad_input_is_exit_code_2_with_a_message_and_no_traceback(arguments: tuple[str, ...], told: str) -> None:
+    shown = run(*arguments)
+    assert shown.returncode == 2
+    assert shown.stdout == ""
+    assert told in shown.stderr
+    assert "Traceback" not in shown.stderr
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"version": 1}', "\0"])
+def test_a_plan_file_that_holds_no_plan_is_exit_code_2(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "plan.json"
+    file.write_text(text)
+    shown = run("explain", str(file))
+    assert (shown.returncode, shown.stdout) == (2, "")
+    assert "error[DT038]" in shown.stderr
+
+
+def test_a_plan_file_with_a_text_for_its_rate_is_exit_code_2(tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    data = dt.plan(dt.Pipeline.load(VIDEO), SPEC).to_dict()
+    file.write_text(json.dumps(data | {"rate": "fast"}))
+    shown = run("explain", str(file))
+    assert "Traceback" not in shown.stderr
+    assert (shown.returncode, shown.stdout) == (2, "")
+
+
+def test_what_does_not_fit_is_exit_code_3_with_nothing_on_stdout(tmp_path: Path) -> None:
+    file = tmp_path / "many.yaml"
+    file.write_text(GPU_PIPELINE)
+    out = tmp_path / "plan.json"
+    shown = run(
+        "plan", str(file), "--cluster", "1x(32cpu, 2xgpu:20GB)", "--mode", "streaming", "--out", str(out), "--json"
+    )
+    assert shown.returncode == 3
+    assert shown.stdout == ""
+    assert "4 GPUs" in shown.stderr
+    assert 'mode="waves"' in shown.stderr
+    assert not out.exists()
+    waves = run("plan", str(file), "--cluster", "1x(32cpu, 2xgpu:20GB)", "--mode", "waves", "--json")
+    assert json.loads(waves.stdout)["waves"] == [["a"], ["b"]]
+
+
+def test_cards_without_encoders_are_exit_code_3_with_cards_that_have_them() -> None:
+    shown = run("plan", VIDEO, "--cluster", "1x(32cpu, 128GB, 2xH100)")
+    assert (shown.returncode, shown.stdout) == (3, "")
+    assert "error[DT112]" in shown.stderr
+    assert "L40S" in shown.stderr
+
+
+def test_explain_tells_what_one_more_brings_as_data() -> None:
+    shown = run("explain", VIDEO, "--cluster", SPEC, "--json")
+    data = json.loads(shown.stdout)
+    assert [entry["what"].split()[0] for entry in data["one_more"]] == ["node", "GPU", "CPU"]
+    assert all(entry["rate"] >= data["rate"] for entry in data["one_more"])
+
+
+def test_notes_are_printed_for_people(tmp_path: Path) -> None:
+    file = tmp_path / "cpu.yaml"
+    file.write_text('stages: [{name: a, run: "m:a"}, {name: b, run: "m:b", fuse: false}]')
+    shown = run("plan", str(file), "--cluster", "8x(64cpu, 8xgpu:20GB)")
+    assert "note: 64 of 64 GPUs stay idle" in shown.stdout
+    assert "assumed" in shown.stdout

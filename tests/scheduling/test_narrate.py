@@ -1,0 +1,138 @@
+"""A plan is told with its limits, its reasons, and what more of everything would bring."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import dovetail as dt
+from dovetail.scheduling.narrate import headline, unit_table, what_more_would_bring
+from scheduling.pipelines import pipeline, stage
+
+VIDEO = Path(__file__).parents[2] / "examples" / "video.yaml"
+SPEC = "2x(32cpu, 128GB, 2xL40S:48GB)"
+
+
+def video(spec: str = SPEC) -> dt.Plan:
+    return dt.plan(dt.Pipeline.load(VIDEO), spec)
+
+
+def test_the_whole_plan_is_told() -> None:
+    plan = video()
+    told = plan.explain()
+    assert f"bottleneck: {plan.bottleneck}" in told
+    share = re.search(r"([\d.]+) % of the bound", told)
+    assert share
+    assert float(share[1]) == pytest.approx(100 * plan.rate / plan.bound, abs=0.05)
+    assert f"set by {plan.binding}" in told
+    for phase in ("manual:", "minimum:", "throughput:", "headroom"):
+        assert any(line.strip().startswith(phase) for line in told.splitlines()), phase
+    for note in plan.notes:
+        assert note in told
+    for name in plan.workers:
+        assert re.search(rf"^{name}( \*)? +{plan.workers[name]} ", told, re.MULTILINE)
+
+
+def test_one_more_node_gpu_and_cpu_are_told_with_the_rate_that_planning_finds() -> None:
+    plan = video()
+    assert all(f"  {what}  " in re.sub(r" {2,}", "  ", plan.explain()) for what, _ in what_more_would_bring(plan))
+    more = dict(what_more_would_bring(plan))
+    assert [what.split()[0] for what in more] == ["node", "GPU", "CPU"]
+    bigger = dt.plan(dt.Pipeline.load(VIDEO), f"{SPEC} + 1x(32cpu, 128GB, 2xL40S:48GB)", headroom=1).rate
+    assert next(iter(more.values())) == pytest.approx(bigger, rel=1e-6)
+    assert all(rate >= plan.rate for rate in more.values())
+
+
+def test_what_brings_nothing_is_told_so() -> None:
+    plan = dt.plan(pipeline(stage("a", cpus=4)), "1x(8cpu, 1xgpu:20GB)")
+    lines = [line for line in plan.explain().splitlines() if "items/s (" in line]
+    assert ["no gain" in line for line in lines] == [False, True, True]
+    assert "+100.0 %" in lines[0]
+
+
+def test_every_kind_of_node_is_offered_once() -> None:
+    plan = dt.plan(pipeline(stage("a")), "3x(8cpu) + 2x(16cpu, 1xgpu:20GB)")
+    assert [what.split()[0] for what, _ in what_more_would_bring(plan)] == ["node", "CPU", "node", "GPU", "CPU"]
+
+
+def test_one_more_of_anything_for_waves_is_never_a_loss() -> None:
+    made = pipeline(*(stage(name, cpus=1, gpus=1, workers=2) for name in "abc"))
+    plan = dt.plan(made, "1x(8cpu, 2xgpu:20GB)")
+    assert len(plan.waves) == 3
+    assert all(rate >= plan.rate for _, rate in what_more_would_bring(plan))
+    assert "wave 3: throughput" in plan.explain()
+    assert unit_table(plan)[0].startswith("wave")
+
+
+def test_a_stage_is_told_with_its_count_its_reason_and_its_seats() -> None:
+    plan = video()
+    told = plan.explain("caption")
+    assert told.startswith(f"caption: {plan.workers['caption']} workers")
+    per_node: dict[str, int] = {}
+    for seat in plan.seats["caption"]:
+        per_node[seat.node] = per_node.get(seat.node, 0) + 1
+    for node, count in per_node.items():
+        assert re.search(rf"{node}: {count} on cards? ", told)
+    assert "3.5 items/s in (given)" in told
+
+
+@pytest.mark.parametrize(
+    ("counted", "why"),
+    [
+        ({"workers": 2}, "workers=2"),
+        ({"workers_per_node": 1}, "workers_per_node=1"),
+        ({}, "limits the rate"),
+    ],
+)
+def test_the_reason_for_a_count_is_who_asked_for_it(counted: dict[str, int], why: str) -> None:
+    made = pipeline(stage("slow", cpus=2, rate=0.1, **counted), stage("fast", rate=50))
+    plan = dt.plan(made, "2x(8cpu)")
+    assert plan.bottleneck == "slow"
+    assert why in plan.explain("slow")
+    assert "keep up" in plan.explain("fast")
+
+
+def test_a_stage_at_the_top_of_its_range_is_not_told_that_resources_are_short() -> None:
+    plan = dt.plan(pipeline(stage("slow", rate=1, workers=(1, 2)), stage("fast", rate=9)), "1x(64cpu)")
+    assert plan.workers["slow"] == 2
+    assert plan.bottleneck == "slow"
+    told = plan.explain("slow")
+    assert "does not fit" not in told
+    assert "are short" not in told
+
+
+def test_fused_stages_are_told_together() -> None:
+    made = pipeline(stage("a", fuse=True), stage("b", fuse=True))
+    plan = dt.plan(made, "1x(4cpu)")
+    assert plan.explain("a") == plan.explain("b")
+    assert "a, b run in the same workers" in plan.explain("b")
+
+
+def test_an_unknown_stage_is_refused_with_the_one_that_was_meant() -> None:
+    with pytest.raises(dt.ConfigError, match="did you mean 'caption'") as caught:
+        video().explain("captoin")
+    assert caught.value.codes == ("DT032",)
+    assert "encode" in caught.value.problems[0].fixes[0]
+
+
+def test_assumed_rates_are_marked() -> None:
+    plan = dt.plan(pipeline(stage("a", rate=None), stage("b", rate=2)), "1x(4cpu)")
+    table = "\n".join(unit_table(plan))
+    assert "2?" in table
+    assert "? assumed" in table
+    given = dt.plan(pipeline(stage("a", rate=3), stage("b", rate=2)), "1x(4cpu)")
+    assert "?" not in "\n".join(unit_table(given))
+
+
+def test_many_nodes_are_cut_short() -> None:
+    plan = dt.plan(pipeline(stage("a")), "30x(2cpu)")
+    assert "(30 nodes)" in plan.explain()
+    assert "... and 10 more nodes" in plan.explain("a")
+
+
+def test_the_headline_of_a_plan_without_bound_is_whole() -> None:
+    lines = headline(replace(video(), bound=0.0))
+    assert "100.0 % of the bound" in lines[1]

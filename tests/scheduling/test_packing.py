@@ -1,0 +1,125 @@
+"""Packing seats what it says, where there is room, and says no only when it found none."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+import dovetail as dt
+from dovetail.scheduling.packing import (
+    NODES_FIRST,
+    Filler,
+    Packing,
+    Strategy,
+    add_some,
+    groups_of,
+    pack,
+    seats_of,
+)
+from scheduling.pipelines import any_clusters, light_resources
+from scheduling.strategies import clusters, gangs, resources, shapes
+
+
+def positions_in(packing: Packing) -> list[int]:
+    return sorted(position for positions in packing.groups.values() for position in positions)
+
+
+@given(clusters(), shapes(), st.integers(0, 12))
+def test_filling_a_node_gives_the_state_that_its_seats_leave(cluster: dt.Cluster, shape: dt.Shape, count: int) -> None:
+    ledger = dt.Ledger(cluster)
+    filler = Filler(shape)
+    free = ledger.free[0]
+    count = min(count, filler.room(free))
+    assume(count)
+    filled = filler.fill(free, count)
+    assert sum(times for _, times in filled.ways) == count
+    for way, times in filled.ways:
+        for _ in range(times):
+            ledger.take(filler.fit.seat(cluster.nodes[0].name, way))
+    assert ledger.free[0] == filled.free
+
+
+@given(clusters(), st.lists(st.one_of(shapes(), gangs(most_ranks=3)), min_size=1, max_size=4), st.data())
+def test_a_packing_seats_every_worker_and_the_ledger_agrees_with_what_is_left(
+    cluster: dt.Cluster, kinds: list[dt.Shape], data: st.DataObject
+) -> None:
+    ledger = dt.Ledger(cluster)
+    fillers = [Filler(shape) for shape in kinds]
+    counts = data.draw(st.lists(st.integers(0, 3), min_size=len(kinds), max_size=len(kinds)))
+    order = tuple(data.draw(st.permutations(range(len(kinds)))))
+    strategy = Strategy(order, data.draw(st.sampled_from(NODES_FIRST)), data.draw(st.integers(1, 3)))
+    packing = pack(Packing([], groups_of(ledger)), fillers, counts, strategy)
+    assume(packing is not None)
+    assert packing is not None
+    workers = seats_of(packing, ledger, fillers)
+    assert [len(found) for found in workers] == counts
+    for shape, found in zip(kinds, workers, strict=True):
+        assert all(len(seats) == shape.ranks for seats in found)
+        for seat in (seat for seats in found for seat in seats):
+            ledger.take(seat)
+    assert positions_in(packing) == list(range(len(cluster.nodes)))
+    left = {position: free for free, positions in packing.groups.items() for position in positions}
+    assert [left[position] for position in range(len(cluster.nodes))] == list(ledger.free)
+
+
+@given(any_clusters(), light_resources(), st.integers(1, 40), st.sampled_from(NODES_FIRST))
+def test_one_kind_of_worker_is_packed_exactly_when_there_is_room(
+    cluster: dt.Cluster, asked: dt.Resources, count: int, nodes_first: str
+) -> None:
+    ledger = dt.Ledger(cluster)
+    filler = Filler(asked.shape())
+    room = sum(filler.room(free) for free in ledger.free)
+    packing = pack(Packing([], groups_of(ledger)), [filler], [count], Strategy((0,), nodes_first))
+    assert (packing is not None) == (count <= room)
+
+
+def test_packing_leaves_the_packing_it_starts_from_as_it_was() -> None:
+    ledger = dt.Ledger(dt.Cluster.parse("3x(8cpu, 2xgpu:20GB)"))
+    start = Packing([], groups_of(ledger))
+    before = {free: list(positions) for free, positions in start.groups.items()}
+    fillers = [Filler(dt.Resources(cpus=1, gpus=1).shape()), Filler(dt.Resources(cpus=2).shape())]
+    assert pack(start, fillers, [3, 4], Strategy((0, 1))) is not None
+    assert start.moves == []
+    assert start.groups == before
+
+
+@given(clusters(), resources(), st.integers(0, 50))
+def test_as_many_as_fit_are_added_and_no_more(cluster: dt.Cluster, asked: dt.Resources, count: int) -> None:
+    ledger = dt.Ledger(cluster)
+    filler = Filler(asked.shape())
+    room = sum(filler.room(free) for free in ledger.free)
+    packing = Packing([], groups_of(ledger))
+    assert add_some(packing, 0, filler, count) == min(count, room)
+    assert len(seats_of(packing, ledger, [filler])[0]) == min(count, room)
+
+
+def test_a_gang_that_no_node_seats_takes_whole_nodes() -> None:
+    ledger = dt.Ledger(dt.Cluster.parse("3x(8cpu, 2xgpu:20GB)"))
+    filler = Filler(dt.Resources(cpus=1, gpus=1).shape(ranks=4))
+    packing = pack(Packing([], groups_of(ledger)), [filler], [1], Strategy((0,)))
+    assert packing is not None
+    (worker,) = seats_of(packing, ledger, [filler])[0]
+    assert Counter(seat.node for seat in worker) == {"node-0": 2, "node-1": 2}
+    assert pack(Packing([], groups_of(ledger)), [filler], [2], Strategy((0,))) is None
+
+
+def test_shares_go_to_the_card_that_has_the_least_left() -> None:
+    ledger = dt.Ledger(dt.Cluster.parse("1x(8cpu, 2xgpu:20GB)"))
+    fillers = [Filler(dt.Resources(cpus=1, gpus=share).shape()) for share in (0.5, 0.25)]
+    packing = pack(Packing([], groups_of(ledger)), fillers, [1, 2], Strategy((0, 1)))
+    assert packing is not None
+    seats = [worker[0] for workers in seats_of(packing, ledger, fillers) for worker in workers]
+    assert [seat.gpus for seat in seats] == [(0,), (0,), (0,)]
+
+
+@pytest.mark.parametrize("nodes_first", NODES_FIRST)
+def test_alike_nodes_are_packed_as_one_group(nodes_first: str) -> None:
+    ledger = dt.Ledger(dt.Cluster.parse("500x(8cpu, 2xgpu:20GB)"))
+    filler = Filler(dt.Resources(cpus=4).shape())
+    packing = pack(Packing([], groups_of(ledger)), [filler], [999], Strategy((0,), nodes_first))
+    assert packing is not None
+    assert len(packing.groups) == 2
+    assert len(packing.moves) <= 2
