@@ -61,7 +61,7 @@ def load_plan(file: str, cluster_spec: str, mode: str) -> dt.Plan:
 
 
 def _is_pipeline(file: str) -> bool:
-    """Whether a JSON file holds stages. Plans of large clusters are larger than any configuration, so not `documents`."""
+    """Whether a JSON file holds stages. Read here, because plans of large clusters are too large for `documents`."""
     try:
         data = json.loads(Path(file).read_text(errors="replace"))
     except OSError:
