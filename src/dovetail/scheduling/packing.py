@@ -36,13 +36,21 @@ class Filled(NamedTuple):
 class Filler:
     """Fills nodes with workers of one shape, each sitting on the tightest cards that have room."""
 
-    __slots__ = ("_filled", "_room", "fit", "shape")
+    __slots__ = ("_filled", "_ranked", "_room", "fit", "shape")
 
     def __init__(self, shape: Shape) -> None:
         self.shape = shape
         self.fit = Fit(shape.rank)
         self._room: dict[Free, int] = {}
         self._filled: dict[tuple[Free, int], Filled] = {}
+        self._ranked: dict[str, _Ranked] = {}
+
+    def ranked(self, nodes_first: str) -> _Ranked:
+        """State -> (room for workers, how early such nodes are filled), each worked out once."""
+        found = self._ranked.get(nodes_first)
+        if found is None:
+            found = self._ranked[nodes_first] = _Ranked(self, nodes_first)
+        return found
 
     def room(self, free: Free) -> int:
         """How many processes fit on a node in this state."""
@@ -99,6 +107,18 @@ class Filler:
                 ways.append(((share,), min(times, count)))
                 count -= min(times, count)
         return ways
+
+
+class _Ranked(dict[Free, tuple[int, tuple[int, ...]]]):
+    def __init__(self, filler: Filler, nodes_first: str) -> None:
+        super().__init__()
+        self.filler = filler
+        self.rank = _RANKS[nodes_first]
+
+    def __missing__(self, free: Free) -> tuple[int, tuple[int, ...]]:
+        room = self.filler.room(free) // self.filler.shape.ranks
+        found = self[free] = (room, self.rank(free, self.filler) if room else ())
+        return found
 
 
 def _multiplied(share: CardShare, times: int) -> CardShare:
@@ -170,10 +190,9 @@ def _add(packing: Packing, unit: int, filler: Filler, count: int, nodes_first: s
     """Adds workers to a packing that it changes; False, and a packing of no use, if they do not all fit."""
     ranks = filler.shape.ranks
     groups = packing.groups
-    able = [(free, filler.room(free) // ranks) for free in groups]
-    able = [(free, room) for free, room in able if room]
-    key = _KEYS[nodes_first]
-    for free, room in sorted(able, key=lambda item: key(item[0], groups[item[0]], filler)):
+    ranked = filler.ranked(nodes_first)
+    able = sorted([(rank[1], groups[free][0], rank[0], free) for free in groups if (rank := ranked[free])[0]])
+    for _, _, room, free in able:
         positions = groups.pop(free)
         full = min(len(positions), count // room)
         rest = min(count - full * room, room) if full < len(positions) else 0
@@ -218,32 +237,32 @@ def _add_gang(packing: Packing, unit: int, filler: Filler) -> bool:
     return bool(chosen)
 
 
-def _by_position(_free: Free, positions: list[int], _filler: Filler) -> tuple[int, ...]:
-    return (positions[0],)
+def _in_order(_free: Free, _filler: Filler) -> tuple[int, ...]:
+    return ()
 
 
-def _tightest(free: Free, positions: list[int], _filler: Filler) -> tuple[int, ...]:
+def _tightest(free: Free, _filler: Filler) -> tuple[int, ...]:
     """For those without cards: where no GPU waits for CPUs; for the others: where the fewest cards are left."""
-    return (free.cards.idle_milli, free.cpu_milli, positions[0])
+    return (free.cards.idle_milli, free.cpu_milli)
 
 
-def _least_waste(free: Free, positions: list[int], filler: Filler) -> tuple[int, ...]:
+def _least_waste(free: Free, filler: Filler) -> tuple[int, ...]:
     """Where what is left once the node is full of this unit is the least."""
     then = filler.fill(free, filler.room(free)).free if filler.room(free) < ROOM_LIMIT else free
-    return (then.cards.idle_milli, then.cpu_milli, positions[0])
+    return (then.cards.idle_milli, then.cpu_milli)
 
 
-def _roomiest(free: Free, positions: list[int], _filler: Filler) -> tuple[int, ...]:
-    return (-free.cards.idle_milli, -free.cpu_milli, positions[0])
+def _roomiest(free: Free, _filler: Filler) -> tuple[int, ...]:
+    return (-free.cards.idle_milli, -free.cpu_milli)
 
 
-_KEYS: dict[str, Callable[[Free, list[int], Filler], tuple[int, ...]]] = {
-    "first": _by_position,
+_RANKS: dict[str, Callable[[Free, Filler], tuple[int, ...]]] = {
+    "first": _in_order,
     "tight": _tightest,
     "least waste": _least_waste,
     "roomy": _roomiest,
 }
-NODES_FIRST = tuple(_KEYS)
+NODES_FIRST = tuple(_RANKS)
 
 
 def seats_of(packing: Packing, ledger: Ledger, fillers: Sequence[Filler]) -> list[list[Seats]]:
