@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -70,7 +71,7 @@ def test_a_written_plan_is_explained_and_leaves_no_other_file(tmp_path: Path) ->
 def test_a_plan_that_cannot_be_written_is_exit_code_2_and_leaves_nothing(tmp_path: Path) -> None:
     shown = run("plan", VIDEO, "--cluster", SPEC, "--out", str(tmp_path / "no" / "plan.json"))
     assert shown.returncode == 2
-    assert "DT010" in shown.stderr
+    assert "DT025" in shown.stderr
     assert "Traceback" not in shown.stderr
     assert list(tmp_path.iterdir()) == []
 
@@ -135,7 +136,7 @@ def test_what_does_not_fit_is_exit_code_3_with_nothing_on_stdout(tmp_path: Path)
     assert shown.returncode == 3
     assert shown.stdout == ""
     assert "4 GPUs" in shown.stderr
-    assert 'mode="waves"' in shown.stderr
+    assert "--mode waves" in shown.stderr
     assert not out.exists()
     waves = run("plan", str(file), "--cluster", "1x(32cpu, 2xgpu:20GB)", "--mode", "waves", "--json")
     assert json.loads(waves.stdout)["waves"] == [["a"], ["b"]]
@@ -161,3 +162,33 @@ def test_notes_are_printed_for_people(tmp_path: Path) -> None:
     shown = run("plan", str(file), "--cluster", "8x(64cpu, 8xgpu:20GB)")
     assert "note: 64 of 64 GPUs stay idle" in shown.stdout
     assert "assumed" in shown.stdout
+
+
+def test_what_does_not_fit_is_told_with_the_line_of_the_stage_and_fixes_for_the_command_line(tmp_path: Path) -> None:
+    file = tmp_path / "p.yaml"
+    file.write_text("stages:\n  - {name: a, run: 'm:a'}\n  - {name: b, run: 'm:b', resources: {cpus: 9}}\n")
+    shown = run("plan", str(file), "--cluster", "1x(4cpu, 8GB)")
+    assert shown.returncode == 3
+    assert f"{file}:3:5  stage 'b'" in shown.stderr
+    assert "fix  cpus: 4\n" in shown.stderr
+    bigger = shown.stderr.rpartition("--cluster ")[2].strip().strip('"')
+    assert run("plan", str(file), "--cluster", bigger).returncode == 0
+
+
+def test_the_next_command_works_when_pasted() -> None:
+    shown = run("plan", VIDEO, "--cluster", "1x(32cpu, 128GB, 2xL40S:48GB)", "--headroom", "1", "--mode", "streaming")
+    command = shlex.split(shown.stderr.rpartition("Next:  ")[2])
+    assert command[0] == "dovetail"
+    assert run(*command[1:]).returncode == 0
+
+
+def test_one_stage_is_explained_as_data_and_an_unknown_one_is_refused(tmp_path: Path) -> None:
+    out = tmp_path / "plan.json"
+    run("plan", VIDEO, "--cluster", "1x(32cpu, 128GB, 2xL40S:48GB)", "--out", str(out))
+    told = json.loads(run("explain", str(out), "caption", "--json").stdout)
+    assert told["stage"] == "caption"
+    assert len(told["seats"]) == told["unit"]["workers"]
+    for arguments in (("captoin", "--json"), ("--mode", "waves"), ("--headroom", "2")):
+        refused = run("explain", str(out), *arguments)
+        assert (refused.returncode, refused.stdout) == (2, "")
+    assert "dovetail explain" in run("plan", str(out)).stderr

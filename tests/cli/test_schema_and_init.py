@@ -57,7 +57,9 @@ def test_the_example_is_a_pipeline_without_mistakes(tmp_path: Path) -> None:
     path = tmp_path / "video.yaml"
     result = run_init("pipeline", str(path))
     assert (result.exit_code, result.stdout) == (0, "")
-    assert result.stderr == f"wrote {path}\n"
+    wrote, following = result.stderr.splitlines()
+    assert wrote == f"wrote {path}"
+    assert following.startswith(f"Next:  dovetail plan {path} --cluster '1x(")
     pipe = Pipeline.load(path)
     assert [stage.name for stage in pipe] == ["download", "decode", "caption", "embed", "encode", "write"]
     assert all(stage.rate for stage in pipe)
@@ -100,7 +102,8 @@ def test_a_place_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     for place in ("nowhere/p.yaml", "file/p.yaml", "x" * 300, "a\0b"):
         assert "cannot be written" in str(refusal("pipeline", str(tmp_path / place)))
     (folder,) = refusal("pipeline", str(tmp_path)).problems
-    assert folder.fixes == (f"dovetail init pipeline {tmp_path / 'pipeline.yaml'}",)
+    assert folder.message == "is a folder, not a file"
+    assert folder.fixes == ("dovetail init pipeline -",)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 

@@ -44,7 +44,7 @@ def nodes(draw: st.DrawFn) -> Node:
     licences = draw(st.integers(0, 3))
     return Node(
         name="",
-        cpu_milli=draw(st.integers(1, 24)) * 500,
+        cpu_milli=draw(st.integers(2, 24)) * 500,  # more than is kept back
         memory_bytes=draw(st.sampled_from((0, 8, 16, 32, 64))) * GB,
         gpus=gpus,
         labels=() if pool is None else (("pool", pool),),

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 import dovetail as dt
 from dovetail.resources.fit import Fit
+from dovetail.scheduling.narrate import what_more_would_bring
 from scheduling.pipelines import (
     all_fit,
     any_clusters,
@@ -479,3 +480,32 @@ def test_use_counts_what_the_seats_take() -> None:
     assert plan.use["CPUs"].total == 64_000
     assert plan.use["GPUs"].used == sum(share.milli for seat in seats for share in seat.cards)
     assert plan.use["NVENCs"].used == sum(share.nvencs for seat in seats for share in seat.cards)
+
+
+def test_every_stage_that_fits_nowhere_is_told_at_once_in_every_mode() -> None:
+    stages = (stage("a", gpus=1), stage("b", cpus=99), stage("c", nvencs=1), stage("d", cpus=1))
+    for mode in MODES:
+        told = [problem.message for problem in refused(pipeline(*stages), "1x(8cpu)", mode).problems]
+        assert [name for name in "abcd" if any(f"stage '{name}'" in line for line in told)] == ["a", "b", "c"], mode
+
+
+def test_items_beyond_any_number_are_a_mistake_of_the_pipeline() -> None:
+    stages = [stage(f"s{number}", returns=1e9, fuse=False) for number in range(36)]
+    with pytest.raises(dt.PipelineError, match="DT034"):
+        dt.plan(pipeline(*stages), "1x(64cpu)")
+
+
+def test_one_more_node_is_told_with_the_rate_that_a_plan_there_has() -> None:
+    fast = {"cpus": 1, "gpus": 1, "rate": 100.0}
+    stages = (stage("a", **fast), stage("b", **fast), stage("c", **fast), stage("d", cpus=1, gpus=1, rate=1.0))
+    made = dt.plan(pipeline(*stages), "3x(8cpu, 1xL4)")
+    assert made.mode == "waves"
+    told = dict(what_more_would_bring(made))
+    assert told["node (8cpu, 1xL4)"] == dt.plan(pipeline(*stages), "4x(8cpu, 1xL4)").rate
+
+
+def test_too_many_workers_per_node_together_are_told_with_the_sums() -> None:
+    stages = (stage("a", cpus=2, workers_per_node=3), stage("b", cpus=2, workers_per_node=2))
+    (problem,) = refused(pipeline(*stages), "2x(8cpu)", "streaming").problems
+    assert problem.code == "DT101"
+    assert "20 CPUs" in problem.message

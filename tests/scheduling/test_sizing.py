@@ -173,3 +173,13 @@ def test_a_unit_that_gets_no_items_does_not_slow_the_others() -> None:
     assert found is not None
     assert found.counts == (3, 1)
     assert math.isclose(found.rate, 3.0)
+
+
+def test_workers_per_node_are_seated_once_on_every_node_also_on_a_ledger_in_use() -> None:
+    ledger = dt.Ledger(dt.Cluster.parse("2x(4cpu)"))
+    ledger.take(dt.Seat("node-1", 2000))
+    demand = Demand("x", dt.Resources(cpus=2).shape(), 1.0, per_node=1)
+    found = size([demand], ledger)
+    assert found is not None
+    assert found.counts == (2,)
+    assert sorted(position for move in found.packing.moves for position in move.positions) == [0, 1]

@@ -58,6 +58,8 @@ def show(spec: str, fit: str | None, keep_back: float | None, as_json: bool) -> 
     click.echo()
     click.echo("\n".join(picture(ledger, {fit: workers} if fit is not None else {})))
     click.echo()
+    if len(workers) < count:
+        click.echo(f"drawn: the first {len(workers)}")
     if fit is not None:
         click.echo(f"{count} workers fit ({shape.describe() if shape else ''})")
     else:

@@ -62,7 +62,8 @@ def demo() -> None:
     except dt.InfeasibleError as error:
         click.echo(str(error))
     click.echo()
-    click.echo("Next:  dovetail init pipeline    dovetail plan pipeline.yaml    dovetail explain pipeline.yaml caption")
+    click.echo("Next:  dovetail init pipeline", err=True)
+    click.echo(f'       dovetail explain pipeline.yaml --cluster "{EXAMPLE_CLUSTER}"', err=True)
 
 
 def _heading(text: str) -> None:

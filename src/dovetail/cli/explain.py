@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from typing import Any
 
 import click
 
-from dovetail.cli.plan import load_plan
-from dovetail.scheduling.narrate import what_more_would_bring
+import dovetail as dt
+from dovetail.cli.plan import is_pipeline, planned
+from dovetail.scheduling.narrate import other_modes, what_more_would_bring
+from dovetail.scheduling.planner import HEADROOM
 
 
 @click.command(
@@ -19,16 +23,44 @@ Examples:
 )
 @click.argument("file")
 @click.argument("stage", required=False)
-@click.option(
-    "--cluster", "cluster_spec", default="auto", metavar="SPEC", help="A spec, a file, or auto: this machine."
-)
-@click.option("--mode", default="auto", metavar="MODE", help="auto, streaming, sequential or waves.")
+@click.option("--cluster", "cluster_spec", default="auto", metavar="SPEC", help="A spec, a file, or auto (here).")
+@click.option("--mode", metavar="MODE", help="auto, streaming, sequential or waves; not with a plan.json.")
+@click.option("--headroom", type=float, help="As for `dovetail plan`; not with a plan.json.")
 @click.option("--json", "as_json", is_flag=True, help="Print data instead of text.")
-def explain(file: str, stage: str | None, cluster_spec: str, mode: str, as_json: bool) -> None:
+def explain(
+    file: str, stage: str | None, cluster_spec: str, mode: str | None, headroom: float | None, as_json: bool
+) -> None:
     """Explain the plan of FILE, a pipeline or a plan.json, or of one STAGE of it."""
-    made = load_plan(file, cluster_spec, mode)
-    if as_json:
+    if file.endswith(".json") and not is_pipeline(file):
+        made = _read(file, cluster_spec, mode, headroom)
+    else:
+        made = planned(file, cluster_spec, mode or "auto", HEADROOM if headroom is None else headroom)
+    told = made.explain(stage)
+    click.echo(json.dumps(_data(made, stage), indent=2) if as_json else told)
+
+
+def _read(file: str, cluster_spec: str, mode: str | None, headroom: float | None) -> dt.Plan:
+    given = [name for name, value in (("--mode", mode), ("--headroom", headroom)) if value is not None]
+    if given:
+        message = f"{' and '.join(given)} cannot change a plan that is made"
+        fix = "leave it out, or explain the pipeline file instead"
+        raise dt.ConfigError(dt.Problem("DT036", message, fixes=(fix,), place=file))
+    made = dt.Plan.from_json(Path(file).read_text(errors="replace"))
+    if cluster_spec != "auto":
+        made.require_cluster(dt.Cluster.of(cluster_spec))
+    return made
+
+
+def _data(made: dt.Plan, stage: str | None) -> dict[str, Any]:
+    data = made.to_dict()
+    if stage is None:
         more = [{"what": what, "rate": rate} for what, rate in what_more_would_bring(made)]
-        click.echo(json.dumps({**made.to_dict(), "one_more": more}, indent=2))
-        return
-    click.echo(made.explain(stage))
+        return {**data, "one_more": more, "other_modes": dict(other_modes(made))}
+    unit = next(unit for unit in data["units"] if stage in unit["stages"])
+    return {
+        "stage": stage,
+        "unit": unit,
+        "seats": data["seats"][stage],
+        "rate": made.rate,
+        "bottleneck": made.bottleneck,
+    }

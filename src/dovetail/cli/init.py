@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import shlex
-from pathlib import Path
 
 import click
 
-from dovetail.errors import ConfigError, Problem
+from dovetail.cli.files import write_atomically
 
 PIPELINE = """\
 # A pipeline: stages, and what ONE worker of each needs. How many workers run, and where, is worked out.
@@ -72,29 +70,7 @@ def init(kind: str, path: str, force: bool) -> None:
     if path == "-":
         click.echo(EXAMPLES[kind], nl=False)
         return
-    target = Path(path)
-    try:
-        if target.is_dir():
-            raise _refused(path, "is a folder", f"dovetail init {kind} {shlex.quote(str(target / 'pipeline.yaml'))}")
-        if target.exists() and not force:
-            raise _refused(path, "is there already", f"dovetail init {kind} {shlex.quote(path)} --force")
-        _write(target, EXAMPLES[kind])
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise _refused(path, f"cannot be written: {reason}", f"dovetail init {kind} -") from None
+    again = f"dovetail init {kind} {shlex.quote(path)} --force"
+    write_atomically(path, EXAMPLES[kind], fix=f"dovetail init {kind} -", fix_if_there=None if force else again)
     click.echo(f"wrote {path}", err=True)
-
-
-def _write(target: Path, text: str) -> None:
-    """All of it or nothing."""
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("x", encoding="utf-8") as file:
-            file.write(text)
-        temporary.replace(target)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def _refused(path: str, message: str, fix: str) -> ConfigError:
-    return ConfigError(Problem("DT025", message, fixes=(fix,), place=path))
+    click.echo(f"Next:  dovetail plan {shlex.quote(path)} --cluster '1x(32cpu, 128GB, 2xL40S:48GB)'", err=True)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
+import shlex
 from pathlib import Path
 
 import click
 
 import dovetail as dt
+from dovetail.cli.advice import for_files
+from dovetail.cli.files import write_atomically
 from dovetail.scheduling.narrate import headline, unit_table, use_lines
 from dovetail.scheduling.planner import HEADROOM, MODES
 
@@ -22,45 +24,43 @@ Examples:
 """
 )
 @click.argument("file")
-@click.option(
-    "--cluster", "cluster_spec", default="auto", metavar="SPEC", help="A spec, a file, or auto: this machine."
-)
+@click.option("--cluster", "cluster_spec", default="auto", metavar="SPEC", help="A spec, a file, or auto (here).")
 @click.option("--mode", default="auto", metavar="MODE", help=f"One of {', '.join(MODES)}.")
-@click.option(
-    "--headroom", default=HEADROOM, show_default=True, help="Spare speed for stages near the slowest, a factor."
-)
-@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Write the plan here, as JSON.")
+@click.option("--headroom", default=HEADROOM, show_default=True, help="Spare speed of stages near the slowest.")
+@click.option("--out", metavar="FILE", help="Write the plan here, as JSON; - is stdout.")
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
-def plan(file: str, cluster_spec: str, mode: str, headroom: float, out: Path | None, as_json: bool) -> None:
+def plan(file: str, cluster_spec: str, mode: str, headroom: float, out: str | None, as_json: bool) -> None:
     """Plan the pipeline in FILE on a cluster; nothing is started."""
-    made = dt.plan(dt.Pipeline.load(file), cluster_spec, mode, headroom=headroom)
-    if out is not None:
-        write_atomically(out, made.to_json() + "\n")
+    if file.endswith(".json") and not is_pipeline(file):
+        message, fix = "is a plan or something else, not a pipeline", f"dovetail explain {shlex.quote(file)}"
+        raise dt.ConfigError(dt.Problem("DT035", message, fixes=(fix,), place=file))
+    made = planned(file, cluster_spec, mode, headroom)
+    if out is not None and out != "-":
+        write_atomically(out, made.to_json() + "\n", fix="--out plan.json")
         click.echo(f"written: {out}", err=True)
-    if as_json:
+    if as_json or out == "-":
         click.echo(made.to_json())
         return
-    for line in [*headline(made), "", *unit_table(made), ""]:
+    for line in [*headline(made), "", *unit_table(made), "", *(f"  {line}" for line in use_lines(made))]:
         click.echo(line)
-    for line in use_lines(made):
-        click.echo(f"  {line}")
     for note in made.notes[1:]:
         click.echo(f"note: {note}")
-    click.echo()
-    click.echo(f"Next:  dovetail explain {file}    dovetail explain {file} {made.bottleneck.split('+')[0]}", err=True)
+    options = [] if cluster_spec == "auto" else ["--cluster", cluster_spec]
+    options += [] if mode == "auto" else ["--mode", mode]
+    options += [] if headroom == HEADROOM else ["--headroom", f"{headroom:g}"]
+    click.echo(f"\nNext:  {shlex.join(['dovetail', 'explain', file, *options])}", err=True)
 
 
-def load_plan(file: str, cluster_spec: str, mode: str) -> dt.Plan:
-    """The plan in a .json file that `dovetail plan --out` wrote, else the plan of a pipeline file."""
-    if not file.endswith(".json") or _is_pipeline(file):
-        return dt.plan(dt.Pipeline.load(file), cluster_spec, mode)
-    made = dt.Plan.from_json(Path(file).read_text(errors="replace"))
-    if cluster_spec != "auto":
-        made.require_cluster(dt.Cluster.of(cluster_spec))
-    return made
+def planned(file: str, cluster_spec: str, mode: str, headroom: float) -> dt.Plan:
+    """The plan of a pipeline file; what does not fit is told with the file's lines."""
+    pipeline, cluster = dt.Pipeline.load(file), dt.Cluster.of(cluster_spec)
+    try:
+        return dt.plan(pipeline, cluster, mode, headroom=headroom)
+    except dt.InfeasibleError as error:
+        raise for_files(error, file, cluster) from None
 
 
-def _is_pipeline(file: str) -> bool:
+def is_pipeline(file: str) -> bool:
     """Whether a JSON file holds stages. Read here, because plans of large clusters are too large for `documents`."""
     try:
         data = json.loads(Path(file).read_text(errors="replace"))
@@ -69,17 +69,3 @@ def _is_pipeline(file: str) -> bool:
     except (ValueError, RecursionError):
         return False
     return isinstance(data, dict) and "stages" in data
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """All of it or nothing: a reader never sees half a file."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_text(text)
-        temporary.replace(path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        problem = dt.Problem(
-            "DT010", f"cannot be written: {error.strerror}", fixes=("name another file",), place=str(path)
-        )
-        raise dt.ConfigError(problem) from None

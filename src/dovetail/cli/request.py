@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import re
 from dataclasses import fields
 from typing import Any
 
@@ -17,13 +19,19 @@ def parse_request(text: str) -> dt.Shape:
     known = [name for name in known if name not in ("labels", "custom")] + ["ranks", "labels.NAME", "custom.NAME"]
     given: dict[str, Any] = {"labels": {}, "custom": {}}
     problems = []
-    for part in filter(None, (part.strip() for part in text.split(","))):
+    parts = [part.strip() for part in re.split(r",(?![^{]*})", text) if part.strip()]
+    if not parts:
+        problems.append(dt.Problem("DT024", "the request is empty", fixes=(f"write '{EXAMPLE}'",)))
+    for part in parts:
         name, equals, value = (piece.strip() for piece in part.partition("="))
+        value = value.strip("'\"") if not value.startswith("{") else value
         group, dot, item = name.partition(".")
         if not equals or not value:
             problems.append(dt.Problem("DT024", f"{part!r} is not name=value", fixes=(f"write '{EXAMPLE}'",)))
         elif dot and group in ("labels", "custom") and item:
             given[group][item] = _value(value) if group == "custom" else value
+        elif name in ("labels", "custom") and value.startswith("{"):
+            problems += _add_mapping(given[name], part, value)
         elif name not in known:
             message = f"unknown name {name!r}{did_you_mean(name, known)}"
             problems.append(dt.Problem("DT024", message, (f"names: {', '.join(known)}",), (f"write '{EXAMPLE}'",)))
@@ -35,6 +43,15 @@ def parse_request(text: str) -> dt.Shape:
         raise dt.ConfigError(problems)
     ranks = given.pop("ranks", 1)
     return dt.Resources(**given).shape(ranks)
+
+
+def _add_mapping(given: dict[str, Any], part: str, value: str) -> list[dt.Problem]:
+    """'{"pool": "gpu"}', as it is written in Python and in fixes."""
+    try:
+        given.update(ast.literal_eval(value))
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return [dt.Problem("DT024", f"{part!r} is not a mapping", fixes=("write 'labels.pool=gpu, custom.licence=1'",))]
+    return []
 
 
 def _value(text: str) -> object:

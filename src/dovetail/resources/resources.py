@@ -198,7 +198,8 @@ class _Checker:
             size = parse_size(value)
         except ValueError as error:
             said, _, fix = str(error).partition(": write ")
-            self._add("DT007", f"{name}={said}", *([f"write {name} as {fix}"] if fix else ()))
+            how = fix.removeprefix("it ") if fix.startswith("it ") else f"as {fix}"
+            self._add("DT007", f"{name}={said}", f"write {name} {how}")
             return
         if not size and not may_be_zero:
             self._add("DT007", f"{name}={_shown(value)} is no memory at all", f'{name}="4GB"', f"or leave {name} out")

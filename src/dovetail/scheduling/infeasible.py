@@ -15,6 +15,7 @@ from dovetail.scheduling.packing import Filler, groups_of
 from dovetail.scheduling.sizing import nodes_for
 
 if TYPE_CHECKING:
+    from dovetail.scheduling.packing import Groups
     from dovetail.scheduling.plan import UnitPlan
 
 SHARES_MILLI = (500, 333, 250, 200, 125, 100, 50, 20, 10)
@@ -40,12 +41,22 @@ def explained(
 
 
 def _problems(units: list[UnitPlan], ledger: Ledger) -> list[Problem]:
-    wishes = [Wish(_name(unit), unit.shape, unit.low) for unit in units if unit.per_node is None]
-    problems = _per_node_problems(units, ledger) + problems_of(wishes, ledger)
+    groups = groups_of(ledger)
+    wishes = [Wish(_name(unit), unit.shape, _workers(unit, groups)) for unit in units]
+    problems = _per_node_problems(units, ledger)
+    told = {problem.message.split(":")[0] for problem in problems}
+    problems += problems_of([wish for wish in wishes if wish.name not in told], ledger)
     if problems:
         return problems
     message = f"{len(units)} units fit one by one, but no way was found to seat them together"
     return [Problem("DT102", message, tuple(f"{w.name}: {w.workers} x ({w.shape.describe()})" for w in wishes))]
+
+
+def _workers(unit: UnitPlan, groups: Groups) -> int:
+    """The least workers that it has to have."""
+    if unit.per_node is None:
+        return unit.low
+    return unit.per_node * sum(len(groups[free]) for free in nodes_for(unit.demand, groups))
 
 
 def _name(unit: UnitPlan) -> str:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dovetail.errors import ConfigError, Problem, did_you_mean
+from dovetail.errors import ConfigError, InfeasibleError, Problem, did_you_mean
 from dovetail.resources.cluster import Cluster
 from dovetail.resources.ledger import Ledger
 from dovetail.resources.sizes import about_size, milli
-from dovetail.scheduling.sizing import size
+from dovetail.scheduling.planner import choose
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,7 +23,7 @@ NODES_SHOWN = 4
 
 def explain(plan: Plan) -> str:
     """The whole plan."""
-    lines = [*headline(plan), "", *unit_table(plan), "", "in use"]
+    lines = [*headline(plan), "", *unit_table(plan), "", "in use" if len(plan.waves) == 1 else "in use, at most"]
     lines += [f"  {line}" for line in use_lines(plan)]
     lines += ["", "how it was sized"]
     lines += [f"  {line}" for line in plan.phases]
@@ -32,6 +32,10 @@ def explain(plan: Plan) -> str:
         lines += ["", "what one more would bring"]
         width = max(len(what) for what, _ in more)
         lines += [f"  {what:{width}}  {rate:.4g} items/s ({_gain(rate, plan.rate)})" for what, rate in more]
+    others = list(other_modes(plan))
+    if others and len(plan.units) > 1:
+        lines += ["", "the other modes; between waves everything waits on disk"]
+        lines += [f"  {mode:10}  {rate:.4g} items/s ({_gain(rate, plan.rate)})" for mode, rate in others]
     lines += ["", "notes", *(f"  {note}" for note in plan.notes)]
     return "\n".join(lines)
 
@@ -65,7 +69,7 @@ def unit_table(plan: Plan) -> list[str]:
 def use_lines(plan: Plan) -> list[str]:
     lines = []
     for name, use in plan.use.items():
-        text = about_size if "memory" in name else milli if name in ("CPUs", "GPUs") else str
+        text = about_size if "memory" in name else str if name in ("NVDECs", "NVENCs") else milli
         lines.append(f"{text(use.used)} of {text(use.total)} {name} ({100 * use.used / use.total:.0f} %)")
     if "GPUs" in plan.use:
         lines.append(
@@ -97,8 +101,10 @@ def _why_so_many(plan: Plan, unit: UnitPlan) -> list[str]:
         lines.append(f"  the count was given: workers={unit.low}")
     elif unit.workers == unit.high:
         lines.append(f"  it has as many as its author allows: workers=({unit.low}, {unit.high})")
-    elif unit.name == plan.bottleneck:
-        lines.append(f"  it limits the rate; one more does not fit beside the others ({plan.binding} are short)")
+    elif unit.throughput <= plan.rate * (1 + 1e-9) and plan.binding.startswith("the "):
+        lines.append(f"  it is as fast as {plan.binding} allow")
+    elif unit.throughput <= plan.rate * (1 + 1e-9):
+        lines.append(f"  it limits the rate: with more of it the others would not fit; {plan.binding} are the scarcest")
     else:
         lines.append(f"  it needs {unit.workers} to keep up, with headroom up to {plan.headroom:g} x the slowest")
     if len(unit.stages) > 1:
@@ -120,35 +126,49 @@ def _where(plan: Plan, unit: UnitPlan) -> list[str]:
 
 def what_more_would_bring(plan: Plan) -> Iterator[tuple[str, float]]:
     """(one more what, the rate then) for a node, a GPU and a CPU of every kind of node."""
+    for what, nodes in _one_more(plan):
+        rate = rate_in(plan, plan.requested, Cluster(nodes))
+        if rate is not None:
+            yield what, rate
+
+
+def _one_more(plan: Plan) -> Iterator[tuple[str, tuple[Node, ...]]]:
     kinds: dict[str, Node] = {}
     for node in plan.cluster.nodes:
         kinds.setdefault(node.spec(), node)
     for spec, node in list(kinds.items())[:NODES_SHOWN]:
-        yield f"node {spec}", _rate_on(plan, (*plan.cluster.nodes, replace(node, name=" one more")))
+        yield f"node {spec}", (*plan.cluster.nodes, replace(node, name=" one more"))
         if node.gpus:
             bigger = replace(node, gpus=(*node.gpus, node.gpus[-1]))
-            yield f"GPU {node.gpus[-1].model} on {node.name}", _rate_on(plan, _swapped(plan, node, bigger))
+            yield f"GPU {node.gpus[-1].model} on {node.name}", _swapped(plan, node, bigger)
         bigger = replace(node, cpu_milli=node.cpu_milli + 1000)
-        yield f"CPU on {node.name}", _rate_on(plan, _swapped(plan, node, bigger))
+        yield f"CPU on {node.name}", _swapped(plan, node, bigger)
 
 
 def _swapped(plan: Plan, node: Node, by: Node) -> tuple[Node, ...]:
     return tuple(by if other.name == node.name else other for other in plan.cluster.nodes)
 
 
-def _rate_on(plan: Plan, nodes: tuple[Node, ...]) -> float:
-    ledger = Ledger(Cluster(nodes))
-    rates = []
-    for wave in range(len(plan.waves)):
-        sizing = size([unit.demand for unit in plan.units if unit.wave == wave], ledger)
-        rates.append(sizing.rate if sizing is not None else plan.rate)
-    reached = rates[0] if len(rates) == 1 else 1 / sum(1 / rate for rate in rates)
-    return max(reached, plan.rate)
+def other_modes(plan: Plan) -> Iterator[tuple[str, float]]:
+    """(mode, the rate there) for the modes that this plan does not use."""
+    for mode in ("streaming", "waves", "sequential"):
+        if mode != plan.mode:
+            rate = rate_in(plan, mode, plan.cluster)
+            if rate is not None:
+                yield mode, rate
+
+
+def rate_in(plan: Plan, mode: str, cluster: Cluster) -> float | None:
+    """The rate that the same units would have in a mode on a cluster; None if they do not fit."""
+    try:
+        return choose([replace(unit, workers=0, wave=0) for unit in plan.units], Ledger(cluster), mode).rate
+    except InfeasibleError:
+        return None
 
 
 def _gain(rate: float, before: float) -> str:
     gain = 100 * (rate / before - 1) if before else 0.0
-    return "no gain" if gain < 0.05 else f"+{gain:.1f} %"
+    return "no gain" if abs(gain) < 0.05 else f"{gain:+.1f} %"
 
 
 def _nodes(seats: tuple[Seat, ...]) -> str:

@@ -181,11 +181,6 @@ def add_some(packing: Packing, unit: int, filler: Filler, count: int, nodes_firs
     return count
 
 
-def add_to(packing: Packing, unit: int, filler: Filler, free: Free, count: int) -> None:
-    """So many workers on each of the nodes in this state, where there is room for them."""
-    _move(packing, filler, Move(unit, free, packing.groups.pop(free), count * filler.shape.ranks))
-
-
 def _add(packing: Packing, unit: int, filler: Filler, count: int, nodes_first: str) -> bool:
     """Adds workers to a packing that it changes; False, and a packing of no use, if they do not all fit."""
     ranks = filler.shape.ranks
@@ -197,9 +192,9 @@ def _add(packing: Packing, unit: int, filler: Filler, count: int, nodes_first: s
         full = min(len(positions), count // room)
         rest = min(count - full * room, room) if full < len(positions) else 0
         if full:
-            _move(packing, filler, Move(unit, free, positions[:full], room * ranks))
+            add_to(packing, Move(unit, free, positions[:full], room * ranks), filler)
         if rest:
-            _move(packing, filler, Move(unit, free, positions[full : full + 1], rest * ranks))
+            add_to(packing, Move(unit, free, positions[full : full + 1], rest * ranks), filler)
         untouched = positions[full + (1 if rest else 0) :]
         if untouched:
             groups[free] = untouched
@@ -209,7 +204,8 @@ def _add(packing: Packing, unit: int, filler: Filler, count: int, nodes_first: s
     return all(_add_gang(packing, unit, filler) for _ in range(count)) if ranks > 1 else False
 
 
-def _move(packing: Packing, filler: Filler, move: Move) -> None:
+def add_to(packing: Packing, move: Move, filler: Filler) -> None:
+    """Makes a move whose nodes were taken out of their group, and puts them where they belong now."""
     packing.moves.append(move)
     then = filler.fill(move.free, move.processes).free
     joined = packing.groups.get(then)
@@ -233,7 +229,7 @@ def _add_gang(packing: Packing, unit: int, filler: Filler) -> bool:
         left = [other for other in groups.pop(free) if other != position]
         if left:
             groups[free] = left
-        _move(packing, filler, Move(unit, free, [position], processes, gang))
+        add_to(packing, Move(unit, free, [position], processes, gang), filler)
     return bool(chosen)
 
 

@@ -64,6 +64,8 @@ class Plan:
     name: str
     mode: str
     """streaming, sequential or waves."""
+    requested: str
+    """The mode that was asked for: one of these, or auto."""
     reason: str
     """Why this mode."""
     cluster: Cluster
@@ -117,6 +119,7 @@ class Plan:
             "version": VERSION,
             "name": self.name,
             "mode": self.mode,
+            "requested": self.requested,
             "reason": self.reason,
             "rate": self.rate,
             "bound": self.bound,
@@ -163,6 +166,7 @@ class Plan:
         return cls(
             name=data["name"],
             mode=data["mode"],
+            requested=data["requested"],
             reason=data["reason"],
             cluster=Cluster.from_dict(data["cluster"]),
             units=tuple(_unit_from_dict(unit) for unit in data["units"]),

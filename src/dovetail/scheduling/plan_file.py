@@ -74,6 +74,7 @@ class PlanFile:
     version: int
     name: str
     mode: str
+    requested: str
     reason: str
     rate: float
     bound: float
@@ -119,7 +120,9 @@ def _numbers(value: object, path: str) -> list[str]:
         return [line for number, inner in enumerate(value) for line in _numbers(inner, f"{path}[{number}]")]
     if isinstance(value, bool) or not isinstance(value, int | float):
         return []
-    return [] if math.isfinite(value) and 0 <= value <= INTEGER_LIMIT else [f"{path} is out of range"]
+    if isinstance(value, float):
+        return [] if math.isfinite(value) and value >= 0 else [f"{path} is out of range"]
+    return [] if 0 <= value <= INTEGER_LIMIT else [f"{path} is out of range"]
 
 
 def _sense(plan: PlanFile) -> list[str]:
@@ -131,6 +134,8 @@ def _sense(plan: PlanFile) -> list[str]:
         wrong.append("its units have no stages, or share some")
     if waves != list(range(len(waves))):
         wrong.append("its waves are not numbered from 0 on")
+    if plan.requested not in ("auto", "streaming", "sequential", "waves"):
+        wrong.append(f"{plan.requested!r} is not a mode")
     if plan.rate <= 0 or plan.bound <= 0:
         wrong.append("its rate or bound is not above 0")
     if any(use.total < use.used or not use.total for use in plan.use.values()):

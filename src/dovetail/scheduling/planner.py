@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from dovetail.errors import ConfigError, InfeasibleError, Problem, did_you_mean
+from dovetail.errors import ConfigError, InfeasibleError, PipelineError, Problem, did_you_mean
 from dovetail.pipeline.units import multiplicity, rate_of_unit, units_of
 from dovetail.resources.cluster import Cluster
 from dovetail.resources.ledger import Ledger
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 MODES = ("auto", "streaming", "sequential", "waves")
 HEADROOM = 1.5
 IDLE_WARNING = 0.5
+PER_SOURCE_LIMIT = 1e15
 
 
 def plan(
@@ -48,7 +49,7 @@ def plan(
     rates = rates_of(pipeline, profiles)
     units = _units(pipeline, rates)
     chosen = choose(units, Ledger(described), mode)
-    return _assembled(pipeline.name, described, rates, chosen, headroom)
+    return _assembled(pipeline.name, described, rates, chosen, mode, headroom)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +80,12 @@ def choose(units: list[UnitPlan], ledger: Ledger, mode: str) -> Chosen:
         short = [part for part, sizing in sized if sizing is None]
         if mode == "streaming":
             raise explained(short, units, ledger, feasible)
+        _require_alone(units, ledger)
         return _fewest_waves(units, ledger, short[0])
+    _require_alone(units, ledger)
     if mode == "waves":
         return _fewest_waves(units, ledger, None)
-    waves = [([unit], _alone(unit, ledger)) for unit in units]
+    waves = [([unit], _sized([unit], ledger)) for unit in units]
     return Chosen("sequential", "sequential: asked for; one unit at a time, each on the whole cluster", waves)
 
 
@@ -95,8 +98,6 @@ def _fewest_waves(units: list[UnitPlan], ledger: Ledger, short: list[UnitPlan] |
             if group and not _fit_together([*group, unit], ledger):
                 waves.append((group, _sized(group, ledger)))
                 group = []
-            if not group:
-                _alone(unit, ledger)
             group.append(unit)
         waves.append((group, _sized(group, ledger)))
     count = f"{len(waves)} wave{'s' if len(waves) > 1 else ''}"
@@ -123,11 +124,11 @@ def _sized(units: list[UnitPlan], ledger: Ledger) -> Sizing:
     return sizing
 
 
-def _alone(unit: UnitPlan, ledger: Ledger) -> Sizing:
-    sizing = size([unit.demand], ledger)
-    if sizing is None:
-        raise explained([[unit]], [unit], ledger, feasible)
-    return sizing
+def _require_alone(units: list[UnitPlan], ledger: Ledger) -> None:
+    """Whatever the mode, each unit must fit when it has the cluster to itself; all that do not are told at once."""
+    short = [[unit] for unit in units if not _fit_together([unit], ledger)]
+    if short:
+        raise explained(short, units, ledger, feasible)
 
 
 def _without_counts(units: list[UnitPlan], ledger: Ledger, chosen: Chosen) -> tuple[str, ...]:
@@ -178,6 +179,10 @@ def _argument_problems(mode: str, headroom: float) -> list[Problem]:
 
 def _units(pipeline: Pipeline, rates: Rates) -> list[UnitPlan]:
     per_source = multiplicity(pipeline, rates.returns)
+    absurd = [name for name, items in per_source.items() if not items <= PER_SOURCE_LIMIT]
+    if absurd:
+        message = f"stage {absurd[0]!r}: {per_source[absurd[0]]:g} items would reach it per source item"
+        raise PipelineError(Problem("DT034", message, fixes=("returns=1 for stages before it, or what is true",)))
     units = []
     for unit in units_of(pipeline):
         sources = {rates.source[name] for name in unit.stages}
@@ -204,7 +209,7 @@ def _units(pipeline: Pipeline, rates: Rates) -> list[UnitPlan]:
     return units
 
 
-def _assembled(name: str, cluster: Cluster, rates: Rates, chosen: Chosen, headroom: float) -> Plan:
+def _assembled(name: str, cluster: Cluster, rates: Rates, chosen: Chosen, requested: str, headroom: float) -> Plan:
     ledger = Ledger(cluster)
     units: list[UnitPlan] = []
     seats: dict[str, tuple[Seat, ...]] = {}
@@ -230,6 +235,7 @@ def _assembled(name: str, cluster: Cluster, rates: Rates, chosen: Chosen, headro
     return Plan(
         name=name,
         mode=chosen.mode,
+        requested=requested,
         reason=chosen.reason,
         cluster=cluster,
         units=tuple(units),
@@ -267,24 +273,33 @@ def _phases(units: Sequence[UnitPlan], sizing: Sizing, final: Sizing, headroom: 
         f"manual: {', '.join([*manual, *ranged]) or 'no counts are given'}",
         "minimum: every unit has at least one worker",
         f"throughput: {counts} for {sizing.rate:.4g} items/s",
-        f"headroom up to {headroom:g} x the slowest: {', '.join(added) or 'off, nothing is left for it'}",
+        f"headroom up to {headroom:g} x the slowest: {', '.join(added) or _no_headroom(units, sizing, headroom)}",
     ]
 
 
+def _no_headroom(units: Sequence[UnitPlan], sizing: Sizing, headroom: float) -> str:
+    """Why no worker was added: nobody wants one, nobody may have one, or nothing is left."""
+    target = sizing.rate * headroom * (1 - 1e-9)
+    slow = [unit for unit, count in zip(units, sizing.counts, strict=True) if count * unit.demand.speed < target]
+    if not slow:
+        return "none, all are that fast"
+    free = [unit for unit in slow if unit.per_node is None and (unit.high is None or unit.high > unit.low)]
+    return "off, nothing is left for it" if free else "none, the counts of the slower ones are given"
+
+
 def _use(start: Groups, after: list[Groups], workload: Workload) -> tuple[dict[str, Use], int, float]:
-    """The most that any wave uses of each resource, the least whole cards that stay idle, and their fragmentation."""
+    """The most that any wave uses of each resource; whole cards that stay idle in the wave that uses the most GPU, and
+    how much of all GPU is fragmented then."""
     total = _sums_of(start)
     lefts = [_sums_of(groups) for groups in after]
     use = {name: Use(amount - min(left[name] for left in lefts), amount) for name, amount in total.items() if amount}
-    idle = min(
-        sum(
-            len(nodes) * sum(free.cards.is_whole(index) for index in range(len(free.cards.free)))
-            for free, nodes in groups.items()
-        )
-        for groups in after
+    busiest = after[min(range(len(after)), key=lambda wave: lefts[wave]["GPUs"])]
+    idle = sum(
+        len(nodes) * sum(free.cards.is_whole(index) for index in range(len(free.cards.free)))
+        for free, nodes in busiest.items()
     )
     measure = Fragmentation(workload)
-    fragments = max(sum(len(nodes) * measure.of_free(free) for free, nodes in groups.items()) for groups in after)
+    fragments = sum(len(nodes) * measure.of_free(free) for free, nodes in busiest.items())
     gpus = total["GPUs"]
     return use, idle, fragments / (workload.weight * gpus) if gpus and workload.weight else 0.0
 
@@ -296,6 +311,8 @@ def _sums_of(groups: Groups) -> dict[str, int]:
         sums["memory"] += len(nodes) * free.memory_bytes
         for column, name in enumerate(("GPUs", "GPU memory", "NVDECs", "NVENCs")):
             sums[name] += len(nodes) * sum(card[column] for card in free.cards.free)
+        for name, amount in free.custom:
+            sums[name] = sums.get(name, 0) + len(nodes) * amount
     return sums
 
 

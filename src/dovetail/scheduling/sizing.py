@@ -17,6 +17,7 @@ from dovetail.scheduling.packing import (
     NODES_FIRST,
     Filler,
     Groups,
+    Move,
     Packing,
     Strategy,
     add_some,
@@ -94,8 +95,9 @@ def _per_node(
         able = nodes_for(demand, packing.groups)
         if not able or any(fillers[unit].room(free) // demand.shape.ranks < demand.per_node for free in able):
             return None
-        for free in able:
-            add_to(packing, unit, fillers[unit], free, demand.per_node)
+        # all out first: a node that was filled may then be in a state that others start from
+        for free, positions in [(free, packing.groups.pop(free)) for free in able]:
+            add_to(packing, Move(unit, free, positions, demand.per_node * demand.shape.ranks), fillers[unit])
         count = sum(len(move.positions) for move in packing.moves if move.unit == unit) * demand.per_node
         settled[unit] = replace(demand, low=count, high=count)
     return settled, packing
