@@ -11,8 +11,9 @@ import click
 import dovetail as dt
 from dovetail.cli.advice import for_files
 from dovetail.cli.files import write_atomically
+from dovetail.scheduling.modes import MODES
 from dovetail.scheduling.narrate import headline, unit_table, use_lines
-from dovetail.scheduling.planner import HEADROOM, MODES
+from dovetail.scheduling.planner import HEADROOM
 
 
 @click.command(

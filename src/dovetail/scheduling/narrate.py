@@ -9,7 +9,7 @@ from dovetail.errors import ConfigError, InfeasibleError, Problem, did_you_mean
 from dovetail.resources.cluster import Cluster
 from dovetail.resources.ledger import Ledger
 from dovetail.resources.sizes import about_size, milli
-from dovetail.scheduling.planner import choose
+from dovetail.scheduling.modes import choose
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -1,0 +1,130 @@
+"""Which units run at the same time: all, one by one, or in waves, and why?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from dovetail.errors import InfeasibleError
+from dovetail.resources.sizes import milli
+from dovetail.scheduling.infeasible import explained
+from dovetail.scheduling.sizing import Sizing, size
+
+if TYPE_CHECKING:
+    from dovetail.resources.ledger import Ledger
+    from dovetail.scheduling.plan import UnitPlan
+
+MODES = ("auto", "streaming", "sequential", "waves")
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """A mode with its reason, and the units of each wave with how they are sized."""
+
+    mode: str
+    reason: str
+    waves: list[tuple[list[UnitPlan], Sizing]]
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def rate(self) -> float:
+        """Source items per second over all waves: their times add up."""
+        rates = [sizing.rate for _, sizing in self.waves]
+        return rates[0] if len(rates) == 1 else 1 / sum(1 / rate for rate in rates)
+
+
+def choose(units: list[UnitPlan], ledger: Ledger, mode: str) -> Chosen:
+    """The waves of a mode; `auto` streams if every unit gets its workers, else takes the fewest waves."""
+    parts = _cut_at_barriers(units)
+    cut = f", cut at {len(parts) - 1} barrier{'s' if len(parts) > 2 else ''}" if len(parts) > 1 else ""
+    if mode in ("auto", "streaming"):
+        sized = [(part, size([unit.demand for unit in part], ledger)) for part in parts]
+        if all(sizing is not None for _, sizing in sized):
+            reason = f"streaming{cut}: every unit gets at least its least number of workers at the same time"
+            return Chosen("streaming", reason, [(part, sizing) for part, sizing in sized if sizing is not None])
+        short = [part for part, sizing in sized if sizing is None]
+        if mode == "streaming":
+            raise explained(short, units, ledger, feasible)
+        _require_alone(units, ledger)
+        return _fewest_waves(units, ledger, short[0])
+    _require_alone(units, ledger)
+    if mode == "waves":
+        return _fewest_waves(units, ledger, None)
+    waves = [([unit], _sized([unit], ledger)) for unit in units]
+    return Chosen("sequential", "sequential: asked for; one unit at a time, each on the whole cluster", waves)
+
+
+def _fewest_waves(units: list[UnitPlan], ledger: Ledger, short: list[UnitPlan] | None) -> Chosen:
+    """Neighbours run together as long as they fit together. Taking as many as fit each time gives the fewest waves."""
+    waves: list[tuple[list[UnitPlan], Sizing]] = []
+    for part in _cut_at_barriers(units):
+        group: list[UnitPlan] = []
+        for unit in part:
+            if group and not _fit_together([*group, unit], ledger):
+                waves.append((group, _sized(group, ledger)))
+                group = []
+            group.append(unit)
+        waves.append((group, _sized(group, ledger)))
+    count = f"{len(waves)} wave{'s' if len(waves) > 1 else ''}"
+    if short is None:
+        return Chosen("waves", f"waves: asked for; {count}", waves)
+    reason = f"{count}: all at once do not fit ({_sums(short, ledger)})"
+    chosen = Chosen("waves", reason, waves)
+    return replace(chosen, warnings=_without_counts(units, ledger, chosen))
+
+
+def feasible(units: list[UnitPlan], ledger: Ledger, mode: str) -> bool:
+    """Whether every unit would get its least number of workers in this mode."""
+    groups = _cut_at_barriers(units) if mode == "streaming" else [[unit] for unit in units]
+    return all(_fit_together(group, ledger) for group in groups)
+
+
+def _fit_together(units: list[UnitPlan], ledger: Ledger) -> bool:
+    return size([replace(unit.demand, high=unit.low) for unit in units], ledger) is not None
+
+
+def _sized(units: list[UnitPlan], ledger: Ledger) -> Sizing:
+    sizing = size([unit.demand for unit in units], ledger)
+    assert sizing is not None, f"{[unit.name for unit in units]} fitted a moment ago"
+    return sizing
+
+
+def _require_alone(units: list[UnitPlan], ledger: Ledger) -> None:
+    """Whatever the mode, each unit must fit when it has the cluster to itself; all that do not are told at once."""
+    short = [[unit] for unit in units if not _fit_together([unit], ledger)]
+    if short:
+        raise explained(short, units, ledger, feasible)
+
+
+def _without_counts(units: list[UnitPlan], ledger: Ledger, chosen: Chosen) -> tuple[str, ...]:
+    """What dropping the worker counts would bring, if there are any."""
+    pinned = [unit for unit in units if unit.low > 1 or unit.high is not None or unit.per_node is not None]
+    if not pinned:
+        return ()
+    freed = [replace(unit, low=1, high=None, per_node=None) for unit in units]
+    try:
+        other = choose(freed, ledger, "auto")
+    except InfeasibleError:
+        return ()
+    how = "all at once" if len(other.waves) == 1 else f"in {len(other.waves)} waves"
+    names = ", ".join(unit.name for unit in pinned)
+    return (
+        f"without the worker counts of {names} it would run {how} at {other.rate:.4g} items/s, not {chosen.rate:.4g}",
+    )
+
+
+def _sums(units: list[UnitPlan], ledger: Ledger) -> str:
+    free = sum(state.cards.idle_milli for state in ledger.free)
+    cpus = sum(state.cpu_milli for state in ledger.free)
+    need_gpu = sum(unit.low * unit.shape.ranks * unit.shape.cards * unit.shape.gpu_milli for unit in units)
+    need_cpu = sum(unit.low * unit.shape.ranks * unit.shape.cpu_milli for unit in units)
+    return f"they need {milli(need_gpu)} GPUs of {milli(free)} and {milli(need_cpu)} CPUs of {milli(cpus)}"
+
+
+def _cut_at_barriers(units: list[UnitPlan]) -> list[list[UnitPlan]]:
+    parts: list[list[UnitPlan]] = [[]]
+    for unit in units:
+        if unit.barrier and parts[-1]:
+            parts.append([])
+        parts[-1].append(unit)
+    return parts
