@@ -17,7 +17,7 @@ PURE = ("resources", "pipeline", "scheduling")
 
 settings.register_profile("short", max_examples=60, deadline=None, print_blob=True)
 settings.register_profile(
-    "long", max_examples=2000, deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
+    "long", max_examples=500, deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("long" if os.environ.get("DOVETAIL_TEST_LONG") else "short")
 
