@@ -256,7 +256,8 @@ def test_a_worker_is_turned_away_only_if_no_cards_of_any_node_would_do(
 def test_several_cards_whose_codecs_add_up_are_those_with_the_fewest(
     cluster: Cluster, asked: Resources, decoding: list[Resources]
 ) -> None:
-    """In the order of how many codecs are left, there is no way to sit on cards that all come before the last taken."""
+    """In the order of how many codecs are left of those it asks for, there is no way to sit on cards that all come
+    before the last taken."""
     shape = asked.shape()
     placer = Placer(Ledger(cluster), BestFit(cluster))
     others = [seat for other in decoding for seats in placer.fill(other.shape(), 1) for seat in seats]
@@ -270,8 +271,9 @@ def test_several_cards_whose_codecs_add_up_are_those_with_the_fewest(
     assert placed[0].cards in ways
 
     def last(way: naive.Way) -> tuple[int, int]:
-        codecs = [state.cards[share.card] for share in way]
-        return max((card.nvdecs + card.nvencs, share.card) for card, share in zip(codecs, way, strict=True))
+        cards = [state.cards[share.card] for share in way]
+        left = [card.nvdecs * bool(shape.nvdecs) + card.nvencs * bool(shape.nvencs) for card in cards]
+        return max(zip(left, (share.card for share in way), strict=True))
 
     assert last(placed[0].cards) == min(last(way) for way in ways)
 
