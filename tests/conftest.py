@@ -16,10 +16,9 @@ from hypothesis import HealthCheck, settings
 PURE = ("resources", "pipeline", "scheduling")
 
 # the same examples every time, so that a change is judged by what it changed; `make test-long` looks for new ones
-settings.register_profile("short", max_examples=60, deadline=None, print_blob=True, derandomize=True)
-settings.register_profile(
-    "long", max_examples=500, deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
-)
+common = settings(deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("short", common, max_examples=60, derandomize=True)
+settings.register_profile("long", common, max_examples=500)
 settings.load_profile("long" if os.environ.get("DOVETAIL_TEST_LONG") else "short")
 
 
