@@ -89,7 +89,8 @@ class Fit:
         return self._shares[kind]
 
     def seat(self, node: str, way: Way) -> Seat:
-        return Seat(node, self.shape.cpu_milli, self.shape.memory_bytes, way, self.shape.custom)
+        shape = self.shape
+        return Seat(node, shape.cpu_milli, shape.memory_bytes, way, shape.custom)
 
     def _find_ways(self, cards: Cards) -> Iterable[Way]:
         shares = self.shares(cards.kind)

@@ -102,7 +102,8 @@ class _Ranking:
             self._rank_all()
             return
         best, entries, choices, heap, free = self.ranker.best, self._entries, self._choices, self._heap, ledger.free
-        for position in set(changes[self._seen :]):
+        changed = changes[self._seen :]
+        for position in changed if len(changed) < 2 else set(changed):
             choice = choices[position] = best(free[position])
             if choice is None:
                 entries[position] = _NO_ROOM
