@@ -155,7 +155,7 @@ def test_the_exit_codes_are_those_of_the_command_line() -> None:
 
 
 def test_everything_in_the_module_is_exported() -> None:
-    assert set(errors.__all__) == {kind.__name__ for kind in ALL} | {"Problem", "did_you_mean"}
+    assert set(errors.__all__) == {kind.__name__ for kind in ALL} | {"Problem", "did_you_mean", "shown"}
 
 
 @pytest.mark.parametrize(

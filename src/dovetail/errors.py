@@ -33,6 +33,7 @@ __all__ = [
     "Problem",
     "ResourceError",
     "did_you_mean",
+    "shown",
 ]
 
 
@@ -117,3 +118,12 @@ def did_you_mean(word: str, known: Sequence[str]) -> str:
     by_folded = {name.casefold(): name for name in known}
     near = difflib.get_close_matches(word.casefold(), by_folded, n=1, cutoff=0.6)
     return f" (did you mean {by_folded[near[0]]!r}?)" if near else ""
+
+
+def shown(value: object) -> str:
+    """A value as messages show it: short, and whatever it is."""
+    try:
+        text = repr(value)
+    except Exception:  # whatever was given, the message about it must come out
+        return f"a {type(value).__name__}"
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, TypeGuard
 
-from dovetail.errors import Problem, did_you_mean
+from dovetail.errors import Problem, did_you_mean, shown
 from dovetail.pipeline.durations import parse_duration
 from dovetail.pipeline.stage import Each
 from dovetail.resources.resources import RANKS_LIMIT, Resources
@@ -54,14 +54,6 @@ def name_mistake(name: object) -> tuple[str, str] | None:
     if not re.fullmatch(NAME_PATTERN, name):
         return "has other characters than letters, digits, _ - . or begins with - or .", near
     return None
-
-
-def shown(value: object) -> str:
-    try:
-        text = repr(value)
-    except Exception:  # whatever was given, the message about it must come out
-        return f"a {type(value).__name__}"
-    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def quoted(value: object) -> str:

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 from dovetail.documents.document import Document, Steps, dotted
 from dovetail.documents.read import read_document
 from dovetail.documents.validate import missing_key, unknown_key
-from dovetail.errors import Problem, ResourceError
-from dovetail.pipeline.checks import is_writable, quoted, shown
+from dovetail.errors import Problem, ResourceError, shown
+from dovetail.pipeline.checks import is_writable, quoted
 from dovetail.pipeline.graph import pipeline_problems
 from dovetail.pipeline.stage import Each, Stage
 from dovetail.resources.resources import Resources

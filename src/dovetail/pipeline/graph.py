@@ -5,8 +5,8 @@ from __future__ import annotations
 import heapq
 from typing import TYPE_CHECKING
 
-from dovetail.errors import Problem, did_you_mean
-from dovetail.pipeline.checks import NAME_LIMIT, name_mistake, quoted, shown, stage_problems
+from dovetail.errors import Problem, did_you_mean, shown
+from dovetail.pipeline.checks import NAME_LIMIT, name_mistake, quoted, stage_problems
 from dovetail.pipeline.stage import Stage
 
 if TYPE_CHECKING:

@@ -6,9 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from dovetail.errors import ConfigError, PipelineError, Problem, did_you_mean
+from dovetail.errors import ConfigError, PipelineError, Problem, did_you_mean, shown
 from dovetail.pipeline import file
-from dovetail.pipeline.checks import shown
 from dovetail.pipeline.graph import (
     PIPELINE_EXAMPLE,
     Edges,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from numbers import Real
 from typing import TYPE_CHECKING, TypeGuard
 
-from dovetail.errors import Problem, ResourceError
+from dovetail.errors import Problem, ResourceError, shown
 from dovetail.resources.cards import model_key
 from dovetail.resources.shape import Shape, ShapeKind
 from dovetail.resources.sizes import parse_milli, parse_size
@@ -59,7 +59,7 @@ class Resources:
         if not _is_count(ranks) or not 1 <= ranks <= RANKS_LIMIT:
             raise ResourceError(
                 Problem(
-                    "DT008", f"ranks={_shown(ranks)} is not a whole number from 1 to {RANKS_LIMIT}", fixes=("ranks=1",)
+                    "DT008", f"ranks={shown(ranks)} is not a whole number from 1 to {RANKS_LIMIT}", fixes=("ranks=1",)
                 )
             )
         kind = self._kind()
@@ -117,14 +117,6 @@ def _as_float(value: float) -> float:
         return math.inf if value > 0 else -math.inf
 
 
-def _shown(value: object) -> str:
-    try:
-        text = repr(value)
-    except Exception:  # whatever was given, the message about it must come out
-        return f"a {type(value).__name__}"
-    return text if len(text) <= 60 else f"{text[:57]}..."
-
-
 class _Checker:
     """Collects everything that is wrong with a `Resources`, so that it is mended in one go."""
 
@@ -139,7 +131,7 @@ class _Checker:
             self._gpu_count(asked.gpus)
         entire: object = asked.entire_gpu
         if not isinstance(entire, bool):
-            self._add("DT001", f"entire_gpu={_shown(entire)} is not True or False", "entire_gpu=True")
+            self._add("DT001", f"entire_gpu={shown(entire)} is not True or False", "entire_gpu=True")
         self._size("memory", asked.memory, may_be_zero=True)
         self._size("gpu_memory", asked.gpu_memory, may_be_zero=False)
         self._codecs("nvdecs", asked.nvdecs)
@@ -156,20 +148,20 @@ class _Checker:
 
     def _number(self, name: str, value: object, limit: float, example: str) -> bool:
         before = len(self.found)
-        shown = f"{name}={_shown(value)}"
+        asked = f"{name}={shown(value)}"
         if not _is_number(value):
             quoted = isinstance(value, str) and self._would_do(name, value, limit)
-            self._add("DT001", f"{shown} is not a number", f"{name}={value}" if quoted else example)
+            self._add("DT001", f"{asked} is not a number", f"{name}={value}" if quoted else example)
             return False
         number = _as_float(value)
         if math.isnan(number) or (math.isinf(number) and isinstance(value, float)):
-            self._add("DT002", f"{shown} is not a finite number", example)
+            self._add("DT002", f"{asked} is not a finite number", example)
         elif number < 0:
-            self._add("DT003", f"{shown} is negative", example, f"or leave {name} out")
+            self._add("DT003", f"{asked} is negative", example, f"or leave {name} out")
         elif number > limit:
-            self._add("DT004", f"{shown} is more than one worker can have; the most is {limit}", example)
+            self._add("DT004", f"{asked} is more than one worker can have; the most is {limit}", example)
         elif 0 < number < 0.001:
-            self._add("DT005", f"{shown} is below the smallest share, 0.001", f"{name}=0.001")
+            self._add("DT005", f"{asked} is below the smallest share, 0.001", f"{name}=0.001")
         return len(self.found) == before
 
     @staticmethod
@@ -202,18 +194,18 @@ class _Checker:
             self._add("DT007", f"{name}={said}", f"write {name} {how}")
             return
         if not size and not may_be_zero:
-            self._add("DT007", f"{name}={_shown(value)} is no memory at all", f'{name}="4GB"', f"or leave {name} out")
+            self._add("DT007", f"{name}={shown(value)} is no memory at all", f'{name}="4GB"', f"or leave {name} out")
 
     def _codecs(self, name: str, value: object) -> None:
         if self._number(name, value, CODECS_LIMIT, f"{name}=1") and not _is_count(value):
-            self._add("DT006", f"{name}={_shown(value)}: codecs cannot be shared, ask for whole ones", f"{name}=1")
+            self._add("DT006", f"{name}={shown(value)}: codecs cannot be shared, ask for whole ones", f"{name}=1")
 
     def _accelerator(self) -> None:
         value: object = self.asked.accelerator
         if value is None:
             return
         if not isinstance(value, str) or not all(part.strip() for part in value.split("|")):
-            message = f"accelerator={_shown(value)} is not the name of a card, or several with | between them"
+            message = f"accelerator={shown(value)} is not the name of a card, or several with | between them"
             self._add("DT001", message, 'accelerator="A100|H100"')
         elif not self.found and not self._uses_cards():
             message = f"accelerator={value!r} without anything of a card"
@@ -227,21 +219,21 @@ class _Checker:
         labels: object = self.asked.labels
         example = 'labels={"pool": "gpu"}'
         if not isinstance(labels, Mapping):
-            self._add("DT001", f"labels={_shown(labels)} is not a mapping of names to values", example)
+            self._add("DT001", f"labels={shown(labels)} is not a mapping of names to values", example)
             return
         for name, value in labels.items():
             alternatives = value.split("|") if isinstance(value, str) else [""]
             if not isinstance(name, str) or not name.strip() or not all(part.strip() for part in alternatives):
-                self._add("DT001", f"labels: {_shown(name)}: {_shown(value)} is not a name and a text", example)
+                self._add("DT001", f"labels: {shown(name)}: {shown(value)} is not a name and a text", example)
 
     def _custom(self) -> None:
         custom: object = self.asked.custom
         if not isinstance(custom, Mapping):
-            self._add("DT001", f"custom={_shown(custom)} is not a mapping of names to amounts", 'custom={"licence": 1}')
+            self._add("DT001", f"custom={shown(custom)} is not a mapping of names to amounts", 'custom={"licence": 1}')
             return
         for name, amount in custom.items():
             if not isinstance(name, str) or not name.strip():
-                self._add("DT001", f"custom: {_shown(name)} is not a name", 'custom={"licence": 1}')
+                self._add("DT001", f"custom: {shown(name)} is not a name", 'custom={"licence": 1}')
             else:
                 self._custom_amount(name, amount)
 

@@ -6,6 +6,8 @@ import math
 import re
 from decimal import Decimal
 
+from dovetail.errors import shown
+
 SIZE_LIMIT_BYTES = 1 << 60
 """1 EB: more than any machine has, so a larger number is a slip of the pen."""
 
@@ -21,11 +23,11 @@ def parse_size(value: object) -> int:
     MB and MiB are both 1024-based: that is what users of '2GB' cards and GPU memory hints mean.
     """
     if not isinstance(value, str):
-        raise ValueError(f"{_shown(value)} has no unit: write {_with_units(value)}")  # noqa: TRY004
+        raise ValueError(f"{shown(value)} has no unit: write {_with_units(value)}")  # noqa: TRY004
     text = value.strip()
     match = _SIZE.fullmatch(text)
     if match is None or len(text) > 100:
-        raise ValueError(f"{_shown(value)} is not a size: write it like '1.5GB', '500MB' or '64KiB'")
+        raise ValueError(f"{shown(value)} is not a size: write it like '1.5GB', '500MB' or '64KiB'")
     if text.startswith("-"):
         raise ValueError(f"{value!r} is negative: write a size of 0 or more, like '2GB'")
     if not match["unit"] and not match["b"]:
@@ -45,14 +47,6 @@ def _with_units(value: object) -> str:
         if match is None or number.startswith("-") or Decimal(match["number"]) * 1024**3 > SIZE_LIMIT_BYTES:
             return "it with one, like '4GB', '500MB' or '64KiB'"
     return f"'{number}GB', '{number}MB' or '{number}B'"
-
-
-def _shown(value: object) -> str:
-    try:
-        text = repr(value)
-    except ValueError:  # an integer of more digits than Python prints
-        return "a number of thousands of digits"
-    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def exact_size(size_bytes: int) -> str:
