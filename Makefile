@@ -10,7 +10,7 @@ export PIP_REQUIRE_VIRTUALENV := 1
 .PHONY: help demo test test-long check format bench clean
 
 help:
-	@echo "make demo       set up, then show this machine and plan an example pipeline"
+	@echo "make demo       set up, then show this machine, plan an example pipeline and simulate its run"
 	@echo "make test       set up, then run all checks and all tests"
 	@echo "make test-long  the same with the long repeat counts and soaks"
 	@echo "make check      formatting, lint, types and layers only"
@@ -43,6 +43,8 @@ bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/placement_scale.py --json benchmarks/results/placement_scale.json
 	$(BIN)/python benchmarks/plan_scale.py --nodes 128,512,1024,10000 --peers --data $(DATA) --json benchmarks/results/plan_scale.json
 	$(BIN)/python benchmarks/plan_quality.py --data $(DATA) --json benchmarks/results/plan_quality.json
+	$(BIN)/python benchmarks/replan.py --peers --data $(DATA) --json benchmarks/results/replan.json
+	$(BIN)/python benchmarks/simulate.py --workers 100,1000,10000 --json benchmarks/results/simulate.json
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist benchmarks/results

@@ -71,6 +71,9 @@ class Ledger:
             fix = f"one of: {', '.join(list(self._index)[:5])}" + (", ..." if len(self._index) > 5 else "")
             raise LedgerError(Problem("DT203", f"there is no node {node!r}", fixes=(fix,))) from None
 
+    def knows(self, node: str) -> bool:
+        return node in self._index
+
     def seats(self) -> Iterator[Seat]:
         """Every seat that is taken, as often as it is."""
         for seat, count in self._seated.items():
@@ -79,13 +82,18 @@ class Ledger:
 
     def take(self, seat: Seat) -> None:
         """Seats a worker; a LedgerError, and nothing changed, where there is not enough room."""
+        if not self.takes(seat):
+            raise self._refused("DT201", seat, self.free_on(seat.node), "is taken")
+
+    def takes(self, seat: Seat) -> bool:
+        """Seats a worker if there is room; for those who wait for it and need no reason."""
         index = self.position(seat.node)
-        free = self._free[index]
-        then = free.taken(seat)
+        then = self._free[index].taken(seat)
         if then is None:
-            raise self._refused("DT201", seat, free, "is taken")
+            return False
         self._seated[seat] = self._seated.get(seat, 0) + 1
         self._set(index, then)
+        return True
 
     def give_back(self, seat: Seat) -> None:
         """Frees a seat; a LedgerError, and nothing changed, if nobody sits there."""
