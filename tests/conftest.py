@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import pytest
 from hypothesis import HealthCheck, settings
 
-PURE = ("resources", "pipeline", "scheduling")
+PURE = ("resources", "pipeline", "scheduling", "control", "streaming")
 
 # the same examples every time, so that a change is judged by what it changed; `make test-long` looks for new ones
 common = settings(deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
@@ -30,6 +30,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if "long" in item.keywords:
             item.add_marker(skip)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_run_goes_to_the_users_home(tmp_path_factory: pytest.TempPathFactory) -> None:
+    os.environ["DOVETAIL_HOME"] = str(tmp_path_factory.mktemp("home"))
 
 
 @pytest.fixture(autouse=True)

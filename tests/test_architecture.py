@@ -15,7 +15,7 @@ import dovetail
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "dovetail"
-PURE = ("errors.py", "resources", "pipeline", "scheduling")
+PURE = ("errors.py", "resources", "pipeline", "scheduling", "control", "streaming")
 OUTSIDE = {
     "time",
     "random",

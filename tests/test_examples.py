@@ -12,6 +12,7 @@ EXAMPLES = sorted((Path(__file__).resolve().parents[1] / "examples").glob("[0-9]
 PROMISED = {
     "01_what_fits.py": ["caption sits on node-0 card 0", "train sits on", "error[DT110]", "error[DT111]"],
     "02_plan.py": ["bottleneck:", "what one more would bring", "caption workers sit on [('node-0',"],
+    "03_simulate.py": ["a quiet day", "bottleneck", "every item came out: 40000 of 40000"],
 }
 
 

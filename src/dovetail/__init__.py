@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from dovetail.resources.resources import Resources
     from dovetail.resources.seat import CardShare, Seat
     from dovetail.resources.shape import Shape, ShapeKind
+    from dovetail.run import Simulation, simulate
     from dovetail.scheduling.fragmentation import Workload
     from dovetail.scheduling.placement import Placer
     from dovetail.scheduling.plan import Plan
@@ -57,11 +58,13 @@ _HOMES = {
     "Seat": "resources.seat",
     "Shape": "resources.shape",
     "ShapeKind": "resources.shape",
+    "Simulation": "run",
     "Spread": "scheduling.scores",
     "Stage": "pipeline.stage",
     "Workload": "scheduling.fragmentation",
     "each": "pipeline.stage",
     "plan": "scheduling.planner",
+    "simulate": "run",
 }
 
 __all__ = [
@@ -89,11 +92,13 @@ __all__ = [
     "Seat",
     "Shape",
     "ShapeKind",
+    "Simulation",
     "Spread",
     "Stage",
     "Workload",
     "each",
     "plan",
+    "simulate",
 ]
 
 

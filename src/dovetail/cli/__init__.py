@@ -15,19 +15,26 @@ from dovetail.errors import DovetailError
 COMMANDS = {
     "cluster": ("dovetail.cli.cluster", "What there is: nodes, cards, codecs, and what would fit."),
     "completion": ("dovetail.cli.completion", "Make the shell complete commands and options."),
-    "demo": ("dovetail.cli.demo", "This machine, and an example pipeline being planned."),
+    "demo": ("dovetail.cli.demo", "This machine, and an example pipeline planned and simulated."),
     "explain": ("dovetail.cli.explain", "Why this many workers, why there, what one more would bring."),
     "init": ("dovetail.cli.init", "Write an example file to start from."),
+    "ls": ("dovetail.cli.ls", "Which runs there are, and how they are doing."),
     "plan": ("dovetail.cli.plan", "What would run where, how fast, what limits it, and why."),
+    "replay": ("dovetail.cli.replay", "Does a recorded run decide the same today?"),
     "schema": ("dovetail.cli.schema", "The JSON Schema of a file, for editors."),
+    "simulate": ("dovetail.cli.simulate", "The same pipeline on a cluster that nobody has."),
+    "status": ("dovetail.cli.status", "How one run is doing, or how it went."),
+    "trace": ("dovetail.cli.trace", "A run as a time line for Perfetto."),
 }
 
 EPILOG = """\b
 Examples:
   dovetail plan examples/video.yaml --cluster "1x(32cpu, 128GB, 2xL40S:48GB)"
+  dovetail simulate examples/video.yaml --cluster "4x(128cpu, 1TB, 8xL40S:48GB)"
   dovetail cluster show
   dovetail cluster show "4x(32cpu, 128GB, 2xA100:40GB)" --fit "gpus=0.25, gpu_memory=8GB"
   dovetail demo
+  dovetail status last
 
 Exit codes: 0 fine, 1 work failed, 2 usage or configuration, 3 does not fit, 130 interrupted.
 """

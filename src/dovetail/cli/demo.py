@@ -1,4 +1,4 @@
-"""dovetail demo: this machine, an example pipeline planned, and a misfit explained."""
+"""dovetail demo: this machine, an example pipeline planned and simulated, and a misfit explained."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ import click
 
 import dovetail as dt
 from dovetail.cli.picture import picture, summary
+from dovetail.observe.summary import result_lines
 from dovetail.scheduling.largest import largest_worker
 from dovetail.scheduling.narrate import headline, unit_table, use_lines, what_more_would_bring
 
 EXAMPLE_CLUSTER = "1x(32cpu, 128GB, 2xL40S:48GB)"
+EXAMPLE_ITEMS = 2000
 WITHOUT_ENCODERS = "1x(32cpu, 128GB, 2xH100)"
 
 
@@ -33,7 +35,7 @@ def example() -> dt.Pipeline:
 
 @click.command(epilog="Example:\n\n  dovetail demo")
 def demo() -> None:
-    """Show this machine, plan an example pipeline on an example cluster, and explain what does not fit."""
+    """Show this machine, plan and simulate an example pipeline, and explain what does not fit."""
     _heading("This machine")
     here = dt.Cluster.local()
     for note in here.notes:
@@ -56,13 +58,18 @@ def demo() -> None:
     for what, rate in what_more_would_bring(plan):
         click.echo(f"  {what}: {rate:.4g} items/s")
 
-    _heading(f"And the same on {WITHOUT_ENCODERS}")
+    _heading(f"The same, run in virtual time: {EXAMPLE_ITEMS} items")
+    simulated = dt.simulate(pipeline, plan=plan, items=EXAMPLE_ITEMS, progress=True, what="dovetail demo")
+    click.echo("\n".join(result_lines(simulated.summary)))
+
+    _heading(f"And a plan for {WITHOUT_ENCODERS}")
     try:
         dt.plan(pipeline, WITHOUT_ENCODERS)
     except dt.InfeasibleError as error:
         click.echo(str(error))
     click.echo()
-    click.echo("Next:  dovetail init pipeline", err=True)
+    click.echo("Next:  dovetail status last", err=True)
+    click.echo("       dovetail init pipeline", err=True)
     click.echo(f'       dovetail explain pipeline.yaml --cluster "{EXAMPLE_CLUSTER}"', err=True)
 
 

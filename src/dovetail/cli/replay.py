@@ -1,0 +1,30 @@
+"""dovetail replay: does the controller decide today what it decided in a recorded run?"""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from dovetail.observe.folder import find_run
+from dovetail.observe.replay import replay as replay_log
+from dovetail.streaming.remake import stream_of
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  dovetail simulate examples/video.yaml --cluster "1x(32cpu, 128GB, 2xL40S:48GB)" --items 500 --record
+  dovetail replay last
+"""
+)
+@click.argument("run")
+def replay(run: str) -> None:
+    """Feed what was recorded of RUN to a fresh controller and compare its commands. RUN was run with --record."""
+    result = replay_log(find_run(run).replay_log, stream_of)
+    if result.difference is None:
+        click.echo(f"same: {result.steps} steps, {result.commands} commands")
+        return
+    for line in result.difference.lines():
+        click.echo(line)
+    sys.exit(1)

@@ -1,0 +1,166 @@
+"""What can an engine, or whoever posts, report?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dovetail.control.segments import Segment
+    from dovetail.resources.cluster import Node
+
+
+class Cause(Enum):
+    """Why a worker is gone without having been drained."""
+
+    EXIT = "exit"
+    """It left by itself, with an exit code."""
+    SIGNAL = "signal"
+    """It was killed from outside, or crashed."""
+    OUT_OF_MEMORY = "out of memory"
+    NODE_LOST = "node lost"
+    SETUP_FAILED = "setup failed"
+    STOPPED = "stopped"
+    """We stopped it: StopWorker without drain."""
+
+
+@dataclass(slots=True)
+class Crumb:
+    """What a dead worker was doing: the message, and the place of the call in it."""
+
+    message: int
+    index: int
+    """The first item of the call, counted in the message."""
+    exact: bool = True
+    """False behind a fused stage that changed counts: then the whole message is the suspect."""
+
+
+@dataclass(slots=True)
+class Failure:
+    """Items [start, stop) of a message whose call raised."""
+
+    start: int
+    stop: int
+    error: str
+    """Type and message, one line."""
+    detail: str = ""
+    """The traceback."""
+    out_of_memory: bool = False
+    keys: tuple[tuple[int, ...], ...] = ()
+
+
+@dataclass(slots=True)
+class WorkerReady:
+    worker: int
+    setup_s: float = 0.0
+
+
+@dataclass(slots=True)
+class WorkerStopped:
+    """It was drained and is gone; its seats are free."""
+
+    worker: int
+
+
+@dataclass(slots=True)
+class WorkerLost:
+    """It is gone with whatever it had in hand. Everything it finished was reported before this."""
+
+    worker: int
+    cause: Cause
+    detail: str = ""
+    """Exit code, signal, exception: one line for people."""
+    crumbs: tuple[Crumb, ...] = ()
+    """Of every call that was running; none: nothing is known of that."""
+    peak_bytes: int = 0
+    """The most host memory it was seen to use; 0: not known."""
+
+
+@dataclass(slots=True)
+class BatchesDone:
+    """A message came to its end: what it gave, and which calls raised."""
+
+    worker: int
+    message: int
+    segments: list[Segment]
+    seconds: float
+    """Spent in the user's code."""
+    failures: list[Failure] = field(default_factory=list)
+    peak_bytes: int = 0
+    stages: list[tuple[int, int, float]] | None = None
+    """Per fused stage: items in, items out, seconds."""
+
+
+@dataclass(slots=True)
+class BatchesReturned:
+    """A message that did not begin: it was cancelled, or its input was lost with a node."""
+
+    worker: int
+    message: int
+
+
+@dataclass(slots=True)
+class NodeJoined:
+    node: Node
+
+
+@dataclass(slots=True)
+class NodeLeft:
+    """The node is gone with every payload that lay there. Its workers are reported lost before this."""
+
+    node: str
+    reason: str = ""
+
+
+@dataclass(slots=True)
+class ItemsArrived:
+    """Source items, numbered from `first` on."""
+
+    first: int
+    segments: list[Segment]
+
+
+@dataclass(slots=True)
+class InputEnded:
+    """The source has no more items; `items` is how many there were in all."""
+
+    items: int
+
+
+@dataclass(slots=True)
+class Drain:
+    """Stop feeding, finish what is in hand, then end."""
+
+    reason: str = "asked"
+
+
+@dataclass(slots=True)
+class CancelRun:
+    """Stop now."""
+
+    reason: str = "asked"
+
+
+@dataclass(slots=True)
+class Repin:
+    """From now on so many workers of a unit; None: decide again."""
+
+    unit: str
+    workers: int | None
+
+
+Event = (
+    WorkerReady
+    | WorkerStopped
+    | WorkerLost
+    | BatchesDone
+    | BatchesReturned
+    | NodeJoined
+    | NodeLeft
+    | ItemsArrived
+    | InputEnded
+    | Drain
+    | CancelRun
+    | Repin
+)

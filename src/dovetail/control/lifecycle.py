@@ -1,0 +1,72 @@
+"""Through which states do workers and runs go, and which moves are legal?"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class WorkerState(Enum):
+    STARTING = "starting"
+    """Asked for; not ready yet."""
+    READY = "ready"
+    DRAINING = "draining"
+    """Gets nothing new; the drain can still be taken back."""
+    STOPPING = "stopping"
+    """Told to stop."""
+    STOPPED = "stopped"
+    """Gone as asked; its seats are free."""
+    LOST = "lost"
+    """Gone by itself; its seats are free."""
+
+
+class RunState(Enum):
+    RUNNING = "running"
+    DRAINING = "draining"
+    """Nothing new is read; what is in hand is finished."""
+    STOPPING = "stopping"
+    """The end is decided; workers are being stopped."""
+    FINISHED = "finished"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+_W = WorkerState
+LEGAL_WORKER_MOVES = frozenset(
+    {
+        (_W.STARTING, _W.READY),
+        (_W.STARTING, _W.STOPPING),
+        (_W.STARTING, _W.LOST),
+        (_W.READY, _W.DRAINING),
+        (_W.READY, _W.STOPPING),
+        (_W.READY, _W.LOST),
+        (_W.DRAINING, _W.READY),
+        (_W.DRAINING, _W.STOPPING),
+        (_W.DRAINING, _W.LOST),
+        (_W.STOPPING, _W.STOPPED),
+        (_W.STOPPING, _W.LOST),
+    }
+)
+
+_R = RunState
+LEGAL_RUN_MOVES = frozenset(
+    {
+        (_R.RUNNING, _R.DRAINING),
+        (_R.RUNNING, _R.STOPPING),
+        (_R.DRAINING, _R.STOPPING),
+        (_R.STOPPING, _R.FINISHED),
+        (_R.STOPPING, _R.FAILED),
+        (_R.STOPPING, _R.CANCELLED),
+    }
+)
+ENDED = frozenset({_R.FINISHED, _R.FAILED, _R.CANCELLED})
+GONE = frozenset({_W.STOPPED, _W.LOST})
+
+
+def checked_worker_move(old: WorkerState, new: WorkerState, what: object) -> WorkerState:
+    assert (old, new) in LEGAL_WORKER_MOVES, f"worker {what}: {old.value} -> {new.value} is no legal move"
+    return new
+
+
+def checked_run_move(old: RunState, new: RunState) -> RunState:
+    assert (old, new) in LEGAL_RUN_MOVES, f"run: {old.value} -> {new.value} is no legal move"
+    return new

@@ -1,0 +1,59 @@
+"""The one loop: events to the controller, its commands to those who carry them out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dovetail.control.commands import FOR_DATA, Note
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dovetail.control.commands import Command, DataCommand, EngineCommand
+    from dovetail.control.engine import Controller, Data, Engine, Observer
+    from dovetail.control.events import Event
+
+
+def drive(
+    controller: Controller, engine: Engine, data: Data | None = None, observers: Sequence[Observer] = ()
+) -> list[tuple[Observer, Exception]]:
+    """Runs until the controller is done. Returns the observers that failed, and how: they were dropped on the way."""
+    watching = list(observers)
+    dropped: list[tuple[Observer, Exception]] = []
+    events: list[Event] = []
+    while True:
+        now = engine.now()
+        commands = controller.step(now, events)
+        for observer in watching.copy():
+            try:
+                observer.saw(now, events, commands)
+            except Exception as error:
+                dropped.append((observer, error))
+                watching.remove(observer)
+        if commands:
+            _hand_out(commands, engine, data)
+        if controller.done:
+            break
+        wake = controller.wake_at()
+        events = engine.poll(None if wake is None else max(0.0, wake - engine.now()))
+    for observer in watching:
+        try:
+            observer.close(engine.now())
+        except Exception as error:
+            dropped.append((observer, error))
+    return dropped
+
+
+def _hand_out(commands: Sequence[Command], engine: Engine, data: Data | None) -> None:
+    for_engine: list[EngineCommand] = []
+    for_data: list[DataCommand] = []
+    for command in commands:
+        kind = type(command)
+        if kind is Note:
+            continue
+        (for_data if kind in FOR_DATA else for_engine).append(command)  # type: ignore[arg-type]
+    if for_engine:
+        engine.submit(for_engine)
+    if for_data:
+        assert data is not None, f"{for_data[0]} and nobody to take it"
+        data.submit(for_data)

@@ -1,0 +1,275 @@
+"""What happened in a run, read back from its folder? Works while it runs, after it, and on another machine."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dovetail.errors import ConfigError, Problem
+from dovetail.observe.folder import RunFolder, num, read_object
+from dovetail.observe.journal import lines_in
+from dovetail.observe.recorder import process_started
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from dovetail.scheduling.plan import Plan
+
+LOST_AFTER_S = 10.0
+KNOWN_STATUS = frozenset({"running", "finished", "failed", "cancelled"})
+BACKWARDS_S = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One unit between two views: rates are differences of totals."""
+
+    t: float
+    """The end of the interval, in seconds of the run's clock."""
+    rate: float
+    """Items per second that it took in."""
+    queued: int
+    in_flight: int
+    ready: int
+    starting: int
+    draining: int
+    busy: float | None
+    """Share of its ready workers' time spent in the user's code; above 1 with several slots. None: no worker."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """One view: the run, and every unit as it was last seen."""
+
+    t: float
+    run: Mapping[str, Any]
+    units: Mapping[str, Mapping[str, Any]]
+
+
+@dataclass(slots=True)
+class WorkerLife:
+    """When a worker came and went, as far as that was recorded one by one."""
+
+    worker: int
+    unit: str
+    node: str
+    gpus: tuple[int, ...] = ()
+    started: float | None = None
+    ready: float | None = None
+    ended: float | None = None
+    end: str = ""
+    """stopped, lost, or nothing while it is there."""
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Happening:
+    """A line that was written when it happened: a note, a node, something asked for, the loss of a worker."""
+
+    t: float
+    kind: str
+    text: str
+    data: Mapping[str, Any]
+
+
+@dataclass(slots=True)
+class History:
+    """Everything in a run's folder but the plan, which is read when it is asked for."""
+
+    folder: RunFolder
+    header: Mapping[str, Any]
+    ticks: list[Tick] = field(default_factory=list)
+    happenings: list[Happening] = field(default_factory=list)
+    lives: dict[int, WorkerLife] = field(default_factory=dict)
+    counts: dict[tuple[str, str], int] = field(default_factory=dict)
+    """(unit, start | ready | stop | stopped | lost) -> workers that have no line of their own."""
+
+    @classmethod
+    def load(cls, path: str | Path) -> History:
+        """Whatever can be read; a ConfigError only if this is no run folder at all."""
+        folder = RunFolder(Path(path))
+        header = read_object(folder.header)
+        if not header:
+            message = "is not the folder of a run: there is no run.json in it that can be read"
+            raise ConfigError(
+                Problem("DT302", message, fixes=("dovetail ls shows the runs there are",), place=str(path))
+            )
+        history = cls(folder, header)
+        seen: dict[str, Mapping[str, Any]] = {}
+        for line in (*lines_in(folder.older_events), *lines_in(folder.events)):
+            _take(history, line, seen)
+        return history
+
+    @property
+    def id(self) -> str:
+        return self.folder.id
+
+    @property
+    def name(self) -> str:
+        return str(self.header.get("name", ""))
+
+    @property
+    def virtual(self) -> bool:
+        return bool(self.header.get("virtual"))
+
+    @property
+    def run(self) -> Mapping[str, Any]:
+        """The run as it was last seen."""
+        return self.ticks[-1].run if self.ticks else {}
+
+    @property
+    def units(self) -> Mapping[str, Mapping[str, Any]]:
+        """The units as they were last seen."""
+        return self.ticks[-1].units if self.ticks else {}
+
+    @property
+    def seconds(self) -> float:
+        """How long it took, or takes so far, on the run's own clock."""
+        return self.ticks[-1].t if self.ticks else 0.0
+
+    def status(self, wall: float | None = None) -> str:
+        return status_of(self.header, time.time() if wall is None else wall)
+
+    def plan(self) -> Plan | None:
+        """The plan it started with, if there is one that can be read."""
+        from dovetail.scheduling.plan import Plan
+
+        try:
+            return Plan.from_json(self.folder.plan.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, ConfigError):
+            return None
+
+    def series(self, unit: str) -> list[Point]:
+        """One point per interval between two views in which the unit was seen."""
+        return [
+            point(unit, before, after)
+            for before, after in pairwise(self.ticks)
+            if unit in after.units and after.t - before.t > BACKWARDS_S
+        ]
+
+    def rates(self, what: str = "finished") -> list[tuple[float, float]]:
+        """(time, source items per second up to it) between two views."""
+        return [
+            (after.t, max(0.0, (num(after.run, what) - num(before.run, what)) / (after.t - before.t)))
+            for before, after in pairwise(self.ticks)
+            if after.t - before.t > BACKWARDS_S
+        ]
+
+    def bottlenecks(self) -> dict[str, float]:
+        """Unit -> share of the time in which it was the bottleneck, the largest first."""
+        held: dict[str, float] = {}
+        for before, after in pairwise(self.ticks):
+            name = str(after.run.get("bottleneck") or "")
+            if name:
+                held[name] = held.get(name, 0.0) + max(0.0, after.t - before.t)
+        total = sum(held.values())
+        shares = ((name, seconds / total) for name, seconds in held.items() if total > 0)
+        return dict(sorted(shares, key=lambda pair: -pair[1]))
+
+    def notes(self, what: str) -> list[Happening]:
+        """The notes of one kind: decision, error, ..."""
+        return [it for it in self.happenings if it.kind == "note" and it.data.get("what") == what]
+
+    def set_aside(self) -> list[dict[str, Any]]:
+        """The items that were given up, as far as they were kept."""
+        return lines_in(self.folder.errors)
+
+
+def status_of(header: Mapping[str, Any], wall: float) -> str:
+    """running, finished, failed, cancelled, or lost: its heart has stopped, and nobody can vouch for its process."""
+    status = header.get("status")
+    if status not in KNOWN_STATUS:
+        return "lost"
+    if status != "running":
+        return str(status)
+    beat = header.get("heartbeat")
+    if isinstance(beat, int | float) and wall - beat <= LOST_AFTER_S:
+        return "running"
+    return "running" if _is_alive(header) else "lost"
+
+
+def _is_alive(header: Mapping[str, Any]) -> bool:
+    """Whether its very process, not a later one of the same number, is there on this machine."""
+    pid, started = header.get("pid"), header.get("pid_started")
+    if header.get("host") != socket.gethostname() or not isinstance(pid, int) or not isinstance(started, int | float):
+        return False
+    if pid == os.getpid():
+        return True
+    there = process_started(pid) if 0 < pid < 1 << 31 else None
+    return there is not None and abs(there - started) < 1.0
+
+
+def point(unit: str, before: Tick, after: Tick) -> Point:
+    old, new = before.units.get(unit, {}), after.units[unit]
+    seconds = after.t - before.t
+    workers = (num(old, "ready") + num(old, "draining") + num(new, "ready") + num(new, "draining")) / 2
+    busy = max(0.0, num(new, "busy_s_total") - num(old, "busy_s_total"))
+    return Point(
+        t=after.t,
+        rate=max(0.0, num(new, "taken_total") - num(old, "taken_total")) / seconds,
+        queued=int(num(new, "queued")),
+        in_flight=int(num(new, "in_flight")),
+        ready=int(num(new, "ready")),
+        starting=int(num(new, "starting")),
+        draining=int(num(new, "draining")),
+        busy=busy / (workers * seconds) if workers else None,
+    )
+
+
+def _take(history: History, line: Mapping[str, Any], seen: dict[str, Mapping[str, Any]]) -> None:
+    t, kind = line.get("t"), line.get("k")
+    if not isinstance(t, int | float):
+        return
+    if kind == "unit" and isinstance(line.get("name"), str):
+        seen[line["name"]] = line
+    elif kind == "run":
+        if not history.ticks or t >= history.ticks[-1].t:
+            history.ticks.append(Tick(float(t), line, dict(seen)))
+    elif kind == "worker" and isinstance(line.get("w"), int):
+        _take_worker(history, float(t), line)
+    elif kind == "workers" and isinstance(line.get("units"), dict):
+        for unit, counts in line["units"].items():
+            for did, count in counts.items() if isinstance(counts, dict) else ():
+                history.counts[unit, did] = history.counts.get((unit, did), 0) + int(num(counts, did) and count)
+    elif kind in ("note", "node", "asked", "input"):
+        history.happenings.append(Happening(float(t), str(kind), _said(line), line))
+
+
+def _said(line: Mapping[str, Any]) -> str:
+    match line.get("k"):
+        case "note":
+            return str(line.get("text", ""))
+        case "node":
+            why = f": {line['why']}" if line.get("why") else ""
+            return f"node {line.get('node')} {line.get('do')}{why}"
+        case "asked":
+            about = f" {line['unit']} to {line.get('to')}" if line.get("unit") else ""
+            return f"asked to {line.get('do')}{about}" + (f": {line['why']}" if line.get("why") else "")
+        case _:
+            return f"the input ended after {line.get('items')} items"
+
+
+def _take_worker(history: History, t: float, line: Mapping[str, Any]) -> None:
+    worker, did = line["w"], line.get("do")
+    life = history.lives.get(worker)
+    if life is None:
+        life = history.lives[worker] = WorkerLife(worker, str(line.get("unit", "")), str(line.get("node", "")))
+    match did:
+        case "start":
+            gpus = line.get("gpus")
+            life.started, life.gpus = t, tuple(gpus) if isinstance(gpus, list) else ()
+        case "ready":
+            life.ready = t
+        case "stop":
+            life.why = str(line.get("why") or "")
+        case "stopped" | "lost":
+            life.ended, life.end = t, str(did)
+            life.why = str(line.get("why") or life.why)
+            if did == "lost":
+                text = f"worker {worker} of {life.unit} on {life.node} was lost: {life.why}"
+                history.happenings.append(Happening(t, "lost", text, line))

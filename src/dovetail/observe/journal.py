@@ -1,0 +1,146 @@
+"""How does the log of a run stay small, whatever the run does?
+
+Three limits. What is written now and then (views) comes ever less often in a long run: each two megabytes of it double
+the interval. What is written when it happens has a budget of bytes per second; what is beyond is counted, not written.
+And a file that is full becomes `events.1.jsonl`, in place of the one that was that before.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from dovetail.control.wire import plain
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+VERSION = 1
+ROTATE_BYTES = 8_000_000
+BYTES_PER_SECOND = 25_000
+"""Of views, and again of what happens: 50 kB/s in all."""
+BURST_BYTES = 500_000
+LEVEL_BYTES = 2_000_000
+
+
+def as_line(data: Mapping[str, Any]) -> bytes:
+    """One line of JSON, whatever the data holds."""
+    try:
+        text = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    except (TypeError, ValueError):
+        text = json.dumps(_finite(plain(data)), separators=(",", ":"))
+    return text.encode() + b"\n"
+
+
+def _finite(value: Any) -> Any:
+    """Without NaN and infinities, which are not JSON."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, list):
+        return [_finite(inner) for inner in value]
+    if isinstance(value, dict):
+        return {key: _finite(inner) for key, inner in value.items()}
+    return value
+
+
+class Pace:
+    """When the next view is due."""
+
+    def __init__(self, first_s: float = 1.0, most_s: float = math.inf, level_bytes: int = LEVEL_BYTES) -> None:
+        self.interval_s = first_s
+        self.most_s = most_s
+        self.level_bytes = level_bytes
+        self.written = 0
+
+    def after(self, now: float, size_bytes: int) -> float:
+        """The next time, after so much was written now."""
+        self.written += size_bytes
+        if self.written > self.level_bytes and self.interval_s < self.most_s:
+            self.written = 0
+            self.interval_s *= 2
+        interval = max(self.interval_s, size_bytes / BYTES_PER_SECOND)
+        return (math.floor(now / interval) + 1) * interval
+
+
+class Journal:
+    """Appends lines to a file that is rotated."""
+
+    def __init__(self, path: Path, older: Path, *, rotate_bytes: int = ROTATE_BYTES) -> None:
+        self.path = path
+        self.older = older
+        self.rotate_bytes = rotate_bytes
+        self.left_out: Counter[str] = Counter()
+        self.zero = 0.0
+        """The engine's time at which the run began: lines count from there."""
+        self.rotations = 0
+        self._tokens = float(BURST_BYTES)
+        self._filled_at = -math.inf
+        self._size = mend(path)
+        self._file = path.open("ab", buffering=1 << 16)
+
+    def keep(self, now: float, kind: str, data: Mapping[str, Any]) -> int:
+        """Written in any case; how many bytes that took."""
+        return self._write(as_line({"v": VERSION, "t": round(now - self.zero, 6), "k": kind, **data}))
+
+    def tell(self, now: float, kind: str, data: Mapping[str, Any]) -> bool:
+        """Written if the budget allows it; whether it was."""
+        line = as_line({"v": VERSION, "t": round(now - self.zero, 6), "k": kind, **data})
+        if self._filled_at < now:
+            more = BURST_BYTES if self._filled_at == -math.inf else (now - self._filled_at) * BYTES_PER_SECOND
+            self._tokens, self._filled_at = min(BURST_BYTES, self._tokens + more), now
+        if self._tokens < len(line):
+            self.left_out[kind] += 1
+            return False
+        self._tokens -= len(line)
+        self._write(line)
+        return True
+
+    def _write(self, line: bytes) -> int:
+        if self._size + len(line) > self.rotate_bytes and self._size:
+            self._file.close()
+            self.path.replace(self.older)
+            self._file = self.path.open("ab", buffering=1 << 16)
+            self._size = 0
+            self.rotations += 1
+        self._size += len(line)
+        return self._file.write(line)
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def mend(path: Path) -> int:
+    """Ends a line that an earlier process left torn, so that ours begins a new one. The file's size."""
+    try:
+        with path.open("rb+") as file:
+            size = file.seek(0, 2)
+            if size:
+                file.seek(size - 1)
+                if file.read(1) != b"\n":
+                    size += file.write(b"\n")
+            return size
+    except FileNotFoundError:
+        return 0
+
+
+def lines_in(path: Path) -> list[dict[str, Any]]:
+    """The objects in a file of lines; what is torn or no object is passed over."""
+    try:
+        text = path.read_bytes()
+    except OSError:
+        return []
+    found: list[dict[str, Any]] = []
+    for line in text.split(b"\n"):
+        try:
+            data = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(data, dict):
+            found.append(data)
+    return found

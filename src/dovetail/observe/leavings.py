@@ -1,0 +1,116 @@
+"""What does a run leave for later: which epochs are done, and which items were given up?"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import pickle
+from typing import TYPE_CHECKING, Any
+
+from dovetail.observe.journal import VERSION, as_line, mend
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from dovetail.control.commands import Deliver, SetAside
+    from dovetail.control.segments import Part, Segment
+
+ERRORS_BYTES = 2_000_000
+ITEM_BYTES = 64_000
+COMMIT_BYTES = 2_000_000
+
+
+class CommitLog:
+    """One line per Deliver, flushed before the run goes on. Of a durable run every line is on the disk and none is left
+    out; of any other it is for people, and ends when it is large."""
+
+    def __init__(self, path: Path, *, durable: bool) -> None:
+        self.durable = durable
+        self.left_out = 0
+        self._size = mend(path)
+        self._file = path.open("ab")
+
+    def write(self, now: float, deliver: Deliver) -> None:
+        if not self.durable and self._size > COMMIT_BYTES:
+            self.left_out += 1
+            return
+        data: dict[str, Any] = {"v": VERSION, "t": round(now, 6), "wave": deliver.wave, "epoch": deliver.epoch}
+        data |= {"first": deliver.first, "last": deliver.last, "items": _items(deliver.outputs)}
+        data |= {"spooled": _items(deliver.spooled), "aside": len(deliver.aside)}
+        self._size += self._file.write(as_line(data))
+        self._file.flush()
+        if self.durable:
+            os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _items(by_unit: dict[str, list[Segment]]) -> dict[str, int]:
+    return {unit: sum(segment.items for segment in segments) for unit, segments in by_unit.items()}
+
+
+class SetAsideItems:
+    """errors/errors.jsonl, made with the first of them."""
+
+    def __init__(
+        self, path: Path, item: Callable[[Part], object] | None = None, *, limit_bytes: int = ERRORS_BYTES
+    ) -> None:
+        self.path = path
+        self.item = item
+        self.limit_bytes = limit_bytes
+        self.written = 0
+        self.left_out = 0
+        self._size = 0
+
+    def write(self, now: float, aside: list[SetAside]) -> None:
+        lines = []
+        for entry in aside:
+            if self._size > self.limit_bytes:
+                self.left_out += 1
+                continue
+            line = as_line({"v": VERSION, "t": round(now, 6), **self._entry(entry)})
+            if len(line) > self.limit_bytes - self._size:
+                line = as_line({"v": VERSION, "t": round(now, 6), "unit": entry.unit, "error": entry.error[:500]})
+            self._size += len(line)
+            self.written += 1
+            lines.append(line)
+        if lines:
+            self.path.parent.mkdir(exist_ok=True)
+            with self.path.open("ab") as file:
+                file.writelines(lines)
+
+    def _entry(self, entry: SetAside) -> dict[str, Any]:
+        kind, _, message = entry.error.partition(": ")
+        segment, start, stop = entry.part
+        data: dict[str, Any] = {
+            "unit": entry.unit,
+            "key": None if entry.key is None else list(entry.key),
+            "error": kind[:500],
+            "message": message[:4000],
+            "detail": entry.detail[-16_000:],
+            "attempts": entry.attempts,
+            "part": [segment.id, start, stop],
+        }
+        if self.item is not None:
+            try:
+                data |= item_as_data(self.item(entry.part))
+            except Exception as error:  # it is the user's object: reading or pickling it may do anything
+                data["item_lost"] = f"{type(error).__name__}: {error}"[:500]
+        return data
+
+
+def item_as_data(item: object, limit_bytes: int = ITEM_BYTES) -> dict[str, Any]:
+    """The item as JSON if it is the same after it, else pickled; only its beginning in words if it is too large."""
+    try:
+        text = json.dumps(item, allow_nan=False)
+        if len(text) <= limit_bytes and json.loads(text) == item:
+            return {"item": item}
+    except (TypeError, ValueError, RecursionError):
+        pass
+    packed = pickle.dumps(item)
+    if len(packed) <= limit_bytes:
+        return {"item_pickle": base64.b64encode(packed).decode()}
+    return {"item_lost": f"{len(packed)} bytes", "item_repr": repr(item)[:500]}

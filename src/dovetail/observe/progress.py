@@ -1,0 +1,217 @@
+"""How far is the run, and what holds it up? A table in place in a terminal, else a plain line now and then."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dovetail.observe.words import duration, number, percent, rate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import TextIO
+
+    from dovetail.control.commands import Command
+    from dovetail.control.events import Event
+    from dovetail.streaming.view import UnitView, View
+
+LIVE_S = 0.25
+PLAIN_S = 10.0
+WINDOW_S = 10.0
+"""Of the run's clock: rates are those of the last so many seconds."""
+LOOK_EVERY_STEPS = 64
+LOOK_AFTER_S = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One stage, as it is shown."""
+
+    unit: UnitView
+    rate: float | None
+    busy: float | None
+
+
+class Pulse:
+    """The last views, and the rates between the oldest and the youngest of them."""
+
+    def __init__(self, window_s: float = WINDOW_S) -> None:
+        self.window_s = window_s
+        self._views: deque[View] = deque()
+
+    def add(self, view: View) -> None:
+        views = self._views
+        views.append(view)
+        while len(views) > 2 and view.now - views[1].now >= self.window_s:
+            views.popleft()
+
+    @property
+    def rate(self) -> float | None:
+        """Source items per second."""
+        old, new = self._views[0], self._views[-1]
+        return (new.finished - old.finished) / (new.now - old.now) if new.now > old.now else None
+
+    @property
+    def eta_s(self) -> float | None:
+        new, speed = self._views[-1], self.rate
+        return (new.total - new.finished) / speed if new.total is not None and speed else None
+
+    def rows(self) -> list[Row]:
+        old, new = self._views[0], self._views[-1]
+        before = {unit.name: unit for unit in old.units}
+        return [_row(before.get(unit.name, unit), unit, new.now - old.now) for unit in new.units]
+
+
+def _row(old: UnitView, new: UnitView, seconds: float) -> Row:
+    if seconds <= 0:
+        return Row(new, None, None)
+    workers = (old.ready + old.draining + new.ready + new.draining) / 2
+    busy = (new.busy_s_total - old.busy_s_total) / (workers * seconds) if workers else None
+    return Row(new, (new.taken_total - old.taken_total) / seconds, None if busy is None else min(1.0, busy))
+
+
+class Progress:
+    """An observer that shows the run on stderr."""
+
+    def __init__(
+        self,
+        view: Callable[[float], View],
+        *,
+        name: str = "",
+        virtual: bool = False,
+        stream: TextIO | None = None,
+        live: bool | None = None,
+        wall: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`live`: None asks whether the stream is a terminal."""
+        self._view, self._wall = view, wall
+        self._name, self._virtual = name, virtual
+        self._stream = stream or sys.stderr
+        self._pulse = Pulse()
+        self._began: float | None = None
+        self._steps = 0
+        self._look_at = float("-inf")
+        is_live = _is_terminal(self._stream) if live is None else live
+        self._live = _live(self._stream) if is_live else None
+        self._interval_s = LIVE_S if is_live else PLAIN_S
+        # a plain line about nothing helps nobody, so the first comes after a while; a table is there at once
+        self._show_at = wall() + (0.0 if is_live else PLAIN_S)
+
+    def saw(self, now: float, events: Sequence[Event], commands: Sequence[Command]) -> None:  # noqa: ARG002 - the port's
+        self._steps -= 1
+        if self._steps <= 0 or now >= self._look_at:
+            self._look(now)
+
+    def _look(self, now: float) -> None:
+        self._steps, self._look_at = LOOK_EVERY_STEPS, now + LOOK_AFTER_S
+        if self._began is None:
+            self._began = now
+            self._pulse.add(self._view(now))
+        wall = self._wall()
+        if wall >= self._show_at:
+            self._show_at = wall + self._interval_s
+            self._show(now)
+
+    def _show(self, now: float) -> None:
+        view = self._view(now)
+        self._pulse.add(view)
+        since = now - (self._began or 0.0)
+        if self._live is None:
+            print(plain_line(view, self._pulse, since, self._name), file=self._stream, flush=True)
+        else:
+            self._live.start()
+            self._live.update(_table(view, self._pulse, since, self._title()), refresh=True)
+
+    def _title(self) -> str:
+        return f"{self._name} (simulated)" if self._virtual else self._name
+
+    def close(self, now: float) -> None:
+        """The last state stays on the screen. May be called twice."""
+        try:
+            if self._began is not None and self._interval_s:
+                self._show(now)
+        finally:
+            self._interval_s = 0.0
+            if self._live is not None:
+                self._live.stop()
+
+
+def headline(view: View, pulse: Pulse, since_s: float) -> str:
+    """'1200 of 5000 items (24 %), 41.2/s, 1 min 32 s left, bottleneck caption'."""
+    if view.total is not None:
+        share = f" ({percent(view.finished / view.total)})" if view.total else ""
+        parts = [f"{view.finished} of {view.total} items{share}"]
+    else:
+        parts = [f"{view.finished} items ({view.read} read)"]
+    parts.append(rate(pulse.rate))
+    left = pulse.eta_s
+    if view.state != "running":
+        parts.append(view.state)
+    elif left is not None:
+        parts.append(f"{duration(left)} left")
+    parts.append(f"{duration(since_s)} so far")
+    if view.waves > 1:
+        parts.append(f"wave {view.wave + 1} of {view.waves}")
+    if view.aside:
+        parts.append(f"{view.aside} set aside")
+    if view.bottleneck:
+        parts.append(f"bottleneck {view.bottleneck}")
+    return ", ".join(parts)
+
+
+def plain_line(view: View, pulse: Pulse, since_s: float, name: str = "") -> str:
+    stages = (
+        f"{row.unit.name} {row.unit.ready}w {rate(row.rate)}" for row in pulse.rows() if row.unit.wave == view.wave
+    )
+    head = f"{name}: " if name else ""
+    return f"{head}{headline(view, pulse, since_s)} | {', '.join(stages)}"
+
+
+def workers_text(unit: UnitView) -> str:
+    """'12 +3 -1': ready, starting, draining."""
+    starting = f" +{unit.starting}" if unit.starting else ""
+    draining = f" -{unit.draining}" if unit.draining else ""
+    return f"{unit.ready}{starting}{draining}"
+
+
+def _is_terminal(stream: TextIO) -> bool:
+    """One on which lines can be written over."""
+    return bool(stream.isatty()) and os.environ.get("TERM", "") not in ("dumb", "unknown")
+
+
+def _live(stream: TextIO) -> Any:
+    from rich.console import Console
+    from rich.live import Live
+
+    # rich honours NO_COLOR only for values that are not empty, and so do we
+    console = Console(file=stream, force_terminal=True, no_color=bool(os.environ.get("NO_COLOR")) or None)
+    # stdout is data and must not be led through the console; what others say on stderr goes above the table
+    return Live(console=console, auto_refresh=False, redirect_stdout=False, redirect_stderr=stream is sys.stderr)
+
+
+def _table(view: View, pulse: Pulse, since_s: float, title: str) -> Any:
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("stage")
+    for column in ("items/s", "queue", "in flight", "workers", "busy", "aside"):
+        table.add_column(column, justify="right")
+    for row in pulse.rows():
+        unit = row.unit
+        style = "yellow" if unit.name == view.bottleneck else "dim" if unit.finished else ""
+        mark = " *" if unit.name == view.bottleneck else ""
+        cells = (number(unit.queued), number(unit.in_flight), workers_text(unit), percent(row.busy))
+        aside = str(unit.aside_total) if unit.aside_total else ""
+        speed = "-" if row.rate is None else number(float(row.rate))
+        table.add_row(Text(f"{unit.name}{mark}"), speed, *cells, aside, style=style)
+    parts = [Text(f"{title}: " if title else "", style="bold").append(headline(view, pulse, since_s), style="")]
+    if view.use:
+        held = ", ".join(f"{name} {percent(used / total)}" for name, (used, total) in view.use.items() if total)
+        return Group(*parts, table, Text(f"held  {held}", style="dim"))
+    return Group(*parts, table)

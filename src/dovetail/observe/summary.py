@@ -1,0 +1,362 @@
+"""How did a run go, in one screen? Every run prints this at its end, and `dovetail status` at any time."""
+
+from __future__ import annotations
+
+import shlex
+import statistics
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dovetail.observe.folder import num, runs_folder
+from dovetail.observe.words import amount, counted, duration, number, percent, rate, sparkline, table
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dovetail.observe.history import History, Tick
+
+FROM_SHARE, TO_SHARE = 0.2, 0.8
+COMPARABLE_S = 20.0
+"""A run with less work than this at full speed never gets there."""
+LEAST_STEPS = 5
+"""Fewer different counts than this say nothing about a steady rate."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnitSummary:
+    """One unit over the whole run."""
+
+    name: str
+    wave: int
+    taken: int
+    given: int
+    aside: int
+    retries: int
+    rate: float
+    """Items per second that it took in, from its first item to its last."""
+    queued: int
+    ready: int
+    most_workers: int
+    started: int
+    stopped: int
+    lost: int
+    busy: float | None
+    """Share of its workers' time, since they were ready, that was spent in the user's code."""
+    setup_s: float
+    bottleneck: float
+    """Share of the time in which it was the bottleneck."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceUse:
+    """How much of a resource was held by workers, in its own integers."""
+
+    mean: float
+    peak: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    id: str
+    name: str
+    status: str
+    error: str
+    engine: str
+    cluster: str
+    virtual: bool
+    seconds: float
+    read: int
+    total: int | None
+    finished: int
+    delivered: int
+    aside: int
+    mean_rate: float
+    """Source items per second over the whole run."""
+    steady_rate: float | None
+    """See `steady_rate`; None: too little happened to say."""
+    predicted: float
+    rates: tuple[float, ...]
+    """Source items per second, one number per interval between two views."""
+    replans: int
+    use: dict[str, ResourceUse]
+    worker_seconds: float
+    setup_s: float
+    units: tuple[UnitSummary, ...]
+    decisions: tuple[tuple[float, str], ...]
+    errors: tuple[tuple[float, str], ...]
+    folder: str
+
+    @property
+    def setup_share(self) -> float:
+        """Of all the time that workers were there, how much went into setting them up."""
+        return min(1.0, self.setup_s / self.worker_seconds) if self.worker_seconds else 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"setup_share": self.setup_share}
+
+
+def summary(history: History, wall: float | None = None) -> Summary:
+    run, header = history.run, history.header
+    finished = int(num(run, "finished"))
+    shares = history.bottlenecks()
+    units = tuple(_unit(history, name, shares.get(name, 0.0)) for name in history.units)
+    total = run.get("total")
+    errors = [it for it in history.happenings if it.kind == "lost" or it.data.get("what") == "error"]
+    return Summary(
+        id=history.id,
+        name=history.name,
+        status=history.status(wall),
+        error=str(header.get("error") or run.get("error") or ""),
+        engine=str(header.get("engine", "")),
+        cluster=str(header.get("cluster", "")),
+        virtual=history.virtual,
+        seconds=history.seconds,
+        read=int(num(run, "read")),
+        total=total if isinstance(total, int) else None,
+        finished=finished,
+        delivered=int(num(run, "delivered")),
+        aside=int(num(run, "aside")),
+        mean_rate=finished / history.seconds if history.seconds > 0 else 0.0,
+        steady_rate=steady_rate(history),
+        predicted=_predicted(history),
+        rates=_rates(history),
+        replans=int(num(run, "replans")),
+        use=_use(history.ticks),
+        worker_seconds=sum(_worker_seconds(history.ticks, unit.name, with_starting=True) for unit in units),
+        setup_s=sum(unit.setup_s for unit in units),
+        units=units,
+        decisions=tuple((it.t, it.text) for it in history.notes("decision")),
+        errors=tuple((it.t, it.text) for it in errors),
+        folder=str(history.folder.path),
+    )
+
+
+def steady_rate(history: History) -> float | None:
+    """Source items per second without ramp-up and tail.
+
+    The slope between the first view with a fifth of all items done and the first with four fifths: while workers are
+    still being set up few items are done, and what waits for the last stragglers is beyond the four fifths. See
+    `_done`. A run in several waves has no steady state: its rate is items over the whole time. None if too little
+    happened between two views to say.
+    """
+    finished = num(history.run, "finished")
+    if not history.ticks or not finished:
+        return None
+    if num(history.run, "waves") > 1:
+        return finished / history.seconds if history.seconds > 0 else None
+    window = _steady(history)
+    if window is None:
+        return None
+    done, (first, last) = _done(history), window
+    seconds = history.ticks[last].t - history.ticks[first].t
+    return (done[last] - done[first]) / seconds if seconds > 0 else None
+
+
+def _steady(history: History) -> tuple[int, int] | None:
+    """The first and the last view of the steady state."""
+    done = _done(history)
+    if len(set(done)) <= LEAST_STEPS:
+        return None
+    first = next(i for i, items in enumerate(done) if items >= FROM_SHARE * done[-1])
+    return first, next(i for i, items in enumerate(done) if items >= TO_SHARE * done[-1])
+
+
+def _done(history: History) -> list[float]:
+    """Source items that are done by each view.
+
+    `finished` moves by whole epochs. Smoother, and the same in the end, is the mean share of their items that the units
+    have taken.
+    """
+    finished = num(history.run, "finished")
+    shares = _share_taken(history.ticks)
+    return [share * finished for share in shares] or [num(tick.run, "finished") for tick in history.ticks]
+
+
+def _share_taken(ticks: Sequence[Tick]) -> list[float]:
+    """Of the items that each unit takes in the whole run, the share that it has taken by each tick; their mean."""
+    totals = {name: num(unit, "taken_total") for name, unit in ticks[-1].units.items()} if ticks else {}
+    totals = {name: total for name, total in totals.items() if total}
+    if not totals:
+        return []
+    return [
+        sum(num(tick.units.get(name, {}), "taken_total") / total for name, total in totals.items()) / len(totals)
+        for tick in ticks
+    ]
+
+
+def _predicted(history: History) -> float:
+    """What the plans of the steady state expected, in the middle; if there was none, the last that said something. Of a
+    run in several waves: what its plan said of all of them together."""
+    if num(history.run, "waves") > 1:
+        plan = history.plan()
+        return plan.rate if plan else 0.0
+    window = _steady(history)
+    ticks = history.ticks[window[0] : window[1] + 1] if window is not None else history.ticks[-1:]
+    found = [value for value in (num(tick.run, "predicted") for tick in ticks) if value]
+    if found:
+        return statistics.median(found)
+    return next((num(tick.run, "predicted") for tick in reversed(history.ticks) if num(tick.run, "predicted")), 0.0)
+
+
+def _rates(history: History) -> tuple[float, ...]:
+    views = list(zip(history.ticks, _done(history), strict=True))
+    return tuple(
+        max(0.0, (after[1] - before[1]) / (after[0].t - before[0].t))
+        for before, after in pairwise(views)
+        if after[0].t > before[0].t
+    )
+
+
+def _unit(history: History, name: str, bottleneck: float) -> UnitSummary:
+    ticks, last = history.ticks, history.units[name]
+    taken = [(tick.t, num(tick.units.get(name, {}), "taken_total")) for tick in ticks]
+    final = taken[-1][1]
+    # from the last view without an item to the first with all of them: the time in which it worked
+    begin = max((t for t, count in taken if not count), default=taken[0][0])
+    end = min(t for t, count in taken if count >= final)
+    alive = _worker_seconds(ticks, name, with_starting=False)
+    seen = [tick.units[name] for tick in ticks if name in tick.units]
+    whole = {key: int(num(last, key)) for key in ("queued", "ready")}
+    totals = {
+        key: int(num(last, f"{key}_total")) for key in ("given", "aside", "retries", "started", "stopped", "lost")
+    }
+    return UnitSummary(
+        name=name,
+        wave=int(num(last, "wave")),
+        taken=int(final),
+        rate=final / (end - begin) if end > begin else 0.0,
+        most_workers=int(max(num(unit, "ready") + num(unit, "draining") for unit in seen)),
+        busy=num(last, "busy_s_total") / alive if alive else None,
+        setup_s=num(last, "setup_s_total"),
+        bottleneck=bottleneck,
+        **whole,
+        **totals,
+    )
+
+
+def _worker_seconds(ticks: Sequence[Tick], unit: str, *, with_starting: bool) -> float:
+    """Workers over time, by trapezoids between views."""
+    states = ("ready", "draining", "starting") if with_starting else ("ready", "draining")
+    total = 0.0
+    for before, after in pairwise(ticks):
+        ends = (before.units.get(unit, {}), after.units.get(unit, {}))
+        total += sum(num(data, state) for data in ends for state in states) / 2 * (after.t - before.t)
+    return total
+
+
+def _use(ticks: Sequence[Tick]) -> dict[str, ResourceUse]:
+    found: dict[str, ResourceUse] = {}
+    names = dict.fromkeys(name for tick in ticks for name in _used(tick))
+    for name in names:
+        pairs = [(tick.t, *_used(tick).get(name, (0, 0))) for tick in ticks]
+        held = sum(before[1] * (after[0] - before[0]) for before, after in pairwise(pairs))
+        seconds = pairs[-1][0] - pairs[0][0]
+        mean = held / seconds if seconds > 0 else float(pairs[-1][1])
+        found[name] = ResourceUse(mean, max(used for _, used, _ in pairs), max(total for *_, total in pairs))
+    return found
+
+
+def _used(tick: Tick) -> dict[str, tuple[int, int]]:
+    use = tick.run.get("use")
+    if not isinstance(use, dict):
+        return {}
+    good = {name: pair for name, pair in use.items() if isinstance(pair, list) and len(pair) == 2}
+    return {name: (pair[0], pair[1]) for name, pair in good.items() if all(isinstance(it, int) for it in pair)}
+
+
+# ---- in words
+
+
+def summary_lines(told: Summary) -> list[str]:
+    """What every run prints at its end."""
+    return [*result_lines(told), "", *next_lines(told)]
+
+
+def result_lines(told: Summary) -> list[str]:
+    """The same without where to look further."""
+    return [
+        *headline(told),
+        "",
+        *unit_table(told),
+        "",
+        *rate_lines(told),
+        *resource_lines(told),
+        *setup_lines(told),
+    ]
+
+
+def headline(told: Summary) -> list[str]:
+    clock = " of simulated time" if told.virtual else ""
+    of_all = f" of {told.total}" if told.total is not None else ""
+    head = f"{told.name or told.id}: {told.status} after {duration(told.seconds)}{clock}"
+    items = f"  {told.finished}{of_all} items in, {told.delivered} out, {told.aside} set aside"
+    return [head, *([f"  {told.error}"] if told.error else []), items]
+
+
+def unit_table(told: Summary) -> list[str]:
+    if not told.units:
+        return ["no stage was seen yet"]
+    header = (
+        "stage",
+        "items in",
+        "out",
+        "aside",
+        "items/s",
+        "busy",
+        "workers",
+        "started",
+        "stopped",
+        "lost",
+        "bottleneck",
+    )
+    rows = [header]
+    for unit in told.units:
+        counts = (str(unit.most_workers), str(unit.started), str(unit.stopped), str(unit.lost))
+        busy = percent(unit.busy if unit.busy is None else min(1.0, unit.busy))
+        items = (str(unit.taken), str(unit.given), str(unit.aside), number(unit.rate), busy)
+        rows.append((unit.name, *items, *counts, percent(unit.bottleneck or None)))
+    return table(rows)
+
+
+def rate_lines(told: Summary) -> list[str]:
+    lines = [f"rate        {sparkline(told.rates)}  mean {rate(told.mean_rate)}, steady {rate(told.steady_rate)}"]
+    if told.predicted:
+        reached = told.steady_rate or told.mean_rate
+        work_s = told.finished / told.predicted
+        share = f", {percent(reached / told.predicted)} of it reached" if reached else ""
+        if reached and work_s < COMPARABLE_S:
+            share = f" (not reached: {told.finished} items are {duration(work_s)} of work, too little to get going)"
+        lines.append(f"predicted   {rate(told.predicted)}{share}; {counted(told.replans, 'replan')}")
+    limits = sorted((unit for unit in told.units if unit.bottleneck), key=lambda unit: -unit.bottleneck)
+    if limits:
+        shares = ", ".join(f"{unit.name} {percent(unit.bottleneck)} of the time" for unit in limits[:4])
+        lines.append(f"bottleneck  {shares}")
+    return lines
+
+
+def resource_lines(told: Summary) -> list[str]:
+    lines = []
+    for name, use in told.use.items():
+        if use.peak and use.total:
+            mean, peak = (f"{amount(name, it)} ({percent(it / use.total)})" for it in (use.mean, use.peak))
+            lines.append(f"{name:11} {mean} on average, {peak} at most, of {amount(name, use.total)}")
+    return lines
+
+
+def setup_lines(told: Summary) -> list[str]:
+    if not told.setup_s:
+        return []
+    return [f"setup       {duration(told.setup_s)} of workers' time, {percent(told.setup_share)} of all of it"]
+
+
+def next_lines(told: Summary) -> list[str]:
+    """Where the run's files are, and what to type next."""
+    kept = Path(told.folder).parent == runs_folder()
+    run = shlex.quote(told.id if kept else told.folder)
+    lines = [f"folder      {told.folder}"]
+    if told.aside:
+        lines.append(f"set aside   {told.folder}/errors/errors.jsonl")
+    return [*lines, f"next        dovetail status {run} | dovetail trace {run} -o trace.json"]

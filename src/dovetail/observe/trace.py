@@ -1,0 +1,96 @@
+"""How does a run look on a time line? The trace format that Perfetto (ui.perfetto.dev) and chrome://tracing open."""
+
+from __future__ import annotations
+
+import json
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from dovetail.observe.history import History, WorkerLife
+
+RUN_PID, STAGES_PID, FIRST_NODE_PID = 1, 2, 10
+
+
+def trace(history: History) -> dict[str, Any]:
+    """Counters per stage, workers as slices on their node, and marks for decisions, losses and errors."""
+    began = history.ticks[0].t if history.ticks else 0.0
+    if history.happenings:
+        began = min(began, min(it.t for it in history.happenings))
+    events = [*_counters(history), *_workers(history), *_marks(history)]
+    for event in events:
+        event["ts"] = max(0, round((event["ts"] - began) * 1e6))
+    events.sort(key=lambda event: event["ts"])
+    header = {name: history.header.get(name) for name in ("id", "name", "engine", "cluster", "virtual", "started")}
+    return {"traceEvents": [*_names(history), *events], "displayTimeUnit": "ms", "otherData": header}
+
+
+def trace_json(history: History) -> str:
+    return json.dumps(trace(history), separators=(",", ":"))
+
+
+def _names(history: History) -> Iterator[dict[str, Any]]:
+    nodes = _node_pids(history)
+    yield _meta("process_name", RUN_PID, 0, history.name or "run")
+    yield _meta("process_name", STAGES_PID, 0, "stages")
+    for node, pid in nodes.items():
+        yield _meta("process_name", pid, 0, f"node {node}" if node else "node unknown")
+    for life in history.lives.values():
+        cards = f" on card {', '.join(map(str, life.gpus))}" if life.gpus else ""
+        yield _meta("thread_name", nodes[life.node], _tid(life), f"{life.unit} worker {life.worker}{cards}")
+
+
+def _meta(what: str, pid: int, tid: int, name: str) -> dict[str, Any]:
+    return {"ph": "M", "name": what, "pid": pid, "tid": tid, "ts": 0, "args": {"name": name}}
+
+
+def _tid(life: WorkerLife) -> int:
+    return life.worker + 1
+
+
+def _node_pids(history: History) -> dict[str, int]:
+    return dict(zip(sorted({life.node for life in history.lives.values()}), count(FIRST_NODE_PID), strict=False))
+
+
+def _counters(history: History) -> Iterator[dict[str, Any]]:
+    for t, value in history.rates():
+        yield _counter("items/s", t, {"finished": round(value, 3)}, RUN_PID)
+    for unit in history.units:
+        for point in history.series(unit):
+            workers = {"ready": point.ready, "starting": point.starting, "draining": point.draining}
+            yield _counter(f"{unit} queue", point.t, {"queued": point.queued, "in flight": point.in_flight})
+            yield _counter(f"{unit} items/s", point.t, {"rate": round(point.rate, 3)})
+            yield _counter(f"{unit} workers", point.t, workers)
+
+
+def _counter(name: str, t: float, values: Mapping[str, float], pid: int = STAGES_PID) -> dict[str, Any]:
+    return {"ph": "C", "name": name, "pid": pid, "tid": 0, "ts": t, "args": values}
+
+
+def _workers(history: History) -> Iterator[dict[str, Any]]:
+    nodes = _node_pids(history)
+    last = history.ticks[-1].t if history.ticks else max((it.t for it in history.happenings), default=0.0)
+    for life in history.lives.values():
+        pid = nodes[life.node]
+        end = life.ended if life.ended is not None else max(last, life.ready or 0.0, life.started or 0.0)
+        if life.started is not None:
+            yield _slice("setup", life, pid, life.started, end if life.ready is None else life.ready)
+        if life.ready is not None:
+            yield _slice(life.unit or "worker", life, pid, life.ready, end)
+
+
+def _slice(name: str, life: WorkerLife, pid: int, start: float, end: float) -> dict[str, Any]:
+    why = {"end": life.end, "why": life.why} if life.end else {}
+    arguments = {"worker": life.worker, "unit": life.unit, **why}
+    seconds = max(0, round((end - start) * 1e6))
+    return {"ph": "X", "name": name, "pid": pid, "tid": _tid(life), "ts": start, "dur": seconds, "args": arguments}
+
+
+def _marks(history: History) -> Iterator[dict[str, Any]]:
+    for it in history.happenings:
+        kind = str(it.data.get("what", it.kind))
+        name = it.text if len(it.text) <= 100 else f"{it.text[:97]}..."
+        arguments = {"kind": kind, "text": it.text}
+        yield {"ph": "i", "name": name, "cat": kind, "pid": RUN_PID, "tid": 0, "ts": it.t, "s": "g", "args": arguments}

@@ -1,0 +1,194 @@
+"""Engine, controller, observers and the loop put together: a pipeline runs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import dovetail
+from dovetail.control.loop import drive
+from dovetail.engines.simulated.engine import SimulatedEngine
+from dovetail.engines.simulated.source import SimulatedData
+from dovetail.engines.simulated.world import Behaviour, Constant, Lognormal, World
+from dovetail.errors import ConfigError, Problem, shown
+from dovetail.observe.folder import create_run
+from dovetail.observe.history import History
+from dovetail.observe.progress import Progress
+from dovetail.observe.recorder import About, Recorder
+from dovetail.observe.replay import ReplayRecorder
+from dovetail.observe.summary import summary, summary_lines
+from dovetail.scheduling.planner import plan as make_plan
+from dovetail.streaming.controller import Stream
+from dovetail.streaming.options import Options
+from dovetail.streaming.remake import header_of
+from dovetail.streaming.work import works_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from dovetail.control.engine import Controller, Data, Engine, Observer
+    from dovetail.observe.summary import Summary
+    from dovetail.pipeline.pipeline import Pipeline
+    from dovetail.resources.cluster import Cluster
+    from dovetail.scheduling.plan import Plan
+
+SETTING_UP_S = 1.0
+SPREAD = 0.3
+DEFAULT_SECONDS = 60.0
+DEFAULT_ITEMS = 100_000
+"""At most, when nobody says how many."""
+ITEMS_LIMIT = 10**12
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """How a simulated run went. `str()` of it is what a real run prints at its end."""
+
+    plan: Plan
+    summary: Summary
+    folder: Path
+
+    def __str__(self) -> str:
+        return "\n".join(summary_lines(self.summary))
+
+    @property
+    def status(self) -> str:
+        """finished, failed or cancelled."""
+        return self.summary.status
+
+    @property
+    def error(self) -> str:
+        return self.summary.error
+
+    @property
+    def seconds(self) -> float:
+        """Virtual ones."""
+        return self.summary.seconds
+
+    @property
+    def delivered(self) -> int:
+        return self.summary.delivered
+
+    @property
+    def rate(self) -> float:
+        """Source items per second in the steady state; over the whole run, if it was too short for one."""
+        steady = self.summary.steady_rate
+        return self.summary.mean_rate if steady is None else steady
+
+
+def simulate(
+    pipeline: Pipeline,
+    cluster: Cluster | str = "auto",
+    items: int | None = None,
+    *,
+    mode: str = "auto",
+    seed: int = 0,
+    spread: float = SPREAD,
+    setup_s: float = SETTING_UP_S,
+    deaths_per_hour: float = 0.0,
+    node_losses_per_hour: float = 0.0,
+    plan: Plan | None = None,
+    world: World | None = None,
+    options: Options | None = None,
+    run_dir: str | Path | None = None,
+    record: bool = False,
+    progress: bool = False,
+    what: str = "dt.simulate",
+) -> Simulation:
+    """Runs the pipeline on a simulated cluster, in virtual time: the same controller as a real run, made-up workers.
+
+    Workers are as fast as `rate=` says (as the plan assumed, where it does not), each call by chance: lognormal with
+    sigma `spread`. `items`: how many the source has; by default what the plan does in a minute. `world` describes
+    everything instead. A run folder is written; `record=True` adds the controller's exact input.
+    """
+    numbers = {
+        "items": items,
+        "seed": seed,
+        "spread": spread,
+        "setup_s": setup_s,
+        "deaths_per_hour": deaths_per_hour,
+        "node_losses_per_hour": node_losses_per_hour,
+    }
+    problems = [problem for name, value in numbers.items() for problem in _wrong(name, value)]
+    if problems:
+        raise ConfigError(problems)
+    made = plan or make_plan(pipeline, cluster, mode)
+    count = items if items is not None else min(DEFAULT_ITEMS, max(1, round(DEFAULT_SECONDS * made.rate)))
+    if world is None:
+        world = _world(made, seed, spread, setup_s, deaths_per_hour, node_losses_per_hour, pipeline)
+    engine = SimulatedEngine(world, made.cluster)
+    works = works_of(pipeline, made)
+    stream = Stream(works, made, options or Options(hop_s=world.hop_s))
+    folder = create_run(made.name, run_dir)
+    about = About(
+        made.name,
+        what,
+        "sim",
+        made.cluster.spec(),
+        version=dovetail.__version__,
+        virtual=True,
+        more={"items": count, "seed": world.seed},
+    )
+    recorder = Recorder(folder, about, stream.view, stream.workers, plan=made.to_json())
+    observers: list[Observer] = [recorder]
+    if record:
+        observers.append(ReplayRecorder(folder.replay_log, header_of(works, made, stream.board.options)))
+    if progress:
+        observers.append(Progress(stream.view, name=made.name, virtual=True))
+    run_observed(stream, engine, SimulatedData(engine, count), recorder, observers)
+    return Simulation(made, summary(History.load(folder.path)), folder.path)
+
+
+def run_observed(
+    controller: Controller, engine: Engine, data: Data, recorder: Recorder, observers: list[Observer]
+) -> None:
+    """Drives the run to its end, and closes everything on every way out."""
+    try:
+        drive(controller, engine, data, observers)
+    except BaseException as error:
+        interrupted = isinstance(error, KeyboardInterrupt)
+        recorder.abort(
+            engine.now(), "interrupted" if interrupted else repr(error), "cancelled" if interrupted else "failed"
+        )
+        raise
+    finally:
+        now = engine.now()
+        for observer in observers:
+            observer.close(now)
+        engine.close()
+
+
+def _wrong(name: str, value: object) -> list[Problem]:
+    whole = name in ("items", "seed")
+    if value is None and name == "items":
+        return []
+    kind = int if whole else (int, float)
+    limit = ITEMS_LIMIT if whole else 1e9
+    if isinstance(value, bool) or not isinstance(value, kind) or not math.isfinite(value) or not 0 <= value <= limit:
+        sort = "a whole number" if whole else "a number"
+        message = f"{name}={shown(value)} is not {sort} from 0 to {limit:g}"
+        return [Problem("DT310", message, fixes=(f"{name}={'1000' if whole else '0'}",))]
+    return []
+
+
+def _world(
+    plan: Plan,
+    seed: int,
+    spread: float,
+    setup_s: float,
+    deaths_per_hour: float,
+    node_losses_per_hour: float,
+    pipeline: Pipeline,
+) -> World:
+    """Workers that are exactly as fast as the plan expects, on average."""
+    fields: dict[str, Any] = {
+        "spread": Lognormal(spread) if spread else Constant(),
+        "setup_s": setup_s,
+        "deaths_per_hour": deaths_per_hour,
+    }
+    behaviours = {}
+    for unit in plan.units:
+        returns = math.prod(stage.returns for stage in map(pipeline.stage, unit.stages) if stage.returns is not None)
+        behaviours[unit.name] = Behaviour(seconds_per_item=1 / unit.rate, returns=returns, **fields)
+    return World(behaviours, seed=seed, node_losses_per_hour=node_losses_per_hour)

@@ -1,0 +1,45 @@
+"""Is there room for more in front of a unit? By items and by bytes, and never so that everything waits for everything.
+
+What waits is limited, not what is on its way: each worker of the parents may bring one more message, or those with
+large messages would take turns.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dovetail.streaming.board import Board
+    from dovetail.streaming.lane import Lane
+
+
+def has_room(board: Board, lane: Lane) -> bool:
+    """Whether a parent may send one more message whose output will wait here."""
+    if lane.waits_for_seats:
+        return True
+    queue = lane.queue
+    if queue.items < lane.cap and queue.bytes < board.options.byte_budget // len(board.lanes):
+        return True
+    # When nothing happens there, more must come: what waits may be the ends of several epochs, of which no batch can be
+    # made, or a single batch may be larger than the budget.
+    return not (lane.has_work or lane.in_flight or lane.incoming)
+
+
+def room_after(board: Board, lane: Lane) -> bool:
+    """Whether there is room in front of everyone who gets this lane's output."""
+    for child in lane.children:  # noqa: SIM110 - a loop costs half of what all() does, and this runs per message
+        if not has_room(board, child):
+            return False
+    return True
+
+
+def set_cap(board: Board, lane: Lane) -> None:
+    """How much may wait: enough that no worker of the lane runs dry, little enough to stay fresh."""
+    slots = max(1, len(lane.workers)) * lane.pool.depth
+    before = lane.cap
+    lane.cap = max(
+        2 * lane.batch_size,
+        int(max(board.options.queue_factor * slots, board.options.queue_least) * lane.message_items),
+    )
+    if lane.cap > before:
+        board.stir(lane)

@@ -1,0 +1,268 @@
+"""When is the allocation looked at again, what is it shown, and what becomes of the answer?"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from dovetail.control.lifecycle import WorkerState
+from dovetail.scheduling.replan import replan
+from dovetail.scheduling.snapshot import Seated, Snapshot, Standing, UnitNow
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dovetail.scheduling.rules import Rules
+    from dovetail.scheduling.snapshot import Replan
+    from dovetail.streaming.board import Board
+    from dovetail.streaming.fleet import Fleet
+    from dovetail.streaming.lane import Lane
+    from dovetail.streaming.workers import Worker
+
+STANDINGS = {
+    WorkerState.STARTING: Standing.STARTING,
+    WorkerState.READY: Standing.READY,
+    WorkerState.DRAINING: Standing.DRAINING,
+}
+LONGEST_WAIT = 12
+"""Times the usual interval: how rarely a pipeline that does not change is looked at."""
+WORTH_A_LOOK = 0.05
+"""A rate that changed by more than this share since the last look."""
+SEEN_ENOUGH = 8
+ALWAYS = 0.8
+MESSAGES_PER_LOOK = 2
+LONGEST_INTERVAL_S = 60.0
+MOST_NOISE = 0.1
+"""A gain above this is never put down to noise."""
+DEFAULT_HORIZON_S = 600.0
+TELL_AT_MOST = 20
+
+
+class Balance:
+    """Replans, every few seconds and on every loss, and carries the result out."""
+
+    def __init__(self, board: Board, fleet: Fleet, fail: Callable[[str, str], None]) -> None:
+        self.board = board
+        self.fleet = fleet
+        self.fail = fail
+        self.replans = 0
+        self.predicted = 0.0
+        self.bottleneck = ""
+        self._due = False
+        self._patience = 1
+        """Intervals until the next look."""
+        self._calm = 1
+        """How many they are at the next time; grows while nothing changes."""
+        self._seen: dict[str, tuple[float | None, bool, bool, int]] = {}
+        self._repeating = False
+
+    def begin(self) -> None:
+        """Keeps looking from now on."""
+        if self.board.options.replan and not self._repeating:
+            self._repeating = True
+            self.board.at(self.board.now + self._interval(), self._tick)
+
+    def _interval(self) -> float:
+        """Every few seconds; where messages take longer, there is nothing new to see before some have ended."""
+        slowest = max(lane.message_items * (lane.speeds.seconds_per_item or 0.0) for lane in self.board.lanes)
+        return max(self.board.options.replan_every_s, min(MESSAGES_PER_LOOK * slowest, LONGEST_INTERVAL_S))
+
+    def _tick(self) -> None:
+        board = self.board
+        if board.ending:
+            self._repeating = False
+            return
+        board.at(board.now + self._interval(), self._tick)
+        self._patience -= 1
+        if self._patience <= 0 or self._changed():
+            self._due = True
+
+    def look(self) -> None:
+        """Replans if it is time, or if somebody was lost."""
+        if self.board.ending or not (self._due or self.fleet.wants_replan):
+            return
+        self._due = False
+        self.fleet.wants_replan = False
+        self.now_at_once()
+
+    def now_at_once(self) -> None:
+        snapshot = self.snapshot()
+        result = self._with_what_fits(snapshot)
+        self.replans += 1
+        if result is None:
+            return
+        self.predicted, self.bottleneck = result.rate_after, result.bottleneck
+        self._calm = 1 if result.changes else min(2 * self._calm, LONGEST_WAIT)
+        self._patience = self._calm
+        self._carry_out(result)
+        self._seen = {lane.name: self._key(lane) for lane in self.board.lanes}
+        for lane in self.board.lanes:
+            lane.went_on = lane.ran_dry = 0
+        self._loosen(snapshot)
+
+    def _with_what_fits(self, snapshot: Snapshot) -> Replan | None:
+        """A replan in which everybody it counts on has a worker.
+
+        After a loss there may be too little for all units at once. Then the last ones wait, and what comes to them is
+        kept, until those before them are finished and give their room back.
+        """
+        rules = self._rules(snapshot)
+        result = replan(snapshot, rules)
+        seated = [unit.name for unit in snapshot.units if not unit.finished]
+        while seated and not all(result.counts.get(name) for name in seated):
+            seated.pop()
+            kept = frozenset(seated)
+            units = tuple(unit if unit.name in kept else replace(unit, finished=True) for unit in snapshot.units)
+            if not seated:
+                self.fail(f"no node can seat a worker of {units[0].name}: {'; '.join(result.reasons)}", "")
+                return None
+            result = replan(replace(snapshot, units=units), rules)
+        for unit in snapshot.units:
+            lane = self.board.lane_of[unit.name]
+            waits = not unit.finished and unit.name not in seated
+            if waits and not lane.waits_for_seats:
+                text = f"{lane.name} waits until those before it are finished: there is no room for all at once"
+                self.board.note("decision", text, unit=lane.name)
+                self.board.stir(lane)
+            lane.waits_for_seats = waits
+        return result
+
+    def _rules(self, snapshot: Snapshot) -> Rules:
+        """What is won must be more than what the rates are uncertain by, or noise would move workers."""
+        rules = self.board.options.rules
+        noise = 2 - 2 * min((unit.sure for unit in snapshot.units if unit.rate is not None), default=1.0)
+        return replace(rules, min_gain=max(rules.min_gain, min(noise, MOST_NOISE)))
+
+    def _key(self, lane: Lane) -> tuple[float | None, bool, bool, int]:
+        return (lane.speeds.rate()[0], self._backlogged(lane), lane.finished, len(lane.workers))
+
+    def _changed(self) -> bool:
+        """Whether speeds, queues or members are not what the last replan saw."""
+        return any(self._differs(lane, self._seen.get(lane.name)) for lane in self.board.lanes)
+
+    def _differs(self, lane: Lane, before: tuple[float | None, bool, bool, int] | None) -> bool:
+        rate, backlogged, finished, workers = self._key(lane)
+        if before is None or (rate is None) != (before[0] is None) or (finished, workers) != before[2:]:
+            return True
+        noise = 2 * (1 - lane.speeds.rate()[1])
+        if rate is not None and before[0] is not None and abs(rate - before[0]) > (WORTH_A_LOOK + noise) * before[0]:
+            return True
+        return backlogged != before[1] and not lane.speeds.measured
+
+    # --- what a replan is shown
+
+    def snapshot(self) -> Snapshot:
+        lanes = self.board.lanes
+        per_source = self._per_source()
+        units = tuple(self._unit(lane, per_source[lane.name]) for lane in lanes)
+        names = {lane.name for lane in lanes}
+        workers = tuple(
+            _seated(worker)
+            for worker in self.board.workers.values()
+            if worker.unit in names and (worker.state in STANDINGS or worker.replaced)
+        )
+        return Snapshot(self.fleet.cluster, units, workers, self._horizon())
+
+    def _unit(self, lane: Lane, per_source: float) -> UnitNow:
+        now = self.board.now
+        ages = [
+            (message.items, now - message.sent_at)
+            for worker in lane.workers.values()
+            for message in list(worker.messages.values())[: lane.work.slots]
+        ]
+        lane.speeds.remember(len(ages))
+        rate, sure = lane.speeds.rate(ages)
+        if lane.empty:
+            lane.idle_since = now if lane.idle_since is None else lane.idle_since
+        else:
+            lane.idle_since = None
+        seconds = lane.speeds.seconds_per_item or 0.0
+        return UnitNow(
+            name=lane.name,
+            shape=lane.shape,
+            rate=rate,
+            per_source=per_source,
+            low=lane.low,
+            high=lane.high,
+            per_node=lane.work.per_node,
+            sure=sure,
+            queued=lane.queue.items,
+            backlogged=self._backlogged(lane),
+            starved_s=0.0 if lane.idle_since is None else now - lane.idle_since,
+            setup_s=lane.speeds.setup_s or 0.0,
+            drain_s=seconds * lane.message_items,
+            finished=lane.finished,
+        )
+
+    def _backlogged(self, lane: Lane) -> bool:
+        """Whether its workers always had more to do: then it sets the pace, and not what is before or after it."""
+        seen = lane.went_on + lane.ran_dry
+        if seen >= SEEN_ENOUGH:
+            return lane.went_on >= ALWAYS * seen
+        return lane.queue.items >= max(lane.batch_size, len(lane.workers) * lane.work.slots * lane.message_items)
+
+    def _per_source(self) -> dict[str, float]:
+        """Items that each unit of the wave gets per item of its input."""
+        found: dict[str, float] = {}
+        for lane in self.board.lanes:
+            from_parents = sum(found[parent.name] * parent.speeds.returns for parent in lane.parents)
+            found[lane.name] = from_parents if lane.parents else 1.0
+        return found
+
+    def _horizon(self) -> float:
+        board = self.board
+        if board.wave or board.total is None or not self.predicted:
+            return DEFAULT_HORIZON_S
+        return max(1.0, (board.total - board.finished_items) / self.predicted)
+
+    # --- what becomes of the answer
+
+    def _carry_out(self, result: Replan) -> None:
+        board, fleet = self.board, self.fleet
+        for number in result.keeps:
+            fleet.take_back(board.workers[number])
+        for stop in result.stops:
+            fleet.drain(board.workers[stop.worker], stop.reason)
+        fleet.start_all(result.starts)
+        changes = [f"start {start.unit}: {start.reason}" for start in result.starts[:TELL_AT_MOST]]
+        changes += [f"stop {stop.worker}: {stop.reason}" for stop in result.stops[:TELL_AT_MOST]]
+        text = "; ".join(result.reasons) or "nothing to change"
+        if changes or result.keeps:
+            board.note(
+                "decision",
+                text,
+                starts=len(result.starts),
+                stops=len(result.stops),
+                kept=len(result.keeps),
+                rate_before=result.rate_before,
+                rate_after=result.rate_after,
+                bottleneck=result.bottleneck,
+                counts=dict(result.counts),
+                changes=changes,
+            )
+        else:
+            board.note("look", text, rate=result.rate_after, bottleneck=result.bottleneck)
+
+    def _loosen(self, snapshot: Snapshot) -> None:
+        """A suspect that waits for a larger worker which nobody can start takes what there is."""
+        for unit in snapshot.units:
+            lane = self.board.lane_of[unit.name]
+            lane.grown = False
+            coming = [start.seats for start in self.fleet.waiting if start.unit == lane.name]
+            seats = [*(worker.seats for worker in _staying(lane)), *coming]
+            largest = max((held[0].memory_bytes for held in seats), default=0)
+            for suspect in lane.suspects:
+                if suspect.memory_bytes > largest:
+                    suspect.memory_bytes = 0
+
+
+def _seated(worker: Worker) -> Seated:
+    """One that leaves because another takes its seats stays, as far as a replan cares."""
+    if worker.replaced:
+        return Seated(worker.id, worker.unit, worker.seats, Standing.READY, moveable=False)
+    alone = worker.exclusive and bool(worker.messages)
+    return Seated(worker.id, worker.unit, worker.seats, STANDINGS[worker.state], not alone)
+
+
+def _staying(lane: Lane) -> list[Worker]:
+    return [worker for worker in lane.workers.values() if worker.state in (WorkerState.STARTING, WorkerState.READY)]

@@ -1,0 +1,242 @@
+"""How does input enter a wave, and how is it cut into epochs?
+
+The first wave pulls from the source, later ones from what was spooled. An epoch is made of whole segments.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import TYPE_CHECKING
+
+from dovetail.control.commands import Pull
+from dovetail.streaming.backpressure import has_room
+from dovetail.streaming.epochs import Epoch, gaps_of
+
+if TYPE_CHECKING:
+    from dovetail.control.events import ItemsArrived
+    from dovetail.control.segments import Segment
+    from dovetail.streaming.board import Board
+    from dovetail.streaming.lane import Lane
+    from dovetail.streaming.progress import Progress
+
+EPOCH_LIMIT = 1_000_000
+OPEN_AT_ONCE = 8
+"""Epochs that the work in hand should be spread over, at most about so many."""
+
+
+class Feeder:
+    """Where the input of the wave that runs stands."""
+
+    def __init__(self, board: Board, progress: Progress) -> None:
+        self.board = board
+        self.progress = progress
+        self.entries: list[Lane] = []
+        """Lanes that get input directly."""
+        self.later: list[str] = []
+        """Units of later waves that get source items."""
+        self.filling: Epoch | None = None
+        self.asked = 0
+        self.gaps: list[tuple[int, int]] = []
+        """What a resumed run still has to read, before `position`."""
+        self.position = 0
+        self.stopped = False
+        """The source is asked for nothing more."""
+        self.spooled: list[tuple[str, Segment]] | None = None
+        """Input of a later wave, in order; None: the source is pulled."""
+        self.next_spooled = 0
+
+    def begin(self, entries: list[Lane], later: list[str], done: list[tuple[int, int]]) -> None:
+        """The first wave."""
+        self.entries, self.later = entries, later
+        self.gaps, self.position = gaps_of(done)
+
+    def begin_spooled(self, entries: list[Lane], spool: list[tuple[str, Segment]], done: list[tuple[int, int]]) -> None:
+        """A later wave. The numbers of an epoch count the items of the spool."""
+        self.entries, self.later = entries, []
+        self.spooled = []
+        self.next_spooled = 0
+        self.position = 0
+        self.stopped = False
+        gaps, reached = gaps_of(done)
+        number = 0
+        self.gaps = []
+        for name, segment in spool:
+            if number >= reached or any(first <= number < last for first, last in gaps):
+                self.spooled.append((name, segment))
+                self.gaps.append((number, number + segment.items))
+            number += segment.items
+
+    @property
+    def waits_for_all(self) -> bool:
+        """A barrier's input is one epoch."""
+        return any(lane.work.barrier for lane in self.board.lanes)
+
+    def feed(self) -> None:
+        """Asks for more, or takes more from the spool, as far as there is room."""
+        if self.stopped:
+            return
+        if self.spooled is not None:
+            self._feed_from_spool()
+        elif self.asked == 0 and self._room():
+            self._pull()
+
+    def _room(self) -> bool:
+        if self._too_many_open():
+            return False
+        return self.waits_for_all or all(
+            lane.waits_for_seats or (lane.queue.items <= lane.cap // 2 and has_room(self.board, lane))
+            for lane in self.entries
+        )
+
+    def _too_many_open(self) -> bool:
+        options = self.board.options
+        return options.ordered and len(self.board.epochs) + len(self.progress.held) > options.open_epochs
+
+    def _pull(self) -> None:
+        served = [lane for lane in self.entries if not lane.waits_for_seats]
+        waiting = max((lane.queue.items for lane in served), default=0)
+        items = max(1, min((lane.cap for lane in served), default=EPOCH_LIMIT) - waiting)
+        items = min(items, EPOCH_LIMIT)
+        if self.gaps:
+            first, last = self.gaps[0]
+            items = min(items, last - first)
+        else:
+            first = self.position
+        self.asked = items
+        self.board.out.append(Pull(first, items))
+
+    def arrived(self, event: ItemsArrived) -> None:
+        number = event.first
+        for segment in event.segments:
+            self.board.read += segment.items
+            self.asked = max(0, self.asked - segment.items)
+            self._place("", segment, number)
+            number += segment.items
+        if self.gaps and event.first == self.gaps[0][0]:
+            last = self.gaps.pop(0)[1]
+            if number < last:
+                self.gaps.insert(0, (number, last))
+        else:
+            self.position = max(self.position, number)
+
+    def ended(self, items: int) -> None:
+        """The source has no more."""
+        if self.spooled is not None:
+            return
+        self.asked = 0
+        if self.gaps:
+            # a resumed source that ended inside a gap; what lies behind it cannot be had
+            self.gaps = [gap for gap in self.gaps if gap[0] < items]
+            if self.gaps:
+                return
+        self.board.total = items
+        self.end()
+
+    def end(self) -> None:
+        """No more input for this wave."""
+        self.stopped = True
+        if self.filling is not None:
+            epoch, self.filling = self.filling, None
+            self.progress.input_ended = True
+            self.progress.close(epoch)
+        self.progress.input_ended = True
+        self.progress.look_for_ends()
+
+    def leave_unfinished_barrier(self) -> None:
+        """A barrier gets everything or nothing: what was read for one before a drain is left for whoever resumes."""
+        epoch = self.filling
+        if epoch is not None and self.waits_for_all:
+            self.filling = None
+            epoch.dead = True
+            del self.board.epochs[epoch.id]
+            for lane in self.board.lanes:
+                lane.queue.forget(epoch.id)
+
+    def _feed_from_spool(self) -> None:
+        assert self.spooled is not None
+        while self.next_spooled < len(self.spooled):
+            name, segment = self.spooled[self.next_spooled]
+            lane = self.board.lane_of[name]
+            if not self.waits_for_all and (self._too_many_open() or not has_room(self.board, lane)):
+                return
+            self._place(name, segment, self.gaps[self.next_spooled][0])
+            self.next_spooled += 1
+        self.end()
+
+    def _place(self, name: str, segment: Segment, number: int) -> None:
+        """Into the epoch that is being filled; it is closed when it has enough."""
+        epoch = self.filling
+        if epoch is not None and epoch.last != number:
+            self._close_filling()
+            epoch = None
+        if epoch is None:
+            epoch = self.open(number)
+            self.filling = epoch
+        epoch.last = number + segment.items
+        self.put(epoch, name, segment)
+        if not self.waits_for_all and epoch.last - epoch.first >= epoch.goal:
+            self._close_filling()
+
+    def open(self, first: int) -> Epoch:
+        epoch = Epoch(self.board.number(), first, len(self.board.lanes), self.board.now)
+        epoch.goal = self.epoch_items()
+        self.board.epochs[epoch.id] = epoch
+        options = self.board.options
+        if options.serving:
+            self.board.at(self.board.now + options.epoch_s, partial(self._too_old, epoch))
+        return epoch
+
+    def put(self, epoch: Epoch, name: str, segment: Segment) -> None:
+        """Input of an epoch, to whom it belongs."""
+        epoch.source.append((name, (segment, 0, segment.items)))
+        lanes = [self.board.lane_of[name]] if name else self.entries
+        for lane in lanes:
+            lane.queue.add(epoch.id, segment, self.board.now)
+            epoch.pending[lane.index] += segment.items
+            self.board.dirty[lane.index] = True
+        if not name:
+            for later in self.later:
+                epoch.spooled.setdefault(later, []).append(segment)
+
+    def _close_filling(self) -> None:
+        epoch, self.filling = self.filling, None
+        if epoch is not None:
+            self.progress.close(epoch)
+
+    def _too_old(self, epoch: Epoch) -> None:
+        if self.filling is epoch:
+            self._close_filling()
+
+    def begin_again(self, epoch: Epoch) -> None:
+        """An epoch of which something was lost: its input comes again, under a new number."""
+        again = self.open(epoch.first)
+        again.last = epoch.last
+        for name, (segment, _, _) in epoch.source:
+            self.put(again, name, segment)
+        if self.filling is epoch:
+            self.filling = again
+        else:
+            self.progress.close(again)
+
+    def epoch_items(self) -> int:
+        """About `epoch_s` of source work, at least some full batches of every unit, and a fair share of what is in
+        hand: a thousand workers must not have hundreds of epochs open."""
+        options = self.board.options
+        least = 1.0
+        in_hand = 0.0
+        rate = math.inf
+        per_item = dict.fromkeys((lane.name for lane in self.entries), 1.0)
+        for lane in self.board.lanes:
+            items = per_item.get(lane.name, 0.0)
+            for child in lane.children:
+                per_item[child.name] = per_item.get(child.name, 0.0) + items * lane.speeds.returns
+            if not items:
+                continue
+            least = max(least, options.epoch_batches * lane.batch_size / items)
+            in_hand = max(in_hand, lane.cap / items)
+            seconds = lane.speeds.seconds_per_item
+            if seconds:
+                rate = min(rate, max(1, len(lane.workers)) / (seconds * items))
+        timed = rate * options.epoch_s if rate < math.inf else 1.0
+        return int(min(max(least, in_hand / OPEN_AT_ONCE, timed), EPOCH_LIMIT))

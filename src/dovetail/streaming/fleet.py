@@ -1,0 +1,315 @@
+"""Which workers exist, on which seats, and how do they come and go?"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from dovetail.control.commands import StartWorker, StopWorker
+from dovetail.control.events import Cause
+from dovetail.control.lifecycle import WorkerState
+from dovetail.resources.cluster import Cluster
+from dovetail.resources.ledger import Ledger
+from dovetail.scheduling.snapshot import Start
+from dovetail.streaming.backpressure import set_cap
+from dovetail.streaming.workers import Worker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from dovetail.control.events import WorkerLost, WorkerReady
+    from dovetail.resources.cluster import Node
+    from dovetail.resources.seat import Seats
+    from dovetail.streaming.board import Board
+    from dovetail.streaming.lane import Lane
+
+FIRST_WAIT_S = 0.5
+LONGEST_WAIT_S = 30.0
+CRASHES = 10
+"""Deaths soon after the start that nobody is suspected of, without a single message coming to its end in between; and
+two more per worker."""
+SHORT_LIFE_S = 10.0
+
+CARD_RESOURCES = ("GPUs", "GPU memory", "NVDECs", "NVENCs")
+
+
+def totals_of(cluster: Cluster) -> dict[str, int]:
+    """All there is of each resource, in its own integers."""
+    totals: dict[str, int] = {}
+    for node in cluster.nodes:
+        amounts = [("CPUs", node.usable_cpu_milli), ("memory", node.memory_bytes), *node.custom]
+        for gpu in node.gpus:
+            amounts += zip(CARD_RESOURCES, (1000, gpu.memory_bytes, gpu.nvdecs, gpu.nvencs), strict=True)
+        for name, amount in amounts:
+            totals[name] = totals.get(name, 0) + amount
+    return totals
+
+
+class Fleet:
+    """Starts and stops workers; the only one who takes seats and gives them back."""
+
+    def __init__(self, board: Board, cluster: Cluster, fail: Callable[[str, str], None]) -> None:
+        self.board = board
+        self.cluster = cluster
+        self.ledger = Ledger(cluster)
+        self._totals = totals_of(cluster)
+        self._taken: dict[str, int] = {}
+        self.fail = fail
+        self.waiting: list[Start] = []
+        """Starts whose seats others still hold."""
+        self.wants_replan = False
+        """Something changed that a replan should look at soon."""
+        self._plans = 0
+        """How many there were: what one of them saw as missing is not started once more by who came before it."""
+
+    # --- coming
+
+    def start(self, start: Start) -> bool:
+        """Takes the seats and starts the worker; False if somebody still sits there."""
+        if not self._take(start.seats):
+            return False
+        board = self.board
+        lane = board.lane_of[start.unit]
+        worker = Worker(board.number(), lane.name, start.seats, board.now)
+        board.workers[worker.id] = worker
+        lane.workers[worker.id] = worker
+        lane.started += 1
+        set_cap(board, lane)
+        board.out.append(StartWorker(worker.id, start.seats, (lane.work.hosted,)))
+        deadline_s = lane.work.setup_deadline_s
+        if deadline_s is not None:
+            board.at(board.now + deadline_s, partial(self._setup_overdue, worker))
+        return True
+
+    def start_all(self, starts: Iterable[Start]) -> None:
+        """Now, or as soon as their seats are free. Replaces what waited before."""
+        self._plans += 1
+        self.waiting = [start for start in starts if not self.start(start)]
+
+    def ready(self, event: WorkerReady) -> None:
+        worker = self.board.workers.get(event.worker)
+        if worker is None or worker.state is not WorkerState.STARTING:
+            return
+        lane = self.board.lane_of[worker.unit]
+        worker.move(WorkerState.READY)
+        worker.ready_at = self.board.now
+        seconds = event.setup_s or self.board.now - worker.asked_at
+        lane.speeds.add_setup(seconds)
+        lane.setup_s += seconds
+        lane.setups_done += 1
+        lane.failed_in_a_row = 0
+        if lane.finished:
+            self.stop(worker, "finished")
+            return
+        lane.pool.add(worker)
+        self.board.stir(lane)
+        if lane.work.recycle_s is not None:
+            self.board.at(self.board.now + lane.work.recycle_s, partial(self.recycle, worker))
+
+    # --- going
+
+    def drain(self, worker: Worker, reason: str) -> None:
+        """Nothing new for it; it is stopped when it has nothing left. Can be taken back until then."""
+        if worker.state is WorkerState.STARTING:
+            self.stop(worker, reason)
+        elif worker.state is WorkerState.READY:
+            self.board.lane_of[worker.unit].pool.remove(worker)
+            worker.move(WorkerState.DRAINING)
+            worker.reason = reason
+            self.gone_if_empty(worker)
+
+    def take_back(self, worker: Worker) -> None:
+        if worker.state is WorkerState.DRAINING and not worker.replaced:
+            lane = self.board.lane_of[worker.unit]
+            worker.move(WorkerState.READY)
+            worker.reason = ""
+            if not worker.exclusive:
+                lane.pool.add(worker)
+            self.board.stir(lane)
+
+    def recycle(self, worker: Worker) -> None:
+        """Old enough: another takes its seats."""
+        if worker.state is WorkerState.READY and not self.board.lane_of[worker.unit].finished:
+            worker.replaced = True
+            self.drain(worker, "recycled")
+
+    def stop(self, worker: Worker, reason: str, *, now: bool = False) -> None:
+        if worker.state is WorkerState.STOPPING:
+            if now:
+                self.board.out.append(StopWorker(worker.id, drain=False, reason=reason))
+            return
+        if worker.state is WorkerState.READY:
+            self.board.lane_of[worker.unit].pool.remove(worker)
+        worker.move(WorkerState.STOPPING)
+        worker.reason = reason
+        self.board.out.append(StopWorker(worker.id, drain=not now, reason=reason))
+
+    def gone_if_empty(self, worker: Worker) -> None:
+        """A draining worker that has finished its last message is stopped."""
+        if worker.state is WorkerState.DRAINING and not worker.messages:
+            worker.move(WorkerState.STOPPING)
+            self.board.out.append(StopWorker(worker.id, drain=True, reason=worker.reason))
+
+    def stop_all(self, reason: str, *, now: bool) -> None:
+        self.waiting.clear()
+        for worker in self.board.workers.values():
+            self.stop(worker, reason, now=now)
+
+    def stopped(self, number: int) -> None:
+        worker = self.board.workers.get(number)
+        if worker is not None:
+            self.board.lane_of[worker.unit].stopped += 1
+            worker.move(WorkerState.STOPPED)
+            self._forget(worker)
+            self._gone(worker)
+
+    def lost(self, worker: Worker, event: WorkerLost, *, blamed: bool) -> None:
+        """After its messages went back: a replacement, unless it was leaving or its unit cannot live."""
+        lane = self.board.lane_of[worker.unit]
+        leaving = worker.state in (WorkerState.DRAINING, WorkerState.STOPPING) and not worker.replaced
+        was_setting_up = worker.state is WorkerState.STARTING
+        worker.move(WorkerState.LOST)
+        self._forget(worker)
+        if event.cause is Cause.STOPPED and leaving:
+            lane.stopped += 1
+        else:
+            lane.lost += 1
+        worker.replaced = not (leaving or lane.finished or self.board.ending or event.cause is Cause.NODE_LOST)
+        if was_setting_up and event.cause is not Cause.NODE_LOST:
+            self._setup_failed(lane, worker, event)
+        elif (
+            not (blamed or leaving or event.cause is Cause.NODE_LOST)
+            and self.board.now - worker.ready_at < SHORT_LIFE_S
+        ):
+            self._crashed(lane, event)
+        if lane.grown and worker.replaced:
+            worker.replaced = False
+        self.wants_replan = self.wants_replan or not (leaving or worker.replaced)
+        self._gone(worker)
+
+    def _forget(self, worker: Worker) -> None:
+        lane = self.board.lane_of[worker.unit]
+        del lane.workers[worker.id]
+        del self.board.workers[worker.id]
+        if lane.reserved is worker:
+            lane.reserved = None
+        self._give_back(worker.seats)
+
+    def _gone(self, worker: Worker) -> None:
+        board = self.board
+        lane = board.lane_of[worker.unit]
+        if worker.replaced and not board.ending and not lane.finished:
+            if worker.seats[0].memory_bytes < lane.shape.memory_bytes:
+                self.wants_replan = True  # it needs more by now
+            else:
+                self._replace(lane, worker)
+        set_cap(board, lane)
+        board.stir(lane)
+        if self.waiting and not board.ending:
+            nodes = {seat.node for seat in worker.seats}
+            self.waiting = [
+                start
+                for start in self.waiting
+                if nodes.isdisjoint([seat.node for seat in start.seats]) or not self.start(start)
+            ]
+
+    def _replace(self, lane: Lane, worker: Worker) -> None:
+        start = Start(lane.name, worker.seats, "replaces one that is gone")
+        if not lane.failed_in_a_row:
+            if not self.start(start):
+                self.wants_replan = True
+            return
+        wait = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2.0 ** (lane.failed_in_a_row - 1))
+        self.board.at(self.board.now + wait, partial(self._start_later, start, self._plans))
+
+    def _start_later(self, start: Start, plans: int) -> None:
+        lane = self.board.lane_of[start.unit]
+        if plans == self._plans and not self.board.ending and not lane.finished and not self.start(start):
+            self.wants_replan = True
+
+    # --- failing
+
+    def _setup_overdue(self, worker: Worker) -> None:
+        if worker.state is WorkerState.STARTING:
+            lane = self.board.lane_of[worker.unit]
+            reason = f"setup took longer than its deadline of {lane.work.setup_deadline_s:g} s"
+            lane.setups_failed += 1
+            lane.failed_in_a_row += 1
+            worker.replaced = True
+            self.stop(worker, reason, now=True)
+            self._check_setups(lane, reason, "")
+
+    def _setup_failed(self, lane: Lane, worker: Worker, event: WorkerLost) -> None:
+        lane.setups_failed += 1
+        lane.failed_in_a_row += 1
+        what = event.detail or event.cause.value
+        self.board.note("error", f"{lane.name}: worker {worker.id} failed in setup: {what}", unit=lane.name)
+        self._check_setups(lane, what, event.detail)
+
+    def _check_setups(self, lane: Lane, what: str, detail: str) -> None:
+        tried = lane.setups_done + lane.setups_failed
+        failed = lane.setups_failed
+        if failed >= 3 and failed > self.board.options.setup_failures * tried:
+            self.fail(f"{lane.name}: {failed} of {tried} workers failed in setup; the last: {what}", detail)
+
+    def _crashed(self, lane: Lane, event: WorkerLost) -> None:
+        lane.crashes += 1
+        if lane.crashes > CRASHES + 2 * len(lane.workers):
+            what = event.detail or event.cause.value
+            self.fail(f"{lane.name}: {lane.crashes} workers in a row died without having worked: {what}", event.detail)
+
+    # --- nodes and seats
+
+    def joined(self, node: Node) -> None:
+        if not self.ledger.knows(node.name):
+            self._now_on(Cluster((*self.cluster.nodes, node)))
+
+    def left(self, name: str) -> None:
+        if not self.ledger.knows(name):
+            return
+        if len(self.cluster.nodes) == 1:
+            self.fail(f"the last node, {name!r}, is gone", "")
+        else:
+            self._now_on(self.cluster.without({name}))
+
+    def _now_on(self, cluster: Cluster) -> None:
+        there = {node.name for node in cluster.nodes}
+        held = [seat for worker in self.board.workers.values() for seat in worker.seats if seat.node in there]
+        self.cluster = cluster
+        self.ledger = Ledger(cluster, held)
+        self._totals = totals_of(cluster)
+        self._taken.clear()
+        self._count(tuple(held), 1)
+        self.wants_replan = True
+        largest = max((node.memory_bytes for node in cluster.nodes), default=0)
+        for lane in self.board.all_lanes:
+            lane.largest_memory = largest
+
+    def use(self) -> dict[str, tuple[int, int]]:
+        """Resource -> (taken, there in all)."""
+        return {name: (self._taken.get(name, 0), total) for name, total in self._totals.items() if total}
+
+    def _count(self, seats: Seats, sign: int) -> None:
+        taken = self._taken
+        for seat in seats:
+            amounts = {"CPUs": seat.cpu_milli, "memory": seat.memory_bytes, **dict(seat.custom)}
+            for share in seat.cards:
+                for name, amount in zip(CARD_RESOURCES, share[1:], strict=True):
+                    amounts[name] = amounts.get(name, 0) + amount
+            for name, amount in amounts.items():
+                taken[name] = taken.get(name, 0) + sign * amount
+
+    def _take(self, seats: Seats) -> bool:
+        for position, seat in enumerate(seats):
+            if not (self.ledger.knows(seat.node) and self.ledger.takes(seat)):
+                for other in seats[:position]:
+                    self.ledger.give_back(other)
+                return False
+        self._count(seats, 1)
+        return True
+
+    def _give_back(self, seats: Seats) -> None:
+        there = tuple(seat for seat in seats if self.ledger.knows(seat.node))
+        for seat in there:
+            self.ledger.give_back(seat)
+        self._count(there, -1)

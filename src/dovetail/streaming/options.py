@@ -1,0 +1,48 @@
+"""What can be asked of a stream, beside its pipeline and its plan?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from dovetail.scheduling.rules import Rules
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Numbers in seconds, items and bytes. The defaults are for a finite run on any cluster."""
+
+    ordered: bool = False
+    """Deliver epochs in the order of their input."""
+    eager: bool = False
+    """Deliver results at once instead of with their epoch: for serving, and where no payload can be lost."""
+    serving: bool = False
+    """The source has no end: an epoch is closed by age too."""
+    max_wait_s: float | None = None
+    """A batch that is not full goes after this long; None: only at the end of its epoch."""
+    max_aside: int | None = None
+    """More items set aside than this fail the run."""
+    follow_plan: bool = False
+    """Start with the plan's workers even where their speed was only assumed."""
+    replan: bool = True
+    replan_every_s: float = 5.0
+    byte_budget: int = 4 << 30
+    """What may wait in queues, in bytes."""
+    queue_factor: float = 2.0
+    """Messages that may wait per slot of the workers in front of which they wait."""
+    queue_least: int = 8
+    """Messages that may wait however few workers there are: chance must not starve a unit that is just fast enough."""
+    message_s: float = 0.004
+    """Work per message; a batch that takes longer is a message of its own."""
+    message_items: int = 1024
+    """The most items per message, unless a batch is larger."""
+    hop_s: float = 0.001
+    """How long a message travels; a worker gets a second one in advance where that matters."""
+    epoch_s: float = 0.5
+    """Source work per epoch."""
+    epoch_batches: int = 20
+    """Full batches of the slowest unit per epoch, at least."""
+    open_epochs: int = 64
+    """With ordered output: no more are begun while so many wait."""
+    setup_failures: float = 0.3
+    """The share of starts that may fail once three did."""
+    rules: Rules = field(default_factory=Rules)

@@ -1,0 +1,172 @@
+"""How fast is one worker of a unit, how sure is that, and how much comes out?
+
+Measured is the time spent in the user's code, never the time between results: a starved worker is not a slow one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+WINDOW = 1024
+"""Messages that are remembered, and more where there are many workers."""
+ENOUGH = 4
+"""Messages before what is measured counts for more than what was given."""
+OUTLIER = 20.0
+"""Times the middle: longer ones count as this long, so that one hung call does not make a stage slow."""
+ROUNDS = 2
+"""Messages per busy worker before what is measured counts."""
+OVERDUE = 3.0
+"""Times the mean: a message in flight that is older is overdue."""
+STRAGGLERS = 0.1
+SEVERAL = 3
+"""Overdue messages that may be chance: up to this share, and fewer than so many."""
+LEAST_RECENT = 32
+DRIFT_ERRORS = 4.0
+DRIFT_SHARE = 0.1
+"""If the newest quarter of what is remembered differs from the rest by so many standard errors and by this share, the
+speed has changed."""
+GIVEN_IS_SURE = 0.3
+
+
+class Speeds:
+    """The last messages of a unit: items in, seconds, items out."""
+
+    __slots__ = (
+        "_in",
+        "_known",
+        "_out",
+        "_seconds",
+        "given_rate",
+        "given_returns",
+        "limit",
+        "messages",
+        "setup_s",
+        "window",
+    )
+
+    def __init__(self, rate: float | None, returns: float | None) -> None:
+        self.given_rate = rate
+        self.given_returns = returns
+        self.window: deque[tuple[int, float, int]] = deque()
+        self.limit = WINDOW
+        self.messages = 0
+        self._in = 0
+        self._out = 0
+        self._seconds = 0.0
+        self.setup_s: float | None = None
+        """Seconds that a worker's setup takes: the mean of the last ones."""
+        self._known: tuple[int, float, float, float] | None = None
+
+    def add(self, items: int, seconds: float, out: int) -> None:
+        window = self.window
+        window.append((items, seconds, out))
+        while len(window) > self.limit:
+            self._forget_oldest()
+        self._in += items
+        self._seconds += seconds
+        self._out += out
+        self.messages += 1
+
+    def remember(self, busy: int) -> None:
+        """How much is remembered with so many workers at work; and what is older than a change of speed is forgotten.
+
+        Some rounds of all of them: those that began together end in the order of their luck, and the last few would say
+        more of that than of their speed.
+        """
+        self.limit = max(WINDOW, ROUNDS * busy)
+        recent = len(self.window) // 4
+        if recent < max(LEAST_RECENT, busy):
+            return
+        values = [seconds / items for items, seconds, _ in self.window if items]
+        old, new = values[:-recent], values[-recent:]
+        mean_old, mean_new = sum(old) / len(old), sum(new) / recent
+        error = math.sqrt(_variance(old, mean_old) / len(old) + _variance(new, mean_new) / recent)
+        if abs(mean_new - mean_old) > max(DRIFT_ERRORS * error, DRIFT_SHARE * mean_old):
+            while len(self.window) > recent:
+                self._forget_oldest()
+
+    def _forget_oldest(self) -> None:
+        items, seconds, out = self.window.popleft()
+        self._in -= items
+        self._seconds -= seconds
+        self._out -= out
+
+    def add_setup(self, seconds: float) -> None:
+        self.setup_s = seconds if self.setup_s is None else 0.8 * self.setup_s + 0.2 * seconds
+
+    @property
+    def returns(self) -> float:
+        """Items out per item in."""
+        if self._in and (self.messages >= ENOUGH or self.given_returns is None):
+            return self._out / self._in
+        return 1.0 if self.given_returns is None else self.given_returns
+
+    @property
+    def seconds_per_item(self) -> float | None:
+        """The plain mean, for sizing messages; None: nothing is known."""
+        if self._in:
+            return max(self._seconds, 0.0) / self._in
+        return None if self.given_rate is None else 1 / self.given_rate
+
+    @property
+    def measured(self) -> bool:
+        return self.messages >= ENOUGH
+
+    def rate(self, ages: Iterable[tuple[int, float]] = ()) -> tuple[float | None, float]:
+        """Items per second that a worker takes in while it has work, and how sure that is (0 to 1).
+
+        `ages` are messages in flight, as (items, seconds so far). If more than a few already took much longer than
+        usual, they count as if they ended now: a stage that became slow is seen before its first slow message ends.
+        """
+        if not self.window:
+            return self.given_rate, GIVEN_IS_SURE
+        middle, mean, sure = self._of_window()
+        flying = list(ages)
+        enough = max(ENOUGH, ROUNDS * len(flying))
+        if self.messages < enough:
+            # the quick ones end first: until every worker has had some, their mean says too little
+            if self.given_rate is not None:
+                return self.given_rate, GIVEN_IS_SURE
+            sure *= self.messages / enough
+        seconds = mean
+        overdue = [min(age / items, OUTLIER * middle) for items, age in flying if age > OVERDUE * mean * items]
+        share = len(overdue) / len(flying) if flying else 0.0
+        if len(overdue) >= SEVERAL and share > STRAGGLERS:
+            seconds = (1 - share) * mean + share * sum(overdue) / len(overdue)
+        return (1 / seconds if seconds > 0 else 1e9), sure
+
+    def _of_window(self) -> tuple[float, float, float]:
+        """Seconds per item in the middle, their mean without outliers, and how sure the mean is."""
+        known = self._known
+        if known is not None and known[0] == self.messages:
+            return known[1:]
+        per_item = sorted((seconds / items, items) for items, seconds, _ in self.window if items)
+        if not per_item:
+            return 0.0, 0.0, 0.0
+        middle = per_item[len(per_item) // 2][0]
+        limit = OUTLIER * middle
+        weight = sum(items for _, items in per_item)
+        mean = sum(min(value, limit) * items for value, items in per_item) / weight
+        self._known = (self.messages, middle, mean, _sure([value for value, _ in per_item]))
+        return self._known[1:]
+
+
+def _sure(values: list[float]) -> float:
+    """1 less the standard error of the mean, as a share of it; few messages say little."""
+    count = len(values)
+    if count < 2:
+        return 0.1
+    mean = sum(values) / count
+    if mean <= 0:
+        return 1.0
+    error = math.sqrt(_variance(values, mean) / count) / mean
+    return max(0.1, min(1.0, 1 - error)) * min(1.0, count / ENOUGH)
+
+
+def _variance(values: list[float], mean: float) -> float:
+    return sum((value - mean) ** 2 for value in values) / max(1, len(values) - 1)

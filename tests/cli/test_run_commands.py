@@ -1,0 +1,162 @@
+"""`dovetail ls`, `status` and `trace` as people run them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from observe.made import recorded, recorder
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+IDS = ("20260101-000000-aaaa-video", "20260102-000000-bbbb-video")
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """Two runs, one of them lost, and some garbage."""
+    runs = tmp_path / "runs"
+    recorded(runs / IDS[0])
+    lost = recorder(runs / IDS[1])
+    for second in range(30):
+        lost.saw(float(second), [], [])
+    lost._give_up()
+    header = runs / IDS[1] / "run.json"
+    header.write_text(json.dumps(json.loads(header.read_text()) | {"host": "elsewhere", "heartbeat": 5.0}))
+    (runs / "garbage").mkdir()
+    (runs / "garbage" / "run.json").write_text("{torn")
+    (runs / "file").touch()
+    return tmp_path
+
+
+def run(home: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "dovetail", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"DOVETAIL_HOME": str(home)} | environment,
+        stdin=subprocess.DEVNULL,
+    )
+
+
+def test_runs_are_listed_with_their_status_the_youngest_first(home: Path) -> None:
+    shown = run(home, "ls")
+    assert shown.returncode == 0
+    lines = shown.stdout.splitlines()
+    assert lines[0].split() == ["run", "name", "engine", "status", "age", "items", "items/s"]
+    assert [line.split()[0] for line in lines[1:]] == ["garbage", IDS[1], IDS[0]]
+    assert lines[2].split()[1:4] == ["video", "local", "lost"]
+    assert lines[3].split()[1:4] == ["video", "local", "finished"]
+    assert "1000" in lines[3]
+    assert "9.09/s" in lines[3]
+    assert shown.stderr == ""
+
+
+def test_the_list_as_json_has_all_of_it(home: Path) -> None:
+    entries = json.loads(run(home, "ls", "--json", "--limit", "1").stdout)
+    assert [(entry["id"], entry["status"]) for entry in entries] == [
+        ("garbage", "lost"),
+        (IDS[1], "lost"),
+        (IDS[0], "finished"),
+    ]
+    assert entries[2]["items"] == 1000
+
+
+def test_a_short_list_says_how_many_more_there_are(home: Path) -> None:
+    shown = run(home, "ls", "--limit", "1")
+    assert len(shown.stdout.splitlines()) == 2
+    assert "and 2 older ones" in shown.stderr
+
+
+@pytest.mark.parametrize("where", [".", "no/such/folder", "runs/file"])
+def test_without_runs_the_list_is_empty_and_says_where_was_looked(home: Path, where: str) -> None:
+    empty = home / "empty" / where
+    shown = run(empty, "ls")
+    assert (shown.returncode, shown.stdout) == (0, "")
+    assert f"no runs in {empty / 'runs'} yet" in shown.stderr
+    assert run(empty, "ls", "--json").stdout == "[]\n"
+
+
+@pytest.mark.parametrize("name", ["20260101", IDS[0], "folder"])
+def test_a_run_is_shown_by_id_beginning_or_folder(home: Path, name: str) -> None:
+    shown = run(home, "status", str(home / "runs" / IDS[0]) if name == "folder" else name)
+    assert shown.returncode == 0
+    for words in ("video: finished after 1 min 50 s", "1000 of 1000 items in", "steady 10/s", "2 workers of a"):
+        assert words in shown.stdout
+    assert "worker 2 of a on node-1 was lost: node lost: power" in shown.stdout
+    assert f"dovetail trace {IDS[0]}" in shown.stderr
+    assert "errors/errors.jsonl" in shown.stderr
+    assert "folder" not in shown.stdout
+    assert "\x1b" not in shown.stdout
+
+
+def test_the_status_as_json_is_the_summary(home: Path) -> None:
+    told = json.loads(run(home, "status", IDS[0], "--json").stdout)
+    assert told["status"] == "finished"
+    assert [unit["name"] for unit in told["units"]] == ["a", "b"]
+    assert told["decisions"] == [[0.0, "2 workers of a"]]
+
+
+def test_a_run_that_nobody_vouches_for_is_lost(home: Path) -> None:
+    shown = run(home, "status", IDS[1])
+    assert shown.returncode == 0
+    assert "video: lost after" in shown.stdout
+
+
+def test_the_last_run_is_the_youngest(home: Path) -> None:
+    (home / "runs" / "garbage" / "run.json").unlink()
+    assert IDS[1] in run(home, "status", "last").stderr
+
+
+def test_a_trace_is_written_or_printed(home: Path) -> None:
+    file = home / "t.json"
+    written = run(home, "trace", IDS[0], "-o", str(file))
+    assert (written.returncode, written.stdout) == (0, "")
+    assert "written:" in written.stderr
+    printed = run(home, "trace", IDS[0], "-o", "-")
+    assert json.loads(file.read_text()) == json.loads(printed.stdout)
+    assert {event["ph"] for event in json.loads(printed.stdout)["traceEvents"]} == {"M", "C", "X", "i"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (("status", "nothing"), "DT301"),
+        (("status", ""), "DT301"),
+        (("status", "2026"), "DT304"),
+        (("status", "."), "DT302"),
+        (("status", "garbage"), "DT302"),
+        (("status", "~nobody-of-this-name"), "DT301"),
+        (("trace", "nothing", "-o", "-"), "DT301"),
+        (("trace", IDS[0], "-o", "/no/such/folder/t.json"), "DT025"),
+        (("trace", IDS[0]), "--out"),
+        (("status",), "RUN"),
+        (("ls", "--limit", "0"), "--limit"),
+    ],
+)
+def test_bad_input_is_one_clear_error_and_exit_code_2(home: Path, arguments: tuple[str, ...], code: str) -> None:
+    shown = run(home, *arguments)
+    assert shown.returncode == 2
+    assert shown.stdout == ""
+    assert code in shown.stderr
+    assert shown.stderr.count("error[") <= 1
+    assert "Traceback" not in shown.stderr
+
+
+def test_a_wrong_id_is_answered_with_what_there_is(home: Path) -> None:
+    shown = run(home, "status", "20260101-000000-aaab-video")
+    assert f"did you mean '{IDS[0]}'?" in shown.stderr
+    assert "fix  " in shown.stderr
+    assert "did you mean 'last'?" in run(home, "status", "lsat").stderr
+
+
+@pytest.mark.parametrize("command", ["ls", "status", "trace"])
+def test_the_help_has_an_example(home: Path, command: str) -> None:
+    assert f"  dovetail {command}" in run(home, command, "--help").stdout

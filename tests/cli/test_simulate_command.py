@@ -1,0 +1,79 @@
+"""`dovetail simulate` and `dovetail replay` as people run them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+VIDEO = str(Path(__file__).parents[2] / "examples" / "video.yaml")
+SPEC = "1x(32cpu, 128GB, 2xL40S:48GB)"
+
+
+def run(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "dovetail", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "DOVETAIL_HOME": str(home)},
+        stdin=subprocess.DEVNULL,
+    )
+
+
+def test_a_simulation_prints_its_summary_and_where_to_look_next(tmp_path: Path) -> None:
+    shown = run(tmp_path, "simulate", VIDEO, "--cluster", SPEC, "--items", "800")
+    assert shown.returncode == 0, shown.stderr
+    assert "800 of 800 items" in shown.stdout
+    assert "caption" in shown.stdout
+    assert "dovetail status" in shown.stderr
+    listed = run(tmp_path, "ls")
+    assert "video" in listed.stdout
+    assert "finished" in listed.stdout
+    assert run(tmp_path, "status", "last").returncode == 0
+
+
+def test_json_is_the_summary_and_nothing_else(tmp_path: Path) -> None:
+    shown = run(tmp_path, "simulate", VIDEO, "--cluster", SPEC, "--items", "300", "--json")
+    data = json.loads(shown.stdout)
+    assert (data["status"], data["delivered"]) == ("finished", 300)
+    assert {unit["name"] for unit in data["units"]} >= {"download", "caption", "write"}
+
+
+def test_a_recorded_simulation_replays_the_same(tmp_path: Path) -> None:
+    assert run(tmp_path, "simulate", VIDEO, "--cluster", SPEC, "--items", "300", "--record").returncode == 0
+    shown = run(tmp_path, "replay", "last")
+    assert shown.returncode == 0, shown.stderr
+    assert shown.stdout.startswith("same: ")
+
+
+def test_a_run_that_was_not_recorded_cannot_be_replayed_and_says_how(tmp_path: Path) -> None:
+    assert run(tmp_path, "simulate", VIDEO, "--cluster", SPEC, "--items", "50").returncode == 0
+    shown = run(tmp_path, "replay", "last")
+    assert shown.returncode == 2
+    assert "--record" in shown.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["no-such.yaml"], 2, "no-such.yaml"),
+        ([VIDEO, "--items", "-5"], 2, "items=-5"),
+        ([VIDEO, "--items", "many"], 2, "many"),
+        ([VIDEO, "--cluster", "1x(2cpu, 8GB)"], 3, "DT11"),
+        ([VIDEO, "--cluster", SPEC, "--spread", "nan"], 2, "spread"),
+    ],
+)
+def test_bad_input_is_one_clear_error_and_nothing_is_written(
+    tmp_path: Path, arguments: list[str], code: int, says: str
+) -> None:
+    spec = [] if "--cluster" in arguments else ["--cluster", SPEC]
+    shown = run(tmp_path, "simulate", *arguments, *spec)
+    assert shown.returncode == code, shown.stderr
+    assert says in shown.stderr
+    assert shown.stdout == ""
+    assert not (tmp_path / "runs").exists()

@@ -1,0 +1,365 @@
+"""What must every engine do? One suite; an implementation subclasses it and supplies a rig."""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dovetail.control.commands import Cancel, RunBatches, StopWorker
+from dovetail.control.engine import WorkerGone
+from dovetail.control.events import BatchesDone, BatchesReturned, Cause, Crumb, Drain, WorkerLost, WorkerReady
+from dovetail.engines.simulated.world import Gives, Hangs, Kills, Raises
+from engines.scene import NODE, Does, Held, Notebook, Rig, Scene, Units
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from dovetail.control.events import Failure
+
+    SceneOf = Callable[..., Scene]
+
+
+def ranges(failures: list[Failure]) -> list[tuple[int, int]]:
+    return [(failure.start, failure.stop) for failure in failures]
+
+
+class EngineContract(ABC):
+    @abstractmethod
+    def rig(self, units: Units) -> Rig: ...
+
+    @pytest.fixture
+    def scene_of(self) -> Iterator[SceneOf]:
+        """Makes a scene of what each object does; a="does" for short."""
+        made: list[Scene] = []
+
+        def make(**units: Does | type[Notebook]) -> Scene:
+            made.append(Scene(self.rig({"a": Does(), **units})))
+            return made[-1]
+
+        yield make
+        for scene in made:
+            scene.rig.let_go()
+            scene.engine.close()
+
+    # Batches
+
+    def test_a_started_worker_is_ready_and_then_runs_batches(self, scene_of: SceneOf) -> None:
+        scene = scene_of()
+        scene.start(1, "a")
+        done = scene.done(scene.message(1, "a", [0, 1, 2]))
+        assert isinstance(scene.log[0], WorkerReady)
+        assert scene.keys(done) == [(0,), (1,), (2,)]
+        assert done.failures == []
+        assert done.seconds >= 0
+
+    def test_a_message_is_cut_into_calls_of_batch_size_and_the_last_is_smaller(self, scene_of: SceneOf) -> None:
+        scene = scene_of(a=Does({(n,): Raises("ValueError: no") for n in range(7)}))
+        scene.ready(1, "a")
+        done = scene.done(scene.message(1, "a", list(range(7)), batch_size=3))
+        assert ranges(done.failures) == [(0, 3), (3, 6), (6, 7)]
+        assert done.segments == []
+
+    def test_parts_of_several_segments_come_in_order_and_calls_cross_them(self, scene_of: SceneOf) -> None:
+        scene = scene_of(a=Does({(4,): Raises("ValueError: no")}))
+        scene.ready(1, "a")
+        first, second = scene.rig.segment([(n,) for n in range(4)]), scene.rig.segment([(n,) for n in range(4, 9)])
+        parts = [(first, 2, 4), (second, 0, 3), (first, 0, 1)]
+        done = scene.done(scene.send(RunBatches(77, 1, "a", parts, 6, 3, 100)))
+        assert ranges(done.failures) == [(0, 3)]
+        assert scene.keys(done) == [(5,), (6,), (0,)]
+
+    def test_output_is_cut_into_segments_where_the_worker_sits(self, scene_of: SceneOf) -> None:
+        scene = scene_of()
+        scene.ready(1, "a")
+        done = scene.done(scene.message(1, "a", list(range(7)), batch_size=2, cut=3))
+        assert [segment.items for segment in done.segments] == [3, 3, 1]
+        assert [scene.rig.read(segment) for segment in done.segments][1] == [(3,), (4,), (5,)]
+        assert {segment.node for segment in done.segments} == {NODE}
+        assert len({segment.id for segment in done.segments}) == 3
+
+    def test_spooled_output_lies_where_no_lost_node_can_take_it_away(self, scene_of: SceneOf) -> None:
+        scene = scene_of()
+        scene.ready(1, "a")
+        (segment,) = scene.done(scene.message(1, "a", [0], spool=True)).segments
+        assert segment.node == ""
+
+    def test_output_of_one_worker_is_input_of_another(self, scene_of: SceneOf) -> None:
+        scene = scene_of(b=Does({(1,): Gives(0)}))
+        scene.ready(1, "a")
+        scene.ready(2, "b")
+        (segment,) = scene.done(scene.message(1, "a", [0, 1, 2])).segments
+        done = scene.done(scene.send(RunBatches(77, 2, "b", [(segment, 0, 3)], 3, 1, 100)))
+        assert scene.keys(done) == [(0,), (2,)]
+
+    def test_nothing_drops_an_item_and_more_fans_it_out(self, scene_of: SceneOf) -> None:
+        scene = scene_of(a=Does({(0,): Gives(0), (1,): Gives(3)}))
+        scene.ready(1, "a")
+        done = scene.done(scene.message(1, "a", [0, 1, 2], batch_size=3))
+        assert scene.keys(done) == [(1, 0), (1, 1), (1, 2), (2,)]
+
+    def test_a_message_of_which_nothing_is_left_has_no_segment(self, scene_of: SceneOf) -> None:
+        scene = scene_of(a=Does({(0,): Gives(0)}))
+        scene.ready(1, "a")
+        assert scene.done(scene.message(1, "a", [0])).segments == []
+
+    def test_a_failing_call_is_reported_with_its_range_and_the_others_still_come(self, scene_of: SceneOf) -> None:
+        scene = scene_of(a=Does({(3,): Raises("KeyError: 'colour'")}))
+        scene.ready(1, "a")
+        done = scene.done(scene.message(1, "a", list(range(6)), batch_size=2))
+        assert ranges(done.failures) == [(2, 4)]
+        assert "KeyError" in done.failures[0].error
+        assert "colour" in done.failures[0].error
+        assert not done.failures[0].out_of_memory
+        assert scene.keys(done) == [(0,), (1,), (4,), (5,)]
+
+    def test_a_worker_that_raised_works_on(self, scene_of: SceneOf) -> None:
+        scene = scene_of(a=Does({(0,): Raises("ValueError: no")}))
+        scene.ready(1, "a")
+        scene.done(scene.message(1, "a", [0]))
+        assert scene.keys(scene.done(scene.message(1, "a", [1]))) == [(1,)]
+
+    def test_two_workers_run_at_the_same_time(self, scene_of: SceneOf) -> None:
+        scene = scene_of(a=Does({(0,): Hangs()}))
+        scene.ready(1, "a")
+        scene.ready(2, "a")
+        hanging = scene.message(1, "a", [0])
+        scene.running(1, hanging)
+        assert scene.keys(scene.done(scene.message(2, "a", [1]))) == [(1,)]
+        assert scene.rig.runs(1, hanging)
+
+    def test_messages_come_back_in_the_order_sent(self, scene_of: SceneOf) -> None:
+        scene = scene_of()
+        scene.start(1, "a")
+        sent = [scene.message(1, "a", [n]) for n in range(20)]
+        scene.done(sent[-1])
+        assert [event.message for event in scene.all(BatchesDone)] == sent
+
+    def test_a_worker_with_two_slots_runs_two_messages_at_once(self, scene_of: SceneOf) -> None:
+        scene = scene_of(a=Does({(0,): Hangs()}))
+        scene.ready(1, "a", slots=2)
+        scene.message(1, "a", [0])
+        assert scene.keys(scene.done(scene.message(1, "a", [1]))) == [(1,)]
+
+    # Cancelling and stopping
+
+    def test_cancel_returns_a_message_that_waits_and_leaves_one_that_runs(self, scene_of: SceneOf) -> None:
+        scene = scene_of(a=Does({(0,): Held()}))
+        scene.ready(1, "a")
+        runs, waits, stays = (scene.message(1, "a", [n]) for n in range(3))
+        scene.running(1, runs)
+        scene.submit(Cancel(runs, 1), Cancel(waits, 1))
+        scene.until(lambda: bool(scene.all(BatchesReturned)), "something is returned")
+        assert scene.all(BatchesReturned) == [BatchesReturned(1, waits)]
+        scene.rig.let_go()
+        assert scene.keys(scene.done(runs)) == [(0,)]
+        assert scene.keys(scene.done(stays)) == [(2,)]
+
+    def test_cancel_of_what_is_done_or_unknown_changes_nothing(self, scene_of: SceneOf) -> None:
+        scene = scene_of()
+        scene.ready(1, "a")
+        message = scene.message(1, "a", [0])
+        scene.done(message)
+        scene.submit(Cancel(message, 1), Cancel(999, 1))
+        assert scene.keys(scene.done(scene.message(1, "a", [1]))) == [(1,)]
+        assert scene.all(BatchesReturned) == []
+
+    def test_drain_finishes_what_was_sent(self, scene_of: SceneOf) -> None:
+        scene = scene_of()
+        scene.start(1, "a")
+        sent = [scene.message(1, "a", [n]) for n in range(5)]
+        scene.submit(StopWorker(1))
+        scene.stopped(1)
+        assert [event.message for event in scene.all(BatchesDone)] == sent
+
+    def test_a_worker_can_be_stopped_before_it_is_ready(self, scene_of: SceneOf) -> None:
+        scene = scene_of()
+        scene.start(1, "a")
+        scene.submit(StopWorker(1))
+        scene.stopped(1)
+
+    def test_stop_now_is_a_loss_that_says_so(self, scene_of: SceneOf) -> None:
+        scene = scene_of(a=Does({(1,): Hangs()}))
+        scene.ready(1, "a")
+        message = scene.message(1, "a", [1])
+        scene.running(1, message)
+        scene.submit(StopWorker(1, drain=False, reason="too slow"))
+        lost = scene.lost(1)
+        assert (lost.cause, lost.detail) == (Cause.STOPPED, "too slow")
+        assert lost.crumbs == (Crumb(message, 0),)
+
+    def test_stop_now_ends_a_drain_that_takes_too_long(self, scene_of: SceneOf) -> None:
+        scene = scene_of(a=Does({(0,): Hangs()}))
+        scene.ready(1, "a")
+        scene.running(1, scene.message(1, "a", [0]))
+        scene.submit(StopWorker(1), StopWorker(1, drain=False))
+        assert scene.lost(1).cause is Cause.STOPPED
+
+    # Deaths
+
+    def test_kill_9_is_a_loss_by_a_signal_whose_crumb_names_the_call(self, scene_of: SceneOf) -> None:
+        scene = scene_of(a=Does({(5,): Kills()}))
+        scene.ready(1, "a")
+        message = scene.message(1, "a", list(range(9)), batch_size=2)
+        lost = scene.lost(1)
+        assert lost.cause is Cause.SIGNAL
+        assert "9" in lost.detail
+        assert lost.crumbs == (Crumb(message, 4),)
+
+    def test_a_worker_that_is_killed_while_it_does_nothing_leaves_no_crumb(self, scene_of: SceneOf) -> None:
+        scene = scene_of()
+        scene.ready(1, "a")
+        scene.done(scene.message(1, "a", [0]))
+        scene.rig.kill(1)
+        assert (scene.lost(1).cause, scene.lost(1).crumbs) == (Cause.SIGNAL, ())
+
+    def test_what_was_finished_before_a_death_comes_before_it(self, scene_of: SceneOf) -> None:
+        scene = scene_of(a=Does({(3,): Kills()}))
+        scene.start(1, "a")
+        sent = [scene.message(1, "a", [n]) for n in range(6)]
+        lost = scene.lost(1)
+        assert [event.message for event in scene.all(BatchesDone)] == sent[:3]
+        assert scene.log[-1] is lost
+        assert lost.crumbs == (Crumb(sent[3], 0),)
+
+    def test_leaving_by_itself_is_an_exit_with_its_code(self, scene_of: SceneOf) -> None:
+        scene = scene_of(a=Does({(0,): Kills(Cause.EXIT, 37)}))
+        scene.ready(1, "a")
+        message = scene.message(1, "a", [0])
+        lost = scene.lost(1)
+        assert lost.cause is Cause.EXIT
+        assert "37" in lost.detail
+        assert lost.crumbs == (Crumb(message, 0),)
+
+    def test_a_failing_setup_is_a_loss_with_the_text_of_the_exception(self, scene_of: SceneOf) -> None:
+        scene = scene_of(a=Does(setup_error="no such model"))
+        scene.start(1, "a")
+        scene.message(1, "a", [0])
+        lost = scene.lost(1)
+        assert lost.cause is Cause.SETUP_FAILED
+        assert "no such model" in lost.detail
+        assert scene.all(WorkerReady) == []
+
+    def test_commands_for_dead_workers_are_ignored(self, scene_of: SceneOf) -> None:
+        scene = scene_of()
+        scene.ready(1, "a")
+        scene.ready(2, "a")
+        scene.rig.kill(1)
+        scene.message(1, "a", [0])  # perhaps before its death was heard of
+        scene.lost(1)
+        scene.message(1, "a", [0])
+        scene.submit(Cancel(1, 1), StopWorker(1), StopWorker(1, drain=False), StopWorker(99))
+        assert scene.keys(scene.done(scene.message(2, "a", [1]))) == [(1,)]
+        assert len(scene.all(WorkerLost)) == 1
+
+    def test_a_death_touches_no_other_worker(self, scene_of: SceneOf) -> None:
+        scene = scene_of(a=Does({(0,): Held(), (1,): Kills()}))
+        scene.ready(1, "a")
+        scene.ready(2, "a")
+        held = scene.message(1, "a", [0])
+        scene.running(1, held)
+        scene.message(2, "a", [1])
+        scene.lost(2)
+        scene.rig.let_go()
+        assert scene.keys(scene.done(held)) == [(0,)]
+
+    # Poll, post, close
+
+    def test_poll_with_a_timeout_returns_empty_when_it_is_over(self, scene_of: SceneOf) -> None:
+        scene = scene_of()
+        began = scene.engine.now()
+        assert scene.engine.poll(0.02) == []
+        assert scene.engine.now() - began >= 0.02 - 1e-6
+        assert scene.engine.poll(0) == []
+
+    def test_post_from_another_thread_wakes_poll(self, scene_of: SceneOf) -> None:
+        scene = scene_of()
+        event = Drain("thread")
+        thread = threading.Thread(target=scene.engine.post, args=(event,))
+        thread.start()
+        scene.until(lambda: event in scene.log, "the posted event comes")
+        thread.join()
+
+    def test_what_is_posted_comes_in_order_and_once(self, scene_of: SceneOf) -> None:
+        scene = scene_of()
+        for number in range(5):
+            scene.engine.post(Drain(str(number)))
+        scene.until(lambda: len(scene.log) == 5, "all came")
+        assert scene.log == [Drain(str(number)) for number in range(5)]
+        assert scene.engine.poll(0.01) == []
+
+    def test_close_twice_and_with_busy_workers_leaves_no_process(self, scene_of: SceneOf) -> None:
+        scene = scene_of(a=Does({(0,): Hangs()}))
+        scene.ready(1, "a")
+        scene.ready(2, "a")
+        scene.running(1, scene.message(1, "a", [0]))
+        scene.start(3, "a")
+        scene.engine.close()
+        assert scene.rig.processes() == 0
+        scene.engine.close()
+
+    # Calls
+
+    def test_a_call_on_a_hosted_object_returns_its_result(self, scene_of: SceneOf) -> None:
+        scene = scene_of(book=Notebook)
+        scene.ready(1, "book")
+        assert scene.result(scene.engine.call(1, "book", "note", "x", times=2)) == 2
+        assert scene.result(scene.engine.call(1, "book", "note", "y")) == 3
+
+    def test_a_call_that_raises_ends_with_its_exception(self, scene_of: SceneOf) -> None:
+        scene = scene_of(book=Notebook)
+        scene.ready(1, "book")
+        error = scene.error(scene.engine.call(1, "book", "tear"))
+        assert isinstance(error, ValueError)
+        assert str(error) == "torn"
+        assert isinstance(scene.error(scene.engine.call(1, "book", "burn")), AttributeError)
+        assert isinstance(scene.error(scene.engine.call(1, "no such book", "note")), LookupError)
+
+    def test_calls_end_when_their_worker_does(self, scene_of: SceneOf) -> None:
+        scene = scene_of(a=Does({(0,): Hangs()}))
+        scene.ready(1, "a")
+        scene.running(1, scene.message(1, "a", [0]))
+        waiting = scene.engine.call(1, "a", "__str__")
+        scene.listen()
+        assert not waiting.done()
+        scene.rig.kill(1)
+        assert isinstance(scene.error(waiting), WorkerGone)
+        scene.lost(1)
+        assert isinstance(scene.error(scene.engine.call(1, "a", "__str__")), WorkerGone)
+
+    def test_calls_end_when_the_engine_is_closed(self, scene_of: SceneOf) -> None:
+        scene = scene_of(a=Does({(0,): Hangs()}))
+        scene.ready(1, "a")
+        scene.running(1, scene.message(1, "a", [0]))
+        waiting = scene.engine.call(1, "a", "__str__")
+        scene.engine.close()
+        assert isinstance(waiting.exception(0), WorkerGone)
+        assert isinstance(scene.engine.call(1, "a", "__str__").exception(0), WorkerGone)
+
+    def test_a_call_may_come_from_another_thread(self, scene_of: SceneOf) -> None:
+        scene = scene_of(book=Notebook)
+        scene.ready(1, "book")
+        results: list[int] = []
+        thread = threading.Thread(target=lambda: results.append(scene.engine.call(1, "book", "note", "x").result(30)))
+        thread.start()
+        scene.until(lambda: bool(results), "the thread has its result")
+        thread.join()
+        assert results == [1]
+
+    def test_several_objects_in_one_worker_are_reached_by_their_names(self, scene_of: SceneOf) -> None:
+        scene = scene_of(b=Does({(0,): Gives(2)}), book=Notebook, other=Notebook)
+        scene.ready(1, "a", "b", "book", "other")
+        a, b = scene.message(1, "a", [0]), scene.message(1, "b", [0])
+        assert scene.keys(scene.done(a)) == [(0,)]
+        assert scene.keys(scene.done(b)) == [(0, 0), (0, 1)]
+        assert scene.result(scene.engine.call(1, "book", "note", "x")) == 1
+        assert scene.result(scene.engine.call(1, "other", "note", "x")) == 1
+        assert scene.result(scene.engine.call(1, "book", "note", "x")) == 2
+
+    def test_objects_of_one_worker_do_not_wait_for_each_other(self, scene_of: SceneOf) -> None:
+        scene = scene_of(a=Does({(0,): Hangs()}), b=Does())
+        scene.ready(1, "a", "b")
+        scene.running(1, scene.message(1, "a", [0]))
+        assert scene.keys(scene.done(scene.message(1, "b", [0]))) == [(0,)]

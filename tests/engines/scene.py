@@ -1,0 +1,180 @@
+"""What does the contract suite need of an implementation, and what must hold whatever a test does?"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from itertools import count
+from typing import TYPE_CHECKING, TypeVar
+
+from dovetail.control.commands import RunBatches, StartWorker
+from dovetail.control.events import BatchesDone, BatchesReturned, WorkerLost, WorkerReady, WorkerStopped
+from dovetail.resources.seat import Seat
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from concurrent.futures import Future
+
+    from dovetail.control.commands import EngineCommand, Hosted
+    from dovetail.control.engine import Engine
+    from dovetail.control.events import Event
+    from dovetail.control.segments import Segment
+    from dovetail.engines.simulated.world import Key, Outcome
+
+PATIENCE_S = 30.0
+NODE = "node-0"
+E = TypeVar("E")
+
+
+@dataclass(frozen=True)
+class Held:
+    """The item goes on when the rig is told to let go, or after a long time of a virtual clock."""
+
+
+@dataclass(frozen=True)
+class Does:
+    """What an object does with items, by key, in the words of the simulated world; all others go on."""
+
+    items: Mapping[Key, Outcome | Held] = field(default_factory=dict)
+    setup_error: str = ""
+
+
+class Notebook:
+    """A hosted object with methods."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def note(self, line: str, *, times: int = 1) -> int:
+        self.lines += [line] * times
+        return len(self.lines)
+
+    def tear(self) -> None:
+        raise ValueError("torn")
+
+
+class Rig(ABC):
+    """An implementation, and how to say to it what a test means."""
+
+    engine: Engine
+
+    @abstractmethod
+    def hosted(self, name: str, slots: int) -> Hosted: ...
+
+    @abstractmethod
+    def segment(self, keys: list[Key]) -> Segment: ...
+
+    @abstractmethod
+    def read(self, segment: Segment) -> list[Key]: ...
+
+    @abstractmethod
+    def kill(self, worker: int) -> None:
+        """kill -9."""
+
+    @abstractmethod
+    def runs(self, worker: int, message: int) -> bool:
+        """Whether a call of this message is running."""
+
+    @abstractmethod
+    def let_go(self) -> None: ...
+
+    @abstractmethod
+    def processes(self) -> int:
+        """How many of those it ever started are there now."""
+
+
+Units = dict[str, "Does | type[Notebook]"]
+
+
+class Scene:
+    """A test's view of an engine: it sends, waits for conditions, and checks every event against the contract."""
+
+    def __init__(self, rig: Rig) -> None:
+        self.rig = rig
+        self.engine = rig.engine
+        self.log: list[Event] = []
+        self._ended: set[int] = set()
+        self._open: dict[int, int] = {}
+        self._numbers = count(1)
+
+    def submit(self, *commands: EngineCommand) -> None:
+        self.engine.submit(commands)
+
+    def start(self, worker: int, *names: str, slots: int = 1) -> None:
+        hosted = tuple(self.rig.hosted(name, slots) for name in names)
+        self.submit(StartWorker(worker, (Seat(NODE, 100),), hosted))
+
+    def ready(self, worker: int, *names: str, slots: int = 1) -> None:
+        self.start(worker, *names, slots=slots)
+        self.until(lambda: any(event.worker == worker for event in self.all(WorkerReady)), f"worker {worker} is ready")
+
+    def message(
+        self, worker: int, name: str, *segments: list[int], batch_size: int = 1, cut: int = 100, spool: bool = False
+    ) -> int:
+        """Sends source items by their numbers."""
+        parts = [(self.rig.segment([(n,) for n in numbers]), 0, len(numbers)) for numbers in segments]
+        items = sum(map(len, segments))
+        return self.send(RunBatches(next(self._numbers), worker, name, parts, items, batch_size, cut, spool))
+
+    def send(self, command: RunBatches) -> int:
+        if command.worker not in self._ended:
+            self._open[command.message] = command.worker
+        self.submit(command)
+        return command.message
+
+    def all(self, kind: type[E]) -> list[E]:
+        return [event for event in self.log if isinstance(event, kind)]
+
+    def listen(self, timeout_s: float = 0.05) -> list[Event]:
+        events = self.engine.poll(timeout_s)
+        for event in events:
+            self.log.append(event)
+            self._check(event)
+        return events
+
+    def until(self, condition: Callable[[], bool], what: str) -> None:
+        end = time.monotonic() + PATIENCE_S
+        while not condition():
+            assert time.monotonic() < end, f"waited in vain until {what}; heard {self.log}"
+            self.listen()
+
+    def done(self, message: int) -> BatchesDone:
+        self.until(lambda: message not in self._open, f"message {message} is answered")
+        (found,) = [event for event in self.all(BatchesDone) if event.message == message]
+        return found
+
+    def lost(self, worker: int) -> WorkerLost:
+        self.until(lambda: worker in self._ended, f"worker {worker} is gone")
+        (found,) = [event for event in self.all(WorkerLost) if event.worker == worker]
+        return found
+
+    def stopped(self, worker: int) -> None:
+        self.until(lambda: worker in self._ended, f"worker {worker} is gone")
+        assert worker in [event.worker for event in self.all(WorkerStopped)]
+
+    def keys(self, done: BatchesDone) -> list[Key]:
+        return [key for segment in done.segments for key in self.rig.read(segment)]
+
+    def result(self, future: Future[E]) -> E:
+        self.until(future.done, "the call is answered")
+        return future.result(0)
+
+    def error(self, future: Future[object]) -> BaseException | None:
+        self.until(future.done, "the call is answered")
+        return future.exception(0)
+
+    def running(self, worker: int, message: int) -> None:
+        self.until(lambda: self.rig.runs(worker, message), f"message {message} runs")
+
+    def _check(self, event: Event) -> None:
+        worker = getattr(event, "worker", None)
+        assert worker is None or worker not in self._ended, f"{event} after the end of the worker: {self.log}"
+        if isinstance(event, BatchesDone | BatchesReturned):
+            assert self._open.pop(event.message, None) == worker, f"{event} answers nothing: {self.log}"
+        if isinstance(event, WorkerLost | WorkerStopped):
+            left = [message for message, of in self._open.items() if of == worker]
+            assert not (left and isinstance(event, WorkerStopped)), f"{event}, but {left} are not answered: {self.log}"
+            self._ended.add(event.worker)
+            for message in left:
+                del self._open[message]

@@ -1,0 +1,302 @@
+"""What is read back from a run's folder is what was written, whatever became of the files since."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import dovetail as dt
+from dovetail.errors import ConfigError
+from dovetail.observe.history import History, status_of
+from dovetail.observe.recorder import process_started
+from dovetail.observe.summary import steady_rate, summary, summary_lines
+from observe.made import Clock, recorded, recorder, run_at, unit, view
+
+WALL = Clock().now
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return recorded(tmp_path_factory.mktemp("runs") / "20260101-000000-aaaa-video")
+
+
+@pytest.fixture
+def history(folder: Path) -> History:
+    return History.load(folder)
+
+
+def test_the_last_totals_are_those_of_the_last_view(history: History) -> None:
+    last = run_at(110.0)
+    for name in ("read", "total", "finished", "delivered", "aside", "bottleneck", "predicted", "replans", "state"):
+        assert history.run[name] == getattr(last, name)
+    for seen in last.units:
+        assert history.units[seen.name]["taken_total"] == seen.taken_total
+        assert history.units[seen.name]["busy_s_total"] == seen.busy_s_total
+    assert history.seconds == 110.0
+
+
+@given(st.lists(st.tuples(st.floats(0.01, 30), st.integers(0, 50), st.integers(0, 50)), min_size=1, max_size=30))
+@settings(max_examples=30)
+def test_whatever_was_seen_the_totals_read_back_are_the_same(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[float, int, int]]
+) -> None:
+    path = tmp_path_factory.mktemp("any") / "r"
+    totals = {"a": 0, "b": 0}
+    written = recorder(path, lambda now: view(now, *(unit(name, taken_total=n) for name, n in totals.items())))
+    now = 0.0
+    for seconds, of_a, of_b in steps:
+        now += seconds
+        totals["a"] += of_a
+        totals["b"] += of_b
+        written.saw(now, [], [])
+    written.close(now)
+    found = History.load(path)
+    assert {name: seen["taken_total"] for name, seen in found.units.items()} == totals
+    assert [point.t for point in found.series("a")] == sorted({tick.t for tick in found.ticks})[1:]
+    for name, total in totals.items():
+        times = [tick.t for tick in found.ticks]
+        counted = sum(point.rate * (point.t - max(t for t in times if t < point.t)) for point in found.series(name))
+        assert counted == pytest.approx(total - found.ticks[0].units[name]["taken_total"], abs=1e-3)
+
+
+def test_series_are_differences_of_totals(history: History) -> None:
+    points = history.series("a")
+    assert [point.rate for point in points[:9]] == [0.0] * 9
+    assert points[50].rate == pytest.approx(10.0)
+    assert points[50].busy == pytest.approx(0.5)
+    assert (points[50].ready, points[50].queued) == (2, 5)
+    assert points[0].busy is None
+    assert history.series("no such unit") == []
+
+
+def test_the_bottleneck_over_time_is_in_shares_of_the_time(history: History) -> None:
+    assert history.bottlenecks() == {"a": pytest.approx(101 / 110), "b": pytest.approx(9 / 110)}
+
+
+def test_workers_have_their_beginning_and_their_end(history: History) -> None:
+    first, lost, kept = (history.lives[number] for number in (1, 2, 3))
+    assert (first.started, first.ready, first.ended, first.end, first.why) == (0, 10, 70, "stopped", "the end")
+    assert (lost.node, lost.gpus, lost.ended, lost.end, lost.why) == ("node-1", (1,), 50, "lost", "node lost: power")
+    assert (kept.unit, kept.ended, kept.end) == ("b", None, "")
+
+
+def test_what_happened_is_told_in_order(history: History) -> None:
+    assert [(it.t, it.text) for it in history.happenings] == [
+        (0.0, "2 workers of a"),
+        (50.0, "worker 2 of a on node-1 was lost: node lost: power"),
+        (50.0, "node node-1 left: power"),
+        (50.0, "node-1 is gone"),
+    ]
+    assert [it.text for it in history.notes("decision")] == ["2 workers of a"]
+    assert len(history.set_aside()) == 1
+
+
+def test_the_plan_is_read_when_it_is_asked_for(tmp_path: Path, history: History) -> None:
+    assert history.plan() is None
+    made = dt.plan(dt.Pipeline([dt.Stage("a", "m:f")]), "1x(4cpu, 8GB)")
+    assert History.load(recorded(tmp_path / "r", plan=made.to_json())).plan() == made
+    assert History.load(recorded(tmp_path / "s", plan="{torn")).plan() is None
+
+
+# ---- what becomes of files
+
+
+@given(share=st.floats(0, 1))
+def test_a_log_torn_at_any_byte_tells_everything_before(folder: Path, share: float) -> None:
+    whole = (folder / "events.jsonl").read_bytes()
+    cut = whole[: int(len(whole) * share)]
+    path = folder.parent / "torn"
+    path.mkdir(exist_ok=True)
+    (path / "run.json").write_bytes((folder / "run.json").read_bytes())
+    (path / "events.jsonl").write_bytes(cut)
+    found = History.load(path)
+    complete = [json.loads(line) for line in cut.split(b"\n")[:-1]]
+    times = [line["t"] for line in complete if line["k"] == "run"]
+    # a last line may be whole although its end of line is missing
+    assert [tick.t for tick in found.ticks][: len(times)] == times
+    assert len(found.ticks) <= len(times) + 1
+    assert summary_lines(summary(found, WALL))
+
+
+def test_a_log_torn_in_its_last_lines_is_read_at_every_single_byte(tmp_path: Path) -> None:
+    path = recorded(tmp_path / "r", until=12)
+    whole = (path / "events.jsonl").read_bytes()
+    for cut in range(len(whole) - 1500, len(whole) + 1):
+        (path / "events.jsonl").write_bytes(whole[:cut])
+        assert 11 <= len(History.load(path).ticks) <= 14
+
+
+def test_garbage_unknown_kinds_and_missing_files_are_passed_over(folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "r"
+    path.mkdir()
+    (path / "run.json").write_text('{"status": "finished", "progress": "none", "name": 7}')
+    assert History.load(path).ticks == []
+    assert summary_lines(summary(History.load(path), WALL))
+    strange = [
+        b"\xff\xfe\x00",
+        b"[]",
+        b"null",
+        b"{}",
+        b'{"t":"x","k":"run"}',
+        b'{"t":1,"k":"from the future","x":[1]}',
+        b'{"t":1,"k":"unit"}',
+        b'{"t":1,"k":"unit","name":"a","taken_total":"many"}',
+        b'{"t":1,"k":"worker","w":"one"}',
+        b'{"t":1,"k":"worker","w":1}',
+        b'{"t":1,"k":"workers","units":{"a":3,"b":{"start":"x","stop":2}}}',
+        b'{"t":1,"k":"node"}',
+        b'{"t":1,"k":"note"}',
+        b'{"t":1,"k":"asked"}',
+        b'{"t":1,"k":"run","use":{"CPUs":[1],"GPUs":["a","b"]},"total":"x"}',
+        b'{"t":0.5,"k":"run"}',
+    ]
+    (path / "events.jsonl").write_bytes(b"\n".join(strange) + b"\n" + (folder / "events.jsonl").read_bytes())
+    found = History.load(path)
+    assert found.run["finished"] == 1000
+    assert found.counts[("b", "stop")] == 2
+    assert summary_lines(summary(found, WALL))
+
+
+@given(st.binary(max_size=200), st.binary(max_size=200))
+def test_no_bytes_at_all_make_a_reader_fail(
+    tmp_path_factory: pytest.TempPathFactory, header: bytes, events: bytes
+) -> None:
+    path = tmp_path_factory.mktemp("garbage")
+    (path / "run.json").write_bytes(header)
+    (path / "events.jsonl").write_bytes(events)
+    with pytest.raises(ConfigError, match="DT302"):
+        History.load(path)
+    (path / "run.json").write_text('{"status": 1}')
+    assert summary(History.load(path)).status == "lost"
+
+
+def test_the_older_file_is_read_before_the_younger(folder: Path, tmp_path: Path) -> None:
+    lines = (folder / "events.jsonl").read_bytes().splitlines(keepends=True)
+    path = tmp_path / "r"
+    path.mkdir()
+    (path / "run.json").write_bytes((folder / "run.json").read_bytes())
+    (path / "events.1.jsonl").write_bytes(b"".join(lines[:200]))
+    (path / "events.jsonl").write_bytes(b"".join(lines[200:]))
+    assert len(History.load(path).ticks) == len(History.load(folder).ticks)
+
+
+# ---- running, or lost
+
+
+def beating(**changes: Any) -> dict[str, Any]:
+    mine = {"pid": os.getpid(), "pid_started": process_started(os.getpid()), "host": socket.gethostname()}
+    return {"status": "running", "heartbeat": 1000.0, **mine, **changes}
+
+
+@pytest.mark.parametrize(
+    ("changes", "wall", "status"),
+    [
+        ({}, 1009.0, "running"),
+        ({}, 5000.0, "running"),
+        ({"host": "elsewhere"}, 1009.0, "running"),
+        ({"host": "elsewhere"}, 1011.0, "lost"),
+        ({"pid": (1 << 31) - 1}, 1011.0, "lost"),
+        ({"pid": -5}, 1011.0, "lost"),
+        ({"pid": os.getppid(), "pid_started": 5.0}, 1011.0, "lost"),
+        ({"pid": None}, 1011.0, "lost"),
+        ({"heartbeat": None, "host": "elsewhere"}, 1000.0, "lost"),
+        ({"status": "finished"}, 5000.0, "finished"),
+        ({"status": "cancelled", "host": "elsewhere"}, 5000.0, "cancelled"),
+        ({"status": "exploded"}, 1000.0, "lost"),
+    ],
+)
+def test_a_run_whose_heart_stopped_is_lost_unless_its_very_process_is_there(
+    changes: dict[str, Any], wall: float, status: str
+) -> None:
+    assert status_of(beating(**changes), wall) == status
+
+
+def test_the_parent_of_this_process_is_recognised_by_its_number_and_its_beginning() -> None:
+    header = beating(pid=os.getppid(), pid_started=process_started(os.getppid()))
+    assert status_of(header, 5000.0) == "running"
+
+
+# ---- the summary
+
+
+def test_the_summary_adds_up(history: History) -> None:
+    told = summary(history, WALL)
+    assert (told.status, told.finished, told.delivered, told.aside, told.total) == ("finished", 1000, 999, 1, 1000)
+    assert told.seconds == 110
+    assert told.mean_rate == pytest.approx(1000 / 110)
+    assert told.steady_rate == pytest.approx(10.0)
+    assert (told.predicted, told.replans) == (12.5, 1)
+    assert told.setup_s == 20.0
+    assert told.worker_seconds == pytest.approx(3 * 110)
+    assert told.setup_share == pytest.approx(20 / 330)
+    assert told.use["CPUs"].peak == 3000
+    assert told.use["CPUs"].mean == pytest.approx(3000 * 100 / 110)
+    a, b = told.units
+    assert (a.name, a.taken, a.started, a.most_workers) == ("a", 1000, 2, 2)
+    assert a.rate == pytest.approx(10.0)
+    assert a.busy == pytest.approx(100 / 201)
+    assert b.busy == pytest.approx(50 / 110)
+    assert json.loads(json.dumps(told.to_dict()))["steady_rate"] == pytest.approx(10.0)
+
+
+def test_the_summary_is_told_in_one_screen(history: History) -> None:
+    text = "\n".join(summary_lines(summary(history, WALL)))
+    for words in (
+        "video: finished after 1 min 50 s\n",
+        "1000 of 1000 items in, 999 out, 1 set aside",
+        "mean 9.09/s, steady 10/s",
+        "predicted   12.5/s, 80 % of it reached; 1 replan",
+        "bottleneck  a 92 % of the time, b 8 % of the time",
+        "CPUs        2.73 (68 %) on average, 3 (75 %) at most, of 4",
+        "memory      1GB (25 %) on average",
+        "setup       20 s of workers' time, 6 % of all of it",
+        "errors/errors.jsonl",
+        "dovetail status /",
+    ):
+        assert words in text
+    assert all(len(line) < 120 for line in text.split("folder  ")[0].splitlines())
+
+
+def test_a_run_in_the_home_is_named_by_its_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOVETAIL_HOME", str(tmp_path))
+    path = recorded(tmp_path / "runs" / "20260101-000000-aaaa-video")
+    lines = summary_lines(summary(History.load(path), WALL))
+    assert "next        dovetail status 20260101-000000-aaaa-video | " in lines[-1]
+
+
+def made_history(counts: list[float], taken: list[float] | None = None, **run: Any) -> History:
+    from dovetail.observe.folder import RunFolder
+    from dovetail.observe.history import Tick
+
+    ticks = [
+        Tick(float(t), {"finished": n, **run}, {"a": {"taken_total": (taken or counts)[t]}})
+        for t, n in enumerate(counts)
+    ]
+    return History(RunFolder(Path("r")), {}, ticks)
+
+
+def test_ramp_up_and_tail_are_no_part_of_the_steady_rate() -> None:
+    counts = [*([0.0] * 50), *(10.0 * t for t in range(101)), *([1000.0] * 30)]
+    assert steady_rate(made_history(counts)) == pytest.approx(10.0)
+
+
+def test_where_epochs_are_few_the_units_tell_the_steady_rate() -> None:
+    taken = [0.0] * 20 + [5.0 * t for t in range(101)]
+    assert steady_rate(made_history([0.0] * 120 + [500.0], taken)) == pytest.approx(5.0)
+
+
+def test_a_run_in_waves_has_only_its_mean_rate() -> None:
+    assert steady_rate(made_history([10.0 * t for t in range(101)], waves=2)) == pytest.approx(10.0)
+
+
+def test_too_little_says_nothing_about_a_steady_rate() -> None:
+    assert steady_rate(made_history([0.0, 1000.0])) is None
+    assert steady_rate(made_history([])) is None
+    assert steady_rate(made_history([0.0] * 10)) is None

@@ -1,0 +1,134 @@
+"""What is on the screen while a run runs."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dovetail.observe.progress import Progress, Pulse, headline, workers_text
+from observe.made import Clock, run_at, unit, view
+
+if TYPE_CHECKING:
+    from dovetail.streaming.view import View
+
+
+class Screen(io.StringIO):
+    """A terminal that remembers."""
+
+    def __init__(self, terminal: bool) -> None:
+        super().__init__()
+        self.terminal = terminal
+
+    def isatty(self) -> bool:
+        return self.terminal
+
+
+def shown(screen: Screen, seconds: int = 110, name: str = "video") -> str:
+    wall = Clock(0.0)
+    progress = Progress(run_at, name=name, stream=screen, wall=wall)
+    for second in range(seconds + 1):
+        wall.now = float(second)
+        progress.saw(float(second), [], [])
+    progress.close(float(seconds))
+    return screen.getvalue()
+
+
+def test_without_a_terminal_there_is_one_plain_line_every_ten_seconds() -> None:
+    lines = shown(Screen(False)).splitlines()
+    assert len(lines) == 12
+    assert lines[4] == (
+        "video: 400 of 1000 items (40 %), 10/s, 1 min 00 s left, 50 s so far, 1 set aside, bottleneck a"
+        " | a 2w 10/s, b 1w 10/s"
+    )
+    assert "finished" in lines[-1]
+    assert all("\x1b" not in line for line in lines)
+
+
+def test_in_a_terminal_there_is_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    text = shown(Screen(True))
+    assert "in flight" in text
+    assert "held" in text
+    assert "\x1b[" in text
+    assert "a *" in text
+
+
+def test_no_color_means_no_colour(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("NO_COLOR", "1")
+    plain = shown(Screen(True))
+    assert "in flight" in plain
+    assert "\x1b[33m" not in plain
+    monkeypatch.delenv("NO_COLOR")
+    assert "\x1b[33m" in shown(Screen(True))
+
+
+def test_a_dumb_terminal_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    assert len(shown(Screen(True)).splitlines()) == 12
+
+
+def test_what_is_printed_to_stdout_stays_on_stdout(capsys: pytest.CaptureFixture[str]) -> None:
+    progress = Progress(run_at, stream=Screen(True), live=True, wall=Clock())
+    progress.saw(0.0, [], [])
+    sys.stdout.write("data\n")
+    progress.close(1.0)
+    assert capsys.readouterr().out == "data\n"
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_closing_twice_or_before_the_first_step_is_fine(terminal: bool) -> None:
+    progress = Progress(run_at, stream=Screen(terminal), wall=Clock())
+    progress.close(0.0)
+    progress.close(0.0)
+    again = Progress(run_at, stream=Screen(terminal), wall=Clock())
+    again.saw(0.0, [], [])
+    again.close(0.0)
+    again.close(0.0)
+
+
+def test_the_view_is_taken_only_when_it_is_shown() -> None:
+    taken: list[float] = []
+    wall = Clock()
+
+    def looked(now: float) -> View:
+        taken.append(now)
+        return run_at(now)
+
+    progress = Progress(looked, stream=Screen(False), wall=wall)
+    for step in range(10_000):
+        progress.saw(step / 1000, [], [])
+    assert taken == [0.0]
+    wall.now += 10.0
+    for step in range(100):
+        progress.saw(10 + step / 1e6, [], [])
+    assert len(taken) == 2
+
+
+def test_rates_are_those_of_the_last_seconds_and_not_of_the_whole_run() -> None:
+    pulse = Pulse(window_s=10)
+    for second in range(100):
+        done = max(0, second - 80)
+        pulse.add(view(float(second), unit(taken_total=done * 5), finished=done, total=100))
+    assert pulse.rate == pytest.approx(1.0)
+    assert pulse.eta_s == pytest.approx(81)
+    assert pulse.rows()[0].rate == pytest.approx(5.0)
+
+
+def test_the_headline_has_what_is_known() -> None:
+    pulse = Pulse()
+    seen = view(0.0, finished=3, read=9, wave=1, waves=3)
+    pulse.add(seen)
+    assert headline(seen, pulse, 0.0) == "3 items (9 read), -, 0.0 s so far, wave 2 of 3"
+    assert workers_text(unit(ready=3, starting=2, draining=1)) == "3 +2 -1"
+
+
+def test_rich_is_imported_only_for_a_terminal() -> None:
+    code = "import sys, dovetail.observe.progress, dovetail.observe.recorder as r; print('rich' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == "False"

@@ -1,0 +1,209 @@
+"""A stream on the simulated engine with everything that was said written down, and one that is fed by hand."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import dovetail as dt
+from dovetail.control.commands import Deliver, Note, Pull, RunBatches, StartWorker, StopWorker
+from dovetail.control.events import BatchesDone, InputEnded, ItemsArrived, WorkerReady
+from dovetail.control.loop import drive
+from dovetail.control.segments import Segment
+from dovetail.engines.simulated.engine import SimulatedEngine
+from dovetail.engines.simulated.source import SimulatedData
+from dovetail.engines.simulated.world import Behaviour, World
+from dovetail.streaming.backpressure import room_after
+from dovetail.streaming.controller import Stream
+from dovetail.streaming.options import Options
+from dovetail.streaming.work import works_of
+from streaming.worlds import Watch, same
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from dovetail.control.commands import Command
+    from dovetail.control.events import Event
+    from dovetail.control.lifecycle import RunState
+    from dovetail.engines.simulated.world import At, Key
+
+C = TypeVar("C")
+SMALL = "1x(8cpu, 64GB)"
+Said = tuple[float, list["Event"], list["Command"]]
+
+
+def stage(name: str, **settings: Any) -> dt.Stage:
+    """One CPU, never fused."""
+    cpus = settings.pop("cpus", 1)
+    needs = settings.pop("resources", None) or dt.Resources(cpus=cpus)
+    return dt.Stage(name, same, needs, **({"fuse": False} | settings))
+
+
+class Log(Watch):
+    """Everything that was said, and what must hold after every step."""
+
+    def __init__(self, stream: Stream, after_step: Callable[[Stream], None] | None) -> None:
+        super().__init__(stream)
+        self.said: list[Said] = []
+        self.after_step = after_step
+
+    def saw(self, now: float, events: Sequence[Event], commands: Sequence[Command]) -> None:
+        super().saw(now, events, commands)
+        self.said.append((now, list(events), list(commands)))
+        if self.after_step is not None:
+            self.after_step(self.stream)
+
+
+@dataclass
+class Rig:
+    """A run that has ended (or was left), and everything about it."""
+
+    stream: Stream
+    engine: SimulatedEngine
+    data: SimulatedData
+    log: Log
+
+    @property
+    def state(self) -> RunState:
+        return self.stream.board.state
+
+    @property
+    def error(self) -> str:
+        return self.stream.board.error
+
+    @property
+    def seconds(self) -> float:
+        return self.engine.now()
+
+    def all(self, kind: type[C]) -> list[C]:
+        """Every command of one kind."""
+        return [command for _, _, commands in self.log.said for command in commands if type(command) is kind]
+
+    def timed(self, kind: type[C]) -> list[tuple[float, C]]:
+        return [(now, command) for now, _, commands in self.log.said for command in commands if type(command) is kind]
+
+    def events(self, kind: type[C]) -> list[tuple[float, C]]:
+        return [(now, event) for now, events, _ in self.log.said for event in events if type(event) is kind]
+
+    def messages(self, unit: str) -> list[RunBatches]:
+        return [command for command in self.all(RunBatches) if command.hosted == unit]
+
+    def starts(self, unit: str) -> list[tuple[float, StartWorker]]:
+        return [(now, start) for now, start in self.timed(StartWorker) if start.hosted[0].name == unit]
+
+    def stops(self, unit: str) -> list[tuple[float, StopWorker]]:
+        mine = {start.worker for _, start in self.starts(unit)}
+        return [(now, stop) for now, stop in self.timed(StopWorker) if stop.worker in mine]
+
+    def notes(self, text: str) -> list[Note]:
+        return [note for note in self.all(Note) if text in note.text]
+
+    def out(self, leaf: str) -> Counter[Key]:
+        return Counter(self.data.outputs.get(leaf, []))
+
+    def aside(self) -> Counter[Key]:
+        return Counter(self.data.aside_keys())
+
+
+def numbers(items: int) -> Counter[Key]:
+    return Counter((number,) for number in range(items))
+
+
+def go(
+    stages: Sequence[dt.Stage],
+    behaviours: Mapping[str, Behaviour],
+    items: int | None,
+    *,
+    cluster: str | dt.Cluster = SMALL,
+    options: Options | None = None,
+    mode: Any = "streaming",
+    script: tuple[At, ...] = (),
+    resume: Sequence[Deliver] = (),
+    after_step: Callable[[Stream], None] | None = None,
+    source: Mapping[str, Any] | None = None,
+    limit_s: float = 50_000.0,
+    world: Mapping[str, Any] | None = None,
+) -> Rig:
+    """Plans, runs to the end, and keeps everything."""
+    there = dt.Cluster.of(cluster) if isinstance(cluster, str) else cluster
+    pipeline = dt.Pipeline(list(stages))
+    plan = dt.plan(pipeline, there, mode)
+    works = works_of(pipeline, plan)
+    known = {work.name: behaviours.get(work.name, Behaviour(0.1)) for work in works}
+    setting: dict[str, Any] = {"tracked": True, **(world or {})}
+    engine = SimulatedEngine(World(known, script=script, **setting), there, limit_s=limit_s)
+    data = SimulatedData(engine, items, **(source or {}))
+    stream = Stream(works, plan, options or Options(), resume)
+    log = Log(stream, after_step)
+    dropped = drive(stream, engine, data, [log])
+    if dropped:
+        raise dropped[0][1]
+    assert engine.workers == 0
+    return Rig(stream, engine, data, log)
+
+
+def nobody_idles(stream: Stream) -> None:
+    """No worker idles while a batch waits for it: what can be sent was sent."""
+    board = stream.board
+    if board.ending:
+        return
+    for lane in board.lanes:
+        if lane.queue.ready and lane.pool.free:
+            assert not room_after(board, lane), f"{lane} could send and does not"
+        if lane.suspects and lane.pool.idle() is not None:
+            assert all(suspect.memory_bytes for suspect in lane.suspects), f"{lane} has idle workers and suspects"
+
+
+@dataclass
+class Hand:
+    """A stream that is told by hand what happened."""
+
+    stream: Stream
+    now: float = 0.0
+    said: list[Command] = field(default_factory=list)
+    segments: int = 0
+
+    @classmethod
+    def of(
+        cls,
+        stages: Sequence[dt.Stage],
+        cluster: str = SMALL,
+        options: Options | None = None,
+        mode: Any = "streaming",
+        resume: Sequence[Deliver] = (),
+    ) -> Hand:
+        pipeline = dt.Pipeline(list(stages))
+        plan = dt.plan(pipeline, dt.Cluster.of(cluster), mode)
+        return cls(Stream(works_of(pipeline, plan), plan, options or Options(replan=False), resume))
+
+    def step(self, *events: Event, after: float = 0.0) -> list[Command]:
+        self.now += after
+        found = self.stream.step(self.now, list(events))
+        self.said += found
+        return found
+
+    def begin(self) -> list[Command]:
+        """All first workers are ready."""
+        return self.step(*[WorkerReady(start.worker, 1.0) for start in of_kind(self.step(), StartWorker)])
+
+    def segment(self, items: int, node: str = "", size_bytes: int = 0) -> Segment:
+        self.segments += 1
+        return Segment(self.segments, items, size_bytes, node)
+
+    def items(self, *sizes: int, ends: bool = False, node: str = "") -> list[Command]:
+        """So many items arrive as one answer to the last pull, in segments of these sizes."""
+        first = of_kind(self.said, Pull)[-1].first
+        arrived: list[Event] = [ItemsArrived(first, [self.segment(size, node) for size in sizes])]
+        return self.step(*arrived, *([InputEnded(first + sum(sizes))] if ends else []))
+
+    def done(
+        self, message: RunBatches, *, out: int | None = None, seconds: float = 1.0, node: str = ""
+    ) -> list[Command]:
+        given = message.items if out is None else out
+        segments = [self.segment(given, node)] if given else []
+        return self.step(BatchesDone(message.worker, message.message, segments, seconds))
+
+
+def of_kind(commands: Sequence[Command], kind: type[C]) -> list[C]:
+    return [command for command in commands if type(command) is kind]

@@ -1,0 +1,58 @@
+"""Whatever happens: do all counters agree with what is there, after every step?"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dovetail.control.lifecycle import WorkerState
+from dovetail.control.loop import drive
+from dovetail.engines.simulated.engine import SimulatedEngine
+from dovetail.engines.simulated.source import SimulatedData
+from dovetail.streaming.controller import Stream
+from dovetail.streaming.work import works_of
+from streaming.rigs import Log, nobody_idles
+from streaming.worlds import a_case
+
+
+def accounts_agree(stream: Stream) -> None:
+    board = stream.board
+    for lane in board.lanes:
+        messages = [message for worker in lane.workers.values() for message in worker.messages.values()]
+        assert lane.in_flight == sum(message.items for message in messages)
+        assert lane.in_flight_messages == len(messages)
+        assert lane.incoming == sum(parent.in_flight_messages for parent in lane.parents)
+        ready = [worker for worker in lane.workers.values() if worker.state is WorkerState.READY]
+        can = [worker for worker in ready if not worker.exclusive and len(worker.messages) < lane.pool.depth]
+        assert lane.pool.free == len(can)
+        assert lane.reserved is None or lane.reserved.exclusive
+        there: Counter[int] = Counter({number: q.items for number, q in lane.queue.by_epoch.items()})
+        for message in messages:
+            there[message.epoch.id] += 0 if message.epoch.dead else message.items
+        for suspect in lane.suspects:
+            there[suspect.epoch.id] += suspect.items
+        if not board.ending:
+            pending = {epoch.id: epoch.pending[lane.index] for epoch in board.epochs.values()}
+            assert +there == +Counter(pending)
+            assert lane.queue.by_epoch.keys() <= board.epochs.keys()
+    for lane in board.all_lanes:
+        if lane.work.wave < board.wave:
+            assert not lane.queue.items
+            assert not lane.suspects
+    nobody_idles(stream)
+
+
+@settings(max_examples=settings().max_examples // 2)
+@given(st.integers(0, 10**9))
+def test_counters_agree_with_what_is_there_after_every_step(seed: int) -> None:
+    case = a_case(seed)
+    engine = SimulatedEngine(case.world, case.cluster, limit_s=500_000)
+    stream = Stream(works_of(case.pipeline, case.plan), case.plan, case.options)
+    dropped = drive(stream, engine, SimulatedData(engine, case.items), [Log(stream, accounts_agree)])
+    if dropped:
+        raise dropped[0][1]
+    assert not stream.board.epochs
+    assert not stream.progress.held
+    assert all(lane.empty for lane in stream.board.all_lanes)

@@ -1,0 +1,183 @@
+"""Is what waits bounded, and does everything still get through?"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import dovetail as dt
+from dovetail.control.lifecycle import RunState
+from dovetail.engines.simulated.world import At, Behaviour, Gives, LoseNode
+from dovetail.streaming.options import Options
+from streaming.rigs import go, nobody_idles, numbers, stage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dovetail.streaming.controller import Stream
+    from dovetail.streaming.lane import Lane
+
+STEADY = Options(replan=False, follow_plan=True)
+
+
+class Most:
+    """The most that ever waited in front of a unit, as a share of what may."""
+
+    def __init__(self, unit: str, of: Callable[[Lane], float]) -> None:
+        self.unit, self.of, self.most = unit, of, 0.0
+
+    def __call__(self, stream: Stream) -> None:
+        self.most = max(self.most, self.of(stream.board.lane_of[self.unit]))
+
+
+@pytest.mark.parametrize("batch", [1, 5])
+def test_a_slow_last_stage_keeps_queues_bounded_by_items(batch: int) -> None:
+    """By what may wait, and one message more per slot of those before it."""
+
+    def over(lane: Lane) -> float:
+        return lane.queue.items - lane.cap - 4 * 2 * 4  # four workers, one running and one in advance, 4 ms of 1 ms
+
+    most = Most("slow", over)
+    rig = go(
+        [stage("fast", workers=4), stage("slow", workers=1, batch_size=batch)],
+        {"fast": Behaviour(0.001), "slow": Behaviour(0.2)},
+        1500,
+        options=STEADY,
+        after_step=most,
+    )
+    assert rig.out("slow") == numbers(1500)
+    assert most.most <= 0
+
+
+def test_the_source_is_not_read_far_ahead_of_a_slow_stage() -> None:
+    read = Most("slow", lambda lane: lane.queue.items)
+    ahead = 0
+
+    def look(stream: Stream) -> None:
+        nonlocal ahead
+        ahead = max(ahead, stream.board.read - stream.board.lane_of["slow"].taken)
+        read(stream)
+
+    go([stage("slow", workers=1)], {"slow": Behaviour(0.2)}, 1000, options=STEADY, after_step=look)
+    assert ahead <= 20, "a slow worker needs a few items in front of it, not a thousand"
+    assert read.most >= 1
+
+
+def test_queues_are_bounded_by_bytes() -> None:
+    """100 bytes an item and 2,000 bytes for two queues: ten wait, and what each worker before may bring."""
+    most = Most("slow", lambda lane: lane.queue.bytes)
+    rig = go(
+        [stage("fast", workers=4), stage("slow", workers=1)],
+        {"fast": Behaviour(0.2, bytes_out=100), "slow": Behaviour(0.5)},
+        300,
+        options=Options(replan=False, follow_plan=True, byte_budget=2000, queue_factor=1000.0),
+        after_step=most,
+    )
+    assert rig.out("slow") == numbers(300)
+    assert 1000 <= most.most <= 1000 + 4 * 100
+
+
+def test_a_batch_larger_than_the_whole_byte_budget_goes_through() -> None:
+    rig = go(
+        [stage("a", workers=3), stage("b", batch_size=50)],
+        {"a": Behaviour(0.01, bytes_out=1 << 30), "b": Behaviour(0.01)},
+        430,
+        options=Options(byte_budget=1 << 30, epoch_batches=2),
+    )
+    assert rig.out("b") == numbers(430)
+
+
+@given(
+    budget=st.sampled_from([1, 150, 10_000]),
+    factor=st.sampled_from([0.1, 1.0]),
+    batches=st.tuples(*[st.sampled_from([1, 3, 40])] * 4),
+    epoch_batches=st.sampled_from([1, 3]),
+)
+def test_tiny_budgets_never_lock_a_diamond(
+    budget: int, factor: float, batches: tuple[int, ...], epoch_batches: int
+) -> None:
+    a, b, c, d = batches
+    rig = go(
+        [
+            stage("a", batch_size=a),
+            stage("b", batch_size=b, after=["a"]),
+            stage("c", batch_size=c, after=["a"]),
+            stage("d", batch_size=d, after=["b", "c"]),
+        ],
+        {
+            "a": Behaviour(0.01, bytes_out=100),
+            "b": Behaviour(0.01, bytes_out=100),
+            "c": Behaviour(0.05, bytes_out=100, item=lambda key, _: Gives(key[0] % 3)),
+            "d": Behaviour(0.01),
+        },
+        90,
+        options=Options(byte_budget=budget, queue_factor=factor, epoch_batches=epoch_batches, epoch_s=0.01),
+        after_step=nobody_idles,
+        limit_s=2000,
+    )
+    assert rig.state is RunState.FINISHED
+    assert rig.data.delivered["d"] == 90 + sum(number % 3 for number in range(90))
+
+
+def test_whoever_waits_for_room_is_woken_when_the_other_parent_gave_nothing() -> None:
+    """One byte of budget: a parent sends when nothing is on its way, and here what was on its way came to nothing."""
+    rig = go(
+        [stage("s"), stage("b", after=["s"]), stage("c", after=["s"]), stage("d", after=["b", "c"], batch_size=50)],
+        {
+            "s": Behaviour(0.1, bytes_out=100),
+            "b": Behaviour(0.01, bytes_out=100),
+            "c": Behaviour(3.0, bytes_out=100, item=lambda *_: Gives(0)),
+            "d": Behaviour(0.1),
+        },
+        300,
+        options=Options(byte_budget=1, epoch_batches=3),
+        after_step=nobody_idles,
+    )
+    assert rig.out("d") == numbers(300)
+
+
+def test_an_item_that_becomes_a_thousand_does_not_flood_the_next_stage() -> None:
+    most = Most("b", lambda lane: lane.queue.items - lane.cap)
+    rig = go(
+        [stage("a", workers=2), stage("b", workers=2, batch_size=8)],
+        {"a": Behaviour(0.01, item=lambda *_: Gives(1000)), "b": Behaviour(0.001)},
+        40,
+        options=STEADY,
+        after_step=most,
+    )
+    assert rig.data.delivered["b"] == 40_000
+    assert most.most <= 2 * 2 * 1000
+
+
+@pytest.mark.parametrize("batch", [1, 7])
+def test_a_stage_that_drops_everything_lets_the_run_end(batch: int) -> None:
+    rig = go(
+        [stage("a"), stage("b", batch_size=batch), stage("c", batch_size=3)],
+        {"b": Behaviour(0.01, item=lambda *_: Gives(0))},
+        200,
+        options=Options(byte_budget=1),
+    )
+    assert rig.state is RunState.FINISHED
+    assert rig.data.delivered == {}
+    assert not rig.messages("c")
+    assert sum(deliver.last - deliver.first for deliver in rig.data.log) == 200
+
+
+def test_an_entry_that_waits_for_seats_does_not_stop_the_source_for_the_others() -> None:
+    """Two stages read the source, and after the loss only one fits at a time."""
+    cluster = dt.Cluster.of("1x(8cpu, 64GB) + 1x(2cpu, 64GB)")
+    big = max(cluster.nodes, key=lambda node: node.cpu_milli).name
+    rig = go(
+        [stage("x", cpus=2), stage("y", cpus=2, after=[])],
+        {"x": Behaviour(0.5), "y": Behaviour(0.5)},
+        200,
+        cluster=cluster,
+        script=(At(7.0, LoseNode(big)),),
+        limit_s=3000,
+    )
+    assert rig.state is RunState.FINISHED
+    assert rig.notes("waits until those before it are finished")
+    assert rig.out("x") == rig.out("y") == numbers(200)

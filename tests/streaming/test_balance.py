@@ -1,0 +1,268 @@
+"""Does a run find the right number of workers by itself, and keep them when it should?"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+import dovetail as dt
+from dovetail.control.commands import Note, RunBatches
+from dovetail.control.events import Repin
+from dovetail.control.lifecycle import RunState
+from dovetail.engines.simulated.world import At, Behaviour, KillWorker, Lognormal, Post, SlowDown
+from dovetail.scheduling.rules import Rules
+from dovetail.streaming.options import Options
+from streaming.rigs import Rig, go, nobody_idles, numbers, stage
+
+if TYPE_CHECKING:
+    from dovetail.streaming.controller import Stream
+
+BIG = "1x(16cpu, 64GB)"
+COUNTED = {"tracked": False}
+
+
+class Ready:
+    """Ready workers per unit, over time."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[float, dict[str, int]]] = []
+
+    def __call__(self, stream: Stream) -> None:
+        view = stream.view(stream.board.now)
+        self.seen.append((view.now, {unit.name: unit.ready for unit in view.units}))
+
+    def at(self, time: float) -> dict[str, int]:
+        return [counts for now, counts in self.seen if now <= time][-1]
+
+
+def test_unknown_rates_are_found_and_the_slow_stage_gets_the_workers() -> None:
+    ready = Ready()
+    rig = go(
+        [stage("quick"), stage("slow")],
+        {"quick": Behaviour(0.1), "slow": Behaviour(0.7, spread=Lognormal(0.3))},
+        2000,
+        cluster=BIG,
+        world=COUNTED,
+        after_step=ready,
+    )
+    assert ready.at(60) == {"quick": 2, "slow": 14}
+    assert rig.seconds < 1.2 * 2000 * 0.7 / 14 + 30
+
+
+def test_known_rates_are_planned_from_the_first_moment() -> None:
+    ready = Ready()
+    stages = [stage("quick", rate=10), stage("slow", rate=1.5)]
+    go(stages, {"quick": Behaviour(0.1), "slow": Behaviour(1 / 1.5)}, 500, cluster=BIG, world=COUNTED, after_step=ready)
+    assert ready.at(0.1)["slow"] >= 12
+
+
+def test_without_replanning_nobody_comes_or_goes() -> None:
+    rig = go(
+        [stage("a"), stage("b")],
+        {"a": Behaviour(0.1), "b": Behaviour(1.0)},
+        300,
+        cluster=BIG,
+        options=Options(replan=False, follow_plan=True),
+        world=COUNTED,
+    )
+    assert {now for now, _ in rig.starts("a") + rig.starts("b")} == {0.0}
+    assert rig.stream.balance.replans == 0
+
+
+def test_pins_are_kept_whatever_the_speeds_say() -> None:
+    most: dict[str, int] = {}
+
+    def look(stream: Stream) -> None:
+        for lane in stream.board.lanes:
+            most[lane.name] = max(most.get(lane.name, 0), len(lane.workers))
+
+    go(
+        [stage("quick", workers=4), stage("slow", workers=2), stage("few", workers=(1, 3))],
+        {"quick": Behaviour(0.01), "slow": Behaviour(1.0), "few": Behaviour(3.0)},
+        300,
+        cluster=BIG,
+        world=COUNTED,
+        after_step=look,
+    )
+    assert most == {"quick": 4, "slow": 2, "few": 3}
+
+
+def gpu_run(*, lull: bool) -> Rig:
+    """Two workers of a GPU stage that take 90 s to set up. For 20 s the stage before it gives almost nothing, and would
+    like their CPUs; somebody makes the run look at its plan meanwhile."""
+    begin = 150.3
+    looks = tuple(At(begin + after, Post(Repin("cpu", None))) for after in (6.0, 12.0, 18.0))
+    return go(
+        [stage("cpu"), stage("gpu", resources=dt.Resources(cpus=4, gpus=1))],
+        {"cpu": Behaviour(1.0), "gpu": Behaviour(0.25, setup_s=90.0)},
+        6000,
+        cluster="1x(16cpu, 64GB, 2xL40S:48GB)",
+        script=(At(begin, SlowDown("cpu", 20.0, begin + 20.0)), *looks),
+        options=Options(rules=Rules(lull=lull)),
+        world=COUNTED,
+    )
+
+
+def test_a_lull_does_not_stop_workers_that_take_long_to_come_back() -> None:
+    rig = gpu_run(lull=True)
+    assert len(rig.starts("gpu")) == 2
+    assert min(now for now, _ in rig.stops("gpu")) > rig.seconds - 10
+    without = gpu_run(lull=False)
+    assert [now for now, _ in without.stops("gpu") if now < 200], "the scenario must be one in which the rule matters"
+    assert rig.seconds < without.seconds - 30
+
+
+def test_a_pause_of_the_source_stops_nobody() -> None:
+    rig = go(
+        [stage("cpu"), stage("gpu", resources=dt.Resources(cpus=4, gpus=1))],
+        {"cpu": Behaviour(1.0), "gpu": Behaviour(0.25, setup_s=90.0)},
+        3000,
+        cluster="1x(16cpu, 64GB, 2xL40S:48GB)",
+        source={"pauses": [(200.0, 220.0)]},
+        world=COUNTED,
+    )
+    assert not [now for now, _ in rig.stops("gpu") + rig.stops("cpu") if 195 < now < 240]
+    assert rig.state is RunState.FINISHED
+
+
+def cold_start(*, reserve: bool) -> tuple[Rig, Ready]:
+    """Half-card workers that take a minute per item and are backlogged at once, and whole-card ones after them."""
+    ready = Ready()
+    rig = go(
+        [
+            stage("share", resources=dt.Resources(cpus=1, gpus=0.5)),
+            stage("whole", resources=dt.Resources(cpus=1, gpus=1)),
+        ],
+        {"share": Behaviour(60.0, setup_s=3.0), "whole": Behaviour(60.0, setup_s=3.0)},
+        60,
+        cluster="1x(16cpu, 64GB, 3xL40S:48GB)",
+        options=Options(rules=Rules(reserve=reserve)),
+        world=COUNTED,
+        after_step=ready,
+    )
+    return rig, ready
+
+
+def test_a_ramping_share_leaves_the_last_whole_card_while_nothing_is_measured() -> None:
+    """The whole-card stage gets its first worker in any case: every unit's first is seated before anybody grows."""
+    rig, ready = cold_start(reserve=True)
+    assert rig.starts("whole")[0][0] == 0.0
+    assert ready.at(55) == {"share": 2, "whole": 1}
+    without, freely = cold_start(reserve=False)
+    assert without.starts("whole")[0][0] == 0.0
+    assert freely.at(55) == {"share": 4, "whole": 1}
+
+
+def quarters_and_wholes(*, reserve: bool) -> Rig:
+    """Nobody knows the speeds; quarter-card workers that may sit on either of two cards, and a stage that needs a whole
+    card and the CPUs beside one of them."""
+    return go(
+        [
+            stage("share", resources=dt.Resources(cpus=1.5, gpus=0.25), workers=(2, 8)),
+            stage("whole", resources=dt.Resources(cpus=8, gpus=1)),
+        ],
+        {"share": Behaviour(2.0, setup_s=3.0), "whole": Behaviour(0.5, setup_s=3.0)},
+        200,
+        cluster="1x(4cpu, 64GB, 1xL40S:48GB) + 1x(16cpu, 64GB, 1xL40S:48GB)",
+        options=Options(rules=Rules(reserve=reserve)),
+        world=COUNTED,
+    )
+
+
+def test_at_a_cold_start_quarters_never_block_the_stage_that_needs_a_whole_card() -> None:
+    rig = quarters_and_wholes(reserve=True)
+    assert rig.starts("whole")[0][0] == 0.0
+    assert rig.data.delivered["whole"] == 200
+    without = quarters_and_wholes(reserve=False)
+    assert without.starts("whole")[0][0] > 10.0, "they sit on the only card that it could have"
+
+
+def test_a_worker_that_dies_is_replaced_at_once_on_its_seats() -> None:
+    rig = go(
+        [stage("a", workers=2)],
+        {"a": Behaviour(1.0)},
+        100,
+        options=Options(replan=False, follow_plan=True),
+        script=(At(10.5, KillWorker("a")),),
+    )
+    first, _, third = rig.starts("a")
+    assert third[0] == pytest.approx(10.5, abs=0.01)
+    assert third[1].seats == first[1].seats
+    assert rig.out("a") == numbers(100)
+
+
+def test_at_the_end_of_the_input_what_the_first_stage_held_goes_to_the_last() -> None:
+    """The first is finished long before the last, which has everything queued in a wave of its own pace."""
+    ready = Ready()
+    rig = go(
+        [stage("a"), stage("b", batch_size=4)],
+        {"a": Behaviour(0.5), "b": Behaviour(0.5)},
+        600,
+        cluster=BIG,
+        options=Options(queue_factor=30.0),
+        world=COUNTED,
+        after_step=ready,
+    )
+    last_of_a = max(now for now, message in rig.timed(RunBatches) if message.hosted == "a")
+    after = [counts for now, counts in ready.seen if last_of_a + 6 < now < rig.seconds - 1]
+    assert all(counts["a"] == 0 for counts in after)
+    assert all(counts["b"] >= 1 for counts in after)
+    assert rig.data.delivered["b"] == 600
+
+
+def test_a_finished_stage_has_no_worker_left_and_gets_none() -> None:
+    def look(stream: Stream) -> None:
+        for lane in stream.board.lanes:
+            if lane.finished:
+                assert all(worker.state.value in ("draining", "stopping") for worker in lane.workers.values())
+
+    rig = go(
+        [stage("a"), stage("b"), stage("c")],
+        {"a": Behaviour(0.2, setup_s=5.0), "b": Behaviour(0.4, setup_s=5.0), "c": Behaviour(1.0, setup_s=5.0)},
+        300,
+        after_step=look,
+    )
+    assert rig.out("c") == numbers(300)
+
+
+def test_a_stage_that_becomes_slow_gets_more_workers() -> None:
+    ready = Ready()
+    rig = go(
+        [stage("a"), stage("b")],
+        {"a": Behaviour(0.5), "b": Behaviour(0.5)},
+        6000,
+        cluster=BIG,
+        script=(At(100.0, SlowDown("b", 4.0, 1e9)),),
+        world=COUNTED,
+        after_step=ready,
+    )
+    assert ready.at(95)["b"] == 8
+    assert ready.at(400)["b"] >= 12
+    assert rig.state is RunState.FINISHED
+
+
+def test_an_even_pipeline_is_left_alone_however_noisy_it_is() -> None:
+    rig = go(
+        [stage("a"), stage("b")],
+        {"a": Behaviour(0.5, spread=Lognormal(1.0)), "b": Behaviour(0.5, spread=Lognormal(1.0))},
+        6000,
+        cluster=BIG,
+        world=COUNTED,
+        after_step=nobody_idles,
+    )
+    late = [now for unit in "ab" for now, _ in rig.starts(unit) if 120 < now < 370]
+    assert len(late) <= 4
+
+
+def test_every_decision_is_told_with_its_numbers() -> None:
+    rig = go([stage("a"), stage("b")], {"a": Behaviour(0.1), "b": Behaviour(0.5)}, 600, world=COUNTED)
+    decisions = [note for note in rig.all(Note) if note.kind == "decision"]
+    assert decisions
+    starts = 0
+    for note in decisions:
+        assert note.text
+        found = note.data.get("starts")
+        assert isinstance(found, int)
+        starts += found
+    assert starts == len(rig.starts("a")) + len(rig.starts("b"))

@@ -1,0 +1,149 @@
+"""What does a worker get at a time: how many items, of which epoch, in calls of what size?"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dovetail.control.commands import Deliver, RunBatches
+from dovetail.control.lifecycle import RunState
+from dovetail.engines.simulated.tracked import keys_of
+from dovetail.engines.simulated.world import Behaviour, Gives
+from dovetail.streaming.options import Options
+from streaming.rigs import Hand, Rig, go, numbers, of_kind, stage
+
+if TYPE_CHECKING:
+    from dovetail.engines.simulated.world import Key
+
+STEADY = Options(replan=False, follow_plan=True)
+
+
+def sizes_of_calls(messages: list[RunBatches]) -> list[int]:
+    return [
+        min(message.batch_size, message.items - start)
+        for message in messages
+        for start in range(0, message.items, message.batch_size)
+    ]
+
+
+def epoch_of_source(rig: Rig) -> dict[int, int]:
+    return {number: deliver.first for deliver in rig.all(Deliver) for number in range(deliver.first, deliver.last)}
+
+
+@pytest.mark.parametrize("pieces", [(3, 3, 3, 1), (1,) * 10, (10,), (7, 3)])
+def test_a_batch_crosses_the_segments_that_its_items_came_in(pieces: tuple[int, ...]) -> None:
+    hand = Hand.of([stage("a", batch_size=5, workers=1)])
+    hand.begin()
+    first = of_kind(hand.items(*pieces), RunBatches)
+    assert [message.items for message in first] == [5]
+    second = of_kind(hand.done(first[0]), RunBatches)
+    assert [message.items for message in second] == [5]
+    taken = [
+        (part[0].id, number) for m in (first[0], second[0]) for part in m.parts for number in range(part[1], part[2])
+    ]
+    assert len(set(taken)) == len(taken) == 10
+
+
+def test_a_batch_that_is_not_full_waits_until_its_epoch_is_closed() -> None:
+    hand = Hand.of([stage("a", batch_size=5, workers=1)])
+    hand.begin()
+    assert not of_kind(hand.items(4), RunBatches)
+    assert [message.items for message in of_kind(hand.items(0, ends=True), RunBatches)] == [4]
+
+
+@given(
+    batch=st.integers(1, 12),
+    items=st.integers(1, 150),
+    fan=st.sampled_from([(1,), (0, 1), (0, 1, 2, 3)]),
+    epoch_batches=st.integers(1, 4),
+)
+def test_only_the_end_of_an_epoch_has_a_batch_that_is_not_full(
+    batch: int, items: int, fan: tuple[int, ...], epoch_batches: int
+) -> None:
+    def out(key: Key, _attempt: int) -> Gives:
+        return Gives(fan[key[0] % len(fan)])
+
+    rig = go(
+        [stage("a"), stage("b", batch_size=batch)],
+        {"a": Behaviour(0.01, item=out), "b": Behaviour(0.01)},
+        items,
+        options=Options(epoch_batches=epoch_batches, epoch_s=0.01),
+        source={"segment_items": 7},
+    )
+    epoch = epoch_of_source(rig)
+    small: dict[int, int] = defaultdict(int)
+    for message in rig.messages("b"):
+        epochs = {epoch[key[0]] for key in keys_of(message.parts)}
+        assert len(epochs) == 1, "a message mixes epochs"
+        small[epochs.pop()] += sum(size < batch for size in sizes_of_calls([message]))
+    assert all(count <= 1 for count in small.values())
+    assert sum(message.items for message in rig.messages("b")) == sum(fan[n % len(fan)] for n in range(items))
+
+
+def test_many_short_batches_share_a_message_and_the_function_sees_its_batch_size() -> None:
+    rig = go([stage("a", batch_size=3, workers=1)], {"a": Behaviour(0.0001)}, 6000, options=STEADY)
+    messages = rig.messages("a")
+    assert all(message.batch_size == 3 for message in messages)
+    assert max(message.items for message in messages) >= 12, "0.3 ms per call: several belong into 4 ms"
+    assert len(messages) < 6000 / 3 / 3
+    assert rig.out("a") == numbers(6000)
+
+
+def test_a_long_batch_is_a_message_of_its_own() -> None:
+    rig = go([stage("a", batch_size=3, workers=2)], {"a": Behaviour(0.1)}, 300, options=STEADY)
+    assert {message.items for message in rig.messages("a")} == {3}
+
+
+def test_a_message_has_at_most_1024_items() -> None:
+    rig = go([stage("a", batch_size=5, workers=1)], {"a": Behaviour(1e-7)}, 40_000, world={"tracked": False})
+    largest = max(message.items for message in rig.messages("a"))
+    assert largest == 1020, "the most whole batches of 5"
+    assert rig.data.delivered["a"] == 40_000
+
+
+def test_a_batch_larger_than_1024_goes_whole() -> None:
+    rig = go([stage("a", batch_size=3000, workers=1)], {"a": Behaviour(1e-7)}, 9000, world={"tracked": False})
+    assert {message.items for message in rig.messages("a")} == {3000}
+
+
+def test_what_waits_is_shared_among_the_free_workers() -> None:
+    """A message would hold everything that is there; four idle workers get a part each."""
+    hand = Hand.of([stage("a", batch_size=2, workers=4, rate=1e6)])
+    hand.begin()
+    hand.stream.board.lanes[0].message_items = 1000
+    sent = of_kind(hand.items(20), RunBatches)
+    assert [message.items for message in sent] == [6, 6, 4, 4]
+
+
+def test_output_is_cut_to_what_the_next_stage_takes_per_message() -> None:
+    rig = go(
+        [stage("a", workers=1), stage("b", batch_size=7, workers=1)],
+        {"a": Behaviour(0.05, item=lambda *_: Gives(20)), "b": Behaviour(0.1)},
+        60,
+        options=STEADY,
+    )
+    assert {message.cut for message in rig.messages("a")} == {7}
+    sizes = {segment.items for message in rig.messages("b") for segment, _, _ in message.parts}
+    assert max(sizes) <= 7
+    assert all(message.cut > 1 << 30 for message in rig.messages("b")), "a leaf's output is not cut"
+
+
+def test_of_several_next_stages_the_smallest_message_says_how_output_is_cut() -> None:
+    rig = go(
+        [stage("a"), stage("b", batch_size=7, after=["a"]), stage("c", batch_size=3, after=["a"])],
+        {name: Behaviour(0.1) for name in "abc"},
+        60,
+        options=STEADY,
+    )
+    assert {message.cut for message in rig.messages("a")} == {3}
+
+
+def test_an_empty_source_is_a_run_that_finishes_without_a_message() -> None:
+    rig = go([stage("a"), stage("b", batch_size=4)], {}, 0)
+    assert rig.state is RunState.FINISHED
+    assert not rig.all(RunBatches)
+    assert not rig.all(Deliver)

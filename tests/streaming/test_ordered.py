@@ -1,0 +1,131 @@
+"""Does ordered output come in order, whatever happens, and without holding everything?"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dovetail.control.commands import Deliver
+from dovetail.control.lifecycle import RunState
+from dovetail.engines.simulated.world import At, Behaviour, Gives, Kills, KillWorker, Lognormal, LoseNode, Slow
+from dovetail.streaming.options import Options
+from streaming.rigs import Rig, go, numbers, stage
+
+if TYPE_CHECKING:
+    from dovetail.engines.simulated.world import Key, Outcome
+    from dovetail.streaming.controller import Stream
+
+SHORT_EPOCHS = Options(ordered=True, epoch_batches=1, epoch_s=0.001)
+SOURCE = {"segment_items": 3}
+
+
+def in_order(rig: Rig) -> None:
+    firsts = [deliver.first for deliver in rig.all(Deliver)]
+    assert firsts == sorted(firsts)
+    reached = 0
+    for deliver in rig.all(Deliver):
+        assert deliver.first == reached, "and without a gap"
+        reached = deliver.last
+
+
+@given(sigma=st.sampled_from([0.0, 1.0, 2.0]), seed=st.integers(0, 999), batch=st.sampled_from([1, 4]))
+def test_epochs_are_delivered_in_order_whatever_the_spread(sigma: float, seed: int, batch: int) -> None:
+    rig = go(
+        [stage("a"), stage("b", batch_size=batch)],
+        {"a": Behaviour(0.1, spread=Lognormal(sigma)), "b": Behaviour(0.05, spread=Lognormal(sigma))},
+        120,
+        options=SHORT_EPOCHS,
+        source=SOURCE,
+        world={"seed": seed},
+    )
+    assert rig.out("b") == numbers(120)
+    assert len(rig.all(Deliver)) >= 5
+    in_order(rig)
+
+
+def test_without_the_option_they_come_as_they_are_finished() -> None:
+    rig = go(
+        [stage("a")],
+        {"a": Behaviour(0.1, spread=Lognormal(2.0))},
+        120,
+        options=Options(epoch_batches=1, epoch_s=0.001),
+        source=SOURCE,
+    )
+    firsts = [deliver.first for deliver in rig.all(Deliver)]
+    assert firsts != sorted(firsts)
+
+
+def first_takes_long(key: Key, attempt: int) -> Outcome:
+    return Slow(2000.0) if key == (0,) else Gives()
+
+
+class MostOpen:
+    def __init__(self) -> None:
+        self.epochs = self.items = 0
+
+    def __call__(self, stream: Stream) -> None:
+        board = stream.board
+        held = stream.progress.held.values()
+        self.epochs = max(self.epochs, len(board.epochs) + len(held))
+        self.items = max(self.items, sum(epoch.last - epoch.first for epoch in held))
+
+
+@pytest.mark.parametrize("limit", [1, 6])
+def test_one_that_takes_long_does_not_make_the_run_hold_everything(limit: int) -> None:
+    most = MostOpen()
+    rig = go(
+        [stage("a", workers=4)],
+        {"a": Behaviour(0.05, item=first_takes_long)},
+        2000,
+        options=Options(
+            ordered=True, open_epochs=limit, epoch_batches=1, epoch_s=0.001, replan=False, follow_plan=True
+        ),
+        source=SOURCE,
+        after_step=most,
+    )
+    assert rig.state is RunState.FINISHED
+    in_order(rig)
+    assert most.epochs <= limit + 8, "what one pull brings may be opened at once"
+    assert most.items < 100
+
+
+def test_it_is_bounded_in_later_waves_too() -> None:
+    most = MostOpen()
+    rig = go(
+        [stage("before"), stage("a", workers=4)],
+        {"before": Behaviour(0.001), "a": Behaviour(0.05, item=first_takes_long)},
+        1000,
+        mode="sequential",
+        options=Options(ordered=True, open_epochs=6, epoch_batches=1, epoch_s=0.001),
+        source=SOURCE,
+        after_step=most,
+    )
+    assert rig.stream.waves == 2
+    assert rig.out("a") == numbers(1000)
+    assert most.epochs <= 6 + 8
+
+
+@given(seed=st.integers(0, 9999))
+def test_deaths_and_lost_nodes_do_not_disturb_the_order(seed: int) -> None:
+    def item(key: Key, attempt: int) -> Outcome:
+        return Kills() if (key[0] * 7 + seed) % 31 == 0 and attempt == 1 else Gives()
+
+    rig = go(
+        [stage("a"), stage("b", batch_size=3)],
+        {
+            "a": Behaviour(0.2, spread=Lognormal(0.5), item=item, deaths_per_hour=60),
+            "b": Behaviour(0.2, deaths_per_hour=60, bytes_out=10),
+        },
+        150,
+        cluster="3x(4cpu, 16GB)",
+        options=SHORT_EPOCHS,
+        source=SOURCE,
+        script=(At(2.0 + seed % 5, LoseNode("node-1")), At(3.0, KillWorker("b")), At(5.5, LoseNode("node-0"))),
+        world={"seed": seed},
+    )
+    assert rig.state is RunState.FINISHED, rig.error
+    assert rig.out("b") == numbers(150)
+    in_order(rig)

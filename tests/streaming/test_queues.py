@@ -1,0 +1,147 @@
+"""Does a queue always know what is in it, and whether a message can be made of it?"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from dovetail.control.segments import Segment, items_in
+from dovetail.streaming.epochs import Epoch, gaps_of
+from dovetail.streaming.queues import Queue
+
+if TYPE_CHECKING:
+    from dovetail.control.segments import Part
+
+EPOCHS = st.integers(0, 3)
+
+
+class QueueAgainstLists(RuleBasedStateMachine):
+    """A queue, and the same as plain lists of (segment, item)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queue = Queue(4)
+        self.model: dict[int, list[tuple[int, int]]] = {}
+        self.flushed: set[int] = set()
+        self.out: list[tuple[int, list[Part]]] = []
+        self.numbers = 0
+        self.now = 0.0
+
+    @rule(epoch=EPOCHS, items=st.integers(1, 9), each=st.sampled_from([0, 10]))
+    def add(self, epoch: int, items: int, each: int) -> None:
+        self.numbers += 1
+        self.now += 1
+        self.queue.add(epoch, Segment(self.numbers, items, items * each), self.now)
+        self.model.setdefault(epoch, []).extend((self.numbers, item) for item in range(items))
+
+    @rule(epoch=EPOCHS, share=st.floats(0.01, 1))
+    def take(self, epoch: int, share: float) -> None:
+        there = self.model.get(epoch)
+        if not there:
+            return
+        wanted = max(1, round(share * len(there)))
+        parts, size = self.queue.take(epoch, wanted)
+        got = [(segment.id, item) for segment, start, stop in parts for item in range(start, stop)]
+        assert got == there[:wanted]
+        assert size == sum((stop - start) * (segment.size_bytes // segment.items) for segment, start, stop in parts)
+        del there[:wanted]
+        self.out.append((epoch, parts))
+
+    @rule()
+    def put_back(self) -> None:
+        if self.out:
+            epoch, parts = self.out.pop()
+            self.queue.put_back(epoch, parts, self.now)
+            back = [(segment.id, item) for segment, start, stop in parts for item in range(start, stop)]
+            self.model[epoch] = back + self.model.get(epoch, [])
+
+    @rule(epoch=EPOCHS)
+    def flush(self, epoch: int) -> None:
+        self.queue.flush(epoch)
+        self.flushed.add(epoch)
+
+    @rule(epoch=EPOCHS)
+    def hurry(self, epoch: int) -> None:
+        if self.model.get(epoch):
+            self.queue.hurry(epoch)
+            assert epoch in self.queue.ready
+
+    @rule(epoch=EPOCHS)
+    def forget(self, epoch: int) -> None:
+        given_back = self.queue.forget(epoch)
+        assert items_in(given_back) == len(self.model.pop(epoch, []))
+        self.flushed.discard(epoch)
+        self.out = [(number, parts) for number, parts in self.out if number != epoch]
+
+    @rule()
+    def resize(self) -> None:
+        self.queue.resize(max(1, self.queue.batch_size // 2))
+
+    @invariant()
+    def counts_are_right(self) -> None:
+        there = [part for waiting in self.queue.by_epoch.values() for part in waiting.parts]
+        assert self.queue.items == sum(map(len, self.model.values())) == items_in(there)
+        each = {segment.id: segment.size_bytes // segment.items for segment, _, _ in there}
+        assert self.queue.bytes == sum(each[number] for items in self.model.values() for number, _ in items)
+        assert all(len(waiting.came) == len(waiting.parts) for waiting in self.queue.by_epoch.values())
+
+    @invariant()
+    def ready_iff_a_message_can_be_made(self) -> None:
+        for epoch, waiting in self.queue.by_epoch.items():
+            hurried = bool(waiting.came) and waiting.came[0] <= waiting.hurry
+            can = waiting.items >= self.queue.batch_size or bool(waiting.items and (waiting.flush or hurried))
+            assert (epoch in self.queue.ready) == can
+            assert waiting.flush == (epoch in self.flushed)
+        assert self.queue.ready.keys() <= self.queue.by_epoch.keys()
+
+
+QueueAgainstLists.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+TestQueueAgainstLists = QueueAgainstLists.TestCase
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=8), st.data())
+def test_bytes_that_do_not_divide_evenly_never_go_below_zero_and_end_at_zero(
+    sizes: list[int], data: st.DataObject
+) -> None:
+    queue = Queue(1)
+    for number, items in enumerate(sizes):
+        queue.add(0, Segment(number, items, 1001), 0.0)
+    while queue.items:
+        wanted = data.draw(st.integers(1, queue.items))
+        parts, _ = queue.take(0, wanted)
+        if data.draw(st.booleans()):
+            queue.put_back(0, parts, 0.0)
+            queue.take(0, wanted)
+        assert queue.bytes >= 0
+    assert queue.bytes == 0
+
+
+def test_a_late_part_is_let_go_and_what_came_after_it_waits_its_own_time() -> None:
+    queue = Queue(10)
+    queue.add(0, Segment(1, 3), 1.0)
+    queue.hurry(0)
+    assert queue.by_epoch[0].partial
+    queue.take(0, 3)
+    queue.add(0, Segment(2, 3), 2.0)
+    assert not queue.ready
+
+
+@given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 12)), max_size=12))
+def test_gaps_are_exactly_what_is_not_done_below_the_highest_end(pieces: list[tuple[int, int]]) -> None:
+    done = [(first, first + length) for first, length in pieces if length]
+    gaps, reached = gaps_of(done)
+    covered = {number for first, last in done for number in range(first, last)}
+    assert reached == max((last for _, last in done), default=0)
+    missing = [number for first, last in gaps for number in range(first, last)]
+    assert missing == [number for number in range(reached) if number not in covered]
+
+
+def test_an_epoch_lies_on_every_node_that_holds_a_result_of_it() -> None:
+    epoch = Epoch(1, 0, 2, 0.0)
+    epoch.outputs["leaf"] = [Segment(1, 1, node="n1")]
+    epoch.spooled["later"] = [Segment(2, 1, node="n2"), Segment(3, 1)]
+    assert [node for node in ("n1", "n2", "n3", "") if epoch.lies_on(node)] == ["n1", "n2", ""]
+    assert not epoch.finished

@@ -1,0 +1,131 @@
+"""What is tried next with items that failed? The table of architecture 4a, and that it always comes to an end."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dovetail.control.segments import Segment
+from dovetail.streaming.epochs import Epoch
+from dovetail.streaming.messages import Suspect
+from dovetail.streaming.retries import after_a_blind_death, after_failure, after_out_of_memory, all_again
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+EPOCH = Epoch(1, 0, 1, 0.0)
+
+
+def suspect(items: int, batch_size: int, charged: int = 0) -> Suspect:
+    half = items // 2
+    parts = (
+        [(Segment(1, items), 0, half), (Segment(2, items), half, items)] if half else [(Segment(2, items), 0, items)]
+    )
+    return Suspect(EPOCH, parts, items, batch_size, charged)
+
+
+def numbers_in(found: Suspect) -> list[int]:
+    return [number for _, start, stop in found.parts for number in range(start, stop)]
+
+
+def story(items: int, batch: int, retries: int) -> list[tuple[int, int] | None]:
+    """What a batch of items goes through when every call fails: (items, items per call), and None when given up."""
+    told: list[tuple[int, int] | None] = []
+    now = suspect(items, batch)
+    while True:
+        again = after_failure(now, retries)
+        if not again:
+            return [*told, None]
+        told.append((again[0].items, again[0].batch_size))
+        now = suspect(again[0].batch_size, again[0].batch_size, again[0].charged)
+
+
+@pytest.mark.parametrize(
+    ("retries", "told"),
+    [
+        (0, [None]),
+        (1, [(8, 1), None]),
+        (2, [(8, 1), None]),
+        (3, [(8, 8), (8, 1), None]),
+        (4, [(8, 8), (8, 8), (8, 1), None]),
+    ],
+)
+def test_first_that_batch_alone_then_its_items_one_by_one_then_given_up(
+    retries: int, told: list[tuple[int, int] | None]
+) -> None:
+    assert story(8, 8, retries) == told
+
+
+@pytest.mark.parametrize(("retries", "tries"), [(0, 1), (1, 1), (2, 2), (3, 3), (5, 5)])
+def test_a_single_item_is_tried_as_often_as_was_asked_for(retries: int, tries: int) -> None:
+    assert len(story(1, 1, retries)) == tries
+
+
+def test_a_death_without_a_crumb_halves_what_the_worker_had_at_a_batch() -> None:
+    halves = after_a_blind_death(suspect(20, 4), 3)
+    assert [(half.items, half.batch_size, half.charged) for half in halves] == [(8, 4, 1), (12, 4, 1)]
+    inside = after_a_blind_death(suspect(4, 4), 3)
+    assert [(half.items, half.batch_size) for half in inside] == [(2, 2), (2, 2)]
+
+
+def test_out_of_memory_halves_without_a_charge() -> None:
+    halves = after_out_of_memory(suspect(7, 7, charged=1), 3)
+    assert [(half.items, half.batch_size, half.charged, half.halves) for half in halves] == [
+        (4, 4, 1, True),
+        (3, 4, 1, True),
+    ]
+    several = after_out_of_memory(suspect(12, 3), 3)
+    assert [(half.items, half.batch_size, half.halves) for half in several] == [(6, 3, False), (6, 3, False)]
+
+
+def test_a_single_item_out_of_memory_is_charged() -> None:
+    again = after_out_of_memory(suspect(1, 1), 3)
+    assert [half.charged for half in again] == [1]
+    assert after_out_of_memory(suspect(1, 1), 0) == []
+
+
+@pytest.mark.parametrize(("retries", "tries"), [(0, 1), (1, 1), (2, 2), (3, 3)])
+def test_a_barrier_gets_everything_again(retries: int, tries: int) -> None:
+    now, count = suspect(9, 9), 1
+    while again := all_again(now, retries):
+        assert [half.items for half in again] == [9]
+        now, count = again[0], count + 1
+    assert count == tries
+
+
+@given(items=st.integers(1, 60), batch=st.integers(1, 20), retries=st.integers(0, 5), seed=st.integers(0, 10**9))
+def test_no_item_is_lost_or_doubled_and_it_ends_after_few_tries(
+    items: int, batch: int, retries: int, seed: int
+) -> None:
+    random = Random(seed)
+    rules: list[Callable[[Suspect, int], list[Suspect]]] = [after_failure, after_a_blind_death, after_out_of_memory]
+    waiting = [suspect(items, batch)]
+    gone: list[int] = []
+    tries = 0
+    while waiting:
+        now = waiting.pop(random.randrange(len(waiting)))
+        tries += 1
+        assert tries <= items * (2 * retries + 6) + 10, "it never ends"
+        assert numbers_in(now) == sorted(numbers_in(now))
+        assert len(numbers_in(now)) == now.items
+        again = random.choice(rules)(now, retries)
+        before = sorted(numbers_in(now))
+        if not again:
+            gone += before
+            continue
+        assert sorted(number for half in again for number in numbers_in(half)) == before
+        # whoever is tried as items one by one fails one by one
+        waiting += [
+            Suspect(EPOCH, [part], 1, 1, half.charged) if half.batch_size == 1 else half
+            for half in again
+            for part in (
+                [(segment, n, n + 1) for segment, start, stop in half.parts for n in range(start, stop)]
+                if half.batch_size == 1
+                else half.parts[:1]
+            )
+        ]
+    assert sorted(gone) == list(range(items))

@@ -1,0 +1,113 @@
+"""Does a running pipeline come near what its cluster can do, although nobody knew its speeds well?"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import dovetail as dt
+from dovetail.control.events import CancelRun
+from dovetail.control.loop import drive
+from dovetail.engines.simulated.engine import SimulatedEngine
+from dovetail.engines.simulated.source import SimulatedData
+from dovetail.engines.simulated.world import Lognormal, world_of
+from dovetail.streaming.controller import Stream
+from dovetail.streaming.options import Options
+from dovetail.streaming.work import works_of
+from streaming.worlds import same
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dovetail.control.commands import Command
+    from dovetail.control.events import Event
+
+PROBLEMS = [json.loads(line) for line in (Path(__file__).parent / "data" / "problems.jsonl").read_text().splitlines()]
+IN_SHORT = 6
+REPLANS = 5
+SETTLED_S = 30.0
+"""What the fifth replan starts must be set up and filled before a steady state can be measured."""
+MEASURED_S = 200.0
+
+
+@dataclass
+class Meter:
+    """Items that the last unit took in, from soon after the fifth replan on; then the run is cancelled."""
+
+    stream: Stream
+    engine: SimulatedEngine
+    from_s: float | None = None
+    began: tuple[float, int] | None = None
+    ended: tuple[float, int] | None = None
+
+    def saw(self, now: float, events: Sequence[Event], commands: Sequence[Command]) -> None:
+        taken = self.stream.board.all_lanes[-1].taken
+        if self.from_s is None and (self.stream.balance.replans >= REPLANS or now >= MEASURED_S):
+            self.from_s = now + SETTLED_S
+        if self.began is None and self.from_s is not None and now >= self.from_s:
+            self.began = (now, taken)
+        if self.began is not None and self.ended is None and now >= self.began[0] + MEASURED_S:
+            self.ended = (now, taken)
+            self.engine.post(CancelRun())
+
+    def close(self, now: float) -> None:
+        pass
+
+    @property
+    def rate(self) -> float:
+        assert self.began is not None
+        assert self.ended is not None
+        return (self.ended[1] - self.began[1]) / (self.ended[0] - self.began[0])
+
+
+def reached(problem: dict[str, Any], options: Options | None = None) -> float:
+    """The share of the bound after at most five replans, from rates that are wrong by a factor of about 1.6."""
+    random = Random(problem["name"])
+    cluster = dt.Cluster(
+        tuple(
+            dt.Node(f"node-{i}", round(node["cpus"] * 1000), gpus=(dt.Gpu(),) * node["gpus"])
+            for i, node in enumerate(problem["nodes"])
+        )
+    )
+    names = [stage["name"] for stage in problem["stages"]]
+    true = dict(zip(names, problem["rates"], strict=True))
+    pipeline = dt.Pipeline(
+        [
+            dt.Stage(
+                stage["name"],
+                same,
+                dt.Resources(cpus=stage["cpus"], gpus=stage["gpus"]),
+                rate=true[stage["name"]] * random.lognormvariate(0, 0.5),
+                fuse=False,
+            )
+            for stage in problem["stages"]
+        ]
+    )
+    plan = dt.plan(pipeline, cluster, "streaming")
+    world = world_of(pipeline, rates=true, every={"spread": Lognormal(0.5), "setup_s": 2.0})
+    engine = SimulatedEngine(world, cluster)
+    stream = Stream(works_of(pipeline, plan), plan, options)
+    meter = Meter(stream, engine)
+    dropped = drive(stream, engine, SimulatedData(engine, None), [meter])
+    assert not dropped, dropped
+    return meter.rate / float(problem["bound"])
+
+
+@pytest.mark.parametrize("problem", PROBLEMS[:IN_SHORT], ids=lambda problem: problem["name"])
+def test_five_replans_bring_a_pipeline_near_its_bound(problem: dict[str, Any]) -> None:
+    assert reached(problem) >= 0.93
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("problem", PROBLEMS[IN_SHORT:], ids=lambda problem: problem["name"])
+def test_five_replans_bring_every_pipeline_near_its_bound(problem: dict[str, Any]) -> None:
+    assert reached(problem) >= 0.93
+
+
+def test_without_replanning_wrong_rates_stay_wrong() -> None:
+    assert min(reached(problem, Options(replan=False)) for problem in PROBLEMS[:IN_SHORT]) < 0.8

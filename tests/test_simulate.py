@@ -1,0 +1,136 @@
+"""`dt.simulate`: the same plan and controller on a cluster that nobody has."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import dovetail as dt
+from dovetail.engines.simulated.world import At, LoseNode, world_of
+from dovetail.observe.history import History
+from dovetail.observe.replay import replay
+from dovetail.streaming.remake import stream_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+CLUSTER = "2x(16cpu, 64GB, 2xL40S:48GB)"
+
+
+def same(items: list[object]) -> list[object]:
+    return items
+
+
+def pipeline(**caption: Any) -> dt.Pipeline:
+    return dt.Pipeline(
+        [
+            dt.Stage("read", same, rate=20, fuse=False),
+            dt.Stage("caption", same, dt.Resources(gpus=0.25), batch_size=8, **({"rate": 4} | caption)),
+            dt.Stage("write", same, dt.Resources(cpus=0.5), rate=50, fuse=False),
+        ],
+        name="clips",
+    )
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOVETAIL_HOME", str(tmp_path / "home"))
+
+
+def test_a_simulation_reaches_about_what_the_plan_predicts_and_delivers_everything() -> None:
+    result = dt.simulate(pipeline(), CLUSTER, items=10_000)
+    assert (result.status, result.error, result.delivered) == ("finished", "", 10_000)
+    assert result.rate == pytest.approx(result.plan.rate, rel=0.07)
+    assert result.rate <= result.plan.bound * 1.05
+
+
+def test_what_it_prints_names_rate_bottleneck_use_workers_setup_and_prediction() -> None:
+    text = str(dt.simulate(pipeline(), CLUSTER, items=2000, setup_s=3.0))
+    for word in ("2000 of 2000 items", "steady", "predicted", "bottleneck", "GPUs", "started", "setup", "folder"):
+        assert word in text, word
+
+
+def test_the_same_seed_gives_the_same_run_and_another_seed_another() -> None:
+    def seconds(seed: int) -> float:
+        return dt.simulate(pipeline(), CLUSTER, items=2000, seed=seed).seconds
+
+    assert seconds(1) == seconds(1)
+    assert seconds(1) != seconds(2)
+
+
+def test_the_run_folder_can_be_read_by_every_tool(tmp_path: Path) -> None:
+    result = dt.simulate(pipeline(), CLUSTER, items=3000, run_dir=tmp_path / "run")
+    assert result.folder == tmp_path / "run"
+    history = History.load(result.folder)
+    assert history.virtual
+    assert set(history.units) == {"read", "caption", "write"}
+    assert dt.Plan.from_json((result.folder / "plan.json").read_text()).rate == result.plan.rate
+    commits = [json.loads(line) for line in (result.folder / "commit.log").read_text().splitlines()]
+    covered = sorted((line["first"], line["last"]) for line in commits)
+    assert [number for first, last in covered for number in (first, last)][:1] == [0]
+    assert sum(last - first for first, last in covered) == 3000
+
+
+def test_a_recorded_run_is_decided_the_same_when_it_is_replayed() -> None:
+    world = world_of(
+        pipeline(), every={"setup_s": 2.0, "deaths_per_hour": 60.0}, script=(At(20.0, LoseNode("node-1")),)
+    )
+    result = dt.simulate(pipeline(), CLUSTER, items=3000, world=world, record=True)
+    assert result.status == "finished"
+    compared = replay(result.folder / "replay.log", stream_of)
+    assert compared.same, compared.difference
+    assert compared.commands > 1000
+
+
+def test_a_replay_by_another_controller_is_told_apart() -> None:
+    result = dt.simulate(pipeline(), CLUSTER, items=2000, record=True)
+
+    def other(header: Any) -> Any:
+        header["options"]["queue_factor"] = 1.0
+        header["options"]["queue_least"] = 1
+        return stream_of(header)
+
+    assert not replay(result.folder / "replay.log", other).same
+
+
+def test_deaths_and_lost_nodes_lose_no_item() -> None:
+    result = dt.simulate(
+        pipeline(), "8x(16cpu, 64GB, 2xL40S:48GB)", items=20_000, deaths_per_hour=20, node_losses_per_hour=20, seed=3
+    )
+    assert result.status == "finished", result.error
+    assert result.delivered == 20_000
+    assert sum(unit.lost for unit in result.summary.units) > 10
+
+
+def test_a_stage_of_unknown_speed_is_found_out() -> None:
+    result = dt.simulate(pipeline(rate=None), CLUSTER, items=20_000)
+    assert result.delivered == 20_000
+    assert result.summary.replans > 1
+
+
+def test_a_pipeline_in_waves_is_simulated_wave_by_wave() -> None:
+    stages = [dt.Stage(f"s{i}", same, dt.Resources(gpus=1), rate=10, fuse=False) for i in range(3)]
+    result = dt.simulate(dt.Pipeline(stages), "1x(8cpu, 32GB, 2xL40S:48GB)", items=500)
+    assert (result.status, result.delivered) == ("finished", 500)
+    assert len(result.plan.waves) == 2
+
+
+@pytest.mark.parametrize("items", [0, 1])
+def test_next_to_nothing_is_simulated_too(items: int) -> None:
+    result = dt.simulate(pipeline(), CLUSTER, items=items)
+    assert (result.status, result.delivered) == ("finished", items)
+
+
+def test_every_bad_number_is_told_at_once() -> None:
+    with pytest.raises(dt.ConfigError) as caught:
+        dt.simulate(pipeline(), CLUSTER, items=-1, seed=1.5, spread=float("nan"), setup_s="soon")  # type: ignore[arg-type]
+    assert caught.value.codes == ("DT310",) * 4
+    assert all(problem.fixes for problem in caught.value.problems)
+
+
+def test_what_does_not_fit_is_told_before_anything_is_written(tmp_path: Path) -> None:
+    with pytest.raises(dt.InfeasibleError):
+        dt.simulate(pipeline(), "1x(2cpu, 8GB)", items=10)
+    assert not (tmp_path / "home").exists()
