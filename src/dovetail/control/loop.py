@@ -15,9 +15,17 @@ if TYPE_CHECKING:
 
 
 def drive(
-    controller: Controller, engine: Engine, data: Data | None = None, observers: Sequence[Observer] = ()
+    controller: Controller,
+    engine: Engine,
+    data: Data | None = None,
+    observers: Sequence[Observer] = (),
+    *,
+    beat_s: float | None = None,
 ) -> list[tuple[Observer, Exception]]:
-    """Runs until the controller is done. Returns the observers that failed, and how: they were dropped on the way."""
+    """Runs until the controller is done. Returns the observers that failed, and how: they were dropped on the way.
+
+    `beat_s`: observers are called at least so often, also when nothing happens; for heartbeats on a real clock.
+    """
     watching = list(observers)
     dropped: list[tuple[Observer, Exception]] = []
     events: list[Event] = []
@@ -35,7 +43,10 @@ def drive(
         if controller.done:
             break
         wake = controller.wake_at()
-        events = engine.poll(None if wake is None else max(0.0, wake - engine.now()))
+        wait = None if wake is None else max(0.0, wake - engine.now())
+        if beat_s is not None:
+            wait = beat_s if wait is None else min(wait, beat_s)
+        events = engine.poll(wait)
     for observer in watching:
         try:
             observer.close(engine.now())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dovetail.control.commands import Cancel
 from dovetail.control.events import (
     BatchesDone,
     BatchesReturned,
@@ -23,13 +22,15 @@ from dovetail.control.lifecycle import ENDED, RunState
 from dovetail.scheduling.snapshot import Start
 from dovetail.streaming.balance import Balance
 from dovetail.streaming.board import Board
-from dovetail.streaming.dispatch import sweep, tune
+from dovetail.streaming.dispatch import sweep
 from dovetail.streaming.feeding import Feeder
 from dovetail.streaming.fleet import Fleet
 from dovetail.streaming.lane import Lane
 from dovetail.streaming.losses import Losses
 from dovetail.streaming.options import Options
 from dovetail.streaming.progress import Progress
+from dovetail.streaming.restarts import Restarts
+from dovetail.streaming.results import Results
 from dovetail.streaming.sight import view_of, workers_of
 
 if TYPE_CHECKING:
@@ -39,13 +40,8 @@ if TYPE_CHECKING:
     from dovetail.control.events import Event
     from dovetail.control.segments import Segment
     from dovetail.scheduling.plan import Plan
-    from dovetail.streaming.epochs import Epoch
-    from dovetail.streaming.messages import Message
     from dovetail.streaming.view import View, WorkerView
     from dovetail.streaming.work import Work
-    from dovetail.streaming.workers import Worker
-
-TUNE_EVERY = 32
 
 
 class Stream:
@@ -61,21 +57,23 @@ class Stream:
         self.fleet = Fleet(self.board, plan.cluster, self.fail)
         self.losses = Losses(self.board, self.fail)
         self.balance = Balance(self.board, self.fleet, self.fail)
+        self.restarts = Restarts(self.board, self.fleet, self.progress, self.feeder)
+        self.results = Results(self.board, self.fleet, self.progress, self.losses, self.restarts)
         self.waves = max(work.wave for work in works) + 1
         self._verdict = RunState.FINISHED
         self._resume = list(resume)
         self._begun = False
         self._drained = False
         self._handlers: dict[type, Callable[..., None]] = {
-            BatchesDone: self._done,
-            BatchesReturned: self._returned,
+            BatchesDone: self.results.done,
+            BatchesReturned: self.results.returned,
             WorkerReady: self.fleet.ready,
             WorkerStopped: lambda event: self.fleet.stopped(event.worker),
-            WorkerLost: self._lost,
+            WorkerLost: self.results.lost,
             ItemsArrived: self._arrived,
             InputEnded: lambda event: self.feeder.ended(event.items),
             NodeJoined: self._joined,
-            NodeLeft: self._left,
+            NodeLeft: self.restarts.left,
             Drain: self._drain,
             CancelRun: lambda event: self._end(RunState.CANCELLED, f"cancelled: {event.reason}"),
             Repin: self._repin,
@@ -198,183 +196,11 @@ class Stream:
         self.board.note("decision", text, starts=len(starts), stops=0, rate_after=self.balance.predicted)
         self.fleet.start_all([*self.fleet.waiting, *starts])
 
-    # --- messages
-
-    def _done(self, event: BatchesDone) -> None:
-        worker = self.board.workers.get(event.worker)
-        message = worker.messages.get(event.message) if worker is not None else None
-        if worker is None or message is None:
-            return
-        board = self.board
-        lane = board.lane_of[worker.unit]
-        self._back_in_pool(lane, worker, message)
-        epoch = message.epoch
-        failures = event.failures
-        failed = sum(failure.stop - failure.start for failure in failures) if failures else 0
-        calls = -(-message.items // message.batch_size)
-        worker.batches += calls
-        worker.busy_s += event.seconds
-        lane.batches += calls
-        lane.busy_s += event.seconds
-        lane.crashes = 0
-        if not epoch.dead:
-            given = self.progress.route(lane, epoch, event.segments)
-            settled = message.items - failed
-            for failure in failures:
-                settled += self.losses.raised(lane, message, failure, event.peak_bytes)
-            if lane.grown:
-                self.fleet.wants_replan = True
-            lane.taken += settled
-            lane.given += given
-            epoch.pending[lane.index] -= settled
-            if message.items > failed and message.suspect is None:
-                lane.speeds.add(message.items - failed, event.seconds, given)
-            elif message.suspect is not None and not failures:
-                self._suspect_passed(lane, message)
-            if not epoch.pending[lane.index] and epoch.closed:
-                self.progress.settle(epoch, lane)
-        board.dirty[lane.index] = True
-        if lane.speeds.messages >= lane.tuned_at:
-            lane.tuned_at = max(2 * lane.tuned_at, 1) if lane.tuned_at < TUNE_EVERY else lane.tuned_at + TUNE_EVERY
-            tune(board, lane)
-        limit = lane.work.recycle_batches
-        if limit is not None and worker.batches >= limit:
-            self.fleet.recycle(worker)
-        self.fleet.gone_if_empty(worker)
-
-    def _back_in_pool(self, lane: Lane, worker: Worker, message: Message) -> None:
-        """One message less in hand."""
-        pool = lane.pool
-        in_pool = not worker.exclusive
-        if in_pool:
-            pool.remove(worker)
-        del worker.messages[message.id]
-        if worker.exclusive and not worker.messages:
-            worker.exclusive = False
-            if lane.reserved is worker:
-                lane.reserved = None
-        if not worker.exclusive and worker.state.value == "ready":
-            pool.add(worker)
-        lane.just_ended = True
-        lane.in_flight -= message.items
-        lane.in_flight_messages -= 1
-        self.board.fewer_coming(lane)
-        for parent in lane.parents:
-            if parent.blocked:
-                self.board.dirty[parent.index] = True
-
-    def _suspect_passed(self, lane: Lane, message: Message) -> None:
-        """A half that fitted where the whole did not is the new limit."""
-        suspect = message.suspect
-        if suspect is not None and suspect.memory_bytes:
-            lane.shape_before = None
-        if suspect is None or not suspect.halves or suspect.batch_size >= lane.batch_size:
-            return
-        old = lane.batch_size
-        lane.queue.resize(suspect.batch_size)
-        lane.message_items = suspect.batch_size
-        tune(self.board, lane)
-        text = f"{lane.name}: out of memory with {old} items per batch; from now on {suspect.batch_size}"
-        self.board.note("decision", text, unit=lane.name, batch_size=suspect.batch_size, was=old)
-
-    def _returned(self, event: BatchesReturned) -> None:
-        worker = self.board.workers.get(event.worker)
-        message = worker.messages.get(event.message) if worker is not None else None
-        if worker is None or message is None:
-            return
-        lane = self.board.lane_of[worker.unit]
-        self._back_in_pool(lane, worker, message)
-        if not message.epoch.dead:
-            if message.input_lost or not self._all_there(message):
-                self._begin_again(message.epoch)
-            elif message.suspect is not None:
-                lane.suspects.append(message.suspect)
-            else:
-                lane.queue.put_back(message.epoch.id, message.parts, self.board.now)
-        self.board.dirty[lane.index] = True
-        self.fleet.gone_if_empty(worker)
-
-    def _all_there(self, message: Message) -> bool:
-        knows = self.fleet.ledger.knows
-        return all(not segment.node or knows(segment.node) for segment, _, _ in message.parts)
-
     # --- workers and nodes
-
-    def _lost(self, event: WorkerLost) -> None:
-        worker = self.board.workers.get(event.worker)
-        if worker is None:
-            return
-        lane = self.board.lane_of[worker.unit]
-        lane.pool.remove(worker)
-        lane.peak_bytes = max(lane.peak_bytes, event.peak_bytes)
-        open_epochs = [message.epoch for message in worker.messages.values()]
-        torn = [message.epoch for message in worker.messages.values() if message.input_lost]
-        blamed = self.losses.died(lane, worker, event)
-        for epoch in dict.fromkeys(open_epochs):
-            if not epoch.dead and not epoch.pending[lane.index]:
-                self.progress.settle(epoch, lane)
-        self.fleet.lost(worker, event, blamed=blamed)
-        for epoch in dict.fromkeys(torn):
-            if epoch.id in self.board.epochs and not self.board.ending:
-                self._begin_again(epoch)
 
     def _joined(self, event: NodeJoined) -> None:
         self.board.note("node", f"node {event.node.name} joined", node=event.node.name)
         self.fleet.joined(event.node)
-
-    def _left(self, event: NodeLeft) -> None:
-        """Its workers were reported before; what lay there is lost, and the epochs it belonged to begin anew."""
-        board = self.board
-        why = f" ({event.reason})" if event.reason else ""
-        board.note("node", f"node {event.node} is gone{why}", node=event.node)
-        self.fleet.left(event.node)
-        if board.ending:
-            return
-        for worker in board.workers.values():
-            for message in worker.messages.values():
-                if any(segment.node == event.node for segment, _, _ in message.parts):
-                    message.input_lost = True
-        for epoch in list(board.epochs.values()) + list(self.progress.held.values()):
-            if self._touched(epoch, event.node):
-                self._begin_again(epoch)
-
-    def _touched(self, epoch: Epoch, node: str) -> bool:
-        if epoch.lies_on(node):
-            return True
-        for lane in self.board.lanes:
-            waiting = lane.queue.by_epoch.get(epoch.id)
-            if waiting is not None and any(segment.node == node for segment, _, _ in waiting.parts):
-                return True
-            for suspect in lane.suspects:
-                if suspect.epoch is epoch and any(segment.node == node for segment, _, _ in suspect.parts):
-                    return True
-        return False
-
-    def _begin_again(self, epoch: Epoch) -> None:
-        """Drops everything of an epoch and takes its input once more."""
-        board = self.board
-        epoch.dead = True
-        board.epochs.pop(epoch.id, None)
-        self.progress.held.pop(epoch.first, None)
-        board.aside -= len(epoch.aside)
-        for lane in board.lanes:
-            lane.queue.forget(epoch.id)
-            kept = [suspect for suspect in lane.suspects if suspect.epoch is not epoch]
-            lane.suspects.clear()
-            lane.suspects.extend(kept)
-            board.dirty[lane.index] = True
-            if lane.finished:
-                lane.finished = False
-            lane.no_more_input = False
-        for worker in board.workers.values():
-            for message in worker.messages.values():
-                if message.epoch is epoch and not message.cancelled:
-                    message.cancelled = True
-                    board.out.append(Cancel(message.id, worker.id))
-        items = epoch.last - epoch.first
-        board.note("epoch", f"{items} source items begin again: some of their results were lost", first=epoch.first)
-        self.fleet.wants_replan = True
-        self.feeder.begin_again(epoch)
 
     def _lane_finished(self, lane: Lane) -> None:
         """Nothing will come to it any more: everything it has is given back."""
@@ -395,9 +221,8 @@ class Stream:
         if lane is not None:
             pinned = event.workers
             # a unit without workers would hold up everything before and after it
-            lane.low, lane.high = (
-                (lane.work.low, lane.work.high) if pinned is None else (max(1, pinned), max(1, pinned))
-            )
+            least = None if pinned is None else max(1, pinned)
+            lane.low, lane.high = (lane.work.low, lane.work.high) if least is None else (least, least)
             self.fleet.wants_replan = True
 
     def _drain(self, event: Drain) -> None:

@@ -46,3 +46,6 @@ class Options:
     setup_failures: float = 0.3
     """The share of starts that may fail once three did."""
     rules: Rules = field(default_factory=Rules)
+
+    def __post_init__(self) -> None:
+        assert not (self.ordered and self.eager), "what is delivered at once cannot be in order"

@@ -1,0 +1,148 @@
+"""What becomes of a message that came back, with results, without, or not at all?"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dovetail.control.lifecycle import WorkerState
+from dovetail.streaming.dispatch import tune
+
+if TYPE_CHECKING:
+    from dovetail.control.events import BatchesDone, BatchesReturned, WorkerLost
+    from dovetail.streaming.board import Board
+    from dovetail.streaming.fleet import Fleet
+    from dovetail.streaming.lane import Lane
+    from dovetail.streaming.losses import Losses
+    from dovetail.streaming.messages import Message
+    from dovetail.streaming.progress import Progress
+    from dovetail.streaming.restarts import Restarts
+    from dovetail.streaming.workers import Worker
+
+TUNE_EVERY = 32
+
+
+class Results:
+    """Takes messages off workers' hands, and passes on what they brought."""
+
+    def __init__(self, board: Board, fleet: Fleet, progress: Progress, losses: Losses, restarts: Restarts) -> None:
+        self.board = board
+        self.fleet = fleet
+        self.progress = progress
+        self.losses = losses
+        self.restarts = restarts
+
+    def done(self, event: BatchesDone) -> None:
+        worker = self.board.workers.get(event.worker)
+        message = worker.messages.get(event.message) if worker is not None else None
+        if worker is None or message is None:
+            return
+        board = self.board
+        lane = board.lane_of[worker.unit]
+        self._back_in_pool(lane, worker, message)
+        epoch = message.epoch
+        failures = event.failures
+        failed = sum(failure.stop - failure.start for failure in failures) if failures else 0
+        calls = -(-message.items // message.batch_size)
+        worker.batches += calls
+        worker.busy_s += event.seconds
+        lane.batches += calls
+        lane.busy_s += event.seconds
+        lane.crashes = 0
+        if not epoch.dead:
+            given = self.progress.route(lane, epoch, event.segments)
+            settled = message.items - failed
+            for failure in failures:
+                settled += self.losses.raised(lane, message, failure, event.peak_bytes)
+            if lane.grown:
+                self.fleet.wants_replan = True
+            lane.taken += settled
+            lane.given += given
+            epoch.pending[lane.index] -= settled
+            if message.items > failed and message.suspect is None:
+                lane.speeds.add(message.items - failed, event.seconds, given)
+            elif message.suspect is not None and not failures:
+                self._suspect_passed(lane, message)
+            if not epoch.pending[lane.index] and epoch.closed:
+                self.progress.settle(epoch, lane)
+        board.dirty[lane.index] = True
+        if lane.speeds.messages >= lane.tuned_at:
+            lane.tuned_at = max(2 * lane.tuned_at, 1) if lane.tuned_at < TUNE_EVERY else lane.tuned_at + TUNE_EVERY
+            tune(board, lane)
+        limit = lane.work.recycle_batches
+        if limit is not None and worker.batches >= limit:
+            self.fleet.recycle(worker)
+        self.fleet.gone_if_empty(worker)
+
+    def _back_in_pool(self, lane: Lane, worker: Worker, message: Message) -> None:
+        """One message less in hand."""
+        pool = lane.pool
+        in_pool = not worker.exclusive
+        if in_pool:
+            pool.remove(worker)
+        del worker.messages[message.id]
+        if worker.exclusive and not worker.messages:
+            worker.exclusive = False
+            if lane.reserved is worker:
+                lane.reserved = None
+        if not worker.exclusive and worker.state is WorkerState.READY:
+            pool.add(worker)
+        lane.just_ended = True
+        lane.in_flight -= message.items
+        lane.in_flight_messages -= 1
+        self.board.fewer_coming(lane)
+        for parent in lane.parents:
+            if parent.blocked:
+                self.board.dirty[parent.index] = True
+
+    def _suspect_passed(self, lane: Lane, message: Message) -> None:
+        """A half that fitted where the whole did not is the new limit."""
+        suspect = message.suspect
+        if suspect is not None and suspect.memory_bytes:
+            lane.shape_before = None
+        if suspect is None or not suspect.halves or suspect.batch_size >= lane.batch_size:
+            return
+        old = lane.batch_size
+        lane.queue.resize(suspect.batch_size)
+        lane.message_items = suspect.batch_size
+        tune(self.board, lane)
+        text = f"{lane.name}: out of memory with {old} items per batch; from now on {suspect.batch_size}"
+        self.board.note("decision", text, unit=lane.name, batch_size=suspect.batch_size, was=old)
+
+    def returned(self, event: BatchesReturned) -> None:
+        worker = self.board.workers.get(event.worker)
+        message = worker.messages.get(event.message) if worker is not None else None
+        if worker is None or message is None:
+            return
+        lane = self.board.lane_of[worker.unit]
+        self._back_in_pool(lane, worker, message)
+        if not message.epoch.dead:
+            if message.input_lost or not self._all_there(message):
+                self.restarts.begin_again(message.epoch)
+            elif message.suspect is not None:
+                lane.suspects.append(message.suspect)
+            else:
+                lane.queue.put_back(message.epoch.id, message.parts, self.board.now)
+        self.board.dirty[lane.index] = True
+        self.fleet.gone_if_empty(worker)
+
+    def _all_there(self, message: Message) -> bool:
+        knows = self.fleet.ledger.knows
+        return all(not segment.node or knows(segment.node) for segment, _, _ in message.parts)
+
+    def lost(self, event: WorkerLost) -> None:
+        worker = self.board.workers.get(event.worker)
+        if worker is None:
+            return
+        lane = self.board.lane_of[worker.unit]
+        lane.pool.remove(worker)
+        lane.peak_bytes = max(lane.peak_bytes, event.peak_bytes)
+        open_epochs = [message.epoch for message in worker.messages.values()]
+        torn = [message.epoch for message in worker.messages.values() if message.input_lost]
+        blamed = self.losses.died(lane, worker, event)
+        for epoch in dict.fromkeys(open_epochs):
+            if not epoch.dead and not epoch.pending[lane.index]:
+                self.progress.settle(epoch, lane)
+        self.fleet.lost(worker, event, blamed=blamed)
+        for epoch in dict.fromkeys(torn):
+            if epoch.id in self.board.epochs and not self.board.ending:
+                self.restarts.begin_again(epoch)
