@@ -1,0 +1,46 @@
+"""Which moves are legal: does every life end, and does nobody come back?"""
+
+from __future__ import annotations
+
+import pytest
+
+from dovetail.control.lifecycle import (
+    ENDED,
+    GONE,
+    LEGAL_RUN_MOVES,
+    LEGAL_WORKER_MOVES,
+    RunState,
+    WorkerState,
+    checked_run_move,
+    checked_worker_move,
+)
+
+
+def test_nobody_comes_back_from_an_end() -> None:
+    assert not [move for move in LEGAL_WORKER_MOVES if move[0] in GONE]
+    assert not [move for move in LEGAL_RUN_MOVES if move[0] in ENDED]
+
+
+def test_every_state_leads_to_an_end() -> None:
+    for states, moves, ends in ((WorkerState, LEGAL_WORKER_MOVES, GONE), (RunState, LEGAL_RUN_MOVES, ENDED)):
+        reached = set(ends)
+        for _ in states:
+            reached |= {old for old, new in moves if new in reached}
+        assert reached == set(states)
+
+
+@pytest.mark.parametrize("state", [state for state in WorkerState if state not in GONE])
+def test_whoever_lives_can_be_lost(state: WorkerState) -> None:
+    assert checked_worker_move(state, WorkerState.LOST, 1) is WorkerState.LOST
+
+
+def test_an_illegal_move_says_who_and_what() -> None:
+    with pytest.raises(AssertionError, match="worker 7: lost -> ready"):
+        checked_worker_move(WorkerState.LOST, WorkerState.READY, 7)
+    with pytest.raises(AssertionError, match="run: finished -> running"):
+        checked_run_move(RunState.FINISHED, RunState.RUNNING)
+
+
+def test_a_drain_can_be_taken_back_and_a_stop_cannot() -> None:
+    assert (WorkerState.DRAINING, WorkerState.READY) in LEGAL_WORKER_MOVES
+    assert (WorkerState.STOPPING, WorkerState.READY) not in LEGAL_WORKER_MOVES

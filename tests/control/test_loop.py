@@ -1,0 +1,158 @@
+"""The one loop: who is asked, in which order, and who cannot disturb it?"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from dovetail.control.commands import Command, Deliver, Note, Pull, StopWorker
+from dovetail.control.events import Drain, InputEnded
+from dovetail.control.loop import drive
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from concurrent.futures import Future
+
+    from dovetail.control.commands import DataCommand, EngineCommand
+    from dovetail.control.events import Event
+
+
+class Scripted:
+    """A controller that says what it was told to, step by step."""
+
+    def __init__(self, *steps: list[Command], wake: float | None = None) -> None:
+        self.steps = list(steps)
+        self.heard: list[tuple[float, list[Event]]] = []
+        self.wake = wake
+
+    @property
+    def done(self) -> bool:
+        return not self.steps
+
+    def step(self, now: float, events: Sequence[Event]) -> list[Command]:
+        self.heard.append((now, list(events)))
+        return self.steps.pop(0)
+
+    def wake_at(self) -> float | None:
+        return self.wake
+
+
+class Clockwork:
+    """An engine whose time moves when it is polled."""
+
+    def __init__(self, *events: list[Event]) -> None:
+        self.time = 10.0
+        self.events = list(events)
+        self.asked: list[EngineCommand] = []
+        self.waited: list[float | None] = []
+
+    def submit(self, commands: Sequence[EngineCommand]) -> None:
+        self.asked += commands
+
+    def poll(self, timeout_s: float | None) -> list[Event]:
+        self.waited.append(timeout_s)
+        self.time += 1.0
+        return self.events.pop(0) if self.events else []
+
+    def post(self, event: Event) -> None:
+        self.events.append([event])
+
+    def call(self, worker: int, hosted: str, method: str, /, *args: Any, **named: Any) -> Future[Any]:
+        raise NotImplementedError
+
+    def now(self) -> float:
+        return self.time
+
+    def close(self) -> None:
+        pass
+
+
+class Sink:
+    def __init__(self) -> None:
+        self.asked: list[DataCommand] = []
+
+    def submit(self, commands: Sequence[DataCommand]) -> None:
+        self.asked += commands
+
+
+class Watching:
+    def __init__(self, fails_at: int | None = None, fails_to_close: bool = False) -> None:
+        self.saws: list[tuple[float, list[Event], list[Command]]] = []
+        self.closed: list[float] = []
+        self.fails_at, self.fails_to_close = fails_at, fails_to_close
+
+    def saw(self, now: float, events: Sequence[Event], commands: Sequence[Command]) -> None:
+        if len(self.saws) == self.fails_at:
+            raise OSError("disk full")
+        self.saws.append((now, list(events), list(commands)))
+
+    def close(self, now: float) -> None:
+        self.closed.append(now)
+        if self.fails_to_close:
+            raise OSError("disk full")
+
+
+def test_every_command_goes_to_whom_it_is_for_and_notes_to_nobody() -> None:
+    stop, pull, deliver = StopWorker(1), Pull(0, 5), Deliver(0, 1, 0, 5, {})
+    engine, data = Clockwork(), Sink()
+    assert drive(Scripted([Note("run", "hello"), stop, pull], [deliver]), engine, data) == []
+    assert engine.asked == [stop]
+    assert data.asked == [pull, deliver]
+
+
+def test_what_the_engine_reports_is_the_next_steps_input() -> None:
+    controller = Scripted([], [], [])
+    drive(controller, Clockwork([InputEnded(3)], [Drain()]))
+    assert controller.heard == [(10.0, []), (11.0, [InputEnded(3)]), (12.0, [Drain()])]
+
+
+def test_it_waits_until_the_controller_wants_a_step_and_without_end_if_it_wants_none() -> None:
+    engine = Clockwork()
+    drive(Scripted([], [], wake=13.5), engine)
+    assert engine.waited == [3.5]
+    engine = Clockwork()
+    drive(Scripted([], []), engine)
+    assert engine.waited == [None]
+
+
+def test_a_wish_that_is_past_waits_for_nothing() -> None:
+    engine = Clockwork()
+    drive(Scripted([], [], wake=2.0), engine)
+    assert engine.waited == [0.0]
+
+
+@pytest.mark.parametrize(("wake", "waited"), [(None, 2.0), (10.5, 0.5), (100.0, 2.0)])
+def test_a_beat_bounds_every_wait(wake: float | None, waited: float) -> None:
+    engine = Clockwork()
+    drive(Scripted([], [], wake=wake), engine, beat_s=2.0)
+    assert engine.waited == [waited]
+
+
+def test_an_observer_that_fails_is_dropped_and_the_run_and_the_others_go_on() -> None:
+    bad, good = Watching(fails_at=1), Watching()
+    controller = Scripted([], [], [])
+    dropped = drive(controller, Clockwork(), observers=[bad, good])
+    assert [observer for observer, _ in dropped] == [bad]
+    assert isinstance(dropped[0][1], OSError)
+    assert (len(bad.saws), bad.closed) == (1, [])
+    assert (len(good.saws), len(good.closed)) == (3, 1)
+
+
+def test_an_observer_that_fails_to_close_is_told_and_harms_nobody() -> None:
+    bad, good = Watching(fails_to_close=True), Watching()
+    dropped = drive(Scripted([]), Clockwork(), observers=[bad, good])
+    assert [observer for observer, _ in dropped] == [bad]
+    assert good.closed == [10.0]
+
+
+def test_observers_see_the_last_step_too() -> None:
+    watching = Watching()
+    last = Note("run", "finished")
+    drive(Scripted([], [last]), Clockwork([Drain()]), observers=[watching])
+    assert watching.saws[-1] == (11.0, [Drain()], [last])
+
+
+def test_data_that_nobody_takes_is_our_own_mistake() -> None:
+    with pytest.raises(AssertionError, match="nobody to take it"):
+        drive(Scripted([Pull(0, 1)], []), Clockwork())
