@@ -18,17 +18,19 @@ from peers.environment import run_in
 PEER = ["cosmos-xenna==0.3.0", "tqdm"]
 
 
+REFERENCE = {
+    "download": dt.Resources(cpus=4),
+    "quarter": dt.Resources(cpus=1, gpus=0.25),
+    "half": dt.Resources(cpus=2, gpus=0.5),
+    "whole": dt.Resources(cpus=4, gpus=1),
+    "double": dt.Resources(cpus=4, gpus=2),
+    "write": dt.Resources(cpus=2),
+}
+
+
 def reference() -> dt.Pipeline:
     """Six stages of equal speed; none can be fused with its neighbour."""
-    asked = {
-        "download": dt.Resources(cpus=4),
-        "quarter": dt.Resources(cpus=1, gpus=0.25),
-        "half": dt.Resources(cpus=2, gpus=0.5),
-        "whole": dt.Resources(cpus=4, gpus=1),
-        "double": dt.Resources(cpus=4, gpus=2),
-        "write": dt.Resources(cpus=2),
-    }
-    return dt.Pipeline([dt.Stage(name, _same, resources, rate=1.0) for name, resources in asked.items()])
+    return dt.Pipeline([dt.Stage(name, _same, resources, rate=1.0) for name, resources in REFERENCE.items()])
 
 
 def _same(items: list[object]) -> list[object]:

@@ -21,16 +21,9 @@ from dovetail.scheduling.replan import replan
 from dovetail.scheduling.snapshot import Replan, Seated, Snapshot, UnitNow
 from peers.environment import run_in
 from plan_quality import cluster_of
+from plan_scale import REFERENCE
 
 PEER = ["cosmos-xenna==0.3.0", "tqdm"]
-REFERENCE = {
-    "download": dt.Resources(cpus=4),
-    "quarter": dt.Resources(cpus=1, gpus=0.25),
-    "half": dt.Resources(cpus=2, gpus=0.5),
-    "whole": dt.Resources(cpus=4, gpus=1),
-    "double": dt.Resources(cpus=4, gpus=2),
-    "write": dt.Resources(cpus=2),
-}
 
 
 def applied(snapshot: Snapshot, result: Replan) -> tuple[Seated, ...]:

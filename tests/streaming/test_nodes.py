@@ -62,6 +62,22 @@ def test_epochs_whose_results_were_lost_begin_again_and_the_run_says_so() -> Non
     assert rig.out("b") == numbers(400)
 
 
+def test_what_is_in_use_follows_the_nodes_that_are_there() -> None:
+    seen: dict[tuple[int, int], float] = {}
+
+    def look(stream: Stream) -> None:
+        used, total = stream.view(stream.board.now).use["CPUs"]
+        held = sum(seat.cpu_milli for worker in stream.board.workers.values() for seat in worker.seats)
+        there = {node.name for node in stream.fleet.cluster.nodes}
+        lost = [seat for worker in stream.board.workers.values() for seat in worker.seats if seat.node not in there]
+        assert used == held - sum(seat.cpu_milli for seat in lost)
+        seen.setdefault((total, len(there)), stream.board.now)
+
+    script = (At(5.0, LoseNode(NAMES[2])), At(12.0, JoinNode(dt.Node("new", 8000, 16 << 30))))
+    go([stage("a")], {"a": Behaviour(1.0)}, 200, cluster=FOUR, script=script, after_step=look)
+    assert list(seen) == [(16_000, 4), (12_000, 3), (20_000, 4)]
+
+
 def test_the_loss_of_the_last_node_fails_the_run_with_its_name() -> None:
     rig = go(
         [stage("a")],

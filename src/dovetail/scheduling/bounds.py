@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING, NamedTuple
 
 from dovetail.resources.fit import Fit
+from dovetail.resources.totals import RESOURCES, totals_of
 from dovetail.scheduling.demand import Demand, needed
 
 if TYPE_CHECKING:
@@ -107,18 +108,9 @@ class _Tests:
 
 def _totals(demands: Sequence[Demand], groups: Groups) -> dict[str, tuple[int, list[int]]]:
     """Resource -> (what there is, what one worker of each unit needs at least)."""
-    have = {"CPUs": 0, "memory": 0, "GPUs": 0, "GPU memory": 0, "NVDECs": 0, "NVENCs": 0}
-    custom = sorted({name for demand in demands for name, _ in demand.shape.custom})
-    have |= {f"custom {name}": 0 for name in custom}
-    for free, positions in groups.items():
-        nodes = len(positions)
-        have["CPUs"] += nodes * free.cpu_milli
-        have["memory"] += nodes * free.memory_bytes
-        for column, name in enumerate(("GPUs", "GPU memory", "NVDECs", "NVENCs")):
-            have[name] += nodes * sum(card[column] for card in free.cards.free)
-        for name, amount in free.custom:
-            if name in custom:
-                have[f"custom {name}"] += nodes * amount
+    have = totals_of({free: len(positions) for free, positions in groups.items()})
+    asked = {name for demand in demands for name, _ in demand.shape.custom}
+    have = {name: have[name] for name in RESOURCES} | {f"custom {name}": have.get(name, 0) for name in sorted(asked)}
     return {
         name: (amount, [_least_need(demand.shape, name, groups) for demand in demands]) for name, amount in have.items()
     }

@@ -14,6 +14,7 @@ from dovetail.resources.fit import Fit
 from dovetail.resources.ledger import Ledger
 from dovetail.resources.shape import ShapeKind
 from dovetail.resources.sizes import about_size, milli
+from dovetail.resources.totals import totals_of
 from dovetail.scheduling.changes import changes_that_fit, fits, node_that_fits
 from dovetail.scheduling.fragmentation import Workload
 from dovetail.scheduling.placement import Placer
@@ -176,7 +177,7 @@ def _gang_too_large(wish: Wish, ledger: Ledger) -> Problem:
 
 def _sums_short(wishes: Sequence[Wish], ledger: Ledger) -> Problem | None:
     """More is asked for in total than there is."""
-    asked, free = _totals(wishes), _free_totals(ledger)
+    asked, free = _totals(wishes), totals_of(Counter(ledger.free))
     short = [name for name, amount in asked.items() if amount > free.get(name, 0)]
     if not short or len(wishes) < 2:
         return None
@@ -200,17 +201,6 @@ def _totals(wishes: Sequence[Wish]) -> dict[str, int]:
         for name, amount in shape.custom:
             totals[name] += processes * amount
     return {name: amount for name, amount in totals.items() if amount}
-
-
-def _free_totals(ledger: Ledger) -> dict[str, int]:
-    totals: Counter[str] = Counter()
-    for free, nodes in Counter(ledger.free).items():
-        totals["GPUs"] += nodes * free.cards.idle_milli
-        totals["CPUs"] += nodes * free.cpu_milli
-        totals["memory"] += nodes * free.memory_bytes
-        for name, amount in free.custom:
-            totals[name] += nodes * amount
-    return dict(totals)
 
 
 def _do_not_fit_together(wishes: Sequence[Wish], ledger: Ledger) -> Problem | None:

@@ -9,6 +9,7 @@ from dovetail.errors import ConfigError, PipelineError, Problem, did_you_mean
 from dovetail.pipeline.units import multiplicity, rate_of_unit, units_of
 from dovetail.resources.cluster import Cluster
 from dovetail.resources.ledger import Ledger
+from dovetail.resources.totals import totals_of
 from dovetail.scheduling.bounds import limits_of
 from dovetail.scheduling.fragmentation import Fragmentation, Workload
 from dovetail.scheduling.modes import MODES, Chosen, choose
@@ -189,15 +190,7 @@ def _use(start: Groups, after: list[Groups], workload: Workload) -> tuple[dict[s
 
 
 def _sums_of(groups: Groups) -> dict[str, int]:
-    sums = dict.fromkeys(("CPUs", "memory", "GPUs", "GPU memory", "NVDECs", "NVENCs"), 0)
-    for free, nodes in groups.items():
-        sums["CPUs"] += len(nodes) * free.cpu_milli
-        sums["memory"] += len(nodes) * free.memory_bytes
-        for column, name in enumerate(("GPUs", "GPU memory", "NVDECs", "NVENCs")):
-            sums[name] += len(nodes) * sum(card[column] for card in free.cards.free)
-        for name, amount in free.custom:
-            sums[name] = sums.get(name, 0) + len(nodes) * amount
-    return sums
+    return totals_of({free: len(nodes) for free, nodes in groups.items()})
 
 
 def _warnings(use: Mapping[str, Use], idle: int, cluster: Cluster, units: Sequence[UnitPlan]) -> list[str]:

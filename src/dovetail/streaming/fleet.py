@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ from dovetail.control.events import Cause
 from dovetail.control.lifecycle import WorkerState
 from dovetail.resources.cluster import Cluster
 from dovetail.resources.ledger import Ledger
+from dovetail.resources.totals import ON_CARDS, totals_of
 from dovetail.scheduling.snapshot import Start
 from dovetail.streaming.backpressure import set_cap
 from dovetail.streaming.workers import Worker
@@ -30,20 +32,6 @@ CRASHES = 10
 two more per worker."""
 SHORT_LIFE_S = 10.0
 
-CARD_RESOURCES = ("GPUs", "GPU memory", "NVDECs", "NVENCs")
-
-
-def totals_of(cluster: Cluster) -> dict[str, int]:
-    """All there is of each resource, in its own integers."""
-    totals: dict[str, int] = {}
-    for node in cluster.nodes:
-        amounts = [("CPUs", node.usable_cpu_milli), ("memory", node.memory_bytes), *node.custom]
-        for gpu in node.gpus:
-            amounts += zip(CARD_RESOURCES, (1000, gpu.memory_bytes, gpu.nvdecs, gpu.nvencs), strict=True)
-        for name, amount in amounts:
-            totals[name] = totals.get(name, 0) + amount
-    return totals
-
 
 class Fleet:
     """Starts and stops workers; the only one who takes seats and gives them back."""
@@ -52,7 +40,7 @@ class Fleet:
         self.board = board
         self.cluster = cluster
         self.ledger = Ledger(cluster)
-        self._totals = totals_of(cluster)
+        self._totals = totals_of(Counter(self.ledger.free))
         self._taken: dict[str, int] = {}
         self.fail = fail
         self.waiting: list[Start] = []
@@ -276,8 +264,10 @@ class Fleet:
         there = {node.name for node in cluster.nodes}
         held = [seat for worker in self.board.workers.values() for seat in worker.seats if seat.node in there]
         self.cluster = cluster
-        self.ledger = Ledger(cluster, held)
-        self._totals = totals_of(cluster)
+        self.ledger = Ledger(cluster)
+        self._totals = totals_of(Counter(self.ledger.free))
+        for seat in held:
+            self.ledger.take(seat)
         self._taken.clear()
         self._count(tuple(held), 1)
         self.wants_replan = True
@@ -294,7 +284,7 @@ class Fleet:
         for seat in seats:
             amounts = {"CPUs": seat.cpu_milli, "memory": seat.memory_bytes, **dict(seat.custom)}
             for share in seat.cards:
-                for name, amount in zip(CARD_RESOURCES, share[1:], strict=True):
+                for name, amount in zip(ON_CARDS, share[1:], strict=True):
                     amounts[name] = amounts.get(name, 0) + amount
             for name, amount in amounts.items():
                 taken[name] = taken.get(name, 0) + sign * amount
