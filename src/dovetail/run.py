@@ -5,8 +5,8 @@ from __future__ import annotations
 import gc
 import math
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
 
 import dovetail
 from dovetail.control.loop import drive
@@ -44,6 +44,17 @@ DEFAULT_ITEMS = 100_000
 ITEMS_LIMIT = 10**12
 RARELY = 200_000
 """Objects that come and stay between two looks of the garbage collector, instead of 700."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chances:
+    """What is left to chance in a simulated run, and how much."""
+
+    seed: int
+    spread: float
+    setup_s: float
+    deaths_per_hour: float
+    node_losses_per_hour: float
 
 
 @dataclass(frozen=True)
@@ -107,35 +118,16 @@ def simulate(
     sigma `spread`. `items`: how many the source has; by default what the plan does in a minute. `world` describes
     everything instead. A run folder is written; `record=True` adds the controller's exact input.
     """
-    numbers = {
-        "items": items,
-        "seed": seed,
-        "spread": spread,
-        "setup_s": setup_s,
-        "deaths_per_hour": deaths_per_hour,
-        "node_losses_per_hour": node_losses_per_hour,
-    }
-    problems = [problem for name, value in numbers.items() for problem in _wrong(name, value)]
-    if problems:
-        raise ConfigError(problems)
+    chances = Chances(seed, spread, setup_s, deaths_per_hour, node_losses_per_hour)
+    _check(chances, items)
     made = plan or make_plan(pipeline, cluster, mode)
     count = items if items is not None else min(DEFAULT_ITEMS, max(1, round(DEFAULT_SECONDS * made.rate)))
-    if world is None:
-        world = _world(made, seed, spread, setup_s, deaths_per_hour, node_losses_per_hour, pipeline)
+    world = world or _world(pipeline, made, chances)
     engine = SimulatedEngine(world, made.cluster)
     works = works_of(pipeline, made)
     stream = Stream(works, made, options or Options(hop_s=world.hop_s))
     folder = create_run(made.name, run_dir)
-    about = About(
-        made.name,
-        what,
-        "sim",
-        made.cluster.spec(),
-        version=dovetail.__version__,
-        virtual=True,
-        more={"items": count, "seed": world.seed},
-    )
-    recorder = Recorder(folder, about, stream.view, stream.workers, plan=made.to_json())
+    recorder = Recorder(folder, _about(made, what, count, world), stream.view, stream.workers, plan=made.to_json())
     observers: list[Observer] = [recorder]
     if record:
         observers.append(ReplayRecorder(folder.replay_log, header_of(works, made, stream.board.options)))
@@ -144,6 +136,18 @@ def simulate(
     with _collecting_rarely():
         run_observed(stream, engine, SimulatedData(engine, count), recorder, observers)
     return Simulation(made, summary(History.load(folder.path)), folder.path)
+
+
+def _about(plan: Plan, what: str, items: int, world: World) -> About:
+    return About(
+        plan.name,
+        what,
+        "sim",
+        plan.cluster.spec(),
+        version=dovetail.__version__,
+        virtual=True,
+        more={"items": items, "seed": world.seed},
+    )
 
 
 @contextmanager
@@ -177,10 +181,17 @@ def run_observed(
         engine.close()
 
 
+def _check(chances: Chances, items: int | None) -> None:
+    numbers = {item.name: getattr(chances, item.name) for item in fields(chances)}
+    if items is not None:
+        numbers["items"] = items
+    problems = [problem for name, value in numbers.items() for problem in _wrong(name, value)]
+    if problems:
+        raise ConfigError(problems)
+
+
 def _wrong(name: str, value: object) -> list[Problem]:
     whole = name in ("items", "seed")
-    if value is None and name == "items":
-        return []
     kind = int if whole else (int, float)
     limit = ITEMS_LIMIT if whole else 1e9
     if isinstance(value, bool) or not isinstance(value, kind) or not math.isfinite(value) or not 0 <= value <= limit:
@@ -190,23 +201,16 @@ def _wrong(name: str, value: object) -> list[Problem]:
     return []
 
 
-def _world(
-    plan: Plan,
-    seed: int,
-    spread: float,
-    setup_s: float,
-    deaths_per_hour: float,
-    node_losses_per_hour: float,
-    pipeline: Pipeline,
-) -> World:
+def _world(pipeline: Pipeline, plan: Plan, chances: Chances) -> World:
     """Workers that are exactly as fast as the plan expects, on average."""
-    fields: dict[str, Any] = {
-        "spread": Lognormal(spread) if spread else Constant(),
-        "setup_s": setup_s,
-        "deaths_per_hour": deaths_per_hour,
-    }
     behaviours = {}
     for unit in plan.units:
         returns = math.prod(stage.returns for stage in map(pipeline.stage, unit.stages) if stage.returns is not None)
-        behaviours[unit.name] = Behaviour(seconds_per_item=1 / unit.rate, returns=returns, **fields)
-    return World(behaviours, seed=seed, node_losses_per_hour=node_losses_per_hour)
+        behaviours[unit.name] = Behaviour(
+            seconds_per_item=1 / unit.rate,
+            returns=returns,
+            spread=Lognormal(chances.spread) if chances.spread else Constant(),
+            setup_s=chances.setup_s,
+            deaths_per_hour=chances.deaths_per_hour,
+        )
+    return World(behaviours, seed=chances.seed, node_losses_per_hour=chances.node_losses_per_hour)

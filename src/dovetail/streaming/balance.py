@@ -114,7 +114,7 @@ class Balance:
             kept = frozenset(seated)
             units = tuple(unit if unit.name in kept else replace(unit, finished=True) for unit in snapshot.units)
             if not seated:
-                self.fail(f"no node can seat a worker of {units[0].name}: {'; '.join(result.reasons)}", "")
+                self._nobody_fits(snapshot, result)
                 return None
             result = replan(replace(snapshot, units=units), rules)
         for unit in snapshot.units:
@@ -126,6 +126,17 @@ class Balance:
                 self.board.stir(lane)
             lane.waits_for_seats = waits
         return result
+
+    def _nobody_fits(self, snapshot: Snapshot, result: Replan) -> None:
+        """Not even the first unit: later, if somebody sits there who cannot be moved now; else never."""
+        if all(worker.moveable for worker in snapshot.workers):
+            first = next(unit.name for unit in snapshot.units if not unit.finished)
+            self.fail(f"no node can seat a worker of {first}: {'; '.join(result.reasons)}", "")
+        else:
+            self.board.at(self.board.now + self.board.options.replan_every_s, self._soon)
+
+    def _soon(self) -> None:
+        self._due = True
 
     def _rules(self, snapshot: Snapshot) -> Rules:
         """What is won must be more than what the rates are uncertain by, or noise would move workers."""
