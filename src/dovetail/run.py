@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gc
 import math
-from contextlib import contextmanager
+import warnings
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
@@ -165,9 +166,10 @@ def _collecting_rarely() -> Iterator[None]:
 def run_observed(
     controller: Controller, engine: Engine, data: Data, recorder: Recorder, observers: list[Observer]
 ) -> None:
-    """Drives the run to its end, and closes everything on every way out."""
+    """Drives the run to its end, and closes everything on every way out. Observers that failed are told of."""
     try:
-        drive(controller, engine, data, observers)
+        for observer, error in drive(controller, engine, data, observers):
+            warnings.warn(f"{type(observer).__name__} was dropped: {error}", RuntimeWarning, stacklevel=3)
     except BaseException as error:
         interrupted = isinstance(error, KeyboardInterrupt)
         recorder.abort(
@@ -175,10 +177,17 @@ def run_observed(
         )
         raise
     finally:
-        now = engine.now()
-        for observer in observers:
+        try:
+            _close(observers, engine.now())
+        finally:
+            engine.close()
+
+
+def _close(observers: list[Observer], now: float) -> None:
+    """Also those that were dropped, for their files; whatever they say to that."""
+    for observer in observers:
+        with suppress(Exception):
             observer.close(now)
-        engine.close()
 
 
 def _check(chances: Chances, items: int | None) -> None:

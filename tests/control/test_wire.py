@@ -58,7 +58,9 @@ DATA = st.recursive(
     ),
     max_leaves=8,
 )
-FAILURE = st.builds(e.Failure, COUNT, COUNT, TEXT, TEXT, st.booleans(), st.lists(KEY, max_size=2).map(tuple))
+FAILURE = st.builds(
+    e.Failure, COUNT, COUNT, TEXT, TEXT, st.booleans(), st.booleans(), st.lists(KEY, max_size=2).map(tuple)
+)
 ASIDE = st.builds(c.SetAside, TEXT, PART, TEXT, TEXT, st.none() | KEY, COUNT)
 BY_UNIT = st.dictionaries(TEXT, st.lists(SEGMENT, max_size=3), max_size=2)
 STAGES = st.none() | st.lists(st.tuples(COUNT, COUNT, NUMBER), max_size=2)

@@ -136,7 +136,7 @@ def test_a_drain_that_is_posted_finishes_what_is_in_hand() -> None:
             pass
 
     run.finish(Drains())
-    assert run.state is RunState.FINISHED
+    assert run.state is RunState.DRAINED
     count = len(run.data.outputs["double"])
     assert 100 < count < 10**6
     covered = sorted((deliver.first, deliver.last) for deliver in run.data.log)

@@ -69,7 +69,7 @@ def test_a_second_drain_and_a_late_cancel_change_nothing() -> None:
         500,
         script=(At(12.0, Post(Drain("first"))), At(12.5, Post(Drain("second")))),
     )
-    assert rig.state is RunState.FINISHED
+    assert rig.state is RunState.DRAINED
     assert len(rig.notes("draining")) == 1
 
 
@@ -78,7 +78,7 @@ def test_a_drain_in_any_wave_ends_with_what_is_in_hand(mode: str) -> None:
     stages = [stage("a"), stage("b", batch_size=3)]
     behaviours = {"a": Behaviour(0.2), "b": Behaviour(1.0)}
     rig = go(stages, behaviours, 200, mode=mode, script=(At(16.0, Post(Drain())),))
-    assert rig.state is RunState.FINISHED
+    assert rig.state is RunState.DRAINED
     assert 0 < sum(rig.out("b").values()) < 200
     rest = go(stages, behaviours, 200, mode=mode, resume=rig.data.log)
     assert rig.out("b") + rest.out("b") == numbers(200)
@@ -89,7 +89,7 @@ def test_a_drain_before_anything_was_read_ends_the_run() -> None:
     starts = of_kind(hand.step(Drain()), StartWorker)
     hand.step(*[WorkerStopped(start.worker) for start in starts])
     assert hand.stream.done
-    assert hand.stream.board.state is RunState.FINISHED
+    assert hand.stream.board.state is RunState.DRAINED
 
 
 def test_steps_after_the_end_do_nothing() -> None:

@@ -136,7 +136,7 @@ def test_a_drain_finishes_what_is_in_hand_and_says_so() -> None:
         1000,
         script=(At(20.0, Post(Drain("Ctrl-C"))),),
     )
-    assert rig.state is RunState.FINISHED
+    assert rig.state is RunState.DRAINED
     assert rig.notes("draining (Ctrl-C)")
     out = rig.out("b")
     assert 50 < len(out) < 1000

@@ -147,7 +147,7 @@ def test_a_drain_while_a_barrier_is_being_filled_leaves_everything_to_who_resume
     """It is called once with everything, and not with what was there when somebody drained."""
     stages = [stage("all", barrier=True), stage("b")]
     rig = go(stages, {}, 400, source={"rate": 10.0}, script=(At(20.0, Post(Drain())),))
-    assert rig.state is RunState.FINISHED
+    assert rig.state is RunState.DRAINED
     assert not rig.messages("all")
     assert not rig.data.log
     rest = go(stages, {}, 400, resume=rig.data.log)

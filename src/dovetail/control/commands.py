@@ -74,7 +74,8 @@ class StopWorker:
 
 @dataclass(slots=True)
 class Pull:
-    """Bring so many items of the source from this number on. Answered by ItemsArrived, and InputEnded at its end."""
+    """Bring so many items of the source from this number on. Answered by ItemsArrived, once or several times, until all
+    of them have come, or by InputEnded where the source has no more; fewer without that hold up the run."""
 
     first: int
     items: int
@@ -95,7 +96,11 @@ class SetAside:
 
 @dataclass(slots=True)
 class Deliver:
-    """The results of an epoch, whole and for the first time; with a durable sink this is what the commit log lists."""
+    """The results of an epoch, whole and for the first time; with a durable sink this is what the commit log lists.
+
+    With ordered output epochs come in the order of their input. Within an epoch the segments are as they were finished:
+    whoever writes them sorts the items by their keys, which only those who open segments can see.
+    """
 
     wave: int
     epoch: int

@@ -47,6 +47,8 @@ class Failure:
     detail: str = ""
     """The traceback."""
     out_of_memory: bool = False
+    on_gpu: bool = False
+    """Whether it was a card's memory."""
     keys: tuple[tuple[int, ...], ...] = ()
 
 

@@ -26,6 +26,8 @@ class RunState(Enum):
     STOPPING = "stopping"
     """The end is decided; workers are being stopped."""
     FINISHED = "finished"
+    DRAINED = "drained"
+    """Ended as asked, before all of the source was read."""
     FAILED = "failed"
     CANCELLED = "cancelled"
 
@@ -54,11 +56,12 @@ LEGAL_RUN_MOVES = frozenset(
         (_R.RUNNING, _R.STOPPING),
         (_R.DRAINING, _R.STOPPING),
         (_R.STOPPING, _R.FINISHED),
+        (_R.STOPPING, _R.DRAINED),
         (_R.STOPPING, _R.FAILED),
         (_R.STOPPING, _R.CANCELLED),
     }
 )
-ENDED = frozenset({_R.FINISHED, _R.FAILED, _R.CANCELLED})
+ENDED = frozenset({_R.FINISHED, _R.DRAINED, _R.FAILED, _R.CANCELLED})
 GONE = frozenset({_W.STOPPED, _W.LOST})
 
 

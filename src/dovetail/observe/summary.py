@@ -81,6 +81,8 @@ class Summary:
     rates: tuple[float, ...]
     """Source items per second, one number per interval between two views."""
     replans: int
+    source_limited: float
+    """Share of the time in which everybody waited for the source."""
     use: dict[str, ResourceUse]
     worker_seconds: float
     setup_s: float
@@ -124,6 +126,7 @@ def summary(history: History, wall: float | None = None) -> Summary:
         predicted=_predicted(history),
         rates=_rates(history),
         replans=int(num(run, "replans")),
+        source_limited=shares.get("source", 0.0) if "source" not in history.units else 0.0,
         use=_use(history.ticks),
         worker_seconds=sum(_worker_seconds(history.ticks, unit.name, with_starting=True) for unit in units),
         setup_s=sum(unit.setup_s for unit in units),
@@ -330,9 +333,10 @@ def rate_lines(told: Summary) -> list[str]:
         if reached and work_s < COMPARABLE_S:
             share = f" (not reached: {told.finished} items are {duration(work_s)} of work, too little to get going)"
         lines.append(f"predicted   {rate(told.predicted)}{share}; {counted(told.replans, 'replan')}")
-    limits = sorted((unit for unit in told.units if unit.bottleneck), key=lambda unit: -unit.bottleneck)
+    limits = [(unit.bottleneck, unit.name) for unit in told.units] + [(told.source_limited, "the source")]
+    limits = sorted((limit for limit in limits if limit[0]), key=lambda limit: -limit[0])
     if limits:
-        shares = ", ".join(f"{unit.name} {percent(unit.bottleneck)} of the time" for unit in limits[:4])
+        shares = ", ".join(f"{name} {percent(share)} of the time" for share, name in limits[:4])
         lines.append(f"bottleneck  {shares}")
     return lines
 

@@ -18,7 +18,7 @@ def has_room(board: Board, lane: Lane) -> bool:
     if lane.waits_for_seats:
         return True
     queue = lane.queue
-    if queue.items < lane.cap and queue.bytes < board.options.byte_budget // len(board.lanes):
+    if queue.items < lane.cap and queue.bytes + lane.coming_bytes < board.options.byte_budget // len(board.lanes):
         return True
     # When nothing happens there, more must come: what waits may be the ends of several epochs, of which no batch can be
     # made, or a single batch may be larger than the budget.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from dovetail.scheduling.rules import Rules
     from dovetail.scheduling.snapshot import Replan
     from dovetail.streaming.board import Board
+    from dovetail.streaming.feeding import Feeder
     from dovetail.streaming.fleet import Fleet
     from dovetail.streaming.lane import Lane
     from dovetail.streaming.workers import Worker
@@ -28,6 +30,12 @@ LONGEST_WAIT = 12
 """Times the usual interval: how rarely a pipeline that does not change is looked at."""
 WORTH_A_LOOK = 0.05
 """A rate that changed by more than this share since the last look."""
+SOONEST_S = 0.2
+"""Between two replans: what is lost together is looked at together."""
+SOURCE_SEEN_S = 4.0
+NEARLY_ALWAYS = 0.9
+SOURCE_MARGIN = 1.5
+"""Workers are sized for this much more than the source gives."""
 SEEN_ENOUGH = 8
 ALWAYS = 0.8
 MESSAGES_PER_LOOK = 2
@@ -41,9 +49,10 @@ TELL_AT_MOST = 20
 class Balance:
     """Replans, every few seconds and on every loss, and carries the result out."""
 
-    def __init__(self, board: Board, fleet: Fleet, fail: Callable[[str, str], None]) -> None:
+    def __init__(self, board: Board, fleet: Fleet, feeder: Feeder, fail: Callable[[str, str], None]) -> None:
         self.board = board
         self.fleet = fleet
+        self.feeder = feeder
         self.fail = fail
         self.replans = 0
         self.predicted = 0.0
@@ -55,6 +64,12 @@ class Balance:
         """How many they are at the next time; grows while nothing changes."""
         self._seen: dict[str, tuple[float | None, bool, bool, int]] = {}
         self._repeating = False
+        self._looked_at = -math.inf
+        self._will_look = False
+        self._source = (0.0, 0, 0.0)
+        """When it was last looked at, how much it had given, and for how long it had been waited for."""
+        self._arriving = math.inf
+        """Source items per second, as far as the source limits them."""
 
     def begin(self) -> None:
         """Keeps looking from now on."""
@@ -78,23 +93,59 @@ class Balance:
             self._due = True
 
     def look(self) -> None:
-        """Replans if it is time, or if somebody was lost."""
-        if self.board.ending or not (self._due or self.fleet.wants_replan):
+        """Replans if it is time, or if somebody was lost; but not for each of many who are lost together."""
+        lost = self.fleet.wants_replan
+        if self.board.ending or not (self._due or lost):
+            return
+        self._look_at_source()
+        if self.board.now < self._looked_at + SOONEST_S:
+            if not self._will_look:
+                self._will_look = True
+                self.board.at(self._looked_at + SOONEST_S, self._may_look)
             return
         self._due = False
         self.fleet.wants_replan = False
-        self.now_at_once()
+        if lost or not self._source_limits():
+            self.now_at_once()
+
+    def _look_at_source(self) -> None:
+        """How much it gives, if it was nearly always asked for more than it had."""
+        when, read, awaited = self._source
+        passed = self.board.now - when
+        if passed >= SOURCE_SEEN_S:
+            self._source = (self.board.now, self.board.read, self.feeder.awaited_s())
+            slow = self._source[2] - awaited >= NEARLY_ALWAYS * passed
+            self._arriving = (self.board.read - read) / passed if slow else math.inf
+
+    def _may_look(self) -> None:
+        self._will_look = False
+
+    def _source_limits(self) -> bool:
+        """Whether everybody waits for the source: then more workers would wait too, and none is given away either."""
+        board = self.board
+        rate = self._arriving
+        if rate == math.inf or any(self._backlogged(lane) or not lane.workers for lane in board.lanes):
+            return False
+        self.predicted, self.bottleneck = rate, "source"
+        self._calm = min(2 * self._calm, LONGEST_WAIT)
+        self._patience = self._calm
+        text = f"the source limits the pipeline: it gives {rate:.4g} items/s, and every unit waits for it"
+        board.note("look", text, rate=rate, bottleneck="source")
+        for lane in board.lanes:
+            lane.went_on = lane.ran_dry = 0
+        return True
 
     def now_at_once(self) -> None:
+        self._looked_at = self.board.now
         snapshot = self.snapshot()
         result = self._with_what_fits(snapshot)
         self.replans += 1
         if result is None:
             return
         self.predicted, self.bottleneck = result.rate_after, result.bottleneck
-        self._calm = 1 if result.changes else min(2 * self._calm, LONGEST_WAIT)
+        changed = self._carry_out(result)
+        self._calm = 1 if changed else min(2 * self._calm, LONGEST_WAIT)
         self._patience = self._calm
-        self._carry_out(result)
         self._seen = {lane.name: self._key(lane) for lane in self.board.lanes}
         for lane in self.board.lanes:
             lane.went_on = lane.ran_dry = 0
@@ -167,12 +218,16 @@ class Balance:
         per_source = self._per_source()
         units = tuple(self._unit(lane, per_source[lane.name]) for lane in lanes)
         names = {lane.name for lane in lanes}
+        cluster = self.fleet.believed()
+        down = self.fleet.health.down
         workers = tuple(
             _seated(worker)
             for worker in self.board.workers.values()
-            if worker.unit in names and (worker.state in STANDINGS or worker.replaced)
+            if worker.unit in names
+            and (worker.state in STANDINGS or worker.replaced)
+            and not any(seat.node in down for seat in worker.seats)
         )
-        return Snapshot(self.fleet.cluster, units, workers, self._horizon())
+        return Snapshot(cluster, units, workers, self._horizon())
 
     def _unit(self, lane: Lane, per_source: float) -> UnitNow:
         now = self.board.now
@@ -194,7 +249,7 @@ class Balance:
             rate=rate,
             per_source=per_source,
             low=lane.low,
-            high=lane.high,
+            high=self._most(lane, rate, per_source),
             per_node=lane.work.per_node,
             sure=sure,
             queued=lane.queue.items,
@@ -204,6 +259,14 @@ class Balance:
             drain_s=seconds * lane.message_items,
             finished=lane.finished,
         )
+
+    def _most(self, lane: Lane, rate: float | None, per_source: float) -> int | None:
+        """No more than its author allows, nor than a slow source can feed."""
+        if self._arriving == math.inf or not rate or lane.low == lane.high:
+            return lane.high
+        fed = math.ceil(SOURCE_MARGIN * self._arriving * per_source / rate) + 1
+        fed = max(fed, lane.low, len(lane.workers))
+        return fed if lane.high is None else min(fed, lane.high)
 
     def _backlogged(self, lane: Lane) -> bool:
         """Whether its workers always had more to do: then it sets the pace, and not what is before or after it."""
@@ -217,7 +280,7 @@ class Balance:
         found: dict[str, float] = {}
         for lane in self.board.lanes:
             from_parents = sum(found[parent.name] * parent.speeds.returns for parent in lane.parents)
-            found[lane.name] = from_parents if lane.parents else 1.0
+            found[lane.name] = from_parents + self.feeder.share_of(lane)
         return found
 
     def _horizon(self) -> float:
@@ -228,17 +291,19 @@ class Balance:
 
     # --- what becomes of the answer
 
-    def _carry_out(self, result: Replan) -> None:
+    def _carry_out(self, result: Replan) -> bool:
+        """Whether anything changes by it."""
         board, fleet = self.board, self.fleet
         for number in result.keeps:
             fleet.take_back(board.workers[number])
         for stop in result.stops:
             fleet.drain(board.workers[stop.worker], stop.reason)
-        fleet.start_all(result.starts)
+        postponed = fleet.start_all(result.starts)
+        changed = result.changes > postponed or bool(result.keeps)
         changes = [f"start {start.unit}: {start.reason}" for start in result.starts[:TELL_AT_MOST]]
         changes += [f"stop {stop.worker}: {stop.reason}" for stop in result.stops[:TELL_AT_MOST]]
         text = "; ".join(result.reasons) or "nothing to change"
-        if changes or result.keeps:
+        if changed:
             board.note(
                 "decision",
                 text,
@@ -253,13 +318,14 @@ class Balance:
             )
         else:
             board.note("look", text, rate=result.rate_after, bottleneck=result.bottleneck)
+        return changed
 
     def _loosen(self, snapshot: Snapshot) -> None:
         """A suspect that waits for a larger worker which nobody can start takes what there is."""
         for unit in snapshot.units:
             lane = self.board.lane_of[unit.name]
             lane.grown = False
-            coming = [start.seats for start in self.fleet.waiting if start.unit == lane.name]
+            coming = [start.seats for start in self.fleet.waiting.values() if start.unit == lane.name]
             seats = [*(worker.seats for worker in _staying(lane)), *coming]
             largest = max((held[0].memory_bytes for held in seats), default=0)
             for suspect in lane.suspects:

@@ -41,6 +41,8 @@ class Board:
         self.error_detail = ""
         self.total: int | None = None
         """Source items there are, once that is known."""
+        self.held_bytes = 0
+        """Of the input and the results of all epochs that are not delivered."""
         self.read = self.finished_items = self.delivered = self.aside = 0
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = 0
@@ -60,10 +62,11 @@ class Board:
             for parent in lane.parents:
                 self.dirty[parent.index] = True
 
-    def fewer_coming(self, lane: Lane) -> None:
+    def fewer_coming(self, lane: Lane, expected_bytes: int) -> None:
         """A message of this lane is over: those who wait because something was on its way may send now."""
         for child in lane.children:
             child.incoming -= 1
+            child.coming_bytes -= expected_bytes
             for parent in child.parents:
                 if parent.blocked:
                     self.dirty[parent.index] = True

@@ -56,7 +56,7 @@ class Stream:
         self.feeder = Feeder(self.board, self.progress)
         self.fleet = Fleet(self.board, plan.cluster, self.fail)
         self.losses = Losses(self.board, self.fail)
-        self.balance = Balance(self.board, self.fleet, self.fail)
+        self.balance = Balance(self.board, self.fleet, self.feeder, self.fail)
         self.restarts = Restarts(self.board, self.fleet, self.progress, self.feeder)
         self.results = Results(self.board, self.fleet, self.progress, self.losses, self.restarts)
         self.waves = max(work.wave for work in works) + 1
@@ -64,6 +64,8 @@ class Stream:
         self._resume = list(resume)
         self._begun = False
         self._drained = False
+        self._cut_short = False
+        """Drained before all of its input was there."""
         self._handlers: dict[type, Callable[..., None]] = {
             BatchesDone: self.results.done,
             BatchesReturned: self.results.returned,
@@ -75,7 +77,7 @@ class Stream:
             NodeJoined: self._joined,
             NodeLeft: self.restarts.left,
             Drain: self._drain,
-            CancelRun: lambda event: self._end(RunState.CANCELLED, f"cancelled: {event.reason}"),
+            CancelRun: self._cancel,
             Repin: self._repin,
         }
         largest = max(node.memory_bytes for node in plan.cluster.nodes)
@@ -127,8 +129,10 @@ class Stream:
                 sweep(board)
             if not self.progress.input_ended or board.epochs or board.ending:
                 return
-            if self._drained or board.wave + 1 >= self.waves:
-                self._end(RunState.FINISHED, "")
+            last = board.wave + 1 >= self.waves
+            if self._drained or last:
+                complete = last and (not self._cut_short or board.options.serving)
+                self._end(RunState.FINISHED if complete else RunState.DRAINED, "")
                 return
             self._next_wave()
 
@@ -194,7 +198,7 @@ class Stream:
         self.balance.bottleneck = self.plan.bottleneck if self.plan.bottleneck in inside else ""
         text = f"{len(starts)} workers as planned"
         self.board.note("decision", text, starts=len(starts), stops=0, rate_after=self.balance.predicted)
-        self.fleet.start_all([*self.fleet.waiting, *starts])
+        self.fleet.start_all([*self.fleet.waiting.values(), *starts])
 
     # --- workers and nodes
 
@@ -206,7 +210,7 @@ class Stream:
         """Nothing will come to it any more: everything it has is given back."""
         for worker in list(lane.workers.values()):
             self.fleet.drain(worker, "finished")
-        self.fleet.waiting = [start for start in self.fleet.waiting if start.unit != lane.name]
+        self.fleet.give_up(lane.name)
         if any(other.waits_for_seats for other in self.board.lanes):
             self.fleet.wants_replan = True
 
@@ -231,8 +235,15 @@ class Stream:
             self.board.note("run", f"draining ({event.reason}): nothing new is read, what is in hand is finished")
             self._drained = True
             if not self.feeder.stopped:
+                self._cut_short = True
                 self.feeder.leave_unfinished_barrier()
                 self.feeder.end()
+
+    def _cancel(self, event: CancelRun) -> None:
+        if self.board.ending:
+            self.fleet.stop_all(f"cancelled: {event.reason}", now=True)
+        else:
+            self._end(RunState.CANCELLED, f"cancelled: {event.reason}")
 
     def fail(self, error: str, detail: str) -> None:
         """The run cannot go on."""
@@ -248,7 +259,7 @@ class Stream:
         board.move(RunState.STOPPING)
         if why:
             board.note("run", why, verdict=verdict.value)
-        self.fleet.stop_all(why or "finished", now=verdict is not RunState.FINISHED)
+        self.fleet.stop_all(why or "finished", now=verdict not in (RunState.FINISHED, RunState.DRAINED))
 
     def _close(self) -> None:
         self.board.move(self._verdict)

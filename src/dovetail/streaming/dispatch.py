@@ -119,23 +119,26 @@ def _send(
 ) -> None:
     batch_size = suspect.batch_size if suspect is not None else items if lane.work.barrier else lane.queue.batch_size
     number = board.number()
-    worker.messages[number] = Message(
-        number, epoch, parts, items, size, batch_size, board.now, suspect, cancelled=False
-    )
+    message = worker.messages[number] = Message(number, epoch, parts, items, size, batch_size, board.now, suspect)
     lane.in_flight += items
     lane.in_flight_messages += 1
     limit = UNCUT
-    for child in lane.children:
-        child.incoming += 1
-        limit = min(limit, child.message_items)
-    if lane.spools:
+    spool = bool(lane.spools)
+    if lane.children:
+        expected = message.expected_bytes = lane.out_bytes
+        for child in lane.children:
+            child.incoming += 1
+            child.coming_bytes += expected
+            limit = min(limit, child.message_items)
+            spool = spool or child.waits_for_seats
+    if spool:
         limit = min(limit, SPOOL_CUT)
-    board.out.append(
-        RunBatches(number, worker.id, lane.work.hosted.name, parts, items, batch_size, limit, bool(lane.spools))
-    )
-    deadline_s = lane.work.deadline_s
-    if deadline_s is not None:
-        board.at(board.now + _patience(board, lane, items, batch_size), partial(_overdue, board, worker, number))
+    board.out.append(RunBatches(number, worker.id, lane.work.hosted.name, parts, items, batch_size, limit, spool))
+    if lane.work.deadline_s is not None:
+        message.due = board.now + _patience(board, lane, items, batch_size)
+        if not worker.watched:
+            worker.watched = True
+            board.at(message.due, partial(_overdue, board, worker))
 
 
 def _patience(board: Board, lane: Lane, items: int, batch_size: int) -> float:
@@ -184,19 +187,27 @@ def _idle_for(lane: Lane, suspect: Suspect) -> Worker | None:
 
 
 def _steal(board: Board, lane: Lane) -> None:
-    """At the tail: what waits in advance with one worker goes to another that has nothing left to do."""
-    worker = lane.pool.laden()
-    if worker is None:
+    """At the tail: what waits in advance with some workers goes to others that have nothing left to do."""
+    idle = sum(len(there) for there in lane.pool.levels[0].values())
+    for worker in lane.pool.laden():
+        last = next(reversed(worker.messages.values()))
+        if not last.cancelled and last.suspect is None:
+            last.cancelled = True
+            board.out.append(Cancel(last.id, worker.id))
+        idle -= 1
+        if not idle:
+            return
+
+
+def _overdue(board: Board, worker: Worker) -> None:
+    """A batch past its deadline: the worker is stopped, and what it was doing is the suspect. One timer per worker."""
+    worker.watched = False
+    if not worker.messages or worker.state is WorkerState.STOPPING or worker.id not in board.workers:
         return
-    last = next(reversed(worker.messages.values()))
-    if not last.cancelled and last.suspect is None:
-        last.cancelled = True
-        board.out.append(Cancel(last.id, worker.id))
-
-
-def _overdue(board: Board, worker: Worker, number: int) -> None:
-    """A batch past its deadline: the worker is stopped, and what it was doing is the suspect."""
-    if number not in worker.messages or worker.state is WorkerState.STOPPING:
+    due = min(message.due for message in worker.messages.values())
+    if due > board.now:
+        worker.watched = True
+        board.at(due, partial(_overdue, board, worker))
         return
     lane = board.lane_of[worker.unit]
     lane.pool.remove(worker)

@@ -14,6 +14,7 @@ class Epoch:
 
     __slots__ = (
         "aside",
+        "bytes",
         "closed",
         "complete",
         "dead",
@@ -40,6 +41,8 @@ class Epoch:
         """No more input will be added."""
         self.dead = False
         """It begins anew as another epoch: whatever still comes of this one is ignored."""
+        self.bytes = 0
+        """Of its input and of the results it holds."""
         self.pending = [0] * units
         """Per unit of the wave: items that wait for it or are with its workers."""
         self.complete = [False] * units

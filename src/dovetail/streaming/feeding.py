@@ -10,17 +10,22 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from dovetail.control.commands import Pull
+from dovetail.control.segments import bytes_in, cut
 from dovetail.streaming.backpressure import has_room
 from dovetail.streaming.epochs import Epoch, gaps_of
 
 if TYPE_CHECKING:
     from dovetail.control.events import ItemsArrived
-    from dovetail.control.segments import Segment
+    from dovetail.control.segments import Part, Segment
     from dovetail.streaming.board import Board
     from dovetail.streaming.lane import Lane
     from dovetail.streaming.progress import Progress
 
 EPOCH_LIMIT = 1_000_000
+PIECES = 4
+"""Into how many an epoch is cut that begins again."""
+MOST_SECONDS = 60.0
+"""Source work per epoch, however many batches of a late unit that is."""
 OPEN_AT_ONCE = 8
 """Epochs that the work in hand should be spread over, at most about so many."""
 
@@ -36,7 +41,10 @@ class Feeder:
         self.later: list[str] = []
         """Units of later waves that get source items."""
         self.filling: Epoch | None = None
+        self._shares: dict[str, float] = {}
         self.asked = 0
+        self._asked_at = 0.0
+        self._awaited_s = 0.0
         self.gaps: list[tuple[int, int]] = []
         """What a resumed run still has to read, before `position`."""
         self.position = 0
@@ -49,20 +57,28 @@ class Feeder:
     def begin(self, entries: list[Lane], later: list[str], done: list[tuple[int, int]]) -> None:
         """The first wave."""
         self.entries, self.later = entries, later
+        self._shares = dict.fromkeys((lane.name for lane in entries), 1.0)
         self.gaps, self.position = gaps_of(done)
 
     def begin_spooled(self, entries: list[Lane], spool: list[tuple[str, Segment]], done: list[tuple[int, int]]) -> None:
         """A later wave. The numbers of an epoch count the items of the spool."""
         self.entries, self.later = entries, []
+        counts: dict[str, int] = {}
+        for name, segment in spool:
+            counts[name] = counts.get(name, 0) + segment.items
+        self._shares = {name: count / sum(counts.values()) for name, count in counts.items()}
         self.spooled = []
         self.next_spooled = 0
         self.position = 0
         self.stopped = False
-        gaps, reached = gaps_of(done)
-        number = 0
+        missing, reached = gaps_of(done)
+        missing.append((reached, EPOCH_LIMIT**3))
+        number = behind = 0
         self.gaps = []
         for name, segment in spool:
-            if number >= reached or any(first <= number < last for first, last in gaps):
+            while missing[behind][1] <= number:
+                behind += 1
+            if missing[behind][0] <= number:
                 self.spooled.append((name, segment))
                 self.gaps.append((number, number + segment.items))
             number += segment.items
@@ -71,6 +87,10 @@ class Feeder:
     def waits_for_all(self) -> bool:
         """A barrier's input is one epoch."""
         return any(lane.work.barrier for lane in self.board.lanes)
+
+    def share_of(self, lane: Lane) -> float:
+        """Items that a lane gets directly per item of the wave's input: all of the source, or its part of the spool."""
+        return self._shares.get(lane.name, 0.0)
 
     def feed(self) -> None:
         """Asks for more, or takes more from the spool, as far as there is room."""
@@ -90,8 +110,15 @@ class Feeder:
         )
 
     def _too_many_open(self) -> bool:
-        options = self.board.options
-        return options.ordered and len(self.board.epochs) + len(self.progress.held) > options.open_epochs
+        """Whether what is begun should be finished first: with ordered output by number, and always by bytes."""
+        board, options = self.board, self.board.options
+        if board.held_bytes >= options.byte_budget and any(epoch.closed for epoch in board.epochs.values()):
+            return True
+        return options.ordered and len(board.epochs) + len(self.progress.held) > options.open_epochs
+
+    def awaited_s(self) -> float:
+        """For how long, in all, the source was asked for items that it had not given yet."""
+        return self._awaited_s + (self.board.now - self._asked_at if self.asked else 0.0)
 
     def _pull(self) -> None:
         served = [lane for lane in self.entries if not lane.waits_for_seats]
@@ -104,13 +131,14 @@ class Feeder:
         else:
             first = self.position
         self.asked = items
+        self._asked_at = self.board.now
         self.board.out.append(Pull(first, items))
 
     def arrived(self, event: ItemsArrived) -> None:
         number = event.first
         for segment in event.segments:
             self.board.read += segment.items
-            self.asked = max(0, self.asked - segment.items)
+            self._answered(segment.items)
             self._place("", segment, number)
             number += segment.items
         if self.gaps and event.first == self.gaps[0][0]:
@@ -120,11 +148,16 @@ class Feeder:
         else:
             self.position = max(self.position, number)
 
+    def _answered(self, items: int) -> None:
+        if self.asked and self.asked <= items:
+            self._awaited_s += self.board.now - self._asked_at
+        self.asked = max(0, self.asked - items)
+
     def ended(self, items: int) -> None:
         """The source has no more."""
-        if self.spooled is not None:
+        if self.spooled is not None or self.stopped:
             return
-        self.asked = 0
+        self._answered(self.asked)
         if self.gaps:
             # a resumed source that ended inside a gap; what lies behind it cannot be had
             self.gaps = [gap for gap in self.gaps if gap[0] < items]
@@ -149,6 +182,7 @@ class Feeder:
         if epoch is not None and self.waits_for_all:
             self.filling = None
             epoch.dead = True
+            self.board.held_bytes -= epoch.bytes
             del self.board.epochs[epoch.id]
             for lane in self.board.lanes:
                 lane.queue.forget(epoch.id)
@@ -174,8 +208,9 @@ class Feeder:
             epoch = self.open(number)
             self.filling = epoch
         epoch.last = number + segment.items
-        self.put(epoch, name, segment)
-        if not self.waits_for_all and epoch.last - epoch.first >= epoch.goal:
+        self.put(epoch, name, (segment, 0, segment.items))
+        enough = epoch.last - epoch.first >= epoch.goal or epoch.bytes >= self.board.options.byte_budget // OPEN_AT_ONCE
+        if enough and not self.waits_for_all:
             self._close_filling()
 
     def open(self, first: int) -> Epoch:
@@ -187,17 +222,20 @@ class Feeder:
             self.board.at(self.board.now + options.epoch_s, partial(self._too_old, epoch))
         return epoch
 
-    def put(self, epoch: Epoch, name: str, segment: Segment) -> None:
+    def put(self, epoch: Epoch, name: str, part: Part) -> None:
         """Input of an epoch, to whom it belongs."""
-        epoch.source.append((name, (segment, 0, segment.items)))
+        size = bytes_in([part])
+        epoch.source.append((name, part))
+        epoch.bytes += size
+        self.board.held_bytes += size
         lanes = [self.board.lane_of[name]] if name else self.entries
         for lane in lanes:
-            lane.queue.add(epoch.id, segment, self.board.now)
-            epoch.pending[lane.index] += segment.items
+            lane.queue.add_part(epoch.id, part, self.board.now)
+            epoch.pending[lane.index] += part[2] - part[1]
             self.board.dirty[lane.index] = True
         if not name:
             for later in self.later:
-                epoch.spooled.setdefault(later, []).append(segment)
+                epoch.spooled.setdefault(later, []).append(part[0])
 
     def _close_filling(self) -> None:
         epoch, self.filling = self.filling, None
@@ -209,14 +247,26 @@ class Feeder:
             self._close_filling()
 
     def begin_again(self, epoch: Epoch) -> None:
-        """An epoch of which something was lost: its input comes again, under a new number."""
-        again = self.open(epoch.first)
-        again.last = epoch.last
-        for name, (segment, _, _) in epoch.source:
-            self.put(again, name, segment)
-        if self.filling is epoch:
-            self.filling = again
-        else:
+        """An epoch of which something was lost: its input comes again, under new numbers, and of the source in smaller
+        pieces, so that the next loss touches less of it. (A spool is resumed by whole segments, so it is not cut.)"""
+        was_filling = self.filling is epoch
+        self.filling = None if was_filling else self.filling
+        items = epoch.last - epoch.first
+        may_cut = not (self.waits_for_all or self.later or self.spooled is not None)
+        size = max(1, -(-items // (PIECES if may_cut else 1)))
+        parts = [part for _, part in epoch.source]
+        opened = []
+        for begin in range(0, items, size):
+            end = min(begin + size, items)
+            again = self.open(epoch.first + begin)
+            again.last = epoch.first + end
+            inside = [("", part) for part in cut(parts, begin, end)] if may_cut else epoch.source
+            for name, part in inside:
+                self.put(again, name, part)
+            opened.append(again)
+        if was_filling and opened:
+            self.filling = opened.pop()
+        for again in opened:
             self.progress.close(again)
 
     def epoch_items(self) -> int:
@@ -226,7 +276,7 @@ class Feeder:
         least = 1.0
         in_hand = 0.0
         rate = math.inf
-        per_item = dict.fromkeys((lane.name for lane in self.entries), 1.0)
+        per_item = {lane.name: self.share_of(lane) for lane in self.entries}
         for lane in self.board.lanes:
             items = per_item.get(lane.name, 0.0)
             for child in lane.children:
@@ -238,5 +288,7 @@ class Feeder:
             seconds = lane.speeds.seconds_per_item
             if seconds:
                 rate = min(rate, max(1, len(lane.workers)) / (seconds * items))
-        timed = rate * options.epoch_s if rate < math.inf else 1.0
-        return int(min(max(least, in_hand / OPEN_AT_ONCE, timed), EPOCH_LIMIT))
+        if rate == math.inf:
+            return int(min(max(least, in_hand / OPEN_AT_ONCE), EPOCH_LIMIT))
+        goal = max(min(least, MOST_SECONDS * rate), in_hand / OPEN_AT_ONCE, options.epoch_s * rate, 1.0)
+        return int(min(goal, EPOCH_LIMIT))

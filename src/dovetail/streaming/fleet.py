@@ -14,6 +14,7 @@ from dovetail.resources.ledger import Ledger
 from dovetail.resources.totals import ON_CARDS, totals_of
 from dovetail.scheduling.snapshot import Start
 from dovetail.streaming.backpressure import set_cap
+from dovetail.streaming.health import Health
 from dovetail.streaming.workers import Worker
 
 if TYPE_CHECKING:
@@ -25,12 +26,9 @@ if TYPE_CHECKING:
     from dovetail.streaming.board import Board
     from dovetail.streaming.lane import Lane
 
-FIRST_WAIT_S = 0.5
-LONGEST_WAIT_S = 30.0
-CRASHES = 10
-"""Deaths soon after the start that nobody is suspected of, without a single message coming to its end in between; and
-two more per worker."""
-SHORT_LIFE_S = 10.0
+RECYCLED_AT_ONCE = 10
+"""One in so many workers of a unit may be on its way to being replaced by age, and at least one."""
+RECYCLE_AGAIN_S = 5.0
 
 
 class Fleet:
@@ -43,21 +41,30 @@ class Fleet:
         self._totals = totals_of(Counter(self.ledger.free))
         self._taken: dict[str, int] = {}
         self.fail = fail
-        self.waiting: list[Start] = []
+        self.health = Health(board, fail)
+        self.waiting: dict[int, Start] = {}
         """Starts whose seats others still hold."""
+        self._waiting_on: dict[str, dict[int, None]] = {}
+        """Node -> those that wait for seats there."""
         self.wants_replan = False
         """Something changed that a replan should look at soon."""
+        self._postponed = 0
         self._plans = 0
         """How many there were: what one of them saw as missing is not started once more by who came before it."""
 
     # --- coming
 
     def start(self, start: Start) -> bool:
-        """Takes the seats and starts the worker; False if somebody still sits there."""
-        if not self._take(start.seats):
-            return False
+        """Takes the seats and starts the worker; False if somebody still sits there. Where its setup failed, later."""
         board = self.board
         lane = board.lane_of[start.unit]
+        wait = self.health.wait_s(lane, tuple(seat.node for seat in start.seats))
+        if wait > 0:
+            self._postponed += 1
+            board.at(board.now + wait, partial(self._start_later, start, self._plans))
+            return True
+        if not self._take(start.seats):
+            return False
         worker = Worker(board.number(), lane.name, start.seats, board.now)
         board.workers[worker.id] = worker
         lane.workers[worker.id] = worker
@@ -69,10 +76,34 @@ class Fleet:
             board.at(board.now + deadline_s, partial(self._setup_overdue, worker))
         return True
 
-    def start_all(self, starts: Iterable[Start]) -> None:
-        """Now, or as soon as their seats are free. Replaces what waited before."""
+    def start_all(self, starts: Iterable[Start]) -> int:
+        """Now, or as soon as their seats are free. Replaces what waited before. How many must wait because their setup
+        failed where they would sit."""
         self._plans += 1
-        self.waiting = [start for start in starts if not self.start(start)]
+        postponed = self._postponed
+        self.waiting.clear()
+        self._waiting_on.clear()
+        for start in starts:
+            if not self.start(start):
+                number = self.board.number()
+                self.waiting[number] = start
+                for seat in start.seats:
+                    self._waiting_on.setdefault(seat.node, {})[number] = None
+        return self._postponed - postponed
+
+    def give_up(self, unit: str) -> None:
+        """Nobody of this unit is started any more."""
+        for number in [number for number, start in self.waiting.items() if start.unit == unit]:
+            del self.waiting[number]
+
+    def _start_waiting(self, nodes: Iterable[str]) -> None:
+        """Those who waited for seats on these nodes."""
+        for node in dict.fromkeys(nodes):
+            for number in list(self._waiting_on.get(node, ())):
+                start = self.waiting.get(number)
+                if start is None or self.start(start):
+                    self.waiting.pop(number, None)
+                    del self._waiting_on[node][number]
 
     def ready(self, event: WorkerReady) -> None:
         worker = self.board.workers.get(event.worker)
@@ -84,8 +115,8 @@ class Fleet:
         seconds = event.setup_s or self.board.now - worker.asked_at
         lane.speeds.add_setup(seconds)
         lane.setup_s += seconds
-        lane.setups_done += 1
-        lane.failed_in_a_row = 0
+        self.health.set_up(lane, worker.node)
+        self._no_longer_recycling(lane, worker)
         if lane.finished:
             self.stop(worker, "finished")
             return
@@ -116,10 +147,22 @@ class Fleet:
             self.board.stir(lane)
 
     def recycle(self, worker: Worker) -> None:
-        """Old enough: another takes its seats."""
-        if worker.state is WorkerState.READY and not self.board.lane_of[worker.unit].finished:
-            worker.replaced = True
+        """Old enough: another takes its seats. Only a few at a time, or a unit whose workers began together would have
+        none left."""
+        lane = self.board.lane_of[worker.unit]
+        if worker.state not in (WorkerState.READY, WorkerState.DRAINING) or worker.replaced or lane.finished:
+            return
+        if worker.state is WorkerState.READY and lane.recycling < max(1, len(lane.workers) // RECYCLED_AT_ONCE):
+            lane.recycling += 1
+            worker.recycling = worker.replaced = True
             self.drain(worker, "recycled")
+        elif lane.work.recycle_s is not None:
+            self.board.at(self.board.now + RECYCLE_AGAIN_S, partial(self.recycle, worker))
+
+    def _no_longer_recycling(self, lane: Lane, worker: Worker) -> None:
+        if worker.recycling:
+            worker.recycling = False
+            lane.recycling -= 1
 
     def stop(self, worker: Worker, reason: str, *, now: bool = False) -> None:
         if worker.state is WorkerState.STOPPING:
@@ -131,12 +174,27 @@ class Fleet:
         worker.move(WorkerState.STOPPING)
         worker.reason = reason
         self.board.out.append(StopWorker(worker.id, drain=not now, reason=reason))
+        if not now:
+            self._not_for_ever(worker)
+
+    def _not_for_ever(self, worker: Worker) -> None:
+        """A teardown that hangs must not hold up the run."""
+        self.board.at(self.board.now + self.board.options.teardown_s, partial(self._hung, worker))
+
+    def _hung(self, worker: Worker) -> None:
+        if worker.state is WorkerState.STOPPING:
+            text = (
+                f"worker {worker.id} of {worker.unit} did not stop within {self.board.options.teardown_s:g} s: killed"
+            )
+            self.board.note("worker", text, worker=worker.id, unit=worker.unit)
+            self.stop(worker, "its teardown hung", now=True)
 
     def gone_if_empty(self, worker: Worker) -> None:
         """A draining worker that has finished its last message is stopped."""
         if worker.state is WorkerState.DRAINING and not worker.messages:
             worker.move(WorkerState.STOPPING)
             self.board.out.append(StopWorker(worker.id, drain=True, reason=worker.reason))
+            self._not_for_ever(worker)
 
     def stop_all(self, reason: str, *, now: bool) -> None:
         self.waiting.clear()
@@ -162,16 +220,16 @@ class Fleet:
             lane.stopped += 1
         else:
             lane.lost += 1
-        worker.replaced = not (leaving or lane.finished or self.board.ending or event.cause is Cause.NODE_LOST)
-        if was_setting_up and event.cause is not Cause.NODE_LOST:
-            self._setup_failed(lane, worker, event)
-        elif (
-            not (blamed or leaving or event.cause is Cause.NODE_LOST)
-            and self.board.now - worker.ready_at < SHORT_LIFE_S
-        ):
-            self._crashed(lane, event)
-        if lane.grown and worker.replaced:
-            worker.replaced = False
+        node_lost = event.cause is Cause.NODE_LOST
+        what = event.detail or event.cause.value
+        worker.replaced = not (leaving or lane.finished or self.board.ending or node_lost or lane.grown)
+        if node_lost:
+            self.health.node_lost(worker.node)
+        elif was_setting_up:
+            self.board.note("error", f"{lane.name}: worker {worker.id} failed in setup: {what}", unit=lane.name)
+            self.health.setup_failed(lane, worker.node, what, event.detail)
+        elif not (blamed or leaving) and worker.ready_at is not None:
+            self.health.died_idle(lane, self.board.now - worker.ready_at, what, event.detail)
         self.wants_replan = self.wants_replan or not (leaving or worker.replaced)
         self._gone(worker)
 
@@ -187,78 +245,54 @@ class Fleet:
         board = self.board
         lane = board.lane_of[worker.unit]
         if worker.replaced and not board.ending and not lane.finished:
-            if worker.seats[0].memory_bytes < lane.shape.memory_bytes:
-                self.wants_replan = True  # it needs more by now
-            else:
-                self._replace(lane, worker)
+            # it may need more by now
+            enough = worker.seats[0].memory_bytes >= lane.shape.memory_bytes
+            start = Start(lane.name, worker.seats, "replaces one that is gone")
+            if not (enough and self.start(start)):
+                self.wants_replan = True
+            successor = next(reversed(lane.workers.values()), None) if worker.recycling else None
+            if successor is not None and successor.state is WorkerState.STARTING:
+                worker.recycling, successor.recycling = False, True
+        self._no_longer_recycling(lane, worker)
         set_cap(board, lane)
         board.stir(lane)
         if self.waiting and not board.ending:
-            nodes = {seat.node for seat in worker.seats}
-            self.waiting = [
-                start
-                for start in self.waiting
-                if nodes.isdisjoint([seat.node for seat in start.seats]) or not self.start(start)
-            ]
-
-    def _replace(self, lane: Lane, worker: Worker) -> None:
-        start = Start(lane.name, worker.seats, "replaces one that is gone")
-        if not lane.failed_in_a_row:
-            if not self.start(start):
-                self.wants_replan = True
-            return
-        wait = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2.0 ** (lane.failed_in_a_row - 1))
-        self.board.at(self.board.now + wait, partial(self._start_later, start, self._plans))
+            self._start_waiting(seat.node for seat in worker.seats)
 
     def _start_later(self, start: Start, plans: int) -> None:
         lane = self.board.lane_of[start.unit]
         if plans == self._plans and not self.board.ending and not lane.finished and not self.start(start):
             self.wants_replan = True
 
-    # --- failing
-
     def _setup_overdue(self, worker: Worker) -> None:
         if worker.state is WorkerState.STARTING:
             lane = self.board.lane_of[worker.unit]
             reason = f"setup took longer than its deadline of {lane.work.setup_deadline_s:g} s"
-            lane.setups_failed += 1
-            lane.failed_in_a_row += 1
             worker.replaced = True
             self.stop(worker, reason, now=True)
-            self._check_setups(lane, reason, "")
-
-    def _setup_failed(self, lane: Lane, worker: Worker, event: WorkerLost) -> None:
-        lane.setups_failed += 1
-        lane.failed_in_a_row += 1
-        what = event.detail or event.cause.value
-        self.board.note("error", f"{lane.name}: worker {worker.id} failed in setup: {what}", unit=lane.name)
-        self._check_setups(lane, what, event.detail)
-
-    def _check_setups(self, lane: Lane, what: str, detail: str) -> None:
-        tried = lane.setups_done + lane.setups_failed
-        failed = lane.setups_failed
-        if failed >= 3 and failed > self.board.options.setup_failures * tried:
-            self.fail(f"{lane.name}: {failed} of {tried} workers failed in setup; the last: {what}", detail)
-
-    def _crashed(self, lane: Lane, event: WorkerLost) -> None:
-        lane.crashes += 1
-        if lane.crashes > CRASHES + 2 * len(lane.workers):
-            what = event.detail or event.cause.value
-            self.fail(f"{lane.name}: {lane.crashes} workers in a row died without having worked: {what}", event.detail)
+            self.board.note("error", f"{lane.name}: worker {worker.id}: {reason}", unit=lane.name)
+            self.health.setup_failed(lane, worker.node, reason, "")
 
     # --- nodes and seats
 
     def joined(self, node: Node) -> None:
+        self.health.node_settled(node.name)
         if not self.ledger.knows(node.name):
             self._now_on(Cluster((*self.cluster.nodes, node)))
 
     def left(self, name: str) -> None:
+        self.health.node_settled(name)
         if not self.ledger.knows(name):
             return
         if len(self.cluster.nodes) == 1:
             self.fail(f"the last node, {name!r}, is gone", "")
         else:
             self._now_on(self.cluster.without({name}))
+
+    def believed(self) -> Cluster:
+        """The cluster without nodes whose workers were lost with them, although nobody said yet that they left."""
+        down = [name for name in self.health.nodes_down() if self.ledger.knows(name)]
+        return self.cluster.without(down) if len(down) < len(self.cluster.nodes) else self.cluster
 
     def _now_on(self, cluster: Cluster) -> None:
         there = {node.name for node in cluster.nodes}
@@ -291,7 +325,8 @@ class Fleet:
 
     def _take(self, seats: Seats) -> bool:
         for position, seat in enumerate(seats):
-            if not (self.ledger.knows(seat.node) and self.ledger.takes(seat)):
+            there = self.ledger.knows(seat.node) and seat.node not in self.health.down
+            if not (there and self.ledger.takes(seat)):
                 for other in seats[:position]:
                     self.ledger.give_back(other)
                 return False

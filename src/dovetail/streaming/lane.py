@@ -50,6 +50,10 @@ class Lane:
         """Items that may wait or be on their way to it."""
         self.incoming = 0
         """Messages that its parents' workers have."""
+        self.coming_bytes = 0
+        """What those messages will probably bring."""
+        self.out_bytes = 0
+        """What one of its own messages gives, about."""
         self.in_flight = 0
         self.in_flight_messages = 0
         self.hurries_at: float | None = None
@@ -65,12 +69,17 @@ class Lane:
         self.went_on = self.ran_dry = 0
         """Since the last look: messages after whose end every worker had more to do, and those after which one had not
         (for want of work, or of room after it)."""
+        self.passes = 0
+        """Batches that passed since they became smaller than asked for."""
+        self.passes_needed = 100
         self.waits_for_seats = False
         """There is no room for it now; what comes to it is kept until there is."""
         self.idle_since: float | None = None
         """Since when it has had nothing to do."""
         self.crashes = 0
         """Deaths that nobody is suspected of, since the last message that came to its end."""
+        self.recycling = 0
+        """Workers that are being replaced by age."""
         self.setups_failed = 0
         self.setups_done = 0
         self.failed_in_a_row = 0

@@ -37,6 +37,8 @@ class Losses:
         charged = message.suspect.charged if message.suspect is not None else 0
         suspect = Suspect(message.epoch, parts, size, min(message.batch_size, size), charged)
         suspect.error, suspect.detail, suspect.keys = failure.error, failure.detail, failure.keys
+        # a card's memory is no matter of the host's: smaller batches help, a larger worker does not
+        peak = -1 if failure.on_gpu else peak
         return self._again_or_aside(lane, suspect, failure.out_of_memory, blind=False, peak=peak)
 
     def died(self, lane: Lane, worker: Worker, event: WorkerLost) -> bool:
@@ -78,10 +80,7 @@ class Losses:
         suspect.error, suspect.detail = why, event.detail
         blind = not exact and message.items > 1
         oom = event.cause is Cause.OUT_OF_MEMORY
-        self._settled(lane, message, self._again_or_aside(lane, suspect, oom, blind, event.peak_bytes))
-
-    def _settled(self, lane: Lane, message: Message, given_up: int) -> None:
-        message.epoch.pending[lane.index] -= given_up
+        message.epoch.pending[lane.index] -= self._again_or_aside(lane, suspect, oom, blind, event.peak_bytes)
 
     def _back(self, lane: Lane, message: Message) -> None:
         """Uncharged, as it was."""
@@ -104,7 +103,7 @@ class Losses:
     def _no_longer_in_flight(self, lane: Lane, message: Message) -> None:
         lane.in_flight -= message.items
         lane.in_flight_messages -= 1
-        self.board.fewer_coming(lane)
+        self.board.fewer_coming(lane, message.expected_bytes)
 
     def _again_or_aside(self, lane: Lane, suspect: Suspect, oom: bool, blind: bool, peak: int) -> int:
         retries = lane.work.retries
@@ -113,7 +112,7 @@ class Losses:
             again = all_again(suspect, retries)
         elif oom:
             again = after_out_of_memory(suspect, retries)
-            if suspect.items == 1:
+            if suspect.items == 1 and peak >= 0:
                 self._grow(lane, again, peak)
         elif blind:
             again = after_a_blind_death(suspect, retries)

@@ -11,6 +11,14 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True, eq=False)
+class Halves:
+    """Two halves of a batch that ran out of memory. If both pass, it was too large; if one does not, it was an item."""
+
+    batch_size: int
+    passed: int = 0
+
+
+@dataclass(slots=True, eq=False)
 class Suspect:
     """Items that were there when something went wrong: they run alone, and smaller each time."""
 
@@ -20,8 +28,8 @@ class Suspect:
     batch_size: int
     charged: int
     """How many times they were charged."""
-    halves: bool = False
-    """Halved because of memory: if it passes, batches of this size are the limit."""
+    halves: Halves | None = None
+    """It is one of them."""
     error: str = ""
     detail: str = ""
     keys: tuple[tuple[int, ...], ...] = ()
@@ -43,5 +51,9 @@ class Message:
     sent_at: float
     suspect: Suspect | None = None
     cancelled: bool = False
+    due: float = 0.0
+    """When it should have ended, if its unit has a deadline."""
+    expected_bytes: int = 0
+    """What will probably come out."""
     input_lost: bool = False
     """Some of its input lay on a node that is gone: if it comes back, it cannot be sent again."""

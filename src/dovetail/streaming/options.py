@@ -12,7 +12,7 @@ class Options:
     """Numbers in seconds, items and bytes. The defaults are for a finite run on any cluster."""
 
     ordered: bool = False
-    """Deliver epochs in the order of their input."""
+    """Deliver epochs in the order of their input; see `control.commands.Deliver`."""
     eager: bool = False
     """Deliver results at once instead of with their epoch: for serving, and where no payload can be lost."""
     serving: bool = False
@@ -43,6 +43,8 @@ class Options:
     """Full batches of the slowest unit per epoch, at least."""
     open_epochs: int = 64
     """With ordered output: no more are begun while so many wait."""
+    teardown_s: float = 30.0
+    """A worker that does not stop within this time is killed."""
     setup_failures: float = 0.3
     """The share of starts that may fail once three did."""
     rules: Rules = field(default_factory=Rules)

@@ -45,12 +45,17 @@ class Progress:
                 epoch.spooled.setdefault(name, []).append(segment)
             if lane.is_leaf:
                 epoch.outputs.setdefault(lane.name, []).append(segment)
+                epoch.bytes += segment.size_bytes
+                board.held_bytes += segment.size_bytes
         if lane.is_leaf and given and board.options.eager:
             self._deliver_early(lane, epoch)
         return given
 
     def _deliver_early(self, lane: Lane, epoch: Epoch) -> None:
         outputs = {lane.name: epoch.outputs.pop(lane.name)}
+        size = sum(segment.size_bytes for segment in outputs[lane.name])
+        epoch.bytes -= size
+        self.board.held_bytes -= size
         self.board.delivered += sum(segment.items for segment in outputs[lane.name])
         self.board.out.append(Deliver(self.board.wave, epoch.id, epoch.first, epoch.first, outputs))
 
@@ -103,6 +108,7 @@ class Progress:
     def _deliver(self, epoch: Epoch) -> None:
         board = self.board
         epoch.source.clear()
+        board.held_bytes -= epoch.bytes
         board.delivered += sum(segment.items for segments in epoch.outputs.values() for segment in segments)
         if not board.wave:
             board.finished_items += epoch.last - epoch.first

@@ -61,6 +61,20 @@ class Queue:
         if waiting.items >= self.batch_size or waiting.flush:
             self.ready[epoch] = waiting
 
+    def add_part(self, epoch: int, part: Part, now: float) -> None:
+        """At the end."""
+        waiting = self.by_epoch.get(epoch)
+        if waiting is None:
+            waiting = self.by_epoch[epoch] = EpochQueue()
+        items = part[2] - part[1]
+        waiting.parts.append(part)
+        waiting.came.append(now)
+        waiting.items += items
+        self.items += items
+        self.bytes += bytes_in([part])
+        if waiting.items >= self.batch_size or waiting.flush:
+            self.ready[epoch] = waiting
+
     def put_back(self, epoch: int, parts: list[Part], now: float) -> None:
         """To the front, as they were."""
         waiting = self.by_epoch.get(epoch)
@@ -131,8 +145,10 @@ class Queue:
         return parts
 
     def resize(self, batch_size: int) -> None:
-        """From now on smaller batches; what waits may be enough now."""
+        """From now on batches of another size; what waits may be enough now, or no longer."""
         self.batch_size = batch_size
         for epoch, waiting in self.by_epoch.items():
-            if waiting.items >= batch_size:
+            if waiting.items >= batch_size or (waiting.items and waiting.partial):
                 self.ready[epoch] = waiting
+            else:
+                self.ready.pop(epoch, None)

@@ -58,7 +58,10 @@ class Restarts:
         epoch.dead = True
         board.epochs.pop(epoch.id, None)
         self.progress.held.pop(epoch.first, None)
+        board.held_bytes -= epoch.bytes
         board.aside -= len(epoch.aside)
+        for record in epoch.aside:
+            board.lane_of[record.unit].aside -= 1
         for lane in board.lanes:
             lane.queue.forget(epoch.id)
             kept = [suspect for suspect in lane.suspects if suspect.epoch is not epoch]

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from dovetail.streaming.fleet import Fleet
     from dovetail.streaming.lane import Lane
     from dovetail.streaming.losses import Losses
-    from dovetail.streaming.messages import Message
+    from dovetail.streaming.messages import Message, Suspect
     from dovetail.streaming.progress import Progress
     from dovetail.streaming.restarts import Restarts
     from dovetail.streaming.workers import Worker
@@ -50,6 +50,9 @@ class Results:
         lane.crashes = 0
         if not epoch.dead:
             given = self.progress.route(lane, epoch, event.segments)
+            if given:
+                size = sum([segment.size_bytes for segment in event.segments])
+                lane.out_bytes = size if not lane.out_bytes else (3 * lane.out_bytes + size) // 4
             settled = message.items - failed
             for failure in failures:
                 settled += self.losses.raised(lane, message, failure, event.peak_bytes)
@@ -60,8 +63,10 @@ class Results:
             epoch.pending[lane.index] -= settled
             if message.items > failed and message.suspect is None:
                 lane.speeds.add(message.items - failed, event.seconds, given)
+                if lane.batch_size < lane.work.batch_size:
+                    self._passed(lane, calls)
             elif message.suspect is not None and not failures:
-                self._suspect_passed(lane, message)
+                self._suspect_passed(lane, message.suspect)
             if not epoch.pending[lane.index] and epoch.closed:
                 self.progress.settle(epoch, lane)
         board.dirty[lane.index] = True
@@ -89,24 +94,36 @@ class Results:
         lane.just_ended = True
         lane.in_flight -= message.items
         lane.in_flight_messages -= 1
-        self.board.fewer_coming(lane)
+        self.board.fewer_coming(lane, message.expected_bytes)
         for parent in lane.parents:
             if parent.blocked:
                 self.board.dirty[parent.index] = True
 
-    def _suspect_passed(self, lane: Lane, message: Message) -> None:
-        """A half that fitted where the whole did not is the new limit."""
-        suspect = message.suspect
-        if suspect is not None and suspect.memory_bytes:
+    def _suspect_passed(self, lane: Lane, suspect: Suspect) -> None:
+        if suspect.memory_bytes:
             lane.shape_before = None
-        if suspect is None or not suspect.halves or suspect.batch_size >= lane.batch_size:
+        halves = suspect.halves
+        if halves is None:
             return
-        old = lane.batch_size
-        lane.queue.resize(suspect.batch_size)
-        lane.message_items = suspect.batch_size
+        halves.passed += 1
+        if halves.passed == 2 and halves.batch_size < lane.batch_size:
+            text = f"{lane.name}: out of memory with {lane.batch_size} items per batch; from now on {halves.batch_size}"
+            self._resize(lane, halves.batch_size, text)
+            lane.passes_needed *= 2
+
+    def _passed(self, lane: Lane, calls: int) -> None:
+        """After many smaller batches a larger one is tried again: what did not fit may have been rare."""
+        lane.passes += calls
+        if lane.passes >= lane.passes_needed:
+            larger = min(2 * lane.batch_size, lane.work.batch_size)
+            self._resize(lane, larger, f"{lane.name}: {lane.passes} batches passed; {larger} items per batch again")
+
+    def _resize(self, lane: Lane, batch_size: int, text: str) -> None:
+        self.board.note("decision", text, unit=lane.name, batch_size=batch_size, was=lane.batch_size)
+        lane.passes = 0
+        lane.queue.resize(batch_size)
+        lane.message_items = batch_size
         tune(self.board, lane)
-        text = f"{lane.name}: out of memory with {old} items per batch; from now on {suspect.batch_size}"
-        self.board.note("decision", text, unit=lane.name, batch_size=suspect.batch_size, was=old)
 
     def returned(self, event: BatchesReturned) -> None:
         worker = self.board.workers.get(event.worker)

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dovetail.control.segments import cut
+from dovetail.streaming.messages import Halves
 
 if TYPE_CHECKING:
     from dovetail.streaming.messages import Suspect
@@ -30,7 +31,7 @@ def after_failure(failed: Suspect, retries: int) -> list[Suspect]:
     if not retries or (failed.items == 1 and charged >= retries):
         return []
     batch_size = 1 if charged >= retries - 1 else failed.items
-    return [replace(failed, charged=charged, batch_size=batch_size, halves=False)]
+    return [replace(failed, charged=charged, batch_size=batch_size, halves=None)]
 
 
 def after_a_blind_death(failed: Suspect, retries: int) -> list[Suspect]:
@@ -38,7 +39,7 @@ def after_a_blind_death(failed: Suspect, retries: int) -> list[Suspect]:
     if failed.items == 1 or (not retries and failed.items <= failed.batch_size):
         return after_failure(failed, retries)
     charged = min(failed.charged + 1, max(0, retries - 1))
-    return _halved(replace(failed, charged=charged, halves=False), min(failed.batch_size, (failed.items + 1) // 2))
+    return _halved(replace(failed, charged=charged, halves=None), min(failed.batch_size, (failed.items + 1) // 2))
 
 
 def after_out_of_memory(failed: Suspect, retries: int) -> list[Suspect]:
@@ -48,7 +49,7 @@ def after_out_of_memory(failed: Suspect, retries: int) -> list[Suspect]:
     half = (failed.items + 1) // 2
     if failed.items > failed.batch_size:
         return _halved(failed, failed.batch_size)
-    return _halved(replace(failed, halves=True), half)
+    return _halved(replace(failed, halves=Halves(half)), half)
 
 
 def _halved(failed: Suspect, batch_size: int) -> list[Suspect]:

@@ -22,9 +22,11 @@ ROUNDS = 2
 """Messages per busy worker before what is measured counts."""
 OVERDUE = 3.0
 """Times the mean: a message in flight that is older is overdue."""
-STRAGGLERS = 0.1
-SEVERAL = 3
-"""Overdue messages that may be chance: up to this share, and fewer than so many."""
+CHANCE_ERRORS = 4.0
+LEAST_VARIANCE = 0.01
+"""More overdue messages than chance explains by so many standard errors: the unit has become slow."""
+GUESSED = 0.5
+"""How sure a rate is that is drawn from messages which have not ended."""
 LEAST_RECENT = 32
 DRIFT_ERRORS = 4.0
 DRIFT_SHARE = 0.1
@@ -60,7 +62,7 @@ class Speeds:
         self._seconds = 0.0
         self.setup_s: float | None = None
         """Seconds that a worker's setup takes: the mean of the last ones."""
-        self._known: tuple[int, float, float, float] | None = None
+        self._known: tuple[int, float, float, float, float] | None = None
 
     def add(self, items: int, seconds: float, out: int) -> None:
         window = self.window
@@ -125,7 +127,7 @@ class Speeds:
         """
         if not self.window:
             return self.given_rate, GIVEN_IS_SURE
-        middle, mean, sure = self._of_window()
+        middle, mean, sure, chance = self._of_window()
         flying = list(ages)
         enough = max(ENOUGH, ROUNDS * len(flying))
         if self.messages < enough:
@@ -135,25 +137,35 @@ class Speeds:
             sure *= self.messages / enough
         seconds = mean
         overdue = [min(age / items, OUTLIER * middle) for items, age in flying if age > OVERDUE * mean * items]
-        share = len(overdue) / len(flying) if flying else 0.0
-        if len(overdue) >= SEVERAL and share > STRAGGLERS:
+        if overdue and _more_than_chance(len(overdue), len(flying), chance):
+            share = len(overdue) / len(flying)
             seconds = (1 - share) * mean + share * sum(overdue) / len(overdue)
+            sure = min(sure, GUESSED)
         return (1 / seconds if seconds > 0 else 1e9), sure
 
-    def _of_window(self) -> tuple[float, float, float]:
-        """Seconds per item in the middle, their mean without outliers, and how sure the mean is."""
+    def _of_window(self) -> tuple[float, float, float, float]:
+        """Seconds per item in the middle, their mean without outliers, how sure the mean is, and which share of what is
+        in flight is overdue by chance: the long ones are in flight for longer."""
         known = self._known
         if known is not None and known[0] == self.messages:
             return known[1:]
         per_item = sorted((seconds / items, items) for items, seconds, _ in self.window if items)
         if not per_item:
-            return 0.0, 0.0, 0.0
+            return 0.0, 0.0, 0.0, 0.0
         middle = per_item[len(per_item) // 2][0]
         limit = OUTLIER * middle
         weight = sum(items for _, items in per_item)
         mean = sum(min(value, limit) * items for value, items in per_item) / weight
-        self._known = (self.messages, middle, mean, _sure([value for value, _ in per_item]))
+        values = [value for value, _ in per_item]
+        total = sum(values)
+        chance = sum(max(0.0, value - OVERDUE * mean) for value in values) / total if total > 0 else 0.0
+        self._known = (self.messages, middle, mean, _sure(values), chance)
         return self._known[1:]
+
+
+def _more_than_chance(overdue: int, flying: int, chance: float) -> bool:
+    error = math.sqrt(max(chance * (1 - chance), LEAST_VARIANCE) / flying)
+    return overdue / flying > chance + CHANCE_ERRORS * error
 
 
 def _sure(values: list[float]) -> float:

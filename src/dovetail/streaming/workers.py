@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 from dovetail.control.lifecycle import WorkerState, checked_worker_move
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from dovetail.resources.seat import Seats
     from dovetail.streaming.messages import Message
 
@@ -24,10 +26,12 @@ class Worker:
         "node",
         "ready_at",
         "reason",
+        "recycling",
         "replaced",
         "seats",
         "state",
         "unit",
+        "watched",
     )
 
     def __init__(self, number: int, unit: str, seats: Seats, now: float) -> None:
@@ -39,13 +43,17 @@ class Worker:
         self.messages: dict[int, Message] = {}
         """In the order sent."""
         self.asked_at = now
-        self.ready_at = 0.0
+        self.ready_at: float | None = None
         self.batches = 0
         self.busy_s = 0.0
         self.exclusive = False
         """It runs a suspect, and nothing beside it."""
         self.reason = ""
         """Why it is being stopped."""
+        self.recycling = False
+        """It is being replaced by age, or takes the place of one that was."""
+        self.watched = False
+        """A timer looks at the deadlines of its messages."""
         self.replaced = False
         """Another takes its seats when it is gone."""
 
@@ -104,12 +112,11 @@ class Pool:
         by_node = self.levels[0]
         return next(iter(next(iter(by_node.values())).values())) if by_node else None
 
-    def laden(self) -> Worker | None:
-        """One with a message that waits although its slots are taken, whose message another could have."""
+    def laden(self) -> Iterator[Worker]:
+        """Those with a message that waits although their slots are taken, and that another could have."""
         for level in range(len(self.levels) - 1, self.slots, -1):
             for there in self.levels[level].values():
-                return next(iter(there.values()))
-        return None
+                yield from there.values()
 
     def set_depth(self, depth: int) -> None:
         """How many messages a worker may have in hand from now on."""

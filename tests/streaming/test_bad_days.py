@@ -1,0 +1,276 @@
+"""What once went wrong on bad days, and must not again: noise, bad nodes, slow sources, hung ends, full memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import dovetail as dt
+from dovetail.control.commands import Note, RunBatches, StartWorker, StopWorker
+from dovetail.control.events import (
+    BatchesDone,
+    CancelRun,
+    Cause,
+    Failure,
+    InputEnded,
+    ItemsArrived,
+    WorkerLost,
+    WorkerReady,
+)
+from dovetail.control.lifecycle import RunState
+from dovetail.control.segments import Segment
+from dovetail.engines.simulated.world import At, Behaviour, Gives, Hangs, Lognormal, LoseNode, OutOfMemory, Slow
+from dovetail.streaming.options import Options
+from dovetail.streaming.speeds import Speeds
+from streaming.rigs import Hand, Rig, go, numbers, of_kind, stage
+
+if TYPE_CHECKING:
+    from dovetail.engines.simulated.world import Key
+    from dovetail.streaming.controller import Stream
+
+COUNTED = {"tracked": False}
+
+
+@pytest.mark.parametrize(("straggle", "setup_s"), [((0.0, 1.0), 10.0), ((0.1, 4.0), 10.0)])
+def test_heavy_tails_move_hardly_anybody(straggle: tuple[float, float], setup_s: float) -> None:
+    seconds = {"a": 2.0, "b": 4.0, "c": 1.0, "d": 3.0}
+    world = {
+        name: Behaviour(each, spread=Lognormal(1.0), stragglers=straggle, setup_s=setup_s)
+        for name, each in seconds.items()
+    }
+    stages = [stage(name, rate=1 / each) for name, each in seconds.items()]
+    rig = go(stages, world, 12_000, cluster="4x(16cpu, 64GB)", world=COUNTED)
+    late = [now for name in seconds for now, _ in rig.starts(name) + rig.stops(name) if 300 < now < 0.75 * rig.seconds]
+    assert len(late) <= 20
+
+
+def test_a_unit_that_becomes_slow_is_seen_before_its_messages_end() -> None:
+    """Ten times slower from one moment on: with ages, workers move before the first slow message has ended."""
+    speeds = Speeds(None, None)
+    for _ in range(100):
+        speeds.add(1, 1.0, 1)
+    assert speeds.rate([(1, 0.5)] * 10)[0] == pytest.approx(1.0)
+    slow, sure = speeds.rate([(1, 6.0)] * 10)
+    assert slow is not None
+    assert slow < 0.25
+    assert sure <= 0.5
+
+
+def test_one_poison_item_out_of_memory_does_not_make_batches_small_for_good() -> None:
+    def item(key: Key, attempt: int) -> Any:
+        return OutOfMemory() if key == (777,) else Gives(1)
+
+    rig = go([stage("a", batch_size=16, on_error="skip")], {"a": Behaviour(0.1, item=item)}, 2000)
+    assert rig.stream.board.lane_of["a"].batch_size == 16
+    assert set(rig.aside()) == {(777,)}
+
+
+def test_batches_that_had_to_be_small_for_a_while_grow_again() -> None:
+    def item(key: Key, attempt: int) -> Any:
+        return OutOfMemory() if key[0] < 32 and attempt == 1 else Gives(1)
+
+    rig = go([stage("a", batch_size=16, workers=2)], {"a": Behaviour(0.02, item=item)}, 20_000)
+    assert rig.notes("out of memory with 16 items per batch")
+    assert rig.notes("16 items per batch again")
+    assert rig.out("a") == numbers(20_000)
+
+
+def on_the_way(hand: Hand, bad: str) -> int:
+    """Every worker on one node is lost with it, one report after the other; starts on that node meanwhile."""
+    starts = of_kind(hand.step(), StartWorker)
+    hand.step(*[WorkerReady(start.worker, 1.0) for start in starts], after=1.0)
+    there = 0
+    lost = [start.worker for start in starts if start.seats[0].node == bad]
+    for worker in lost:
+        commands = hand.step(WorkerLost(worker, Cause.NODE_LOST, "gone"), after=0.01)
+        there += sum(start.seats[0].node == bad for start in of_kind(commands, StartWorker))
+    return there
+
+
+def test_nobody_is_started_on_a_node_whose_workers_say_it_is_gone_and_replans_are_few() -> None:
+    hand = Hand.of([stage("a", rate=1.0)], cluster="4x(16cpu, 64GB)")
+    assert on_the_way(hand, "node-1") == 0
+    assert hand.stream.balance.replans <= 2
+
+
+def setup_fails_on(hand: Hand, bad: str, seconds: int) -> None:
+    """Answers every start, for so long: ready, or failed on that node."""
+    waiting = of_kind(hand.step(), StartWorker)
+    for _ in range(seconds):
+        events = [
+            WorkerLost(start.worker, Cause.SETUP_FAILED, "RuntimeError: no card")
+            if start.seats[0].node == bad
+            else WorkerReady(start.worker, 1.0)
+            for start in waiting
+        ]
+        waiting = of_kind(hand.step(*events, after=1.0), StartWorker)
+
+
+def test_one_bad_node_does_not_fail_a_run_that_the_others_can_do() -> None:
+    hand = Hand.of([stage("a", rate=1.0, resources=dt.Resources(cpus=4))], cluster="10x(4cpu, 64GB)")
+    setup_fails_on(hand, "node-3", 2000)
+    assert hand.stream.board.state is RunState.RUNNING, hand.stream.board.error
+    assert len(hand.stream.board.workers) >= 9
+    assert [note for note in of_kind(hand.said, Note) if "times in a row on node-3" in note.text]
+
+
+def test_a_setup_that_fails_everywhere_fails_the_run_at_once() -> None:
+    hand = Hand.of([stage("a", rate=1.0)], cluster="2x(4cpu, 64GB)")
+    starts = of_kind(hand.step(), StartWorker)
+    hand.step(*[WorkerLost(start.worker, Cause.SETUP_FAILED, "ImportError: torch") for start in starts], after=1.0)
+    assert "ImportError: torch" in hand.stream.board.error
+
+
+def test_recycling_by_age_never_takes_the_whole_stage_down() -> None:
+    least: list[int] = []
+
+    def look(stream: Stream) -> None:
+        if 100 < stream.board.now < 1400:
+            least.append(stream.view(stream.board.now).units[0].ready)
+
+    rig = go(
+        [stage("gpu", workers=8, recycle="600s")],
+        {"gpu": Behaviour(1.0, setup_s=60.0)},
+        12_000,
+        after_step=look,
+        world=COUNTED,
+    )
+    assert min(least) >= 6
+    assert len(rig.starts("gpu")) > 8
+
+
+def test_a_teardown_that_hangs_is_ended_by_time_and_by_a_second_request() -> None:
+    hand = Hand.of([stage("a", workers=1)], options=Options(teardown_s=30.0))
+    (start,) = of_kind(hand.step(), StartWorker)
+    hand.step(WorkerReady(start.worker, 1.0), InputEnded(0), after=1.0)
+    assert hand.stream.board.state is RunState.STOPPING
+    assert of_kind(hand.step(CancelRun(), after=1.0), StopWorker) == [
+        StopWorker(start.worker, drain=False, reason="cancelled: asked")
+    ]
+    late = of_kind(hand.step(after=40.0), StopWorker)
+    assert [stop.drain for stop in late] == [False]
+    assert [note for note in of_kind(hand.said, Note) if "did not stop within 30 s" in note.text]
+
+
+def slow_source() -> Rig:
+    return go(
+        [stage("a"), stage("b"), stage("c", resources=dt.Resources(gpus=1))],
+        {"a": Behaviour(0.5, setup_s=5.0), "b": Behaviour(2.0, setup_s=5.0), "c": Behaviour(0.8, setup_s=30.0)},
+        2000,
+        cluster="4x(16cpu, 64GB, 2xL40S:48GB)",
+        source={"rate": 1.0},
+        world=COUNTED,
+    )
+
+
+def test_workers_are_not_started_for_a_rate_that_the_source_does_not_give() -> None:
+    rig = slow_source()
+    assert len(rig.starts("a")) + len(rig.starts("b")) + len(rig.starts("c")) <= 40  # there is room for 70
+    assert rig.notes("the source limits the pipeline: it gives 1 items/s")
+    view = rig.stream.view(rig.seconds)
+    assert view.read == 2000
+
+
+def test_what_an_epoch_holds_is_bounded_by_bytes() -> None:
+    most = [0]
+
+    def look(stream: Stream) -> None:
+        most[0] = max(most[0], stream.board.held_bytes)
+
+    budget = 1 << 30
+    rig = go(
+        [stage("filter", rate=50.0, returns=0.01), stage("b", batch_size=64, rate=10.0)],
+        {"filter": Behaviour(0.02, returns=0.01), "b": Behaviour(0.1)},
+        20_000,
+        options=Options(byte_budget=budget),
+        source={"item_bytes": 5_000_000},
+        after_step=look,
+        world=COUNTED,
+    )
+    assert rig.state is RunState.FINISHED
+    assert most[0] < 12 * budget
+
+
+def test_a_stage_that_gives_a_thousand_for_one_does_not_flood_the_next() -> None:
+    most = [0]
+
+    def look(stream: Stream) -> None:
+        most[0] = max(most[0], stream.board.lane_of["b"].queue.bytes)
+
+    budget = 1 << 30
+    go(
+        [stage("a", rate=1.0, returns=1000.0), stage("b", rate=500.0)],
+        {"a": Behaviour(1.0, returns=1000.0, bytes_out=1_000_000), "b": Behaviour(0.002)},
+        200,
+        cluster="4x(16cpu, 64GB)",
+        options=Options(byte_budget=budget),
+        after_step=look,
+        world=COUNTED,
+    )
+    assert most[0] < 40 * budget  # the first round goes out before anything is known of it
+
+
+def test_with_ordered_output_what_waits_for_a_stuck_epoch_is_bounded_by_bytes() -> None:
+    def item(key: Key, attempt: int) -> Any:
+        return Slow(3000.0) if key == (5,) else Gives(1)
+
+    most = [0]
+
+    def look(stream: Stream) -> None:
+        most[0] = max(most[0], stream.board.held_bytes)
+
+    budget = 1 << 28
+    rig = go(
+        [stage("a", rate=5.0)],
+        {"a": Behaviour(0.2, bytes_out=1_000_000, item=item)},
+        4000,
+        options=Options(ordered=True, byte_budget=budget),
+        after_step=look,
+    )
+    assert rig.out("a") == numbers(4000)
+    assert most[0] < 3 * budget
+
+
+def test_a_card_that_runs_out_of_memory_does_not_make_workers_larger_on_the_host() -> None:
+    needs = dt.Resources(gpus=0.25, cpus=1, memory="2GB")
+    hand = Hand.of([stage("a", resources=needs, workers=1, on_error="skip")], cluster="1x(8cpu, 32GB, 1xL40S:48GB)")
+    (start,) = of_kind(hand.step(), StartWorker)
+    commands = hand.step(WorkerReady(start.worker, 1.0), ItemsArrived(0, [Segment(1, 1)]), after=1.0)
+    (message,) = of_kind(commands, RunBatches)
+    failure = Failure(0, 1, "OutOfMemoryError: CUDA out of memory", out_of_memory=True, on_gpu=True)
+    before = hand.stream.board.all_lanes[0].shape
+    hand.step(BatchesDone(start.worker, message.message, [], 0.1, [failure], peak_bytes=1 << 34), after=1.0)
+    assert hand.stream.board.all_lanes[0].shape == before
+
+
+def test_deadlines_need_one_timer_per_worker_however_many_messages_there_are() -> None:
+    most = [0]
+
+    def look(stream: Stream) -> None:
+        most[0] = max(most[0], len(stream.board._timers))
+
+    go([stage("a", deadline="600s", workers=4)], {"a": Behaviour(0.01)}, 3000, after_step=look, world=COUNTED)
+    assert most[0] < 30
+
+
+def test_a_hung_call_among_many_is_found_by_the_one_timer() -> None:
+    def item(key: Key, attempt: int) -> Any:
+        return Hangs() if key == (500,) else Gives(1)
+
+    rig = go([stage("a", deadline="20s", workers=4, on_error="skip")], {"a": Behaviour(0.05, item=item)}, 1000)
+    assert set(rig.aside()) == {(500,)}
+    assert rig.out("a") == numbers(1000) - rig.aside()
+
+
+def test_after_a_lost_node_input_comes_again_in_smaller_pieces_and_exactly() -> None:
+    rig = go(
+        [stage("a", rate=2.0), stage("b", batch_size=4, rate=2.0)],
+        {"a": Behaviour(0.5, bytes_out=9), "b": Behaviour(0.5)},
+        600,
+        cluster="4x(4cpu, 16GB)",
+        script=(At(20.0, LoseNode("node-0")), At(24.0, LoseNode("node-1"))),
+    )
+    assert rig.out("b") == numbers(600)
+    sizes = [deliver.last - deliver.first for deliver in rig.data.log]
+    assert min(sizes) < max(sizes) / 2
