@@ -20,6 +20,8 @@ import report
 from dovetail.run import simulate
 
 BATCHES_PER_WORKER = 60
+BATCHES = 60_000
+"""At least, so that planning and starting do not count for much."""
 SPREAD = 0.4
 
 
@@ -55,7 +57,7 @@ def measure(workers: int) -> dict[str, Any]:
     plan = dt.plan(pipe, cluster(max(1, math.ceil(workers / per_node))))
     count = workers_of(plan)
     batches_per_item = 1 + 1 / 8 + 1 / 16 + 1
-    items = round(BATCHES_PER_WORKER * count / batches_per_item)
+    items = round(max(BATCHES_PER_WORKER * count, BATCHES) / batches_per_item)
     with tempfile.TemporaryDirectory() as folder:
         started = time.process_time()
         result = simulate(pipe, plan=plan, items=items, spread=SPREAD, seed=1, run_dir=f"{folder}/run")
