@@ -43,6 +43,7 @@ DEFAULT_SECONDS = 60.0
 DEFAULT_ITEMS = 100_000
 """At most, when nobody says how many."""
 ITEMS_LIMIT = 10**12
+MOST_SPREAD = 5.0
 RARELY = 200_000
 """Objects that come and stay between two looks of the garbage collector, instead of 700."""
 
@@ -202,7 +203,7 @@ def _check(chances: Chances, items: int | None) -> None:
 def _wrong(name: str, value: object) -> list[Problem]:
     whole = name in ("items", "seed")
     kind = int if whole else (int, float)
-    limit = ITEMS_LIMIT if whole else 1e9
+    limit = ITEMS_LIMIT if whole else MOST_SPREAD if name == "spread" else 1e9
     if isinstance(value, bool) or not isinstance(value, kind) or not math.isfinite(value) or not 0 <= value <= limit:
         sort = "a whole number" if whole else "a number"
         message = f"{name}={shown(value)} is not {sort} from 0 to {limit:g}"
@@ -216,7 +217,7 @@ def _world(pipeline: Pipeline, plan: Plan, chances: Chances) -> World:
     for unit in plan.units:
         returns = math.prod(stage.returns for stage in map(pipeline.stage, unit.stages) if stage.returns is not None)
         behaviours[unit.name] = Behaviour(
-            seconds_per_item=1 / unit.rate,
+            seconds_per_item=(pipeline.stage(unit.stages[0]).slots or 1) / unit.rate,
             returns=returns,
             spread=Lognormal(chances.spread) if chances.spread else Constant(),
             setup_s=chances.setup_s,

@@ -62,7 +62,7 @@ def test_a_run_that_was_not_recorded_cannot_be_replayed_and_says_how(tmp_path: P
     ("arguments", "code", "says"),
     [
         (["no-such.yaml"], 2, "no-such.yaml"),
-        ([VIDEO, "--items", "-5"], 2, "items=-5"),
+        ([VIDEO, "--items", "-5"], 2, "--items -5"),
         ([VIDEO, "--items", "many"], 2, "many"),
         ([VIDEO, "--cluster", "1x(2cpu, 8GB)"], 3, "DT11"),
         ([VIDEO, "--cluster", SPEC, "--spread", "nan"], 2, "spread"),

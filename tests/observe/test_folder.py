@@ -76,7 +76,9 @@ def test_a_run_can_be_kept_elsewhere_but_not_in_a_folder_of_something_else(tmp_p
     folder = create_run("video", tmp_path / "deep" / "here")
     assert folder.path == tmp_path / "deep" / "here"
     folder.header.write_text("{}")
-    assert create_run("video", folder.path) == folder
+    assert create_run("video", folder.path, again=True) == folder
+    with pytest.raises(ConfigError, match="has a run in it already"):
+        create_run("video", folder.path)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").touch()
     with pytest.raises(ConfigError, match="DT302"):

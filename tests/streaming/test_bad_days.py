@@ -17,11 +17,24 @@ from dovetail.control.events import (
     ItemsArrived,
     WorkerLost,
     WorkerReady,
+    WorkerStopped,
 )
 from dovetail.control.lifecycle import RunState
 from dovetail.control.segments import Segment
-from dovetail.engines.simulated.world import At, Behaviour, Gives, Hangs, Lognormal, LoseNode, OutOfMemory, Slow
+from dovetail.engines.simulated.world import (
+    At,
+    Behaviour,
+    Gives,
+    Hangs,
+    JoinNode,
+    Lognormal,
+    LoseNode,
+    OutOfMemory,
+    Raises,
+    Slow,
+)
 from dovetail.streaming.options import Options
+from dovetail.streaming.queues import Queue
 from dovetail.streaming.speeds import Speeds
 from streaming.rigs import Hand, Rig, go, numbers, of_kind, stage
 
@@ -274,3 +287,91 @@ def test_after_a_lost_node_input_comes_again_in_smaller_pieces_and_exactly() -> 
     assert rig.out("b") == numbers(600)
     sizes = [deliver.last - deliver.first for deliver in rig.data.log]
     assert min(sizes) < max(sizes) / 2
+
+
+@pytest.mark.parametrize("options", [Options(byte_budget=1000), Options(ordered=True, open_epochs=2)])
+def test_a_unit_that_waits_for_seats_and_a_full_budget_do_not_wait_for_each_other(options: Options) -> None:
+    rig = go(
+        [stage("a", rate=2.0, cpus=4), stage("b", rate=2.0, cpus=4)],
+        {"a": Behaviour(0.5, bytes_out=100), "b": Behaviour(0.5)},
+        200,
+        cluster="2x(4cpu, 16GB)",
+        options=options,
+        script=(At(10.0, LoseNode("node-0")),),
+        source={"item_bytes": 100},
+    )
+    assert rig.state is RunState.FINISHED
+    assert rig.out("b") == numbers(200)
+
+
+def test_what_comes_back_to_a_queue_in_a_hurry_is_in_a_hurry_too() -> None:
+    queue = Queue(4)
+    segment = Segment(1, 6)
+    queue.add(1, segment, 0.0)
+    taken, _ = queue.take(1, 4)
+    queue.hurry(1)
+    queue.put_back(1, taken[:1], 5.0)
+    queue.resize(8)
+    assert list(queue.ready) == [1]
+    assert queue.by_epoch[1].partial
+
+
+def test_recycling_goes_on_for_as_long_as_the_run() -> None:
+    rig = go(
+        [stage("a", workers=20, recycle="20s")],
+        {"a": Behaviour(1.0, setup_s=2.0, deaths_per_hour=60.0, setup_failures=0.1)},
+        12_000,
+        cluster="4x(8cpu, 64GB)",
+        options=Options(setup_failures=1.0),
+        world=COUNTED,
+    )
+    recycled = [now for now, stop in rig.stops("a") if stop.reason == "recycled"]
+    assert len([now for now in recycled if now > rig.seconds / 2]) > 0.3 * len(recycled)
+    assert rig.stream.board.lane_of["a"].recycling == 0
+
+
+def test_quick_failures_do_not_fail_a_run_whose_other_workers_are_still_setting_up() -> None:
+    hand = Hand.of([stage("a", rate=1.0)], cluster="4x(16cpu, 64GB)")
+    starts = of_kind(hand.step(), StartWorker)
+    failed = [WorkerLost(start.worker, Cause.SETUP_FAILED, "OSError: hub timeout") for start in starts[:3]]
+    hand.step(*failed, after=2.0)
+    assert hand.stream.board.state is RunState.RUNNING
+
+
+def test_a_unit_is_not_starved_by_the_fan_out_before_it() -> None:
+    rig = go(
+        [stage("a", rate=4.0), stage("b", rate=2.0, returns=50.0), stage("c", rate=100.0)],
+        {"a": Behaviour(0.25), "b": Behaviour(0.5, returns=50.0), "c": Behaviour(0.01)},
+        3000,
+        cluster="1x(16cpu, 64GB)",
+        world=COUNTED,
+    )
+    assert 3000 / rig.seconds > 0.8 * rig.stream.plan.rate
+
+
+def test_the_first_of_many_failures_of_a_call_whose_input_is_gone_begins_its_epoch_again() -> None:
+    def item(key: Key, attempt: int) -> Any:
+        return Raises("OSError: only once") if key == (3,) and attempt == 1 else Gives(1)
+
+    node = dt.Node("node-0", 4000, 16 << 30)
+    rig = go(
+        [stage("a", workers=2), stage("b", batch_size=8, workers=2, on_error="skip")],
+        {"a": Behaviour(0.2, bytes_out=9), "b": Behaviour(2.0, item=item)},
+        100,
+        cluster="2x(4cpu, 16GB)",
+        script=(At(12.0, LoseNode("node-0")), At(12.5, JoinNode(node))),
+    )
+    assert rig.out("b") == numbers(100)
+
+
+def test_one_false_report_of_a_lost_node_is_forgotten_after_a_minute() -> None:
+    hand = Hand.of([stage("a", workers=8)], cluster="1x(16cpu, 64GB)", options=Options())
+    starts = of_kind(hand.step(), StartWorker)
+    hand.step(*[WorkerReady(start.worker, 1.0) for start in starts], after=1.0)
+    hand.step(WorkerLost(starts[0].worker, Cause.NODE_LOST, "maybe"), after=1.0)
+    for _ in range(30):
+        commands = hand.step(after=5.0)
+        hand.step(*[WorkerReady(start.worker, 1.0) for start in of_kind(commands, StartWorker)])
+        hand.step(*[WorkerStopped(stop.worker) for stop in of_kind(commands, StopWorker)])
+    assert hand.stream.board.state is RunState.RUNNING
+    assert len(hand.stream.board.workers) == 8

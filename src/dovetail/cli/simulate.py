@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 
 import click
 
@@ -13,6 +14,15 @@ from dovetail.observe.summary import next_lines, result_lines
 from dovetail.run import SETTING_UP_S, SPREAD
 from dovetail.run import simulate as run_simulated
 from dovetail.scheduling.modes import MODES
+
+OPTIONS = {
+    "items": "--items",
+    "seed": "--seed",
+    "spread": "--spread",
+    "setup_s": "--setup",
+    "deaths_per_hour": "--deaths",
+    "node_losses_per_hour": "--node-losses",
+}
 
 
 @click.command(
@@ -71,6 +81,8 @@ def simulate(
         )
     except dt.InfeasibleError as error:
         raise for_files(error, file, cluster) from None
+    except dt.ConfigError as error:
+        raise dt.ConfigError(_as_options(problem) for problem in error.problems) from None
     if as_json:
         click.echo(json.dumps(result.summary.to_dict(), indent=2))
     else:
@@ -80,3 +92,13 @@ def simulate(
             click.echo(line, err=True)
     if result.status != "finished":
         sys.exit(1)
+
+
+def _as_options(problem: dt.Problem) -> dt.Problem:
+    """In the words of the command line instead of Python's."""
+    message, fixes = problem.message, problem.fixes
+    for keyword, option in OPTIONS.items():
+        if message.startswith(f"{keyword}="):
+            message = message.replace(f"{keyword}=", f"{option} ", 1)
+            fixes = tuple(fix.replace(f"{keyword}=", f"{option} ", 1) for fix in fixes)
+    return replace(problem, message=message, fixes=fixes)

@@ -90,13 +90,17 @@ def new_run_id(name: str, wall: float, salt: str) -> str:
     return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime(wall))}-{salt}-{slug}"
 
 
-def create_run(name: str, where: str | Path | None = None, *, wall: Callable[[], float] = time.time) -> RunFolder:
-    """A new folder under the home, or exactly `where`, which must be new, empty, or a run's already."""
+def create_run(
+    name: str, where: str | Path | None = None, *, again: bool = False, wall: Callable[[], float] = time.time
+) -> RunFolder:
+    """A new folder under the home, or exactly `where`, which must be new or empty; with `again`, a run's already."""
     if where is not None:
         folder = RunFolder(_expanded(where).absolute())
         _make(folder.path)
-        if not folder.header.exists() and any(folder.path.iterdir()):
-            message = "is not empty, and not the folder of a run"
+        if any(folder.path.iterdir()) and not (again and folder.header.exists()):
+            message = (
+                "has a run in it already" if folder.header.exists() else "is not empty, and not the folder of a run"
+            )
             raise _error("DT302", message, fixes=("name a new folder for the run",), place=str(where))
         return folder
     while True:

@@ -105,7 +105,7 @@ def summary(history: History, wall: float | None = None) -> Summary:
     finished = int(num(run, "finished"))
     shares = history.bottlenecks()
     units = tuple(_unit(history, name, shares.get(name, 0.0)) for name in history.units)
-    total = run.get("total")
+    total = run.get("total") if run.get("total") is not None else header.get("items")
     errors = [it for it in history.happenings if it.kind == "lost" or it.data.get("what") == "error"]
     return Summary(
         id=history.id,

@@ -34,12 +34,15 @@ def room_after(board: Board, lane: Lane) -> bool:
 
 
 def set_cap(board: Board, lane: Lane) -> None:
-    """How much may wait: enough that no worker of the lane runs dry, little enough to stay fresh."""
+    """How much may wait: enough that no worker of the lane runs dry, little enough to stay fresh; and what its parents
+    bring in two rounds, because one message of theirs may be many items."""
     slots = max(1, len(lane.workers)) * lane.pool.depth
     before = lane.cap
-    lane.cap = max(
-        2 * lane.batch_size,
-        int(max(board.options.queue_factor * slots, board.options.queue_least) * lane.message_items),
+    brought = sum(
+        max(1, len(parent.workers)) * parent.pool.depth * parent.message_items * parent.speeds.returns
+        for parent in lane.parents
     )
+    messages = max(board.options.queue_factor * slots, board.options.queue_least)
+    lane.cap = max(2 * lane.batch_size, int(messages * lane.message_items), int(2 * brought) if brought > slots else 0)
     if lane.cap > before:
         board.stir(lane)

@@ -89,7 +89,8 @@ class Balance:
             return
         board.at(board.now + self._interval(), self._tick)
         self._patience -= 1
-        if self._patience <= 0 or self._changed():
+        fed = self._arriving < math.inf and any(self._backlogged(lane) for lane in board.lanes)
+        if self._patience <= 0 or fed or self._changed():
             self._due = True
 
     def look(self) -> None:
@@ -161,6 +162,10 @@ class Balance:
         result = replan(snapshot, rules)
         seated = [unit.name for unit in snapshot.units if not unit.finished]
         while seated and not all(result.counts.get(name) for name in seated):
+            missing = next(name for name in reversed(seated) if not result.counts.get(name))
+            if self.board.options.serving:
+                self.fail(f"{missing} has no room, and a run without an end cannot wait for it", "")
+                return None
             seated.pop()
             kept = frozenset(seated)
             units = tuple(unit if unit.name in kept else replace(unit, finished=True) for unit in snapshot.units)
@@ -180,7 +185,7 @@ class Balance:
 
     def _nobody_fits(self, snapshot: Snapshot, result: Replan) -> None:
         """Not even the first unit: later, if somebody sits there who cannot be moved now; else never."""
-        if all(worker.moveable for worker in snapshot.workers):
+        if all(worker.moveable for worker in snapshot.workers) and not self.fleet.health.down:
             first = next(unit.name for unit in snapshot.units if not unit.finished)
             self.fail(f"no node can seat a worker of {first}: {'; '.join(result.reasons)}", "")
         else:

@@ -189,8 +189,10 @@ class Stream:
         for unit in self.plan.units:
             if unit.name not in inside:
                 continue
-            seats = self.plan.seats[unit.stages[0]]
             ranks = unit.shape.ranks
+            seats = self.plan.seats[unit.stages[0]]
+            if unit.barrier:
+                seats = seats[:ranks]  # it is called once, with everything
             starts += [
                 Start(unit.name, seats[first : first + ranks], "planned") for first in range(0, len(seats), ranks)
             ]

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 UNCUT = 1 << 40
 SPOOL_CUT = 256
 """Items per segment of a spool: the epochs of a later wave are made of whole ones, and a barrier gives all at once."""
+HOPS = 20
+"""A message is at least so many times as much work as its way to the worker takes."""
 ADVANCE = 0.01
 """A message in advance is worth it when the way to the worker costs more than this share of the work."""
 
@@ -227,7 +229,8 @@ def tune(board: Board, lane: Lane) -> None:
     options = board.options
     batch = lane.batch_size
     per_batch = seconds * batch
-    batches = 1 if per_batch >= options.message_s else int(options.message_s / max(per_batch, 1e-9)) or 1
+    message_s = max(options.message_s, HOPS * options.hop_s)
+    batches = 1 if per_batch >= message_s else int(message_s / max(per_batch, 1e-9)) or 1
     recycle = lane.work.recycle_batches
     if recycle is not None:
         batches = min(batches, recycle)

@@ -112,6 +112,8 @@ class Feeder:
     def _too_many_open(self) -> bool:
         """Whether what is begun should be finished first: with ordered output by number, and always by bytes."""
         board, options = self.board, self.board.options
+        if any(lane.waits_for_seats for lane in board.lanes):
+            return False  # it gets them when those before it are finished, and they are when all is read
         if board.held_bytes >= options.byte_budget and any(epoch.closed for epoch in board.epochs.values()):
             return True
         return options.ordered and len(board.epochs) + len(self.progress.held) > options.open_epochs

@@ -204,7 +204,9 @@ class Fleet:
     def stopped(self, number: int) -> None:
         worker = self.board.workers.get(number)
         if worker is not None:
-            self.board.lane_of[worker.unit].stopped += 1
+            lane = self.board.lane_of[worker.unit]
+            lane.stopped += 1
+            lane.crashes = 0  # one that lived to an orderly end
             worker.move(WorkerState.STOPPED)
             self._forget(worker)
             self._gone(worker)
@@ -225,6 +227,7 @@ class Fleet:
         worker.replaced = not (leaving or lane.finished or self.board.ending or node_lost or lane.grown)
         if node_lost:
             self.health.node_lost(worker.node)
+            self.board.at(self.health.down[worker.node], self._look_again)
         elif was_setting_up:
             self.board.note("error", f"{lane.name}: worker {worker.id} failed in setup: {what}", unit=lane.name)
             self.health.setup_failed(lane, worker.node, what, event.detail)
@@ -248,10 +251,11 @@ class Fleet:
             # it may need more by now
             enough = worker.seats[0].memory_bytes >= lane.shape.memory_bytes
             start = Start(lane.name, worker.seats, "replaces one that is gone")
+            started = lane.started
             if not (enough and self.start(start)):
                 self.wants_replan = True
-            successor = next(reversed(lane.workers.values()), None) if worker.recycling else None
-            if successor is not None and successor.state is WorkerState.STARTING:
+            if worker.recycling and lane.started > started:
+                successor = next(reversed(lane.workers.values()))
                 worker.recycling, successor.recycling = False, True
         self._no_longer_recycling(lane, worker)
         set_cap(board, lane)
@@ -288,6 +292,13 @@ class Fleet:
             self.fail(f"the last node, {name!r}, is gone", "")
         else:
             self._now_on(self.cluster.without({name}))
+
+    def _look_again(self) -> None:
+        """A node that was believed lost may be there after all."""
+        if not self.board.ending:
+            self.wants_replan = True
+            self.health.nodes_down()
+            self._start_waiting(list(self._waiting_on))
 
     def believed(self) -> Cluster:
         """The cluster without nodes whose workers were lost with them, although nobody said yet that they left."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dovetail.control.lifecycle import WorkerState
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -76,7 +78,8 @@ class Health:
         # one bad node counts for no more than a few failures, however often it was tried
         nodes = [entry for (unit, _), entry in self._trouble.items() if unit == lane.name]
         failed = sum(min(entry.failed, SHUNNED_AFTER) for entry in nodes)
-        tried = lane.setups_done + failed
+        # those that are still at it count too: failing is quicker than succeeding
+        tried = lane.setups_done + failed + sum(w.state is WorkerState.STARTING for w in lane.workers.values())
         if failed >= 3 and failed > self.board.options.setup_failures * tried:
             self.fail(f"{lane.name}: {failed} of {tried} workers failed in setup; the last: {what}", detail)
         elif lane.failed_in_a_row >= IN_A_ROW + 2 * len(nodes) and not lane.workers:

@@ -81,7 +81,8 @@ class Queue:
         if waiting is None:
             waiting = self.by_epoch[epoch] = EpochQueue()
         waiting.parts.extendleft(reversed(parts))
-        waiting.came.extendleft([now] * len(parts))
+        # at least as old as what waits: it came before that
+        waiting.came.extendleft([waiting.came[0] if waiting.came else now] * len(parts))
         items = items_in(parts)
         waiting.items += items
         self.items += items

@@ -39,36 +39,16 @@ class Results:
         board = self.board
         lane = board.lane_of[worker.unit]
         self._back_in_pool(lane, worker, message)
-        epoch = message.epoch
-        failures = event.failures
-        failed = sum(failure.stop - failure.start for failure in failures) if failures else 0
         calls = -(-message.items // message.batch_size)
         worker.batches += calls
         worker.busy_s += event.seconds
         lane.batches += calls
         lane.busy_s += event.seconds
         lane.crashes = 0
-        if not epoch.dead:
-            given = self.progress.route(lane, epoch, event.segments)
-            if given:
-                size = sum([segment.size_bytes for segment in event.segments])
-                lane.out_bytes = size if not lane.out_bytes else (3 * lane.out_bytes + size) // 4
-            settled = message.items - failed
-            for failure in failures:
-                settled += self.losses.raised(lane, message, failure, event.peak_bytes)
-            if lane.grown:
-                self.fleet.wants_replan = True
-            lane.taken += settled
-            lane.given += given
-            epoch.pending[lane.index] -= settled
-            if message.items > failed and message.suspect is None:
-                lane.speeds.add(message.items - failed, event.seconds, given)
-                if lane.batch_size < lane.work.batch_size:
-                    self._passed(lane, calls)
-            elif message.suspect is not None and not failures:
-                self._suspect_passed(lane, message.suspect)
-            if not epoch.pending[lane.index] and epoch.closed:
-                self.progress.settle(epoch, lane)
+        if event.failures and message.input_lost and not message.epoch.dead:
+            self.restarts.begin_again(message.epoch)  # what failed cannot be sent again
+        if not message.epoch.dead:
+            self._pass_on(lane, message, event, calls)
         board.dirty[lane.index] = True
         if lane.speeds.messages >= lane.tuned_at:
             lane.tuned_at = max(2 * lane.tuned_at, 1) if lane.tuned_at < TUNE_EVERY else lane.tuned_at + TUNE_EVERY
@@ -77,6 +57,32 @@ class Results:
         if limit is not None and worker.batches >= limit:
             self.fleet.recycle(worker)
         self.fleet.gone_if_empty(worker)
+
+    def _pass_on(self, lane: Lane, message: Message, event: BatchesDone, calls: int) -> None:
+        """What it brought goes on, what failed is tried again, and the epoch is told what is settled."""
+        epoch, failures = message.epoch, event.failures
+        failed = sum(failure.stop - failure.start for failure in failures) if failures else 0
+        given = self.progress.route(lane, epoch, event.segments)
+        if given:
+            size = sum([segment.size_bytes for segment in event.segments])
+            lane.out_bytes = size if not lane.out_bytes else (3 * lane.out_bytes + size) // 4
+        settled = message.items - failed
+        for failure in failures:
+            settled += self.losses.raised(lane, message, failure, event.peak_bytes)
+        if lane.grown:
+            self.fleet.wants_replan = True
+        lane.taken += settled
+        lane.given += given
+        epoch.pending[lane.index] -= settled
+        if message.suspect is None:
+            if message.items > failed:
+                lane.speeds.add(message.items - failed, event.seconds, given)
+            if not failures and lane.batch_size < lane.work.batch_size:
+                self._passed(lane, calls)
+        elif not failures:
+            self._suspect_passed(lane, message.suspect)
+        if not epoch.pending[lane.index] and epoch.closed:
+            self.progress.settle(epoch, lane)
 
     def _back_in_pool(self, lane: Lane, worker: Worker, message: Message) -> None:
         """One message less in hand."""

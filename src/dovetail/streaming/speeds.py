@@ -93,6 +93,7 @@ class Speeds:
                 self._forget_oldest()
 
     def _forget_oldest(self) -> None:
+        self._known = None
         items, seconds, out = self.window.popleft()
         self._in -= items
         self._seconds -= seconds
