@@ -77,3 +77,15 @@ def test_bad_input_is_one_clear_error_and_nothing_is_written(
     assert says in shown.stderr
     assert shown.stdout == ""
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_reader_that_leaves_early_does_not_make_a_good_run_fail(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "dovetail", "simulate", VIDEO, "--cluster", SPEC, "--items", "50"]
+    environment = {**os.environ, "DOVETAIL_HOME": str(tmp_path)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.stderr is not None
+        talk = process.stderr.read()
+        assert process.wait() == 0, talk
+    assert b"Traceback" not in talk

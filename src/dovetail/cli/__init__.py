@@ -68,6 +68,11 @@ def main() -> NoReturn:
     except OSError as error:
         click.echo(f"error: {error}", err=True)
         sys.exit(1)
+    except SystemExit:
+        # click has met a reader that left (`| head`): it has enough of our output, and nothing failed
+        if type(sys.stdout).__name__.endswith("PacifyFlushWrapper"):
+            sys.exit(0)
+        raise
     except (click.Abort, KeyboardInterrupt):
         click.echo("interrupted", err=True)
         sys.exit(130)
