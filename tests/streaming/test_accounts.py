@@ -22,8 +22,11 @@ def accounts_agree(stream: Stream) -> None:
     for lane in board.lanes:
         messages = [message for worker in lane.workers.values() for message in worker.messages.values()]
         assert lane.in_flight == sum(message.items for message in messages)
-        assert lane.in_flight_messages == len(messages)
-        assert lane.incoming == sum(parent.in_flight_messages for parent in lane.parents)
+        on_the_way = [
+            m for parent in lane.parents for worker in parent.workers.values() for m in worker.messages.values()
+        ]
+        assert lane.incoming == len(on_the_way)
+        assert lane.coming_bytes == sum(message.expected_bytes for message in on_the_way)
         ready = [worker for worker in lane.workers.values() if worker.state is WorkerState.READY]
         can = [worker for worker in ready if not worker.exclusive and len(worker.messages) < lane.pool.depth]
         assert lane.pool.free == len(can)

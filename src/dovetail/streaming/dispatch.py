@@ -123,7 +123,6 @@ def _send(
     number = board.number()
     message = worker.messages[number] = Message(number, epoch, parts, items, size, batch_size, board.now, suspect)
     lane.in_flight += items
-    lane.in_flight_messages += 1
     limit = UNCUT
     spool = bool(lane.spools)
     if lane.children:

@@ -44,7 +44,11 @@ class Lane:
         self.workers: dict[int, Worker] = {}
         """All that are not gone."""
         self.speeds = Speeds(work.rate, work.returns)
-        self.message_items = work.batch_size
+        self._nothing_on_its_way()
+        self._nobody_there()
+
+    def _nothing_on_its_way(self) -> None:
+        self.message_items = self.work.batch_size
         self.tuned_at = 0
         self.cap = 2 * self.queue.batch_size
         """Items that may wait or be on their way to it."""
@@ -55,7 +59,6 @@ class Lane:
         self.out_bytes = 0
         """What one of its own messages gives, about."""
         self.in_flight = 0
-        self.in_flight_messages = 0
         self.hurries_at: float | None = None
         """When a batch that is not full has waited long enough; None: nobody looks at that."""
         self.blocked = False
@@ -76,6 +79,8 @@ class Lane:
         """There is no room for it now; what comes to it is kept until there is."""
         self.idle_since: float | None = None
         """Since when it has had nothing to do."""
+
+    def _nobody_there(self) -> None:
         self.crashes = 0
         """Deaths that nobody is suspected of, since the last message that came to its end."""
         self.recycling = 0

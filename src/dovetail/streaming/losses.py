@@ -102,7 +102,6 @@ class Losses:
 
     def _no_longer_in_flight(self, lane: Lane, message: Message) -> None:
         lane.in_flight -= message.items
-        lane.in_flight_messages -= 1
         self.board.fewer_coming(lane, message.expected_bytes)
 
     def _again_or_aside(self, lane: Lane, suspect: Suspect, oom: bool, blind: bool, peak: int) -> int:

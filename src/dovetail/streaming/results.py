@@ -99,7 +99,6 @@ class Results:
             pool.add(worker)
         lane.just_ended = True
         lane.in_flight -= message.items
-        lane.in_flight_messages -= 1
         self.board.fewer_coming(lane, message.expected_bytes)
         for parent in lane.parents:
             if parent.blocked:
