@@ -36,12 +36,12 @@ def test_epochs_are_delivered_in_order_whatever_the_spread(sigma: float, seed: i
     rig = go(
         [stage("a"), stage("b", batch_size=batch)],
         {"a": Behaviour(0.1, spread=Lognormal(sigma)), "b": Behaviour(0.05, spread=Lognormal(sigma))},
-        120,
+        300,
         options=SHORT_EPOCHS,
         source=SOURCE,
         world={"seed": seed},
     )
-    assert rig.out("b") == numbers(120)
+    assert rig.out("b") == numbers(300)
     assert len(rig.all(Deliver)) >= 5
     in_order(rig)
 

@@ -336,6 +336,7 @@ class Balance:
             for suspect in lane.suspects:
                 if suspect.memory_bytes > largest:
                     suspect.memory_bytes = 0
+                    self.board.stir(lane)
 
 
 def _seated(worker: Worker) -> Seated:
