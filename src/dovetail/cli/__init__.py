@@ -48,7 +48,7 @@ Exit codes: 0 fine, 1 work failed, 2 usage or configuration, 3 does not fit, 130
 )
 @click.version_option(dovetail.__version__, "--version", "-V", prog_name="dovetail")
 def command_line() -> None:
-    """Plans and places heterogeneous ML work: what one worker needs, what there is, how many go where, and why."""
+    """Plans, places and simulates heterogeneous ML work: what a worker needs, what there is, how many go where, why."""
 
 
 def main() -> NoReturn:

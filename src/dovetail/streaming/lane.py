@@ -91,7 +91,6 @@ class Lane:
         self.taken = self.given = self.batches = self.aside = self.retries = 0
         self.busy_s = self.setup_s = 0.0
         self.started = self.stopped = self.lost = 0
-        self.peak_bytes = 0
         self.largest_memory = 0
         self.shape_before: Shape | None = None
         """What it was before it grew, as long as nobody knows whether that helps."""

@@ -49,7 +49,7 @@ class Queue:
         self.bytes = 0
 
     def add(self, epoch: int, segment: Segment, now: float) -> None:
-        """At the end."""
+        """At the end. The same as `add_part` of the whole, written out because it runs for every message."""
         waiting = self.by_epoch.get(epoch)
         if waiting is None:
             waiting = self.by_epoch[epoch] = EpochQueue()
@@ -63,26 +63,22 @@ class Queue:
 
     def add_part(self, epoch: int, part: Part, now: float) -> None:
         """At the end."""
-        waiting = self.by_epoch.get(epoch)
-        if waiting is None:
-            waiting = self.by_epoch[epoch] = EpochQueue()
-        items = part[2] - part[1]
+        waiting = self.by_epoch.setdefault(epoch, EpochQueue())
         waiting.parts.append(part)
         waiting.came.append(now)
-        waiting.items += items
-        self.items += items
-        self.bytes += bytes_in([part])
-        if waiting.items >= self.batch_size or waiting.flush:
-            self.ready[epoch] = waiting
+        self._came(epoch, [part])
 
     def put_back(self, epoch: int, parts: list[Part], now: float) -> None:
         """To the front, as they were."""
-        waiting = self.by_epoch.get(epoch)
-        if waiting is None:
-            waiting = self.by_epoch[epoch] = EpochQueue()
+        waiting = self.by_epoch.setdefault(epoch, EpochQueue())
         waiting.parts.extendleft(reversed(parts))
         # at least as old as what waits: it came before that
         waiting.came.extendleft([waiting.came[0] if waiting.came else now] * len(parts))
+        self._came(epoch, parts)
+
+    def _came(self, epoch: int, parts: list[Part]) -> None:
+        """Counts what was put into a queue."""
+        waiting = self.by_epoch[epoch]
         items = items_in(parts)
         waiting.items += items
         self.items += items

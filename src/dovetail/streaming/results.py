@@ -157,7 +157,6 @@ class Results:
             return
         lane = self.board.lane_of[worker.unit]
         lane.pool.remove(worker)
-        lane.peak_bytes = max(lane.peak_bytes, event.peak_bytes)
         open_epochs = [message.epoch for message in worker.messages.values()]
         torn = [message.epoch for message in worker.messages.values() if message.input_lost]
         blamed = self.losses.died(lane, worker, event)
