@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 import dovetail as dt
 from dovetail.errors import ConfigError
+from dovetail.machine.processes import process_started
 from dovetail.observe.history import History, status_of
-from dovetail.observe.recorder import process_started
-from dovetail.observe.summary import steady_rate, summary, summary_lines
+from dovetail.observe.summary import steady_rate, summary
+from dovetail.observe.summary_lines import summary_lines
 from observe.made import Clock, recorded, recorder, run_at, unit, view
 
 WALL = Clock().now

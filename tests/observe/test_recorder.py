@@ -124,8 +124,8 @@ def test_what_was_asked_of_a_run_is_written(tmp_path: Path) -> None:
     assert lines(tmp_path / "r", "node")[0] == {"v": 1, "t": 0.0, "k": "node", "node": "n", "do": "joined"}
 
 
-def test_each_delivery_is_in_the_commit_log_before_the_run_goes_on(tmp_path: Path) -> None:
-    written = recorder(tmp_path / "r")
+def test_each_delivery_of_a_durable_run_is_in_the_commit_log_before_the_run_goes_on(tmp_path: Path) -> None:
+    written = recorder(tmp_path / "r", durable=True)
     outputs = {"b": [Segment(1, 3), Segment(2, 4)]}
     written.saw(0.0, [], [])
     written.saw(1.5, [], [Deliver(0, 2, 10, 18, outputs, {"c": [Segment(3, 8)]}, [aside()])])

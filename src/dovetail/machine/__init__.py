@@ -1,7 +1,23 @@
 """What is on this machine?"""
 
-from dovetail.machine.facts import CardFacts, MachineFacts
-from dovetail.machine.gpus import GpuReader
-from dovetail.machine.read import read_machine
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dovetail.machine.facts import CardFacts, MachineFacts
+    from dovetail.machine.gpus import GpuReader
+    from dovetail.machine.read import read_machine
 
 __all__ = ["read_machine", "MachineFacts", "CardFacts", "GpuReader"]
+
+_HOMES = {"read_machine": "read", "MachineFacts": "facts", "CardFacts": "facts", "GpuReader": "gpus"}
+
+
+def __getattr__(name: str) -> object:
+    """Names are imported when they are first used: who asks when a process began need not know of GPUs."""
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'dovetail.machine' has no attribute {name!r}")
+    return getattr(import_module(f"dovetail.machine.{home}"), name)

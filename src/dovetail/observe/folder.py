@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import secrets
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,6 +50,11 @@ class RunFolder:
     @property
     def errors(self) -> Path:
         return self.path / "errors" / "errors.jsonl"
+
+    @property
+    def logs(self) -> Path:
+        """One file per worker process: what it printed."""
+        return self.path / "logs"
 
     @property
     def commit_log(self) -> Path:
@@ -104,7 +108,7 @@ def create_run(
             raise _error("DT302", message, fixes=("name a new folder for the run",), place=str(where))
         return folder
     while True:
-        path = runs_folder() / new_run_id(name, wall(), secrets.token_hex(2))
+        path = runs_folder() / new_run_id(name, wall(), os.urandom(2).hex())
         if not path.exists():
             _make(path)
             return RunFolder(path)

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dovetail.errors import ConfigError, Problem
+from dovetail.machine.processes import process_started
 from dovetail.observe.folder import RunFolder, num, read_object
 from dovetail.observe.journal import lines_in
-from dovetail.observe.recorder import process_started
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dovetail.scheduling.plan import Plan
 
 LOST_AFTER_S = 10.0
-KNOWN_STATUS = frozenset({"running", "finished", "failed", "cancelled"})
+KNOWN_STATUS = frozenset({"running", "finished", "drained", "failed", "cancelled"})
 BACKWARDS_S = 1e-9
 
 
@@ -88,6 +88,12 @@ class History:
     lives: dict[int, WorkerLife] = field(default_factory=dict)
     counts: dict[tuple[str, str], int] = field(default_factory=dict)
     """(unit, start | ready | stop | stopped | lost) -> workers that have no line of their own."""
+    unit_uses: dict[str, list[Mapping[str, Any]]] = field(default_factory=dict)
+    """Unit -> what its workers used, from time to time; empty in a simulated run. Fields as in observe.use.UnitUse."""
+    gpu_uses: dict[int, list[Mapping[str, Any]]] = field(default_factory=dict)
+    """The same by number of the card, as in machine.gpu_use.CardUse."""
+    machine_uses: list[Mapping[str, Any]] = field(default_factory=list)
+    """As in machine.host_use.HostUse."""
 
     @classmethod
     def load(cls, path: str | Path) -> History:
@@ -181,7 +187,7 @@ class History:
 
 
 def status_of(header: Mapping[str, Any], wall: float) -> str:
-    """running, finished, failed, cancelled, or lost: its heart has stopped, and nobody can vouch for its process."""
+    """running, finished, drained, failed, cancelled; or lost: its heart has stopped, and nobody vouches for it."""
     status = header.get("status")
     if status not in KNOWN_STATUS:
         return "lost"
@@ -236,8 +242,20 @@ def _take(history: History, line: Mapping[str, Any], seen: dict[str, Mapping[str
         for unit, counts in line["units"].items():
             for did, count in counts.items() if isinstance(counts, dict) else ():
                 history.counts[unit, did] = history.counts.get((unit, did), 0) + int(num(counts, did) and count)
+    elif kind in ("unit_use", "gpu_use", "machine_use"):
+        _take_use(history, line)
     elif kind in ("note", "node", "asked", "input"):
         history.happenings.append(Happening(float(t), str(kind), _said(line), line))
+
+
+def _take_use(history: History, line: Mapping[str, Any]) -> None:
+    match line:
+        case {"k": "unit_use", "unit": str(unit)}:
+            history.unit_uses.setdefault(unit, []).append(line)
+        case {"k": "gpu_use", "index": int(card)}:
+            history.gpu_uses.setdefault(card, []).append(line)
+        case {"k": "machine_use"}:
+            history.machine_uses.append(line)
 
 
 def _said(line: Mapping[str, Any]) -> str:

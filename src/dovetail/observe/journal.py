@@ -12,7 +12,7 @@ import math
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from dovetail.control.wire import plain
+from dovetail.control.plain import plain
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -23,8 +23,8 @@ COMMIT_BYTES = 2_000_000
 
 
 class CommitLog:
-    """One line per Deliver, flushed before the run goes on. Of a durable run every line is on the disk and none is left
-    out; of any other it is for people, and ends when it is large."""
+    """One line per Deliver. Of a durable run every line is on the disk before the run goes on, and none is left out; of
+    any other it is for people, comes when it comes, and ends when it is large."""
 
     def __init__(self, path: Path, *, durable: bool) -> None:
         self.durable = durable
@@ -40,9 +40,12 @@ class CommitLog:
         data |= {"first": deliver.first, "last": deliver.last, "items": _items(deliver.outputs)}
         data |= {"spooled": _items(deliver.spooled), "aside": len(deliver.aside)}
         self._size += self._file.write(as_line(data))
-        self._file.flush()
         if self.durable:
+            self._file.flush()
             os.fsync(self._file.fileno())
+
+    def flush(self) -> None:
+        self._file.flush()
 
     def close(self) -> None:
         self._file.close()
@@ -56,10 +59,16 @@ class SetAsideItems:
     """errors/errors.jsonl, made with the first of them."""
 
     def __init__(
-        self, path: Path, item: Callable[[Part], object] | None = None, *, limit_bytes: int = ERRORS_BYTES
+        self,
+        path: Path,
+        item: Callable[[Part], object] | None = None,
+        key: Callable[[Part], tuple[int, ...]] | None = None,
+        *,
+        limit_bytes: int = ERRORS_BYTES,
     ) -> None:
         self.path = path
         self.item = item
+        self.key = key
         self.limit_bytes = limit_bytes
         self.written = 0
         self.left_out = 0
@@ -96,6 +105,8 @@ class SetAsideItems:
         }
         if self.item is not None:
             try:
+                if self.key is not None and entry.key is None:
+                    data["key"] = list(self.key(entry.part))
                 data |= item_as_data(self.item(entry.part))
             except Exception as error:  # it is the user's object: reading or pickling it may do anything
                 data["item_lost"] = f"{type(error).__name__}: {error}"[:500]

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import socket
+import sys
 import time
 from collections import Counter
 from dataclasses import dataclass, field, fields
@@ -18,9 +18,11 @@ from typing import TYPE_CHECKING, Any
 from dovetail.control import commands as c
 from dovetail.control import events as e
 from dovetail.control.lifecycle import ENDED
+from dovetail.machine.processes import process_started
 from dovetail.observe.folder import cannot_write, num, read_object, write_atomically
 from dovetail.observe.journal import Journal, Pace
 from dovetail.observe.leavings import CommitLog, SetAsideItems
+from dovetail.observe.use_lines import UseLines
 from dovetail.streaming.view import UnitView, View, WorkerView
 
 if TYPE_CHECKING:
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from dovetail.control.events import Event
     from dovetail.control.segments import Part
     from dovetail.observe.folder import RunFolder
+    from dovetail.observe.telemetry import Telemetry
 
 HEARTBEAT_S = 2.0
 FLUSH_S = 1.0
@@ -78,10 +81,14 @@ class Recorder:
         plan: str | None = None,
         durable: bool = False,
         item: Callable[[Part], object] | None = None,
+        key: Callable[[Part], tuple[int, ...]] | None = None,
         wall: Callable[[], float] = time.time,
+        telemetry: Telemetry | None = None,
     ) -> None:
-        """`plan` is Plan.to_json(); `item` opens a part, so that items that are set aside can be kept."""
+        """`plan` is Plan.to_json(); `item` opens a part, so that items that are set aside can be kept; `telemetry` is
+        started and stopped by whoever made it."""
         self.folder = folder
+        self._use = UseLines(telemetry)
         self._view, self._workers, self._wall = view, workers, wall
         self._due = self._look_at = float("-inf")
         self._flushed_at = self._beaten_at = started = wall()
@@ -98,13 +105,17 @@ class Recorder:
         try:
             self._journal = Journal(folder.events, folder.older_events)
             self._commits = CommitLog(folder.commit_log, durable=durable)
-            self._aside = SetAsideItems(folder.errors, item)
+            self._aside = SetAsideItems(folder.errors, item, key)
             if plan is not None:
                 write_atomically(folder.plan, plan)
             self._header = self._first_header(about, started)
             self._beat(started)
         except OSError as error:
             raise cannot_write(folder.path, error) from None
+
+    def watch(self, telemetry: Telemetry) -> None:
+        """From now on what workers use is written, too. From any thread."""
+        self._use = UseLines(telemetry)
 
     def saw(self, now: float, events: Sequence[Event], commands: Sequence[Command]) -> None:
         hot, handle = HOT, self._handle
@@ -153,7 +164,7 @@ class Recorder:
         try:
             if not self._gave_up:
                 self._last.clear()
-                self._take_view(now)
+                self._take_view(now, last=True)
                 self._journal.flush()
         finally:
             # even if there was no room for the last lines: the status is what matters most
@@ -181,10 +192,11 @@ class Recorder:
         if wall - self._flushed_at >= FLUSH_S or wall < self._flushed_at:
             self._flushed_at = wall
             self._journal.flush()
+            self._commits.flush()
         if wall - self._beaten_at >= HEARTBEAT_S or wall < self._beaten_at:
             self._beat(wall)
 
-    def _take_view(self, now: float) -> None:
+    def _take_view(self, now: float, *, last: bool = False) -> None:
         view = self._view(now)
         size = 0
         if self._rotations != self._journal.rotations:
@@ -199,6 +211,7 @@ class Recorder:
             size += self._write_counts(now)
         if self._views % WORKERS_EVERY == 0:
             size += self._write_workers(now)
+        size += self._use.write(now, self._journal, last=last)
         self._views += 1
         # the last line of a view, so that a reader knows that the view is whole
         run = {name: getattr(view, name) for name in RUN_FIELDS}
@@ -226,13 +239,14 @@ class Recorder:
             shown = (own or workers)[:WORKERS_SHOWN]
         size = 0
         for worker in shown:
-            size += self._journal.keep(now, "worker_use", {name: getattr(worker, name) for name in WORKER_FIELDS})
+            line = {name: getattr(worker, name) for name in WORKER_FIELDS}
+            size += self._journal.keep(now, "worker_use", line | self._use.of_worker(worker.worker))
         return size
 
     def _first_header(self, about: About, started: float) -> dict[str, Any]:
         data = {**about.more, "version": 1, "id": self.folder.id, "name": about.name, "what": about.what}
         data |= {"engine": about.engine, "cluster": about.cluster, "virtual": about.virtual}
-        data |= {"dovetail": about.version, "python": platform.python_version()}
+        data |= {"dovetail": about.version, "python": sys.version.split()[0]}
         data |= {"host": socket.gethostname(), "pid": os.getpid(), "pid_started": process_started(os.getpid())}
         before = read_object(self.folder.header)
         progress, earlier = before.get("progress"), before.get("resumed")
@@ -264,6 +278,9 @@ class Recorder:
             e.CancelRun: lambda now, it: self._happened(now, "asked", {"do": "cancel", "why": it.reason}),
             e.Repin: lambda now, it: self._happened(now, "asked", {"do": "repin", "unit": it.unit, "to": it.workers}),
             e.InputEnded: lambda now, it: self._happened(now, "input", {"items": it.items}),
+            e.Reserved: lambda now, it: self._happened(
+                now, "reserved", {"seats": [seat.to_dict() for seat in it.seats]}
+            ),
         }
 
     def _happened(self, now: float, kind: str, data: Mapping[str, Any]) -> None:
@@ -310,13 +327,3 @@ class Recorder:
         line = {"do": did, "w": worker, "unit": unit, "node": node, **data}
         if not ((own or always) and self._journal.tell(now, "worker", line)):
             self._counts[unit, did] += 1
-
-
-def process_started(pid: int) -> float | None:
-    """When a process of this machine began; None: there is none of this number. Tells a process from its successor."""
-    import psutil
-
-    try:
-        return float(psutil.Process(pid).create_time())
-    except psutil.Error:
-        return None

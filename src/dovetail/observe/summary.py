@@ -1,27 +1,33 @@
-"""How did a run go, in one screen? Every run prints this at its end, and `dovetail status` at any time."""
+"""How did a run go? In numbers; `summary_lines.py` puts them in words."""
 
 from __future__ import annotations
 
-import shlex
 import statistics
 from dataclasses import asdict, dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dovetail.observe.folder import num, runs_folder
-from dovetail.observe.words import amount, counted, duration, number, percent, rate, sparkline, table
+from dovetail.observe.folder import num
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from dovetail.observe.history import History, Tick
 
 FROM_SHARE, TO_SHARE = 0.2, 0.8
-COMPARABLE_S = 20.0
-"""A run with less work than this at full speed never gets there."""
 LEAST_STEPS = 5
 """Fewer different counts than this say nothing about a steady rate."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageSummary:
+    """One stage of a unit, over the whole run."""
+
+    name: str
+    taken: int
+    given: int
+    seconds: float
+    """In its own code, of all workers together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +53,12 @@ class UnitSummary:
     setup_s: float
     bottleneck: float
     """Share of the time in which it was the bottleneck."""
+    cpus: float | None = None
+    """CPUs that one ready worker used on average; None: nobody measured."""
+    peak_bytes: int | None = None
+    """The most memory that one worker had; None: nobody measured."""
+    stages: tuple[StageSummary, ...] = ()
+    """Of real runs; several if they are fused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +102,13 @@ class Summary:
     decisions: tuple[tuple[float, str], ...]
     errors: tuple[tuple[float, str], ...]
     folder: str
+    advice: tuple[str, ...] = ()
+    """What workers should ask for instead."""
+
+    def __str__(self) -> str:
+        from dovetail.observe.summary_lines import summary_lines  # late: it needs this module
+
+        return "\n".join(summary_lines(self))
 
     @property
     def setup_share(self) -> float:
@@ -134,6 +153,7 @@ def summary(history: History, wall: float | None = None) -> Summary:
         decisions=tuple((it.t, it.text) for it in history.notes("decision")),
         errors=tuple((it.t, it.text) for it in errors),
         folder=str(history.folder.path),
+        advice=_advice(history),
     )
 
 
@@ -231,13 +251,38 @@ def _unit(history: History, name: str, bottleneck: float) -> UnitSummary:
         wave=int(num(last, "wave")),
         taken=int(final),
         rate=final / (end - begin) if end > begin else 0.0,
-        most_workers=int(max(num(unit, "ready") + num(unit, "draining") for unit in seen)),
+        # a run may be over before anybody looked
+        most_workers=max(bool(final), int(max(num(unit, "ready") + num(unit, "draining") for unit in seen))),
         busy=num(last, "busy_s_total") / alive if alive else None,
         setup_s=num(last, "setup_s_total"),
         bottleneck=bottleneck,
+        stages=_stages(last.get("stages")),
+        **_measured(history.unit_uses.get(name, [])),
         **whole,
         **totals,
     )
+
+
+def _stages(told: object) -> tuple[StageSummary, ...]:
+    """What the last view says; nothing, where it does not or cannot be read."""
+    return tuple(
+        StageSummary(str(stage[0]), int(stage[1]), int(stage[2]), float(stage[3]))
+        for stage in (told if isinstance(told, list) else ())
+        if isinstance(stage, list) and len(stage) == 4 and all(isinstance(it, int | float) for it in stage[1:])
+    )
+
+
+def _measured(uses: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Of a run that was resumed, the peak of all its parts."""
+    cpus = next((num(use, "cpus") for use in reversed(uses) if "cpus" in use), None)
+    return {"cpus": cpus, "peak_bytes": int(max(num(use, "peak_bytes") for use in uses)) if uses else None}
+
+
+def _advice(history: History) -> tuple[str, ...]:
+    """The last that was said about each."""
+    notes = [(it, it.data.get("data")) for it in history.notes("advice")]
+    said = {(str(data.get("unit")), str(data.get("about"))): it.text for it, data in notes if isinstance(data, dict)}
+    return tuple(said.values())
 
 
 def _worker_seconds(ticks: Sequence[Tick], unit: str, *, with_starting: bool) -> float:
@@ -268,99 +313,3 @@ def _used(tick: Tick) -> dict[str, tuple[int, int]]:
         return {}
     good = {name: pair for name, pair in use.items() if isinstance(pair, list) and len(pair) == 2}
     return {name: (pair[0], pair[1]) for name, pair in good.items() if all(isinstance(it, int) for it in pair)}
-
-
-# ---- in words
-
-
-def summary_lines(told: Summary) -> list[str]:
-    """What every run prints at its end."""
-    return [*result_lines(told), "", *next_lines(told)]
-
-
-def result_lines(told: Summary) -> list[str]:
-    """The same without where to look further."""
-    return [
-        *headline(told),
-        "",
-        *unit_table(told),
-        "",
-        *rate_lines(told),
-        *resource_lines(told),
-        *setup_lines(told),
-    ]
-
-
-def headline(told: Summary) -> list[str]:
-    clock = " of simulated time" if told.virtual else ""
-    of_all = f" of {told.total}" if told.total is not None else ""
-    head = f"{told.name or told.id}: {told.status} after {duration(told.seconds)}{clock}"
-    items = f"  {told.finished}{of_all} items in, {told.delivered} out, {told.aside} set aside"
-    return [head, *([f"  {told.error}"] if told.error else []), items]
-
-
-def unit_table(told: Summary) -> list[str]:
-    if not told.units:
-        return ["no stage was seen yet"]
-    header = (
-        "stage",
-        "items in",
-        "out",
-        "aside",
-        "items/s",
-        "busy",
-        "workers",
-        "started",
-        "stopped",
-        "lost",
-        "bottleneck",
-    )
-    rows = [header]
-    for unit in told.units:
-        counts = (str(unit.most_workers), str(unit.started), str(unit.stopped), str(unit.lost))
-        busy = percent(unit.busy if unit.busy is None else min(1.0, unit.busy))
-        items = (str(unit.taken), str(unit.given), str(unit.aside), number(unit.rate), busy)
-        rows.append((unit.name, *items, *counts, percent(unit.bottleneck or None)))
-    return table(rows)
-
-
-def rate_lines(told: Summary) -> list[str]:
-    lines = [f"rate        {sparkline(told.rates)}  mean {rate(told.mean_rate)}, steady {rate(told.steady_rate)}"]
-    if told.predicted:
-        reached = told.steady_rate or told.mean_rate
-        work_s = told.finished / told.predicted
-        share = f", {percent(reached / told.predicted)} of it reached" if reached else ""
-        if reached and work_s < COMPARABLE_S:
-            share = f" (not reached: {told.finished} items are {duration(work_s)} of work, too little to get going)"
-        lines.append(f"predicted   {rate(told.predicted)}{share}; {counted(told.replans, 'replan')}")
-    limits = [(unit.bottleneck, unit.name) for unit in told.units] + [(told.source_limited, "the source")]
-    limits = sorted((limit for limit in limits if limit[0]), key=lambda limit: -limit[0])
-    if limits:
-        shares = ", ".join(f"{name} {percent(share)} of the time" for share, name in limits[:4])
-        lines.append(f"bottleneck  {shares}")
-    return lines
-
-
-def resource_lines(told: Summary) -> list[str]:
-    lines = []
-    for name, use in told.use.items():
-        if use.peak and use.total:
-            mean, peak = (f"{amount(name, it)} ({percent(it / use.total)})" for it in (use.mean, use.peak))
-            lines.append(f"{name:11} {mean} on average, {peak} at most, of {amount(name, use.total)}")
-    return lines
-
-
-def setup_lines(told: Summary) -> list[str]:
-    if not told.setup_s:
-        return []
-    return [f"setup       {duration(told.setup_s)} of workers' time, {percent(told.setup_share)} of all of it"]
-
-
-def next_lines(told: Summary) -> list[str]:
-    """Where the run's files are, and what to type next."""
-    kept = Path(told.folder).parent == runs_folder()
-    run = shlex.quote(told.id if kept else told.folder)
-    lines = [f"folder      {told.folder}"]
-    if told.aside:
-        lines.append(f"set aside   {told.folder}/errors/errors.jsonl")
-    return [*lines, f"next        dovetail status {run} | dovetail trace {run} -o trace.json"]

@@ -6,6 +6,8 @@ import json
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
+from dovetail.observe.folder import num
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
@@ -19,7 +21,7 @@ def trace(history: History) -> dict[str, Any]:
     began = history.ticks[0].t if history.ticks else 0.0
     if history.happenings:
         began = min(began, min(it.t for it in history.happenings))
-    events = [*_counters(history), *_workers(history), *_marks(history)]
+    events = [*_counters(history), *_uses(history), *_workers(history), *_marks(history)]
     for event in events:
         event["ts"] = max(0, round((event["ts"] - began) * 1e6))
     events.sort(key=lambda event: event["ts"])
@@ -63,6 +65,22 @@ def _counters(history: History) -> Iterator[dict[str, Any]]:
             yield _counter(f"{unit} queue", point.t, {"queued": point.queued, "in flight": point.in_flight})
             yield _counter(f"{unit} items/s", point.t, {"rate": round(point.rate, 3)})
             yield _counter(f"{unit} workers", point.t, workers)
+
+
+def _uses(history: History) -> Iterator[dict[str, Any]]:
+    """What workers, cards and the machine used, where that was measured."""
+    for unit, lines in history.unit_uses.items():
+        for line in lines:
+            yield _counter(f"{unit} CPUs used", line["t"], {"CPUs": num(line, "cpus_now")})
+            yield _counter(f"{unit} memory", line["t"], {"bytes": num(line, "uss_bytes")})
+    for card, lines in history.gpu_uses.items():
+        for line in lines:
+            shares = {name: num(line, f"{name}_percent") for name in ("use", "encoder", "decoder")}
+            yield _counter(f"GPU {card} %", line["t"], shares, RUN_PID)
+            yield _counter(f"GPU {card} memory", line["t"], {"bytes": num(line, "memory_used_bytes")}, RUN_PID)
+    for line in history.machine_uses:
+        yield _counter("machine CPUs used", line["t"], {"CPUs": num(line, "cpus")}, RUN_PID)
+        yield _counter("machine memory", line["t"], {"bytes": num(line, "memory_used_bytes")}, RUN_PID)
 
 
 def _counter(name: str, t: float, values: Mapping[str, float], pid: int = STAGES_PID) -> dict[str, Any]:

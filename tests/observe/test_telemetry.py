@@ -1,0 +1,214 @@
+"""Is what real workers use seen while they run, kept when they are gone, and nearly free?"""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import ExitStack
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from dovetail.machine.gpu_use import NvmlMeter
+from dovetail.observe.telemetry import MOST_SHARE, Asked, Process, Telemetry
+from machine.scripted_use import GIB, BusyCard, BusyNvml
+from machine.sessions import session, until
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+MB = 1 << 20
+BUSY = "say()\nwhile True: burn(1)"
+
+
+def of(*workers: Process) -> Any:
+    return lambda: dict(enumerate(workers))
+
+
+def test_a_thread_looks_until_it_is_stopped() -> None:
+    with session("data = b'x' * (50 << 20); say()\nwhile True: burn(1)") as worker:
+        worker.hear()
+        telemetry = Telemetry(of(Process((worker.pid,), "caption")), every_s=0.05)
+        assert telemetry.latest() == {}
+        telemetry.start()
+        until(lambda: 0 in telemetry.latest() and (telemetry.latest()[0].cpus or 0) > 0.2, "the worker uses a CPU")
+        telemetry.stop()
+        assert "dovetail-telemetry" not in {thread.name for thread in threading.enumerate()}
+        use, unit, machine = telemetry.latest()[0], telemetry.units()["caption"], telemetry.machine()
+        assert (use.worker, use.unit, use.processes) == (0, "caption", 1)
+        assert 50 * MB < use.uss_bytes <= use.peak_bytes == telemetry.peak(0) == unit.peak_bytes
+        assert use.cpu_s_total == pytest.approx(unit.cpu_s_total)
+        assert unit.cpus is not None
+        assert 0.02 < unit.cpus < 1.3
+        assert machine is not None
+        assert machine.cpus is not None
+        assert machine.cpus > 0.02
+        assert telemetry.gpus() == ()
+        telemetry.stop()
+
+
+def test_it_can_be_stopped_at_once_and_without_a_start() -> None:
+    telemetry = Telemetry(dict, every_s=600.0)
+    telemetry.stop()
+    telemetry = Telemetry(dict, every_s=600.0)
+    telemetry.start()
+    began = time.monotonic()
+    telemetry.stop()
+    assert time.monotonic() - began < 10
+
+
+def test_what_is_handed_out_does_not_change() -> None:
+    with session(BUSY) as worker:
+        worker.hear()
+        telemetry = Telemetry(of(Process((worker.pid,), "a")))
+        telemetry.look()
+        seen = telemetry.snapshot()
+        before = (dict(seen.workers), dict(seen.units))
+        assert isinstance(seen.workers, MappingProxyType)
+        telemetry.look()
+        assert (dict(seen.workers), dict(seen.units)) == before
+        assert telemetry.snapshot() is not seen
+
+
+def test_a_worker_of_several_ranks_is_all_of_them() -> None:
+    with session("burn(0.2); say(); wait()") as one, session("burn(0.3); say(); wait()") as two:
+        one.hear()
+        two.hear()
+        telemetry = Telemetry(of(Process((one.pid, two.pid), "train")))
+        telemetry.look()
+        assert telemetry.latest()[0].cpu_s_total >= 0.45
+        assert telemetry.latest()[0].processes == 2
+
+
+def test_a_worker_that_is_gone_stays_in_its_unit_and_its_peak_is_known() -> None:
+    there: dict[int, Process] = {}
+    telemetry = Telemetry(lambda: there)
+    with session("data = b'x' * (40 << 20); burn(0.3); say(); wait()") as worker:
+        worker.hear()
+        there[7] = Process((worker.pid,), "a")
+        telemetry.look()
+    there.clear()
+    telemetry.look()
+    assert telemetry.latest() == {}
+    assert telemetry.units()["a"].cpu_s_total >= 0.25
+    assert telemetry.peak(7) > 40 * MB
+    assert telemetry.peak(8) == 0
+
+
+def test_what_is_sent_over_loopback_is_put_to_both_workers() -> None:
+    size = 500_000
+    server = f"""
+import socket
+listener = socket.create_server(("127.0.0.1", 0)); say(listener.getsockname()[1])
+peer, _ = listener.accept(); left = {size}
+while left: left -= len(peer.recv(left))
+say(); wait()
+"""
+    client = f"""
+import socket
+made = socket.create_connection(("127.0.0.1", int(wait()))); made.sendall(bytes({size})); say(); wait()
+"""
+    with session(server) as to, session(client) as source:
+        source.tell(to.hear())
+        source.hear()
+        to.hear()
+        telemetry = Telemetry(of(Process((source.pid,), "send"), Process((to.pid,), "take")))
+        telemetry.look()
+        units = telemetry.units()
+        if units["send"].sent_bytes_total is None:
+            pytest.skip("this kernel does not list its sockets")
+        assert units["take"].received_bytes_total == pytest.approx(size, abs=4)
+        assert units["send"].sent_bytes_total == pytest.approx(size, abs=4)
+
+
+def test_gpu_memory_is_put_to_the_worker_whose_child_holds_it() -> None:
+    with session("child = os.fork()\nsay(child if child else '')\nwait() if child else time.sleep(1000)") as worker:
+        child = int(worker.hear() or worker.hear())
+        library = BusyNvml(BusyCard("GPU-aaa", processes={child: 3 * GIB, 1: GIB}))
+        telemetry = Telemetry(of(Process((worker.pid,), "a")), gpu=NvmlMeter(library))
+        telemetry.look()
+        assert telemetry.latest()[0].gpu_bytes == 3 * GIB
+        assert telemetry.units()["a"].gpu_peak_bytes == 3 * GIB
+        assert [card.use_percent for card in telemetry.gpus()] == [70]
+        telemetry.stop()
+        assert library.open == 0
+
+
+def test_a_stage_that_uses_more_than_it_asked_for_is_told_once() -> None:
+    with session("data = b'x' * (40 << 20); say()\nwhile True: burn(1)") as worker:
+        worker.hear()
+        asked = Asked(cpus=0.05, memory_bytes=10 * MB)
+        telemetry = Telemetry(of(Process((worker.pid,), "caption")), lambda _: asked, every_s=0.2)
+        telemetry.start()
+        found = []
+
+        def both() -> bool:
+            found.extend(telemetry.advice())
+            return {it.about for it in found} == {"cpus", "memory"}
+
+        until(both, "both are told")
+        telemetry.stop()
+        assert all(it.text.startswith("stage caption") for it in found)
+        assert len(found) == 2
+
+
+def test_a_look_that_fails_is_left_out_and_the_next_is_taken() -> None:
+    calls = []
+
+    def workers() -> Mapping[int, Process]:
+        calls.append(1)
+        if len(calls) == 1:
+            raise RuntimeError("dictionary changed size during iteration")
+        return {}
+
+    telemetry = Telemetry(workers)
+    telemetry.look()
+    assert telemetry.problem == "RuntimeError: dictionary changed size during iteration"
+    assert telemetry.machine() is None
+    telemetry.look()
+    assert telemetry.problem == ""
+    assert telemetry.machine() is not None
+
+
+def test_a_worker_that_is_not_there_any_more_or_not_yet_is_no_trouble() -> None:
+    with session("wait()") as worker:
+        pass
+    telemetry = Telemetry(of(Process((worker.pid,), "a"), Process((), "b")))
+    telemetry.look()
+    assert telemetry.problem == ""
+    assert [use.cpu_s_total for use in telemetry.latest().values()] == [0.0, 0.0]
+
+
+def test_ten_workers_cost_less_than_a_hundredth_of_a_core() -> None:
+    """At one look per second; measured on a quiet machine: 0.1 %."""
+    with ExitStack() as stack:
+        workers = [stack.enter_context(session("say(); wait()")) for _ in range(10)]
+        for worker in workers:
+            worker.hear()
+        now = [0.0]
+        telemetry = Telemetry(of(*(Process((worker.pid,), "a") for worker in workers)), clock=lambda: now[0])
+        telemetry.look()
+        began = time.thread_time()
+        for _ in range(10):
+            now[0] += 1.0
+            telemetry.look()
+        assert (time.thread_time() - began) / 10 < 0.01
+
+
+def test_looks_that_take_long_come_less_often() -> None:
+    """The thread never takes more than its share of a core, however slow the answer to who is there."""
+    looks: list[float] = []
+
+    def slow() -> Mapping[int, Process]:
+        looks.append(time.monotonic())
+        end = time.thread_time() + 0.01
+        while time.thread_time() < end:
+            pass
+        return {}
+
+    telemetry = Telemetry(slow, every_s=0.001)
+    telemetry.start()
+    until(lambda: len(looks) >= 2)
+    telemetry.stop()
+    assert looks[1] - looks[0] >= 0.01 / MOST_SHARE

@@ -1,0 +1,185 @@
+"""Does what workers use reach the run folder, and everything that is told from it?"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from dovetail.machine.gpu_use import CardUse
+from dovetail.machine.host_use import HostUse
+from dovetail.observe.advice import Advice
+from dovetail.observe.history import History
+from dovetail.observe.journal import lines_in
+from dovetail.observe.recorder import About
+from dovetail.observe.summary import summary
+from dovetail.observe.summary_lines import advice_lines, summary_lines, unit_table
+from dovetail.observe.telemetry import Process, Snapshot, Telemetry
+from dovetail.observe.trace import trace
+from dovetail.observe.use import Accounts, Sample
+from machine.sessions import session
+from observe.made import Clock, recorded, recorder, run_at, unit, view, worker
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MB = 1 << 20
+CAP_BYTES = 20_000_000
+
+
+class Told(Telemetry):
+    """Of a run that was made by hand: worker 1 of a, worker 3 of b; a grows."""
+
+    def __init__(self, workers: int = 2) -> None:
+        super().__init__(dict)
+        self.news = [Advice("a", "cpus", 3.1, "stage a uses 3.1 CPUs per worker and asked for 1: Resources(cpus=3)")]
+        self._made, self._second, self._count = Accounts(), 0, workers
+
+        self._step()
+
+    def _step(self) -> None:
+        self._second += 1
+        seen = {
+            1 + 2 * number: (
+                Process((5,), "b" if number else "a"),
+                Sample(3.1 * self._second, 100 * MB + self._second, 10, 20, gpu_bytes=5 * MB),
+            )
+            for number in range(self._count)
+        }
+        workers, units = self._made.take(float(self._second), seen)
+        cards = (CardUse(0, "GPU-aaa", use_percent=70, memory_used_bytes=MB), CardUse(1))
+        self._snapshot = Snapshot(workers, units, HostUse(1.5, 4, 2 * MB, 8 * MB), cards)
+
+    def advice(self) -> list[Advice]:
+        """Asked once per view: so much later it is then."""
+        self._step()
+        found, self.news = self.news, []
+        return found
+
+
+def lines(path: Path, kind: str) -> list[dict[str, Any]]:
+    return [line for line in lines_in(path / "events.jsonl") if line["k"] == kind]
+
+
+def test_units_cards_and_the_machine_are_written_every_five_seconds_and_at_the_end(tmp_path: Path) -> None:
+    path = recorded(tmp_path / "r", telemetry=Told())
+    times = [*(5.0 * number for number in range(23)), 110.0]
+    assert [line["t"] for line in lines(path, "unit_use") if line["unit"] == "a"] == times
+    assert [line["t"] for line in lines(path, "machine_use")] == times
+    card, silent = lines(path, "gpu_use")[:2]
+    assert (card["index"], card["use_percent"], card["memory_used_bytes"]) == (0, 70, MB)
+    assert silent.keys() == {"v", "t", "k", "index"}
+    assert lines(path, "machine_use")[0]["cpus"] == 1.5
+    assert lines(path, "unit_use")[-1]["gpu_peak_bytes"] == 5 * MB
+
+
+def test_the_line_of_a_worker_says_what_it_uses(tmp_path: Path) -> None:
+    path = recorded(tmp_path / "r", telemetry=Told())
+    line = next(line for line in lines(path, "worker_use") if line["worker"] == 1 and line["t"] == 10.0)
+    assert line["unit"] == "a"
+    assert line["batches_total"] == 5
+    assert line["uss_bytes"] > 100 * MB
+    assert line["cpus"] == 3.1
+
+
+def test_the_summary_has_what_was_measured_and_what_to_change(tmp_path: Path) -> None:
+    told = summary(History.load(recorded(tmp_path / "r", telemetry=Told())))
+    a, b = told.units
+    assert a.cpus is not None
+    assert round(a.cpus, 1) == 3.1
+    assert a.peak_bytes is not None
+    assert a.peak_bytes > 100 * MB
+    assert b.cpus is not None
+    assert "CPUs each  peak memory" in unit_table(told)[0]
+    assert unit_table(told)[1].endswith("3.1        100MB")
+    text = "\n".join(summary_lines(told))
+    assert "to change   stage a uses 3.1 CPUs per worker and asked for 1: Resources(cpus=3)" in text
+    assert all(len(line) < 120 for line in text.split("folder  ")[0].splitlines())
+    data = json.loads(json.dumps(told.to_dict()))
+    assert data["advice"] == list(told.advice)
+    assert data["units"][0]["peak_bytes"] == a.peak_bytes
+    two = replace(told, advice=("first", "second"))
+    assert advice_lines(two) == ["to change   first", "            second"]
+
+
+def test_what_nobody_measured_is_not_shown(tmp_path: Path) -> None:
+    told = summary(History.load(recorded(tmp_path / "r")))
+    assert (told.advice, told.units[0].cpus, told.units[0].peak_bytes) == ((), None, None)
+    assert unit_table(told)[0].endswith("bottleneck")
+    assert not any("to change" in line for line in summary_lines(told))
+    half = replace(told, units=(replace(told.units[0], peak_bytes=MB), told.units[1]))
+    assert [line.split()[-1] for line in unit_table(half)] == ["memory", "1MB", "-"]
+    assert "CPUs each" not in unit_table(half)[0]
+
+
+def test_advice_that_was_said_again_replaces_the_first(tmp_path: Path) -> None:
+    telemetry = Told()
+    written = recorder(tmp_path / "r", telemetry=telemetry)
+    written.saw(0.0, [], [])
+    telemetry.news = [Advice("a", "cpus", 7.0, "seven"), Advice("a", "memory", 7.0, "more memory")]
+    written.saw(1.0, [], [])
+    written.close(2.0)
+    assert summary(History.load(tmp_path / "r")).advice == ("seven", "more memory")
+    assert len(lines(tmp_path / "r", "note")) == 3
+
+
+def test_the_trace_has_counters_of_what_was_used(tmp_path: Path) -> None:
+    events = trace(History.load(recorded(tmp_path / "r", telemetry=Told())))["traceEvents"]
+    names = {event["name"] for event in events if event["ph"] == "C"}
+    assert {"a CPUs used", "b memory", "GPU 0 %", "GPU 1 memory", "machine CPUs used", "machine memory"} <= names
+    assert "advice" in {event["cat"] for event in events if event["ph"] == "i"}
+
+
+def test_lines_of_use_that_are_broken_are_passed_over(tmp_path: Path) -> None:
+    path = recorded(tmp_path / "r")
+    strange = [
+        {"t": 1, "k": "unit_use"},
+        {"t": 1, "k": "unit_use", "unit": "a", "cpus": "many", "peak_bytes": None},
+        {"t": 1, "k": "gpu_use", "index": "x"},
+        {"t": 1, "k": "gpu_use", "index": 0, "use_percent": []},
+        {"t": 1, "k": "machine_use", "cpus": None},
+        {"t": 1, "k": "note", "what": "advice", "data": 3},
+    ]
+    with (path / "events.jsonl").open("a") as file:
+        file.writelines(json.dumps(line) + "\n" for line in strange)
+    history = History.load(path)
+    assert summary_lines(summary(history))
+    assert trace(history)
+    assert (len(history.unit_uses), len(history.gpu_uses), len(history.machine_uses)) == (1, 1, 1)
+
+
+def test_a_huge_run_with_telemetry_stays_under_the_cap_and_within_its_rate(tmp_path: Path) -> None:
+    telemetry = Told(300)
+    units = [unit(f"stage-{number}") for number in range(20)]
+    written = recorder(
+        tmp_path / "r",
+        lambda now: view(now, *(replace(it, taken_total=int(now)) for it in units)),
+        lambda: [worker(number) for number in range(300)],
+        about=About("long"),
+        telemetry=telemetry,
+    )
+    for second in range(600):
+        written.saw(float(second), [], [])
+    assert sum(file.stat().st_size for file in (tmp_path / "r").rglob("*")) < 50_000 * 600
+    for second in range(600, 20_000, 20):
+        written.saw(float(second), [], [])
+    written.close(20_000.0)
+    assert sum(file.stat().st_size for file in (tmp_path / "r").rglob("*")) < CAP_BYTES
+
+
+def test_real_workers_are_written_down(tmp_path: Path) -> None:
+    with session("data = b'x' * (30 << 20); say()\nwhile True: burn(1)") as real:
+        real.hear()
+        now = [0.0]
+        telemetry = Telemetry(lambda: {1: Process((real.pid,), "a")}, clock=lambda: now[0])
+        written = recorder(tmp_path / "r", run_at, wall=Clock(), telemetry=telemetry)
+        for second in range(12):
+            now[0] = float(second)
+            telemetry.look()
+            written.saw(now[0], [], [])
+        written.close(12.0)
+    told = summary(History.load(tmp_path / "r"))
+    assert told.units[0].peak_bytes is not None
+    assert told.units[0].peak_bytes > 30 * MB
+    assert told.units[1].peak_bytes is None
+    assert lines(tmp_path / "r", "worker_use")[0]["processes"] == 1
