@@ -12,17 +12,16 @@ from hypothesis import strategies as st
 
 from dovetail.control import commands as c
 from dovetail.control import events as e
+from dovetail.control.plain import as_it_was, plain
 from dovetail.control.segments import Segment
 from dovetail.control.wire import (
     COMMANDS,
     EVENTS,
     NotOnTheWire,
-    as_it_was,
     decode_command,
     decode_event,
     encode_command,
     encode_event,
-    plain,
 )
 from dovetail.resources.cluster import Cluster, Gpu, Node
 from dovetail.resources.seat import CardShare, Seat
@@ -87,6 +86,7 @@ MADE: dict[type[Any], st.SearchStrategy[Any]] = {
     e.Drain: st.builds(e.Drain, TEXT),
     e.CancelRun: st.builds(e.CancelRun, TEXT),
     e.Repin: st.builds(e.Repin, TEXT, st.none() | COUNT),
+    e.Reserved: st.builds(e.Reserved, st.lists(SEATS, max_size=2).map(tuple)),
     c.StartWorker: st.builds(
         c.StartWorker,
         COUNT,

@@ -79,6 +79,8 @@ class Pull:
 
     first: int
     items: int
+    cut: int = 1 << 10
+    """Items per segment: what the first unit takes per message."""
 
 
 @dataclass(slots=True)

@@ -59,6 +59,24 @@ class WorkerGone(Exception):
     """A call on a worker that is not there any more."""
 
 
+class Unsendable(Exception):
+    """An item that cannot be sent: its place among those given (-1: not known), and why."""
+
+    def __init__(self, index: int, error_text: str) -> None:
+        super().__init__(index, error_text)
+        self.index = index
+        self.error_text = error_text
+
+
+class Unreadable:
+    """Stands for an item that was sent and cannot be made again, and says why."""
+
+    __slots__ = ("error_text",)
+
+    def __init__(self, error_text: str) -> None:
+        self.error_text = error_text
+
+
 class Data(Protocol):
     """The two ends of a stream: answers Pull by posting, and takes what is delivered."""
 

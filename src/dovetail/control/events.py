@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from dovetail.control.segments import Segment
     from dovetail.resources.cluster import Node
+    from dovetail.resources.seat import Seats
 
 
 class Cause(Enum):
@@ -72,7 +73,7 @@ class WorkerLost:
     worker: int
     cause: Cause
     detail: str = ""
-    """Exit code, signal, exception: one line for people."""
+    """Exit code, signal, exception: a line for people; after it perhaps more, such as the traceback of a setup."""
     crumbs: tuple[Crumb, ...] = ()
     """Of every call that was running; none: nothing is known of that."""
     peak_bytes: int = 0
@@ -152,6 +153,14 @@ class Repin:
     workers: int | None
 
 
+@dataclass(slots=True)
+class Reserved:
+    """What others hold of our nodes from now on, all of it: it replaces what was said before. Seats are amounts here,
+    one or several per node; nobody of ours may be started there, and who sits there already is drained."""
+
+    seats: Seats = ()
+
+
 Event = (
     WorkerReady
     | WorkerStopped
@@ -165,4 +174,5 @@ Event = (
     | Drain
     | CancelRun
     | Repin
+    | Reserved
 )

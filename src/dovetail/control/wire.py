@@ -6,21 +6,20 @@ its `ref`, a hosted object without its `work`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dovetail.control import commands as c
 from dovetail.control import events as e
 from dovetail.control.commands import Command
 from dovetail.control.events import Event
+from dovetail.control.plain import as_it_was, plain
 from dovetail.control.segments import Part, Segment
 from dovetail.resources.cluster import Cluster, Node
 from dovetail.resources.seat import Seat
 
-TUPLE, PAIRS = "()", "{}"
-"""Marks of what JSON has no form for: a tuple, and a mapping whose keys are not all text."""
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
 
 
 class NotOnTheWire(ValueError):
@@ -51,36 +50,6 @@ def encode_command(command: Command) -> dict[str, Any]:
 def decode_command(data: Mapping[str, Any]) -> Command:
     found: Command = _decode(data, COMMANDS)
     return found
-
-
-def plain(value: object) -> Any:
-    """Any value as JSON can hold it: tuples and odd keys are marked, what is no data at all becomes its text."""
-    if isinstance(value, Enum):  # first, because some enums are numbers or texts too
-        return plain(value.value)
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, tuple):
-        return {TUPLE: [plain(inner) for inner in value]}
-    if isinstance(value, list):
-        return [plain(inner) for inner in value]
-    if isinstance(value, Mapping):
-        if all(isinstance(key, str) for key in value) and value.keys().isdisjoint((TUPLE, PAIRS)):
-            return {key: plain(inner) for key, inner in value.items()}
-        return {PAIRS: [[plain(key), plain(inner)] for key, inner in value.items()]}
-    return str(value)
-
-
-def as_it_was(value: Any) -> Any:
-    """The inverse of `plain`."""
-    if isinstance(value, list):
-        return [as_it_was(inner) for inner in value]
-    if not isinstance(value, dict):
-        return value
-    if TUPLE in value:
-        return tuple(as_it_was(inner) for inner in value[TUPLE])
-    if PAIRS in value:
-        return {as_it_was(key): as_it_was(inner) for key, inner in value[PAIRS]}
-    return {key: as_it_was(inner) for key, inner in value.items()}
 
 
 def _segment(segment: Segment) -> list[Any]:
@@ -140,6 +109,7 @@ _BY_UNIT = Form(
     lambda found: {unit: _SEGMENTS.read(segments) for unit, segments in found.items()},
 )
 _PART = Form(_part, _read_part)
+_SEATS = _tuple_of(Form(Seat.to_dict, Seat.from_dict))
 _SPECIAL: dict[tuple[type[Any], str], Form] = {
     (e.WorkerLost, "cause"): Form(lambda cause: cause.value, e.Cause),
     (e.WorkerLost, "crumbs"): _tuple_of(_record(e.Crumb)),
@@ -149,7 +119,8 @@ _SPECIAL: dict[tuple[type[Any], str], Form] = {
     (e.BatchesDone, "stages"): _optional(_list_of(_NUMBERS)),
     (e.NodeJoined, "node"): Form(_node, _read_node),
     (e.ItemsArrived, "segments"): _SEGMENTS,
-    (c.StartWorker, "seats"): _tuple_of(Form(Seat.to_dict, Seat.from_dict)),
+    (e.Reserved, "seats"): _SEATS,
+    (c.StartWorker, "seats"): _SEATS,
     (c.StartWorker, "hosted"): _tuple_of(Form(lambda it: [it.name, it.slots], lambda it: c.Hosted(it[0], slots=it[1]))),
     (c.RunBatches, "parts"): _list_of(_PART),
     (c.SetAside, "part"): _PART,

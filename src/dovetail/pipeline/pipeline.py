@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dovetail.errors import ConfigError, PipelineError, Problem, did_you_mean, shown
-from dovetail.pipeline import file
 from dovetail.pipeline.graph import (
     PIPELINE_EXAMPLE,
     Edges,
@@ -21,6 +20,7 @@ from dovetail.pipeline.graph import (
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from dovetail.pipeline.file import Written
     from dovetail.pipeline.stage import Stage
 
 
@@ -80,6 +80,8 @@ class Pipeline:
     def load(cls, path: str | Path) -> Pipeline:
         """A YAML or JSON file; mistakes are reported with line and column."""
         try:
+            from dovetail.pipeline import file  # late: most pipelines are made by code
+
             written = file.read(path)
         except ConfigError as error:
             raise PipelineError(error.problems) from None
@@ -88,16 +90,20 @@ class Pipeline:
     @classmethod
     def from_dict(cls, data: object) -> Pipeline:
         """What a pipeline file holds, as plain data."""
+        from dovetail.pipeline import file
+
         return cls._from(file.read_data(data))
 
     @classmethod
-    def _from(cls, written: file.Written) -> Pipeline:
+    def _from(cls, written: Written) -> Pipeline:
         if written.problems:
             raise PipelineError(written.problems)
         return cls(written.stages, written.name)
 
     def to_dict(self) -> dict[str, Any]:
         """What a pipeline file would hold; a function that a file cannot name is an error."""
+        from dovetail.pipeline import file
+
         data, problems = file.data_of(self.stages, self.name)
         if problems:
             raise PipelineError(problems)

@@ -9,7 +9,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from dovetail.errors import ClusterError, Problem
-from dovetail.resources import cluster_file, parse
+from dovetail.resources import parse
 from dovetail.resources.cards import card_model, model_key
 from dovetail.resources.sizes import exact_size, milli, parse_size
 
@@ -136,12 +136,16 @@ class Cluster:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Cluster:
         """The inverse of `to_dict`; also what a YAML or JSON file holds."""
+        from dovetail.resources import cluster_file  # late: most clusters are not described by a file
+
         return _from_groups(cluster_file.groups_of(data))
 
     @classmethod
     def load(cls, path: str | Path) -> Cluster:
         """A YAML or JSON file; mistakes are reported with line and column."""
         try:
+            from dovetail.resources import cluster_file
+
             return _from_groups(cluster_file.groups_in(path))
         except ClusterError as error:
             raise ClusterError(

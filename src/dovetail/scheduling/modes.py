@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from dovetail.errors import InfeasibleError
 from dovetail.resources.sizes import milli
-from dovetail.scheduling.infeasible import explained
 from dovetail.scheduling.sizing import Sizing, size
 
 if TYPE_CHECKING:
@@ -44,7 +43,7 @@ def choose(units: list[UnitPlan], ledger: Ledger, mode: str) -> Chosen:
             return Chosen("streaming", reason, [(part, sizing) for part, sizing in sized if sizing is not None])
         short = [part for part, sizing in sized if sizing is None]
         if mode == "streaming":
-            raise explained(short, units, ledger, feasible)
+            raise _explained(short, units, ledger)
         _require_alone(units, ledger)
         return _fewest_waves(units, ledger, short[0])
     _require_alone(units, ledger)
@@ -89,11 +88,17 @@ def _sized(units: list[UnitPlan], ledger: Ledger) -> Sizing:
     return sizing
 
 
+def _explained(short: list[list[UnitPlan]], units: list[UnitPlan], ledger: Ledger) -> InfeasibleError:
+    from dovetail.scheduling.infeasible import explained  # late: most plans need no excuse
+
+    return explained(short, units, ledger, feasible)
+
+
 def _require_alone(units: list[UnitPlan], ledger: Ledger) -> None:
     """Whatever the mode, each unit must fit when it has the cluster to itself; all that do not are told at once."""
     short = [[unit] for unit in units if not _fit_together([unit], ledger)]
     if short:
-        raise explained(short, units, ledger, feasible)
+        raise _explained(short, units, ledger)
 
 
 def _without_counts(units: list[UnitPlan], ledger: Ledger, chosen: Chosen) -> tuple[str, ...]:

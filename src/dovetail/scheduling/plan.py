@@ -13,10 +13,12 @@ from dovetail.resources.ledger import Ledger
 from dovetail.resources.seat import Seat
 from dovetail.resources.shape import Shape
 from dovetail.scheduling.demand import Demand
-from dovetail.scheduling.plan_file import VERSION, checked, not_a_plan
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+
+PLAN_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +118,7 @@ class Plan:
 
     def to_dict(self) -> dict[str, Any]:
         return {
-            "version": VERSION,
+            "version": PLAN_VERSION,
             "name": self.name,
             "mode": self.mode,
             "requested": self.requested,
@@ -146,12 +148,16 @@ class Plan:
         try:
             data = json.loads(text)
         except (ValueError, RecursionError) as error:
+            from dovetail.scheduling.plan_file import not_a_plan  # late: most plans are made, not read
+
             raise not_a_plan([str(error)]) from None
         return cls.from_dict(data)
 
     @classmethod
     def from_dict(cls, data: object) -> Plan:
         """The inverse of `to_dict`, checked: form, numbers, and seats that can be taken."""
+        from dovetail.scheduling.plan_file import checked, not_a_plan
+
         try:
             plan = cls._from_checked(checked(data))
             for wave in range(len(plan.waves)):

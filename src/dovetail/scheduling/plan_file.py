@@ -8,8 +8,8 @@ from typing import Any
 
 from dovetail.documents import Document, validated
 from dovetail.errors import ConfigError, Problem
+from dovetail.scheduling.plan import PLAN_VERSION
 
-VERSION = 1
 INTEGER_LIMIT = 1 << 62
 
 
@@ -94,9 +94,9 @@ class PlanFile:
 
 def checked(data: object) -> dict[str, Any]:
     """The data of a plan, of the right form and with numbers in range; else a ConfigError that says what is wrong."""
-    if not isinstance(data, dict) or data.get("version") != VERSION:
+    if not isinstance(data, dict) or data.get("version") != PLAN_VERSION:
         said = data.get("version") if isinstance(data, dict) else type(data).__name__
-        raise not_a_plan([f"its version is {said!r}, not {VERSION}"])
+        raise not_a_plan([f"its version is {said!r}, not {PLAN_VERSION}"])
     try:
         written = validated(Document("plan", data), PlanFile)
     except ConfigError as error:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from dovetail.scheduling.demand import SPEED_LIMIT
 from dovetail.scheduling.replanning.candidates import candidates, rate_of
 from dovetail.scheduling.replanning.differences import Differences
 from dovetail.scheduling.replanning.pays import best_of, worth_of
@@ -142,9 +143,11 @@ class _Decision:
 
 def _tried(options: int, worths: Sequence[Worth], changes: int) -> str:
     best = max(worth.rate for worth in worths)
+    fastest = f", the fastest with {best:.4g} items/s" if best < SPEED_LIMIT else ""
+    what = "nothing brings enough to change"
     if changes:
-        return f"{options} seatings were compared, the fastest with {best:.4g} items/s; {changes} workers change"
-    return f"{options} seatings were compared, the fastest with {best:.4g} items/s; nothing brings enough to change"
+        what = f"{changes} workers change" if changes > 1 else "1 worker changes"
+    return f"{options} seatings were compared{fastest}; {what}"
 
 
 def _slowest(wants: Sequence[Want], counts: Sequence[int]) -> str:

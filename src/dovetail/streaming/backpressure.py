@@ -18,7 +18,8 @@ def has_room(board: Board, lane: Lane) -> bool:
     if lane.waits_for_seats:
         return True
     queue = lane.queue
-    if queue.items < lane.cap and queue.bytes + lane.coming_bytes < board.options.byte_budget // len(board.lanes):
+    room = min(board.options.byte_budget // len(board.lanes), max(board.options.queue_bytes, lane.cap_bytes))
+    if queue.items < lane.cap and queue.bytes + lane.coming_bytes < room:
         return True
     # When nothing happens there, more must come: what waits may be the ends of several epochs, of which no batch can be
     # made, or a single batch may be larger than the budget.
@@ -44,5 +45,6 @@ def set_cap(board: Board, lane: Lane) -> None:
     )
     messages = max(board.options.queue_factor * slots, board.options.queue_least)
     lane.cap = max(2 * lane.batch_size, int(messages * lane.message_items), int(2 * brought) if brought > slots else 0)
+    lane.cap_bytes = int(2 * slots * lane.message_items * lane.item_bytes)
     if lane.cap > before:
         board.stir(lane)

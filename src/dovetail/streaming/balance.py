@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from dovetail.control.lifecycle import WorkerState
 from dovetail.scheduling.replan import replan
 from dovetail.scheduling.snapshot import Seated, Snapshot, Standing, UnitNow
+from dovetail.streaming.reserve import stays
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -138,7 +139,7 @@ class Balance:
 
     def now_at_once(self) -> None:
         self._looked_at = self.board.now
-        snapshot = self.snapshot()
+        snapshot = self._moving(self.snapshot())
         result = self._with_what_fits(snapshot)
         self.replans += 1
         if result is None:
@@ -152,6 +153,14 @@ class Balance:
             lane.went_on = lane.ran_dry = 0
         self._loosen(snapshot)
 
+    def _moving(self, snapshot: Snapshot) -> Snapshot:
+        """Whoever sits on what others hold moves, if there is another place for them all."""
+        if not self.fleet.pressed:
+            return snapshot
+        moving = self.fleet.reserve.squeezed(snapshot)
+        counts = replan(moving, self._rules(moving)).counts
+        return moving if all(counts.get(unit.name) or unit.finished for unit in snapshot.units) else snapshot
+
     def _with_what_fits(self, snapshot: Snapshot) -> Replan | None:
         """A replan in which everybody it counts on has a worker.
 
@@ -163,7 +172,7 @@ class Balance:
         seated = [unit.name for unit in snapshot.units if not unit.finished]
         while seated and not all(result.counts.get(name) for name in seated):
             missing = next(name for name in reversed(seated) if not result.counts.get(name))
-            if self.board.options.serving:
+            if self.board.options.serving and not self.fleet.reserve.amounts:
                 self.fail(f"{missing} has no room, and a run without an end cannot wait for it", "")
                 return None
             seated.pop()
@@ -232,7 +241,9 @@ class Balance:
             and (worker.state in STANDINGS or worker.replaced)
             and not any(seat.node in down for seat in worker.seats)
         )
-        return Snapshot(cluster, units, workers, self._horizon())
+        staying = [seat for worker in self.board.workers.values() if stays(worker) for seat in worker.seats]
+        strangers = self.fleet.reserve.strangers(cluster, staying)
+        return Snapshot(cluster, units, (*strangers, *workers), self._horizon())
 
     def _unit(self, lane: Lane, per_source: float) -> UnitNow:
         now = self.board.now

@@ -37,6 +37,8 @@ class Board:
         self.now = 0.0
         self.out: list[Command] = []
         self.state = RunState.RUNNING
+        self.ending = False
+        """Nothing new is sent or started any more. Kept, because it is asked for several times per event."""
         self.error = ""
         self.error_detail = ""
         self.total: int | None = None
@@ -73,11 +75,7 @@ class Board:
 
     def move(self, new: RunState) -> None:
         self.state = checked_run_move(self.state, new)
-
-    @property
-    def ending(self) -> bool:
-        """Nothing new is sent or started any more."""
-        return self.state not in (RunState.RUNNING, RunState.DRAINING)
+        self.ending = new not in (RunState.RUNNING, RunState.DRAINING)
 
     def at(self, time: float, action: Callable[[], None]) -> None:
         heapq.heappush(self._timers, (time, self.number(), action))

@@ -14,6 +14,7 @@ from dovetail.control.events import (
     NodeJoined,
     NodeLeft,
     Repin,
+    Reserved,
     WorkerLost,
     WorkerReady,
     WorkerStopped,
@@ -29,6 +30,7 @@ from dovetail.streaming.lane import Lane
 from dovetail.streaming.losses import Losses
 from dovetail.streaming.options import Options
 from dovetail.streaming.progress import Progress
+from dovetail.streaming.reserve import Reserve
 from dovetail.streaming.restarts import Restarts
 from dovetail.streaming.results import Results
 from dovetail.streaming.sight import view_of, workers_of
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from dovetail.control.commands import Command, Deliver
     from dovetail.control.events import Event
     from dovetail.control.segments import Segment
+    from dovetail.resources.seat import Seats
     from dovetail.scheduling.plan import Plan
     from dovetail.streaming.view import View, WorkerView
     from dovetail.streaming.work import Work
@@ -48,13 +51,20 @@ class Stream:
     """Runs the units of a plan, wave after wave, over a source. Pure: see `control.engine.Controller`."""
 
     def __init__(
-        self, works: Sequence[Work], plan: Plan, options: Options | None = None, resume: Sequence[Deliver] = ()
+        self,
+        works: Sequence[Work],
+        plan: Plan,
+        options: Options | None = None,
+        resume: Sequence[Deliver] = (),
+        reserved: Seats = (),
     ) -> None:
+        """`reserved`: what others hold when it begins, as in `control.events.Reserved`."""
         self.plan = plan
         self.board = Board([Lane(work) for work in works], options or Options())
         self.progress = Progress(self.board, self._lane_finished)
         self.feeder = Feeder(self.board, self.progress)
         self.fleet = Fleet(self.board, plan.cluster, self.fail)
+        self.fleet.reserve = Reserve(reserved)
         self.losses = Losses(self.board, self.fail)
         self.balance = Balance(self.board, self.fleet, self.feeder, self.fail)
         self.restarts = Restarts(self.board, self.fleet, self.progress, self.feeder)
@@ -79,6 +89,7 @@ class Stream:
             Drain: self._drain,
             CancelRun: self._cancel,
             Repin: self._repin,
+            Reserved: self.fleet.reserved,
         }
         largest = max(node.memory_bytes for node in plan.cluster.nodes)
         for lane in self.board.all_lanes:
@@ -178,13 +189,25 @@ class Stream:
             board.aside += len(deliver.aside)
 
     def _first_workers(self, lanes: list[Lane]) -> None:
-        """The plan's, if the speeds behind it are known or it is to be followed; otherwise by replanning from empty."""
+        """The plan's, if the speeds behind it are known or it is to be followed, and there is room for it; otherwise
+        by replanning from empty."""
         known = all(lane.work.rate is not None for lane in lanes) or self.board.options.follow_plan
         inside = {lane.name for lane in lanes}
-        if not (known and self.fleet.cluster is self.plan.cluster):
+        starts = self._planned(inside)
+        seats = (seat for start in starts for seat in start.seats)
+        there = self.fleet.cluster is self.plan.cluster and self.fleet.reserve.leaves_all(self.plan.cluster, seats)
+        if not (known and there):
             self.fleet.wants_replan = False
             self.balance.now_at_once()
             return
+        self.balance.predicted = self.plan.rate if self.waves == 1 else 0.0
+        self.balance.bottleneck = self.plan.bottleneck if self.plan.bottleneck in inside else ""
+        text = f"{len(starts)} workers as planned"
+        self.board.note("decision", text, starts=len(starts), stops=0, rate_after=self.balance.predicted)
+        self.fleet.start_all([*self.fleet.waiting.values(), *starts])
+
+    def _planned(self, inside: set[str]) -> list[Start]:
+        """The workers that the plan has for these units."""
         starts = []
         for unit in self.plan.units:
             if unit.name not in inside:
@@ -196,11 +219,7 @@ class Stream:
             starts += [
                 Start(unit.name, seats[first : first + ranks], "planned") for first in range(0, len(seats), ranks)
             ]
-        self.balance.predicted = self.plan.rate if self.waves == 1 else 0.0
-        self.balance.bottleneck = self.plan.bottleneck if self.plan.bottleneck in inside else ""
-        text = f"{len(starts)} workers as planned"
-        self.board.note("decision", text, starts=len(starts), stops=0, rate_after=self.balance.predicted)
-        self.fleet.start_all([*self.fleet.waiting.values(), *starts])
+        return starts
 
     # --- workers and nodes
 

@@ -230,6 +230,8 @@ def tune(board: Board, lane: Lane) -> None:
     per_batch = seconds * batch
     message_s = max(options.message_s, HOPS * options.hop_s)
     batches = 1 if per_batch >= message_s else int(message_s / max(per_batch, 1e-9)) or 1
+    if lane.item_bytes:
+        batches = max(1, min(batches, int(options.message_bytes / (lane.item_bytes * batch))))
     recycle = lane.work.recycle_batches
     if recycle is not None:
         batches = min(batches, recycle)

@@ -26,6 +26,7 @@ class Epoch:
         "opened_at",
         "outputs",
         "pending",
+        "read_bytes",
         "source",
         "spooled",
     )
@@ -43,6 +44,8 @@ class Epoch:
         """It begins anew as another epoch: whatever still comes of this one is ignored."""
         self.bytes = 0
         """Of its input and of the results it holds."""
+        self.read_bytes = 0
+        """Of its input, whether or not it is kept."""
         self.pending = [0] * units
         """Per unit of the wave: items that wait for it or are with its workers."""
         self.complete = [False] * units

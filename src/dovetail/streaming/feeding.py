@@ -40,11 +40,15 @@ class Feeder:
         """Lanes that get input directly."""
         self.later: list[str] = []
         """Units of later waves that get source items."""
+        self.waits_for_all = False
+        """A barrier's input is one epoch."""
         self.filling: Epoch | None = None
         self._shares: dict[str, float] = {}
         self.asked = 0
         self._asked_at = 0.0
         self._awaited_s = 0.0
+        self._item_bytes = 0.0
+        """Of the source's last items."""
         self.gaps: list[tuple[int, int]] = []
         """What a resumed run still has to read, before `position`."""
         self.position = 0
@@ -57,12 +61,14 @@ class Feeder:
     def begin(self, entries: list[Lane], later: list[str], done: list[tuple[int, int]]) -> None:
         """The first wave."""
         self.entries, self.later = entries, later
+        self._look_for_barriers()
         self._shares = dict.fromkeys((lane.name for lane in entries), 1.0)
         self.gaps, self.position = gaps_of(done)
 
     def begin_spooled(self, entries: list[Lane], spool: list[tuple[str, Segment]], done: list[tuple[int, int]]) -> None:
         """A later wave. The numbers of an epoch count the items of the spool."""
         self.entries, self.later = entries, []
+        self._look_for_barriers()
         counts: dict[str, int] = {}
         for name, segment in spool:
             counts[name] = counts.get(name, 0) + segment.items
@@ -83,10 +89,8 @@ class Feeder:
                 self.gaps.append((number, number + segment.items))
             number += segment.items
 
-    @property
-    def waits_for_all(self) -> bool:
-        """A barrier's input is one epoch."""
-        return any(lane.work.barrier for lane in self.board.lanes)
+    def _look_for_barriers(self) -> None:
+        self.waits_for_all = any(lane.work.barrier for lane in self.board.lanes)
 
     def share_of(self, lane: Lane) -> float:
         """Items that a lane gets directly per item of the wave's input: all of the source, or its part of the spool."""
@@ -102,12 +106,12 @@ class Feeder:
             self._pull()
 
     def _room(self) -> bool:
-        if self._too_many_open():
-            return False
-        return self.waits_for_all or all(
-            lane.waits_for_seats or (lane.queue.items <= lane.cap // 2 and has_room(self.board, lane))
-            for lane in self.entries
-        )
+        if not self.waits_for_all:
+            for lane in self.entries:  # mostly there is none, and this runs for every event
+                full = lane.queue.items > lane.cap // 2 or not has_room(self.board, lane)
+                if full and not lane.waits_for_seats:
+                    return False
+        return not self._too_many_open()
 
     def _too_many_open(self) -> bool:
         """Whether what is begun should be finished first: with ordered output by number, and always by bytes."""
@@ -132,13 +136,19 @@ class Feeder:
             items = min(items, last - first)
         else:
             first = self.position
+        if self._item_bytes:
+            # what a queue may hold in bytes is never asked for twice over
+            room = self.board.options.byte_budget // len(self.board.lanes) // 2
+            items = min(items, max(1, int(room / self._item_bytes)))
+        cut = min((lane.message_items for lane in served), default=items)
         self.asked = items
         self._asked_at = self.board.now
-        self.board.out.append(Pull(first, items))
+        self.board.out.append(Pull(first, items, cut))
 
     def arrived(self, event: ItemsArrived) -> None:
         number = event.first
         for segment in event.segments:
+            self._item_bytes = segment.size_bytes / max(1, segment.items)
             self.board.read += segment.items
             self._answered(segment.items)
             self._place("", segment, number)
@@ -211,7 +221,9 @@ class Feeder:
             self.filling = epoch
         epoch.last = number + segment.items
         self.put(epoch, name, (segment, 0, segment.items))
-        enough = epoch.last - epoch.first >= epoch.goal or epoch.bytes >= self.board.options.byte_budget // OPEN_AT_ONCE
+        enough = (
+            epoch.last - epoch.first >= epoch.goal or epoch.read_bytes >= self.board.options.byte_budget // OPEN_AT_ONCE
+        )
         if enough and not self.waits_for_all:
             self._close_filling()
 
@@ -227,9 +239,11 @@ class Feeder:
     def put(self, epoch: Epoch, name: str, part: Part) -> None:
         """Input of an epoch, to whom it belongs."""
         size = bytes_in([part])
-        epoch.source.append((name, part))
-        epoch.bytes += size
-        self.board.held_bytes += size
+        if not self.board.options.payloads_survive:
+            epoch.source.append((name, part))
+            epoch.bytes += size
+            self.board.held_bytes += size
+        epoch.read_bytes += size
         lanes = [self.board.lane_of[name]] if name else self.entries
         for lane in lanes:
             lane.queue.add_part(epoch.id, part, self.board.now)
@@ -251,6 +265,7 @@ class Feeder:
     def begin_again(self, epoch: Epoch) -> None:
         """An epoch of which something was lost: its input comes again, under new numbers, and of the source in smaller
         pieces, so that the next loss touches less of it. (A spool is resumed by whole segments, so it is not cut.)"""
+        assert not self.board.options.payloads_survive, f"{epoch} begins again, and nobody kept its input"
         was_filling = self.filling is epoch
         self.filling = None if was_filling else self.filling
         items = epoch.last - epoch.first

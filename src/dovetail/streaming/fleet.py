@@ -15,14 +15,15 @@ from dovetail.resources.totals import ON_CARDS, totals_of
 from dovetail.scheduling.snapshot import Start
 from dovetail.streaming.backpressure import set_cap
 from dovetail.streaming.health import Health
+from dovetail.streaming.reserve import WHY, Reserve, to_give_back
 from dovetail.streaming.workers import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from dovetail.control.events import WorkerLost, WorkerReady
+    from dovetail.control.events import Reserved, WorkerLost, WorkerReady
     from dovetail.resources.cluster import Node
-    from dovetail.resources.seat import Seats
+    from dovetail.resources.seat import Seat, Seats
     from dovetail.streaming.board import Board
     from dovetail.streaming.lane import Lane
 
@@ -38,6 +39,10 @@ class Fleet:
         self.board = board
         self.cluster = cluster
         self.ledger = Ledger(cluster)
+        self.reserve = Reserve()
+        """What others hold: it stays free."""
+        self.pressed = False
+        """The last workers of some units sit on what others hold, until there is another place for them."""
         self._totals = totals_of(Counter(self.ledger.free))
         self._taken: dict[str, int] = {}
         self.fail = fail
@@ -124,6 +129,8 @@ class Fleet:
         self.board.stir(lane)
         if lane.work.recycle_s is not None:
             self.board.at(self.board.now + lane.work.recycle_s, partial(self.recycle, worker))
+        if self.pressed:
+            self.press()
 
     # --- going
 
@@ -223,7 +230,7 @@ class Fleet:
         else:
             lane.lost += 1
         node_lost = event.cause is Cause.NODE_LOST
-        what = event.detail or event.cause.value
+        what = event.detail.partition("\n")[0] or event.cause.value
         worker.replaced = not (leaving or lane.finished or self.board.ending or node_lost or lane.grown)
         if node_lost:
             self.health.node_lost(worker.node)
@@ -293,6 +300,24 @@ class Fleet:
         else:
             self._now_on(self.cluster.without({name}))
 
+    def reserved(self, event: Reserved) -> None:
+        """Others hold this from now on: as few as possible of ours go, and a replan looks at what is left."""
+        before, self.reserve = self.reserve.amounts, Reserve(event.seats)
+        if self.board.ending or before == self.reserve.amounts:
+            return
+        going = self.press()
+        text = f"what others hold of our nodes changed: {going} workers are given back"
+        self.board.note("decision", text, starts=0, stops=going)
+        self.wants_replan = True
+
+    def press(self) -> int:
+        """Drains those who sit on what others hold, as far as their units can do without; how many."""
+        going, self.pressed = to_give_back(self.board, self.cluster, self.reserve)
+        for worker in going:
+            worker.replaced = False
+            self.drain(worker, WHY)
+        return len(going)
+
     def _look_again(self) -> None:
         """A node that was believed lost may be there after all."""
         if not self.board.ending:
@@ -336,13 +361,16 @@ class Fleet:
 
     def _take(self, seats: Seats) -> bool:
         for position, seat in enumerate(seats):
-            there = self.ledger.knows(seat.node) and seat.node not in self.health.down
-            if not (there and self.ledger.takes(seat)):
+            if not (self._may_sit(seat) and self.ledger.takes(seat)):
                 for other in seats[:position]:
                     self.ledger.give_back(other)
                 return False
         self._count(seats, 1)
         return True
+
+    def _may_sit(self, seat: Seat) -> bool:
+        there = self.ledger.knows(seat.node) and seat.node not in self.health.down
+        return there and self.reserve.leaves(self.ledger.free_on(seat.node), seat)
 
     def _give_back(self, seats: Seats) -> None:
         there = tuple(seat for seat in seats if self.ledger.knows(seat.node))

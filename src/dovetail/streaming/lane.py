@@ -52,12 +52,16 @@ class Lane:
         self.tuned_at = 0
         self.cap = 2 * self.queue.batch_size
         """Items that may wait or be on their way to it."""
+        self.cap_bytes = 0
+        """Bytes that may wait in any case: what its workers take next."""
         self.incoming = 0
         """Messages that its parents' workers have."""
         self.coming_bytes = 0
         """What those messages will probably bring."""
         self.out_bytes = 0
         """What one of its own messages gives, about."""
+        self.item_bytes = 0.0
+        """What one item brings or gives, whichever is more; of late."""
         self.in_flight = 0
         self.hurries_at: float | None = None
         """When a batch that is not full has waited long enough; None: nobody looks at that."""
@@ -91,6 +95,8 @@ class Lane:
         self.taken = self.given = self.batches = self.aside = self.retries = 0
         self.busy_s = self.setup_s = 0.0
         self.started = self.stopped = self.lost = 0
+        self.stages = [[0, 0, 0.0] for _ in self.work.stages]
+        """Per fused stage: items in, items out, seconds."""
         self.largest_memory = 0
         self.shape_before: Shape | None = None
         """What it was before it grew, as long as nobody knows whether that helps."""
@@ -100,6 +106,12 @@ class Lane:
     def __repr__(self) -> str:
         waiting = f"{self.queue.items}+{sum(s.items for s in self.suspects)} waiting, {self.in_flight} in flight"
         return f"<{self.name}: {waiting}, {len(self.workers)} workers, {self.pool.free} free>"
+
+    def count_stages(self, counts: list[tuple[int, int, float]]) -> None:
+        for total, (taken, given, seconds) in zip(self.stages, counts, strict=False):
+            total[0] += taken
+            total[1] += given
+            total[2] += seconds
 
     @property
     def batch_size(self) -> int:

@@ -35,6 +35,12 @@ class Options:
     """Work per message; a batch that takes longer is a message of its own."""
     message_items: int = 1024
     """The most items per message, unless a batch is larger."""
+    message_bytes: int = 4 << 20
+    """The most a message should bring or give, unless one batch is more."""
+    queue_bytes: int = 32 << 20
+    """What may wait in front of a unit, in bytes, unless its workers' next messages are more."""
+    payloads_survive: bool = False
+    """Nothing that a worker gave can be lost with a node: then nobody needs to keep an epoch's input."""
     hop_s: float = 0.001
     """How long a message travels; a worker gets a second one in advance where that matters."""
     epoch_s: float = 0.5

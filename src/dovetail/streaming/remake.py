@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from dovetail.control.commands import Deliver, Hosted
 from dovetail.control.wire import decode_command, encode_command
+from dovetail.resources.seat import Seat
 from dovetail.resources.shape import Shape
 from dovetail.scheduling.plan import Plan
 from dovetail.scheduling.rules import Rules
@@ -17,14 +18,19 @@ from dovetail.streaming.work import Work
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from dovetail.resources.seat import Seats
 
-def header_of(works: Sequence[Work], plan: Plan, options: Options, resume: Sequence[Deliver] = ()) -> dict[str, Any]:
+
+def header_of(
+    works: Sequence[Work], plan: Plan, options: Options, resume: Sequence[Deliver] = (), reserved: Seats = ()
+) -> dict[str, Any]:
     """Plain data, all of it."""
     return {
         "works": [_of_work(work) for work in works],
         "plan": plan.to_dict(),
         "options": asdict(options),
         "resume": [encode_command(deliver) for deliver in resume],
+        "reserved": [seat.to_dict() for seat in reserved],
     }
 
 
@@ -33,7 +39,8 @@ def stream_of(header: Mapping[str, Any]) -> Stream:
     options = Options(**{**header["options"], "rules": Rules(**header["options"]["rules"])})
     resume = [command for command in map(decode_command, header["resume"]) if isinstance(command, Deliver)]
     works = [_work(data) for data in header["works"]]
-    return Stream(works, Plan.from_dict(header["plan"]), options, resume)
+    reserved = tuple(map(Seat.from_dict, header.get("reserved", ())))
+    return Stream(works, Plan.from_dict(header["plan"]), options, resume, reserved)
 
 
 def _of_work(work: Work) -> dict[str, Any]:
@@ -42,10 +49,12 @@ def _of_work(work: Work) -> dict[str, Any]:
         "shape": work.shape.to_dict(),
         "hosted": [work.hosted.name, work.hosted.slots],
         "parents": list(work.parents),
+        "stages": list(work.stages),
     }
 
 
 def _work(data: Mapping[str, Any]) -> Work:
     name, slots = data["hosted"]
     shape, hosted = Shape.from_dict(data["shape"]), Hosted(name, slots=slots)
-    return Work(**{**data, "shape": shape, "hosted": hosted, "parents": tuple(data["parents"])})
+    names = {"parents": tuple(data["parents"]), "stages": tuple(data.get("stages", ()))}
+    return Work(**{**data, "shape": shape, "hosted": hosted, **names})

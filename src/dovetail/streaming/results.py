@@ -63,9 +63,14 @@ class Results:
         epoch, failures = message.epoch, event.failures
         failed = sum(failure.stop - failure.start for failure in failures) if failures else 0
         given = self.progress.route(lane, epoch, event.segments)
+        size = message.size_bytes
         if given:
-            size = sum([segment.size_bytes for segment in event.segments])
-            lane.out_bytes = size if not lane.out_bytes else (3 * lane.out_bytes + size) // 4
+            given_bytes = sum([segment.size_bytes for segment in event.segments])
+            lane.out_bytes = given_bytes if not lane.out_bytes else (3 * lane.out_bytes + given_bytes) // 4
+            size = max(size, given_bytes)
+        lane.item_bytes = (3 * lane.item_bytes + size / message.items) / 4 if lane.item_bytes else size / message.items
+        if event.stages is not None:
+            lane.count_stages(event.stages)
         settled = message.items - failed
         for failure in failures:
             settled += self.losses.raised(lane, message, failure, event.peak_bytes)

@@ -27,6 +27,8 @@ def all_again(failed: Suspect, retries: int) -> list[Suspect]:
 
 def after_failure(failed: Suspect, retries: int) -> list[Suspect]:
     """What to try next with items whose call raised or killed its worker; empty: give them up."""
+    if failed.items > failed.batch_size:  # not one call, but all of a message: nobody knows which
+        return _halved(replace(failed, halves=None), failed.batch_size)
     charged = failed.charged + 1
     if not retries or (failed.items == 1 and charged >= retries):
         return []

@@ -59,6 +59,16 @@ def _unit(lane: Lane) -> UnitView:
         returns=lane.speeds.returns,
         backlogged=lane.queue.items >= max(lane.batch_size, lane.in_flight),
         finished=lane.finished,
+        stages=_stages(lane),
+    )
+
+
+def _stages(lane: Lane) -> tuple[tuple[str, int, int, float], ...]:
+    if not any(total[2] for total in lane.stages):
+        return ()
+    return tuple(
+        (name, int(total[0]), int(total[1]), total[2])
+        for name, total in zip(lane.work.stages, lane.stages, strict=True)
     )
 
 

@@ -44,6 +44,8 @@ class UnitView:
     """Items out per item in."""
     backlogged: bool
     finished: bool
+    stages: tuple[tuple[str, int, int, float], ...] = ()
+    """Of real runs, per stage: its name, items in, items out, seconds in its code. Fused stages are several."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,8 @@ class Work:
     name: str
     shape: Shape
     hosted: Hosted
+    stages: tuple[str, ...] = ()
+    """By name; several, if they are fused."""
     parents: tuple[str, ...] = ()
     """Units; none: it gets source items."""
     wave: int = 0
@@ -76,6 +78,7 @@ def _work(pipeline: Pipeline, unit: UnitPlan, unit_of: dict[str, str], wave: int
         name=unit.name,
         shape=unit.shape,
         hosted=Hosted(unit.name, stages, slots),
+        stages=unit.stages,
         parents=tuple(dict.fromkeys(unit_of[name] for name in pipeline.parents(head.name))),
         wave=wave,
         batch_size=head.batch_size,

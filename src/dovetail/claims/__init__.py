@@ -1,0 +1,1 @@
+"""WHO ELSE IS HERE: how several runs share one machine, each within what it was granted."""

@@ -1,0 +1,101 @@
+"""How is a plan made for what others leave, and run on all there is?"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from dovetail.errors import InfeasibleError
+from dovetail.resources.amounts import CPU, CUSTOM, HOST, MEMORY, amounts_of, capacity_of
+from dovetail.resources.free import WHOLE_CARD_MILLI
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dovetail.resources.amounts import Amounts
+    from dovetail.resources.cluster import Cluster, Node
+    from dovetail.resources.seat import Seat, Seats
+    from dovetail.scheduling.plan import Plan, UnitPlan
+
+
+def left_of(cluster: Cluster, reserved: Seats) -> Cluster:
+    """The cluster to plan on. A card of which others hold something is left out, unless there is no other."""
+    taken = amounts_of(reserved)
+    nodes = [_rest(node, taken, _kept(node, taken)) for node in cluster.nodes]
+    useful = [node for node in nodes if node.usable_cpu_milli > 0 or node.gpus]
+    return replace(cluster, nodes=tuple(useful or nodes[:1]))
+
+
+def _rest(node: Node, taken: Amounts, cards: list[int]) -> Node:
+    cpu_milli = taken.get((node.name, HOST, CPU), 0)
+    memory_bytes = taken.get((node.name, HOST, MEMORY), 0)
+    custom = [(name, have - taken.get((node.name, HOST, CUSTOM + name), 0)) for name, have in node.custom]
+    return replace(
+        node,
+        cpu_milli=max(node.kept_back_milli, node.cpu_milli - cpu_milli),
+        memory_bytes=max(0, node.memory_bytes - memory_bytes),
+        gpus=tuple(node.gpus[card] for card in cards),
+        custom=tuple((name, left) for name, left in custom if left > 0),
+    )
+
+
+def _kept(node: Node, taken: Amounts) -> list[int]:
+    """Positions of the cards to plan with."""
+    touched = {card for name, card, _ in taken if name == node.name}
+    untouched = [card for card in range(len(node.gpus)) if card not in touched]
+    partly = [card for card in range(len(node.gpus)) if taken.get((node.name, card, "milli"), 0) < WHOLE_CARD_MILLI]
+    return untouched or partly
+
+
+def whole_again(plan: Plan, cluster: Cluster, reserved: Seats) -> Plan:
+    """A plan that was made for `left_of` this cluster, as one for all of it: cards have other positions there."""
+    if not reserved:
+        return plan
+    taken = amounts_of(reserved)
+    kept = {node.name: _kept(node, taken) for node in cluster.nodes}
+
+    def there(seat: Seat) -> Seat:
+        shares = tuple(share._replace(card=kept[seat.node][share.card]) for share in seat.cards)
+        return seat._replace(cards=shares)
+
+    seats = {stage: tuple(map(there, mine)) for stage, mine in plan.seats.items()}
+    warning = f"other runs hold a part of this machine: planned for {plan.cluster.spec()} of {cluster.spec()}"
+    return replace(plan, cluster=cluster, seats=seats, warnings=(*plan.warnings, warning))
+
+
+def planned_beside(make: Callable[[Cluster], Plan], cluster: Cluster, reserved: Seats) -> Plan:
+    """The plan that `make` makes for what others leave, on the whole cluster. What is left of single cards cannot be
+    planned with: where it takes those, it is planned as if nobody else were there, and the run begins by replanning."""
+    try:
+        return whole_again(make(left_of(cluster, reserved)), cluster, reserved)
+    except InfeasibleError:
+        if not reserved:
+            raise
+        return make(cluster)
+
+
+def ideal_of(plan: Plan) -> Seats | None:
+    """More than this a run cannot use; None if not all of its units are limited by their author."""
+    if any(unit.high is None or unit.workers < unit.high for unit in plan.units):
+        return None
+    waves = [
+        tuple(seat for unit in plan.units if unit.wave == wave for seat in plan.seats[unit.stages[0]])
+        for wave in range(len(plan.waves))
+    ]
+    return waves[0] if len(waves) == 1 else None
+
+
+def need_of(plan: Plan) -> Seats:
+    """What a run cannot do without: the least workers of every unit, of the wave that needs most."""
+    capacity = capacity_of(plan.cluster)
+    waves = [
+        tuple(seat for unit in plan.units if unit.wave == wave for seat in _least(plan, unit))
+        for wave in range(len(plan.waves))
+    ]
+    return max(waves, key=lambda seats: sum(amount / capacity[key] for key, amount in amounts_of(seats).items()))
+
+
+def _least(plan: Plan, unit: UnitPlan) -> Seats:
+    seats = plan.seats[unit.stages[0]]
+    count = 1 if unit.barrier else unit.low
+    return seats if unit.per_node is not None else seats[: count * unit.shape.ranks]

@@ -1,0 +1,96 @@
+"""Keepers and runs on simulated time or none: does a run hear what it must, and does the ledger know what it holds?"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import dovetail as dt
+from claims.test_sharing import cpu, cpus_of
+from dovetail.claims.keeper import Keeper
+from dovetail.claims.ledger_db import About, ClaimBook, Grant
+from dovetail.control.commands import StartWorker
+from dovetail.control.events import Reserved, WorkerStopped
+from dovetail.resources.amounts import amounts_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from dovetail.claims.owner import Owner
+    from dovetail.control.events import Event
+    from dovetail.resources.amounts import Amounts
+
+MACHINE = dt.Cluster.of("1x(8cpu, 64GB)")
+
+
+def until(what: Callable[[], object], seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.005)
+
+
+class Counted(ClaimBook):
+    """Counts how often a keeper looked."""
+
+    def update(self, me: Owner, held: Amounts, believes: Amounts) -> Owner:
+        self.looks.append(1)
+        return super().update(me, held, believes)
+
+    @property
+    def looks(self) -> list[int]:
+        return self.__dict__.setdefault("_looks", [])  # type: ignore[no-any-return]
+
+
+def made(path: Path, name: str, posted: list[Event], say: Callable[[str], None] = print) -> tuple[Counted, Keeper]:
+    book = Counted(path / "ledger.db", "here", MACHINE)
+    grant = book.ask(About(name), (cpu(1),), hurry=True)
+    assert isinstance(grant, Grant)
+    return book, Keeper(book, grant, posted.append, say, every_s=0.2, poll_s=0.01)
+
+
+def test_the_ledger_knows_what_a_run_holds(tmp_path: Path) -> None:
+    book, keeper = made(tmp_path, "a", [])
+    keeper.saw(0.0, [], [StartWorker(1, (cpu(2),), ()), StartWorker(2, (cpu(1),), ())])
+    until(lambda: cpus_of(book.owners()[0].held) == 3000)
+    keeper.saw(1.0, [WorkerStopped(1)], [])
+    until(lambda: cpus_of(book.owners()[0].held) == 1000)
+    keeper.close(2.0)
+    keeper.close(2.0)
+    assert book.owners() == []
+
+
+def test_a_run_gives_back_what_a_newcomer_gets_and_not_before_it_heard(tmp_path: Path) -> None:
+    posted: list[Event] = []
+    book, keeper = made(tmp_path, "a", posted)
+    keeper.saw(0.0, [], [StartWorker(number, (cpu(1),), ()) for number in range(6)])
+    newcomer = About("b")
+    assert not isinstance(book.ask(newcomer, (cpu(3),)), Grant)
+    until(lambda: posted)
+    assert amounts_of(posted[0].seats) == amounts_of([cpu(4)._replace(memory_bytes=32 << 30)])  # type: ignore[union-attr]
+    assert not isinstance(book.ask(newcomer, (cpu(3),), hurry=True), Grant)
+    keeper.saw(1.0, posted[:1], [])
+    keeper.saw(1.0, [WorkerStopped(1)], [])
+    until(lambda: isinstance(book.ask(newcomer, (cpu(3),), hurry=True), Grant))
+    assert len(posted) == 1
+    book.release(newcomer.id)
+    until(lambda: len(posted) == 2)
+    assert posted[1] == Reserved(())
+    keeper.close(2.0)
+
+
+def test_a_ledger_that_breaks_is_told_of_once_and_the_run_goes_on(tmp_path: Path) -> None:
+    said: list[str] = []
+    book, keeper = made(tmp_path, "a", [], said.append)
+    until(lambda: not book.changed())
+    (tmp_path / "ledger.db").write_bytes(b"x" * 5000)
+    until(lambda: said)
+    keeper.saw(0.0, [], [StartWorker(1, (cpu(2),), ())])
+    looked = len(book.looks)
+    until(lambda: len(book.looks) > looked + 2)
+    assert len(said) == 1
+    assert "DT320" in said[0]
+    (tmp_path / "ledger.db").unlink()
+    until(lambda: (tmp_path / "ledger.db").exists() and [cpus_of(owner.held) for owner in book.owners()] == [2000])
+    keeper.close(1.0)

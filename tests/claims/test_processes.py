@@ -1,0 +1,110 @@
+"""Real processes over one ledger: do they share, and never hold more than there is?"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+import dovetail as dt
+from claims.test_sharing import cpu
+from dovetail.claims.ledger_db import About, ClaimBook, Grant
+from dovetail.claims.process import is_there, this_process
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+TOY = Path(__file__).with_name("toy_run.py")
+CPUS = 8
+
+
+class Started:
+    """Toy runs in one folder; none of them outlives the test."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.runs: list[subprocess.Popen[str]] = []
+
+    def __call__(self, name: str) -> subprocess.Popen[str]:
+        arguments = [str(self.folder / "ledger.db"), name, str(self.folder), str(CPUS)]
+        run = subprocess.Popen([sys.executable, str(TOY), *arguments], stdout=subprocess.PIPE, text=True)
+        self.runs.append(run)
+        return run
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Started]:
+    started = Started(tmp_path)
+    yield started
+    for run in started.runs:
+        run.kill()
+        run.communicate()
+
+
+def book(folder: Path) -> ClaimBook:
+    return ClaimBook(folder / "ledger.db", "here", dt.Cluster.of(f"1x({CPUS}cpu, 64GB)"))
+
+
+def until(what: Callable[[], bool], seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.01)
+
+
+def timeline(folder: Path) -> list[tuple[float, str, int]]:
+    found = []
+    for file in folder.glob("*.jsonl"):
+        for line in file.read_text().splitlines():
+            note = json.loads(line)
+            found.append((note["now"], file.stem, note["cpus"]))
+    return sorted(found)
+
+
+def cpus_held(folder: Path) -> list[int]:
+    return [sum(owner.held.values()) // 1000 for owner in book(folder).owners()]
+
+
+def test_three_processes_share_and_never_hold_more_than_there_is(tmp_path: Path, start: Started) -> None:
+    runs = [start(name) for name in ("a", "b")]
+    until(lambda: sorted(cpus_held(tmp_path)) == [4, 4])
+    runs.append(start("c"))
+    until(lambda: sorted(cpus_held(tmp_path)) == [2, 3, 3])
+    (tmp_path / "a.stop").touch()
+    (tmp_path / "b.stop").touch()
+    until(lambda: cpus_held(tmp_path) == [CPUS])
+    (tmp_path / "c.stop").touch()
+    said = [run.communicate(timeout=30)[0] for run in runs]
+    assert [run.returncode for run in runs] == [0, 0, 0], said
+    now: dict[str, int] = {}
+    for _, name, cpus in timeline(tmp_path):
+        now[name] = cpus
+        assert sum(now.values()) <= CPUS, "no more than there is, at any moment"
+    assert book(tmp_path).owners() == []
+
+
+def test_the_claim_of_a_killed_process_is_void_at_once(tmp_path: Path, start: Started) -> None:
+    run = start("a")
+    until(lambda: cpus_held(tmp_path) == [CPUS])
+    [owner] = book(tmp_path).owners()
+    run.send_signal(signal.SIGKILL)
+    until(lambda: not is_there(owner.process))  # dead, and nobody has taken note of it yet
+    assert isinstance(book(tmp_path).ask(About("next"), (cpu(8),)), Grant)
+
+
+def test_a_process_that_got_the_number_of_another_is_another() -> None:
+    me = this_process()
+    assert me.pid == os.getpid()
+    assert is_there(me)
+    assert not is_there(me._replace(born="1"))
+    assert not is_there(me._replace(pid=2**22 + 1))
+    assert not is_there(me._replace(space="another-boot pid:[1]"))
+    boot = me.space.split()[0]
+    assert is_there(me._replace(space=f"{boot} pid:[1]")) is None, "of another container nothing is known"
