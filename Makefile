@@ -7,12 +7,13 @@ export PIP_CONSTRAINT := constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_REQUIRE_VIRTUALENV := 1
 
-.PHONY: help demo test test-long check format bench clean
+.PHONY: help demo test test-long test-gpu check format bench clean
 
 help:
 	@echo "make demo       set up, then show this machine, plan an example pipeline and simulate its run"
 	@echo "make test       set up, then run all checks and all tests"
 	@echo "make test-long  the same with the long repeat counts and soaks"
+	@echo "make test-gpu   only what needs a real NVIDIA GPU; says why it is skipped where there is none"
 	@echo "make check      formatting, lint, types and layers only"
 	@echo "make format     format the code"
 	@echo "make bench      the benchmarks (DATA=../shared/data)"
@@ -25,6 +26,9 @@ test: check
 
 test-long: check
 	DOVETAIL_TEST_LONG=1 $(BIN)/pytest -n auto
+
+test-gpu: $(VENV)/.dev
+	$(BIN)/pytest -m gpu
 
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check src tests benchmarks examples
@@ -45,6 +49,10 @@ bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/plan_quality.py --data $(DATA) --json benchmarks/results/plan_quality.json
 	$(BIN)/python benchmarks/replan.py --peers --data $(DATA) --json benchmarks/results/replan.json
 	$(BIN)/python benchmarks/simulate.py --workers 100,1000,10000 --json benchmarks/results/simulate.json
+	$(BIN)/python benchmarks/controller.py --workers 10,1000,10000 --json benchmarks/results/controller.json
+	$(BIN)/python benchmarks/overhead.py --engine local --peers --json benchmarks/results/overhead.json
+	$(BIN)/python benchmarks/payload.py --json benchmarks/results/payload.json
+	$(BIN)/python benchmarks/scaling.py --json benchmarks/results/scaling.json
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist benchmarks/results
@@ -56,8 +64,10 @@ $(BIN)/python:
 
 $(VENV)/.core: $(BIN)/python pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --editable .
+	@$(BIN)/python -m compileall -q src/dovetail  # what pip does for all packages that are not editable
 	@touch $@
 
 $(VENV)/.dev: $(BIN)/python pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@$(BIN)/python -m compileall -q src/dovetail
 	@touch $@ $(VENV)/.core

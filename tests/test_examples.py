@@ -13,6 +13,13 @@ PROMISED = {
     "01_what_fits.py": ["caption sits on node-0 card 0", "train sits on", "error[DT110]", "error[DT111]"],
     "02_plan.py": ["bottleneck:", "what one more would bring", "caption workers sit on [('node-0',"],
     "03_simulate.py": ["a quiet day", "bottleneck", "every item came out: 40000 of 40000"],
+    "04_run.py": [
+        "words on 1x(4cpu, 4GB)",
+        "(2, ('end', 2))",
+        "999 results, in order: True",
+        "item 500 in stage parse, after 3 attempts: JSONDecodeError",
+        "1000 of 1000 items in, 999 out, 1 set aside",
+    ],
 }
 
 

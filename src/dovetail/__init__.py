@@ -10,11 +10,13 @@ if TYPE_CHECKING:
         ClusterError,
         ConfigError,
         DovetailError,
+        EngineError,
         InfeasibleError,
         LedgerError,
         PipelineError,
         Problem,
         ResourceError,
+        RunError,
     )
     from dovetail.pipeline.pipeline import Pipeline
     from dovetail.pipeline.stage import Each, Stage, each
@@ -23,7 +25,9 @@ if TYPE_CHECKING:
     from dovetail.resources.resources import Resources
     from dovetail.resources.seat import CardShare, Seat
     from dovetail.resources.shape import Shape, ShapeKind
-    from dovetail.run import Simulation, simulate
+    from dovetail.running.handle import Run
+    from dovetail.running.running import run
+    from dovetail.running.simulating import Simulation, simulate
     from dovetail.scheduling.fragmentation import Workload
     from dovetail.scheduling.placement import Placer
     from dovetail.scheduling.plan import Plan
@@ -41,6 +45,7 @@ _HOMES = {
     "ConfigError": "errors",
     "DovetailError": "errors",
     "Each": "pipeline.stage",
+    "EngineError": "errors",
     "FragmentationScore": "scheduling.scores",
     "Gpu": "resources.cluster",
     "InfeasibleError": "errors",
@@ -54,17 +59,20 @@ _HOMES = {
     "Problem": "errors",
     "Profile": "scheduling.rates",
     "ResourceError": "errors",
+    "RunError": "errors",
     "Resources": "resources.resources",
+    "Run": "running.handle",
     "Seat": "resources.seat",
     "Shape": "resources.shape",
     "ShapeKind": "resources.shape",
-    "Simulation": "run",
+    "Simulation": "running.simulating",
     "Spread": "scheduling.scores",
     "Stage": "pipeline.stage",
     "Workload": "scheduling.fragmentation",
     "each": "pipeline.stage",
     "plan": "scheduling.planner",
-    "simulate": "run",
+    "run": "running.running",
+    "simulate": "running.simulating",
 }
 
 __all__ = [
@@ -75,6 +83,7 @@ __all__ = [
     "ConfigError",
     "DovetailError",
     "Each",
+    "EngineError",
     "FragmentationScore",
     "Gpu",
     "InfeasibleError",
@@ -89,6 +98,8 @@ __all__ = [
     "Profile",
     "ResourceError",
     "Resources",
+    "Run",
+    "RunError",
     "Seat",
     "Shape",
     "ShapeKind",
@@ -98,6 +109,7 @@ __all__ = [
     "Workload",
     "each",
     "plan",
+    "run",
     "simulate",
 ]
 

@@ -8,10 +8,12 @@ The tree, with the exit code of the command line:
     │   ├── ClusterError      2   the description of a cluster makes no sense, or the machine cannot be read
     │   └── PipelineError     2   a pipeline, or the file that describes it, makes no sense
     ├── InfeasibleError       3   well-formed, but it does not fit on what there is
+    ├── EngineError           5   who should do the work cannot be started or reached
+    ├── RunError              1   the work was begun, and failed
     └── LedgerError           1   a seat was taken twice, or given back without having been taken
 
 An error carries one or more `Problem`s, because users fix all of them at once. A code is stable: DT0xx is about
-what was written, DT1xx about what fits, DT2xx about who sits where.
+what was written, DT1xx about what fits, DT2xx about who sits where, DT3xx about runs.
 """
 
 from __future__ import annotations
@@ -27,11 +29,13 @@ __all__ = [
     "ClusterError",
     "ConfigError",
     "DovetailError",
+    "EngineError",
     "InfeasibleError",
     "LedgerError",
     "PipelineError",
     "Problem",
     "ResourceError",
+    "RunError",
     "did_you_mean",
     "shown",
 ]
@@ -107,6 +111,18 @@ class InfeasibleError(DovetailError):
     """Well-formed, but it does not fit on what there is."""
 
     exit_code = 3
+
+
+class EngineError(DovetailError):
+    """Who should do the work cannot be started or reached."""
+
+    exit_code = 5
+
+
+class RunError(DovetailError):
+    """The work was begun, and failed."""
+
+    exit_code = 1
 
 
 class LedgerError(DovetailError):

@@ -30,6 +30,8 @@ from engines.scene import Does, Held, Notebook, Rig, Units
 from engines.subprocess_engine import FORK, SubprocessEngine, read, segment_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from dovetail.control.segments import Segment
 
 
@@ -86,29 +88,31 @@ class Doing:
             raise RuntimeError(self._does.setup_error)
 
     def __call__(self, items: list[Key]) -> list[Key]:
-        return [out for key in items for out in self._one(key, self._does.items.get(key, Gives(1)))]
+        return [out for key in items for out in outcome_of(self._does, key, self.gate.wait)]
 
-    def _one(self, key: Key, outcome: Outcome | Held) -> list[Key]:
-        match outcome:
-            case Gives(n):
-                return [key] if n == 1 else [(*key, child) for child in range(n)]
-            case Raises(text):
-                kind, _, message = text.partition(": ")
-                raise getattr(builtins, kind)(message)
-            case Kills(Cause.EXIT, code):
-                os._exit(code)
-            case Kills():
-                os.kill(os.getpid(), signal.SIGKILL)
-            case Hangs():
-                Never().wait()
-            case Held():
-                self.gate.wait()
-                return [key]
-            case Slow() | OutOfMemory():
-                raise NotImplementedError(outcome)
-            case other:
-                assert_never(other)
-        raise AssertionError(f"{outcome} came back")
+
+def outcome_of(does: Does, key: Key, wait: Callable[[], object]) -> list[Key]:
+    """What really happens to an item."""
+    match does.items.get(key, Gives(1)):
+        case Gives(n):
+            return [key] if n == 1 else [(*key, child) for child in range(n)]
+        case Raises(text):
+            kind, _, message = text.partition(": ")
+            raise getattr(builtins, kind)(message)
+        case Kills(Cause.EXIT, code):
+            os._exit(code)
+        case Kills():
+            os.kill(os.getpid(), signal.SIGKILL)
+        case Hangs():
+            Never().wait()
+        case Held():
+            wait()
+            return [key]
+        case Slow() | OutOfMemory() as outcome:
+            raise NotImplementedError(outcome)
+        case other:
+            assert_never(other)
+    raise AssertionError(f"{key} came back")
 
 
 class SubprocessRig(Rig):
@@ -138,10 +142,10 @@ class SubprocessRig(Rig):
                 work.gate.set()
 
     def processes(self) -> int:
-        return sum(_is_there(pid) for pid in self.engine.pids)
+        return sum(is_there(pid) for pid in self.engine.pids)
 
 
-def _is_there(pid: int) -> bool:
+def is_there(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -36,7 +36,7 @@ Examples:
   dovetail demo
   dovetail status last
 
-Exit codes: 0 fine, 1 work failed, 2 usage or configuration, 3 does not fit, 130 interrupted.
+Exit codes: 0 fine, 1 work failed, 2 usage or configuration, 3 does not fit, 5 engine unreachable, 130 interrupted.
 """
 
 

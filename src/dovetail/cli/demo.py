@@ -8,7 +8,7 @@ import click
 
 import dovetail as dt
 from dovetail.cli.picture import picture, summary
-from dovetail.observe.summary import result_lines
+from dovetail.observe.summary_lines import result_lines
 from dovetail.scheduling.largest import largest_worker
 from dovetail.scheduling.narrate import headline, unit_table, use_lines, what_more_would_bring
 

@@ -10,9 +10,9 @@ import click
 
 import dovetail as dt
 from dovetail.cli.advice import for_files
-from dovetail.observe.summary import next_lines, result_lines
-from dovetail.run import SETTING_UP_S, SPREAD
-from dovetail.run import simulate as run_simulated
+from dovetail.observe.summary_lines import next_lines, result_lines
+from dovetail.running.simulating import SETTING_UP_S, SPREAD
+from dovetail.running.simulating import simulate as run_simulated
 from dovetail.scheduling.modes import MODES
 
 OPTIONS = {

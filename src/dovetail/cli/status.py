@@ -8,7 +8,8 @@ import click
 
 from dovetail.observe.folder import find_run
 from dovetail.observe.history import History
-from dovetail.observe.summary import next_lines, result_lines, summary
+from dovetail.observe.summary import summary
+from dovetail.observe.summary_lines import next_lines, result_lines
 from dovetail.observe.words import duration
 
 SHOWN = 5

@@ -1,16 +1,14 @@
-"""Engine, controller, observers and the loop put together: a pipeline runs."""
+"""What would a pipeline do on a cluster that is not there? The same controller over the simulated engine."""
 
 from __future__ import annotations
 
 import gc
 import math
-import warnings
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 import dovetail
-from dovetail.control.loop import drive
 from dovetail.engines.simulated.engine import SimulatedEngine
 from dovetail.engines.simulated.source import SimulatedData
 from dovetail.engines.simulated.world import Behaviour, Constant, Lognormal, World
@@ -20,7 +18,9 @@ from dovetail.observe.history import History
 from dovetail.observe.progress import Progress
 from dovetail.observe.recorder import About, Recorder
 from dovetail.observe.replay import ReplayRecorder
-from dovetail.observe.summary import summary, summary_lines
+from dovetail.observe.summary import summary
+from dovetail.observe.summary_lines import summary_lines
+from dovetail.running.observed import run_observed
 from dovetail.scheduling.planner import plan as make_plan
 from dovetail.streaming.controller import Stream
 from dovetail.streaming.options import Options
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from dovetail.control.engine import Controller, Data, Engine, Observer
+    from dovetail.control.engine import Observer
     from dovetail.observe.summary import Summary
     from dovetail.pipeline.pipeline import Pipeline
     from dovetail.resources.cluster import Cluster
@@ -162,33 +162,6 @@ def _collecting_rarely() -> Iterator[None]:
         yield
     finally:
         gc.set_threshold(*before)
-
-
-def run_observed(
-    controller: Controller, engine: Engine, data: Data, recorder: Recorder, observers: list[Observer]
-) -> None:
-    """Drives the run to its end, and closes everything on every way out. Observers that failed are told of."""
-    try:
-        for observer, error in drive(controller, engine, data, observers):
-            warnings.warn(f"{type(observer).__name__} was dropped: {error}", RuntimeWarning, stacklevel=3)
-    except BaseException as error:
-        interrupted = isinstance(error, KeyboardInterrupt)
-        recorder.abort(
-            engine.now(), "interrupted" if interrupted else repr(error), "cancelled" if interrupted else "failed"
-        )
-        raise
-    finally:
-        try:
-            _close(observers, engine.now())
-        finally:
-            engine.close()
-
-
-def _close(observers: list[Observer], now: float) -> None:
-    """Also those that were dropped, for their files; whatever they say to that."""
-    for observer in observers:
-        with suppress(Exception):
-            observer.close(now)
 
 
 def _check(chances: Chances, items: int | None) -> None:

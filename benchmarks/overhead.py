@@ -1,0 +1,160 @@
+"""What does the engine itself cost per item, and until its first result?
+
+    python benchmarks/overhead.py --engine local --peers --json result.json
+
+Three stages that do nothing over integers, one item per call, one worker each. Per item: CPU of the driver and of all
+workers, at the margin: the median of large runs minus that of small ones, taking turns in one warm process. With
+--peers also Ray's actors, cosmos-xenna and Ray Data, each in a warm process of their own environment. Start-up: a
+pipeline's first result in a fresh interpreter, against one that only imports dovetail, the best of each.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import dovetail as dt
+import report
+from measured import apart, cpu_s, spent_by, with_bytecode, without_bytecode
+from peers.environment import run_in
+
+HELLO = Path(__file__).with_name("hello.py")
+STAGES = ("first", "second", "third")
+KINDS = ("unfused", "fused", "each_unfused", "each_fused")
+PEER = ["ray[data]==2.60.0", "cosmos-xenna==0.3.0", "tqdm"]
+PEERS = {"ray_actors": (300, 3000), "xenna": (640, 3200), "ray_data": (20_000, 200_000)}
+"""Items of a small and of a large run: what some need for one, others need for a thousand."""
+TRIES = 3
+
+
+def _same(items: list[int]) -> list[int]:
+    return items
+
+
+def _same_item(item: int) -> int:
+    return item
+
+
+def pipeline(kind: str) -> tuple[dt.Pipeline, str]:
+    """And a cluster on which each of its units has one worker."""
+    run = dt.each(_same_item) if kind.startswith("each") else _same
+    needs = dt.Resources(cpus=1)
+    if kind.endswith("unfused"):
+        return dt.Pipeline([dt.Stage(name, run, needs, workers=1, fuse=False) for name in STAGES]), "1x(4cpu, 8GB)"
+    return dt.Pipeline([dt.Stage(name, run, needs) for name in STAGES]), "1x(1cpu, 4GB)"
+
+
+def once(kind: str, engine: str, items: int) -> float:
+    """CPU seconds of one run, its workers' included: they are waited for at its end."""
+    pipe, cluster = pipeline(kind)
+    before = cpu_s()
+    with tempfile.TemporaryDirectory() as folder:
+        run = dt.run(pipe, range(items), engine, cluster, run_dir=f"{folder}/run", progress=False)
+        total = sum(run)
+    assert total == items * (items - 1) // 2, total
+    return cpu_s() - before
+
+
+def measure(kind: str, engine: str, small: int, large: int, repeat: int) -> dict[str, Any]:
+    """In this process: the first run is not counted."""
+    once(kind, engine, small)
+    runs = [(once(kind, engine, small), once(kind, engine, large)) for _ in range(repeat)]
+    return margin(small, large, [low for low, _ in runs], [high for _, high in runs])
+
+
+def margin(small: int, large: int, low: list[float], high: list[float]) -> dict[str, Any]:
+    per_item = (statistics.median(high) - statistics.median(low)) / (large - small)
+    return {"us": 1e6 * per_item, "small_cpu_s": low, "large_cpu_s": high, "items": [small, large]}
+
+
+def start_up(engine: str, repeat: int) -> dict[str, float]:
+    """Of fresh interpreters, with modules compiled before, as those of an installed package are, and without."""
+    with tempfile.TemporaryDirectory() as folder:
+        found = _start_up(engine, repeat, with_bytecode(folder))
+    uncompiled = _start_up(engine, repeat, without_bytecode())
+    return found | {f"uncompiled_{name}": value for name, value in uncompiled.items()}
+
+
+def _start_up(engine: str, repeat: int, environment: dict[str, str]) -> dict[str, float]:
+    hello(engine, environment)  # compiles
+    first = min(hello(engine, environment) for _ in range(repeat))
+    bare = min(spent_by(["-c", "import dovetail"], environment) for _ in range(repeat))
+    return {"hello_cpu_s": first, "import_cpu_s": bare, "hello_extra_cpu_s": first - bare}
+
+
+def hello(engine: str, environment: dict[str, str]) -> float:
+    """CPU seconds until the first result: driver, nursery and worker."""
+    with tempfile.TemporaryDirectory() as folder:
+        seconds: float = apart([str(HELLO), engine, f"{folder}/run"], environment)
+    return seconds
+
+
+def peers(repeat: int) -> dict[str, float]:
+    """What could be measured of them."""
+    found = {}
+    for name, (small, large) in PEERS.items():
+        for left in reversed(range(TRIES)):
+            try:
+                spent = run_in("streams", PEER, "streams_overhead.py", [name, str(small), str(large), str(repeat)])
+            except (subprocess.CalledProcessError, json.JSONDecodeError, IndexError) as error:
+                said = (getattr(error, "stderr", "") or str(error)).strip().splitlines()[-1:]
+                print(f"{name} could not be measured{', once more' if left else ''}: {said}")
+                continue
+            found[f"peer_{name}_us"] = margin(small, large, spent["small"], spent["large"])["us"]
+            found[f"peer_{name}_start_cpu_s"] = spent["start"]
+            break
+    return found
+
+
+def compared(result: dict[str, Any]) -> None:
+    """Against the peers that there are, each with what is like it."""
+    pairs = (("ray_actors", "unfused"), ("xenna", "unfused"), ("ray_data", "fused"))
+    rows = [
+        [name, result[f"peer_{name}_us"], ours, result[f"{ours}_us"], result[f"peer_{name}_us"] / result[f"{ours}_us"]]
+        for name, ours in pairs
+        if f"peer_{name}_us" in result
+    ]
+    if rows:
+        report.table(["peer", "its us per item", "against", "us per item", "times as much"], rows)
+
+
+def main() -> None:
+    arguments = report.parser(__doc__)
+    arguments.add_argument("--engine", default="local", choices=["local"])
+    arguments.add_argument("--items", default="20000,200000", help="of a small and of a large run")
+    arguments.add_argument("--repeat", type=int, default=5, help="runs of each size")
+    arguments.add_argument("--peers", action="store_true", help="also measure Ray, cosmos-xenna and Ray Data")
+    arguments.add_argument("--one", choices=KINDS, help="one kind, in this process, as JSON")
+    asked = arguments.parse_args()
+    small, large = map(int, asked.items.split(","))
+    if asked.one is not None:
+        print(json.dumps(measure(asked.one, asked.engine, small, large, asked.repeat)))
+        return
+    common = ["--engine", asked.engine, "--items", asked.items, "--repeat", str(asked.repeat)]
+    runs = {kind: apart([__file__, "--one", kind, *common]) for kind in KINDS}
+    keys = ["us", "small_cpu_s", "large_cpu_s"]
+    medians = [[kind, *(statistics.median(_listed(runs[kind][key])) for key in keys)] for kind in KINDS]
+    report.table(["three stages", "us per item", f"CPU-s of {small}", f"of {large}"], medians)
+    result: dict[str, Any] = {f"{kind}_us": run["us"] for kind, run in runs.items()}
+    result |= start_up(asked.engine, asked.repeat)
+    keys = ["hello_cpu_s", "import_cpu_s", "hello_extra_cpu_s"]
+    rows = [
+        [name, *(result[prefix + key] for key in keys)] for name, prefix in (("compiled", ""), ("not", "uncompiled_"))
+    ]
+    report.table(["modules", "CPU-s to first result", "of import dovetail", "difference"], rows)
+    if asked.peers:
+        result |= peers(min(asked.repeat, 3))
+        compared(result)
+    report.write(asked.json, result | {"runs": runs})
+
+
+def _listed(value: float | list[float]) -> list[float]:
+    return value if isinstance(value, list) else [value]
+
+
+if __name__ == "__main__":
+    main()

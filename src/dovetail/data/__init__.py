@@ -1,0 +1,1 @@
+"""WHERE ITEMS COME FROM AND GO: the two ends of a stream."""

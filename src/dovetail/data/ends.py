@@ -1,0 +1,87 @@
+"""What does a run need at its two ends? Somebody who brings items, somebody who takes results, and a place for both."""
+
+from __future__ import annotations
+
+from threading import Lock
+from typing import TYPE_CHECKING, Any, Protocol
+
+from dovetail.control.commands import Deliver, Pull
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dovetail.control.commands import DataCommand
+    from dovetail.control.events import Event
+    from dovetail.control.segments import Segment
+
+    Keys = range | list[Any]
+
+
+class Store(Protocol):
+    """What an engine offers to those who bring and take items in the driver."""
+
+    def store(self, keys: Keys, items: list[Any]) -> Segment:
+        """Items as a payload that workers can open. One thread at a time. Unsendable: one of them cannot be."""
+        ...
+
+    def load(self, segment: Segment) -> tuple[Keys, list[Any]]:
+        """The keys and items of a payload; those that cannot be read are Unreadable. From any thread."""
+        ...
+
+    def let_go(self) -> None:
+        """Nothing more will be loaded: what was is the reader's alone."""
+        ...
+
+    @property
+    def unreadable(self) -> bool:
+        """Whether an item that was loaded could not be read, ever."""
+        ...
+
+    def post(self, event: Event) -> None: ...
+
+
+class Source(Protocol):
+    def pull(self, pull: Pull) -> None:
+        """Answers by posting, now or later. Must not block."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Sink(Protocol):
+    def take(self, deliver: Deliver) -> None:
+        """Must not block."""
+        ...
+
+    def has_room(self) -> bool:
+        """Whether more results are welcome; if not, nothing is read until `wanted` is called."""
+        ...
+
+
+class Ends:
+    """A source and a sink as the loop sees them. Nothing is read while results pile up."""
+
+    def __init__(self, source: Source, sink: Sink) -> None:
+        self._source = source
+        self._sink = sink
+        self._held: Pull | None = None
+        self._lock = Lock()
+
+    def submit(self, commands: Sequence[DataCommand]) -> None:
+        for command in commands:
+            if isinstance(command, Deliver):
+                self._sink.take(command)
+            elif self._sink.has_room():
+                self._source.pull(command)
+            else:
+                self._held = command
+                self.wanted()  # room may have come between the two looks
+
+    def wanted(self) -> None:
+        """There may be room for results again. From any thread."""
+        with self._lock:
+            held = self._held
+            if held is None or not self._sink.has_room():
+                return
+            self._held = None
+        self._source.pull(held)

@@ -1,0 +1,120 @@
+"""How do results reach who iterates over a run? By a queue that is only as long as they read it."""
+
+from __future__ import annotations
+
+from collections import deque
+from itertools import chain
+from queue import SimpleQueue
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+from dovetail.control.engine import Unreadable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dovetail.control.commands import Deliver, SetAside
+    from dovetail.control.segments import Segment
+    from dovetail.data.ends import Store
+
+MOST_BYTES = 256 << 20
+MOST_ITEMS = 1 << 17
+"""Results that may wait for their reader before nothing more is read from the source."""
+
+MOST_ASIDE = 10_000
+"""Items set aside that a run keeps in memory; `errors/` of its folder has more."""
+
+
+class IteratorSink:
+    """The run's own iterator as its sink."""
+
+    def __init__(self, store: Store, *, ordered: bool = False, most_bytes: int = MOST_BYTES) -> None:
+        self._store = store
+        self._ordered = ordered
+        self._most_bytes = most_bytes
+        self._queue: SimpleQueue[list[Segment] | None] = SimpleQueue()
+        self._lock = Lock()
+        self._items = 0
+        self._bytes = 0
+        self._nobody_reads = False
+        self._taken: deque[list[Segment]] = deque()
+        """What the reader has from the queue and has not opened yet."""
+        self.wanted: Callable[[], None] = lambda: None
+        """Called when there may be room again."""
+        self.aside: list[SetAside] = []
+        self.unreadable: list[str] = []
+        """Why results could not be given out."""
+
+    # --- the loop's side
+
+    def take(self, deliver: Deliver) -> None:
+        self.aside += deliver.aside[: max(0, MOST_ASIDE - len(self.aside))]
+        segments = list(chain.from_iterable(deliver.outputs.values()))
+        if segments and not self._nobody_reads:
+            with self._lock:
+                self._items += sum(segment.items for segment in segments)
+                self._bytes += sum(segment.size_bytes for segment in segments)
+            self._queue.put(segments)
+
+    def has_room(self) -> bool:
+        return self._items < MOST_ITEMS and self._bytes < self._most_bytes
+
+    def end(self) -> None:
+        """Nothing more comes."""
+        self._queue.put(None)
+
+    # --- the reader's side
+
+    def forget(self) -> None:
+        """Nobody will read any more: what comes is let go, so that the run goes on."""
+        self._nobody_reads = True
+        while not self._queue.empty():
+            segments = self._queue.get()
+            if segments is None:
+                self._queue.put(None)
+                break
+            self._read(segments)
+        with self._lock:
+            self._items = self._bytes = 0
+        self.wanted()
+
+    def next_list(self) -> list[Any] | None:
+        """Some results, or None at the end. An interrupt in the midst of it loses nothing: call it again."""
+        if not self._taken:
+            segments = self._queue.get()
+            if segments is None:
+                self._queue.put(None)
+                self._store.let_go()
+                return None
+            self._taken.extend([segments] if self._ordered else [[segment] for segment in segments])
+        segments = self._taken[0]
+        items = self._sorted(segments) if self._ordered else self._store.load(segments[0])[1]
+        if self._store.unreadable:
+            items = self._readable(items)
+        self._taken.popleft()
+        self._read(segments)
+        return items
+
+    def _readable(self, items: list[Any]) -> list[Any]:
+        """What can be given out; the rest is told at the end."""
+        bad = [item for item in items if isinstance(item, Unreadable)]
+        self.unreadable += [item.error_text for item in bad]
+        return [item for item in items if not isinstance(item, Unreadable)] if bad else items
+
+    def _sorted(self, segments: list[Segment]) -> list[Any]:
+        """Epochs come in order; within one, items are put in the order of their keys."""
+        keys: list[Any] = []
+        items: list[Any] = []
+        for segment in segments:
+            its_keys, its_items = self._store.load(segment)
+            keys += its_keys
+            items += its_items
+        order = sorted(range(len(items)), key=lambda at: keys[at] if isinstance(keys[at], tuple) else (keys[at],))
+        return [items[at] for at in order]
+
+    def _read(self, segments: list[Segment]) -> None:
+        with self._lock:
+            self._items -= sum(segment.items for segment in segments)
+            self._bytes -= sum(segment.size_bytes for segment in segments)
+        if self.has_room():
+            self.wanted()

@@ -1,0 +1,396 @@
+"""What becomes of one message inside a worker? Its payloads are opened, run through, packed again, and reported."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import resource
+from functools import partial
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+from dovetail.control.events import Failure
+from dovetail.engines.batches import Outcome
+from dovetail.engines.failures import tell
+from dovetail.engines.keys import as_tuple, as_tuples, join, slice_of
+from dovetail.engines.local.agreed import (
+    IN_FILE,
+    INLINE,
+    NO_MEMORY_FILES,
+    NO_OUTPUT,
+    SHARED,
+    SPILL,
+    SPOOL,
+    close_all,
+    dumps,
+    reading_of_file,
+)
+from dovetail.engines.local.frames import send_all
+from dovetail.engines.local.payload import INLINE_LIMIT, Unpicklable, inline, lengths, pack, split, unpack, unpicklable
+from dovetail.engines.local.pool import Pool
+from dovetail.engines.local.reading import Reader
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Iterator, Sequence
+
+    from dovetail.engines.host import Host
+    from dovetail.engines.keys import Keys
+    from dovetail.engines.local.frames import Frame, Piece
+    from dovetail.engines.local.payload import Packed
+    from dovetail.engines.local.pool import Reading
+    from dovetail.engines.local.reading import Copied
+    from dovetail.engines.local.spec import Spec
+
+TEXT_LIMIT = 500
+
+
+class Opened:
+    """The items of a message, and what must be closed after it."""
+
+    __slots__ = ("items", "keys", "readings", "unreadable")
+
+    def __init__(self, keys: Keys, items: list[Any], readings: list[tuple[int, Reading | Copied]]) -> None:
+        self.keys = keys
+        self.items = items
+        self.unreadable: list[tuple[int, str]] = []
+        """Place in the message, and why."""
+        self.readings = readings
+        """Number of the payload in the message, and its mapping."""
+
+
+class Desk:
+    """Reads and writes payloads for whoever runs messages, one at a time or several in threads."""
+
+    def __init__(self, sock: socket.socket, spec: Spec) -> None:
+        self._sock = sock
+        self._spec = spec
+        self._sending = Lock()
+        self._packing = Lock()
+        self._pool: Pool | None = None
+        self._reader = Reader()
+        self._spool: tuple[int, str] | None = None
+
+    # --- saying
+
+    def say(self, *head: object, body: Sequence[Piece] = (), descriptors: Sequence[int] = ()) -> None:
+        with self._sending:
+            try:
+                send_all(self._sock, head, body, descriptors)
+            except (BrokenPipeError, ConnectionError):
+                os._exit(0)  # the driver is gone
+
+    def free(self, unused: Sequence[int], kept: Sequence[int]) -> None:
+        """Payloads of ours that nobody needs any more, and those of which somebody keeps views."""
+        with self._packing:
+            if self._pool is not None:
+                for buffer in unused:
+                    self._pool.free(buffer)
+                for buffer in kept:
+                    self._pool.discard(buffer)
+
+    # --- messages
+
+    def run(self, host: Host, frame: Frame, crumb: memoryview) -> None:
+        _, message, _, batch_size, cut, flags, payloads, parts, _ = frame.head
+        try:
+            opened = self.open(payloads, parts, frame)
+            fresh = None if opened.unreadable else partial(self._again, opened, frame)
+            # comprehensions, because a loop's variables would keep views of the input alive
+            outcomes = [
+                (begin, host.run(keys, items, batch_size, shifted(crumb, begin), message, fresh))
+                for begin, keys, items in spans(opened)
+            ]
+            self.done(message, joined(outcomes, opened), opened, batch_size, cut, flags)
+        except BaseException as error:
+            self._give_up(frame, error)
+        finally:
+            close_all(frame.descriptors)
+
+    async def run_async(self, host: Host, frame: Frame, crumb: memoryview) -> None:
+        _, message, _, batch_size, cut, flags, payloads, parts, _ = frame.head
+        try:
+            opened = self.open(payloads, parts, frame)
+            outcomes = [
+                (begin, await host.run_async(keys, items, batch_size, shifted(crumb, begin), message))
+                for begin, keys, items in spans(opened)
+            ]
+            self.done(message, joined(outcomes, opened), opened, batch_size, cut, flags)
+        except BaseException as error:
+            self._give_up(frame, error)
+        finally:
+            close_all(frame.descriptors)
+
+    def _give_up(self, frame: Frame, error: BaseException) -> None:
+        """Something around the user's code went wrong: memory, a disk that is full, a payload that is too large."""
+        message, parts = frame.head[1], frame.head[7]
+        told = tell(error)
+        items = sum(stop - start for _, start, stop in parts)
+        failure = (0, items, told.line, told.detail, told.out_of_memory, told.on_gpu, ())
+        self.say("done", message, 0.0, [failure], 0, None, [], [], [])
+
+    def _again(self, opened: Opened, frame: Frame) -> list[Any]:
+        """The items as they came, without what was done to them meanwhile."""
+        fresh = self.open(frame.head[6], frame.head[7], frame)
+        opened.readings += fresh.readings
+        return fresh.items
+
+    def open(self, payloads: Sequence[Any], parts: Sequence[Any], frame: Frame) -> Opened:
+        bodies, readings = self._map(payloads, frame)
+        keys: list[Keys] = []
+        items: list[Any] = []
+        loaded: dict[int, tuple[Keys, list[Any]]] = {}
+        for number, start, stop in parts:
+            if number not in loaded:
+                loaded[number] = _load(*bodies[number])
+            its_keys, its_items = loaded[number]
+            at = len(items)
+            if start == 0 and stop == len(its_items):
+                keys.append(its_keys)
+                items = its_items if not at and len(parts) == 1 else items + its_items
+            else:
+                keys.append(slice_of(its_keys, start, stop))
+                items += its_items[start:stop]
+        opened = Opened(keys[0] if len(keys) == 1 else join(keys), items, readings)
+        if _BROKEN:
+            opened.unreadable = [(at, item.error_text) for at, item in enumerate(items) if type(item) is _BROKEN[0]]
+        return opened
+
+    def _map(
+        self, payloads: Sequence[Any], frame: Frame
+    ) -> tuple[list[tuple[Any, Sequence[Any]]], list[tuple[int, Reading | Copied]]]:
+        """Stream and buffers of each payload."""
+        bodies: list[tuple[Any, Sequence[Any]]] = []
+        readings: list[tuple[int, Reading | Copied]] = []
+        at = fds = 0
+        for number, (kind, sizes, place) in enumerate(payloads):
+            if kind == INLINE:
+                body = frame.body[at : at + place]
+                at += place
+                # users may write into arrays
+                bodies.append((body, ()) if len(sizes) == 1 else split(memoryview(bytearray(body)), sizes))
+                continue
+            if kind == SHARED:
+                reading = self._reader.read(frame.descriptors[fds], sizes)
+                fds += 1
+            else:
+                reading = reading_of_file(place[0], place[1], sizes)
+            readings.append((number, reading))
+            bodies.append((reading.stream, reading.buffers))
+        return bodies, readings
+
+    def done(self, message: int, outcome: Outcome, opened: Opened, batch_size: int, cut: int, flags: int) -> None:
+        """Packs what came out and reports; then the input's memory is given back, unless somebody keeps it."""
+        if flags & NO_OUTPUT:
+            outcome.keys, outcome.items = [], []
+        with self._packing:
+            outs, body, descriptors, spilled = self._place(self._pack(outcome, opened, batch_size, cut), flags)
+            closed = self._pool.closed() if self._pool is not None else []
+        if opened.readings:
+            self._reader.look([reading for _, reading in opened.readings])
+        outcome.items = opened.items = []  # or they keep views of what is closed now
+        kept = [number for number, reading in opened.readings if not reading.close()]
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+        failures = [_told(failure) for failure in outcome.failures]
+        report = ("done", message, outcome.seconds, failures, peak, outcome.stages, outs, kept, closed)
+        self.say(*report, body=body, descriptors=descriptors)
+        close_all(spilled)
+
+    def _pack(self, outcome: Outcome, opened: Opened, batch_size: int, cut: int) -> list[Packed]:
+        while True:
+            keys, items = outcome.keys, outcome.items
+            try:
+                if len(items) <= cut:
+                    return [pack(keys, items)] if items else []
+                return [
+                    pack(slice_of(keys, start, start + cut), items[start : start + cut])
+                    for start in range(0, len(items), cut)
+                ]
+            except Unpicklable as error:
+                _leave_out(outcome, opened, batch_size, error)
+            except MemoryError as error:
+                outcome.failures[:] = [_failure(opened.keys, 0, len(opened.items), error)]
+                outcome.keys, outcome.items = [], []
+
+    def _place(self, packed: Sequence[Packed], flags: int) -> tuple[list[Any], list[Piece], list[int], list[int]]:
+        """What is told of each payload, the small ones, the descriptors of the large ones, and which of those are to be
+        closed when they are sent."""
+        outs: list[Any] = []
+        body: list[Piece] = []
+        descriptors: list[int] = []
+        spilled: list[int] = []
+        for one in packed:
+            sizes = lengths(one)
+            if flags & SPOOL:
+                outs.append((one.items, one.size, IN_FILE, sizes, self._append(one)))
+            elif one.size <= INLINE_LIMIT or flags & NO_MEMORY_FILES:
+                piece = inline(one)
+                body.append(piece)
+                outs.append((one.items, one.size, INLINE, sizes, len(piece)))
+            else:
+                placed = self._the_pool().put(one, spill=bool(flags & SPILL))
+                if placed.fresh:
+                    descriptors.append(placed.fd)
+                if placed.spilled:
+                    spilled.append(placed.fd)
+                buffer = -1 if placed.spilled else placed.buffer
+                outs.append((one.items, placed.size, SHARED, sizes, (buffer, placed.fresh)))
+        return outs, body, descriptors, spilled
+
+    def _the_pool(self) -> Pool:
+        if self._pool is None:
+            self._pool = Pool(self._spec.pool_bytes, self._spec.spill)
+        return self._pool
+
+    def _append(self, packed: Packed) -> tuple[str, int]:
+        """To this worker's part of the spool: file and place."""
+        if self._spool is None:
+            os.makedirs(self._spec.spill, exist_ok=True)  # noqa: PTH103 - pathlib is not loaded
+            path = os.path.join(self._spec.spill, f"{self._spec.worker}-{self._spec.rank}.part")  # noqa: PTH118
+            self._spool = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600), path
+        fd, path = self._spool
+        at = os.fstat(fd).st_size
+        at += os.write(fd, b"\0" * (-at % 4096))
+        data = memoryview(inline(packed))
+        while data:
+            data = data[os.write(fd, data) :]
+        return path, at
+
+    # --- calls
+
+    def ask(self, number: int, worker: int, hosted: str, method: str, args: Any, named: Any) -> None:
+        self.say("ask", number, worker, hosted, method, body=[dumps((args, named))])
+
+    def answer(self, host: Host | None, frame: Frame) -> None:
+        """A call on what this worker hosts."""
+        _, number, name, method = frame.head
+        if host is None:
+            self.reply_error(number, LookupError(f"worker {self._spec.worker} hosts no {name!r}"))
+            return
+        try:
+            args, named = pickle.loads(frame.body)  # noqa: S301 - from our driver or a worker of the same run
+            value = getattr(host.target, method)(*args, **named)
+            self.reply(number, value)
+        except BaseException as error:  # the caller's
+            self.reply_error(number, error)
+
+    def reply(self, number: int, value: object) -> None:
+        self.say("answer", number, True, body=[dumps(value)])
+
+    def reply_error(self, number: int, error: BaseException) -> None:
+        try:
+            body = dumps(error)
+            pickle.loads(body)  # noqa: S301 - exceptions with an __init__ of their own may not come back
+        except Exception:
+            body = dumps(RuntimeError(tell(error).line))
+        self.say("answer", number, False, body=[body])
+
+
+_BROKEN: list[type[Any]] = []
+"""The type of unreadable items, once there was one."""
+
+
+def _load(stream: Any, buffers: Sequence[Any]) -> tuple[Keys, list[Any]]:
+    try:
+        return unpack(stream, buffers)
+    except Exception:  # whatever the classes of the items do
+        from dovetail.engines.local.recover import Broken, recover
+
+        _BROKEN[:] = [Broken]
+        return recover(stream, buffers)
+
+
+class Shifted:
+    """A crumb for a message that is run in pieces."""
+
+    def __init__(self, crumb: memoryview, by: int) -> None:
+        self._crumb, self._by = crumb, by
+
+    def __setitem__(self, at: int, value: int) -> None:
+        self._crumb[at] = value + self._by if at == 1 else value
+
+    def __getitem__(self, at: int) -> int:
+        return self._crumb[at] - self._by if at == 1 else self._crumb[at]
+
+
+def shifted(crumb: memoryview, by: int) -> Any:
+    return Shifted(crumb, by) if by else crumb
+
+
+def spans(opened: Opened) -> Iterator[tuple[int, Keys, list[Any]]]:
+    """What can be read, between what cannot: where it begins, its keys and items. Mostly all at once."""
+    if not opened.unreadable:
+        yield 0, opened.keys, opened.items
+        return
+    begin = 0
+    for end in (*(at for at, _ in opened.unreadable), len(opened.items)):
+        if begin < end:
+            yield begin, slice_of(opened.keys, begin, end), opened.items[begin:end]
+        begin = end + 1
+
+
+def joined(pieces: list[tuple[int, Outcome]], opened: Opened) -> Outcome:
+    """One outcome, with what could not be read among its failures."""
+    if len(pieces) == 1 and not opened.unreadable:
+        return pieces[0][1]
+    outcomes = [outcome for _, outcome in pieces]
+    whole = Outcome(
+        join([outcome.keys for outcome in outcomes]),
+        [item for outcome in outcomes for item in outcome.items],
+        [],
+        sum(outcome.seconds for outcome in outcomes),
+        [tuple(map(sum, zip(*stages, strict=True))) for stages in zip(*(o.stages for o in outcomes), strict=True)],  # type: ignore[misc]
+    )
+    for begin, outcome in pieces:
+        for failure in outcome.failures:
+            failure.start, failure.stop = failure.start + begin, failure.stop + begin
+            whole.failures.append(failure)
+    for at, error in opened.unreadable:
+        text = f"the item cannot be unpickled: {error}"
+        whole.failures.append(Failure(at, at + 1, text, keys=as_tuples(slice_of(opened.keys, at, at + 1))))
+    whole.failures.sort(key=lambda failure: failure.start)
+    return whole
+
+
+def _leave_out(outcome: Outcome, opened: Opened, batch_size: int, error: Unpicklable) -> None:
+    """The calls whose results cannot be sent have failed; all others' results go on."""
+    place = {as_tuple(key): at for at, key in enumerate(opened.keys)}
+    origins = [_origin(as_tuple(key), place) for key in outcome.keys]
+    # the index counts within what was packed; whichever it was, look for all that cannot be sent
+    bad = {origins[index] - origins[index] % batch_size for index, _ in unpicklable(outcome.items)}
+    if not bad:
+        bad = {at - at % batch_size for at in origins}
+    for start in sorted(bad):
+        stop = min(start + batch_size, len(opened.items))
+        failure = _failure(opened.keys, start, stop, TypeError("cannot be pickled"))
+        failure.error = f"the result cannot be pickled: {error.error_text}"[:TEXT_LIMIT]
+        failure.detail = ""
+        outcome.failures.append(failure)
+    outcome.failures.sort(key=lambda failure: failure.start)
+    stays = [index for index, at in enumerate(origins) if at - at % batch_size not in bad]
+    outcome.keys = [outcome.keys[index] for index in stays]
+    outcome.items = [outcome.items[index] for index in stays]
+
+
+def _origin(key: tuple[int, ...], place: dict[tuple[int, ...], int]) -> int:
+    while key not in place:
+        key = key[:-1]
+    return place[key]
+
+
+def _failure(keys: Keys, start: int, stop: int, error: BaseException) -> Failure:
+    told = tell(error)
+    its_keys = as_tuples(slice_of(keys, start, stop))
+    return Failure(start, stop, told.line, told.detail, told.out_of_memory, told.on_gpu, its_keys)
+
+
+def _told(failure: Failure) -> tuple[Any, ...]:
+    return (
+        failure.start,
+        failure.stop,
+        failure.error,
+        failure.detail,
+        failure.out_of_memory,
+        failure.on_gpu,
+        failure.keys,
+    )

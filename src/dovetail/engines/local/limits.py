@@ -1,0 +1,41 @@
+"""How much does this machine let us have?"""
+
+from __future__ import annotations
+
+import os
+import resource
+from contextlib import suppress
+from pathlib import Path
+
+ENOUGH = 1 << 16
+"""Descriptors."""
+
+
+def memory_bytes() -> int:
+    """Of the machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def raise_limit_of_descriptors() -> None:
+    """Payloads are descriptors; the soft limit of 1024 is for programs that use select()."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = ENOUGH if hard == resource.RLIM_INFINITY else min(ENOUGH, hard)
+    if soft not in (resource.RLIM_INFINITY, wanted) and soft < wanted:
+        with suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def a_folder() -> Path:
+    """Where things go that have no place of their own."""
+    from tempfile import gettempdir  # late: with a folder of a run it is not needed
+
+    return Path(gettempdir())
+
+
+def open_standard_descriptors() -> None:
+    """Where stdin, stdout or stderr is closed, as in a daemon, sockets of ours would come under their numbers."""
+    for fd in (0, 1, 2):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free

@@ -1,0 +1,121 @@
+"""The driver's side of the nursery: it is started, asked for processes, and replaced if it dies."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dovetail.engines.local.frames import Channel
+from dovetail.errors import EngineError, Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dovetail.engines.local.frames import Frame
+
+ROOT = str(Path(__file__).resolve().parents[3])
+CODE = f"import sys; sys.path.append({ROOT!r}); from dovetail.engines.local.nursery import main; main()"
+"""Appended, so that an installed package is found first, and whatever the user's folder holds never."""
+END_S = 10.0
+
+
+class NurseryLink:
+    """A nursery and the numbers of its children."""
+
+    def __init__(self, crumbs: int) -> None:
+        ours, theirs = socket.socketpair()
+        if not sys.executable:
+            message = "the local engine starts Python processes, and sys.executable does not say where Python is"
+            raise EngineError(Problem("DT334", message, fixes=("run it with a python command",)))
+        arguments = [sys.executable, "-P", "-c", CODE, str(theirs.fileno()), str(crumbs)]
+        try:
+            self._process = subprocess.Popen(  # noqa: S603 - our own code
+                arguments,
+                pass_fds=(theirs.fileno(), crumbs),
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        except OSError as error:
+            ours.close()
+            message = f"the local engine cannot start a process: {error}"
+            fixes = ("ulimit -u, ulimit -n and the memory that is left say what is short",)
+            raise EngineError(Problem("DT334", message, fixes=fixes)) from None
+        finally:
+            theirs.close()
+        ours.setblocking(False)
+        self.channel = Channel(ours)
+        self._said: list[Frame] = []
+        self._there = True
+        self.pids: dict[int, int] = {}
+        """Number of a process that was asked for -> its pid, once it is known."""
+
+    def spawn(
+        self,
+        number: int,
+        spec: bytes,
+        descriptors: Sequence[int],
+        cells: tuple[int, ...],
+        environment: dict[str, str],
+        *,
+        fresh: bool,
+    ) -> None:
+        """The descriptors must stay open until the channel is flushed."""
+        self.channel.put(("spawn", number, environment, fresh, cells), [spec], descriptors)
+
+    def kill(self, number: int, how: int = signal.SIGKILL) -> None:
+        """The whole group of a process, by who waits for it: its number cannot have become another's."""
+        self.channel.put(("kill", number, int(how)))
+
+    def flush(self) -> None:
+        """Waits for moments, if ever: it has nothing to do but read and fork. What it says meanwhile is kept."""
+        both = select.poll()
+        both.register(self.channel.fileno(), select.POLLIN | select.POLLOUT)
+        while self._there and not self.channel.flush():
+            if any(what & ~select.POLLOUT for _, what in both.poll()):
+                self._read()
+
+    def receive(self) -> tuple[list[Frame], bool]:
+        """What it said, and whether it is still there."""
+        self._read()
+        said, self._said = self._said, []
+        return said, self._there
+
+    def _read(self) -> None:
+        try:
+            frames, self._there = self.channel.receive()
+        except BlockingIOError:
+            return
+        self._said += frames
+
+    @property
+    def has_said(self) -> bool:
+        """Whether something came that was not asked for yet."""
+        return bool(self._said) or not self._there
+
+    def died(self) -> None:
+        """It is gone; its children are not ours to wait for, so their groups are ended by number."""
+        for pid in self.pids.values():
+            with suppress(OSError):
+                os.killpg(pid, signal.SIGKILL)
+        self.channel.sock.close()
+        self._process.kill()
+        self._process.wait()
+
+    def close(self) -> None:
+        """It ends all of its children, waits for them, and goes."""
+        self.channel.sock.close()
+        try:
+            self._process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            self.died()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid

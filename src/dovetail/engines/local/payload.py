@@ -1,0 +1,239 @@
+"""How do items become bytes, and bytes items, with as few copies as can be?
+
+A payload is one pickle stream of `(keys, items)` and the large buffers that stay outside of it (of arrays, tensors,
+tables), each at a multiple of 64 bytes behind the stream. The same layout holds inside a message (`inline`) and in
+shared memory (`pool.py`).
+"""
+
+from __future__ import annotations
+
+import copyreg
+import pickle
+import sys
+from typing import TYPE_CHECKING, Any
+
+from dovetail.control.engine import Unsendable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from _typeshed import ReadableBuffer
+
+INLINE_LIMIT = 128 * 1024
+"""Payloads up to this size travel in the message itself."""
+OUT_OF_BAND = 8192
+"""Smaller buffers stay in the pickle stream."""
+ALIGN = 64
+PROTOCOL = 5
+
+
+class Packed:
+    """A payload before it is sent. It aliases its items: copy it (`inline`, `Pool.put`) before they change."""
+
+    __slots__ = ("buffers", "chunks", "items", "size")
+
+    def __init__(self, items: int, chunks: list[bytes | bytearray], buffers: list[memoryview]) -> None:
+        self.items = items
+        self.chunks = chunks
+        """The pickle stream as the pickler wrote it. Large `bytes` are the user's own objects, not copies."""
+        self.buffers = buffers
+        """Flat views of the buffers outside the stream."""
+        self.size = sum(map(len, chunks)) + sum(map(len, buffers))
+        """All bytes, without the gaps that alignment leaves."""
+
+
+class Unpicklable(Unsendable):
+    """An item that neither pickle nor cloudpickle can write. `index` is -1 if every item alone can be written."""
+
+    def __str__(self) -> str:
+        what = f"item {self.index}" if self.index >= 0 else "the payload as a whole"
+        return f"{what} cannot be pickled: {self.error_text}"
+
+
+def pack(keys: object, items: list[Any]) -> Packed:
+    """Raises `Unpicklable`, or MemoryError."""
+    try:
+        return _dump(pickle.Pickler, keys, items)
+    except MemoryError:
+        raise
+    except (Exception, SystemExit):  # noqa: S110  cloudpickle can write more, and its error says more
+        pass
+    try:
+        return _dump(_by_value(), keys, items)
+    except MemoryError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise next((Unpicklable(*bad) for bad in unpicklable(items)), Unpicklable(-1, described(error))) from None
+
+
+def unpicklable(items: list[Any]) -> Iterator[tuple[int, str]]:
+    """The index of every item that cannot be pickled, and why. Lazily: the first is often enough."""
+    for index, item in enumerate(items):
+        why = ""
+        for pickler_type in (pickle.Pickler, _by_value()):
+            try:
+                _dump(pickler_type, None, [item])
+            except MemoryError:
+                raise
+            except (Exception, SystemExit) as error:
+                why = described(error)
+            else:
+                break
+        else:
+            yield index, why
+
+
+def unpack(stream: ReadableBuffer, buffers: Sequence[ReadableBuffer]) -> tuple[Any, list[Any]]:
+    """The keys and the items. Arrays and tensors are views of `buffers`, as writable as those are."""
+    keys, items = pickle.loads(stream, buffers=borrowed(buffers))  # noqa: S301  written by our own processes
+    return keys, items
+
+
+def borrowed(buffers: Sequence[ReadableBuffer]) -> Iterator[memoryview]:
+    """A view of its own for every user of a buffer: ours can then be released while theirs live on.
+
+    torch.frombuffer keeps a reference to the view but no export of it: releasing that very view would leave a tensor
+    that points nowhere.
+    """
+    return map(memoryview, buffers)
+
+
+def described(error: BaseException) -> str:
+    """'TypeError: cannot pickle ...', whatever the error's own `__str__` does."""
+    name = type(error).__name__
+    try:
+        text = str(error)
+    except Exception:
+        return name
+    return f"{name}: {text}" if text else name
+
+
+# ------------------------------------------------------------------------------------------------------------ layout
+
+
+def lengths(packed: Packed) -> tuple[int, ...]:
+    """The stream's length, then every buffer's: what a reader has to be told."""
+    return (sum(map(len, packed.chunks)), *map(len, packed.buffers))
+
+
+def offsets(lengths: Sequence[int]) -> tuple[int, ...]:
+    """Where the stream and the buffers start."""
+    starts = []
+    at = 0
+    for length in lengths:
+        starts.append(at)
+        at += -(-length // ALIGN) * ALIGN
+    return tuple(starts)
+
+
+def extent(lengths: Sequence[int]) -> int:
+    """From the stream's first byte to the last buffer's last."""
+    return offsets(lengths)[-1] + lengths[-1]
+
+
+def pieces(packed: Packed) -> list[ReadableBuffer]:
+    """Everything in the order of the layout, gaps included, so that joining the pieces gives the layout."""
+    found: list[ReadableBuffer] = [*packed.chunks]
+    last = sum(map(len, packed.chunks))
+    for buffer in packed.buffers:
+        found += (bytes(-last % ALIGN), buffer)
+        last = len(buffer)
+    return found
+
+
+def inline(packed: Packed) -> bytes:
+    """The whole layout in one object. Receive it into a bytearray, so that what is loaded from it can be written."""
+    return b"".join(pieces(packed)) if packed.buffers else b"".join(packed.chunks)
+
+
+def split(memory: memoryview, lengths: Sequence[int]) -> tuple[memoryview, list[memoryview]]:
+    """The stream and the buffers, as views of a flat memory that holds the layout."""
+    first, *others = zip(offsets(lengths), lengths, strict=True)
+    return memory[: first[1]], [memory[start : start + length] for start, length in others]
+
+
+# ----------------------------------------------------------------------------------------------------------- picklers
+
+
+# cloudpickle hides this behind a class attribute of the same name, which is read only once
+_dispatch_table: Any = pickle.Pickler.__dict__["dispatch_table"]
+
+
+class _Sink:
+    """The file that a pickler writes to: a list of what it wrote, nothing joined."""
+
+    __slots__ = ("write",)
+
+    def __init__(self, chunks: list[Any]) -> None:
+        self.write = chunks.append
+
+
+def _dump(pickler_type: Any, keys: object, items: list[Any]) -> Packed:
+    chunks: list[bytes | bytearray] = []
+    buffers: list[memoryview] = []
+
+    def in_stream(buffer: pickle.PickleBuffer) -> bool:
+        raw = buffer.raw()
+        if len(raw) < OUT_OF_BAND:
+            return True
+        buffers.append(raw)
+        return False
+
+    pickler = pickler_type(_Sink(chunks), PROTOCOL, buffer_callback=in_stream)
+    tensor_type = getattr(sys.modules.get("torch"), "Tensor", None)  # not there yet while torch is being imported
+    if tensor_type is not None:
+        table = getattr(pickler, "dispatch_table", copyreg.dispatch_table)
+        _dispatch_table.__set__(pickler, {**table, tensor_type: _reduced})
+    pickler.dump((keys, items))
+    return Packed(len(items), chunks, buffers)
+
+
+def _by_value() -> Any:
+    import cloudpickle  # late: most payloads never need it
+
+    return cloudpickle.Pickler
+
+
+# ------------------------------------------------------------------------------------------------------ torch tensors
+
+
+def _reduced(tensor: Any) -> Any:
+    """A plain CPU tensor as a buffer of bytes; all else as torch does it.
+
+    torch would copy the tensor's whole storage, of which it may be a small slice, into the stream.
+    """
+    if _plain(tensor):
+        try:
+            flat = tensor.detach().contiguous().reshape(-1).view(sys.modules["torch"].uint8).numpy()
+        except (RuntimeError, TypeError):  # no numpy; a dtype without bytes
+            pass
+        else:
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            return _tensor, (pickle.PickleBuffer(flat), dtype, tuple(tensor.shape), tensor.requires_grad)
+    return tensor.__reduce_ex__(PROTOCOL)
+
+
+def _plain(tensor: Any) -> bool:
+    """Whether dtype, shape, bytes and one flag are all there is to say about it."""
+    return (
+        tensor.device.type == "cpu"
+        and tensor.layout is sys.modules["torch"].strided
+        and not (tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
+        and (tensor.is_leaf or not tensor.requires_grad)
+        and not (tensor.__dict__ or tensor._backward_hooks)  # noqa: SLF001  torch's own reduce asks the same
+        and tensor.untyped_storage().nbytes() >= tensor.nbytes  # else expanded: its bytes are many times its storage
+    )
+
+
+def _tensor(data: ReadableBuffer, dtype: str, shape: tuple[int, ...], requires_grad: bool) -> Any:
+    """The inverse of `_reduced`; named in every stream that holds a tensor."""
+    from importlib import import_module
+
+    torch = import_module("torch")
+    view = memoryview(data)
+    if not len(view):
+        tensor = torch.empty(shape, dtype=getattr(torch, dtype))
+    else:
+        writable = bytearray(view) if view.readonly else data  # torch has no read-only tensors
+        tensor = torch.frombuffer(writable, dtype=torch.uint8).view(getattr(torch, dtype)).reshape(shape)
+    return tensor.requires_grad_() if requires_grad else tensor

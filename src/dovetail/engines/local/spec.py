@@ -1,0 +1,38 @@
+"""What does a worker process get to know when it starts?"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from dovetail.resources.seat import Seat
+
+
+class Guest(NamedTuple):
+    """An object that the worker hosts."""
+
+    name: str
+    work: bytes
+    """By cloudpickle: what the user's script defines, and a tuple of stages, a class or a function."""
+    slots: int
+
+
+class Spec(NamedTuple):
+    """Plain data, pickled once per process."""
+
+    worker: int
+    guests: tuple[Guest, ...]
+    seat: Seat
+    rank: int
+    ranks: int
+    local_rank: int
+    path: tuple[str, ...]
+    """sys.path of the driver."""
+    folder: str
+    """The working folder of the driver."""
+    spill: str
+    """Where payloads go that must not lie in memory."""
+    pool_bytes: int
+    """Shared memory that a worker keeps warm, at most."""
+    cpus: tuple[int, ...] = ()
+    """The CPUs it is bound to; none: it is not."""

@@ -1,0 +1,142 @@
+"""How does a worker come to be? Its code is packed once, its seat becomes variables, and the nursery forks it."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import socket
+import sys
+from typing import TYPE_CHECKING, Any
+
+from dovetail.engines.local.children import Child, Rank
+from dovetail.engines.local.frames import Channel
+from dovetail.engines.local.limits import a_folder
+from dovetail.engines.local.seating import environment, local_rank, rendezvous, starts_fresh
+from dovetail.engines.local.shipping import ship
+from dovetail.engines.local.spec import Guest, Spec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from dovetail.control.commands import Hosted, StartWorker
+    from dovetail.engines.local.crumbs import Crumbs
+    from dovetail.engines.local.nursing import NurseryLink
+    from dovetail.resources.cluster import Cluster
+
+POOL_BYTES = 256 << 20
+"""Shared memory that one worker keeps warm while nobody reads it."""
+
+
+class Starter:
+    """Remembers what does not change between two workers of a unit."""
+
+    def __init__(self, folder: Path | None, cluster: Cluster | None, crumbs: Crumbs, *, pin_cpus: bool) -> None:
+        self._logs = folder / "logs" if folder is not None else None
+        self._spill = str((folder or a_folder()) / "spool")
+        self._crumbs = crumbs
+        self._pin = pin_cpus
+        self._pinned = 0
+        self._works: dict[int, tuple[object, bytes]] = {}
+        self._passing: list[Any] = []
+        """What must stay open until the nursery has it."""
+        nodes = cluster.nodes if cluster is not None else ()
+        self._devices = {node.name: [card.uuid for card in node.gpus if card.uuid] for node in nodes}
+
+    def start(self, command: StartWorker, nursery: NurseryLink, numbers: Iterator[int]) -> Child:
+        names = frozenset(hosted.name for hosted in command.hosted)
+        child = Child(command.worker, command.seats[0].node, names)
+        guests = tuple(Guest(hosted.name, self.packed(hosted), hosted.slots) for hosted in command.hosted)
+        own = _environment_of(command.hosted)
+        port = _free_port() if len(command.seats) > 1 else 0
+        for rank, seat in enumerate(command.seats):
+            variables = environment(os.environ, seat, own, self._devices.get(seat.node, ()))
+            if port:
+                variables |= rendezvous(command.seats, rank, port)
+            spec = Spec(
+                command.worker,
+                guests,
+                seat,
+                rank,
+                len(command.seats),
+                local_rank(command.seats, rank),
+                tuple(map(str, sys.path)),
+                _folder(),
+                self._spill,
+                POOL_BYTES,
+                self._cpus(seat.cpu_milli),
+            )
+            child.ranks.append(self._process(child, rank, spec, variables, nursery, next(numbers), starts_fresh(own)))
+        return child
+
+    def _process(
+        self,
+        child: Child,
+        rank: int,
+        spec: Spec,
+        variables: dict[str, str],
+        nursery: NurseryLink,
+        number: int,
+        fresh: bool,
+    ) -> Rank:
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        cells = self._crumbs.take(sum(guest.slots for guest in spec.guests))
+        log = self._log(child.number, rank)
+        nursery.spawn(number, pickle.dumps(spec, 5), (theirs.fileno(), log), cells, variables, fresh=fresh)
+        self._passing += [theirs, os.fdopen(log, "ab", buffering=0)]
+        return Rank(number, rank, child, Channel(ours), cells)
+
+    def handed_over(self) -> None:
+        for one in self._passing:
+            one.close()
+        self._passing.clear()
+
+    def _log(self, worker: int, rank: int) -> int:
+        if self._logs is None:
+            return os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+        self._logs.mkdir(parents=True, exist_ok=True)
+        name = f"{worker}.log" if not rank else f"{worker}.{rank}.log"
+        return os.open(self._logs / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+
+    def packed(self, hosted: Hosted) -> bytes:
+        """Its code, by cloudpickle; once for all workers."""
+        found = self._works.get(id(hosted.work))
+        if found is None:
+            found = self._works[id(hosted.work)] = hosted.work, ship(hosted.name, hosted.work)
+        return found[1]
+
+    def _cpus(self, milli: int) -> tuple[int, ...]:
+        """Of those that we may use ourselves, one after another."""
+        if not self._pin:
+            return ()
+        all_of_them = sorted(os.sched_getaffinity(0))
+        count = min(len(all_of_them), max(1, -(-milli // 1000)))
+        found = tuple(all_of_them[(self._pinned + i) % len(all_of_them)] for i in range(count))
+        self._pinned += count
+        return found
+
+
+def _environment_of(hosted: tuple[Hosted, ...]) -> dict[str, str]:
+    """What the stages ask for; those of a unit agree on it."""
+    found: dict[str, str] = {}
+    for one in hosted:
+        for stage in one.work if isinstance(one.work, tuple) else ():
+            found |= getattr(stage, "env", None) or {}
+    return found
+
+
+def _folder() -> str:
+    """Where the driver is; nowhere, if that was removed."""
+    try:
+        return os.getcwd()  # noqa: PTH109
+    except OSError:
+        return ""
+
+
+def _free_port() -> int:
+    """For the ranks of a gang to meet at; somebody may take it before they do, then they are started again."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

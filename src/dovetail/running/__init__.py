@@ -1,0 +1,1 @@
+"""RUN IT: engine, controller, observers, data and the loop put together."""

@@ -1,0 +1,231 @@
+"""What does a user hold of a run? An iterator over its results, how it stands, and ways to end it."""
+
+from __future__ import annotations
+
+import atexit
+import signal
+import sys
+import weakref
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from threading import Event, Thread, current_thread, main_thread
+from typing import TYPE_CHECKING, Any, Self
+
+from dovetail.control.events import CancelRun, Drain
+from dovetail.errors import Problem, RunError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+    from types import TracebackType
+
+    from dovetail.control.engine import Engine
+    from dovetail.control.segments import Part
+    from dovetail.data.results import IteratorSink
+    from dovetail.observe.summary import Summary
+    from dovetail.scheduling.plan import Plan
+
+DETAIL_LINES = 12
+AT_EXIT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class ItemError:
+    """An item that was set aside."""
+
+    stage: str
+    """The unit: fused stages are joined by +."""
+    error: str
+    """Type and message."""
+    traceback: str
+    key: tuple[int, ...] | None
+    """The number of the source item, and of children; None: not known."""
+    attempts: int
+    item: Any
+    """The item itself, if it can still be read."""
+
+
+class Run:
+    """Iterate over it for the results, or `wait()` for its end. Leaving a `with` block before the end cancels it."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        folder: Path,
+        engine: Engine,
+        sink: IteratorSink,
+        go: Callable[[], None],
+        open_: tuple[Callable[[Part], Any], Callable[[Part], tuple[int, ...]]],
+        failed: Callable[[], tuple[str, str] | None],
+    ) -> None:
+        self.plan = plan
+        self.folder = folder
+        self._engine = engine
+        self._sink = sink
+        self._go = go
+        self._item_of, self._key_of = open_
+        self._failed = failed
+        """Error and detail, once it failed."""
+        self._over = Event()
+        self._crash: BaseException | None = None
+        self.source_error: BaseException | None = None
+        """What the source raised, if it did."""
+        self._interrupts = 0
+        self._items: Iterator[Any] = iter(())
+        """Results that were opened and not given out yet; whoever stops iterating can go on later."""
+        self._thread = Thread(target=self._drive, name=f"dovetail-{plan.name}", daemon=True)
+        _RUNNING.add(self)
+        self._thread.start()
+
+    # --- results
+
+    def __iter__(self) -> Iterator[Any]:
+        """Results as they come. Raises RunError at the end if the run failed. Ctrl-C once drains, twice stops."""
+        with self._interruptible():
+            while True:
+                yield from self._items  # an iterator: whoever stops in the midst can go on later
+                items = self._sink.next_list()
+                if items is None:
+                    break
+                self._items = iter(items)
+        self._finish()
+
+    def wait(self, timeout: float | None = None) -> Summary:
+        """Until the end; results that nobody has read by then are let go. Raises RunError if the run failed, and
+        TimeoutError if it takes longer. Ctrl-C once drains, twice stops."""
+        self._sink.forget()
+        with self._interruptible():
+            if not self._over.wait(timeout):
+                raise TimeoutError(f"the run is still going after {timeout} s")
+        self._finish()
+        return self.stats
+
+    @contextmanager
+    def _interruptible(self) -> Iterator[None]:
+        """While somebody iterates or waits in the main thread, Ctrl-C is ours, also in the body of their loop: unless
+        they have a handler of their own."""
+        before = signal.getsignal(signal.SIGINT)
+        if current_thread() is not main_thread() or before is not signal.default_int_handler:
+            yield
+            return
+        signal.signal(signal.SIGINT, self._interrupted)
+        try:
+            yield
+        except KeyboardInterrupt:
+            self._over.wait(AT_EXIT_S)
+            raise
+        finally:
+            with suppress(ValueError):  # a generator may be finalised in any thread
+                signal.signal(signal.SIGINT, before)
+
+    # --- how it stands
+
+    @property
+    def status(self) -> str:
+        """running, finished, drained, failed, cancelled."""
+        return self.stats.status
+
+    @property
+    def stats(self) -> Summary:
+        """What happened so far; `print(run.stats)` shows it as a table."""
+        from dovetail.observe.history import History  # late: to start a run it is not needed
+        from dovetail.observe.summary import summary
+
+        return summary(History.load(self.folder))
+
+    @property
+    def errors(self) -> list[ItemError]:
+        """The items that were set aside so far."""
+        found = []
+        for aside in list(self._sink.aside):
+            item, key = None, aside.key
+            with suppress(Exception):
+                item = self._item_of(aside.part)
+                key = key or self._key_of(aside.part)
+            found.append(ItemError(aside.unit, aside.error, aside.detail, key, aside.attempts, item))
+        return found
+
+    @property
+    def done(self) -> bool:
+        return self._over.is_set()
+
+    def __repr__(self) -> str:
+        return f"<Run {self.folder.name}: {'over' if self.done else 'running'}>"
+
+    # --- ends
+
+    def drain(self, reason: str = "asked") -> None:
+        """Read nothing more, finish what is in hand."""
+        self._engine.post(Drain(reason))
+
+    def cancel(self, reason: str = "asked") -> None:
+        """Stop now; what was not delivered is lost to this run."""
+        self._engine.post(CancelRun(reason))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if not self.done:
+            self.cancel("left" if error is None else f"left with {type(error).__name__}")
+            self._sink.forget()
+        self._over.wait()
+
+    def _drive(self) -> None:
+        try:
+            self._go()
+        except BaseException as error:
+            self._crash = error
+        finally:
+            self._sink.end()
+            self._over.set()
+            _RUNNING.discard(self)
+
+    def _interrupted(self, *_: object) -> None:
+        """Ctrl-C: once drains, twice stops."""
+        self._interrupts += 1
+        if self._interrupts == 1 and not self.done:
+            print("\ndraining: what is in hand is finished; Ctrl-C again stops now", file=sys.stderr)  # noqa: T201
+            self.drain("Ctrl-C")
+            return
+        self.cancel("Ctrl-C twice")
+        raise KeyboardInterrupt
+
+    def _finish(self) -> None:
+        self._over.wait()
+        if self._crash is not None:
+            raise self._crash
+        if self.source_error is not None:
+            raise self.source_error
+        failed = self._failed()
+        if failed is not None:
+            raise RunError(_problem(*failed, self.stats, self.folder))
+        bad = self._sink.unreadable
+        if bad:
+            message = f"{len(bad)} results came back and cannot be unpickled here: {bad[0]}"
+            raise RunError(Problem("DT336", message, fixes=("return plain values, or objects of importable classes",)))
+
+
+def _problem(error: str, detail: str, found: Summary, folder: Path) -> Problem:
+    lines = [line for line in detail.splitlines() if line.strip()][-DETAIL_LINES:]
+    evidence = (*lines, f"{found.finished} of {found.read} items read were finished; more is in {folder}")
+    fixes: tuple[str, ...] = (f"dovetail status {folder.name} shows the whole run",)
+    if "in setup" not in error:
+        fixes += ('on_error="skip" sets items that fail aside',)
+    return Problem("DT330", error or "the run failed", evidence, fixes)
+
+
+_RUNNING: weakref.WeakSet[Run] = weakref.WeakSet()
+
+
+def _end_all() -> None:
+    """A script that ends while a run goes: workers are stopped, and the run's folder says so."""
+    for run in list(_RUNNING):
+        run.cancel("the program ended")
+    for run in list(_RUNNING):
+        run._over.wait(AT_EXIT_S)  # noqa: SLF001
+
+
+atexit.register(_end_all)

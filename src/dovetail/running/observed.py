@@ -1,0 +1,48 @@
+"""Drives a run to its end, watched, and closes everything on every way out."""
+
+from __future__ import annotations
+
+import warnings
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from dovetail.control.loop import drive
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dovetail.control.engine import Controller, Data, Engine, Observer
+    from dovetail.observe.recorder import Recorder
+
+
+def run_observed(
+    controller: Controller,
+    engine: Engine,
+    data: Data,
+    recorder: Recorder,
+    observers: Sequence[Observer],
+    *,
+    beat_s: float | None = None,
+) -> None:
+    """Observers that failed are told of."""
+    try:
+        for observer, error in drive(controller, engine, data, observers, beat_s=beat_s):
+            warnings.warn(f"{type(observer).__name__} was dropped: {error}", RuntimeWarning, stacklevel=3)
+    except BaseException as error:
+        interrupted = isinstance(error, KeyboardInterrupt)
+        recorder.abort(
+            engine.now(), "interrupted" if interrupted else repr(error), "cancelled" if interrupted else "failed"
+        )
+        raise
+    finally:
+        try:
+            _close(observers, engine.now())
+        finally:
+            engine.close()
+
+
+def _close(observers: Sequence[Observer], now: float) -> None:
+    """Also those that were dropped, for their files; whatever they say to that."""
+    for observer in observers:
+        with suppress(Exception):
+            observer.close(now)

@@ -1,0 +1,53 @@
+"""The benchmarks of the local engine run, and write the keys that others read; far too small for good figures."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+
+
+def run(name: str, folder: Path, *arguments: str) -> dict[str, Any]:
+    result = folder / "result.json"
+    command = [sys.executable, str(BENCHMARKS / name), *arguments, "--json", str(result)]
+    ran = subprocess.run(command, check=False, capture_output=True, text=True, timeout=240)
+    assert ran.returncode == 0, ran.stderr
+    found: dict[str, Any] = json.loads(result.read_text())
+    return found
+
+
+def test_overhead_per_item_and_until_the_first_result(tmp_path: Path) -> None:
+    found = run("overhead.py", tmp_path, "--engine", "local", "--items", "1000,21000", "--repeat", "1")
+    for kind in ("unfused_us", "fused_us", "each_unfused_us", "each_fused_us"):
+        assert found[kind] < 100, kind
+    assert 0 < found["import_cpu_s"] < found["hello_cpu_s"]
+    assert found["hello_extra_cpu_s"] == found["hello_cpu_s"] - found["import_cpu_s"]
+
+
+def test_payloads_arrive_whole_and_leave_nothing_behind(tmp_path: Path) -> None:
+    found = run("payload.py", tmp_path, "--arrays", "6", "--compared", "4", "--rounds", "1", "--mb", "1")
+    for key in ("gb_per_s", "pipe_gb_per_s", "in_place_gb_per_s", "peak_mb", "ratio", "in_place_ratio"):
+        assert found[key] > 0, key
+    assert found["descriptors_before"] == found["descriptors_after"]
+    assert {"shmem_before_mb", "shmem_after_mb"} <= set(found)
+
+
+def test_the_controller_is_timed_per_event(tmp_path: Path) -> None:
+    found = run("controller.py", tmp_path, "--workers", "10,50", "--least", "1000", "--repeat", "1")
+    assert [row["workers"] for row in found["rows"]] == [10, 50]
+    assert all(0 < row["us_per_event"] < 10_000 for row in found["rows"])
+    assert all(row["events"] >= 1000 for row in found["rows"])
+
+
+def test_scaling_is_compared_with_bare_processes_fixed_splits_and_the_simulator(tmp_path: Path) -> None:
+    sizes = ("--items", "40", "--rounds", "5", "--repeat", "1", "--seconds", "0.5", "--replan", "0.3")
+    found = run("scaling.py", tmp_path, *sizes)
+    assert found["speed_up_ratio"] > 0
+    assert len(found["splits"]) == 7
+    assert found["autoscaled_share"] > 0
+    assert [row["pipeline"] for row in found["predictions"]] == ["even", "narrow", "batched"]
+    assert all(row["simulated"] > 0 and row["reached"] > 0 for row in found["predictions"])

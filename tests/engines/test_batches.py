@@ -1,0 +1,300 @@
+"""Does a message come out of fused stages as if every batch had gone through them alone?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dovetail.engines.host import Host, make_host
+from dovetail.engines.keys import Keys, as_tuple
+from dovetail.engines.worker import Worker
+from dovetail.pipeline.stage import Stage, each
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from dovetail.engines.batches import Outcome
+
+Row = tuple[tuple[int, ...], int]
+
+
+def crumb() -> memoryview:
+    return memoryview(bytearray(64)).cast("q")
+
+
+def host(*stages: Stage) -> Host:
+    hosted = make_host(stages, Worker(1, "+".join(stage.name for stage in stages)))
+    hosted.setup()
+    return hosted
+
+
+def run(hosted: Host, items: list[Any], batch_size: int = 1, keys: Keys | None = None) -> Outcome:
+    return hosted.run(range(len(items)) if keys is None else keys, items, batch_size, crumb(), 5)
+
+
+def same(items: list[Any]) -> list[Any]:
+    return items
+
+
+# a naive reference
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A stage by its table: value % len -> how many come out (-1: it raises)."""
+
+    each: bool
+    batch_size: int
+    table: tuple[int, ...]
+    form: str = "list"
+
+    def of(self, value: int) -> list[int]:
+        count = self.table[value % len(self.table)]
+        if count < 0:
+            raise ValueError(value)
+        return [3 * value + number + 1 for number in range(count)]
+
+    def stage(self, name: str) -> Stage:
+        def one(item: int) -> Any:
+            made = self.of(item)
+            return None if not made else made[0] if len(made) == 1 else iter(made)
+
+        def many(items: list[int]) -> Any:
+            made = [new for item in items for new in self.of(item)]
+            items.clear()
+            return made if self.form == "list" else tuple(made) if self.form == "tuple" else (new for new in made)
+
+        return Stage(name, each(one) if self.each else many, batch_size=self.batch_size)
+
+    def rows(self, rows: list[Row], size: int) -> list[Row]:
+        out: list[Row] = []
+        for start in range(0, len(rows), size):
+            batch = rows[start : start + size]
+            made = [new for _, value in batch for new in self.of(value)]
+            same = len(made) == len(batch)
+            first = batch[0][0]
+            out += [(batch[i][0] if same else (*first, i), new) for i, new in enumerate(made)]
+        return out
+
+
+def naive(specs: list[Spec], rows: list[Row], batch_size: int) -> tuple[list[Row], list[tuple[int, int]], list[Any]]:
+    sizes = []
+    for position, spec in enumerate(specs):
+        small = spec.each or (position and spec.batch_size == 1)
+        sizes.append(1 if small else batch_size if spec.batch_size == specs[0].batch_size else spec.batch_size)
+    sizes = [min(size, batch_size) for size in sizes]
+
+    def through(part: list[Row]) -> tuple[list[Row], list[tuple[int, int]]]:
+        counts = []
+        for spec, size in zip(specs, sizes, strict=True):
+            after = spec.rows(part, size)
+            counts.append((len(part), len(after)))
+            part = after
+        return part, counts
+
+    try:
+        out, counts = through(rows)
+    except ValueError:
+        pass
+    else:
+        return out, [], counts
+    out, failed, total = [], [], [(0, 0)] * len(specs)
+    for start in range(0, len(rows), max(sizes)):
+        part = rows[start : start + max(sizes)]
+        try:
+            made, counts = through(part)
+        except ValueError:
+            failed.append((start, start + len(part)))
+            continue
+        out += made
+        total = [(a + c, b + d) for (a, b), (c, d) in zip(total, counts, strict=True)]
+    return out, failed, total
+
+
+ACTIONS = st.sampled_from([1, 1, 1, 1, 0, 2, 3, -1])
+TABLE = st.one_of(
+    st.lists(ACTIONS, min_size=1, max_size=7).map(tuple),
+    st.just((1,)),
+    st.lists(st.sampled_from([1, 1, 1, 1, 1, -1]), min_size=7, max_size=13).map(tuple),
+)
+SPEC = st.builds(Spec, st.booleans(), st.sampled_from([1, 4]), TABLE, st.sampled_from(["list", "tuple", "generator"]))
+
+
+@given(
+    st.lists(SPEC, min_size=1, max_size=4),
+    st.lists(st.integers(0, 1000), max_size=30),
+    st.sampled_from([1, 2, 3, 4]),
+    st.booleans(),
+)
+def test_random_pipelines_agree_with_a_naive_reference(
+    specs: list[Spec], items: list[int], batch_size: int, children: bool
+) -> None:
+    keys: Keys = [(7, i) for i in range(len(items))] if children else range(100, 100 + len(items))
+    rows = list(zip([as_tuple(key) for key in keys], items, strict=True))
+    given_items = list(items)
+    outcome = run(host(*[spec.stage(f"s{i}") for i, spec in enumerate(specs)]), given_items, batch_size, keys)
+    out, failed, counts = naive(specs, rows, batch_size)
+    assert list(zip(map(as_tuple, outcome.keys), outcome.items, strict=True)) == out
+    assert [(failure.start, failure.stop) for failure in outcome.failures] == failed
+    assert [failure.keys for failure in outcome.failures] == [
+        tuple(key for key, _ in rows[start:stop]) for start, stop in failed
+    ]
+    assert [stage[:2] for stage in outcome.stages] == counts
+    assert outcome.seconds == pytest.approx(sum(seconds for _, _, seconds in outcome.stages))
+    assert len(set(map(as_tuple, outcome.keys))) == len(out)
+    assert given_items == items
+
+
+def test_keys_stay_a_range_while_nothing_changes() -> None:
+    hosted = host(Stage("a", each(lambda item: str(item))), Stage("b", same), Stage("c", lambda items: tuple(items)))
+    outcome = run(hosted, [1, 2, 3], keys=range(40, 43))
+    assert outcome.keys == range(40, 43)
+    assert outcome.items == ["1", "2", "3"]
+
+
+def test_an_iterator_gives_children_even_if_it_gives_only_one() -> None:
+    outcome = run(host(Stage("a", each(lambda item: iter(range(item))))), [1, 0, 2])
+    assert outcome.keys == [(0, 0), (2, 0), (2, 1)]
+    assert outcome.items == [0, 0, 1]
+
+
+def test_texts_dicts_and_lists_are_one_item_each() -> None:
+    items = ["text", {"a": 1}, [1, 2], b"bytes", (1,), 0, "", [], False]
+    assert run(host(Stage("a", each(lambda item: item))), items).items == items
+
+
+# batch sizes
+
+
+def sizes_of(hosted: Callable[[Callable[[str], Callable[..., Any]]], Host], items: int, batch_size: int) -> Any:
+    seen: dict[str, list[int]] = {}
+
+    def noting(name: str) -> Callable[[list[int]], list[int]]:
+        def fn(items: list[int]) -> list[int]:
+            seen.setdefault(name, []).append(len(items))
+            return items
+
+        return fn
+
+    assert run(hosted(noting), list(range(items)), batch_size).failures == []
+    return seen
+
+
+def test_the_command_sets_the_batch_size_of_all_stages_that_share_it() -> None:
+    seen = sizes_of(
+        lambda fn: host(Stage("a", fn("a"), batch_size=8), Stage("b", fn("b"), batch_size=8), Stage("c", fn("c"))), 5, 2
+    )
+    assert seen == {"a": [2, 2, 1], "b": [2, 2, 1], "c": [1] * 5}
+
+
+def test_a_barrier_gets_everything_at_once_and_may_yield() -> None:
+    def dedup(items: list[int]) -> Iterator[int]:
+        assert len(items) == 6
+        yield from dict.fromkeys(items)
+        yield from ()
+
+    outcome = run(host(Stage("a", dedup, barrier=True)), [3, 3, 1, 3, 2, 1])
+    assert outcome.items == [3, 1, 2]
+    assert outcome.keys == [(0, 0), (0, 1), (0, 2)]
+
+
+def test_nothing_in_nothing_out() -> None:
+    for stage in (Stage("a", same), Stage("a", same, barrier=True), Stage("a", each(same))):
+        outcome = run(host(stage), [], 4)
+        assert (list(outcome.keys), outcome.items, outcome.failures) == ([], [], [])
+
+
+# what functions get and give
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_a_function_owns_the_list_it_gets(batch_size: int) -> None:
+    kept: list[list[int]] = []
+
+    def rude(items: list[int]) -> list[int]:
+        out = [item + 1 for item in items]
+        items[:] = ["rubbish"] * 10  # type: ignore[list-item]
+        kept.append(out)
+        return out
+
+    def later(items: list[int]) -> list[int]:
+        for old in kept:
+            old.clear()
+        return items
+
+    items = [1, 2, 3, 4]
+    stages = (Stage("a", rude, batch_size=batch_size), Stage("b", later, batch_size=batch_size))
+    assert run(host(*stages), items, batch_size).items == [2, 3, 4, 5]
+    assert items == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("returned", "named"), [(None, "None"), ("ab", "a str ('ab')"), (b"", "a bytes"), ({}, "a dict"), (5, "a int (5)")]
+)
+@pytest.mark.parametrize("batch_size", [1, 2])
+def test_what_is_no_list_is_refused_with_what_to_do(returned: Any, named: str, batch_size: int) -> None:
+    stage = Stage("clean", lambda items: returned, batch_size=batch_size)
+    outcome = run(host(stage), [1, 2], batch_size)
+    assert outcome.items == []
+    error = outcome.failures[0].error
+    assert error.startswith(f"TypeError: stage 'clean' returned {named}")
+    assert error.endswith("[] drops, a list goes on; for one item in, one out use dt.each")
+    assert len(outcome.failures) == 2 // batch_size
+
+
+@pytest.mark.parametrize("wrap", [each, lambda fn: fn])
+def test_a_coroutine_from_a_plain_function_is_refused(wrap: Any) -> None:
+    async def later(items: Any) -> Any:
+        return items
+
+    (failure,) = run(host(Stage("a", wrap(lambda items: later(items)))), [1]).failures
+    assert "stage 'a' returned a coroutine" in failure.error
+    assert "async def" in failure.error
+
+
+def test_numpy_rows_and_sets_go_on_one_by_one() -> None:
+    numpy = pytest.importorskip("numpy")
+    assert run(host(Stage("a", numpy.array, batch_size=3)), [1, 2, 3], 3).items == [1, 2, 3]
+    assert run(host(Stage("a", lambda items: set(items), batch_size=3)), [1, 1, 1], 3).items == [1]
+
+
+def test_a_generator_that_raises_fails_its_batch_and_leaves_nothing_behind() -> None:
+    def spread(item: int) -> Iterator[int]:
+        yield item
+        if item == 2:
+            raise ValueError("two")
+
+    def batches(items: list[int]) -> Iterator[int]:
+        for item in items:
+            yield from spread(item)
+
+    outcome = run(host(Stage("a", each(spread))), [1, 2, 3])
+    assert outcome.items == [1, 3]
+    assert [(failure.start, failure.stop) for failure in outcome.failures] == [(1, 2)]
+    outcome = run(host(Stage("a", batches, batch_size=2)), [1, 2, 3], 2)
+    assert outcome.items == [3]
+    assert [(failure.start, failure.stop, failure.keys) for failure in outcome.failures] == [(0, 2, ((0,), (1,)))]
+
+
+def test_items_that_functions_change_in_place_are_brought_anew_for_the_second_time() -> None:
+    def count(item: dict[str, int]) -> dict[str, int]:
+        item["n"] += 1
+        return item
+
+    def check(item: dict[str, int]) -> dict[str, int]:
+        if item["id"] == 2:
+            raise ValueError("two")
+        return item
+
+    def fresh() -> list[Any]:
+        return [{"id": i, "n": 0} for i in range(4)]
+
+    hosted = host(Stage("a", each(count)), Stage("b", each(check)))
+    outcome = hosted.run(range(4), fresh(), 1, crumb(), 1, fresh)
+    assert outcome.items == [{"id": i, "n": 1} for i in (0, 1, 3)]
+    assert [(failure.start, failure.stop) for failure in outcome.failures] == [(2, 3)]
+    assert "in stage 'b'" in outcome.failures[0].detail

@@ -1,0 +1,184 @@
+"""Is told what a user's exception was, whatever it was?"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, NoReturn
+
+import pytest
+
+from dovetail.engines.failures import DETAIL_CHARS, DETAILS_CHARS, LINE_CHARS, memory, tell
+from dovetail.engines.host import make_host
+from dovetail.engines.worker import Worker
+from dovetail.pipeline.stage import Stage, each
+
+OutOfMemoryError = type("OutOfMemoryError", (RuntimeError,), {"__module__": "torch"})
+CupyOutOfMemory = type("OutOfMemoryError", (MemoryError,), {"__module__": "cupy.cuda.memory"})
+
+
+def failed(raises: BaseException | type[BaseException], *, fused: bool = False) -> Any:
+    """The failure of the second of three items; the others must pass."""
+
+    def bad(item: int) -> int:
+        if item == 1:
+            raise raises
+        return item
+
+    stages = (Stage("a", each(bad)), *([Stage("b", each(bad))] if fused else ()))
+    outcome = make_host(stages, Worker(1, "u")).run(range(3), [0, 1, 2], 1, [0] * 4, 1)
+    assert outcome.items == [0, 2]
+    (failure,) = outcome.failures
+    assert (failure.start, failure.stop, failure.keys) == (1, 2, ((1,),))
+    return failure
+
+
+class Mute(Exception):
+    def __str__(self) -> NoReturn:
+        raise KeyboardInterrupt
+
+
+class Liar(Exception):
+    def __str__(self) -> str:
+        return 5  # type: ignore[return-value]
+
+
+def _fails(_self: object) -> NoReturn:
+    raise RuntimeError
+
+
+class Nameless(type):
+    @property
+    def __name__(cls) -> NoReturn:  # type: ignore[override]
+        raise RuntimeError
+
+
+Torn = type("Torn", (Exception,), {"__notes__": property(_fails)})
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize(
+    ("raises", "line"),
+    [
+        (ValueError("no\n  good"), "ValueError: no good"),
+        (ValueError(), "ValueError"),
+        (KeyError("x"), "KeyError: 'x'"),
+        (SystemExit(3), "SystemExit: 3"),
+        (KeyboardInterrupt(), "KeyboardInterrupt"),
+        (GeneratorExit("enough"), "GeneratorExit: enough"),
+        (StopIteration(1), "StopIteration: 1"),
+        (Mute(), "Mute: its text cannot be shown: __str__ failed"),
+        (Liar(), "Liar: its text cannot be shown: __str__ failed"),
+        (Torn("x"), "Torn: x"),
+        (Nameless("None", (Exception,), {})(), "an exception that cannot be shown"),
+    ],
+)
+def test_any_exception_fails_its_item_and_no_other(raises: BaseException, line: str, fused: bool) -> None:
+    failure = failed(raises, fused=fused)
+    assert failure.error == line
+    assert line.split(":")[0] in failure.detail or not failure.detail
+
+
+def test_the_traceback_begins_with_the_users_frames() -> None:
+    for fused in (False, True):
+        detail = failed(ValueError("no"), fused=fused).detail
+        assert detail.startswith("in stage 'a'\nTraceback" if fused else "Traceback")
+        assert "in bad" in detail
+        assert "raise raises" in detail
+        assert "/engines/loops.py" not in detail
+        assert "/engines/batches.py" not in detail
+        assert detail.endswith("ValueError: no\n")
+
+
+def test_an_exception_that_is_raised_again_and_again_gathers_no_frames() -> None:
+    error = ValueError("the only one")
+
+    def bad(item: int) -> int:
+        raise error
+
+    for stages in ((Stage("a", each(bad)),), (Stage("a", each(bad)), Stage("b", each(bad)))):
+        failures = make_host(stages, Worker(1, "u")).run(range(50), list(range(50)), 1, [0] * 4, 1).failures
+        assert {failure.detail.count("in bad") for failure in failures} == {1}
+    assert error.__traceback__ is None
+
+
+def test_lines_and_tracebacks_are_bounded() -> None:
+    def deep(depth: int) -> NoReturn:
+        if depth == 0:
+            raise ValueError("é" * 10_000_000)
+        deeper(depth - 1)
+
+    def deeper(depth: int) -> NoReturn:
+        deep(depth)
+
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(20_000)
+    try:
+        deep(5_000)
+    except ValueError as error:
+        told = tell(error)
+    finally:
+        sys.setrecursionlimit(limit)
+    assert len(told.line) == LINE_CHARS
+    assert DETAIL_CHARS - 100 < len(told.detail) <= DETAIL_CHARS
+    assert told.detail.startswith("Traceback")
+    assert "characters left out" in told.detail
+
+
+def test_a_recursion_without_end_is_told() -> None:
+    def endless(item: Any) -> Any:
+        return endless(item)
+
+    (failure,) = make_host(each(endless), Worker(1, "u")).run(range(1), [1], 1, [0] * 4, 1).failures
+    assert failure.error.startswith("RecursionError: maximum recursion depth")
+    assert len(failure.detail) <= DETAIL_CHARS
+
+
+def test_many_failures_of_a_message_do_not_fill_the_memory() -> None:
+    def bad(item: int) -> int:
+        raise ValueError("x" * DETAIL_CHARS)
+
+    failures = make_host(each(bad), Worker(1, "u")).run(range(100), list(range(100)), 1, [0] * 4, 1).failures
+    assert len(failures) == 100
+    assert sum(len(failure.detail) for failure in failures) < DETAILS_CHARS + DETAIL_CHARS
+    assert failures[0].detail
+    assert failures[-1].error == failures[0].error
+
+
+def _from(error: BaseException, cause: BaseException) -> BaseException:
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "out_of_memory", "on_gpu"),
+    [
+        (MemoryError(), True, False),
+        (OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), True, True),
+        (CupyOutOfMemory("Out of memory allocating 8 bytes"), True, True),
+        (RuntimeError("CUDA out of memory. Tried to allocate 20.00 MiB"), True, True),
+        (RuntimeError("CUDA error: out of memory"), True, True),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"), True, False),
+        (_from(ValueError("batch failed"), MemoryError()), True, False),
+        (ExceptionGroup("tasks", [ValueError(), OutOfMemoryError("x")]), True, True),
+        (ValueError("CUDA out of memory"), False, False),
+        (RuntimeError("out of luck"), False, False),
+        (_from(Mute(), RuntimeError()), False, False),
+    ],
+)
+def test_running_out_of_memory_is_recognised(error: BaseException, out_of_memory: bool, on_gpu: bool) -> None:
+    assert memory(error) == (out_of_memory, on_gpu)
+    if isinstance(error, Exception):
+        failure = failed(error)
+        assert (failure.out_of_memory, failure.on_gpu) == (out_of_memory, on_gpu)
+
+
+def test_a_chain_that_bites_its_tail_ends() -> None:
+    one, two = ValueError(), ValueError()
+    one.__cause__, two.__cause__ = two, one
+    assert memory(one) == (False, False)
+    assert "ValueError" in tell(one).detail
+
+
+def test_torch_itself_is_recognised() -> None:
+    torch = pytest.importorskip("torch")
+    assert memory(torch.OutOfMemoryError("CUDA out of memory")) == (True, True)

@@ -1,0 +1,80 @@
+"""Does the local engine keep the contract?"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import TYPE_CHECKING
+
+from dovetail.control.commands import Hosted
+from dovetail.engines.local.engine import LocalEngine
+from engines.contract import EngineContract
+from engines.scene import Does, Rig, Units
+from engines.test_contract import is_there, outcome_of
+
+if TYPE_CHECKING:
+    from dovetail.control.segments import Segment
+    from dovetail.engines.simulated.world import Key
+
+
+class LocalDoing:
+    """Does with items what a test says; what is held waits for a file."""
+
+    def __init__(self, does: Does, gate: str) -> None:
+        self._does = does
+        self._gate = gate
+
+    def setup(self) -> None:
+        if self._does.setup_error:
+            raise RuntimeError(self._does.setup_error)
+
+    def __call__(self, items: list[Key]) -> list[Key]:
+        return [out for key in items for out in outcome_of(self._does, key, self._wait)]
+
+    def _wait(self) -> None:
+        while not os.path.exists(self._gate):  # noqa: PTH110
+            time.sleep(0.005)
+
+
+class LocalRig(Rig):
+    def __init__(self, units: Units) -> None:
+        self._folder = Path(mkdtemp())
+        self._gate = self._folder / "gate"
+        self.engine: LocalEngine = LocalEngine(self._folder)
+        self._works = {
+            name: LocalDoing(does, str(self._gate)) if isinstance(does, Does) else does for name, does in units.items()
+        }
+        self.pids: set[int] = set()
+
+    def hosted(self, name: str, slots: int) -> Hosted:
+        return Hosted(name, self._works[name], slots)
+
+    def segment(self, keys: list[Key]) -> Segment:
+        return self.engine.store(list(keys), keys)
+
+    def read(self, segment: Segment) -> list[Key]:
+        return self.engine.load(segment)[1]
+
+    def kill(self, worker: int) -> None:
+        os.kill(self._pid(worker), signal.SIGKILL)
+
+    def _pid(self, worker: int) -> int:
+        (pid,) = self.engine.processes()[worker][1]
+        return pid
+
+    def runs(self, worker: int, message: int) -> bool:
+        return message in self.engine.running(worker)
+
+    def let_go(self) -> None:
+        self._gate.touch()
+
+    def processes(self) -> int:
+        return sum(map(is_there, self.engine.pids))
+
+
+class TestLocalEngine(EngineContract):
+    def rig(self, units: Units) -> Rig:
+        return LocalRig(units)

@@ -1,0 +1,603 @@
+"""What becomes of items when workers die, hang, run out of memory, or are badly behaved in any other way?"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import dovetail as dt
+from dovetail.engines.local.deaths import OutOfMemoryWatch
+from running.aids import (
+    LONG,
+    engine_of,
+    is_there,
+    kill_one,
+    losses,
+    no_worker_is_left,
+    patience,
+    ready_pids_of,
+    run_of,
+    until,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+
+@pytest.fixture(autouse=True)
+def _nothing_hangs() -> Iterator[None]:
+    with patience():
+        yield
+
+
+def double(items: list[int]) -> list[int]:
+    return [2 * item for item in items]
+
+
+def slowly(items: list[int]) -> list[int]:
+    time.sleep(0.002)
+    return [item + 1 for item in items]
+
+
+class Once:
+    """Does something at certain items, each time only once in the whole run."""
+
+    def __init__(self, folder: Path, numbers: set[int], what: Callable[[], object]) -> None:
+        self._folder, self._numbers, self._what = folder, numbers, what
+
+    def __call__(self, items: list[int]) -> list[int]:
+        for item in items:
+            if item in self._numbers:
+                try:
+                    os.close(os.open(self._folder / f"once-{item}", os.O_CREAT | os.O_EXCL))
+                except FileExistsError:
+                    continue
+                self._what()
+        return items
+
+
+class Always:
+    """The same, every time it sees one of these items."""
+
+    def __init__(self, numbers: set[int], what: Callable[[], object]) -> None:
+        self._numbers, self._what = numbers, what
+
+    def __call__(self, items: list[int]) -> list[int]:
+        if self._numbers.intersection(items):
+            self._what()
+        return items
+
+
+def segfault() -> None:
+    faulthandler.disable()
+    ctypes.string_at(0)
+
+
+def kill_myself() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def never_ends() -> None:
+    threading.Event().wait()
+
+
+# Deaths
+
+
+def test_random_kill_9_loses_and_doubles_nothing() -> None:
+    items, kills = (20_000, 20) if LONG else (4_000, 4)
+    dice = random.Random(7)
+    moments = {(n + 1) * items // (kills + 1) for n in range(kills)}
+    stages = [dt.Stage("double", double, fuse=False), dt.Stage("slow", slowly, batch_size=8, fuse=False)]
+    run = run_of(*stages, source=iter(range(items)))
+    killed = []
+    found = []
+    for item in run:
+        found.append(item)
+        if len(found) in moments:
+            killed.append(kill_one(run, dice=dice))
+    assert sorted(found) == [2 * number + 1 for number in range(items)]
+    assert losses(run) == len(killed) == kills
+    assert run.status == "finished"
+    no_worker_is_left(run)
+
+
+def test_an_item_that_segfaults_is_set_aside_and_all_others_come() -> None:
+    items = 5_000 if LONG else 600
+    bad = items // 2 + 7
+    run = run_of(dt.Stage("bad", Always({bad}, segfault), batch_size=64, on_error="skip"), source=range(items))
+    assert sorted(run) == [number for number in range(items) if number != bad]
+    (error,) = run.errors
+    assert error.item == bad
+    assert error.key == (bad,)
+    assert "signal" in error.error + error.traceback
+    assert "SIGSEGV" in error.error + error.traceback
+    assert 1 <= losses(run) <= 4
+
+
+def test_an_item_that_always_kills_its_worker_fails_the_run_with_the_cause() -> None:
+    run = run_of(dt.Stage("bad", Always({57}, segfault), batch_size=8), source=range(100))
+    with pytest.raises(dt.RunError, match=r"bad.*") as told:
+        list(run)
+    assert "SIGSEGV" in str(told.value)
+    no_worker_is_left(run)
+
+
+def test_leaving_by_os_exit_is_a_death_and_the_item_is_tried_again(tmp_path: Path) -> None:
+    run = run_of(dt.Stage("exits", Once(tmp_path, {3, 77}, lambda: os._exit(0)), batch_size=4), source=range(100))
+    assert sorted(run) == list(range(100))
+    assert losses(run) == 2
+
+
+def test_an_item_that_always_leaves_is_set_aside_with_its_exit_code() -> None:
+    run = run_of(dt.Stage("exits", Always({5}, lambda: os._exit(33)), on_error="skip"), source=range(20))
+    assert len(list(run)) == 19
+    (error,) = run.errors
+    assert "33" in error.error + error.traceback
+
+
+@pytest.mark.parametrize("what", [sys.exit, exec], ids=["sys.exit", "exec"])
+def test_sys_exit_in_a_stage_is_an_exception_and_no_death(what: Callable[[str], object]) -> None:
+    text = "raise KeyboardInterrupt" if what is exec else "enough"
+    run = run_of(dt.Stage("exits", Always({5}, lambda: what(text)), on_error="skip"), source=range(20))
+    assert len(list(run)) == 19
+    (error,) = run.errors
+    assert error.error.startswith("KeyboardInterrupt" if what is exec else "SystemExit: enough")
+    assert losses(run) == 0
+
+
+def test_a_call_past_its_deadline_is_set_aside_and_others_are_fine() -> None:
+    stage = dt.Stage("hangs", Always({13}, never_ends), deadline=0.5, on_error="skip", retries=1)
+    run = run_of(stage, source=range(40))
+    assert sorted(run) == [number for number in range(40) if number != 13]
+    (error,) = run.errors
+    assert error.item == 13
+    assert "deadline" in error.error + error.traceback
+    no_worker_is_left(run)
+
+
+def test_a_call_that_hung_once_is_tried_again(tmp_path: Path) -> None:
+    run = run_of(dt.Stage("hangs", Once(tmp_path, {13}, never_ends), batch_size=4, deadline=0.5), source=range(40))
+    assert sorted(run) == list(range(40))
+
+
+class Sleeps:
+    def __call__(self, items: list[int]) -> list[int]:
+        if 3 in items:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            ctypes.PyDLL(None).sleep(1000)  # holds the GIL
+        return items
+
+
+def test_c_code_that_keeps_the_gil_is_ended_at_its_deadline_too() -> None:
+    stage = dt.Stage("c", Sleeps, deadline=0.5, on_error="skip", retries=1)
+    run = run_of(stage, source=range(20))
+    assert sorted(run) == [number for number in range(20) if number != 3]
+    no_worker_is_left(run)
+
+
+# What cannot be pickled
+
+
+class Prickly:
+    """Cannot be unpickled if its number ends in 3."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __getstate__(self) -> dict[str, int]:
+        return {"number": self.number}
+
+    def __setstate__(self, state: dict[str, int]) -> None:
+        if state["number"] % 10 == 3:
+            raise ValueError(f"{state['number']} does not like to travel")
+        self.number = state["number"]
+
+
+def numbers_of(items: list[Prickly]) -> list[int]:
+    return [item.number for item in items]
+
+
+async def numbers_awaited(items: list[Prickly]) -> list[int]:
+    return [item.number for item in items]
+
+
+@pytest.mark.parametrize(("slots", "awaited"), [(1, False), (3, False), (3, True)])
+def test_only_items_that_cannot_be_unpickled_are_set_aside(slots: int, awaited: bool) -> None:
+    function = numbers_awaited if awaited else numbers_of
+    stage = dt.Stage("read", function, batch_size=4, slots=slots, on_error="skip")
+    run = run_of(stage, source=[Prickly(number) for number in range(100)])
+    assert sorted(run) == [number for number in range(100) if number % 10 != 3]
+    assert sorted(error.key or () for error in run.errors) == [(number,) for number in range(3, 100, 10)]
+    for error in run.errors:
+        assert "does not like to travel" in error.error
+    assert losses(run) == 0
+
+
+def made_prickly(items: list[int]) -> list[Prickly]:
+    return [Prickly(item) for item in items]
+
+
+def test_items_that_cannot_be_unpickled_between_two_stages_are_set_aside_there() -> None:
+    stages = [
+        dt.Stage("make", made_prickly, fuse=False),
+        dt.Stage("read", numbers_of, batch_size=4, fuse=False, on_error="skip"),
+    ]
+    run = run_of(*stages, source=range(60))
+    assert sorted(run) == [number for number in range(60) if number % 10 != 3]
+    assert {error.stage for error in run.errors} == {"read"}
+    assert len(run.errors) == 6
+
+
+def lock_at_seven(items: list[int]) -> list[object]:
+    return [threading.Lock() if item == 7 else item for item in items]
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+def test_a_result_that_cannot_be_pickled_names_its_stage(slots: int) -> None:
+    run = run_of(dt.Stage("locks", lock_at_seven, slots=slots), source=range(20))
+    with pytest.raises(dt.RunError) as told:
+        list(run)
+    assert "locks" in str(told.value)
+    assert "cannot be pickled" in str(told.value)
+    assert "lock" in str(told.value)
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+def test_only_results_that_cannot_be_pickled_are_set_aside(slots: int) -> None:
+    run = run_of(dt.Stage("locks", lock_at_seven, slots=slots, on_error="skip"), source=range(20))
+    assert sorted(run) == [number for number in range(20) if number != 7]
+    assert [error.item for error in run.errors] == [7]
+
+
+class Leaves:
+    def __reduce__(self) -> Any:
+        raise SystemExit("while it is pickled")
+
+
+def leaves_at_seven(items: list[int]) -> list[object]:
+    return [Leaves() if item == 7 else item for item in items]
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+def test_a_result_that_leaves_while_it_is_pickled_hangs_nobody(slots: int) -> None:
+    run = run_of(dt.Stage("leaves", leaves_at_seven, slots=slots, on_error="skip"), source=range(20))
+    assert sorted(run) == [number for number in range(20) if number != 7]
+    assert len(run.errors) == 1
+
+
+# Setup
+
+
+class BadSetup:
+    def __init__(self, what: Callable[[], object]) -> None:
+        self._what = what
+
+    def setup(self, worker: object) -> None:
+        self._what()
+
+    def __call__(self, items: list[int]) -> list[int]:
+        return items
+
+
+def no_model() -> None:
+    raise FileNotFoundError("there is no model.bin")
+
+
+def test_a_setup_that_raises_fails_the_run_with_its_text() -> None:
+    run = run_of(dt.Stage("model", BadSetup(no_model)), source=range(10))
+    with pytest.raises(dt.RunError, match=r"model.*setup.*there is no model\.bin") as told:
+        list(run)
+    assert "in the setup of stage 'model'" in str(told.value) or "no_model" in str(told.value)
+    no_worker_is_left(run)
+
+
+@pytest.mark.parametrize(
+    ("what", "text"), [(kill_myself, "SIGKILL"), (lambda: os._exit(12), "exit code 12"), (segfault, "SIGSEGV")]
+)
+def test_a_worker_that_dies_in_setup_fails_the_run_with_the_cause(what: Callable[[], object], text: str) -> None:
+    run = run_of(dt.Stage("model", BadSetup(what)), source=range(10))
+    with pytest.raises(dt.RunError, match="model") as told:
+        list(run)
+    assert text in str(told.value)
+    no_worker_is_left(run)
+
+
+def test_a_setup_past_its_deadline_fails_the_run() -> None:
+    run = run_of(dt.Stage("model", BadSetup(never_ends), setup_deadline=0.3), source=range(10))
+    with pytest.raises(dt.RunError, match="model"):
+        list(run)
+    no_worker_is_left(run)
+
+
+# Memory
+
+
+def no_more_than_four(items: list[int]) -> list[int]:
+    if len(items) > 4:
+        raise MemoryError("too many at once")
+    return items
+
+
+def test_a_batch_that_runs_out_of_memory_is_run_in_smaller_ones() -> None:
+    run = run_of(dt.Stage("large", no_more_than_four, batch_size=16), source=range(200))
+    assert sorted(run) == list(range(200))
+    assert run.errors == []
+    assert losses(run) == 0
+
+
+class DiesOfMemory:
+    """As if the kernel did it: the counter goes up, then comes the signal."""
+
+    def __init__(self, counter: str, most: int) -> None:
+        self._counter, self._most = counter, most
+
+    def __call__(self, items: list[int]) -> list[int]:
+        if len(items) > self._most:
+            with open(self._counter, "r+") as file:  # noqa: PTH123
+                count = int(file.read().split()[1]) + 1
+                file.seek(0)
+                file.write(f"oom_kill {count}\n")
+            kill_myself()
+        return items
+
+
+def test_a_kill_for_want_of_memory_is_recognised_and_leads_to_smaller_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counter = tmp_path / "memory.events"
+    counter.write_text("oom_kill 4\n")
+    monkeypatch.setattr(
+        "dovetail.engines.local.engine.OutOfMemoryWatch", lambda: OutOfMemoryWatch(((str(counter), "oom_kill"),))
+    )
+    run = run_of(dt.Stage("large", DiesOfMemory(str(counter), 4), batch_size=16, workers=1), source=range(160))
+    assert sorted(run) == list(range(160))
+    assert losses(run) >= 2
+    assert any("out of memory" in text for _, text in run.stats.errors)
+
+
+def test_a_kill_that_the_kernel_did_not_count_is_not_called_want_of_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counter = tmp_path / "memory.events"
+    counter.write_text("oom_kill 4\n")
+    monkeypatch.setattr(
+        "dovetail.engines.local.engine.OutOfMemoryWatch", lambda: OutOfMemoryWatch(((str(counter), "oom_kill"),))
+    )
+    run = run_of(dt.Stage("dies", Once(tmp_path, {5}, kill_myself)), source=range(20))
+    assert sorted(run) == list(range(20))
+    assert not any("out of memory" in text for _, text in run.stats.errors)
+    assert any("SIGKILL" in text for _, text in run.stats.errors)
+
+
+# Bad manners
+
+
+def square(number: int) -> int:
+    return number * number
+
+
+def starts_threads(items: list[int]) -> list[int]:
+    threading.Thread(target=never_ends).start()  # not a daemon: an interpreter would wait for it at its end
+    return items
+
+
+def forks_a_pool(items: list[int]) -> list[int]:
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        return pool.map(square, items)
+
+
+def forks_and_forgets(items: list[int]) -> list[int]:
+    if not os.fork():
+        time.sleep(1000)
+        os._exit(0)
+    return items
+
+
+def daemonises(items: list[int]) -> list[int]:
+    if not os.fork():
+        os.setsid()
+        if not os.fork():
+            time.sleep(1000)
+        os._exit(0)
+    return items
+
+
+def closes_standard_files(items: list[int]) -> list[int]:
+    for fd in (0, 1, 2):
+        try:
+            os.close(fd)
+        except OSError:
+            continue
+    return items
+
+
+def changes_folder(items: list[int]) -> list[int]:
+    os.chdir("/")
+    return items
+
+
+def ignores_signals(items: list[int]) -> list[int]:
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
+        signal.signal(number, signal.SIG_IGN)
+    return items
+
+
+def runs_a_program(items: list[int]) -> list[int]:
+    return [int(subprocess.run(["echo", str(item)], capture_output=True, check=True).stdout) for item in items]
+
+
+def prints_much(items: list[int]) -> list[int]:
+    for stream in (sys.stdout, sys.stderr):
+        stream.write("x" * 100_000)
+    return items
+
+
+def changes_the_environment(items: list[int]) -> list[int]:
+    os.environ.clear()
+    sys.path.clear()
+    return items
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        starts_threads,
+        forks_and_forgets,
+        daemonises,
+        closes_standard_files,
+        changes_folder,
+        ignores_signals,
+        runs_a_program,
+        prints_much,
+        changes_the_environment,
+    ],
+)
+def test_bad_manners_cost_no_item_and_leave_no_process(function: Callable[[list[int]], list[int]]) -> None:
+    run = run_of(
+        dt.Stage("rude", function, batch_size=5, fuse=False), dt.Stage("next", double, fuse=False), source=range(20)
+    )
+    assert sorted(run) == [2 * number for number in range(20)]
+    assert losses(run) == 0
+    no_worker_is_left(run)
+
+
+def test_a_stage_may_use_a_pool_of_forked_processes() -> None:
+    run = run_of(dt.Stage("pool", forks_a_pool, batch_size=10), source=range(40))
+    assert sorted(run) == [number * number for number in range(40)]
+
+
+class Daemons:
+    """Leaves processes of its own sessions behind, and tells which."""
+
+    def __call__(self, items: list[int]) -> list[int]:
+        return [subprocess.Popen(["sleep", "1000"], start_new_session=item % 2 == 0).pid for item in items]
+
+
+def test_what_stages_leave_behind_is_gone_after_the_run() -> None:
+    run = run_of(dt.Stage("daemons", Daemons), source=range(6))
+    pids = list(run)
+    assert len(pids) == 6
+    until(lambda: not any(map(is_there, pids)), "what was left behind is gone")
+
+
+class StopsItself:
+    def __call__(self, items: list[int]) -> list[int]:
+        os.kill(os.getpid(), signal.SIGSTOP)
+        return items
+
+
+def test_a_worker_that_is_stopped_by_a_signal_meets_its_deadline_too() -> None:
+    stage = dt.Stage("stops", StopsItself, deadline=0.5, on_error="skip", retries=1, workers=1)
+    run = run_of(stage, source=range(2))
+    assert list(run) == []
+    assert len(run.errors) == 2
+    no_worker_is_left(run)
+
+
+def arrays(items: list[int]) -> list[Any]:
+    return [np.full(100_000, item, dtype=np.float64) for item in items]
+
+
+def firsts(items: list[Any]) -> list[float]:
+    return [float(item[0]) for item in items]
+
+
+def passes(items: list[Any]) -> list[Any]:
+    time.sleep(0.001)
+    return items
+
+
+def test_large_payloads_of_dead_workers_are_still_read() -> None:
+    stages = [
+        dt.Stage("make", arrays, fuse=False, workers=1, retries=20),
+        dt.Stage("pass", passes, fuse=False, workers=1),
+        dt.Stage("read", firsts, fuse=False, workers=1),
+    ]
+    handle: list[dt.Run] = []
+    there = threading.Event()
+
+    def source() -> Iterator[int]:
+        there.wait()
+        for number in range(200):
+            if number % 50 == 20:
+                kill_one(handle[0], "make")
+            yield number
+
+    handle.append(run_of(*stages, source=source(), cluster="1x(4cpu, 8GB)"))
+    there.set()
+    assert sorted(handle[0]) == list(map(float, range(200)))
+    assert engine_of(handle[0])._payloads._orphans == {}
+
+
+async def awaited(items: list[Any]) -> list[Any]:
+    return items
+
+
+class KeepsAFew:
+    """Looks whether what it keeps has changed."""
+
+    def setup(self) -> None:
+        self._kept: list[Any] = []
+
+    def __call__(self, items: list[Any]) -> list[int]:
+        self._kept = [*self._kept, *items][-20:]
+        assert all((array == array[0]).all() for array in self._kept)
+        return [int(item[0]) for item in items]
+
+
+@pytest.mark.parametrize("seed", range(6 if LONG else 2))
+def test_chaos_with_everything_at_once_loses_and_doubles_nothing(seed: int) -> None:
+    """Large payloads, slots, async stages, recycled workers; workers and nurseries are killed by several signals."""
+    dice = random.Random(seed)
+    items = 1000 if LONG else 300
+    handle: list[dt.Run] = []
+    there = threading.Event()
+
+    def source() -> Iterator[int]:
+        there.wait()
+        for number in range(items):
+            if number % 60 == 30:
+                nursery = engine_of(handle[0])._nursery
+                pids = [nursery.pid] if nursery is not None and dice.random() < 0.2 else ready_pids_of(handle[0])
+                with suppress(ProcessLookupError, IndexError):
+                    os.kill(pids[0], dice.choice([signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM]))
+            yield number
+
+    common: dict[str, Any] = {"fuse": False, "retries": 50}  # whom chance hits often is not to blame
+    stages = [
+        dt.Stage("make", arrays, batch_size=dice.choice([1, 4]), **common),
+        dt.Stage("pass", passes, batch_size=dice.choice([1, 8]), slots=dice.choice([None, 3]), **common),
+        dt.Stage("awaited", awaited, slots=4, **common),
+        dt.Stage("keep", KeepsAFew, batch_size=3, slots=dice.choice([None, 2]), recycle=30, **common),
+    ]
+    handle.append(run_of(*stages, source=source(), cluster="1x(5cpu, 8GB)"))
+    there.set()
+    assert sorted(handle[0]) == list(range(items))
+    no_worker_is_left(handle[0])
+
+
+def test_a_stage_that_cannot_be_sent_says_which_and_why() -> None:
+    lock = threading.Lock()
+
+    def holds_a_lock(items: list[int]) -> list[int]:
+        with lock:
+            return items
+
+    with pytest.raises(dt.ConfigError, match=r"'locked'.*cannot be sent to a worker"):
+        list(run_of(dt.Stage("locked", holds_a_lock), source=range(3)))

@@ -1,0 +1,492 @@
+"""Is everything gone when it should be: processes, descriptors, memory? Does a run survive the end of its helpers?"""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import dovetail as dt
+from dovetail.control.commands import Hosted, RunBatches, StartWorker
+from dovetail.control.events import WorkerReady
+from dovetail.engines.local.engine import LocalEngine
+from dovetail.resources.seat import Seat
+from running.aids import (
+    LONG,
+    Script,
+    descriptors,
+    engine_of,
+    is_there,
+    kill_one,
+    losses,
+    marked,
+    memory_files,
+    patience,
+    pids_of,
+    run_of,
+    until,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+GONE_S = 1.0 if LONG else 5.0
+"""It takes some 20 ms; in `make test` other tests run beside it."""
+
+
+@pytest.fixture(autouse=True)
+def _nothing_hangs() -> Iterator[None]:
+    with patience():
+        yield
+
+
+STUCK = """
+import collections, ctypes, itertools, os, subprocess, sys, time
+import dovetail as dt
+
+def stuck(items):
+    print("stuck", flush=True)
+    open(f"stuck-{items[0]}", "w").close()
+    if items[0] == 0:
+        collections.deque(itertools.repeat(0), maxlen=0)  # C code that never gives the GIL away
+    elif items[0] == 1:
+        subprocess.Popen(["sleep", "1000"])
+        subprocess.Popen(["sleep", "1000"], start_new_session=True)
+    elif items[0] == 2:
+        if not os.fork():
+            os.setsid()
+            if not os.fork():
+                time.sleep(1000)
+            os._exit(0)
+    elif items[0] == 3:
+        ctypes.PyDLL(None).sleep(1000)
+    open(f"begun-{items[0]}", "w").close()
+    time.sleep(1000)
+
+BEFORE
+run = dt.run(dt.Pipeline([dt.Stage("stuck", stuck, workers=4)]), range(4), cluster="1x(4cpu, 8GB)")
+while sum(os.path.exists(f"stuck-{n}") for n in range(4)) + sum(os.path.exists(f"begun-{n}") for n in (1, 2)) < 6:
+    time.sleep(0.01)
+AFTER
+print("all stuck", flush=True)
+try:
+    run.wait()
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+    raise
+"""
+
+
+def stuck_script(folder: Path, before: str = "", after: str = "") -> Script:
+    return Script(folder, STUCK.replace("BEFORE", before).replace("AFTER", after))
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGSEGV])
+def test_nothing_is_left_of_a_run_whose_driver_is_killed(tmp_path: Path, how: signal.Signals) -> None:
+    with stuck_script(tmp_path) as script:
+        script.says("all stuck")
+        script.kill(how)
+        assert script.all_gone() < GONE_S
+        assert script.ended() == -how
+
+
+def test_a_child_of_the_driver_that_holds_its_sockets_keeps_nobody_alive(tmp_path: Path) -> None:
+    fork = "child = os.fork()\nif not child:\n    time.sleep(1000)\nopen('child', 'w').write(str(child))\n"
+    with stuck_script(tmp_path, after=fork) as script:
+        script.says("all stuck")
+        child = int((tmp_path / "child").read_text())
+        script.kill()
+        until(lambda: marked(script.mark) == [child], "only the child is left", GONE_S)
+        os.kill(child, signal.SIGKILL)
+        script.all_gone()
+
+
+def test_a_driver_that_is_killed_while_workers_are_set_up_leaves_nothing(tmp_path: Path) -> None:
+    text = """
+import dovetail as dt, time
+class Slow:
+    def setup(self, worker):
+        open(f"in-setup-{worker.id}", "w").close()
+        time.sleep(1000)
+    def __call__(self, items):
+        return items
+run = dt.run(dt.Pipeline([dt.Stage("slow", Slow, workers=3)]), range(4), cluster="1x(4cpu, 8GB)")
+print("begun", flush=True)
+run.wait()
+"""
+    with Script(tmp_path, text) as script:
+        until(lambda: list(tmp_path.glob("in-setup-*")), "a worker is being set up")
+        script.kill()
+        assert script.all_gone() < GONE_S
+
+
+def test_a_run_inside_a_stage_of_a_run_is_gone_with_the_outer_driver(tmp_path: Path) -> None:
+    text = """
+import dovetail as dt, time
+def inner(items):
+    open("inner", "w").close()
+    time.sleep(1000)
+def outer(items):
+    return list(dt.run(dt.Pipeline([dt.Stage("inner", inner)]), items, cluster="1x(4cpu, 4GB)"))
+dt.run(dt.Pipeline([dt.Stage("outer", outer, workers=1)]), range(1), cluster="1x(4cpu, 4GB)").wait()
+"""
+    with Script(tmp_path, text) as script:
+        until((tmp_path / "inner").exists, "the inner run works")
+        script.kill()
+        assert script.all_gone() < GONE_S
+
+
+def test_a_script_that_ends_while_its_run_goes_leaves_nothing(tmp_path: Path) -> None:
+    with stuck_script(tmp_path, after="sys.exit(0)") as script:
+        assert script.ended() == 0
+        assert script.all_gone() < GONE_S
+
+
+# Ctrl-C
+
+SLOW = """
+import os, sys, time
+import dovetail as dt
+
+def slow(items):
+    time.sleep(0.02)
+    return items
+
+def numbers():
+    for n in range(100_000):
+        print("read", n, flush=True)
+        yield n
+
+run = dt.run(dt.Pipeline([dt.Stage("slow", slow)]), numbers(), cluster="1x(2cpu, 4GB)", run_dir="run")
+found = []
+LOOP
+stats = run.stats
+print("END", stats.status, stats.read, stats.finished, len(found), len(set(found)), flush=True)
+"""
+IN_RUN = """
+for item in run:
+    found.append(item)
+    if len(found) == 20:
+        print("twenty", flush=True)
+"""
+IN_BODY = """
+for item in run:
+    found.append(item)
+    if len(found) == 20:
+        print("twenty", flush=True)
+    time.sleep(0.02)
+"""
+IN_WAIT = """
+print("twenty", flush=True)
+time.sleep(0)
+run.wait()
+"""
+
+
+def ending(script: Script) -> tuple[str, int, int, int, int]:
+    (line,) = [line for line in script.output.splitlines() if line.startswith("END")]
+    _, status, *numbers = line.split()
+    read, finished, found, different = map(int, numbers)
+    return status, read, finished, found, different
+
+
+def test_ctrl_c_drains_and_everything_that_was_read_is_delivered(tmp_path: Path) -> None:
+    with Script(tmp_path, SLOW.replace("LOOP", IN_RUN)) as script:
+        script.says("twenty")
+        script.kill(signal.SIGINT)
+        output = script.finish()
+        status, read, finished, found, different = ending(script)
+        assert status == "drained"
+        assert read == finished == found == different
+        assert 20 <= read < 100_000
+        assert "draining" in output
+        script.all_gone()
+
+
+def test_ctrl_c_in_the_loop_over_the_results_drains_too(tmp_path: Path) -> None:
+    with Script(tmp_path, SLOW.replace("LOOP", IN_BODY)) as script:
+        script.says("twenty")
+        script.kill(signal.SIGINT)
+        script.finish()
+        status, read, finished, found, different = ending(script)
+        assert status == "drained"
+        assert read == finished == found == different
+
+
+def test_ctrl_c_while_waiting_drains(tmp_path: Path) -> None:
+    with Script(tmp_path, SLOW.replace("LOOP", IN_WAIT)) as script:
+        script.says("twenty")
+        script.says("read 40")
+        script.kill(signal.SIGINT)
+        script.finish()
+        status, read, finished, _, _ = ending(script)
+        assert status == "drained"
+        assert read == finished
+
+
+def test_ctrl_c_twice_stops_at_once_with_keyboard_interrupt(tmp_path: Path) -> None:
+    with stuck_script(tmp_path) as script:
+        script.says("all stuck")
+        script.kill(signal.SIGINT)
+        script.says("draining")
+        script.kill(signal.SIGINT)
+        assert script.ended() in (130, -signal.SIGINT)
+        assert "KeyboardInterrupt" in script.output
+        script.all_gone()
+
+
+def test_ctrl_c_reaches_no_worker(tmp_path: Path) -> None:
+    """Of the whole group in the foreground, as a terminal sends it."""
+    with Script(tmp_path, SLOW.replace("LOOP", IN_RUN)) as script:
+        script.says("twenty")
+        os.killpg(script.process.pid, signal.SIGINT)
+        script.finish()
+        status, read, finished, found, _ = ending(script)
+        assert (status, read, finished) == ("drained", found, found)
+        assert "KeyboardInterrupt" not in script.output
+
+
+# The nursery
+
+
+class Naps:
+    def __call__(self, items: list[int]) -> list[int]:
+        time.sleep(0.003)
+        return items
+
+
+def nursery_of(run: dt.Run) -> int:
+    nursery = engine_of(run)._nursery
+    return nursery.pid if nursery is not None else 0
+
+
+def test_a_nursery_that_is_killed_costs_no_item() -> None:
+    kills = 5 if LONG else 2
+    killed: list[int] = []
+    workers: set[int] = set()
+    handle: list[dt.Run] = []
+    there = threading.Event()
+
+    def source() -> Iterator[int]:
+        there.wait()
+        for number in range(400 * (kills + 1)):
+            if number and number % 400 == 0:
+                until(lambda: pids_of(handle[0]) and nursery_of(handle[0]) not in {0, *killed}, "a nursery is there")
+                workers.update(pids_of(handle[0]))
+                killed.append(nursery_of(handle[0]))
+                os.kill(killed[-1], signal.SIGKILL)
+                until(lambda: not any(map(is_there, workers)), "its workers are gone")
+            yield number
+
+    handle.append(run_of(dt.Stage("naps", Naps, retries=20), source=source()))
+    there.set()
+    assert sorted(handle[0]) == list(range(400 * (kills + 1)))
+    assert len(killed) == kills
+    assert losses(handle[0]) >= kills
+    until(lambda: not any(map(is_there, [*workers, *killed])), "nobody is left")
+
+
+class StartsSleepers:
+    """Each worker starts a program in its own group."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+
+    def setup(self, worker: Any) -> None:
+        import subprocess
+
+        pid = subprocess.Popen(["sleep", "1000"]).pid
+        with open(f"{self._folder}/sleeper-{pid}", "w"):  # noqa: PTH123
+            pass
+
+    def __call__(self, items: list[int]) -> list[int]:
+        time.sleep(0.005)
+        return items
+
+
+def test_programs_of_workers_are_gone_with_the_nursery(tmp_path: Path) -> None:
+    go_on = threading.Event()
+
+    def source() -> Iterator[int]:
+        yield from range(20)
+        go_on.wait()
+        yield from range(20, 40)
+
+    run = run_of(dt.Stage("sleepers", StartsSleepers(str(tmp_path)), workers=2), source=source())
+    until(lambda: len(list(tmp_path.glob("sleeper-*"))) == 2, "programs are started")
+    until(lambda: len(pids_of(run)) == 2, "workers are known")
+    sleepers = [int(path.name.partition("-")[2]) for path in tmp_path.glob("sleeper-*")]
+    os.kill(nursery_of(run), signal.SIGKILL)
+    until(lambda: not any(map(is_there, sleepers)), "programs are gone")
+    go_on.set()
+    assert sorted(run) == list(range(40))
+
+
+def test_a_run_ends_although_its_nursery_is_killed_at_the_very_end() -> None:
+    for _ in range(10 if LONG else 3):
+        run = run_of(dt.Stage("naps", Naps), source=range(3))
+        found = [next(iter(run))]
+        nursery = nursery_of(run)
+        if nursery and is_there(nursery):
+            os.kill(nursery, signal.SIGKILL)
+        found += list(run)
+        assert sorted(found) == [0, 1, 2]
+
+
+def echo(items: list[Any]) -> list[Any]:
+    return items
+
+
+def test_many_workers_can_be_started_at_once() -> None:
+    count = 600 if LONG else 320  # some 280 notices of a nursery fill its socket
+    engine = LocalEngine()
+    try:
+        hosted = (Hosted("a", "builtins:sorted", 1),)
+        engine.submit([StartWorker(number, (Seat("node-0", 10),), hosted) for number in range(count)])
+        ready: set[int] = set()
+
+        def all_ready() -> bool:
+            ready.update(event.worker for event in engine.poll(0.1) if isinstance(event, WorkerReady))
+            return len(ready) == count
+
+        until(all_ready, "all are ready")
+    finally:
+        engine.close()
+    assert not any(map(is_there, engine.pids))
+
+
+# What an engine holds
+
+
+def big(items: list[int]) -> list[Any]:
+    return [np.full(100_000, item, dtype=np.float64) for item in items]
+
+
+def first(items: list[Any]) -> list[float]:
+    return [float(item[0]) for item in items]
+
+
+def settled() -> tuple[list[str], int]:
+    """Descriptors of this process, sorted, and threads."""
+    gc.collect()
+    return sorted(link.partition(":")[0] for link in descriptors()), threading.active_count()
+
+
+@pytest.mark.parametrize("deadly", [False, True])
+def test_descriptors_and_threads_are_as_before_after_a_run(deadly: bool) -> None:
+    list(run_of(dt.Stage("warm", echo), source=range(3)))  # what is imported and opened once
+    before = settled()
+    handle: list[dt.Run] = []
+    there = threading.Event()
+
+    def source() -> Iterator[int]:
+        there.wait()
+        for number in range(150):
+            if deadly and number in (50, 100):
+                kill_one(handle[0])
+            yield number
+
+    stages = [dt.Stage("big", big, fuse=False, retries=20), dt.Stage("first", first, fuse=False, retries=20)]
+    handle.append(run_of(*stages, source=source()))
+    there.set()
+    assert sorted(handle[0]) == list(map(float, range(150)))
+    until(lambda: settled() == before, f"all is as before: {before}, now {settled()}", 20)
+
+
+def test_descriptors_are_as_before_after_an_engine_was_closed_with_busy_workers() -> None:
+    LocalEngine().close()
+    before = settled()
+    engine = LocalEngine()
+    hosted = (Hosted("a", Naps, 1),)
+    engine.submit([StartWorker(number, (Seat("node-0", 100),), hosted) for number in range(3)])
+    until(lambda: any(isinstance(event, WorkerReady) for event in engine.poll(0.1)), "one is ready")
+    items = [np.zeros(100_000) for _ in range(4)]
+    segment = engine.store(range(4), items)
+    for message in range(20):
+        engine.submit([RunBatches(message, message % 3, "a", [(segment, 0, 4)], 4, 1, 100)])
+    engine.close()
+    assert not any(map(is_there, engine.pids))
+    del segment
+    assert settled() == before
+
+
+def test_memory_of_workers_that_ended_is_given_back_while_the_run_goes() -> None:
+    seen: list[int] = []
+
+    def source() -> Iterator[int]:
+        for number in range(200):
+            seen.append(memory_files())
+            yield number
+
+    stages = [
+        dt.Stage("big", big, fuse=False, workers=1, recycle=10),
+        dt.Stage("first", first, fuse=False, workers=1),
+    ]
+    run = run_of(*stages, source=source())
+    assert sorted(run) == list(map(float, range(200)))
+    assert run.stats.units[0].started > 10
+    assert max(seen[150:]) <= max(seen[:60]) + 10
+
+
+def test_results_can_be_read_after_the_end_of_the_run() -> None:
+    run = run_of(dt.Stage("big", big), source=range(20))
+    until(lambda: run.done, "the run is over")
+    assert sorted(float(item[0]) for item in run) == list(map(float, range(20)))
+
+
+def test_errors_can_be_read_after_the_end_of_the_run() -> None:
+    run = run_of(dt.Stage("picky", picky, on_error="skip"), source=[np.full(100_000, float(n)) for n in range(6)])
+    list(run)
+    assert sorted(float(error.item[0]) for error in run.errors) == [3.0]
+
+
+def picky(items: list[Any]) -> list[float]:
+    if items[0][0] == 3:
+        raise ValueError("three")
+    return [float(item[0]) for item in items]
+
+
+def test_a_reader_that_leaves_early_leaves_nothing_running() -> None:
+    with run_of(dt.Stage("naps", Naps), source=iter(range(10**9))) as run:
+        assert next(iter(run)) is not None
+    assert run.status == "cancelled"
+    assert not any(map(is_there, engine_of(run).pids))
+
+
+def test_a_source_that_raises_ends_the_run_with_its_exception() -> None:
+    def source() -> Iterator[int]:
+        yield from range(10)
+        raise OSError("the disk is gone")
+
+    run = run_of(dt.Stage("naps", Naps), source=source())
+    with pytest.raises(OSError, match="the disk is gone"):
+        list(run)
+    assert not any(map(is_there, engine_of(run).pids))
+
+
+def test_the_driver_may_have_no_standard_files(tmp_path: Path) -> None:
+    text = """
+import os
+for fd in CLOSED:
+    os.close(fd)
+import dovetail as dt
+def speaks(items):
+    print("hello", flush=True)
+    return items
+run = dt.run(dt.Pipeline([dt.Stage("speaks", speaks)]), range(5), cluster="1x(2cpu, 4GB)", run_dir="run")
+found = sorted(run)
+with open("found", "w") as file:
+    file.write(repr(found))
+"""
+    with Script(tmp_path, text.replace("CLOSED", "(0, 1, 2)")) as script:
+        script.ended()
+        assert (tmp_path / "found").exists()
+        assert (tmp_path / "found").read_text() == "[0, 1, 2, 3, 4]"
+        assert "hello" in "".join(path.read_text() for path in (tmp_path / "run" / "logs").glob("*.log"))

@@ -1,0 +1,218 @@
+"""What do tests of whole runs need? Conditions to wait for, scripts that can be killed, and who is left of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from contextlib import contextmanager
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Any, NoReturn, Self
+
+import dovetail as dt
+from dovetail.running.handle import _RUNNING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from dovetail.engines.local.engine import LocalEngine
+
+LONG = bool(os.environ.get("DOVETAIL_TEST_LONG"))
+PATIENCE_S = 60.0
+CLUSTER = "1x(2cpu, 8GB)"
+MARK = "DOVETAIL_TEST_MARK"
+"""A variable that all processes of a script inherit, whoever starts them."""
+
+
+def until(condition: Callable[[], object], what: str, patience_s: float = PATIENCE_S) -> float:
+    """Waits for it; how long it took."""
+    began = time.monotonic()
+    while not condition():
+        assert time.monotonic() - began < patience_s, f"waited in vain until {what}"
+        time.sleep(0.005)
+    return time.monotonic() - began
+
+
+@contextmanager
+def patience(seconds: float = 2 * PATIENCE_S) -> Iterator[None]:
+    """A run that hangs fails its test, instead of hanging it."""
+
+    def enough(*_: object) -> NoReturn:
+        raise AssertionError(f"it hangs: nothing came for {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, enough)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        for run in list(_RUNNING):  # of a test that failed: others must not suffer from it
+            run.cancel("its test is over")
+            run._over.wait(PATIENCE_S)
+
+
+def run_of(*stages: dt.Stage, source: Iterable[Any], **settings: Any) -> dt.Run:
+    return dt.run(dt.Pipeline(list(stages)), source, **({"cluster": CLUSTER} | settings))
+
+
+def engine_of(run: dt.Run) -> LocalEngine:
+    engine: Any = run._engine
+    found: LocalEngine = engine
+    return found
+
+
+def pids_of(run: dt.Run, stage: str | None = None) -> list[int]:
+    """The processes of workers that are there now."""
+    found = engine_of(run).processes().values()
+    return [pid for name, pids in found for pid in pids if stage is None or stage in name.split("+")]
+
+
+def ready_pids_of(run: dt.Run, stage: str | None = None) -> list[int]:
+    """Those that are not being set up: who dies then tells of a bad setup."""
+    children = list(engine_of(run)._children.values())
+    ready = {rank.pid for child in children if child.ready for rank in child.ranks}
+    return [pid for pid in pids_of(run, stage) if pid in ready and is_there(pid)]
+
+
+def kill_one(run: dt.Run, stage: str | None = None, dice: Random | None = None) -> int:
+    """kill -9 of a worker, once there is one."""
+    dice = dice or Random(0)
+    while True:
+        until(lambda: ready_pids_of(run, stage), "there is a worker")
+        for pid in dice.sample(found := ready_pids_of(run, stage), len(found)):
+            os.kill(pid, signal.SIGKILL)
+            _dead(pid)
+            return pid
+
+
+def _dead(pid: int) -> None:
+    until(lambda: not is_there(pid), "it is dead")
+
+
+def losses(run: dt.Run) -> int:
+    return sum(unit.lost for unit in run.stats.units)
+
+
+def is_there(pid: int) -> bool:
+    """And is not only waited for."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (OSError, IndexError):
+        return False
+
+
+def no_worker_is_left(run: dt.Run) -> None:
+    until(lambda: not any(map(is_there, engine_of(run).pids)), "all workers are gone")
+
+
+def marked(mark: str) -> list[int]:
+    """All processes that have the mark in their environment."""
+    needle = f"{MARK}={mark}".encode()
+    found = []
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdigit():
+            continue
+        try:
+            if needle in (folder / "environ").read_bytes().split(b"\0") and is_there(int(folder.name)):
+                found.append(int(folder.name))
+        except OSError:
+            continue
+    return found
+
+
+def descriptors(pid: int | str = "self") -> list[str]:
+    """What they lead to."""
+    found = []
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            found.append(str(link.readlink()))
+        except OSError:
+            continue
+    return found
+
+
+def memory_files(pid: int | str = "self") -> int:
+    return sum("memfd:" in link for link in descriptors(pid))
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text(errors="replace").replace("\0", " ")[:200]
+    except OSError:
+        return "gone"
+
+
+class Script:
+    """A program in a process of its own, that is gone with everything it started at the end of a `with` block."""
+
+    def __init__(self, folder: Path, text: str, *, stdin: bool = False, **env: str) -> None:
+        """`stdin`: the text is piped into the interpreter instead of being a file."""
+        self.mark = uuid.uuid4().hex
+        self.folder = folder
+        path = folder / f"script_{self.mark[:6]}.py"
+        path.write_text(text)
+        variables = {**os.environ, MARK: self.mark, "PYTHONUNBUFFERED": "1", **env}
+        self._output = (folder / f"{self.mark[:6]}.out").open("w+b")
+        with path.open("rb") as source:
+            self.process = subprocess.Popen(
+                [sys.executable, "-" if stdin else str(path)],
+                stdin=source if stdin else subprocess.DEVNULL,
+                stdout=self._output,
+                stderr=subprocess.STDOUT,
+                env=variables,
+                cwd=folder,
+                start_new_session=True,
+            )
+
+    @property
+    def output(self) -> str:
+        return Path(self._output.name).read_text(errors="replace")
+
+    def finish(self) -> str:
+        """Its output, if it ended well."""
+        code = self.ended()
+        assert code == 0, f"exit code {code}:\n{self.output}"
+        return self.output
+
+    def ended(self) -> int:
+        try:
+            return self.process.wait(PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"it is still running:\n{self.output}") from None
+
+    def says(self, text: str) -> None:
+        def heard() -> bool:
+            assert self.process.poll() is None or text in self.output, f"it ended without {text!r}:\n{self.output}"
+            return text in self.output
+
+        until(heard, f"the script says {text!r}")
+
+    def kill(self, how: int = signal.SIGKILL) -> None:
+        self.process.send_signal(how)
+
+    def all_gone(self, patience_s: float = PATIENCE_S) -> float:
+        """How long it took until no process of it was left, whoever started it."""
+        began = time.monotonic()
+        while left := marked(self.mark):
+            late = time.monotonic() - began > patience_s
+            assert not late, f"still there: {[_command(pid) for pid in left]}\n{self.output}"
+        return time.monotonic() - began
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        self._output.close()
+        for pid in marked(self.mark):
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
