@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
 
@@ -51,3 +53,11 @@ def test_scaling_is_compared_with_bare_processes_fixed_splits_and_the_simulator(
     assert found["autoscaled_share"] > 0
     assert [row["pipeline"] for row in found["predictions"]] == ["even", "narrow", "batched"]
     assert all(row["simulated"] > 0 and row["reached"] > 0 for row in found["predictions"])
+
+
+@pytest.mark.long
+def test_the_bars_for_overhead_and_start_up_hold(tmp_path: Path) -> None:
+    found = run("overhead.py", tmp_path, "--engine", "local", "--repeat", "3")
+    assert found["unfused_us"] <= 4
+    assert found["fused_us"] <= 2
+    assert found["hello_extra_cpu_s"] <= 0.3

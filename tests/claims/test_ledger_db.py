@@ -230,7 +230,25 @@ def test_who_cannot_be_helped_says_so(tmp_path: Path) -> None:
         stop.set()
 
     wait_for_claim(book, About("b"), (cpu(4),), say=say, stop=stop)
-    assert said[0].endswith("holds 8 of 8 CPUs since 0 s; it needs that itself: this begins when it ends")
+    assert "holds 8 of 8 CPUs since 0 s" in said[0]
+    assert "it is a run of this very program" in said[0]  # and cannot be waited for by who should read its results
+
+
+def test_who_waits_for_another_program_says_that_it_begins_when_that_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    book = a_book(tmp_path)
+    granted(book.ask(About("a"), (cpu(5),)))
+    monkeypatch.setattr("dovetail.claims.words.os.getpid", lambda: -1)
+    said: list[str] = []
+    stop = threading.Event()
+
+    def say(text: str) -> None:
+        said.append(text)
+        stop.set()
+
+    wait_for_claim(book, About("b"), (cpu(4),), say=say, stop=stop)
+    assert said[0].endswith("it needs that itself: this begins when it ends")
 
 
 def test_who_must_not_wait_is_refused_with_the_evidence(tmp_path: Path) -> None:

@@ -2,36 +2,23 @@
 
 from __future__ import annotations
 
-import builtins
-import os
-import signal
-from itertools import count
-from threading import Event as Never
-from typing import TYPE_CHECKING, assert_never
+from typing import TYPE_CHECKING
 
 from dovetail.control.commands import Hosted
-from dovetail.control.events import Cause
 from dovetail.engines.simulated.engine import SimulatedEngine
 from dovetail.engines.simulated.world import (
     Behaviour,
     Gives,
-    Hangs,
     Key,
-    Kills,
     Outcome,
-    OutOfMemory,
-    Raises,
     Slow,
     World,
 )
 from dovetail.resources.cluster import Cluster
 from engines.contract import EngineContract
 from engines.scene import Does, Held, Notebook, Rig, Units
-from engines.subprocess_engine import FORK, SubprocessEngine, read, segment_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from dovetail.control.segments import Segment
 
 
@@ -76,88 +63,6 @@ class SimulatedRig(Rig):
         return self.engine.workers
 
 
-class Doing:
-    """The real thing: does with items what a test says."""
-
-    def __init__(self, does: Does) -> None:
-        self._does = does
-        self.gate = FORK.Event()
-
-    def setup(self) -> None:
-        if self._does.setup_error:
-            raise RuntimeError(self._does.setup_error)
-
-    def __call__(self, items: list[Key]) -> list[Key]:
-        return [out for key in items for out in outcome_of(self._does, key, self.gate.wait)]
-
-
-def outcome_of(does: Does, key: Key, wait: Callable[[], object]) -> list[Key]:
-    """What really happens to an item."""
-    match does.items.get(key, Gives(1)):
-        case Gives(n):
-            return [key] if n == 1 else [(*key, child) for child in range(n)]
-        case Raises(text):
-            kind, _, message = text.partition(": ")
-            raise getattr(builtins, kind)(message)
-        case Kills(Cause.EXIT, code):
-            os._exit(code)
-        case Kills():
-            os.kill(os.getpid(), signal.SIGKILL)
-        case Hangs():
-            Never().wait()
-        case Held():
-            wait()
-            return [key]
-        case Slow() | OutOfMemory() as outcome:
-            raise NotImplementedError(outcome)
-        case other:
-            assert_never(other)
-    raise AssertionError(f"{key} came back")
-
-
-class SubprocessRig(Rig):
-    def __init__(self, units: Units) -> None:
-        self.engine: SubprocessEngine = SubprocessEngine()
-        self._works = {name: Doing(does) if isinstance(does, Does) else does for name, does in units.items()}
-        self._numbers = count(-1, -1)
-
-    def hosted(self, name: str, slots: int) -> Hosted:
-        return Hosted(name, self._works[name], slots)
-
-    def segment(self, keys: list[Key]) -> Segment:
-        return segment_of(next(self._numbers), keys)
-
-    def read(self, segment: Segment) -> list[Key]:
-        return read(segment)
-
-    def kill(self, worker: int) -> None:
-        os.kill(self.engine.pid(worker), signal.SIGKILL)
-
-    def runs(self, worker: int, message: int) -> bool:
-        return self.engine.runs(worker) == message
-
-    def let_go(self) -> None:
-        for work in self._works.values():
-            if isinstance(work, Doing):
-                work.gate.set()
-
-    def processes(self) -> int:
-        return sum(is_there(pid) for pid in self.engine.pids)
-
-
-def is_there(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
 class TestSimulatedEngine(EngineContract):
     def rig(self, units: Units) -> Rig:
         return SimulatedRig(units)
-
-
-class TestSubprocessEngine(EngineContract):
-    def rig(self, units: Units) -> Rig:
-        return SubprocessRig(units)

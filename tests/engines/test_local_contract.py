@@ -2,22 +2,52 @@
 
 from __future__ import annotations
 
+import builtins
 import os
 import signal
 import time
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import TYPE_CHECKING
+from threading import Event as Never
+from typing import TYPE_CHECKING, assert_never
 
 from dovetail.control.commands import Hosted
+from dovetail.control.events import Cause
 from dovetail.engines.local.engine import LocalEngine
+from dovetail.engines.simulated.world import Gives, Hangs, Kills, OutOfMemory, Raises, Slow
 from engines.contract import EngineContract
-from engines.scene import Does, Rig, Units
-from engines.test_contract import is_there, outcome_of
+from engines.scene import Does, Held, Rig, Units
+from running.aids import is_there
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from dovetail.control.segments import Segment
     from dovetail.engines.simulated.world import Key
+
+
+def outcome_of(does: Does, key: Key, wait: Callable[[], object]) -> list[Key]:
+    """What really happens to an item."""
+    match does.items.get(key, Gives(1)):
+        case Gives(n):
+            return [key] if n == 1 else [(*key, child) for child in range(n)]
+        case Raises(text):
+            kind, _, message = text.partition(": ")
+            raise getattr(builtins, kind)(message)
+        case Kills(Cause.EXIT, code):
+            os._exit(code)
+        case Kills():
+            os.kill(os.getpid(), signal.SIGKILL)
+        case Hangs():
+            Never().wait()
+        case Held():
+            wait()
+            return [key]
+        case Slow() | OutOfMemory() as outcome:
+            raise NotImplementedError(outcome)
+        case other:
+            assert_never(other)
+    raise AssertionError(f"{key} came back")
 
 
 class LocalDoing:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from dovetail.resources.amounts import CPU, CUSTOM, HOST, MEMORY
@@ -54,6 +55,8 @@ class Told:
 
     def _then(self) -> str:
         one = len(self._holders) == 1
+        if one and self._holders[0].process.pid == os.getpid() and not self.comes:
+            return "it is a run of this very program: read its results to their end first, or give both of them room"
         if self.comes:
             return "it gives back at its next replan" if one else "they give back at their next replans"
         return "it needs that itself: this begins when it ends" if one else "this begins when enough of them have ended"

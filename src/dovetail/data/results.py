@@ -34,11 +34,14 @@ class IteratorSink:
         self._most_bytes = most_bytes
         self._queue: SimpleQueue[list[Segment] | None] = SimpleQueue()
         self._lock = Lock()
+        self._reading = Lock()
         self._items = 0
         self._bytes = 0
-        self._nobody_reads = False
+        self._may_drop = False
         self._taken: deque[list[Segment]] = deque()
         """What the reader has from the queue and has not opened yet."""
+        self.dropped = 0
+        """Results that were let go because nobody read them."""
         self.wanted: Callable[[], None] = lambda: None
         """Called when there may be room again."""
         self.aside: list[SetAside] = []
@@ -49,12 +52,15 @@ class IteratorSink:
 
     def take(self, deliver: Deliver) -> None:
         self.aside += deliver.aside[: max(0, MOST_ASIDE - len(self.aside))]
-        segments = list(chain.from_iterable(deliver.outputs.values()))
-        if segments and not self._nobody_reads:
-            with self._lock:
-                self._items += sum(segment.items for segment in segments)
-                self._bytes += sum(segment.size_bytes for segment in segments)
-            self._queue.put(segments)
+        segments = list(chain.from_iterable(segments for _, segments in sorted(deliver.outputs.items())))
+        if not segments:
+            return
+        with self._lock:
+            self._items += sum(segment.items for segment in segments)
+            self._bytes += sum(segment.size_bytes for segment in segments)
+        self._queue.put(segments)
+        if self._may_drop and not self.has_room():
+            self._drop()
 
     def has_room(self) -> bool:
         return self._items < MOST_ITEMS and self._bytes < self._most_bytes
@@ -65,18 +71,25 @@ class IteratorSink:
 
     # --- the reader's side
 
-    def forget(self) -> None:
-        """Nobody will read any more: what comes is let go, so that the run goes on."""
-        self._nobody_reads = True
-        while not self._queue.empty():
-            segments = self._queue.get()
-            if segments is None:
-                self._queue.put(None)
-                break
-            self._read(segments)
-        with self._lock:
-            self._items = self._bytes = 0
-        self.wanted()
+    def do_not_wait_for_me(self) -> None:
+        """Nobody reads for now: when there is no more room, all that waits is let go, so that the run goes on."""
+        self._may_drop = True
+        if not self.has_room():
+            self._drop()
+
+    def _drop(self) -> None:
+        with self._reading:
+            waiting = list(self._taken)
+            self._taken.clear()
+            while not self._queue.empty():
+                segments = self._queue.get()
+                if segments is None:
+                    self._queue.put(None)
+                    break
+                waiting.append(segments)
+            self.dropped += sum(segment.items for segments in waiting for segment in segments)
+            for segments in waiting:
+                self._read(segments)
 
     def next_list(self) -> list[Any] | None:
         """Some results, or None at the end. An interrupt in the midst of it loses nothing: call it again."""
@@ -87,11 +100,14 @@ class IteratorSink:
                 self._store.let_go()
                 return None
             self._taken.extend([segments] if self._ordered else [[segment] for segment in segments])
-        segments = self._taken[0]
-        items = self._sorted(segments) if self._ordered else self._store.load(segments[0])[1]
-        if self._store.unreadable:
-            items = self._readable(items)
-        self._taken.popleft()
+        with self._reading:
+            if not self._taken:
+                return []  # another reader was faster
+            segments = self._taken[0]
+            items = self._sorted(segments) if self._ordered else self._store.load(segments[0])[1]
+            if self._store.unreadable:
+                items = self._readable(items)
+            self._taken.popleft()
         self._read(segments)
         return items
 

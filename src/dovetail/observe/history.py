@@ -194,16 +194,17 @@ def status_of(header: Mapping[str, Any], wall: float) -> str:
     if status != "running":
         return str(status)
     beat = header.get("heartbeat")
-    if isinstance(beat, int | float) and wall - beat <= LOST_AFTER_S:
-        return "running"
-    return "running" if _is_alive(header) else "lost"
+    alive = _is_alive(header)
+    if alive is None:  # on another machine: only its heart can tell
+        alive = isinstance(beat, int | float) and wall - beat <= LOST_AFTER_S
+    return "running" if alive else "lost"
 
 
-def _is_alive(header: Mapping[str, Any]) -> bool:
-    """Whether its very process, not a later one of the same number, is there on this machine."""
+def _is_alive(header: Mapping[str, Any]) -> bool | None:
+    """Whether its very process, not a later one of the same number, is there; None: not on this machine."""
     pid, started = header.get("pid"), header.get("pid_started")
     if header.get("host") != socket.gethostname() or not isinstance(pid, int) or not isinstance(started, int | float):
-        return False
+        return None
     if pid == os.getpid():
         return True
     there = process_started(pid) if 0 < pid < 1 << 31 else None

@@ -13,6 +13,7 @@ import sys
 import time
 from collections import Counter
 from dataclasses import dataclass, field, fields
+from threading import Event as Event_
 from typing import TYPE_CHECKING, Any
 
 from dovetail.control import commands as c
@@ -93,6 +94,7 @@ class Recorder:
         self._due = self._look_at = float("-inf")
         self._flushed_at = self._beaten_at = started = wall()
         self._steps = LOOK_EVERY_STEPS
+        self._asked: list[Event_] = []
         self._zero: float | None = None
         self._seconds_before = 0.0
         self._gave_up = False
@@ -117,6 +119,12 @@ class Recorder:
         """From now on what workers use is written, too. From any thread."""
         self._use = UseLines(telemetry)
 
+    def look_now(self) -> Event_:
+        """The next time it sees something it writes how the run stands; then this is set. From any thread."""
+        written = Event_()
+        self._asked.append(written)
+        return written
+
     def saw(self, now: float, events: Sequence[Event], commands: Sequence[Command]) -> None:
         hot, handle = HOT, self._handle
         if self._zero is None:
@@ -131,6 +139,8 @@ class Recorder:
             self._steps -= 1
             if now >= self._look_at or self._steps <= 0:
                 self._look(now)
+            if self._asked:
+                self._answer(now)
         except BaseException:
             self._give_up()
             raise
@@ -195,6 +205,14 @@ class Recorder:
             self._commits.flush()
         if wall - self._beaten_at >= HEARTBEAT_S or wall < self._beaten_at:
             self._beat(wall)
+
+    def _answer(self, now: float) -> None:
+        asked, self._asked = self._asked, []
+        self._take_view(now)
+        self._journal.flush()
+        self._beat(self._wall())
+        for written in asked:
+            written.set()
 
     def _take_view(self, now: float, *, last: bool = False) -> None:
         view = self._view(now)

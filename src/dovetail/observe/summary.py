@@ -111,12 +111,17 @@ class Summary:
         return "\n".join(summary_lines(self))
 
     @property
+    def dropped(self) -> int:
+        """Items that a stage took and gave nothing for, as far as counts tell: where others fan out it is not seen."""
+        return sum(max(0, unit.taken - unit.aside - unit.given) for unit in self.units)
+
+    @property
     def setup_share(self) -> float:
         """Of all the time that workers were there, how much went into setting them up."""
         return min(1.0, self.setup_s / self.worker_seconds) if self.worker_seconds else 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self) | {"setup_share": self.setup_share}
+        return asdict(self) | {"setup_share": self.setup_share, "dropped": self.dropped}
 
 
 def summary(history: History, wall: float | None = None) -> Summary:
@@ -252,7 +257,7 @@ def _unit(history: History, name: str, bottleneck: float) -> UnitSummary:
         taken=int(final),
         rate=final / (end - begin) if end > begin else 0.0,
         # a run may be over before anybody looked
-        most_workers=max(bool(final), int(max(num(unit, "ready") + num(unit, "draining") for unit in seen))),
+        most_workers=max(int(bool(final)), int(max(num(unit, "ready") + num(unit, "draining") for unit in seen))),
         busy=num(last, "busy_s_total") / alive if alive else None,
         setup_s=num(last, "setup_s_total"),
         bottleneck=bottleneck,

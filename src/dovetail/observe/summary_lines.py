@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
     from dovetail.observe.summary import Summary, UnitSummary
 
+REACHED = 0.9
+"""Of what was predicted: from this share on it counts as reached, however short the run."""
 COMPARABLE_S = 20.0
 """A run with less work than this at full speed never gets there."""
 
@@ -43,7 +45,8 @@ def headline(told: Summary) -> list[str]:
     clock = " of simulated time" if told.virtual else ""
     of_all = f" of {told.total}" if told.total is not None else ""
     head = f"{told.name or told.id}: {told.status} after {duration(told.seconds)}{clock}"
-    items = f"  {told.finished}{of_all} items in, {told.delivered} out, {told.aside} set aside"
+    dropped = f", {told.dropped} dropped" if told.dropped else ""
+    items = f"  {told.finished}{of_all} items in, {told.delivered} out{dropped}, {told.aside} set aside"
     return [head, *([f"  {told.error}"] if told.error else []), items]
 
 
@@ -85,7 +88,7 @@ def rate_lines(told: Summary) -> list[str]:
         reached = told.steady_rate or told.mean_rate
         work_s = told.finished / told.predicted
         share = f", {percent(reached / told.predicted)} of it reached" if reached else ""
-        if reached and work_s < COMPARABLE_S:
+        if reached and work_s < COMPARABLE_S and reached < REACHED * told.predicted:
             share = f" (not reached: {told.finished} items are {duration(work_s)} of work, too little to get going)"
         lines.append(f"predicted   {rate(told.predicted)}{share}; {counted(told.replans, 'replan')}")
     limits = [(unit.bottleneck, unit.name) for unit in told.units] + [(told.source_limited, "the source")]

@@ -13,6 +13,7 @@ from dovetail.claims.ledger_db import About, ClaimBook
 from dovetail.claims.left import ideal_of, need_of, planned_beside
 from dovetail.claims.waiting import wait_for_claim
 from dovetail.engines.local.seating import INSIDE
+from dovetail.errors import DovetailError
 from dovetail.observe.folder import home
 
 if TYPE_CHECKING:
@@ -45,9 +46,13 @@ class Place:
         return [Keeper(*self.held, post, say)] if self.held is not None else []
 
     def leave(self) -> None:
+        """Never raises: a claim is void anyway when its process ends."""
         if self.held is not None:
             book, grant = self.held
-            book.release(grant.owner.id)
+            try:
+                book.release(grant.owner.id)
+            except DovetailError as error:
+                say(f"the claim of run {grant.owner.name} could not be given back: {error.problems[0].message}")
 
 
 def place_for(run: str, alone: Plan, planned: Callable[[Cluster], Plan] | None, *, wait: bool) -> Place:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import atexit
+import os
 import signal
 import sys
 import weakref
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from threading import Event, Thread, current_thread, main_thread
+from threading import Event, Lock, Thread, current_thread, main_thread
 from typing import TYPE_CHECKING, Any, Self
 
 from dovetail.control.events import CancelRun, Drain
-from dovetail.errors import Problem, RunError
+from dovetail.errors import DovetailError, Problem, RunError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -56,7 +57,8 @@ class Run:
         sink: IteratorSink,
         go: Callable[[], None],
         open_: tuple[Callable[[Part], Any], Callable[[Part], tuple[int, ...]]],
-        failed: Callable[[], tuple[str, str] | None],
+        failed: Callable[[], BaseException | tuple[str, str] | None],
+        refresh: Callable[[], None],
     ) -> None:
         self.plan = plan
         self.folder = folder
@@ -64,13 +66,14 @@ class Run:
         self._sink = sink
         self._go = go
         self._item_of, self._key_of = open_
+        self._refresh = refresh
+        """Writes down how it stands now."""
         self._failed = failed
-        """Error and detail, once it failed."""
+        """What the source raised, or error and detail."""
         self._over = Event()
         self._crash: BaseException | None = None
-        self.source_error: BaseException | None = None
-        """What the source raised, if it did."""
         self._interrupts = 0
+        self._fetching = Lock()
         self._items: Iterator[Any] = iter(())
         """Results that were opened and not given out yet; whoever stops iterating can go on later."""
         self._thread = Thread(target=self._drive, name=f"dovetail-{plan.name}", daemon=True)
@@ -80,20 +83,28 @@ class Run:
     # --- results
 
     def __iter__(self) -> Iterator[Any]:
-        """Results as they come. Raises RunError at the end if the run failed. Ctrl-C once drains, twice stops."""
+        """Results as they come, each once, whoever iterates. Raises RunError at the end if the run failed. Ctrl-C once
+        drains, twice stops."""
         with self._interruptible():
             while True:
-                yield from self._items  # an iterator: whoever stops in the midst can go on later
-                items = self._sink.next_list()
-                if items is None:
-                    break
-                self._items = iter(items)
+                items = self._items
+                yield from items  # an iterator: whoever stops in the midst can go on later
+                with self._fetching:
+                    if self._items is not items:
+                        continue  # another one fetched more meanwhile
+                    fetched = self._sink.next_list()
+                    if fetched is None:
+                        break
+                    self._items = iter(fetched)
         self._finish()
+        if self._sink.dropped:
+            message = f"{self._sink.dropped} results were let go: wait() was called, and nobody read them"
+            raise RunError(Problem("DT339", message, fixes=("iterate over the run instead of run.wait()",)))
 
     def wait(self, timeout: float | None = None) -> Summary:
-        """Until the end; results that nobody has read by then are let go. Raises RunError if the run failed, and
-        TimeoutError if it takes longer. Ctrl-C once drains, twice stops."""
-        self._sink.forget()
+        """Until the end, without reading the results: those that find no room meanwhile are let go. Raises RunError if
+        the run failed, and TimeoutError if it takes longer. Ctrl-C once drains, twice stops."""
+        self._sink.do_not_wait_for_me()
         with self._interruptible():
             if not self._over.wait(timeout):
                 raise TimeoutError(f"the run is still going after {timeout} s")
@@ -115,8 +126,9 @@ class Run:
             self._over.wait(AT_EXIT_S)
             raise
         finally:
-            with suppress(ValueError):  # a generator may be finalised in any thread
-                signal.signal(signal.SIGINT, before)
+            if signal.getsignal(signal.SIGINT) == self._interrupted:  # and not one that was set meanwhile
+                with suppress(ValueError):  # a generator may be finalised in any thread
+                    signal.signal(signal.SIGINT, before)
 
     # --- how it stands
 
@@ -128,6 +140,8 @@ class Run:
     @property
     def stats(self) -> Summary:
         """What happened so far; `print(run.stats)` shows it as a table."""
+        if not self.done:
+            self._refresh()
         from dovetail.observe.history import History  # late: to start a run it is not needed
         from dovetail.observe.summary import summary
 
@@ -170,8 +184,12 @@ class Run:
     ) -> None:
         if not self.done:
             self.cancel("left" if error is None else f"left with {type(error).__name__}")
-            self._sink.forget()
+            self._sink.do_not_wait_for_me()
         self._over.wait()
+        if error is None:
+            failed = self._failed()
+            if failed is not None:
+                self._finish()
 
     def _drive(self) -> None:
         try:
@@ -193,26 +211,36 @@ class Run:
         self.cancel("Ctrl-C twice")
         raise KeyboardInterrupt
 
+    def _last_stats(self) -> Summary | None:
+        """None: its folder is gone, or cannot be read."""
+        with suppress(DovetailError, OSError):
+            return self.stats
+        return None
+
     def _finish(self) -> None:
         self._over.wait()
         if self._crash is not None:
             raise self._crash
-        if self.source_error is not None:
-            raise self.source_error
         failed = self._failed()
+        if isinstance(failed, BaseException):
+            raise failed
         if failed is not None:
-            raise RunError(_problem(*failed, self.stats, self.folder))
+            raise RunError(_problem(*failed, self._last_stats(), self.folder))
         bad = self._sink.unreadable
         if bad:
             message = f"{len(bad)} results came back and cannot be unpickled here: {bad[0]}"
             raise RunError(Problem("DT336", message, fixes=("return plain values, or objects of importable classes",)))
 
 
-def _problem(error: str, detail: str, found: Summary, folder: Path) -> Problem:
+def _problem(error: str, detail: str, found: Summary | None, folder: Path) -> Problem:
     lines = [line for line in detail.splitlines() if line.strip()][-DETAIL_LINES:]
-    evidence = (*lines, f"{found.finished} of {found.read} items read were finished; more is in {folder}")
+    evidence = tuple(lines)
+    if found is not None:
+        evidence += (f"{found.finished} of {found.read} items read were finished; more is in {folder}",)
     fixes: tuple[str, ...] = (f"dovetail status {folder.name} shows the whole run",)
-    if "in setup" not in error:
+    if "set aside, more than" in error:
+        fixes += ("max_errors=None, or a larger number; run.errors has what was set aside",)
+    elif "in setup" not in error:
         fixes += ('on_error="skip" sets items that fail aside',)
     return Problem("DT330", error or "the run failed", evidence, fixes)
 
@@ -223,9 +251,11 @@ _RUNNING: weakref.WeakSet[Run] = weakref.WeakSet()
 def _end_all() -> None:
     """A script that ends while a run goes: workers are stopped, and the run's folder says so."""
     for run in list(_RUNNING):
+        print(f"run {run.folder.name} is cancelled: the program ended; run.wait() waits for it", file=sys.stderr)  # noqa: T201
         run.cancel("the program ended")
     for run in list(_RUNNING):
         run._over.wait(AT_EXIT_S)  # noqa: SLF001
 
 
 atexit.register(_end_all)
+os.register_at_fork(after_in_child=_RUNNING.clear)  # what a driver forks has no runs of its own

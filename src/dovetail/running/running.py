@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 import dovetail
 from dovetail.control.lifecycle import RunState
 from dovetail.data.ends import Ends
-from dovetail.data.iterables import IterableSource
+from dovetail.data.iterables import IterableSource, is_at_hand
 from dovetail.data.results import IteratorSink
 from dovetail.engines.local.engine import LocalEngine
-from dovetail.errors import ConfigError, Problem, did_you_mean, shown
 from dovetail.observe.folder import create_run
 from dovetail.observe.recorder import About, Recorder
+from dovetail.running.arguments import check_arguments
 from dovetail.running.claiming import place_for
 from dovetail.running.handle import Run
 from dovetail.running.measuring import Measuring
@@ -39,12 +39,23 @@ if TYPE_CHECKING:
     from dovetail.scheduling.plan import Plan
     from dovetail.streaming.work import Work
 
-ENGINES = ("local",)
 BEAT_S = 1.0
+FIRST_REPLAN_S = 1.0
+REFRESH_S = 0.5
+"""How long somebody who asks how a run stands waits for the newest figures."""
 SHARE = 4
 """Payloads may fill one part in so many of the memory."""
 HOP_S = 0.0002
 """What a message to a process on this machine costs, about."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """Of a source."""
+
+    at_hand: bool
+    ours: bool
+    """Its iterator is known to nobody else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,20 +93,28 @@ def run(
     controller's exact input. If other runs hold what it needs, it waits until they give back; with `wait=False` that
     is an InfeasibleError. `pin_cpus` binds workers to CPUs, one after another.
     """
-    _check(source, engine)
+    booleans = {"ordered": ordered, "record": record, "verbose": verbose, "wait": wait, "pin_cpus": pin_cpus}
+    check_arguments(pipeline, source, engine, plan, options, max_errors, run_dir, booleans)
+    read = iter(source)
     alone = plan or make_plan(pipeline, cluster, mode)
-    options = _options(options, ordered, max_errors)
+    options = _options(options, ordered, max_errors, alone.cluster)
     planned = partial(make_plan, pipeline, mode=mode) if plan is None else None
     folder = create_run(alone.name, run_dir)
     with _nothing_left(folder):
         place = place_for(folder.id, alone, planned, wait=wait)
         with _nothing_left(folder, place):
             watching = Watching(record, progress, verbose)
-            return _started(works_of(pipeline, place.plan), source, place, folder, options, watching, pin_cpus)
+            kind = Kind(is_at_hand(source), read is not source)
+            works = works_of(pipeline, place.plan)
+            return _started(works, read, place, folder, options, watching, kind, pin_cpus=pin_cpus)
 
 
-def _options(options: Options | None, ordered: bool, max_errors: int | None) -> Options:
-    found = replace(options or Options(hop_s=HOP_S, eager=not ordered), payloads_survive=True)
+def _options(options: Options | None, ordered: bool, max_errors: int | None, cluster: Cluster) -> Options:
+    usual = Options(hop_s=HOP_S, eager=not ordered, first_replan_s=FIRST_REPLAN_S)
+    memory = sum(node.memory_bytes for node in cluster.nodes)
+    if memory:
+        usual = replace(usual, byte_budget=min(usual.byte_budget, memory // SHARE))
+    found = replace(options or usual, payloads_survive=True, finish_waves=True)
     if ordered:
         found = replace(found, ordered=True, eager=False)
     return found if max_errors is None else replace(found, max_aside=max_errors)
@@ -117,27 +136,31 @@ def _nothing_left(folder: RunFolder, place: Place | None = None) -> Iterator[Non
 
 def _started(
     works: tuple[Work, ...],
-    source: Iterable[Any],
+    source: Iterator[Any],
     place: Place,
     folder: RunFolder,
     options: Options,
     watching: Watching,
+    kind: Kind,
+    *,
     pin_cpus: bool,
 ) -> Run:
     memory_bytes = sum(node.memory_bytes for node in place.plan.cluster.nodes)
     workers = LocalEngine(folder.path, place.plan.cluster, memory_bytes=memory_bytes // SHARE, pin_cpus=pin_cpus)
+    observers: list[Observer] = []
     try:
         workers.prepare([work.hosted for work in works])
         stream = Stream(works, place.plan, options, reserved=place.reserved)
         recorder = _recorder(folder, place.plan, stream, workers)
+        observers += [recorder, *_observers(folder, place, works, stream, watching)]
     except BaseException:
+        for observer in observers:
+            observer.close(workers.now())
         workers.close()
         raise
     measuring = Measuring(workers, works, place.plan.cluster, recorder)
-    observers: list[Observer] = [recorder, *_observers(folder, place, works, stream, watching)]
     sink = IteratorSink(workers, ordered=options.ordered)
-    handle: list[Run] = []
-    items = IterableSource(source, workers, lambda error: setattr(handle[0], "source_error", error))
+    items = IterableSource(source, workers, at_hand=kind.at_hand, ours=kind.ours)
     ends = Ends(items, sink)
     sink.wanted = ends.wanted
 
@@ -152,13 +175,28 @@ def _started(
             place.leave()
 
     open_ = (partial(_item, workers), partial(_key, workers))
-    handle.append(Run(place.plan, folder.path, workers, sink, go, open_, partial(_why_failed, stream)))
-    return handle[0]
+    return Run(
+        place.plan,
+        folder.path,
+        workers,
+        sink,
+        go,
+        open_,
+        partial(_why_failed, stream, items),
+        partial(_refresh, recorder, workers),
+    )
 
 
-def _why_failed(stream: Stream) -> tuple[str, str] | None:
+def _refresh(recorder: Recorder, workers: LocalEngine) -> None:
+    written = recorder.look_now()
+    workers.nudge()
+    written.wait(REFRESH_S)
+
+
+def _why_failed(stream: Stream, source: IterableSource) -> BaseException | tuple[str, str] | None:
+    """What the source raised, or the error and its details."""
     board = stream.board
-    return (board.error, board.error_detail) if board.state is RunState.FAILED else None
+    return source.error or ((board.error, board.error_detail) if board.state is RunState.FAILED else None)
 
 
 def _recorder(folder: RunFolder, plan: Plan, stream: Stream, workers: LocalEngine) -> Recorder:
@@ -188,26 +226,11 @@ def _observers(
         from dovetail.observe.tail import LogTail
 
         found.append(LogTail(folder.logs))
-    if watching.progress or (watching.progress is None and sys.stderr.isatty()):
+    if watching.progress or (watching.progress is None and sys.stderr is not None and sys.stderr.isatty()):
         from dovetail.observe.progress import Progress
 
         found.append(Progress(stream.view, name=place.plan.name))
     return found
-
-
-def _check(source: object, engine: str) -> None:
-    problems = []
-    if engine not in ENGINES:
-        hint = did_you_mean(str(engine), ENGINES)
-        fixes = ('engine="local"', "dt.simulate(pipeline, cluster=...) for a simulated cluster")
-        problems.append(Problem("DT331", f"there is no engine {shown(engine)}{hint}", fixes=fixes))
-    if isinstance(source, str | bytes) or not hasattr(source, "__iter__"):
-        message = f"the source is {shown(source)}, which is no iterable of items"
-        problems.append(
-            Problem("DT332", message, fixes=("a list, a generator, an open file: anything to iterate over",))
-        )
-    if problems:
-        raise ConfigError(problems)
 
 
 def _item(workers: LocalEngine, part: Part) -> object:

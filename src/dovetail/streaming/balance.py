@@ -76,7 +76,8 @@ class Balance:
         """Keeps looking from now on."""
         if self.board.options.replan and not self._repeating:
             self._repeating = True
-            self.board.at(self.board.now + self._interval(), self._tick)
+            first = self.board.options.first_replan_s
+            self.board.at(self.board.now + (self._interval() if first is None else first), self._tick)
 
     def _interval(self) -> float:
         """Every few seconds; where messages take longer, there is nothing new to see before some have ended."""

@@ -141,11 +141,16 @@ class Stream:
             if not self.progress.input_ended or board.epochs or board.ending:
                 return
             last = board.wave + 1 >= self.waves
-            if self._drained or last:
+            if (self._drained and not self._goes_on()) or last:
                 complete = last and (not self._cut_short or board.options.serving)
                 self._end(RunState.FINISHED if complete else RunState.DRAINED, "")
                 return
             self._next_wave()
+
+    def _goes_on(self) -> bool:
+        """Whether later waves still run over what was read before a drain; a barrier would take it for everything."""
+        barriers = any(lane.work.barrier for lane in self.board.all_lanes if lane.work.wave > self.board.wave)
+        return self.board.options.finish_waves and not (self._cut_short and barriers)
 
     def _next_wave(self) -> None:
         board = self.board
@@ -255,7 +260,8 @@ class Stream:
             self.board.move(RunState.DRAINING)
             self.board.note("run", f"draining ({event.reason}): nothing new is read, what is in hand is finished")
             self._drained = True
-            if not self.feeder.stopped:
+            spool_is_in_hand = self.feeder.spooled is not None and self.board.options.finish_waves
+            if not (self.feeder.stopped or spool_is_in_hand):
                 self._cut_short = True
                 self.feeder.leave_unfinished_barrier()
                 self.feeder.end()

@@ -306,7 +306,9 @@ class Fleet:
         if self.board.ending or before == self.reserve.amounts:
             return
         going = self.press()
-        text = f"what others hold of our nodes changed: {going} workers are given back"
+        text = (
+            f"what others hold of our nodes changed: {going} {'worker is' if going == 1 else 'workers are'} given back"
+        )
         self.board.note("decision", text, starts=0, stops=going)
         self.wants_replan = True
 

@@ -167,5 +167,6 @@ class Losses:
         board.note("error", f"{lane.name}: {what} set aside: {suspect.error}", unit=lane.name, items=suspect.items)
         limit = board.options.max_aside
         if limit is not None and board.aside > limit:
-            self.fail(f"{board.aside} items were set aside, more than {limit}; the last: {suspect.error}", "")
+            many = "1 item was" if board.aside == 1 else f"{board.aside} items were"
+            self.fail(f"{many} set aside, more than {limit}; the last: {suspect.error}", "")
         return suspect.items

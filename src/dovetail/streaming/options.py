@@ -25,6 +25,8 @@ class Options:
     """Start with the plan's workers even where their speed was only assumed."""
     replan: bool = True
     replan_every_s: float = 5.0
+    first_replan_s: float | None = None
+    """Sooner than that, where workers start at once and short runs count."""
     byte_budget: int = 4 << 30
     """What may wait in queues, in bytes."""
     queue_factor: float = 2.0
@@ -39,6 +41,8 @@ class Options:
     """The most a message should bring or give, unless one batch is more."""
     queue_bytes: int = 32 << 20
     """What may wait in front of a unit, in bytes, unless its workers' next messages are more."""
+    finish_waves: bool = False
+    """A drain finishes all that was read, later waves included: for runs that nobody resumes."""
     payloads_survive: bool = False
     """Nothing that a worker gave can be lost with a node: then nobody needs to keep an epoch's input."""
     hop_s: float = 0.001

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pickle
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from dovetail.control.engine import WorkerGone
@@ -85,7 +86,8 @@ def settle(future: Future[Any], fine: bool, body: Piece) -> None:
         value = pickle.loads(body)  # noqa: S301 - from a worker of this run
     except Exception as error:
         fine, value = False, error
-    if fine:
-        future.set_result(value)
-    else:
-        future.set_exception(value)
+    with suppress(InvalidStateError):  # nobody waits for it any more
+        if fine:
+            future.set_result(value)
+        else:
+            future.set_exception(value)

@@ -6,7 +6,11 @@ import asyncio
 import inspect
 import os
 import pickle
+import select
+import socket
+import traceback
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from queue import SimpleQueue
 from threading import Lock, Thread
 from typing import TYPE_CHECKING, Any
@@ -22,6 +26,8 @@ if TYPE_CHECKING:
     from dovetail.engines.local.frames import Channel, Frame
     from dovetail.engines.local.inside import Inside
 
+DO_NOT_WAIT = int(socket.MSG_DONTWAIT)
+
 
 class Pump:
     """A thread that reads for everybody, once answers are waited for while the main thread is busy."""
@@ -30,18 +36,34 @@ class Pump:
         self._channel = channel
         self._answered = answered
         self._frames: SimpleQueue[Frame] = SimpleQueue()
-        Thread(target=self._read, name="reader", daemon=True).start()
+        self._reading = Lock()
+        Thread(target=self._run, name="reader", daemon=True).start()
+
+    def _run(self) -> None:
+        readable = select.poll()
+        readable.register(self._channel.fileno(), select.POLLIN)
+        try:
+            while True:
+                readable.poll()
+                self._read()
+        except BaseException:
+            traceback.print_exc()
+            os._exit(70)  # a worker that does not hear would hold up the run
 
     def _read(self) -> None:
-        while True:
-            frames, there = self._channel.receive()
-            for frame in frames:
-                if not self._answered(frame):
-                    self._frames.put(frame)
-            if not there:
-                os._exit(0)  # the driver is gone
+        """All there is."""
+        with self._reading, suppress(BlockingIOError):
+            there = True
+            while there:
+                frames, there = self._channel.receive(DO_NOT_WAIT)
+                for frame in frames:
+                    if not self._answered(frame):
+                        self._frames.put(frame)
+            os._exit(0)  # the driver is gone
 
     def take(self, *, wait: bool) -> list[Frame]:
+        if not wait:
+            self._read()  # what the thread has not seen yet counts, too
         found = [self._frames.get()] if wait else []
         while not self._frames.empty():
             found.append(self._frames.get())
@@ -133,8 +155,17 @@ class Loop:
         self._slots = asyncio.Semaphore(len(crumbs))
         self._waiting: dict[int, Frame] = {}
         self._running: set[asyncio.Task[None]] = set()
-        self._thread = Thread(target=self._loop.run_forever, name="loop", daemon=True)
+        self._over = False
+        self._thread = Thread(target=self._run, name="loop", daemon=True)
         self._thread.start()
+
+    def _run(self) -> None:
+        """A task of the user's that exits must not stop everybody else's."""
+        while not self._over:
+            try:
+                self._loop.run_forever()
+            except BaseException:
+                traceback.print_exc()
 
     def _begin(self, work: Any) -> None:
         task = self._loop.create_task(work)
@@ -180,7 +211,17 @@ class Loop:
         return True
 
     def setup(self) -> None:
-        asyncio.run_coroutine_threadsafe(self._host.setup_async(), self._loop).result()
+        error = asyncio.run_coroutine_threadsafe(self._guarded(), self._loop).result()
+        if error is not None:
+            raise error
+
+    async def _guarded(self) -> BaseException | None:
+        """Raised in a task, SystemExit would end the loop and never be heard of."""
+        try:
+            await self._host.setup_async()
+        except BaseException as error:  # the user's
+            return error
+        return None
 
     def finish(self) -> None:
         """Waits for what was sent."""
@@ -188,6 +229,7 @@ class Loop:
 
     def teardown(self) -> list[Told]:
         told = asyncio.run_coroutine_threadsafe(self._host.teardown_async(), self._loop).result()
+        self._over = True
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         return told

@@ -9,10 +9,8 @@ from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from dovetail.control.events import Failure
-from dovetail.engines.batches import Outcome
 from dovetail.engines.failures import tell
-from dovetail.engines.keys import as_tuple, as_tuples, join, slice_of
+from dovetail.engines.keys import join, slice_of
 from dovetail.engines.local.agreed import (
     IN_FILE,
     INLINE,
@@ -26,37 +24,23 @@ from dovetail.engines.local.agreed import (
     reading_of_file,
 )
 from dovetail.engines.local.frames import send_all
-from dovetail.engines.local.payload import INLINE_LIMIT, Unpicklable, inline, lengths, pack, split, unpack, unpicklable
+from dovetail.engines.local.opened import Opened, as_plain, failure_of, joined, leave_out, shifted, spans
+from dovetail.engines.local.payload import INLINE_LIMIT, Unpicklable, inline, lengths, pack, split, unpack
 from dovetail.engines.local.pool import Pool
 from dovetail.engines.local.reading import Reader
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
+    from dovetail.engines.batches import Outcome
     from dovetail.engines.host import Host
     from dovetail.engines.keys import Keys
     from dovetail.engines.local.frames import Frame, Piece
     from dovetail.engines.local.payload import Packed
-    from dovetail.engines.local.pool import Reading
+    from dovetail.engines.local.pool import Placed, Reading
     from dovetail.engines.local.reading import Copied
     from dovetail.engines.local.spec import Spec
-
-TEXT_LIMIT = 500
-
-
-class Opened:
-    """The items of a message, and what must be closed after it."""
-
-    __slots__ = ("items", "keys", "readings", "unreadable")
-
-    def __init__(self, keys: Keys, items: list[Any], readings: list[tuple[int, Reading | Copied]]) -> None:
-        self.keys = keys
-        self.items = items
-        self.unreadable: list[tuple[int, str]] = []
-        """Place in the message, and why."""
-        self.readings = readings
-        """Number of the payload in the message, and its mapping."""
 
 
 class Desk:
@@ -65,20 +49,31 @@ class Desk:
     def __init__(self, sock: socket.socket, spec: Spec) -> None:
         self._sock = sock
         self._spec = spec
+        self._pid = os.getpid()
+        self._forked = False
+        """Whether user code forked during this message: who knows what the child still reads."""
+        os.register_at_fork(after_in_parent=self._fork)
         self._sending = Lock()
         self._packing = Lock()
         self._pool: Pool | None = None
+        self._placing: list[Placed] = []
+        """What the message that is being packed has in shared memory by now."""
         self._reader = Reader()
         self._spool: tuple[int, str] | None = None
 
     # --- saying
 
     def say(self, *head: object, body: Sequence[Piece] = (), descriptors: Sequence[int] = ()) -> None:
+        if os.getpid() != self._pid:
+            os._exit(0)  # a process that user code forked, and that came back from its call: it is not the worker
         with self._sending:
             try:
                 send_all(self._sock, head, body, descriptors)
             except (BrokenPipeError, ConnectionError):
                 os._exit(0)  # the driver is gone
+
+    def _fork(self) -> None:
+        self._forked = True
 
     def free(self, unused: Sequence[int], kept: Sequence[int]) -> None:
         """Payloads of ours that nobody needs any more, and those of which somebody keeps views."""
@@ -88,6 +83,9 @@ class Desk:
                     self._pool.free(buffer)
                 for buffer in kept:
                     self._pool.discard(buffer)
+                closed = self._pool.closed()
+                if closed:
+                    self.say("closed", closed)
 
     # --- messages
 
@@ -123,11 +121,13 @@ class Desk:
 
     def _give_up(self, frame: Frame, error: BaseException) -> None:
         """Something around the user's code went wrong: memory, a disk that is full, a payload that is too large."""
-        message, parts = frame.head[1], frame.head[7]
+        message, payloads, parts = frame.head[1], frame.head[6], frame.head[7]
         told = tell(error)
+        # nobody can tell whose views are left: of none of them the memory is used again
+        kept = [number for number, (kind, _, _) in enumerate(payloads) if kind == SHARED]
         items = sum(stop - start for _, start, stop in parts)
         failure = (0, items, told.line, told.detail, told.out_of_memory, told.on_gpu, ())
-        self.say("done", message, 0.0, [failure], 0, None, [], [], [])
+        self.say("done", message, 0.0, [failure], 0, None, [], kept, [])
 
     def _again(self, opened: Opened, frame: Frame) -> list[Any]:
         """The items as they came, without what was done to them meanwhile."""
@@ -184,14 +184,15 @@ class Desk:
         if flags & NO_OUTPUT:
             outcome.keys, outcome.items = [], []
         with self._packing:
-            outs, body, descriptors, spilled = self._place(self._pack(outcome, opened, batch_size, cut), flags)
+            outs, body, descriptors, spilled = self._placed(self._pack(outcome, opened, batch_size, cut), flags)
             closed = self._pool.closed() if self._pool is not None else []
         if opened.readings:
             self._reader.look([reading for _, reading in opened.readings])
         outcome.items = opened.items = []  # or they keep views of what is closed now
-        kept = [number for number, reading in opened.readings if not reading.close()]
+        kept = [number for number, reading in opened.readings if not reading.close() or self._forked]
+        self._forked = False
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
-        failures = [_told(failure) for failure in outcome.failures]
+        failures = [as_plain(failure) for failure in outcome.failures]
         report = ("done", message, outcome.seconds, failures, peak, outcome.stages, outs, kept, closed)
         self.say(*report, body=body, descriptors=descriptors)
         close_all(spilled)
@@ -207,10 +208,23 @@ class Desk:
                     for start in range(0, len(items), cut)
                 ]
             except Unpicklable as error:
-                _leave_out(outcome, opened, batch_size, error)
+                leave_out(outcome, opened, batch_size, error)
             except MemoryError as error:
-                outcome.failures[:] = [_failure(opened.keys, 0, len(opened.items), error)]
+                outcome.failures[:] = [failure_of(opened.keys, 0, len(opened.items), error)]
                 outcome.keys, outcome.items = [], []
+
+    def _placed(self, packed: list[Packed], flags: int) -> tuple[list[Any], list[Piece], list[int], list[int]]:
+        """See `_place`. If it cannot be done, nothing is left of it."""
+        self._placing.clear()
+        try:
+            return self._place(packed, flags)
+        except BaseException:
+            for placed in self._placing:
+                if placed.spilled:
+                    os.close(placed.fd)
+                elif self._pool is not None:
+                    self._pool.discard(placed.buffer)
+            raise
 
     def _place(self, packed: Sequence[Packed], flags: int) -> tuple[list[Any], list[Piece], list[int], list[int]]:
         """What is told of each payload, the small ones, the descriptors of the large ones, and which of those are to be
@@ -229,6 +243,7 @@ class Desk:
                 outs.append((one.items, one.size, INLINE, sizes, len(piece)))
             else:
                 placed = self._the_pool().put(one, spill=bool(flags & SPILL))
+                self._placing.append(placed)
                 if placed.fresh:
                     descriptors.append(placed.fd)
                 if placed.spilled:
@@ -298,99 +313,3 @@ def _load(stream: Any, buffers: Sequence[Any]) -> tuple[Keys, list[Any]]:
 
         _BROKEN[:] = [Broken]
         return recover(stream, buffers)
-
-
-class Shifted:
-    """A crumb for a message that is run in pieces."""
-
-    def __init__(self, crumb: memoryview, by: int) -> None:
-        self._crumb, self._by = crumb, by
-
-    def __setitem__(self, at: int, value: int) -> None:
-        self._crumb[at] = value + self._by if at == 1 else value
-
-    def __getitem__(self, at: int) -> int:
-        return self._crumb[at] - self._by if at == 1 else self._crumb[at]
-
-
-def shifted(crumb: memoryview, by: int) -> Any:
-    return Shifted(crumb, by) if by else crumb
-
-
-def spans(opened: Opened) -> Iterator[tuple[int, Keys, list[Any]]]:
-    """What can be read, between what cannot: where it begins, its keys and items. Mostly all at once."""
-    if not opened.unreadable:
-        yield 0, opened.keys, opened.items
-        return
-    begin = 0
-    for end in (*(at for at, _ in opened.unreadable), len(opened.items)):
-        if begin < end:
-            yield begin, slice_of(opened.keys, begin, end), opened.items[begin:end]
-        begin = end + 1
-
-
-def joined(pieces: list[tuple[int, Outcome]], opened: Opened) -> Outcome:
-    """One outcome, with what could not be read among its failures."""
-    if len(pieces) == 1 and not opened.unreadable:
-        return pieces[0][1]
-    outcomes = [outcome for _, outcome in pieces]
-    whole = Outcome(
-        join([outcome.keys for outcome in outcomes]),
-        [item for outcome in outcomes for item in outcome.items],
-        [],
-        sum(outcome.seconds for outcome in outcomes),
-        [tuple(map(sum, zip(*stages, strict=True))) for stages in zip(*(o.stages for o in outcomes), strict=True)],  # type: ignore[misc]
-    )
-    for begin, outcome in pieces:
-        for failure in outcome.failures:
-            failure.start, failure.stop = failure.start + begin, failure.stop + begin
-            whole.failures.append(failure)
-    for at, error in opened.unreadable:
-        text = f"the item cannot be unpickled: {error}"
-        whole.failures.append(Failure(at, at + 1, text, keys=as_tuples(slice_of(opened.keys, at, at + 1))))
-    whole.failures.sort(key=lambda failure: failure.start)
-    return whole
-
-
-def _leave_out(outcome: Outcome, opened: Opened, batch_size: int, error: Unpicklable) -> None:
-    """The calls whose results cannot be sent have failed; all others' results go on."""
-    place = {as_tuple(key): at for at, key in enumerate(opened.keys)}
-    origins = [_origin(as_tuple(key), place) for key in outcome.keys]
-    # the index counts within what was packed; whichever it was, look for all that cannot be sent
-    bad = {origins[index] - origins[index] % batch_size for index, _ in unpicklable(outcome.items)}
-    if not bad:
-        bad = {at - at % batch_size for at in origins}
-    for start in sorted(bad):
-        stop = min(start + batch_size, len(opened.items))
-        failure = _failure(opened.keys, start, stop, TypeError("cannot be pickled"))
-        failure.error = f"the result cannot be pickled: {error.error_text}"[:TEXT_LIMIT]
-        failure.detail = ""
-        outcome.failures.append(failure)
-    outcome.failures.sort(key=lambda failure: failure.start)
-    stays = [index for index, at in enumerate(origins) if at - at % batch_size not in bad]
-    outcome.keys = [outcome.keys[index] for index in stays]
-    outcome.items = [outcome.items[index] for index in stays]
-
-
-def _origin(key: tuple[int, ...], place: dict[tuple[int, ...], int]) -> int:
-    while key not in place:
-        key = key[:-1]
-    return place[key]
-
-
-def _failure(keys: Keys, start: int, stop: int, error: BaseException) -> Failure:
-    told = tell(error)
-    its_keys = as_tuples(slice_of(keys, start, stop))
-    return Failure(start, stop, told.line, told.detail, told.out_of_memory, told.on_gpu, its_keys)
-
-
-def _told(failure: Failure) -> tuple[Any, ...]:
-    return (
-        failure.start,
-        failure.stop,
-        failure.error,
-        failure.detail,
-        failure.out_of_memory,
-        failure.on_gpu,
-        failure.keys,
-    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import select
 import time
 from collections import deque
@@ -16,10 +15,11 @@ from dovetail.control.commands import Cancel, RunBatches, StartWorker, StopWorke
 from dovetail.control.engine import WorkerGone
 from dovetail.control.events import BatchesReturned, Cause, WorkerLost, WorkerReady, WorkerStopped
 from dovetail.engines.local.agreed import dumps
+from dovetail.engines.local.bell import Bell
 from dovetail.engines.local.calling import Calls, settle
 from dovetail.engines.local.crumbs import Crumbs
 from dovetail.engines.local.deaths import OutOfMemoryWatch, cause_of
-from dovetail.engines.local.limits import a_folder, open_standard_descriptors, raise_limit_of_descriptors
+from dovetail.engines.local.limits import a_folder, open_standard_descriptors, raise_limit_of_descriptors, remove
 from dovetail.engines.local.limits import memory_bytes as memory_bytes_there
 from dovetail.engines.local.nursing import NurseryLink
 from dovetail.engines.local.payloads import Payloads
@@ -53,9 +53,9 @@ class LocalEngine:
         """`folder`: logs and spilled payloads go there. `memory_bytes`: what payloads may fill."""
         raise_limit_of_descriptors()
         open_standard_descriptors()
-        self._folder = folder if folder is not None else a_folder()
+        self._folder = folder or a_folder()
         self._crumbs = Crumbs()
-        self._starter = Starter(folder, cluster, self._crumbs, pin_cpus=pin_cpus)
+        self._starter = Starter(folder, self._folder / "spool", cluster, self._crumbs, pin_cpus=pin_cpus)
         there = memory_bytes_there() // SHARE_OF_MEMORY
         self._numbers = count(1)
         self._payloads = Payloads(self._folder / "spool", min(memory_bytes or there, there), self._numbers)
@@ -67,17 +67,15 @@ class LocalEngine:
         self._ranks: dict[int, Rank] = {}
         self._by_fd: dict[int, Rank] = {}
         self._posted: deque[Event] = deque()
-        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._woken = False
+        self._bell = Bell()
         self._epoll = select.epoll()
-        self._epoll.register(self._wake, select.EPOLLIN)
+        self._epoll.register(self._bell.fd, select.EPOLLIN)
         self._lock = Lock()
         """For calls, which come from any thread, against the end of a worker and other sending."""
-        self._waking = Lock()
+        self._nudged = False
         self._dirty: dict[Rank, None] = {}
         self._closed = False
         self._heard: list[Event] = []
-        self._loop_thread = 0
         self._nursery: NurseryLink | None = None
         self.pids: list[int] = []
         """Of all processes that were ever started for workers."""
@@ -101,7 +99,7 @@ class LocalEngine:
             self._flush()
 
     def poll(self, timeout_s: float | None) -> list[Event]:
-        self._loop_thread = get_ident()
+        self._bell.listener = get_ident()
         until = None if timeout_s is None else time.monotonic() + timeout_s
         while not self._closed:
             left = -1.0 if until is None else max(0.0, until - time.monotonic())
@@ -117,13 +115,19 @@ class LocalEngine:
             events, self._heard = self._heard, []
             while self._posted:
                 events.append(self._posted.popleft())
-            if events or (until is not None and time.monotonic() >= until):
+            nudged, self._nudged = self._nudged, False
+            if events or nudged or (until is not None and time.monotonic() >= until):
                 return events
         return []
 
     def post(self, event: Event) -> None:
         self._posted.append(event)
-        self._ring()
+        self._bell.ring()
+
+    def nudge(self) -> None:
+        """Wakes `poll`, which returns although nothing happened. From any thread."""
+        self._nudged = True
+        self._bell.ring()
 
     def call(self, worker: int, hosted: str, method: str, /, *args: Any, **named: Any) -> Future[Any]:
         future: Future[Any] = Future()
@@ -131,7 +135,7 @@ class LocalEngine:
         body = dumps((args, named))
         with self._lock:
             self._calls.ask(worker, hosted, method, body, future)
-        self._ring()
+        self._bell.ring()
         return future
 
     def now(self) -> float:
@@ -148,10 +152,9 @@ class LocalEngine:
             self._forget(child)
         self._epoll.close()
         self._payloads.close()
+        remove(self._folder / "spool")
         self._crumbs.close()
-        with self._waking:
-            os.close(self._wake)
-            self._wake = -1
+        self._bell.close()
 
     def prepare(self, hosted: Iterable[Hosted]) -> None:
         """Packs the code of what will be started: what cannot be sent is said before anything runs."""
@@ -170,8 +173,7 @@ class LocalEngine:
         return {child.number: (child.name, child.pids) for child in list(self._children.values())}
 
     def is_ready(self, worker: int) -> bool:
-        child = self._children.get(worker)
-        return child is not None and child.ready
+        return worker in self._children and self._children[worker].ready
 
     def running(self, worker: int) -> tuple[int, ...]:
         """The messages that are in a call of the user's code right now."""
@@ -253,26 +255,19 @@ class LocalEngine:
             unsent = not rank.channel.flush()
             if unsent != rank.unsent:
                 rank.unsent = unsent
-                self._epoll.modify(rank.channel.fileno(), select.EPOLLIN | (select.EPOLLOUT if unsent else 0))
+                fd = rank.channel.fileno()
+                if fd in self._by_fd:  # not of one that has said its last
+                    self._epoll.modify(fd, select.EPOLLIN | (select.EPOLLOUT if unsent else 0))
 
     def _give_back(self) -> None:
         for number, unused, kept in self._payloads.freed(self._ranks):
             self._put(self._ranks[number], ("free", unused, kept))
 
-    def _ring(self) -> None:
-        if not self._woken and get_ident() != self._loop_thread:
-            self._woken = True
-            with self._waking:  # or its number could be somebody else's by now
-                if self._wake >= 0:
-                    os.eventfd_write(self._wake, 1)
-
     # --- in
 
     def _look(self, fd: int, what: int) -> None:
-        if fd == self._wake:
-            self._woken = False
-            with suppress(BlockingIOError):
-                os.eventfd_read(fd)
+        if fd == self._bell.fd:
+            self._bell.heard()
             return
         rank = self._by_fd.get(fd)
         if rank is None:
@@ -311,6 +306,8 @@ class LocalEngine:
                 self._heard.append(BatchesReturned(child.number, head[1]))
         elif kind == "answer":
             self._answered(child, frame)
+        elif kind == "closed":
+            self._payloads.closed(rank, head[1])
         elif kind == "ask":
             with self._lock:
                 self._calls.relay(rank, frame)
@@ -397,7 +394,7 @@ class LocalEngine:
                 self._ranks.pop(rank.number, None)
                 self._dirty.pop(rank, None)
                 rank.gone = True
-                rank.channel.sock.close()
+                rank.channel.close()
                 self._payloads.gone(rank)
             child.sent.clear()
             waiting = self._calls.gone(child)

@@ -6,11 +6,14 @@ ends run the same interpreter, and nobody else can reach the socket, which has n
 
 from __future__ import annotations
 
+import errno
 import marshal
 import resource
 import socket
+import time
 from array import array
 from collections import deque
+from contextlib import suppress
 from struct import Struct
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -31,6 +34,8 @@ _BESIDE = socket.CMSG_SPACE(MOST_DESCRIPTORS * 4)
 # plain numbers, because enums cost as much as half of the system call
 _CLOSE_ON_EXEC, _CUT_SHORT = int(socket.MSG_CMSG_CLOEXEC), int(socket.MSG_CTRUNC)
 _SOCKET, _RIGHTS = int(socket.SOL_SOCKET), int(socket.SCM_RIGHTS)
+SHORT = (errno.ENOBUFS, errno.ENOMEM, errno.ETOOMANYREFS)
+A_MOMENT_S = 0.005
 MORE_DESCRIPTORS = ("+",)
 """The head of a frame that only brings descriptors for the one behind it."""
 
@@ -132,9 +137,18 @@ class Channel:
                 _send_some(self.sock, waiting)
         except BlockingIOError:
             return False
-        except OSError:
+        except OSError as error:
+            if error.errno in SHORT:
+                time.sleep(A_MOMENT_S)  # of memory or of room for descriptors: it will come back
+                return False
             waiting.clear()
         return True
+
+    def close(self) -> None:
+        """For everybody: a process that was forked meanwhile may hold the socket, too."""
+        with suppress(OSError):
+            self.sock.shutdown(socket.SHUT_RDWR)
+        self.sock.close()
 
     # --- in
 

@@ -12,6 +12,7 @@ import traceback
 from collections import deque
 from itertools import count
 from mmap import mmap
+from threading import Lock
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -97,6 +98,7 @@ class Inside:
         self._asked: dict[int, Future[Any]] = {}
         self._pump: Any = None
         """A thread that takes over reading, once somebody here waits for an answer."""
+        self._asking = Lock()
         self._always_reads = False
         """The main thread does nothing else."""
         self.hosts: dict[str, Host] = {}
@@ -166,14 +168,19 @@ class Inside:
     # --- what comes
 
     def frames(self, *, wait: bool) -> list[Frame]:
-        """What came; waits for the first, or only looks."""
+        """What came; waits for the first, or takes all there is: a single read ends behind every descriptor."""
         if self._pump is not None:
             found: list[Frame] = self._pump.take(wait=wait)
             return found
+        frames, there = [], True
         try:
-            frames, there = self._channel.receive(0 if wait else DO_NOT_WAIT)
+            while there:
+                more, there = self._channel.receive(0 if wait else DO_NOT_WAIT)
+                frames += more
+                if wait:
+                    break
         except BlockingIOError:
-            return []
+            pass
         if not there:
             os._exit(0)  # the driver is gone
         return [frame for frame in frames if not self.answered(frame)]
@@ -191,11 +198,13 @@ class Inside:
         """A method of an object that another worker hosts; the driver passes it on unopened."""
         from concurrent.futures import Future
 
-        if self._pump is None and not self._always_reads:
-            from dovetail.engines.local.crew import Pump
+        with self._asking:
+            if self._pump is None and not self._always_reads:
+                from dovetail.engines.local.crew import Pump
 
-            self._pump = Pump(self._channel, self.answered)
+                self._pump = Pump(self._channel, self.answered)
         future: Future[Any] = Future()
+        future.set_running_or_notify_cancel()
         number = next(self._numbers)
         self._asked[number] = future
         self.desk.ask(number, worker, hosted, method, args, named)

@@ -26,10 +26,18 @@ def raise_limit_of_descriptors() -> None:
 
 
 def a_folder() -> Path:
-    """Where things go that have no place of their own."""
-    from tempfile import gettempdir  # late: with a folder of a run it is not needed
+    """A new one, for things that have no place of their own."""
+    from tempfile import mkdtemp  # late: with a folder of a run it is not needed
 
-    return Path(gettempdir())
+    return Path(mkdtemp(prefix="dovetail-"))
+
+
+def remove(folder: Path) -> None:
+    """With all that is in it, if it is there."""
+    if folder.exists():
+        from shutil import rmtree
+
+        rmtree(folder, ignore_errors=True)
 
 
 def open_standard_descriptors() -> None:

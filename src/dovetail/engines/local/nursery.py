@@ -211,13 +211,13 @@ def _start_fresh(
     for fd in (*descriptors, box):
         os.set_inheritable(fd, True)
     numbers = ",".join(map(str, (*descriptors, box, *cells)))
-    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))  # noqa: PTH100, PTH120
-    code = f"import sys; sys.path.append({root!r}); from dovetail.engines.local.inside import fresh; fresh({numbers})"
+    code = f"import sys; sys.path[:] = {sys.path!r}; from dovetail.engines.local.inside import fresh; fresh({numbers})"
     os.execve(sys.executable, [sys.executable, "-P", "-c", code], environment)  # noqa: S606
 
 
 def main() -> None:
     """`python -c ... SOCKET CRUMBS`: descriptors that the driver gave us."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # a driver that blocks SIGCHLD would make us deaf
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sock, crumbs = map(int, sys.argv[1:3])
     gc.disable()

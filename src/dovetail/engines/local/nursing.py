@@ -21,8 +21,10 @@ if TYPE_CHECKING:
     from dovetail.engines.local.frames import Frame
 
 ROOT = str(Path(__file__).resolve().parents[3])
-CODE = f"import sys; sys.path.append({ROOT!r}); from dovetail.engines.local.nursery import main; main()"
-"""Appended, so that an installed package is found first, and whatever the user's folder holds never."""
+CODE = "import sys; sys.path[:0] = [it for it in sys.argv[3:] if it not in sys.path]; " + (
+    "from dovetail.engines.local.nursery import main; main()"
+)
+"""Our package and cloudpickle as the driver has them, from wherever; whatever else the user's folders hold never."""
 END_S = 10.0
 
 
@@ -34,7 +36,7 @@ class NurseryLink:
         if not sys.executable:
             message = "the local engine starts Python processes, and sys.executable does not say where Python is"
             raise EngineError(Problem("DT334", message, fixes=("run it with a python command",)))
-        arguments = [sys.executable, "-P", "-c", CODE, str(theirs.fileno()), str(crumbs)]
+        arguments = [sys.executable, "-P", "-c", CODE, str(theirs.fileno()), str(crumbs), *_roots()]
         try:
             self._process = subprocess.Popen(  # noqa: S603 - our own code
                 arguments,
@@ -104,13 +106,13 @@ class NurseryLink:
         for pid in self.pids.values():
             with suppress(OSError):
                 os.killpg(pid, signal.SIGKILL)
-        self.channel.sock.close()
+        self.channel.close()
         self._process.kill()
         self._process.wait()
 
     def close(self) -> None:
         """It ends all of its children, waits for them, and goes."""
-        self.channel.sock.close()
+        self.channel.close()
         try:
             self._process.wait(END_S)
         except subprocess.TimeoutExpired:
@@ -119,3 +121,9 @@ class NurseryLink:
     @property
     def pid(self) -> int:
         return self._process.pid
+
+
+def _roots() -> list[str]:
+    import cloudpickle
+
+    return list(dict.fromkeys((ROOT, str(Path(cloudpickle.__file__).resolve().parents[1]))))

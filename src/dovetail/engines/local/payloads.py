@@ -26,7 +26,7 @@ from dovetail.engines.local.pool import Pool, Reading
 from dovetail.engines.local.refs import SPILLED, InFile, Inline, Shared, Spilled
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
     from dovetail.control.commands import RunBatches
@@ -112,8 +112,7 @@ class Payloads:
         """The end of a message, once all ranks have told it."""
         _, message, seconds, failures, peak, stages, outs, kept, closed = frame.head
         child = rank.child
-        for buffer in closed:
-            self._close(rank.fds.pop(buffer, None))
+        self.closed(rank, closed)
         segments = self._segments(rank, outs, frame)
         sent = child.sent.get(message)
         if sent is None:
@@ -139,6 +138,11 @@ class Payloads:
             segments, failures = [], [(at, min(at + size, items), *first[2:6]) for at in range(0, items, size)]
         told = [Failure(*failure) for failure in failures] if failures else []
         return BatchesDone(child.number, message, segments, seconds, told, sent.peak, stages)
+
+    def closed(self, rank: Rank, buffers: Iterable[int]) -> None:
+        """Buffers that a process has given back."""
+        for buffer in buffers:
+            self._close(rank.fds.pop(buffer, None))
 
     def _segments(self, rank: Rank, outs: Any, frame: Frame) -> list[Segment]:
         found = []
@@ -174,6 +178,11 @@ class Payloads:
 
     def freed(self, ranks: Mapping[int, Rank]) -> list[tuple[int, list[int], list[int]]]:
         """Whose payloads nobody needs any more: the process, those it can use again, and those it must not."""
+        if self._own_freed and self._pool is not None and self._pooling.acquire(blocking=False):
+            try:
+                self._free_own(self._pool)
+            finally:
+                self._pooling.release()
         found: dict[int, tuple[list[int], list[int]]] = {}
         for owner, buffer, kept, size in self._freed.take():
             if owner == SPILLED:
@@ -229,6 +238,7 @@ class Payloads:
             if owner != SPILLED:
                 self._own_live -= size
                 (pool.discard if kept else pool.free)(buffer)
+        pool.closed()  # of our own descriptors nobody else has one
 
     def load(self, segment: Segment) -> tuple[Keys, list[Any]]:
         """The keys and items of a payload; those that cannot be read are Unreadable. From any thread."""
@@ -312,6 +322,9 @@ class Ends:
             self._ends.append(end)
         else:
             self._act(end)
+
+    def __bool__(self) -> bool:
+        return bool(self._ends)
 
     def take(self) -> Iterator[End]:
         for _ in range(len(self._ends)):

@@ -121,6 +121,7 @@ class Pool:
         except BaseException as error:
             if buffer is not None:
                 buffer.close()
+                self._closed.append(buffer.number)  # whoever has its descriptor must let it go
             if not isinstance(error, OSError):
                 raise
             self._keep_idle(0, 0)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import mmap
 import os
 from array import array
+from threading import Lock
 from typing import TYPE_CHECKING
 
 from dovetail.engines.local.payload import extent, split
@@ -25,6 +26,7 @@ WRITES = 0.5
 WARM = 8
 """Buffers that are kept."""
 PRESENT, OF_A_FILE = 1 << 63, 1 << 61
+_TAKING = Lock()
 
 
 class Reader:
@@ -78,10 +80,7 @@ class Copied:
     def __init__(self, fd: int, lengths: Sequence[int], offset: int, warm: list[mmap.mmap]) -> None:
         size = extent(lengths)
         self._warm = warm
-        fitting = [memory for memory in warm if size <= len(memory) <= 2 * size]
-        self._memory = min(fitting, key=len) if fitting else mmap.mmap(-1, size)
-        if fitting:
-            warm.remove(self._memory)
+        self._memory = self._take(size)
         self._whole = memoryview(self._memory)[:size]
         done = 0
         while done < size:
@@ -91,6 +90,16 @@ class Copied:
             done += count
         self.stream, self.buffers = split(self._whole, lengths)
 
+    def _take(self, size: int) -> mmap.mmap:
+        with _TAKING:
+            fitting = [memory for memory in self._warm if size <= len(memory) <= 2 * size]
+            if fitting:
+                best = min(fitting, key=len)
+                self._warm.remove(best)
+                return best
+        # private: a process that user code forks has its own
+        return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+
     def close(self) -> bool:
         """Always: nobody else is concerned. Kept for the next one, unless somebody keeps a view."""
         try:
@@ -99,8 +108,9 @@ class Copied:
             self._memory.resize(len(self._memory))  # refuses while there are views
         except (BufferError, OSError, SystemError):
             return True
-        if len(self._warm) < WARM:
-            self._warm.append(self._memory)
-        else:
-            self._memory.close()
+        with _TAKING:
+            if len(self._warm) < WARM:
+                self._warm.append(self._memory)
+                return True
+        self._memory.close()
         return True

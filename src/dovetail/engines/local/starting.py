@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from dovetail.engines.local.children import Child, Rank
 from dovetail.engines.local.frames import Channel
-from dovetail.engines.local.limits import a_folder
 from dovetail.engines.local.seating import environment, local_rank, rendezvous, starts_fresh
 from dovetail.engines.local.shipping import ship
 from dovetail.engines.local.spec import Guest, Spec
@@ -31,9 +30,11 @@ POOL_BYTES = 256 << 20
 class Starter:
     """Remembers what does not change between two workers of a unit."""
 
-    def __init__(self, folder: Path | None, cluster: Cluster | None, crumbs: Crumbs, *, pin_cpus: bool) -> None:
+    def __init__(
+        self, folder: Path | None, spill: Path, cluster: Cluster | None, crumbs: Crumbs, *, pin_cpus: bool
+    ) -> None:
         self._logs = folder / "logs" if folder is not None else None
-        self._spill = str((folder or a_folder()) / "spool")
+        self._spill = str(spill)
         self._crumbs = crumbs
         self._pin = pin_cpus
         self._pinned = 0

@@ -1,0 +1,130 @@
+"""What came with a message, and what of it cannot be read, or cannot be sent on?"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dovetail.control.events import Failure
+from dovetail.engines.batches import Outcome
+from dovetail.engines.failures import tell
+from dovetail.engines.keys import as_tuple, as_tuples, join, slice_of
+from dovetail.engines.local.payload import Unpicklable, unpicklable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dovetail.engines.keys import Keys
+    from dovetail.engines.local.pool import Reading
+    from dovetail.engines.local.reading import Copied
+
+TEXT_LIMIT = 500
+
+
+class Opened:
+    """The items of a message, and what must be closed after it."""
+
+    __slots__ = ("items", "keys", "readings", "unreadable")
+
+    def __init__(self, keys: Keys, items: list[Any], readings: list[tuple[int, Reading | Copied]]) -> None:
+        self.keys = keys
+        self.items = items
+        self.unreadable: list[tuple[int, str]] = []
+        """Place in the message, and why."""
+        self.readings = readings
+        """Number of the payload in the message, and its mapping."""
+
+
+class Shifted:
+    """A crumb for a message that is run in pieces."""
+
+    def __init__(self, crumb: memoryview, by: int) -> None:
+        self._crumb, self._by = crumb, by
+
+    def __setitem__(self, at: int, value: int) -> None:
+        self._crumb[at] = value + self._by if at == 1 else value
+
+    def __getitem__(self, at: int) -> int:
+        return self._crumb[at] - self._by if at == 1 else self._crumb[at]
+
+
+def shifted(crumb: memoryview, by: int) -> Any:
+    return Shifted(crumb, by) if by else crumb
+
+
+def spans(opened: Opened) -> Iterator[tuple[int, Keys, list[Any]]]:
+    """What can be read, between what cannot: where it begins, its keys and items. Mostly all at once."""
+    if not opened.unreadable:
+        yield 0, opened.keys, opened.items
+        return
+    begin = 0
+    for end in (*(at for at, _ in opened.unreadable), len(opened.items)):
+        if begin < end:
+            yield begin, slice_of(opened.keys, begin, end), opened.items[begin:end]
+        begin = end + 1
+
+
+def joined(pieces: list[tuple[int, Outcome]], opened: Opened) -> Outcome:
+    """One outcome, with what could not be read among its failures."""
+    if len(pieces) == 1 and not opened.unreadable:
+        return pieces[0][1]
+    outcomes = [outcome for _, outcome in pieces]
+    whole = Outcome(
+        join([outcome.keys for outcome in outcomes]),
+        [item for outcome in outcomes for item in outcome.items],
+        [],
+        sum(outcome.seconds for outcome in outcomes),
+        [tuple(map(sum, zip(*stages, strict=True))) for stages in zip(*(o.stages for o in outcomes), strict=True)],  # type: ignore[misc]
+    )
+    for begin, outcome in pieces:
+        for failure in outcome.failures:
+            failure.start, failure.stop = failure.start + begin, failure.stop + begin
+            whole.failures.append(failure)
+    for at, error in opened.unreadable:
+        text = f"the item cannot be unpickled: {error}"
+        whole.failures.append(Failure(at, at + 1, text, keys=as_tuples(slice_of(opened.keys, at, at + 1))))
+    whole.failures.sort(key=lambda failure: failure.start)
+    return whole
+
+
+def leave_out(outcome: Outcome, opened: Opened, batch_size: int, error: Unpicklable) -> None:
+    """The calls whose results cannot be sent have failed; all others' results go on."""
+    place = {as_tuple(key): at for at, key in enumerate(opened.keys)}
+    origins = [_origin(as_tuple(key), place) for key in outcome.keys]
+    # the index counts within what was packed; whichever it was, look for all that cannot be sent
+    bad = {origins[index] - origins[index] % batch_size for index, _ in unpicklable(outcome.items)}
+    if not bad:
+        bad = {at - at % batch_size for at in origins}
+    for start in sorted(bad):
+        stop = min(start + batch_size, len(opened.items))
+        failure = failure_of(opened.keys, start, stop, TypeError("cannot be pickled"))
+        failure.error = f"the result cannot be pickled: {error.error_text}"[:TEXT_LIMIT]
+        failure.detail = ""
+        outcome.failures.append(failure)
+    outcome.failures.sort(key=lambda failure: failure.start)
+    stays = [index for index, at in enumerate(origins) if at - at % batch_size not in bad]
+    outcome.keys = [outcome.keys[index] for index in stays]
+    outcome.items = [outcome.items[index] for index in stays]
+
+
+def _origin(key: tuple[int, ...], place: dict[tuple[int, ...], int]) -> int:
+    while key not in place:
+        key = key[:-1]
+    return place[key]
+
+
+def failure_of(keys: Keys, start: int, stop: int, error: BaseException) -> Failure:
+    told = tell(error)
+    its_keys = as_tuples(slice_of(keys, start, stop))
+    return Failure(start, stop, told.line, told.detail, told.out_of_memory, told.on_gpu, its_keys)
+
+
+def as_plain(failure: Failure) -> tuple[Any, ...]:
+    return (
+        failure.start,
+        failure.stop,
+        failure.error,
+        failure.detail,
+        failure.out_of_memory,
+        failure.on_gpu,
+        failure.keys,
+    )

@@ -1,0 +1,81 @@
+"""Does what was given to `dt.run` make sense? Everything that does not is told at once."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from dovetail.errors import ConfigError, Problem, did_you_mean, shown
+from dovetail.pipeline.pipeline import Pipeline
+from dovetail.scheduling.plan import Plan
+from dovetail.streaming.options import Options
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+ENGINES = ("local",)
+
+
+def check_arguments(
+    pipeline: object,
+    source: object,
+    engine: object,
+    plan: object,
+    options: object,
+    max_errors: object,
+    run_dir: object,
+    booleans: Mapping[str, object],
+) -> None:
+    problems = [
+        *_of_engine(engine),
+        *_of_pipeline(pipeline, plan),
+        *_of_source(source),
+        *_of_the_rest(options, max_errors, run_dir, booleans),
+    ]
+    if problems:
+        raise ConfigError(problems)
+
+
+def _of_engine(engine: object) -> Iterator[Problem]:
+    if engine not in ENGINES:
+        hint = did_you_mean(str(engine), ENGINES)
+        fixes = ('engine="local"', "dt.simulate(pipeline, cluster=...) for a simulated cluster")
+        yield Problem("DT331", f"there is no engine {shown(engine)}{hint}", fixes=fixes)
+
+
+def _of_pipeline(pipeline: object, plan: object) -> Iterator[Problem]:
+    if not isinstance(pipeline, Pipeline):
+        fixes = ('dt.Pipeline([dt.Stage("name", function)])',)
+        yield Problem("DT337", f"{shown(pipeline)} is not a Pipeline", fixes=fixes)
+    elif plan is not None and not isinstance(plan, Plan):
+        yield Problem("DT338", f"plan={shown(plan)} is not a Plan", fixes=("plan=dt.plan(pipeline, cluster)",))
+    elif isinstance(plan, Plan):
+        planned = sorted(stage for unit in plan.units for stage in unit.stages)
+        wanted = sorted(stage.name for stage in pipeline.stages)
+        if planned != wanted:
+            evidence = (f"planned: {', '.join(planned)}", f"in the pipeline: {', '.join(wanted)}")
+            yield Problem("DT338", "the plan is for another pipeline", evidence, ("plan=dt.plan(pipeline, cluster)",))
+
+
+def _of_source(source: object) -> Iterator[Problem]:
+    if isinstance(source, str | bytes) or not (hasattr(source, "__iter__") or hasattr(source, "__getitem__")):
+        message = f"the source is {shown(source)}, which is no iterable of items"
+        yield Problem("DT332", message, fixes=("a list, a generator, an open file: anything to iterate over",))
+
+
+def _of_the_rest(
+    options: object, max_errors: object, run_dir: object, booleans: Mapping[str, object]
+) -> Iterator[Problem]:
+    if options is not None and not isinstance(options, Options):
+        yield _wrong("options", options, "an Options", "options=None")
+    if max_errors is not None and (isinstance(max_errors, bool) or not isinstance(max_errors, int) or max_errors < 0):
+        yield _wrong("max_errors", max_errors, "a whole number from 0 on", "max_errors=10")
+    if run_dir is not None and not isinstance(run_dir, str | os.PathLike):
+        yield _wrong("run_dir", run_dir, "a path", 'run_dir="runs/today"')
+    for name, value in booleans.items():
+        if not isinstance(value, bool):
+            yield _wrong(name, value, "True or False", f"{name}=True")
+
+
+def _wrong(name: str, value: object, kind: str, fix: str) -> Problem:
+    return Problem("DT338", f"{name}={shown(value)} is not {kind}", fixes=(fix,))
