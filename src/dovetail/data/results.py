@@ -71,10 +71,10 @@ class IteratorSink:
 
     # --- the reader's side
 
-    def do_not_wait_for_me(self) -> None:
+    def do_not_wait_for_me(self, yes: bool = True) -> None:
         """Nobody reads for now: when there is no more room, all that waits is let go, so that the run goes on."""
-        self._may_drop = True
-        if not self.has_room():
+        self._may_drop = yes
+        if yes and not self.has_room():
             self._drop()
 
     def _drop(self) -> None:

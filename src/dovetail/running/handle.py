@@ -107,6 +107,7 @@ class Run:
         self._sink.do_not_wait_for_me()
         with self._interruptible():
             if not self._over.wait(timeout):
+                self._sink.do_not_wait_for_me(False)
                 raise TimeoutError(f"the run is still going after {timeout} s")
         self._finish()
         return self.stats

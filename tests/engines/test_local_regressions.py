@@ -1,0 +1,573 @@
+"""Does what reviewers once broke in the local engine stay mended?"""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import dovetail as dt
+from dovetail.control.commands import Cancel, Hosted, RunBatches, StartWorker
+from dovetail.control.events import BatchesDone, BatchesReturned, Cause, Drain, WorkerLost
+from dovetail.engines.local import frames
+from dovetail.engines.local.engine import LocalEngine
+from dovetail.resources.seat import Seat
+from running.aids import PATIENCE_S, Script, memory_files, patience, run_of, until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from dovetail.control.events import Event
+    from dovetail.engines.worker import Worker
+
+
+@pytest.fixture(autouse=True)
+def _nothing_hangs() -> Iterator[None]:
+    with patience():
+        yield
+
+
+class Bench:
+    """An engine whose workers host one object each, and everything that was heard of them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.engine = LocalEngine(folder)
+        self.log: list[Event] = []
+
+    def ready(self, worker: int, work: object, slots: int = 1) -> None:
+        self.start(worker, work, slots)
+        self.until(lambda: self.engine.is_ready(worker), f"worker {worker} is ready")
+
+    def start(self, worker: int, work: object, slots: int = 1) -> None:
+        self.engine.submit([StartWorker(worker, (Seat("node-0", 100),), (Hosted("u", work, slots),))])
+
+    def send(self, message: int, *items: Any, worker: int = 1, cut: int = 100) -> None:
+        """Each item in a segment of its own, and one call for all of them."""
+        parts = [(self.engine.store([message], [item]), 0, 1) for item in items]
+        self.engine.submit([RunBatches(message, worker, "u", parts, len(items), len(items), cut)])
+
+    def until(self, condition: Callable[[], object], what: str) -> None:
+        end = time.monotonic() + PATIENCE_S
+        while not condition():
+            assert time.monotonic() < end, f"waited in vain until {what}; heard {self.log}"
+            self.log += self.engine.poll(0.05)
+
+    def begun(self, message: int, worker: int = 1) -> None:
+        self.until(lambda: message in self.engine.running(worker), f"message {message} runs")
+
+    def done(self, message: int) -> BatchesDone:
+        self.until(lambda: message in self.messages(BatchesDone), f"message {message} is done")
+        (found,) = [event for event in self.log if isinstance(event, BatchesDone) and event.message == message]
+        return found
+
+    def values(self, done: BatchesDone) -> list[Any]:
+        assert done.failures == []
+        return [item for segment in done.segments for item in self.engine.load(segment)[1]]
+
+    def lost(self, worker: int) -> WorkerLost:
+        def ends() -> list[WorkerLost]:
+            return [event for event in self.log if isinstance(event, WorkerLost) and event.worker == worker]
+
+        self.until(ends, f"worker {worker} is gone")
+        return ends()[0]
+
+    def messages(self, kind: type[BatchesDone | BatchesReturned]) -> list[int]:
+        return [event.message for event in self.log if isinstance(event, kind)]
+
+    def pid(self, worker: int = 1) -> int:
+        (pid,) = self.engine.processes()[worker][1]
+        return pid
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    made = Bench(tmp_path / "engine")
+    yield made
+    made.engine.close()
+
+
+def wait_for(path: str) -> None:
+    while not os.path.exists(path):  # noqa: PTH110
+        time.sleep(0.002)
+
+
+def note(path: str, text: object) -> None:
+    with open(path, "a") as file:  # noqa: PTH123
+        file.write(f"{text}\n")
+
+
+def noted(path: Path) -> list[int]:
+    return [int(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+# Wake-ups
+
+
+def in_a_thread(work: Callable[[], object]) -> None:
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+
+
+def test_a_post_at_the_very_moment_of_a_wake_up_does_not_silence_later_ones(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, really = bench.engine, os.eventfd_read
+    numbers = iter(range(4))
+
+    def post() -> None:
+        engine.post(Drain(str(next(numbers))))
+
+    def read(fd: int) -> int:
+        in_a_thread(post)
+        value = really(fd)
+        in_a_thread(post)
+        return value
+
+    engine.poll(0)
+    in_a_thread(post)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "eventfd_read", read)
+        bench.until(lambda: len(bench.log) == 3, "all three came")
+    in_a_thread(post)
+    assert engine._epoll.poll(0), "who sleeps in poll would not be woken"
+    bench.until(lambda: len(bench.log) == 4, "the last one came")
+
+
+def test_posts_from_another_thread_while_polling_are_never_slept_over(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, rounds, at_once = bench.engine, 1000, 3
+    all_heard = threading.Semaphore(1)
+    really = os.eventfd_read
+
+    def read(fd: int) -> int:
+        time.sleep(0)  # others run meanwhile
+        value = really(fd)
+        time.sleep(0)
+        return value
+
+    monkeypatch.setattr(os, "eventfd_read", read)
+
+    def posts() -> None:
+        for round_ in range(rounds):
+            all_heard.acquire()
+            for number in range(at_once):
+                engine.post(Drain(f"{round_}.{number}"))
+                time.sleep(0)
+
+    thread = threading.Thread(target=posts, daemon=True)
+    thread.start()
+    heard = 0
+    while heard < rounds * at_once:
+        began = engine.now()
+        heard += len(engine.poll(PATIENCE_S))
+        assert engine.now() - began < PATIENCE_S / 2, f"it slept after {heard} events"
+        if heard % at_once == 0:
+            all_heard.release()
+    thread.join()
+
+
+# Sending
+
+
+def waits(items: list[Any]) -> list[Any]:
+    threading.Event().wait()
+    return items
+
+
+def test_a_worker_that_dies_while_its_socket_is_full_is_just_lost(bench: Bench) -> None:
+    bench.ready(1, waits)
+    bench.send(0, b"")
+    bench.begun(0)
+    (rank,) = bench.engine._children[1].ranks
+    for message in range(1, 200):
+        if rank.unsent:
+            break
+        bench.send(message, os.urandom(100_000))
+    assert rank.unsent
+    os.kill(bench.pid(), 9)
+    assert bench.lost(1).cause is Cause.SIGNAL
+    bench.ready(2, same)
+    bench.send(1000, 5, worker=2)
+    assert bench.values(bench.done(1000)) == [5]
+
+
+def same(items: list[Any]) -> list[Any]:
+    return items
+
+
+@pytest.mark.parametrize("short_of", [errno.ENOBUFS, errno.ENOMEM, errno.ETOOMANYREFS])
+def test_a_kernel_that_is_short_of_memory_for_a_moment_loses_no_message(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, short_of: int
+) -> None:
+    bench.ready(1, same)
+    really = frames._send_some
+    refused: list[Any] = []
+
+    def send_some(*args: Any) -> None:
+        if len(refused) < 3:
+            refused.append(args)
+            raise OSError(short_of, os.strerror(short_of))
+        really(*args)
+
+    monkeypatch.setattr(frames, "_send_some", send_some)
+    bench.send(1, 7)
+    bench.send(2, 8)
+    assert bench.values(bench.done(1)) == [7]
+    assert bench.values(bench.done(2)) == [8]
+    assert len(refused) == 3
+
+
+# Messages that are taken back
+
+
+class NotesAndWaits:
+    """Says which messages it runs; the first waits for a file."""
+
+    def __init__(self, log: Path, gate: Path) -> None:
+        self._log, self._gate = str(log), str(gate)
+
+    def __call__(self, items: list[tuple[int, bytes]]) -> list[int]:
+        note(self._log, items[0][0])
+        if items[0][0] == 1:
+            wait_for(self._gate)
+        return [items[0][0]]
+
+
+def test_a_message_behind_large_ones_is_never_both_taken_back_and_run(bench: Bench, tmp_path: Path) -> None:
+    """A read ends behind every descriptor."""
+    bench.ready(1, NotesAndWaits(tmp_path / "log", tmp_path / "gate"))
+    bench.send(1, (1, b""))
+    bench.begun(1)
+    bench.send(2, (2, b""))
+    for message in (3, 4, 5):
+        bench.send(message, (message, os.urandom(300_000)))
+    bench.engine.submit([Cancel(2, 1), Cancel(4, 1)])
+    bench.until(lambda: set(bench.messages(BatchesReturned)) == {2, 4}, "both are taken back")
+    (tmp_path / "gate").touch()
+    bench.done(5)
+    assert noted(tmp_path / "log") == [1, 3, 5]
+    assert bench.messages(BatchesDone) == [1, 3, 5]
+
+
+class CallsFirst:
+    """Its first message calls another worker, so that a thread reads from then on."""
+
+    def __init__(self, log: Path) -> None:
+        self._log = str(log)
+        self._called = False
+        self._dice = random.Random(0)
+
+    def setup(self, worker: Worker) -> None:
+        self._worker = worker
+
+    def ping(self, number: int) -> int:
+        return number
+
+    def __call__(self, items: list[int]) -> list[int]:
+        if not self._called:
+            self._called = self._worker.call(2, "u", "ping", 1).result() == 1
+        note(self._log, items[0])
+        end = time.perf_counter() + self._dice.random() * 0.002
+        while time.perf_counter() < end:
+            pass
+        return items
+
+
+def test_a_worker_that_has_called_another_runs_nothing_that_was_taken_back(bench: Bench, tmp_path: Path) -> None:
+    for worker in (1, 2):
+        bench.ready(worker, CallsFirst(tmp_path / "log"))
+    dice, sent, last = random.Random(0), 0, 1200
+
+    def answered() -> list[int]:
+        return bench.messages(BatchesDone) + bench.messages(BatchesReturned)
+
+    bench.log.clear()
+    while sent < last:
+        while sent < last and sent - len(bench.log) < 4:
+            sent += 1
+            bench.send(sent, sent)
+        bench.engine.submit([Cancel(sent - dice.randint(0, 1), 1)])
+        bench.log += bench.engine.poll(PATIENCE_S)
+    bench.until(lambda: len(bench.log) == last, "all are answered")
+    bench.send(last + 1, last + 1)
+    bench.done(last + 1)  # it took all before it
+    assert sorted(answered()) == list(range(1, last + 2))
+    ran, returned = noted(tmp_path / "log"), set(bench.messages(BatchesReturned))
+    assert returned
+    assert sorted(ran) == sorted(bench.messages(BatchesDone))
+    assert not returned & set(ran)
+
+
+class AsksInVain:
+    """Gives up a call that is not answered yet."""
+
+    def __init__(self, gate: Path) -> None:
+        self._gate = str(gate)
+
+    def setup(self, worker: Worker) -> None:
+        self._worker = worker
+
+    def slow(self) -> str:
+        wait_for(self._gate)
+        return "too late"
+
+    def ping(self) -> str:
+        return "pong"
+
+    def __call__(self, items: list[str]) -> list[str]:
+        if items[0] == "give up":
+            self._worker.call(2, "u", "slow").cancel()
+            return items
+        found: str = self._worker.call(2, "u", "ping").result()
+        return [found]
+
+
+def test_a_call_to_another_worker_that_is_given_up_makes_nobody_deaf(bench: Bench, tmp_path: Path) -> None:
+    for worker in (1, 2):
+        bench.ready(worker, AsksInVain(tmp_path / "gate"))
+    bench.send(1, "give up")
+    assert bench.values(bench.done(1)) == ["give up"]
+    (tmp_path / "gate").touch()
+    bench.send(2, "ask again")  # answered behind the one that nobody waits for
+    assert bench.values(bench.done(2)) == ["pong"]
+    assert not any(isinstance(event, WorkerLost) for event in bench.log)
+
+
+# Async objects
+
+
+class LeavesInSetup:
+    async def setup(self) -> None:
+        sys.exit("no licence")
+
+    async def __call__(self, items: list[int]) -> list[int]:
+        return items
+
+
+def test_an_async_setup_that_exits_is_a_bad_setup(bench: Bench) -> None:
+    bench.start(1, LeavesInSetup)
+    end = bench.lost(1)
+    assert end.cause is Cause.SETUP_FAILED
+    assert "no licence" in end.detail
+
+
+class StartsLeaver:
+    """Each call starts a task that exits."""
+
+    async def __call__(self, items: list[int]) -> list[int]:
+        import asyncio
+
+        async def leaves() -> None:
+            sys.exit(1)
+
+        task = asyncio.create_task(leaves())
+        while not task.done():
+            await asyncio.sleep(0)
+        return items
+
+
+def test_a_task_of_the_user_that_exits_stops_nobody_else(bench: Bench) -> None:
+    bench.ready(1, StartsLeaver, slots=2)
+    for message in range(1, 4):
+        bench.send(message, message)
+    for message in range(1, 4):
+        assert bench.values(bench.done(message)) == [message]
+
+
+# Memory
+
+
+class KeepsAndFails:
+    """Keeps its first input; its output then is more than a file may have."""
+
+    def __init__(self) -> None:
+        self._kept: list[Any] = []
+
+    def __call__(self, items: list[Any]) -> list[Any]:
+        import resource
+
+        no_limit = resource.RLIM_INFINITY
+        if not self._kept:
+            self._kept += items
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, no_limit))
+            return [np.ones(2 << 20, np.uint8)]
+        resource.setrlimit(resource.RLIMIT_FSIZE, (no_limit, no_limit))
+        return [(int(kept.min()), int(kept.max())) for kept in self._kept]
+
+
+def test_what_is_kept_of_a_message_whose_output_had_no_room_never_changes(bench: Bench) -> None:
+    bench.ready(1, KeepsAndFails)
+    bench.send(100, np.full(1 << 20, 100, np.uint8))
+    assert bench.done(100).failures
+    for message in range(6):
+        bench.send(message, np.full(1 << 20, message, np.uint8))
+        assert bench.values(bench.done(message)) == [(100, 100)]
+        bench.log.clear()
+
+
+class FindsNoRoom:
+    def __call__(self, items: list[int]) -> list[Any]:
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_FSIZE, (3 << 20, resource.RLIM_INFINITY))
+        return [np.zeros(2 << 20, np.uint8), np.zeros(8 << 20, np.uint8)]
+
+
+def test_messages_whose_output_had_no_room_leave_no_memory_behind(bench: Bench) -> None:
+    bench.ready(1, FindsNoRoom)
+    before = memory_files(bench.pid())
+    for message in range(20):
+        bench.send(message, message, cut=1)
+        assert bench.done(message).failures
+    bench.until(lambda: memory_files(bench.pid()) <= before + 3, "the worker has let go of what it placed")
+
+
+def writes_and_forks(items: list[Any]) -> list[int]:
+    """After some messages that write into them, payloads are copied."""
+    array = items[0]
+    array += 1
+    child = os.fork()
+    if not child:
+        array[:] = 99
+        os._exit(0)
+    os.waitpid(child, 0)
+    return [int(array.max())]
+
+
+def test_what_a_forked_process_writes_into_its_arrays_stays_its_own(bench: Bench) -> None:
+    bench.ready(1, writes_and_forks)
+    found = []
+    for message in range(25):
+        bench.send(message, np.zeros(1 << 20, np.uint8))
+        found += bench.values(bench.done(message))
+        bench.log.clear()
+    assert found == [1] * 25
+
+
+class SavesInBackground:
+    """A forked process reads the first array when its call is long over."""
+
+    def __init__(self, folder: Path) -> None:
+        self._gate, self._saved = str(folder / "gate"), str(folder / "saved")
+
+    def __call__(self, items: list[tuple[int, Any]]) -> list[int]:
+        ((number, array),) = items
+        if number == 0 and not os.fork():
+            wait_for(self._gate)
+            note(self._saved + ".part", array.min())
+            note(self._saved + ".part", array.max())
+            os.rename(self._saved + ".part", self._saved)  # noqa: PTH104
+            os._exit(0)
+        return [number]
+
+
+def test_a_process_that_a_call_forked_reads_what_the_call_was_given_for_ever(bench: Bench, tmp_path: Path) -> None:
+    bench.ready(1, SavesInBackground(tmp_path))
+    for message in range(12):
+        bench.send(message, (message, np.full(1 << 20, message, np.uint8)))
+        assert bench.values(bench.done(message)) == [message]
+        bench.log.clear()
+    (tmp_path / "gate").touch()
+    until((tmp_path / "saved").exists, "it is saved")
+    assert noted(tmp_path / "saved") == [0, 0]
+
+
+def writes_in_a_hurry(items: list[Any]) -> list[int]:
+    sys.setswitchinterval(1e-6)
+    for array in items:
+        array += 1
+    return [int(array.max()) for array in items]
+
+
+def test_calls_at_once_that_write_into_their_inputs_do_not_share_memory(bench: Bench) -> None:
+    bench.ready(1, writes_in_a_hurry, slots=4)
+    messages = 160
+    for message in range(messages):
+        bench.send(message, *(np.zeros(200_000, np.uint8) for _ in range(4)))
+        bench.until(lambda: message - len(bench.messages(BatchesDone)) < 8, "few are on their way")  # noqa: B023
+    for message in range(messages):
+        assert bench.values(bench.done(message)) == [1] * 4
+
+
+# Forks and signals
+
+
+def forks_and_leaves(items: list[int]) -> list[int]:
+    child = os.fork()
+    if not child:
+        sys.exit(0)
+    if items[0] % 2:
+        os.waitpid(child, 0)
+    return items
+
+
+def test_a_process_that_a_call_forked_and_that_exits_is_no_second_worker() -> None:
+    assert sorted(run_of(dt.Stage("forks", forks_and_leaves), source=range(60))) == list(range(60))
+
+
+FORKING = """
+import os, sys, time
+import dovetail as dt
+from dovetail.engines.local import nursing
+from dovetail.running import handle
+nursing.END_S = handle.AT_EXIT_S = 1000
+
+def naps(items):
+    time.sleep(0.01)
+    return items
+
+run = dt.run(dt.Pipeline([dt.Stage("naps", naps)]), range(40), cluster="1x(2cpu, 4GB)", run_dir="run")
+results = iter(run)
+found = [next(results)]
+child = os.fork()
+if not child:
+    CHILD
+found += results
+run.wait()
+print("RESULTS", sorted(found) == list(range(40)), run.status, flush=True)
+AFTER
+"""
+
+
+def forking_script(folder: Path, *, child: str, after: str) -> Script:
+    return Script(folder, FORKING.replace("CHILD", child).replace("AFTER", after))
+
+
+def test_a_process_that_the_driver_forked_does_not_hold_up_the_end_of_a_run(tmp_path: Path) -> None:
+    with forking_script(tmp_path, child="time.sleep(1000)", after="os.kill(child, 9)") as script:
+        assert "RESULTS True finished" in script.finish()
+        script.all_gone()
+
+
+def test_a_process_that_the_driver_forked_may_exit_while_the_run_goes_on(tmp_path: Path) -> None:
+    after = "print('its code', os.waitpid(child, 0)[1])"
+    with forking_script(tmp_path, child="sys.exit(0)", after=after) as script:
+        output = script.finish()
+        assert "RESULTS True finished" in output
+        assert "its code 0" in output
+        script.all_gone()
+
+
+def test_a_driver_that_blocks_signals_learns_of_the_end_of_its_workers(tmp_path: Path) -> None:
+    text = """
+import signal
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT})
+import dovetail as dt
+from dovetail.engines.local import nursing
+nursing.END_S = 1000
+run = dt.run(dt.Pipeline([dt.Stage("same", lambda items: items)]), range(10), cluster="1x(2cpu, 4GB)", run_dir="run")
+print("RESULTS", sorted(run), run.status, flush=True)
+"""
+    with Script(tmp_path, text) as script:
+        assert f"RESULTS {list(range(10))} finished" in script.finish()
+        script.all_gone()
