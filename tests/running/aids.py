@@ -167,6 +167,7 @@ class Script:
                 env=variables,
                 cwd=folder,
                 start_new_session=True,
+                preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # also under nohup
             )
 
     @property
