@@ -14,6 +14,7 @@ from dovetail.data.ends import Ends
 from dovetail.data.iterables import IterableSource, is_at_hand
 from dovetail.data.results import IteratorSink
 from dovetail.engines.local.engine import LocalEngine
+from dovetail.engines.local.limits import SHARE_OF_MEMORY
 from dovetail.observe.folder import create_run
 from dovetail.observe.recorder import About, Recorder
 from dovetail.running.arguments import check_arguments
@@ -43,8 +44,6 @@ BEAT_S = 1.0
 FIRST_REPLAN_S = 1.0
 REFRESH_S = 0.5
 """How long somebody who asks how a run stands waits for the newest figures."""
-SHARE = 4
-"""Payloads may fill one part in so many of the memory."""
 HOP_S = 0.0002
 """What a message to a process on this machine costs, about."""
 
@@ -113,7 +112,7 @@ def _options(options: Options | None, ordered: bool, max_errors: int | None, clu
     usual = Options(hop_s=HOP_S, eager=not ordered, first_replan_s=FIRST_REPLAN_S)
     memory = sum(node.memory_bytes for node in cluster.nodes)
     if memory:
-        usual = replace(usual, byte_budget=min(usual.byte_budget, memory // SHARE))
+        usual = replace(usual, byte_budget=min(usual.byte_budget, memory // SHARE_OF_MEMORY))
     found = replace(options or usual, payloads_survive=True, finish_waves=True)
     if ordered:
         found = replace(found, ordered=True, eager=False)
@@ -146,7 +145,9 @@ def _started(
     pin_cpus: bool,
 ) -> Run:
     memory_bytes = sum(node.memory_bytes for node in place.plan.cluster.nodes)
-    workers = LocalEngine(folder.path, place.plan.cluster, memory_bytes=memory_bytes // SHARE, pin_cpus=pin_cpus)
+    workers = LocalEngine(
+        folder.path, place.plan.cluster, memory_bytes=memory_bytes // SHARE_OF_MEMORY, pin_cpus=pin_cpus
+    )
     observers: list[Observer] = []
     try:
         workers.prepare([work.hosted for work in works])

@@ -7,7 +7,6 @@ import inspect
 import os
 import pickle
 import select
-import socket
 import traceback
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -16,6 +15,7 @@ from threading import Lock, Thread
 from typing import TYPE_CHECKING, Any
 
 from dovetail.engines.local.agreed import close_all
+from dovetail.engines.local.frames import DO_NOT_WAIT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from dovetail.engines.local.desk import Desk
     from dovetail.engines.local.frames import Channel, Frame
     from dovetail.engines.local.inside import Inside
-
-DO_NOT_WAIT = int(socket.MSG_DONTWAIT)
 
 
 class Pump:

@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, Any
 from dovetail.control.commands import Cancel, RunBatches, StartWorker, StopWorker
 from dovetail.control.engine import WorkerGone
 from dovetail.control.events import BatchesReturned, Cause, WorkerLost, WorkerReady, WorkerStopped
+from dovetail.engines.local import limits
 from dovetail.engines.local.agreed import dumps
 from dovetail.engines.local.bell import Bell
 from dovetail.engines.local.calling import Calls, settle
 from dovetail.engines.local.crumbs import Crumbs
 from dovetail.engines.local.deaths import OutOfMemoryWatch, cause_of
-from dovetail.engines.local.limits import a_folder, open_standard_descriptors, raise_limit_of_descriptors, remove
-from dovetail.engines.local.limits import memory_bytes as memory_bytes_there
 from dovetail.engines.local.nursing import NurseryLink
 from dovetail.engines.local.payloads import Payloads
 from dovetail.engines.local.starting import Starter
@@ -35,9 +34,6 @@ if TYPE_CHECKING:
     from dovetail.engines.local.frames import Frame, Piece
     from dovetail.resources.cluster import Cluster
 
-SHARE_OF_MEMORY = 4
-"""Payloads may fill one part in so many of the machine's memory."""
-
 
 class LocalEngine:
     """See `control.engine.Engine`. One thread polls and submits; `post`, `call`, `store` and `load` are for any."""
@@ -51,12 +47,12 @@ class LocalEngine:
         pin_cpus: bool = False,
     ) -> None:
         """`folder`: logs and spilled payloads go there. `memory_bytes`: what payloads may fill."""
-        raise_limit_of_descriptors()
-        open_standard_descriptors()
-        self._folder = folder or a_folder()
+        limits.raise_limit_of_descriptors()
+        limits.open_standard_descriptors()
+        self._folder = folder or limits.a_folder()
         self._crumbs = Crumbs()
         self._starter = Starter(folder, self._folder / "spool", cluster, self._crumbs, pin_cpus=pin_cpus)
-        there = memory_bytes_there() // SHARE_OF_MEMORY
+        there = limits.memory_there() // limits.SHARE_OF_MEMORY
         self._numbers = count(1)
         self._payloads = Payloads(self._folder / "spool", min(memory_bytes or there, there), self._numbers)
         # what the ends of a stream need (data.ends.Store): any thread, but `store` only one at a time
@@ -152,7 +148,7 @@ class LocalEngine:
             self._forget(child)
         self._epoll.close()
         self._payloads.close()
-        remove(self._folder / "spool")
+        limits.remove(self._folder / "spool")
         self._crumbs.close()
         self._bell.close()
 

@@ -32,6 +32,7 @@ MOST_PIECES = 512
 AT_ONCE = 1 << 18
 _BESIDE = socket.CMSG_SPACE(MOST_DESCRIPTORS * 4)
 # plain numbers, because enums cost as much as half of the system call
+DO_NOT_WAIT = int(socket.MSG_DONTWAIT)
 _CLOSE_ON_EXEC, _CUT_SHORT = int(socket.MSG_CMSG_CLOEXEC), int(socket.MSG_CTRUNC)
 _SOCKET, _RIGHTS = int(socket.SOL_SOCKET), int(socket.SCM_RIGHTS)
 SHORT = (errno.ENOBUFS, errno.ENOMEM, errno.ETOOMANYREFS)

@@ -21,7 +21,7 @@ from dovetail.engines.host import make_host
 from dovetail.engines.local.agreed import BEGUN, CELL, close_all
 from dovetail.engines.local.calling import settle
 from dovetail.engines.local.desk import Desk
-from dovetail.engines.local.frames import Channel, Frame
+from dovetail.engines.local.frames import DO_NOT_WAIT, Channel, Frame
 from dovetail.engines.worker import Worker
 
 if TYPE_CHECKING:
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from dovetail.engines.local.spec import Spec
 
 SETUP_FAILED = 71
-DO_NOT_WAIT = int(socket.MSG_DONTWAIT)
 
 
 def main(sock: socket.socket, crumbs: int, cells: tuple[int, ...], pickled: bytes) -> int:

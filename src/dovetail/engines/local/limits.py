@@ -9,10 +9,12 @@ from pathlib import Path
 
 ENOUGH = 1 << 16
 """Descriptors."""
+SHARE_OF_MEMORY = 4
+"""Payloads may fill one part in so many of the memory."""
 
 
-def memory_bytes() -> int:
-    """Of the machine."""
+def memory_there() -> int:
+    """Bytes of the machine."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 

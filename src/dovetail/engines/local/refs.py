@@ -76,6 +76,3 @@ class InFile:
         self.path = path
         self.offset = offset
         self.sizes = sizes
-
-
-Ref = Inline | Shared | Spilled | InFile
