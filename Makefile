@@ -10,7 +10,7 @@ export PIP_REQUIRE_VIRTUALENV := 1
 .PHONY: help demo test test-long test-gpu check format bench clean
 
 help:
-	@echo "make demo       set up, then show this machine, plan an example pipeline and simulate its run"
+	@echo "make demo       set up, then run a pipeline over generated documents on this machine, and plan one for a cluster"
 	@echo "make test       set up, then run all checks and all tests"
 	@echo "make test-long  the same with the long repeat counts and soaks"
 	@echo "make test-gpu   only what needs a real NVIDIA GPU; says why it is skipped where there is none"
@@ -53,6 +53,8 @@ bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/overhead.py --engine local --peers --json benchmarks/results/overhead.json
 	$(BIN)/python benchmarks/payload.py --json benchmarks/results/payload.json
 	$(BIN)/python benchmarks/scaling.py --json benchmarks/results/scaling.json
+	$(BIN)/python benchmarks/text.py --engine local --rows 50000 --peers --data $(DATA) --json benchmarks/results/text.json
+	$(BIN)/python benchmarks/rows.py --rows 10000000 --json benchmarks/results/rows.json
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist benchmarks/results

@@ -20,6 +20,20 @@ PROMISED = {
         "item 500 in stage parse, after 3 attempts: JSONDecodeError",
         "1000 of 1000 items in, 999 out, 1 set aside",
     ],
+    "05_serve.py": [
+        "model says ValueError: 'is it bad?' is a question",
+        "[0, 1, 2, 3, 0, 1, 2, 3] 2000 results",
+        "[1, -2, 2]",
+        "error[DT376] the service is drained",
+    ],
+    "06_http.py": ['200 {"words": 3}', "400 ", "422 ", '"code": "DT378"', "drained"],
+    "07_files.py": [
+        "is there: False",
+        "what was done is kept in .lengths.",
+        "2000 of 2000 items in, 1999 out, 1 set aside",
+        "set aside: BadRow: .../pages-1.jsonl:1001: not JSON",
+        "1999 rows, each once and in order: True",
+    ],
 }
 
 

@@ -6,6 +6,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from dovetail.data.sinks import SinkSpec, sink
+    from dovetail.data.sources import SourceSpec, source
+    from dovetail.data.tickets import ItemFailed, ServiceClosed, Ticket, TooManyRequests
     from dovetail.errors import (
         ClusterError,
         ConfigError,
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
     from dovetail.resources.shape import Shape, ShapeKind
     from dovetail.running.handle import Run
     from dovetail.running.running import run
+    from dovetail.running.serving import Service, serve
     from dovetail.running.simulating import Simulation, simulate
     from dovetail.scheduling.fragmentation import Workload
     from dovetail.scheduling.placement import Placer
@@ -49,6 +53,7 @@ _HOMES = {
     "FragmentationScore": "scheduling.scores",
     "Gpu": "resources.cluster",
     "InfeasibleError": "errors",
+    "ItemFailed": "data.tickets",
     "Ledger": "resources.ledger",
     "LedgerError": "errors",
     "Node": "resources.cluster",
@@ -63,16 +68,25 @@ _HOMES = {
     "Resources": "resources.resources",
     "Run": "running.handle",
     "Seat": "resources.seat",
+    "Service": "running.serving",
+    "ServiceClosed": "data.tickets",
     "Shape": "resources.shape",
     "ShapeKind": "resources.shape",
     "Simulation": "running.simulating",
+    "SinkSpec": "data.sinks",
+    "SourceSpec": "data.sources",
     "Spread": "scheduling.scores",
     "Stage": "pipeline.stage",
+    "Ticket": "data.tickets",
+    "TooManyRequests": "data.tickets",
     "Workload": "scheduling.fragmentation",
     "each": "pipeline.stage",
     "plan": "scheduling.planner",
     "run": "running.running",
+    "serve": "running.serving",
     "simulate": "running.simulating",
+    "sink": "data.sinks",
+    "source": "data.sources",
 }
 
 __all__ = [
@@ -87,6 +101,7 @@ __all__ = [
     "FragmentationScore",
     "Gpu",
     "InfeasibleError",
+    "ItemFailed",
     "Ledger",
     "LedgerError",
     "Node",
@@ -101,16 +116,25 @@ __all__ = [
     "Run",
     "RunError",
     "Seat",
+    "Service",
+    "ServiceClosed",
     "Shape",
     "ShapeKind",
     "Simulation",
+    "SinkSpec",
+    "SourceSpec",
     "Spread",
     "Stage",
+    "Ticket",
+    "TooManyRequests",
     "Workload",
     "each",
     "plan",
     "run",
+    "serve",
     "simulate",
+    "sink",
+    "source",
 ]
 
 

@@ -142,15 +142,6 @@ def test_tab_completes_commands() -> None:
     assert shown.stdout.strip() == "plain,cluster"
 
 
-def test_the_demo_plans_a_pipeline_and_explains_a_misfit() -> None:
-    shown = run("demo")
-    assert shown.returncode == 0
-    assert "14 items/s" in shown.stdout
-    assert "bottleneck: caption" in shown.stdout
-    assert "[dddddddddd][cccccccccc]" in shown.stdout
-    assert "error[DT112]" in shown.stdout
-
-
 def test_every_command_has_an_example_in_its_help() -> None:
     for command in ((), ("cluster", "show"), *((name,) for name in COMMANDS if name != "cluster")):
         assert "xample" in run(*command, "--help").stdout, command

@@ -29,9 +29,9 @@ from dovetail.resources.seat import CardShare, Seat
 COUNT = st.integers(0, 1 << 40)
 NUMBER = st.floats(allow_nan=False)
 TEXT = st.text(max_size=10)
-SEGMENT = st.builds(Segment, COUNT, COUNT, COUNT, TEXT, st.just(object()))
-PART = st.tuples(SEGMENT, COUNT, COUNT)
 KEY = st.lists(COUNT, max_size=3).map(tuple)
+SEGMENT = st.builds(Segment, COUNT, COUNT, COUNT, TEXT, st.just(object()), st.none() | KEY)
+PART = st.tuples(SEGMENT, COUNT, COUNT)
 NODES = st.sampled_from(
     [
         Node("node-0", 4000),
@@ -58,7 +58,7 @@ DATA = st.recursive(
     max_leaves=8,
 )
 FAILURE = st.builds(
-    e.Failure, COUNT, COUNT, TEXT, TEXT, st.booleans(), st.booleans(), st.lists(KEY, max_size=2).map(tuple)
+    e.Failure, COUNT, COUNT, TEXT, TEXT, st.booleans(), st.booleans(), st.lists(KEY, max_size=2).map(tuple), TEXT
 )
 ASIDE = st.builds(c.SetAside, TEXT, PART, TEXT, TEXT, st.none() | KEY, COUNT)
 BY_UNIT = st.dictionaries(TEXT, st.lists(SEGMENT, max_size=3), max_size=2)
@@ -82,9 +82,11 @@ MADE: dict[type[Any], st.SearchStrategy[Any]] = {
     e.NodeJoined: st.builds(e.NodeJoined, NODES),
     e.NodeLeft: st.builds(e.NodeLeft, TEXT, TEXT),
     e.ItemsArrived: st.builds(e.ItemsArrived, COUNT, st.lists(SEGMENT, max_size=3)),
+    e.InputExpected: st.builds(e.InputExpected, COUNT),
     e.InputEnded: st.builds(e.InputEnded, COUNT),
     e.Drain: st.builds(e.Drain, TEXT),
     e.CancelRun: st.builds(e.CancelRun, TEXT),
+    e.FailRun: st.builds(e.FailRun, TEXT, TEXT),
     e.Repin: st.builds(e.Repin, TEXT, st.none() | COUNT),
     e.Reserved: st.builds(e.Reserved, st.lists(SEATS, max_size=2).map(tuple)),
     c.StartWorker: st.builds(

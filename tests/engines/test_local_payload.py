@@ -12,7 +12,7 @@ from collections import OrderedDict, deque
 from typing import Any, NoReturn, Self
 
 import numpy as np
-import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow as pa
 import pytest
 import torch
 from hypothesis import given

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dovetail.errors import DovetailError, PipelineError, Problem
+from dovetail.pipeline.file import FILE_KEYS
 from dovetail.pipeline.pipeline import Pipeline
 from dovetail.pipeline.schema import schema
 from dovetail.pipeline.stage import Stage
@@ -435,6 +436,7 @@ def allows(part: dict[str, Any], value: Any, whole: dict[str, Any]) -> bool:
     if isinstance(value, dict):
         known, others = part.get("properties", {}), part.get("additionalProperties", {})
         checks += [key in value for key in part.get("required", ())]
+        checks += [len(value) >= part.get("minProperties", 0)]
         for key, item in value.items():
             rule = known.get(key, others)
             checks += [rule is not False and allows(rule, item, whole)]
@@ -447,7 +449,7 @@ def test_the_schema_describes_every_key_and_no_other() -> None:
     assert made["title"]
     parts = [made, made["$defs"]["stage"], made["$defs"]["resources"]]
     assert [sorted(part["properties"]) for part in parts] == [
-        ["name", "stages"],
+        sorted(FILE_KEYS),
         sorted(item.name for item in fields(Stage)),
         sorted(item.name for item in fields(Resources)),
     ]

@@ -122,7 +122,7 @@ def test_two_runs_may_be_read_in_turn() -> None:
     assert len(rest) >= 399
 
 
-@pytest.mark.parametrize("wrong", ["text", 5, None])
+@pytest.mark.parametrize("wrong", [5, None, 1.5])
 def test_a_source_must_be_an_iterable_of_items(wrong: Any) -> None:
     with pytest.raises(dt.ConfigError, match="source"):
         run_of(dt.Stage("double", double), source=wrong)
@@ -349,7 +349,7 @@ def test_large_values_of_many_kinds_come_through(kind: str) -> None:
             import torch
 
             return [torch.full((300, 300), item) for item in items]
-        import pyarrow  # type: ignore[import-untyped]
+        import pyarrow
 
         return [pyarrow.table({"a": [item] * 50_000, "b": ["x"] * 50_000}) for item in items]
 

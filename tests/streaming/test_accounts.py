@@ -36,6 +36,8 @@ def accounts_agree(stream: Stream) -> None:
             there[message.epoch.id] += 0 if message.epoch.dead else message.items
         for suspect in lane.suspects:
             there[suspect.epoch.id] += suspect.items
+        for epoch in board.epochs.values():
+            there[epoch.id] += sum(segment.items for _, segment in epoch.unsorted.get(lane.index, ()))
         if not board.ending:
             pending = {epoch.id: epoch.pending[lane.index] for epoch in board.epochs.values()}
             assert +there == +Counter(pending)

@@ -145,3 +145,31 @@ def test_an_epoch_lies_on_every_node_that_holds_a_result_of_it() -> None:
     epoch.spooled["later"] = [Segment(2, 1, node="n2"), Segment(3, 1)]
     assert [node for node in ("n1", "n2", "n3", "") if epoch.lies_on(node)] == ["n1", "n2", ""]
     assert not epoch.finished
+
+
+@given(
+    sizes=st.lists(st.integers(1, 6), min_size=1, max_size=6),
+    steps=st.lists(st.tuples(st.integers(1, 9), st.booleans(), st.integers(0, 5)), max_size=40),
+)
+def test_in_order_what_comes_back_goes_where_it_was_and_no_message_reaches_over_a_hole(
+    sizes: list[int], steps: list[tuple[int, bool, int]]
+) -> None:
+    queue = Queue(1)
+    queue.in_order = True
+    segments = [Segment(number, size) for number, size in enumerate(sizes, 1)]
+    before = {segment.id: sum(sizes[: segment.id - 1]) for segment in segments}
+    for segment in segments:
+        queue.add(0, segment, 0.0)
+    out: list[list[Part]] = []
+    for items, gives_back, which in steps:
+        if gives_back and out:
+            queue.put_back(0, out.pop(which % len(out)), 1.0)
+        elif queue.items:
+            taken, _ = queue.take(0, queue.front(0, min(items, queue.items)))
+            places = [before[segment.id] + item for segment, start, stop in taken for item in range(start, stop)]
+            assert places == list(range(places[0], places[0] + len(places)))
+            out.append(taken)
+        waits = [before[segment.id] + start for segment, start, _ in queue.by_epoch[0].parts]
+        assert waits == sorted(waits)
+    gone = sum(items_in(parts) for parts in out)
+    assert queue.items == sum(sizes) - gone

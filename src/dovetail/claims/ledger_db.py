@@ -7,7 +7,6 @@ replaced do no harm. Whoever looks removes the rows of processes that are gone.
 from __future__ import annotations
 
 import os
-import secrets
 import sqlite3
 import time
 from contextlib import closing
@@ -43,7 +42,7 @@ class About:
     """Who asks: the run as others are told of it."""
 
     name: str
-    id: str = field(default_factory=lambda: secrets.token_hex(8))
+    id: str = field(default_factory=lambda: os.urandom(8).hex())
 
 
 @dataclass(frozen=True, slots=True)

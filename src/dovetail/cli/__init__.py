@@ -13,14 +13,18 @@ from dovetail.cli.lazy import LazyGroup
 from dovetail.errors import DovetailError
 
 COMMANDS = {
+    "cancel": ("dovetail.cli.cancel", "Stop a run now."),
     "cluster": ("dovetail.cli.cluster", "What there is: nodes, cards, codecs, and what would fit."),
     "completion": ("dovetail.cli.completion", "Make the shell complete commands and options."),
-    "demo": ("dovetail.cli.demo", "This machine, and an example pipeline planned and simulated."),
+    "demo": ("dovetail.cli.demo", "Run a pipeline over generated documents here, and plan one for a cluster."),
+    "drain": ("dovetail.cli.drain", "Let a run finish what it has in hand, and no more."),
     "explain": ("dovetail.cli.explain", "Why this many workers, why there, what one more would bring."),
     "init": ("dovetail.cli.init", "Write an example file to start from."),
+    "logs": ("dovetail.cli.logs", "What the workers of a run printed."),
     "ls": ("dovetail.cli.ls", "Which runs there are, and how they are doing."),
     "plan": ("dovetail.cli.plan", "What would run where, how fast, what limits it, and why."),
     "replay": ("dovetail.cli.replay", "Does a recorded run decide the same today?"),
+    "run": ("dovetail.cli.run", "Run a pipeline file: source, stages, sink; or go on with a run."),
     "schema": ("dovetail.cli.schema", "The JSON Schema of a file, for editors."),
     "simulate": ("dovetail.cli.simulate", "The same pipeline on a cluster that nobody has."),
     "status": ("dovetail.cli.status", "How one run is doing, or how it went."),
@@ -29,6 +33,9 @@ COMMANDS = {
 
 EPILOG = """\b
 Examples:
+  dovetail init pipeline
+  dovetail run pipeline.yaml --source 'data/*.jsonl' --sink out.jsonl
+  dovetail run --resume last
   dovetail plan examples/video.yaml --cluster "1x(32cpu, 128GB, 2xL40S:48GB)"
   dovetail simulate examples/video.yaml --cluster "4x(128cpu, 1TB, 8xL40S:48GB)"
   dovetail cluster show
@@ -36,7 +43,8 @@ Examples:
   dovetail demo
   dovetail status last
 
-Exit codes: 0 fine, 1 work failed, 2 usage or configuration, 3 does not fit, 5 engine unreachable, 130 interrupted.
+Exit codes: 0 fine, 1 work failed, 2 usage or configuration, 3 does not fit, 5 engine unreachable, 130 interrupted
+(143 by SIGTERM).
 """
 
 
@@ -48,11 +56,12 @@ Exit codes: 0 fine, 1 work failed, 2 usage or configuration, 3 does not fit, 5 e
 )
 @click.version_option(dovetail.__version__, "--version", "-V", prog_name="dovetail")
 def command_line() -> None:
-    """Plans, places and simulates heterogeneous ML work: what a worker needs, what there is, how many go where, why."""
+    """Plans, places and runs heterogeneous ML work: what a worker needs, what there is, how many go where, why."""
 
 
 def main() -> NoReturn:
     """The entry point; the only place that turns errors into exit codes."""
+    _open_what_is_closed()
     colour = False if os.environ.get("NO_COLOR") else None
     try:
         code = command_line.main(prog_name="dovetail", standalone_mode=False, color=colour)
@@ -77,3 +86,16 @@ def main() -> NoReturn:
         click.echo("interrupted", err=True)
         sys.exit(130)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _open_what_is_closed() -> None:
+    """Some services start programs without stdin, stdout or stderr: then the next file or socket would become them, and
+    be written to by whoever prints."""
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            # takes the lowest number that is free, this one; for the processes that we start, too
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115 - for whoever talks, until the end

@@ -34,7 +34,7 @@ def explain(
     if file.endswith(".json") and not is_pipeline(file):
         made = _read(file, cluster_spec, mode, headroom)
     else:
-        made = planned(file, cluster_spec, mode or "auto", HEADROOM if headroom is None else headroom)
+        made = planned(file, cluster_spec, mode, HEADROOM if headroom is None else headroom)
     told = made.explain(stage)
     click.echo(json.dumps(_data(made, stage), indent=2) if as_json else told)
 

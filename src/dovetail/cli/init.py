@@ -13,6 +13,10 @@ PIPELINE = """\
 # Keys and their meaning: dovetail schema pipeline
 name: video
 
+source: videos.jsonl                    # also [a.csv, b.csv], folders, globs, s3://..., {path: x, columns: [id, url]}
+sink: {path: clips.jsonl, ordered: true}  # left out, results go to stdout; paths start at the folder of this file
+max_errors: 100                         # more items set aside than this fail the run
+
 stages:
   - name: download
     run: my_package.video:download      # package.module:name of a function or a class; lists in, lists out

@@ -25,6 +25,8 @@ class Hosted:
     """What the engine needs to make it; engines agree with who starts the worker on what that is."""
     slots: int = 1
     """Batches or calls that may be inside it at the same time."""
+    writer: object = None
+    """Who writes its results where they belong (control.writing.Writer); None: they are given to who asked."""
 
 
 @dataclass(slots=True)

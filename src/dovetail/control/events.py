@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from dovetail.resources.seat import Seats
 
 
+ASIDE, FATAL = "aside", "fatal"
+
+
 class Cause(Enum):
     """Why a worker is gone without having been drained."""
 
@@ -51,6 +54,9 @@ class Failure:
     on_gpu: bool = False
     """Whether it was a card's memory."""
     keys: tuple[tuple[int, ...], ...] = ()
+    verdict: str = ""
+    """ASIDE: nothing would help, the items are set aside whatever their stage says about errors. FATAL: no item is to
+    blame, and the run cannot go on (a source that changed, a disk that is full). Empty: it is tried again."""
 
 
 @dataclass(slots=True)
@@ -125,6 +131,13 @@ class ItemsArrived:
 
 
 @dataclass(slots=True)
+class InputExpected:
+    """The source has about so many items, as far as can be seen now: for who wants to know how far a run is."""
+
+    items: int
+
+
+@dataclass(slots=True)
 class InputEnded:
     """The source has no more items; `items` is how many there were in all."""
 
@@ -143,6 +156,14 @@ class CancelRun:
     """Stop now."""
 
     reason: str = "asked"
+
+
+@dataclass(slots=True)
+class FailRun:
+    """Something outside of the stream makes it impossible to go on: a source that raised, a sink that cannot write."""
+
+    error: str
+    detail: str = ""
 
 
 @dataclass(slots=True)
@@ -170,9 +191,11 @@ Event = (
     | NodeJoined
     | NodeLeft
     | ItemsArrived
+    | InputExpected
     | InputEnded
     | Drain
     | CancelRun
+    | FailRun
     | Repin
     | Reserved
 )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from dovetail.control.commands import FOR_DATA, Note
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from dovetail.control.commands import Command, DataCommand, EngineCommand
     from dovetail.control.engine import Controller, Data, Engine, Observer
@@ -21,9 +21,11 @@ def drive(
     observers: Sequence[Observer] = (),
     *,
     beat_s: float | None = None,
+    last: Callable[[], None] | None = None,
 ) -> list[tuple[Observer, Exception]]:
     """Runs until the controller is done. Returns the observers that failed, and how: they were dropped on the way.
 
+    `last` is called when the controller is done, before observers are told of the end: what it raises is raised.
     `beat_s`: observers are called at least so often, also when nothing happens; for heartbeats on a real clock.
     """
     watching = list(observers)
@@ -47,6 +49,8 @@ def drive(
         if beat_s is not None:
             wait = beat_s if wait is None else min(wait, beat_s)
         events = engine.poll(wait)
+    if last is not None:
+        last()
     for observer in watching:
         try:
             observer.close(engine.now())

@@ -19,6 +19,8 @@ class Segment:
     node: str = ""
     """Where it lies; empty: where no lost node can take it away (the driver, a spool)."""
     ref: object = None
+    first: tuple[int, ...] | None = None
+    """The key of its first item, where the order of a later wave's input depends on it."""
 
 
 Part = tuple[Segment, int, int]

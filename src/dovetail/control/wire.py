@@ -53,7 +53,13 @@ def decode_command(data: Mapping[str, Any]) -> Command:
 
 
 def _segment(segment: Segment) -> list[Any]:
-    return [segment.id, segment.items, segment.size_bytes, segment.node]
+    written: list[Any] = [segment.id, segment.items, segment.size_bytes, segment.node]
+    return written if segment.first is None else [*written, list(segment.first)]
+
+
+def _read_segment(data: list[Any]) -> Segment:
+    number, items, size, node, *first = data
+    return Segment(number, items, size, node, first=tuple(first[0]) if first else None)
 
 
 def _part(part: Part) -> list[Any]:
@@ -62,7 +68,7 @@ def _part(part: Part) -> list[Any]:
 
 
 def _read_part(data: list[Any]) -> Part:
-    return Segment(*data[0]), data[1], data[2]
+    return _read_segment(data[0]), data[1], data[2]
 
 
 def _node(node: Node) -> Any:
@@ -103,7 +109,7 @@ def _record(kind: type[Any]) -> Form:
 
 _AS_IS = Form(lambda value: value, lambda value: value)
 _NUMBERS = Form(list, tuple)
-_SEGMENTS = _list_of(Form(_segment, lambda data: Segment(*data)))
+_SEGMENTS = _list_of(Form(_segment, _read_segment))
 _BY_UNIT = Form(
     lambda found: {unit: _SEGMENTS.write(segments) for unit, segments in found.items()},
     lambda found: {unit: _SEGMENTS.read(segments) for unit, segments in found.items()},

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 from dovetail.control.commands import Deliver, Pull
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from dovetail.control.commands import DataCommand
     from dovetail.control.events import Event
     from dovetail.control.segments import Segment
+    from dovetail.control.splits import Split
+    from dovetail.control.writing import Piece, Writer
 
     Keys = range | list[Any]
 
@@ -22,6 +24,10 @@ class Store(Protocol):
 
     def store(self, keys: Keys, items: list[Any]) -> Segment:
         """Items as a payload that workers can open. One thread at a time. Unsendable: one of them cannot be."""
+        ...
+
+    def store_split(self, keys: range, split: Split) -> Segment:
+        """A piece of the source as a payload that workers read by themselves. One thread at a time."""
         ...
 
     def load(self, segment: Segment) -> tuple[Keys, list[Any]]:
@@ -46,6 +52,11 @@ class Source(Protocol):
         ...
 
     def close(self) -> None: ...
+
+    @property
+    def error(self) -> BaseException | None:
+        """What went wrong with it; then the run was told to end."""
+        ...
 
 
 class Sink(Protocol):
@@ -85,3 +96,37 @@ class Ends:
                 return
             self._held = None
         self._source.pull(held)
+
+
+class FileSink(Protocol):
+    """A file or table that workers write; see data/sinks.py, which is imported only where there is one."""
+
+    kind: str
+    spec: Any
+
+    def prepare(self, *, resumed: bool) -> None: ...
+    def base(self) -> Any: ...
+    def set_base(self, base: Any) -> None: ...
+    def there(self, pieces: Iterable[Piece]) -> list[bool]: ...
+    def writer(self) -> Writer: ...
+    def sync(self, parts: Iterable[str]) -> None: ...
+    def finish(self, pieces: Sequence[Piece]) -> list[str]: ...
+    def discard(self) -> None: ...
+    def close(self) -> None: ...
+
+
+class Outputs:
+    """Where the results of a run go."""
+
+    __slots__ = ("files", "functions", "label_of")
+
+    def __init__(
+        self,
+        files: dict[str, FileSink] | None = None,
+        functions: dict[str, Callable[[list[Any]], object]] | None = None,
+    ) -> None:
+        """By label: the leaf stage that it belongs to, or empty for one that all leaves share."""
+        self.files = files or {}
+        self.functions = functions or {}
+        self.label_of: dict[str, str] = {}
+        """Leaf unit -> its sink; those that have none are iterated over."""

@@ -12,7 +12,7 @@ from types import GeneratorType
 from typing import TYPE_CHECKING, Any
 
 from dovetail.control.engine import Unsendable
-from dovetail.control.events import CancelRun, InputEnded, ItemsArrived
+from dovetail.control.events import FailRun, InputEnded, ItemsArrived
 from dovetail.errors import Problem, RunError
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ class IterableSource:
             why = f"the source raised {type(error).__name__}: {error}"
         except Exception:
             why = f"the source raised {type(error).__name__}"
-        self._store.post(CancelRun(why))
+        self._store.post(FailRun(why))
 
     def _cut(self, cut: int) -> int:
         if not self._item_bytes:

@@ -104,7 +104,7 @@ class IteratorSink:
             if not self._taken:
                 return []  # another reader was faster
             segments = self._taken[0]
-            items = self._sorted(segments) if self._ordered else self._store.load(segments[0])[1]
+            items = in_order(self._store, segments) if self._ordered else self._store.load(segments[0])[1]
             if self._store.unreadable:
                 items = self._readable(items)
             self._taken.popleft()
@@ -117,20 +117,21 @@ class IteratorSink:
         self.unreadable += [item.error_text for item in bad]
         return [item for item in items if not isinstance(item, Unreadable)] if bad else items
 
-    def _sorted(self, segments: list[Segment]) -> list[Any]:
-        """Epochs come in order; within one, items are put in the order of their keys."""
-        keys: list[Any] = []
-        items: list[Any] = []
-        for segment in segments:
-            its_keys, its_items = self._store.load(segment)
-            keys += its_keys
-            items += its_items
-        order = sorted(range(len(items)), key=lambda at: keys[at] if isinstance(keys[at], tuple) else (keys[at],))
-        return [items[at] for at in order]
-
     def _read(self, segments: list[Segment]) -> None:
         with self._lock:
             self._items -= sum(segment.items for segment in segments)
             self._bytes -= sum(segment.size_bytes for segment in segments)
         if self.has_room():
             self.wanted()
+
+
+def in_order(store: Store, segments: list[Segment]) -> list[Any]:
+    """Epochs come in order; within one, items are put in the order of their keys."""
+    keys: list[Any] = []
+    items: list[Any] = []
+    for segment in segments:
+        its_keys, its_items = store.load(segment)
+        keys += its_keys
+        items += its_items
+    order = sorted(range(len(items)), key=lambda at: keys[at] if isinstance(keys[at], tuple) else (keys[at],))
+    return [items[at] for at in order]

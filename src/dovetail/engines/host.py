@@ -16,6 +16,7 @@ from dovetail.pipeline.stage import Stage, is_async
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
+    from dovetail.control.writing import Writer
     from dovetail.engines.batches import Fresh
     from dovetail.engines.failures import Told
     from dovetail.engines.keys import Keys
@@ -60,6 +61,8 @@ class Host:
         self._hosted = hosted
         self._steps = [one.step for one in hosted]
         self._set_up: list[_Hosted] = []
+        self.writer: Writer | None = None
+        """Who writes what comes out of it; None: it is sent on."""
         self.slots = slots
         self.stages = tuple(one.name for one in hosted)
         self.target: Any = hosted[-1].target

@@ -30,6 +30,10 @@ class GpuReader(Protocol):
         ...
 
 
+SIGNS = ("dev/nvidiactl", "dev/nvidia0", "proc/driver/nvidia", "dev/dxg", "dev/nvhost-gpu")
+"""Where a driver shows itself: on Linux, under WSL, on a Jetson."""
+
+
 class Nvml:
     """The cards as the NVIDIA driver reports them. Never raises: what cannot be read is left out, with a note."""
 
@@ -39,6 +43,8 @@ class Nvml:
         self._root = root
 
     def cards(self) -> tuple[list[CardFacts], list[str]]:
+        if self._library is None and not self._has_signs():
+            return [], []  # importing pynvml would cost more than the rest of the look
         nvml = self._library or _pynvml()
         if nvml is None:
             fix = "pip install 'dovetail-ml[gpu]'"
@@ -63,8 +69,11 @@ class Nvml:
 
     def _if_nvidia(self, note: str) -> list[str]:
         """The note, but not on a machine without NVIDIA hardware, where it would only nag."""
-        signs = (self._root / "dev/nvidia0", self._root / "proc/driver/nvidia")
-        return [note] if any(sign.exists() for sign in signs) else []
+        return [note] if self._has_signs() else []
+
+    def _has_signs(self) -> bool:
+        """Whether there is anything of NVIDIA's here."""
+        return any((self._root / sign).exists() for sign in SIGNS)
 
 
 def _pynvml() -> Any:

@@ -108,7 +108,9 @@ def create_run(
             raise _error("DT302", message, fixes=("name a new folder for the run",), place=str(where))
         return folder
     while True:
-        path = runs_folder() / new_run_id(name, wall(), os.urandom(2).hex())
+        now = wall()
+        # first the fraction of the second, so that ids sort by time
+        path = runs_folder() / new_run_id(name, now, f"{int(now % 1 * 4096):03x}{os.urandom(1).hex()}")
         if not path.exists():
             _make(path)
             return RunFolder(path)
@@ -203,6 +205,14 @@ def write_atomically(path: Path, text: str) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def write_over(path: Path, text: str) -> None:
+    """In the place of what is there, without another file: for a disk that is full."""
+    data = text.encode()
+    with path.open("r+b") as file:
+        file.write(data)
+        file.truncate()
 
 
 def read_object(path: Path) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import base64
 import json
 import os
 import pickle
+import re
 from typing import TYPE_CHECKING, Any
 
 from dovetail.observe.journal import VERSION, as_line, mend
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 ERRORS_BYTES = 2_000_000
 ITEM_BYTES = 64_000
 COMMIT_BYTES = 2_000_000
+BAD_ROW = re.compile(r"BadRow: (.+?:\d+): ", re.DOTALL)
+"""Of a row that could not be parsed: its file and line."""
 
 
 class CommitLog:
@@ -103,6 +106,9 @@ class SetAsideItems:
             "attempts": entry.attempts,
             "part": [segment.id, start, stop],
         }
+        place = BAD_ROW.match(entry.error)
+        if place:
+            data["place"] = place[1]
         if self.item is not None:
             try:
                 if self.key is not None and entry.key is None:

@@ -58,7 +58,8 @@ class Pulse:
     @property
     def eta_s(self) -> float | None:
         new, speed = self._views[-1], self.rate
-        return (new.total - new.finished) / speed if new.total is not None and speed else None
+        total = new.total if new.total is not None else new.expected
+        return max(0, total - new.finished) / speed if total is not None and speed else None
 
     def rows(self) -> list[Row]:
         old, new = self._views[0], self._views[-1]
@@ -145,6 +146,9 @@ def headline(view: View, pulse: Pulse, since_s: float) -> str:
     if view.total is not None:
         share = f" ({percent(view.finished / view.total)})" if view.total else ""
         parts = [f"{view.finished} of {view.total} items{share}"]
+    elif view.expected:
+        expected = max(view.expected, view.read)
+        parts = [f"{view.finished} of about {expected} items ({percent(view.finished / expected)})"]
     else:
         parts = [f"{view.finished} items ({view.read} read)"]
     parts.append(rate(pulse.rate))

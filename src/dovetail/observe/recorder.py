@@ -13,6 +13,7 @@ import sys
 import time
 from collections import Counter
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from threading import Event as Event_
 from typing import TYPE_CHECKING, Any
 
@@ -20,9 +21,9 @@ from dovetail.control import commands as c
 from dovetail.control import events as e
 from dovetail.control.lifecycle import ENDED
 from dovetail.machine.processes import process_started
-from dovetail.observe.folder import cannot_write, num, read_object, write_atomically
+from dovetail.observe.folder import cannot_write, num, read_object, write_atomically, write_over
 from dovetail.observe.journal import Journal, Pace
-from dovetail.observe.leavings import CommitLog, SetAsideItems
+from dovetail.observe.leavings import ERRORS_BYTES, CommitLog, SetAsideItems
 from dovetail.observe.use_lines import UseLines
 from dovetail.streaming.view import UnitView, View, WorkerView
 
@@ -85,9 +86,12 @@ class Recorder:
         key: Callable[[Part], tuple[int, ...]] | None = None,
         wall: Callable[[], float] = time.time,
         telemetry: Telemetry | None = None,
+        commits: bool = True,
+        errors_bytes: int = ERRORS_BYTES,
     ) -> None:
         """`plan` is Plan.to_json(); `item` opens a part, so that items that are set aside can be kept; `telemetry` is
-        started and stopped by whoever made it."""
+        started and stopped by whoever made it. `commits`: whether commit.log is ours to write; that of a durable run
+        is not."""
         self.folder = folder
         self._use = UseLines(telemetry)
         self._view, self._workers, self._wall = view, workers, wall
@@ -106,8 +110,9 @@ class Recorder:
         self._handle = self._handlers()
         try:
             self._journal = Journal(folder.events, folder.older_events)
-            self._commits = CommitLog(folder.commit_log, durable=durable)
-            self._aside = SetAsideItems(folder.errors, item, key)
+            commit_log = folder.commit_log if commits else Path(os.devnull)
+            self._commits = CommitLog(commit_log, durable=durable and commits)
+            self._aside = SetAsideItems(folder.errors, item, key, limit_bytes=errors_bytes)
             if plan is not None:
                 write_atomically(folder.plan, plan)
             self._header = self._first_header(about, started)
@@ -180,7 +185,11 @@ class Recorder:
             # even if there was no room for the last lines: the status is what matters most
             self._header |= {"status": status, "error": error[:4000], "ended": wall, "left_out": left_out}
             self._give_up()
-            self._beat(wall)
+            try:
+                self._beat(wall)
+            except OSError:  # no room for another file: then over the one there is
+                write_over(self.folder.header, self._header_text())
+                raise
 
     def _give_up(self) -> None:
         """Closes the files. What is still buffered may find no room on a full disk; that must not hide the reason."""
@@ -277,7 +286,10 @@ class Recorder:
     def _beat(self, wall: float) -> None:
         self._beaten_at = wall
         self._header["heartbeat"] = wall
-        write_atomically(self.folder.header, json.dumps(self._header, indent=1, default=str) + "\n")
+        write_atomically(self.folder.header, self._header_text())
+
+    def _header_text(self) -> str:
+        return json.dumps(self._header, indent=1, default=str) + "\n"
 
     # ---- when it happens
 

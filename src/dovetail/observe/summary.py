@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from dovetail.observe.folder import num
+from dovetail.observe.folder import num, read_object
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -104,6 +104,10 @@ class Summary:
     folder: str
     advice: tuple[str, ...] = ()
     """What workers should ask for instead."""
+    planned: float = 0.0
+    """Source items per second that the plan it started with expects; 0: it has none, or its speeds were assumed."""
+    planned_from: str = ""
+    """Where that plan has its speeds from: given, measured or assumed, the weakest of all."""
 
     def __str__(self) -> str:
         from dovetail.observe.summary_lines import summary_lines  # late: it needs this module
@@ -120,8 +124,20 @@ class Summary:
         """Of all the time that workers were there, how much went into setting them up."""
         return min(1.0, self.setup_s / self.worker_seconds) if self.worker_seconds else 0.0
 
+    @property
+    def reached(self) -> float:
+        """The steady rate, or, if there is none, that of the whole run."""
+        return self.steady_rate or self.mean_rate
+
+    @property
+    def expected(self) -> float:
+        """What the rate is measured against: what the plan said before the run; of a simulated one, and of one whose
+        speeds nobody knew before, what the replans said. 0: nobody said anything."""
+        return self.planned if self.planned and not self.virtual else self.predicted
+
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self) | {"setup_share": self.setup_share, "dropped": self.dropped}
+        more = {"reached": self.reached, "expected": self.expected}
+        return asdict(self) | {"setup_share": self.setup_share, "dropped": self.dropped} | more
 
 
 def summary(history: History, wall: float | None = None) -> Summary:
@@ -131,6 +147,7 @@ def summary(history: History, wall: float | None = None) -> Summary:
     units = tuple(_unit(history, name, shares.get(name, 0.0)) for name in history.units)
     total = run.get("total") if run.get("total") is not None else header.get("items")
     errors = [it for it in history.happenings if it.kind == "lost" or it.data.get("what") == "error"]
+    planned, planned_from = _planned(history)
     return Summary(
         id=history.id,
         name=history.name,
@@ -159,6 +176,8 @@ def summary(history: History, wall: float | None = None) -> Summary:
         errors=tuple((it.t, it.text) for it in errors),
         folder=str(history.folder.path),
         advice=_advice(history),
+        planned=planned,
+        planned_from=planned_from,
     )
 
 
@@ -227,6 +246,16 @@ def _predicted(history: History) -> float:
     if found:
         return statistics.median(found)
     return next((num(tick.run, "predicted") for tick in reversed(history.ticks) if num(tick.run, "predicted")), 0.0)
+
+
+def _planned(history: History) -> tuple[float, str]:
+    """What the plan in the folder says, and where it has its speeds from. Read by hand: a plan of a large cluster takes
+    long to check, and this is asked often."""
+    plan = read_object(history.folder.plan)
+    units = plan.get("units")
+    sources = {unit.get("rate_source") for unit in units if isinstance(unit, dict)} if isinstance(units, list) else ()
+    weakest = next((source for source in ("assumed", "measured", "given") if source in sources), "")
+    return (num(plan, "rate") if weakest in ("measured", "given") else 0.0), weakest
 
 
 def _rates(history: History) -> tuple[float, ...]:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 REACHED = 0.9
 """Of what was predicted: from this share on it counts as reached, however short the run."""
+SPEEDS_FROM = {"measured": "from earlier runs", "given": "speeds as given"}
 COMPARABLE_S = 20.0
 """A run with less work than this at full speed never gets there."""
 
@@ -84,13 +85,15 @@ def stage_lines(told: Summary) -> list[str]:
 
 def rate_lines(told: Summary) -> list[str]:
     lines = [f"rate        {sparkline(told.rates)}  mean {rate(told.mean_rate)}, steady {rate(told.steady_rate)}"]
-    if told.predicted:
-        reached = told.steady_rate or told.mean_rate
-        work_s = told.finished / told.predicted
-        share = f", {percent(reached / told.predicted)} of it reached" if reached else ""
-        if reached and work_s < COMPARABLE_S and reached < REACHED * told.predicted:
+    if told.expected:
+        reached = told.reached
+        work_s = told.finished / told.expected
+        share = f", {percent(reached / told.expected)} of it reached" if reached else ""
+        by = f" by the plan ({SPEEDS_FROM[told.planned_from]})" if told.planned and not told.virtual else ""
+        comparable = work_s >= COMPARABLE_S or (by and told.steady_rate)
+        if reached and not comparable and reached < REACHED * told.expected:
             share = f" (not reached: {told.finished} items are {duration(work_s)} of work, too little to get going)"
-        lines.append(f"predicted   {rate(told.predicted)}{share}; {counted(told.replans, 'replan')}")
+        lines.append(f"predicted   {rate(told.expected)}{by}{share}; {counted(told.replans, 'replan')}")
     limits = [(unit.bottleneck, unit.name) for unit in told.units] + [(told.source_limited, "the source")]
     limits = sorted((limit for limit in limits if limit[0]), key=lambda limit: -limit[0])
     if limits:

@@ -1,9 +1,13 @@
 """What does a pipeline file say, and what would it say of a pipeline?
 
 name: captions
+source: clips/*.jsonl
+sink: captions.jsonl
 stages:
   - {name: read, run: "my_package.video:read"}
   - {name: caption, run: "my_package.video:Caption", resources: {gpus: 0.25, gpu_memory: 4GB}, batch_size: 16}
+
+`source`, `sink`, `mode`, `ordered` and `max_errors` (`ends.py`) are for `dovetail run`; a Pipeline has none of them.
 """
 
 from __future__ import annotations
@@ -11,7 +15,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from dovetail.documents.document import Document, Steps, dotted
@@ -19,7 +23,8 @@ from dovetail.documents.read import read_document
 from dovetail.documents.validate import missing_key, unknown_key
 from dovetail.errors import Problem, ResourceError, shown
 from dovetail.pipeline.checks import is_writable, quoted
-from dovetail.pipeline.graph import pipeline_problems
+from dovetail.pipeline.ends import TOP_KEYS, job_problems
+from dovetail.pipeline.graph import edges_of, pipeline_problems, reversed_edges
 from dovetail.pipeline.stage import Each, Stage
 from dovetail.resources.resources import Resources
 
@@ -27,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
     from pathlib import Path
 
-FILE_KEYS = ("name", "stages")
+FILE_KEYS = ("name", "stages", *TOP_KEYS)
 STAGE_KEYS = tuple(item.name for item in fields(Stage))
 RESOURCE_KEYS = tuple(item.name for item in fields(Resources))
 STAGE_EXAMPLE = '{name: read, run: "my_package.my_module:read"}'
@@ -45,10 +50,16 @@ class Written:
     name: str
     stages: tuple[Stage, ...]
     problems: tuple[Problem, ...]
+    job: Mapping[str, Any] = field(default_factory=dict)
+    """Whatever else it says: `source`, `sink`, `mode`, ..., checked for their form."""
 
 
 def read(path: str | Path) -> Written:
-    return _Reader(read_document(path)).file()
+    return written(read_document(path))
+
+
+def written(document: Document) -> Written:
+    return _Reader(document).file()
 
 
 def read_data(data: object) -> Written:
@@ -76,7 +87,11 @@ class _Reader:
         for path, problem in pipeline_problems(stages, name):
             if self._was_given(path) and not (formless and problem.code == "DT030"):
                 self._add(path, problem)
-        return Written(name, tuple(stages), tuple(sorted(self.problems, key=self._line_and_column)))
+        leaves = None if self.problems else [end for end, then in reversed_edges(edges_of(stages)).items() if not then]
+        for path, problem in job_problems(top, leaves):
+            self.problems.append(replace(problem, place=self.document.place(path)))
+        job = {key: top[key] for key in TOP_KEYS if key in top}
+        return Written(name, tuple(stages), tuple(sorted(self.problems, key=self._line_and_column)), job)
 
     def _stage(self, path: Steps, entry: object) -> Stage:
         known = self._mapping(path, entry, STAGE_KEYS, ("name", "run"), f"- {STAGE_EXAMPLE}")
@@ -132,7 +147,9 @@ class _Reader:
         self.problems.append(Problem("DT013", message, fixes=(example,), place=self.document.place(path)))
 
     def _line_and_column(self, problem: Problem) -> tuple[int, ...]:
-        return tuple(map(int, problem.place.rsplit(":", 2)[1:])) if self.document.root is not None else ()
+        """What the command line changed (`changes.py`) has neither, and comes first."""
+        found = re.search(r":(\d+):(\d+)$", problem.place) if self.document.root is not None else None
+        return (int(found[1]), int(found[2])) if found and not problem.place.startswith("--") else ()
 
     def _was_given(self, path: Steps) -> bool:
         match path:

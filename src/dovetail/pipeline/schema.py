@@ -16,6 +16,7 @@ from dovetail.pipeline.checks import (
     WORKERS_LIMIT,
 )
 from dovetail.pipeline.durations import DURATION_LIMIT_S, DURATION_PATTERN
+from dovetail.pipeline.ends import SIZE_PATTERN, end_schemas
 from dovetail.pipeline.stage import Stage
 from dovetail.resources.resources import CODECS_LIMIT, CPUS_LIMIT, CUSTOM_LIMIT, GPUS_LIMIT, Resources
 
@@ -24,10 +25,7 @@ Schema = dict[str, Any]
 NAME: Schema = {"type": "string", "minLength": 1, "maxLength": NAME_LIMIT, "pattern": NAME_PATTERN}
 TEXT: Schema = {"type": "string"}
 FLAG: Schema = {"type": "boolean"}
-SIZE: Schema = {
-    "type": "string",
-    "pattern": r"^\s*[0-9.][0-9._]*([eE][+-]?[0-9]+)?\s*([kKmMgGtTpP]([iI]?[bB])?|[bB])\s*$",
-}
+SIZE: Schema = {"type": "string", "pattern": SIZE_PATTERN}
 SECONDS: Schema = {"type": "number", "exclusiveMinimum": 0, "maximum": DURATION_LIMIT_S}
 AGE: Schema = {"type": "string", "pattern": DURATION_PATTERN}
 NULL: Schema = {"type": "null"}
@@ -107,11 +105,16 @@ def schema() -> Schema:
             **_list({"$ref": "#/$defs/stage"}, minItems=1),
             "description": "The steps, each after the one before it unless it says otherwise.",
         },
+        **end_schemas(),
     }
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "Dovetail pipeline",
-        **_object("Stages, what one worker of each needs, and which comes after which.", keys, ["stages"]),
+        **_object(
+            "Stages, what one worker of each needs, which comes after which, and where items come from and go.",
+            keys,
+            ["stages"],
+        ),
         "$defs": {"stage": stage, "resources": resources},
     }
 

@@ -23,6 +23,7 @@ def check_arguments(
     plan: object,
     options: object,
     max_errors: object,
+    limit: object,
     run_dir: object,
     booleans: Mapping[str, object],
 ) -> None:
@@ -30,7 +31,7 @@ def check_arguments(
         *_of_engine(engine),
         *_of_pipeline(pipeline, plan),
         *_of_source(source),
-        *_of_the_rest(options, max_errors, run_dir, booleans),
+        *_of_the_rest(options, max_errors, limit, run_dir, booleans),
     ]
     if problems:
         raise ConfigError(problems)
@@ -58,18 +59,24 @@ def _of_pipeline(pipeline: object, plan: object) -> Iterator[Problem]:
 
 
 def _of_source(source: object) -> Iterator[Problem]:
-    if isinstance(source, str | bytes) or not (hasattr(source, "__iter__") or hasattr(source, "__getitem__")):
+    if isinstance(source, str | os.PathLike) or hasattr(source, "__iter__") or hasattr(source, "__getitem__"):
+        return  # paths are looked at when they are opened
+    from dovetail.data.sources import SourceSpec
+
+    if not isinstance(source, SourceSpec):
         message = f"the source is {shown(source)}, which is no iterable of items"
-        yield Problem("DT332", message, fixes=("a list, a generator, an open file: anything to iterate over",))
+        fixes = ("a list, a generator, an open file: anything to iterate over", 'or a path: "data/*.jsonl"')
+        yield Problem("DT332", message, fixes=fixes)
 
 
 def _of_the_rest(
-    options: object, max_errors: object, run_dir: object, booleans: Mapping[str, object]
+    options: object, max_errors: object, limit: object, run_dir: object, booleans: Mapping[str, object]
 ) -> Iterator[Problem]:
     if options is not None and not isinstance(options, Options):
         yield _wrong("options", options, "an Options", "options=None")
-    if max_errors is not None and (isinstance(max_errors, bool) or not isinstance(max_errors, int) or max_errors < 0):
-        yield _wrong("max_errors", max_errors, "a whole number from 0 on", "max_errors=10")
+    for name, count in (("max_errors", max_errors), ("limit", limit)):
+        if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 0):
+            yield _wrong(name, count, "a whole number from 0 on", f"{name}=10")
     if run_dir is not None and not isinstance(run_dir, str | os.PathLike):
         yield _wrong("run_dir", run_dir, "a path", 'run_dir="runs/today"')
     for name, value in booleans.items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import re
 import signal
 import sys
 import weakref
@@ -13,6 +14,7 @@ from threading import Event, Lock, Thread, current_thread, main_thread
 from typing import TYPE_CHECKING, Any, Self
 
 from dovetail.control.events import CancelRun, Drain
+from dovetail.control.splits import Unusable
 from dovetail.errors import DovetailError, Problem, RunError
 
 if TYPE_CHECKING:
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from dovetail.control.segments import Part
     from dovetail.data.results import IteratorSink
     from dovetail.observe.summary import Summary
+    from dovetail.running.starting import Ended
     from dovetail.scheduling.plan import Plan
 
 DETAIL_LINES = 12
@@ -59,6 +62,7 @@ class Run:
         open_: tuple[Callable[[Part], Any], Callable[[Part], tuple[int, ...]]],
         failed: Callable[[], BaseException | tuple[str, str] | None],
         refresh: Callable[[], None],
+        ended: Ended | None = None,
     ) -> None:
         self.plan = plan
         self.folder = folder
@@ -66,6 +70,7 @@ class Run:
         self._sink = sink
         self._go = go
         self._item_of, self._key_of = open_
+        self._ended = ended
         self._refresh = refresh
         """Writes down how it stands now."""
         self._failed = failed
@@ -161,6 +166,11 @@ class Run:
         return found
 
     @property
+    def files(self) -> list[str]:
+        """What it has left under its final name; empty until the end."""
+        return list(self._ended.files) if self._ended is not None else []
+
+    @property
     def done(self) -> bool:
         return self._over.is_set()
 
@@ -220,9 +230,9 @@ class Run:
 
     def _finish(self) -> None:
         self._over.wait()
-        if self._crash is not None:
-            raise self._crash
-        failed = self._failed()
+        failed = self._crash or self._failed()
+        if isinstance(failed, Unusable):
+            raise RunError(_of_unusable(failed, self.folder)) from None
         if isinstance(failed, BaseException):
             raise failed
         if failed is not None:
@@ -233,16 +243,51 @@ class Run:
             raise RunError(Problem("DT336", message, fixes=("return plain values, or objects of importable classes",)))
 
 
+def _of_unusable(error: Unusable, folder: Path) -> Problem:
+    return Problem(error.code, error.message, fixes=_fixes(error.fix, folder), place=error.place)
+
+
+def _fixes(fix: str, folder: Path) -> tuple[str, ...]:
+    """What is said, and how to go on; who said it did not know where the run lies, nor who began it."""
+    hint = _resume_hint(folder)
+    if hint:
+        fix = fix.replace(f"dovetail run --resume {folder.name}", hint)
+    return tuple(filter(None, (fix, "" if hint in fix else hint)))
+
+
+def _resume_hint(folder: Path) -> str:
+    """How to go on, if what it did is kept: as it was begun, by the command line or by a program."""
+    from dovetail.observe.naming import name_for  # late: most runs end well
+
+    with suppress(OSError), (folder / "commit.log").open("rb") as file:
+        if b'"begin"' not in file.read(64):
+            return ""
+        with suppress(OSError), (folder / "run.json").open("rb") as header:
+            if b'"asked"' in header.read():
+                return f"dovetail run --resume {name_for(folder)}"
+        where = folder.name if name_for(folder) == folder.name else str(folder)
+        return f'dt.run(..., resume="{where}"), all else as it was'
+    return ""
+
+
 def _problem(error: str, detail: str, found: Summary | None, folder: Path) -> Problem:
+    told = re.match(r"(DT\d{3}) (.*)", error, re.DOTALL)
+    if told:  # nobody's item is to blame: a source that changed, a disk that is full
+        return Problem(told[1], told[2], fixes=_fixes(detail, folder))
     lines = [line for line in detail.splitlines() if line.strip()][-DETAIL_LINES:]
     evidence = tuple(lines)
     if found is not None:
         evidence += (f"{found.finished} of {found.read} items read were finished; more is in {folder}",)
-    fixes: tuple[str, ...] = (f"dovetail status {folder.name} shows the whole run",)
+    from dovetail.observe.naming import name_for  # late: most runs end well
+
+    fixes: tuple[str, ...] = (f"dovetail status {name_for(folder)} shows the whole run",)
     if "set aside, more than" in error:
         fixes += ("max_errors=None, or a larger number; run.errors has what was set aside",)
     elif "in setup" not in error:
         fixes += ('on_error="skip" sets items that fail aside',)
+    hint = _resume_hint(folder)
+    if hint:
+        fixes += (f"or mend it and go on: {hint}",)
     return Problem("DT330", error or "the run failed", evidence, fixes)
 
 

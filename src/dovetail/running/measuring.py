@@ -39,6 +39,11 @@ class Measuring:
         if self._telemetry is not None:
             self._telemetry.stop()
 
+    def peaks(self) -> dict[str, int]:
+        """Unit -> the most memory that one of its workers was seen to use."""
+        telemetry = self._telemetry
+        return {} if telemetry is None else {name: use.peak_bytes for name, use in telemetry.units().items()}
+
     def _begin(self) -> None:
         telemetry = self._made()
         with self._lock:

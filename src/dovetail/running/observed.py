@@ -7,9 +7,10 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from dovetail.control.loop import drive
+from dovetail.control.splits import Unusable
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from dovetail.control.engine import Controller, Data, Engine, Observer
     from dovetail.observe.recorder import Recorder
@@ -23,16 +24,16 @@ def run_observed(
     observers: Sequence[Observer],
     *,
     beat_s: float | None = None,
+    last: Callable[[], None] | None = None,
 ) -> None:
     """Observers that failed are told of."""
     try:
-        for observer, error in drive(controller, engine, data, observers, beat_s=beat_s):
+        for observer, error in drive(controller, engine, data, observers, beat_s=beat_s, last=last):
             warnings.warn(f"{type(observer).__name__} was dropped: {error}", RuntimeWarning, stacklevel=3)
     except BaseException as error:
         interrupted = isinstance(error, KeyboardInterrupt)
-        recorder.abort(
-            engine.now(), "interrupted" if interrupted else repr(error), "cancelled" if interrupted else "failed"
-        )
+        why = str(error) if isinstance(error, Unusable) else repr(error)
+        recorder.abort(engine.now(), "interrupted" if interrupted else why, "cancelled" if interrupted else "failed")
         raise
     finally:
         try:

@@ -1,80 +1,63 @@
-"""How does a pipeline run on this machine? Plan, claim, engine, controller, data and observers put together."""
+"""How does a pipeline run on this machine? Input, output, plan and place are found; then it starts."""
 
 from __future__ import annotations
 
-import sys
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import dovetail
-from dovetail.control.lifecycle import RunState
-from dovetail.data.ends import Ends
-from dovetail.data.iterables import IterableSource, is_at_hand
-from dovetail.data.results import IteratorSink
-from dovetail.engines.local.engine import LocalEngine
 from dovetail.engines.local.limits import SHARE_OF_MEMORY
 from dovetail.observe.folder import create_run
-from dovetail.observe.recorder import About, Recorder
+from dovetail.running import outputs as where
 from dovetail.running.arguments import check_arguments
 from dovetail.running.claiming import place_for
-from dovetail.running.handle import Run
-from dovetail.running.measuring import Measuring
-from dovetail.running.observed import run_observed
+from dovetail.running.hold import Hold
+from dovetail.running.inputs import Kept, open_input
+from dovetail.running.starting import Asked, Begun
 from dovetail.scheduling.planner import plan as make_plan
-from dovetail.streaming.controller import Stream
 from dovetail.streaming.options import Options
 from dovetail.streaming.work import works_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
-    from dovetail.control.engine import Observer
-    from dovetail.control.segments import Part
     from dovetail.observe.folder import RunFolder
     from dovetail.pipeline.pipeline import Pipeline
     from dovetail.resources.cluster import Cluster
     from dovetail.running.claiming import Place
+    from dovetail.running.handle import Run
+    from dovetail.running.inputs import Input
+    from dovetail.running.resuming import Earlier
+    from dovetail.running.retrying import Again
     from dovetail.scheduling.plan import Plan
     from dovetail.streaming.work import Work
 
-BEAT_S = 1.0
 FIRST_REPLAN_S = 1.0
-REFRESH_S = 0.5
-"""How long somebody who asks how a run stands waits for the newest figures."""
 HOP_S = 0.0002
 """What a message to a process on this machine costs, about."""
+DURABLE_EPOCH_S = 1.0
+"""Of a run that can be resumed an epoch is no more work than this, if that is some batches: it is what a kill costs."""
 
-
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """Of a source."""
-
-    at_hand: bool
-    ours: bool
-    """Its iterator is known to nobody else."""
-
-
-@dataclass(frozen=True, slots=True)
-class Watching:
-    """What is written down and shown of a run."""
-
-    record: bool
-    progress: bool | None
-    verbose: bool
+DURABLE_MESSAGE_S = 0.02
+"""Nobody waits for single results of it: larger messages cost less."""
 
 
 def run(
     pipeline: Pipeline,
-    source: Iterable[Any],
+    source: Any = (),
     engine: str = "local",
     cluster: Cluster | str = "auto",
     mode: str = "auto",
     *,
     plan: Plan | None = None,
+    sink: Any = None,
+    resume: str | Path | None = None,
+    retry_errors: str | Path | None = None,
+    force_resume: bool = False,
     ordered: bool = False,
+    limit: int | None = None,
     max_errors: int | None = None,
     options: Options | None = None,
     run_dir: str | Path | None = None,
@@ -83,163 +66,175 @@ def run(
     verbose: bool = False,
     wait: bool = True,
     pin_cpus: bool = False,
+    profiles: bool = True,
+    what: str = "dt.run",
+    more: Mapping[str, object] | None = None,
 ) -> Run:
     """Starts the pipeline over the items of `source` in processes on this machine, and returns when it has begun.
 
-    Iterate over what is returned for the results (in the order of the source with `ordered=True`), or `.wait()` for
-    the end. `cluster` says what may be used, by default this machine. More items set aside than `max_errors` fail the
-    run. `progress` shows how far it is, by default in a terminal; `verbose` what workers print; `record` keeps the
+    `source` is any iterable, a path, glob or URL of files or tables, `dt.source(...)`, or a table in memory; of its
+    items, `limit` are read. `sink` is a path, `dt.sink(...)`, a function of a list of results, or {leaf stage: one of
+    those}. Without a sink, iterate over what is returned for the results (in the order of the source with
+    `ordered=True`); with one, `.wait()` for the end.
+
+    `resume` goes on with an earlier run (its id, "last", its folder), given the same pipeline, source and sink; a
+    source that has changed is refused unless `force_resume`. `retry_errors` runs what an earlier run set aside, and
+    adds the results to its sink.
+
+    `cluster` says what may be used, by default this machine. More items set aside than `max_errors` fail the run.
+    `progress` shows how far it is, by default in a terminal; `verbose` what workers print; `record` keeps the
     controller's exact input. If other runs hold what it needs, it waits until they give back; with `wait=False` that
-    is an InfeasibleError. `pin_cpus` binds workers to CPUs, one after another.
+    is an InfeasibleError. `pin_cpus` binds workers to CPUs, one after another. `profiles=False` plans without what
+    earlier runs measured. `what` and `more` are kept in the run's folder, for people.
     """
     booleans = {"ordered": ordered, "record": record, "verbose": verbose, "wait": wait, "pin_cpus": pin_cpus}
-    check_arguments(pipeline, source, engine, plan, options, max_errors, run_dir, booleans)
-    read = iter(source)
-    alone = plan or make_plan(pipeline, cluster, mode)
-    options = _options(options, ordered, max_errors, alone.cluster)
-    planned = partial(make_plan, pipeline, mode=mode) if plan is None else None
-    folder = create_run(alone.name, run_dir)
-    with _nothing_left(folder):
-        place = place_for(folder.id, alone, planned, wait=wait)
-        with _nothing_left(folder, place):
-            watching = Watching(record, progress, verbose)
-            kind = Kind(is_at_hand(source), read is not source)
-            works = works_of(pipeline, place.plan)
-            return _started(works, read, place, folder, options, watching, kind, pin_cpus=pin_cpus)
+    booleans |= {"force_resume": force_resume, "profiles": profiles}
+    check_arguments(pipeline, source, engine, plan, options, max_errors, limit, run_dir, booleans)
+    with _undone() as undo:
+        earlier = _earlier(resume)
+        if earlier is not None:
+            undo.append(earlier.hold.let_go)
+        again = _again(retry_errors, sink, earlier)
+        want = where.wanted(sink if again is None else again.sink, pipeline, ordered=ordered)
+        given = Kept() if again is not None else open_input(source, limit, _before(earlier))
+        undo.append(given.close)
+        if earlier is None:
+            where.check_apart(want, given.files())
+        begun = _Begin(pipeline, given, want, earlier, again, undo)
+        begun.plan(plan, cluster, mode, profiles=profiles)
+        begun.claim(run_dir, wait=wait, force=force_resume)
+        asked = Asked(record, progress, verbose, pin_cpus, what, dict(more or {}))
+        return begun.start(_options(options, ordered, max_errors, begun.alone.cluster, want), asked)
 
 
-def _options(options: Options | None, ordered: bool, max_errors: int | None, cluster: Cluster) -> Options:
-    usual = Options(hop_s=HOP_S, eager=not ordered, first_replan_s=FIRST_REPLAN_S)
+def _earlier(what: str | Path | None) -> Earlier | None:
+    if what is None:
+        return None
+    from dovetail.running.resuming import Earlier
+
+    return Earlier(what)
+
+
+def _before(earlier: Earlier | None) -> dict[str, object] | None:
+    return earlier.told.beginning.get("source") if earlier is not None else None
+
+
+def _again(what: str | Path | None, sink: object, earlier: Earlier | None) -> Again | None:
+    """What is to be run again: as said, or as the run that goes on began."""
+    began_with = earlier.told.beginning.get("again_folder") if earlier is not None else None
+    if what is None and began_with is None:
+        return None
+    from dovetail.running.retrying import Again, sinks_of
+
+    if what is None and earlier is not None:
+        return Again(str(began_with), sinks_of(earlier.told) or sink)
+    return Again(str(what), sink)
+
+
+def _options(
+    options: Options | None, ordered: bool, max_errors: int | None, cluster: Cluster, want: where.Wanted
+) -> Options:
+    durable = want.durable
+    usual = Options(hop_s=HOP_S, eager=not (ordered or durable), first_replan_s=FIRST_REPLAN_S)
     memory = sum(node.memory_bytes for node in cluster.nodes)
     if memory:
         usual = replace(usual, byte_budget=min(usual.byte_budget, memory // SHARE_OF_MEMORY))
-    found = replace(options or usual, payloads_survive=True, finish_waves=True)
+    if durable:
+        usual = replace(usual, epoch_most_s=DURABLE_EPOCH_S, message_s=DURABLE_MESSAGE_S)
+    found = replace(options or usual, payloads_survive=True, finish_waves=not durable)
+    if durable:
+        found = replace(found, eager=False, in_order=want.in_order)
     if ordered:
         found = replace(found, ordered=True, eager=False)
     return found if max_errors is None else replace(found, max_aside=max_errors)
 
 
 @contextmanager
-def _nothing_left(folder: RunFolder, place: Place | None = None) -> Iterator[None]:
-    """Of a run that did not begin there is no folder and no claim."""
+def _undone() -> Iterator[list[Callable[[], None]]]:
+    """Of a run that did not begin nothing is left: what was done is undone, the last first."""
+    undo: list[Callable[[], None]] = []
     try:
-        yield
+        yield undo
     except BaseException:
-        if place is not None:
-            place.leave()
-        from shutil import rmtree  # late: most runs begin
-
-        rmtree(folder.path, ignore_errors=True)
+        for one in reversed(undo):
+            one()
         raise
 
 
-def _started(
-    works: tuple[Work, ...],
-    source: Iterator[Any],
-    place: Place,
-    folder: RunFolder,
-    options: Options,
-    watching: Watching,
-    kind: Kind,
-    *,
-    pin_cpus: bool,
-) -> Run:
-    memory_bytes = sum(node.memory_bytes for node in place.plan.cluster.nodes)
-    workers = LocalEngine(
-        folder.path, place.plan.cluster, memory_bytes=memory_bytes // SHARE_OF_MEMORY, pin_cpus=pin_cpus
-    )
-    observers: list[Observer] = []
-    try:
-        workers.prepare([work.hosted for work in works])
-        stream = Stream(works, place.plan, options, reserved=place.reserved)
-        recorder = _recorder(folder, place.plan, stream, workers)
-        observers += [recorder, *_observers(folder, place, works, stream, watching)]
-    except BaseException:
-        for observer in observers:
-            observer.close(workers.now())
-        workers.close()
-        raise
-    measuring = Measuring(workers, works, place.plan.cluster, recorder)
-    sink = IteratorSink(workers, ordered=options.ordered)
-    items = IterableSource(source, workers, at_hand=kind.at_hand, ours=kind.ours)
-    ends = Ends(items, sink)
-    sink.wanted = ends.wanted
+@dataclass
+class _Begin:
+    """What is put together before a run starts, step by step."""
 
-    def go() -> None:
-        observers.extend(place.keepers(workers.post))
-        measuring.start()
-        try:
-            run_observed(stream, workers, ends, recorder, observers, beat_s=BEAT_S)
-        finally:
-            measuring.stop()
-            items.close()
-            place.leave()
+    pipeline: Pipeline
+    given: Input
+    want: where.Wanted
+    earlier: Earlier | None
+    again: Again | None
+    undo: list[Callable[[], None]]
+    alone: Plan = field(init=False)
+    """The plan for an empty machine."""
+    _planned: Callable[[Cluster], Plan] | None = None
+    _folder: RunFolder = field(init=False)
+    _place: Place = field(init=False)
+    _works: tuple[Work, ...] = field(init=False)
+    _hold: Hold = field(init=False)
+    _notes: list[str] = field(default_factory=list)
+    _learns: bool = True
+    """Whether it uses what earlier runs measured, and tells later ones."""
 
-    open_ = (partial(_item, workers), partial(_key, workers))
-    return Run(
-        place.plan,
-        folder.path,
-        workers,
-        sink,
-        go,
-        open_,
-        partial(_why_failed, stream, items),
-        partial(_refresh, recorder, workers),
-    )
+    def plan(self, plan: Plan | None, cluster: Cluster | str, mode: str, *, profiles: bool) -> None:
+        self._learns = profiles
+        if plan is None:
+            known = self._profiles(cluster) if profiles else {}
+            self._planned = partial(make_plan, self.pipeline, mode=mode, profiles=known)
+            plan = self._planned(cluster)
+        self.alone = plan
+        if self.earlier is not None and not self.earlier.check_units(works_of(self.pipeline, plan)):
+            # what lies in its spool belongs to other units: those of the plan it began with
+            self.alone, self._planned = self.earlier.plan(), None
 
+    def _profiles(self, cluster: Cluster | str) -> Mapping[str, Any]:
+        from dovetail.resources.cluster import Cluster as Cluster_
+        from dovetail.running.profiling import profiles_for
 
-def _refresh(recorder: Recorder, workers: LocalEngine) -> None:
-    written = recorder.look_now()
-    workers.nudge()
-    written.wait(REFRESH_S)
+        return profiles_for(self.pipeline, Cluster_.of(cluster), *self._reads_and_writes())
 
+    def _reads_and_writes(self) -> tuple[str, dict[str, str]]:
+        """What was measured of stages holds for the same kinds of source and sink."""
+        return self.given.kind, self.want.kinds(self.pipeline)
 
-def _why_failed(stream: Stream, source: IterableSource) -> BaseException | tuple[str, str] | None:
-    """What the source raised, or the error and its details."""
-    board = stream.board
-    return source.error or ((board.error, board.error_detail) if board.state is RunState.FAILED else None)
+    def claim(self, run_dir: str | Path | None, *, wait: bool, force: bool) -> None:
+        if self.earlier is not None:
+            self._notes = self.earlier.check_source(self.given.fingerprint(), force=force)
+            self._folder, self._hold = self.earlier.folder, self.earlier.hold
+        else:
+            self._folder = create_run(self.alone.name, run_dir)
+            self.undo.append(partial(_remove, self._folder))
+            self._hold = Hold(self._folder)
+            self.undo.append(self._hold.let_go)
+        self._place = place_for(self._folder.id, self.alone, self._planned, wait=wait)
+        self.undo.append(self._place.leave)
+        self._works = works_of(self.pipeline, self._place.plan)
 
-
-def _recorder(folder: RunFolder, plan: Plan, stream: Stream, workers: LocalEngine) -> Recorder:
-    return Recorder(
-        folder,
-        About(plan.name, "dt.run", "local", plan.cluster.spec(), version=dovetail.__version__),
-        stream.view,
-        stream.workers,
-        plan=plan.to_json(),
-        item=partial(_item, workers),
-        key=partial(_key, workers),
-    )
+    def start(self, options: Options, asked: Asked) -> Run:
+        return Begun(
+            self.pipeline,
+            self._works,
+            self._place,
+            self._folder,
+            self._hold,
+            self.given,
+            self._reads_and_writes() if self._learns and self.again is None else None,
+            where.opened(self.want, self._folder.id, self._folder.path / "parts"),
+            options,
+            asked,
+            self.earlier,
+            self.again,
+            self._notes,
+        ).start()
 
 
-def _observers(
-    folder: RunFolder, place: Place, works: tuple[Work, ...], stream: Stream, watching: Watching
-) -> list[Observer]:
-    """What most runs do not need is imported late."""
-    found: list[Observer] = []
-    if watching.record:
-        from dovetail.observe.replay import ReplayRecorder
-        from dovetail.streaming.remake import header_of
+def _remove(folder: RunFolder) -> None:
+    from shutil import rmtree  # late: most runs begin
 
-        header = header_of(works, place.plan, stream.board.options, reserved=place.reserved)
-        found.append(ReplayRecorder(folder.replay_log, header))
-    if watching.verbose:
-        from dovetail.observe.tail import LogTail
-
-        found.append(LogTail(folder.logs))
-    if watching.progress or (watching.progress is None and sys.stderr is not None and sys.stderr.isatty()):
-        from dovetail.observe.progress import Progress
-
-        found.append(Progress(stream.view, name=place.plan.name))
-    return found
-
-
-def _item(workers: LocalEngine, part: Part) -> object:
-    segment, start, _ = part
-    return workers.load(segment)[1][start]
-
-
-def _key(workers: LocalEngine, part: Part) -> tuple[int, ...]:
-    segment, start, _ = part
-    key = workers.load(segment)[0][start]
-    return key if isinstance(key, tuple) else (key,)
+    rmtree(folder.path, ignore_errors=True)

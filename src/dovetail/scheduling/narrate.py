@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from dovetail.scheduling.plan import Plan, UnitPlan
 
 NODES_SHOWN = 4
+SOURCE_MARKS = {"assumed": ("?", "assumed"), "measured": ("^", "measured")}
 
 
 def explain(plan: Plan) -> str:
@@ -55,15 +56,14 @@ def unit_table(plan: Plan) -> list[str]:
     rows = [header]
     for unit in plan.units:
         mark = " *" if unit.name == plan.bottleneck else ""
-        assumed = "?" if unit.rate_source == "assumed" else ""
-        cells = [f"{unit.name}{mark}", str(unit.workers), f"{unit.rate:.4g}{assumed}", f"{unit.throughput:.4g}"]
+        said = SOURCE_MARKS.get(unit.rate_source, ("", ""))[0]
+        cells = [f"{unit.name}{mark}", str(unit.workers), f"{unit.rate:.4g}{said}", f"{unit.throughput:.4g}"]
         rows.append([str(unit.wave + 1)] * waves + [*cells, unit.shape.describe(), _nodes(plan.seats[unit.stages[0]])])
     widths = [max(len(row[column]) for row in rows) for column in range(len(header))]
     lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-    return [
-        *lines,
-        "* limits the rate" + ("; ? assumed" if any(u.rate_source == "assumed" for u in plan.units) else ""),
-    ]
+    sources = {unit.rate_source for unit in plan.units}
+    legend = [f"{sign} {words}" for source, (sign, words) in SOURCE_MARKS.items() if source in sources]
+    return [*lines, "; ".join(["* limits the rate", *legend])]
 
 
 def use_lines(plan: Plan) -> list[str]:

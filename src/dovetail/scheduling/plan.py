@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import json
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
@@ -199,6 +198,8 @@ class Plan:
             raise ConfigError(Problem("DT037", message, tuple(changes), fixes))
 
     def _repr_html_(self) -> str:
+        import html  # only notebooks need it
+
         rows = "".join(
             f"<tr><td>{html.escape(unit.name)}</td><td>{unit.workers}</td><td>{unit.rate:g}</td>"
             f"<td>{unit.throughput:.4g}</td><td>{html.escape(unit.shape.describe())}</td></tr>"

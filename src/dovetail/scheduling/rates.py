@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import statistics
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -22,6 +21,16 @@ class Profile:
     """Items per second that one worker took in."""
     returns: float = 1.0
     """Items out per item in."""
+    setup_s: float | None = None
+    """Of one worker; None: not seen."""
+    peak_bytes: int | None = None
+    """The most memory that one worker had; None: nobody measured."""
+    items: int = 0
+    """That were seen; 0: not known."""
+    when: float = 0.0
+    """Of the last run that measured it: seconds since 1970."""
+    told: str = ""
+    """Where it comes from, in words: "in 3 runs, the last 2 h ago"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +40,20 @@ class Rates:
     rate: Mapping[str, float]
     returns: Mapping[str, float]
     source: Mapping[str, str]
+    told: Mapping[str, str] = field(default_factory=dict)
+    """Of those that were measured, where and when."""
 
     def assumptions(self) -> list[str]:
-        """What was assumed, in sentences for people."""
+        """What was assumed and what was measured, in sentences for people."""
+        return [*self._assumed(), *self._measured()]
+
+    def _measured(self) -> list[str]:
+        by_words: dict[str, list[str]] = {}
+        for name, words in self.told.items():
+            by_words.setdefault(words, []).append(name)
+        return [f"the speed of {', '.join(names)} was measured {words}" for words, names in by_words.items()]
+
+    def _assumed(self) -> list[str]:
         assumed = [name for name, source in self.source.items() if source == ASSUMED]
         if not assumed:
             return []
@@ -53,7 +73,7 @@ def rates_of(pipeline: Pipeline, profiles: Mapping[str, Profile] | None = None) 
             rate[stage.name], source[stage.name] = float(stage.rate), GIVEN
         elif stage.name in profiles:
             rate[stage.name], source[stage.name] = profiles[stage.name].rate, MEASURED
-    middle = statistics.median(rate.values()) if rate else 1.0
+    middle = _median(list(rate.values())) if rate else 1.0
     for stage in pipeline.order:
         rate.setdefault(stage.name, middle)
         source.setdefault(stage.name, ASSUMED)
@@ -65,4 +85,12 @@ def rates_of(pipeline: Pipeline, profiles: Mapping[str, Profile] | None = None) 
         else 1.0
         for stage in pipeline.order
     }
-    return Rates(rate, returns, source)
+    measured = {name: profiles[name].told for name, said in source.items() if said == MEASURED and profiles[name].told}
+    return Rates(rate, returns, source, measured)
+
+
+def _median(values: list[float]) -> float:
+    """Here, because importing `statistics` costs more than a plan of some stages."""
+    ordered = sorted(values)
+    middle = len(ordered) // 2
+    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2

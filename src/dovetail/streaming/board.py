@@ -43,6 +43,8 @@ class Board:
         self.error_detail = ""
         self.total: int | None = None
         """Source items there are, once that is known."""
+        self.expected: int | None = None
+        """About how many there are, if somebody said so."""
         self.held_bytes = 0
         """Of the input and the results of all epochs that are not delivered."""
         self.read = self.finished_items = self.delivered = self.aside = 0

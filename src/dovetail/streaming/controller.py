@@ -9,7 +9,9 @@ from dovetail.control.events import (
     BatchesReturned,
     CancelRun,
     Drain,
+    FailRun,
     InputEnded,
+    InputExpected,
     ItemsArrived,
     NodeJoined,
     NodeLeft,
@@ -58,7 +60,8 @@ class Stream:
         resume: Sequence[Deliver] = (),
         reserved: Seats = (),
     ) -> None:
-        """`reserved`: what others hold when it begins, as in `control.events.Reserved`."""
+        """`resume`: what is done already; of wave -1, what is its input instead of a source: unit -> segments, as
+        `spooled`. `reserved`: what others hold when it begins, as in `control.events.Reserved`."""
         self.plan = plan
         self.board = Board([Lane(work) for work in works], options or Options())
         self.progress = Progress(self.board, self._lane_finished)
@@ -72,6 +75,11 @@ class Stream:
         self.waves = max(work.wave for work in works) + 1
         self._verdict = RunState.FINISHED
         self._resume = list(resume)
+        self._given = [deliver for deliver in resume if deliver.wave < 0]
+        """Its input, if there is no source."""
+        for deliver in self._given:
+            for name, segments in deliver.spooled.items():
+                self.progress.spool.setdefault(name, []).extend(segments)
         self._begun = False
         self._drained = False
         self._cut_short = False
@@ -83,11 +91,13 @@ class Stream:
             WorkerStopped: lambda event: self.fleet.stopped(event.worker),
             WorkerLost: self.results.lost,
             ItemsArrived: self._arrived,
+            InputExpected: self._expected,
             InputEnded: lambda event: self.feeder.ended(event.items),
             NodeJoined: self._joined,
             NodeLeft: self.restarts.left,
             Drain: self._drain,
             CancelRun: self._cancel,
+            FailRun: lambda event: self.fail(event.error, event.detail),
             Repin: self._repin,
             Reserved: self.fleet.reserved,
         }
@@ -166,17 +176,26 @@ class Stream:
             lane.children = [other for other in consumers if other.name in inside]
             lane.spools = [other.name for other in consumers if other.name not in inside]
             lane.is_leaf = not consumers
+            lane.queue.in_order = self._needs_order(lane) and not lane.work.barrier
+            lane.sorts = bool(lane.parents) and self._needs_order(lane)
         self.progress.input_ended = False
         self._begin_input(lanes)
         if self.waves > 1:
             board.note("wave", f"wave {board.wave + 1} of {self.waves}: {', '.join(sorted(inside))}", wave=board.wave)
         self._first_workers(lanes)
 
+    def _needs_order(self, lane: Lane) -> bool:
+        """Whether it, or one after it, is called with several items: what comes of those is kept together."""
+        if not (self.board.options.ordered or self.board.options.in_order):
+            return False
+        after = [other for other in self.board.all_lanes if lane.name in other.work.parents]
+        return lane.work.batch_size > 1 or lane.work.barrier or any(map(self._needs_order, after))
+
     def _begin_input(self, lanes: list[Lane]) -> None:
         board, wave = self.board, self.board.wave
         before = [deliver for deliver in self._resume if deliver.wave == wave]
         done = [(deliver.first, deliver.last) for deliver in before if deliver.last > deliver.first]
-        if not wave:
+        if not wave and not self._given:
             entries = [lane for lane in lanes if not lane.work.parents]
             later = [lane.name for lane in board.all_lanes if not lane.work.parents and lane.work.wave]
             self.feeder.begin(entries, later, done)
@@ -185,7 +204,9 @@ class Stream:
         else:
             spool = self.progress.spool
             entries = [lane for lane in lanes if lane.name in spool]
-            mixed = _mixed([(lane.name, spool.pop(lane.name)) for lane in entries])
+            mixed = _mixed([(lane.name, _in_order(spool.pop(lane.name))) for lane in entries])
+            if not wave:
+                board.read = board.total = sum(segment.items for _, segment in mixed)
             self.feeder.begin_spooled(entries, mixed, done)
         for deliver in before:
             for name, segments in deliver.spooled.items():
@@ -246,6 +267,9 @@ class Stream:
         if not self.board.ending and not self.feeder.stopped:
             self.feeder.arrived(event)
 
+    def _expected(self, event: InputExpected) -> None:
+        self.board.expected = event.items
+
     def _repin(self, event: Repin) -> None:
         lane = self.board.lane_of.get(event.unit)
         if lane is not None:
@@ -291,6 +315,13 @@ class Stream:
     def _close(self) -> None:
         self.board.move(self._verdict)
         self.board.note("run", self._verdict.value, error=self.board.error)
+
+
+def _in_order(segments: list[Segment]) -> list[Segment]:
+    """By the keys of their first items, so that it does not matter who was finished first."""
+    if any(segment.first is None for segment in segments):
+        return segments
+    return sorted(segments, key=lambda segment: segment.first or ())
 
 
 def _mixed(spools: list[tuple[str, list[Segment]]]) -> list[tuple[str, Segment]]:

@@ -57,6 +57,7 @@ def _serve(board: Board, lane: Lane) -> None:
         worker = pool.best(waiting.parts[0][0].node)
         assert worker is not None, f"{lane} counts free workers and has none"
         items = waiting.items if lane.work.barrier else _how_many(lane, waiting.items, waiting.partial)
+        items = queue.front(number, items)
         parts, size = queue.take(number, items)
         pool.remove(worker)
         _send(board, lane, worker, board.epochs[number], parts, items, size, None)

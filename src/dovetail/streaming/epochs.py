@@ -8,6 +8,9 @@ if TYPE_CHECKING:
     from dovetail.control.commands import SetAside
     from dovetail.control.segments import Part, Segment
 
+Place = tuple[int, ...]
+"""Where in the order of the source something belongs."""
+
 
 class Epoch:
     """A stretch [first, last) of the input of a wave, and how far it is."""
@@ -29,6 +32,7 @@ class Epoch:
         "read_bytes",
         "source",
         "spooled",
+        "unsorted",
     )
 
     def __init__(self, number: int, first: int, units: int, now: float) -> None:
@@ -56,6 +60,8 @@ class Epoch:
         self.outputs: dict[str, list[Segment]] = {}
         self.spooled: dict[str, list[Segment]] = {}
         self.aside: list[SetAside] = []
+        self.unsorted: dict[int, list[tuple[Place, Segment]]] = {}
+        """Unit (its place in the wave) -> what waits until all of its input is there and can be sorted."""
 
     @property
     def finished(self) -> bool:
@@ -64,7 +70,8 @@ class Epoch:
     def lies_on(self, node: str) -> bool:
         """Whether a result that it holds lies on this node."""
         held = (*self.outputs.values(), *self.spooled.values())
-        return any(segment.node == node for segments in held for segment in segments)
+        waiting = (segment for pairs in self.unsorted.values() for _, segment in pairs)
+        return any(one.node == node for segments in (*held, waiting) for one in segments)
 
 
 def gaps_of(done: list[tuple[int, int]]) -> tuple[list[tuple[int, int]], int]:

@@ -24,8 +24,12 @@ if TYPE_CHECKING:
 EPOCH_LIMIT = 1_000_000
 PIECES = 4
 """Into how many an epoch is cut that begins again."""
-MOST_SECONDS = 60.0
-"""Source work per epoch, however many batches of a late unit that is."""
+AT_FIRST = 64
+"""Items of an epoch, if that is more than its batches, while the speed of some unit is not known."""
+FEW = 4
+"""Full batches of every unit that an epoch has in any case: its end costs about half a batch of each."""
+GOAL_EVERY_S = 0.25
+"""How often it is looked at whether an epoch is large enough after all."""
 OPEN_AT_ONCE = 8
 """Epochs that the work in hand should be spread over, at most about so many."""
 
@@ -57,6 +61,7 @@ class Feeder:
         self.spooled: list[tuple[str, Segment]] | None = None
         """Input of a later wave, in order; None: the source is pulled."""
         self.next_spooled = 0
+        self._goal_due = 0.0
 
     def begin(self, entries: list[Lane], later: list[str], done: list[tuple[int, int]]) -> None:
         """The first wave."""
@@ -100,6 +105,8 @@ class Feeder:
         """Asks for more, or takes more from the spool, as far as there is room."""
         if self.stopped:
             return
+        if self.board.options.serving and self.filling is not None and not any(self.filling.pending):
+            self._close_filling()  # all that came is done: whoever waits for what was dropped hears of it now
         if self.spooled is not None:
             self._feed_from_spool()
         elif self.asked == 0 and self._room():
@@ -151,6 +158,7 @@ class Feeder:
             self._item_bytes = segment.size_bytes / max(1, segment.items)
             self.board.read += segment.items
             self._answered(segment.items)
+            segment.first = segment.first or (number,)
             self._place("", segment, number)
             number += segment.items
         if self.gaps and event.first == self.gaps[0][0]:
@@ -221,6 +229,10 @@ class Feeder:
             self.filling = epoch
         epoch.last = number + segment.items
         self.put(epoch, name, (segment, 0, segment.items))
+        if self.board.now >= self._goal_due:
+            # what was thought of the speed when it was opened may be wrong by now
+            self._goal_due = self.board.now + GOAL_EVERY_S
+            epoch.goal = min(epoch.goal, self.epoch_items())
         enough = (
             epoch.last - epoch.first >= epoch.goal or epoch.read_bytes >= self.board.options.byte_budget // OPEN_AT_ONCE
         )
@@ -233,7 +245,8 @@ class Feeder:
         self.board.epochs[epoch.id] = epoch
         options = self.board.options
         if options.serving:
-            self.board.at(self.board.now + options.epoch_s, partial(self._too_old, epoch))
+            wait_s = options.epoch_s if options.max_wait_s is None else min(options.epoch_s, options.max_wait_s)
+            self.board.at(self.board.now + wait_s, partial(self._old_enough, epoch, wait_s))
         return epoch
 
     def put(self, epoch: Epoch, name: str, part: Part) -> None:
@@ -258,8 +271,14 @@ class Feeder:
         if epoch is not None:
             self.progress.close(epoch)
 
-    def _too_old(self, epoch: Epoch) -> None:
-        if self.filling is epoch:
+    def _old_enough(self, epoch: Epoch, wait_s: float) -> None:
+        """With serving it is closed as soon as that costs nothing: who asked for something that was dropped waits for
+        it. While items of it wait for workers that are busy, they may still become full batches with what comes."""
+        if self.filling is not epoch:
+            return
+        if self.board.options.max_wait_s is not None and any(_busy_with(lane, epoch) for lane in self.board.lanes):
+            self.board.at(self.board.now + wait_s, partial(self._old_enough, epoch, wait_s))
+        else:
             self._close_filling()
 
     def begin_again(self, epoch: Epoch) -> None:
@@ -290,7 +309,8 @@ class Feeder:
         """About `epoch_s` of source work, at least some full batches of every unit, and a fair share of what is in
         hand: a thousand workers must not have hundreds of epochs open."""
         options = self.board.options
-        least = 1.0
+        least = few = 1.0
+        unknown = False
         in_hand = 0.0
         rate = math.inf
         per_item = {lane.name: self.share_of(lane) for lane in self.entries}
@@ -301,11 +321,26 @@ class Feeder:
             if not items:
                 continue
             least = max(least, options.epoch_batches * lane.batch_size / items)
+            batches = min(FEW, options.epoch_batches) if lane.batch_size > 1 else 1
+            few = max(few, batches * lane.batch_size / items)
             in_hand = max(in_hand, lane.cap / items)
             seconds = lane.speeds.seconds_per_item
-            if seconds:
-                rate = min(rate, max(1, len(lane.workers)) / (seconds * items))
+            if seconds is None:
+                unknown = True
+            elif seconds:
+                rate = min(rate, max(1, len(lane.workers)) * lane.work.slots / (seconds * items))
+        if unknown and rate < math.inf:
+            # the quick ones are measured first, and would make far too much of it
+            return int(min(max(least, AT_FIRST), EPOCH_LIMIT))
         if rate == math.inf:
             return int(min(max(least, in_hand / OPEN_AT_ONCE), EPOCH_LIMIT))
-        goal = max(min(least, MOST_SECONDS * rate), in_hand / OPEN_AT_ONCE, options.epoch_s * rate, 1.0)
+        goal = max(
+            min(least, max(few, options.epoch_most_s * rate)), in_hand / OPEN_AT_ONCE, options.epoch_s * rate, 1.0
+        )
         return int(min(goal, EPOCH_LIMIT))
+
+
+def _busy_with(lane: Lane, epoch: Epoch) -> bool:
+    """Whether items of the epoch wait there, and nobody is idle."""
+    waiting = lane.queue.by_epoch.get(epoch.id)
+    return waiting is not None and bool(waiting.items) and not lane.pool.levels[0]

@@ -38,12 +38,14 @@ class Lane:
         self.spools: list[str] = []
         """Units of later waves that get its output."""
         self.is_leaf = False
+        self.sorts = False
+        """Its input of an epoch is put in order before it gets any of it."""
         self.queue = Queue(work.batch_size if not work.barrier else EVERYTHING)
         self.suspects: deque[Suspect] = deque()
         self.pool = Pool(work.slots)
         self.workers: dict[int, Worker] = {}
         """All that are not gone."""
-        self.speeds = Speeds(work.rate, work.returns)
+        self.speeds = Speeds(work.rate, work.returns, work.slots)
         self._nothing_on_its_way()
         self._nobody_there()
 

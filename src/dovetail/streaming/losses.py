@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dovetail.control.commands import SetAside
-from dovetail.control.events import Cause
+from dovetail.control.commands import Deliver, SetAside
+from dovetail.control.events import ASIDE, FATAL, Cause
 from dovetail.control.segments import cut
 from dovetail.resources.sizes import about_size
 from dovetail.streaming.messages import Suspect
@@ -32,11 +32,16 @@ class Losses:
 
     def raised(self, lane: Lane, message: Message, failure: Failure, peak: int) -> int:
         """A call raised. Returns how many of its items were given up; the others are tried again."""
+        if failure.verdict == FATAL:
+            self.fail(failure.error, failure.detail)
+            return 0
         parts = cut(message.parts, failure.start, failure.stop)
         size = failure.stop - failure.start
         charged = message.suspect.charged if message.suspect is not None else 0
         suspect = Suspect(message.epoch, parts, size, min(message.batch_size, size), charged)
         suspect.error, suspect.detail, suspect.keys = failure.error, failure.detail, failure.keys
+        if failure.verdict == ASIDE:
+            return self._set_aside(lane, suspect, whatever=True)
         # a card's memory is no matter of the host's: smaller batches help, a larger worker does not
         peak = -1 if failure.on_gpu else peak
         return self._again_or_aside(lane, suspect, failure.out_of_memory, blind=False, peak=peak)
@@ -148,13 +153,14 @@ class Losses:
             text = f"{lane.name}: more memory did not help; workers get {about_size(before.memory_bytes)} again"
             self.board.note("decision", text, unit=lane.name, memory_bytes=before.memory_bytes)
 
-    def _set_aside(self, lane: Lane, suspect: Suspect) -> int:
-        """How many items are settled by that: none if the run fails of them, or their epoch would count as finished."""
+    def _set_aside(self, lane: Lane, suspect: Suspect, *, whatever: bool = False) -> int:
+        """How many items are settled by that: none if the run fails of them, or their epoch would count as finished.
+        `whatever`: the stage has no say in it."""
         board = self.board
         what = "item" if suspect.items == 1 else f"{suspect.items} items"
         lane.aside += suspect.items
         board.aside += suspect.items
-        if not lane.work.skips:
+        if not (lane.work.skips or whatever):
             self.fail(f"{lane.name}: {what} failed: {suspect.error}", suspect.detail)
             return 0
         keys = iter(suspect.keys)
@@ -164,6 +170,10 @@ class Losses:
                 aside.attempts = suspect.charged + 1
                 aside.key = next(keys, None)
                 suspect.epoch.aside.append(aside)
+        if board.options.serving:  # somebody waits for each of them
+            epoch = suspect.epoch
+            board.out.append(Deliver(board.wave, epoch.id, epoch.first, epoch.first, {}, aside=epoch.aside))
+            epoch.aside = []
         board.note("error", f"{lane.name}: {what} set aside: {suspect.error}", unit=lane.name, items=suspect.items)
         limit = board.options.max_aside
         if limit is not None and board.aside > limit:

@@ -13,6 +13,8 @@ class Options:
 
     ordered: bool = False
     """Deliver epochs in the order of their input; see `control.commands.Deliver`."""
+    in_order: bool = False
+    """Whoever is called with several items gets neighbours, in the order of the source: `ordered` implies it."""
     eager: bool = False
     """Deliver results at once instead of with their epoch: for serving, and where no payload can be lost."""
     serving: bool = False
@@ -51,6 +53,8 @@ class Options:
     """Source work per epoch."""
     epoch_batches: int = 20
     """Full batches of the slowest unit per epoch, at least."""
+    epoch_most_s: float = 60.0
+    """However many batches of a late unit that is: an epoch is no more than so much source work, if it has a few."""
     open_epochs: int = 64
     """With ordered output: no more are begun while so many wait."""
     teardown_s: float = 30.0

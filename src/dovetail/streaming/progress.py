@@ -9,7 +9,7 @@ from dovetail.control.commands import Deliver
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dovetail.control.segments import Segment
+    from dovetail.control.segments import Part, Segment
     from dovetail.streaming.board import Board
     from dovetail.streaming.epochs import Epoch
     from dovetail.streaming.lane import Lane
@@ -28,17 +28,22 @@ class Progress:
         self.spool: dict[str, list[Segment]] = {}
         """Unit of a later wave -> what it will get, in the order in which it was delivered."""
 
-    def route(self, lane: Lane, epoch: Epoch, segments: list[Segment]) -> int:
-        """Sends the output of a message on; how many items that were."""
+    def route(self, lane: Lane, epoch: Epoch, segments: list[Segment], begin: Part) -> int:
+        """Sends the output of a message on; how many items that were. `begin`: the first part of its input."""
         board = self.board
         given = 0
-        for segment in segments:
+        for number, segment in enumerate(segments):
             items = segment.items
             if not items:
                 continue
             given += items
             for child in lane.children:
-                child.queue.add(epoch.id, segment, board.now)
+                if child.sorts:
+                    place = (*(begin[0].first or ()), begin[1], number)
+                    segment.first = segment.first or place
+                    epoch.unsorted.setdefault(child.index, []).append((place, segment))
+                else:
+                    child.queue.add(epoch.id, segment, board.now)
                 epoch.pending[child.index] += items
                 board.dirty[child.index] = True
             for name in lane.spools:
@@ -85,6 +90,8 @@ class Progress:
 
     def _may_flush(self, epoch: Epoch, lane: Lane) -> None:
         if not epoch.complete[lane.index] and all(epoch.complete[parent.index] for parent in lane.parents):
+            for _, segment in sorted(epoch.unsorted.pop(lane.index, ()), key=lambda pair: pair[0]):
+                lane.queue.add(epoch.id, segment, self.board.now)
             lane.queue.flush(epoch.id)
             self.board.dirty[lane.index] = True
 

@@ -62,7 +62,7 @@ class Results:
         """What it brought goes on, what failed is tried again, and the epoch is told what is settled."""
         epoch, failures = message.epoch, event.failures
         failed = sum(failure.stop - failure.start for failure in failures) if failures else 0
-        given = self.progress.route(lane, epoch, event.segments)
+        given = self.progress.route(lane, epoch, event.segments, message.parts[0])
         size = message.size_bytes
         if given:
             given_bytes = sum([segment.size_bytes for segment in event.segments])

@@ -21,6 +21,7 @@ def view_of(board: Board, balance: Balance, waves: int, now: float) -> View:
         waves=waves,
         read=board.read,
         total=board.total,
+        expected=board.expected,
         finished=board.finished_items,
         delivered=board.delivered,
         aside=board.aside,

@@ -48,10 +48,13 @@ class Speeds:
         "limit",
         "messages",
         "setup_s",
+        "slots",
         "window",
     )
 
-    def __init__(self, rate: float | None, returns: float | None) -> None:
+    def __init__(self, rate: float | None, returns: float | None, slots: int = 1) -> None:
+        self.slots = slots
+        """Messages that are in a worker at the same time: it takes in so many times what one of them says."""
         self.given_rate = rate
         self.given_returns = returns
         self.window: deque[tuple[int, float, int]] = deque()
@@ -114,7 +117,7 @@ class Speeds:
         """The plain mean, for sizing messages; None: nothing is known."""
         if self._in:
             return max(self._seconds, 0.0) / self._in
-        return None if self.given_rate is None else 1 / self.given_rate
+        return None if self.given_rate is None else self.slots / self.given_rate
 
     @property
     def measured(self) -> bool:
@@ -142,7 +145,7 @@ class Speeds:
             share = len(overdue) / len(flying)
             seconds = (1 - share) * mean + share * sum(overdue) / len(overdue)
             sure = min(sure, GUESSED)
-        return (1 / seconds if seconds > 0 else 1e9), sure
+        return (self.slots / seconds if seconds > 0 else 1e9), sure
 
     def _of_window(self) -> tuple[float, float, float, float]:
         """Seconds per item in the middle, their mean without outliers, how sure the mean is, and which share of what is

@@ -90,3 +90,5 @@ class View:
     units: tuple[UnitView, ...]
     use: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     """Resource -> (taken by seats, there in all), in the resource's own integers, as in scheduling.plan.Use."""
+    expected: int | None = None
+    """Source items there will be, about; None: nobody knows."""

@@ -11,8 +11,9 @@ from dovetail.engines.local.pool import Reading
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-INLINE, SHARED, IN_FILE = 0, 1, 2
-"""How a payload travels: in the body, as a descriptor of memory, as a place in a file."""
+INLINE, SHARED, IN_FILE, WRITTEN = 0, 1, 2, 3
+"""How a payload travels: in the body, as a descriptor of memory, as a place in a file; or not, because it is written
+where it belongs."""
 SPILL, NO_MEMORY_FILES, SPOOL, NO_OUTPUT = 1, 2, 4, 8
 """Flags of a message: shared memory is full; descriptors are; the output is for a later wave; another rank gives it."""
 CELL = 8

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +10,7 @@ from dovetail.control.engine import WorkerGone
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+    from concurrent.futures import Future
 
     from dovetail.engines.local.children import Child, Rank
     from dovetail.engines.local.frames import Frame, Piece
@@ -77,11 +77,13 @@ class Calls:
         for waits in calls.values():
             if isinstance(waits, tuple) and not waits[0].gone:
                 self._tell(waits[0], ("answer", waits[1], False), [gone])
-        return [waits for waits in calls.values() if isinstance(waits, Future)]
+        return [waits for waits in calls.values() if not isinstance(waits, tuple)]
 
 
 def settle(future: Future[Any], fine: bool, body: Piece) -> None:
     """The end of a call, for who waits in this process."""
+    from concurrent.futures import InvalidStateError
+
     try:
         value = pickle.loads(body)  # noqa: S301 - from a worker of this run
     except Exception as error:

@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 import pickle
 import resource
+import time
 from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
+from dovetail.control.splits import Unusable
+from dovetail.control.writing import Unwritable
+from dovetail.engines import rows
 from dovetail.engines.failures import tell
-from dovetail.engines.keys import join, slice_of
+from dovetail.engines.keys import as_tuple, join, slice_of
 from dovetail.engines.local.agreed import (
     IN_FILE,
     INLINE,
@@ -19,12 +23,23 @@ from dovetail.engines.local.agreed import (
     SHARED,
     SPILL,
     SPOOL,
+    WRITTEN,
     close_all,
     dumps,
     reading_of_file,
 )
 from dovetail.engines.local.frames import send_all
-from dovetail.engines.local.opened import Opened, as_plain, failure_of, joined, leave_out, shifted, spans
+from dovetail.engines.local.opened import (
+    UNPICKLABLE,
+    UNWRITABLE,
+    Opened,
+    as_plain,
+    failure_of,
+    joined,
+    leave_out,
+    shifted,
+    spans,
+)
 from dovetail.engines.local.payload import INLINE_LIMIT, Unpicklable, inline, lengths, pack, split, unpack
 from dovetail.engines.local.pool import Pool
 from dovetail.engines.local.reading import Reader
@@ -33,6 +48,7 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Sequence
 
+    from dovetail.control.writing import Writer
     from dovetail.engines.batches import Outcome
     from dovetail.engines.host import Host
     from dovetail.engines.keys import Keys
@@ -60,6 +76,8 @@ class Desk:
         """What the message that is being packed has in shared memory by now."""
         self._reader = Reader()
         self._spool: tuple[int, str] | None = None
+        self._writing: list[Writer] = []
+        """Those that have begun."""
 
     # --- saying
 
@@ -93,13 +111,14 @@ class Desk:
         _, message, _, batch_size, cut, flags, payloads, parts, _ = frame.head
         try:
             opened = self.open(payloads, parts, frame)
+            writer = host.writer
             fresh = None if opened.unreadable else partial(self._again, opened, frame)
             # comprehensions, because a loop's variables would keep views of the input alive
             outcomes = [
                 (begin, host.run(keys, items, batch_size, shifted(crumb, begin), message, fresh))
                 for begin, keys, items in spans(opened)
             ]
-            self.done(message, joined(outcomes, opened), opened, batch_size, cut, flags)
+            self.done(message, joined(outcomes, opened), opened, batch_size, cut, flags, writer)
         except BaseException as error:
             self._give_up(frame, error)
         finally:
@@ -113,7 +132,7 @@ class Desk:
                 (begin, await host.run_async(keys, items, batch_size, shifted(crumb, begin), message))
                 for begin, keys, items in spans(opened)
             ]
-            self.done(message, joined(outcomes, opened), opened, batch_size, cut, flags)
+            self.done(message, joined(outcomes, opened), opened, batch_size, cut, flags, host.writer)
         except BaseException as error:
             self._give_up(frame, error)
         finally:
@@ -127,6 +146,8 @@ class Desk:
         kept = [number for number, (kind, _, _) in enumerate(payloads) if kind == SHARED]
         items = sum(stop - start for _, start, stop in parts)
         failure = (0, items, told.line, told.detail, told.out_of_memory, told.on_gpu, ())
+        if isinstance(error, Unusable):
+            failure = as_plain(rows.of_unusable(error, items))
         self.say("done", message, 0.0, [failure], 0, None, [], kept, [])
 
     def _again(self, opened: Opened, frame: Frame) -> list[Any]:
@@ -140,11 +161,18 @@ class Desk:
         keys: list[Keys] = []
         items: list[Any] = []
         loaded: dict[int, tuple[Keys, list[Any]]] = {}
+        odd: list[rows.Odd] = []
+        seconds = 0.0
         for number, start, stop in parts:
-            if number not in loaded:
-                loaded[number] = _load(*bodies[number])
-            its_keys, its_items = loaded[number]
             at = len(items)
+            if number not in loaded:
+                its_keys, its_items = _load(*bodies[number])
+                if type(its_items) is not list:
+                    its_items, took = rows.read(its_items)
+                    seconds += took
+                    odd += rows.odd_ones(its_items[start:stop], at)
+                loaded[number] = its_keys, its_items
+            its_keys, its_items = loaded[number]
             if start == 0 and stop == len(its_items):
                 keys.append(its_keys)
                 items = its_items if not at and len(parts) == 1 else items + its_items
@@ -152,8 +180,12 @@ class Desk:
                 keys.append(slice_of(its_keys, start, stop))
                 items += its_items[start:stop]
         opened = Opened(keys[0] if len(keys) == 1 else join(keys), items, readings)
+        opened.read_s = seconds
+        opened.unreadable = odd
         if _BROKEN:
-            opened.unreadable = [(at, item.error_text) for at, item in enumerate(items) if type(item) is _BROKEN[0]]
+            broken = [(at, item.error_text) for at, item in enumerate(items) if type(item) is _BROKEN[0]]
+            told = [rows.Odd(at, f"the item cannot be unpickled: {why}") for at, why in broken]
+            opened.unreadable = sorted([*odd, *told])
         return opened
 
     def _map(
@@ -179,18 +211,32 @@ class Desk:
             bodies.append((reading.stream, reading.buffers))
         return bodies, readings
 
-    def done(self, message: int, outcome: Outcome, opened: Opened, batch_size: int, cut: int, flags: int) -> None:
-        """Packs what came out and reports; then the input's memory is given back, unless somebody keeps it."""
+    def done(
+        self,
+        message: int,
+        outcome: Outcome,
+        opened: Opened,
+        batch_size: int,
+        cut: int,
+        flags: int,
+        writer: Writer | None = None,
+    ) -> None:
+        """Packs or writes what came out and reports; then the input's memory is given back, unless somebody keeps
+        it."""
         if flags & NO_OUTPUT:
             outcome.keys, outcome.items = [], []
         with self._packing:
-            outs, body, descriptors, spilled = self._placed(self._pack(outcome, opened, batch_size, cut), flags)
+            written = self._write(writer, outcome, opened, batch_size) if writer is not None else []
+            packed = self._pack(outcome, opened, batch_size, cut) if writer is None else []
+            outs, body, descriptors, spilled = self._placed(packed, flags)
+            outs += written
             closed = self._pool.closed() if self._pool is not None else []
         if opened.readings:
             self._reader.look([reading for _, reading in opened.readings])
         outcome.items = opened.items = []  # or they keep views of what is closed now
         kept = [number for number, reading in opened.readings if not reading.close() or self._forked]
         self._forked = False
+        _count_reading(outcome, opened.read_s)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
         failures = [as_plain(failure) for failure in outcome.failures]
         report = ("done", message, outcome.seconds, failures, peak, outcome.stages, outs, kept, closed)
@@ -202,16 +248,35 @@ class Desk:
             keys, items = outcome.keys, outcome.items
             try:
                 if len(items) <= cut:
-                    return [pack(keys, items)] if items else []
+                    return [_packed(keys, items)] if items else []
                 return [
-                    pack(slice_of(keys, start, start + cut), items[start : start + cut])
+                    _packed(slice_of(keys, start, start + cut), items[start : start + cut])
                     for start in range(0, len(items), cut)
                 ]
             except Unpicklable as error:
-                leave_out(outcome, opened, batch_size, error)
+                leave_out(outcome, opened, batch_size, error, UNPICKLABLE)
             except MemoryError as error:
                 outcome.failures[:] = [failure_of(opened.keys, 0, len(opened.items), error)]
                 outcome.keys, outcome.items = [], []
+
+    def _write(self, writer: Writer, outcome: Outcome, opened: Opened, batch_size: int) -> list[Any]:
+        """Where they belong. It is part of the last stage's work, and its time counts as such."""
+        began = time.perf_counter()
+        if outcome.items and writer not in self._writing:
+            writer.begin(part_name(self._spec))
+            self._writing.append(writer)
+        while outcome.items:
+            try:
+                piece = writer.write(outcome.keys, outcome.items)
+            except Unwritable as error:
+                leave_out(outcome, opened, batch_size, error, UNWRITABLE)
+                continue
+            seconds = time.perf_counter() - began
+            outcome.seconds += seconds
+            taken, given, before = outcome.stages[-1]
+            outcome.stages[-1] = taken, given, before + seconds
+            return [(len(outcome.items), 0, WRITTEN, (), tuple(piece))]
+        return []
 
     def _placed(self, packed: list[Packed], flags: int) -> tuple[list[Any], list[Piece], list[int], list[int]]:
         """See `_place`. If it cannot be done, nothing is left of it."""
@@ -236,7 +301,7 @@ class Desk:
         for one in packed:
             sizes = lengths(one)
             if flags & SPOOL:
-                outs.append((one.items, one.size, IN_FILE, sizes, self._append(one)))
+                outs.append((one.items, one.size, IN_FILE, sizes, (*self._append(one), one.first)))
             elif one.size <= INLINE_LIMIT or flags & NO_MEMORY_FILES:
                 piece = inline(one)
                 body.append(piece)
@@ -259,9 +324,16 @@ class Desk:
 
     def _append(self, packed: Packed) -> tuple[str, int]:
         """To this worker's part of the spool: file and place."""
+        try:
+            return self._appended(packed)
+        except OSError as error:
+            fix = "make room or mend the disk"
+            raise Unusable("DT381", f"the spool cannot be written: {error.strerror}", fix, self._spec.spill) from None
+
+    def _appended(self, packed: Packed) -> tuple[str, int]:
         if self._spool is None:
             os.makedirs(self._spec.spill, exist_ok=True)  # noqa: PTH103 - pathlib is not loaded
-            path = os.path.join(self._spec.spill, f"{self._spec.worker}-{self._spec.rank}.part")  # noqa: PTH118
+            path = os.path.join(self._spec.spill, f"{part_name(self._spec)}.part")  # noqa: PTH118
             self._spool = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600), path
         fd, path = self._spool
         at = os.fstat(fd).st_size
@@ -301,11 +373,31 @@ class Desk:
         self.say("answer", number, False, body=[body])
 
 
+def _packed(keys: Keys, items: list[Any]) -> Packed:
+    found = pack(keys, items)
+    found.first = as_tuple(keys[0])
+    return found
+
+
+def _count_reading(outcome: Outcome, seconds: float) -> None:
+    """Reading and parsing is part of the first stage's work."""
+    if seconds and outcome.stages:
+        outcome.seconds += seconds
+        taken, given, before = outcome.stages[0]
+        outcome.stages[0] = taken, given, before + seconds
+
+
+def part_name(spec: Spec) -> str:
+    """A name for a file that no other process ever had: not of a run that was killed and goes on, either."""
+    return f"{spec.worker}-{spec.rank}-{os.getpid()}-{time.time_ns():x}"
+
+
 _BROKEN: list[type[Any]] = []
 """The type of unreadable items, once there was one."""
 
 
-def _load(stream: Any, buffers: Sequence[Any]) -> tuple[Keys, list[Any]]:
+def _load(stream: Any, buffers: Sequence[Any]) -> tuple[Keys, Any]:
+    """The keys, and the items or the split that stands for them."""
     try:
         return unpack(stream, buffers)
     except Exception:  # whatever the classes of the items do

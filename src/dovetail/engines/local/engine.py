@@ -5,7 +5,6 @@ from __future__ import annotations
 import select
 import time
 from collections import deque
-from concurrent.futures import Future
 from contextlib import suppress
 from itertools import count
 from threading import Lock, get_ident
@@ -26,6 +25,7 @@ from dovetail.engines.local.starting import Starter
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+    from concurrent.futures import Future
     from pathlib import Path
 
     from dovetail.control.commands import EngineCommand, Hosted
@@ -56,7 +56,9 @@ class LocalEngine:
         self._numbers = count(1)
         self._payloads = Payloads(self._folder / "spool", min(memory_bytes or there, there), self._numbers)
         # what the ends of a stream need (data.ends.Store): any thread, but `store` only one at a time
-        self.store, self.load, self.let_go = self._payloads.store, self._payloads.load, self._payloads.let_go
+        self.store, self.store_split = self._payloads.store, self._payloads.store_split
+        self.load, self.let_go = self._payloads.load, self._payloads.let_go
+        self.keepsake, self.from_keepsake = self._payloads.keepsake, self._payloads.from_keepsake
         self._deaths = OutOfMemoryWatch()
         self._children: dict[int, Child] = {}
         self._calls = Calls(self._children, self._numbers, self._put)
@@ -71,6 +73,8 @@ class LocalEngine:
         self._nudged = False
         self._dirty: dict[Rank, None] = {}
         self._closed = False
+        self.keep_spool = False
+        """Whether what lies in the spool is needed by who goes on with the run."""
         self._heard: list[Event] = []
         self._nursery: NurseryLink | None = None
         self.pids: list[int] = []
@@ -126,6 +130,8 @@ class LocalEngine:
         self._bell.ring()
 
     def call(self, worker: int, hosted: str, method: str, /, *args: Any, **named: Any) -> Future[Any]:
+        from concurrent.futures import Future  # late: most runs call nobody
+
         future: Future[Any] = Future()
         future.set_running_or_notify_cancel()
         body = dumps((args, named))
@@ -148,7 +154,8 @@ class LocalEngine:
             self._forget(child)
         self._epoll.close()
         self._payloads.close()
-        limits.remove(self._folder / "spool")
+        if not self.keep_spool:
+            limits.remove(self._folder / "spool")
         self._crumbs.close()
         self._bell.close()
 

@@ -76,7 +76,8 @@ def _enter(spec: Spec) -> None:
     sys.path[:] = list(spec.path)
     sys.argv = [""]
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+        if stream is not None:  # of a driver that has neither
+            stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     with contextlib.suppress(ImportError, OSError, RuntimeError):
         import faulthandler
 
@@ -123,6 +124,8 @@ class Inside:
             told = self.loops[name].teardown() if name in self.loops else host.teardown()
             for error in told:
                 print(f"teardown of {name}: {error.line}\n{error.detail}", file=sys.stderr)  # noqa: T201 - its own log
+            if host.writer is not None:
+                host.writer.end()
         self.desk.say("stopped")
         return 0
 
@@ -141,6 +144,8 @@ class Inside:
                     loop.setup()
                 else:
                     host.setup()
+                if guest.writer:
+                    host.writer = pickle.loads(guest.writer)  # noqa: S301 - from our driver
         except BaseException as error:  # the user's
             told = tell(error)
             print(f"{told.line}\n{told.detail}", file=sys.stderr)  # noqa: T201 - its own log

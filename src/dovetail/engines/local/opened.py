@@ -8,28 +8,33 @@ from dovetail.control.events import Failure
 from dovetail.engines.batches import Outcome
 from dovetail.engines.failures import tell
 from dovetail.engines.keys import as_tuple, as_tuples, join, slice_of
-from dovetail.engines.local.payload import Unpicklable, unpicklable
+from dovetail.engines.local.payload import unpicklable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from dovetail.control.engine import Unsendable
     from dovetail.engines.keys import Keys
     from dovetail.engines.local.pool import Reading
     from dovetail.engines.local.reading import Copied
+    from dovetail.engines.rows import Odd
 
 TEXT_LIMIT = 500
+UNPICKLABLE, UNWRITABLE = "the result cannot be pickled", "the result cannot be written"
 
 
 class Opened:
     """The items of a message, and what must be closed after it."""
 
-    __slots__ = ("items", "keys", "readings", "unreadable")
+    __slots__ = ("items", "keys", "read_s", "readings", "unreadable")
 
     def __init__(self, keys: Keys, items: list[Any], readings: list[tuple[int, Reading | Copied]]) -> None:
         self.keys = keys
         self.items = items
-        self.unreadable: list[tuple[int, str]] = []
-        """Place in the message, and why."""
+        self.unreadable: list[Odd] = []
+        """Those that no stage gets to see, in order."""
+        self.read_s = 0.0
+        """Seconds that went into reading and parsing splits."""
         self.readings = readings
         """Number of the payload in the message, and its mapping."""
 
@@ -57,7 +62,7 @@ def spans(opened: Opened) -> Iterator[tuple[int, Keys, list[Any]]]:
         yield 0, opened.keys, opened.items
         return
     begin = 0
-    for end in (*(at for at, _ in opened.unreadable), len(opened.items)):
+    for end in (*(odd.at for odd in opened.unreadable), len(opened.items)):
         if begin < end:
             yield begin, slice_of(opened.keys, begin, end), opened.items[begin:end]
         begin = end + 1
@@ -79,26 +84,28 @@ def joined(pieces: list[tuple[int, Outcome]], opened: Opened) -> Outcome:
         for failure in outcome.failures:
             failure.start, failure.stop = failure.start + begin, failure.stop + begin
             whole.failures.append(failure)
-    for at, error in opened.unreadable:
-        text = f"the item cannot be unpickled: {error}"
-        whole.failures.append(Failure(at, at + 1, text, keys=as_tuples(slice_of(opened.keys, at, at + 1))))
+    for at, error, verdict in opened.unreadable:
+        if error:
+            its_keys = as_tuples(slice_of(opened.keys, at, at + 1))
+            whole.failures.append(Failure(at, at + 1, error, keys=its_keys, verdict=verdict))
     whole.failures.sort(key=lambda failure: failure.start)
     return whole
 
 
-def leave_out(outcome: Outcome, opened: Opened, batch_size: int, error: Unpicklable) -> None:
-    """The calls whose results cannot be sent have failed; all others' results go on."""
+def leave_out(outcome: Outcome, opened: Opened, batch_size: int, error: Unsendable, why: str) -> None:
+    """The calls whose results cannot be sent, or written, have failed; all others' results go on."""
     place = {as_tuple(key): at for at, key in enumerate(opened.keys)}
     origins = [_origin(as_tuple(key), place) for key in outcome.keys]
     # the index counts within what was packed; whichever it was, look for all that cannot be sent
-    bad = {origins[index] - origins[index] % batch_size for index, _ in unpicklable(outcome.items)}
+    pickled = why == UNPICKLABLE
+    indices = [index for index, _ in unpicklable(outcome.items)] if pickled else [error.index]
+    bad = {origins[index] - origins[index] % batch_size for index in indices if index >= 0}
     if not bad:
         bad = {at - at % batch_size for at in origins}
     for start in sorted(bad):
         stop = min(start + batch_size, len(opened.items))
-        failure = failure_of(opened.keys, start, stop, TypeError("cannot be pickled"))
-        failure.error = f"the result cannot be pickled: {error.error_text}"[:TEXT_LIMIT]
-        failure.detail = ""
+        its_keys = as_tuples(slice_of(opened.keys, start, stop))
+        failure = Failure(start, stop, f"{why}: {error.error_text}"[:TEXT_LIMIT], keys=its_keys)
         outcome.failures.append(failure)
     outcome.failures.sort(key=lambda failure: failure.start)
     stays = [index for index, at in enumerate(origins) if at - at % batch_size not in bad]
@@ -127,4 +134,5 @@ def as_plain(failure: Failure) -> tuple[Any, ...]:
         failure.out_of_memory,
         failure.on_gpu,
         failure.keys,
+        failure.verdict,
     )

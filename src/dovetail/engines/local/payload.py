@@ -30,7 +30,7 @@ PROTOCOL = 5
 class Packed:
     """A payload before it is sent. It aliases its items: copy it (`inline`, `Pool.put`) before they change."""
 
-    __slots__ = ("buffers", "chunks", "items", "size")
+    __slots__ = ("buffers", "chunks", "first", "items", "size")
 
     def __init__(self, items: int, chunks: list[bytes | bytearray], buffers: list[memoryview]) -> None:
         self.items = items
@@ -40,6 +40,8 @@ class Packed:
         """Flat views of the buffers outside the stream."""
         self.size = sum(map(len, chunks)) + sum(map(len, buffers))
         """All bytes, without the gaps that alignment leaves."""
+        self.first: Any = None
+        """The key of its first item, where that is wanted."""
 
 
 class Unpicklable(Unsendable):
@@ -66,6 +68,16 @@ def pack(keys: object, items: list[Any]) -> Packed:
         raise next((Unpicklable(*bad) for bad in unpicklable(items)), Unpicklable(-1, described(error))) from None
 
 
+def pack_split(keys: object, split: Any) -> Packed:
+    """A split travels in the place of its items."""
+    try:
+        return _dump(pickle.Pickler, keys, split, split.items)
+    except MemoryError:
+        raise
+    except Exception as error:
+        raise Unpicklable(-1, described(error)) from None
+
+
 def unpicklable(items: list[Any]) -> Iterator[tuple[int, str]]:
     """The index of every item that cannot be pickled, and why. Lazily: the first is often enough."""
     for index, item in enumerate(items):
@@ -83,8 +95,9 @@ def unpicklable(items: list[Any]) -> Iterator[tuple[int, str]]:
             yield index, why
 
 
-def unpack(stream: ReadableBuffer, buffers: Sequence[ReadableBuffer]) -> tuple[Any, list[Any]]:
-    """The keys and the items. Arrays and tensors are views of `buffers`, as writable as those are."""
+def unpack(stream: ReadableBuffer, buffers: Sequence[ReadableBuffer]) -> tuple[Any, Any]:
+    """The keys and the items, or the split that stands for them. Arrays and tensors are views of `buffers`, as writable
+    as those are."""
     keys, items = pickle.loads(stream, buffers=borrowed(buffers))  # noqa: S301  written by our own processes
     return keys, items
 
@@ -168,7 +181,7 @@ class _Sink:
         self.write = chunks.append
 
 
-def _dump(pickler_type: Any, keys: object, items: list[Any]) -> Packed:
+def _dump(pickler_type: Any, keys: object, items: Any, count: int | None = None) -> Packed:
     chunks: list[bytes | bytearray] = []
     buffers: list[memoryview] = []
 
@@ -185,7 +198,7 @@ def _dump(pickler_type: Any, keys: object, items: list[Any]) -> Packed:
         table = getattr(pickler, "dispatch_table", copyreg.dispatch_table)
         _dispatch_table.__set__(pickler, {**table, tensor_type: _reduced})
     pickler.dump((keys, items))
-    return Packed(len(items), chunks, buffers)
+    return Packed(len(items) if count is None else count, chunks, buffers)
 
 
 def _by_value() -> Any:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from dovetail.control.events import BatchesDone, Failure
 from dovetail.control.segments import Segment
+from dovetail.control.writing import Piece
 from dovetail.engines.local.agreed import (
     IN_FILE,
     INLINE,
@@ -18,10 +19,11 @@ from dovetail.engines.local.agreed import (
     SHARED,
     SPILL,
     SPOOL,
+    WRITTEN,
     reading_of_file,
 )
 from dovetail.engines.local.children import Sent
-from dovetail.engines.local.payload import INLINE_LIMIT, inline, lengths, pack, split, unpack
+from dovetail.engines.local.payload import INLINE_LIMIT, extent, inline, lengths, pack, pack_split, split, unpack
 from dovetail.engines.local.pool import Pool, Reading
 from dovetail.engines.local.refs import SPILLED, InFile, Inline, Shared, Spilled
 
@@ -30,9 +32,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from dovetail.control.commands import RunBatches
+    from dovetail.control.splits import Split
     from dovetail.engines.keys import Keys
     from dovetail.engines.local.children import Child, Rank
-    from dovetail.engines.local.frames import Frame, Piece
+    from dovetail.engines.local.frames import Frame
+    from dovetail.engines.local.frames import Piece as Chunk
+    from dovetail.engines.local.payload import Packed
     from dovetail.engines.local.refs import End
 
 MOST_OPEN = 8
@@ -64,6 +69,7 @@ class Payloads:
         self.unreadable = False
         """Whether there ever was an item that could not be read here."""
         self._open: deque[tuple[Reading, Any]] = deque()
+        self._last_split: tuple[int, list[Any]] = (0, [])
 
     # --- to workers
 
@@ -71,7 +77,7 @@ class Payloads:
         """Queues the message for every rank of the worker."""
         refs: list[Any] = []
         told: list[tuple[int, tuple[int, ...], Any]] = []
-        body: list[Piece] = []
+        body: list[Chunk] = []
         fds: list[int] = []
         numbers: dict[int, int] = {}
         parts = []
@@ -156,7 +162,10 @@ class Payloads:
                 found.append(Segment(next(numbers), items, size, node, ref))
                 continue
             if kind == IN_FILE:
-                found.append(Segment(next(numbers), items, size, "", InFile(place[0], place[1], sizes)))
+                found.append(Segment(next(numbers), items, size, "", InFile(place[0], place[1], sizes), place[2]))
+                continue
+            if kind == WRITTEN:
+                found.append(Segment(next(numbers), items, size, "", Piece(*place)))
                 continue
             buffer, has_fd = place
             fd = -1
@@ -218,7 +227,15 @@ class Payloads:
 
     def store(self, keys: Keys, items: list[Any]) -> Segment:
         """Items from the driver as a payload. One thread at a time."""
-        packed = pack(keys, items)
+        return self._stored(pack(keys, items))
+
+    def store_split(self, keys: range, split: Split) -> Segment:
+        """A piece of the source that workers read by themselves. One thread at a time."""
+        segment = self._stored(pack_split(keys, split))
+        segment.first = (keys.start,)
+        return segment
+
+    def _stored(self, packed: Packed) -> Segment:
         number = next(self._numbers)
         sizes = lengths(packed)
         if packed.size <= INLINE_LIMIT:
@@ -242,6 +259,17 @@ class Payloads:
 
     def load(self, segment: Segment) -> tuple[Keys, list[Any]]:
         """The keys and items of a payload; those that cannot be read are Unreadable. From any thread."""
+        keys, items = self._load(segment)
+        return (keys, items) if type(items) is list else (keys, self._read(segment.id, items))
+
+    def _read(self, number: int, split: Any) -> list[Any]:
+        """The rows of a split; the last one is kept, because one item after another is asked for."""
+        last = self._last_split
+        if last[0] != number:
+            last = self._last_split = (number, split.read())
+        return last[1]
+
+    def _load(self, segment: Segment) -> tuple[Keys, Any]:
         ref: Any = segment.ref
         if type(ref) is Inline:
             if len(ref.sizes) == 1:
@@ -250,7 +278,28 @@ class Payloads:
         with self._loading:
             return self._map(ref)
 
-    def _unpacked(self, stream: Any, buffers: Any) -> tuple[Keys, list[Any]]:
+    # --- what outlives the driver
+
+    def keepsake(self, segment: Segment) -> list[Any] | None:
+        """A payload of the spool as plain data, so that another driver can read it; None: it is gone with this one."""
+        ref: Any = segment.ref
+        if type(ref) is not InFile:
+            return None
+        name = os.path.basename(ref.path)  # noqa: PTH119
+        return [name, ref.offset, list(ref.sizes), segment.items, segment.size_bytes, list(segment.first or ())]
+
+    def from_keepsake(self, kept: list[Any]) -> Segment | None:
+        """The inverse; None: the bytes are not there any more."""
+        name, offset, sizes, items, size, first = kept
+        path = os.path.join(self._spill, name)  # noqa: PTH118 - as workers do it
+        try:
+            there = os.stat(path).st_size >= offset + extent(sizes)  # noqa: PTH116
+        except OSError:
+            there = False
+        ref = InFile(path, offset, tuple(sizes))
+        return Segment(next(self._numbers), items, size, "", ref, tuple(first)) if there else None
+
+    def _unpacked(self, stream: Any, buffers: Any) -> tuple[Keys, Any]:
         try:
             return unpack(stream, buffers)
         except MemoryError:
@@ -261,7 +310,7 @@ class Payloads:
             self.unreadable = True
             return recover(stream, buffers)
 
-    def _map(self, ref: Any) -> tuple[Keys, list[Any]]:
+    def _map(self, ref: Any) -> tuple[Keys, Any]:
         self._close_readings()
         if type(ref) is InFile:
             reading = reading_of_file(ref.path, ref.offset, ref.sizes)

@@ -15,6 +15,8 @@ class Guest(NamedTuple):
     work: bytes
     """By cloudpickle: what the user's script defines, and a tuple of stages, a class or a function."""
     slots: int
+    writer: bytes = b""
+    """By pickle: who writes its results where they belong; empty: they are sent on."""
 
 
 class Spec(NamedTuple):

@@ -47,7 +47,9 @@ class Starter:
     def start(self, command: StartWorker, nursery: NurseryLink, numbers: Iterator[int]) -> Child:
         names = frozenset(hosted.name for hosted in command.hosted)
         child = Child(command.worker, command.seats[0].node, names)
-        guests = tuple(Guest(hosted.name, self.packed(hosted), hosted.slots) for hosted in command.hosted)
+        guests = tuple(
+            Guest(hosted.name, self.packed(hosted), hosted.slots, _writer_of(hosted)) for hosted in command.hosted
+        )
         own = _environment_of(command.hosted)
         port = _free_port() if len(command.seats) > 1 else 0
         for rank, seat in enumerate(command.seats):
@@ -116,6 +118,10 @@ class Starter:
         found = tuple(all_of_them[(self._pinned + i) % len(all_of_them)] for i in range(count))
         self._pinned += count
         return found
+
+
+def _writer_of(hosted: Hosted) -> bytes:
+    return b"" if hosted.writer is None else pickle.dumps(hosted.writer, 5)
 
 
 def _environment_of(hosted: tuple[Hosted, ...]) -> dict[str, str]:

@@ -1,0 +1,151 @@
+"""What does it cost to run five text operators over a JSONL file, against a plain loop and against Ray Data?
+
+    python benchmarks/text.py --engine local --rows 50000 --peers --json result.json
+
+JSONL in, JSONL out, the same five functions everywhere (`text_operators.py`). The yardstick is a loop in one process
+that reads, calls them and writes. Ours: five ordinary stages, fused and unfused, two workers' worth of CPUs. All are
+fresh processes, counted from start to exit with everything they start; they take turns, and medians are told. `run_*`
+is without start-up: from `dt.run` to the end. What they write is compared row by row, and byte by byte when ordered.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import report
+from fresh import Spent, spend
+from measured import with_bytecode
+from peers.environment import run_in
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ONE = Path(__file__).with_name("text_one.py")
+KINDS = ("plain", "fused", "unfused", "ordered")
+KEPT = {50_000: 37_457}
+"""What every implementation that was measured keeps of the corpus."""
+PEER = ["ray[data]==2.60.0", "cosmos-xenna==0.3.0", "tqdm"]
+KINDS_OF_FIGURES = ("cpu_s", "wall_s")
+
+
+def rounds(source: str, folder: str, engine: str, repeat: int) -> dict[str, list[Spent]]:
+    """Taking turns, so that whatever else the machine does falls on all of them; the first round is not counted."""
+    environment = with_bytecode(f"{folder}/compiled") | {"DOVETAIL_HOME": f"{folder}/home"}
+    found: dict[str, list[Spent]] = {kind: [] for kind in KINDS}
+    for number in range(repeat + 1):
+        for kind in KINDS:
+            sink = Path(folder, f"{kind}.jsonl")
+            sink.unlink(missing_ok=True)
+            spent = spend([str(ONE), kind, engine, source, str(sink)], environment)
+            if number:
+                found[kind].append(spent)
+    return found
+
+
+def middle(spent: list[Spent]) -> dict[str, float]:
+    """Medians of what was measured outside and inside."""
+    inside = {key: statistics.median(one.said[key] for one in spent) for key in spent[0].said}
+    return {key: statistics.median(getattr(one, key) for one in spent) for key in KINDS_OF_FIGURES} | inside
+
+
+def figures(found: dict[str, list[Spent]]) -> dict[str, Any]:
+    """Ours without a prefix, and what is asked of them: ratios to the plain loop."""
+    every = {kind: middle(spent) for kind, spent in found.items()}
+    result: dict[str, Any] = dict(every["fused"])
+    for kind in ("plain", "unfused", "ordered"):
+        result |= {f"{kind}_{key}": value for key, value in every[kind].items()}
+    result["kept"] = int(result["kept"])
+    for kind, prefix in (("fused", ""), ("unfused", "unfused_"), ("ordered", "ordered_")):
+        ours, bare = every[kind], every["plain"]
+        for key, name in (("cpu_s", "cpu_ratio"), ("wall_s", "wall_ratio"), ("run_wall_s", "run_wall_ratio")):
+            result[prefix + name] = ours[key] / bare[key]
+        result[f"{prefix}driver_share"] = ours["driver_cpu_s"] / ours["cpu_s"]
+    return result
+
+
+def compare(folder: str, kept: int, rows: int) -> None:
+    """Everybody wrote what the plain loop wrote, and when ordered, byte by byte."""
+    wanted = sorted(_lines(folder, "plain"))
+    assert len(wanted) == kept, (len(wanted), kept)
+    assert kept == KEPT.get(rows, kept), f"{kept} rows were kept of {rows}, not {KEPT[rows]}"
+    for kind in ("fused", "unfused"):
+        assert sorted(_lines(folder, kind)) == wanted, f"{kind}: not the rows of the plain loop"
+    digests = {hashlib.sha256(Path(folder, f"{kind}.jsonl").read_bytes()).digest() for kind in ("plain", "ordered")}
+    assert len(digests) == 1, "ordered: not byte by byte what the plain loop wrote"
+
+
+def _lines(folder: str, kind: str) -> Iterator[bytes]:
+    with Path(folder, f"{kind}.jsonl").open("rb") as lines:
+        yield from lines
+
+
+def peers(source: str, kept: int) -> dict[str, float]:
+    """Ray Data in its own environment: from start to exit, and a second run of the same process."""
+    try:
+        said: dict[str, float] = run_in("streams", PEER, "text_ray_data.py", [source])
+    except (subprocess.CalledProcessError, json.JSONDecodeError, IndexError) as error:
+        lines = (getattr(error, "stderr", "") or str(error)).strip().splitlines()
+        print(f"Ray Data could not be measured: {lines[-1:]}")
+        return {}
+    assert said.pop("kept") == kept, "Ray Data kept other rows"
+    return {f"peer_ray_data_{key}": value for key, value in said.items()}
+
+
+def show(result: dict[str, Any]) -> None:
+    rows = [
+        [
+            kind.strip("_") or "fused",
+            *(result[f"{kind}{key}"] for key in ("cpu_s", "wall_s", "driver_cpu_s")),
+            *(result.get(f"{kind}{key}", 1.0) for key in ("cpu_ratio", "wall_ratio", "run_wall_ratio", "driver_share")),
+        ]
+        for kind in ("plain_", "", "unfused_", "ordered_")
+    ]
+    header = ["", "CPU-s", "wall s", "driver CPU-s", "x CPU", "x wall", "x wall of the run", "driver's share"]
+    report.table(header, rows)
+    if "peer_ray_data_cpu_s" in result:
+        keys = ("cpu_s", "wall_s", "second_cpu_s", "second_wall_s")
+        header = ["Ray Data", "CPU-s", "wall s", "CPU-s of a second run", "wall s", "x our CPU"]
+        report.table(header, [["", *(result[f"peer_ray_data_{key}"] for key in keys), result["peer_ratio"]]])
+
+
+def corpus(asked: Any, folder: str) -> str:
+    """The file that was given, or one made by the generator beside the other data."""
+    if asked.source:
+        return str(asked.source)
+    made = f"{folder}/rows.jsonl"
+    generator = asked.data / "text" / "generate.py"
+    if not generator.exists():
+        sys.exit(f"{generator} is not there: --data DIR says where it is, or --source FILE names a JSONL file")
+    subprocess.run([sys.executable, str(generator), made, str(asked.rows)], check=True)
+    return made
+
+
+def main() -> None:
+    arguments = report.parser(__doc__)
+    arguments.add_argument("--engine", default="local", choices=["local"])
+    arguments.add_argument("--rows", type=int, default=50_000, help="of the generated corpus")
+    arguments.add_argument("--repeat", type=int, default=3, help="runs of each kind")
+    arguments.add_argument("--peers", action="store_true", help="also measure Ray Data")
+    arguments.add_argument("--source", type=Path, help="a JSONL file with 'text' instead of the generated corpus")
+    asked = arguments.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        source = corpus(asked, folder)
+        result = figures(rounds(source, folder, asked.engine, asked.repeat))
+        compare(folder, result["kept"], 0 if asked.source else asked.rows)
+        if asked.peers:
+            result |= peers(source, result["kept"])
+    if "peer_ray_data_cpu_s" in result:
+        result["peer_ratio"] = result["peer_ray_data_cpu_s"] / result["cpu_s"]
+    show(result)
+    report.write(asked.json, {"rows": asked.rows, **result})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""dovetail run --dry-run: would it begin? Everything is looked at; nothing is started, nothing is written."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+import dovetail as dt
+from dovetail.cli.advice import for_files
+from dovetail.cli.plan_check import read_plan
+from dovetail.cli.run_ending import sink_names
+from dovetail.errors import shown
+from dovetail.running.job import imported, opened
+from dovetail.running.profiling import kinds_of, profiles_for
+from dovetail.scheduling.narrate import headline, unit_table
+
+if TYPE_CHECKING:
+    from dovetail.cli.resuming import Asked
+    from dovetail.running.job import Job
+
+NOTHING = object()
+
+
+def dry_run(job: Job, asked: Asked, plan_file: str | None, again: str) -> None:
+    """A ConfigError with everything that would go wrong, or what would be done, on stdout."""
+    problems = imported(job)
+    source: Any = None
+    lines: list[str] = []
+    try:
+        source, _ = opened(job)
+        lines = _source_lines(source, asked.limit)
+    except dt.DovetailError as error:
+        problems += error.problems
+    problems += [problem for path in _sink_paths(job.sink) for problem in _unwritable(path)]
+    if problems:
+        raise dt.ConfigError(problems)
+    cluster = dt.Cluster.of(asked.cluster or "auto")
+    try:
+        plan = (
+            dt.plan(
+                job.pipeline,
+                cluster,
+                asked.mode or job.mode,
+                profiles=profiles_for(job.pipeline, cluster, *kinds_of(job)),
+            )
+            if plan_file is None
+            else read_plan(plan_file, job.pipeline, cluster, again)
+        )
+    except dt.InfeasibleError as error:
+        raise for_files(error, asked.file, cluster) from None
+    sinks = sink_names(job.sink) or ["a function" if job.sink else "stdout, one JSON value per line"]
+    for line in [*headline(plan), "", *unit_table(plan), "", *lines, *(f"sink        {name}" for name in sinks)]:
+        click.echo(line)
+    for note in plan.notes[1:]:
+        click.echo(f"note: {note}")
+    click.echo(f"\n{len(job.pipeline)} stages can be imported; nothing was started or written", err=True)
+
+
+def _source_lines(source: Any, limit: int | None) -> list[str]:
+    """What it is, how much, and its first row: read as a worker would, or taken from the iterable."""
+    from dovetail.data.sources import open_source
+
+    cursor = open_source(source, limit)
+    if cursor is None:
+        first = next(iter(source), NOTHING)
+        return [f"source      {type(source).__name__}", *_first(first)]
+    try:
+        split = cursor.take(1)
+        first = NOTHING if split is None else split.read()[0]
+        total = "" if cursor.total is None else f", {cursor.total} rows"
+        return [f"source      {cursor.describe()}{total}", *_first(first)]
+    finally:
+        cursor.close()
+
+
+def _first(row: object) -> list[str]:
+    return ["first row   none: the source is empty" if row is NOTHING else f"first row   {shown(row)}"]
+
+
+def _sink_paths(sink: Any) -> Iterator[tuple[str, bool]]:
+    """(path, whether it must not be there) of every sink on this machine."""
+    if isinstance(sink, str):
+        sink = {"path": sink}
+    if isinstance(sink, Mapping):
+        for part in sink.get("stages", {}).values():
+            yield from _sink_paths(part)
+        if "path" in sink and "://" not in sink["path"]:
+            yield sink["path"], sink.get("exists") == "fail"
+
+
+def _unwritable(sink: tuple[str, bool]) -> Iterator[dt.Problem]:
+    path, must_be_new = Path(sink[0]), sink[1]
+    fix = "name a file in a folder that you may write"
+    with suppress(OSError):
+        if must_be_new and path.exists():
+            yield dt.Problem("DT025", "is there already, and exists: fail", fixes=("exists: replace",), place=str(path))
+        if path.is_dir() and path.suffix != ".lance":
+            yield dt.Problem("DT025", "is a folder, not a file", fixes=(fix,), place=str(path))
+    folder = path.parent
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    if not folder.is_dir():
+        yield dt.Problem("DT025", f"cannot be written: {folder} is not a folder", fixes=(fix,), place=str(path))
+    elif not os.access(folder, os.W_OK | os.X_OK):
+        yield dt.Problem("DT025", f"cannot be written: you may not write in {folder}", fixes=(fix,), place=str(path))

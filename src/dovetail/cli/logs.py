@@ -1,0 +1,145 @@
+"""dovetail logs: what the workers of a run printed."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import click
+
+from dovetail.cli.run_names import complete_runs
+from dovetail.errors import ConfigError, Problem, did_you_mean
+from dovetail.observe.folder import find_run, read_object
+from dovetail.observe.history import History, status_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from dovetail.observe.folder import RunFolder
+
+LOOK_S = 0.2
+AT_ONCE = 1 << 16
+
+
+@dataclass(slots=True)
+class Log:
+    """The file of one worker process, and how far it was shown."""
+
+    path: Path
+    worker: int
+    rank: int
+    unit: str
+    at: int = 0
+    rest: bytes = b""
+
+    @property
+    def who(self) -> str:
+        return f"{self.unit} {self.worker}" + (f" rank {self.rank}" if self.rank else "")
+
+    def read(self) -> Iterator[str]:
+        """Whole lines that are new; the last one waits for its end."""
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self.at)
+                while data := file.read(AT_ONCE):
+                    self.at += len(data)
+                    *lines, self.rest = (self.rest + data).split(b"\n")
+                    yield from (line.decode(errors="replace").rstrip("\r") for line in lines)
+        except FileNotFoundError:
+            return
+
+    def ended(self) -> Iterator[str]:
+        if self.rest:
+            yield self.rest.decode(errors="replace")
+            self.rest = b""
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  dovetail logs last                     # all workers, each line with who printed it
+  dovetail logs last caption -f          # the workers of one stage, as they print
+  dovetail logs 20261116-0305 12 --tail 50
+"""
+)
+@click.argument("run", shell_complete=complete_runs)
+@click.argument("worker", required=False)
+@click.option("--follow", "-f", is_flag=True, help="Go on while the run does.")
+@click.option("--tail", type=click.IntRange(min=0), metavar="N", help="Of each worker only the last N lines.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
+def logs(run: str, worker: str | None, follow: bool, tail: int | None, as_json: bool) -> None:
+    """Print what the workers of RUN (an id, the beginning of one, `last`, or a folder) printed; or one WORKER, by its
+    number or its stage."""
+    folder = find_run(run)
+    found = _logs(folder, worker)
+    if not found and not follow:
+        click.echo(f"no worker of {folder.id} printed anything" + (f" for {worker}" if worker else ""), err=True)
+        return
+    one = len({(log.worker, log.rank) for log in found}) == 1 and worker is not None and worker.isdigit()
+    for log in found:
+        lines = [*log.read(), *(() if follow else log.ended())]
+        for line in lines[max(0, len(lines) - tail) :] if tail is not None else lines:
+            _show(log, line, as_json, plain=one)
+    if follow:
+        _follow(folder, worker, {log.path: log for log in found}, as_json, plain=one)
+
+
+def _follow(folder: RunFolder, worker: str | None, known: dict[Path, Log], as_json: bool, *, plain: bool) -> None:
+    """Until the run is over and all of it was shown."""
+    while True:
+        running = status_of(read_object(folder.header), time.time()) == "running"
+        for log in _logs(folder, worker, quick=known):
+            log = known.setdefault(log.path, log)
+            for line in [*log.read(), *(() if running else log.ended())]:
+                _show(log, line, as_json, plain=plain)
+        if not running:
+            return
+        time.sleep(LOOK_S)
+
+
+def _show(log: Log, line: str, as_json: bool, *, plain: bool) -> None:
+    if as_json:
+        click.echo(json.dumps({"worker": log.worker, "rank": log.rank, "unit": log.unit, "line": line}))
+    else:
+        click.echo(line if plain else f"[{log.who}] {line}")
+
+
+def _logs(folder: RunFolder, wanted: str | None, quick: dict[Path, Log] | None = None) -> list[Log]:
+    """Of one worker, of the workers of a stage or unit, or of all, in the order in which they were started."""
+    paths = [path for path in folder.logs.glob("*.log") if _numbers(path) is not None] if folder.logs.is_dir() else []
+    if quick is not None and all(path in quick for path in paths):
+        return list(quick.values())
+    units = {number: life.unit for number, life in History.load(folder.path).lives.items()}
+    found = []
+    for path in sorted(paths, key=lambda path: _numbers(path) or (0, 0)):
+        worker, rank = _numbers(path) or (0, 0)
+        found.append(Log(path, worker, rank, units.get(worker, "worker")))
+    if wanted is None:
+        return found
+    chosen = [log for log in found if wanted == str(log.worker) or wanted in (log.unit, *log.unit.split("+"))]
+    if not chosen:
+        _complain(folder, wanted, found, units)
+    return chosen
+
+
+def _numbers(path: Path) -> tuple[int, int] | None:
+    """(worker, rank) of a file such as 12.log or 12.1.log."""
+    worker, _, rank = path.stem.partition(".")
+    try:
+        return int(worker), int(rank or 0)
+    except ValueError:
+        return None
+
+
+def _complain(folder: RunFolder, wanted: str, logs: list[Log], units: dict[int, str]) -> None:
+    names = sorted({name for unit in units.values() for name in (unit, *unit.split("+"))})
+    if wanted in names or (wanted.isdigit() and int(wanted) in units):
+        return  # it is there, and has printed nothing yet
+    numbers = sorted({log.worker for log in logs} | set(units))
+    known = f"{numbers[0]} to {numbers[-1]}" if len(numbers) > 1 else ", ".join(map(str, numbers)) or "none"
+    evidence = (f"workers: {known}", f"stages: {', '.join(names) or 'none'}")
+    message = f"run {folder.id} has no worker {wanted!r}{did_you_mean(wanted, names)}"
+    raise ConfigError(Problem("DT368", message, evidence, (f"dovetail logs {folder.id}",)))

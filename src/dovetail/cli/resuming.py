@@ -1,0 +1,76 @@
+"""With what was a run started? `dovetail run --resume RUN` needs neither the file nor the options again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dovetail.errors import ConfigError, Problem
+from dovetail.observe.folder import find_run, read_object
+from dovetail.observe.naming import name_for
+from dovetail.running.job import STANDARD, absolute
+
+if TYPE_CHECKING:
+    from dovetail.observe.folder import RunFolder
+
+KEY = "asked"
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The part of a command line that says what is run, and on what: a resumed run keeps it."""
+
+    file: str
+    sets: tuple[str, ...] = ()
+    source: str | None = None
+    sink: str | None = None
+    cluster: str | None = None
+    mode: str | None = None
+    ordered: bool | None = None
+    max_errors: int | None = None
+    limit: int | None = None
+    folder: str | None = None
+    """The current folder when it was typed: what was typed is relative to it."""
+    has_sink: bool = False
+    """Whether results go to a file: only then it can be resumed."""
+
+
+def remembered(asked: Asked, *, has_sink: bool) -> dict[str, Any]:
+    """For run.json."""
+    here = {"file": str(Path(asked.file).absolute()), "folder": asked.folder or str(Path.cwd()), "has_sink": has_sink}
+    return {KEY: asdict(asked) | here}
+
+
+def asked_before(folder: RunFolder) -> Asked | None:
+    """What run.json says; None, if a program started the run."""
+    header = read_object(folder.header)
+    more = header.get("more")
+    told = (more if isinstance(more, Mapping) else header).get(KEY)
+    if not isinstance(told, Mapping) or not isinstance(told.get("file"), str):
+        return None
+    known = {item.name: told[item.name] for item in fields(Asked) if item.name in told}
+    return Asked(**known | {"sets": tuple(map(str, told.get("sets") or ()))})
+
+
+def with_what_was_asked(run: str, now: Asked | None, sets: tuple[str, ...], given: Mapping[str, Any]) -> Asked:
+    """What the run was started with, and on top of it what is typed now; a file that is typed says everything."""
+    if now is not None:
+        return now
+    folder = find_run(run)
+    before = asked_before(folder)
+    if before is None:
+        name = name_for(folder.path)
+        message = f"run {folder.id} was not started by `dovetail run`, so nobody knows its file"
+        fixes = (f"dovetail run FILE --resume {name}", f'or where it was started: dt.run(..., resume="{folder.id}")')
+        raise ConfigError(Problem("DT365", message, fixes=fixes))
+    if not Path(before.file).is_file():
+        message = f"run {folder.id} was started from a file that is gone: {before.file}"
+        fix = f"dovetail run FILE --resume {name_for(folder.path)}"
+        raise ConfigError(Problem("DT365", message, fixes=(fix,)))
+    changed = {key: value for key, value in given.items() if value is not None}
+    for key in changed.keys() & {"source", "sink"}:  # typed now and here, not where the run was started
+        if changed[key] not in ("", STANDARD):
+            changed[key] = absolute(changed[key], Path.cwd())
+    return replace(before, sets=(*before.sets, *sets), **changed)

@@ -1,0 +1,261 @@
+"""dovetail run: from a file to results."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+import dovetail as dt
+from dovetail.cli.advice import for_files
+from dovetail.cli.plan_check import read_plan
+from dovetail.cli.resuming import Asked, remembered, with_what_was_asked
+from dovetail.cli.run_names import complete_runs
+from dovetail.running.job import added_to, importable, load, missing_modules, opened
+from dovetail.scheduling.modes import MODES
+
+if TYPE_CHECKING:
+    from dovetail.running.job import Job
+
+ENGINES = ("local", "sim", "ray")
+
+
+@dataclass(frozen=True, slots=True)
+class How:
+    """The part of a command line that says how it is run this time."""
+
+    engine: str
+    plan: str | None
+    dry_run: bool
+    resume: str | None
+    retry_errors: str | None
+    force_resume: bool
+    record: bool
+    wait: bool
+    run_dir: str | None
+    verbose: bool
+    as_json: bool
+    pin_cpus: bool
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  dovetail run pipeline.yaml
+  dovetail run pipeline.yaml --dry-run
+  dovetail run pipeline.yaml --source 'data/*.jsonl' --sink out.parquet --limit 1000
+  dovetail run pipeline.yaml --set stages.caption.workers=4 --set sink.ordered=true
+  dovetail run pipeline.yaml | jq .text | head
+  dovetail run --resume last
+
+\b
+FILE says where items come from and go:  source: data/*.jsonl  sink: out.jsonl
+Paths in it are relative to its own folder, and modules beside it can be imported; what is typed here is relative to
+the current folder. Without a sink, results go to stdout, one JSON value per line.
+
+\b
+Ctrl-C or SIGTERM once: what is in hand is finished and kept; twice: stops now. Either way --resume goes on.
+Exit codes: 0 finished, 1 the run failed, 2 usage or configuration, 3 does not fit, 5 engine unreachable,
+130 stopped before its end (Ctrl-C, dovetail drain or cancel), 143 the same by SIGTERM.
+"""
+)
+@click.argument("file", required=False)
+@click.option("--engine", type=click.Choice(ENGINES), default="local", show_default=True, help="Who does the work.")
+@click.option("--cluster", metavar="SPEC", help="What may be used: a spec, a file, or auto (this machine).")
+@click.option("--mode", metavar="MODE", help=f"One of {', '.join(MODES)}.")
+@click.option("--plan", metavar="PLAN.JSON", help="Run this plan; refused if the cluster or the stages changed.")
+@click.option("--set", "sets", multiple=True, metavar="PATH=VALUE", help="Change a value of the file; may be repeated.")
+@click.option("--source", metavar="PATH", help="Read this instead of the file's source; - is JSON lines on stdin.")
+@click.option("--sink", metavar="PATH", help="Write this instead of the file's sink; - is stdout.")
+@click.option("--limit", type=click.IntRange(min=0), metavar="N", help="Only the first N items of the source.")
+@click.option("--ordered", is_flag=True, help="Results in the order of the source.")
+@click.option("--max-errors", type=click.IntRange(min=0), metavar="N", help="Fail when more items are set aside.")
+@click.option("--dry-run", is_flag=True, help="Check everything, show the plan, start and write nothing.")
+@click.option("--resume", metavar="RUN", shell_complete=complete_runs, help="Go on with a run; FILE may be left out.")
+@click.option("--retry-errors", metavar="RUN", shell_complete=complete_runs, help="Only what that run set aside.")
+@click.option("--force-resume", is_flag=True, help="Go on although the source changed: rows may be lost or doubled.")
+@click.option("--record", is_flag=True, help="Keep the controller's exact input, for dovetail replay.")
+@click.option("--no-wait", is_flag=True, help="If others hold what it needs: exit 3 instead of waiting.")
+@click.option("--run-dir", metavar="DIR", help="Write the run folder here.")
+@click.option("--pin-cpus", is_flag=True, help="Bind every worker to CPUs of its own.")
+@click.option("--verbose", "-v", is_flag=True, help="Show what workers print.")
+@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
+def run(file: str | None, **options: Any) -> None:
+    """Run the pipeline in FILE: read its source, write its sink, and say how it went."""
+    how = How(wait=not options.pop("no_wait"), **{key: options.pop(key) for key in How.__slots__ if key != "wait"})
+    asked = _asked(file, how, options)
+    if how.engine == "ray":
+        message = "the engine 'ray' is not in this version: it comes with the [ray] engine"
+        raise dt.EngineError(dt.Problem("DT366", message, fixes=("--engine local", "--engine sim to plan for it")))
+    job = load(asked.file, asked.sets, asked.source, asked.sink, Path(asked.folder) if asked.folder else None)
+    _check(job, asked, how)
+    if how.dry_run:
+        from dovetail.cli.dry_run import dry_run  # late, like all that most runs do not need
+
+        dry_run(job, asked, how.plan, _plan_again(asked, how.plan or "plan.json"))
+        return
+    if how.engine == "sim":
+        _simulate(job, asked, how)
+        return
+    sys.exit(_run(job, asked, how))
+
+
+def _asked(file: str | None, how: How, options: dict[str, Any]) -> Asked:
+    problems = list(_contradictions(how))
+    if problems:
+        raise dt.ConfigError(problems)
+    options["ordered"] = options["ordered"] or None
+    before = how.resume or how.retry_errors
+    if before is None and file is None:
+        raise click.MissingParameter(param_type="argument", param_hint="FILE")
+    sets = options.pop("sets")
+    asked = None if file is None else Asked(file, sets, **options)
+    return asked if before is None and asked is not None else with_what_was_asked(before or "", asked, sets, options)
+
+
+def _contradictions(how: How) -> list[dt.Problem]:
+    """Options that do not go together."""
+    again = "--resume" if how.resume else "--retry-errors" if how.retry_errors else ""
+    pairs = [
+        (bool(how.resume and how.retry_errors), "--resume", "--retry-errors"),
+        (bool(again and how.run_dir), again, "--run-dir"),
+        (bool(again and how.engine == "sim"), again, "--engine sim"),
+        (how.dry_run and how.as_json, "--dry-run", "--json"),
+    ]
+    found = [f"{one} and {other} do not go together" for both, one, other in pairs if both]
+    if how.force_resume and not how.resume:
+        found.append("--force-resume is for --resume")
+    return [dt.Problem("DT367", message, fixes=("leave one of them out",)) for message in found]
+
+
+def _check(job: Job, asked: Asked, how: How) -> None:
+    """What a file alone cannot tell; a simulation needs neither code nor data."""
+    if how.engine == "sim":
+        return
+    importable(job.file.parent)
+    problems = [] if how.dry_run else missing_modules(job)
+    if job.source is None and not how.retry_errors:
+        fixes = ("source: data/*.jsonl", "or on the command line: --source data.jsonl")
+        problems.append(dt.Problem("DT364", "says no source: where do items come from?", fixes=fixes, place=asked.file))
+    if job.sink is None and sys.stdout is None:
+        message = "results would go to stdout, and that is closed"
+        problems.append(dt.Problem("DT367", message, fixes=("--sink out.jsonl",)))
+    if how.as_json and job.sink is None:
+        fixes = ("--sink out.jsonl", "or leave out --json")
+        problems.append(dt.Problem("DT367", "the results and --json both go to stdout", fixes=fixes))
+    if problems:
+        raise dt.ConfigError(problems)
+
+
+def _run(job: Job, asked: Asked, how: How) -> int:
+    from dovetail.cli.run_ending import tell, until_the_end
+    from dovetail.cli.stops import Stops
+
+    stops = Stops()
+    try:
+        with stops:
+            started = _started(job, asked, how)
+            stops.run = started
+            _show_plan(started.plan)
+            error = until_the_end(started, to_stdout=job.sink is None)
+    except KeyboardInterrupt as interrupted:
+        if stops.run is None:
+            click.echo("interrupted", err=True)
+            return stops.exit_code
+        error = interrupted
+    return tell(stops, job, error, as_json=how.as_json)
+
+
+def _started(job: Job, asked: Asked, how: How) -> dt.Run:
+    spec = asked.cluster or "auto"
+    cluster = dt.Cluster.of(spec)
+    mode = asked.mode or job.mode
+    plan = None
+    if how.plan is not None:
+        plan = read_plan(how.plan, job.pipeline, cluster, _plan_again(asked, how.plan))
+    if how.retry_errors:  # which reads what was set aside, not the source
+        job = replace(job, source=(), sink=added_to(job.sink))
+    source, sink = opened(job)
+    rows_in_a_terminal = job.sink is None and sys.stdout.isatty()
+    try:
+        return dt.run(
+            job.pipeline,
+            source,
+            cluster=cluster,
+            mode=mode,
+            plan=plan,
+            sink=sink,
+            resume=how.resume,
+            retry_errors=how.retry_errors,
+            force_resume=how.force_resume,
+            ordered=job.ordered if asked.ordered is None else asked.ordered,
+            limit=asked.limit,
+            max_errors=job.max_errors if asked.max_errors is None else asked.max_errors,
+            run_dir=how.run_dir,
+            record=how.record,
+            progress=not rows_in_a_terminal,
+            verbose=how.verbose,
+            wait=how.wait,
+            pin_cpus=how.pin_cpus,
+            what=f"dovetail run {shlex.quote(asked.file)}",
+            more=remembered(asked, has_sink=job.sink is not None),
+        )
+    except dt.InfeasibleError as error:
+        raise for_files(_as_typed(error), asked.file, cluster) from None
+
+
+def _as_typed(error: dt.InfeasibleError) -> dt.InfeasibleError:
+    """In the words of the command line instead of Python's."""
+
+    def typed(fix: str) -> str:
+        fix = fix.replace("wait=True:", "leave --no-wait out:")
+        return f"or dovetail drain {fix.removeprefix('or end run ')}" if fix.startswith("or end run ") else fix
+
+    return dt.InfeasibleError(replace(one, fixes=tuple(map(typed, one.fixes))) for one in error.problems)
+
+
+def _plan_again(asked: Asked, out: str) -> str:
+    options = ["--cluster", asked.cluster] if asked.cluster else []
+    options += ["--mode", asked.mode] if asked.mode else []
+    return shlex.join(["dovetail", "plan", asked.file, *options, "--out", out])
+
+
+def _show_plan(plan: dt.Plan) -> None:
+    from dovetail.scheduling.narrate import headline, unit_table
+
+    for line in [*headline(plan), "", *unit_table(plan), *(f"note: {note}" for note in plan.notes[1:]), ""]:
+        click.echo(line, err=True)
+
+
+def _simulate(job: Job, asked: Asked, how: How) -> None:
+    from dovetail.observe.summary_lines import next_lines, result_lines
+    from dovetail.running.simulating import simulate
+
+    cluster = dt.Cluster.of(asked.cluster or "auto")
+    again = _plan_again(asked, how.plan or "")
+    plan = None if how.plan is None else read_plan(how.plan, job.pipeline, cluster, again)
+    mode, what = asked.mode or job.mode, f"dovetail run {shlex.quote(asked.file)} --engine sim"
+    try:
+        made = simulate(
+            job.pipeline,
+            cluster,
+            asked.limit,
+            mode=mode,
+            plan=plan,
+            run_dir=how.run_dir,
+            record=how.record,
+            progress=True,
+            what=what,
+        )
+    except dt.InfeasibleError as error:
+        raise for_files(error, asked.file, cluster) from None
+    for line in [json.dumps(made.summary.to_dict(), indent=2)] if how.as_json else result_lines(made.summary):
+        click.echo(line)
+    for line in [] if how.as_json else ["", *next_lines(made.summary)]:
+        click.echo(line, err=True)
+    sys.exit(0 if made.status == "finished" else 1)

@@ -1,0 +1,97 @@
+"""Which files of which format are these, and can they be read as said? All that is wrong with them at once."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from dovetail.data.reading.blocks import is_compressed
+from dovetail.data.reading.files import Finder, is_remote
+from dovetail.data.reading.lines import LinesCursor
+from dovetail.data.reading.parsing import Form
+from dovetail.data.reading.trouble import FORMAT, NOT_AS_SAID, SETTING, names
+from dovetail.data.sources import FORMATS, SUFFIXES, SourceSpec, suffix_format
+from dovetail.errors import ConfigError, Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dovetail.data.reading.files import FileRef
+
+
+def find(spec: SourceSpec) -> tuple[str, list[FileRef]]:
+    """The format, and the files in the order in which they are read."""
+    form = spec.format
+    finder = Finder(_fits(form), stamps=form != "paths", underscored=form in ("paths", "bytes"))
+    for path in spec.paths:
+        finder.add(path)
+    problems = list(finder.problems)
+    twice = [path for path, count in Counter(ref.path for ref in finder.files).items() if count > 1]
+    if twice:
+        message = f"{len(twice)} files are named twice: {names(twice, len(twice))}"
+        problems.append(Problem(SETTING, message, fixes=("let each path stand for other files",), place="source"))
+    if form is None and not problems:
+        form = _by_names(finder.files, problems)
+    if problems:
+        raise ConfigError(problems)
+    assert form is not None
+    return form, finder.files
+
+
+def _fits(form: str | None) -> Callable[[str], bool]:
+    if form in ("paths", "bytes"):
+        return lambda name: True  # noqa: ARG005
+    if form == "text":
+        return lambda name: suffix_format(name) in ("text", None)
+    return lambda name: suffix_format(name) not in (None, "lance") if form is None else suffix_format(name) == form
+
+
+def _by_names(files: list[FileRef], problems: list[Problem]) -> str | None:
+    by_form: dict[str | None, list[str]] = {}
+    for ref in files:
+        by_form.setdefault(suffix_format(ref.path), []).append(ref.path)
+    if None in by_form:
+        unknown = by_form[None]
+        message = f"the format cannot be told by the name: {names(unknown, len(unknown))}"
+        fixes = (f"format: one of {', '.join(FORMATS)}", f"or a name that ends with one of {', '.join(SUFFIXES)}")
+        problems.append(Problem(FORMAT, message, fixes=fixes, place="source"))
+    elif len(by_form) > 1:
+        counts = ", ".join(f"{len(paths)} {form} (such as {paths[0]})" for form, paths in by_form.items())
+        fix = "a pattern that matches files of one format, such as 'folder/**/*.jsonl', or the format: that is meant"
+        problems.append(Problem(FORMAT, f"the files have several formats: {counts}", fixes=(fix,), place="source"))
+    return next(iter(by_form))
+
+
+def open_lines(said: str, spec: SourceSpec, files: list[FileRef]) -> LinesCursor:
+    assert spec.format is not None
+    delimiter = spec.delimiter or ("\t" if all(".tsv" in ref.path.lower() for ref in files) else ",")
+    form = Form(spec.format, spec.encoding, delimiter, columns=spec.columns)
+    problems = [problem for ref in files if (problem := _one_document(ref)) is not None]
+    if problems:
+        raise ConfigError(problems)
+    cursor = LinesCursor(said, files, form, header=spec.header)
+    if spec.format == "csv":
+        cursor.look()
+    return cursor
+
+
+def _one_document(ref: FileRef) -> Problem | None:
+    """A file called .json may hold one array over many lines, instead of a value per line."""
+    if not ref.path.lower().endswith(".json") or is_remote(ref.path) or is_compressed(ref.path):
+        return None
+    with open(ref.path, "rb") as file:  # noqa: PTH123
+        first = file.readline(1 << 16)
+    if not first.lstrip(b"\xef\xbb\xbf \t\r\n").startswith((b"[", b"{")) or len(first) == 1 << 16:
+        return None
+    try:
+        value = json.loads(first)
+    except ValueError:
+        value = None
+    if isinstance(value, dict) or (isinstance(value, list) and len(first) < ref.size):
+        return None
+    message = "is one JSON document, not a row per line"
+    fix = f"jq -c '.[]' {ref.path!r} > {ref.path[:-5] + '.jsonl'!r}"
+    return Problem(
+        NOT_AS_SAID, message, fixes=(fix, "or read it yourself, and pass the list as the source"), place=ref.path
+    )

@@ -1,0 +1,346 @@
+"""Where do results go, and how do they get there exactly once? A file or a table that appears when it is complete.
+
+Workers append to part files (`writing/`), the run commits what is in them, and the end makes the final file of it:
+
+    x.jsonl  .jsonl.gz  .jsonl.zst     one JSON value per line, just as json.dumps(row, ensure_ascii=False) writes it
+    x.csv    .csv.gz  .tsv  ...        rows are dicts; nested values are JSON text, None and what is missing are empty
+    x.parquet                          rows are dicts; types are found, and brought together at the end
+    x.lance                            a dataset, in one version
+
+With `shard_size`, x.jsonl becomes x-00000.jsonl, x-00001.jsonl, ... in the same folder, each of at most that size
+(before packing; a larger row has a shard of its own) or, Parquet, about that size. All appear at the end. Shards of an
+earlier run are replaced one by one, then those that are too many are removed: each is always complete, but for a moment
+there can be old ones beside new ones, because a file system has no way to rename several files at once. A Lance dataset
+stays one dataset; its data files get that size. `exists="append"` leaves old shards alone and numbers the new ones on.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+from dovetail.control.splits import Unusable
+from dovetail.data.writing import naming
+from dovetail.data.writing.job import Job, Old
+from dovetail.data.writing.parts import PartReader, Syncer, are_there, sync_folder
+from dovetail.data.writing.remote import Remote, is_remote
+from dovetail.data.writing.spec import SinkSpec, check, needed, sink, spec_of
+from dovetail.data.writing.trouble import gone, resume, unusable
+from dovetail.errors import ConfigError, Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from dovetail.control.writing import Piece, Writer
+
+__all__ = ["FileSink", "SinkSpec", "open_sink", "sink", "spec_of"]
+
+OUT = ".out"
+BASE = ".base"
+"""In the folder for parts; no part has such a name."""
+
+
+def open_sink(spec: SinkSpec, run_id: str, spare: Path) -> FileSink:
+    """`spare`: a folder of the run's own, for the parts of a sink that is not in this machine's file system.
+
+    A relative path is one of the current folder; a link is followed, so that what it shows is replaced, not the link.
+    """
+    check(spec)
+    problems = needed(spec)
+    if problems:
+        raise ConfigError(problems)
+    if not is_remote(spec.path):
+        spec = replace(spec, path=_local(spec.path), format=".".join(filter(None, spec.form)))
+    return FileSink(spec, run_id, spare)
+
+
+def takes_the_place_of(spec: SinkSpec, files: Iterable[str]) -> str | None:
+    """Which of these files and tables would be replaced by what is written, if any."""
+    if is_remote(spec.path):
+        return next((path for path in files if path.rstrip("/") == spec.path.rstrip("/")), None)
+    final = Path(_local(spec.path))
+    for path in files:
+        if is_remote(path):
+            continue
+        real = Path(os.path.realpath(path))
+        if real == final:
+            return path
+        if spec.shard_bytes and real.parent == final.parent and naming.shard_numbers([real.name], final.name):
+            return path
+    return None
+
+
+def _local(path: str) -> str:
+    path = unquote(path.removeprefix("file://")) if path.startswith("file://") else path
+    return os.path.realpath(Path(path).expanduser())
+
+
+class FileSink:
+    """A sink of files, as the driver has it: prepare, writers for the workers, sync, finish, discard."""
+
+    def __init__(self, spec: SinkSpec, run_id: str, spare: Path) -> None:
+        self.spec = spec
+        self.kind, self._packing = spec.form
+        self._run_id = run_id
+        self._shards = spec.shard_bytes if self.kind != "lance" else None
+        self._remote = Remote(spec.path, run_id) if is_remote(spec.path) and self.kind != "lance" else None
+        self._final = None if is_remote(spec.path) else Path(spec.path)
+        name = naming.parts_name(spec.path.rpartition("/")[2], run_id)
+        self.parts = spare / name if self._final is None else self._final.parent / name
+        self._syncer = Syncer(self.parts, run_id)
+        self._base: Any = None
+
+    # --- before anything runs
+
+    def prepare(self, *, resumed: bool) -> None:
+        """Finds out whether results can be written there, and makes the folder for parts. ConfigError: they cannot."""
+        try:
+            self._look()
+        except OSError as error:  # a name that is too long, a loop of links, ...
+            raise self._refused(f"nothing can be written there: {error.strerror or error}") from None
+        if not resumed and self._final is None:
+            self._probe()
+        if not resumed and self.spec.exists == "fail" and self._there():
+            folder, slash, name = self.spec.path.rpartition("/")
+            stem, dot, suffix = name.partition(".")
+            other = f"{folder}{slash}{stem}-2{dot}{suffix}"
+            fixes = (f"choose another name, like {other}", "say `exists: replace` or `exists: append`")
+            raise ConfigError(
+                Problem("DT352", "it is there already, and `exists` is `fail`", (), fixes, self.spec.path)
+            )
+        try:
+            self.parts.mkdir(parents=True, exist_ok=True)
+            sync_folder(self.parts.parent)
+            if not resumed and self.spec.exists == "append":
+                self._base = self._look_at_base()
+                if self._final is not None:
+                    self._old()
+        except OSError as error:
+            raise self._refused(f"nothing can be written there: {error.strerror or error}") from None
+        except Unusable as error:
+            raise self._refused(error.message) from None
+
+    def _probe(self) -> None:
+        """Whether the store can be written to. Lance brings its own way there, so that fsspec's may be missing."""
+        try:
+            remote = self._remote or Remote(self.spec.path, self._run_id)
+        except ConfigError:
+            return
+        remote.check()
+
+    def _look(self) -> None:
+        """That a file is not a folder, a folder not a file, and neither a device."""
+        final = self._final
+        if final is None:
+            return
+        for folder in final.parents:
+            if folder.exists() and not folder.is_dir():
+                raise self._refused(f"{folder} is a file, and would have to be a folder")
+        with suppress(FileNotFoundError, NotADirectoryError):
+            mode = final.stat().st_mode
+            if self.kind == "lance":
+                if not stat.S_ISDIR(mode):
+                    raise self._refused("there is a file, and a Lance dataset is a folder")
+                if not (final / "_versions").is_dir() and any(final.iterdir()):
+                    raise self._refused("there is a folder that is not a Lance dataset, and it will not be replaced")
+            elif self._shards is None and stat.S_ISDIR(mode):
+                raise self._refused("there is a folder of that name: name a file in it")
+            elif self._shards is None and not stat.S_ISREG(mode):
+                raise self._refused("what is there is not a file")
+
+    def _refused(self, message: str) -> ConfigError:
+        fixes = ("choose a path of a file in a folder that you may write to",)
+        return ConfigError(Problem("DT351", message, (), fixes, self.spec.path))
+
+    def _there(self) -> bool:
+        if self.kind == "lance" and self._final is None:
+            from dovetail.data.writing import lances
+
+            return lances.version_of(self.spec.path) is not None
+        if self._shards is not None:
+            return bool(self._shard_numbers())
+        return self._final.exists() if self._final is not None else self._size() is not None
+
+    def _shard_numbers(self) -> list[int]:
+        if self._remote is not None:
+            return self._remote.shards()
+        assert self._final is not None
+        if not self._final.parent.is_dir():
+            return []
+        return naming.shard_numbers([path.name for path in self._final.parent.iterdir()], self._final.name)
+
+    def _size(self) -> int | None:
+        if self._remote is not None:
+            return self._remote.size()
+        assert self._final is not None
+        return self._final.stat().st_size if self._final.exists() else None
+
+    # --- what was there before
+
+    def base(self) -> Any:
+        """JSON: what of the old rows counts, as it was when the run began (`append`). To be kept until the end."""
+        return self._base
+
+    def set_base(self, base: Any) -> None:
+        self._base = base
+
+    def _look_at_base(self) -> dict[str, int | None]:
+        if self.kind == "lance":
+            from dovetail.data.writing import lances
+
+            return {"version": lances.version_of(self.spec.path) if self._there() else None}
+        if self._shards is not None:
+            return {"shards": max(self._shard_numbers(), default=-1) + 1}
+        return {"size": self._size()}
+
+    def _old(self) -> Old | None:
+        """The old file under a name of our own, so that the end can be repeated after the new one took its place."""
+        size = self._base.get("size")
+        if size is None:
+            return None
+        kept = self.parts / BASE
+        if not kept.exists():
+            if self._size() != size:
+                raise self._changed()
+            fresh = self.parts / f"{BASE}.new"
+            fresh.unlink(missing_ok=True)
+            if self._remote is not None:
+                self._remote.fetch(fresh)
+            else:
+                _link_or_copy(self.spec.path, fresh)
+            fresh.replace(kept)
+        if kept.stat().st_size != size:
+            raise self._changed()
+        return Old(kept, size)
+
+    def _changed(self) -> Unusable:
+        message = "the file to append to was changed by somebody else since the run began"
+        return Unusable("DT357", message, "run it again from the beginning, or with `exists: replace`", self.spec.path)
+
+    # --- while it runs
+
+    def writer(self) -> Writer:
+        """For the workers; it can be pickled."""
+        ordered = self.spec.ordered
+        if self.kind == "jsonl":
+            from dovetail.data.writing.jsonl import JsonlWriter
+
+            return JsonlWriter(self.parts, self._run_id, ordered=ordered)
+        columns = self.spec.columns
+        if self.kind in ("csv", "tsv"):
+            from dovetail.data.writing.csvs import DELIMITERS, CsvWriter
+
+            delimiter = DELIMITERS[self.kind]
+            return CsvWriter(self.parts, self._run_id, ordered=ordered, delimiter=delimiter, columns=columns)
+        from dovetail.data.writing.arrow import ArrowWriter
+
+        lance = self.kind == "lance"
+        return ArrowWriter(self.parts, self._run_id, ordered=ordered, columns=columns, lance=lance)
+
+    def sync(self, parts: Iterable[str]) -> None:
+        """What is in these part files is on the disk when it returns. Unusable: it is not."""
+        self._syncer.sync(parts)
+
+    def there(self, pieces: Iterable[Piece]) -> list[bool]:
+        """Per piece, whether it is still there; a resumed run computes again what is not."""
+        return are_there(self.parts, pieces)
+
+    # --- the end
+
+    def finish(self, pieces: Sequence[Piece]) -> list[str]:
+        """Makes the final files of these pieces and gives them their names, which it returns. Can be repeated after a
+        crash at any moment, and after an Unusable when its cause is gone: the parts stay until `discard`."""
+        reader = PartReader(self.parts, self._run_id)
+        out = self.parts / OUT
+        try:
+            if not all(are_there(self.parts, pieces)):
+                raise gone(str(self.parts), self._run_id)
+            naming.remove(out)
+            out.mkdir(parents=True)
+            return self._finish(reader, pieces, out)
+        except OSError as error:
+            raise unusable(error, self.spec.path, self._run_id) from None
+        except (ValueError, RuntimeError) as error:  # what pyarrow and lance say of what they cannot write
+            message = f"the results cannot be written: {type(error).__name__}: {error}"
+            fix = f"see whether a newer version can (pip install -U pyarrow pylance), then: {resume(self._run_id)}"
+            raise Unusable("DT355", message, fix, self.spec.path) from error
+        finally:
+            reader.close()
+            naming.remove(out)
+
+    def _finish(self, reader: PartReader, pieces: Sequence[Piece], out: Path) -> list[str]:
+        appends = self.spec.exists == "append"
+        if appends and self._base is None:
+            self._base = self._look_at_base()
+        job = Job(
+            reader,
+            pieces,
+            out,
+            self._run_id,
+            self.spec.path,
+            self.kind,
+            self._packing,
+            self.spec.ordered,
+            self.spec.shard_bytes,
+            self.spec.columns,
+            self.spec.compression,
+            self._old() if appends else None,
+        )
+        if self.kind == "lance":
+            return self._finish_lance(job)
+        made = self._make(job)
+        sync_folder(out)
+        first = (self._base or {}).get("shards") or 0
+        if self._remote is not None:
+            return self._remote.place(made, sharded=self._shards is not None, first=first)
+        assert self._final is not None
+        return [
+            str(path) for path in naming.place_files(made, self._final, sharded=self._shards is not None, first=first)
+        ]
+
+    def _make(self, job: Job) -> list[Path]:
+        if self.kind != "parquet":
+            from dovetail.data.writing.lines import write_lines
+
+            return write_lines(job)
+        from dovetail.data.writing.tables import write_parquet
+
+        return write_parquet(job)
+
+    def _finish_lance(self, job: Job) -> list[str]:
+        from dovetail.data.writing import lances
+
+        base = (self._base or {}).get("version")
+        if self.spec.exists == "append" and base is not None:
+            lances.append(job, self.spec.path, base)
+        elif self._final is None:
+            lances.write_new(job, self.spec.path, mode="overwrite")
+        else:
+            made = job.out / "dataset.lance"
+            lances.write_new(job, str(made), mode="create")
+            lances.sync_tree(made)
+            naming.give_name_to_folder(made, self._final, job.out / "old")
+            sync_folder(self._final.parent)
+        return [self.spec.path]
+
+    def discard(self) -> None:
+        """Removes the parts; nothing else."""
+        self._syncer.close()
+        naming.remove(self.parts)
+
+    def close(self) -> None:
+        self._syncer.close()
+
+
+def _link_or_copy(source: str, target: Path) -> None:
+    try:
+        target.hardlink_to(source)
+    except OSError:
+        from shutil import copyfile
+
+        copyfile(source, target)

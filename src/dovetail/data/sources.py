@@ -1,0 +1,216 @@
+"""What can a run read? Files of many kinds, folders, tables: what is said of a source, checked, and opened."""
+
+from __future__ import annotations
+
+import codecs
+import os
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
+
+from dovetail.errors import ConfigError, Problem, did_you_mean, shown
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from dovetail.data.reading.cursor import Cursor
+
+FORMATS = ("jsonl", "csv", "text", "parquet", "lance", "paths", "bytes")
+SUFFIXES = {
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "jsonl",
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".txt": "text",
+    ".parquet": "parquet",
+    ".lance": "lance",
+}
+PACKED = (".gz", ".zst", ".zstd")
+LINES = ("jsonl", "csv", "text")
+SETTING = "DT340"
+NOT_ASCII = ("utf_7", "utf_16", "utf_32", "iso2022", "hz", "punycode", "idna", "unicode_escape", "raw_unicode", "cp037")
+"""Codecs in which an ASCII byte is not always itself: where lines end cannot be seen from outside."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceSpec:
+    """What `source:` of a pipeline file holds, and what `dt.source(...)` gives. Make it with `source`."""
+
+    path: str | tuple[str, ...]
+    """Files, folders, patterns (** goes through folders), URLs; several are read one after another."""
+    format: str | None = None
+    """One of FORMATS; None: by the names of the files."""
+    columns: tuple[str, ...] | None = None
+    encoding: str = "utf-8"
+    delimiter: str | None = None
+    header: bool = True
+    limit: int | None = None
+    """Rows to read at most."""
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        return (self.path,) if isinstance(self.path, str) else self.path
+
+
+KEYS = tuple(field.name for field in fields(SourceSpec))
+
+
+def source(path: Any, **settings: Any) -> SourceSpec:
+    """Checks everything at once, except what only the files can tell."""
+    return _checked({"path": path, **settings})
+
+
+def spec_of(value: object) -> SourceSpec | None:
+    """Of a path, of a mapping as a pipeline file has it, or of a spec; None: it is something else."""
+    if isinstance(value, SourceSpec):
+        return value
+    if isinstance(value, str | os.PathLike):
+        return _checked({"path": value})
+    return _checked(value) if type(value) is dict else None
+
+
+def open_source(value: object, limit: int | None = None, before: Mapping[str, Any] | None = None) -> Cursor | None:
+    """Where its rows lie; None if it is a plain iterable. `before`: the fingerprint of a run that is resumed: what has
+    versions is opened at the version that it had."""
+    from dovetail.data.reading.cursor import Limited
+    from dovetail.data.reading.tables import table_cursor
+
+    spec = spec_of(value)
+    found: Cursor | None = table_cursor(value) if spec is None else _open(spec, before or {})
+    limits = [most for most in (limit, spec.limit if spec else None) if most is not None]
+    return Limited(found, min(limits)) if found is not None and limits else found
+
+
+def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """What differs between two fingerprints, in sentences; empty: nothing does."""
+    from dovetail.data.reading.comparing import differences
+
+    return differences(before, now)
+
+
+# --- what is said
+
+
+def _checked(said: dict[Any, Any]) -> SourceSpec:
+    problems: list[Problem] = []
+
+    def wrong(message: str, *fixes: str) -> None:
+        problems.append(Problem(SETTING, message, fixes=fixes, place="source"))
+
+    for key in said:
+        if key not in KEYS:
+            wrong(f"unknown setting {shown(key)}{did_you_mean(str(key), KEYS)}", f"settings are: {', '.join(KEYS)}")
+    values = {key: value for key, value in said.items() if key in KEYS and (value is not None or key == "path")}
+    values["path"] = _paths(said.get("path"), wrong)
+    _check_texts(values, wrong)
+    if isinstance(columns := values.get("columns"), list | tuple):
+        values["columns"] = tuple(columns)
+        if not columns or not all(isinstance(name, str) for name in columns) or len(set(columns)) < len(columns):
+            wrong(f"columns is {shown(columns)}, not a list of different names", "columns: [id, text]")
+    elif columns is not None:
+        wrong(f"columns is {shown(columns)}, not a list of names", "columns: [id, text]")
+    limit = values.get("limit")
+    if limit is not None and (type(limit) is not int or limit < 0):
+        wrong(f"limit is {shown(limit)}, not a number of rows", "limit: 1000")
+    if type(values.get("header", True)) is not bool:
+        wrong(f"header is {shown(values['header'])}, not true or false", "header: true")
+    if not problems:
+        _check_together(SourceSpec(**values), said, wrong)
+    if problems:
+        raise ConfigError(problems)
+    return SourceSpec(**values)
+
+
+def _paths(path: object, wrong: Any) -> str | tuple[str, ...]:
+    many = list(path) if isinstance(path, list | tuple) else [path]
+    paths: list[str] = []
+    for one in many:
+        text = os.fspath(one) if isinstance(one, os.PathLike) else one
+        if not isinstance(text, str) or not text.strip() or "\0" in text:
+            wrong(f"path is {shown(one)}, not the name of a file, folder or pattern", "path: data/*.jsonl")
+        else:
+            paths.append(text)
+    if not many:
+        wrong("path is an empty list", "path: data/*.jsonl")
+    return tuple(paths) if isinstance(path, list | tuple) else "".join(paths)
+
+
+def _check_texts(values: dict[str, Any], wrong: Any) -> None:
+    form = values.get("format")
+    if form is not None and form not in FORMATS:
+        near = did_you_mean(form, FORMATS) if isinstance(form, str) else ""
+        wrong(f"format is {shown(form)}, which is none{near}", f"format: one of {', '.join(FORMATS)}")
+    encoding = values.get("encoding", "utf-8")
+    try:
+        name = codecs.lookup(encoding).name.replace("-", "_")
+        if name == "utf_8_sig":
+            name = values["encoding"] = "utf-8"
+        if name.startswith(NOT_ASCII) or bytes(range(128)).decode(encoding) != "".join(map(chr, range(128))):
+            wrong(
+                f"encoding {encoding!r} cannot be read line by line", "iconv -f THAT -t utf-8 old > new, then read new"
+            )
+    except (LookupError, TypeError, ValueError):
+        wrong(f"encoding is {shown(encoding)}, which Python does not know", "encoding: utf-8", "encoding: latin-1")
+    delimiter = values.get("delimiter")
+    if delimiter is not None and not (
+        isinstance(delimiter, str) and len(delimiter) == 1 and delimiter.isascii() and delimiter not in '"\r\n\0'
+    ):
+        wrong(f"delimiter is {shown(delimiter)}, not one ASCII character", 'delimiter: ";"', r'delimiter: "\t"')
+
+
+def _check_together(spec: SourceSpec, said: dict[Any, Any], wrong: Any) -> None:
+    form = spec.format
+    if form is None:
+        return
+    if spec.columns and form not in ("csv", "parquet", "lance"):
+        wrong(f"columns makes no sense for {form}", "leave columns out, and drop fields in a stage")
+    for key in ("delimiter", "header"):
+        if said.get(key) is not None and form != "csv":
+            wrong(f"{key} makes no sense for {form}", "format: csv")
+    if said.get("encoding") is not None and form not in LINES:
+        wrong(f"encoding makes no sense for {form}", "leave encoding out")
+
+
+# --- opened
+
+
+def suffix_format(name: str) -> str | None:
+    """The format that a name's suffix says."""
+    lower = name.lower()
+    packed = next((end for end in PACKED if lower.endswith(end)), "")
+    stem = lower.removesuffix(packed)
+    found = next((form for end, form in SUFFIXES.items() if stem.rstrip("/").endswith(end)), None)
+    return None if packed and found not in LINES else found
+
+
+def _open(spec: SourceSpec, before: Mapping[str, Any]) -> Cursor:
+    said = ", ".join(spec.paths[:3]) + (f" and {len(spec.paths) - 3} more" if len(spec.paths) > 3 else "")
+    if spec.format == "lance" or (spec.format is None and any(suffix_format(path) == "lance" for path in spec.paths)):
+        from dovetail.data.reading.lance_tables import LanceCursor
+
+        versions = dict(before.get("tables", ())) if before.get("kind") == "lance" else {}
+        return LanceCursor(said, spec.paths, spec.columns, versions)
+    from dovetail.data.reading.opening import find, open_lines
+
+    form, files = find(spec)
+    if spec.format is None:  # the names of the files said which it is
+        spec = source(list(spec.paths), **_given(spec), format=form)
+    if form in ("paths", "bytes"):
+        from dovetail.data.reading.listing import PathsCursor
+
+        return PathsCursor(said, files, contents=form == "bytes")
+    if form == "parquet":
+        from dovetail.data.reading.parquet import ParquetCursor
+
+        return ParquetCursor(said, files, spec.columns)
+    return open_lines(said, replace(spec, format=form), files)
+
+
+def _given(spec: SourceSpec) -> dict[str, Any]:
+    """The settings that are not as they are by themselves."""
+    plain = SourceSpec("")
+    return {
+        key: getattr(spec, key)
+        for key in KEYS
+        if key not in ("path", "format") and getattr(spec, key) != getattr(plain, key)
+    }

@@ -1,0 +1,116 @@
+"""How do files and tables become the input of a run? The driver hands out splits as far as the run asks."""
+
+from __future__ import annotations
+
+import time
+from queue import SimpleQueue
+from threading import Lock, Thread
+from typing import TYPE_CHECKING
+
+from dovetail.control.events import FailRun, InputEnded, InputExpected, ItemsArrived
+from dovetail.control.splits import Unusable
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from dovetail.control.commands import Pull
+    from dovetail.control.segments import Segment
+    from dovetail.data.ends import Store
+    from dovetail.data.reading.cursor import Cursor
+
+COARSE_CUTS, COARSE_ROWS = 16, 8192
+"""Where opening a split is dear it has so many times the rows of a message, but not more than this."""
+NEWS = 0.02
+"""The share by which a guess must have changed to be worth telling."""
+TOGETHER = 16
+"""Segments that are posted at once, ..."""
+PATIENCE_S = 0.002
+"""... unless finding them takes longer."""
+
+
+class SplitSource:
+    """Splits one after another, in segments of about as many rows as the first stage's messages have items."""
+
+    def __init__(self, cursor: Cursor, store: Store, marks: Mapping[int, object] | None = None) -> None:
+        """`marks`: row -> what `mark_of` gave there, in an earlier run."""
+        self._cursor = cursor
+        self._store = store
+        self._marks = dict(marks or {})
+        self._lock = Lock()
+        self.error: BaseException | None = None
+        """What went wrong; the run then ends."""
+        self._closed = False
+        self._told = 0
+        """Rows that were said to be expected."""
+        self._pulls: SimpleQueue[Pull | None] = SimpleQueue()
+        Thread(target=self._answer, name="dovetail-source", daemon=True).start()
+
+    def pull(self, pull: Pull) -> None:
+        self._pulls.put(pull)
+
+    def close(self) -> None:
+        self._closed = True
+        self._pulls.put(None)
+
+    def mark_of(self, row: int) -> object | None:
+        """What brings a later run to this row without reading through; None unless a segment began there."""
+        with self._lock:
+            return self._marks.get(row)
+
+    def forget(self, below_row: int) -> None:
+        """Nobody will go back before this row. The last mark before it is kept: the row may lie behind it."""
+        with self._lock:
+            below = sorted(row for row in self._marks if row < below_row)
+            for row in below[:-1]:
+                del self._marks[row]
+
+    def _answer(self) -> None:
+        while (pull := self._pulls.get()) is not None:
+            if self.error is None and not self._closed:
+                try:
+                    self._bring(pull)
+                except BaseException as error:
+                    self._fail(error)
+        self._cursor.close()
+
+    def _bring(self, pull: Pull) -> None:
+        cursor = self._cursor
+        if cursor.row != pull.first:
+            with self._lock:
+                marks = dict(self._marks)
+            cursor.seek(pull.first, marks)
+        rows = max(pull.cut, min(COARSE_CUTS * pull.cut, COARSE_ROWS)) if cursor.coarse else max(1, pull.cut)
+        end = pull.first + pull.items
+        found: list[Segment] = []
+        first, since = cursor.row, time.monotonic()
+        while cursor.row < end and not self._closed:
+            at, mark = cursor.row, cursor.mark()
+            split = cursor.take(min(rows, end - at))
+            if split is None:
+                break
+            with self._lock:
+                self._marks[at] = mark
+            found.append(self._store.store_split(range(at, cursor.row), split))
+            if len(found) >= TOGETHER or time.monotonic() - since > PATIENCE_S:
+                self._store.post(ItemsArrived(first, found))
+                found, first, since = [], cursor.row, time.monotonic()
+        if found:
+            self._store.post(ItemsArrived(first, found))
+        self._tell_expected()
+        if cursor.row < end and not self._closed:
+            self._store.post(InputEnded(cursor.row))
+
+    def _tell_expected(self) -> None:
+        """When there is something new to say."""
+        now = self._cursor.total if self._cursor.total is not None else self._cursor.expected
+        if now is not None and abs(now - self._told) > NEWS * self._told:
+            self._told = now
+            self._store.post(InputExpected(now))
+
+    def _fail(self, error: BaseException) -> None:
+        self.error = error
+        try:
+            why = str(error) if isinstance(error, Unusable) else f"{type(error).__name__}: {error}"
+        except Exception:
+            why = type(error).__name__
+        self._store.post(FailRun(f"the source cannot be read: {why}"))

@@ -1,0 +1,90 @@
+"""What is the input of a run, and who brings it? An iterable passes through the driver, all else is read by workers."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from dovetail.data.iterables import IterableSource, is_at_hand
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from dovetail.data.ends import Source, Store
+    from dovetail.data.reading.cursor import Cursor
+
+
+class Input:
+    """A source that is open, and not asked for anything yet."""
+
+    kind: str
+    cursor: Cursor | None = None
+
+    def feed(self, store: Store, marks: Mapping[int, object], /) -> Source:
+        """`marks`: rows of which an earlier driver has told where they are."""
+        raise NotImplementedError
+
+    def fingerprint(self) -> dict[str, object]:
+        """What must not have changed if somebody goes on with the run; empty: nobody can tell."""
+        return {}
+
+    def files(self) -> list[str]:
+        """The files and tables that it is read from, as far as they are listed."""
+        return []
+
+    def close(self) -> None:
+        return
+
+
+class Iterated(Input):
+    kind = "iterable"
+
+    def __init__(self, source: Iterable[Any], limit: int | None) -> None:
+        self._at_hand = is_at_hand(source)
+        items: Iterator[Any] = iter(source)
+        self._ours = items is not source
+        self._items = items if limit is None else islice(items, limit)
+
+    def feed(self, store: Store, _marks: Mapping[int, object], /) -> Source:
+        return IterableSource(self._items, store, at_hand=self._at_hand, ours=self._ours)
+
+
+class Read(Input):
+    def __init__(self, cursor: Cursor) -> None:
+        self.cursor: Cursor = cursor
+        self.kind = cursor.kind
+
+    def feed(self, store: Store, marks: Mapping[int, object], /) -> Source:
+        from dovetail.data.split_source import SplitSource
+
+        return SplitSource(self.cursor, store, marks)
+
+    def fingerprint(self) -> dict[str, object]:
+        return self.cursor.fingerprint()
+
+    def files(self) -> list[str]:
+        told: dict[str, Any] = self.cursor.fingerprint()
+        return [str(one[0]) for key in ("files", "tables") for one in told.get(key) or ()]
+
+    def close(self) -> None:
+        self.cursor.close()
+
+
+class Kept(Input):
+    """Nothing to read: the input is there already, in front of several units."""
+
+    kind = "kept"
+
+    def feed(self, store: Store, _marks: Mapping[int, object], /) -> Source:
+        return IterableSource(iter(()), store, at_hand=True)
+
+
+def open_input(source: Any, limit: int | None, before: dict[str, object] | None = None) -> Input:
+    """Files and tables by what they are called or can do, all else by iterating over it. `before`: the fingerprint that
+    an earlier driver saw, so that a table with versions is opened at the same."""
+    if is_at_hand(source):
+        return Iterated(source, limit)
+    from dovetail.data.sources import open_source  # late: a list needs nothing of it
+
+    cursor = open_source(source, limit, before)
+    return Iterated(source, limit) if cursor is None else Read(cursor)

@@ -1,0 +1,145 @@
+"""Where do the results of a run go? To one sink for all leaves, to one for each, or to whoever iterates over it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from dovetail.data.ends import Outputs
+from dovetail.errors import ConfigError, Problem, did_you_mean, shown
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from dovetail.data.sinks import SinkSpec
+    from dovetail.pipeline.pipeline import Pipeline
+    from dovetail.streaming.work import Work
+
+ALL = ""
+"""The label of a sink that all leaves share."""
+
+
+@dataclass(slots=True)
+class Wanted:
+    """What somebody gave as `sink`, checked."""
+
+    files: dict[str, SinkSpec] = field(default_factory=dict)
+    functions: dict[str, Callable[[list[Any]], object]] = field(default_factory=dict)
+
+    @property
+    def durable(self) -> bool:
+        return bool(self.files or self.functions)
+
+    @property
+    def in_order(self) -> bool:
+        """Whether one of them is to have its rows in the order of the source."""
+        return any(spec.ordered for spec in self.files.values())
+
+    def kinds(self, pipeline: Pipeline) -> dict[str, str]:
+        """Leaf stage -> what it writes."""
+        kinds = {label: spec.form[0] for label, spec in self.files.items()}
+        return {leaf: kinds.get(leaf, kinds.get(ALL, "")) for leaf in pipeline.leaves()}
+
+
+def wanted(sink: object, pipeline: Pipeline, *, ordered: bool) -> Wanted:
+    found = Wanted()
+    if sink is None:
+        return found
+    problems: list[Problem] = []
+    by_leaf = sink if _is_by_leaf(sink, pipeline) else {ALL: sink}
+    assert isinstance(by_leaf, Mapping)
+    leaves = pipeline.leaves()
+    for label, one in by_leaf.items():
+        if label is not ALL and label not in leaves:
+            message = (
+                f"{label!r} in sink= is no stage whose results leave the pipeline{did_you_mean(str(label), leaves)}"
+            )
+            problems.append(
+                Problem("DT385", message, (f"those are: {', '.join(leaves)}",), (f"sink={{{leaves[0]!r}: ...}}",))
+            )
+            continue
+        try:
+            _add(found, str(label), one, ordered=ordered)
+        except ConfigError as error:
+            problems += error.problems
+    problems += _twice(found)
+    if problems:
+        raise ConfigError(problems)
+    return found
+
+
+def _is_by_leaf(sink: object, pipeline: Pipeline) -> bool:
+    """A mapping with a path is one sink."""
+    if not isinstance(sink, Mapping) or not sink:
+        return False
+    names = {stage.name for stage in pipeline.stages}
+    return "path" not in sink or ("path" in names and not isinstance(sink["path"], str))
+
+
+def _add(found: Wanted, label: str, sink: object, *, ordered: bool) -> None:
+    from dovetail.data.sinks import spec_of
+
+    spec = spec_of(sink)
+    if spec is not None:
+        found.files[label] = replace(spec, ordered=True) if ordered else spec
+    elif callable(sink):
+        found.functions[label] = sink
+    else:
+        fixes = ('sink="out.jsonl"', "sink=a_function_of_a_list")
+        raise ConfigError(Problem("DT385", f"sink={shown(sink)} is neither a file nor a function", fixes=fixes))
+
+
+def _twice(found: Wanted) -> list[Problem]:
+    by_path: dict[str, list[str]] = {}
+    for label, spec in found.files.items():
+        by_path.setdefault(spec.path, []).append(label)
+    return [
+        Problem(
+            "DT385", f"{' and '.join(labels)} write to the same sink {path}", fixes=("give each a path of its own",)
+        )
+        for path, labels in by_path.items()
+        if len(labels) > 1
+    ]
+
+
+def check_apart(want: Wanted, files: Collection[str]) -> None:
+    """That no sink takes the place of what is read: the source would be gone, and its rows would be read as input."""
+    if not files or not want.files:
+        return
+    from dovetail.data.sinks import takes_the_place_of
+
+    problems = []
+    for spec in want.files.values():
+        found = takes_the_place_of(spec, files)
+        if found is not None:
+            evidence = (f"the sink {spec.path} would take the place of {found}, which is read",)
+            fixes = ("choose another name for the sink, or another folder",)
+            problems.append(Problem("DT385", "the sink is a part of the source", evidence, fixes, spec.path))
+    if problems:
+        raise ConfigError(problems)
+
+
+def opened(want: Wanted, run_id: str, spare: Path) -> Outputs:
+    """Nothing is made or changed by that yet."""
+    if not want.files:
+        return Outputs(functions=dict(want.functions))
+    from dovetail.data.sinks import open_sink
+
+    files = {label: open_sink(spec, run_id, spare / (label or "all")) for label, spec in want.files.items()}
+    return Outputs(dict(files), dict(want.functions))
+
+
+def with_writers(works: tuple[Work, ...], outputs: Outputs, pipeline: Pipeline) -> tuple[Work, ...]:
+    """Units whose results leave the run are told who writes them."""
+    leaves = set(pipeline.leaves())
+    found = []
+    for work in works:
+        last = work.stages[-1]
+        label = next((one for one in (last, ALL) if one in outputs.files or one in outputs.functions), None)
+        if last in leaves and label is not None:
+            outputs.label_of[work.name] = label
+            if label in outputs.files:
+                work = replace(work, hosted=replace(work.hosted, writer=outputs.files[label].writer()))
+        found.append(work)
+    return tuple(found)

@@ -1,0 +1,74 @@
+"""Whose result is whose, if a function gets the items of several requests at once? The third is the third's.
+
+Of a list of another length nobody can tell: that is an error, and whatever failed is tried again with single items,
+where it is clear.
+"""
+
+from __future__ import annotations
+
+import inspect
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from dovetail.engines.host import _with_worker
+from dovetail.engines.returns import as_list
+from dovetail.engines.targets import named
+from dovetail.pipeline.stage import Each, is_async
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dovetail.pipeline.stage import Stage
+
+
+def paired(stage: Stage) -> Stage:
+    """The same stage, but a batch must give as many as it got."""
+    if stage.batch_size == 1:
+        return stage
+    run: Any = stage.run
+    with suppress(Exception):  # workers will tell what is wrong with it
+        while isinstance(run, str):
+            run = named(run, stage.name)
+    if isinstance(run, str | Each):
+        return stage
+    return replace(stage, run=(PairedAsync if is_async(run) else Paired)(run, stage.name))
+
+
+class Paired:
+    """A function of lists, or a class of workers, whose lists are counted."""
+
+    def __init__(self, fn: Callable[..., Any], stage: str) -> None:
+        self.fn = fn
+        self.stage = stage
+        self._target: Any = None
+
+    def setup(self, worker: Any) -> Any:
+        self._target = self.fn() if isinstance(self.fn, type) else self.fn
+        setup = getattr(self._target, "setup", None)
+        return _with_worker(setup, worker) if callable(setup) else None
+
+    def teardown(self) -> Any:
+        teardown = getattr(self._target, "teardown", None)
+        return teardown() if callable(teardown) else None
+
+    def __call__(self, items: list[Any]) -> list[Any]:
+        count = len(items)  # before the call: the list is the function's own
+        return self._checked(self._target(items), count)
+
+    def _checked(self, given: Any, count: int) -> list[Any]:
+        results = given if type(given) is list else as_list(given, self.stage)
+        if len(results) != count and count > 1:
+            raise ValueError(
+                f"stage {self.stage!r} made {len(results)} results of {count} requests, so that nobody can tell whose "
+                "they are; with dt.each, or batch_size=1, a stage may drop and multiply"
+            )
+        return results
+
+
+class PairedAsync(Paired):
+    async def __call__(self, items: list[Any]) -> list[Any]:  # type: ignore[override]
+        count = len(items)
+        given = self._target(items)
+        given = [one async for one in given] if inspect.isasyncgen(given) else await given
+        return self._checked(given, count)

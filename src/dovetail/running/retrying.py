@@ -1,0 +1,153 @@
+"""How are items that a run set aside run again? In front of the unit that failed, and into the same sink."""
+
+from __future__ import annotations
+
+import base64
+import json
+import pickle
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dovetail.data.commits import read
+from dovetail.errors import ConfigError, Problem, did_you_mean
+from dovetail.observe.folder import find_run, read_object, write_atomically
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dovetail.control.segments import Segment
+    from dovetail.data.commits import Told
+    from dovetail.engines.local.engine import LocalEngine
+    from dovetail.observe.folder import RunFolder
+    from dovetail.streaming.work import Work
+
+BAD_ROW = "BadRow"
+PER_SEGMENT = 64
+
+
+class Again:
+    """What an earlier run set aside."""
+
+    def __init__(self, what: str | Path, sink: object) -> None:
+        """`sink`: instead of the one that the run had."""
+        self.folder = find_run(str(what))
+        self._told = read(self.folder.commit_log)
+        self.notes: list[str] = []
+        """What cannot be run again, as lines for people."""
+        self._check()
+        self.items = self._items()
+        self.sink = sink if sink is not None else sinks_of(self._told, exists="append")
+        if not self.items:
+            why = self.notes or ["it set nothing aside"]
+            fixes = (f"dovetail status {self.folder.id} shows what it set aside",)
+            message = f"there is nothing of run {self.folder.id} to run again"
+            raise ConfigError(Problem("DT388", message, tuple(why), fixes))
+
+    def _check(self) -> None:
+        run = self.folder.id
+        if self._told.beginning and self._told.finished is None:
+            fix = f"dovetail run --resume {run}"
+            raise ConfigError(Problem("DT388", f"run {run} has not come to its end: finish it first", fixes=(fix,)))
+        marker = read_object(self._marker)
+        by = marker.get("by")
+        if by and (marker.get("done") or self._log_of_other().finished is not None):
+            message = f"what run {run} set aside was run again already, by run {by}"
+            fix = f"dovetail run --retry-errors {by}"
+            raise ConfigError(Problem("DT388", message, fixes=(f"{fix} runs what that one set aside",)))
+
+    def check_turn(self, goes_on: str | None) -> None:
+        """Somebody else may have begun with it, and not come to the end; `goes_on`: the run that is resumed."""
+        by = read_object(self._marker).get("by")
+        if by and by != goes_on and self._log_of_other().beginning:
+            message = f"run {by} has begun to run what run {self.folder.id} set aside, and has not come to its end"
+            fixes = (f"dovetail run --resume {by}",)
+            raise ConfigError(Problem("DT388", message, fixes=fixes))
+
+    def _log_of_other(self) -> Told:
+        """Of who began with it; empty if that is gone."""
+        return read(Path(str(read_object(self._marker).get("folder"))) / self.folder.commit_log.name)
+
+    @property
+    def _marker(self) -> Path:
+        return self.folder.errors.parent / "retried.json"
+
+    def _items(self) -> list[tuple[str, tuple[int, ...], Any]]:
+        """Unit, key and item; each once, and only those whose epochs count."""
+        counts = {
+            (unit, tuple(key)) for entry in self._told.entries.values() for unit, key in entry.aside if key is not None
+        }
+        found: dict[tuple[str, tuple[int, ...]], Any] = {}
+        seen: set[tuple[str, tuple[int, ...]]] = set()
+        bad = 0
+        lost = sum(key is None for entry in self._told.entries.values() for _, key in entry.aside)
+        for line in self._lines():
+            unit, key = str(line.get("unit")), tuple(line.get("key") or ())
+            if (unit, key) in found or (self._told.beginning and (unit, key) not in counts):
+                continue
+            seen.add((unit, key))
+            if line.get("error") == BAD_ROW:
+                bad += 1
+            elif "item" in line:
+                found[unit, key] = line["item"]
+            elif "item_pickle" in line:
+                found[unit, key] = pickle.loads(base64.b64decode(line["item_pickle"]))  # noqa: S301 - the user's own run
+            else:
+                lost += 1
+        lost += len(counts - found.keys() - seen)
+        if bad:
+            rows = "1 row" if bad == 1 else f"{bad} rows"
+            self.notes.append(f"{rows} that could not be parsed: mend the source, and run it anew")
+        if lost:
+            self.notes.append(f"{lost} items are not kept: they were too large, or could not be pickled")
+        return [(unit, key, item) for (unit, key), item in found.items()]
+
+    def _lines(self) -> list[dict[str, Any]]:
+        try:
+            text = self.folder.errors.read_text(encoding="utf-8", errors="replace")
+        except FileNotFoundError:
+            return []
+        found = []
+        for line in text.splitlines():
+            try:
+                found.append(json.loads(line))
+            except ValueError:
+                continue  # torn
+        return [line for line in found if isinstance(line, dict)]
+
+    def segments(self, workers: LocalEngine, works: Sequence[Work]) -> dict[str, list[Segment]]:
+        """Unit -> its input."""
+        by_unit: dict[str, list[tuple[tuple[int, ...], Any]]] = {}
+        for unit, key, item in self.items:
+            by_unit.setdefault(_unit(unit, works), []).append((key, item))
+        found: dict[str, list[Segment]] = {}
+        for unit, pairs in by_unit.items():
+            pairs.sort(key=lambda pair: pair[0])
+            for start in range(0, len(pairs), PER_SEGMENT):
+                keys, items = zip(*pairs[start : start + PER_SEGMENT], strict=True)
+                segment = workers.store(list(keys), list(items))
+                segment.first = keys[0]
+                found.setdefault(unit, []).append(segment)
+        return found
+
+    def is_run(self, by: RunFolder, *, done: bool = False) -> None:
+        """So that nobody adds the same results twice."""
+        text = json.dumps({"by": by.id, "folder": str(by.path), "done": done})
+        write_atomically(self._marker, text + "\n")
+
+
+def sinks_of(told: Told, **changes: Any) -> Any:
+    """The files that a run writes, as `dt.run` takes them; None: it writes none."""
+    before = told.beginning.get("sinks") or {}
+    sinks = {label: {**about["spec"], **changes} for label, about in before.items()}
+    return sinks.get("") or sinks or None
+
+
+def _unit(name: str, works: Sequence[Work]) -> str:
+    """The unit of today that begins with the same stage."""
+    for work in works:
+        if work.name == name or work.stages[0] == name.split("+")[0]:
+            return work.name
+    names = [work.name for work in works]
+    message = f"items were set aside by {name!r}, and the pipeline has no such unit now{did_you_mean(name, names)}"
+    fixes = ("run them with the pipeline as it was: same stages, same names, same fuse",)
+    raise ConfigError(Problem("DT388", message, (f"its units are: {', '.join(names)}",), fixes))

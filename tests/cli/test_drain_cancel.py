@@ -1,0 +1,182 @@
+"""Ending a run: Ctrl-C, SIGTERM, `dovetail drain` and `cancel` from another process; and going on afterwards."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import signal
+import subprocess
+import sys
+import termios
+from array import array
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cli.jobs import CLUSTER, Place
+from running.aids import marked, until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+COUNT = 300
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    """A run of some seconds."""
+    made = Place(tmp_path / "a job")
+    made.rows("in.jsonl", COUNT)
+    made.file("source: in.jsonl\nsink: out.jsonl", "slowly")
+    return made
+
+
+def resumed_to_the_end(place: Place, run: Path) -> None:
+    assert not (place.folder / "out.jsonl").exists()
+    done = place.run("run", "--resume", run.name)
+    assert done.returncode == 0, done.stderr
+    assert sorted(row["n"] for row in place.result()) == list(range(COUNT))
+    assert place.runs() == [run]
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "word"), [(signal.SIGINT, 130, "Ctrl-C"), (signal.SIGTERM, 143, "SIGTERM")], ids=["int", "term"]
+)
+def test_a_signal_drains_and_a_resume_goes_on(place: Place, number: int, code: int, word: str) -> None:
+    with place.started("run", "p.yaml", *CLUSTER) as started:
+        run = started.goes()
+        started.process.send_signal(number)
+        assert started.ended() == code, started.err
+        assert f"draining: what is in hand is finished; {word} again stops now" in started.err
+        assert f"dovetail run --resume {run.name}" in started.err
+        assert "Traceback" not in started.err
+    assert place.status() == "drained"
+    resumed_to_the_end(place, run)
+
+
+def test_a_second_signal_stops_now(place: Place) -> None:
+    place.rows("in.jsonl", 20_000)
+    with place.started("run", "p.yaml", *CLUSTER) as started:
+        run = started.goes()
+        started.process.send_signal(signal.SIGINT)
+        until(lambda: "draining" in started.err, "it drains")
+        started.process.send_signal(signal.SIGINT)
+        assert started.ended() == 130, started.err
+        assert "Traceback" not in started.err
+    until(lambda: not marked(place.folder.name), "nobody is left")
+    assert place.status() in ("cancelled", "drained")
+    assert not (run / "control.sock").exists()
+    assert not (place.folder / "out.jsonl").exists()
+
+
+def test_ctrl_c_before_it_begins_leaves_nothing(place: Place) -> None:
+    (place.folder / "late.py").write_text("import time\nprint('here', flush=True)\ntime.sleep(60)\n")
+    place.file("source: {run: 'late:rows'}\nsink: out.jsonl", "slowly")
+    with place.started("run", "p.yaml", *CLUSTER) as started:
+        until(lambda: "here" in started.out, "it imports the module")
+        started.process.send_signal(signal.SIGINT)
+        assert started.ended() == 130
+        assert "interrupted" in started.err
+        assert "Traceback" not in started.err
+    assert place.runs() == []
+
+
+def test_a_run_is_drained_from_another_process(place: Place) -> None:
+    with place.started("run", "p.yaml", *CLUSTER) as started:
+        run = started.goes()
+        told = place.run("drain", "last", "--wait")
+        assert (told.returncode, told.stdout) == (0, ""), told.stderr
+        assert f"dovetail run --resume {run.name}" in told.stderr
+        assert "is drained" in told.stderr
+        assert started.ended() == 130, started.err
+    header = json.loads((run / "run.json").read_text())
+    assert header["status"] == "drained"
+    over = place.run("drain", run.name)
+    assert over.returncode == 2
+    assert "is not running: it is drained" in over.stderr
+    resumed_to_the_end(place, run)
+
+
+def test_a_run_is_cancelled_from_another_process(place: Place) -> None:
+    with place.started("run", "p.yaml", *CLUSTER) as started:
+        run = started.goes()
+        told = place.run("cancel", str(run))
+        assert told.returncode == 0, told.stderr
+        assert f"asked {run.name} to cancel" in told.stderr
+        assert started.ended() == 130, started.err
+    assert place.status() == "cancelled"
+    resumed_to_the_end(place, run)
+
+
+def test_a_killed_run_is_lost_and_goes_on(place: Place) -> None:
+    with place.started("run", "p.yaml", *CLUSTER) as started:
+        run = started.goes()
+        started.process.kill()
+        assert started.ended() == -signal.SIGKILL
+    told = place.run("cancel", "last")
+    assert told.returncode == 2
+    assert "lost: its process is gone" in told.stderr
+    assert f"dovetail run --resume {run.name}" in told.stderr
+    assert f"dovetail run --resume {run.name}" in place.run("status", "last").stderr
+    resumed_to_the_end(place, run)
+
+
+def test_a_run_goes_on_from_any_folder_with_what_was_typed_for_it(place: Place, tmp_path: Path) -> None:
+    (place.folder / "sub").mkdir()
+    place.file("name: mine", "slowly")
+    typed = ("--source", "in.jsonl", "--set", "sink.path=sub/out.jsonl", "--set", "sink.ordered=true")
+    with place.started("run", "p.yaml", *CLUSTER, *typed) as started:
+        run = started.goes()
+        started.process.kill()
+        started.ended()
+    done = place.run("run", "--resume", "last", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert [row["n"] for row in place.result("sub/out.jsonl")] == list(range(COUNT))
+    assert place.runs() == [run]
+    again = place.run("run", "--resume", "last")
+    assert again.returncode == 2
+    assert "is finished already" in again.stderr
+
+
+def test_somebody_who_does_not_read_does_not_hold_up_the_second_ctrl_c(place: Place) -> None:
+    place.rows("in.jsonl", 200_000)
+    place.file("source: in.jsonl", "double")
+    talk = place.folder / "err.txt"
+    with (
+        talk.open("wb") as err,
+        subprocess.Popen(
+            [sys.executable, "-m", "dovetail", "run", "p.yaml", *CLUSTER],
+            stdout=subprocess.PIPE,
+            stderr=err,
+            env=place.environment(),
+            cwd=place.folder,
+            start_new_session=True,
+        ) as process,
+    ):
+        assert process.stdout is not None
+        process.stdout.read(1)
+        waiting = array("i", [0])
+        filled = partial(fcntl.ioctl, process.stdout, termios.FIONREAD, waiting)
+        until(lambda: filled() == 0 and waiting[0] > 60_000, "the pipe is full")
+        process.send_signal(signal.SIGINT)
+        until(lambda: "draining" in talk.read_text(), "it drains")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130
+
+
+def test_who_does_not_want_to_wait_for_others_is_told_so(place: Place) -> None:
+    with place.started("run", "p.yaml", *CLUSTER) as started:
+        run = started.goes()
+        done = place.run("run", "p.yaml", *CLUSTER, "--sink", "other.jsonl", "--no-wait")
+        assert done.returncode == 3, done.stderr
+        assert "leave --no-wait out" in done.stderr
+        assert f"or dovetail drain {run.name}" in done.stderr
+        assert place.run("cancel", run.name, "--wait").returncode == 0
+
+
+@pytest.mark.parametrize("command", ["drain", "cancel"])
+def test_a_run_that_is_not_there_is_an_error(place: Place, command: str) -> None:
+    done = place.run(command, "nothing")
+    assert done.returncode == 2
+    assert "DT301" in done.stderr

@@ -1,0 +1,129 @@
+"""`dovetail logs`: what workers printed, all of it, one of them, as it comes."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cli.jobs import CLUSTER, Place
+from dovetail.machine.processes import process_started
+from observe.made import recorded
+from running.aids import until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ID = "20260101-000000-aaaa-video"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run that is over, with three workers that printed."""
+    folder = tmp_path / "runs" / ID
+    recorded(folder)
+    (folder / "logs").mkdir()
+    for name, text in (("1.log", "one\ntwo\r\nthree"), ("2.log", "\xff\n"), ("10.1.log", "ten\n"), ("x.log", "no\n")):
+        (folder / "logs" / name).write_bytes(text.encode("latin-1"))
+    return folder
+
+
+def logs(run: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "dovetail", "logs", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"DOVETAIL_HOME": str(run.parent.parent)},
+    )
+
+
+def test_all_workers_are_shown_with_who_printed(run: Path) -> None:
+    shown = logs(run, "last")
+    assert shown.returncode == 0, shown.stderr
+    lines = shown.stdout.splitlines()
+    assert [line.partition("] ")[2] for line in lines] == ["one", "two", "three", "\N{REPLACEMENT CHARACTER}", "ten"]
+    assert lines[0].startswith("[a 1]")
+    assert lines[-1].endswith("10 rank 1] ten")
+
+
+def test_one_worker_is_shown_plainly(run: Path) -> None:
+    assert logs(run, ID, "1").stdout == "one\ntwo\nthree\n"
+    assert logs(run, ID, "1", "--tail", "1").stdout == "three\n"
+    assert logs(run, ID, "1", "--tail", "0").stdout == ""
+
+
+def test_the_workers_of_a_stage_are_shown(run: Path) -> None:
+    assert "[a 1] one" in logs(run, ID, "a").stdout
+
+
+def test_json_has_one_object_per_line(run: Path) -> None:
+    first = json.loads(logs(run, ID, "--json").stdout.splitlines()[0])
+    assert first == {"worker": 1, "rank": 0, "unit": "a", "line": "one"}
+
+
+def test_a_worker_that_is_not_there_is_an_error_that_tells_who_is(run: Path) -> None:
+    shown = logs(run, ID, "99")
+    assert shown.returncode == 2
+    assert "DT368" in shown.stderr
+    assert "workers: 1 to 10" in shown.stderr
+    assert "DT301" in logs(run, "nothing").stderr
+
+
+def test_a_run_without_logs_says_so(run: Path) -> None:
+    for file in (run / "logs").iterdir():
+        file.unlink()
+    for step in ("with an empty folder", "without one"):
+        shown = logs(run, ID)
+        assert (shown.returncode, shown.stdout) == (0, ""), step
+        assert "no worker of" in shown.stderr
+        if (run / "logs").is_dir():
+            (run / "logs").rmdir()
+
+
+def test_what_comes_later_is_followed_until_the_run_is_over(run: Path, tmp_path: Path) -> None:
+    header = json.loads((run / "run.json").read_text())
+    alive = {
+        "status": "running",
+        "pid": os.getpid(),
+        "pid_started": process_started(os.getpid()),
+        "host": socket.gethostname(),
+        "heartbeat": time.time(),
+    }
+    (run / "run.json").write_text(json.dumps(header | alive))
+    out = tmp_path / "followed.txt"
+    with out.open("wb") as file:
+        following = subprocess.Popen(
+            [sys.executable, "-m", "dovetail", "logs", ID, "-f"],
+            stdout=file,
+            env=os.environ | {"DOVETAIL_HOME": str(run.parent.parent)},
+        )
+        until(lambda: "ten" in out.read_text(), "it shows what is there")
+        assert "three" not in out.read_text()
+        with (run / "logs" / "1.log").open("ab") as log:
+            log.write(b" and more\n")
+        (run / "logs" / "11.log").write_bytes(b"new worker\nunfinished")
+        until(lambda: "new worker" in out.read_text(), "it shows what came")
+        assert "three and more" in out.read_text()
+        assert "unfinished" not in out.read_text()
+        (run / "run.json").write_text(json.dumps(header | {"status": "finished"}))
+        assert following.wait(60) == 0
+    assert out.read_text().splitlines()[-1].endswith("unfinished")
+
+
+def test_the_logs_of_a_real_run(tmp_path: Path) -> None:
+    place = Place(tmp_path / "jobs")
+    place.file("source: in.jsonl\nsink: out.jsonl", "Talker")
+    done = place.run("run", "p.yaml", *CLUSTER)
+    assert done.returncode == 0, done.stderr
+    shown = place.run("logs", "last", "Talker")
+    assert shown.returncode == 0, shown.stderr
+    seen = sorted(int(line.rpartition(" ")[2]) for line in shown.stdout.splitlines() if "saw" in line)
+    assert seen == list(range(20))
+    assert "[Talker " in shown.stdout

@@ -1,0 +1,123 @@
+"""`dovetail plan --probe`, and plans that know what earlier runs measured, as people run them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+STEPS = """
+import time
+
+def numbers(count=1000):
+    yield from range(count)
+
+def nap(items):
+    time.sleep(0.003 * len(items))
+    return items
+
+def twice(items):
+    return [item for item in items for _ in range(2)]
+"""
+PIPELINE = """
+name: naps
+source: {run: "probed_steps:numbers"}
+stages:
+  - {name: nap, run: "probed_steps:nap"}
+  - {name: twice, run: "probed_steps:twice", fuse: false}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "a folder").mkdir()
+    (tmp_path / "a folder" / "probed_steps.py").write_text(STEPS)
+    (tmp_path / "a folder" / "naps.yaml").write_text(PIPELINE)
+    return tmp_path
+
+
+def plan(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "dovetail", "plan", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=folder,
+        env={**os.environ, "DOVETAIL_HOME": str(folder / "home")},
+        stdin=subprocess.DEVNULL,
+        timeout=120,
+    )
+
+
+def sources(shown: subprocess.CompletedProcess[str]) -> list[str]:
+    assert shown.returncode == 0, shown.stderr
+    return [unit["rate_source"] for unit in json.loads(shown.stdout)["units"]]
+
+
+def test_a_probe_measures_and_the_next_plan_knows(folder: Path) -> None:
+    file = "a folder/naps.yaml"
+    assert sources(plan(folder, file, "--json")) == ["assumed", "assumed"]
+    shown = plan(folder, file, "--probe", "50")
+    assert shown.returncode == 0, shown.stderr
+    assert "probed with 50 items" in shown.stderr
+    assert "^ measured" in shown.stdout
+    assert "note: the speed of nap, twice was measured in 1 run" in shown.stdout
+    again = plan(folder, file, "--json")
+    assert sources(again) == ["measured", "measured"]
+    nap, twice = json.loads(again.stdout)["units"]
+    assert 20 < nap["rate"] < 334
+    assert nap["per_source"] == twice["per_source"] == 1
+    assert sources(plan(folder, file, "--no-profiles", "--json")) == ["assumed", "assumed"]
+    assert not (folder / "home" / "runs").exists() or not list((folder / "home" / "runs").iterdir())
+
+
+def test_code_that_changed_is_not_known(folder: Path) -> None:
+    file, steps = "a folder/naps.yaml", folder / "a folder" / "probed_steps.py"
+    assert plan(folder, file, "--probe", "20").returncode == 0
+    steps.write_text(STEPS.replace("import time", "import time  # changed"))
+    assert sources(plan(folder, file, "--json")) == ["measured", "measured"]
+    steps.write_text(STEPS.replace("0.003", "0.03"))
+    assert sources(plan(folder, file, "--json")) == ["assumed", "measured"]
+
+
+def test_a_probe_reads_what_it_is_told_to(folder: Path) -> None:
+    (folder / "rows.jsonl").write_text("".join(f'{{"n": {n}}}\n' for n in range(30)))
+    shown = plan(folder, "a folder/naps.yaml", "--probe", "100", "--source", "rows.jsonl")
+    assert shown.returncode == 0, shown.stderr
+    assert "probed with 30 items" in shown.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "exit_code"),
+    [
+        (["--probe", "0"], "", 2),
+        (["--probe", "many"], "", 2),
+        (["--source", "rows.jsonl"], "DT371", 2),
+        (["--probe", "5", "--no-profiles"], "DT371", 2),
+    ],
+)
+def test_what_makes_no_sense_is_told(folder: Path, arguments: list[str], code: str, exit_code: int) -> None:
+    shown = plan(folder, "a folder/naps.yaml", *arguments)
+    assert shown.returncode == exit_code
+    assert code in shown.stderr
+    assert "Traceback" not in shown.stderr
+
+
+def test_a_file_without_a_source_and_a_stage_that_cannot_be_placed_here(folder: Path) -> None:
+    file = folder / "a folder" / "naps.yaml"
+    file.write_text(PIPELINE.replace('source: {run: "probed_steps:numbers"}\n', ""))
+    shown = plan(folder, str(file), "--probe", "5")
+    assert shown.returncode == 2
+    assert "DT371" in shown.stderr
+    file.write_text(PIPELINE.replace('twice", fuse: false}', 'twice", resources: {gpus: 64}}'))
+    shown = plan(folder, str(file), "--probe", "5", "--cluster", "1x(8cpu, 64xL40S:48GB)")
+    assert shown.returncode == 3
+    assert "DT370" in shown.stderr
+    assert "leave out --probe" in shown.stderr

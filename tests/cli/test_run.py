@@ -1,0 +1,394 @@
+"""`dovetail run` as people type it: real files, real processes, exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cli.jobs import CLUSTER, Place
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+WANTED = [{"n": n, "twice": 2 * n} for n in range(20)]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path / "my jöbs")
+
+
+def by_n(rows: Iterable[dict[str, int]]) -> list[dict[str, int]]:
+    return sorted(rows, key=lambda row: row["n"])
+
+
+# --- from files to files
+
+
+def test_a_file_is_run_from_its_source_to_its_sink(place: Place) -> None:
+    done = place.run("run", "p.yaml", *CLUSTER)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    assert by_n(place.result()) == WANTED
+    for words in ("pipeline on 1x(2cpu, 4GB)", "20 of 20 items in, 20 out", f"output      {place.folder}/out.jsonl"):
+        assert words in done.stderr
+    assert "dovetail status" in done.stderr
+    (run,) = place.runs()
+    assert not (run / "control.sock").exists()
+    assert {path.name for path in place.folder.iterdir()} == {"home", "in.jsonl", "out.jsonl", "p.yaml", "steps.py"} | {
+        path.name for path in place.folder.glob("__pycache__")
+    }
+
+
+def test_paths_in_a_file_start_at_its_folder_and_typed_ones_here(place: Place, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "else where"
+    elsewhere.mkdir()
+    (elsewhere / "three.jsonl").write_text('{"n": 1}\n{"n": 2}\n{"n": 3}\n')
+    file = str(place.folder / "p.yaml")
+    assert place.run("run", file, *CLUSTER, cwd=elsewhere).returncode == 0
+    assert len(place.result()) == 20
+    done = place.run("run", file, *CLUSTER, "--source", "three.jsonl", "--sink", "out.jsonl", cwd=elsewhere)
+    assert done.returncode == 0, done.stderr
+    assert len((elsewhere / "out.jsonl").read_text().splitlines()) == 3
+    done = place.run("run", file, *CLUSTER, "--set", "source.path=t*.jsonl", cwd=elsewhere)
+    assert done.returncode == 0, done.stderr
+    assert len(place.result()) == 3
+
+
+def test_without_a_sink_results_go_to_stdout_and_the_talk_to_stderr(place: Place) -> None:
+    place.file("source: in.jsonl", "double")
+    done = place.run("run", "p.yaml", *CLUSTER)
+    assert done.returncode == 0, done.stderr
+    assert by_n(map(json.loads, done.stdout.splitlines())) == WANTED
+    assert "20 of 20 items in" in done.stderr
+    assert place.run("run", "p.yaml", *CLUSTER, "--ordered").stdout == "".join(f"{json.dumps(row)}\n" for row in WANTED)
+
+
+def test_a_reader_who_leaves_ends_it_quietly(place: Place) -> None:
+    place.rows("in.jsonl", 20_000)
+    place.file("source: in.jsonl", "double")
+    command = f"{sys.executable} -m dovetail run p.yaml --cluster '1x(2cpu, 4GB)' | head -3; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(
+        ["bash", "-c", command], capture_output=True, text=True, cwd=place.folder, env=place.environment(), check=False
+    )
+    assert (done.returncode, len(done.stdout.splitlines())) == (0, 3), done.stderr
+    assert "Traceback" not in done.stderr
+    assert "error" not in done.stderr.lower()
+
+
+def test_stdin_is_a_source_too(place: Place) -> None:
+    given = '{"n": 1}\n\n{"n": 2}\n'
+    done = place.run("run", "p.yaml", *CLUSTER, "--source", "-", "--sink", "-", "--ordered", stdin=given)
+    assert done.returncode == 0, done.stderr
+    assert [json.loads(line)["twice"] for line in done.stdout.splitlines()] == [2, 4]
+    bad = place.run("run", "p.yaml", *CLUSTER, "--source", "-", "--sink", "-", stdin='{"n": 1}\n{torn\n')
+    assert bad.returncode == 2, bad.stderr
+    assert "stdin:2" in bad.stderr
+
+
+def test_functions_can_be_source_and_sink(place: Place) -> None:
+    place.file("source: {run: 'steps:numbers', args: {count: 5, first: 3}}\nsink: {run: 'steps:keep'}", "double")
+    done = place.run("run", "p.yaml", *CLUSTER)
+    assert done.returncode == 0, done.stderr
+    assert sorted((place.folder / "kept.txt").read_text().split()) == ["3", "4", "5", "6", "7"]
+
+
+def test_each_end_of_a_pipeline_has_its_sink(place: Place) -> None:
+    head = "source: in.jsonl\nsink: {stages: {even: even.jsonl, odd: {path: odd.jsonl, ordered: true}}}"
+    place.file(head, "double", "even")
+    with (place.folder / "p.yaml").open("a") as file:
+        file.write("  - {name: odd, run: 'steps:odd', after: [double]}\n")
+    done = place.run("run", "p.yaml", *CLUSTER)
+    assert done.returncode == 0, done.stderr
+    assert by_n(place.result("even.jsonl")) == WANTED[::2]
+    assert place.result("odd.jsonl") == WANTED[1::2]
+
+
+def test_the_summary_as_json(place: Place) -> None:
+    done = place.run("run", "p.yaml", *CLUSTER, "--json")
+    told = json.loads(done.stdout)
+    assert (told["status"], told["finished"], told["delivered"]) == ("finished", 20, 20)
+
+
+@pytest.mark.parametrize(("closed", "code"), [("<&- >&- 2>&-", 0), (">&- --sink -", 2), ("2>&-", 0)])
+def test_closed_descriptors_do_no_harm(place: Place, closed: str, code: int) -> None:
+    command = f"exec {sys.executable} -m dovetail run p.yaml --cluster '1x(2cpu, 4GB)' {closed}"
+    done = subprocess.run(["bash", "-c", command], cwd=place.folder, env=place.environment(), check=False)
+    assert done.returncode == code
+    assert (place.folder / "out.jsonl").exists() is (code == 0)
+
+
+def test_a_full_disk_behind_stdout_is_told(place: Place) -> None:
+    command = f"exec {sys.executable} -m dovetail run p.yaml --cluster '1x(2cpu, 4GB)' --sink - > /dev/full"
+    done = subprocess.run(
+        ["bash", "-c", command],
+        cwd=place.folder,
+        env=place.environment(),
+        check=False,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert done.returncode == 1
+    assert "results cannot be written to stdout: No space left on device" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+# --- options
+
+
+def test_set_changes_values_of_the_file(place: Place) -> None:
+    options = ("--set", "stages.double.workers=1", "--set", "sink.ordered=true", "--set", "name=renamed")
+    done = place.run("run", "p.yaml", *CLUSTER, *options)
+    assert done.returncode == 0, done.stderr
+    assert place.result() == WANTED
+    assert "renamed" in place.runs()[0].name
+    plan = json.loads((place.runs()[0] / "plan.json").read_text())
+    assert plan["workers"] == {"double": 1}
+
+
+def test_limit_takes_the_first_rows(place: Place) -> None:
+    done = place.run("run", "p.yaml", *CLUSTER, "--limit", "7", "--ordered")
+    assert done.returncode == 0, done.stderr
+    assert place.result() == WANTED[:7]
+
+
+def test_a_run_dir_and_a_record_are_kept(place: Place) -> None:
+    done = place.run("run", "p.yaml", *CLUSTER, "--run-dir", "here", "--record")
+    assert done.returncode == 0, done.stderr
+    assert (place.folder / "here" / "replay.log").stat().st_size > 0
+    assert place.run("replay", "here").returncode == 0
+
+
+def test_what_workers_print_is_shown_with_verbose(place: Place) -> None:
+    place.file("source: in.jsonl\nsink: out.jsonl", "Talker")
+    done = place.run("run", "p.yaml", *CLUSTER, "--limit", "3", "-v")
+    assert done.returncode == 0, done.stderr
+    assert "saw 2" in done.stderr
+
+
+def test_the_simulated_engine_needs_neither_code_nor_data(place: Place) -> None:
+    place.file("source: nowhere.jsonl", "nothing")
+    done = place.run("run", "p.yaml", "--engine", "sim", "--cluster", "2x(8cpu, 16GB)", "--limit", "100")
+    assert done.returncode == 0, done.stderr
+    assert "finished after" in done.stdout
+    assert "of simulated time" in done.stdout
+
+
+def test_ray_is_an_engine_that_is_not_there_yet(place: Place) -> None:
+    done = place.run("run", "p.yaml", "--engine", "ray")
+    assert done.returncode == 5
+    assert "DT366" in done.stderr
+
+
+# --- plans
+
+
+def test_a_plan_that_was_kept_is_run(place: Place) -> None:
+    assert place.run("plan", "p.yaml", *CLUSTER, "--out", "plan.json").returncode == 0
+    done = place.run("run", "p.yaml", *CLUSTER, "--plan", "plan.json")
+    assert done.returncode == 0, done.stderr
+    assert by_n(place.result()) == WANTED
+
+
+def test_a_plan_for_another_cluster_or_other_stages_is_refused(place: Place) -> None:
+    assert place.run("plan", "p.yaml", "--cluster", "1x(4cpu, 8GB)", "--out", "plan.json").returncode == 0
+    done = place.run("run", "p.yaml", *CLUSTER, "--plan", "plan.json")
+    assert done.returncode == 2
+    assert "error[DT037] plan.json" in done.stderr
+    assert "changed: node-0 (4cpu, 8GB) -> (2cpu, 4GB)" in done.stderr
+    assert "dovetail plan p.yaml --cluster '1x(2cpu, 4GB)' --out plan.json" in done.stderr
+    assert place.run("plan", "p.yaml", *CLUSTER, "--out", "plan.json").returncode == 0
+    changed = place.run("run", "p.yaml", *CLUSTER, "--plan", "plan.json", "--set", "stages.double.resources.cpus=2")
+    assert changed.returncode == 2
+    assert "stage 'double': one worker needs" in changed.stderr
+    place.file("source: in.jsonl\nsink: out.jsonl", "odd")
+    other = place.run("run", "p.yaml", *CLUSTER, "--plan", "plan.json")
+    assert other.returncode == 2
+    assert "stage 'odd' is in the file and not in the plan" in other.stderr
+    assert "stage 'double' is in the plan and not in the file" in other.stderr
+    assert place.runs() == []
+
+
+# --- the dry run
+
+
+def test_a_dry_run_looks_at_everything_and_writes_nothing(place: Place) -> None:
+    before = {path: path.stat().st_mtime_ns for path in place.folder.rglob("*")}
+    done = place.run("run", "p.yaml", *CLUSTER, "--dry-run")
+    assert done.returncode == 0, done.stderr
+    for words in ("pipeline on 1x(2cpu, 4GB)", "in.jsonl", "first row   {'n': 0}", "sink        ", "out.jsonl"):
+        assert words in done.stdout
+    after = {path: path.stat().st_mtime_ns for path in place.folder.rglob("*") if "__pycache__" not in str(path)}
+    assert {path: at for path, at in after.items() if path != place.folder} == {
+        path: at for path, at in before.items() if path != place.folder
+    }
+
+
+@pytest.mark.parametrize(
+    ("head", "stage", "words"),
+    [
+        ("source: in.jsonl\nsink: out.jsonl", "duoble", "did you mean 'double'?"),
+        ("source: in.jsonl\nsink: out.jsonl", "NOT_A_FUNCTION", "is of type int, not a function or class"),
+        ("source: gone.jsonl", "double", "gone.jsonl"),
+        ("source: {run: 'steps:broken'}", "double", "no data today"),
+        ("source: {run: 'steps:nubmers'}", "double", "did you mean 'numbers'?"),
+        ("source: in.jsonl\nsink: steps.py/out.jsonl", "double", "is not a folder"),
+    ],
+)
+def test_a_dry_run_tells_what_would_go_wrong(place: Place, head: str, stage: str, words: str) -> None:
+    place.file(head, stage)
+    done = place.run("run", "p.yaml", *CLUSTER, "--dry-run")
+    assert done.returncode == 2, done.stderr
+    assert words in done.stderr
+    assert "Traceback (most recent call last)" not in done.stderr.split("error[")[0]
+    assert place.runs() == []
+
+
+# --- what fails
+
+
+def test_a_run_that_fails_says_why_and_how_to_go_on(place: Place) -> None:
+    place.file("source: in.jsonl\nsink: out.jsonl", "no_sevens")
+    done = place.run("run", "p.yaml", *CLUSTER)
+    assert done.returncode == 1, done.stderr
+    assert "a seven: 7" in done.stderr
+    assert "fix  on_error: skip in the file" in done.stderr
+    assert f"dovetail run --resume {place.runs()[0].name}" in done.stderr
+    assert not (place.folder / "out.jsonl").exists()
+    told = place.run("status", "last")
+    assert "failed after" in told.stdout
+    assert f"dovetail run --resume {place.runs()[0].name}" in told.stderr
+
+
+def test_items_set_aside_are_told_and_can_be_run_again(place: Place) -> None:
+    place.file("source: in.jsonl\nsink: out.jsonl", "no_sevens", more=", on_error: skip")
+    done = place.run("run", "p.yaml", *CLUSTER)
+    assert done.returncode == 0, done.stderr
+    assert "2 set aside" in done.stderr
+    assert sorted(row["n"] for row in place.result()) == [n for n in range(20) if n % 10 != 7]
+    run = place.runs()[0].name
+    assert f"dovetail run --retry-errors {run}" in done.stderr
+    told = place.run("status", "last").stdout
+    assert "set aside" in told
+    assert "a seven: 7" in told
+    steps = place.folder / "steps.py"
+    steps.write_text(steps.read_text().replace("% 10 == 7", "% 10 == 11"))
+    (place.folder / "in.jsonl").unlink()
+    again = place.run("run", "--retry-errors", run)
+    assert again.returncode == 0, again.stderr
+    assert sorted(row["n"] for row in place.result()) == list(range(20))
+
+
+def test_more_errors_than_allowed_fail_it(place: Place) -> None:
+    place.file("source: in.jsonl\nsink: out.jsonl", "no_sevens", more=", on_error: skip")
+    failed = place.run("run", "p.yaml", *CLUSTER, "--max-errors", "1")
+    assert failed.returncode == 1
+    assert "fix  --max-errors with a larger number" in failed.stderr
+    assert place.run("run", "p.yaml", *CLUSTER, "--set", "max_errors=2").returncode == 0
+
+
+def test_a_failed_run_goes_on_after_the_cause_is_mended(place: Place) -> None:
+    place.file("source: in.jsonl\nsink: out.jsonl", "no_sevens")
+    assert place.run("run", "p.yaml", *CLUSTER).returncode == 1
+    steps = place.folder / "steps.py"
+    steps.write_text(steps.read_text().replace("% 10 == 7", "% 10 == 11"))
+    done = place.run("run", "--resume", "last")
+    assert done.returncode == 0, done.stderr
+    assert sorted(row["n"] for row in place.result()) == list(range(20))
+    assert len(place.runs()) == 1
+
+
+def test_what_cannot_be_printed_is_a_clear_error(place: Place) -> None:
+    place.file("source: in.jsonl", "objects")
+    done = place.run("run", "p.yaml", *CLUSTER)
+    assert done.returncode == 1
+    assert "DT369" in done.stderr
+
+
+def test_what_does_not_fit_is_exit_code_3_with_the_line(place: Place) -> None:
+    done = place.run("run", "p.yaml", *CLUSTER, "--set", "stages.double.resources.cpus=64")
+    assert done.returncode == 3
+    assert "p.yaml:4" in done.stderr
+    assert place.runs() == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((), "FILE"),
+        (("gone.yaml",), "DT010"),
+        (("p.ymal",), "did you mean 'p.yaml'?"),
+        (("p.yaml", "--set", "stages.duoble.workers=4"), "did you mean 'double'?"),
+        (("p.yaml", "--set", "stages.double.wrokers=4"), "error[DT011] --set stages.double.wrokers=4  unknown key"),
+        (("p.yaml", "--set", "source.format=xml"), "--set source.format=xml"),
+        (("p.yaml", "--set", "nonsense"), "DT360"),
+        (("p.yaml", "--sink", ""), "--sink names nothing"),
+        (("p.yaml", "--sink", "x.docx"), "--sink x.docx"),
+        (("p.yaml", "--plan", "gone.json"), "gone.json"),
+        (("p.yaml", "--plan", "p.yaml"), "DT038"),
+        (("p.yaml", "--sink", "-", "--json"), "both go to stdout"),
+        (("p.yaml", "--resume", "x"), "there is no run 'x'"),
+        (("p.yaml", "--resume", "x", "--retry-errors", "y"), "do not go together"),
+        (("p.yaml", "--force-resume"), "--force-resume is for --resume"),
+        (("--resume", "nothing"), "there is no run 'nothing'"),
+        (("p.yaml", "--limit", "-1"), "--limit"),
+        (("p.yaml", "--mode", "fast"), "fast"),
+        (("p.yaml", "--cluster", "2 nodes"), "DT023"),
+        (("p.yaml", "--engine", "loacl"), "loacl"),
+        (("no_source.yaml",), "DT364"),
+        (("no_module.yaml",), "there is no module 'nowhere'"),
+        (("twice.yaml",), "DT011"),
+        (("empty.yaml",), "is empty"),
+        (("latin.yaml",), "is not UTF-8"),
+    ],
+)
+def test_bad_input_is_told_before_anything_starts(place: Place, arguments: tuple[str, ...], words: str) -> None:
+    place.file("sink: out.jsonl", "double", name="no_source.yaml")
+    (place.folder / "no_module.yaml").write_text("source: in.jsonl\nstages: [{name: a, run: 'nowhere:f'}]\n")
+    (place.folder / "twice.yaml").write_text("sorce: in.jsonl\nsnik: 5\nstages: [{name: a, run: 'steps:double'}]\n")
+    (place.folder / "empty.yaml").write_text("")
+    (place.folder / "latin.yaml").write_bytes("source: in.jsonl # für\n".encode("latin-1"))
+    done = place.run("run", *arguments)
+    assert done.returncode == 2, done.stderr
+    assert done.stdout == ""
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+    assert place.runs() == []
+
+
+def test_a_run_of_a_program_cannot_be_resumed_without_its_file(place: Place) -> None:
+    folder = place.home / "runs" / "20260101-000000-aaaa-mine"
+    folder.mkdir(parents=True)
+    (folder / "run.json").write_text(json.dumps({"status": "failed", "what": "dt.run"}))
+    done = place.run("run", "--resume", "last")
+    assert done.returncode == 2
+    assert "DT365" in done.stderr
+
+
+def test_runs_are_completed_by_the_shell(place: Place) -> None:
+    folder = place.home / "runs" / "20260101-000000-aaaa-mine"
+    folder.mkdir(parents=True)
+    (folder / "run.json").write_text("{}")
+    asked = {"_DOVETAIL_COMPLETE": "bash_complete", "COMP_WORDS": "dovetail logs 2026", "COMP_CWORD": "2"}
+    script = "import sys; sys.argv = ['dovetail']; from dovetail.cli import main; main()"
+    shown = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, env=place.environment(**asked), check=False
+    )
+    assert shown.stdout.strip().endswith(folder.name), shown
+
+
+def test_the_help_has_examples() -> None:
+    for command in ("run", "logs", "drain", "cancel"):
+        shown = subprocess.run(
+            [sys.executable, "-m", "dovetail", command, "--help"],
+            capture_output=True,
+            text=True,
+            check=True,
+            env=os.environ,
+        )
+        assert f"  dovetail {command} " in shown.stdout

@@ -1,0 +1,44 @@
+"""A process that finishes a sink and dies in the midst of it: `python sink_child.py FOLDER KIND POINT`.
+
+POINT is the number of the function call at which it ends, without a word; 0 counts them, and prints how many there are.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from dovetail.control.writing import Piece
+from dovetail.data.sinks import open_sink, sink
+
+
+def main(folder: Path, kind: str, point: int) -> None:
+    told = json.loads((folder / "told.json").read_text())
+    target = open_sink(sink(folder / f"x.{kind}", **told["settings"]), told["run"], folder)
+    target.set_base(told["base"])
+    target.prepare(resumed=True)
+    calls = 0
+
+    def count(_frame: Any, event: str, _arg: Any) -> None:
+        nonlocal calls
+        if event in ("call", "c_call"):
+            calls += 1
+            if calls == point:
+                os._exit(9)
+
+    pieces = [Piece(*piece) for piece in told["pieces"]]
+    if kind != "jsonl":
+        import pyarrow.parquet  # noqa: F401
+    if kind == "lance":
+        import lance  # noqa: F401
+    sys.setprofile(count)
+    target.finish(pieces)
+    sys.setprofile(None)
+    sys.stdout.write(f"{calls}\n")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))

@@ -1,0 +1,338 @@
+"""How are runs killed in tests, and what is left of them? A job in a process of its own, killed when it is so far."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from dovetail.data.commits import read
+from running.aids import PATIENCE_S, Script, until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from dovetail.data.commits import Told
+
+JOB = '''
+import json, os, sys, time
+import dovetail as dt
+from pathlib import Path
+
+HERE = Path(__file__).parent
+SAID = json.loads(os.environ["SAID"])
+SLEEP = SAID.get("sleep", 0.0)
+
+def told(rows):
+    """By the stage itself: which rows, and when."""
+    if SLEEP:
+        time.sleep(SLEEP * len(rows))
+    while rows[-1]["id"] >= SAID.get("hold", 1 << 60) and not (HERE / "go").exists():
+        time.sleep(0.002)
+    fd = os.open(HERE / "calls.log", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.write(fd, b"".join(b"%d %f\\n" % (row["id"], time.time()) for row in rows))
+    os.close(fd)
+
+def drop(row):
+    number = int(row["id"])  # a CSV file has texts
+    return None if number % 7 == 0 else {"id": number, "n": len(row["text"])}
+
+def fan(rows):
+    told(rows)
+    return [{"id": row["id"], "k": k, "n": row["n"]} for row in rows for k in range(row["id"] % 3)]
+
+def fan_one(row):
+    yield from fan([row])
+
+def tag(rows):
+    return [{**row, "t": row["id"] * 2} for row in rows]
+
+def tag_one(row):
+    return tag([row])[0]
+
+def whole(rows):
+    """A barrier: sees all of its input twice."""
+    most = max((row["id"] for row in rows), default=0)
+    for row in rows:
+        yield {**row, "most": most}
+
+def fussy(rows):
+    """Fails for some rows, until a file says that the cause is gone."""
+    told(rows)
+    if not (HERE / "mended").exists() and any(row["id"] in SAID["bad"] for row in rows):
+        raise ValueError("cannot do that one")
+    return [{**row, "f": 1} for row in rows]
+
+def fussy_one(row):
+    return fussy([row])[0]
+
+HALF = dt.Resources(cpus=0.5)
+
+def stage(name, run, **more):
+    return dt.Stage(name, run, HALF, **more)
+
+def pipeline():
+    kind = SAID.get("pipeline", "rebatch")
+    if kind == "rebatch":
+        sizes, workers = SAID.get("sizes", [16, 24]), SAID.get("workers", "auto")
+        return [stage("drop", dt.each(drop), workers=workers), stage("fan", fan, batch_size=sizes[0]),
+                stage("tag", tag, batch_size=sizes[1])]
+    if kind == "fused":
+        return [stage("drop", dt.each(drop)), stage("fan", dt.each(fan_one)), stage("tag", dt.each(tag_one))]
+    if kind == "barrier":
+        return [stage("drop", dt.each(drop)), stage("fan", fan, batch_size=16), stage("whole", whole, barrier=True),
+                stage("tag", tag, batch_size=24)]
+    if kind == "leaves":
+        return [stage("drop", dt.each(drop)), stage("a", fan, batch_size=16, after=["drop"]),
+                stage("b", tag, batch_size=24, after=["drop"])]
+    if kind == "diamond":
+        return [stage("drop", dt.each(drop)), stage("a", dt.each(fan_one), after=["drop"]),
+                stage("b", tag, batch_size=24, after=["drop"]), stage("end", tag, batch_size=7, after=["a", "b"])]
+    if kind == "renamed":
+        return [stage("lose", dt.each(drop)), stage("fan2", fan, batch_size=16), stage("tag2", tag, batch_size=24)]
+    assert kind in ("first", "middle", "last"), kind
+    fuse = SAID.get("fuse", True)
+    others = [stage("drop", dt.each(drop), fuse=fuse), stage("tag", dt.each(tag_one), fuse=fuse)]
+    where = {"first": 0, "middle": 1, "last": 2}[kind]
+    on_error = SAID.get("on_error", "skip")
+    others.insert(where, stage("fussy", dt.each(fussy_one), fuse=fuse, on_error=on_error, retries=0))
+    return others
+
+def die_at(moment):
+    """Kills this process at an exact moment."""
+    import signal
+    from dovetail.data import commits, sinks
+    from dovetail.data.writing import naming
+    name, _, number = moment.partition(":")
+    left = [int(number or 1)]
+
+    def now():
+        left[0] -= 1
+        if not left[0]:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def around(owner, method, before):
+        real = getattr(owner, method)
+        def wrapped(*args, **named):
+            if before:
+                now()
+            found = real(*args, **named)
+            if not before:
+                now()
+            return found
+        setattr(owner, method, wrapped)
+
+    def torn(log, *entries):
+        left[0] -= 1
+        if not left[0]:
+            data = json.dumps(entries[0]).encode()
+            os.write(log._file, data[: len(data) // 2])
+            os.kill(os.getpid(), signal.SIGKILL)
+        real_write(log, *entries)
+
+    real_write = commits.CommitLog.write
+    if name == "torn":
+        commits.CommitLog.write = torn
+        return
+    owner, method, before = {
+        "before-sync": (sinks.FileSink, "sync", True),
+        "after-sync": (sinks.FileSink, "sync", False),
+        "after-commit": (commits.CommitLog, "write", False),
+        "before-finish": (sinks.FileSink, "finish", True),
+        "after-make": (sinks.FileSink, "_make", False),
+        "after-finish": (sinks.FileSink, "finish", False),
+        "before-discard": (sinks.FileSink, "discard", True),
+        "after-place": (naming, "place_files", False),
+    }[name]
+    around(owner, method, before)
+
+def source():
+    path = SAID["source"]
+    if path == "generator":
+        return ({"id": n, "text": "x" * (n % 50)} for n in range(SAID["rows"]))
+    if path == "list":
+        return [{"id": n, "text": "x" * (n % 50)} for n in range(SAID["rows"])]
+    return path
+
+if __name__ == "__main__":
+    if SAID.get("die"):
+        die_at(SAID["die"])
+    sink = SAID["sink"]
+    settings = {"ordered": True, **SAID.get("settings", {})}
+    sink = {k: dt.sink(v, **settings) for k, v in sink.items()} if isinstance(sink, dict) else dt.sink(sink, **settings)
+    names = ("run_dir", "resume", "mode", "limit", "force_resume", "retry_errors")
+    named = {name: SAID[name] for name in names if SAID.get(name) is not None}
+    if "retry_errors" in named:
+        sink = None
+    run = dt.run(dt.Pipeline(pipeline()), source(), sink=sink, cluster="1x(2cpu, 8GB)", profiles=False, **named)
+    print("BEGUN", run.folder, flush=True)
+    for what in ("drain", "cancel"):
+        if SAID.get(what):
+            log = run.folder / "commit.log"
+            while not run.done and log.read_bytes().count(b'"wave"') < SAID[what]:
+                time.sleep(0.002)
+            getattr(run, what)()
+            (HERE / "go").touch()
+    try:
+        run.wait()
+    finally:
+        said = run.stats
+        print("STATS", json.dumps([run.status, said.read, said.finished, said.delivered, len(run.errors)]), flush=True)
+'''
+
+
+def make_rows(path: Path, count: int) -> None:
+    lines = (json.dumps({"id": number, "text": "x" * (number % 50)}) + "\n" for number in range(count))
+    if path.suffix == ".gz":
+        with gzip.open(path, "wt") as file:
+            file.writelines(lines)
+    else:
+        with path.open("w") as file:
+            file.writelines(lines)
+
+
+READ = """
+import json, sys
+path = sys.argv[1]
+if path.endswith(".parquet"):
+    from pyarrow import parquet
+    table = parquet.read_table(path)
+else:
+    import lance
+    table = lance.dataset(path).to_table()
+print(json.dumps(table.to_pylist()))
+"""
+WRITE = """
+import sys
+import pyarrow as pa
+path, rows = sys.argv[1], int(sys.argv[2])
+table = pa.Table.from_pylist([{"id": number, "text": "x" * (number % 50)} for number in range(rows)])
+if path.endswith(".parquet"):
+    from pyarrow import parquet
+    parquet.write_table(table, path, row_group_size=rows // 7)
+else:
+    import lance
+    lance.write_dataset(table, path, max_rows_per_file=rows // 4)
+"""
+
+
+def elsewhere(text: str, *args: object) -> str:
+    """In a process of its own: who has lance loaded is warned at every fork, and tests fork."""
+    command = [sys.executable, "-c", text, *map(str, args)]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def rows_of(path: Path) -> Any:
+    """What a sink holds: bytes where it is a file of lines, rows where it is a table."""
+    if path.suffix in (".parquet", ".lance"):
+        return json.loads(elsewhere(READ, path))
+    return path.read_bytes().splitlines(keepends=True)
+
+
+def expected(count: int) -> list[dict[str, int]]:
+    """What `rebatch` and `fused` make of so many rows."""
+    return [
+        {"id": number, "k": k, "n": number % 50, "t": number * 2}
+        for number in range(count)
+        if number % 7
+        for k in range(number % 3)
+    ]
+
+
+@dataclass
+class Killed:
+    """A job in a folder of its own, whose runs are killed and go on."""
+
+    folder: Path
+    said: dict[str, Any]
+    kills: list[float] = field(default_factory=list)
+    """When."""
+
+    @property
+    def run_dir(self) -> Path:
+        return self.folder / "run"
+
+    @property
+    def log(self) -> Path:
+        return self.run_dir / "commit.log"
+
+    def told(self) -> Told:
+        return read(self.log)
+
+    def script(self, **more: Any) -> Script:
+        said = {"run_dir": str(self.run_dir), **self.said, **more}
+        if said.get("resume") is not None:
+            said.pop("run_dir")
+        return Script(self.folder, JOB, SAID=json.dumps(said))
+
+    def calls(self) -> list[tuple[int, float]]:
+        path = self.folder / "calls.log"
+        if not path.exists():
+            return []
+        lines = (line.split() for line in path.read_text().splitlines())
+        return [(int(line[0]), float(line[1])) for line in lines]
+
+    def called(self) -> int:
+        path = self.folder / "calls.log"
+        return path.read_bytes().count(b"\n") if path.exists() else 0
+
+    def kill_when(self, condition: Callable[[], object], what: str, **more: Any) -> bool:
+        """Runs it and kills it then; whether it came to that."""
+        with self.script(**more) as script:
+            until(lambda: script.process.poll() is not None or condition(), what)
+            if script.process.poll() is not None:
+                assert script.process.returncode == 0, script.output
+                return False
+            self.kills.append(time.time())
+            script.kill()
+            script.process.wait()
+            return True
+
+    def dies(self, moment: str, **more: Any) -> None:
+        """It kills itself at this moment."""
+        with self.script(die=moment, **more) as script:
+            assert script.process.wait(PATIENCE_S) == -9, script.output
+
+    def committed(self, least: int = 1, **more: Any) -> None:
+        """Killed with something done and something not."""
+        more = {"hold": 2000, "sleep": 0.001, **more}
+        assert self.kill_when(lambda: len(self.told().entries) >= least, f"{least} epochs are done", **more)
+        assert self.told().finished is None
+
+    def finish(self, **more: Any) -> str:
+        with self.script(**more) as script:
+            return script.finish()
+
+    def refused(self, **more: Any) -> str:
+        """What it says when it does not even begin."""
+        with self.script(**more) as script:
+            assert script.ended() == 1, script.output
+            assert "BEGUN" not in script.output, script.output
+            return script.output
+
+    def resume(self, **more: Any) -> str:
+        return self.finish(resume=str(self.run_dir), **more)
+
+    def redone_s(self) -> list[float]:
+        """Of every row that was done before a kill and again after it: how long before the kill."""
+        times: dict[int, list[float]] = {}
+        for row, at in self.calls():
+            times.setdefault(row, []).append(at)
+        found = []
+        for seen in times.values():
+            for first, again in pairwise(seen):
+                found += [kill - first for kill in self.kills if first <= kill <= again][:1]
+        return found
+
+
+def stats_of(output: str) -> tuple[str, int, int, int, int]:
+    """Status, read, finished, delivered, errors."""
+    line = next(line for line in output.splitlines() if line.startswith("STATS "))
+    status, *numbers = json.loads(line.removeprefix("STATS "))
+    return (status, *numbers)

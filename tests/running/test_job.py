@@ -1,0 +1,133 @@
+"""What a file and a command line ask for: paths, functions, and mistakes with their places."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dovetail.data.sinks import SinkSpec
+from dovetail.data.sources import SourceSpec
+from dovetail.errors import ConfigError
+from dovetail.pipeline.ends import SINK_KEYS, SOURCE_KEYS
+from dovetail.running import job as jobs
+
+STAGES = "stages: [{name: a, run: 'job_steps_of_tests:f'}]\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    made = tmp_path / "a [b] c*"
+    made.mkdir()
+    (made / "in.jsonl").write_text('{"n": 1}\n')
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(tmp_path)
+    return made
+
+
+def load(folder: Path, text: str, *sets: str, **typed: Any) -> jobs.Job:
+    file = folder / "p.yaml"
+    file.write_text(f"{text}\n{STAGES}")
+    return jobs.load(file, sets, **typed)
+
+
+def test_the_keys_of_a_file_are_those_of_sources_and_sinks() -> None:
+    assert list(SOURCE_KEYS) == [item.name for item in fields(SourceSpec)]
+    assert list(SINK_KEYS) == [item.name for item in fields(SinkSpec)]
+
+
+def test_paths_of_the_file_start_at_its_folder(folder: Path) -> None:
+    job = load(folder, "source: in.jsonl\nsink: {path: sub/out.jsonl, ordered: true}")
+    assert job.source == str(folder / "in.jsonl")
+    assert job.sink == {"path": str(folder / "sub/out.jsonl"), "ordered": True}
+    assert load(folder, "source: [in.jsonl, /x.jsonl]").source == [str(folder / "in.jsonl"), "/x.jsonl"]
+    assert load(folder, "source: s3://b/in.jsonl").source == "s3://b/in.jsonl"
+    assert load(folder, "source: ~/in.jsonl").source == str(Path("~/in.jsonl").expanduser())
+
+
+def test_a_folder_with_the_letters_of_patterns_is_no_pattern(folder: Path) -> None:
+    from dovetail.data.sources import open_source
+
+    for text in ("*.jsonl", "in.jsonl", "**/*.jsonl"):
+        cursor = open_source(load(folder, f"source: '{text}'").source)
+        assert cursor is not None
+        split = cursor.take(5)
+        assert split is not None
+        assert split.read() == [{"n": 1}], text
+        cursor.close()
+
+
+def test_typed_paths_start_where_they_were_typed(folder: Path, tmp_path: Path) -> None:
+    text = "source: {path: in.jsonl, limit: 5}\nsink: out.jsonl"
+    job = load(folder, text, "source.path=x.jsonl", "sink={path: y.jsonl}")
+    assert job.source == {"path": str(tmp_path / "x.jsonl"), "limit": 5}
+    assert job.sink == {"path": str(tmp_path / "y.jsonl")}
+    job = load(folder, text, source="x.jsonl", sink="y.jsonl", typed_in=Path("/else"))
+    assert (job.source, job.sink) == ("/else/x.jsonl", "/else/y.jsonl")
+    assert load(folder, text, sink="-").sink is None
+
+
+def test_a_wrong_format_is_told_at_its_line(folder: Path) -> None:
+    with pytest.raises(ConfigError) as found:
+        load(folder, "mode: waves\nsource: {path: in.jsonl, format: xml}\nsink: {path: out.docx}")
+    places = [problem.place for problem in found.value.problems]
+    assert len(places) == 2
+    assert places[0].startswith(f"{folder / 'p.yaml'}:2:")
+    assert places[1].startswith(f"{folder / 'p.yaml'}:3:")
+
+
+def test_functions_are_found_beside_the_file_and_called(folder: Path) -> None:
+    (folder / "job_rows_of_tests.py").write_text(
+        "def rows(count): return range(count)\ndef keep(rows): pass\nclass Keeper:\n    def __call__(self, rows): 0\n"
+    )
+    job = load(
+        folder, "source: {run: 'job_rows_of_tests:rows', args: {count: 3}}\nsink: {run: 'job_rows_of_tests:keep'}"
+    )
+    jobs.importable(folder)
+    jobs.importable(folder)
+    assert sys.path.count(str(folder)) == 1
+    source, sink = jobs.opened(job)
+    assert list(source) == [0, 1, 2]
+    assert sink.__name__ == "keep"
+    job = load(folder, "source: [in.jsonl]\nsink: {stages: {a: {run: 'job_rows_of_tests:Keeper'}}}")
+    source, sink = jobs.opened(job)
+    assert source == {"path": [str(folder / "in.jsonl")]}
+    assert type(sink["a"]).__name__ == "Keeper"
+
+
+def test_what_goes_wrong_in_a_users_code_is_told_with_the_line(folder: Path) -> None:
+    (folder / "job_bad_of_tests.py").write_text("def rows():\n    return 1 / 0\n")
+    (folder / "job_torn_of_tests.py").write_text("def rows(:\n")
+    jobs.importable(folder)
+    job = load(folder, "source: {run: 'job_bad_of_tests:rows'}\nsink: {run: 'job_torn_of_tests:keep'}")
+    with pytest.raises(ConfigError) as found:
+        jobs.opened(job)
+    one, other = found.value.problems
+    assert (one.code, other.code) == ("DT363", "DT363")
+    assert one.place == f"{folder / 'p.yaml'}:1:10"
+    assert any("return 1 / 0" in line for line in one.evidence)
+    assert any("ZeroDivisionError" in line for line in one.evidence)
+    assert any("SyntaxError" in line for line in other.evidence)
+
+
+def test_a_module_that_is_nowhere_is_told_before_anything_starts(folder: Path) -> None:
+    (problem,) = jobs.missing_modules(load(folder, "source: in.jsonl"))
+    assert problem.place == f"{folder / 'p.yaml'}:2:20"
+    (folder / "job_steps_of_tests.py").write_text("def g(rows): return rows\n")
+    jobs.importable(folder)
+    job = load(folder, "source: in.jsonl")
+    assert jobs.missing_modules(job) == []
+    (problem,) = jobs.imported(job)
+    assert "has no 'f'" in problem.message
+    assert problem.fixes
+
+
+def test_a_sink_that_is_added_to() -> None:
+    assert jobs.added_to("a.jsonl") == {"path": "a.jsonl", "exists": "append"}
+    assert jobs.added_to({"path": "a", "exists": "fail"}) == {"path": "a", "exists": "append"}
+    assert jobs.added_to({"stages": {"a": "b"}}) == {"stages": {"a": {"path": "b", "exists": "append"}}}
+    assert jobs.added_to({"run": "m:f"}) == {"run": "m:f"}
+    assert jobs.added_to(None) is None

@@ -1,0 +1,88 @@
+"""Does a probe run exactly the items it is asked for through every stage, and leave nothing but what it measured?"""
+
+from __future__ import annotations
+
+import os
+import time
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import dovetail as dt
+from dovetail.observe.folder import runs_folder
+from dovetail.running.probing import probe
+from dovetail.running.profiling import profiles_for
+from running.aids import patience
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("DOVETAIL_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+def written_to(folder: Path) -> Callable[[int], int]:
+    """Leaves a file per item, named by who took it."""
+
+    def note(item: int) -> int:
+        time.sleep(0.003)
+        (folder / f"{item}-{os.getpid()}").touch()
+        return item
+
+    return note
+
+
+def test_so_many_real_items_go_through_one_worker_of_every_stage(tmp_path: Path) -> None:
+    (tmp_path / "seen").mkdir()
+    pipe = dt.Pipeline(
+        [
+            dt.Stage("note", dt.each(written_to(tmp_path / "seen"))),
+            dt.Stage("twice", lambda items: items * 2, fuse=False, batch_size=4),
+        ]
+    )
+    with patience():
+        told = probe(pipe, count(), 40)
+    assert told.read == 40
+    names = [path.name.split("-") for path in (tmp_path / "seen").iterdir()]
+    assert sorted(int(item) for item, _ in names) == list(range(40))
+    assert len({pid for _, pid in names}) == 1
+    assert os.getpid() not in {int(pid) for _, pid in names}
+    found = profiles_for(pipe, dt.Cluster.of("auto"), "iterable")
+    assert found["twice"].returns == 2
+    assert found["note"].items == found["twice"].items == 40
+    assert found["note"].rate < 334
+    assert not runs_folder().exists() or list(runs_folder().iterdir()) == []
+
+
+def refuse(item: int) -> Any:
+    raise ValueError(f"not {item}")
+
+
+def nothing(_: Any) -> None:
+    return None
+
+
+def same(items: list[Any]) -> list[Any]:
+    return items
+
+
+@pytest.mark.parametrize(
+    ("stages", "source", "error", "code"),
+    [
+        ([dt.Stage("s", dt.each(refuse), retries=0)], range(20), dt.RunError, "DT330"),
+        ([dt.Stage("s", dt.each(nothing))], [], dt.ConfigError, "DT372"),
+        ([dt.Stage("s", dt.each(nothing)), dt.Stage("t", same, fuse=False)], range(9), dt.ConfigError, "DT374"),
+        ([dt.Stage("s", same, dt.Resources(gpus=64))], range(9), dt.InfeasibleError, "DT370"),
+        ([dt.Stage("s", same, dt.Resources(cpus=4096))], range(9), dt.InfeasibleError, "DT370"),
+    ],
+)
+def test_what_hinders_it_is_told(stages: list[dt.Stage], source: Any, error: type[dt.DovetailError], code: str) -> None:
+    with patience(), pytest.raises(error) as raised:
+        probe(dt.Pipeline(stages), source, 9)
+    assert raised.value.codes == (code,)
+    assert all(problem.fixes for problem in raised.value.problems)
