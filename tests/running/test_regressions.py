@@ -13,7 +13,7 @@ import pytest
 
 import dovetail as dt
 from dovetail.data import results
-from dovetail.running import running
+from dovetail.running import starting
 from running.aids import CLUSTER, PATIENCE_S, Script, descriptors, engine_of, is_there, patience, run_of, until
 
 if TYPE_CHECKING:
@@ -350,7 +350,7 @@ def test_everything_wrong_with_the_arguments_is_told_at_once(tmp_path: Path) -> 
     wrong: Any = {"engine": "lokal", "max_errors": -1, "ordered": "no", "options": {"a": 1}, "run_dir": 5}
     not_a_pipeline: Any = [same]
     with pytest.raises(dt.ConfigError) as told:
-        dt.run(not_a_pipeline, "text", **wrong)
+        dt.run(not_a_pipeline, 5, **wrong)
     assert sorted(told.value.codes) == ["DT331", "DT332", "DT337", *["DT338"] * 4]
     for name in ("lokal", "max_errors=-1", "ordered='no'", "options=", "run_dir=5"):
         assert name in str(told.value)
@@ -365,7 +365,7 @@ def test_a_plan_must_be_one_for_this_pipeline(of_another: bool) -> None:
 
 
 def test_the_stats_of_a_running_run_are_those_of_now(monkeypatch: pytest.MonkeyPatch, gated: list[Gated]) -> None:
-    monkeypatch.setattr(running, "REFRESH_S", PATIENCE_S)  # on a busy machine, too
+    monkeypatch.setattr(starting, "REFRESH_S", PATIENCE_S)  # on a busy machine, too
     source = Gated(30, 3)
     gated.append(source)
     run = run_of(dt.Stage("same", same, workers=1), source=source)

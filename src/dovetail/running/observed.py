@@ -33,7 +33,10 @@ def run_observed(
     except BaseException as error:
         interrupted = isinstance(error, KeyboardInterrupt)
         why = str(error) if isinstance(error, Unusable) else repr(error)
-        recorder.abort(engine.now(), "interrupted" if interrupted else why, "cancelled" if interrupted else "failed")
+        with suppress(OSError):  # the disk may be what is wrong: that is told by what is raised
+            recorder.abort(
+                engine.now(), "interrupted" if interrupted else why, "cancelled" if interrupted else "failed"
+            )
         raise
     finally:
         try:

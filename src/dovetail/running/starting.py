@@ -6,7 +6,7 @@ import sys
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import dovetail
 from dovetail.control.commands import Deliver
@@ -157,7 +157,12 @@ class Begun:
                 label: {"path": sink.spec.path, "kind": sink.kind, "base": sink.base(), "spec": asdict(sink.spec)}
                 for label, sink in self.outputs.files.items()
             }
-            about = {"run": self.folder.id, "source": self.given.fingerprint(), "sinks": sinks, "units": units}
+            about: dict[str, Any] = {
+                "run": self.folder.id,
+                "source": self.given.fingerprint(),
+                "sinks": sinks,
+                "units": units,
+            }
             again = self.again.folder if self.again is not None else None
             about["again"] = None if again is None else again.id
             about["again_folder"] = None if again is None else str(again.path)

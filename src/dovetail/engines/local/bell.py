@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from threading import Lock, get_ident
+from threading import RLock, get_ident
 
 
 class Bell:
@@ -13,7 +13,8 @@ class Bell:
     def __init__(self) -> None:
         self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._rings = False
-        self._lock = Lock()
+        self._lock = RLock()
+        """Reentrant: a signal's handler rings too, perhaps in the midst of a ring."""
         self.listener = 0
         """The thread that polls: it need not wake itself."""
 

@@ -1,0 +1,40 @@
+"""Can a bell be rung from anywhere, also in the midst of a ring?"""
+
+from __future__ import annotations
+
+import os
+import signal
+from threading import Event, Thread
+from typing import TYPE_CHECKING
+
+from dovetail.engines.local.bell import Bell
+
+if TYPE_CHECKING:
+    import pytest
+
+
+def test_a_signal_that_comes_while_it_is_rung_may_ring_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    bell = Bell()
+    write = os.eventfd_write
+    rung: list[int] = []
+
+    def interrupted(fd: int, value: int) -> None:
+        if not rung:
+            rung.append(1)
+            bell._rings = False  # it was heard meanwhile
+            signal.raise_signal(signal.SIGUSR1)
+        write(fd, value)
+
+    before = signal.signal(signal.SIGUSR1, lambda *_: bell.ring())
+    monkeypatch.setattr(os, "eventfd_write", interrupted)
+    done = Event()
+    watch = Thread(target=lambda: done.wait(20) or os._exit(1), daemon=True)  # a deadlock of the main thread
+    watch.start()
+    try:
+        bell.ring()
+    finally:
+        done.set()
+        watch.join()
+        signal.signal(signal.SIGUSR1, before)
+    assert os.eventfd_read(bell.fd) == 2
+    bell.close()
