@@ -84,7 +84,7 @@ def test_the_end_can_be_repeated_and_replaces_what_was_there(kind: str, tmp_path
 def test_append_puts_old_rows_first_and_can_be_repeated(kind: str, tmp_path: Path) -> None:
     path = tmp_path / f"x.{kind}"
     first = opened(path, "r1", ordered=True, exists="append")
-    assert json.loads(json.dumps(first.base())) in ({"size": None}, {"version": None})
+    assert set(json.loads(json.dumps(first.base())).values()) == {None}
     first.finish(written(first, list(range(30)), ROWS[:30]))
     first.discard()
     target = opened(path, "r2", ordered=True, exists="append")

@@ -37,6 +37,7 @@ def make_run(folder: Path, status: str = "running", pid: int | None = None, **mo
         "progress": {"finished": 7},
     }
     (folder / "run.json").write_text(json.dumps(header | more))
+    (folder / "commit.log").write_text('{"begin":1}\n')
     return folder
 
 
@@ -70,7 +71,7 @@ def test_a_run_is_drained_and_cancelled_through_its_door(tmp_path: Path) -> None
         assert ask(folder, "stats")["stats"] == {"finished": 7}
         assert said == [("drain", "enough"), ("cancel", "asked to cancel")]
     assert not (folder / NAME).exists()
-    assert [path.name for path in folder.iterdir()] == ["run.json"]
+    assert sorted(path.name for path in folder.iterdir()) == ["commit.log", "run.json"]
 
 
 def test_it_is_private(tmp_path: Path) -> None:

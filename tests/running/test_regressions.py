@@ -13,7 +13,7 @@ import pytest
 
 import dovetail as dt
 from dovetail.data import results
-from dovetail.running import starting
+from dovetail.running import looking
 from running.aids import CLUSTER, PATIENCE_S, Script, descriptors, engine_of, is_there, patience, run_of, until
 
 if TYPE_CHECKING:
@@ -365,7 +365,7 @@ def test_a_plan_must_be_one_for_this_pipeline(of_another: bool) -> None:
 
 
 def test_the_stats_of_a_running_run_are_those_of_now(monkeypatch: pytest.MonkeyPatch, gated: list[Gated]) -> None:
-    monkeypatch.setattr(starting, "REFRESH_S", PATIENCE_S)  # on a busy machine, too
+    monkeypatch.setattr(looking, "REFRESH_S", PATIENCE_S)  # on a busy machine, too
     source = Gated(30, 3)
     gated.append(source)
     run = run_of(dt.Stage("same", same, workers=1), source=source)

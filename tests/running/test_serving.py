@@ -21,6 +21,7 @@ import pytest
 
 import dovetail as dt
 from dovetail.data.tickets import ItemFailed, ServiceClosed, Ticket, TooManyRequests
+from dovetail.observe.door import ask
 from dovetail.running.serving import _SERVING, Service, serve
 from running.aids import CLUSTER, LONG, PATIENCE_S, Script, is_there, until
 
@@ -438,6 +439,18 @@ def test_leaving_answers_what_is_pending_and_stops_the_workers() -> None:
     with pytest.raises(ServiceClosed) as caught:
         service.submit(1)
     assert caught.value.codes == ("DT376",)
+
+
+@pytest.mark.parametrize("do", ["drain", "cancel"])
+def test_it_can_be_ended_from_outside(do: str) -> None:
+    with serving(dt.Stage("double", double)) as service:
+        tickets = [service.submit(number) for number in range(200)]
+        ask(service.folder, do, "dovetail " + do)
+        assert service._over.wait(PATIENCE_S)
+        with pytest.raises(ServiceClosed, match=f"dovetail {do}"):
+            service.submit(1)
+        if do == "drain":
+            assert [answer(ticket) for ticket in tickets] == [2 * number for number in range(200)]
 
 
 def test_cancelling_tells_everybody() -> None:

@@ -14,6 +14,7 @@ import dovetail as dt
 from dovetail.cli.advice import for_files
 from dovetail.cli.plan_check import read_plan
 from dovetail.cli.run_ending import sink_names
+from dovetail.control.splits import BLANK, BadRow, Unusable
 from dovetail.errors import shown
 from dovetail.running.job import imported, opened
 from dovetail.running.profiling import kinds_of, profiles_for
@@ -33,9 +34,14 @@ def dry_run(job: Job, asked: Asked, plan_file: str | None, again: str) -> None:
     lines: list[str] = []
     try:
         source, _ = opened(job)
-        lines = _source_lines(source, asked.limit)
+        lines = _source_lines(source, asked.limit) if source is not None else []
     except dt.DovetailError as error:
         problems += error.problems
+    except Unusable as error:
+        problems.append(dt.Problem(error.code, error.message, fixes=(error.fix,), place=error.place))
+    except Exception as error:  # the user's generator
+        message = f"the source raised at its first item: {type(error).__name__}: {error}"
+        problems.append(dt.Problem("DT363", message, fixes=("mend the function that `source: {run: ...}` names",)))
     problems += [problem for path in _sink_paths(job.sink) for problem in _unwritable(path)]
     if problems:
         raise dt.ConfigError(problems)
@@ -70,8 +76,10 @@ def _source_lines(source: Any, limit: int | None) -> list[str]:
         first = next(iter(source), NOTHING)
         return [f"source      {type(source).__name__}", *_first(first)]
     try:
-        split = cursor.take(1)
-        first = NOTHING if split is None else split.read()[0]
+        first = BLANK
+        while first is BLANK:
+            split = cursor.take(1)
+            first = NOTHING if split is None else split.read()[0]
         total = "" if cursor.total is None else f", {cursor.total} rows"
         return [f"source      {cursor.describe()}{total}", *_first(first)]
     finally:
@@ -79,6 +87,8 @@ def _source_lines(source: Any, limit: int | None) -> list[str]:
 
 
 def _first(row: object) -> list[str]:
+    if isinstance(row, BadRow):
+        return [f"first row   is bad: {row.place}: {row.error_text}"]
     return ["first row   none: the source is empty" if row is NOTHING else f"first row   {shown(row)}"]
 
 

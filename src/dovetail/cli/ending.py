@@ -23,5 +23,6 @@ def end_run(run: str, do: str, *, wait: bool) -> None:
         return
     while (status := status_of(read_object(folder.header), time.time())) == "running":
         time.sleep(LOOK_S)
-    further = f"dovetail status {name}" if status == "finished" else f"dovetail run --resume {name}"
+    goes_on = status != "finished" and folder.can_go_on
+    further = f"dovetail run --resume {name}" if goes_on else f"dovetail status {name}"
     click.echo(f"{folder.id} is {status}; next: {further}", err=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -40,6 +41,8 @@ class Asked:
 def remembered(asked: Asked, *, has_sink: bool) -> dict[str, Any]:
     """For run.json."""
     here = {"file": str(Path(asked.file).absolute()), "folder": asked.folder or str(Path.cwd()), "has_sink": has_sink}
+    if asked.cluster is not None and os.path.isfile(asked.cluster):  # noqa: PTH113 - a spec may be too long for a Path
+        here["cluster"] = str(Path(asked.cluster).absolute())
     return {KEY: asdict(asked) | here}
 
 
@@ -72,5 +75,5 @@ def with_what_was_asked(run: str, now: Asked | None, sets: tuple[str, ...], give
     changed = {key: value for key, value in given.items() if value is not None}
     for key in changed.keys() & {"source", "sink"}:  # typed now and here, not where the run was started
         if changed[key] not in ("", STANDARD):
-            changed[key] = absolute(changed[key], Path.cwd())
+            changed[key] = absolute(changed[key], Path.cwd(), pattern=key == "source")
     return replace(before, sets=(*before.sets, *sets), **changed)

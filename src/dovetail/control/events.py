@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from dovetail.resources.seat import Seats
 
 
-ASIDE, FATAL = "aside", "fatal"
+AGAIN, ASIDE, FATAL = "again", "aside", "fatal"
 
 
 class Cause(Enum):
@@ -56,7 +56,8 @@ class Failure:
     keys: tuple[tuple[int, ...], ...] = ()
     verdict: str = ""
     """ASIDE: nothing would help, the items are set aside whatever their stage says about errors. FATAL: no item is to
-    blame, and the run cannot go on (a source that changed, a disk that is full). Empty: it is tried again."""
+    blame, and the run cannot go on (a source that changed, a disk that is full). AGAIN: it is run again by itself,
+    uncharged, because nobody could tell whether it was to blame. Empty: it is tried again, as retries allow."""
 
 
 @dataclass(slots=True)

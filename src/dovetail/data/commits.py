@@ -90,7 +90,7 @@ def read(path: Path) -> Told:
         elif "void" in data:
             for number in data["void"]:
                 told.entries.pop(number, None)
-        elif "wave" in data and told.beginning:
+        elif "out" in data and told.beginning:
             told.entries[told.lines] = entry_of(data)
             told.lines += 1
     return told
@@ -100,6 +100,8 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
     try:
         with path.open("rb") as file:
             for line in file:
+                if not line.endswith(b"\n"):
+                    continue  # torn, though what is there of it may be whole: it is cut off by who goes on
                 try:
                     data = json.loads(line)
                 except ValueError:

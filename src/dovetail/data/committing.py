@@ -14,6 +14,7 @@ from threading import Lock, Thread
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from dovetail.control.commands import Deliver
+from dovetail.control.engine import Unreadable
 from dovetail.control.events import FailRun
 from dovetail.control.splits import Unusable
 from dovetail.control.writing import Piece
@@ -219,7 +220,12 @@ class CommittedSink:
             units = [unit for unit in deliver.outputs if self._outputs.label_of.get(unit) == label]
             segments = [segment for unit in units for segment in deliver.outputs[unit]]
             if segments:
-                function(in_order(self._store, segments) if self._ordered else _items(self._store, segments))
+                items = in_order(self._store, segments) if self._ordered else _items(self._store, segments)
+                bad = [item for item in items if isinstance(item, Unreadable)] if self._store.unreadable else []
+                if bad:
+                    message = f"{len(bad)} results cannot be unpickled here: {bad[0].error_text}"
+                    raise Unusable("DT336", message, "return plain values, or objects of importable classes")
+                function(items)
 
     def _forget(self, done: list[tuple[int, int]]) -> None:
         for pair in done:

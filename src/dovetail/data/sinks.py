@@ -16,6 +16,7 @@ stays one dataset; its data files get that size. `exists="append"` leaves old sh
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 from contextlib import suppress
@@ -42,6 +43,7 @@ __all__ = ["FileSink", "SinkSpec", "open_sink", "sink", "spec_of"]
 
 OUT = ".out"
 BASE = ".base"
+PLACED = ".placed"
 """In the folder for parts; no part has such a name."""
 
 
@@ -73,6 +75,11 @@ def takes_the_place_of(spec: SinkSpec, files: Iterable[str]) -> str | None:
         if spec.shard_bytes and real.parent == final.parent and naming.shard_numbers([real.name], final.name):
             return path
     return None
+
+
+def place_of(spec: SinkSpec) -> str:
+    """The same for the same file, however it is spelled."""
+    return spec.path.rstrip("/") if is_remote(spec.path) else _local(spec.path)
 
 
 def _local(path: str) -> str:
@@ -120,6 +127,7 @@ class FileSink:
                 self._base = self._look_at_base()
                 if self._final is not None:
                     self._old()
+                    self._check_old()
         except OSError as error:
             raise self._refused(f"nothing can be written there: {error.strerror or error}") from None
         except Unusable as error:
@@ -189,14 +197,15 @@ class FileSink:
     def set_base(self, base: Any) -> None:
         self._base = base
 
-    def _look_at_base(self) -> dict[str, int | None]:
+    def _look_at_base(self) -> dict[str, Any]:
         if self.kind == "lance":
             from dovetail.data.writing import lances
 
             return {"version": lances.version_of(self.spec.path) if self._there() else None}
         if self._shards is not None:
             return {"shards": max(self._shard_numbers(), default=-1) + 1}
-        return {"size": self._size()}
+        stamp = _stamp(self._final) if self._final is not None else None
+        return {"size": self._size(), **({} if self._final is None else {"stamp": stamp})}
 
     def _old(self) -> Old | None:
         """The old file under a name of our own, so that the end can be repeated after the new one took its place."""
@@ -217,6 +226,35 @@ class FileSink:
         if kept.stat().st_size != size:
             raise self._changed()
         return Old(kept, size)
+
+    def _check_unchanged(self, made: list[Path], first: int) -> None:
+        """That nobody else has written there since: not to the same file, not another one, not more shards. What we are
+        about to place is written down before, so that the end can be repeated."""
+        assert self._final is not None
+        notes = self.parts / PLACED
+        placed = set(json.loads(notes.read_text())) if notes.exists() else set()
+        if self._shards is not None:
+            there = [self._final.with_name(naming.shard_name(self._final.name, at)) for at in self._shard_numbers()]
+            changed = any(path.stat().st_ino not in placed for path in there[first:])
+        else:
+            stamp = _stamp(self._final)
+            ours = stamp is not None and self._final.stat().st_ino in placed
+            changed = not ours and stamp != self._base.get("stamp", stamp)
+        if changed:
+            raise self._changed()
+        fresh = self.parts / f"{PLACED}.new"
+        fresh.write_text(json.dumps(sorted(placed | {path.stat().st_ino for path in made})))
+        fresh.replace(notes)
+
+    def _check_old(self) -> None:
+        """That what is there already can be read, as far as that can be seen at once."""
+        if self.kind == "parquet" and self._shards is None and self._base.get("size") is not None:
+            import pyarrow.parquet as pq
+
+            try:
+                pq.read_schema(self.parts / BASE)
+            except Exception as error:
+                raise self._refused(f"rows are to be added to it, and it cannot be read: {error}") from None
 
     def _changed(self) -> Unusable:
         message = "the file to append to was changed by somebody else since the run began"
@@ -299,6 +337,8 @@ class FileSink:
         if self._remote is not None:
             return self._remote.place(made, sharded=self._shards is not None, first=first)
         assert self._final is not None
+        if appends:
+            self._check_unchanged(made, first)
         return [
             str(path) for path in naming.place_files(made, self._final, sharded=self._shards is not None, first=first)
         ]
@@ -335,6 +375,14 @@ class FileSink:
 
     def close(self) -> None:
         self._syncer.close()
+
+
+def _stamp(path: Path) -> list[int] | None:
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return [found.st_size, found.st_mtime_ns]
 
 
 def _link_or_copy(source: str, target: Path) -> None:

@@ -108,6 +108,8 @@ class SplitSource:
             self._store.post(InputExpected(now))
 
     def _fail(self, error: BaseException) -> None:
+        if self._closed:
+            return  # nobody wants it any more
         self.error = error
         try:
             why = str(error) if isinstance(error, Unusable) else f"{type(error).__name__}: {error}"

@@ -10,6 +10,7 @@ from dovetail.control.splits import BLANK, BadRow, Unusable
 
 if TYPE_CHECKING:
     from dovetail.control.splits import Split
+    from dovetail.engines.batches import Outcome
 
 
 class Odd(NamedTuple):
@@ -38,6 +39,14 @@ def odd_ones(items: list[Any], offset: int) -> list[Odd]:
         elif type(item) is BadRow:
             found.append(Odd(at, f"BadRow: {item.place}: {item.error_text}", ASIDE))
     return found
+
+
+def count(outcome: Outcome, seconds: float, *, stage: int) -> None:
+    """Reading and parsing is work of the first stage, writing of the last."""
+    if seconds and outcome.stages:
+        outcome.seconds += seconds
+        taken, given, before = outcome.stages[stage]
+        outcome.stages[stage] = taken, given, before + seconds
 
 
 def of_unusable(error: Unusable, items: int) -> Failure:

@@ -161,7 +161,7 @@ def _check_running(folder: Path) -> None:
     if status != "running":
         words = {"lost": "lost: its process is gone"}.get(status, status)
         fixes: tuple[str, ...] = (f"dovetail status {name}",)
-        if status != "finished":
+        if status != "finished" and RunFolder(folder).can_go_on:
             fixes = (f"dovetail run --resume {name}", *fixes)
         raise ConfigError(Problem("DT361", f"run {folder.name} is not running: it is {words}", fixes=fixes))
     host = header.get("host")

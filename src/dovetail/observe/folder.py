@@ -61,6 +61,15 @@ class RunFolder:
         return self.path / "commit.log"
 
     @property
+    def can_go_on(self) -> bool:
+        """Whether what it did is kept, so that it can be resumed."""
+        try:
+            with self.commit_log.open("rb") as file:
+                return b'"begin"' in file.read(64)
+        except OSError:
+            return False
+
+    @property
     def replay_log(self) -> Path:
         return self.path / "replay.log"
 

@@ -123,7 +123,7 @@ def item_as_data(item: object, limit_bytes: int = ITEM_BYTES) -> dict[str, Any]:
     """The item as JSON if it is the same after it, else pickled; only its beginning in words if it is too large."""
     try:
         text = json.dumps(item, allow_nan=False)
-        if len(text) <= limit_bytes and json.loads(text) == item:
+        if len(text) <= limit_bytes and _is_plain(item) and json.loads(text) == item:
             return {"item": item}
     except (TypeError, ValueError, RecursionError):
         pass
@@ -131,3 +131,12 @@ def item_as_data(item: object, limit_bytes: int = ITEM_BYTES) -> dict[str, Any]:
     if len(packed) <= limit_bytes:
         return {"item_pickle": base64.b64encode(packed).decode()}
     return {"item_lost": f"{len(packed)} bytes", "item_repr": repr(item)[:500]}
+
+
+def _is_plain(item: object) -> bool:
+    """Whether JSON gives it back as it was: of classes derived from dict and the like it would not."""
+    if type(item) is dict:
+        return all(type(key) is str and _is_plain(value) for key, value in item.items())
+    if type(item) is list:
+        return all(map(_is_plain, item))
+    return item is None or type(item) in (str, int, float, bool)

@@ -257,17 +257,17 @@ def _fixes(fix: str, folder: Path) -> tuple[str, ...]:
 
 def _resume_hint(folder: Path) -> str:
     """How to go on, if what it did is kept: as it was begun, by the command line or by a program."""
+    from dovetail.observe.folder import RunFolder, read_object
     from dovetail.observe.naming import name_for  # late: most runs end well
 
-    with suppress(OSError), (folder / "commit.log").open("rb") as file:
-        if b'"begin"' not in file.read(64):
-            return ""
-        with suppress(OSError), (folder / "run.json").open("rb") as header:
-            if b'"asked"' in header.read():
-                return f"dovetail run --resume {name_for(folder)}"
-        where = folder.name if name_for(folder) == folder.name else str(folder)
-        return f'dt.run(..., resume="{where}"), all else as it was'
-    return ""
+    run = RunFolder(folder)
+    if not run.can_go_on:
+        return ""
+    more = read_object(run.header).get("more")
+    if isinstance(more, dict) and "asked" in more:
+        return f"dovetail run --resume {name_for(folder)}"
+    where = folder.name if name_for(folder) == folder.name else str(folder)
+    return f'dt.run(..., resume="{where}"), all else as it was'
 
 
 def _problem(error: str, detail: str, found: Summary | None, folder: Path) -> Problem:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import stat
 from typing import TYPE_CHECKING
 
 from dovetail.errors import ConfigError, Problem
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from dovetail.observe.folder import RunFolder
 
 LOCK = "lock"
+_HELD: set[Hold] = set()
 
 
 class Hold:
@@ -29,7 +31,31 @@ class Hold:
             fixes = (f"dovetail drain {folder.id}", f"dovetail status {folder.id}")
             raise ConfigError(Problem("DT382", message, fixes=fixes)) from None
 
+        _HELD.add(self)
+
     def let_go(self) -> None:
+        _HELD.discard(self)
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+def check_owner(folder: RunFolder) -> None:
+    """What lies in the folder of a run is unpickled by who goes on with it: it must not be another user's."""
+    found = folder.path.stat()
+    if found.st_uid not in (os.getuid(), 0) or found.st_mode & stat.S_IWOTH:
+        message = f"the folder of run {folder.id} belongs to another user, or everybody may write there"
+        fixes = (
+            "let its owner go on with it",
+            f"or make it yours: chown -R $USER {folder.path}; chmod o-w {folder.path}",
+        )
+        raise ConfigError(Problem("DT382", message, fixes=fixes, place=str(folder.path)))
+
+
+def _in_a_child() -> None:
+    """What a driver forks does not hold its runs: it may live longer."""
+    for hold in list(_HELD):
+        hold.let_go()
+
+
+os.register_at_fork(after_in_child=_in_a_child)

@@ -53,10 +53,12 @@ class Read(Input):
     def __init__(self, cursor: Cursor) -> None:
         self.cursor: Cursor = cursor
         self.kind = cursor.kind
+        self._fed = False
 
     def feed(self, store: Store, marks: Mapping[int, object], /) -> Source:
         from dovetail.data.split_source import SplitSource
 
+        self._fed = True
         return SplitSource(self.cursor, store, marks)
 
     def fingerprint(self) -> dict[str, object]:
@@ -67,7 +69,8 @@ class Read(Input):
         return [str(one[0]) for key in ("files", "tables") for one in told.get(key) or ()]
 
     def close(self) -> None:
-        self.cursor.close()
+        if not self._fed:  # else who reads it closes it
+            self.cursor.close()
 
 
 class Kept(Input):

@@ -83,6 +83,8 @@ def _changes(
     document: Document, sets: Sequence[str], source: str | None, sink: str | None, folder: Path
 ) -> list[Change]:
     found: list[Change] = []
+    ends: list[Change] = []
+    """First, so that what is set applies to them."""
     problems: list[Problem] = []
     for text in sets:
         try:
@@ -94,13 +96,13 @@ def _changes(
         if path == "":
             problems.append(Problem("DT360", f"--{key} names nothing", fixes=(f"--{key} data.jsonl",)))
         elif path is not None:
-            value: Any = absolute(path, folder)
+            value: Any = absolute(path, folder, pattern=key == "source")
             if path == STANDARD:
                 value = {"run": "dovetail.running.stdin:rows"} if key == "source" else None
-            found.append(Change((key,), value, f"--{key} {path}"))
+            ends.append(Change((key,), value, f"--{key} {path}"))
     if problems:
         raise ConfigError(problems)
-    return found
+    return [*ends, *found]
 
 
 # --- paths
@@ -110,18 +112,18 @@ def _with_ends_in(data: Any, folder: Path) -> Any:
     """The data of a file with its source and sink in this folder; what has no form stays, and is told later."""
     if not isinstance(data, Mapping):
         return data
-    return {key: _end_in(value, folder) if key in ENDS else value for key, value in data.items()}
+    return {key: _end_in(value, folder, key == "source") if key in ENDS else value for key, value in data.items()}
 
 
-def _end_in(value: Any, folder: Path) -> Any:
+def _end_in(value: Any, folder: Path, pattern: bool) -> Any:
     if isinstance(value, str):
-        return absolute(value, folder)
+        return absolute(value, folder, pattern=pattern)
     if isinstance(value, list):
-        return [_end_in(item, folder) for item in value]
+        return [_end_in(item, folder, pattern) for item in value]
     if isinstance(value, Mapping):
-        inner = {key: _end_in(part, folder) for key, part in value.items() if key == "path"}
+        inner = {key: _end_in(part, folder, pattern) for key, part in value.items() if key == "path"}
         if isinstance(value.get("stages"), Mapping):
-            inner["stages"] = {name: _end_in(part, folder) for name, part in value["stages"].items()}
+            inner["stages"] = {name: _end_in(part, folder, pattern) for name, part in value["stages"].items()}
         return {**value, **inner}
     return value
 
@@ -131,20 +133,20 @@ def _typed(change: Change, folder: Path) -> Any:
     path = change.path
     whole = len(path) == 1 or (len(path) == 3 and path[:2] == ("sink", "stages"))
     if path[0] in ENDS and (whole or path[-1] == "path"):
-        return _end_in(change.value, folder)
+        return _end_in(change.value, folder, path[0] == "source")
     if path == ("sink", "stages"):
-        return _end_in({"stages": change.value}, folder)["stages"]
+        return _end_in({"stages": change.value}, folder, False)["stages"]
     return change.value
 
 
-def absolute(text: str, folder: Path) -> str:
-    """URLs stay as they are. The folder is no pattern, whatever its name."""
+def absolute(text: str, folder: Path, *, pattern: bool) -> str:
+    """URLs stay as they are. The folder is no pattern, whatever its name; `pattern`: the rest may be one."""
     if "://" in text or not text:
         return text
     path = os.path.expanduser(text)  # noqa: PTH111 - a Path would lose a slash at the end
     if os.path.isabs(path):  # noqa: PTH117
         return path
-    is_pattern = glob.has_magic(path) and not (folder / path).exists()
+    is_pattern = pattern and glob.has_magic(path) and not (folder / path).exists()
     return os.path.join(glob.escape(str(folder)) if is_pattern else folder, path)  # noqa: PTH118
 
 

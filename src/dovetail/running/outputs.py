@@ -91,9 +91,18 @@ def _add(found: Wanted, label: str, sink: object, *, ordered: bool) -> None:
 
 
 def _twice(found: Wanted) -> list[Problem]:
+    if len(found.files) < 2:
+        return []
+    from dovetail.data.sinks import place_of, takes_the_place_of
+
     by_path: dict[str, list[str]] = {}
     for label, spec in found.files.items():
-        by_path.setdefault(spec.path, []).append(label)
+        by_path.setdefault(place_of(spec), []).append(label)
+    for label, spec in found.files.items():
+        others = {place: labels for place, labels in by_path.items() if label not in labels}
+        hit = takes_the_place_of(spec, others)
+        if hit is not None:
+            by_path[hit].append(label)
     return [
         Problem(
             "DT385", f"{' and '.join(labels)} write to the same sink {path}", fixes=("give each a path of its own",)

@@ -11,7 +11,8 @@ from dovetail.control.segments import Segment
 from dovetail.data.commits import Told, read
 from dovetail.errors import ConfigError, DovetailError, Problem
 from dovetail.observe.folder import find_run, read_object, write_atomically
-from dovetail.running.hold import Hold
+from dovetail.observe.naming import name_for
+from dovetail.running.hold import Hold, check_owner
 from dovetail.scheduling.plan import Plan
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ class Earlier:
 
     def __init__(self, what: str | Path) -> None:
         self.folder = find_run(str(what))
+        check_owner(self.folder)
         self.hold = Hold(self.folder)
         try:
             self.told: Told = read(self.folder.commit_log)
@@ -79,10 +81,10 @@ class Earlier:
             return
         if before:
             message = f"run {run} runs what run {before} set aside"
-            fixes = (f"dovetail run --resume {run}",)
+            fixes = (f"dovetail run --resume {name_for(self.folder.path)}",)
         else:
             message = f"run {run} does not run what another one set aside"
-            fixes = (f"dovetail run --resume {run}",)
+            fixes = (f"dovetail run --resume {name_for(self.folder.path)}",)
         raise ConfigError(Problem("DT388", message, fixes=fixes))
 
     def check_source(self, now: dict[str, object], *, force: bool) -> list[str]:
@@ -97,12 +99,21 @@ class Earlier:
             run = self.folder.id
             risk = "--force-resume goes on all the same: rows that moved are read twice or never"
             evidence = (*found, f"{len(self.told.entries)} epochs of it are done")
-            fixes = ("put the source back as it was", f"dovetail run --resume {run} --force-resume", "or run it anew")
+            fixes = (
+                "put the source back as it was",
+                f"dovetail run --resume {name_for(self.folder.path)} --force-resume",
+                "or run it anew",
+            )
             raise ConfigError(Problem("DT386", f"the source of run {run} has changed since ({risk})", evidence, fixes))
         return found
 
-    def check_sinks(self, sinks: dict[str, dict[str, Any]]) -> None:
-        """What is written already was written for these: same paths, same settings."""
+    def check_sinks(self, sinks: dict[str, dict[str, Any]], functions: list[str]) -> None:
+        """What is written already was written for these: same paths, same settings, functions at the same leaves."""
+        called = self.told.beginning.get("functions") or []
+        if called != functions:
+            evidence = (f"then a function for: {_leaves(called)}", f"now for: {_leaves(functions)}")
+            fixes = ("give the same sinks as at the beginning: sink=...",)
+            raise ConfigError(Problem("DT387", f"run {self.folder.id} began with another sink", evidence, fixes))
         before = {label: about["spec"] for label, about in (self.told.beginning.get("sinks") or {}).items()}
         now = json.loads(json.dumps(sinks))  # as it reads in the log
         if before != now:
@@ -195,3 +206,7 @@ def _shown(sinks: dict[str, dict[str, Any]]) -> str:
         settings = [f"{key}={value!r}" for key, value in spec.items() if key not in ("path", "format") and value]
         found.append(f"{label}: " * bool(label) + " ".join([str(spec["path"]), *settings]))
     return ", ".join(found) or "none"
+
+
+def _leaves(labels: list[str]) -> str:
+    return ", ".join(label or "all leaves" for label in labels) or "none"

@@ -5,12 +5,15 @@ from __future__ import annotations
 import base64
 import json
 import pickle
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dovetail.data.commits import read
 from dovetail.errors import ConfigError, Problem, did_you_mean
 from dovetail.observe.folder import find_run, read_object, write_atomically
+from dovetail.observe.naming import name_for
+from dovetail.running.hold import check_owner
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,22 +34,27 @@ class Again:
     def __init__(self, what: str | Path, sink: object) -> None:
         """`sink`: instead of the one that the run had."""
         self.folder = find_run(str(what))
+        check_owner(self.folder)
         self._told = read(self.folder.commit_log)
         self.notes: list[str] = []
         """What cannot be run again, as lines for people."""
         self._check()
         self.items = self._items()
         self.sink = sink if sink is not None else sinks_of(self._told, exists="append")
+        if sink is None and self._told.beginning.get("functions"):
+            fixes = ("give it again: sink=the function, or {leaf: ...} for all that it had",)
+            message = f"results of run {self.folder.id} went to a function, and nobody knows which"
+            raise ConfigError(Problem("DT388", message, fixes=fixes))
         if not self.items:
             why = self.notes or ["it set nothing aside"]
-            fixes = (f"dovetail status {self.folder.id} shows what it set aside",)
+            fixes = (f"dovetail status {name_for(self.folder.path)} shows what it set aside",)
             message = f"there is nothing of run {self.folder.id} to run again"
             raise ConfigError(Problem("DT388", message, tuple(why), fixes))
 
     def _check(self) -> None:
         run = self.folder.id
         if self._told.beginning and self._told.finished is None:
-            fix = f"dovetail run --resume {run}"
+            fix = f"dovetail run --resume {name_for(self.folder.path)}"
             raise ConfigError(Problem("DT388", f"run {run} has not come to its end: finish it first", fixes=(fix,)))
         marker = read_object(self._marker)
         by = marker.get("by")
@@ -72,34 +80,39 @@ class Again:
         return self.folder.errors.parent / "retried.json"
 
     def _items(self) -> list[tuple[str, tuple[int, ...], Any]]:
-        """Unit, key and item; each once, and only those whose epochs count."""
-        counts = {
-            (unit, tuple(key)) for entry in self._told.entries.values() for unit, key in entry.aside if key is not None
-        }
-        found: dict[tuple[str, tuple[int, ...]], Any] = {}
-        seen: set[tuple[str, tuple[int, ...]]] = set()
+        """Unit, key and item: as many of a key as were set aside (an item may have come by two ways), and only those
+        whose epochs count. Lines of an epoch that was computed again tell the same items once more."""
+        left = Counter((unit, tuple(key or ())) for entry in self._told.entries.values() for unit, key in entry.aside)
+        found: list[tuple[str, tuple[int, ...], Any]] = []
         bad = 0
-        lost = sum(key is None for entry in self._told.entries.values() for _, key in entry.aside)
-        for line in self._lines():
+        unreadable: list[str] = []
+        for line in reversed(self._lines()):  # the last ones are of the time that counts
             unit, key = str(line.get("unit")), tuple(line.get("key") or ())
-            if (unit, key) in found or (self._told.beginning and (unit, key) not in counts):
+            if self._told.beginning and not left[unit, key]:
                 continue
-            seen.add((unit, key))
-            if line.get("error") == BAD_ROW:
+            kept = "item" in line or "item_pickle" in line
+            left[unit, key] -= kept or "place" in line
+            if line.get("error") == BAD_ROW and "place" in line:
                 bad += 1
             elif "item" in line:
-                found[unit, key] = line["item"]
-            elif "item_pickle" in line:
-                found[unit, key] = pickle.loads(base64.b64decode(line["item_pickle"]))  # noqa: S301 - the user's own run
-            else:
-                lost += 1
-        lost += len(counts - found.keys() - seen)
+                found.append((unit, key, line["item"]))
+            elif kept:
+                try:
+                    item = pickle.loads(base64.b64decode(line["item_pickle"]))  # noqa: S301 - the user's own
+                    found.append((unit, key, item))
+                except Exception as error:  # whatever became of their classes
+                    unreadable.append(f"{type(error).__name__}: {error}")
+        self._note(bad, unreadable, sum(count for count in left.values() if count > 0))
+        return found[::-1]
+
+    def _note(self, bad: int, unreadable: list[str], lost: int) -> None:
         if bad:
             rows = "1 row" if bad == 1 else f"{bad} rows"
             self.notes.append(f"{rows} that could not be parsed: mend the source, and run it anew")
+        if unreadable:
+            self.notes.append(f"{len(unreadable)} items cannot be unpickled here any more: {unreadable[0]}")
         if lost:
             self.notes.append(f"{lost} items are not kept: they were too large, or could not be pickled")
-        return [(unit, key, item) for (unit, key), item in found.items()]
 
     def _lines(self) -> list[dict[str, Any]]:
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -15,12 +14,13 @@ from dovetail.running.claiming import place_for
 from dovetail.running.hold import Hold
 from dovetail.running.inputs import Kept, open_input
 from dovetail.running.starting import Asked, Begun
+from dovetail.running.undoing import remove, undone
 from dovetail.scheduling.planner import plan as make_plan
 from dovetail.streaming.options import Options
 from dovetail.streaming.work import works_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from dovetail.observe.folder import RunFolder
@@ -90,7 +90,7 @@ def run(
     booleans = {"ordered": ordered, "record": record, "verbose": verbose, "wait": wait, "pin_cpus": pin_cpus}
     booleans |= {"force_resume": force_resume, "profiles": profiles}
     check_arguments(pipeline, source, engine, plan, options, max_errors, limit, run_dir, booleans)
-    with _undone() as undo:
+    with undone() as undo:
         earlier = _earlier(resume)
         if earlier is not None:
             undo.append(earlier.hold.let_go)
@@ -149,18 +149,6 @@ def _options(
     return found if max_errors is None else replace(found, max_aside=max_errors)
 
 
-@contextmanager
-def _undone() -> Iterator[list[Callable[[], None]]]:
-    """Of a run that did not begin nothing is left: what was done is undone, the last first."""
-    undo: list[Callable[[], None]] = []
-    try:
-        yield undo
-    except BaseException:
-        for one in reversed(undo):
-            one()
-        raise
-
-
 @dataclass
 class _Begin:
     """What is put together before a run starts, step by step."""
@@ -209,7 +197,7 @@ class _Begin:
             self._folder, self._hold = self.earlier.folder, self.earlier.hold
         else:
             self._folder = create_run(self.alone.name, run_dir)
-            self.undo.append(partial(_remove, self._folder))
+            self.undo.append(partial(remove, self._folder))
             self._hold = Hold(self._folder)
             self.undo.append(self._hold.let_go)
         self._place = place_for(self._folder.id, self.alone, self._planned, wait=wait)
@@ -232,9 +220,3 @@ class _Begin:
             self.again,
             self._notes,
         ).start()
-
-
-def _remove(folder: RunFolder) -> None:
-    from shutil import rmtree  # late: most runs begin
-
-    rmtree(folder.path, ignore_errors=True)

@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import os
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import dovetail
+from dovetail.control.events import CancelRun
 from dovetail.control.lifecycle import RunState
 from dovetail.data.ends import Ends
-from dovetail.data.serving import QueueSource, TicketSink
+from dovetail.data.serving import QueueSource, TicketSink, closed
 from dovetail.engines.local.engine import LocalEngine
 from dovetail.engines.local.limits import SHARE_OF_MEMORY
 from dovetail.errors import ConfigError, Problem, did_you_mean, shown
+from dovetail.observe.door import Door
 from dovetail.observe.folder import create_run
 from dovetail.observe.recorder import About, Recorder
 from dovetail.pipeline.durations import parse_duration
 from dovetail.pipeline.pipeline import Pipeline
 from dovetail.running.claiming import place_for
+from dovetail.running.looking import item_of, key_of, refresh
 from dovetail.running.measuring import Measuring
 from dovetail.running.observed import run_observed
 from dovetail.running.paired import paired
+from dovetail.running.undoing import remove, undone
 from dovetail.scheduling.plan import Plan
 from dovetail.scheduling.planner import plan as make_plan
 from dovetail.streaming.controller import Stream
@@ -34,14 +37,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from dovetail.control.engine import Observer
-    from dovetail.control.segments import Part
     from dovetail.observe.folder import RunFolder
     from dovetail.resources.cluster import Cluster
     from dovetail.running.claiming import Place
     from dovetail.streaming.work import Work
 
 BEAT_S = 1.0
-REFRESH_S = 0.5
 HOP_S = 0.0002
 FIRST_REPLAN_S = 1.0
 EPOCH_BATCHES = 8
@@ -92,13 +93,14 @@ def served(
     alone = plan or make_plan(pipeline, cluster, STREAMING)
     options = _options(parse_duration(max_wait), alone.cluster)
     planned = partial(make_plan, pipeline, mode=STREAMING) if plan is None else None
-    folder = create_run(alone.name, run_dir)
-    with _nothing_left(folder):
+    with undone() as undo:
+        folder = create_run(alone.name, run_dir)
+        undo.append(partial(remove, folder))
         place = place_for(folder.id, alone, planned, wait=wait)
-        with _nothing_left(folder, place):
-            works = tuple(_served_work(work) for work in works_of(pipeline, place.plan))
-            limits = (None if deadline is None else parse_duration(deadline), max_pending)
-            return _assembled(works, place, folder, options, limits, pin_cpus=pin_cpus)
+        undo.append(place.leave)
+        works = tuple(_served_work(work) for work in works_of(pipeline, place.plan))
+        limits = (None if deadline is None else parse_duration(deadline), max_pending)
+        return _assembled(works, place, folder, options, limits, pin_cpus=pin_cpus)
 
 
 # --- what was given
@@ -182,20 +184,6 @@ def ways_of(works: tuple[Work, ...]) -> int:
     return sum(count for name, count in ways.items() if name not in inner)
 
 
-@contextmanager
-def _nothing_left(folder: RunFolder, place: Place | None = None) -> Iterator[None]:
-    """Of a service that did not begin there is no folder and no claim."""
-    try:
-        yield
-    except BaseException:
-        if place is not None:
-            place.leave()
-        from shutil import rmtree  # late: most begin
-
-        rmtree(folder.path, ignore_errors=True)
-        raise
-
-
 def _assembled(
     works: tuple[Work, ...],
     place: Place,
@@ -218,6 +206,8 @@ def _assembled(
     measuring = Measuring(engine, works, plan.cluster, recorder)
     sink = TicketSink(engine, ways_of(works))
     source = sink.source = QueueSource(engine, limits[1], sink.refuse)
+    door = Door(folder.path, partial(_act, engine, source))
+    door.start()
 
     def go() -> None:
         measuring.start()
@@ -226,10 +216,20 @@ def _assembled(
             run_observed(stream, engine, Ends(source, sink), recorder, observers, beat_s=BEAT_S)
         finally:
             measuring.stop()
+            door.close()
             place.leave()
 
-    failed, refresh = partial(_why_failed, stream), partial(_refresh, recorder, engine)
-    return Served(plan, folder.path, engine, source, sink, go, failed, refresh, *limits)
+    failed, looked_at = partial(_why_failed, stream), partial(refresh, recorder, engine)
+    return Served(plan, folder.path, engine, source, sink, go, failed, looked_at, *limits)
+
+
+def _act(engine: LocalEngine, source: QueueSource, do: str, reason: str) -> None:
+    """Somebody outside says `dovetail drain` or `cancel`: what is pending is answered, or told."""
+    source.refuse_more(closed(f"is ended ({reason}): it takes no more requests"))
+    if do == "drain":
+        source.finish()
+    else:
+        engine.post(CancelRun(reason))
 
 
 def _why_failed(stream: Stream) -> tuple[str, str] | None:
@@ -237,21 +237,14 @@ def _why_failed(stream: Stream) -> tuple[str, str] | None:
     return (board.error, board.error_detail) if board.state is RunState.FAILED else None
 
 
-def _refresh(recorder: Recorder, engine: LocalEngine) -> None:
-    written = recorder.look_now()
-    engine.nudge()
-    written.wait(REFRESH_S)
-
-
 def _recorder(folder: RunFolder, plan: Plan, stream: Stream, engine: LocalEngine) -> Recorder:
-    def item(part: Part) -> object:
-        segment, start, _ = part
-        return engine.load(segment)[1][start]
-
-    def key(part: Part) -> tuple[int, ...]:
-        segment, start, _ = part
-        found = engine.load(segment)[0][start]
-        return found if isinstance(found, tuple) else (found,)
-
     about = About(plan.name, "dt.serve", "local", plan.cluster.spec(), version=dovetail.__version__)
-    return Recorder(folder, about, stream.view, stream.workers, plan=plan.to_json(), item=item, key=key)
+    return Recorder(
+        folder,
+        about,
+        stream.view,
+        stream.workers,
+        plan=plan.to_json(),
+        item=partial(item_of, engine),
+        key=partial(key_of, engine),
+    )

@@ -12,7 +12,6 @@ import dovetail
 from dovetail.control.commands import Deliver
 from dovetail.control.events import CancelRun, Drain
 from dovetail.control.lifecycle import RunState
-from dovetail.control.splits import BadRow
 from dovetail.data.ends import Ends
 from dovetail.data.results import IteratorSink
 from dovetail.engines.local.engine import LocalEngine
@@ -22,6 +21,7 @@ from dovetail.observe.door import Door
 from dovetail.observe.recorder import About, Recorder
 from dovetail.running.claiming import say
 from dovetail.running.handle import Run
+from dovetail.running.looking import item_of, key_of, refresh
 from dovetail.running.measuring import Measuring
 from dovetail.running.observed import run_observed
 from dovetail.running.outputs import with_writers
@@ -29,7 +29,6 @@ from dovetail.streaming.controller import Stream
 
 if TYPE_CHECKING:
     from dovetail.control.engine import Observer
-    from dovetail.control.segments import Part
     from dovetail.data.commits import CommitLog
     from dovetail.data.committing import CommittedSink
     from dovetail.data.ends import Outputs, Source
@@ -44,8 +43,6 @@ if TYPE_CHECKING:
     from dovetail.streaming.work import Work
 
 BEAT_S = 1.0
-REFRESH_S = 0.5
-"""How long somebody who asks how a run stands waits for the newest figures."""
 ERRORS_BYTES = 256 << 20
 """Of items that a durable run sets aside, so that they can be run again."""
 
@@ -134,7 +131,8 @@ class Begun:
             self.again.check_turn(self.earlier.folder.id if self.earlier is not None else None)
         if self.earlier is not None:
             self.earlier.check_again(self.again.folder.id if self.again is not None else None)
-            self.earlier.check_sinks({label: asdict(sink.spec) for label, sink in self.outputs.files.items()})
+            specs = {label: asdict(sink.spec) for label, sink in self.outputs.files.items()}
+            self.earlier.check_sinks(specs, sorted(self.outputs.functions))
         for label, sink in self.outputs.files.items():
             undo.callback(sink.close)
             if self.earlier is None:
@@ -164,6 +162,7 @@ class Begun:
                 "units": units,
             }
             again = self.again.folder if self.again is not None else None
+            about["functions"] = sorted(self.outputs.functions)
             about["again"] = None if again is None else again.id
             about["again_folder"] = None if again is None else str(again.path)
             log.begin(about)
@@ -210,9 +209,9 @@ class Begun:
             stream.view,
             stream.workers,
             plan=plan.to_json(),
-            item=partial(_item, workers),
-            key=partial(_key, workers),
-            commits=not self.durable,
+            item=partial(item_of, workers),
+            key=partial(key_of, workers),
+            commits=not self.durable and self.earlier is None,
             errors_bytes=ERRORS_BYTES if self.durable else leavings.ERRORS_BYTES,
         )
 
@@ -289,9 +288,9 @@ class Begun:
             workers,
             results,
             go,
-            (partial(_item, workers), partial(_key, workers)),
+            (partial(item_of, workers), partial(key_of, workers)),
             partial(_why_failed, stream, source, sink),
-            partial(_refresh, recorder, workers),
+            partial(refresh, recorder, workers),
             ended,
         )
 
@@ -307,12 +306,6 @@ def _act(workers: LocalEngine, do: str, reason: str) -> None:
     workers.post(Drain(reason) if do == "drain" else CancelRun(reason))
 
 
-def _refresh(recorder: Recorder, workers: LocalEngine) -> None:
-    written = recorder.look_now()
-    workers.nudge()
-    written.wait(REFRESH_S)
-
-
 def _why_failed(stream: Stream, source: Source, sink: CommittedSink | None) -> BaseException | tuple[str, str] | None:
     """What the source or the sink raised, or the error and its details."""
     board = stream.board
@@ -324,15 +317,3 @@ def _close_all(observers: list[Observer], workers: LocalEngine) -> None:
     for observer in observers:
         with suppress(Exception):
             observer.close(workers.now())
-
-
-def _item(workers: LocalEngine, part: Part) -> object:
-    segment, start, _ = part
-    item = workers.load(segment)[1][start]
-    return item.raw if type(item) is BadRow else item
-
-
-def _key(workers: LocalEngine, part: Part) -> tuple[int, ...]:
-    segment, start, _ = part
-    key = workers.load(segment)[0][start]
-    return key if isinstance(key, tuple) else (key,)

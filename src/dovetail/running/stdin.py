@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 
 def rows() -> Iterator[Any]:
+    if sys.stdin is None:
+        raise ConfigError(Problem("DT363", "stdin is closed", fixes=("--source data.jsonl",), place="stdin"))
     for number, line in enumerate(sys.stdin.buffer, 1):
         if not line.strip():
             continue

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dovetail.control.commands import Deliver, SetAside
-from dovetail.control.events import ASIDE, FATAL, Cause
+from dovetail.control.events import AGAIN, ASIDE, FATAL, Cause
 from dovetail.control.segments import cut
 from dovetail.resources.sizes import about_size
 from dovetail.streaming.messages import Suspect
@@ -40,6 +40,9 @@ class Losses:
         charged = message.suspect.charged if message.suspect is not None else 0
         suspect = Suspect(message.epoch, parts, size, min(message.batch_size, size), charged)
         suspect.error, suspect.detail, suspect.keys = failure.error, failure.detail, failure.keys
+        if failure.verdict == AGAIN:
+            lane.suspects.append(suspect)
+            return 0
         if failure.verdict == ASIDE:
             return self._set_aside(lane, suspect, whatever=True)
         # a card's memory is no matter of the host's: smaller batches help, a larger worker does not

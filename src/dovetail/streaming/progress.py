@@ -39,8 +39,8 @@ class Progress:
             given += items
             for child in lane.children:
                 if child.sorts:
-                    place = (*(begin[0].first or ()), begin[1], number)
-                    segment.first = segment.first or place
+                    place = segment.first or (*(begin[0].first or ()), begin[1], number)
+                    segment.first = place
                     epoch.unsorted.setdefault(child.index, []).append((place, segment))
                 else:
                     child.queue.add(epoch.id, segment, board.now)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -91,7 +92,7 @@ def _one_document(ref: FileRef) -> Problem | None:
     if isinstance(value, dict) or (isinstance(value, list) and len(first) < ref.size):
         return None
     message = "is one JSON document, not a row per line"
-    fix = f"jq -c '.[]' {ref.path!r} > {ref.path[:-5] + '.jsonl'!r}"
+    fix = f"jq -c '.[]' {shlex.quote(ref.path)} > {shlex.quote(ref.path[:-5] + '.jsonl')}"
     return Problem(
         NOT_AS_SAID, message, fixes=(fix, "or read it yourself, and pass the list as the source"), place=ref.path
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING
 
 from dovetail.control.splits import Unusable
@@ -34,7 +35,7 @@ def cannot_read(path: str, error: BaseException) -> Unusable:
     if isinstance(error, FileNotFoundError):
         return changed(path, "it is gone")
     if isinstance(error, PermissionError):
-        return Unusable(CANNOT_READ, "may not be read", f"chmod u+r {path!r}, then resume", path)
+        return Unusable(CANNOT_READ, "may not be read", f"chmod u+r {shlex.quote(path)}", path)
     said = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
     return Unusable(CANNOT_READ, f"cannot be read: {said}", "resume when the cause is gone", path)
 

@@ -56,7 +56,7 @@ class PartWriter:
         try:
             data, meta = self.encode(items)
         except Unwritable as error:
-            index = error.index if order is None else order[error.index]
+            index = error.index if order is None or error.index < 0 else order[error.index]
             raise Unwritable(index, error.error_text) from None
         offset = self._append(data + told if told else data)
         where = [offset + len(data), len(told)] if told else None

@@ -37,7 +37,8 @@ def arranged(keys: Any) -> tuple[list[int], list[int], bytes, list[int] | None]:
         order = sorted(range(len(keys)), key=keys.__getitem__)
         numbers = array("q", in_order)
     first, last = in_order[0], in_order[-1]
-    told = b"" if last - first + 1 == len(keys) else NUMBERS + numbers.tobytes()
+    consecutive = last - first + 1 == len(keys) == len(set(keys))  # of two ways to here keys may be equal
+    told = b"" if consecutive else NUMBERS + numbers.tobytes()
     return [first], [last], told, order
 
 

@@ -34,6 +34,7 @@ from dovetail.engines.local.opened import (
     UNWRITABLE,
     Opened,
     as_plain,
+    cuts,
     failure_of,
     joined,
     leave_out,
@@ -162,6 +163,7 @@ class Desk:
         items: list[Any] = []
         loaded: dict[int, tuple[Keys, list[Any]]] = {}
         odd: list[rows.Odd] = []
+        splits: set[int] = set()
         seconds = 0.0
         for number, start, stop in parts:
             at = len(items)
@@ -170,9 +172,11 @@ class Desk:
                 if type(its_items) is not list:
                     its_items, took = rows.read(its_items)
                     seconds += took
-                    odd += rows.odd_ones(its_items[start:stop], at)
+                    splits.add(number)
                 loaded[number] = its_keys, its_items
             its_keys, its_items = loaded[number]
+            if number in splits:  # of a split there may be several parts
+                odd += rows.odd_ones(its_items[start:stop], at)
             if start == 0 and stop == len(its_items):
                 keys.append(its_keys)
                 items = its_items if not at and len(parts) == 1 else items + its_items
@@ -223,6 +227,8 @@ class Desk:
     ) -> None:
         """Packs or writes what came out and reports; then the input's memory is given back, unless somebody keeps
         it."""
+        if os.getpid() != self._pid:
+            os._exit(0)  # a process that user code forked, and that came back from its call: it writes nothing
         if flags & NO_OUTPUT:
             outcome.keys, outcome.items = [], []
         with self._packing:
@@ -236,7 +242,7 @@ class Desk:
         outcome.items = opened.items = []  # or they keep views of what is closed now
         kept = [number for number, reading in opened.readings if not reading.close() or self._forked]
         self._forked = False
-        _count_reading(outcome, opened.read_s)
+        rows.count(outcome, opened.read_s, stage=0)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
         failures = [as_plain(failure) for failure in outcome.failures]
         report = ("done", message, outcome.seconds, failures, peak, outcome.stages, outs, kept, closed)
@@ -247,11 +253,11 @@ class Desk:
         while True:
             keys, items = outcome.keys, outcome.items
             try:
-                if len(items) <= cut:
+                if len(items) <= cut and not outcome.failures:
                     return [_packed(keys, items)] if items else []
                 return [
-                    _packed(slice_of(keys, start, start + cut), items[start : start + cut])
-                    for start in range(0, len(items), cut)
+                    _packed(slice_of(keys, start, stop), items[start:stop])
+                    for start, stop in cuts(keys, cut, outcome.failures)
                 ]
             except Unpicklable as error:
                 leave_out(outcome, opened, batch_size, error, UNPICKLABLE)
@@ -263,7 +269,7 @@ class Desk:
         """Where they belong. It is part of the last stage's work, and its time counts as such."""
         began = time.perf_counter()
         if outcome.items and writer not in self._writing:
-            writer.begin(part_name(self._spec))
+            writer.begin(self._spec.part_name())
             self._writing.append(writer)
         while outcome.items:
             try:
@@ -271,11 +277,8 @@ class Desk:
             except Unwritable as error:
                 leave_out(outcome, opened, batch_size, error, UNWRITABLE)
                 continue
-            seconds = time.perf_counter() - began
-            outcome.seconds += seconds
-            taken, given, before = outcome.stages[-1]
-            outcome.stages[-1] = taken, given, before + seconds
-            return [(len(outcome.items), 0, WRITTEN, (), tuple(piece))]
+            rows.count(outcome, time.perf_counter() - began, stage=-1)
+            return [(len(outcome.items), 0, WRITTEN, (), tuple(piece), None)]
         return []
 
     def _placed(self, packed: list[Packed], flags: int) -> tuple[list[Any], list[Piece], list[int], list[int]]:
@@ -301,11 +304,11 @@ class Desk:
         for one in packed:
             sizes = lengths(one)
             if flags & SPOOL:
-                outs.append((one.items, one.size, IN_FILE, sizes, (*self._append(one), one.first)))
+                outs.append((one.items, one.size, IN_FILE, sizes, self._append(one), one.first))
             elif one.size <= INLINE_LIMIT or flags & NO_MEMORY_FILES:
                 piece = inline(one)
                 body.append(piece)
-                outs.append((one.items, one.size, INLINE, sizes, len(piece)))
+                outs.append((one.items, one.size, INLINE, sizes, len(piece), one.first))
             else:
                 placed = self._the_pool().put(one, spill=bool(flags & SPILL))
                 self._placing.append(placed)
@@ -314,7 +317,7 @@ class Desk:
                 if placed.spilled:
                     spilled.append(placed.fd)
                 buffer = -1 if placed.spilled else placed.buffer
-                outs.append((one.items, placed.size, SHARED, sizes, (buffer, placed.fresh)))
+                outs.append((one.items, placed.size, SHARED, sizes, (buffer, placed.fresh), one.first))
         return outs, body, descriptors, spilled
 
     def _the_pool(self) -> Pool:
@@ -333,7 +336,7 @@ class Desk:
     def _appended(self, packed: Packed) -> tuple[str, int]:
         if self._spool is None:
             os.makedirs(self._spec.spill, exist_ok=True)  # noqa: PTH103 - pathlib is not loaded
-            path = os.path.join(self._spec.spill, f"{part_name(self._spec)}.part")  # noqa: PTH118
+            path = os.path.join(self._spec.spill, f"{self._spec.part_name()}.part")  # noqa: PTH118
             self._spool = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600), path
         fd, path = self._spool
         at = os.fstat(fd).st_size
@@ -377,19 +380,6 @@ def _packed(keys: Keys, items: list[Any]) -> Packed:
     found = pack(keys, items)
     found.first = as_tuple(keys[0])
     return found
-
-
-def _count_reading(outcome: Outcome, seconds: float) -> None:
-    """Reading and parsing is part of the first stage's work."""
-    if seconds and outcome.stages:
-        outcome.seconds += seconds
-        taken, given, before = outcome.stages[0]
-        outcome.stages[0] = taken, given, before + seconds
-
-
-def part_name(spec: Spec) -> str:
-    """A name for a file that no other process ever had: not of a run that was killed and goes on, either."""
-    return f"{spec.worker}-{spec.rank}-{os.getpid()}-{time.time_ns():x}"
 
 
 _BROKEN: list[type[Any]] = []

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from dovetail.control.events import Failure
+from dovetail.control.events import AGAIN, Failure
 from dovetail.engines.batches import Outcome
 from dovetail.engines.failures import tell
 from dovetail.engines.keys import as_tuple, as_tuples, join, slice_of
@@ -92,25 +94,51 @@ def joined(pieces: list[tuple[int, Outcome]], opened: Opened) -> Outcome:
     return whole
 
 
+def cuts(keys: Keys, size: int, failures: list[Failure]) -> list[tuple[int, int]]:
+    """Where each segment of the output begins and ends: so many items, and none reaches over items that failed; those
+    come later, and belong in between."""
+    edges = {0, len(keys)}
+    if failures:
+        ordered = as_tuples(keys)
+        edges |= {bisect_left(ordered, failure.keys[0]) for failure in failures if failure.keys}
+    begins = sorted(edges)
+    return [(start, min(start + size, end)) for begin, end in pairwise(begins) for start in range(begin, end, size)]
+
+
 def leave_out(outcome: Outcome, opened: Opened, batch_size: int, error: Unsendable, why: str) -> None:
-    """The calls whose results cannot be sent, or written, have failed; all others' results go on."""
+    """The calls whose results cannot be sent, or written, have failed; all others' results go on.
+
+    Whose result it was is told by its key. Where keys are not unique (an item that came by two ways), nobody can tell:
+    then every call is run again by itself, uncharged, and what fails alone is to blame.
+    """
+    calls = _calls(opened, batch_size, outcome)
     place = {as_tuple(key): at for at, key in enumerate(opened.keys)}
-    origins = [_origin(as_tuple(key), place) for key in outcome.keys]
+    blind = len(place) < len(opened.items) and len(calls) > 1
+    call_of = {at: call for call in calls for at in range(*call)}
+    origins = [call_of.get(_origin(as_tuple(key), place)) for key in outcome.keys] if not blind else []
     # the index counts within what was packed; whichever it was, look for all that cannot be sent
-    pickled = why == UNPICKLABLE
-    indices = [index for index, _ in unpicklable(outcome.items)] if pickled else [error.index]
-    bad = {origins[index] - origins[index] % batch_size for index in indices if index >= 0}
-    if not bad:
-        bad = {at - at % batch_size for at in origins}
-    for start in sorted(bad):
-        stop = min(start + batch_size, len(opened.items))
+    indices = [error.index] if why != UNPICKLABLE or blind else [index for index, _ in unpicklable(outcome.items)]
+    bad = set(calls) if blind else {origins[index] for index in indices if index >= 0} - {None}
+    bad = bad or set(calls)
+    for start, stop in sorted(call for call in bad if call is not None):
         its_keys = as_tuples(slice_of(opened.keys, start, stop))
         failure = Failure(start, stop, f"{why}: {error.error_text}"[:TEXT_LIMIT], keys=its_keys)
+        failure.verdict = AGAIN if blind else ""
         outcome.failures.append(failure)
     outcome.failures.sort(key=lambda failure: failure.start)
-    stays = [index for index, at in enumerate(origins) if at - at % batch_size not in bad]
+    stays = [index for index, call in enumerate(origins) if call not in bad] if bad != set(calls) else []
     outcome.keys = [outcome.keys[index] for index in stays]
     outcome.items = [outcome.items[index] for index in stays]
+
+
+def _calls(opened: Opened, batch_size: int, outcome: Outcome) -> list[tuple[int, int]]:
+    """From where to where the calls went that did not fail: they begin anew behind every item that no stage sees."""
+    failed = {failure.start for failure in outcome.failures}
+    found = []
+    for begin, _, items in spans(opened):
+        end = begin + len(items)
+        found += [(start, min(start + batch_size, end)) for start in range(begin, end, batch_size)]
+    return [call for call in found if call[0] not in failed]
 
 
 def _origin(key: tuple[int, ...], place: dict[tuple[int, ...], int]) -> int:

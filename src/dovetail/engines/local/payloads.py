@@ -155,14 +155,14 @@ class Payloads:
         numbers = self._numbers
         at = fds = 0
         node = rank.child.node
-        for items, size, kind, sizes, place in outs:
+        for items, size, kind, sizes, place, first in outs:
             if kind == INLINE:
                 ref: Any = Inline(bytes(frame.body[at : at + place]), sizes)
                 at += place
-                found.append(Segment(next(numbers), items, size, node, ref))
+                found.append(Segment(next(numbers), items, size, node, ref, first))
                 continue
             if kind == IN_FILE:
-                found.append(Segment(next(numbers), items, size, "", InFile(place[0], place[1], sizes), place[2]))
+                found.append(Segment(next(numbers), items, size, "", InFile(place[0], place[1], sizes), first))
                 continue
             if kind == WRITTEN:
                 found.append(Segment(next(numbers), items, size, "", Piece(*place)))
@@ -182,7 +182,7 @@ class Payloads:
                 self._live += size
                 self._used.add((rank.number, buffer))
                 ref = Shared(rank.fds[buffer], sizes, size, rank.number, buffer, self._freed)
-            found.append(Segment(next(numbers), items, size, node, ref))
+            found.append(Segment(next(numbers), items, size, node, ref, first))
         return found
 
     def freed(self, ranks: Mapping[int, Rank]) -> list[tuple[int, list[int], list[int]]]:

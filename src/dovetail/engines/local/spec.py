@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -38,3 +40,7 @@ class Spec(NamedTuple):
     """Shared memory that a worker keeps warm, at most."""
     cpus: tuple[int, ...] = ()
     """The CPUs it is bound to; none: it is not."""
+
+    def part_name(self) -> str:
+        """For a file that no other process ever had: not of a run that was killed and goes on, either."""
+        return f"{self.worker}-{self.rank}-{os.getpid()}-{time.time_ns():x}"
