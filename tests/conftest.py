@@ -4,6 +4,7 @@ in `make test` and much in `make test-long`."""
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import time
@@ -20,6 +21,11 @@ common = settings(deadline=None, print_blob=True, suppress_health_check=[HealthC
 settings.register_profile("short", common, max_examples=60, derandomize=True)
 settings.register_profile("long", common, max_examples=500)
 settings.load_profile("long" if os.environ.get("DOVETAIL_TEST_LONG") else "short")
+
+# a suite that was started in the background, or by nohup, ignores these, and so would every program that it starts
+for ignored in (signal.SIGINT, signal.SIGHUP):
+    if signal.getsignal(ignored) is signal.SIG_IGN:
+        signal.signal(ignored, signal.default_int_handler if ignored is signal.SIGINT else signal.SIG_DFL)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
