@@ -30,6 +30,7 @@ from running.aids import (
     patience,
     pids_of,
     run_of,
+    said_when_waiting,
     until,
 )
 
@@ -75,7 +76,7 @@ run = dt.run(dt.Pipeline([dt.Stage("stuck", stuck, workers=4)]), range(4), clust
 while sum(os.path.exists(f"stuck-{n}") for n in range(4)) + sum(os.path.exists(f"begun-{n}") for n in (1, 2)) < 6:
     time.sleep(0.01)
 AFTER
-print("all stuck", flush=True)
+SAYS
 try:
     run.wait()
 except KeyboardInterrupt:
@@ -85,7 +86,8 @@ except KeyboardInterrupt:
 
 
 def stuck_script(folder: Path, before: str = "", after: str = "") -> Script:
-    return Script(folder, STUCK.replace("BEFORE", before).replace("AFTER", after))
+    says = said_when_waiting("all stuck")
+    return Script(folder, STUCK.replace("BEFORE", before).replace("AFTER", after).replace("SAYS", says))
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGSEGV])
@@ -183,9 +185,8 @@ for item in run:
         print("twenty", flush=True)
     time.sleep(0.02)
 """
-IN_WAIT = """
-print("twenty", flush=True)
-time.sleep(0)
+IN_WAIT = f"""
+{said_when_waiting("twenty")}
 run.wait()
 """
 

@@ -147,6 +147,24 @@ def _command(pid: int) -> str:
         return "gone"
 
 
+SAYS_WHEN_CTRL_C_IS_OURS = """
+import signal, threading, time
+
+def tell():
+    while signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        time.sleep(0.001)
+    print("TEXT", flush=True)
+
+threading.Thread(target=tell, daemon=True).start()
+"""
+
+
+def said_when_waiting(text: str) -> str:
+    """Lines of a script that say `text` once its main thread is in `run.wait()` or a loop over the run: a Ctrl-C
+    before that is Python's own."""
+    return SAYS_WHEN_CTRL_C_IS_OURS.replace("TEXT", text)
+
+
 class Script:
     """A program in a process of its own, that is gone with everything it started at the end of a `with` block."""
 

@@ -26,6 +26,7 @@ from running.aids import (
     losses,
     no_worker_is_left,
     patience,
+    said_when_waiting,
     until,
 )
 
@@ -480,8 +481,9 @@ def slow(rows):
 where = {"resume": "run"} if "again" in os.environ else {"run_dir": "run"}
 pipeline = dt.Pipeline([dt.Stage("slow", slow)])
 run = dt.run(pipeline, "in.jsonl", sink="out/out.jsonl", cluster="1x(2cpu, 8GB)", **where)
+SAYS
 print("status", run.wait().status)
-"""
+""".replace("SAYS", said_when_waiting("it waits"))
 
 
 @pytest.mark.parametrize("times", [1, 2])
@@ -491,6 +493,7 @@ def test_ctrl_c_in_a_script_that_writes_a_file(times: int, tmp_path: Path) -> No
     log = tmp_path / "run" / "commit.log"
     with Script(tmp_path, INTERRUPTED) as script:
         until(lambda: log.exists() and log.read_bytes().count(b'"wave"') > 1, "something is committed")
+        script.says("it waits")
         script.kill(signal.SIGINT)
         if times == 2:
             script.says("draining")
