@@ -7,12 +7,13 @@ export PIP_CONSTRAINT := constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_REQUIRE_VIRTUALENV := 1
 
-.PHONY: help demo test test-long test-gpu check format bench clean
+.PHONY: help demo test test-long test-ray test-gpu check format bench clean
 
 help:
 	@echo "make demo       set up, then run a pipeline over generated documents on this machine, and plan one for a cluster"
 	@echo "make test       set up, then run all checks and all tests"
 	@echo "make test-long  the same with the long repeat counts and soaks"
+	@echo "make test-ray   only what needs Ray (one is started for all of it)"
 	@echo "make test-gpu   only what needs a real NVIDIA GPU; says why it is skipped where there is none"
 	@echo "make check      formatting, lint, types and layers only"
 	@echo "make format     format the code"
@@ -26,6 +27,9 @@ test: check
 
 test-long: check
 	DOVETAIL_TEST_LONG=1 $(BIN)/pytest -n auto
+
+test-ray: $(VENV)/.dev
+	$(BIN)/pytest -m ray
 
 test-gpu: $(VENV)/.dev
 	$(BIN)/pytest -m gpu
@@ -51,9 +55,11 @@ bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/simulate.py --workers 100,1000,10000 --json benchmarks/results/simulate.json
 	$(BIN)/python benchmarks/controller.py --workers 10,1000,10000 --json benchmarks/results/controller.json
 	$(BIN)/python benchmarks/overhead.py --engine local --peers --json benchmarks/results/overhead.json
+	$(BIN)/python benchmarks/overhead.py --engine ray --peers --json benchmarks/results/overhead_ray.json
 	$(BIN)/python benchmarks/payload.py --json benchmarks/results/payload.json
 	$(BIN)/python benchmarks/scaling.py --json benchmarks/results/scaling.json
 	$(BIN)/python benchmarks/text.py --engine local --rows 50000 --peers --data $(DATA) --json benchmarks/results/text.json
+	$(BIN)/python benchmarks/text.py --engine ray --rows 50000 --peers --data $(DATA) --json benchmarks/results/text_ray.json
 	$(BIN)/python benchmarks/rows.py --rows 10000000 --json benchmarks/results/rows.json
 
 clean:

@@ -53,6 +53,12 @@ def with_bytecode(folder: str) -> dict[str, str]:
     return kept | {"PYTHONPYCACHEPREFIX": folder}
 
 
+def as_installed() -> dict[str, str]:
+    """An environment in which modules are compiled where they lie, if they are not yet, as others find them, too."""
+    both = ("PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX")
+    return {name: value for name, value in os.environ.items() if name not in both}
+
+
 def without_bytecode() -> dict[str, str]:
     """An environment in which every process compiles what it imports."""
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONPYCACHEPREFIX"}

@@ -6,6 +6,11 @@ Three stages that do nothing over integers, one item per call, one worker each. 
 workers, at the margin: the median of large runs minus that of small ones, taking turns in one warm process. With
 --peers also Ray's actors, cosmos-xenna and Ray Data, each in a warm process of their own environment. Start-up: a
 pipeline's first result in a fresh interpreter, against one that only imports dovetail, the best of each.
+
+    python benchmarks/overhead.py --engine ray --json result.json
+
+The same on Ray, with Ray's own processes, also with 64 items per call, and against Ray's actors called once per item
+in the same Ray. What it takes to start that Ray is told apart: `start_cpu_s`.
 """
 
 from __future__ import annotations
@@ -18,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import dovetail as dt
+import overhead_ray
 import report
 from measured import apart, cpu_s, spent_by, with_bytecode, without_bytecode
 from peers.environment import run_in
@@ -122,9 +128,32 @@ def compared(result: dict[str, Any]) -> None:
         report.table(["peer", "its us per item", "against", "us per item", "times as much"], rows)
 
 
+def on_ray(small: int, large: int, repeat: int) -> dict[str, Any]:
+    """`peer_actors_us` and `times_less` are against Ray's actors."""
+    found = overhead_ray.measured(small, large, repeat)
+    runs = {
+        kind: margin(small=run["items"][0], large=run["items"][1], low=run["small"], high=run["large"])
+        for kind, run in found["runs"].items()
+    }
+    rows = [
+        [kind, run["us"], statistics.median(run["small_cpu_s"]), statistics.median(run["large_cpu_s"])]
+        for kind, run in runs.items()
+    ]
+    report.table(["three stages on Ray", "us per item", "CPU-s of a small run", "of a large one"], rows)
+    peer = runs.pop(overhead_ray.ACTORS)
+    result: dict[str, Any] = {f"{kind}_us": run["us"] for kind, run in runs.items()}
+    result |= {"batch_1_us": result["unfused_us"], "batch_64_us": result["unfused_64_us"]}
+    result |= {"peer_actors_us": peer["us"], "times_less": peer["us"] / result["batch_64_us"]}
+    result |= {"times_less_batch_1": peer["us"] / result["batch_1_us"], "start_cpu_s": found["start_cpu_s"]}
+    keys = ["times_less", "times_less_batch_1", "start_cpu_s"]
+    header = ["actors: x ours with 64 per call", "x with 1", "CPU-s until the first run is over"]
+    report.table(header, [[result[key] for key in keys]])
+    return result | {"runs": runs | {overhead_ray.ACTORS: peer}}
+
+
 def main() -> None:
     arguments = report.parser(__doc__)
-    arguments.add_argument("--engine", default="local", choices=["local"])
+    arguments.add_argument("--engine", default="local", choices=["local", "ray"])
     arguments.add_argument("--items", default="20000,200000", help="of a small and of a large run")
     arguments.add_argument("--repeat", type=int, default=5, help="runs of each size")
     arguments.add_argument("--peers", action="store_true", help="also measure Ray, cosmos-xenna and Ray Data")
@@ -134,12 +163,19 @@ def main() -> None:
     if asked.one is not None:
         print(json.dumps(measure(asked.one, asked.engine, small, large, asked.repeat)))
         return
+    if asked.engine == "ray":
+        result = on_ray(small, large, asked.repeat)
+        if asked.peers:
+            result |= peers(min(asked.repeat, 3))
+            compared(result)
+        report.write(asked.json, result)
+        return
     common = ["--engine", asked.engine, "--items", asked.items, "--repeat", str(asked.repeat)]
     runs = {kind: apart([__file__, "--one", kind, *common]) for kind in KINDS}
     keys = ["us", "small_cpu_s", "large_cpu_s"]
     medians = [[kind, *(statistics.median(_listed(runs[kind][key])) for key in keys)] for kind in KINDS]
     report.table(["three stages", "us per item", f"CPU-s of {small}", f"of {large}"], medians)
-    result: dict[str, Any] = {f"{kind}_us": run["us"] for kind, run in runs.items()}
+    result = {f"{kind}_us": run["us"] for kind, run in runs.items()}
     result |= start_up(asked.engine, asked.repeat)
     keys = ["hello_cpu_s", "import_cpu_s", "hello_extra_cpu_s"]
     rows = [

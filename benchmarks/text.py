@@ -6,6 +6,9 @@ JSONL in, JSONL out, the same five functions everywhere (`text_operators.py`). T
 that reads, calls them and writes. Ours: five ordinary stages, fused and unfused, two workers' worth of CPUs. All are
 fresh processes, counted from start to exit with everything they start; they take turns, and medians are told. `run_*`
 is without start-up: from `dt.run` to the end. What they write is compared row by row, and byte by byte when ordered.
+
+On Ray all of Ray's processes count. There each process runs twice: the first run, with the start and the end of Ray, is
+what it takes from start to exit, and the second is `warm_*`.
 """
 
 from __future__ import annotations
@@ -16,37 +19,53 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import report
 from fresh import Spent, spend
-from measured import with_bytecode
+from measured import as_installed, with_bytecode
 from peers.environment import run_in
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 ONE = Path(__file__).with_name("text_one.py")
-KINDS = ("plain", "fused", "unfused", "ordered")
+PREFIXES = {"plain": "plain_", "fused": "", "unfused": "unfused_", "ordered": "ordered_"}
+"""Of the keys of the result."""
+RATIOS = ("cpu_ratio", "wall_ratio", "run_wall_ratio", "driver_share")
 KEPT = {50_000: 37_457}
 """What every implementation that was measured keeps of the corpus."""
 PEER = ["ray[data]==2.60.0", "cosmos-xenna==0.3.0", "tqdm"]
 KINDS_OF_FIGURES = ("cpu_s", "wall_s")
 
 
-def rounds(source: str, folder: str, engine: str, repeat: int) -> dict[str, list[Spent]]:
-    """Taking turns, so that whatever else the machine does falls on all of them; the first round is not counted."""
-    environment = with_bytecode(f"{folder}/compiled") | {"DOVETAIL_HOME": f"{folder}/home"}
-    found: dict[str, list[Spent]] = {kind: [] for kind in KINDS}
-    for number in range(repeat + 1):
-        for kind in KINDS:
+def rounds(source: str, folder: str, engine: str, repeat: int, kinds: Sequence[str]) -> dict[str, list[Spent]]:
+    """Taking turns, so that whatever else the machine does falls on all of them; the first round, which compiles, is
+    not counted, except on Ray, where it does not."""
+    # Ray's own modules, and its peer's, are compiled already
+    compiled = as_installed() if engine == "ray" else with_bytecode(f"{folder}/compiled")
+    environment = compiled | {"DOVETAIL_HOME": f"{folder}/home"}
+    found: dict[str, list[Spent]] = {kind: [] for kind in kinds}
+    for number in range(1 if engine == "ray" else 0, repeat + 1):
+        for kind in kinds:
             sink = Path(folder, f"{kind}.jsonl")
             sink.unlink(missing_ok=True)
-            spent = spend([str(ONE), kind, engine, source, str(sink)], environment)
+            on_ray = kind != "plain" and engine == "ray"
+            spent = spend([str(ONE), kind, engine, source, str(sink)], environment, everybody=on_ray)
             if number:
-                found[kind].append(spent)
+                found[kind].append(apart(spent) if on_ray else spent)
     return found
+
+
+def apart(spent: Spent) -> Spent:
+    """What the second run of a process took, apart from the rest of it."""
+    began, ended = spent.said.pop("again_began"), spent.said.pop("again_ended")
+    assert spent.tally is not None
+    again_s = spent.tally.between(began, ended)
+    said = spent.said | {"warm_cpu_s": again_s, "warm_wall_s": ended - began}
+    return replace(spent, cpu_s=spent.cpu_s - again_s, wall_s=spent.wall_s - (ended - began), said=said)
 
 
 def middle(spent: list[Spent]) -> dict[str, float]:
@@ -59,24 +78,28 @@ def figures(found: dict[str, list[Spent]]) -> dict[str, Any]:
     """Ours without a prefix, and what is asked of them: ratios to the plain loop."""
     every = {kind: middle(spent) for kind, spent in found.items()}
     result: dict[str, Any] = dict(every["fused"])
-    for kind in ("plain", "unfused", "ordered"):
+    for kind in every.keys() - {"fused"}:
         result |= {f"{kind}_{key}": value for key, value in every[kind].items()}
     result["kept"] = int(result["kept"])
-    for kind, prefix in (("fused", ""), ("unfused", "unfused_"), ("ordered", "ordered_")):
-        ours, bare = every[kind], every["plain"]
+    for kind in every.keys() - {"plain"}:
+        ours, bare, prefix = every[kind], every["plain"], PREFIXES[kind]
         for key, name in (("cpu_s", "cpu_ratio"), ("wall_s", "wall_ratio"), ("run_wall_s", "run_wall_ratio")):
             result[prefix + name] = ours[key] / bare[key]
         result[f"{prefix}driver_share"] = ours["driver_cpu_s"] / ours["cpu_s"]
+        if "warm_cpu_s" in ours:
+            result[f"{prefix}warm_ratio"] = ours["warm_cpu_s"] / bare["cpu_s"]
     return result
 
 
-def compare(folder: str, kept: int, rows: int) -> None:
+def compare(folder: str, kept: int, rows: int, kinds: Sequence[str]) -> None:
     """Everybody wrote what the plain loop wrote, and when ordered, byte by byte."""
     wanted = sorted(_lines(folder, "plain"))
     assert len(wanted) == kept, (len(wanted), kept)
     assert kept == KEPT.get(rows, kept), f"{kept} rows were kept of {rows}, not {KEPT[rows]}"
-    for kind in ("fused", "unfused"):
+    for kind in kinds:
         assert sorted(_lines(folder, kind)) == wanted, f"{kind}: not the rows of the plain loop"
+    if "ordered" not in kinds:
+        return
     digests = {hashlib.sha256(Path(folder, f"{kind}.jsonl").read_bytes()).digest() for kind in ("plain", "ordered")}
     assert len(digests) == 1, "ordered: not byte by byte what the plain loop wrote"
 
@@ -101,14 +124,22 @@ def peers(source: str, kept: int) -> dict[str, float]:
 def show(result: dict[str, Any]) -> None:
     rows = [
         [
-            kind.strip("_") or "fused",
-            *(result[f"{kind}{key}"] for key in ("cpu_s", "wall_s", "driver_cpu_s")),
-            *(result.get(f"{kind}{key}", 1.0) for key in ("cpu_ratio", "wall_ratio", "run_wall_ratio", "driver_share")),
+            kind,
+            *(result[f"{prefix}{key}"] for key in ("cpu_s", "wall_s", "driver_cpu_s")),
+            *(result.get(f"{prefix}{key}", 1.0) for key in RATIOS),
         ]
-        for kind in ("plain_", "", "unfused_", "ordered_")
+        for kind, prefix in PREFIXES.items()
+        if f"{prefix}cpu_s" in result
     ]
     header = ["", "CPU-s", "wall s", "driver CPU-s", "x CPU", "x wall", "x wall of the run", "driver's share"]
     report.table(header, rows)
+    warm = [
+        [kind, result[f"{prefix}warm_cpu_s"], result[f"{prefix}warm_ratio"]]
+        for kind, prefix in PREFIXES.items()
+        if f"{prefix}warm_ratio" in result
+    ]
+    if warm:
+        report.table(["second run", "CPU-s", "x CPU"], warm)
     if "peer_ray_data_cpu_s" in result:
         keys = ("cpu_s", "wall_s", "second_cpu_s", "second_wall_s")
         header = ["Ray Data", "CPU-s", "wall s", "CPU-s of a second run", "wall s", "x our CPU"]
@@ -129,16 +160,18 @@ def corpus(asked: Any, folder: str) -> str:
 
 def main() -> None:
     arguments = report.parser(__doc__)
-    arguments.add_argument("--engine", default="local", choices=["local"])
+    arguments.add_argument("--engine", default="local", choices=["local", "ray"])
     arguments.add_argument("--rows", type=int, default=50_000, help="of the generated corpus")
     arguments.add_argument("--repeat", type=int, default=3, help="runs of each kind")
     arguments.add_argument("--peers", action="store_true", help="also measure Ray Data")
+    arguments.add_argument("--kinds", default=",".join(PREFIXES), help="plain and fused at least")
     arguments.add_argument("--source", type=Path, help="a JSONL file with 'text' instead of the generated corpus")
     asked = arguments.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         source = corpus(asked, folder)
-        result = figures(rounds(source, folder, asked.engine, asked.repeat))
-        compare(folder, result["kept"], 0 if asked.source else asked.rows)
+        kinds = asked.kinds.split(",")
+        result = figures(rounds(source, folder, asked.engine, asked.repeat, kinds))
+        compare(folder, result["kept"], 0 if asked.source else asked.rows, kinds)
         if asked.peers:
             result |= peers(source, result["kept"])
     if "peer_ray_data_cpu_s" in result:

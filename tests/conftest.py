@@ -1,20 +1,30 @@
-"""Rules for every test: pure packages are tested without processes, sleep or sockets, and hypothesis repeats little
-in `make test` and much in `make test-long`."""
+"""Rules for every test: pure packages are tested without processes, sleep or sockets, hypothesis repeats little
+in `make test` and much in `make test-long`, and one Ray serves all tests that need one."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ray_aids import FakeCluster
+
 PURE = ("resources", "pipeline", "scheduling", "control", "streaming")
+
+RAY_FIXTURES = {"ray_cluster", "ray_address"}
 
 # the same examples every time, so that a change is judged by what it changed; `make test-long` looks for new ones
 common = settings(deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
@@ -28,8 +38,23 @@ for ignored in (signal.SIGINT, signal.SIGHUP):
         signal.signal(ignored, signal.default_int_handler if ignored is signal.SIGINT else signal.SIG_DFL)
 
 
+def _name_the_group(item: Any) -> None:
+    """xdist tells its scheduler the group at the end of the test's id, but writes it where pytest 9.2 no longer looks
+    (pytest-dev/pytest-xdist#1386); said twice it is still one group."""
+    if os.environ.get("PYTEST_XDIST_WORKER") and hasattr(item, "_id"):
+        item._id = type(item._id).parse(f"{item.nodeid}@ray")
+
+
+@pytest.hookimpl(tryfirst=True)  # before xdist looks at the groups and -m at the marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests marked `long` run only in `make test-long`."""
+    """Tests on Ray run in one process, and first, because they are the longest chain. Tests marked `long` run only in
+    `make test-long`."""
+    for item in items:
+        if item.get_closest_marker("ray") or RAY_FIXTURES & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.ray)
+            item.add_marker(pytest.mark.xdist_group("ray"))
+            _name_the_group(item)
+    items.sort(key=lambda item: item.get_closest_marker("ray") is None)
     if os.environ.get("DOVETAIL_TEST_LONG"):
         return
     skip = pytest.mark.skip(reason="long: runs in `make test-long`")
@@ -41,6 +66,62 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture(autouse=True, scope="session")
 def _no_run_goes_to_the_users_home(tmp_path_factory: pytest.TempPathFactory) -> None:
     os.environ["DOVETAIL_HOME"] = str(tmp_path_factory.mktemp("home"))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_ray_is_found_by_accident() -> Iterator[None]:
+    """And what a Ray of a test writes is removed; `ray_aids.py` says why the folder is not one of pytest's."""
+    from ray_aids import QUIET, short_folder
+
+    os.environ.pop("RAY_ADDRESS", None)
+    folder = short_folder()
+    os.environ.update(QUIET, RAY_TMPDIR=str(folder))
+    yield
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def ray_cluster() -> Iterator[FakeCluster]:
+    """Four nodes a to d, of `ray_aids.NODES`, for all tests; who wants to kill a node adds one."""
+    import ray_aids
+
+    if find_spec("ray") is None:
+        pytest.skip("Ray is not installed: pip install 'dovetail-ml[ray]'")
+    try:
+        cluster = ray_aids.start()
+    except ray_aids.RayWouldNotStart as failure:
+        pytest.fail(f"Ray does not start on this machine: {failure}", pytrace=False)
+    yield cluster
+    cluster.close()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _a_module_leaves_ray() -> Iterator[None]:
+    """However it attached: a process has one Ray at a time, and the next module may attach in another way."""
+    yield
+    ray = sys.modules.get("ray")
+    if ray is None or not ray.is_initialized():
+        return
+    from dovetail.engines.ray.attaching import detach
+
+    detach()
+    if ray.is_initialized():
+        ray.shutdown()
+
+
+@pytest.fixture(autouse=True)
+def _a_driver_leaves_no_signal_handler(request: pytest.FixtureRequest) -> Iterator[None]:
+    """`ray.init` takes SIGTERM of the process that calls it, and keeps it."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    if request.node.get_closest_marker("ray"):
+        signal.signal(signal.SIGTERM, before)
+
+
+@pytest.fixture
+def ray_address(ray_cluster: FakeCluster) -> str:
+    """`host:port`, as in `--engine ray:HOST:PORT`."""
+    return ray_cluster.address
 
 
 @pytest.fixture(autouse=True)

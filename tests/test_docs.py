@@ -10,6 +10,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+import yaml
 
 from dovetail.data import sinks, sources
 from dovetail.data.writing.spec import KINDS
@@ -49,6 +50,26 @@ def test_the_page_on_files_names_every_kind_and_setting() -> None:
     settings = [field.name for field in fields(sinks.SinkSpec)]
     assert [name for name in (*settings, *KINDS) if f"`{name}`" not in writing] == []
     assert [end for end in sources.SUFFIXES if end not in reading] == []
+
+
+def test_what_is_to_be_copied_for_clusters_can_be_read() -> None:
+    page = ROOT / "docs" / "ray.md"
+    (job,) = (yaml.safe_load(text) for text in blocks(page, "yaml"))
+    assert job["kind"] == "RayJob"
+    groups = [job["spec"]["rayClusterSpec"]["headGroupSpec"], *job["spec"]["rayClusterSpec"]["workerGroupSpecs"]]
+    pods = [group["template"]["spec"] for group in groups]
+    assert [pod["containers"][0]["volumeMounts"][0]["name"] for pod in pods] == ["shared"] * len(pods)
+    assert [pod["volumes"][0]["name"] for pod in pods] == ["shared"] * len(pods)
+    (script,) = blocks(page, "bash")
+    subprocess.run(["bash", "-n"], input=script, text=True, check=True)
+    for text in blocks(page, "python"):
+        compile(text, str(page), "exec")
+
+
+def test_every_code_of_ray_says_what_to_do() -> None:
+    told = re.findall(r"^\| (DT\d{3}) \| \d", (ROOT / "docs" / "ray.md").read_text(encoding="utf-8"), re.MULTILINE)
+    codes = re.findall(r"^\| (DT\d{3}) \|", (ROOT / "docs" / "errors.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert set(told) == {code for code in codes if "DT390" <= code <= "DT409"} | {"DT120"}
 
 
 def test_the_files_of_the_first_ten_minutes_run(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from dovetail.claims.keeper import Keeper
 from dovetail.claims.ledger_db import About, ClaimBook, Grant
 from dovetail.control.commands import StartWorker
 from dovetail.control.events import Reserved, WorkerStopped
+from dovetail.errors import EngineError, Problem
 from dovetail.resources.amounts import amounts_of
 
 if TYPE_CHECKING:
@@ -94,3 +95,43 @@ def test_a_ledger_that_breaks_is_told_of_once_and_the_run_goes_on(tmp_path: Path
     (tmp_path / "ledger.db").unlink()
     until(lambda: (tmp_path / "ledger.db").exists() and [cpus_of(owner.held) for owner in book.owners()] == [2000])
     keeper.close(1.0)
+
+
+class Deaf(Counted):
+    """Cannot say whether somebody wrote, some of the time."""
+
+    deaf = False
+
+    def changed(self) -> bool:
+        if self.deaf:
+            raise EngineError(Problem("DT397", "nobody answers"))
+        return super().changed()
+
+
+def test_a_book_that_cannot_be_asked_for_news_is_told_of_once_and_asked_again(tmp_path: Path) -> None:
+    said: list[str] = []
+    book = Deaf(tmp_path / "ledger.db", "here", MACHINE)
+    grant = book.ask(About("a"), (cpu(1),), hurry=True)
+    assert isinstance(grant, Grant)
+    keeper = Keeper(book, grant, lambda _: None, said.append, every_s=0.05, poll_s=0.01)
+    until(lambda: book.looks)
+    book.deaf = True
+    until(lambda: said)
+    book.deaf = False
+    looked = len(book.looks)
+    until(lambda: len(book.looks) > looked + 2)
+    assert ["nobody answers" in line for line in said] == [True]
+    keeper.close(1.0)
+    assert book.owners() == []
+
+
+def test_a_cluster_that_changed_between_grant_and_start_is_told_of(tmp_path: Path) -> None:
+    posted: list[Event] = []
+    book = Counted(tmp_path / "ledger.db", "here", MACHINE)
+    grant = book.ask(About("a"), (cpu(1),), hurry=True)
+    assert isinstance(grant, Grant)
+    book.capacity = book.capacity | {("node-1", -1, "cpu_milli"): 4000}
+    keeper = Keeper(book, grant, posted.append, every_s=0.05, poll_s=0.01)
+    until(lambda: posted)
+    keeper.close(1.0)
+    assert posted[0] == Reserved((cpu(4, "node-1"),))

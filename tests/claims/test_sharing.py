@@ -144,6 +144,21 @@ def test_cards_stay_with_those_who_have_them() -> None:
     assert cards_of(shares["b"].amounts) == [0, 1]
 
 
+def test_cards_of_a_kind_that_is_nobodys_go_to_those_who_use_cards() -> None:
+    cluster = dt.Cluster.of("1x(8cpu, 64GB, 2xL40S:48GB) + 1x(8cpu, 64GB, 2xA100:40GB)")
+    alone = shares_of(cluster, [owner("a", gpu(1000)), owner("b", cpu(1))])
+    assert {card[:2] for card in alone["a"].amounts if card[1] != HOST} == {
+        (node, card) for node in ("node-0", "node-1") for card in (0, 1)
+    }
+    assert cards_of(alone["b"].amounts) == []
+    other = Seat("node-1", 1000, cards=(CardShare(0, 1000, 40 << 30),))
+    two = shares_of(cluster, [owner("a", gpu(1000)), owner("b", other, since=1.0)])
+    assert {name: {node for node, card, _ in share.amounts if card != HOST} for name, share in two.items()} == {
+        "a": {"node-0"},
+        "b": {"node-1"},
+    }
+
+
 def test_a_need_moves_to_cards_of_the_same_kind_only() -> None:
     machine = dt.Cluster.of("1x(8cpu, 64GB, 1xL40S:48GB, 1xT4)")
     shares = shares_of(machine, [owner("a", gpu(1000)), owner("b", gpu(1000), since=1.0)])

@@ -49,7 +49,8 @@ def test_all_workers_are_shown_with_who_printed(run: Path) -> None:
     assert shown.returncode == 0, shown.stderr
     lines = shown.stdout.splitlines()
     assert [line.partition("] ")[2] for line in lines] == ["one", "two", "three", "\N{REPLACEMENT CHARACTER}", "ten"]
-    assert lines[0].startswith("[a 1]")
+    assert lines[0].startswith("[a 1 on node-0]")
+    assert lines[3].startswith("[a 2 on node-1]")
     assert lines[-1].endswith("10 rank 1] ten")
 
 
@@ -60,12 +61,23 @@ def test_one_worker_is_shown_plainly(run: Path) -> None:
 
 
 def test_the_workers_of_a_stage_are_shown(run: Path) -> None:
-    assert "[a 1] one" in logs(run, ID, "a").stdout
+    assert "[a 1 on node-0] one" in logs(run, ID, "a").stdout
 
 
 def test_json_has_one_object_per_line(run: Path) -> None:
     first = json.loads(logs(run, ID, "--json").stdout.splitlines()[0])
-    assert first == {"worker": 1, "rank": 0, "unit": "a", "line": "one"}
+    assert first == {"worker": 1, "rank": 0, "unit": "a", "node": "node-0", "line": "one"}
+
+
+def test_on_one_node_it_is_not_named_and_the_ranks_of_a_gang_may_be_on_several(run: Path) -> None:
+    def begin(*seats: str) -> None:
+        start = {"t": 0, "k": "worker", "do": "start", "w": 10, "unit": "train", "node": seats[0], "nodes": list(seats)}
+        (run / "events.jsonl").write_text(json.dumps(start) + "\n")
+
+    begin("node-7", "node-7")
+    assert "[train 10 rank 1] ten" in logs(run, ID, "train").stdout
+    begin("node-7", "node-8")
+    assert "[train 10 rank 1 on node-8] ten" in logs(run, ID, "train").stdout
 
 
 def test_a_worker_that_is_not_there_is_an_error_that_tells_who_is(run: Path) -> None:

@@ -6,11 +6,17 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
 
+import dovetail as dt
 from cli.jobs import CLUSTER, Place
+from dovetail.cli.engines import There
+from dovetail.cli.resuming import Asked, remembered, with_what_was_asked
+from dovetail.observe.folder import create_run
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -179,10 +185,101 @@ def test_the_simulated_engine_needs_neither_code_nor_data(place: Place) -> None:
     assert "of simulated time" in done.stdout
 
 
-def test_ray_is_an_engine_that_is_not_there_yet(place: Place) -> None:
-    done = place.run("run", "p.yaml", "--engine", "ray")
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [
+        (["--engine", "cloud"], "DT331"),
+        (["--engine", "ray:head"], "DT390"),
+        (["--engine", "ray://head:10001"], "DT390"),
+        (["--engine", "ray:auto", "--cluster", "1x(2cpu)"], "DT367"),
+        (["--engine", "sim", "--share", "0.5"], "DT367"),
+        (["--share", "1.5"], "DT338"),
+        (["--share", "0.5"], "DT338"),  # of this machine
+        (["--share", "1.5", "--engine", "ray", "--dry-run"], "DT338"),
+        (["--env-from", "A B"], "DT338"),
+    ],
+)
+def test_an_engine_and_what_goes_with_it_are_checked_before_anything_starts(
+    place: Place, options: list[str], code: str
+) -> None:
+    done = place.run("run", "p.yaml", *options)
+    assert done.returncode == 2
+    assert f"error[{code}]" in done.stderr
+    assert not place.runs()
+
+
+def test_a_ray_that_does_not_answer_is_an_unreachable_engine(place: Place) -> None:
+    done = place.run("run", "p.yaml", "--engine", "ray:127.0.0.1:1")
     assert done.returncode == 5
-    assert "DT366" in done.stderr
+    assert "error[DT393] no Ray can be reached at 127.0.0.1:1" in done.stderr
+
+
+def test_no_ray_is_started_for_what_cannot_run(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rays = tmp_path / "rays"
+    rays.mkdir()
+    monkeypatch.setenv("RAY_TMPDIR", str(rays))
+    for options in (["--source", "nothing.jsonl"], ["--resume", "nobody"], ["--env-from", "NOT_SET_ANYWHERE"]):
+        done = place.run("run", "p.yaml", "--engine", "ray", *options)
+        assert done.returncode == 2, done.stderr
+        assert not list(rays.iterdir())
+
+
+def test_a_dry_run_plans_for_the_share() -> None:
+    pipeline = dt.Pipeline([dt.Stage("x", len)])
+    cluster = dt.Cluster.parse("2x(4cpu, 8GB)")
+    first, second = (node.name for node in cluster.nodes)
+
+    def cpus(foreign: tuple[dt.Seat, ...], share: float | None) -> dict[str, int]:
+        plan = There(cluster, True, foreign).planned(partial(dt.plan, pipeline), share)
+        counted = Counter(seat.node for seat in plan.seats["x"])
+        return {node: counted[node] for node in (first, second)}
+
+    assert cpus((), None) == cpus((), 1.0) == {first: 4, second: 4}
+    assert cpus((), 0.5) == {first: 2, second: 2}
+    assert cpus((dt.Seat(first, 3000),), 0.5) == {first: 1, second: 2}
+    with pytest.raises(dt.InfeasibleError) as caught:
+        cpus((), 0.1)
+    assert caught.value.codes == ("DT396",)
+
+
+def test_a_run_goes_on_where_it_was(place: Place) -> None:
+    place.file("source: in.jsonl\nsink: out.jsonl", "no_sevens")
+    assert place.run("run", "p.yaml", *CLUSTER).returncode == 1
+    header = place.runs()[0] / "run.json"
+    told = json.loads(header.read_text())
+    asked = told["more"]["asked"]
+    assert (asked["engine"], asked["share"], asked["env_from"]) == (None, None, None)
+    asked |= {"engine": "ray:127.0.0.1:1", "share": 0.5, "env_from": ["HOME"], "cluster": None}
+    header.write_text(json.dumps(told))
+    for options in (["--resume", "last"], ["p.yaml", "--resume", "last"], ["--retry-errors", "last"]):
+        done = place.run("run", *options)
+        assert done.returncode == 5, done.stderr
+        assert "no Ray can be reached at 127.0.0.1:1" in done.stderr
+    steps = place.folder / "steps.py"
+    steps.write_text(steps.read_text().replace("% 10 == 7", "% 10 == 11"))
+    done = place.run("run", "--resume", "last", "--engine", "local", *CLUSTER)
+    assert done.returncode == 0, done.stderr
+    assert sorted(row["n"] for row in place.result()) == list(range(20))
+
+
+def test_where_a_run_was_is_remembered_and_what_is_typed_wins(tmp_path: Path) -> None:
+    file = tmp_path / "p.yaml"
+    file.touch()
+    began = Asked(str(file), engine="ray:head:1", share=0.5, env_from=("A", "B"))
+    folder = create_run("x", tmp_path / "run")
+    folder.header.write_text(json.dumps({"more": remembered(began, has_sink=True)}))
+
+    def again(now: Asked | None = None, **typed: object) -> tuple[object, ...]:
+        nothing = {"engine": None, "share": None, "env_from": None}
+        found = with_what_was_asked(str(folder.path), now, (), nothing | typed)
+        return found.engine, found.share, found.env_from
+
+    assert again() == again(Asked(str(file))) == ("ray:head:1", 0.5, ("A", "B"))
+    assert again(engine="ray", env_from=("C",)) == ("ray", 0.5, ("C",))
+    assert again(engine="local") == ("local", None, ("A", "B"))  # of which there is no share
+    assert again(engine="local", share=0.2) == ("local", 0.2, ("A", "B"))  # and who types one is told so
+    folder.header.write_text(json.dumps({"engine": "ray:auto"}))  # a program's
+    assert again(Asked(str(file))) == ("ray:auto", None, None)
 
 
 # --- plans

@@ -102,15 +102,23 @@ def test_random_kill_9_loses_and_doubles_nothing() -> None:
     items, kills = (20_000, 20) if LONG else (4_000, 4)
     dice = random.Random(7)
     moments = {(n + 1) * items // (kills + 1) for n in range(kills)}
-    stages = [dt.Stage("double", double, fuse=False), dt.Stage("slow", slowly, batch_size=8, fuse=False)]
-    run = run_of(*stages, source=iter(range(items)))
+    often: dict[str, Any] = {"fuse": False, "retries": 50}  # whom chance hits often is not to blame
+    stages = [dt.Stage("double", double, **often), dt.Stage("slow", slowly, batch_size=8, **often)]
+    handle: list[dt.Run] = []
+    there = threading.Event()
     killed = []
-    found = []
-    for item in run:
-        found.append(item)
-        if len(found) in moments:
-            killed.append(kill_one(run, dice=dice))
-    assert sorted(found) == [2 * number + 1 for number in range(items)]
+
+    def source() -> Iterator[int]:
+        there.wait()
+        for number in range(items):
+            if number in moments:
+                killed.append(kill_one(handle[0], dice=dice))
+            yield number
+
+    handle.append(run_of(*stages, source=source()))
+    there.set()
+    run = handle[0]
+    assert sorted(run) == [2 * number + 1 for number in range(items)]
     assert losses(run) == len(killed) == kills
     assert run.status == "finished"
     no_worker_is_left(run)

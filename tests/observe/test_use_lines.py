@@ -14,9 +14,10 @@ from dovetail.observe.journal import lines_in
 from dovetail.observe.recorder import About
 from dovetail.observe.summary import summary
 from dovetail.observe.summary_lines import advice_lines, summary_lines, unit_table
-from dovetail.observe.telemetry import Process, Snapshot, Telemetry
+from dovetail.observe.telemetry import NodeUse, Process, Snapshot, Telemetry
 from dovetail.observe.trace import trace
 from dovetail.observe.use import Accounts, Sample
+from dovetail.observe.use_lines import NODES_SHOWN
 from machine.sessions import session
 from observe.made import Clock, recorded, recorder, run_at, unit, view, worker
 
@@ -130,6 +131,54 @@ def test_the_trace_has_counters_of_what_was_used(tmp_path: Path) -> None:
     assert "advice" in {event["cat"] for event in events if event["ph"] == "i"}
 
 
+class Spread(Told):
+    """The same on nodes, of which the first two have cards."""
+
+    def __init__(self, nodes: int) -> None:
+        self._spread = nodes
+        super().__init__()
+
+    def _step(self) -> None:
+        super()._step()
+        cards = (CardUse(0, use_percent=40), CardUse(1, use_percent=60))
+        nodes = {
+            f"node-{number:03}": NodeUse(
+                HostUse(1.5, 4, 2 * MB, 8 * MB), cards if number < 2 else (), {"a": number % 3}
+            )
+            for number in range(self._spread)
+        }
+        machine = HostUse(1.5 * self._spread, 4 * self._spread, 2 * MB * self._spread, 8 * MB * self._spread)
+        self._snapshot = Snapshot(self._snapshot.workers, self._snapshot.units, machine, nodes=nodes)
+
+
+def test_nodes_are_written_each_and_all_machines_together(tmp_path: Path) -> None:
+    path = recorded(tmp_path / "r", until=10, telemetry=Spread(3))
+    whole = lines(path, "machine_use")[0]
+    assert (whole["cpus"], whole["cpu_count"], whole["memory_bytes"], whole["nodes"]) == (4.5, 12, 24 * MB, 3)
+    assert [line["node"] for line in lines(path, "node_use")[:3]] == ["node-000", "node-001", "node-002"]
+    assert lines(path, "node_use")[2]["workers"] == {"a": 2}
+    assert [(line["node"], line["index"]) for line in lines(path, "gpu_use")[:4]] == [
+        ("node-000", 0), ("node-000", 1), ("node-001", 0), ("node-001", 1),
+    ]  # fmt: skip
+
+
+def test_the_trace_has_the_counters_of_a_node_beside_its_workers(tmp_path: Path) -> None:
+    events = trace(History.load(recorded(tmp_path / "r", until=10, telemetry=Spread(2))))["traceEvents"]
+    names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
+    counters = {(names[event["pid"]], event["name"]) for event in events if event["ph"] == "C"}
+    for node in ("node node-000", "node node-001"):
+        assert {(node, "node CPUs used"), (node, "node memory"), (node, "GPU 0 %"), (node, "GPU 1 memory")} <= counters
+    assert (names[1], "machines CPUs used") in counters
+    assert (names[1], "GPU 0 %") not in counters
+
+
+def test_of_a_large_cluster_the_first_nodes_are_written_and_all_are_counted(tmp_path: Path) -> None:
+    path = recorded(tmp_path / "r", until=1, telemetry=Spread(500))
+    first = [line["node"] for line in lines(path, "node_use") if line["t"] == 0]
+    assert first == [f"node-{number:03}" for number in range(NODES_SHOWN)]
+    assert lines(path, "machine_use")[0]["nodes"] == 500
+
+
 def test_lines_of_use_that_are_broken_are_passed_over(tmp_path: Path) -> None:
     path = recorded(tmp_path / "r")
     strange = [
@@ -138,6 +187,9 @@ def test_lines_of_use_that_are_broken_are_passed_over(tmp_path: Path) -> None:
         {"t": 1, "k": "gpu_use", "index": "x"},
         {"t": 1, "k": "gpu_use", "index": 0, "use_percent": []},
         {"t": 1, "k": "machine_use", "cpus": None},
+        {"t": 1, "k": "node_use", "cpus": 3},
+        {"t": 1, "k": "node_use", "node": "x", "workers": ["a"], "cpus": "many", "memory_bytes": None},
+        {"t": 1, "k": "gpu_use", "node": 7, "index": 0},
         {"t": 1, "k": "note", "what": "advice", "data": 3},
     ]
     with (path / "events.jsonl").open("a") as file:
@@ -145,7 +197,8 @@ def test_lines_of_use_that_are_broken_are_passed_over(tmp_path: Path) -> None:
     history = History.load(path)
     assert summary_lines(summary(history))
     assert trace(history)
-    assert (len(history.unit_uses), len(history.gpu_uses), len(history.machine_uses)) == (1, 1, 1)
+    assert (len(history.unit_uses), len(history.gpu_uses), len(history.machine_uses)) == (1, 2, 1)
+    assert history.node_uses.keys() == {"x"}
 
 
 def test_a_huge_run_with_telemetry_stays_under_the_cap_and_within_its_rate(tmp_path: Path) -> None:

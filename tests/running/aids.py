@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 LONG = bool(os.environ.get("DOVETAIL_TEST_LONG"))
 PATIENCE_S = 60.0
 CLUSTER = "1x(2cpu, 8GB)"
+PLACE: dict[str, Any] = {}
+"""Where `run_of` runs whatever it is told, if not on this machine; for suites that are run over several engines."""
 MARK = "DOVETAIL_TEST_MARK"
 """A variable that all processes of a script inherit, whoever starts them."""
 
@@ -57,7 +59,7 @@ def patience(seconds: float = 2 * PATIENCE_S) -> Iterator[None]:
 
 
 def run_of(*stages: dt.Stage, source: Iterable[Any], **settings: Any) -> dt.Run:
-    return dt.run(dt.Pipeline(list(stages)), source, **({"cluster": CLUSTER} | settings))
+    return dt.run(dt.Pipeline(list(stages)), source, **({"cluster": CLUSTER} | settings | PLACE))
 
 
 def engine_of(run: dt.Run) -> LocalEngine:
@@ -74,8 +76,8 @@ def pids_of(run: dt.Run, stage: str | None = None) -> list[int]:
 
 def ready_pids_of(run: dt.Run, stage: str | None = None) -> list[int]:
     """Those that are not being set up: who dies then tells of a bad setup."""
-    children = list(engine_of(run)._children.values())
-    ready = {rank.pid for child in children if child.ready for rank in child.ranks}
+    engine = engine_of(run)
+    ready = {pid for worker, (_, pids) in engine.processes().items() if engine.is_ready(worker) for pid in pids}
     return [pid for pid in pids_of(run, stage) if pid in ready and is_there(pid)]
 
 

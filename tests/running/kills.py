@@ -170,7 +170,8 @@ if __name__ == "__main__":
     named = {name: SAID[name] for name in names if SAID.get(name) is not None}
     if "retry_errors" in named:
         sink = None
-    run = dt.run(dt.Pipeline(pipeline()), source(), sink=sink, cluster="1x(2cpu, 8GB)", profiles=False, **named)
+    where = {"engine": SAID["engine"]} if SAID.get("engine") else {"cluster": "1x(2cpu, 8GB)"}
+    run = dt.run(dt.Pipeline(pipeline()), source(), sink=sink, **where, profiles=False, **named)
     print("BEGUN", run.folder, flush=True)
     for what in ("drain", "cancel"):
         if SAID.get(what):

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 import dovetail as dt
 from dovetail.resources.fit import Fit
 from dovetail.scheduling.narrate import what_more_would_bring
+from dovetail.scheduling.planner import plan_again
 from scheduling.pipelines import (
     all_fit,
     any_clusters,
@@ -509,3 +510,15 @@ def test_too_many_workers_per_node_together_are_told_with_the_sums() -> None:
     (problem,) = refused(pipeline(*stages), "2x(8cpu)", "streaming").problems
     assert problem.code == "DT101"
     assert "20 CPUs" in problem.message
+
+
+@pytest.mark.parametrize("mode", ["auto", "sequential"])
+def test_a_plan_is_made_again_for_other_nodes_with_the_same_units_in_the_same_waves(mode: str) -> None:
+    made = dt.Pipeline([dt.Stage("a", lambda items: items), dt.Stage("b", lambda items: items, dt.Resources(cpus=3))])
+    before = dt.plan(made, dt.Cluster.of("4x(4cpu, 16GB)"), mode)
+    cluster = dt.Cluster.of("1x(8cpu, 16GB)")
+    found = plan_again(before, cluster)
+    assert [(unit.name, unit.wave) for unit in found.units] == [(unit.name, unit.wave) for unit in before.units]
+    assert found == dt.plan(made, cluster, mode)
+    with pytest.raises(dt.InfeasibleError):
+        plan_again(before, dt.Cluster.of("1x(2cpu, 16GB)"))

@@ -152,6 +152,18 @@ def test_a_gang_over_several_nodes_is_seated_by_others_leaving() -> None:
     assert counted(carried_out(gone, replan(gone))) == {"shares": 12, "gang": 0}
 
 
+@pytest.mark.parametrize("held", [2000, 3000])
+def test_a_gang_may_sit_on_nodes_of_which_others_than_the_run_hold_a_part(held: int) -> None:
+    cluster = dt.Cluster.parse("2x(4cpu)")
+    gang = UnitNow("gang", shape(2, cpus=2), rate=1.0)
+    others = tuple(
+        Seated(-number, "", (dt.Seat(node.name, held),), moveable=False) for number, node in enumerate(cluster.nodes, 1)
+    )
+    result = replan(Snapshot(cluster, (gang,), others))
+    seated = [{seat.node for seat in start.seats} for start in result.starts]
+    assert seated == ([{node.name for node in cluster.nodes}] if held == 2000 else [])
+
+
 def test_when_not_every_unit_fits_as_many_as_possible_do_and_the_others_are_named() -> None:
     small = [UnitNow(f"u{i}", shape(cpus=2), rate=1.0) for i in range(3)]
     mine = (*small, UnitNow("large", shape(cpus=100), rate=1.0))

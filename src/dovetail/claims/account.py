@@ -24,6 +24,7 @@ class Account:
         self._capacity = capacity
         self._heard = limit
         self._posted: list[tuple[Reserved, Amounts]] = []
+        self._told = capacity
         self._seats: dict[int, Seats] = {}
 
     def saw(self, events: Sequence[Event], commands: Sequence[Command]) -> bool:
@@ -48,11 +49,13 @@ class Account:
                 return True
         return False
 
-    def tell(self, limit: Amounts) -> Reserved | None:
-        """What to post, so that the run keeps to this; None if it knows or will."""
+    def tell(self, limit: Amounts, capacity: Amounts | None = None) -> Reserved | None:
+        """What to post, so that the run keeps to this; None if it knows or will. `capacity`: where that has changed."""
+        self._capacity = self._capacity if capacity is None else capacity
         last = self._posted[-1][1] if self._posted else self._heard
-        if limit == last:
+        if limit == last and self._told == self._capacity:
             return None
+        self._told = self._capacity
         event = Reserved(seats_of(minus(self._capacity, limit)))
         self._posted.append((event, limit))
         return event

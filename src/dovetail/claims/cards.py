@@ -42,6 +42,7 @@ def seen_from(owner: Owner, theirs: Uuids, ours: Uuids) -> Owner:
         granted=_amounts(owner.granted, places),
         limit=_amounts(owner.limit, places),
         held=_amounts(owner.held, places),
+        cap=None if owner.cap is None else _amounts(owner.cap, places),
     )
 
 

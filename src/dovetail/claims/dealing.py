@@ -8,7 +8,7 @@ from dovetail.resources.amounts import HOST, amounts_of, capacity_of, minus, plu
 from dovetail.resources.seat import Seat
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from dovetail.claims.owner import Owner
     from dovetail.resources.amounts import Amounts
@@ -22,9 +22,10 @@ Card = tuple[str, int]
 class Table:
     """A machine on which owners are seated one after the other."""
 
-    def __init__(self, cluster: Cluster, owners: Sequence[Owner]) -> None:
+    def __init__(self, cluster: Cluster, owners: Sequence[Owner], foreign: Amounts) -> None:
         self.nodes = {node.name: node for node in cluster.nodes}
-        self.left = capacity_of(cluster)
+        self.left = minus(capacity_of(cluster), foreign)
+        self._foreign = _cards(foreign)
         self.needs: dict[str, Amounts] = {}
         """Owner -> where its least workers sit."""
         self.sits: dict[Card, list[str]] = {
@@ -39,7 +40,7 @@ class Table:
         mine = self._all_found(owner)
         if mine is None:
             mine = amounts_of(owner.need)  # just as it was planned, if nothing better is found
-            if not within(mine, self.left):
+            if not within(mine, self.left) or not _allowed(owner, mine):
                 return False
         self.left = minus(self.left, mine)
         self.needs[owner.id] = mine
@@ -62,13 +63,14 @@ class Table:
             self.left = before
 
     def _found(self, owner: Owner, seat: Seat, mine: Amounts) -> Amounts | None:
-        """Where a seat like this one can be; first there where it is."""
+        """Where a seat like this one can be; first there where it is. Of cards that are equally good it is the one that
+        was planned: a run may hold just that one in a way that it cannot change."""
         there = self.nodes.get(seat.node)
         own = {node for node, _, _ in owner.limit}
-        nodes = [node for node in self.nodes.values() if there is not None and _alike(node, there)]
+        nodes = [node for node in self.nodes.values() if there is not None and alike(node, there, owner.asks)]
         for node in sorted(nodes, key=lambda node: (node.name not in own, node is not there)):
             found = self._on(owner, seat, node, _cards(mine))
-            if found is not None:
+            if found is not None and _allowed(owner, plus(mine, found)):
                 return found
         return None
 
@@ -77,16 +79,17 @@ class Table:
         shares: list[CardShare] = []
         for share in seat.cards:
             able = [
-                (self._rank(owner.id, (node.name, card), mine), card)
+                (self._rank(owner.id, (node.name, card), mine), (node.name, card) != (seat.node, share.card), card)
                 for card, gpu in enumerate(node.gpus)
                 if share.card < len(liked)
                 and gpu == liked[share.card]
                 and all(other.card != card for other in shares)
+                and _may_have(owner, (node.name, card))
                 and within(amounts_of((Seat(node.name, cards=(share._replace(card=card),)),)), self.left)
             ]
             if not able:
                 return None
-            shares.append(share._replace(card=min(able)[1]))
+            shares.append(share._replace(card=min(able)[-1]))
         takes = amounts_of((seat._replace(node=node.name, cards=tuple(shares)),))
         return takes if within(takes, self.left) else None
 
@@ -102,23 +105,33 @@ class Table:
         )
 
     def deal(self, owners: Sequence[Owner]) -> None:
-        """The cards on which nobody sits, one by one to who has fewest."""
+        """The cards on which nobody sits, one by one to who has fewest: first of the kinds that each is known to use,
+        then those that are nobody's kind, for whoever uses cards at all."""
         counts = {owner.id: len(_cards(self.needs[owner.id])) for owner in owners}
         most = {owner.id: None if owner.ideal is None else len(_cards(amounts_of(owner.ideal))) for owner in owners}
         likes = {owner.id: self._likes(owner) for owner in owners}
-        free = {card for card, sitting in self.sits.items() if not sitting}
+        caps = {owner.id: owner for owner in owners}
+        free = {card for card, sitting in self.sits.items() if not sitting and card not in self._foreign}
+
+        def suits(owner: str, card: Card) -> bool:
+            return (self._gpu(card) in likes[owner] or (others and bool(likes[owner]))) and _may_have(caps[owner], card)
+
+        others = False
         while free:
             able = [
                 owner.id
                 for owner in owners
                 if (most[owner.id] is None or counts[owner.id] < (most[owner.id] or 0))
-                and any(self._gpu(card) in likes[owner.id] for card in free)
+                and any(suits(owner.id, card) for card in free)
             ]
-            if not able:
+            if not able and others:
                 return
+            if not able:
+                others = True
+                continue
             first = min(able, key=lambda owner: counts[owner])  # the earliest of those with fewest
             card = min(
-                (card for card in free if self._gpu(card) in likes[first]),
+                (card for card in free if suits(first, card)),
                 key=lambda card: (self._rank(first, card, set()), card),
             )
             counts[first] += 1
@@ -126,8 +139,9 @@ class Table:
             free.remove(card)
 
     def _likes(self, owner: Owner) -> set[Gpu]:
-        """The kinds of cards that it uses."""
-        return {self._gpu(card) for card in _cards(self.needs[owner.id])}
+        """The kinds of cards that it uses, as far as its least and its plan tell."""
+        planned = _cards(amounts_of(owner.ideal or ())) & self.sits.keys()
+        return {self._gpu(card) for card in _cards(self.needs[owner.id]) | planned}
 
     def _gpu(self, card: Card) -> Gpu:
         return self.nodes[card[0]].gpus[card[1]]
@@ -137,9 +151,21 @@ def _cards(amounts: Amounts) -> set[Card]:
     return {(node, card) for node, card, _ in amounts if card != HOST}
 
 
+def _allowed(owner: Owner, amounts: Amounts) -> bool:
+    return owner.cap is None or within(amounts, owner.cap)
+
+
+def _may_have(owner: Owner, card: Card) -> bool:
+    return owner.cap is None or (*card, "milli") in owner.cap
+
+
 def _size(seat: Seat) -> tuple[int, int, int]:
     return len(seat.cards), sum(share.milli for share in seat.cards), seat.cpu_milli
 
 
-def _alike(node: Node, other: Node) -> bool:
-    return node.labels == other.labels
+def alike(node: Node, other: Node, asks: Collection[str] | None) -> bool:
+    """Whether the labels that somebody asks for are the same there; None: all of them."""
+    if asks is None:
+        return node.labels == other.labels
+    mine, theirs = dict(node.labels), dict(other.labels)
+    return all(mine.get(name) == theirs.get(name) for name in asks)

@@ -21,13 +21,16 @@ if TYPE_CHECKING:
     from dovetail.resources.cluster import Cluster
 
 
-def stepped(cluster: Cluster, owners: Sequence[Owner], me: Owner, believes: Amounts) -> tuple[Owner, Share | None]:
+def stepped(
+    cluster: Cluster, owners: Sequence[Owner], me: Owner, believes: Amounts, foreign: Amounts | None = None
+) -> tuple[Owner, Share | None]:
     """My row after this step, and my share: None while there is no room for my need. `believes`: all that my run may
-    think to be its own, what it holds included; `owners` are all others and me."""
-    share = shares_of(cluster, owners).get(me.id)
+    think to be its own, what it holds included; `owners` are all others and me; `foreign` is held by nobody of them."""
+    foreign = foreign or {}
+    share = shares_of(cluster, owners, foreign).get(me.id)
     mine = share.amounts if share is not None else {}
     granted = most(believes, least(me.granted, mine))
-    free = capacity_of(cluster)
+    free = minus(capacity_of(cluster), foreign)
     for other in owners:
         if other.id != me.id:
             free = minus(free, other.granted)

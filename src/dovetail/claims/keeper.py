@@ -15,13 +15,15 @@ from dovetail.claims.account import Account
 from dovetail.control.commands import StartWorker
 from dovetail.control.events import Reserved, WorkerLost, WorkerStopped
 from dovetail.errors import DovetailError
+from dovetail.resources.amounts import amounts_of, most, plus
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from dovetail.claims.ledger_db import ClaimBook, Grant
+    from dovetail.claims.book import Book, Grant
     from dovetail.control.commands import Command
     from dovetail.control.events import Event
+    from dovetail.resources.amounts import Amounts
 
 EVERY_S = 1.0
 """Between two looks into the ledger when nothing happens: is everybody still there?"""
@@ -37,18 +39,20 @@ class Keeper:
 
     def __init__(
         self,
-        book: ClaimBook,
+        book: Book,
         grant: Grant,
         post: Callable[[Event], None],
         say: Callable[[str], None] = lambda _: None,
         *,
         every_s: float = EVERY_S,
         poll_s: float = POLL_S,
+        also: Callable[[], Amounts] = dict,
     ) -> None:
-        """`say` is told once when the ledger cannot be used; the run goes on with what it has."""
+        """`say` is told once when the ledger cannot be used; the run goes on with what it has. `also`: what the run
+        holds although none of its workers sits there; asked from another thread than the run's."""
         self._book, self._owner, self._post, self._say = book, grant.owner, post, say
-        self._account = Account(book.capacity, grant.owner.limit)
-        self._every_s, self._poll_s = every_s, poll_s
+        self._account = Account(plus(grant.owner.limit, amounts_of(grant.reserved)), grant.owner.limit)
+        self._every_s, self._poll_s, self._also = every_s, poll_s, also
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._closing = False
@@ -75,23 +79,24 @@ class Keeper:
         while not self._closing:
             woken = self._wake.wait(self._poll_s)
             self._wake.clear()
-            if (woken or self._book.changed() or time.monotonic() >= due) and not self._closing:
-                due = time.monotonic() + self._every_s
-                self._turn()
+            try:
+                if (woken or self._book.changed() or time.monotonic() >= due) and not self._closing:
+                    due = time.monotonic() + self._every_s
+                    self._turn()
+                    self._troubled = False
+            except Exception as error:  # the run goes on, whatever becomes of its claim
+                if not self._troubled and not self._closing:
+                    self._say(f"{error}\nthe run goes on with what it has of the machine")
+                self._troubled = True
         with suppress(DovetailError):
             self._book.release(self._owner.id)
 
     def _turn(self) -> None:
         with self._lock:
             held, believes = self._account.held, self._account.believes
-        try:
-            self._owner = self._book.update(self._owner, held, believes)
-            with self._lock:
-                event = self._account.tell(self._owner.limit)
-            if event is not None and not self._closing:
-                self._post(event)
-            self._troubled = False
-        except Exception as error:  # the run goes on, whatever becomes of its claim
-            if not self._troubled and not self._closing:
-                self._say(f"{error}\nthe run goes on with what it has of the machine")
-            self._troubled = True
+        also = self._also()
+        self._owner = self._book.update(self._owner, most(held, also), most(believes, also))
+        with self._lock:
+            event = self._account.tell(self._owner.limit, self._book.capacity)
+        if event is not None and not self._closing:
+            self._post(event)

@@ -47,7 +47,9 @@ def _kept(node: Node, taken: Amounts) -> list[int]:
     return untouched or partly
 
 
-def whole_again(plan: Plan, cluster: Cluster, reserved: Seats) -> Plan:
+def whole_again(
+    plan: Plan, cluster: Cluster, reserved: Seats, why: str = "other runs hold a part of this machine"
+) -> Plan:
     """A plan that was made for `left_of` this cluster, as one for all of it: cards have other positions there."""
     if not reserved:
         return plan
@@ -59,7 +61,7 @@ def whole_again(plan: Plan, cluster: Cluster, reserved: Seats) -> Plan:
         return seat._replace(cards=shares)
 
     seats = {stage: tuple(map(there, mine)) for stage, mine in plan.seats.items()}
-    warning = f"other runs hold a part of this machine: planned for {plan.cluster.spec()} of {cluster.spec()}"
+    warning = f"{why}: planned for {plan.cluster.spec()} of {cluster.spec()}"
     return replace(plan, cluster=cluster, seats=seats, warnings=(*plan.warnings, warning))
 
 
@@ -93,6 +95,11 @@ def need_of(plan: Plan) -> Seats:
         for wave in range(len(plan.waves))
     ]
     return max(waves, key=lambda seats: sum(amount / capacity[key] for key, amount in amounts_of(seats).items()))
+
+
+def asks_of(plan: Plan) -> tuple[str, ...]:
+    """The labels of nodes that its stages ask for."""
+    return tuple(sorted({name for unit in plan.units for name, _ in unit.shape.labels}))
 
 
 def _least(plan: Plan, unit: UnitPlan) -> Seats:

@@ -41,3 +41,7 @@ class Owner:
     waiting: bool = True
     """It has not begun."""
     heartbeat: float = 0.0
+    cap: Amounts | None = None
+    """More than this it must not use, node by node; None: no such limit."""
+    asks: tuple[str, ...] | None = None
+    """Labels of nodes that its stages ask for: other nodes do if these are the same there. None: nobody knows which."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from dovetail.claims.dealing import Table
 from dovetail.claims.splitting import split
-from dovetail.resources.amounts import CPU, CUSTOM, HOST, MEMORY, capacity_of, least
+from dovetail.resources.amounts import CPU, CUSTOM, HOST, MEMORY, capacity_of, least, minus
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,13 +33,14 @@ class Share:
     need: Amounts
 
 
-def shares_of(cluster: Cluster, owners: Sequence[Owner]) -> dict[str, Share]:
-    """Of everybody whose need can be met; who came first is seated first, and who has begun before all others."""
+def shares_of(cluster: Cluster, owners: Sequence[Owner], foreign: Amounts | None = None) -> dict[str, Share]:
+    """Of everybody whose need can be met; who came first is seated first, and who has begun before all others. What is
+    `foreign` is not theirs to share."""
     order = sorted(owners, key=lambda owner: (owner.waiting, owner.since, owner.id))
-    table = Table(cluster, order)
+    table = Table(cluster, order, foreign or {})
     seated = [owner for owner in order if table.seat(owner)]
     table.deal(seated)
-    capacity = capacity_of(cluster)
+    capacity = minus(capacity_of(cluster), foreign or {})
     found: dict[str, Amounts] = {owner.id: {} for owner in seated}
     for key, total in capacity.items():
         for owner, amount in _split(key, total, seated, table):
@@ -66,15 +67,17 @@ def _split(key: Key, total: int, seated: Sequence[Owner], table: Table) -> list[
         needs = [table.needs[owner.id].get(key, 0) for owner in here]
     if not here or (what.startswith(CUSTOM) and not any(needs)):
         return []
-    wishes = [(need, _most(owner, what, total)) for owner, need in zip(here, needs, strict=True)]
+    wishes = [(need, _most(owner, key, total)) for owner, need in zip(here, needs, strict=True)]
     granule = WHOLE_CPU if what == CPU and total >= WHOLE_CPU * len(here) else 1
     return list(zip([owner.id for owner in here], split(total, wishes, granule), strict=True))
 
 
-def _most(owner: Owner, what: str, total: int) -> int:
+def _most(owner: Owner, key: Key, total: int) -> int:
     """What it can use of a node's CPUs or memory; of cards and the rest it says so by how many it asks for."""
+    what = key[2]
+    total = total if owner.cap is None else min(total, owner.cap.get(key, 0))
     if owner.ideal is not None and what == CPU:
-        return sum(seat.cpu_milli for seat in owner.ideal)
+        return min(total, sum(seat.cpu_milli for seat in owner.ideal))
     if owner.ideal is not None and what == MEMORY and all(seat.memory_bytes for seat in owner.ideal):
-        return GROWTH * sum(seat.memory_bytes for seat in owner.ideal)
+        return min(total, GROWTH * sum(seat.memory_bytes for seat in owner.ideal))
     return total

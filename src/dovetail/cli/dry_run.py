@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ import click
 
 import dovetail as dt
 from dovetail.cli.advice import for_files
+from dovetail.cli.engines import there
 from dovetail.cli.plan_check import read_plan
 from dovetail.cli.run_ending import sink_names
 from dovetail.control.splits import BLANK, BadRow, Unusable
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
 NOTHING = object()
 
 
-def dry_run(job: Job, asked: Asked, plan_file: str | None, again: str) -> None:
+def dry_run(job: Job, asked: Asked, engine: str, plan_file: str | None, again: str) -> None:
     """A ConfigError with everything that would go wrong, or what would be done, on stdout."""
     problems = imported(job)
     source: Any = None
@@ -45,25 +47,21 @@ def dry_run(job: Job, asked: Asked, plan_file: str | None, again: str) -> None:
     problems += [problem for path in _sink_paths(job.sink) for problem in _unwritable(path)]
     if problems:
         raise dt.ConfigError(problems)
-    cluster = dt.Cluster.of(asked.cluster or "auto")
+    on = there(engine, asked.cluster)
+    profiles = profiles_for(job.pipeline, on.cluster, *kinds_of(job)) if plan_file is None else {}
     try:
         plan = (
-            dt.plan(
-                job.pipeline,
-                cluster,
-                asked.mode or job.mode,
-                profiles=profiles_for(job.pipeline, cluster, *kinds_of(job)),
-            )
+            on.planned(partial(dt.plan, job.pipeline, mode=asked.mode or job.mode, profiles=profiles), asked.share)
             if plan_file is None
-            else read_plan(plan_file, job.pipeline, cluster, again)
+            else read_plan(plan_file, job.pipeline, on.cluster, again)
         )
     except dt.InfeasibleError as error:
-        raise for_files(error, asked.file, cluster) from None
+        raise for_files(error, asked.file, on.cluster, on_ray=on.on_ray) from None
     sinks = sink_names(job.sink) or ["a function" if job.sink else "stdout, one JSON value per line"]
     for line in [*headline(plan), "", *unit_table(plan), "", *lines, *(f"sink        {name}" for name in sinks)]:
         click.echo(line)
-    for note in plan.notes[1:]:
-        click.echo(f"note: {note}")
+    for line in [*(f"note: {note}" for note in plan.notes[1:]), *on.lines()]:
+        click.echo(line)
     click.echo(f"\n{len(job.pipeline)} stages can be imported; nothing was started or written", err=True)
 
 

@@ -32,12 +32,16 @@ class Log:
     worker: int
     rank: int
     unit: str
+    node: str = ""
     at: int = 0
     rest: bytes = b""
+    show_node: bool = False
+    """If the run has several."""
 
     @property
     def who(self) -> str:
-        return f"{self.unit} {self.worker}" + (f" rank {self.rank}" if self.rank else "")
+        where = f" on {self.node}" if self.node and self.show_node else ""
+        return f"{self.unit} {self.worker}" + (f" rank {self.rank}" if self.rank else "") + where
 
     def read(self) -> Iterator[str]:
         """Whole lines that are new; the last one waits for its end."""
@@ -102,7 +106,8 @@ def _follow(folder: RunFolder, worker: str | None, known: dict[Path, Log], as_js
 
 def _show(log: Log, line: str, as_json: bool, *, plain: bool) -> None:
     if as_json:
-        click.echo(json.dumps({"worker": log.worker, "rank": log.rank, "unit": log.unit, "line": line}))
+        about = {"worker": log.worker, "rank": log.rank, "unit": log.unit, "node": log.node}
+        click.echo(json.dumps({**about, "line": line}))
     else:
         click.echo(line if plain else f"[{log.who}] {line}")
 
@@ -112,11 +117,14 @@ def _logs(folder: RunFolder, wanted: str | None, quick: dict[Path, Log] | None =
     paths = [path for path in folder.logs.glob("*.log") if _numbers(path) is not None] if folder.logs.is_dir() else []
     if quick is not None and all(path in quick for path in paths):
         return list(quick.values())
-    units = {number: life.unit for number, life in History.load(folder.path).lives.items()}
+    lives = History.load(folder.path).lives
+    units = {number: life.unit for number, life in lives.items()}
+    several = len({node for life in lives.values() for node in (life.nodes or (life.node,))}) > 1
     found = []
     for path in sorted(paths, key=lambda path: _numbers(path) or (0, 0)):
         worker, rank = _numbers(path) or (0, 0)
-        found.append(Log(path, worker, rank, units.get(worker, "worker")))
+        node = lives[worker].node_of(rank) if worker in lives else ""
+        found.append(Log(path, worker, rank, units.get(worker, "worker"), node, show_node=several))
     if wanted is None:
         return found
     chosen = [log for log in found if wanted == str(log.worker) or wanted in (log.unit, *log.unit.split("+"))]

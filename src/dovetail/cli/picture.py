@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 CARD_CELLS = 10
 CPU_CELLS = 10
 ROWS_LIMIT = 40
+IN_USE = "in use"
+"""The name of those who sit there already."""
 COLOURS = ("green", "cyan", "yellow", "magenta", "blue", "red")
 
 
@@ -65,7 +67,7 @@ def picture(ledger: Ledger, workers: Mapping[str, Sequence[Seats]] | None = None
 def _row(ledger: Ledger, node: Node, seated: list[tuple[str, Seat]]) -> tuple[str, str, str]:
     free = ledger.free_on(node.name)
     used = node.usable_cpu_milli - free.cpu_milli
-    filled = -(-used * CPU_CELLS // node.usable_cpu_milli)
+    filled = -(-used * CPU_CELLS // max(1, node.usable_cpu_milli))
     cpus = f"{'#' * filled}{'.' * (CPU_CELLS - filled)} {milli(used)}/{milli(node.usable_cpu_milli)}"
     memory = f"{about_size(free.memory_bytes)}/{about_size(node.memory_bytes)}" if node.memory_bytes else "not given"
     boxes = [_box(index, seated) for index in range(len(node.gpus))]
@@ -117,4 +119,12 @@ def _table(rows: list[tuple[str, ...]]) -> list[str]:
 def _legend(letters: dict[str, str], workers: Mapping[str, Sequence[Seats]]) -> list[str]:
     if not workers:
         return []
-    return ["", *(f"{letters.get(name, '*')} = {name}: {len(group)} workers" for name, group in workers.items())]
+    return [
+        "",
+        *(
+            f"{letters.get(name, '*')} = {name}: {len(group)} workers"
+            if name != IN_USE
+            else f"{letters[name]} = in use"
+            for name, group in workers.items()
+        ),
+    ]

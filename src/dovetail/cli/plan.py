@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ import click
 
 import dovetail as dt
 from dovetail.cli.advice import for_files
+from dovetail.cli.engines import contradiction, engine_option, there
 from dovetail.cli.files import write_atomically
 from dovetail.observe.words import duration
 from dovetail.scheduling.modes import MODES
@@ -20,6 +22,8 @@ from dovetail.scheduling.planner import HEADROOM
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from dovetail.cli.engines import There
+
 
 @click.command(
     epilog="""\b
@@ -28,6 +32,7 @@ Examples:
   dovetail plan examples/video.yaml --cluster "1x(32cpu, 128GB, 2xL40S:48GB)"
   dovetail plan pipeline.yaml --cluster cluster.yaml --mode waves --out plan.json
   dovetail plan pipeline.yaml --probe 50
+  dovetail plan pipeline.yaml --engine ray:auto
 
 \b
 Speeds are those that FILE gives, else those that earlier runs measured, else assumed; the plan says which.
@@ -37,6 +42,7 @@ the stages do (write files, call services) they do.
 )
 @click.argument("file")
 @click.option("--cluster", "cluster_spec", default="auto", metavar="SPEC", help="A spec, a file, or auto (here).")
+@engine_option("local")
 @click.option("--mode", metavar="MODE", help=f"One of {', '.join(MODES)}; by default as FILE says, or auto.")
 @click.option("--headroom", default=HEADROOM, show_default=True, help="Spare speed of stages near the slowest.")
 @click.option("--out", metavar="FILE", help="Write the plan here, as JSON; - is stdout.")
@@ -47,6 +53,7 @@ the stages do (write files, call services) they do.
 def plan(
     file: str,
     cluster_spec: str,
+    engine: str,
     mode: str | None,
     headroom: float,
     out: str | None,
@@ -56,7 +63,7 @@ def plan(
     no_profiles: bool,
 ) -> None:
     """Plan the pipeline in FILE on a cluster; nothing is started, unless you ask for a probe."""
-    problems = list(_contradictions(probe, source, no_profiles))
+    problems = [*_contradictions(probe, source, no_profiles), *contradiction(engine, cluster_spec)]
     if problems:
         raise dt.ConfigError(problems)
     if file.endswith(".json") and not is_pipeline(file):
@@ -64,7 +71,8 @@ def plan(
         raise dt.ConfigError(dt.Problem("DT035", message, fixes=(fix,), place=file))
     if probe is not None:
         _probe(file, source, probe)
-    made = planned(file, cluster_spec, mode, headroom, source=source, profiled=not no_profiles)
+    on = there(engine, cluster_spec)
+    made = planned(file, on, mode, headroom, source=source, profiled=not no_profiles)
     if out is not None and out != "-":
         write_atomically(out, made.to_json() + "\n", fix="--out plan.json")
         click.echo(f"written: {out}", err=True)
@@ -75,7 +83,10 @@ def plan(
         click.echo(line)
     for note in made.notes[1:]:
         click.echo(f"note: {note}")
-    options = [] if cluster_spec == "auto" else ["--cluster", cluster_spec]
+    for line in on.lines():
+        click.echo(line)
+    spec = made.cluster.spec() if on.on_ray else cluster_spec
+    options = [] if spec == "auto" else ["--cluster", spec]
     options += [] if mode is None else ["--mode", mode]
     options += [] if headroom == HEADROOM else ["--headroom", f"{headroom:g}"]
     click.echo(f"\nNext:  {shlex.join(['dovetail', 'explain', file, *options])}", err=True)
@@ -112,7 +123,7 @@ def _probe(file: str, source: str | None, items: int) -> None:
 
 def planned(
     file: str,
-    cluster_spec: str,
+    on: There | str,
     mode: str | None,
     headroom: float,
     *,
@@ -123,15 +134,17 @@ def planned(
     from dovetail.running.job import importable, load
     from dovetail.running.profiling import kinds_of, profiles_for
 
-    job, cluster = load(file, source=source), dt.Cluster.of(cluster_spec)
+    job = load(file, source=source)
+    on = there("local", on) if isinstance(on, str) else on
     profiles = {}
     if profiled:
         importable(job.file.parent)
-        profiles = profiles_for(job.pipeline, cluster, *kinds_of(job))
+        profiles = profiles_for(job.pipeline, on.cluster, *kinds_of(job))
+    make = partial(dt.plan, job.pipeline, mode=mode or job.mode, headroom=headroom, profiles=profiles)
     try:
-        return dt.plan(job.pipeline, cluster, mode or job.mode, headroom=headroom, profiles=profiles)
+        return on.planned(make)
     except dt.InfeasibleError as error:
-        raise for_files(error, file, cluster) from None
+        raise for_files(error, file, on.cluster, on_ray=on.on_ray) from None
 
 
 def is_pipeline(file: str) -> bool:

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dovetail.engines.ray.where import is_ray
 from dovetail.errors import ConfigError, Problem
 from dovetail.observe.folder import find_run, read_object
 from dovetail.observe.naming import name_for
@@ -36,6 +37,10 @@ class Asked:
     """The current folder when it was typed: what was typed is relative to it."""
     has_sink: bool = False
     """Whether results go to a file: only then it can be resumed."""
+    engine: str | None = None
+    share: float | None = None
+    env_from: tuple[str, ...] | None = None
+    """Where it runs; None: not said."""
 
 
 def remembered(asked: Asked, *, has_sink: bool) -> dict[str, Any]:
@@ -54,15 +59,23 @@ def asked_before(folder: RunFolder) -> Asked | None:
     if not isinstance(told, Mapping) or not isinstance(told.get("file"), str):
         return None
     known = {item.name: told[item.name] for item in fields(Asked) if item.name in told}
-    return Asked(**known | {"sets": tuple(map(str, told.get("sets") or ()))})
+    texts = {key: tuple(map(str, told.get(key) or ())) for key in ("sets", "env_from")}
+    return Asked(**known | texts | {"engine": told.get("engine") or engine_before(folder)})
+
+
+def engine_before(folder: RunFolder) -> str | None:
+    """The Ray that a run was on, whoever started it; None: it was on none."""
+    engine = read_object(folder.header).get("engine")
+    return engine if isinstance(engine, str) and is_ray(engine) else None
 
 
 def with_what_was_asked(run: str, now: Asked | None, sets: tuple[str, ...], given: Mapping[str, Any]) -> Asked:
-    """What the run was started with, and on top of it what is typed now; a file that is typed says everything."""
-    if now is not None:
-        return now
+    """What the run was started with, and on top of it what is typed now. A file that is typed says everything but where
+    it runs: that it goes on elsewhere must be said."""
     folder = find_run(run)
     before = asked_before(folder)
+    if now is not None:
+        return _there(now, before or Asked("", engine=engine_before(folder)))
     if before is None:
         name = name_for(folder.path)
         message = f"run {folder.id} was not started by `dovetail run`, so nobody knows its file"
@@ -76,4 +89,12 @@ def with_what_was_asked(run: str, now: Asked | None, sets: tuple[str, ...], give
     for key in changed.keys() & {"source", "sink"}:  # typed now and here, not where the run was started
         if changed[key] not in ("", STANDARD):
             changed[key] = absolute(changed[key], Path.cwd(), pattern=key == "source")
-    return replace(before, sets=(*before.sets, *sets), **changed)
+    nowhere = replace(before, engine=None, share=None, env_from=None)
+    return _there(replace(nowhere, sets=(*before.sets, *sets), **changed), before)
+
+
+def _there(now: Asked, before: Asked) -> Asked:
+    """Where it runs, as it is typed now, else as before; a share is one of a cluster."""
+    engine = now.engine or before.engine
+    share = before.share if now.share is None and is_ray(engine) else now.share
+    return replace(now, engine=engine, share=share, env_from=now.env_from or before.env_from)

@@ -13,16 +13,17 @@ import click
 
 import dovetail as dt
 from dovetail.cli.advice import for_files
+from dovetail.cli.engines import LOCAL, SIMULATED, contradiction, engine_option, there
 from dovetail.cli.plan_check import read_plan
 from dovetail.cli.resuming import Asked, remembered, with_what_was_asked
 from dovetail.cli.run_names import complete_runs
+from dovetail.engines.ray.where import is_ray
+from dovetail.running.arguments import check_share
 from dovetail.running.job import added_to, importable, load, missing_modules, opened
 from dovetail.scheduling.modes import MODES
 
 if TYPE_CHECKING:
     from dovetail.running.job import Job
-
-ENGINES = ("local", "sim", "ray")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,8 @@ class How:
     verbose: bool
     as_json: bool
     pin_cpus: bool
+    share: float | None
+    env_from: tuple[str, ...]
 
 
 @click.command(
@@ -51,6 +54,7 @@ Examples:
   dovetail run pipeline.yaml --source 'data/*.jsonl' --sink out.parquet --limit 1000
   dovetail run pipeline.yaml --set stages.caption.workers=4 --set sink.ordered=true
   dovetail run pipeline.yaml | jq .text | head
+  dovetail run pipeline.yaml --engine ray:auto --share 0.5 --env-from HF_TOKEN
   dovetail run --resume last
 
 \b
@@ -65,7 +69,7 @@ Exit codes: 0 finished, 1 the run failed, 2 usage or configuration, 3 does not f
 """
 )
 @click.argument("file", required=False)
-@click.option("--engine", type=click.Choice(ENGINES), default="local", show_default=True, help="Who does the work.")
+@engine_option(LOCAL, SIMULATED, or_none=True)
 @click.option("--cluster", metavar="SPEC", help="What may be used: a spec, a file, or auto (this machine).")
 @click.option("--mode", metavar="MODE", help=f"One of {', '.join(MODES)}.")
 @click.option("--plan", metavar="PLAN.JSON", help="Run this plan; refused if the cluster or the stages changed.")
@@ -83,23 +87,28 @@ Exit codes: 0 finished, 1 the run failed, 2 usage or configuration, 3 does not f
 @click.option("--no-wait", is_flag=True, help="If others hold what it needs: exit 3 instead of waiting.")
 @click.option("--run-dir", metavar="DIR", help="Write the run folder here.")
 @click.option("--pin-cpus", is_flag=True, help="Bind every worker to CPUs of its own.")
+@click.option("--share", type=float, metavar="FRACTION", help="Use at most this part of a cluster: 0.5 is half.")
+@click.option("--env-from", multiple=True, metavar="NAME", help="Send this variable to the workers; may be repeated.")
 @click.option("--verbose", "-v", is_flag=True, help="Show what workers print.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 def run(file: str | None, **options: Any) -> None:
     """Run the pipeline in FILE: read its source, write its sink, and say how it went."""
-    how = How(wait=not options.pop("no_wait"), **{key: options.pop(key) for key in How.__slots__ if key != "wait"})
-    asked = _asked(file, how, options)
-    if how.engine == "ray":
-        message = "the engine 'ray' is not in this version: it comes with the [ray] engine"
-        raise dt.EngineError(dt.Problem("DT366", message, fixes=("--engine local", "--engine sim to plan for it")))
+    place = {key: options.pop(key) for key in ("engine", "share", "env_from")}
+    how = How(
+        **place | {"engine": place["engine"] or LOCAL},
+        wait=not options.pop("no_wait"),
+        **{key: options.pop(key) for key in How.__slots__ if key != "wait" and key not in place},
+    )
+    asked = _asked(file, how, options | place | {"env_from": how.env_from or None})
+    how = replace(how, engine=asked.engine or LOCAL, share=asked.share, env_from=asked.env_from or ())
     job = load(asked.file, asked.sets, asked.source, asked.sink, Path(asked.folder) if asked.folder else None)
     _check(job, asked, how)
     if how.dry_run:
         from dovetail.cli.dry_run import dry_run  # late, like all that most runs do not need
 
-        dry_run(job, asked, how.plan, _plan_again(asked, how.plan or "plan.json"))
+        dry_run(job, asked, how.engine, how.plan, _plan_again(asked, how.plan or "plan.json", how.engine))
         return
-    if how.engine == "sim":
+    if how.engine == SIMULATED:
         _simulate(job, asked, how)
         return
     sys.exit(_run(job, asked, how))
@@ -124,21 +133,24 @@ def _contradictions(how: How) -> list[dt.Problem]:
     pairs = [
         (bool(how.resume and how.retry_errors), "--resume", "--retry-errors"),
         (bool(again and how.run_dir), again, "--run-dir"),
-        (bool(again and how.engine == "sim"), again, "--engine sim"),
+        (bool(again and how.engine == SIMULATED), again, "--engine sim"),
         (how.dry_run and how.as_json, "--dry-run", "--json"),
     ]
     found = [f"{one} and {other} do not go together" for both, one, other in pairs if both]
     if how.force_resume and not how.resume:
         found.append("--force-resume is for --resume")
+    if how.engine == SIMULATED and (how.share is not None or how.env_from):
+        found.append("--share and --env-from are for real runs, not for --engine sim")
     return [dt.Problem("DT367", message, fixes=("leave one of them out",)) for message in found]
 
 
 def _check(job: Job, asked: Asked, how: How) -> None:
     """What a file alone cannot tell; a simulation needs neither code nor data."""
-    if how.engine == "sim":
+    if how.engine == SIMULATED:
         return
+    check_share(how.engine, how.share, how.env_from)
     importable(job.file.parent)
-    problems = [] if how.dry_run else missing_modules(job)
+    problems = [*contradiction(how.engine, asked.cluster), *([] if how.dry_run else missing_modules(job))]
     if job.source is None and not how.retry_errors:
         fixes = ("source: data/*.jsonl", "or on the command line: --source data.jsonl")
         problems.append(dt.Problem("DT364", "says no source: where do items come from?", fixes=fixes, place=asked.file))
@@ -172,12 +184,13 @@ def _run(job: Job, asked: Asked, how: How) -> int:
 
 
 def _started(job: Job, asked: Asked, how: How) -> dt.Run:
-    spec = asked.cluster or "auto"
-    cluster = dt.Cluster.of(spec)
+    on = there(how.engine, asked.cluster, start=how.plan is not None)  # else dt.run starts it, once all is checked
     mode = asked.mode or job.mode
     plan = None
     if how.plan is not None:
-        plan = read_plan(how.plan, job.pipeline, cluster, _plan_again(asked, how.plan))
+        plan = read_plan(how.plan, job.pipeline, on.cluster, _plan_again(asked, how.plan, how.engine))
+    for line in on.lines():
+        click.echo(line, err=True)
     if how.retry_errors:  # which reads what was set aside, not the source
         job = replace(job, source=(), sink=added_to(job.sink))
     source, sink = opened(job)
@@ -186,7 +199,8 @@ def _started(job: Job, asked: Asked, how: How) -> dt.Run:
         return dt.run(
             job.pipeline,
             source,
-            cluster=cluster,
+            engine=how.engine,
+            cluster="auto" if on.on_ray else on.cluster,
             mode=mode,
             plan=plan,
             sink=sink,
@@ -202,11 +216,13 @@ def _started(job: Job, asked: Asked, how: How) -> dt.Run:
             verbose=how.verbose,
             wait=how.wait,
             pin_cpus=how.pin_cpus,
+            share=how.share,
+            env_from=how.env_from,
             what=f"dovetail run {shlex.quote(asked.file)}",
             more=remembered(asked, has_sink=job.sink is not None),
         )
     except dt.InfeasibleError as error:
-        raise for_files(_as_typed(error), asked.file, cluster) from None
+        raise for_files(_as_typed(error), asked.file, on.cluster, on_ray=on.on_ray) from None
 
 
 def _as_typed(error: dt.InfeasibleError) -> dt.InfeasibleError:
@@ -219,8 +235,9 @@ def _as_typed(error: dt.InfeasibleError) -> dt.InfeasibleError:
     return dt.InfeasibleError(replace(one, fixes=tuple(map(typed, one.fixes))) for one in error.problems)
 
 
-def _plan_again(asked: Asked, out: str) -> str:
+def _plan_again(asked: Asked, out: str, engine: str = LOCAL) -> str:
     options = ["--cluster", asked.cluster] if asked.cluster else []
+    options += ["--engine", engine] if is_ray(engine) else []
     options += ["--mode", asked.mode] if asked.mode else []
     return shlex.join(["dovetail", "plan", asked.file, *options, "--out", out])
 

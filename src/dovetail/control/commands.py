@@ -27,6 +27,8 @@ class Hosted:
     """Batches or calls that may be inside it at the same time."""
     writer: object = None
     """Who writes its results where they belong (control.writing.Writer); None: they are given to who asked."""
+    home: bool = False
+    """Whether its results leave the run through the driver: then no lost node may take them away."""
 
 
 @dataclass(slots=True)

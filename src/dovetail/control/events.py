@@ -121,6 +121,8 @@ class NodeLeft:
 
     node: str
     reason: str = ""
+    returns: bool = False
+    """Whether the engine brings it back, as after the death of an agent: it counts as there, even if it is the last."""
 
 
 @dataclass(slots=True)

@@ -9,6 +9,7 @@ from dovetail.control.commands import Deliver, Pull
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+    from pathlib import Path
 
     from dovetail.control.commands import DataCommand
     from dovetail.control.events import Event
@@ -103,6 +104,8 @@ class FileSink(Protocol):
 
     kind: str
     spec: Any
+    parts: Path
+    """The folder that workers write to."""
 
     def prepare(self, *, resumed: bool) -> None: ...
     def base(self) -> Any: ...

@@ -42,6 +42,11 @@ def usable_memory_bytes(root: Path) -> tuple[int, list[str]]:
     return limit, notes
 
 
+def memory_folders(root: Path) -> list[Path]:
+    """The folders that tell of the memory of this process's cgroups, the narrowest first."""
+    return list(_cgroups(root, "memory"))
+
+
 def physical_bytes() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 IDLE, IOWAIT, STEAL = 3, 4, 7
 
@@ -23,6 +23,22 @@ class HostUse:
     cpu_count: int
     memory_used_bytes: int | None
     memory_bytes: int | None
+
+
+def all_hosts(hosts: Iterable[HostUse]) -> HostUse | None:
+    """Several machines as if they were one; what is known of some of them counts. None: there is none."""
+    found = list(hosts)
+    if not found:
+        return None
+    cpus = [it.cpus for it in found if it.cpus is not None]
+    used = [it.memory_used_bytes for it in found if it.memory_used_bytes is not None]
+    total = [it.memory_bytes for it in found if it.memory_bytes is not None]
+    return HostUse(
+        sum(cpus) if cpus else None,
+        sum(it.cpu_count for it in found),
+        sum(used) if used else None,
+        sum(total) if total else None,
+    )
 
 
 class HostMeter:
@@ -57,6 +73,11 @@ def parse_meminfo(meminfo: str) -> tuple[int | None, int | None]:
     sizes = {words[0]: int(words[1]) * 1024 for line in meminfo.splitlines() if len(words := line.split()) == 3}
     total, available = sizes.get("MemTotal:"), sizes.get("MemAvailable:")
     return (None if total is None or available is None else max(0, total - available)), total
+
+
+def machine_id(root: Path = Path("/proc")) -> str:
+    """The same for all containers and nodes on one machine, until it boots again; empty: not known."""
+    return _text(root / "sys" / "kernel" / "random" / "boot_id").strip()
 
 
 def _text(path: Path) -> str:

@@ -58,13 +58,19 @@ class WorkerLife:
     worker: int
     unit: str
     node: str
+    """Of a gang, that of its first rank."""
     gpus: tuple[int, ...] = ()
+    nodes: tuple[str, ...] = ()
+    """Of a gang on several nodes, that of each rank."""
     started: float | None = None
     ready: float | None = None
     ended: float | None = None
     end: str = ""
     """stopped, lost, or nothing while it is there."""
     why: str = ""
+
+    def node_of(self, rank: int) -> str:
+        return self.nodes[rank] if rank < len(self.nodes) else self.node
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +96,12 @@ class History:
     """(unit, start | ready | stop | stopped | lost) -> workers that have no line of their own."""
     unit_uses: dict[str, list[Mapping[str, Any]]] = field(default_factory=dict)
     """Unit -> what its workers used, from time to time; empty in a simulated run. Fields as in observe.use.UnitUse."""
-    gpu_uses: dict[int, list[Mapping[str, Any]]] = field(default_factory=dict)
-    """The same by number of the card, as in machine.gpu_use.CardUse."""
+    gpu_uses: dict[tuple[str, int], list[Mapping[str, Any]]] = field(default_factory=dict)
+    """The same by node ("" on one machine) and number of the card, as in machine.gpu_use.CardUse."""
     machine_uses: list[Mapping[str, Any]] = field(default_factory=list)
-    """As in machine.host_use.HostUse."""
+    """As in machine.host_use.HostUse; on a cluster, all machines together."""
+    node_uses: dict[str, list[Mapping[str, Any]]] = field(default_factory=dict)
+    """On a cluster the same by node, with `workers`: unit -> how many are there."""
 
     @classmethod
     def load(cls, path: str | Path) -> History:
@@ -243,7 +251,7 @@ def _take(history: History, line: Mapping[str, Any], seen: dict[str, Mapping[str
         for unit, counts in line["units"].items():
             for did, count in counts.items() if isinstance(counts, dict) else ():
                 history.counts[unit, did] = history.counts.get((unit, did), 0) + int(num(counts, did) and count)
-    elif kind in ("unit_use", "gpu_use", "machine_use"):
+    elif kind in ("unit_use", "gpu_use", "machine_use", "node_use"):
         _take_use(history, line)
     elif kind in ("note", "node", "asked", "input"):
         history.happenings.append(Happening(float(t), str(kind), _said(line), line))
@@ -254,7 +262,9 @@ def _take_use(history: History, line: Mapping[str, Any]) -> None:
         case {"k": "unit_use", "unit": str(unit)}:
             history.unit_uses.setdefault(unit, []).append(line)
         case {"k": "gpu_use", "index": int(card)}:
-            history.gpu_uses.setdefault(card, []).append(line)
+            history.gpu_uses.setdefault((str(line.get("node", "")), card), []).append(line)
+        case {"k": "node_use", "node": str(node)}:
+            history.node_uses.setdefault(node, []).append(line)
         case {"k": "machine_use"}:
             history.machine_uses.append(line)
 
@@ -280,8 +290,9 @@ def _take_worker(history: History, t: float, line: Mapping[str, Any]) -> None:
         life = history.lives[worker] = WorkerLife(worker, str(line.get("unit", "")), str(line.get("node", "")))
     match did:
         case "start":
-            gpus = line.get("gpus")
+            gpus, nodes = line.get("gpus"), line.get("nodes")
             life.started, life.gpus = t, tuple(gpus) if isinstance(gpus, list) else ()
+            life.nodes = tuple(map(str, nodes)) if isinstance(nodes, list) else ()
         case "ready":
             life.ready = t
         case "stop":

@@ -334,7 +334,9 @@ class Recorder:
         self._starts += 1
         own = len(self._who) < WORKERS_SHOWN or self._starts % SAMPLED == 0
         self._who[start.worker] = unit, seat.node if seat else "", own
-        self._worker(now, start.worker, "start", gpus=list(seat.gpus) if seat else [])
+        nodes = [it.node for it in start.seats]
+        apart: dict[str, Any] = {"nodes": nodes} if len(set(nodes)) > 1 else {}  # a gang: the node of each rank
+        self._worker(now, start.worker, "start", gpus=list(seat.gpus) if seat else [], **apart)
 
     def _ready(self, now: float, event: e.WorkerReady) -> None:
         self._worker(now, event.worker, "ready", setup_s=event.setup_s)

@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from dovetail.observe.folder import num, read_object
+from dovetail.observe.nodes import NodeSummary, node_summaries
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -108,6 +109,8 @@ class Summary:
     """Source items per second that the plan it started with expects; 0: it has none, or its speeds were assumed."""
     planned_from: str = ""
     """Where that plan has its speeds from: given, measured or assumed, the weakest of all."""
+    nodes: tuple[NodeSummary, ...] = ()
+    """Every node on which something happened."""
 
     def __str__(self) -> str:
         from dovetail.observe.summary_lines import summary_lines  # late: it needs this module
@@ -178,6 +181,7 @@ def summary(history: History, wall: float | None = None) -> Summary:
         advice=_advice(history),
         planned=planned,
         planned_from=planned_from,
+        nodes=node_summaries(history),
     )
 
 

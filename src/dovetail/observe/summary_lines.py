@@ -13,8 +13,10 @@ from dovetail.resources.sizes import about_size
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from dovetail.observe.nodes import NodeSummary
     from dovetail.observe.summary import Summary, UnitSummary
 
+NODES_SHOWN, UNITS_SHOWN = 16, 4
 REACHED = 0.9
 """Of what was predicted: from this share on it counts as reached, however short the run."""
 SPEEDS_FROM = {"measured": "from earlier runs", "given": "speeds as given"}
@@ -39,6 +41,7 @@ def result_lines(told: Summary) -> list[str]:
         *resource_lines(told),
         *setup_lines(told),
         *advice_lines(told),
+        *node_lines(told),
     ]
 
 
@@ -119,6 +122,32 @@ def setup_lines(told: Summary) -> list[str]:
 
 def advice_lines(told: Summary) -> list[str]:
     return [f"{'' if place else 'to change':11} {text}" for place, text in enumerate(told.advice)]
+
+
+def node_lines(told: Summary) -> list[str]:
+    """What was where, of a run on several nodes: who is gone comes first."""
+    if told.virtual or len(told.nodes) < 2:
+        return []
+    nodes = sorted(told.nodes, key=lambda node: (node.left is None, node.name))
+    rows = [
+        ("node", "workers at most", "CPUs busy", "memory at most", "GPUs busy"),
+        *map(_node_row, nodes[:NODES_SHOWN]),
+    ]
+    silent = [place for place in range(2, 5) if all(row[place] == "-" for row in rows[1:])]
+    shown = [tuple(cell for place, cell in enumerate(row) if place not in silent) for row in rows]
+    more = [f"and {counted(len(nodes) - NODES_SHOWN, 'more node')}"] if len(nodes) > NODES_SHOWN else []
+    gone = [f"{node.name} left the cluster: {node.left}" for node in nodes if node.left][:NODES_SHOWN]
+    return ["", *table(shown, left=2), *more, *gone]
+
+
+def _node_row(node: NodeSummary) -> tuple[str, ...]:
+    workers = ", ".join(f"{unit} {count}" for unit, count in list(node.workers.items())[:UNITS_SHOWN])
+    workers += f" and {len(node.workers) - UNITS_SHOWN} more" if len(node.workers) > UNITS_SHOWN else ""
+    cpus = "-" if node.cpus is None else f"{number(round(node.cpus, 1))} of {node.cpu_count}"
+    memory = "-" if node.peak_bytes is None else about_size(node.peak_bytes)
+    memory += "" if node.memory_bytes is None else f" of {about_size(node.memory_bytes)}"
+    cards = "-" if node.gpu_share is None else percent(node.gpu_share)
+    return node.name + ("" if node.left is None else " (left)"), workers or "-", cpus, memory, cards
 
 
 def next_lines(told: Summary) -> list[str]:

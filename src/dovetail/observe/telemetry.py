@@ -7,25 +7,21 @@ import time
 from collections import deque
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from dovetail.machine.host_use import HostMeter, HostUse
-from dovetail.machine.network import TcpMeter, Traffic
-from dovetail.machine.usage import Sampler, Use
+from dovetail.machine.host_use import HostUse, all_hosts
+from dovetail.machine.meter import MOST_SHARE, Meter
 from dovetail.observe.advice import Advice, Adviser, Asked, overuse
-from dovetail.observe.use import Accounts, Process, Sample, UnitUse, WorkerUse
+from dovetail.observe.use import Accounts, Process, UnitUse, WorkerUse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from dovetail.machine.gpu_use import CardUse, GpuMeter, GpuReading
+    from dovetail.machine.gpu_use import CardUse, GpuMeter
+    from dovetail.observe.use import Sample
 
-__all__ = ["Telemetry", "Snapshot", "Process", "Asked", "WorkerUse", "UnitUse", "overuse"]
+__all__ = ["MOST_SHARE", "Telemetry", "Snapshot", "Source", "Process", "Asked", "WorkerUse", "UnitUse", "overuse"]
 
-MOST_SHARE = 0.01
-"""Of a core, at most, for looking at workers; with thousands of them the looks come less often."""
-NETWORK_SHARE = 0.002
-"""And of that for their connections."""
 ADVICE_KEPT = 100
 
 
@@ -36,13 +32,52 @@ class Snapshot:
     workers: Mapping[int, WorkerUse] = field(default_factory=lambda: MappingProxyType({}))
     units: Mapping[str, UnitUse] = field(default_factory=lambda: MappingProxyType({}))
     machine: HostUse | None = None
+    """All machines together."""
     gpus: tuple[CardUse, ...] = ()
+    """Of this machine; those of other nodes are in `nodes`."""
+    nodes: Mapping[str, NodeUse] = field(default_factory=lambda: MappingProxyType({}))
+    """Of a run on a cluster, each by itself; else empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeUse:
+    """One node of a cluster."""
+
+    host: HostUse | None
+    gpus: tuple[CardUse, ...]
+    workers: Mapping[str, int]
+    """Unit -> how many of its workers are there, all or in part."""
+
+
+class Source(Protocol):
+    """Where samples come from that others took, on the nodes of a cluster. All of it is asked from the thread."""
+
+    def uses(self) -> Mapping[int, Sample]:
+        """Worker -> its last sample, with the time at which it was taken."""
+        ...
+
+    def units(self) -> Mapping[str, Mapping[str, int]]:
+        """Node -> unit -> how many of its workers are there; every node of which something is known."""
+        ...
+
+    def hosts(self) -> Mapping[str, HostUse]:
+        """Node -> the machine under it."""
+        ...
+
+    def machines(self) -> Sequence[HostUse]:
+        """Every machine once, also if several nodes are on it."""
+        ...
+
+    def cards(self) -> Mapping[str, tuple[CardUse, ...]]:
+        """Node -> its cards."""
+        ...
 
 
 class Telemetry:
     """Everything may be asked at any time from any thread; answers are as old as the last look.
 
-    `workers`: who is there now, called from the thread. `asked`: what a worker asked for, if that is known.
+    `workers`: who is there now, called from the thread. `asked`: what a worker asked for, if that is known. `source`:
+    where samples come from, if workers are not on this machine.
     """
 
     def __init__(
@@ -52,16 +87,15 @@ class Telemetry:
         every_s: float = 1.0,
         gpu: GpuMeter | None = None,
         *,
+        source: Source | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.every_s = every_s
         self.problem = ""
         """Why the last look failed; empty if it did not."""
-        self._workers, self._asked, self._gpu, self._clock = workers, asked, gpu, clock
-        self._sampler, self._tcp, self._host = Sampler(clock), TcpMeter(), HostMeter(clock=clock)
+        self._workers, self._asked, self._clock = workers, asked, clock
+        self._source, self._meter = source, Meter(gpu, clock)
         self._accounts, self._adviser = Accounts(), Adviser()
-        self._traffic: dict[int, Traffic] | None = {}
-        self._network_due = float("-inf")
         self._asked_of: dict[str, Asked] = {}
         self._snapshot = Snapshot()
         self._advice: deque[Advice] = deque(maxlen=ADVICE_KEPT)
@@ -112,8 +146,7 @@ class Telemetry:
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
-        if self._gpu is not None:
-            self._gpu.close()
+        self._meter.close()
 
     def _run(self) -> None:
         pause_s = 0.0
@@ -133,26 +166,21 @@ class Telemetry:
 
     def _taken(self) -> Snapshot:
         workers = dict(self._workers())
-        uses = self._sampler.sample(pid for process in workers.values() for pid in process.pids)
-        traffic = self._read_traffic(uses)
-        reading = self._gpu.read() if self._gpu is not None else None
-        seen = {
-            worker: (process, _sample([uses[pid] for pid in process.pids], process.pids, traffic, reading))
-            for worker, process in workers.items()
-            if all(pid in uses for pid in process.pids)
-        }
+        if self._source is not None:
+            of_workers, of_units = self._counted(workers, self._source.uses())
+            nodes, machine = nodes_of(self._source), all_hosts(self._source.machines())
+            return Snapshot(of_workers, of_units, machine, nodes=MappingProxyType(nodes))
+        reading = self._meter.read({worker: process.pids for worker, process in workers.items()})
+        of_workers, of_units = self._counted(workers, reading.samples)
+        return Snapshot(of_workers, of_units, reading.host, reading.cards)
+
+    def _counted(
+        self, workers: Mapping[int, Process], samples: Mapping[int, Sample]
+    ) -> tuple[Mapping[int, WorkerUse], Mapping[str, UnitUse]]:
+        seen = {worker: (process, samples[worker]) for worker, process in workers.items() if worker in samples}
         of_workers, of_units = self._accounts.take(self._clock(), seen)
         self._advise(workers, of_units)
-        cards = reading.cards if reading is not None else ()
-        return Snapshot(MappingProxyType(of_workers), MappingProxyType(of_units), self._host.read(), cards)
-
-    def _read_traffic(self, uses: Mapping[int, Use]) -> dict[int, Traffic] | None:
-        """As it was last, while reading it again would cost too much."""
-        if self._traffic is not None and self._clock() >= self._network_due:
-            began = time.thread_time()
-            self._traffic = self._tcp.sample({session: use.pids for session, use in uses.items()})
-            self._network_due = self._clock() + (time.thread_time() - began) / NETWORK_SHARE
-        return self._traffic
+        return MappingProxyType(of_workers), MappingProxyType(of_units)
 
     def _advise(self, workers: Mapping[int, Process], units: Mapping[str, UnitUse]) -> None:
         for worker, process in workers.items():
@@ -163,18 +191,8 @@ class Telemetry:
                 self._advice.extend(self._adviser.news(use, self._asked_of[name]))
 
 
-def _sample(
-    ranks: Sequence[Use], pids: Sequence[int], traffic: Mapping[int, Traffic] | None, reading: GpuReading | None
-) -> Sample:
-    """A worker: all its ranks."""
-    moved = None if traffic is None else sum((traffic.get(pid, Traffic()) for pid in pids), Traffic())
-    return Sample(
-        cpu_s=sum(use.cpu_s for use in ranks),
-        uss_bytes=sum(use.uss_bytes for use in ranks),
-        read_bytes=sum(use.read_bytes for use in ranks),
-        write_bytes=sum(use.write_bytes for use in ranks),
-        sent_bytes=None if moved is None else moved.sent_bytes,
-        received_bytes=None if moved is None else moved.received_bytes,
-        gpu_bytes=None if reading is None else reading.of({pid for use in ranks for pid in use.pids}),
-        processes=sum(use.processes for use in ranks),
-    )
+def nodes_of(source: Source) -> dict[str, NodeUse]:
+    """By name, in order."""
+    units, hosts, cards = source.units(), source.hosts(), source.cards()
+    names = sorted({*units, *hosts, *cards})
+    return {name: NodeUse(hosts.get(name), cards.get(name, ()), units.get(name, {})) for name in names}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from dovetail.observe.folder import num
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from dovetail.observe.history import History, WorkerLife
 
@@ -53,7 +53,9 @@ def _tid(life: WorkerLife) -> int:
 
 
 def _node_pids(history: History) -> dict[str, int]:
-    return dict(zip(sorted({life.node for life in history.lives.values()}), count(FIRST_NODE_PID), strict=False))
+    names = {life.node for life in history.lives.values()} | {*history.node_uses}
+    names |= {node for node, _ in history.gpu_uses if node}
+    return dict(zip(sorted(names), count(FIRST_NODE_PID), strict=False))
 
 
 def _counters(history: History) -> Iterator[dict[str, Any]]:
@@ -73,14 +75,22 @@ def _uses(history: History) -> Iterator[dict[str, Any]]:
         for line in lines:
             yield _counter(f"{unit} CPUs used", line["t"], {"CPUs": num(line, "cpus_now")})
             yield _counter(f"{unit} memory", line["t"], {"bytes": num(line, "uss_bytes")})
-    for card, lines in history.gpu_uses.items():
+    pids = _node_pids(history)
+    for (node, card), lines in history.gpu_uses.items():
+        pid = pids[node] if node else RUN_PID
         for line in lines:
             shares = {name: num(line, f"{name}_percent") for name in ("use", "encoder", "decoder")}
-            yield _counter(f"GPU {card} %", line["t"], shares, RUN_PID)
-            yield _counter(f"GPU {card} memory", line["t"], {"bytes": num(line, "memory_used_bytes")}, RUN_PID)
-    for line in history.machine_uses:
-        yield _counter("machine CPUs used", line["t"], {"CPUs": num(line, "cpus")}, RUN_PID)
-        yield _counter("machine memory", line["t"], {"bytes": num(line, "memory_used_bytes")}, RUN_PID)
+            yield _counter(f"GPU {card} %", line["t"], shares, pid)
+            yield _counter(f"GPU {card} memory", line["t"], {"bytes": num(line, "memory_used_bytes")}, pid)
+    yield from _hosts("machines" if history.node_uses else "machine", history.machine_uses, RUN_PID)
+    for node, lines in history.node_uses.items():
+        yield from _hosts("node", lines, pids[node])
+
+
+def _hosts(what: str, lines: Sequence[Mapping[str, Any]], pid: int) -> Iterator[dict[str, Any]]:
+    for line in lines:
+        yield _counter(f"{what} CPUs used", line["t"], {"CPUs": num(line, "cpus")}, pid)
+        yield _counter(f"{what} memory", line["t"], {"bytes": num(line, "memory_used_bytes")}, pid)
 
 
 def _counter(name: str, t: float, values: Mapping[str, float], pid: int = STAGES_PID) -> dict[str, Any]:
@@ -101,7 +111,8 @@ def _workers(history: History) -> Iterator[dict[str, Any]]:
 
 def _slice(name: str, life: WorkerLife, pid: int, start: float, end: float) -> dict[str, Any]:
     why = {"end": life.end, "why": life.why} if life.end else {}
-    arguments = {"worker": life.worker, "unit": life.unit, **why}
+    nodes = {"nodes": ", ".join(life.nodes)} if life.nodes else {}
+    arguments = {"worker": life.worker, "unit": life.unit, **nodes, **why}
     seconds = max(0, round((end - start) * 1e6))
     return {"ph": "X", "name": name, "pid": pid, "tid": _tid(life), "ts": start, "dur": seconds, "args": arguments}
 

@@ -6,8 +6,12 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from dovetail.machine.meter import Sample
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+__all__ = ["Accounts", "Process", "Sample", "UnitUse", "WorkerUse"]
 
 RECENT_SAMPLES = 5
 RECENT_S = 10.0
@@ -17,27 +21,13 @@ PEAKS_KEPT = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """Where a worker is on this machine."""
+    """Where a worker is."""
 
     pids: tuple[int, ...]
-    """Of its ranks; each leads a session of its own."""
+    """Of its ranks on this machine; each leads a session of its own."""
     unit: str
     ready: bool = True
     """While it is set up it may use what it likes: importing a model says nothing about what its stage needs."""
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """All ranks of a worker at one moment. Totals since they began; None: not known."""
-
-    cpu_s: float
-    uss_bytes: int
-    read_bytes: int
-    write_bytes: int
-    sent_bytes: int | None = None
-    received_bytes: int | None = None
-    gpu_bytes: int | None = None
-    processes: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,11 +98,25 @@ class _Unit:
 @dataclass(slots=True)
 class _Interval:
     seconds: float
+    """Since the last look."""
     workers: int = 0
     uss: int = 0
-    cpu_s: float = 0.0
+    cpus: float = 0.0
+    ready: int = 0
     ready_s: float = 0.0
     ready_cpu_s: float = 0.0
+    longest_s: float = 0.0
+    """Between two samples of a ready worker."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """A worker at the last look."""
+
+    process: Process
+    sample: Sample
+    at: float
+    cpus: float | None
 
 
 class Accounts:
@@ -120,7 +124,7 @@ class Accounts:
 
     def __init__(self) -> None:
         self._units: dict[str, _Unit] = {}
-        self._before: dict[int, tuple[Process, Sample]] = {}
+        self._before: dict[int, _Seen] = {}
         self._at: float | None = None
         self._peaks: dict[int, int] = {}
 
@@ -133,11 +137,12 @@ class Accounts:
     ) -> tuple[dict[int, WorkerUse], dict[str, UnitUse]]:
         seconds = 0.0 if self._at is None else now - self._at
         intervals: dict[str, _Interval] = {}
-        uses = {
-            worker: self._worker(worker, process, sample, intervals.setdefault(process.unit, _Interval(seconds)))
-            for worker, (process, sample) in seen.items()
-        }
-        self._before, self._at = dict(seen), now
+        uses: dict[int, WorkerUse] = {}
+        after: dict[int, _Seen] = {}
+        for worker, (process, sample) in seen.items():
+            interval = intervals.setdefault(process.unit, _Interval(seconds))
+            after[worker], uses[worker] = self._worker(worker, process, sample, now, interval)
+        self._before, self._at = after, now
         for name, unit in self._units.items():
             _remember(unit, intervals.setdefault(name, _Interval(seconds)))
         if len(self._peaks) > 2 * PEAKS_KEPT + len(seen):
@@ -146,34 +151,47 @@ class Accounts:
                 del self._peaks[worker]
         return uses, {name: _shown(name, unit, intervals[name]) for name, unit in self._units.items()}
 
-    def _worker(self, number: int, process: Process, now: Sample, interval: _Interval) -> WorkerUse:
+    def _worker(
+        self, number: int, process: Process, sample: Sample, now: float, interval: _Interval
+    ) -> tuple[_Seen, WorkerUse]:
         unit = self._units.setdefault(process.unit, _Unit())
         old = self._before.get(number)
-        before = old[1] if old else Sample(0.0, 0, 0, 0)
-        cpu_s = max(0.0, now.cpu_s - before.cpu_s)
-        _add(unit, before, now, cpu_s)
-        peak = self._peaks[number] = max(self._peaks.get(number, 0), now.uss_bytes)
+        at = now if sample.at is None else sample.at
+        seconds = at - old.at if old else interval.seconds
+        before = old.sample if old else Sample(0.0, 0, 0, 0)
+        cpu_s = max(0.0, sample.cpu_s - before.cpu_s)
+        # a sample that was seen before says nothing new: what it used last counts until the next
+        cpus = cpu_s / seconds if seconds > 0 else old.cpus if old else None
+        _add(unit, before, sample, cpu_s)
+        peak = self._peaks[number] = max(self._peaks.get(number, 0), sample.uss_bytes)
         unit.peak = max(unit.peak, peak)
         interval.workers += 1
-        interval.uss += now.uss_bytes
-        interval.cpu_s += cpu_s
-        if old and old[0].ready and process.ready:
-            interval.ready_s += interval.seconds
+        interval.uss += sample.uss_bytes
+        interval.cpus += cpus or 0.0
+        if old and old.process.ready and process.ready:
+            interval.ready += 1
+            interval.ready_s += max(0.0, seconds)
             interval.ready_cpu_s += cpu_s
-        return WorkerUse(
-            worker=number,
-            unit=process.unit,
-            cpus=cpu_s / interval.seconds if old and interval.seconds > 0 else None,
-            cpu_s_total=now.cpu_s,
-            uss_bytes=now.uss_bytes,
-            peak_bytes=peak,
-            read_bytes_total=now.read_bytes,
-            write_bytes_total=now.write_bytes,
-            sent_bytes_total=now.sent_bytes,
-            received_bytes_total=now.received_bytes,
-            gpu_bytes=now.gpu_bytes,
-            processes=now.processes,
-        )
+            interval.longest_s = max(interval.longest_s, seconds)
+        shown = cpus if old else None
+        return _Seen(process, sample, at, shown), _worker_use(number, process.unit, sample, peak, shown)
+
+
+def _worker_use(number: int, unit: str, sample: Sample, peak: int, cpus: float | None) -> WorkerUse:
+    return WorkerUse(
+        worker=number,
+        unit=unit,
+        cpus=cpus,
+        cpu_s_total=sample.cpu_s,
+        uss_bytes=sample.uss_bytes,
+        peak_bytes=peak,
+        read_bytes_total=sample.read_bytes,
+        write_bytes_total=sample.write_bytes,
+        sent_bytes_total=sample.sent_bytes,
+        received_bytes_total=sample.received_bytes,
+        gpu_bytes=sample.gpu_bytes,
+        processes=sample.processes,
+    )
 
 
 def _add(unit: _Unit, before: Sample, now: Sample, cpu_s: float) -> None:
@@ -194,8 +212,8 @@ def _remember(unit: _Unit, interval: _Interval) -> None:
     unit.ready_s += interval.ready_s
     unit.ready_cpu_s += interval.ready_cpu_s
     if interval.ready_s > 0:
-        unit.recent.append((interval.seconds, interval.ready_cpu_s / interval.ready_s))
-    elif interval.seconds > 0:
+        unit.recent.append((interval.longest_s, interval.ready_cpu_s / interval.ready_s))
+    elif interval.seconds > 0 and not interval.ready:
         unit.recent.clear()
 
 
@@ -205,7 +223,7 @@ def _shown(name: str, unit: _Unit, interval: _Interval) -> UnitUse:
     return UnitUse(
         unit=name,
         workers=interval.workers,
-        cpus_now=interval.cpu_s / interval.seconds if interval.seconds > 0 else None,
+        cpus_now=interval.cpus if interval.seconds > 0 else None,
         cpus=unit.ready_cpu_s / unit.ready_s if unit.ready_s else None,
         cpus_recent=sum(each * cpus for each, cpus in unit.recent) / seconds if enough else None,
         cpus_least=min(cpus for _, cpus in unit.recent) if enough else None,

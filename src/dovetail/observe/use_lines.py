@@ -6,11 +6,16 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from dovetail.observe.journal import Journal
-    from dovetail.observe.telemetry import Telemetry
+    from dovetail.observe.telemetry import NodeUse, Telemetry
 
 UNITS_EVERY_S = 5.0
 GPUS_SHOWN = 16
+NODES_SHOWN = 64
+NODE_GPUS_SHOWN = 64
+"""Of a cluster, on all its nodes together."""
 DIGITS = 3
 
 
@@ -27,7 +32,7 @@ class UseLines:
         return {} if use is None else {key: it for key, it in _line(use).items() if key not in ("worker", "unit")}
 
     def write(self, now: float, journal: Journal, *, last: bool = False) -> int:
-        """With a view: units, cards and the machine if they are due, and what there is to advise. The bytes it took."""
+        """With a view: units, cards, nodes and the machine if due, and what there is to advise. The bytes it took."""
         if self._telemetry is None:
             return 0
         size = 0
@@ -44,7 +49,18 @@ class UseLines:
         size = sum(journal.keep(now, "unit_use", _line(use)) for use in seen.units.values())
         size += sum(journal.keep(now, "gpu_use", _line(card)) for card in seen.gpus[:GPUS_SHOWN])
         if seen.machine is not None:
-            size += journal.keep(now, "machine_use", _line(seen.machine))
+            nodes = {"nodes": len(seen.nodes)} if seen.nodes else {}
+            size += journal.keep(now, "machine_use", _line(seen.machine) | nodes)
+        return size + (self._write_nodes(now, journal, seen.nodes) if seen.nodes else 0)
+
+    def _write_nodes(self, now: float, journal: Journal, nodes: Mapping[str, NodeUse]) -> int:
+        """Of a large cluster always the same nodes, the first by name, so that each has a history."""
+        size, left = 0, NODE_GPUS_SHOWN
+        for name, use in list(nodes.items())[:NODES_SHOWN]:
+            host = {} if use.host is None else _line(use.host)
+            size += journal.keep(now, "node_use", {"node": name, "workers": dict(use.workers), **host})
+            cards, left = use.gpus[:left], max(0, left - len(use.gpus))
+            size += sum(journal.keep(now, "gpu_use", {"node": name, **_line(card)}) for card in cards)
         return size
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import TYPE_CHECKING
 
+from dovetail.engines.ray.where import Where, is_ray
 from dovetail.errors import ConfigError, Problem, did_you_mean, shown
 from dovetail.pipeline.pipeline import Pipeline
 from dovetail.scheduling.plan import Plan
@@ -13,7 +15,8 @@ from dovetail.streaming.options import Options
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-ENGINES = ("local",)
+ENGINES = ("local", "ray", "ray:auto")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def check_arguments(
@@ -26,21 +29,40 @@ def check_arguments(
     limit: object,
     run_dir: object,
     booleans: Mapping[str, object],
+    share: object = None,
+    env_from: object = (),
 ) -> None:
     problems = [
         *_of_engine(engine),
         *_of_pipeline(pipeline, plan),
         *_of_source(source),
         *_of_the_rest(options, max_errors, limit, run_dir, booleans),
+        *_of_share(engine, share, env_from),
     ]
     if problems:
         raise ConfigError(problems)
 
 
+def check_share(engine: object, share: object, env_from: object) -> None:
+    """What is given to a cluster, before it is asked for anything."""
+    problems = list(_of_share(engine, share, env_from))
+    if problems:
+        raise ConfigError(problems)
+
+
 def _of_engine(engine: object) -> Iterator[Problem]:
-    if engine not in ENGINES:
+    if is_ray(engine):
+        try:
+            Where.parse(engine)
+        except ConfigError as error:
+            yield from error.problems
+    elif engine != "local":
         hint = did_you_mean(str(engine), ENGINES)
-        fixes = ('engine="local"', "dt.simulate(pipeline, cluster=...) for a simulated cluster")
+        fixes = (
+            'engine="local"',
+            'engine="ray", "ray:auto" or "ray:HOST:PORT"',
+            "dt.simulate(pipeline, cluster=...) for a simulated cluster",
+        )
         yield Problem("DT331", f"there is no engine {shown(engine)}{hint}", fixes=fixes)
 
 
@@ -82,6 +104,25 @@ def _of_the_rest(
     for name, value in booleans.items():
         if not isinstance(value, bool):
             yield _wrong(name, value, "True or False", f"{name}=True")
+
+
+def _of_share(engine: object, share: object, env_from: object) -> Iterator[Problem]:
+    fits = isinstance(share, int | float) and not isinstance(share, bool) and 0 < share <= 1
+    if share is not None and not fits:
+        yield _wrong("share", share, "a part of the cluster, above 0 and up to 1", "share=0.5")
+    elif share is not None and engine == "local":
+        message = f"share={share:g} is a part of a Ray cluster, and this run is on this machine alone"
+        fixes = (
+            'engine="ray:auto" (--engine ray:auto)',
+            'or leave share out, and say what may be used here: cluster="1x(4cpu, 8GB)" (--cluster)',
+        )
+        yield Problem("DT338", message, fixes=fixes)
+    if isinstance(env_from, str) or not isinstance(env_from, list | tuple):
+        yield _wrong("env_from", env_from, "a list of names of variables", 'env_from=["HF_TOKEN"]')
+        return
+    for name in env_from:
+        if not isinstance(name, str) or not _VARIABLE.fullmatch(name):
+            yield _wrong("env_from", name, "the name of a variable", 'env_from=["HF_TOKEN"]')
 
 
 def _wrong(name: str, value: object, kind: str, fix: str) -> Problem:

@@ -8,8 +8,9 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dovetail.claims.book import About
 from dovetail.claims.keeper import Keeper
-from dovetail.claims.ledger_db import About, ClaimBook
+from dovetail.claims.ledger_db import ClaimBook
 from dovetail.claims.left import ideal_of, need_of, planned_beside
 from dovetail.claims.waiting import wait_for_claim
 from dovetail.engines.local.seating import INSIDE
@@ -19,13 +20,16 @@ from dovetail.observe.folder import home
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dovetail.claims.ledger_db import Grant
+    from dovetail.claims.book import Book, Grant
     from dovetail.control.events import Event
+    from dovetail.engines.ray.holding import Holdings
     from dovetail.resources.cluster import Cluster
     from dovetail.resources.seat import Seats
     from dovetail.scheduling.plan import Plan
 
 LEDGER = "ledger.db"
+POLL_ON_RAY_S = 0.25
+"""A look at whether somebody wrote costs a call over the network there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +37,10 @@ class Place:
     """What a run may use, and the plan for it."""
 
     plan: Plan
-    held: tuple[ClaimBook, Grant] | None = None
+    held: tuple[Book, Grant] | None = None
     """None: inside a worker of another run, whose place it shares."""
+    holdings: Holdings | None = None
+    """What it holds of a Ray cluster."""
 
     @property
     def reserved(self) -> Seats:
@@ -43,10 +49,17 @@ class Place:
 
     def keepers(self, post: Callable[[Event], None]) -> list[Keeper]:
         """The observer that tells others what we hold, and us what they do."""
-        return [Keeper(*self.held, post, say)] if self.held is not None else []
+        if self.held is None:
+            return []
+        holdings = self.holdings
+        if holdings is None:
+            return [Keeper(*self.held, post, say)]
+        return [Keeper(*self.held, post, say, poll_s=POLL_ON_RAY_S, also=lambda: holdings.held)]
 
     def leave(self) -> None:
         """Never raises: a claim is void anyway when its process ends."""
+        if self.holdings is not None:
+            self.holdings.close()
         if self.held is not None:
             book, grant = self.held
             try:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from dovetail.control.events import CancelRun, Drain
 from dovetail.control.splits import Unusable
-from dovetail.errors import DovetailError, Problem, RunError
+from dovetail.errors import ConfigError, DovetailError, Problem, RunError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 DETAIL_LINES = 12
 AT_EXIT_S = 10.0
+NOTHING_RAN = ("DT401", "DT405")
+"""Of a run that ended with one of these nothing has begun: nodes do not see the source, or the place for results."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +238,8 @@ class Run:
         if isinstance(failed, BaseException):
             raise failed
         if failed is not None:
-            raise RunError(_problem(*failed, self._last_stats(), self.folder))
+            problem = _problem(*failed, self._last_stats(), self.folder)
+            raise (ConfigError if problem.code in NOTHING_RAN else RunError)(problem)
         bad = self._sink.unreadable
         if bad:
             message = f"{len(bad)} results came back and cannot be unpickled here: {bad[0]}"
@@ -273,7 +276,7 @@ def _resume_hint(folder: Path) -> str:
 def _problem(error: str, detail: str, found: Summary | None, folder: Path) -> Problem:
     told = re.match(r"(DT\d{3}) (.*)", error, re.DOTALL)
     if told:  # nobody's item is to blame: a source that changed, a disk that is full
-        return Problem(told[1], told[2], fixes=_fixes(detail, folder))
+        return Problem(told[1], told[2], fixes=(detail,) if told[1] in NOTHING_RAN else _fixes(detail, folder))
     lines = [line for line in detail.splitlines() if line.strip()][-DETAIL_LINES:]
     evidence = tuple(lines)
     if found is not None:

@@ -73,6 +73,19 @@ class Read(Input):
             self.cursor.close()
 
 
+def _of_ray(source: Any, limit: int | None, *, on_ray: bool) -> tuple[Any, Cursor | None]:
+    """Of a Ray Dataset nodes of Ray fetch what they need; for workers of this machine the driver reads it."""
+    from dovetail.data.reading.cursor import Limited
+    from dovetail.data.reading.ray_blocks import BlocksCursor, is_ray_dataset
+
+    if not is_ray_dataset(source):
+        return source, None
+    if not on_ray:
+        return source.iter_rows(), None
+    cursor = BlocksCursor(source)
+    return source, cursor if limit is None else Limited(cursor, limit)
+
+
 class Kept(Input):
     """Nothing to read: the input is there already, in front of several units."""
 
@@ -82,11 +95,17 @@ class Kept(Input):
         return IterableSource(iter(()), store, at_hand=True)
 
 
-def open_input(source: Any, limit: int | None, before: dict[str, object] | None = None) -> Input:
+def open_input(
+    source: Any, limit: int | None, before: dict[str, object] | None = None, *, on_ray: bool = False
+) -> Input:
     """Files and tables by what they are called or can do, all else by iterating over it. `before`: the fingerprint that
     an earlier driver saw, so that a table with versions is opened at the same."""
     if is_at_hand(source):
         return Iterated(source, limit)
+    if type(source).__module__.startswith("ray.data."):
+        source, cursor = _of_ray(source, limit, on_ray=on_ray)
+        if cursor is not None:
+            return Read(cursor)
     from dovetail.data.sources import open_source  # late: a list needs nothing of it
 
     cursor = open_source(source, limit, before)

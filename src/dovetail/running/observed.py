@@ -23,12 +23,15 @@ def run_observed(
     recorder: Recorder,
     observers: Sequence[Observer],
     *,
+    keepers: Sequence[Observer] = (),
     beat_s: float | None = None,
     last: Callable[[], None] | None = None,
 ) -> None:
-    """Observers that failed are told of."""
+    """Observers that failed are told of. `keepers` are closed after the engine: others must not be told that a place is
+    free before it is."""
+    watching = [*observers, *map(_Unclosed, keepers)]
     try:
-        for observer, error in drive(controller, engine, data, observers, beat_s=beat_s, last=last):
+        for observer, error in drive(controller, engine, data, watching, beat_s=beat_s, last=last):
             warnings.warn(f"{type(observer).__name__} was dropped: {error}", RuntimeWarning, stacklevel=3)
     except BaseException as error:
         interrupted = isinstance(error, KeyboardInterrupt)
@@ -42,7 +45,20 @@ def run_observed(
         try:
             _close(observers, engine.now())
         finally:
-            engine.close()
+            try:
+                engine.close()
+            finally:
+                _close(keepers, engine.now())
+
+
+class _Unclosed:
+    """An observer that is closed later than the others."""
+
+    def __init__(self, observer: Observer) -> None:
+        self.saw = observer.saw
+
+    def close(self, now: float) -> None:
+        """Not yet."""
 
 
 def _close(observers: Sequence[Observer], now: float) -> None:

@@ -150,5 +150,7 @@ def with_writers(works: tuple[Work, ...], outputs: Outputs, pipeline: Pipeline) 
             outputs.label_of[work.name] = label
             if label in outputs.files:
                 work = replace(work, hosted=replace(work.hosted, writer=outputs.files[label].writer()))
+        if last in leaves and work.hosted.writer is None:
+            work = replace(work, hosted=replace(work.hosted, home=True))
         found.append(work)
     return tuple(found)

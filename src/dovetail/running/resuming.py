@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from dovetail.data.commits import Entry
     from dovetail.data.ends import Outputs
-    from dovetail.engines.local.engine import LocalEngine
+    from dovetail.running.sites import Workers
     from dovetail.streaming.work import Work
 
 NOTHING = Segment(0, 0)
@@ -149,7 +149,7 @@ class Earlier:
 
     # --- what is done
 
-    def done(self, engine: LocalEngine, outputs: Outputs) -> tuple[list[Deliver], list[int]]:
+    def done(self, engine: Workers, outputs: Outputs) -> tuple[list[Deliver], list[int]]:
         """What counts, and the numbers of the entries that do not: something of what they tell is gone."""
         lost = [number for number, entry in self.told.entries.items() if not entry.lasting]
         for label, sink in outputs.files.items():
@@ -185,7 +185,7 @@ def units_of(works: Sequence[Work]) -> list[tuple[str, int]]:
     return [(work.name, work.wave) for work in works]
 
 
-def _deliver(entry: Entry, engine: LocalEngine) -> Deliver | None:
+def _deliver(entry: Entry, engine: Workers) -> Deliver | None:
     """As it was; None: something of its spool is not there any more."""
     spooled: dict[str, list[Segment]] = {}
     for unit, kept in entry.spooled.items():

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from dovetail.control.segments import Segment
     from dovetail.data.commits import Told
-    from dovetail.engines.local.engine import LocalEngine
     from dovetail.observe.folder import RunFolder
+    from dovetail.running.sites import Workers
     from dovetail.streaming.work import Work
 
 BAD_ROW = "BadRow"
@@ -127,7 +127,7 @@ class Again:
                 continue  # torn
         return [line for line in found if isinstance(line, dict)]
 
-    def segments(self, workers: LocalEngine, works: Sequence[Work]) -> dict[str, list[Segment]]:
+    def segments(self, workers: Workers, works: Sequence[Work]) -> dict[str, list[Segment]]:
         """Unit -> its input."""
         by_unit: dict[str, list[tuple[tuple[int, ...], Any]]] = {}
         for unit, key, item in self.items:

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from dovetail.control.engine import Observer
     from dovetail.observe.folder import RunFolder
     from dovetail.resources.cluster import Cluster
     from dovetail.running.claiming import Place
@@ -212,8 +211,8 @@ def _assembled(
     def go() -> None:
         measuring.start()
         try:
-            observers: list[Observer] = [recorder, *place.keepers(engine.post)]
-            run_observed(stream, engine, Ends(source, sink), recorder, observers, beat_s=BEAT_S)
+            keepers = place.keepers(engine.post)
+            run_observed(stream, engine, Ends(source, sink), recorder, [recorder], keepers=keepers, beat_s=BEAT_S)
         finally:
             measuring.stop()
             door.close()

@@ -14,17 +14,16 @@ from dovetail.control.events import CancelRun, Drain
 from dovetail.control.lifecycle import RunState
 from dovetail.data.ends import Ends
 from dovetail.data.results import IteratorSink
-from dovetail.engines.local.engine import LocalEngine
-from dovetail.engines.local.limits import SHARE_OF_MEMORY
 from dovetail.observe import leavings
 from dovetail.observe.door import Door
 from dovetail.observe.recorder import About, Recorder
 from dovetail.running.claiming import say
-from dovetail.running.handle import Run
+from dovetail.running.handle import NOTHING_RAN, Run
 from dovetail.running.looking import item_of, key_of, refresh
 from dovetail.running.measuring import Measuring
 from dovetail.running.observed import run_observed
 from dovetail.running.outputs import with_writers
+from dovetail.running.sites import Needs
 from dovetail.streaming.controller import Stream
 
 if TYPE_CHECKING:
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
     from dovetail.running.inputs import Input
     from dovetail.running.resuming import Earlier
     from dovetail.running.retrying import Again
+    from dovetail.running.sites import Site, Workers
     from dovetail.streaming.options import Options
     from dovetail.streaming.work import Work
 
@@ -65,6 +65,7 @@ class Begun:
 
     pipeline: Pipeline
     works: tuple[Work, ...]
+    site: Site
     place: Place
     folder: RunFolder
     hold: Hold
@@ -85,17 +86,13 @@ class Begun:
 
     def start(self) -> Run:
         plan = self.place.plan
-        memory_bytes = sum(node.memory_bytes for node in plan.cluster.nodes)
         with ExitStack() as undo:
-            workers = LocalEngine(
-                self.folder.path,
-                plan.cluster,
-                memory_bytes=memory_bytes // SHARE_OF_MEMORY,
-                pin_cpus=self.asked.pin_cpus,
-            )
+            self._prepare_sinks(undo)
+            writes = tuple(str(sink.parts) for sink in self.outputs.files.values())
+            needs = Needs(self.folder.path, self.asked.pin_cpus, tuple(self.given.files()), writes)
+            workers = self.site.workers(self.place, needs)
             undo.callback(workers.close)
             workers.keep_spool = self.durable
-            self._prepare_sinks(undo)
             self.works = with_writers(self.works, self.outputs, self.pipeline)
             workers.prepare([work.hosted for work in self.works])
             done, lost = self.earlier.done(workers, self.outputs) if self.earlier is not None else ([], [])
@@ -177,7 +174,7 @@ class Begun:
         return log
 
     def _committed(
-        self, log: CommitLog, results: IteratorSink, workers: LocalEngine, done: list[Deliver], source: Source
+        self, log: CommitLog, results: IteratorSink, workers: Workers, done: list[Deliver], source: Source
     ) -> CommittedSink:
         from dovetail.data.committing import CommittedSink, Marking
 
@@ -197,11 +194,16 @@ class Begun:
 
     # --- who watches
 
-    def _recorder(self, stream: Stream, workers: LocalEngine) -> Recorder:
+    def _recorder(self, stream: Stream, workers: Workers) -> Recorder:
         plan = self.place.plan
         more = {**self.asked.more, "sinks": [sink.spec.path for sink in self.outputs.files.values()]}
         about = About(
-            plan.name, self.asked.what, "local", plan.cluster.spec(), version=dovetail.__version__, more={"more": more}
+            plan.name,
+            self.asked.what,
+            self.site.engine,
+            plan.cluster.spec(),
+            version=dovetail.__version__,
+            more={"more": more},
         )
         return Recorder(
             self.folder,
@@ -245,7 +247,7 @@ class Begun:
 
     def _run(
         self,
-        workers: LocalEngine,
+        workers: Workers,
         stream: Stream,
         recorder: Recorder,
         observers: list[Observer],
@@ -268,16 +270,19 @@ class Begun:
                     self.again.is_run(self.folder, done=True)
 
         def go() -> None:
-            observers.extend(self.place.keepers(workers.post))
+            keepers = self.place.keepers(workers.post)
             measuring.start()
             try:
-                run_observed(stream, workers, ends, recorder, observers, beat_s=BEAT_S, last=last)
+                run_observed(stream, workers, ends, recorder, observers, keepers=keepers, beat_s=BEAT_S, last=last)
             finally:
                 measuring.stop()
                 source.close()
                 self.given.close()
                 if sink is not None:
                     sink.close()
+                if stream.board.error.startswith(NOTHING_RAN):
+                    for file in self.outputs.files.values():
+                        file.discard()
                 door.close()
                 self.place.leave()
                 self.hold.let_go()
@@ -302,7 +307,7 @@ class Ended:
     files: list[str] = field(default_factory=list)
 
 
-def _act(workers: LocalEngine, do: str, reason: str) -> None:
+def _act(workers: Workers, do: str, reason: str) -> None:
     workers.post(Drain(reason) if do == "drain" else CancelRun(reason))
 
 
@@ -313,7 +318,7 @@ def _why_failed(stream: Stream, source: Source, sink: CommittedSink | None) -> B
     return raised or ((board.error, board.error_detail) if board.state is RunState.FAILED else None)
 
 
-def _close_all(observers: list[Observer], workers: LocalEngine) -> None:
+def _close_all(observers: list[Observer], workers: Workers) -> None:
     for observer in observers:
         with suppress(Exception):
             observer.close(workers.now())

@@ -53,6 +53,16 @@ def choose(units: list[UnitPlan], ledger: Ledger, mode: str) -> Chosen:
     return Chosen("sequential", "sequential: asked for; one unit at a time, each on the whole cluster", waves)
 
 
+def as_before(units: tuple[UnitPlan, ...], ledger: Ledger, mode: str, reason: str) -> Chosen:
+    """The same units in the same waves, sized anew."""
+    waves = [[unit for unit in units if unit.wave == wave] for wave in range(max(unit.wave for unit in units) + 1)]
+    sized = [(wave, size([unit.demand for unit in wave], ledger)) for wave in waves]
+    short = [wave for wave, sizing in sized if sizing is None]
+    if short:
+        raise _explained(short, list(units), ledger)
+    return Chosen(mode, reason, [(wave, sizing) for wave, sizing in sized if sizing is not None])
+
+
 def _fewest_waves(units: list[UnitPlan], ledger: Ledger, short: list[UnitPlan] | None) -> Chosen:
     """Neighbours run together as long as they fit together. Taking as many as fit each time gives the fewest waves."""
     waves: list[tuple[list[UnitPlan], Sizing]] = []

@@ -12,10 +12,10 @@ from dovetail.resources.ledger import Ledger
 from dovetail.resources.totals import totals_of
 from dovetail.scheduling.bounds import limits_of
 from dovetail.scheduling.fragmentation import Fragmentation, Workload
-from dovetail.scheduling.modes import MODES, Chosen, choose
+from dovetail.scheduling.modes import MODES, Chosen, as_before, choose
 from dovetail.scheduling.packing import Filler, groups_of, seats_of
 from dovetail.scheduling.plan import Plan, UnitPlan, Use
-from dovetail.scheduling.rates import ASSUMED, GIVEN, MEASURED, rates_of
+from dovetail.scheduling.rates import ASSUMED, GIVEN, MEASURED, Rates, rates_of
 from dovetail.scheduling.sizing import Sizing, with_headroom
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from dovetail.pipeline.pipeline import Pipeline
     from dovetail.resources.seat import Seat
     from dovetail.scheduling.packing import Groups
-    from dovetail.scheduling.rates import Profile, Rates
+    from dovetail.scheduling.rates import Profile
 
 HEADROOM = 1.5
 IDLE_WARNING = 0.5
@@ -48,6 +48,13 @@ def plan(
     units = _units(pipeline, rates)
     chosen = choose(units, Ledger(described), mode)
     return _assembled(pipeline.name, described, rates, chosen, mode, headroom)
+
+
+def plan_again(before: Plan, cluster: Cluster) -> Plan:
+    """The same units in the same waves on another cluster. An InfeasibleError if they do not fit there."""
+    chosen = as_before(before.units, Ledger(cluster), before.mode, before.reason)
+    found = _assembled(before.name, cluster, Rates({}, {}, {}), chosen, before.requested, before.headroom)
+    return replace(found, assumptions=before.assumptions)
 
 
 def _argument_problems(mode: str, headroom: float) -> list[Problem]:

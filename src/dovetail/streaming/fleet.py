@@ -291,11 +291,13 @@ class Fleet:
         if not self.ledger.knows(node.name):
             self._now_on(Cluster((*self.cluster.nodes, node)))
 
-    def left(self, name: str) -> None:
+    def left(self, name: str, *, returns: bool = False) -> None:
         self.health.node_settled(name)
         if not self.ledger.knows(name):
             return
-        if len(self.cluster.nodes) == 1:
+        if len(self.cluster.nodes) == 1 and returns:
+            self.wants_replan = True
+        elif len(self.cluster.nodes) == 1:
             self.fail(f"the last node, {name!r}, is gone", "")
         else:
             self._now_on(self.cluster.without({name}))

@@ -29,7 +29,7 @@ class Restarts:
         board = self.board
         why = f" ({event.reason})" if event.reason else ""
         board.note("node", f"node {event.node} is gone{why}", node=event.node)
-        self.fleet.left(event.node)
+        self.fleet.left(event.node, returns=event.returns)
         if board.ending:
             return
         for worker in board.workers.values():

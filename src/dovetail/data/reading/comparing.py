@@ -31,6 +31,8 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 
 def _changed(key: str, old: Any, new: Any) -> str:
+    if key == "dataset":
+        return "a Ray Dataset ends with its driver: computed anew, its rows may come in another order"
     if key in ("files", "digest", "content", "schema"):
         what = {"files": "the list of files", "content": "the content of the table", "schema": "the table's columns"}
         return f"{what.get(key, WORDS.get(key, key))} changed"

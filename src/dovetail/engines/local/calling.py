@@ -16,6 +16,24 @@ if TYPE_CHECKING:
     from dovetail.engines.local.frames import Frame, Piece
 
 
+class Unopened:
+    """Waits for an answer in order to pass it on: gets whether it is fine, and the bytes."""
+
+    def __init__(self) -> None:
+        from concurrent.futures import Future
+
+        self.future: Future[tuple[bool, bytes]] = Future()
+        self.future.set_running_or_notify_cancel()
+
+    def set_exception(self, error: BaseException) -> None:
+        self.future.set_result((False, pickle.dumps(error)))
+
+
+if TYPE_CHECKING:
+    Waits = Future[Any] | Unopened | tuple[Rank, int]
+    """Somebody in this process, who gets a value or bytes; or a worker and its own number of the call."""
+
+
 class Calls:
     """Who waits for which answer. For whoever holds the engine's lock, unless it says otherwise."""
 
@@ -25,8 +43,8 @@ class Calls:
         self._numbers = numbers
         self._tell = tell
 
-    def ask(self, worker: int, hosted: str, method: str, body: Piece, future: Future[Any]) -> None:
-        """From the driver."""
+    def ask(self, worker: int, hosted: str, method: str, body: Piece, future: Future[Any] | Unopened) -> None:
+        """From this process."""
         try:
             child = self._hosting(worker, hosted)
         except (WorkerGone, LookupError) as error:
@@ -34,15 +52,24 @@ class Calls:
             return
         self._pass_on(child, hosted, method, body, future)
 
-    def relay(self, rank: Rank, frame: Frame) -> None:
-        """From worker to worker, unopened."""
+    def relay(self, rank: Rank, frame: Frame, *, elsewhere: bool = False) -> bool:
+        """From worker to worker, unopened. `elsewhere`: there may be more than these; False, if it is for one of
+        those, of which whoever asked was told nothing."""
         _, its_number, worker, hosted, method = frame.head
+        if elsewhere and not self._is_here(worker):
+            return False
         try:
             child = self._hosting(worker, hosted)
         except (WorkerGone, LookupError) as error:
             self._tell(rank, ("answer", its_number, False), [pickle.dumps(error)])
-            return
+            return True
         self._pass_on(child, hosted, method, bytes(frame.body), (rank, its_number))
+        return True
+
+    def _is_here(self, worker: int) -> bool:
+        """Of a gang, where its first rank is: that one is called."""
+        child = self._children.get(worker)
+        return child is not None and child.ranks[0].rank == 0
 
     def _hosting(self, worker: int, hosted: str) -> Child:
         child = self._children.get(worker)
@@ -52,15 +79,13 @@ class Calls:
             raise LookupError(f"worker {worker} hosts no {hosted!r}")
         return child
 
-    def _pass_on(
-        self, child: Child, hosted: str, method: str, body: Piece, waits: Future[Any] | tuple[Rank, int]
-    ) -> None:
+    def _pass_on(self, child: Child, hosted: str, method: str, body: Piece, waits: Waits) -> None:
         number = next(self._numbers)
         child.calls[number] = waits
         self._tell(child.ranks[0], ("call", number, hosted, method), [body])
 
-    def answered(self, child: Child, frame: Frame) -> Future[Any] | None:
-        """Passes the answer on; or returns who waits for it in the driver (see `settle`, without the lock)."""
+    def answered(self, child: Child, frame: Frame) -> Future[Any] | Unopened | None:
+        """Passes the answer on; or returns who waits for it in this process (see `settle`, without the lock)."""
         _, number, fine = frame.head
         waits = child.calls.pop(number, None)
         if isinstance(waits, tuple):
@@ -70,8 +95,8 @@ class Calls:
             return None
         return waits
 
-    def gone(self, child: Child) -> list[Future[Any]]:
-        """The worker is; returns those who wait in the driver, to be told without the lock."""
+    def gone(self, child: Child) -> list[Future[Any] | Unopened]:
+        """The worker is; returns those who wait in this process, to be told without the lock."""
         calls, child.calls = child.calls, {}
         gone = pickle.dumps(WorkerGone(f"worker {child.number} is gone"))
         for waits in calls.values():
@@ -80,10 +105,13 @@ class Calls:
         return [waits for waits in calls.values() if not isinstance(waits, tuple)]
 
 
-def settle(future: Future[Any], fine: bool, body: Piece) -> None:
+def settle(future: Future[Any] | Unopened, fine: bool, body: Piece) -> None:
     """The end of a call, for who waits in this process."""
     from concurrent.futures import InvalidStateError
 
+    if isinstance(future, Unopened):
+        future.future.set_result((fine, bytes(body)))
+        return
     try:
         value = pickle.loads(body)  # noqa: S301 - from a worker of this run
     except Exception as error:

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 from dovetail.control.events import Cause, WorkerLost, WorkerStopped
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future
-
     from dovetail.control.events import Crumb
     from dovetail.control.segments import Part
+    from dovetail.engines.local.calling import Waits
     from dovetail.engines.local.frames import Channel
 
 
@@ -50,7 +49,7 @@ class Sent:
         self.turn = 0
         """Its number among all that were sent to its worker in advance; 0: it was not."""
         self.report: Any = None
-        """What rank 0 said, while others are still at it."""
+        """What the first rank here said, while others are still at it."""
         self.failures: list[Any] = []
         """Of the other ranks."""
         self.peak = 0
@@ -62,6 +61,7 @@ class Child:
     __slots__ = (
         "calls",
         "end",
+        "gang",
         "names",
         "node",
         "number",
@@ -75,11 +75,14 @@ class Child:
         "turns",
     )
 
-    def __init__(self, number: int, node: str, names: frozenset[str]) -> None:
+    def __init__(self, number: int, node: str, names: frozenset[str], *, gang: bool = False) -> None:
         self.number = number
         self.node = node
         self.names = names
+        self.gang = gang
+        """Whether there are several ranks, here or elsewhere."""
         self.ranks: list[Rank] = []
+        """Those that are here, in their order; the first of them tells what came out."""
         self.ready = False
         self.setup_s = 0.0
         self.simple = False
@@ -87,8 +90,8 @@ class Child:
         self.stopping = False
         self.turns = 0
         self.sent: dict[int, Sent] = {}
-        self.calls: dict[int, Future[Any] | tuple[Rank, int]] = {}
-        """Number -> who waits: somebody in the driver, or a worker and its own number of the call."""
+        self.calls: dict[int, Waits] = {}
+        """Number -> who waits for the answer."""
         self.end: WorkerLost | WorkerStopped | None = None
         """What is known of its end before it comes."""
         self.peak = 0
@@ -104,7 +107,7 @@ class Child:
 
     def died(self, rank: Rank, cause: Cause, detail: str) -> None:
         """One of its processes, without having been told to go."""
-        self.end = WorkerLost(self.number, cause, f"rank {rank.rank}: {detail}" if len(self.ranks) > 1 else detail)
+        self.end = WorkerLost(self.number, cause, f"rank {rank.rank}: {detail}" if self.gang else detail)
 
     def was_doing(self, crumbs: tuple[Crumb, ...]) -> None:
         """What a process left behind, for whoever is to blame."""

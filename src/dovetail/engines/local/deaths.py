@@ -7,13 +7,12 @@ import signal
 from pathlib import Path
 
 from dovetail.control.events import Cause
+from dovetail.machine.cpus import memory_folders
 
-COUNTERS = (
-    ("/sys/fs/cgroup/memory.events", "oom_kill"),
-    ("/sys/fs/cgroup/memory/memory.oom_control", "oom_kill"),
-    ("/proc/vmstat", "oom_kill"),
-)
-"""Files in which the kernel counts whom it killed for want of memory: of this container, and of the machine."""
+COUNTERS = ("memory.events", "memory.oom_control")
+"""Files of a cgroup in which the kernel counts whom it killed for want of memory, in both versions."""
+OF_MACHINE = "/proc/vmstat"
+COUNTED_AS = "oom_kill"
 MEANINGS = {
     signal.SIGSEGV: "invalid memory access",
     signal.SIGBUS: "memory that is not there: a truncated file or a full /dev/shm",
@@ -28,9 +27,10 @@ MEANINGS = {
 class OutOfMemoryWatch:
     """Whether the kernel killed somebody for want of memory: one death for each that it counts."""
 
-    def __init__(self, counters: tuple[tuple[str, str], ...] = COUNTERS) -> None:
-        there = [(Path(path), name) for path, name in counters if _count(Path(path), name) is not None]
-        self._counter = there[0] if there else None
+    def __init__(self, counters: tuple[tuple[str, str], ...] | None = None) -> None:
+        counters = counters_of(Path("/")) if counters is None else counters
+        found = ((Path(path), name) for path, name in counters)
+        self._counter = next((one for one in found if _count(*one) is not None), None)
         """The narrowest there is: what happens elsewhere on the machine is not ours."""
         self._seen = self._read()
 
@@ -42,6 +42,13 @@ class OutOfMemoryWatch:
             return False
         self._seen += 1
         return True
+
+
+def counters_of(root: Path) -> tuple[tuple[str, str], ...]:
+    """Where to look, the narrowest first: this process's cgroup (in version 1 those around it do not count what happens
+    in it), those around it, the machine."""
+    files = [folder / name for folder in memory_folders(root) for name in COUNTERS]
+    return tuple((str(file), COUNTED_AS) for file in (*files, root / OF_MACHINE.lstrip("/")))
 
 
 def _count(path: Path, name: str) -> int | None:

@@ -19,6 +19,7 @@ from dovetail.engines.local.bell import Bell
 from dovetail.engines.local.calling import Calls, settle
 from dovetail.engines.local.crumbs import Crumbs
 from dovetail.engines.local.deaths import OutOfMemoryWatch, cause_of
+from dovetail.engines.local.guest import AsGuest
 from dovetail.engines.local.nursing import NurseryLink
 from dovetail.engines.local.payloads import Payloads
 from dovetail.engines.local.starting import Starter
@@ -32,10 +33,11 @@ if TYPE_CHECKING:
     from dovetail.control.events import Event
     from dovetail.engines.local.children import Child, Rank
     from dovetail.engines.local.frames import Frame, Piece
+    from dovetail.engines.local.spec import Home
     from dovetail.resources.cluster import Cluster
 
 
-class LocalEngine:
+class LocalEngine(AsGuest):
     """See `control.engine.Engine`. One thread polls and submits; `post`, `call`, `store` and `load` are for any."""
 
     def __init__(
@@ -45,13 +47,14 @@ class LocalEngine:
         *,
         memory_bytes: int | None = None,
         pin_cpus: bool = False,
+        home: Home | None = None,
     ) -> None:
-        """`folder`: logs and spilled payloads go there. `memory_bytes`: what payloads may fill."""
+        """`folder`: for logs and spilled payloads. `memory_bytes`: what payloads may fill. `home`: see `spec.Home`."""
         limits.raise_limit_of_descriptors()
         limits.open_standard_descriptors()
         self._folder = folder or limits.a_folder()
         self._crumbs = Crumbs()
-        self._starter = Starter(folder, self._folder / "spool", cluster, self._crumbs, pin_cpus=pin_cpus)
+        self._starter = Starter(folder, self._folder / "spool", cluster, self._crumbs, pin_cpus=pin_cpus, home=home)
         there = limits.memory_there() // limits.SHARE_OF_MEMORY
         self._numbers = count(1)
         self._payloads = Payloads(self._folder / "spool", min(memory_bytes or there, there), self._numbers)
@@ -59,6 +62,7 @@ class LocalEngine:
         self.store, self.store_split = self._payloads.store, self._payloads.store_split
         self.load, self.let_go = self._payloads.load, self._payloads.let_go
         self.keepsake, self.from_keepsake = self._payloads.keepsake, self._payloads.from_keepsake
+        self.adopt, self.raw = self._payloads.adopt, self._payloads.raw
         self._deaths = OutOfMemoryWatch()
         self._children: dict[int, Child] = {}
         self._calls = Calls(self._children, self._numbers, self._put)
@@ -185,9 +189,11 @@ class LocalEngine:
 
     # --- out
 
-    def _start(self, command: StartWorker) -> None:
+    def _start(
+        self, command: StartWorker, ranks: Sequence[int] | None = None, meeting: tuple[str, int] | None = None
+    ) -> None:
         nursery = self._the_nursery()
-        child = self._starter.start(command, nursery, self._numbers)
+        child = self._starter.start(command, nursery, self._numbers, ranks, meeting)
         self._children[child.number] = child
         for rank in child.ranks:
             self._ranks[rank.number] = rank
@@ -196,7 +202,7 @@ class LocalEngine:
 
     def _the_nursery(self) -> NurseryLink:
         if self._nursery is None:
-            self._nursery = NurseryLink(self._crumbs.fd)
+            self._nursery = NurseryLink(self._crumbs.fd, self._starter.inherited)
             self._epoll.register(self._nursery.channel.fileno(), select.EPOLLIN)
         return self._nursery
 
@@ -211,7 +217,7 @@ class LocalEngine:
         """A busy worker does not listen; whether it has begun is seen without its help (see `inside.Inside`)."""
         child = self._children.get(command.worker)
         sent = child.sent.get(command.message) if child is not None else None
-        if child is None or sent is None or len(child.ranks) > 1:
+        if child is None or sent is None or child.gang:
             return
         rank = child.ranks[0]
         self._put(rank, ("cancel", command.message))
@@ -305,19 +311,18 @@ class LocalEngine:
         elif kind == "stopped":
             rank.stopped = True
         elif kind == "returned":
-            if rank.rank == 0 and child.sent.pop(head[1], None) is not None:
+            if rank is child.ranks[0] and child.sent.pop(head[1], None) is not None:
                 self._heard.append(BatchesReturned(child.number, head[1]))
         elif kind == "answer":
             self._answered(child, frame)
         elif kind == "closed":
             self._payloads.closed(rank, head[1])
         elif kind == "ask":
-            with self._lock:
-                self._calls.relay(rank, frame)
+            self._ask(rank, frame)
 
     def _ready(self, rank: Rank, setup_s: float, simple: bool) -> None:
         child = rank.child
-        child.simple = simple and len(child.ranks) == 1
+        child.simple = simple and not child.gang
         rank.ready = True
         child.setup_s = max(child.setup_s, setup_s)
         if not child.ready and all(rank.ready for rank in child.ranks):

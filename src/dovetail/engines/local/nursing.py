@@ -16,7 +16,7 @@ from dovetail.engines.local.frames import Channel
 from dovetail.errors import EngineError, Problem
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from dovetail.engines.local.frames import Frame
 
@@ -31,7 +31,8 @@ END_S = 10.0
 class NurseryLink:
     """A nursery and the numbers of its children."""
 
-    def __init__(self, crumbs: int) -> None:
+    def __init__(self, crumbs: int, environment: Mapping[str, str] | None = None) -> None:
+        """`environment`: its own, if not that of this process; workers need another only for their seats."""
         ours, theirs = socket.socketpair()
         if not sys.executable:
             message = "the local engine starts Python processes, and sys.executable does not say where Python is"
@@ -43,6 +44,7 @@ class NurseryLink:
                 pass_fds=(theirs.fileno(), crumbs),
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
+                env=environment,
             )
         except OSError as error:
             ours.close()

@@ -23,7 +23,17 @@ from dovetail.engines.local.agreed import (
     reading_of_file,
 )
 from dovetail.engines.local.children import Sent
-from dovetail.engines.local.payload import INLINE_LIMIT, extent, inline, lengths, pack, pack_split, split, unpack
+from dovetail.engines.local.payload import (
+    INLINE_LIMIT,
+    Packed,
+    extent,
+    inline,
+    lengths,
+    pack,
+    pack_split,
+    split,
+    unpack,
+)
 from dovetail.engines.local.pool import Pool, Reading
 from dovetail.engines.local.refs import SPILLED, InFile, Inline, Shared, Spilled
 
@@ -37,7 +47,6 @@ if TYPE_CHECKING:
     from dovetail.engines.local.children import Child, Rank
     from dovetail.engines.local.frames import Frame
     from dovetail.engines.local.frames import Piece as Chunk
-    from dovetail.engines.local.payload import Packed
     from dovetail.engines.local.refs import End
 
 MOST_OPEN = 8
@@ -129,7 +138,7 @@ class Payloads:
                 ref.kept = True
         sent.peak = max(sent.peak, peak)
         sent.ranks_left -= 1
-        if rank.rank == 0:
+        if rank is child.ranks[0]:
             sent.report = (segments, seconds, failures, stages)
         else:
             sent.failures += failures
@@ -250,6 +259,27 @@ class Payloads:
         ref = Shared(placed.fd, sizes, placed.size, 0, placed.buffer, self._own_freed)
         return Segment(number, packed.items, placed.size, "", ref)
 
+    def adopt(self, items: int, sizes: tuple[int, ...], data: bytes | memoryview) -> Segment:
+        """A payload that was written elsewhere, unopened. One thread at a time."""
+        if len(data) <= INLINE_LIMIT:
+            return Segment(next(self._numbers), items, sum(sizes), "", Inline(bytes(data), sizes))
+        stream, buffers = split(memoryview(data), sizes)
+        return self._stored(Packed(items, [stream], buffers))  # type: ignore[list-item]
+
+    def raw(self, segment: Segment) -> bytes:
+        """The bytes of a payload, as `adopt` takes them. From any thread."""
+        ref: Any = segment.ref
+        if type(ref) is Inline:
+            data: bytes = ref.data
+            return data
+        if type(ref) is not InFile:
+            return _all_of(ref.fd, extent(ref.sizes), 0)
+        fd = os.open(ref.path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return _all_of(fd, extent(ref.sizes), ref.offset)
+        finally:
+            os.close(fd)
+
     def _free_own(self, pool: Pool) -> None:
         for owner, buffer, kept, size in self._own_freed.take():
             if owner != SPILLED:
@@ -357,6 +387,16 @@ class Payloads:
         fd = self._orphans.pop(end[:2], None)
         if fd is not None:
             os.close(fd)
+
+
+def _all_of(fd: int, size: int, offset: int) -> bytes:
+    found = os.pread(fd, size, offset)
+    while len(found) < size:
+        more = os.pread(fd, size - len(found), offset + len(found))
+        if not more:
+            raise EOFError(f"a payload of {size} bytes has only {len(found)}")
+        found += more
+    return found
 
 
 class Ends:

@@ -6,17 +6,45 @@ import importlib.util
 import sys
 from contextlib import contextmanager
 from types import FunctionType, ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from dovetail.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from dovetail.control.commands import Hosted
+
 MOST_PARTS = 100
 LARGE_BYTES = 4 << 20
 """Of what goes to a worker; beyond it, definitions that are not small stay here."""
 SMALL_BYTES = 64 << 10
+
+
+class Shipped(NamedTuple):
+    """The work of a hosted object, ready to be sent: in place of the work itself, for an engine on another machine."""
+
+    code: bytes
+    """See `ship`."""
+    env: dict[str, str]
+    """What its stages ask for."""
+
+
+def shipped(hosted: Hosted) -> Shipped:
+    """ConfigError: it cannot be sent."""
+    if isinstance(hosted.work, Shipped):
+        return hosted.work
+    return Shipped(ship(hosted.name, hosted.work), environment_of(hosted.work))
+
+
+def environment_of(work: object) -> dict[str, str]:
+    """The variables that the stages of a hosted object ask for."""
+    if isinstance(work, Shipped):
+        return work.env
+    found: dict[str, str] = {}
+    for stage in work if isinstance(work, tuple) else ():
+        found |= getattr(stage, "env", None) or {}
+    return found
 
 
 def ship(name: str, work: object) -> bytes:

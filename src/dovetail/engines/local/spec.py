@@ -10,6 +10,17 @@ if TYPE_CHECKING:
     from dovetail.resources.seat import Seat
 
 
+class Home(NamedTuple):
+    """The driver's place, as an engine on another machine is told of it."""
+
+    path: tuple[str, ...]
+    """Its sys.path."""
+    folder: str
+    """Its working folder."""
+    variables: dict[str, str]
+    """What workers get of its environment."""
+
+
 class Guest(NamedTuple):
     """An object that the worker hosts."""
 

@@ -6,23 +6,25 @@ import os
 import pickle
 import socket
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dovetail.engines.local.children import Child, Rank
 from dovetail.engines.local.frames import Channel
-from dovetail.engines.local.seating import environment, local_rank, rendezvous, starts_fresh
-from dovetail.engines.local.shipping import ship
+from dovetail.engines.local.seating import PATHS_OF_RAY, environment, inherited_in, local_rank, rendezvous, starts_fresh
+from dovetail.engines.local.shipping import Shipped, environment_of, ship
 from dovetail.engines.local.spec import Guest, Spec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
+    from collections.abc import Iterator, Mapping, Sequence
 
     from dovetail.control.commands import Hosted, StartWorker
     from dovetail.engines.local.crumbs import Crumbs
     from dovetail.engines.local.nursing import NurseryLink
+    from dovetail.engines.local.spec import Home
     from dovetail.resources.cluster import Cluster
 
+LOOPBACK = "127.0.0.1"
 POOL_BYTES = 256 << 20
 """Shared memory that one worker keeps warm while nobody reads it."""
 
@@ -31,8 +33,16 @@ class Starter:
     """Remembers what does not change between two workers of a unit."""
 
     def __init__(
-        self, folder: Path | None, spill: Path, cluster: Cluster | None, crumbs: Crumbs, *, pin_cpus: bool
+        self,
+        folder: Path | None,
+        spill: Path,
+        cluster: Cluster | None,
+        crumbs: Crumbs,
+        *,
+        pin_cpus: bool,
+        home: Home | None = None,
     ) -> None:
+        """`home`: where the driver is, if that is not this process."""
         self._logs = folder / "logs" if folder is not None else None
         self._spill = str(spill)
         self._crumbs = crumbs
@@ -42,20 +52,38 @@ class Starter:
         self._passing: list[Any] = []
         """What must stay open until the nursery has it."""
         nodes = cluster.nodes if cluster is not None else ()
-        self._devices = {node.name: [card.uuid for card in node.gpus if card.uuid] for node in nodes}
+        self.devices: dict[str, Mapping[int, str]] = {
+            node.name: dict(enumerate(card.uuid for card in node.gpus if card.uuid)) for node in nodes
+        }
+        """Node -> position of a card -> the name under which CUDA knows it."""
+        self._home = home
+        self.inherited = None if home is None else inherited_in(os.environ, _environment_at_start(), home)
+        """What all workers have of their environment; None: what this process has, whenever one is started."""
 
-    def start(self, command: StartWorker, nursery: NurseryLink, numbers: Iterator[int]) -> Child:
+    def start(
+        self,
+        command: StartWorker,
+        nursery: NurseryLink,
+        numbers: Iterator[int],
+        ranks: Sequence[int] | None = None,
+        meeting: tuple[str, int] | None = None,
+    ) -> Child:
+        """`ranks`: only these of a gang. `meeting`: where they all meet, an address and a port of the first's node."""
         names = frozenset(hosted.name for hosted in command.hosted)
-        child = Child(command.worker, command.seats[0].node, names)
+        here = range(len(command.seats)) if ranks is None else sorted(ranks)
+        child = Child(command.worker, command.seats[here[0]].node, names, gang=len(command.seats) > 1)
         guests = tuple(
             Guest(hosted.name, self.packed(hosted), hosted.slots, _writer_of(hosted)) for hosted in command.hosted
         )
         own = _environment_of(command.hosted)
-        port = _free_port() if len(command.seats) > 1 else 0
-        for rank, seat in enumerate(command.seats):
-            variables = environment(os.environ, seat, own, self._devices.get(seat.node, ()))
-            if port:
-                variables |= rendezvous(command.seats, rank, port)
+        inherited = os.environ if self.inherited is None else self.inherited
+        address, port = meeting or (LOOPBACK, free_port(LOOPBACK) if child.gang else 0)
+        path, folder = self._place()
+        for rank in here:
+            seat = command.seats[rank]
+            variables = environment(inherited, seat, own, self.devices.get(seat.node))
+            if child.gang:
+                variables |= rendezvous(command.seats, rank, port, address)
             spec = Spec(
                 command.worker,
                 guests,
@@ -63,14 +91,25 @@ class Starter:
                 rank,
                 len(command.seats),
                 local_rank(command.seats, rank),
-                tuple(map(str, sys.path)),
-                _folder(),
+                path,
+                folder,
                 self._spill,
                 POOL_BYTES,
                 self._cpus(seat.cpu_milli),
             )
             child.ranks.append(self._process(child, rank, spec, variables, nursery, next(numbers), starts_fresh(own)))
         return child
+
+    def _place(self) -> tuple[tuple[str, ...], str]:
+        """Where modules are looked for, and the working folder: the driver's, as far as they are here."""
+        own = tuple(map(str, sys.path))
+        if self._home is None:
+            return own, _folder()
+        folder = Path(self._home.folder)
+        there = self._home.folder if self._home.folder and folder.is_dir() else _folder()
+        # an empty entry is the working folder, and others may be relative to it
+        path = [entry for entry in self._home.path if not entry or (folder / entry).exists()]
+        return tuple(entry for entry in dict.fromkeys((*path, *own)) if not entry.endswith(PATHS_OF_RAY)), there
 
     def _process(
         self,
@@ -104,6 +143,8 @@ class Starter:
 
     def packed(self, hosted: Hosted) -> bytes:
         """Its code, by cloudpickle; once for all workers."""
+        if isinstance(hosted.work, Shipped):
+            return hosted.work.code
         found = self._works.get(id(hosted.work))
         if found is None:
             found = self._works[id(hosted.work)] = hosted.work, ship(hosted.name, hosted.work)
@@ -121,6 +162,8 @@ class Starter:
 
 
 def _writer_of(hosted: Hosted) -> bytes:
+    if isinstance(hosted.writer, bytes):
+        return hosted.writer  # by the driver
     return b"" if hosted.writer is None else pickle.dumps(hosted.writer, 5)
 
 
@@ -128,8 +171,7 @@ def _environment_of(hosted: tuple[Hosted, ...]) -> dict[str, str]:
     """What the stages ask for; those of a unit agree on it."""
     found: dict[str, str] = {}
     for one in hosted:
-        for stage in one.work if isinstance(one.work, tuple) else ():
-            found |= getattr(stage, "env", None) or {}
+        found |= environment_of(one.work)
     return found
 
 
@@ -141,9 +183,18 @@ def _folder() -> str:
         return ""
 
 
-def _free_port() -> int:
+def _environment_at_start() -> Mapping[str, str]:
+    """What this process began with; what it has now, where nobody says."""
+    try:
+        found = os.fsdecode(Path("/proc/self/environ").read_bytes())
+    except OSError:
+        return os.environ
+    return dict(entry.partition("=")[::2] for entry in found.split("\0") if "=" in entry)
+
+
+def free_port(address: str = "") -> int:
     """For the ranks of a gang to meet at; somebody may take it before they do, then they are started again."""
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind((address, 0))
         port: int = probe.getsockname()[1]
         return port

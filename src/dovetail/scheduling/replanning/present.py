@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from dovetail.resources.ledger import Ledger
 from dovetail.scheduling.packing import Filler
-from dovetail.scheduling.replanning.rooms import Floor, Hold, House
+from dovetail.scheduling.replanning.rooms import OTHERS, Floor, Hold, House
 from dovetail.scheduling.snapshot import Standing
 
 if TYPE_CHECKING:
@@ -117,7 +117,9 @@ class _Arrival:
         if counts:
             self.counts[unit] += 1
         position = self.index[seats[0].node]
-        sitter = self.house.sitter(STRANGER if hold is Hold.FIXED and not counts else unit, seats, hold)
+        if hold is Hold.FIXED and not counts:
+            unit = STRANGER if worker.unit else OTHERS
+        sitter = self.house.sitter(unit, seats, hold)
         self.here[position].append(sitter)
         self.found.workers.setdefault((position, sitter), []).append(worker.worker)
 

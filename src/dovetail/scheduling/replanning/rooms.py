@@ -29,6 +29,8 @@ class Hold(Enum):
     __hash__ = object.__hash__  # looked up for every sitter; members are single objects
 
 
+OTHERS = -2
+"""The unit of those who are not of this run: what they hold is no part of the nodes that are ours."""
 LEAVING = frozenset((Hold.DRAINING, Hold.OUTGROWN))
 """Those who do not count as workers of their unit."""
 

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 from dovetail.scheduling.gangs import dealt, is_whole
 from dovetail.scheduling.replanning.eviction import Price, Way, cheapest_way
-from dovetail.scheduling.replanning.rooms import LEAVING, Gang, Hold, without_sitter
+from dovetail.scheduling.replanning.rooms import LEAVING, OTHERS, Gang, Hold, without_sitter
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from dovetail.resources.free import Free
     from dovetail.scheduling.packing import Filler
@@ -218,19 +218,22 @@ class Seating:
         return False
 
     def _clearing(self, room: Room, filler: Filler, unit: int) -> Way | None:
-        """All who must leave so that the node is whole; only spare ones may, and those easier to seat."""
-        if is_whole(room.free, filler.shape):
+        """All who must leave so that the node is whole, but for what others than this run hold; only spare ones may,
+        and those easier to seat."""
+        others = [sitter for sitter in room.present if sitter.unit == OTHERS]
+        if is_whole(_without(room.free, others), filler.shape):
             return Way(0.0, 0, 0, ())
         spare = self._spare(room)
         price = Price(spare, self._movable(room, unit))
-        leave = [s for s in room.present if s.gpu_milli or not filler.shape.computes_on_gpu]
+        ours = [sitter for sitter in room.present if sitter.unit != OTHERS]
+        leave = [sitter for sitter in ours if sitter.gpu_milli or not filler.shape.computes_on_gpu]
         asked: dict[int, int] = {}
         for sitter in leave:
             if price.of(sitter) is None or not price.allows(sitter, asked):
                 return None
             asked[sitter.unit] = asked.get(sitter.unit, 0) + 1
         way = Way(price.of_all(leave), 0, 0, tuple(leave))
-        return way if is_whole(_freed(room, way), filler.shape) else None
+        return way if is_whole(_without(_freed(room, way), others), filler.shape) else None
 
     def _seat_gang(self, unit: int, chosen: list[tuple[tuple[float, int, int, Room, Way], int]]) -> None:
         floor, filler = self.floor, self.wants[unit].filler
@@ -247,8 +250,11 @@ class Seating:
 
 
 def _freed(room: Room, way: Way) -> Free:
-    free = room.free
-    for sitter in way.leave:
+    return _without(room.free, way.leave)
+
+
+def _without(free: Free, sitters: Iterable[Sitter]) -> Free:
+    for sitter in sitters:
         free = without_sitter(free, sitter)
     return free
 

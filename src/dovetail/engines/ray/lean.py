@@ -1,0 +1,40 @@
+"""Which of Ray's helpers does a Ray of our own do without? An autoscaler for one machine, a log monitor and a dashboard
+that are switched off, workers in advance: each is a Python process of 50 MB and most of a CPU-second to start."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+from dovetail.engines.ray.library import module
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SYSTEM = {"prestart_worker_first_driver": False}
+"""For `_system_config`. Else Ray starts a worker per CPU, and an agent needs one."""
+
+
+@contextlib.contextmanager
+def lean() -> Iterator[None]:
+    """While Ray is started. Nothing public says this; where Ray has changed, it starts with all of its helpers."""
+    try:
+        parameters, node = module("ray._private.parameter").RayParams, module("ray._private.node").Node
+        fill, dashboard = parameters.update_if_absent, node.start_api_server
+    except (AttributeError, ImportError):
+        yield
+        return
+
+    def update_if_absent(self: Any, **given: Any) -> None:
+        self.include_log_monitor, self.no_monitor = False, True
+        fill(self, **given)
+
+    parameters.update_if_absent, node.start_api_server = update_if_absent, _no_dashboard
+    try:
+        yield
+    finally:
+        parameters.update_if_absent, node.start_api_server = fill, dashboard
+
+
+def _no_dashboard(self: Any, **_: Any) -> None:
+    self._webui_url = None

@@ -1,0 +1,157 @@
+"""How does what workers print reach the run's folder from nodes that do not see it? In small pieces, fairly.
+
+Pieces are bytes, cut behind a line where there is one, so that a character that is torn between two pieces is whole
+again in the file. What is printed faster than it may be sent is left out in the middle, and the file says how much.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+LOOK_BYTES = 1 << 16
+"""Per look, of all files together."""
+BEHIND_BYTES = 1 << 18
+"""A file of which so much waits grows faster than it is sent."""
+LAST_BYTES = 1 << 20
+"""At a node's end."""
+NAME = re.compile(r"[0-9]+(\.[0-9]+)?\.log")
+"""As the local engine calls the file of a worker, or of a rank."""
+
+Piece = tuple[str, int, bytes]
+"""The name of a file, how many bytes were left out before these, and bytes."""
+
+
+@dataclass(slots=True)
+class _File:
+    inode: int
+    at: int = 0
+
+
+class LogShipper:
+    """On a node: reads what is new in the logs of its workers. For one thread."""
+
+    def __init__(self, folder: str | Path) -> None:
+        """`folder`: where the files are; it may come later."""
+        self._folder = str(folder)
+        self._files: dict[str, _File] = {}
+
+    def news(self, limit_bytes: int = LOOK_BYTES) -> list[Piece]:
+        """What is new, at most so much of it: all files get the same, and what one does not need goes to the others."""
+        return self._pieces(limit_bytes, BEHIND_BYTES)
+
+    def last(self, limit_bytes: int = LAST_BYTES) -> list[Piece]:
+        """When nothing is printed any more: of what was not read yet the end, for there it says why."""
+        return self._pieces(limit_bytes, 0)
+
+    def _pieces(self, limit_bytes: int, behind_bytes: int) -> list[Piece]:
+        waiting = self._waiting()
+        found = []
+        for name, share in shares(waiting, limit_bytes).items():
+            skipped = waiting[name] - share if waiting[name] - share > behind_bytes else 0
+            piece = self._read(name, skipped, share)
+            if piece is not None:
+                found.append(piece)
+        return found
+
+    def _waiting(self) -> dict[str, int]:
+        """Name -> bytes that were not read yet. One that is another file by now, or was cut, begins anew."""
+        try:
+            with os.scandir(self._folder) as entries:
+                stats = {it.name: it.stat() for it in entries if NAME.fullmatch(it.name) and it.is_file()}
+        except OSError:
+            return {}
+        for name, stat in stats.items():
+            known = self._files.get(name)
+            if known is None or known.inode != stat.st_ino or known.at > stat.st_size:
+                self._files[name] = _File(stat.st_ino)
+        for name in self._files.keys() - stats.keys():
+            del self._files[name]
+        waiting = {name: stat.st_size - self._files[name].at for name, stat in stats.items()}
+        return {name: size for name, size in waiting.items() if size}
+
+    def _read(self, name: str, skipped: int, size: int) -> Piece | None:
+        file = self._files[name]
+        try:
+            with Path(self._folder, name).open("rb") as opened:
+                opened.seek(file.at + skipped)
+                data = opened.read(size)
+                at_end = not opened.read(1)
+        except OSError:
+            return None
+        if skipped:
+            begin = line_begin(data)
+            skipped, data = skipped + begin, data[begin:]
+        if not at_end:
+            data = data[: data.rfind(b"\n") + 1] or data
+        file.at += skipped + len(data)
+        return (name, skipped, data) if data or skipped else None
+
+
+def shares(waiting: Mapping[str, int], limit_bytes: int) -> dict[str, int]:
+    """Name -> how much of it may be read now; those that want little get all of it."""
+    found: dict[str, int] = {}
+    for place, (name, size) in enumerate(sorted(waiting.items(), key=lambda pair: pair[1])):
+        share = min(size, limit_bytes // (len(waiting) - place))
+        limit_bytes -= share
+        if share:
+            found[name] = share
+    return found
+
+
+def line_begin(data: bytes) -> int:
+    """Where the first whole line begins; without one, the first whole character."""
+    end = data.find(b"\n")
+    if 0 <= end < len(data) - 1:
+        return end + 1
+    return next((place for place in range(min(4, len(data))) if data[place] & 0xC0 != 0x80), 0)
+
+
+class LogKeeper:
+    """At the driver: appends what came to the files of the same names. For one thread."""
+
+    def __init__(self, folder: str | Path) -> None:
+        """`folder`: the logs of the run's folder."""
+        self.problem = ""
+        """Why something could not be written last; a run goes on without."""
+        self.skipped_bytes = 0
+        """That no file has: left out on the way, or not written."""
+        self._folder = Path(folder)
+
+    def took(self, pieces: Iterable[Piece]) -> None:
+        for name, skipped, data in pieces:
+            self.skipped_bytes += skipped
+            if not NAME.fullmatch(name):
+                continue
+            try:
+                self._append(self._folder / name, skipped, data)
+            except OSError as error:
+                self.problem = f"{name}: {error.strerror or error}"
+                self.skipped_bytes += len(data)
+
+    def _append(self, path: Path, skipped: int, data: bytes) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        with path.open("ab") as file:
+            if skipped:
+                file.write(_note(skipped, new_line=_ends_in_a_line(path)))
+            file.write(data)
+
+
+def _note(skipped: int, *, new_line: bool) -> bytes:
+    text = f"[dovetail: {skipped} bytes were left out here: more was printed than is sent from this node]\n"
+    return text.encode() if new_line else b"\n" + text.encode()
+
+
+def _ends_in_a_line(path: Path) -> bool:
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        if not size:
+            return True
+        file.seek(size - 1)
+        return file.read(1) == b"\n"

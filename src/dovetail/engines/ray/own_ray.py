@@ -1,0 +1,205 @@
+"""How is a Ray started on this machine, for this process alone? Tried three times, and if it fails, it is told why."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dovetail.engines.ray.lean import SYSTEM, lean
+from dovetail.engines.ray.library import TOLD, module, quiet, signals_kept
+from dovetail.errors import EngineError, Problem
+from dovetail.resources.cluster import Cluster, Node
+from dovetail.resources.sizes import about_size
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+ATTEMPTS = 3
+STORE_SHARE = 0.3
+STORE_MOST = 4 << 30
+STORE_LEAST = 80 << 20
+"""Ray refuses less than 75 MiB."""
+SHM = Path("/dev/shm")  # noqa: S108 - where Ray keeps objects
+SHM_SHARE = 0.9
+BUSY = "WaitForDashboardAgentPorts"
+"""In the stack of a raylet whose helpers did not start in 15 s."""
+END_S = 5.0
+SERVERS = ("gcs_server", "raylet")
+LOGS = ("raylet.err", "gcs_server.err", "raylet.out", "gcs_server.out")
+_LEVEL = re.compile(r"^\[[^\]]* [FCE] \d+ \d+\]|Check failed|^\w*(Error|Exception):")
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """What a Ray of our own may use."""
+
+    cpus: int
+    memory_bytes: int
+    store_bytes: int | None
+    """None: as Ray thinks."""
+
+
+def size_of(machine: Cluster, shm_free: int | None) -> Size:
+    """What this process may use of its machine; objects get a part of the memory, within /dev/shm."""
+    node = machine.nodes[0]
+    store = min(int(node.memory_bytes * STORE_SHARE), STORE_MOST)
+    if shm_free is not None:
+        store = min(store, int(shm_free * SHM_SHARE))
+    known = store if store >= STORE_LEAST else None  # Ray then puts them on disk
+    return Size(max(1, node.cpu_milli // 1000), max(0, node.memory_bytes - (known or 0)), known)
+
+
+def expected(machine: Cluster) -> Cluster:
+    """What a Ray of our own would have, without starting it."""
+    size = size_of(machine, _free(SHM))
+    node = Node(machine.nodes[0].name, size.cpus * 1000, size.memory_bytes, machine.nodes[0].gpus)
+    return Cluster((node,), machine.notes)
+
+
+def start_own(ray: Any, say: Callable[[str], None], init: Callable[[Any, Size], None] | None = None) -> None:
+    """ray.init of a new local Ray, or an EngineError with the raylet's own words."""
+    size = size_of(Cluster.local(), _free(SHM))
+    causes: list[Cause] = []
+    for attempt in range(1, ATTEMPTS + 1):
+        began, before = time.time(), _children()
+        try:
+            (init or _init)(ray, size)
+        except Exception as error:  # whatever Ray raises: it has many ways
+            causes.append(_cause(error, began))
+            clean_up(ray, before)
+            if attempt < ATTEMPTS:
+                say(f"Ray did not start ({causes[-1].words}); trying again, {attempt + 1} of {ATTEMPTS}")
+        except BaseException:  # Ctrl-C: nothing is left behind
+            clean_up(ray, before)
+            raise
+        else:
+            return
+    raise EngineError(_problem(causes, size))
+
+
+def _init(ray: Any, size: Size) -> None:
+    with quiet(), signals_kept(), lean():
+        ray.init(
+            address="local",  # whatever RAY_ADDRESS says
+            num_cpus=size.cpus,
+            _memory=size.memory_bytes or None,
+            object_store_memory=size.store_bytes,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=TOLD,
+            _system_config=dict(SYSTEM),
+        )
+
+
+def clean_up(ray: Any, before: Iterable[int]) -> None:
+    """Ends what a failed start has left: Ray forgets its processes when it raises."""
+    import psutil
+
+    with quiet(), signals_kept(), contextlib.suppress(Exception):  # it was never whole
+        ray.shutdown()
+    old, folder = set(before), str(Path(module("ray").__file__).parent)
+    children = [child for child in psutil.Process().children(recursive=True) if child.pid not in old]
+    left = [child for child in children if is_rays(_words_of(child), folder)]
+    for child in left:
+        try:
+            child.kill()
+        except psutil.Error:
+            continue
+    psutil.wait_procs(left, timeout=END_S)
+
+
+def _children() -> set[int]:
+    import psutil
+
+    return {child.pid for child in psutil.Process().children(recursive=True)}
+
+
+def _words_of(process: Any) -> list[str]:
+    import psutil
+
+    try:
+        return list(process.cmdline())
+    except psutil.Error:
+        return []
+
+
+def is_rays(words: Sequence[str], folder: str) -> bool:
+    """Whether a process with this command line is one of Ray's, whose package is in that folder. In Ray's own images
+    everything lies below /home/ray. Pure."""
+    if not words:
+        return False
+    return os.path.basename(words[0]) in SERVERS or any(  # noqa: PTH119
+        word.startswith(("ray::", f"{folder}/")) for word in words
+    )
+
+
+def _free(folder: Path) -> int | None:
+    try:
+        return shutil.disk_usage(folder).free
+    except OSError:
+        return None
+
+
+# --- why it failed
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """Why a start failed."""
+
+    words: str
+    line: str = ""
+    """Ray's own."""
+    log: str = ""
+    busy: bool = False
+
+
+def cause_of(logs: Sequence[tuple[str, str]], error: str) -> Cause:
+    """From (name, text) of log files, the raylet's first, and what ray.init raised. Pure."""
+    for name, text in logs:
+        if BUSY in text:
+            line = next(line.strip() for line in text.splitlines() if BUSY in line)
+            return Cause("the machine is too busy", line[:300], name, busy=True)
+    for name, text in logs:
+        lines = [line.strip() for line in text.splitlines() if _LEVEL.search(line.strip())]
+        if lines:
+            return Cause("a process of Ray ended", lines[-1][:300], name)
+    words = (error.strip().splitlines() or ["no reason given"])[0][:300]
+    busy = "timed out" in error.lower()
+    return Cause("the machine is too busy" if busy else words, words, busy=busy)
+
+
+def _cause(error: Exception, began: float) -> Cause:
+    top = Path(module("ray._common.utils").get_default_ray_temp_dir())
+    logs = []
+    for session in sorted(top.glob(f"session_*_{os.getpid()}"))[-1:]:
+        for path in (session / "logs" / name for name in LOGS):
+            try:
+                if path.stat().st_mtime >= began - 1:
+                    logs.append((str(path), path.read_text(errors="replace")[-100_000:]))
+            except OSError:
+                continue
+    return cause_of(logs, f"{type(error).__name__}: {error}")
+
+
+def _problem(causes: list[Cause], size: Size) -> Problem:
+    last = causes[-1]
+    store = about_size(size.store_bytes) if size.store_bytes else "as Ray chose"
+    evidence = (
+        f"{last.log or 'ray.init'}: {last.line}",
+        f"asked for {size.cpus} CPUs, {store} of objects; tried {len(causes)} times",
+    )
+    fixes = ["run without Ray, on the same machine: engine local"]
+    if last.busy:
+        fixes.insert(0, "end what else computes here, or wait, and start again: Ray gives its helpers 15 s to start")
+    elif last.log:
+        fixes.insert(0, f"read what Ray wrote: {Path(last.log).parent}")
+    else:
+        fixes.insert(0, 'try Ray alone: python -c "import ray; ray.init()"')
+    return Problem("DT392", f"Ray does not start: {last.words}", evidence, tuple(fixes))

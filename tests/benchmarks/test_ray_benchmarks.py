@@ -1,0 +1,90 @@
+"""The benchmarks run on a Ray of their own, and write the keys that others read; far too small for good figures."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.test_text import documents
+from tally import Tally
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+ORPHAN = """
+import subprocess, sys, time
+spin = "import time\\nwhile time.process_time() < 0.5: pass\\nprint(1, flush=True); time.sleep(60)"
+child = subprocess.Popen([sys.executable, "-c", spin], stdout=subprocess.PIPE)
+child.stdout.readline()
+time.sleep(0.5)
+child.kill()
+"""
+
+
+def run(name: str, folder: Path, *arguments: str) -> dict[str, Any]:
+    result = folder / "result.json"
+    command = [sys.executable, str(BENCHMARKS / name), "--engine", "ray", *arguments, "--json", str(result)]
+    ran = subprocess.run(command, check=False, capture_output=True, text=True, timeout=900)
+    assert ran.returncode == 0, ran.stderr
+    found: dict[str, Any] = json.loads(result.read_text())
+    return found
+
+
+def written(path: Path, count: int) -> Path:
+    with path.open("w", encoding="utf-8") as file:
+        file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in documents(count))
+    return path
+
+
+def test_a_tally_counts_those_whom_nobody_waited_for() -> None:
+    process = subprocess.Popen([sys.executable, "-c", ORPHAN])
+    began = time.monotonic()
+    tally = Tally(process.pid)
+    process.wait()
+    tally.stop()
+    assert tally.total_s == pytest.approx(0.55, abs=0.3)
+    assert tally.between(began, time.monotonic()) <= tally.total_s
+
+
+@pytest.mark.ray
+def test_overhead_on_ray_beside_actors_in_the_same_ray(tmp_path: Path) -> None:
+    found = run("overhead.py", tmp_path, "--items", "1000,21000", "--repeat", "1")
+    for kind in ("unfused_us", "fused_us", "unfused_64_us", "fused_64_us"):
+        assert found[kind] < 200, kind
+    assert found["batch_1_us"] == found["unfused_us"]
+    assert found["batch_64_us"] == found["unfused_64_us"]
+    assert found["peer_actors_us"] > 100
+    assert found["start_cpu_s"] > 1
+
+
+@pytest.mark.ray
+def test_text_on_ray_twice_in_a_process(tmp_path: Path) -> None:
+    source = written(tmp_path / "rows.jsonl", 500)
+    found = run("text.py", tmp_path, "--source", str(source), "--repeat", "1", "--kinds", "plain,fused")
+    assert found["kept"] == 350
+    assert found["plain_cpu_s"] < found["warm_cpu_s"] < found["cpu_s"]
+    assert found["warm_ratio"] == pytest.approx(found["warm_cpu_s"] / found["plain_cpu_s"])
+    assert 0 < found["driver_cpu_s"] < found["cpu_s"]
+
+
+@pytest.mark.long
+@pytest.mark.ray
+def test_the_bars_for_overhead_on_ray_hold(tmp_path: Path) -> None:
+    found = run("overhead.py", tmp_path, "--repeat", "3")
+    assert found["batch_64_us"] <= 12
+    assert found["batch_1_us"] <= 60
+    assert found["times_less"] >= 50
+
+
+@pytest.mark.long
+@pytest.mark.ray
+def test_the_bars_for_text_on_ray_hold(tmp_path: Path) -> None:
+    """That against Ray Data asks for its environment: see the benchmark."""
+    source = written(tmp_path / "rows.jsonl", 50_000)
+    found = run("text.py", tmp_path, "--source", str(source), "--kinds", "plain,fused")
+    assert found["kept"] == 35_000
+    assert found["warm_ratio"] <= 1.35

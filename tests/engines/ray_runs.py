@@ -1,0 +1,137 @@
+"""How do tests of the local engine run on Ray? The same tests in another place, and nothing is left of any of them; and
+how are workers of the engine reached without a run?"""
+
+from __future__ import annotations
+
+import os
+import sys
+import uuid
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from dovetail.control.commands import Hosted, RunBatches, StartWorker
+from dovetail.control.events import BatchesDone, WorkerLost, WorkerReady
+from dovetail.resources.cluster import Node
+from dovetail.resources.seat import Seat
+from ray_aids import until_available_is
+from running.aids import MARK, PLACE, marked, patience, until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from concurrent.futures import Future
+    from pathlib import Path
+
+    from dovetail.control.events import Event
+    from ray_aids import FakeCluster
+
+NODES = ("a", "d")
+SHARE = 0.5
+"""A worker or so per node: there are more CPUs than cores."""
+
+
+def only(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+    """Runs of this process see no other nodes: each costs an agent."""
+    import ray
+
+    real = ray.nodes
+    ids = {cluster.nodes[name].node_id for name in names}
+    monkeypatch.setattr(ray, "nodes", lambda: [row for row in real() if row["NodeID"] in ids])
+
+
+@pytest.fixture
+def on_ray(ray_cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCluster]:
+    """All runs of `run_of` are on two nodes. Afterwards no process of theirs is left, and what they held is free."""
+    mark = uuid.uuid4().hex
+    monkeypatch.setenv(MARK, mark)  # workers get it, because of its beginning
+    only(ray_cluster, monkeypatch, *NODES)
+    for name, value in {"engine": f"ray:{ray_cluster.address}", "cluster": "auto", "share": SHARE}.items():
+        monkeypatch.setitem(PLACE, name, value)
+    before = ray_cluster.available()
+    with patience():
+        yield ray_cluster
+    nothing_is_left(mark)
+    until_available_is(ray_cluster, before)
+
+
+def nothing_is_left(mark: str) -> None:
+    until(lambda: set(marked(mark)) <= {os.getpid()}, "no process is left")
+
+
+class Bench:
+    """An engine on some nodes, without a run: who is started on it, and what was heard of them."""
+
+    def __init__(self, cluster: FakeCluster, folder: Path, *nodes: str, **more: Any) -> None:
+        from dovetail.engines.local.spec import Home
+        from dovetail.engines.ray.attaching import Where, attach
+        from dovetail.engines.ray.engine import RayEngine
+        from dovetail.engines.ray.fleet import Surroundings
+        from dovetail.engines.ray.sharing import mark
+
+        attach(Where.parse(f"ray:{cluster.address}"))
+        self.mark = uuid.uuid4().hex
+        home = Home(tuple(sys.path), os.getcwd(), {MARK: self.mark})  # noqa: PTH109
+        ids = {name: cluster.nodes[name].node_id for name in nodes}
+        known = {name: Node(name, 4000) for name in nodes}
+        self.engine = RayEngine(folder, Surroundings("bench", known, ids, home, mark(folder), **more))
+        self.log: list[Event] = []
+        self._numbers = count(1)
+
+    def close(self) -> None:
+        self.engine.close()
+        nothing_is_left(self.mark)
+
+    def start(self, worker: int, work: object, *nodes: str, slots: int = 1) -> None:
+        """One rank per node that is named."""
+        seats = tuple(Seat(node, 100) for node in nodes)
+        self.engine.submit([StartWorker(worker, seats, (Hosted("it", work, slots),))])
+
+    def ready(self, worker: int, work: object, *nodes: str, slots: int = 1) -> None:
+        self.start(worker, work, *nodes, slots=slots)
+        self.heard(WorkerReady, worker)
+
+    def until(self, condition: Callable[[], object]) -> None:
+        def look() -> bool:
+            self.log += self.engine.poll(0.02)
+            return bool(condition())
+
+        until(look, f"something is heard; {self.log}")
+
+    def heard(self, kind: type[Event], worker: int) -> Any:
+        def found() -> list[Event]:
+            return [event for event in self.log if isinstance(event, kind) and getattr(event, "worker", 0) == worker]
+
+        self.until(found)
+        return found()[0]
+
+    def lost(self, worker: int) -> WorkerLost:
+        found: WorkerLost = self.heard(WorkerLost, worker)
+        return found
+
+    def send(self, worker: int, items: list[Any], batch_size: int = 1) -> int:
+        segment = self.engine.store(range(len(items)), items)
+        return self.pass_on(worker, [(segment, 0, len(items))], batch_size)
+
+    def pass_on(self, worker: int, parts: Any, batch_size: int = 1) -> int:
+        """Also what another worker gave."""
+        message = next(self._numbers)
+        items = sum(stop - start for _, start, stop in parts)
+        self.engine.submit([RunBatches(message, worker, "it", parts, items, batch_size, 100)])
+        return message
+
+    def answer(self, message: int) -> BatchesDone:
+        def found() -> list[BatchesDone]:
+            return [event for event in self.log if isinstance(event, BatchesDone) and event.message == message]
+
+        self.until(found)
+        return found()[0]
+
+    def done(self, message: int) -> list[Any]:
+        done = self.answer(message)
+        assert done.failures == []
+        return [item for segment in done.segments for item in self.engine.load(segment)[1]]
+
+    def result(self, future: Future[Any]) -> Any:
+        self.until(future.done)
+        return future.result(0)

@@ -1,0 +1,619 @@
+"""What does the local engine do for an agent that hosts it: parts of gangs, code that comes packed, the driver's place
+on another machine, calls that leave it, and ends that the agent decides?"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import dovetail as dt
+from dovetail.control.commands import Cancel, Hosted, RunBatches, StartWorker, StopWorker
+from dovetail.control.engine import WorkerGone
+from dovetail.control.events import BatchesDone, Cause, WorkerLost, WorkerReady, WorkerStopped
+from dovetail.control.writing import Piece
+from dovetail.engines.local.engine import LocalEngine
+from dovetail.engines.local.seating import NOT_INHERITED, inherited_in, rendezvous
+from dovetail.engines.local.shipping import Shipped, shipped
+from dovetail.engines.local.spec import Home
+from dovetail.resources.seat import CardShare, Seat
+from ray_aids import driver
+from running.aids import PATIENCE_S, is_there, patience, until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from concurrent.futures import Future
+
+    from dovetail.control.events import Event
+    from ray_aids import FakeCluster
+
+SEAT = Seat("node-0", 100)
+NO_HOME = Home((), "", {})
+
+
+@pytest.fixture(autouse=True)
+def _nothing_hangs() -> Iterator[None]:
+    with patience():
+        yield
+
+
+class Scene:
+    """Engines as agents have them, one per node, and what was heard of each."""
+
+    def __init__(self) -> None:
+        self.engines: list[LocalEngine] = []
+        self.logs: list[list[Event]] = []
+
+    def agent(self, **settings: Any) -> LocalEngine:
+        self.engines.append(LocalEngine(**settings))
+        self.logs.append([])
+        return self.engines[-1]
+
+    def log_of(self, engine: LocalEngine) -> list[Event]:
+        return self.logs[self.engines.index(engine)]
+
+    def until(self, condition: Callable[[], object], what: str) -> None:
+        def look() -> object:
+            for engine, log in zip(self.engines, self.logs, strict=True):
+                log += engine.poll(0.01)
+            return condition()
+
+        until(look, f"{what}; {self.logs}")
+
+    def ready(self, engine: LocalEngine, worker: int, hosted: Hosted, seat: Seat = SEAT) -> None:
+        engine.submit([StartWorker(worker, (seat,), (hosted,))])
+        self.wait_for(engine, WorkerReady, worker)
+
+    def wait_for(self, engine: LocalEngine, kind: type[Any], worker: int) -> Any:
+        self.until(lambda: self.heard(engine, kind, worker), f"worker {worker}: {kind.__name__}")
+        (found,) = self.heard(engine, kind, worker)
+        return found
+
+    def heard(self, engine: LocalEngine, kind: type[Any], worker: int) -> list[Any]:
+        return [event for event in self.log_of(engine) if isinstance(event, kind) and event.worker == worker]
+
+    def send(self, engine: LocalEngine, worker: int, message: int, items: list[Any], name: str = "it") -> None:
+        segment = engine.store(range(len(items)), items)
+        engine.submit([RunBatches(message, worker, name, [(segment, 0, len(items))], len(items), 1, 100)])
+
+    def done(self, engine: LocalEngine, worker: int, message: int) -> BatchesDone:
+        def found() -> list[BatchesDone]:
+            return [event for event in self.heard(engine, BatchesDone, worker) if event.message == message]
+
+        self.until(found, f"message {message} is done")
+        (done,) = found()
+        return done
+
+    def results(self, engine: LocalEngine, worker: int, message: int) -> list[Any]:
+        done = self.done(engine, worker, message)
+        assert done.failures == []
+        return [item for segment in done.segments for item in engine.load(segment)[1]]
+
+    def lost(self, engine: LocalEngine, worker: int) -> WorkerLost:
+        found: WorkerLost = self.wait_for(engine, WorkerLost, worker)
+        return found
+
+    def answer(self, future: Future[tuple[bool, bytes]]) -> tuple[bool, Any]:
+        self.until(future.done, "the call is answered")
+        fine, body = future.result(0)
+        return fine, pickle.loads(body)
+
+
+@pytest.fixture
+def scene() -> Iterator[Scene]:
+    made = Scene()
+    yield made
+    for engine in made.engines:
+        engine.close()
+        assert not any(map(is_there, engine.pids))
+
+
+# What comes from another machine
+
+
+def variable(items: list[str]) -> list[str | None]:
+    return [os.environ.get(item) for item in items]
+
+
+def place(items: list[int]) -> list[Any]:
+    return [(os.getcwd(), list(sys.path)) for _ in items]  # noqa: PTH109
+
+
+def test_code_that_was_packed_elsewhere_is_run_with_the_variables_its_stages_ask_for(scene: Scene) -> None:
+    stage = dt.Stage("it", variable, env={"ASKED": "yes"})
+    sent = pickle.loads(pickle.dumps(shipped(Hosted("it", (stage,)))))
+    assert isinstance(sent, Shipped)
+    assert sent.env == {"ASKED": "yes"}
+    engine = scene.agent(home=NO_HOME)
+    scene.ready(engine, 1, Hosted("it", sent))
+    scene.send(engine, 1, 1, ["ASKED", "DOVETAIL_INSIDE"])
+    assert scene.results(engine, 1, 1) == ["yes", "1"]
+
+
+def test_what_is_packed_already_stays_as_it_is() -> None:
+    sent = Shipped(b"code", {})
+    assert shipped(Hosted("it", sent)) is sent
+
+
+class Files:
+    """A writer of results, as far as it matters: what it was given goes into a file of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def begin(self, name: str) -> None:
+        self.path = self.folder / name
+
+    def write(self, keys: Any, items: list[Any]) -> Piece:
+        self.path.write_text(repr(items))
+        return Piece(self.path.name, 0, 0, len(items), [0], [0])
+
+    def end(self) -> None:
+        pass
+
+
+def test_a_writer_may_come_pickled(scene: Scene, tmp_path: Path) -> None:
+    import cloudpickle
+
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    try:
+        writer = cloudpickle.dumps(Files(tmp_path))
+    finally:
+        cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+    engine = scene.agent(home=NO_HOME)
+    scene.ready(engine, 1, Hosted("it", shipped(Hosted("it", (dt.Stage("it", variable),))), writer=writer))
+    scene.send(engine, 1, 1, ["NO_SUCH_VARIABLE"])
+    scene.done(engine, 1, 1)
+    assert [file.read_text() for file in tmp_path.iterdir()] == ["[None]"]
+
+
+def test_workers_are_in_the_drivers_place_as_far_as_it_is_here(scene: Scene, tmp_path: Path) -> None:
+    (tmp_path / "lib").mkdir()
+    gone = str(tmp_path / "gone")
+    home = Home((str(tmp_path / "lib"), gone, "lib", "nowhere", ""), str(tmp_path), {"FROM_DRIVER": "1"})
+    engine = scene.agent(home=home)
+    hosted = Hosted("it", shipped(Hosted("it", (dt.Stage("it", place),))))
+    scene.ready(engine, 1, hosted)
+    scene.send(engine, 1, 1, [1])
+    ((folder, path),) = scene.results(engine, 1, 1)
+    assert folder == str(tmp_path)
+    assert path[:3] == [str(tmp_path / "lib"), "lib", ""]
+    assert not {gone, "nowhere"} & set(path)
+    assert [entry for entry in sys.path if entry] == [entry for entry in path[3:] if entry]
+
+
+def test_where_the_drivers_folder_is_missing_workers_are_in_that_of_the_agent(scene: Scene, tmp_path: Path) -> None:
+    engine = scene.agent(home=Home((), str(tmp_path / "gone"), {}))
+    scene.ready(engine, 1, Hosted("it", shipped(Hosted("it", (dt.Stage("it", place),)))))
+    scene.send(engine, 1, 1, [1])
+    ((folder, _),) = scene.results(engine, 1, 1)
+    assert folder == str(Path.cwd())
+
+
+def test_the_drivers_variables_win_over_the_machines_and_those_of_ray_are_left_out(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"OURS": "machine", "BOTH": "machine", "RAY_JOB_ID": "1", "OMP_NUM_THREADS": "1"}.items():
+        monkeypatch.setenv(name, value)  # after this process began, as Ray does it
+    engine = scene.agent(home=Home((), "", {"BOTH": "driver", "RAY_ADDRESS": "here:1"}))
+    seat = Seat("node-0", 3000)
+    scene.ready(engine, 1, Hosted("it", shipped(Hosted("it", (dt.Stage("it", variable),)))), seat)
+    scene.send(engine, 1, 1, ["OURS", "BOTH", "RAY_JOB_ID", "RAY_ADDRESS", "OMP_NUM_THREADS"])
+    assert scene.results(engine, 1, 1) == ["machine", "driver", None, "here:1", "3"]
+
+
+def test_what_the_machine_itself_says_about_threads_is_kept() -> None:
+    agent = {"OMP_NUM_THREADS": "7", "PYTHONBREAKPOINT": "ray.util.rpdb.set_trace", "RAY_RAYLET_PID": "5", "X": "1"}
+    assert inherited_in(agent, {"OMP_NUM_THREADS": "7"}, Home((), "", {"Y": "2"})) == {
+        "OMP_NUM_THREADS": "7",
+        "X": "1",
+        "Y": "2",
+    }
+
+
+def test_variables_that_count_at_the_start_of_an_interpreter_reach_workers_from_the_driver(scene: Scene) -> None:
+    engine = scene.agent(home=Home((), "", {"PYTHONHASHSEED": "77"}))
+
+    def flags(items: list[int]) -> list[Any]:
+        return [(sys.flags.hash_randomization, hash("a")) for _ in items]
+
+    scene.ready(engine, 1, Hosted("it", shipped(Hosted("it", (dt.Stage("it", flags),)))))
+    scene.ready(engine, 2, Hosted("it", shipped(Hosted("it", (dt.Stage("it", flags, env={"PYTHONHASHSEED": "77"}),)))))
+    scene.send(engine, 1, 1, [1])
+    scene.send(engine, 2, 2, [1])
+    assert scene.results(engine, 1, 1) == scene.results(engine, 2, 2)
+
+
+def test_cards_have_the_names_that_the_agent_was_told(scene: Scene) -> None:
+    engine = scene.agent(home=NO_HOME)
+    engine.set_devices("node-0", {0: "5", 1: "GPU-abc", 3: "2"})
+    hosted = Hosted("it", shipped(Hosted("it", (dt.Stage("it", variable),))))
+    scene.ready(engine, 1, hosted, Seat("node-0", 100, cards=(CardShare(3, 1000), CardShare(1, 1000))))
+    scene.ready(engine, 2, hosted)
+    scene.send(engine, 1, 1, ["CUDA_VISIBLE_DEVICES"])
+    scene.send(engine, 2, 2, ["CUDA_VISIBLE_DEVICES"])
+    assert scene.results(engine, 1, 1) == ["2,GPU-abc"]
+    assert scene.results(engine, 2, 2) == [""]
+
+
+# Gangs across nodes
+
+
+GANG_SEATS = (Seat("a", 100), Seat("a", 100), Seat("b", 100), Seat("b", 100))
+
+
+def test_every_rank_gets_the_variables_that_torchrun_would_set() -> None:
+    names = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK", "WORLD_SIZE", "GROUP_WORLD_SIZE")
+    found = [rendezvous(GANG_SEATS[:3], rank, 29500, "10.0.0.7") for rank in range(3)]
+    assert [tuple(one[name] for name in names) for one in found] == [
+        ("0", "0", "2", "0", "0", "3", "2"),
+        ("1", "1", "2", "0", "0", "3", "2"),
+        ("2", "0", "1", "1", "1", "3", "2"),
+    ]
+    assert {(one["MASTER_ADDR"], one["MASTER_PORT"]) for one in found} == {("10.0.0.7", "29500")}
+    assert set(found[0]) <= set(NOT_INHERITED)
+
+
+class Reduces:
+    """All ranks, on whichever node, agree on the sum of their ranks."""
+
+    def setup(self, worker: Any) -> None:
+        import torch.distributed as dist
+
+        self.worker = worker
+        dist.init_process_group("gloo")
+
+    def __call__(self, items: list[int]) -> list[Any]:
+        import torch
+        import torch.distributed as dist
+
+        found = torch.tensor([float(self.worker.rank)])
+        dist.all_reduce(found)
+        names = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
+        told = (self.worker.rank, self.worker.ranks, *(os.environ[name] for name in names))
+        return [(float(found), told) for _ in items]
+
+
+def test_a_gang_on_two_nodes_meets_and_only_its_first_rank_gives_results(scene: Scene) -> None:
+    a, b = scene.agent(home=NO_HOME), scene.agent(home=NO_HOME)
+    meeting = ("127.0.0.1", a.free_port())
+    command = StartWorker(1, GANG_SEATS, (Hosted("it", shipped(Hosted("it", (dt.Stage("it", Reduces),)))),))
+    a.start_ranks(command, (0, 1), meeting)
+    b.start_ranks(command, (2, 3), meeting)
+    for engine in (a, b):
+        scene.wait_for(engine, WorkerReady, 1)
+    assert [len(engine.processes()[1][1]) for engine in (a, b)] == [2, 2]
+    for engine in (a, b):
+        scene.send(engine, 1, 1, [1, 2])
+    assert scene.results(a, 1, 1) == [(6.0, (0, 4, "0", "2", "0"))] * 2
+    assert scene.done(b, 1, 1).segments == []
+    assert scene.done(b, 1, 1).failures == []
+    for engine in (a, b):
+        engine.submit([StopWorker(1)])
+        scene.wait_for(engine, WorkerStopped, 1)
+
+
+class Says:
+    """Each rank by itself; some items fail on one of them."""
+
+    def setup(self, worker: Any) -> None:
+        self.worker = worker
+
+    def __call__(self, items: list[Any]) -> list[Any]:
+        for item in items:
+            if item == ("fail", self.worker.rank):
+                raise ValueError(f"rank {self.worker.rank} does not like it")
+            if item == ("die", self.worker.rank):
+                os.kill(os.getpid(), signal.SIGKILL)
+        return items
+
+
+def a_part(scene: Scene, ranks: tuple[int, ...]) -> LocalEngine:
+    engine = scene.agent(home=NO_HOME)
+    command = StartWorker(1, GANG_SEATS, (Hosted("it", shipped(Hosted("it", (dt.Stage("it", Says),)))),))
+    engine.start_ranks(command, ranks, ("127.0.0.1", 1))
+    scene.wait_for(engine, WorkerReady, 1)
+    return engine
+
+
+@pytest.mark.parametrize("rank", [2, 3])
+def test_what_a_rank_on_another_node_could_not_do_is_told_there(scene: Scene, rank: int) -> None:
+    engine = a_part(scene, (3, 2))
+    scene.send(engine, 1, 1, ["fine", ("fail", rank)])
+    done = scene.done(engine, 1, 1)
+    assert done.segments == []
+    assert {failure.error for failure in done.failures} == {f"ValueError: rank {rank} does not like it"}
+
+
+def test_a_lone_rank_of_a_gang_is_named_when_it_dies_and_its_messages_are_not_taken_back(scene: Scene) -> None:
+    engine = a_part(scene, (3,))
+    scene.send(engine, 1, 1, ["fine"])
+    scene.send(engine, 1, 2, ["fine"])
+    engine.submit([Cancel(2, 1)])
+    assert scene.done(engine, 1, 2).segments == []
+    scene.send(engine, 1, 3, [("die", 3)])
+    lost = scene.lost(engine, 1)
+    assert lost.cause is Cause.SIGNAL
+    assert lost.detail.startswith("rank 3: signal 9")
+
+
+def test_one_process_needs_no_place_to_meet(scene: Scene) -> None:
+    engine = scene.agent(home=NO_HOME)
+    hosted = Hosted("it", shipped(Hosted("it", (dt.Stage("it", variable),))))
+    engine.start_ranks(StartWorker(1, (SEAT,), (hosted,)), (0,), None)
+    scene.send(engine, 1, 1, ["RANK", "MASTER_ADDR"])
+    assert scene.results(engine, 1, 1) == [None, None]
+
+
+# Ends
+
+
+class Waits:
+    def __call__(self, items: list[int]) -> list[int]:
+        signal.pause()
+        return items
+
+
+def test_a_worker_that_the_agent_ends_is_lost_for_the_agents_reason(scene: Scene) -> None:
+    engine = scene.agent()
+    scene.ready(engine, 1, Hosted("it", (dt.Stage("it", Waits),)))
+    scene.send(engine, 1, 7, [1])
+    scene.until(lambda: engine.running(1) == (7,), "the message runs")
+    engine.lose(1, Cause.OUT_OF_MEMORY, "the node was full")
+    engine.lose(1, Cause.EXIT, "too late")
+    lost = scene.lost(engine, 1)
+    assert (lost.cause, lost.detail) == (Cause.OUT_OF_MEMORY, "the node was full")
+    assert [crumb.message for crumb in lost.crumbs] == [7]
+    assert lost.peak_bytes > 1 << 20
+    engine.lose(1, Cause.EXIT, "it is not there any more")
+    engine.lose(99, Cause.EXIT, "it never was")
+
+
+def test_a_worker_can_be_lost_while_it_is_set_up(scene: Scene) -> None:
+    class Sleeps:
+        def setup(self, worker: Any) -> None:
+            signal.pause()
+
+        def __call__(self, items: list[int]) -> list[int]:
+            return items
+
+    engine = scene.agent()
+    engine.submit([StartWorker(1, (SEAT,), (Hosted("it", (dt.Stage("it", Sleeps),)),))])
+    engine.lose(1, Cause.OUT_OF_MEMORY, "the node was full")
+    assert scene.lost(engine, 1).cause is Cause.OUT_OF_MEMORY
+
+
+# Calls
+
+
+class Talks:
+    def setup(self, worker: Any) -> None:
+        self.worker = worker
+
+    def ask(self, worker: int, text: str) -> Any:
+        try:
+            return self.worker.call(worker, "it", "hear", text).result(60)
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+
+    def hear(self, text: str) -> str:
+        if text == "bad":
+            raise ValueError("bad word")
+        if text == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return f"{self.worker.id}:{text}"
+
+    def wait(self) -> None:
+        signal.pause()
+
+
+TALKS = Hosted("it", Talks)
+
+
+def arguments(*args: Any, **named: Any) -> bytes:
+    return pickle.dumps((args, named))
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_call_of_a_worker_elsewhere_goes_there_and_back_unopened(scene: Scene, at_once: bool) -> None:
+    """At once: the answer is given while the question is being told."""
+    a, b = scene.agent(), scene.agent()
+    scene.ready(a, 1, TALKS)
+    scene.ready(b, 2, TALKS)
+    asked: list[tuple[Any, ...]] = []
+
+    def pass_on(token: int, number: int, worker: int, hosted: str, method: str, body: bytes) -> None:
+        asked.append((worker, hosted, method, type(body)))
+        if at_once:
+            a.answer_foreign(token, number, True, pickle.dumps("at once"))
+            return
+        future = b.call_packed(worker, hosted, method, body)
+        future.add_done_callback(lambda done: a.answer_foreign(token, number, *done.result(0)))
+
+    a.on_foreign_call = pass_on
+    said = "at once" if at_once else "2:hello"
+    assert scene.answer(a.call_packed(1, "it", "ask", arguments(2, text="hello"))) == (True, said)
+    assert asked == [(2, "it", "hear", bytes)]
+    if not at_once:
+        assert scene.answer(a.call_packed(1, "it", "ask", arguments(2, "bad"))) == (True, "ValueError: bad word")
+        (_, said) = scene.answer(a.call_packed(1, "it", "ask", arguments(2, "die")))
+        assert said == "WorkerGone: worker 2 is gone"
+
+
+def test_a_call_of_a_worker_that_is_here_stays_here(scene: Scene) -> None:
+    engine = scene.agent()
+    scene.ready(engine, 1, TALKS)
+    scene.ready(engine, 2, TALKS)
+    engine.on_foreign_call = lambda *_: pytest.fail("it is not for others")
+    assert scene.answer(engine.call_packed(1, "it", "ask", arguments(2, "hello"))) == (True, "2:hello")
+
+
+def test_without_anybody_elsewhere_an_unknown_worker_is_gone(scene: Scene) -> None:
+    engine = scene.agent()
+    scene.ready(engine, 1, TALKS)
+    assert scene.answer(engine.call_packed(1, "it", "ask", arguments(2, "x"))) == (
+        True,
+        "WorkerGone: worker 2 is gone",
+    )
+
+
+def test_a_gang_whose_first_rank_is_elsewhere_is_called_there(scene: Scene) -> None:
+    engine = scene.agent()
+    asked: list[int] = []
+
+    def pass_on(token: int, number: int, worker: int, *_: object) -> None:
+        asked.append(worker)
+        engine.answer_foreign(token, number, True, pickle.dumps("from rank 0"))
+
+    engine.on_foreign_call = pass_on
+    scene.ready(engine, 1, TALKS)
+    engine.start_ranks(StartWorker(2, GANG_SEATS, (TALKS,)), (2, 3), ("127.0.0.1", 1))
+    scene.wait_for(engine, WorkerReady, 2)
+    assert scene.answer(engine.call_packed(1, "it", "ask", arguments(2, "x"))) == (True, "from rank 0")
+    assert asked == [2]
+
+
+def test_the_end_of_a_call_is_told_in_bytes_whatever_it_is(scene: Scene) -> None:
+    engine = scene.agent()
+    scene.ready(engine, 1, TALKS)
+    fine, error = scene.answer(engine.call_packed(1, "it", "hear", arguments("bad")))
+    assert (fine, type(error), str(error)) == (False, ValueError, "bad word")
+    fine, error = scene.answer(engine.call_packed(99, "it", "hear", arguments("x")))
+    assert (fine, type(error)) == (False, WorkerGone)
+    fine, error = scene.answer(engine.call_packed(1, "nobody", "hear", arguments("x")))
+    assert (fine, type(error)) == (False, LookupError)
+    waiting = engine.call_packed(1, "it", "wait", arguments())
+    engine.lose(1, Cause.OUT_OF_MEMORY, "the node was full")
+    fine, error = scene.answer(waiting)
+    assert (fine, type(error)) == (False, WorkerGone)
+
+
+def test_what_is_asked_and_answered_between_two_polls_is_sent_at_once(scene: Scene) -> None:
+    """Not when the next poll ends: that may wait for long."""
+    engine = scene.agent()
+    tokens: list[tuple[int, int]] = []
+
+    def told(token: int, number: int, *_: object) -> None:
+        tokens.append((token, number))
+        engine.nudge()
+
+    engine.on_foreign_call = told
+    scene.ready(engine, 1, TALKS)
+    began = time.monotonic()
+    call = engine.call_packed(1, "it", "ask", arguments(2, "x"))
+    call.add_done_callback(lambda _: engine.nudge())
+    engine.poll(PATIENCE_S)
+    engine.answer_foreign(*tokens[0], True, pickle.dumps("hello"))
+    engine.poll(PATIENCE_S)
+    assert call.done()
+    assert time.monotonic() - began < PATIENCE_S
+
+
+def test_the_answer_for_one_who_is_gone_hurts_nobody(scene: Scene) -> None:
+    engine = scene.agent()
+    tokens: list[tuple[int, int]] = []
+    engine.on_foreign_call = lambda token, number, *_: tokens.append((token, number))
+    scene.ready(engine, 1, TALKS)
+    engine.call_packed(1, "it", "ask", arguments(2, "x"))
+    scene.until(lambda: tokens, "the call is told")
+    engine.lose(1, Cause.OUT_OF_MEMORY, "the node was full")
+    scene.lost(engine, 1)
+    engine.answer_foreign(*tokens[0], True, pickle.dumps("late"))
+    scene.ready(engine, 3, TALKS)
+    assert scene.answer(engine.call_packed(3, "it", "hear", arguments("on"))) == (True, "3:on")
+
+
+# Inside a process of Ray
+
+
+AGENT = """
+import json, os, sys, time
+import cloudpickle, ray
+import dovetail as dt
+from dovetail.control.commands import Hosted, RunBatches, StartWorker
+from dovetail.control.events import BatchesDone, WorkerLost
+from dovetail.engines.local.engine import LocalEngine
+from dovetail.engines.local.shipping import shipped
+from dovetail.engines.local.spec import Home
+from dovetail.resources.seat import Seat
+
+class Looks:
+    def __call__(self, items):
+        return [getattr(self, item)() for item in items]
+
+    def environment(self):
+        return dict(os.environ)
+
+    def place(self):
+        return os.getcwd(), list(sys.path), os.getpid()  # importing ray changes it
+
+    def breakpoint(self):
+        return sys.breakpointhook.__module__
+
+    def cluster(self):
+        import ray
+        ray.init(log_to_driver=False, logging_level="ERROR")
+        return ray.get_runtime_context().gcs_address, sorted(node["NodeID"] for node in ray.nodes())
+
+@ray.remote(num_cpus=0)
+class Agent:
+    def __init__(self, home):
+        self.engine = LocalEngine(home=home)
+
+    def run(self, hosted, items):
+        engine = self.engine
+        engine.submit([StartWorker(1, (Seat("here", 3000),), (hosted,))])
+        segment = engine.store(range(len(items)), items)
+        engine.submit([RunBatches(1, 1, "it", [(segment, 0, len(items))], len(items), 1, 100)])
+        while True:
+            for event in engine.poll(1.0):
+                if isinstance(event, WorkerLost) or getattr(event, "failures", None):
+                    raise RuntimeError(str(event))
+                if isinstance(event, BatchesDone):
+                    found = [item for segment in event.segments for item in engine.load(segment)[1]]
+                    return os.getpid(), dict(os.environ), found
+
+os.environ["OURS"] = "1"
+ray.init(address=os.environ["DOVETAIL_TEST_RAY"], log_to_driver=False, logging_level="ERROR")
+address = ray.get_runtime_context().gcs_address
+home = Home(tuple(sys.path), os.getcwd(), {"RAY_ADDRESS": address, "FROM_DRIVER": "yes"})
+cloudpickle.register_pickle_by_value(sys.modules["__main__"])
+hosted = Hosted("it", shipped(Hosted("it", (dt.Stage("it", Looks),))))
+agent = Agent.remote(home)
+pid, of_agent, found = ray.get(agent.run.remote(hosted, ["environment", "place", "breakpoint", "cluster"]))
+nodes = sorted(node["NodeID"] for node in ray.nodes())
+print("FOUND", json.dumps([pid, of_agent, *found, address, nodes]), "END", flush=True)
+time.sleep(1000)
+"""
+
+
+@pytest.mark.ray
+def test_workers_of_an_agent_of_ray_are_no_workers_of_ray_but_reach_its_cluster(
+    ray_cluster: FakeCluster, tmp_path: Path
+) -> None:
+    with driver(ray_cluster, tmp_path, AGENT) as script:
+        script.says("END")
+        told = script.output.partition("FOUND ")[2].partition(" END")[0]
+        agent, of_agent, child, (folder, path, pid), hook, cluster, address, nodes = json.loads(told)
+        assert {"RAY_JOB_ID", "RAY_RAYLET_PID", "PYTHONBREAKPOINT"} <= set(of_agent), "else nothing is tested"
+        assert of_agent["OMP_NUM_THREADS"] == "1"
+        ours = {name: value for name, value in child.items() if of_agent.get(name) != value}
+        assert {name: ours.get(name) for name in ("FROM_DRIVER", "RAY_ADDRESS", "OMP_NUM_THREADS")} == {
+            "FROM_DRIVER": "yes",
+            "RAY_ADDRESS": address,
+            "OMP_NUM_THREADS": "3",
+        }
+        assert not {"RAY_JOB_ID", "RAY_RAYLET_PID", "PYTHONBREAKPOINT", "SPT_NOENV", "OURS"} & set(child)
+        assert (folder, path[0]) == (str(tmp_path), str(tmp_path))
+        assert not [entry for entry in path if "/ray/" in entry], "packages that only Ray should find"
+        assert hook == "sys"
+        assert cluster == [address, nodes], "code of a worker that uses Ray joins the same cluster"
+        os.kill(agent, signal.SIGKILL)
+        until(lambda: not is_there(pid), "nothing is left of the workers of an agent that was killed")

@@ -1,0 +1,57 @@
+"""What if Dovetail cannot start on a node of Ray? The run says so instead of trying for ever."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import dovetail as dt
+from dovetail.engines.ray import idle, starting
+from dovetail.engines.ray.agent import Agent
+from dovetail.engines.ray.hearing import _last_error
+from dovetail.errors import DovetailError
+from engines.ray_runs import on_ray
+from running.aids import run_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["on_ray"]
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("on_ray")
+def test_a_run_fails_where_no_agent_starts_on_any_node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    class Unfit(Agent):
+        """As where another version of Dovetail is installed."""
+
+        def __init__(self) -> None:
+            raise ImportError("no module of that name here")
+
+    monkeypatch.setattr(starting, "Agent", Unfit)
+    monkeypatch.setattr(idle.IDLE, "take", lambda *_: None)
+    with pytest.raises(DovetailError) as caught:
+        list(run_of(dt.Stage("same", _same), source=range(10), run_dir=tmp_path / "run"))
+    assert "DT404" in str(caught.value)
+    assert "no module of that name here" in str(caught.value)
+
+
+def _same(items: list[Any]) -> list[Any]:
+    return items
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("Traceback:\n  File x\nImportError: no such module\n", "ImportError: no such module"),
+        (
+            "The actor died.\nray.exceptions.RaySystemError: gone\n[stack of C++]\n",
+            "ray.exceptions.RaySystemError: gone",
+        ),
+        ("one line", "one line"),
+        ("", "no reason given"),
+    ],
+)
+def test_of_a_traceback_the_last_error_is_told(text: str, said: str) -> None:
+    assert _last_error(text) == said

@@ -1,0 +1,160 @@
+"""Do the aids for tests on Ray do what they say? A test that waits for the wrong thing passes for the wrong reason."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+
+from ray_aids import (
+    NODES,
+    FakeCluster,
+    RayWouldNotStart,
+    add_node,
+    driver,
+    foreign_actor,
+    node_id_of,
+    short_folder,
+    spinning,
+    until_available_is,
+)
+from running.aids import is_there, until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+TESTS = Path(__file__).resolve().parents[1]
+
+ATTACHES = """
+import os, ray
+ray.init(address=os.environ["DOVETAIL_TEST_RAY"], log_to_driver=False, logging_level="ERROR")
+print("ON", ray.get_runtime_context().get_node_id(), len(ray.nodes()), flush=True)
+"""
+
+
+def test_the_cluster_has_the_nodes_of_the_table(ray_cluster: FakeCluster) -> None:
+    available = ray_cluster.available()
+    assert list(available) == list(NODES)
+    assert [node["CPU"] for node in available.values()] == [4, 4, 4, 4]
+    assert [node.get("GPU", 0) for node in available.values()] == [0, 2, 2, 0]
+    assert available["b"]["accelerator_type:L40S"] == available["c"]["accelerator_type:A100"] == 1
+    assert ray_cluster.alive() == {node_id_of(ray_cluster, name) for name in NODES}
+
+
+@pytest.mark.ray
+def test_all_tests_on_ray_go_to_one_process(request: pytest.FixtureRequest) -> None:
+    """xdist keeps tests together whose ids end alike; else every process would start a Ray."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        pytest.skip("there is only one process without -n")
+    assert request.node.nodeid.endswith("@ray")
+
+
+def test_drivers_find_the_address_and_are_connected_to_the_head(
+    ray_cluster: FakeCluster, ray_address: str, tmp_path: Path
+) -> None:
+    host, _, port = ray_address.rpartition(":")
+    socket.create_connection((host, int(port)), timeout=5).close()
+    with driver(ray_cluster, tmp_path, ATTACHES) as script:
+        assert f"ON {node_id_of(ray_cluster, 'a')} 4" in script.finish()
+
+
+def test_a_driver_in_this_process_raises_no_warning(ray_cluster: FakeCluster) -> None:
+    import ray
+
+    class Counts:  # pickled by value: the workers of Ray do not have this module
+        def __init__(self) -> None:
+            self._count = 0
+
+        def one_more(self) -> int:
+            self._count += 1
+            return self._count
+
+    interrupted = signal.getsignal(signal.SIGINT)
+    ray.init(address=ray_cluster.address, log_to_driver=False, logging_level="ERROR")
+    try:
+        actor = ray.remote(num_cpus=0)(Counts).remote()
+        assert ray.get([actor.one_more.remote() for _ in range(3)]) == [1, 2, 3]
+        assert {row["NodeID"] for row in ray.nodes() if row["Alive"]} == ray_cluster.alive()
+    finally:
+        ray.shutdown()
+    assert signal.getsignal(signal.SIGINT) is interrupted
+
+
+def test_somebody_else_holds_a_gpu_and_gives_it_back(ray_cluster: FakeCluster, tmp_path: Path) -> None:
+    before = ray_cluster.available()
+    with foreign_actor(ray_cluster, tmp_path, node="c", num_gpus=1) as gpus:
+        assert gpus == [0]
+        now = ray_cluster.available()
+        assert now["c"]["GPU"] == 1
+        assert now["b"] == before["b"]
+        assert [actor["Address"]["NodeID"] for actor in ray_cluster.actors()] == [node_id_of(ray_cluster, "c")]
+        with pytest.raises(AssertionError, match=r"node c: GPU was 2\.0, is 1\.0"):
+            until_available_is(ray_cluster, before, within_s=0.1)
+    assert ray_cluster.available() == before
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL, signal.SIGSTOP], ids=lambda how: how.name)
+def test_a_node_that_was_killed_leaves_nothing(ray_cluster: FakeCluster, how: signal.Signals) -> None:
+    before = ray_cluster.available()
+    with add_node(ray_cluster, num_gpus=1) as node:
+        raylet = psutil.Process(node.raylet_pid)
+        until(lambda: len(raylet.children()) >= 2, "its agents are there")
+        family = [raylet.pid, *(child.pid for child in raylet.children(recursive=True))]
+        assert node.node_id in ray_cluster.alive()
+        node.kill(how)
+        gone = psutil.STATUS_STOPPED if how == signal.SIGSTOP else psutil.STATUS_ZOMBIE
+        until(lambda: not raylet.is_running() or raylet.status() == gone, "the signal has done its work")
+    assert [pid for pid in family if is_there(pid)] == []
+    assert node.node_id not in ray_cluster.alive()
+    assert ray_cluster.available() == before
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    made = short_folder()
+    made.mkdir()
+    yield made
+    assert not made.exists()
+
+
+@pytest.mark.ray
+def test_a_ray_that_cannot_start_says_so_in_its_own_words(folder: Path) -> None:
+    with pytest.raises(RayWouldNotStart, match="plasma directory file /nowhere does not exist"):
+        FakeCluster(folder, {"a": {"num_cpus": 1, "plasma_directory": "/nowhere"}})
+
+
+@pytest.mark.ray
+def test_a_killed_pytest_leaves_no_ray(folder: Path, tmp_path: Path) -> None:
+    text = (
+        "import sys, pathlib, os, signal, psutil\n"
+        f"sys.path[:0] = [{str(TESTS)!r}]\n"
+        "from ray_aids import FakeCluster\n"
+        f"cluster = FakeCluster(pathlib.Path({str(folder)!r}), {{'a': {{'num_cpus': 1}}}})\n"
+        "print(*[one.pid for one in psutil.Process().children(recursive=True)], flush=True)\n"
+        "os.fork() or signal.pause()\n"  # the fork holds the pipe to the keeper open
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE, text=True, cwd=tmp_path) as process:
+        assert process.stdout
+        pids = [int(pid) for pid in process.stdout.readline().split()]
+        process.kill()
+    try:
+        assert len(pids) > 4
+        until(lambda: not any(map(is_there, pids)) and not folder.exists(), "Ray is gone with it")
+    finally:
+        for pid in filter(is_there, pids):
+            os.kill(pid, signal.SIGKILL)
+
+
+def test_every_core_is_busy_while_it_spins() -> None:
+    with spinning(2) as pids:
+        assert len(pids) == 2 * (os.cpu_count() or 1)
+        until(lambda: all(psutil.Process(pid).cpu_times().user > 0.05 for pid in pids), "each of them has spun")
+    assert not any(map(is_there, pids))

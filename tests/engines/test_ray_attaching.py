@@ -1,0 +1,506 @@
+"""Which Ray a text means, how it is reached or started, and how that fails."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import threading
+import warnings
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from dovetail.engines.ray import asking, attaching, library, reaching
+from dovetail.engines.ray.own_ray import ATTEMPTS, STORE_MOST, cause_of, expected, is_rays, size_of, start_own
+from dovetail.engines.ray.reaching import refusal, require_answer
+from dovetail.engines.ray.where import Kind, Where, address_of, is_ray
+from dovetail.errors import ConfigError, EngineError
+from dovetail.resources.cluster import Cluster
+from ray_aids import driver
+from running.aids import Script
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from ray_aids import FakeCluster
+
+# --- texts
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("ray", Where(Kind.PRIVATE)),
+        ("ray:auto", Where(Kind.AUTO)),
+        ("ray:head:6379", Where(Kind.ADDRESS, "head", 6379)),
+        ("ray:10.0.0.7:1", Where(Kind.ADDRESS, "10.0.0.7", 1)),
+        ("ray:my-head.ray.svc.cluster.local:65535", Where(Kind.ADDRESS, "my-head.ray.svc.cluster.local", 65535)),
+        ("ray:[::1]:6379", Where(Kind.ADDRESS, "::1", 6379)),
+        ("ray:[fe80::1%eth0]:6379", Where(Kind.ADDRESS, "fe80::1%eth0", 6379)),
+    ],
+)
+def test_an_engine_text_is_read_and_written(text: str, wanted: Where) -> None:
+    assert Where.parse(text) == wanted
+    assert str(wanted) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "fix"),
+    [
+        ("ray:", "ray:auto attaches"),
+        ("ray:head", "ray:head:6379"),
+        ("ray:head:", "ray:head:6379"),
+        ("ray:[::1]", "ray:[::1]:6379"),
+        ("ray:head:http", "ray:head:6379"),
+        ("ray:head:0", "ray:head:6379"),
+        ("ray:head:65536", "ray:head:6379"),
+        ("ray:head:٣", "ray:head:6379"),
+        ("ray:::1:6379", "ray:[::1]:6379"),
+        ("ray:a b:6379", "ray:auto attaches"),
+        ("ray:local", "ray starts a Ray of its own"),
+        ("ray://head:10001", "ray:head:6379"),
+        ("ray:ray://head:10001", "ray:head:6379"),
+        ("rayauto", "ray:auto attaches"),
+        (7, "ray starts a Ray of its own"),
+        ("", "ray starts a Ray of its own"),
+    ],
+)
+def test_a_wrong_text_is_told_with_the_right_one(text: object, fix: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Where.parse(text)
+    (problem,) = caught.value.problems
+    assert problem.code == "DT390"
+    assert any(fix in line for line in problem.fixes), problem
+
+
+def test_ray_client_is_refused_with_the_reason() -> None:
+    with pytest.raises(ConfigError, match="Ray Client"):
+        Where.parse("ray://head:10001")
+
+
+def test_what_is_about_ray() -> None:
+    assert [is_ray(text) for text in ("ray", "ray:auto", "ray://x", "ray:", "local", "rays", None)] == (
+        [True, True, True, True, False, False, False]
+    )
+    assert address_of("10.0.0.7:6379") == Where(Kind.ADDRESS, "10.0.0.7", 6379)
+    assert address_of("ray://10.0.0.7:10001") is address_of("nonsense") is None
+
+
+# --- who listens
+
+
+@contextmanager
+def listening(answer: bytes | None) -> Iterator[int]:
+    """Something that says this to whoever connects; nothing at all, if None."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            try:
+                connection, _ = server.accept()
+                with connection:
+                    connection.recv(4096)
+                    if answer is not None:
+                        connection.sendall(answer)
+                        connection.shutdown(socket.SHUT_WR)
+                    connection.recv(4096)
+            except OSError:
+                return
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield server.getsockname()[1]
+
+
+SETTINGS = b"\0\0\0\4\0\0\0\0\0"
+
+
+def trailers(status: bytes) -> bytes:
+    block = b"\x88@\x0bgrpc-status" + bytes((len(status),)) + status
+    return SETTINGS + len(block).to_bytes(3, "big") + b"\1\5\0\0\0\1" + block
+
+
+@pytest.mark.parametrize(
+    ("said", "answer"),
+    [
+        (trailers(b"0"), asking.Answer.OPEN),
+        (trailers(b"16"), asking.Answer.TOKEN),
+        (trailers(b"12"), asking.Answer.OTHER),
+        (b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n", asking.Answer.OTHER),
+        (b"220 mail\r\n", asking.Answer.OTHER),
+        (SETTINGS, asking.Answer.OTHER),
+        (b"", asking.Answer.OTHER),
+    ],
+)
+def test_who_listens_is_told_apart(said: bytes, answer: asking.Answer) -> None:
+    with listening(said) as port:
+        assert asking.ask("127.0.0.1", port) is answer
+
+
+def refused(where: Where) -> str:
+    with pytest.raises(EngineError) as caught:
+        require_answer(where)
+    assert caught.value.codes == ("DT393",)
+    assert caught.value.exit_code == 5
+    assert all(problem.fixes for problem in caught.value.problems)
+    return str(caught.value)
+
+
+def test_a_wrong_address_is_told_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asking, "ANSWER_S", 0.1)
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))  # bound, and nobody listens
+        assert "refused" in refused(Where(Kind.ADDRESS, "127.0.0.1", closed.getsockname()[1]))
+    assert "not known" in refused(Where(Kind.ADDRESS, "no-such-host.invalid", 6379))
+    with listening(None) as port:
+        assert "no answer" in refused(Where(Kind.ADDRESS, "127.0.0.1", port))
+    with listening(b"HTTP/1.1 200 OK\r\n\r\n") as port:
+        assert "not the head of a Ray cluster" in refused(Where(Kind.ADDRESS, "127.0.0.1", port))
+
+
+def test_tokens_and_clusters_must_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    with listening(trailers(b"16")) as port:
+        require_answer(Where(Kind.ADDRESS, "127.0.0.1", port))
+    with listening(trailers(b"0")) as port:
+        assert "unset RAY_AUTH_MODE" in refused(Where(Kind.ADDRESS, "127.0.0.1", port))
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    with listening(trailers(b"0")) as port:
+        require_answer(Where(Kind.ADDRESS, "127.0.0.1", port))
+    with listening(trailers(b"16")) as port:
+        assert "asks for a token" in refused(Where(Kind.ADDRESS, "127.0.0.1", port))
+
+
+MISMATCH = """Version mismatch: The cluster was started with:
+    Ray: 2.40.0
+    Python: 3.10.4
+This process on node 10.0.0.7 was started with:
+    Ray: 2.60.0
+    Python: 3.11.7
+"""
+
+
+def test_other_versions_are_told_with_both() -> None:
+    problem = refusal(Where(Kind.ADDRESS, "head", 6379), RuntimeError(MISMATCH))
+    assert problem.code == "DT391"
+    assert problem.evidence == ("cluster: Ray 2.40.0, Python 3.10.4", "here: Ray 2.60.0, Python 3.11.7")
+    assert problem.fixes == ("pip install 'ray==2.40.0'", "use Python 3.10.4 here")
+
+
+@pytest.mark.parametrize("address", ["ray://head:10001", "http://head:8265", "nonsense"])
+def test_ray_address_must_name_a_head(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    with pytest.raises(EngineError, match="RAY_ADDRESS") as caught:
+        reaching.running_here()
+    assert caught.value.codes == ("DT393",)
+
+
+def test_ray_address_names_the_cluster_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "head:6379")
+    assert reaching.running_here() == Where(Kind.ADDRESS, "head", 6379)
+
+
+# --- a Ray of our own
+
+
+def test_a_ray_of_our_own_gets_what_this_process_may_use() -> None:
+    machine = Cluster.parse("1x(7cpu, 100GB)")
+    size = size_of(machine, None)
+    assert (size.cpus, size.store_bytes) == (7, STORE_MOST)
+    assert size.memory_bytes + STORE_MOST == machine.nodes[0].memory_bytes
+    small = Cluster.parse("1x(0.5cpu, 1GB)")
+    assert size_of(small, None).cpus == 1
+    assert size_of(small, None).store_bytes == int(0.3 * 2**30)
+    assert size_of(machine, 1 << 30).store_bytes == int(0.9 * 2**30)
+    assert size_of(machine, 64 << 20).store_bytes is None
+    assert expected(machine).nodes[0].cpu_milli == 7000
+
+
+BUSY = """[2026-11-16 12:18:05,302 C 1 1] (raylet) node_manager.cc:100: Check failed
+*** StackTrace Information ***
+/x/raylet(_ZN3ray6raylet11NodeManager26WaitForDashboardAgentPortsEv+0x9) [0x55]
+"""
+DIED = """[2026-11-16 12:18:05,302 I 1 1] (raylet) main.cc:1: fine
+[2026-11-16 12:18:06,302 E 1 1] (raylet) store.cc:9: No space left on device
+[2026-11-16 12:18:06,303 I 1 1] (raylet) main.cc:2: also fine
+"""
+
+
+def test_a_raylet_that_dies_says_why() -> None:
+    busy = cause_of([("raylet.err", BUSY)], "Exception: timed out")
+    assert (busy.busy, busy.words, busy.log) == (True, "the machine is too busy", "raylet.err")
+    assert "WaitForDashboardAgentPorts" in busy.line
+    died = cause_of([("raylet.err", ""), ("raylet.out", DIED)], "Exception: x")
+    assert died.line.endswith("No space left on device")
+    assert died.log == "raylet.out"
+    assert cause_of([], "PermissionError: /tmp/ray\nmore").words == "PermissionError: /tmp/ray"
+    assert cause_of([], "Exception: The current node timed out during startup.").busy
+
+
+class NeverStarts:
+    """Ray, as far as it is asked: this one fails."""
+
+    def shutdown(self) -> None:
+        return None
+
+
+def test_a_start_that_fails_is_tried_again_and_then_told() -> None:
+    tried: list[int] = []
+    said: list[str] = []
+
+    def fail(_ray: Any, size: Any) -> None:
+        tried.append(size.cpus)
+        raise RuntimeError("The current node timed out during startup.")
+
+    with pytest.raises(EngineError, match="too busy") as caught:
+        start_own(NeverStarts(), said.append, fail)
+    assert caught.value.codes == ("DT392",)
+    assert len(tried) == ATTEMPTS
+    assert len(said) == ATTEMPTS - 1
+
+
+def test_only_processes_of_ray_are_ended_after_a_failed_start() -> None:
+    folder = "/home/ray/anaconda3/lib/python3.11/site-packages/ray"  # as in Ray's own images
+    ours = ["/home/ray/anaconda3/bin/python", "/home/ray/work/train.py", "--data", "/mnt/ray/x"]
+    assert not is_rays(ours, folder)
+    assert not is_rays([], folder)
+    assert is_rays([f"{folder}/core/src/ray/raylet/raylet", "--x"], folder)
+    assert is_rays([ours[0], "-u", f"{folder}/_private/workers/default_worker.py"], folder)
+    assert is_rays(["/elsewhere/gcs_server"], folder)
+    assert is_rays(["ray::IDLE"], folder)
+
+
+class Interrupted:
+    """Ray, as far as it is asked: somebody types Ctrl-C while it is joined."""
+
+    def __init__(self) -> None:
+        self.left = 0
+
+    def init(self, **_: Any) -> None:
+        raise KeyboardInterrupt
+
+    def shutdown(self) -> None:
+        self.left += 1
+
+
+def test_ctrl_c_while_a_cluster_is_joined_leaves_nothing_half_attached(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attaching, "require_answer", lambda _: None)
+    monkeypatch.setattr(attaching, "require_node_here", lambda _: None)
+    ray = Interrupted()
+    with pytest.raises(KeyboardInterrupt):
+        attaching._join(ray, Where(Kind.ADDRESS, "head", 6379))
+    assert ray.left == 1
+
+
+def test_leaving_puts_the_auth_mode_back_also_where_the_user_has_shut_ray_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Left:
+        def is_initialized(self) -> bool:
+            return False
+
+    put_back: list[object] = []
+    monkeypatch.setitem(sys.modules, "ray", Left())
+    monkeypatch.setattr(attaching, "auth_back", put_back.append)
+    state = attaching._State()
+    state.pid, state.auth_mode = os.getpid(), "disabled"
+    state.current = attaching.Attachment("head:6379", private=False, node_id="", session="s")
+    monkeypatch.setattr(attaching, "_STATE", state)
+    attaching.detach()
+    attaching.detach()
+    assert put_back == ["disabled"]
+
+
+def test_what_warnings_are_ignored_is_changed_by_the_main_thread_only() -> None:
+    began, go_on = threading.Event(), threading.Event()
+
+    def elsewhere() -> None:
+        with library.quiet():
+            began.set()
+            go_on.wait(10)
+
+    thread = threading.Thread(target=elsewhere)
+    with warnings.catch_warnings():
+        thread.start()
+        assert began.wait(10)
+        warnings.simplefilter("ignore", UserWarning)  # which must not be undone when the thread leaves
+        mine = list(warnings.filters)
+        go_on.set()
+        thread.join()
+        assert list(warnings.filters) == mine
+
+
+def test_ray_that_is_not_installed_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> Any:
+        raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+    monkeypatch.setattr("dovetail.engines.ray.library.importlib.import_module", missing)
+    with pytest.raises(EngineError, match=r"pip install 'dovetail-ml\[ray\]'") as caught:
+        library.import_ray()
+    assert caught.value.codes == ("DT391",)
+
+
+OWN = """
+import os, signal, sys, time
+os.environ["RAY_ADDRESS"] = "127.0.0.1:1"  # must not matter
+from dovetail.engines.ray.attaching import Where, attach, attached, detach
+from dovetail.errors import EngineError
+
+heard = []
+signal.signal(signal.SIGTERM, lambda *_: heard.append("ours"))
+mode = os.environ.pop("RAY_AUTH_MODE", None)
+own = attach(Where.parse("ray"))
+assert own.private and own == attach(Where.parse("ray")) == attached(), own
+assert attach(Where.parse("ray:" + own.address)) == own
+import ray
+assert ray.cluster_resources()["CPU"] >= 1
+os.kill(os.getpid(), signal.SIGTERM)
+try:
+    attach(Where.parse("ray:auto"))
+except EngineError as error:
+    print(error.codes, error)
+detach()
+assert attached() is None and not ray.is_initialized()
+assert "RAY_AUTH_MODE" not in os.environ
+os.kill(os.getpid(), signal.SIGTERM)
+assert heard == ["ours", "ours"], heard
+attach(Where.parse("ray"))
+print("second", flush=True)
+"""
+
+
+@pytest.mark.ray
+def test_a_ray_of_our_own_is_reused_and_gone_with_its_process(tmp_path: Path) -> None:
+    with Script(tmp_path, OWN, PYTHONWARNINGS="error") as script:
+        output = script.finish()
+        assert "DT394" in output
+        assert 'engine="ray"' in output
+        assert "second" in output
+        assert "Warning" not in output
+        assert "WARNING" not in output
+        script.all_gone()
+
+
+JOINS = """
+import os, signal
+from dovetail.engines.ray.attaching import Where, attach, attached, detach
+
+before = signal.getsignal(signal.SIGTERM)
+address = os.environ["DOVETAIL_TEST_RAY"]
+named = attach(Where.parse("ray:" + address))
+assert not named.private and named.ours and named.address == address, named
+assert attach(Where.parse("ray:localhost:" + address.rpartition(":")[2])) == named
+assert signal.getsignal(signal.SIGTERM) == before
+detach()
+assert attached() is None
+os.environ["RAY_ADDRESS"] = address
+again = attach(Where.parse("ray:auto"))
+assert (again.address, again.session) == (named.address, named.session)
+detach()
+
+import ray
+ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+theirs = attach(Where.parse("ray:auto"))
+assert not theirs.ours and attach(Where.parse("ray:" + address)) == theirs == attached()
+for other in ("ray", "ray:127.0.0.1:1"):
+    try:
+        attach(Where.parse(other))
+    except Exception as error:
+        print(error.codes, error)
+detach()
+assert ray.is_initialized()
+print("done", flush=True)
+"""
+
+
+def test_a_cluster_is_joined_by_name_or_because_it_runs(ray_cluster: FakeCluster, tmp_path: Path) -> None:
+    with driver(ray_cluster, tmp_path, JOINS) as script:
+        output = script.finish()
+        assert output.count("DT394") == 4
+        assert 'engine="ray:auto" uses that one' in output
+        assert "done" in output
+
+
+FORKS = """
+import os, threading
+from dovetail.engines.ray import attaching
+from dovetail.engines.ray.attaching import Where, attach, attached, detach
+
+where = Where.parse("ray:" + os.environ["DOVETAIL_TEST_RAY"])
+held, go_on = threading.Event(), threading.Event()
+
+def hold():
+    with attaching._STATE.lock:
+        held.set()
+        go_on.wait()
+
+def child(what):
+    process = os.fork()
+    if process == 0:
+        try:
+            print(what, attached(), attach(where), flush=True)
+        except Exception as error:
+            print(what, error.codes, error, flush=True)
+        os._exit(0)
+    os.waitpid(process, 0)
+
+named = attach(where)
+threading.Thread(target=hold, daemon=True).start()
+held.wait()
+child("ours")
+go_on.set()
+detach()
+import ray
+ray.init(address=where.address, log_to_driver=False, logging_level="ERROR")
+child("theirs")
+assert attach(where) == attached()  # the parent's is as good as ever
+print("done", flush=True)
+"""
+
+
+def test_a_forked_child_does_not_use_the_connection_of_its_parent(ray_cluster: FakeCluster, tmp_path: Path) -> None:
+    with driver(ray_cluster, tmp_path, FORKS) as script:
+        output = script.finish()
+        assert "ours ('DT394',)" in output
+        assert "theirs ('DT394',)" in output
+        assert 'multiprocessing.get_context("spawn")' in output
+        assert "done" in output
+
+
+FINDS_NONE = """
+from dovetail.engines.ray.attaching import Where, attach
+from dovetail.errors import EngineError
+import time, ray
+began = time.monotonic()
+try:
+    attach(Where.parse("ray:auto"))
+except EngineError as error:
+    print(error, round(time.monotonic() - began, 1))
+assert not ray.is_initialized()
+"""
+
+
+def test_a_ray_that_somebody_else_runs_is_not_found_by_accident(ray_cluster: FakeCluster, tmp_path: Path) -> None:
+    """Ray's own `auto` would take any Ray whose processes it sees on this machine."""
+    assert ray_cluster.address
+    with Script(tmp_path, FINDS_NONE, RAY_TMPDIR=str(tmp_path)) as script:
+        assert "no Ray runs on this machine" in script.finish()
+
+
+def test_the_head_of_a_real_cluster_is_known(ray_cluster: FakeCluster) -> None:
+    host, _, port = ray_cluster.address.rpartition(":")
+    assert asking.ask(host, int(port)) is asking.Answer.OPEN
+
+
+def test_sigint_and_sigterm_are_put_back() -> None:
+    def mine(*_: object) -> None:
+        return None
+
+    before = signal.signal(signal.SIGTERM, mine)
+    try:
+        with library.signals_kept():
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        assert signal.getsignal(signal.SIGTERM) is mine
+    finally:
+        signal.signal(signal.SIGTERM, before)

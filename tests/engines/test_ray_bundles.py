@@ -1,0 +1,71 @@
+"""How are amounts asked for in Ray's words, and which groups can go? Without Ray."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dovetail.engines.ray.bundles import bundle_of, hosts_of, less, more, positions_of, smaller, superfluous
+from dovetail.resources.amounts import amounts_of
+from dovetail.resources.seat import CardShare, Seat
+
+HOST = st.dictionaries(st.sampled_from(["cpu_milli", "memory_bytes", "custom x"]), st.integers(1, 50), max_size=3)
+
+
+def test_amounts_become_bundles_in_rays_words() -> None:
+    seats = [
+        Seat("n", 1500, 2 << 30, (CardShare(1, 250), CardShare(3, 1000)), (("licence", 500),)),
+        Seat("m", 1),
+        Seat("o", 1501, 5),
+    ]
+    amounts = amounts_of(seats)
+    assert positions_of(amounts) == {"n": [1, 3]}
+    hosts = hosts_of(amounts)
+    assert bundle_of(hosts["n"], 2) == {"CPU": 1.5, "memory": float(2 << 30), "licence": 0.5, "GPU": 2.0}
+    assert bundle_of(hosts["m"]) == {"CPU": 0.125}
+    assert bundle_of(hosts["o"]) == {"CPU": 1.5, "memory": float(1 << 20)}
+
+
+@given(st.integers(1, 10**7), st.sampled_from(["cpu_milli", "custom x"]))
+def test_ray_counts_what_we_ask_for_exactly(amount: int, what: str) -> None:
+    [asked] = bundle_of(hosts_of({("n", -1, what): amount})["n"]).values()
+    assert int(int(asked * 10_000) / 10_000 * 10_000) / 10_000 == asked
+    assert 0 < asked <= max(amount / 1000, 0.125)
+
+
+@given(st.lists(HOST.filter(bool), max_size=5), HOST)
+def test_what_goes_is_never_more_than_the_surplus(groups: list[dict[str, int]], surplus: dict[str, int]) -> None:
+    gone: dict[str, int] = {}
+    for number in superfluous(groups, surplus):
+        gone = more(gone, groups[number])
+    assert not less(gone, surplus)
+
+
+@given(st.lists(HOST.filter(bool), max_size=5), HOST)
+def test_shrinking_ends_with_just_what_is_wanted(groups: list[dict[str, int]], wanted: dict[str, int]) -> None:
+    def total() -> dict[str, int]:
+        found: dict[str, int] = {}
+        for group in groups:
+            found = more(found, group)
+        return found
+
+    expected = {what: min(amount, wanted.get(what, 0)) for what, amount in total().items() if what in wanted}
+    for number in sorted(superfluous(groups, less(total(), wanted)), reverse=True):
+        del groups[number]
+    steps = 0
+    while (found := smaller(groups, less(total(), wanted))) is not None:
+        number, left = found
+        groups[number] = left
+        steps += 1
+        assert steps < 50
+    assert {what: amount for what, amount in total().items() if amount} == expected
+
+
+@pytest.mark.parametrize(
+    ("groups", "surplus", "expected"),
+    [([4, 2, 1], 4, [0]), ([4, 2, 1], 3, [1, 2]), ([4, 2, 1], 7, [0, 1, 2]), ([4], 3, []), ([4, 2], 0, [])],
+)
+def test_groups_go_whole_where_they_can(groups: list[int], surplus: int, expected: list[int]) -> None:
+    hosts = [{"cpu_milli": amount} for amount in groups]
+    assert superfluous(hosts, {"cpu_milli": surplus} if surplus else {}) == expected

@@ -1,0 +1,384 @@
+"""Is every worker of a run on Ray where the plan says, and does the run live with nodes that come and go?"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections import Counter, defaultdict
+from contextlib import ExitStack
+from threading import Event, Thread
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+
+import dovetail as dt
+from dovetail.streaming.options import Options
+from ray_aids import RESTORED_S, add_node, driver, foreign_actor, patiently, until_available_is
+from running.aids import LONG, patience, until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from ray_aids import FakeCluster, FakeNode
+
+pytestmark = pytest.mark.ray
+
+REPLANS_S = 10.0
+"""Two of them."""
+ELSEWHERE_S = 10.0
+BLOB = 150_000
+"""More than Ray passes inside of a message: such a payload lies in the object store of a node."""
+
+
+@pytest.fixture(autouse=True)
+def _nothing_hangs() -> Iterator[None]:
+    with patience(600 if LONG else 150):
+        yield
+
+
+def started(cluster: FakeCluster, *stages: dt.Stage, source: Any, **more: Any) -> dt.Run:
+    return dt.run(dt.Pipeline(list(stages)), source, engine=f"ray:{cluster.address}", **more)
+
+
+def events_of(run: dt.Run, kind: str) -> list[dict[str, Any]]:
+    lines = map(json.loads, (run.folder / "events.jsonl").read_text().splitlines())
+    return [line for line in lines if line["k"] == kind]
+
+
+# Where they sit
+
+
+class Told:
+    """A worker that says where it is, as seen from inside, and that it is there."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def setup(self, worker: Any) -> None:
+        self.told = {
+            "worker": worker.id,
+            "stage": worker.stage,
+            "node": worker.node,
+            "positions": worker.seat.gpus,
+            "visible": worker.gpus,
+            "cuda": os.environ.get("CUDA_VISIBLE_DEVICES"),
+            "above": [process.pid for process in psutil.Process().parents()],
+        }
+        (self._folder / f"{worker.stage}.{worker.id}").touch()
+
+    def __call__(self, items: list[list[Any]]) -> list[list[Any]]:
+        time.sleep(0.02)
+        return [[*item, self.told] for item in items]
+
+
+def seats(cluster: FakeCluster, folder: Path, a100: int = 4) -> tuple[dt.Run, dict[int, dict[str, Any]]]:
+    """A run over nodes with two kinds of cards; what each of its workers told. It ends some time after all of them
+    are there, so that each gets its turn."""
+    there = folder / "there"
+    there.mkdir()
+    count = 0
+
+    def numbers() -> Iterator[list[Any]]:
+        nonlocal count
+        rest = 150
+        while rest:
+            rest -= len(list(there.iterdir())) >= 7 + a100
+            yield [count]
+            count += 1
+
+    stages = [
+        dt.Stage("hosts", Told(there), dt.Resources(cpus=2), workers=5, batch_size=1),
+        dt.Stage("l40s", Told(there), dt.Resources(cpus=0.5, gpus=1, accelerator="L40S"), workers=2, batch_size=1),
+        dt.Stage(
+            "a100", Told(there), dt.Resources(cpus=0.25, gpus=0.5, accelerator="A100"), workers=a100, batch_size=1
+        ),
+    ]
+    as_planned = Options(follow_plan=True, replan=False)  # else speeds that are not known yet decide
+    run = started(cluster, *stages, source=numbers(), options=as_planned)
+    rows = list(run)
+    assert sorted(row[0] for row in rows) == list(range(count))
+    return run, {told["worker"]: told for row in rows for told in row[1:]}
+
+
+def check_nodes(cluster: FakeCluster, run: dt.Run, told: dict[int, dict[str, Any]]) -> None:
+    """As planned, and truly there: a worker descends from the raylet of its node."""
+    raylets = {node.dovetail_name: node.raylet_pid for node in cluster.nodes.values()}
+    planned = {unit: Counter(seat.node for seat in found) for unit, found in run.plan.seats.items()}
+    assert {unit: sum(nodes.values()) for unit, nodes in planned.items()} == Counter(
+        worker["stage"] for worker in told.values()
+    )
+    for unit, nodes in planned.items():
+        assert nodes == Counter(worker["node"] for worker in told.values() if worker["stage"] == unit)
+    for worker in told.values():
+        assert raylets[worker["node"]] in worker["above"], worker
+        assert len([pid for pid in raylets.values() if pid in worker["above"]]) == 1
+
+
+def cards(told: dict[int, dict[str, Any]]) -> dict[str, dict[int, str]]:
+    """Node -> position -> the name of the card there, which is the same for all who sit on it."""
+    found: dict[str, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
+    for worker in told.values():
+        names = worker["cuda"].split(",") if worker["cuda"] else []
+        assert len(names) == len(worker["positions"]) == len(worker["visible"]), worker
+        for position, name in zip(worker["positions"], names, strict=True):
+            found[worker["node"]][position].add(name)
+    assert all(len(names) == 1 for by in found.values() for names in by.values()), found
+    return {node: {position: names.pop() for position, names in by.items()} for node, by in found.items()}
+
+
+def test_every_worker_is_where_the_plan_says(ray_cluster: FakeCluster, tmp_path: Path) -> None:
+    before = ray_cluster.available()
+    run, told = seats(ray_cluster, tmp_path)
+    until_available_is(ray_cluster, before, patiently(RESTORED_S))
+    check_nodes(ray_cluster, run, told)
+    found = cards(told)
+    b, c = (ray_cluster.nodes[name].dovetail_name for name in "bc")
+    assert {node: sorted(names.values()) for node, names in found.items()} == {b: ["0", "1"], c: ["0", "1"]}
+    assert all(worker["cuda"] == "" for worker in told.values() if worker["stage"] == "hosts")
+    assert {worker["node"] for worker in told.values() if worker["stage"] == "a100"} == {c}
+    assert {worker["node"] for worker in told.values() if worker["stage"] == "l40s"} == {b}
+
+
+def test_none_of_ours_is_on_a_card_that_somebody_else_had_before(ray_cluster: FakeCluster, tmp_path: Path) -> None:
+    with foreign_actor(ray_cluster, tmp_path, node="c", num_gpus=1) as theirs:
+        assert theirs == [0]
+        before = ray_cluster.available()
+        run, told = seats(ray_cluster, tmp_path, a100=2)
+        until_available_is(ray_cluster, before, patiently(RESTORED_S))
+    check_nodes(ray_cluster, run, told)
+    found = cards(told)
+    assert list(found[ray_cluster.nodes["c"].dovetail_name].values()) == ["1"]
+    assert len(found[ray_cluster.nodes["b"].dovetail_name]) == 2
+
+
+# Nodes that go
+
+
+class Traced:
+    """Leaves a line for every call: when, which stage, on which node. What it gives is large."""
+
+    def __init__(self, log: Path, seconds: float) -> None:
+        self._log, self._seconds = log, seconds
+
+    def setup(self, worker: Any) -> None:
+        self._about = f"{worker.stage} {worker.node}"
+
+    def __call__(self, items: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        assert all(item["blob"] == bytes([item["id"] % 251]) * len(item["blob"]) for item in items)
+        time.sleep(self._seconds * len(items))
+        with self._log.open("a") as file:
+            file.write(f"{time.time()} {self._about}\n")
+        return [{"id": item["id"], "blob": bytes([item["id"] % 251]) * BLOB} for item in items]
+
+
+class Bare(Traced):
+    """Gives only what is to be kept."""
+
+    def __call__(self, items: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [{"id": item["id"]} for item in super().__call__(items)]
+
+
+class Going:
+    """A run over an endless source, and who takes its results."""
+
+    def __init__(self, cluster: FakeCluster, log: Path, *stages: dt.Stage, **more: Any) -> None:
+        self.log = log
+        self._enough = Event()
+        self.count = 0
+        self.run = started(cluster, *stages, source=self._items(), **more)
+        self.got: list[int] = []
+        self._taker = Thread(target=self._take, daemon=True)
+        if "sink" not in more:
+            self._taker.start()
+
+    def _items(self) -> Iterator[dict[str, Any]]:
+        while not self._enough.is_set():
+            yield {"id": self.count, "blob": b""}
+            self.count += 1
+
+    def _take(self) -> None:
+        for row in self.run:
+            self.got.append(row["id"])
+
+    def calls(self, stage: str) -> list[tuple[float, str]]:
+        """When and where, in the order in which they ended."""
+        if not self.log.exists():
+            return []
+        lines = [line.split() for line in self.log.read_text().splitlines() if line.count(" ") == 2]
+        return [(float(at), node) for at, name, node in lines if name == stage]
+
+    def where(self, stage: str) -> str:
+        until(lambda: self.calls(stage), f"{stage} has begun")
+        return self.calls(stage)[-1][1]
+
+    def until_elsewhere(self, stage: str, than: set[str], since: float) -> float:
+        """Seconds until the first call of a stage ended on another node."""
+
+        def found() -> list[float]:
+            return [at for at, node in self.calls(stage) if at > since and node not in than]
+
+        until(found, f"{stage} goes on elsewhere than {than}")
+        return found()[0] - since
+
+    def finish(self) -> list[int]:
+        """All that came out, after all that was read has."""
+        self._enough.set()
+        self.run.wait()
+        if self._taker.is_alive():
+            self._taker.join()
+        return sorted(self.got)
+
+
+def pipeline_over(log: Path, seconds: float = 0.02) -> list[dt.Stage]:
+    """The middle one has a single worker, and what it makes and gets moves between nodes."""
+    x, a = {"fake": "x"}, {"fake": "a"}
+    return [
+        dt.Stage("many", Traced(log, seconds), dt.Resources(cpus=0.5, labels=x), workers=(2, 3), batch_size=2),
+        dt.Stage("only", Traced(log, seconds / 4), dt.Resources(cpus=0.5, labels=x), workers=1, batch_size=2),
+        dt.Stage("last", Bare(log, seconds / 4), dt.Resources(cpus=0.5, labels=a), workers=1, batch_size=2),
+    ]
+
+
+HOWS = [signal.SIGTERM, signal.SIGKILL, signal.SIGSTOP]
+
+
+class Hangs:
+    """Stops a node at the worst moment: what it gives to another lies in its store, and was not fetched yet."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        import ray
+
+        from dovetail.engines.ray.links import Link
+
+        self.node: FakeNode | None = None
+        self.at = 0.0
+        beside = Link.beside
+
+        def then_stop(link: Link, what: Any) -> int:
+            if self.node is not None and isinstance(what, ray.ObjectRef):
+                node, self.node = self.node, None
+                ray.wait([what], timeout=10, fetch_local=False)
+                self.at = time.time()
+                node.kill(signal.SIGSTOP)
+            return beside(link, what)
+
+        monkeypatch.setattr(Link, "beside", then_stop)
+
+    def stop(self, node: FakeNode) -> float:
+        """When that was."""
+        self.node = node
+        until(lambda: self.at, "a payload goes from node to node")
+        return self.at
+
+
+@pytest.mark.parametrize("sink", ["iterator", "jsonl"] if LONG else ["iterator"])
+def test_nodes_that_die_in_any_way_lose_no_item_and_the_run_goes_on(
+    ray_cluster: FakeCluster, tmp_path: Path, sink: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hangs = Hangs(monkeypatch)
+    out, log = tmp_path / "out.jsonl", tmp_path / "calls.log"
+    before = ray_cluster.available()
+    with ExitStack() as stack:
+        x = {"num_cpus": 2, "labels": {"fake": "x"}}
+        nodes = [stack.enter_context(add_node(ray_cluster, **x)) for _ in range(1 + len(HOWS))]
+        extra = {node.dovetail_name: node for node in nodes}
+        going = Going(ray_cluster, log, *pipeline_over(log), **({} if sink == "iterator" else {"sink": out}))
+        dead: set[str] = set()
+        took: dict[str, float] = {}
+        for how in HOWS:
+            enough = len(going.calls("last")) + 20
+            until(lambda: len(going.calls("last")) >= enough, "some work is done")  # noqa: B023
+            dead.add(where := going.where("only"))
+            killed = time.time()
+            if how == signal.SIGSTOP:
+                killed = hangs.stop(extra[where])
+            else:
+                extra[where].kill(how)
+            took[how.name] = max(going.until_elsewhere(stage, dead, killed) for stage in ("only", "many"))
+        assert max(took.values()) < patiently(ELSEWHERE_S), took
+        began = time.monotonic()
+        got = going.finish()
+        assert time.monotonic() - began < patiently(ELSEWHERE_S), "something waited for the node that hangs"
+        until_available_is(ray_cluster, before, patiently(RESTORED_S))
+        if sink == "jsonl":
+            got = sorted(json.loads(line)["id"] for line in out.read_text().splitlines())
+        assert Counter(got) == Counter(range(going.count))
+        assert {line["node"] for line in events_of(going.run, "node") if line["do"] == "left"} == dead
+
+
+# Nodes that come
+
+
+def test_a_node_that_comes_is_used_within_two_replans(ray_cluster: FakeCluster, tmp_path: Path) -> None:
+    log = tmp_path / "calls.log"
+    before = ray_cluster.available()
+    slow = dt.Stage("slow", Bare(log, 0.05), dt.Resources(labels={"fake": "d"}), batch_size=2)
+    going = Going(ray_cluster, log, slow)
+    here = ray_cluster.nodes["d"].dovetail_name
+    until(lambda: len(going.calls("slow")) > 20, "it works")
+    with add_node(ray_cluster, num_cpus=2, labels={"fake": "d"}) as node:
+        took = going.until_elsewhere("slow", {here}, time.time())
+        assert {where for _, where in going.calls("slow")} == {here, node.dovetail_name}
+        assert took < patiently(REPLANS_S), took
+        got = going.finish()
+        assert Counter(got) == Counter(range(going.count))
+        until_available_is(ray_cluster, before, patiently(RESTORED_S))
+
+
+# A driver that sleeps
+
+SLEEPS = """
+import os, time
+import dovetail as dt
+
+def slowly(items):
+    time.sleep(0.05 * len(items))
+    return items
+
+def source():
+    number = 0
+    while not os.path.exists("enough"):
+        yield number
+        number += 1
+    open("count", "w").write(str(number))
+
+if __name__ == "__main__":
+    stages = [
+        dt.Stage(name, slowly, dt.Resources(labels={"fake": node}), workers=1, batch_size=1, fuse=False)
+        for name, node in (("one", "a"), ("two", "d"))
+    ]
+    run = dt.run(dt.Pipeline(stages), source(), engine="ray:" + os.environ["DOVETAIL_TEST_RAY"], run_dir="run")
+    print("BEGUN", flush=True)
+    found = []
+    for item in run:
+        found.append(item)
+        if len(found) == 1:
+            print("FIRST", flush=True)
+        if len(found) % 10 == 0:
+            print("GOT", len(found), flush=True)
+    assert sorted(found) == list(range(int(open("count").read())))
+    print("ALL", len(found))
+"""
+
+
+def test_a_driver_that_was_stopped_for_longer_than_the_deadline_believes_no_node_lost(
+    ray_cluster: FakeCluster, tmp_path: Path
+) -> None:
+    from dovetail.engines.ray.links import SILENT_S
+
+    with driver(ray_cluster, tmp_path, SLEEPS) as script:
+        script.says("FIRST")
+        script.kill(signal.SIGSTOP)
+        time.sleep(SILENT_S + 3)  # the time itself is what is tested
+        script.kill(signal.SIGCONT)
+        so_far = script.output.count("GOT")
+        until(lambda: script.output.count("GOT") >= so_far + 3, "it goes on")
+        (tmp_path / "enough").touch()
+        assert "ALL" in script.finish()
+    lines = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
+    assert not [line for line in lines if line["k"] == "node"]
+    assert not [line for line in lines if line["k"] == "worker" and line["do"] == "lost"]

@@ -1,0 +1,68 @@
+"""Does the Ray engine keep the contract?"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from dovetail.control.commands import Hosted
+from engines.contract import EngineContract
+from engines.scene import NODE, Does, Rig, Units
+from engines.test_local_contract import LocalDoing, LocalRig
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from dovetail.control.segments import Segment
+    from dovetail.engines.ray.engine import RayEngine
+    from ray_aids import FakeCluster
+
+pytestmark = pytest.mark.ray
+
+
+def engine_on(node_id: str, folder: Path, **more: Any) -> RayEngine:
+    """An engine whose one node, called NODE, is this node of Ray's."""
+    from dovetail.engines.local.spec import Home
+    from dovetail.engines.ray.engine import RayEngine
+    from dovetail.engines.ray.fleet import Surroundings
+    from dovetail.engines.ray.sharing import mark
+    from dovetail.resources.cluster import Node
+
+    home = Home(tuple(sys.path), os.getcwd(), {})  # noqa: PTH109
+    nodes = {NODE: Node(NODE, 4000)}
+    return RayEngine(folder, Surroundings("test", nodes, {NODE: node_id}, home, mark(folder), **more))
+
+
+class RayRig(LocalRig):
+    engine: RayEngine  # type: ignore[assignment]
+
+    def __init__(self, units: Units, node_id: str, folder: Path) -> None:
+        self._folder = folder
+        self._gate = folder / "gate"
+        self.engine = engine_on(node_id, folder)
+        self._works = {
+            name: LocalDoing(does, str(self._gate)) if isinstance(does, Does) else does for name, does in units.items()
+        }
+        self.pids = set()
+
+    def hosted(self, name: str, slots: int) -> Hosted:
+        return Hosted(name, self._works[name], slots)
+
+    def segment(self, keys: list[Any]) -> Segment:
+        return self.engine.store(list(keys), keys)
+
+
+class TestRayEngine(EngineContract):
+    @pytest.fixture(autouse=True)
+    def _on_a_node(self, ray_cluster: FakeCluster, tmp_path: Path) -> None:
+        from dovetail.engines.ray.attaching import Where, attach
+
+        attach(Where.parse(f"ray:{ray_cluster.address}"))
+        self._node_id = ray_cluster.nodes["d"].node_id
+        self._tmp = tmp_path
+
+    def rig(self, units: Units) -> Rig:
+        return RayRig(units, self._node_id, self._tmp)

@@ -1,0 +1,360 @@
+"""What is seen of a Ray cluster, and who sits there: from Ray's rows, and from a real cluster."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from dovetail.engines.ray import cards, discovery
+from dovetail.engines.ray.cards import cards_looked, cards_said, is_unknown
+from dovetail.engines.ray.discovery import changes, groups_of, held_by_groups, names_of, same_nodes, seen_of, taken_on
+from dovetail.engines.ray.using import using_of
+from dovetail.errors import EngineError
+from dovetail.resources.cluster import Cluster, Gpu, Node
+from dovetail.resources.seat import CardShare, Seat
+from ray_aids import add_node, foreign_actor
+from running.aids import until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from ray_aids import FakeCluster
+
+GB = 2**30
+
+
+def row(node: str, host: str = "", labels: dict[str, str] | None = None, **resources: float) -> dict[str, Any]:
+    given = {"CPU": 8.0, "memory": 16.0 * GB, "object_store_memory": 2.0 * GB, f"node:{node}": 1.0} | resources
+    return {
+        "NodeID": node * 10,
+        "Alive": True,
+        "NodeManagerHostname": host or f"host-{node}",
+        "NodeManagerAddress": f"10.0.0.{len(node)}",
+        "Resources": {name: amount for name, amount in given.items() if amount},
+        "Labels": {"ray.io/node-id": node * 10} | (labels or {}),
+    }
+
+
+# --- nodes
+
+
+def test_a_node_is_seen_with_everything_a_stage_can_ask_for() -> None:
+    given = row("aa", labels={"pool": "big", "ray.io/market-type": "spot"}, GPU=2.0, fpga=1.5)
+    given["Resources"] |= {"accelerator_type:L40S": 1.0, "CPU_group_0_ff": 2.0, "bundle_group_ff": 1000.0}
+    seen = seen_of([given], {}, {})
+    (node,) = seen.cluster.nodes
+    assert node == Node(
+        "host-aa",
+        8000,
+        16 * GB,
+        (Gpu.of("L40S"),) * 2,
+        (("pool", "big"), ("ray.io/market-type", "spot")),
+        (("fpga", 1500),),
+    )
+    assert seen.ids == {"host-aa": "aa" * 10}
+    assert seen.addresses == {"host-aa": "10.0.0.2"}
+    assert seen.object_store_bytes == {"host-aa": 2 * GB}
+    assert seen.foreign == ()
+    assert Cluster.from_dict(seen.cluster.to_dict()) == seen.cluster
+
+
+def test_nodes_that_can_run_nothing_are_left_out_and_told() -> None:
+    seen = seen_of([row("aa"), row("bb", CPU=0)], {}, {})
+    assert [node.name for node in seen.cluster.nodes] == ["host-aa"]
+    assert any("host-bb" in note and "no CPU" in note for note in seen.notes)
+    assert same_nodes(seen, [row("aa"), row("bb")])
+    assert not same_nodes(seen, [row("aa")])
+    with pytest.raises(EngineError) as caught:
+        seen_of([row("bb", CPU=0)], {}, {})
+    assert caught.value.codes == ("DT393",)
+
+
+def test_a_resource_that_no_stage_can_name_is_left_out_and_told() -> None:
+    given = row("aa")
+    given["Resources"]["my resource"] = 1.0
+    seen = seen_of([given], {}, {})
+    assert seen.cluster.nodes[0].custom == ()
+    assert any("my resource" in note for note in seen.notes)
+
+
+def test_names_are_hostnames_where_those_are_unique_and_stay() -> None:
+    rows = [row("aa", "one"), row("bb", "two"), row("cc", "two")]
+    first = names_of(rows, {})
+    assert first == {"aa" * 10: "one", "bb" * 10: "node-bbbbbbbb", "cc" * 10: "node-cccccccc"}
+    known = {name: node for node, name in first.items()}
+    assert names_of([row("aa", "one"), row("dd", "one")], known) == {"aa" * 10: "one", "dd" * 10: "node-dddddddd"}
+    assert names_of([row("dd", "one")], known) == {"dd" * 10: "node-dddddddd"}  # a name is never another's
+    twins = [{**row("aa", "x"), "NodeID": "a" * 20 + tail} for tail in "12"]
+    assert len(set(names_of(twins, {}).values())) == 2
+
+
+def test_joins_and_losses_are_told_by_the_ids_of_ray() -> None:
+    before = seen_of([row("aa"), row("bb")], {}, {})
+    now = seen_of([row("bb"), row("cc"), row("dd", "host-aa")], {}, {}, known=before.ids)
+    told = changes(before, now)
+    assert told.left == ("host-aa",)
+    assert [node.name for node in told.joined] == ["host-cc", "node-dddddddd"]
+    assert not changes(now, now)
+
+
+# --- cards
+
+
+def test_cards_are_known_by_their_names() -> None:
+    assert cards_said({"GPU": 2.0, "accelerator_type:A100-80G": 1.0}, {}) == (Gpu.of("A100", "80GB"),) * 2
+    assert cards_said({"GPU": 1.0}, {"ray.io/accelerator-type": "L4"}) == (Gpu.of("L4"),)
+    assert cards_said({"CPU": 1.0}, {}) == ()
+    said = cards_said({"GPU": 1.0, "accelerator_type:A100": 1.0}, {"dovetail.io/gpu-memory": "80GB"})
+    assert said[0].memory_bytes == 80 * GB
+
+
+def test_cards_that_nobody_names_are_looked_at() -> None:
+    said = cards_said({"GPU": 3.0}, {})
+    assert is_unknown(said)
+    assert is_unknown(cards_said({"GPU": 1.0, "accelerator_type:AMD Instinct": 1.0}, {}))
+    assert not is_unknown(cards_said({"GPU": 1.0, "accelerator_type:T4": 1.0}, {}))
+    looked = [{"model": "L4", "memory_bytes": 23 * GB, "nvdecs": 4, "nvencs": 2}] * 2
+    assert [card.memory_bytes for card in cards_looked(said, looked)] == [23 * GB, 23 * GB, 0]
+    assert cards_looked(said, []) == said
+    assert len(cards_looked(said[:1], looked)) == 1
+
+
+# --- what others hold
+
+CARDS = Node("n", 8000, 16 * GB, (Gpu("x", 1000, 2, 1),) * 3, (), (("fpga", 2000),))
+
+
+def test_cards_of_others_are_the_last_ones() -> None:
+    seat = taken_on(CARDS, {"CPU": 1.5, "GPU": 1.25, "fpga": 1.0})
+    shares = (CardShare(1, 250, 250), CardShare(2, 1000, 1000, 2, 1))
+    assert seat == Seat("n", 1500, 0, shares, (("fpga", 1000),))
+    assert taken_on(CARDS, {"CPU": 0.0}) is None
+
+
+def group(name: str, state: str = "CREATED", node: str = "aa", **resources: float) -> dict[str, Any]:
+    return {
+        "placement_group_id": f"id{name}",
+        "name": name,
+        "state": state,
+        "bundles": {0: resources},
+        "bundles_to_node_id": {0: node * 10 if node else ""},
+        "stats": {"scheduling_state": "NO_RESOURCES"},
+    }
+
+
+def test_what_our_groups_hold_is_not_somebody_elses() -> None:
+    groups = [group("dovetail:r1", CPU=2.0, GPU=1.0), group("theirs", CPU=1.0), group("dovetail:r2", "PENDING", "")]
+    ours = held_by_groups(groups, {})
+    assert ours == {"aa" * 10: {"CPU": 2.0, "GPU": 1.0}}
+    seen = seen_of([row("aa", GPU=2.0)], {"aa" * 10: {"CPU": 5.0, "GPU": 1.0, "memory": 16.0 * GB}}, ours)
+    assert seen.foreign == (Seat("host-aa", 1000),)
+
+
+def test_a_group_of_ours_that_was_just_removed_is_not_somebody_elses() -> None:
+    gone = [group("dovetail:r1", "REMOVED", CPU=2.0)]
+    assert held_by_groups(gone, {"aa" * 10: {"bundle_group_iddovetail:r1": 1000.0}}) == {"aa" * 10: {"CPU": 2.0}}
+    assert held_by_groups(gone, {"aa" * 10: {"CPU": 8.0}}) == {}
+    assert held_by_groups(gone, {}, young={"iddovetail:r1"}) == {"aa" * 10: {"CPU": 2.0}}
+
+
+def group_row(number: int, state: str, node: str = "aa", **resources: float) -> Any:
+    """As Ray keeps it."""
+    from ray.core.generated.gcs_pb2 import PlacementGroupTableData
+
+    made = PlacementGroupTableData(
+        placement_group_id=number.to_bytes(4, "big"), name="dovetail:r", state=PlacementGroupTableData.__dict__[state]
+    )
+    bundle = made.bundles.add(node_id=bytes.fromhex(node * 10))
+    bundle.unit_resources.update(resources)
+    return made
+
+
+def test_groups_that_are_gone_cost_next_to_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+    plain = discovery._group
+
+    def counted(row: Any, number: str) -> dict[str, Any]:
+        made.append(number)
+        return plain(row, number)
+
+    monkeypatch.setattr(discovery, "_group", counted)
+    rows = [group_row(number, "REMOVED", CPU=1.0) for number in range(1000)] + [group_row(1000, "CREATED", CPU=2.0)]
+    totals = {"aa" * 10: {"CPU": 8.0, "bundle_group_00000007": 1000.0, "bundle_group_0_00000008": 1000.0}}
+    found = groups_of(rows, totals, young={"00000009"})
+    assert made == ["00000007", "00000008", "00000009", "000003e8"]
+    assert found[-1] == {
+        "placement_group_id": "000003e8",
+        "name": "dovetail:r",
+        "state": "CREATED",
+        "bundles": {0: {"CPU": 2.0}},
+        "bundles_to_node_id": {0: "aa" * 10},
+        "stats": {"scheduling_state": "QUEUED"},
+    }
+    assert held_by_groups(found, totals, {"00000009"}) == {"aa" * 10: {"CPU": 4.0}}
+    assert [one["state"] for one in groups_of(rows, {})] == ["CREATED"]
+
+
+# --- who sits where
+
+
+def test_who_sits_where_and_who_waits_is_said_in_words() -> None:
+    actor = {
+        "class": "Trainer",
+        "name": "",
+        "node": "aa" * 10,
+        "job": "01000000",
+        "pid": 7,
+        "state": "ALIVE",
+        "resources": {"GPU": 1.0},
+        "group": "ff" * 18,
+        "gpus": ["0"],
+    }
+    wants = {**actor, "state": "PENDING_CREATION", "class": "Big", "resources": {"GPU": 9.0}, "node": ""}
+    inside = {**actor, "group": "ab" * 18}
+    using = using_of(
+        [row("aa", GPU=2.0), row("bb")],
+        {
+            "aa" * 10: {"CPU": 3.0, "memory": 16.0 * GB, "object_store_memory": 2.0 * GB},
+            "bb" * 10: row("bb")["Resources"],
+        },
+        [group("dovetail:run-7:1", CPU=2.0, GPU=1.0), group("theirs", "PENDING", "", CPU=99.0)],
+        [actor, wants, inside],
+        {"01000000": "train.py (pid 3)"},
+        [({"CPU": 30.0}, 3), ({"GPU": 9.0}, 1)],
+        {"aa" * 10: "a", "bb" * 10: "b"},
+    )
+    lines = using.lines()
+    assert "used:     5 of 16 CPUs, 2 of 2 GPUs, 0 of 32GB memory, 0 of 4GB object store" in lines
+    assert "  a: Dovetail run run-7 holds 2 CPUs, 1 GPU" in lines
+    assert "  a: actor Trainer (pid 7) of train.py (pid 3) holds 1 GPU (GPU 0)" in lines
+    assert "  a: tasks, or what has ended just now, hold 3 CPUs" in lines
+    assert "  placement group theirs wants 99 CPUs: does not fit now" in lines
+    assert "  actor Big of train.py (pid 3) wants 9 GPUs" in lines
+    assert "  3 tasks want 30 CPUs each" in lines
+    assert len(using.waiting) == 3
+    assert [holder.who for holder in using.others()] == ["actor Trainer (pid 7)", "tasks, or what has ended just now,"]
+    assert using.to_dict()["used"]["a"]["used"]["CPU"] == 5.0
+
+
+def test_an_empty_cluster_is_said_to_be_empty() -> None:
+    using = using_of([row("aa")], {}, [], [], {}, [], {"aa" * 10: "a"})
+    assert using.lines()[1:] == ["sits:     nobody", "pending:  nothing"]
+
+
+# --- a real one
+
+
+@pytest.fixture
+def attached(ray_cluster: FakeCluster) -> Iterator[FakeCluster]:
+    import ray
+
+    ray.init(address=ray_cluster.address, log_to_driver=False, logging_level=logging.ERROR)
+    yield ray_cluster
+    ray.shutdown()
+
+
+def test_a_cluster_is_discovered_in_a_moment(attached: FakeCluster) -> None:
+    from dovetail.engines.ray.discovery import discover
+
+    discover()  # imports
+    began = time.monotonic()
+    seen = discover()
+    assert time.monotonic() - began < 0.5
+    assert seen.ids == {node.dovetail_name: node.node_id for node in attached.nodes.values()}
+    nodes = {node.name: node for node in seen.cluster.nodes}
+    assert nodes[attached.nodes["b"].dovetail_name].gpus == (Gpu.of("L40S"),) * 2
+    assert nodes[attached.nodes["c"].dovetail_name].gpus == (Gpu.of("A100"),) * 2
+    assert nodes[attached.nodes["a"].dovetail_name].labels == (("fake", "a"),)
+    assert seen.foreign == ()
+
+
+def test_what_somebody_else_holds_is_seen_and_named(attached: FakeCluster, tmp_path: Path) -> None:
+    from dovetail.engines.ray.discovery import discover
+    from dovetail.engines.ray.using import look
+
+    name = attached.nodes["b"].dovetail_name
+    with foreign_actor(attached, tmp_path, node="b", num_gpus=1, num_cpus=2):
+        until(lambda: discover().foreign, "it is seen")
+        seen = discover()
+        card = Gpu.of("L40S")
+        share = CardShare(1, 1000, card.memory_bytes, card.nvdecs, card.nvencs)
+        assert seen.foreign == (Seat(name, 2000, 0, (share,)),)
+        using = look(seen)
+        (holder,) = using.holders
+        assert (holder.node, holder.resources, holder.gpus) == (name, {"CPU": 2.0, "GPU": 1.0}, ("0",))
+        assert "actor Holder" in using.lines()[-2]
+
+
+def test_our_own_placement_groups_are_never_taken_for_somebody_elses(attached: FakeCluster) -> None:
+    from ray.util.placement_group import placement_group, remove_placement_group
+
+    from dovetail.engines.ray.discovery import discover
+
+    looks = [("before", discover().foreign)]
+
+    def all_is_back() -> bool:
+        looks.append(("removed", discover().foreign))
+        return not discover(ours={}).foreign
+
+    for number in range(5):
+        made = placement_group([{"CPU": 2}], name=f"dovetail:run-{number}")
+        assert made.wait(10)
+        looks += [("made", discover().foreign) for _ in range(20)]
+        remove_placement_group(made)
+        until(all_is_back, "it is given back")
+    assert [look for look in looks if look[1]] == []
+
+
+def test_a_node_that_joins_and_one_that_leaves_are_noticed(attached: FakeCluster) -> None:
+    from dovetail.engines.ray.discovery import discover
+
+    before = discover()
+    with add_node(attached, num_cpus=1) as node:
+        until(lambda: changes(before, discover(known=before.ids)), "it has joined")
+        now = discover(known=before.ids)
+        assert [one.name for one in changes(before, now).joined] == [node.dovetail_name]
+    until(lambda: changes(now, discover(known=now.ids)), "it has left")
+    assert changes(now, discover(known=now.ids)).left == (node.dovetail_name,)
+
+
+def test_unnamed_cards_are_looked_at_once(attached: FakeCluster) -> None:
+    from dovetail.engines.ray.discovery import discover
+
+    with add_node(attached, num_cpus=1, num_gpus=1) as node:
+        until(lambda: node.dovetail_name in discover().ids, "it has joined")
+        began = time.monotonic()
+        seen = discover()
+        assert time.monotonic() - began < 0.5  # remembered in the cluster
+        (found,) = [one for one in seen.cluster.nodes if one.name == node.dovetail_name]
+        assert len(found.gpus) == 1
+
+
+def test_a_node_whose_cards_cannot_be_looked_at_is_asked_once(
+    attached: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert attached.address
+    nobody = "ab" * 28
+    found, (note,) = cards.look_on([nobody])
+    assert found == {}
+    assert "could not be looked at" in note
+    monkeypatch.setattr(cards, "_task", lambda node: pytest.fail(f"{node} was asked again"))
+    assert cards.look_on([nobody]) == ({}, [note])
+
+
+def test_what_ray_says_of_groups_is_read_as_ray_reads_it(attached: FakeCluster) -> None:
+    from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
+
+    assert attached.address
+    made = placement_group([{"CPU": 1}, {"CPU": 2}], name="somebody")
+    try:
+        assert made.wait(10)
+        (ours,) = [one for one in discovery.groups_now() if one["name"] == "somebody"]
+        theirs = placement_group_table()[ours["placement_group_id"]]
+        assert {key: theirs[key] for key in ours if key != "stats"} == {k: v for k, v in ours.items() if k != "stats"}
+        assert ours["stats"]["scheduling_state"] == theirs["stats"]["scheduling_state"]
+    finally:
+        remove_placement_group(made)

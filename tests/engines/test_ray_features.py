@@ -1,0 +1,461 @@
+"""Do workers on Ray find what they expect? Slots, gangs, calls, variables, large payloads, Ray itself; on one node and
+across several."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import dovetail as dt
+from dovetail.control.commands import StopWorker
+from dovetail.control.engine import WorkerGone
+from dovetail.control.events import BatchesReturned, Cause, WorkerStopped
+from engines.ray_runs import Bench, on_ray
+from engines.test_local_faults import test_only_results_that_cannot_be_pickled_are_set_aside
+from engines.test_local_gangs import Talks
+from engines.test_local_main import (
+    CLASSES,
+    CLUSTER,
+    Together,
+    TogetherAwaited,
+    speaks,
+)
+from ray_aids import ADDRESS, driver
+from running.aids import PATIENCE_S, is_there, run_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from ray_aids import FakeCluster
+
+__all__ = ["on_ray", "test_only_results_that_cannot_be_pickled_are_set_aside"]
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("on_ray")]
+MB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def bench(ray_cluster: FakeCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    made = Bench(ray_cluster, tmp_path_factory.mktemp("bench"), "a", "d")
+    yield made
+    made.close()
+
+
+# Slots and async
+
+
+def test_slots_and_async_stages_run_as_many_calls_at_once() -> None:
+    stages = [
+        dt.Stage("threads", Together(3), slots=3, workers=1, fuse=False),
+        dt.Stage("awaited", TogetherAwaited(5), slots=5, workers=1, fuse=False),
+    ]
+    found = list(run_of(*stages, source=range(60)))
+    assert sorted(item for (item, _), _ in found) == list(range(60))
+    assert max(most for (_, most), _ in found) == 3
+    assert max(most for _, most in found) == 5
+
+
+# Gangs
+
+
+class Meets:
+    """Its ranks meet at MASTER_ADDR and MASTER_PORT, as torch would, and add up what each has."""
+
+    def setup(self, worker: Any) -> None:
+        self.rank, self.ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        assert (worker.rank, worker.ranks) == (self.rank, self.ranks)
+        names = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK", "MASTER_ADDR")
+        self.told = {name: os.environ[name] for name in names} | {"node": worker.node, "rank": self.rank}
+        place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        if self.rank == 0:
+            with socket.create_server(place) as server:
+                self.others = [server.accept()[0].makefile("rw") for _ in range(self.ranks - 1)]
+        else:
+            self.others = [self._reached(place)]
+
+    def _reached(self, place: tuple[str, int]) -> Any:
+        until = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                return socket.create_connection(place, 1).makefile("rw")
+            except OSError:
+                assert time.monotonic() < until, f"nobody at {place}"
+                time.sleep(0.01)
+
+    def __call__(self, items: list[Any]) -> list[Any]:
+        """Everybody's variables and items come together at rank 0, which tells all that it has them."""
+        if "raise" in items and self.rank == self.ranks - 1:
+            raise ValueError(f"rank {self.rank} does not like it")
+        if "raise" in items:
+            return items
+        if "die" in items and self.rank == self.ranks - 1:
+            os._exit(7)
+        mine = json.dumps([self.told, items]) + "\n"
+        if self.rank:
+            self._say(self.others[0], mine)
+            assert self.others[0].readline() == "all\n", "rank 0 is gone"
+            return items
+        everybody = [json.loads(mine), *(json.loads(other.readline()) for other in self.others)]
+        for other in self.others:
+            self._say(other, "all\n")
+        return [everybody] * len(items)
+
+    def _say(self, other: Any, line: str) -> None:
+        other.write(line)
+        other.flush()
+
+    def who(self) -> int:
+        return self.rank
+
+
+@pytest.mark.parametrize("nodes", ["dd", "ad", "ada"], ids=["one node", "two nodes", "three ranks on two nodes"])
+def test_the_ranks_of_a_gang_meet(bench: Bench, nodes: str) -> None:
+    worker = 200 + len(nodes) + ("a" in nodes)
+    bench.ready(worker, Meets, *nodes)
+    (first, second) = bench.done(bench.send(worker, ["x", "y"]))
+    assert [told[1] for told in first] == [["x"]] * len(nodes)
+    assert [told[1] for told in second] == [["y"]] * len(nodes)
+    told = sorted((told for told, _ in first), key=lambda told: int(told["rank"]))
+    assert [one["node"] for one in told] == list(nodes)
+    groups = list(dict.fromkeys(nodes))
+    for rank, one in enumerate(told):
+        assert one["rank"] == rank
+        assert one["LOCAL_RANK"] == str(nodes[:rank].count(nodes[rank]))
+        assert one["LOCAL_WORLD_SIZE"] == str(nodes.count(nodes[rank]))
+        assert one["GROUP_RANK"] == one["NODE_RANK"] == str(groups.index(nodes[rank]))
+    assert len({one["MASTER_ADDR"] for one in told}) == 1
+    assert bench.result(bench.engine.call(worker, "it", "who")) == 0
+    bench.engine.submit([StopWorker(worker)])
+    bench.heard(WorkerStopped, worker)
+
+
+def test_a_gang_on_two_nodes_lives_and_dies_together(bench: Bench) -> None:
+    bench.ready(210, Meets, "a", "d")
+    pids = bench.engine.processes()[210][1]
+    assert len(pids) == 2
+    done = bench.answer(bench.send(210, ["x", "raise", "y"]))
+    assert {failure.error for failure in done.failures} == {"ValueError: rank 1 does not like it"}
+    assert done.segments == []
+    message = bench.send(210, ["die"])
+    lost = bench.lost(210)
+    assert (lost.cause, "exit code 7" in lost.detail) == (Cause.EXIT, True)
+    assert message in {crumb.message for crumb in lost.crumbs}
+    bench.until(lambda: not any(map(is_there, pids)))
+
+
+def test_a_run_with_a_gang_across_nodes_of_which_it_has_a_part() -> None:
+    gang = dt.Stage("gang", Meets, dt.Resources(cpus=2), ranks=2, workers=1)
+    found = list(run_of(gang, source=["x"] * 20))
+    assert len(found) == 20
+    assert {len({told["node"] for told, _ in everybody}) for everybody in found} == {2}
+
+
+# Calls
+
+
+def test_workers_call_each_other_on_one_node_and_across_nodes(bench: Bench) -> None:
+    for worker, node in ((301, "a"), (302, "d"), (303, "d")):
+        bench.start(worker, Chats, node, slots=2)
+    for asks, asked in ((301, 302), (302, 301), (302, 303), (303, 303)):
+        assert bench.done(bench.send(asks, [(asked, "hello"), (asked, "bad")])) == [
+            f"{asked}:hellohello",
+            "ValueError: bad word",
+        ]
+    assert bench.result(bench.engine.call(303, "it", "ask", 301, "ho")) == "301:hoho"
+    assert bench.done(bench.send(301, [(99, "x")]))[0].startswith("gone: ")
+
+
+def test_large_calls_across_nodes(bench: Bench) -> None:
+    data = b"y" * (3 * MB)
+    assert bench.result(bench.engine.call(301, "it", "sizes", 302, data, 20)) == [len(data)] * 20
+    assert bench.result(bench.engine.call(301, "it", "lengths", 302, 3 * MB, 20)) == [3 * MB] * 20
+    assert len(bench.result(bench.engine.call(302, "it", "large", 20 * MB))) == 20 * MB
+
+
+def test_many_slow_calls_across_nodes_do_not_hold_up_others(bench: Bench) -> None:
+    """However many wait for a worker that is busy: calls to others go through."""
+    bench.start(310, Chats, "a", slots=50)
+    bench.start(311, Chats, "d", slots=40)
+    bench.start(312, Chats, "d", slots=2)
+    assert bench.result(bench.engine.call(310, "it", "many_wait", 311, 312, 40)) == ["312:quick"] + ["311:waited"] * 40
+
+
+def test_a_call_across_nodes_whose_worker_dies_ends_with_worker_gone(bench: Bench) -> None:
+    bench.start(321, Chats, "a")
+    bench.start(322, Chats, "d")
+    (said,) = bench.done(bench.send(321, [(322, "die")]))
+    assert said.startswith("gone: ")
+    assert bench.lost(322).cause is Cause.SIGNAL
+    assert bench.done(bench.send(321, [(322, "again")]))[0].startswith("gone: ")
+
+
+def test_a_call_to_a_node_whose_agent_dies_ends_with_worker_gone(bench: Bench) -> None:
+    bench.ready(331, Chats, "a", slots=2)
+    bench.ready(332, Chats, "d", slots=2)
+    call = bench.engine.call(331, "it", "wait_for", 332)
+    bench.until(lambda: bench.result(bench.engine.call(332, "it", "waiting")))
+    os.kill(bench.engine.agent_pids["d"], signal.SIGKILL)
+    assert bench.result(call).startswith("gone: ")
+    assert bench.lost(332).cause is Cause.NODE_LOST
+
+
+def test_input_that_is_lost_with_an_agent_is_returned_and_its_reader_goes_on(bench: Bench) -> None:
+    bench.ready(341, passes, "a")
+    bench.ready(342, passes, "d")
+    bench.ready(343, passes, "d", "d")
+    made = bench.answer(bench.send(341, ["x"]))
+    os.kill(bench.engine.agent_pids["a"], signal.SIGKILL)
+    parts = [(segment, 0, segment.items) for segment in made.segments]
+    for worker in (342, 343):  # before and after its loss is known
+        message = bench.pass_on(worker, parts)
+        assert bench.heard(BatchesReturned, worker).message == message
+        bench.lost(341)
+        assert bench.done(bench.send(worker, ["y"])) == ["y"]
+
+
+class Chats(Talks):
+    """The same, hosted under another name."""
+
+    def ask(self, worker: int, text: str) -> Any:
+        try:
+            return self.worker.call(worker, "it", "hear", text, times=2).result(60)
+        except WorkerGone as error:
+            return f"gone: {error}"
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+
+    def sizes(self, worker: int, data: bytes, count: int) -> list[int]:
+        futures = [self.worker.call(worker, "it", "size", data) for _ in range(count)]
+        return [future.result(60) for future in futures]
+
+    def lengths(self, worker: int, size: int, count: int) -> list[int]:
+        futures = [self.worker.call(worker, "it", "large", size) for _ in range(count)]
+        return [len(future.result(60)) for future in futures]
+
+    def setup(self, worker: Any) -> None:
+        super().setup(worker)
+        import threading
+
+        self.go = threading.Event()
+        self.waits = 0
+
+    def wait_for(self, worker: int) -> str:
+        try:
+            return str(self.worker.call(worker, "it", "wait").result(60))
+        except WorkerGone as error:
+            return f"gone: {error}"
+
+    def waiting(self) -> bool:
+        return self.waits > 0
+
+    def wait(self) -> str:
+        self.waits += 1
+        assert self.go.wait(30), "nobody let it go"
+        return f"{self.worker.id}:waited"
+
+    def let_go(self) -> None:
+        self.go.set()
+
+    def many_wait(self, busy: int, other: int, count: int) -> list[str]:
+        waiting = [self.worker.call(busy, "it", "wait") for _ in range(count - 1)]
+        quick = self.worker.call(other, "it", "hear", "quick").result(20)
+        last = self.worker.call(busy, "it", "let_go_and_wait")
+        return [quick, *(future.result(60) for future in (*waiting, last))]
+
+    def let_go_and_wait(self) -> str:
+        self.go.set()
+        return self.wait()
+
+
+# Variables
+
+
+def variables(items: list[str]) -> list[tuple[str, str | None]]:
+    return [(item, os.environ.get(item)) for item in items]
+
+
+def test_variables_of_the_driver_of_a_stage_and_of_its_runtime_env(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a stage with a runtime_env has an agent of its own."""
+    given = {"LOG_LEVEL": "all", "HF_HOME": "/hf", "MINE": "named", "OTHER": "not", "CUDA_VISIBLE_DEVICES": "0,1"}
+    for name, value in {**given, "RANK": "3"}.items():
+        monkeypatch.setenv(name, value)
+    names = [*given, "RANK", "COLOUR", "SHAPE", "pid"]
+    stages = [
+        dt.Stage("plain", sees(names), workers=1, fuse=False),
+        dt.Stage("own", sees(names), workers=1, fuse=False, env={"COLOUR": "blue"}),
+        dt.Stage("apart", sees(names), workers=1, fuse=False, runtime_env={"env_vars": {"SHAPE": "round"}}),
+    ]
+    run = run_of(*stages, source=[[]], env_from=["MINE"])
+    (((plain, own, apart)),) = list(run)
+    sent = {
+        "LOG_LEVEL": "all",
+        "HF_HOME": "/hf",
+        "MINE": "named",
+        "OTHER": None,
+        "CUDA_VISIBLE_DEVICES": "",
+        "RANK": None,
+    }
+    agents = {plain.pop("pid"), own.pop("pid")}, {apart.pop("pid")}
+    assert plain == {**sent, "COLOUR": None, "SHAPE": None}
+    assert own == {**sent, "COLOUR": "blue", "SHAPE": None}
+    assert apart == {**sent, "COLOUR": None, "SHAPE": "round"}
+    assert not agents[0] & agents[1]
+
+
+class sees:  # noqa: N801 - as a function
+    """Adds what it sees of these variables, and the process of its agent, to each item."""
+
+    def __init__(self, names: list[str]) -> None:
+        self._names = names
+
+    def __call__(self, items: list[Any]) -> list[Any]:
+        import psutil
+
+        found = dict(variables(self._names))
+        agent = next(one.pid for one in psutil.Process().parents() if "ray::" in " ".join(one.cmdline()))
+        return [[*item, {**found, "pid": agent}] for item in items]
+
+
+@pytest.mark.parametrize("where", ["setup", "call"])
+def test_a_variable_that_only_the_driver_has_is_a_hint(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_TOKEN", "secret")
+    run = run_of(dt.Stage("needs", Needs(where), retries=0), source=range(3))
+    with pytest.raises(dt.RunError) as told:
+        list(run)
+    assert 'env_from=["MY_TOKEN"] or --env-from MY_TOKEN' in str(told.value)
+    assert "secret" not in str(told.value)
+
+
+class Needs:
+    def __init__(self, where: str) -> None:
+        self._where = where
+
+    def setup(self) -> None:
+        if self._where == "setup":
+            os.environ["MY_TOKEN"]
+
+    def __call__(self, items: list[int]) -> list[str]:
+        return [os.environ["MY_TOKEN"] for _ in items]
+
+
+@pytest.mark.parametrize(
+    ("runtime_env", "why"),
+    [({"working_dir": "/no/such/folder"}, "/no/such/folder is not"), ({"conda": "no-such-env"}, "conda")],
+    ids=["seen at once", "seen on the node"],
+)
+def test_a_runtime_env_that_cannot_be_made_fails_the_run_with_the_reason(runtime_env: dict[str, Any], why: str) -> None:
+    with pytest.raises(dt.DovetailError, match="DT403") as told:
+        list(run_of(dt.Stage("apart", variables, runtime_env=runtime_env), source=["x"]))
+    assert "'apart'" in str(told.value)
+    assert why in str(told.value)
+
+
+# Ray inside of a stage
+
+
+class UsesRay:
+    def setup(self) -> None:
+        import ray
+
+        ray.init(log_to_driver=False, logging_level="ERROR")
+
+    def __call__(self, items: list[int]) -> list[tuple[int, str]]:
+        import ray
+
+        double = ray.remote(num_cpus=0)(lambda item: 2 * item)
+        address = ray.get_runtime_context().gcs_address
+        return [(found, address) for found in ray.get([double.remote(item) for item in items])]
+
+
+def test_stage_code_may_use_the_same_ray(ray_cluster: FakeCluster) -> None:
+    found = sorted(run_of(dt.Stage("ray", UsesRay, batch_size=5, workers=1), source=range(10)))
+    assert found == [(2 * number, ray_cluster.address) for number in range(10)]
+
+
+# Payloads
+
+
+def arrays(items: list[int]) -> list[Any]:
+    return [np.full(50 * MB // 8, item, dtype=np.float64) for item in items]
+
+
+class Sums:
+    def setup(self, worker: Any) -> None:
+        self._node = worker.node
+
+    def __call__(self, items: list[Any]) -> list[Any]:
+        return [(self._node, float(item[0]), float(item[-1]), item.nbytes) for item in items]
+
+
+def test_arrays_of_50_mb_within_a_node_and_between_nodes(bench: Bench) -> None:
+    bench.start(401, arrays, "a")
+    bench.start(402, Sums, "a")
+    bench.start(403, Sums, "d")
+    made = bench.answer(bench.send(401, [1, 2, 3]))
+    assert made.failures == []
+    parts = [(segment, 0, segment.items) for segment in made.segments]
+    expected = [(float(number), float(number), 50 * MB) for number in (1, 2, 3)]
+    assert bench.done(bench.pass_on(402, parts)) == [("a", *one) for one in expected]
+    assert bench.done(bench.pass_on(403, parts)) == [("d", *one) for one in expected]
+    assert bench.done(bench.pass_on(403, parts)) == [("d", *one) for one in expected]  # what was fetched is used again
+
+
+def test_arrays_of_50_mb_through_a_run() -> None:
+    """Into it, between its stages, and out of it."""
+    stages = [dt.Stage("pass", passes, fuse=False), dt.Stage("again", passes, fuse=False)]
+    found = list(run_of(*stages, source=(np.full(50 * MB // 8, number, dtype=np.float64) for number in range(2))))
+    assert sorted(float(array[-1]) for array in found) == [0.0, 1.0]
+
+
+def passes(items: list[Any]) -> list[Any]:
+    return items
+
+
+# A script, its folder, and the command line
+
+
+ON_RAY = CLASSES.replace(CLUSTER, f'engine="ray:" + os.environ["{ADDRESS}"], share=0.5').replace(
+    "import dataclasses,", "import dataclasses, os,"
+)
+
+
+def test_items_may_be_objects_of_classes_of_the_script(ray_cluster: FakeCluster, tmp_path: Path) -> None:
+    with driver(ray_cluster, tmp_path, ON_RAY) as script:
+        assert script.finish() == "True 20\n"
+
+
+def command(*arguments: str) -> str:
+    import subprocess
+
+    done = subprocess.run([sys.executable, "-m", "dovetail", *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_status_logs_and_trace_of_a_run(tmp_path: Path) -> None:
+    run = run_of(dt.Stage("speak", speaks, workers=3), source=range(40), run_dir=tmp_path / "run")
+    list(run)
+    folder = str(tmp_path / "run")
+    logs = list((tmp_path / "run" / "logs").glob("*.log"))
+    assert len(logs) == 3
+    text = "".join(log.read_text() for log in logs)
+    for line in ("out 0", "out 39", "err 1", "from a program 1"):
+        assert line in text
+    status = json.loads(command("status", folder, "--json"))
+    assert status["status"] == "finished"
+    assert "speak" in json.dumps(status)
+    assert "finished" in command("status", folder)
+    printed = command("logs", folder)
+    assert "out 39" in printed
+    assert " on node-" in printed
+    command("trace", folder, "-o", str(tmp_path / "t.json"))
+    traced = json.loads((tmp_path / "t.json").read_text())
+    assert "node-" in json.dumps(traced)

@@ -1,0 +1,210 @@
+"""Does what workers print elsewhere reach the run's folder, whatever happens to the files? No Ray is needed."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dovetail.engines.ray.logs import BEHIND_BYTES, LOOK_BYTES, LogKeeper, LogShipper, line_begin, shares
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class Ends:
+    """A node's folder, the run's, and what goes between them."""
+
+    def __init__(self, path: Path) -> None:
+        self.node, self.run = path / "node", path / "run" / "logs"
+        self.node.mkdir()
+        self.shipper, self.keeper = LogShipper(self.node), LogKeeper(self.run)
+
+    def print(self, name: str, text: str | bytes) -> None:
+        with (self.node / name).open("ab") as file:
+            file.write(text.encode() if isinstance(text, str) else text)
+
+    def look(self, *, last: bool = False) -> int:
+        """Once; the bytes that were sent."""
+        pieces = self.shipper.last() if last else self.shipper.news()
+        self.keeper.took(pieces)
+        return sum(len(data) for *_, data in pieces)
+
+    def kept(self, name: str) -> str:
+        return (self.run / name).read_text()
+
+
+@pytest.fixture
+def ends(tmp_path: Path) -> Ends:
+    return Ends(tmp_path)
+
+
+def test_what_is_new_is_appended_to_the_file_of_the_same_name(ends: Ends) -> None:
+    ends.print("1.log", "one\n")
+    ends.print("12.3.log", "rank\n")
+    ends.look()
+    ends.print("1.log", "two\nthr")
+    ends.look()
+    ends.print("1.log", "ee\n")
+    ends.look()
+    assert (ends.kept("1.log"), ends.kept("12.3.log")) == ("one\ntwo\nthree\n", "rank\n")
+    assert ends.look() == 0
+    assert ends.keeper.skipped_bytes == 0
+
+
+def test_only_logs_of_workers_are_sent(ends: Ends) -> None:
+    for name in ("x.log", ".1.log", "1.txt", "1.log.gz", "ray.out"):
+        ends.print(name, "no\n")
+    (ends.node / "7.log").mkdir()
+    assert ends.shipper.news() == []
+
+
+def test_a_folder_that_is_not_there_yet_is_no_trouble(tmp_path: Path) -> None:
+    assert LogShipper(tmp_path / "later").news() == []
+    assert LogShipper(tmp_path / "later").last() == []
+
+
+def test_one_look_sends_no_more_than_its_limit_and_the_rest_comes_later(ends: Ends) -> None:
+    text = "".join(f"line {number}\n" for number in range(20_000))
+    assert LOOK_BYTES < len(text) < BEHIND_BYTES
+    ends.print("1.log", text)
+    assert 0 < ends.look() <= LOOK_BYTES
+    assert ends.kept("1.log").endswith("\n")  # pieces end behind a line
+    while ends.look():
+        pass
+    assert ends.kept("1.log") == text
+
+
+def test_who_prints_little_does_not_wait_for_who_prints_much(ends: Ends) -> None:
+    for number in range(3):
+        ends.print(f"{number}.log", "x" * 99 + "\n")
+    for number in range(3, 6):
+        ends.print(f"{number}.log", ("z" * 99 + "\n") * 1000)
+    assert ends.look() <= LOOK_BYTES
+    sizes = {path.name: path.stat().st_size for path in ends.run.iterdir()}
+    assert [sizes[f"{number}.log"] for number in range(3)] == [100, 100, 100]
+    assert all(LOOK_BYTES // 3 - 300 < sizes[f"{number}.log"] <= LOOK_BYTES // 3 for number in range(3, 6))
+
+
+def test_a_log_that_grows_faster_says_how_many_bytes_were_left_out(ends: Ends) -> None:
+    lines = [f"line {number}\n" for number in range(100_000)]
+    printed = "".join(lines)
+    ends.print("1.log", "first\n")
+    ends.look()
+    ends.print("1.log", printed)
+    ends.look()
+    kept = ends.kept("1.log")
+    note = re.search(r"^\[dovetail: (\d+) bytes were left out here: .*\]\n", kept, re.MULTILINE)
+    assert note is not None
+    before, after = kept[: note.start()], kept[note.end() :]
+    assert before == "first\n"
+    assert printed.endswith(after)
+    assert after.startswith("line ")  # with a whole line
+    assert int(note[1]) == len(printed) - len(after) == ends.keeper.skipped_bytes
+
+
+def test_at_the_end_the_last_lines_are_sent_at_once(ends: Ends) -> None:
+    for number in range(2):
+        ends.print(f"{number}.log", "z" * 99 + "\n")
+        ends.print(f"{number}.log", "y" * 1_500_000 + "\nTraceback\n")
+    assert ends.look(last=True) <= 1 << 20
+    for number in range(2):
+        assert ends.kept(f"{number}.log").endswith("Traceback\n")
+    assert ends.look(last=True) == 0
+
+
+def test_characters_that_are_torn_are_whole_again(ends: Ends) -> None:
+    text = "\N{SNOWMAN}\N{PILE OF POO}é" * 5000
+    data = text.encode()
+    for at in range(0, len(data), 7001):
+        ends.print("1.log", data[at : at + 7001])
+        ends.look()
+    assert ends.kept("1.log") == text
+
+
+def test_without_a_line_what_follows_a_gap_begins_with_a_character(ends: Ends) -> None:
+    ends.print("1.log", "\N{SNOWMAN}" * 400_000)
+    ends.look()
+    note, _, after = ends.kept("1.log").partition("]\n")
+    assert note.startswith("[dovetail: ")
+    assert set(after) == {"\N{SNOWMAN}"}
+
+
+def test_a_gap_behind_half_a_line_begins_a_new_one(ends: Ends) -> None:
+    ends.print("1.log", "half")
+    ends.look()
+    ends.print("1.log", "x\n" * 400_000)
+    ends.look()
+    assert ends.kept("1.log").startswith("half\n[dovetail: ")
+
+
+def test_a_file_that_was_cut_or_replaced_begins_anew(ends: Ends) -> None:
+    ends.print("1.log", "old old old\n")
+    ends.look()
+    (ends.node / "1.log").write_text("cut\n")
+    ends.look()
+    (ends.node / "1.log").rename(ends.node / "1.log.1")
+    ends.print("1.log", "a rotated file that is longer than the one before\n")
+    ends.look()
+    assert ends.kept("1.log") == "old old old\ncut\na rotated file that is longer than the one before\n"
+
+
+def test_a_file_that_vanished_does_no_harm_and_may_come_again(ends: Ends) -> None:
+    ends.print("1.log", "one\n")
+    ends.look()
+    (ends.node / "1.log").unlink()
+    assert ends.look() == 0
+    ends.print("1.log", "two\n")
+    ends.look()
+    assert ends.kept("1.log") == "one\ntwo\n"
+
+
+def test_names_that_lead_elsewhere_are_not_written(tmp_path: Path) -> None:
+    keeper = LogKeeper(tmp_path / "logs")
+    keeper.took([("../1.log", 0, b"no"), ("/tmp/1.log", 0, b"no"), ("", 0, b"no"), ("1.log", 0, b"yes")])
+    assert [path.name for path in tmp_path.rglob("*.log")] == ["1.log"]
+
+
+def test_a_folder_that_cannot_be_written_does_not_stop_the_run(tmp_path: Path) -> None:
+    (tmp_path / "logs").write_text("a file")
+    keeper = LogKeeper(tmp_path / "logs")
+    keeper.took([("1.log", 0, b"lost")])
+    assert keeper.problem.startswith("1.log: ")
+    assert keeper.skipped_bytes == 4
+
+
+@given(st.dictionaries(st.sampled_from("abcdefgh"), st.integers(1, 1000), min_size=1), st.integers(0, 3000))
+def test_shares_fill_the_limit_and_nobody_gets_more_who_wants_more(waiting: dict[str, int], limit: int) -> None:
+    found = shares(waiting, limit)
+    assert sum(found.values()) == min(limit, sum(waiting.values()))
+    assert all(found.get(name, 0) <= size for name, size in waiting.items())
+    wanting = [found.get(name, 0) for name, size in waiting.items() if found.get(name, 0) < size]
+    assert max(wanting, default=0) - min(wanting, default=0) <= 1
+    assert all(found.get(name, 0) <= min(wanting, default=limit) + 1 for name in waiting)
+
+
+@pytest.mark.parametrize(
+    ("data", "begin"), [(b"ab\ncd", 3), (b"abcd", 0), (b"abcd\n", 0), (b"\x98\x83abc", 2), (b"", 0), (b"\n", 0)]
+)
+def test_where_the_first_whole_line_or_character_begins(data: bytes, begin: int) -> None:
+    assert line_begin(data) == begin
+
+
+@given(st.lists(st.tuples(st.sampled_from(["1.log", "2.log", "3.1.log"]), st.binary(max_size=300)), max_size=30))
+def test_whatever_is_printed_arrives_as_it_is(
+    tmp_path_factory: pytest.TempPathFactory, texts: list[tuple[str, bytes]]
+) -> None:
+    ends = Ends(tmp_path_factory.mktemp("logs"))
+    printed: dict[str, bytes] = {}
+    for name, text in texts:
+        printed[name] = printed.get(name, b"") + text
+        ends.print(name, text)
+        ends.keeper.took(ends.shipper.news(100))
+    while pieces := ends.shipper.news(100):
+        ends.keeper.took(pieces)
+    for name, text in printed.items():
+        if text:
+            assert (ends.run / name).read_bytes() == text

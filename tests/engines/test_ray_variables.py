@@ -1,0 +1,94 @@
+"""Which variables reach workers on other machines, and is it said when a missing one is the reason of an error?"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from dovetail.engines.failures import tell
+from dovetail.engines.ray.variables import NEVER, hint, to_send
+from dovetail.errors import ConfigError
+
+SAYS = (
+    'MY_TOKEN is set where you started the run, but not sent to workers: env_from=["MY_TOKEN"] or --env-from MY_TOKEN'
+)
+
+
+def test_what_is_on_the_list_is_sent_and_nothing_else() -> None:
+    sent = {
+        "LOG_LEVEL": "debug",
+        "EXPERIMENT_PATH": "/x",
+        "WANDB_API_KEY": "k",
+        "HF_TOKEN": "t",
+        "AWS_PROFILE": "p",
+        "HTTPS_PROXY": "h",
+        "https_proxy": "h",
+        "no_proxy": "localhost",
+        "PYTHONPATH": "/lib",
+        "LD_LIBRARY_PATH": "/cuda",
+        "DOVETAIL_HOME": "/home",
+    }
+    kept = {"HOME": "/root", "PATH": "/bin", "MY_TOKEN": "secret", "XHF_TOKEN": "no", "RAY_ADDRESS": "auto"}
+    assert to_send(sent | kept | dict.fromkeys(NEVER, "1")) == sent
+
+
+def test_what_the_user_names_is_sent_too() -> None:
+    assert to_send({"MY_TOKEN": "x", "OTHER": "y"}, ["MY_TOKEN", "MY_TOKEN"]) == {"MY_TOKEN": "x"}
+
+
+def test_every_name_that_cannot_be_sent_is_told_at_once_with_a_way_out() -> None:
+    with pytest.raises(ConfigError) as caught:
+        to_send({"MY_TOKEN": "x", "RANK": "3"}, ["MY_TOKEM", "RANK", "CUDA_VISIBLE_DEVICES"])
+    assert caught.value.exit_code == 2
+    assert caught.value.codes == ("DT398", "DT399", "DT399")
+    text = str(caught.value)
+    assert "'MY_TOKEM' is to be sent to workers and is not set here (did you mean 'MY_TOKEN'?)" in text
+    assert "export MY_TOKEM=..." in text
+
+
+def test_a_key_error_of_the_environment_becomes_a_hint() -> None:
+    os.environ.pop("MY_TOKEN", None)
+    with pytest.raises(KeyError) as caught:
+        _ = os.environ["MY_TOKEN"]
+    told = tell(caught.value)
+    assert hint(told.line, told.detail, {"MY_TOKEN": "x"}, {}) == SAYS
+    assert hint(told.line, "", {"MY_TOKEN": "x"}, {}) == SAYS
+
+
+def test_a_setup_whose_error_was_raised_from_a_key_error_gets_the_hint() -> None:
+    def log_in() -> None:
+        try:
+            os.environ["MY_TOKEN"]
+        except KeyError as error:
+            raise RuntimeError("no access") from error
+
+    with pytest.raises(RuntimeError) as caught:
+        log_in()
+    told = tell(caught.value)
+    assert hint(told.line, told.detail, {"MY_TOKEN": "x"}, {"OTHER": "1"}) == SAYS
+
+
+def test_an_error_that_asks_for_a_variable_gets_the_hint() -> None:
+    said = "OpenAIError: pass api_key or set the MY_TOKEN environment variable"
+    assert hint(said, "Traceback ...", {"MY_TOKEN": "x"}, {}) == SAYS
+
+
+@pytest.mark.parametrize(
+    ("environ", "sent"),
+    [({}, {}), ({"MY_TOKEN": "x"}, {"MY_TOKEN": "x"}), ({"OTHER": "x"}, {})],
+    ids=["nobody has it", "it was sent", "the driver has another"],
+)
+def test_there_is_no_hint_where_sending_would_not_help(environ: dict[str, str], sent: dict[str, str]) -> None:
+    assert hint("KeyError: 'MY_TOKEN'", "", environ, sent) is None
+
+
+def test_a_key_of_something_else_gets_no_hint() -> None:
+    with pytest.raises(KeyError) as caught:
+        {"other": 1}["HOME"]
+    told = tell(caught.value)
+    assert hint(told.line, told.detail, {"HOME": "/root"}, {}) is None
+
+
+def test_what_a_worker_has_of_its_own_is_never_recommended() -> None:
+    assert hint("KeyError: 'RANK'", "", {"RANK": "0"}, {}) is None

@@ -1,0 +1,134 @@
+"""Is a run whose workers others measure, on other nodes, told as one whose workers are here?"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from dovetail.engines.ray.measured import Measured, NodeMeter
+from dovetail.machine.host_use import HostUse
+from dovetail.observe.history import History
+from dovetail.observe.summary import summary
+from dovetail.observe.telemetry import Asked, Process, Telemetry
+from dovetail.observe.use import Accounts, Sample
+from machine.sessions import session
+from observe.made import recorder, run_at
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MB = 1 << 20
+
+
+def data(at: float, *workers: tuple[int, float], machine: str = "m", unit: str = "a") -> dict[str, Any]:
+    """A look: (worker, CPU seconds) ..."""
+    figures = {worker: (unit, cpu_s, 10 * MB, 1, 2, None, None, None, 1) for worker, cpu_s in workers}
+    host = (1.5, 4, 2 * MB, 8 * MB)
+    return {"at": at, "machine": machine, "workers": figures, "host": host, "cards": []}
+
+
+class Run:
+    """A run on nodes, second by second."""
+
+    def __init__(self, asked: Asked | None = None) -> None:
+        self.now = 0.0
+        self.measured = Measured(self.clock)
+        self.telemetry = Telemetry(self.there, lambda _: asked, source=self.measured, clock=self.clock)
+
+    def clock(self) -> float:
+        return self.now
+
+    def there(self) -> dict[int, Process]:
+        return {worker: Process((), unit) for worker, unit in self.measured.who().items()}
+
+    def look(self, now: float) -> None:
+        self.now = now
+        self.telemetry.look()
+        assert self.telemetry.problem == ""
+
+
+def test_units_are_counted_over_nodes() -> None:
+    run = Run()
+    for second in range(4):
+        run.now = float(second)
+        run.measured.took("x", data(100.0 + second, (1, 0.5 * second), (2, 1.0 * second)))
+        run.measured.took("y", data(900.0 + second, (3, 2.0 * second), machine="n"))
+        run.look(second + 0.3)
+    unit = run.telemetry.units()["a"]
+    assert (unit.workers, unit.uss_bytes) == (3, 30 * MB)
+    assert unit.cpu_s_total == pytest.approx(10.5)
+    assert unit.cpus_now == pytest.approx(3.5)
+    assert unit.cpus == pytest.approx(3.5 / 3)
+    assert run.telemetry.latest()[3].cpus == pytest.approx(2.0)
+
+
+def test_all_machines_together_and_each_node_by_itself() -> None:
+    run = Run()
+    run.look(0.0)
+    assert run.telemetry.machine() is None
+    run.measured.took("x", data(0.0, (1, 0.0)))
+    run.measured.took("y", data(0.0, machine="n"))
+    run.measured.took("y2", data(0.0, (2, 0.0), machine="n"))
+    run.look(1.0)
+    seen = run.telemetry.snapshot()
+    assert seen.machine == HostUse(3.0, 8, 4 * MB, 16 * MB)
+    assert {name: dict(node.workers) for name, node in seen.nodes.items()} == {"x": {"a": 1}, "y": {}, "y2": {"a": 1}}
+    run.measured.left("x")
+    run.look(2.0)
+    assert run.telemetry.snapshot().nodes.keys() == {"y", "y2"}
+    assert run.telemetry.latest().keys() == {2}
+    assert run.telemetry.peak(1) == 10 * MB
+
+
+def test_a_sample_that_was_seen_before_does_not_look_like_a_pause() -> None:
+    """A node looks less often than the driver, or its answer is late: its workers are as busy as before."""
+    run = Run(Asked(cpus=1.0))
+    told = []
+    for look in range(24):
+        second = look / 2
+        if look % 3 == 0:
+            run.now = second
+            run.measured.took("x", data(second, (1, 3.0 * second)))
+        run.look(second + 0.1)
+        told += run.telemetry.advice()
+        if look >= 3:
+            assert run.telemetry.latest()[1].cpus == pytest.approx(3.0)
+            assert run.telemetry.units()["a"].cpus_now == pytest.approx(3.0)
+    unit = run.telemetry.units()["a"]
+    assert unit.cpus == pytest.approx(3.0)
+    assert unit.cpus_least == unit.cpus_recent == pytest.approx(3.0)
+    assert [it.about for it in told] == ["cpus"]
+
+
+def test_samples_without_a_time_are_of_now() -> None:
+    accounts, timed = Accounts(), Accounts()
+    for second in (0.0, 1.0, 3.0, 4.0):
+        cpu_s = second**2
+        here = accounts.take(second, {1: (Process((1,), "a"), Sample(cpu_s, MB, 1, 2))})
+        there = timed.take(second, {1: (Process((1,), "a"), Sample(cpu_s, MB, 1, 2, at=second))})
+        assert here == there
+
+
+def test_a_real_worker_of_another_node_is_written_down(tmp_path: Path) -> None:
+    with session("data = b'x' * (30 << 20); say()\nwhile True: burn(1)") as real:
+        real.hear()
+        run = Run()
+        meter = NodeMeter(lambda: {1: ("a", (real.pid,))}, every_s=0.0)
+        written = recorder(tmp_path / "r", run_at, telemetry=run.telemetry)
+        for second in range(12):
+            run.now = 20.0 * second  # so that looks are due however busy the machine is
+            found = meter.sample(run.now)
+            if found is not None:
+                run.measured.took("far", found)
+            run.look(run.now)
+            written.saw(float(second), [], [])
+        written.close(12.0)
+        meter.stop()
+    told = summary(History.load(tmp_path / "r"))
+    assert told.units[0].peak_bytes is not None
+    assert told.units[0].peak_bytes > 30 * MB
+    (far,) = [node for node in told.nodes if node.name == "far"]
+    assert far.workers == {"a": 1}
+    assert far.memory_bytes is not None
+    assert far.cpus is not None

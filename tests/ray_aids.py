@@ -1,0 +1,283 @@
+"""What do tests on Ray need? One fake cluster for all of them, nodes that may be killed, somebody else who holds
+things, and how it was before."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+from running.aids import Script, until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ADDRESS = "DOVETAIL_TEST_RAY"
+"""The variable by which scripts learn where the cluster is."""
+QUIET = {
+    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
+    "RAY_AUTH_MODE": "disabled",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_worker_niceness": "0",
+}
+START_S = 120.0
+"""For one node, on a machine with five busy processes per core; Ray's own limit ends an attempt after 30 s."""
+RESTORED_S = 2.0
+GB = 10**9
+MB = 2**20
+
+NODES: dict[str, dict[str, Any]] = {
+    "a": {"num_cpus": 4},
+    "b": {"num_cpus": 4, "num_gpus": 2, "resources": {"accelerator_type:L40S": 1}},
+    "c": {"num_cpus": 4, "num_gpus": 2, "resources": {"accelerator_type:A100": 1}},
+    "d": {"num_cpus": 4},
+}
+"""The head is the first; drivers connect to it, so it is the one that must not be killed."""
+
+
+@dataclass(frozen=True, slots=True)
+class FakeNode:
+    name: str
+    node_id: str
+    raylet_pid: int
+
+    @property
+    def dovetail_name(self) -> str:
+        """All nodes share a hostname, so Dovetail calls each by its id."""
+        return f"node-{self.node_id[:8]}"
+
+    def kill(self, how: int = signal.SIGKILL) -> None:
+        """The raylet only, as in a crash; SIGTERM ends a node politely, SIGSTOP hangs it."""
+        os.kill(self.raylet_pid, how)
+
+
+class RayWouldNotStart(Exception):
+    """After all attempts; with the raylet's own words."""
+
+
+class FakeCluster:
+    """Nodes on this machine with made-up resources, held by a process of their own (`ray_keeper.py`)."""
+
+    def __init__(self, folder: Path, nodes: dict[str, dict[str, Any]] = NODES) -> None:
+        self.nodes: dict[str, FakeNode] = {}
+        self.address = ""
+        self._folder = folder
+        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115  closed with the cluster
+        self._keeper = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("ray_keeper.py")), str(folder)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+            env={**os.environ, **QUIET, "RAY_TMPDIR": str(folder)},
+            start_new_session=True,  # a Ctrl-C is pytest's; the keeper ends when pytest does
+        )
+        try:
+            for name, resources in nodes.items():
+                self.add(name, **resources)
+        except BaseException:
+            self.close()
+            raise
+
+    def add(self, name: str, **resources: Any) -> FakeNode:
+        """`num_cpus`, `num_gpus`, `resources`, `labels`, `memory`, `object_store_memory`, ... of Ray's `RayParams`."""
+        given = {"memory": 4 * GB, "object_store_memory": 128 * MB, "labels": {"fake": name}} | resources
+        told = self._ask("add", patience_s=3 * START_S, name=name, **given)
+        self.address = told["address"]
+        self.nodes[name] = FakeNode(name, told["node_id"], told["raylet_pid"])
+        return self.nodes[name]
+
+    def remove(self, name: str) -> None:
+        """Politely if it still can hear, and nothing of it is left. Ray needs 14 s to see that a raylet was killed, and
+        the next test shall not meet its ghost."""
+        gone = self.nodes.pop(name)
+        self._ask("remove", name=name)
+        until(lambda: gone.node_id not in self.alive(), f"Ray sees that node {name} is gone", START_S)
+
+    def available(self) -> dict[str, dict[str, float]]:
+        """As in `ray.available_resources()`, but by the names of the nodes that are here now."""
+        told = self._ask("available")
+        return {
+            name: {what: amount for what, amount in told.get(node.node_id, {}).items() if not what.startswith("node:")}
+            for name, node in self.nodes.items()
+        }
+
+    def alive(self) -> set[str]:
+        """Ids of the nodes that Ray believes to be alive: it needs up to 66 s to see that one is not."""
+        return {row["NodeID"] for row in self._ask("nodes") if row["Alive"]}
+
+    def actors(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self._ask("actors")
+        return found
+
+    def groups(self) -> list[dict[str, Any]]:
+        """Placement groups that are not removed."""
+        return [row for row in self._ask("groups") if row["state"] != "REMOVED"]
+
+    def close(self) -> None:
+        stdin, stdout = self._keeper.stdin, self._keeper.stdout
+        assert stdin
+        assert stdout
+        try:
+            stdin.close()
+            self._keeper.wait(30)
+        except (BrokenPipeError, subprocess.TimeoutExpired):  # Ray hangs in it
+            for process in psutil.Process(self._keeper.pid).children(recursive=True):
+                process.kill()
+            self._keeper.kill()
+            self._keeper.wait()
+        stdout.close()
+        self._log.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _ask(self, do: str, patience_s: float = START_S, **more: Any) -> Any:
+        stdin, stdout = self._keeper.stdin, self._keeper.stdout
+        assert stdin
+        assert stdout
+        try:
+            stdin.write(json.dumps({"do": do, **more}) + "\n")
+            stdin.flush()
+            heard = bool(select.select([stdout], [], [], patience_s)[0])
+            line = stdout.readline() if heard else ""
+        except BrokenPipeError:
+            line = ""
+        if not line:
+            raise RayWouldNotStart(f"the keeper of Ray did not answer {do!r}:\n{self._said()}")
+        told = json.loads(line)
+        if "failed" in told:
+            raise RayWouldNotStart(told["failed"])
+        return told["answer"]
+
+    def _said(self) -> str:
+        self._log.seek(0)
+        return self._log.read()[-2000:]
+
+
+def short_folder() -> Path:
+    """A socket's path has 107 bytes, and Ray uses 75 of them below this. Ray makes it, if it is used at all."""
+    return Path(f"/tmp/dt{uuid.uuid4().hex[:8]}")
+
+
+def start(attempts: int = 3) -> FakeCluster:
+    """All of it anew each time: a head that did not come up cannot be mended."""
+    for left in reversed(range(attempts)):
+        try:
+            return FakeCluster(short_folder())
+        except RayWouldNotStart:
+            if not left:
+                raise
+    raise AssertionError("no attempt was asked for")
+
+
+@contextmanager
+def add_node(cluster: FakeCluster, **resources: Any) -> Iterator[FakeNode]:
+    """A node of its own, that the test may kill; nothing of it is left afterwards."""
+    name = f"extra{sum(known.startswith('extra') for known in cluster.nodes) + 1}"
+    node = cluster.add(name, **({"num_cpus": 4} | resources))
+    try:
+        yield node
+    finally:
+        cluster.remove(name)
+
+
+def node_id_of(cluster: FakeCluster, name: str) -> str:
+    return cluster.nodes[name].node_id
+
+
+def patiently(seconds: float) -> float:
+    """A limit that holds on a machine with nothing else to do, on one where every core has more than that."""
+    return seconds * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+
+
+def until_available_is(
+    cluster: FakeCluster, before: dict[str, dict[str, float]], within_s: float = RESTORED_S
+) -> float:
+    """Everything is given back; how long it took. Nodes that came or went since are not compared."""
+    began = time.monotonic()
+    while differences := _differences(before, cluster.available()):
+        assert time.monotonic() - began < within_s, f"not given back after {within_s} s: {differences}"
+        time.sleep(0.02)
+    return time.monotonic() - began
+
+
+def _differences(before: dict[str, dict[str, float]], now: dict[str, dict[str, float]]) -> list[str]:
+    return [
+        f"node {name}: {what} was {before[name].get(what, 0)}, is {now[name].get(what, 0)}"
+        for name in sorted(before.keys() & now.keys())
+        for what in sorted(before[name].keys() | now[name].keys())
+        if before[name].get(what, 0) != now[name].get(what, 0)
+    ]
+
+
+def driver(cluster: FakeCluster, folder: Path, text: str, *, stdin: bool = False, **env: str) -> Script:
+    """A program in a process of its own, that finds the cluster in `os.environ["DOVETAIL_TEST_RAY"]`."""
+    return Script(folder, text, stdin=stdin, **{ADDRESS: cluster.address, **env})
+
+
+HOLDS = """
+import json, os, time, ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+@ray.remote
+class Holder:
+    def gpus(self):
+        return ray.get_gpu_ids()
+
+asked = json.loads(os.environ["ASKED"])
+ray.init(address=os.environ["DOVETAIL_TEST_RAY"], log_to_driver=False, logging_level="ERROR")
+if "node" in asked:
+    asked["scheduling_strategy"] = NodeAffinitySchedulingStrategy(asked.pop("node"), soft=False)
+holder = Holder.options(**asked).remote()
+print("HELD", json.dumps(ray.get(holder.gpus.remote())), "", flush=True)
+parent = os.getppid()
+while os.getppid() == parent:
+    time.sleep(0.5)
+"""
+
+
+@contextmanager
+def foreign_actor(cluster: FakeCluster, folder: Path, *, node: str | None = None, **asked: Any) -> Iterator[list[int]]:
+    """Somebody who knows nothing of Dovetail holds `num_gpus`, `num_cpus`, `memory`; the ids of its GPUs."""
+    before = cluster.available()
+    place = {} if node is None else {"node": node_id_of(cluster, node)}
+    with driver(cluster, folder, HOLDS, ASKED=json.dumps({"num_cpus": 0, **asked, **place})) as script:
+        script.says("HELD ")
+        until(lambda: "] \n" in script.output, "the ids of its GPUs are told")
+        held: list[int] = json.loads(script.output.partition("HELD ")[2].partition("]")[0] + "]")
+        until(lambda: not asked or cluster.available() != before, "the cluster says that it is held")
+        yield held
+    until_available_is(cluster, before, within_s=10 * RESTORED_S)
+
+
+SPINS = """
+import os
+parent = os.getppid()
+while os.getppid() == parent:
+    for _ in range(10**6):
+        pass
+"""
+
+
+@contextmanager
+def spinning(per_core: int) -> Iterator[list[int]]:
+    """Every core has this many other things to do; their pids."""
+    with ExitStack() as stack:
+        pids = []
+        for _ in range(per_core * (os.cpu_count() or 1)):
+            process = stack.enter_context(subprocess.Popen([sys.executable, "-S", "-c", SPINS]))
+            stack.callback(process.kill)
+            pids.append(process.pid)
+        yield pids

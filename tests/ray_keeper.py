@@ -1,0 +1,152 @@
+"""Who holds the fake Ray cluster of the tests? A process of its own, that answers one line of JSON with another, and
+that ends with the process that started it, taking everything of Ray along."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+from threading import Thread
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import psutil
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ATTEMPTS = 3
+PR_SET_CHILD_SUBREAPER = 36
+LOG_LINES = 6
+
+
+class NoNode(Exception):
+    """Ray did not start one; the text has the raylet's own words."""
+
+
+class Keeper:
+    def __init__(self, folder: Path) -> None:
+        from ray.cluster_utils import Cluster  # late: the variables that it reads are set by now
+
+        self._folder = folder
+        self._cluster: Any = Cluster()
+        self._nodes: dict[str, Any] = {}
+
+    def add(self, name: str, **arguments: Any) -> dict[str, Any]:
+        """Another try costs a second; a raylet whose agents were slow ends itself."""
+        for attempt in range(ATTEMPTS):
+            try:
+                return self._added(name, arguments)
+            except Exception as failure:  # Ray raises bare Exceptions
+                said = f"attempt {attempt + 1} of {ATTEMPTS}: {failure}\n{self._last_words()}"
+                sys.stderr.write(said + "\n")
+                _kill(self._strays())
+                if attempt == ATTEMPTS - 1 or self._cluster.head_node is None:
+                    raise NoNode(said) from failure
+        raise AssertionError("unreachable")
+
+    def _added(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        node = self._cluster.add_node(wait=False, include_dashboard=False, **arguments)
+        self._nodes[name] = node
+        raylet = node.all_processes["raylet"][0].process.pid
+        return {"node_id": node.node_id, "raylet_pid": raylet, "address": self._cluster.address}
+
+    def remove(self, name: str) -> None:
+        """Whatever state it is in: stopped, half dead, dead."""
+        node = self._nodes.pop(name)
+        for process in _processes(node):
+            if process.poll() is None:
+                process.send_signal(signal.SIGCONT)
+        node.kill_all_processes(check_alive=False, allow_graceful=True, wait=True)
+        self._cluster.worker_nodes.discard(node)
+        _kill(self._strays())
+
+    def available(self) -> dict[str, Any]:
+        found: dict[str, Any] = self._cluster.global_state.available_resources_per_node()
+        return found
+
+    def nodes(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self._cluster.global_state.node_table()
+        return found
+
+    def groups(self) -> list[dict[str, Any]]:
+        return list(self._cluster.global_state.placement_group_table().values())
+
+    def actors(self) -> list[dict[str, Any]]:
+        return list(self._cluster.global_state.actor_table(None, None, "ALIVE").values())
+
+    def _strays(self) -> list[psutil.Process]:
+        """Children that no node of the cluster knows: what dead raylets left behind comes to us, their subreaper."""
+        known = {process.pid for node in self._nodes.values() for process in _processes(node)}
+        return [
+            one for child in psutil.Process().children() if child.pid not in known for one in [child, *_family(child)]
+        ]
+
+    def _last_words(self) -> str:
+        """Of the youngest raylet: its own error lines, as in `raylet.err`."""
+        files = sorted(self._folder.glob("ray/session_2*/logs/raylet*.err"), key=lambda path: path.stat().st_mtime)
+        lines = [line for path in files[-1:] for line in path.read_text(errors="replace").splitlines() if line.strip()]
+        return "\n".join(lines[-LOG_LINES:]) or "raylet.err is empty"
+
+
+def _processes(node: Any) -> list[Any]:
+    return [info.process for kind in node.all_processes.values() for info in kind]
+
+
+def _kill(processes: list[psutil.Process]) -> None:
+    for process in processes:
+        try:
+            process.kill()
+        except psutil.NoSuchProcess:
+            continue
+    psutil.wait_procs(processes, timeout=10)
+
+
+def _family(process: psutil.Process) -> list[psutil.Process]:
+    try:
+        return process.children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+
+
+def answer(keeper: Keeper, line: str) -> dict[str, Any]:
+    asked = json.loads(line)
+    do: Callable[..., Any] = getattr(keeper, asked.pop("do"))
+    try:
+        return {"answer": do(**asked)}
+    except Exception as failure:  # told where it was asked; the next question may be a good one
+        return {"failed": f"{type(failure).__name__}: {failure}"}
+
+
+def main(folder: Path) -> None:
+    out = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # what Ray prints is no answer
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    Thread(target=_end_with, args=(os.getppid(), folder), daemon=True).start()
+    keeper = Keeper(folder)
+    while line := sys.stdin.readline():
+        out.write(json.dumps(answer(keeper, line), default=str) + "\n")
+    _end(folder)
+
+
+def _end_with(parent: int, folder: Path) -> None:
+    """Beside whatever Ray is doing, which may hang; and a fork of the parent may hold our input open."""
+    while os.getppid() == parent:
+        time.sleep(0.2)
+    _end(folder)
+
+
+def _end(folder: Path) -> NoReturn:
+    """Nobody is asked politely: the session ends with all of its nodes."""
+    _kill(psutil.Process().children(recursive=True))
+    shutil.rmtree(folder, ignore_errors=True)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    main(Path(sys.argv[1]))

@@ -1,0 +1,95 @@
+"""Who measures a run's workers? This machine, or the nodes they are on."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from dovetail.engines.ray.measured import Measured, NodeMeter
+from dovetail.observe.history import History
+from dovetail.resources.cluster import Cluster
+from dovetail.running import measuring
+from dovetail.running.measuring import Measuring
+from machine.sessions import session, until
+from observe.made import recorder
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+MB = 1 << 20
+
+
+class Engine:
+    """Has a worker 1 of the unit a."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+
+    def is_ready(self, worker: int) -> bool:
+        return worker == 1
+
+    def processes(self) -> dict[int, tuple[str, tuple[int, ...]]]:
+        return {1: ("a", (self.pid,))}
+
+
+class Far(Engine):
+    """Whose worker is measured elsewhere."""
+
+    def __init__(self, pid: int) -> None:
+        super().__init__(pid)
+        self.measured = Measured()
+
+    def processes(self) -> dict[int, tuple[str, tuple[int, ...]]]:
+        raise AssertionError("nobody looks for it here")
+
+
+def measured_by(engine: Engine, path: Path, monkeypatch: pytest.MonkeyPatch, also: Any = lambda: None) -> History:
+    """A run that goes on until the unit is told, with advice: it uses more memory than it asked for."""
+    monkeypatch.setattr(measuring, "AFTER_S", 0.0)
+    work: Any = SimpleNamespace(name="a", shape=SimpleNamespace(cpu_milli=100_000, memory_bytes=MB, ranks=1))
+    written = recorder(path)
+    one = Measuring(engine, (work,), Cluster.of("1x(4cpu)"), written)
+    one.start()
+    now = [0.0]
+
+    def told() -> bool:
+        also()
+        now[0] += 1.0
+        written.look_now()
+        written.saw(now[0], [], [])
+        return bool(History.load(path).notes("advice"))
+
+    until(told, "advice is written")
+    one.stop()
+    assert one.peaks()["a"] > 30 * MB
+    written.close(now[0])
+    return History.load(path)
+
+
+def test_workers_of_this_machine_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with session("data = b'x' * (30 << 20); say(); wait()") as worker:
+        worker.hear()
+        history = measured_by(Engine(worker.pid), tmp_path / "r", monkeypatch)
+    assert history.unit_uses.keys() == {"a"}
+    assert history.node_uses == {}
+
+
+def test_workers_of_other_nodes_are_told_by_their_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with session("data = b'x' * (30 << 20); say(); wait()") as worker:
+        worker.hear()
+        engine = Far(worker.pid)
+        meter = NodeMeter(lambda: {1: ("a", (worker.pid,))}, every_s=0.05)
+        meter.start()
+
+        def pass_on() -> None:
+            found = meter.take()
+            if found is not None:
+                engine.measured.took("far", found)
+
+        history = measured_by(engine, tmp_path / "r", monkeypatch, pass_on)
+        meter.stop()
+    assert history.unit_uses.keys() == {"a"}
+    assert history.node_uses.keys() == {"far"}
+    assert history.node_uses["far"][-1]["workers"] == {"a": 1}
