@@ -248,10 +248,20 @@ while os.getppid() == parent:
 """
 
 
+def steady(cluster: FakeCluster) -> dict[str, dict[str, float]]:
+    """What is available once that does not change any more: a run before may be giving back."""
+    found = cluster.available()
+    while True:
+        time.sleep(0.3)  # Ray tells what changed every tenth of a second
+        before, found = found, cluster.available()
+        if before == found:
+            return found
+
+
 @contextmanager
 def foreign_actor(cluster: FakeCluster, folder: Path, *, node: str | None = None, **asked: Any) -> Iterator[list[int]]:
     """Somebody who knows nothing of Dovetail holds `num_gpus`, `num_cpus`, `memory`; the ids of its GPUs."""
-    before = cluster.available()
+    before = steady(cluster)
     place = {} if node is None else {"node": node_id_of(cluster, node)}
     with driver(cluster, folder, HOLDS, ASKED=json.dumps({"num_cpus": 0, **asked, **place})) as script:
         script.says("HELD ")

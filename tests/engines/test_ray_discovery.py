@@ -166,7 +166,9 @@ def group_row(number: int, state: str, node: str = "aa", **resources: float) -> 
     from ray.core.generated.gcs_pb2 import PlacementGroupTableData
 
     made = PlacementGroupTableData(
-        placement_group_id=number.to_bytes(4, "big"), name="dovetail:r", state=PlacementGroupTableData.__dict__[state]
+        placement_group_id=number.to_bytes(4, "big"),
+        name="dovetail:r",
+        state=PlacementGroupTableData.PlacementGroupState.Value(state),
     )
     bundle = made.bundles.add(node_id=bytes.fromhex(node * 10))
     bundle.unit_resources.update(resources)

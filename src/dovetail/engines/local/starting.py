@@ -6,6 +6,7 @@ import os
 import pickle
 import socket
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from dovetail.resources.cluster import Cluster
 
 LOOPBACK = "127.0.0.1"
+FIRST_PORT, PORTS, TRIES = 20_000, 12_000, 20
+"""Below those that the kernel gives to whoever connects to somewhere, and above those of Ray's workers: what is free
+now is likely to be free when it is used."""
 POOL_BYTES = 256 << 20
 """Shared memory that one worker keeps warm while nobody reads it."""
 
@@ -194,7 +198,12 @@ def _environment_at_start() -> Mapping[str, str]:
 
 def free_port(address: str = "") -> int:
     """For the ranks of a gang to meet at; somebody may take it before they do, then they are started again."""
+    for _ in range(TRIES):
+        port = FIRST_PORT + int.from_bytes(os.urandom(4), "big") % PORTS
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind((address, port))
+            return port
     with socket.socket() as probe:
         probe.bind((address, 0))
-        port: int = probe.getsockname()[1]
-        return port
+        given: int = probe.getsockname()[1]
+        return given

@@ -133,7 +133,8 @@ def groups_of(rows: Iterable[Any], totals: Held, young: Container[str] = ()) -> 
     found = []
     for row in rows:
         number = row.placement_group_id.hex()
-        if row.state != row.REMOVED or number in young or number in listed:
+        gone = row.PlacementGroupState.Name(row.state) == "REMOVED"
+        if not gone or number in young or number in listed:
             found.append(_group(row, number))
     return found
 

@@ -16,7 +16,7 @@ SYSTEM = {"prestart_worker_first_driver": False}
 
 
 @contextlib.contextmanager
-def lean() -> Iterator[None]:
+def without_helpers() -> Iterator[None]:
     """While Ray is started. Nothing public says this; where Ray has changed, it starts with all of its helpers."""
     try:
         parameters, node = module("ray._private.parameter").RayParams, module("ray._private.node").Node

@@ -7,11 +7,12 @@ import os
 import re
 import shutil
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dovetail.engines.ray.lean import SYSTEM, lean
+from dovetail.engines.ray.lean import SYSTEM, without_helpers
 from dovetail.engines.ray.library import TOLD, module, quiet, signals_kept
 from dovetail.errors import EngineError, Problem
 from dovetail.resources.cluster import Cluster, Node
@@ -69,7 +70,10 @@ def start_own(ray: Any, say: Callable[[str], None], init: Callable[[Any, Size], 
     for attempt in range(1, ATTEMPTS + 1):
         began, before = time.time(), _children()
         try:
-            (init or _init)(ray, size)
+            if init is not None:
+                init(ray, size)
+            else:
+                _init(ray, size, lean=attempt < ATTEMPTS)
         except Exception as error:  # whatever Ray raises: it has many ways
             causes.append(_cause(error, began))
             clean_up(ray, before)
@@ -83,8 +87,9 @@ def start_own(ray: Any, say: Callable[[str], None], init: Callable[[Any, Size], 
     raise EngineError(_problem(causes, size))
 
 
-def _init(ray: Any, size: Size) -> None:
-    with quiet(), signals_kept(), lean():
+def _init(ray: Any, size: Size, *, lean: bool) -> None:
+    """`lean`: without helpers that nobody needs; the last attempt is Ray as it comes."""
+    with quiet(), signals_kept(), without_helpers() if lean else nullcontext():
         ray.init(
             address="local",  # whatever RAY_ADDRESS says
             num_cpus=size.cpus,
@@ -93,7 +98,7 @@ def _init(ray: Any, size: Size) -> None:
             include_dashboard=False,
             log_to_driver=False,
             logging_level=TOLD,
-            _system_config=dict(SYSTEM),
+            _system_config=dict(SYSTEM) if lean else None,
         )
 
 

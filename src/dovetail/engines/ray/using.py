@@ -91,12 +91,12 @@ class Using:
     def lines(self) -> list[str]:
         """For people: used of total, who sits where, who waits."""
         used, total = self.totals()
-        found = ["used:     " + ", ".join(_of(name, used.get(name, 0.0), have) for name, have in total.items())]
+        found = ["used:     " + ", ".join(_of(name, used.get(name, 0.0), have) for name, have in _in_order(total))]
         many = len(self.nodes) > 1
         busy = [use for use in self.nodes if many and any(amount >= LEAST for amount in use.used.values())]
         found += _first(
             [
-                f"  {use.node}: " + ", ".join(_of(name, use.used[name], have) for name, have in use.total.items())
+                f"  {use.node}: " + ", ".join(_of(name, use.used[name], have) for name, have in _in_order(use.total))
                 for use in busy
             ]
         )
@@ -298,6 +298,11 @@ def _of(name: str, used: float, total: float) -> str:
     return f"{used:g} of {total:g} {_plural(name)}"
 
 
+def _in_order(resources: Mapping[str, float]) -> list[tuple[str, float]]:
+    """CPUs and GPUs first, whatever the first node has."""
+    return sorted(resources.items(), key=lambda pair: (pair[0] not in FIRST, pair[0]))
+
+
 def _plural(name: str) -> str:
     return f"{name}s" if name in ("CPU", "GPU") else name
 
@@ -305,7 +310,7 @@ def _plural(name: str) -> str:
 def amounts_in_words(resources: Mapping[str, float]) -> str:
     """'2 CPUs, 1 GPU, 4GB memory'."""
     parts = []
-    for name, amount in sorted(resources.items(), key=lambda pair: (pair[0] not in FIRST, pair[0])):
+    for name, amount in _in_order(resources):
         if name in BYTES:
             parts.append(f"{about_size(int(amount))} {'memory' if name == 'memory' else 'object store'}")
         elif not name.startswith("bundle_group"):
