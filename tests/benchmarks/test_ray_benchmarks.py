@@ -51,6 +51,7 @@ def test_a_tally_counts_those_whom_nobody_waited_for() -> None:
 
 
 @pytest.mark.ray
+@pytest.mark.long
 def test_overhead_on_ray_beside_actors_in_the_same_ray(tmp_path: Path) -> None:
     found = run("overhead.py", tmp_path, "--items", "1000,21000", "--repeat", "1")
     for kind in ("unfused_us", "fused_us", "unfused_64_us", "fused_64_us"):

@@ -100,7 +100,11 @@ def test_somebody_else_holds_a_gpu_and_gives_it_back(ray_cluster: FakeCluster, t
     assert ray_cluster.available() == before
 
 
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL, signal.SIGSTOP], ids=lambda how: how.name)
+# Ray takes 14 s to believe that a raylet was killed
+KILLS = [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.long), signal.SIGSTOP]
+
+
+@pytest.mark.parametrize("how", KILLS, ids=lambda how: how.name)
 def test_a_node_that_was_killed_leaves_nothing(ray_cluster: FakeCluster, how: signal.Signals) -> None:
     before = ray_cluster.available()
     with add_node(ray_cluster, num_gpus=1) as node:

@@ -4,6 +4,7 @@ that are switched off, workers in advance: each is a Python process of 50 MB and
 from __future__ import annotations
 
 import contextlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 from dovetail.engines.ray.library import module
@@ -13,6 +14,9 @@ if TYPE_CHECKING:
 
 SYSTEM = {"prestart_worker_first_driver": False}
 """For `_system_config`. Else Ray starts a worker per CPU, and an agent needs one."""
+
+
+DASHBOARD = "ray.dashboard.optional_deps"
 
 
 @contextlib.contextmanager
@@ -31,9 +35,23 @@ def without_helpers() -> Iterator[None]:
 
     parameters.update_if_absent, node.start_api_server = update_if_absent, _no_dashboard
     try:
-        yield
+        with _not_imported(DASHBOARD):
+            yield
     finally:
         parameters.update_if_absent, node.start_api_server = fill, dashboard
+
+
+@contextlib.contextmanager
+def _not_imported(name: str) -> Iterator[None]:
+    """As if it were not installed: what it needs takes long to import."""
+    if name in sys.modules:
+        yield
+        return
+    sys.modules[name] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del sys.modules[name]
 
 
 def _no_dashboard(self: Any, **_: Any) -> None:
