@@ -244,8 +244,14 @@ def counted(run: dt.Run, at: dict[int, Any]) -> list[Any]:
 
 def kill_agent(run: dt.Run) -> None:
     """Of the node that has most workers; its workers are gone soon."""
-    until(lambda: agents_of(run), "there is an agent")
-    node, pid = max(agents_of(run).items())
+    there: dict[str, int] = {}
+
+    def known() -> bool:  # the driver may not have heard yet of the last one's death
+        there.update({node: pid for node, pid in agents_of(run).items() if is_there(pid)})
+        return bool(there)
+
+    until(known, "there is an agent")
+    node, pid = max(there.items())
     os.kill(pid, signal.SIGKILL)
     until(lambda: not is_there(pid), f"the agent of {node} is dead")
 
