@@ -43,7 +43,7 @@ MUCH, MOST = 1 << 20, 8 << 20
 """With so much to tell, an answer is large: between the two sizes Ray is at its worst."""
 GAP_S = 0.005
 """Between two answers, if all there is to tell can wait: more is in each then, and each costs a call of Ray."""
-CAN_WAIT = ("done", "use", "have", "log")
+CAN_WAIT = ("done", "use", "over", "log")
 FETCHES = 4
 STILL_S = 1.0
 """So often who fetches looks whether it is still waited for."""

@@ -3,8 +3,9 @@
 A call costs half a millisecond however little it says, and three times that beyond 100 KB, where Ray moves it through
 its object store: so frames are filled, but not beyond that, unless one thing alone is larger.
 
-Driver to agent: unit, devices, start, port, run, cancel, stop, put, file, fetch, free, call, found.
-Agent to driver: ready, lost, stopped, done, returned, pids, port, answer, seek, sick, use, log, broken.
+Driver to agent: unit, devices, start, port, run, cancel, stop, put, file, block, comes, fetch, lost, free, call, found,
+gone. Agent to driver: hello, ready, lost, stopped, piece, done, returned, over, lack, unusable, pids, port, answer,
+seek, sick, use, log, broken. Who acts on them: `hosting.Host` there, `hearing.Hearing` here.
 """
 
 from __future__ import annotations
