@@ -1,0 +1,192 @@
+"""What is an operator? An object that is made with its parameters, travels to workers, and is given rows there.
+
+A row is a dict. Which of its fields hold texts and images is set after an operator is made (`text_key`, ...), so that
+its `__init__` has its own parameters only, with Data-Juicer's names and defaults. Rows are changed in place. What
+cannot be done with a row is raised (`BadField`): the row is set aside, and all others go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    from dovetail.engines.worker import Worker
+
+Row = dict[str, Any]
+STATS = "__dj__stats__"
+"""The field with what filters found, one entry per figure."""
+HASH = "__dj__hash__"
+"""The field with what a deduplicator compares, between its two stages; it never leaves a recipe."""
+
+
+class BadField(ValueError):
+    """A field of a row is missing, or is not what an operator works on."""
+
+
+class Operator:
+    """What all kinds have in common."""
+
+    extra: ClassVar[str] = ""
+    """The extra of this package that it needs, such as "recipes"."""
+    needs: ClassVar[tuple[str, ...]] = ()
+    """The modules that this extra must bring, by their import names."""
+    batch_size: ClassVar[int] = 1
+    """Rows per call if nobody says otherwise. 1: `__call__` gets a row; more: a list of rows."""
+    shares: ClassVar[tuple[str, ...]] = ()
+    """Intermediates it gets from `shared.py` ("words", "lines"): neighbours that need the same one make it once."""
+
+    text_key: str = "text"
+    image_key: str = "images"
+    image_bytes_key: str = "image_bytes"
+    sharing: bool = False
+    """Whether a neighbour in the same worker needs one of `shares`, too."""
+
+    def setup(self, worker: Worker) -> None:
+        """Once per worker, before the first row: models, compiled tables. Never in `__init__`, which also runs where
+        a recipe is only planned."""
+
+    def columns(self) -> tuple[str, ...]:
+        """The fields that rows must have; a missing one is told before anything starts. Dots go into mappings."""
+        return (self.text_key,)
+
+    def text_of(self, row: Row) -> str:
+        try:
+            text = row[self.text_key]
+        except KeyError:
+            raise missing(row, self.text_key) from None
+        if type(text) is not str:
+            raise not_a_text(self.text_key, text)
+        return text
+
+
+def missing(row: Row, field: str) -> BadField:
+    there = ", ".join(repr(name) for name in list(row)[:20])
+    return BadField(f"there is no field {field!r}; the row has {there or 'none'}")
+
+
+def not_a_text(field: str, value: object) -> BadField:
+    return BadField(f"field {field!r} is {type(value).__name__}, not a text")
+
+
+class Mapper(Operator):
+    """Changes rows: each becomes one, or an iterator of several or none."""
+
+    def __call__(self, row: Row) -> Row | Iterator[Row]:
+        raise NotImplementedError
+
+
+class TextMapper(Mapper):
+    """Changes the text of each row."""
+
+    def change(self, text: str) -> str:
+        raise NotImplementedError
+
+    def __call__(self, row: Row) -> Row:
+        row[self.text_key] = self.change(self.text_of(row))
+        return row
+
+
+class Filter(Operator):
+    """Measures rows, and keeps those whose figures are in range."""
+
+    min_closed_interval: bool = True
+    max_closed_interval: bool = True
+    reversed_range: bool = False
+
+    def measure(self, row: Row, stats: dict[str, Any]) -> None:
+        """Writes its figures into `stats`, except those that are there already."""
+        raise NotImplementedError
+
+    def keeps(self, row: Row, stats: dict[str, Any]) -> bool:
+        raise NotImplementedError
+
+    def __call__(self, row: Row) -> Row | None:
+        stats = row.get(STATS)
+        if stats is None:
+            stats = row[STATS] = {}
+        self.measure(row, stats)
+        return row if self.keeps(row, stats) else None
+
+    def in_range(self, value: float, low: float | None, high: float | None) -> bool:
+        """Whether it is between both, or, with `reversed_range`, whether it is not."""
+        kept = True
+        if low is not None:
+            kept = value >= low if self.min_closed_interval else value > low
+        if kept and high is not None:
+            kept = value <= high if self.max_closed_interval else value < high
+        return kept is not self.reversed_range
+
+
+class Whole(Operator):
+    """Needs all rows before it gives any. `rows` can be passed over as often as wanted, and holds few of them in memory
+    at a time: keep what you need of a row, not the row."""
+
+    def choose(self, rows: Iterable[Row]) -> Iterator[Row]:
+        raise NotImplementedError
+
+
+class Deduplicator(Whole):
+    """Keeps the first of rows that are alike: they are hashed in parallel, then compared in one place."""
+
+    def hash_of(self, row: Row) -> Any:
+        """What is compared, as small as can be: bytes, or a tuple of numbers."""
+        raise NotImplementedError
+
+    def originals(self, hashes: Iterable[Any]) -> Sequence[int]:
+        """For each row the number of the row that it repeats: its own, if it is kept. Rows are numbered from 0."""
+        raise NotImplementedError
+
+    def __call__(self, row: Row) -> Row:
+        row[HASH] = self.hash_of(row)
+        return row
+
+    def choose(self, rows: Iterable[Row]) -> Iterator[Row]:
+        originals = self.originals(row[HASH] for row in rows)
+        for number, row in enumerate(rows):
+            if originals[number] == number:
+                del row[HASH]
+                yield row
+
+
+class Selector(Whole):
+    """Keeps some rows, in an order of its own."""
+
+    def numbers(self, rows: Iterable[Row]) -> Sequence[int]:
+        """Which rows, counted from 0, in the order in which they leave."""
+        raise NotImplementedError
+
+    def choose(self, rows: Iterable[Row]) -> Iterator[Row]:
+        numbers = self.numbers(rows)
+        if all(one < other for one, other in zip(numbers, numbers[1:], strict=False)):
+            wanted = iter([*numbers, -1])
+            following = next(wanted)
+            for number, row in enumerate(rows):
+                if number == following:
+                    following = next(wanted)
+                    yield row
+            return
+        chosen = set(numbers)
+        kept = {number: row for number, row in enumerate(rows) if number in chosen}
+        for number in numbers:
+            yield kept[number]
+
+
+class Grouper(Whole):
+    """Makes one row of several: each field becomes a list."""
+
+    def groups(self, rows: Iterable[Row]) -> Iterator[list[Row]]:
+        raise NotImplementedError
+
+    def choose(self, rows: Iterable[Row]) -> Iterator[Row]:
+        for group in self.groups(rows):
+            yield together(group)
+
+
+def together(rows: Sequence[Row]) -> Row:
+    """Field -> its values in all rows, None where a row has none."""
+    fields = dict.fromkeys(field for row in rows for field in row)
+    return {field: [row.get(field) for row in rows] for field in fields}
+
+
+Make = Callable[..., Operator]
