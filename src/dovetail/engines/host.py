@@ -10,16 +10,19 @@ from dovetail.engines.batches import Outcome, Visit, run_message, run_message_as
 from dovetail.engines.failures import tell
 from dovetail.engines.loops import Step
 from dovetail.engines.targets import called, made
+from dovetail.engines.whole import run_whole
 from dovetail.errors import PipelineError, Problem
 from dovetail.pipeline.stage import Stage, is_async
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
+    from dovetail.control.events import Failure
     from dovetail.control.writing import Writer
     from dovetail.engines.batches import Fresh
     from dovetail.engines.failures import Told
     from dovetail.engines.keys import Keys
+    from dovetail.engines.whole import AllRows, Give
     from dovetail.engines.worker import Place, Worker
 
 T = TypeVar("T")
@@ -68,6 +71,9 @@ class Host:
         self.target: Any = hosted[-1].target
         """What calls go to: the object, of several that of the last stage."""
         self.is_async = hosted[0].is_async
+        first = hosted[0].step
+        self.barrier = first if first.barrier and not first.each and not self.is_async else None
+        """The step that is given everything at once, if this is one."""
         for one in hosted if len(hosted) > 1 else ():
             if one.is_async:
                 what = f"stage {one.name!r}: its calls are awaited, so that it cannot share workers"
@@ -121,6 +127,14 @@ class Host:
         assert not self.is_async, f"{self.stages} must be awaited"
         with Visit(crumb, message) as visit:
             return run_message(self._steps, keys, items, batch_size, visit, fresh)
+
+    def run_whole(
+        self, rows: AllRows, crumb: Place, message: int, chunk: int, give: Give
+    ) -> tuple[int, float, list[Failure]]:
+        """Everything that a barrier waits for; see `whole.run_whole`."""
+        assert self.barrier is not None, f"{self.stages} is no barrier"
+        with Visit(crumb, message) as visit:
+            return run_whole(self.barrier, rows, visit, chunk, give)
 
     async def run_async(
         self, keys: Keys, items: list[Any], batch_size: int, crumb: Place, message: int, fresh: Fresh | None = None

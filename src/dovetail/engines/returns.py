@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dovetail.errors import shown
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 NO_LISTS = (str, bytes, bytearray, dict)
 MANY_TYPES = 1000
@@ -15,13 +18,17 @@ HOW_ASYNC = "its function must itself be `async def`, so that the call is awaite
 
 def as_list(returned: Any, stage: str) -> list[Any]:
     """What a function of lists gave; a generator runs here."""
+    return list(iterator_of(returned, stage))
+
+
+def iterator_of(returned: Any, stage: str) -> Iterator[Any]:
+    """The same, item by item."""
     if isinstance(returned, NO_LISTS):
         raise _wrong(returned, stage)
     try:
-        iterator = iter(returned)
+        return iter(returned)
     except TypeError:
         raise _wrong(returned, stage) from None
-    return list(iterator)
 
 
 def several(returned: Any, single: set[type], stage: str) -> list[Any] | None:

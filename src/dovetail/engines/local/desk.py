@@ -28,7 +28,9 @@ from dovetail.engines.local.agreed import (
     dumps,
     reading_of_file,
 )
+from dovetail.engines.local.barriers import Input
 from dovetail.engines.local.frames import send_all
+from dovetail.engines.local.leaving import Leaving, discard
 from dovetail.engines.local.opened import (
     UNPICKLABLE,
     UNWRITABLE,
@@ -109,6 +111,9 @@ class Desk:
     # --- messages
 
     def run(self, host: Host, frame: Frame, crumb: memoryview) -> None:
+        if host.barrier is not None:
+            self._run_barrier(host, frame, crumb)
+            return
         _, message, _, batch_size, cut, flags, payloads, parts, _ = frame.head
         try:
             opened = self.open(payloads, parts, frame)
@@ -121,6 +126,34 @@ class Desk:
             ]
             self.done(message, joined(outcomes, opened), opened, batch_size, cut, flags, writer)
         except BaseException as error:
+            self._give_up(frame, error)
+        finally:
+            close_all(frame.descriptors)
+
+    def _run_barrier(self, host: Host, frame: Frame, crumb: memoryview) -> None:
+        """Everything at once; what comes out is packed or written chunk by chunk."""
+        _, message, _, _, cut, flags, payloads, _, _ = frame.head
+        leaving = Leaving()
+        try:
+            bodies, readings = self._map(payloads, frame, files=False)
+            given = Input(frame, bodies, _load)
+
+            def give(keys: Keys, items: list[Any]) -> None:
+                if flags & NO_OUTPUT:
+                    return
+                with self._packing:
+                    if host.writer is not None:
+                        leaving.outs.append(self._written(host.writer, keys, items))
+                    else:
+                        leaving.add(self._placed([_packed(keys, items)], flags), self._placing)
+
+            count, seconds, failures = host.run_whole(given.rows, crumb, message, given.chunk(cut), give)
+            if failures:
+                leaving.undo(self._pool)
+            outcome = given.outcome(count, seconds, failures)
+            self._report(message, outcome, readings, given.read_s, leaving)
+        except BaseException as error:
+            leaving.undo(self._pool)
             self._give_up(frame, error)
         finally:
             close_all(frame.descriptors)
@@ -193,9 +226,9 @@ class Desk:
         return opened
 
     def _map(
-        self, payloads: Sequence[Any], frame: Frame
+        self, payloads: Sequence[Any], frame: Frame, *, files: bool = True
     ) -> tuple[list[tuple[Any, Sequence[Any]]], list[tuple[int, Reading | Copied]]]:
-        """Stream and buffers of each payload."""
+        """Stream and buffers of each payload; those in files only if they are wanted now."""
         bodies: list[tuple[Any, Sequence[Any]]] = []
         readings: list[tuple[int, Reading | Copied]] = []
         at = fds = 0
@@ -205,6 +238,9 @@ class Desk:
                 at += place
                 # users may write into arrays
                 bodies.append((body, ()) if len(sizes) == 1 else split(memoryview(bytearray(body)), sizes))
+                continue
+            if kind == IN_FILE and not files:
+                bodies.append((b"", ()))
                 continue
             if kind == SHARED:
                 reading = self._reader.read(frame.descriptors[fds], sizes)
@@ -231,23 +267,35 @@ class Desk:
             os._exit(0)  # a process that user code forked, and that came back from its call: it writes nothing
         if flags & NO_OUTPUT:
             outcome.keys, outcome.items = [], []
+        leaving = Leaving()
         with self._packing:
             written = self._write(writer, outcome, opened, batch_size) if writer is not None else []
             packed = self._pack(outcome, opened, batch_size, cut) if writer is None else []
-            outs, body, descriptors, spilled = self._placed(packed, flags)
-            outs += written
-            closed = self._pool.closed() if self._pool is not None else []
+            leaving.add(self._placed(packed, flags), self._placing)
+            leaving.outs += written
         if opened.readings:
             self._reader.look([reading for _, reading in opened.readings])
         outcome.items = opened.items = []  # or they keep views of what is closed now
-        kept = [number for number, reading in opened.readings if not reading.close() or self._forked]
+        self._report(message, outcome, opened.readings, opened.read_s, leaving)
+
+    def _report(
+        self,
+        message: int,
+        outcome: Outcome,
+        readings: Sequence[tuple[int, Reading | Copied]],
+        read_s: float,
+        leaving: Leaving,
+    ) -> None:
+        with self._packing:
+            closed = self._pool.closed() if self._pool is not None else []
+        kept = [number for number, reading in readings if not reading.close() or self._forked]
         self._forked = False
-        rows.count(outcome, opened.read_s, stage=0)
+        rows.count(outcome, read_s, stage=0)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
         failures = [as_plain(failure) for failure in outcome.failures]
-        report = ("done", message, outcome.seconds, failures, peak, outcome.stages, outs, kept, closed)
-        self.say(*report, body=body, descriptors=descriptors)
-        close_all(spilled)
+        report = ("done", message, outcome.seconds, failures, peak, outcome.stages, leaving.outs, kept, closed)
+        self.say(*report, body=leaving.body, descriptors=leaving.descriptors)
+        close_all(leaving.spilled)
 
     def _pack(self, outcome: Outcome, opened: Opened, batch_size: int, cut: int) -> list[Packed]:
         while True:
@@ -268,18 +316,21 @@ class Desk:
     def _write(self, writer: Writer, outcome: Outcome, opened: Opened, batch_size: int) -> list[Any]:
         """Where they belong. It is part of the last stage's work, and its time counts as such."""
         began = time.perf_counter()
-        if outcome.items and writer not in self._writing:
-            writer.begin(self._spec.part_name())
-            self._writing.append(writer)
         while outcome.items:
             try:
-                piece = writer.write(outcome.keys, outcome.items)
+                written = self._written(writer, outcome.keys, outcome.items)
             except Unwritable as error:
                 leave_out(outcome, opened, batch_size, error, UNWRITABLE)
                 continue
             rows.count(outcome, time.perf_counter() - began, stage=-1)
-            return [(len(outcome.items), 0, WRITTEN, (), tuple(piece), None)]
+            return [written]
         return []
+
+    def _written(self, writer: Writer, keys: Keys, items: list[Any]) -> Any:
+        if writer not in self._writing:
+            writer.begin(self._spec.part_name())
+            self._writing.append(writer)
+        return (len(items), 0, WRITTEN, (), tuple(writer.write(keys, items)), None)
 
     def _placed(self, packed: list[Packed], flags: int) -> tuple[list[Any], list[Piece], list[int], list[int]]:
         """See `_place`. If it cannot be done, nothing is left of it."""
@@ -287,11 +338,7 @@ class Desk:
         try:
             return self._place(packed, flags)
         except BaseException:
-            for placed in self._placing:
-                if placed.spilled:
-                    os.close(placed.fd)
-                elif self._pool is not None:
-                    self._pool.discard(placed.buffer)
+            discard(self._placing, self._pool)
             raise
 
     def _place(self, packed: Sequence[Packed], flags: int) -> tuple[list[Any], list[Piece], list[int], list[int]]:

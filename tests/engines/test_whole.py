@@ -1,0 +1,123 @@
+"""Does a barrier get everything without holding everything, and are its results known by their rows?"""
+
+from __future__ import annotations
+
+import json
+import resource
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import dovetail as dt
+from dovetail.engines.keys import as_tuple
+from dovetail.engines.whole import AllRows, Numbering
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+MEGABYTE = 1 << 20
+
+
+def rows_of(*payloads: list[Any]) -> AllRows:
+    starts = [sum(map(len, payloads[:number])) for number in range(len(payloads))]
+
+    def load(number: int) -> tuple[range, list[Any], Any]:
+        items = list(payloads[number])
+        return range(starts[number], starts[number] + len(items)), items, lambda: None
+
+    return AllRows(load, [(number, 0, len(items)) for number, items in enumerate(payloads)], lambda item: item is None)
+
+
+def test_it_can_be_passed_over_as_often_as_wanted_and_is_a_sequence() -> None:
+    rows = rows_of([1, 2], [3], [], [4, 5])
+    assert list(rows) == list(rows) == [1, 2, 3, 4, 5]
+    assert (len(rows), rows[0], rows[-1], rows[1:3]) == (5, 1, 5, [2, 3])
+    with pytest.raises(IndexError, match="row 5 of 5"):
+        rows[5]
+
+
+def test_what_is_no_item_is_left_out_and_remembered_with_its_place() -> None:
+    rows = rows_of([1, None], [None, 4])
+    assert list(rows) == [1, 4]
+    assert rows.odd == {1: None, 2: None}
+    assert len(rows) == 2
+
+
+@given(st.lists(st.tuples(st.integers(0, 20), st.booleans()), max_size=60))
+def test_keys_only_grow_and_none_begins_another(steps: list[tuple[int, bool]]) -> None:
+    numbering = Numbering()
+    found = []
+    for number, (at, same) in enumerate(steps):
+        found += numbering.add(at, at, number, same=same)
+    found += numbering.rest()
+    assert [item for _, item in found] == list(range(len(steps)))
+    keys = [as_tuple(key) for key, _ in found]
+    assert all(one < other and other[: len(one)] != one for one, other in pairwise(keys))
+
+
+def test_a_row_that_is_yielded_where_it_stands_keeps_its_key() -> None:
+    numbering = Numbering()
+    found = [*numbering.add(3, 30, "a", same=True), *numbering.add(5, 50, "b", same=True), *numbering.rest()]
+    assert found == [(30, "a"), (50, "b")]
+
+
+def every_other(rows: Any) -> Iterator[Any]:
+    """Two passes; leaves out odd numbers."""
+    count = sum(1 for _ in rows)
+    assert count == len(rows)
+    for row in rows:
+        if row["x"] % 2 == 0:
+            yield row
+
+
+def fails_at_seven(row: dict[str, int]) -> dict[str, int]:
+    if row["x"] == 14:
+        raise ValueError("fourteen")
+    return row
+
+
+def test_behind_a_barrier_that_leaves_rows_out_an_error_names_the_number_of_the_row(tmp_path: Path) -> None:
+    source = tmp_path / "rows.jsonl"
+    source.write_text("".join(f'{{"x": {number}}}\n' for number in range(40)))
+    stages = [
+        dt.Stage("whole", every_other, barrier=True),
+        dt.Stage("then", dt.each(fails_at_seven), on_error="skip", retries=0),
+    ]
+    run = dt.run(dt.Pipeline(stages), str(source), ordered=True, progress=False, run_dir=str(tmp_path / "run"))
+    assert [row["x"] for row in run] == [number for number in range(0, 40, 2) if number != 14]
+    errors = [
+        json.loads(line) for path in (tmp_path / "run/errors").glob("*.jsonl") for line in path.read_text().splitlines()
+    ]
+    assert [error["key"] for error in errors] == [[14]]
+
+
+def heavy(number: int) -> dict[str, Any]:
+    return {"x": number, "text": str(number % 10) * MEGABYTE}
+
+
+def peak(rows: Any) -> Iterator[Any]:
+    for _ in rows:
+        pass
+    for row in rows:
+        if row["x"] % 2 == 0:
+            yield row
+    yield {"x": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10, "text": ""}
+
+
+def length(row: dict[str, Any]) -> dict[str, Any]:
+    return {"x": row["x"], "size": len(row["text"])}
+
+
+def test_a_barrier_over_much_more_than_its_memory_stays_small(tmp_path: Path) -> None:
+    stages = [
+        dt.Stage("make", dt.each(heavy)),
+        dt.Stage("whole", peak, barrier=True),
+        dt.Stage("then", dt.each(length)),
+    ]
+    found = list(dt.run(dt.Pipeline(stages), range(400), ordered=True, progress=False, run_dir=str(tmp_path / "run")))
+    assert len(found) == 201
+    assert found[-1]["x"] < 250, "megabytes of the barrier's worker, over 400 MB of input"
