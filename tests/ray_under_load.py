@@ -1,9 +1,13 @@
-"""Do the tests on Ray also pass on a machine that is busy? `python tests/ray_under_load.py [TIMES] [PER_CORE]`."""
+"""Do the tests on Ray also pass on a busy machine? `python tests/ray_under_load.py [TIMES] [PER_CORE] [TEST...]`.
+
+What a round that failed printed is kept in a file whose name is told.
+"""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -12,10 +16,10 @@ from ray_aids import spinning
 TIMES, PER_CORE = 5, 5
 
 
-def main(times: int = TIMES, per_core: int = PER_CORE) -> int:
+def main(times: int = TIMES, per_core: int = PER_CORE, *tests: str) -> int:
     """How many of the rounds failed; a line for each."""
     root = Path(__file__).parents[1]
-    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-m", "ray", "tests"]
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-m", "ray", *(tests or ("tests",))]
     failed = 0
     with spinning(per_core):
         for number in range(1, times + 1):
@@ -24,9 +28,14 @@ def main(times: int = TIMES, per_core: int = PER_CORE) -> int:
             failed += ended.returncode != 0
             said = ended.stdout.strip().splitlines()
             lines = [line for line in said if line.startswith(("FAILED", "ERROR"))] + said[-1:]
+            if ended.returncode:
+                kept = Path(tempfile.gettempdir(), f"ray_under_load-{number}.txt")
+                kept.write_text(ended.stdout + ended.stderr)
+                lines.append(str(kept))
             print(f"{number} of {times}: {time.monotonic() - began:.0f} s", *lines, sep="\n  ", flush=True)  # noqa: T201
     return failed
 
 
 if __name__ == "__main__":
-    sys.exit(main(*map(int, sys.argv[1:])))
+    counts = [int(text) for text in sys.argv[1:3]] + [TIMES, PER_CORE][len(sys.argv[1:3]) :]
+    sys.exit(main(counts[0], counts[1], *sys.argv[3:]))

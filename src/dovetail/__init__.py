@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     )
     from dovetail.pipeline.pipeline import Pipeline
     from dovetail.pipeline.stage import Each, Stage, each
+    from dovetail.recipes.recipe import Recipe
     from dovetail.resources.cluster import Cluster, Gpu, Node
     from dovetail.resources.ledger import Ledger
     from dovetail.resources.resources import Resources
@@ -65,6 +66,7 @@ _HOMES = {
     "Profile": "scheduling.rates",
     "ResourceError": "errors",
     "RunError": "errors",
+    "Recipe": "recipes.recipe",
     "Resources": "resources.resources",
     "Run": "running.handle",
     "Seat": "resources.seat",
@@ -111,6 +113,7 @@ __all__ = [
     "Plan",
     "Problem",
     "Profile",
+    "Recipe",
     "ResourceError",
     "Resources",
     "Run",

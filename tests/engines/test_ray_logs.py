@@ -31,7 +31,7 @@ class Ends:
         """Once; the bytes that were sent."""
         pieces = self.shipper.last() if last else self.shipper.news()
         self.keeper.took(pieces)
-        return sum(len(data) for *_, data in pieces)
+        return sum(len(data) for _, _, data, _ in pieces)
 
     def kept(self, name: str) -> str:
         return (self.run / name).read_text()
@@ -111,9 +111,20 @@ def test_at_the_end_the_last_lines_are_sent_at_once(ends: Ends) -> None:
         ends.print(f"{number}.log", "z" * 99 + "\n")
         ends.print(f"{number}.log", "y" * 1_500_000 + "\nTraceback\n")
     assert ends.look(last=True) <= 1 << 20
-    for number in range(2):
-        assert ends.kept(f"{number}.log").endswith("Traceback\n")
-    assert ends.look(last=True) == 0
+    kept = [ends.kept(f"{number}.log") for number in range(2)]
+    assert all(text.endswith("Traceback\n") for text in kept)
+    ends.look(last=True)
+    assert [ends.kept(f"{number}.log") for number in range(2)] == kept
+
+
+def test_what_was_sent_and_not_heard_before_the_end_comes_with_the_last_lines(ends: Ends) -> None:
+    ends.print("1.log", "heard\n")
+    ends.look()
+    ends.print("1.log", "on its way when the listener closed\n")
+    assert ends.shipper.news()
+    ends.print("1.log", "last\n")
+    ends.look(last=True)
+    assert ends.kept("1.log") == "heard\non its way when the listener closed\nlast\n"
 
 
 def test_characters_that_are_torn_are_whole_again(ends: Ends) -> None:
@@ -164,14 +175,14 @@ def test_a_file_that_vanished_does_no_harm_and_may_come_again(ends: Ends) -> Non
 
 def test_names_that_lead_elsewhere_are_not_written(tmp_path: Path) -> None:
     keeper = LogKeeper(tmp_path / "logs")
-    keeper.took([("../1.log", 0, b"no"), ("/tmp/1.log", 0, b"no"), ("", 0, b"no"), ("1.log", 0, b"yes")])
+    keeper.took([(name, 0, b"text", (1, 0)) for name in ("../1.log", "/tmp/1.log", "", "1.log")])
     assert [path.name for path in tmp_path.rglob("*.log")] == ["1.log"]
 
 
 def test_a_folder_that_cannot_be_written_does_not_stop_the_run(tmp_path: Path) -> None:
     (tmp_path / "logs").write_text("a file")
     keeper = LogKeeper(tmp_path / "logs")
-    keeper.took([("1.log", 0, b"lost")])
+    keeper.took([("1.log", 0, b"lost", (1, 0))])
     assert keeper.problem.startswith("1.log: ")
     assert keeper.skipped_bytes == 4
 

@@ -12,6 +12,7 @@ import click
 
 import dovetail as dt
 from dovetail.cli.demo_files import DOCUMENTS, PIPELINE_FILE, RESULTS, STEPS, prepared
+from dovetail.cli.engines import there
 from dovetail.cli.picture import summary
 from dovetail.cli.plan import planned
 from dovetail.observe.naming import name_for
@@ -91,7 +92,7 @@ def _run_documents(where: Path, documents: int) -> Path:
         _heading(f"The plan, after {PROBED} documents went through every stage to see how fast they are")
     else:
         _heading("The plan")
-    click.echo("\n".join(_told(planned(str(file), "auto", None, HEADROOM))))
+    click.echo("\n".join(_told(planned(job, there("local", "auto"), None, HEADROOM))))
     _heading("The run")
     run = dt.run(job.pipeline, job.source, sink=job.sink, progress=True, what="dovetail demo")
     click.echo("\n".join(result_lines(run.wait())))

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import dovetail as dt
-from dovetail.cli.advice import for_files
 from dovetail.cli.engines import there
+from dovetail.cli.loading import explained, on_cluster, recipe_of
 from dovetail.cli.plan_check import read_plan
 from dovetail.cli.run_ending import sink_names
 from dovetail.control.splits import BLANK, BadRow, Unusable
@@ -31,7 +31,8 @@ NOTHING = object()
 
 def dry_run(job: Job, asked: Asked, engine: str, plan_file: str | None, again: str) -> None:
     """A ConfigError with everything that would go wrong, or what would be done, on stdout."""
-    problems = imported(job)
+    recipe = recipe_of(job)
+    problems = imported(job) if recipe is None else recipe.unready()
     source: Any = None
     lines: list[str] = []
     try:
@@ -48,6 +49,7 @@ def dry_run(job: Job, asked: Asked, engine: str, plan_file: str | None, again: s
     if problems:
         raise dt.ConfigError(problems)
     on = there(engine, asked.cluster)
+    job = on_cluster(job, on.cluster)
     profiles = profiles_for(job.pipeline, on.cluster, *kinds_of(job)) if plan_file is None else {}
     try:
         plan = (
@@ -56,7 +58,7 @@ def dry_run(job: Job, asked: Asked, engine: str, plan_file: str | None, again: s
             else read_plan(plan_file, job.pipeline, on.cluster, again)
         )
     except dt.InfeasibleError as error:
-        raise for_files(error, asked.file, on.cluster, on_ray=on.on_ray) from None
+        raise explained(error, job, on.cluster, asked.mode, on_ray=on.on_ray) from None
     sinks = sink_names(job.sink) or ["a function" if job.sink else "stdout, one JSON value per line"]
     for line in [*headline(plan), "", *unit_table(plan), "", *lines, *(f"sink        {name}" for name in sinks)]:
         click.echo(line)

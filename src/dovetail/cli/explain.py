@@ -9,6 +9,8 @@ from typing import Any
 import click
 
 import dovetail as dt
+from dovetail.cli.engines import there
+from dovetail.cli.loading import load_job, on_cluster
 from dovetail.cli.plan import is_pipeline, planned
 from dovetail.scheduling.narrate import other_modes, what_more_would_bring
 from dovetail.scheduling.planner import HEADROOM
@@ -30,11 +32,13 @@ Examples:
 def explain(
     file: str, stage: str | None, cluster_spec: str, mode: str | None, headroom: float | None, as_json: bool
 ) -> None:
-    """Explain the plan of FILE, a pipeline or a plan.json, or of one STAGE of it."""
+    """Explain the plan of FILE, a pipeline, a recipe or a plan.json, or of one STAGE of it."""
     if file.endswith(".json") and not is_pipeline(file):
         made = _read(file, cluster_spec, mode, headroom)
     else:
-        made = planned(file, cluster_spec, mode, HEADROOM if headroom is None else headroom)
+        on = there("local", cluster_spec)
+        job = on_cluster(load_job(file), on.cluster)
+        made = planned(job, on, mode, HEADROOM if headroom is None else headroom)
     told = made.explain(stage)
     click.echo(json.dumps(_data(made, stage), indent=2) if as_json else told)
 

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 import click
 
 import dovetail as dt
-from dovetail.cli.advice import for_files
 from dovetail.cli.engines import contradiction, engine_option, there
 from dovetail.cli.files import write_atomically
+from dovetail.cli.loading import explained, load_job, on_cluster, recipe_of
+from dovetail.control.splits import Unusable
 from dovetail.observe.words import duration
 from dovetail.scheduling.modes import MODES
 from dovetail.scheduling.narrate import headline, unit_table, use_lines
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from dovetail.cli.engines import There
+    from dovetail.running.job import Job
 
 
 @click.command(
@@ -33,11 +35,13 @@ Examples:
   dovetail plan pipeline.yaml --cluster cluster.yaml --mode waves --out plan.json
   dovetail plan pipeline.yaml --probe 50
   dovetail plan pipeline.yaml --engine ray:auto
+  dovetail plan recipe.yaml --set process.3.num_proc=4 --set mode=sequential
 
 \b
 Speeds are those that FILE gives, else those that earlier runs measured, else assumed; the plan says which.
 --probe runs real items through every stage on this machine first. Their results are thrown away, but whatever else
-the stages do (write files, call services) they do.
+the stages do (write files, call services) they do. A recipe whose rows are there, and whose operators can run here, is
+probed with a few of them unless earlier runs have measured it, or --no-probe is given.
 """
 )
 @click.argument("file")
@@ -48,7 +52,9 @@ the stages do (write files, call services) they do.
 @click.option("--out", metavar="FILE", help="Write the plan here, as JSON; - is stdout.")
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
 @click.option("--probe", type=click.IntRange(min=1), metavar="N", help="Measure with N items of the source first.")
-@click.option("--source", metavar="PATH", help="With --probe: read this instead of the file's source.")
+@click.option("--no-probe", is_flag=True, help="Of a recipe: do not measure with a few of its rows first.")
+@click.option("--set", "sets", multiple=True, metavar="PATH=VALUE", help="Change a value of the file; may be repeated.")
+@click.option("--source", metavar="PATH", help="Measure with this instead of the file's source.")
 @click.option("--no-profiles", is_flag=True, help="Do not look at what earlier runs measured.")
 def plan(
     file: str,
@@ -59,29 +65,36 @@ def plan(
     out: str | None,
     as_json: bool,
     probe: int | None,
+    no_probe: bool,
+    sets: tuple[str, ...],
     source: str | None,
     no_profiles: bool,
 ) -> None:
-    """Plan the pipeline in FILE on a cluster; nothing is started, unless you ask for a probe."""
-    problems = [*_contradictions(probe, source, no_profiles), *contradiction(engine, cluster_spec)]
+    """Plan the pipeline or the recipe in FILE on a cluster; of a pipeline nothing is started, unless you ask for a
+    probe."""
+    problems = [*_contradictions(probe, no_probe, no_profiles), *contradiction(engine, cluster_spec)]
     if problems:
         raise dt.ConfigError(problems)
     if file.endswith(".json") and not is_pipeline(file):
         message, fix = "is a plan or something else, not a pipeline", f"dovetail explain {shlex.quote(file)}"
         raise dt.ConfigError(dt.Problem("DT035", message, fixes=(fix,), place=file))
-    if probe is not None:
-        _probe(file, source, probe)
+    job = load_job(file, sets, source)
+    if source is not None and probe is None and recipe_of(job) is None:
+        message = "--source is for --probe: a plan alone reads nothing"
+        raise dt.ConfigError(dt.Problem("DT371", message, fixes=(f"--probe 50 --source {shlex.quote(source)}",)))
     on = there(engine, cluster_spec)
-    made = planned(file, on, mode, headroom, source=source, profiled=not no_profiles)
+    job = on_cluster(job, on.cluster)
+    _measure(job, on.cluster, probe, wanted=not (no_probe or no_profiles))
+    made = planned(job, on, mode, headroom, profiled=not no_profiles)
     if out is not None and out != "-":
         write_atomically(out, made.to_json() + "\n", fix="--out plan.json")
         click.echo(f"written: {out}", err=True)
     if as_json or out == "-":
         click.echo(made.to_json())
         return
-    for line in [*headline(made), "", *unit_table(made), "", *(f"  {line}" for line in use_lines(made))]:
+    for line in [*headline(made), "", *_table(job, made), "", *(f"  {line}" for line in use_lines(made))]:
         click.echo(line)
-    for note in made.notes[1:]:
+    for note in [*made.notes[1:], *_recipe_notes(job, on.cluster)]:
         click.echo(f"note: {note}")
     for line in on.lines():
         click.echo(line)
@@ -92,27 +105,70 @@ def plan(
     click.echo(f"\nNext:  {shlex.join(['dovetail', 'explain', file, *options])}", err=True)
 
 
-def _contradictions(probe: int | None, source: str | None, no_profiles: bool) -> Iterator[dt.Problem]:
+def _table(job: Job, made: dt.Plan) -> list[str]:
+    recipe = recipe_of(job)
+    if recipe is None:
+        return unit_table(made)
+    from dovetail.recipes.showing import operator_table
+
+    return operator_table(recipe, made)
+
+
+def _recipe_notes(job: Job, cluster: dt.Cluster) -> list[str]:
+    recipe = recipe_of(job)
+    if recipe is None:
+        return []
+    from dovetail.recipes.planning import notes
+
+    return notes(recipe, cluster)
+
+
+def _contradictions(probe: int | None, no_probe: bool, no_profiles: bool) -> Iterator[dt.Problem]:
     if probe is not None and no_profiles:
         message = "--probe measures, and --no-profiles looks at nothing that was measured"
         yield dt.Problem("DT371", message, fixes=("leave out one of them",))
-    if source is not None and probe is None:
-        message = "--source is for --probe: a plan alone reads nothing"
-        yield dt.Problem("DT371", message, fixes=(f"--probe 50 --source {shlex.quote(source)}",))
+    if probe is not None and no_probe:
+        yield dt.Problem("DT371", "--probe and --no-probe do not go together", fixes=("leave out one of them",))
 
 
-def _probe(file: str, source: str | None, items: int) -> None:
+def _measure(job: Job, cluster: dt.Cluster, items: int | None, *, wanted: bool) -> None:
+    """A pipeline is probed if that is asked for, a recipe if its rows are there."""
+    recipe = recipe_of(job)
+    if items is not None:
+        _probe(job, items)
+    elif wanted and recipe is not None and recipe.source is not None and not recipe.unready():
+        from dovetail.recipes.running import probe
+        from dovetail.recipes.sampling import missing_columns, sample
+
+        try:
+            rows = sample(recipe.source)
+        except (dt.DovetailError, Unusable) as error:
+            click.echo(f"note: not probed: {_reason(error)}", err=True)
+            return
+        problems = list(missing_columns(recipe, rows))
+        if problems:
+            raise dt.ConfigError(problems)
+        probe(recipe, cluster, partial(click.echo, err=True), always=True)
+
+
+def _reason(error: dt.DovetailError | Unusable) -> str:
+    if isinstance(error, Unusable):
+        return f"{error.place}: {error.message}"
+    problem = error.problems[0]
+    return f"{problem.place}: {problem.message}" if problem.place else problem.message
+
+
+def _probe(job: Job, items: int) -> None:
     """Runs it; what it measured is found by whoever plans next."""
-    from dovetail.running.job import importable, load, missing_modules, opened
+    from dovetail.running.job import importable, missing_modules, opened
     from dovetail.running.probing import probe
 
-    job = load(file, source=source)
     importable(job.file.parent)
     problems = missing_modules(job)
     if job.source is None:
         fixes = ("source: data/*.jsonl", "or on the command line: --source data.jsonl")
         message = "says no source: what is to be probed with?"
-        problems.append(dt.Problem("DT371", message, fixes=fixes, place=file))
+        problems.append(dt.Problem("DT371", message, fixes=fixes, place=str(job.file)))
     if problems:
         raise dt.ConfigError(problems)
     told = probe(job.pipeline, opened(job)[0], items)
@@ -121,21 +177,11 @@ def _probe(file: str, source: str | None, items: int) -> None:
         click.echo("note: that is less than one batch of a stage; more items say more", err=True)
 
 
-def planned(
-    file: str,
-    on: There | str,
-    mode: str | None,
-    headroom: float,
-    *,
-    source: str | None = None,
-    profiled: bool = True,
-) -> dt.Plan:
-    """The plan of a pipeline file; what does not fit is told with the file's lines."""
-    from dovetail.running.job import importable, load
+def planned(job: Job, on: There, mode: str | None, headroom: float, *, profiled: bool = True) -> dt.Plan:
+    """The plan of a job; what does not fit is told with the file's lines."""
+    from dovetail.running.job import importable
     from dovetail.running.profiling import kinds_of, profiles_for
 
-    job = load(file, source=source)
-    on = there("local", on) if isinstance(on, str) else on
     profiles = {}
     if profiled:
         importable(job.file.parent)
@@ -144,15 +190,15 @@ def planned(
     try:
         return on.planned(make)
     except dt.InfeasibleError as error:
-        raise for_files(error, file, on.cluster, on_ray=on.on_ray) from None
+        raise explained(error, job, on.cluster, mode, on_ray=on.on_ray) from None
 
 
 def is_pipeline(file: str) -> bool:
-    """Whether a JSON file holds stages. Read here, because plans of large clusters are too large for `documents`."""
+    """Whether a JSON file is a pipeline or a recipe. Read here: plans of large clusters are large for `documents`."""
     try:
         data = json.loads(Path(file).read_text(errors="replace"))
     except OSError:
         return True  # let the reader of pipelines say what is wrong with the file
     except (ValueError, RecursionError):
         return False
-    return isinstance(data, dict) and "stages" in data
+    return isinstance(data, dict) and ("stages" in data or "process" in data)

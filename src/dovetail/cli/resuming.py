@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -10,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from dovetail.engines.ray.where import is_ray
 from dovetail.errors import ConfigError, Problem
-from dovetail.observe.folder import find_run, read_object
+from dovetail.observe.folder import find_run, list_runs, read_object
+from dovetail.observe.history import status_of
 from dovetail.observe.naming import name_for
 from dovetail.running.job import STANDARD, absolute
 
@@ -98,3 +100,20 @@ def _there(now: Asked, before: Asked) -> Asked:
     engine = now.engine or before.engine
     share = before.share if now.share is None and is_ray(engine) else now.share
     return replace(now, engine=engine, share=share, env_from=now.env_from or before.env_from)
+
+
+def unfinished(asked: Asked) -> str | None:
+    """The youngest run of the same file with the same results that did not come to its end and is not going on."""
+    wall = time.time()
+    now = str(Path(asked.file).absolute())
+    for folder in list_runs():
+        before = asked_before(folder)
+        if before is None or before.file != now or (before.sets, before.source, before.sink) != _typed(asked):
+            continue
+        status = status_of(read_object(folder.header), wall)
+        return folder.id if before.has_sink and status not in ("finished", "running", "waiting") else None
+    return None
+
+
+def _typed(asked: Asked) -> tuple[object, ...]:
+    return (tuple(asked.sets), asked.source, asked.sink)

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import dovetail as dt
-from dovetail.cli.advice import for_files
 from dovetail.cli.engines import LOCAL, SIMULATED, contradiction, engine_option, there
+from dovetail.cli.loading import explained, load_job, on_cluster, recipe_of
 from dovetail.cli.plan_check import read_plan
-from dovetail.cli.resuming import Asked, remembered, with_what_was_asked
+from dovetail.cli.resuming import Asked, remembered, unfinished, with_what_was_asked
 from dovetail.cli.run_names import complete_runs
-from dovetail.engines.ray.where import is_ray
+from dovetail.engines.ray.where import Where, is_ray
 from dovetail.running.arguments import check_share
-from dovetail.running.job import added_to, importable, load, missing_modules, opened
+from dovetail.running.job import added_to, importable, missing_modules, opened
 from dovetail.scheduling.modes import MODES
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ class How:
     pin_cpus: bool
     share: float | None
     env_from: tuple[str, ...]
+    probe: bool = True
 
 
 @click.command(
@@ -56,6 +57,7 @@ Examples:
   dovetail run pipeline.yaml | jq .text | head
   dovetail run pipeline.yaml --engine ray:auto --share 0.5 --env-from HF_TOKEN
   dovetail run --resume last
+  dovetail run recipe.yaml --set process.3.num_proc=4
 
 \b
 FILE says where items come from and go:  source: data/*.jsonl  sink: out.jsonl
@@ -84,6 +86,7 @@ Exit codes: 0 finished, 1 the run failed, 2 usage or configuration, 3 does not f
 @click.option("--retry-errors", metavar="RUN", shell_complete=complete_runs, help="Only what that run set aside.")
 @click.option("--force-resume", is_flag=True, help="Go on although the source changed: rows may be lost or doubled.")
 @click.option("--record", is_flag=True, help="Keep the controller's exact input, for dovetail replay.")
+@click.option("--no-probe", is_flag=True, help="Of a recipe: do not measure with a few of its rows first.")
 @click.option("--no-wait", is_flag=True, help="If others hold what it needs: exit 3 instead of waiting.")
 @click.option("--run-dir", metavar="DIR", help="Write the run folder here.")
 @click.option("--pin-cpus", is_flag=True, help="Bind every worker to CPUs of its own.")
@@ -92,16 +95,18 @@ Exit codes: 0 finished, 1 the run failed, 2 usage or configuration, 3 does not f
 @click.option("--verbose", "-v", is_flag=True, help="Show what workers print.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 def run(file: str | None, **options: Any) -> None:
-    """Run the pipeline in FILE: read its source, write its sink, and say how it went."""
+    """Run the pipeline or the recipe in FILE: read its source, write its sink, and say how it went."""
     place = {key: options.pop(key) for key in ("engine", "share", "env_from")}
     how = How(
         **place | {"engine": place["engine"] or LOCAL},
         wait=not options.pop("no_wait"),
-        **{key: options.pop(key) for key in How.__slots__ if key != "wait" and key not in place},
+        probe=not options.pop("no_probe"),
+        **{key: options.pop(key) for key in How.__slots__ if key not in ("wait", "probe") and key not in place},
     )
     asked = _asked(file, how, options | place | {"env_from": how.env_from or None})
     how = replace(how, engine=asked.engine or LOCAL, share=asked.share, env_from=asked.env_from or ())
-    job = load(asked.file, asked.sets, asked.source, asked.sink, Path(asked.folder) if asked.folder else None)
+    job = load_job(asked.file, asked.sets, asked.source, asked.sink, Path(asked.folder) if asked.folder else None)
+    asked, how = _as_the_recipe_says(job, asked, how)
     _check(job, asked, how)
     if how.dry_run:
         from dovetail.cli.dry_run import dry_run  # late, like all that most runs do not need
@@ -112,6 +117,22 @@ def run(file: str | None, **options: Any) -> None:
         _simulate(job, asked, how)
         return
     sys.exit(_run(job, asked, how))
+
+
+def _as_the_recipe_says(job: Job, asked: Asked, how: How) -> tuple[Asked, How]:
+    """On Ray if its file says so and nobody typed otherwise; a run that did not come to its end is gone on with."""
+    recipe = recipe_of(job)
+    if recipe is None:
+        return asked, how
+    if asked.engine is None and recipe.engine != LOCAL:
+        Where.parse(recipe.engine)
+        asked, how = replace(asked, engine=recipe.engine), replace(how, engine=recipe.engine)
+    if recipe.top.get("use_checkpoint") and not (how.resume or how.retry_errors or how.dry_run or how.run_dir):
+        before = unfinished(asked)
+        if before is not None:
+            click.echo(f"use_checkpoint: goes on with run {before}", err=True)
+            how = replace(how, resume=before)
+    return asked, how
 
 
 def _asked(file: str | None, how: How, options: dict[str, Any]) -> Asked:
@@ -151,7 +172,12 @@ def _check(job: Job, asked: Asked, how: How) -> None:
     check_share(how.engine, how.share, how.env_from)
     importable(job.file.parent)
     problems = [*contradiction(how.engine, asked.cluster), *([] if how.dry_run else missing_modules(job))]
-    if job.source is None and not how.retry_errors:
+    recipe = recipe_of(job)
+    if recipe is not None and not how.dry_run:
+        from dovetail.recipes.running import check
+
+        check(recipe)
+    elif job.source is None and not how.retry_errors:
         fixes = ("source: data/*.jsonl", "or on the command line: --source data.jsonl")
         problems.append(dt.Problem("DT364", "says no source: where do items come from?", fixes=fixes, place=asked.file))
     if job.sink is None and sys.stdout is None:
@@ -180,11 +206,38 @@ def _run(job: Job, asked: Asked, how: How) -> int:
             click.echo("interrupted", err=True)
             return stops.exit_code
         error = interrupted
-    return tell(stops, job, error, as_json=how.as_json)
+    code = tell(stops, job, error, as_json=how.as_json)
+    recipe = recipe_of(job)
+    if recipe is not None and stops.run is not None:
+        from dovetail.recipes.running import finish
+
+        resumed = bool(how.resume or how.retry_errors)
+        for line in finish(recipe, stops.run.stats.folder, resumed=resumed):
+            click.echo(line, err=True)
+    return code
+
+
+def _measure(job: Job, how: How, cluster: dt.Cluster) -> None:
+    """The speed of a recipe's operators, where it is not known yet and something depends on it."""
+    recipe = recipe_of(job)
+    again = how.resume or how.retry_errors
+    if recipe is None:
+        return
+    from dovetail.recipes.planning import notes
+    from dovetail.recipes.running import begin, probe
+
+    for note in notes(recipe, cluster):
+        click.echo(f"note: {note}", err=True)
+    if how.probe and how.plan is None and not again:
+        probe(recipe, cluster, lambda said: click.echo(said, err=True))
+    if not again:
+        begin(recipe)
 
 
 def _started(job: Job, asked: Asked, how: How) -> dt.Run:
     on = there(how.engine, asked.cluster, start=how.plan is not None)  # else dt.run starts it, once all is checked
+    job = on_cluster(job, on.cluster)
+    _measure(job, how, on.cluster)
     mode = asked.mode or job.mode
     plan = None
     if how.plan is not None:
@@ -222,7 +275,7 @@ def _started(job: Job, asked: Asked, how: How) -> dt.Run:
             more=remembered(asked, has_sink=job.sink is not None),
         )
     except dt.InfeasibleError as error:
-        raise for_files(_as_typed(error), asked.file, on.cluster, on_ray=on.on_ray) from None
+        raise explained(_as_typed(error), job, on.cluster, asked.mode, on_ray=on.on_ray) from None
 
 
 def _as_typed(error: dt.InfeasibleError) -> dt.InfeasibleError:
@@ -270,7 +323,7 @@ def _simulate(job: Job, asked: Asked, how: How) -> None:
             what=what,
         )
     except dt.InfeasibleError as error:
-        raise for_files(error, asked.file, cluster) from None
+        raise explained(error, job, cluster, asked.mode) from None
     for line in [json.dumps(made.summary.to_dict(), indent=2)] if how.as_json else result_lines(made.summary):
         click.echo(line)
     for line in [] if how.as_json else ["", *next_lines(made.summary)]:

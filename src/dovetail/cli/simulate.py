@@ -9,7 +9,7 @@ from dataclasses import replace
 import click
 
 import dovetail as dt
-from dovetail.cli.advice import for_files
+from dovetail.cli.loading import explained, load_job, on_cluster
 from dovetail.observe.summary_lines import next_lines, result_lines
 from dovetail.running.simulating import SETTING_UP_S, SPREAD
 from dovetail.running.simulating import simulate as run_simulated
@@ -62,10 +62,11 @@ def simulate(
     as_json: bool,
 ) -> None:
     """Run the pipeline in FILE on a simulated cluster, in virtual time: same plan, same controller, no work done."""
-    pipeline, cluster = dt.Pipeline.load(file), dt.Cluster.of(cluster_spec)
+    cluster = dt.Cluster.of(cluster_spec)
+    job = on_cluster(load_job(file), cluster)
     try:
         result = run_simulated(
-            pipeline,
+            job.pipeline,
             cluster,
             items,
             mode=mode,
@@ -80,7 +81,7 @@ def simulate(
             what=f"dovetail simulate {file}",
         )
     except dt.InfeasibleError as error:
-        raise for_files(error, file, cluster) from None
+        raise explained(error, job, cluster, mode) from None
     except dt.ConfigError as error:
         raise dt.ConfigError(_as_options(problem) for problem in error.problems) from None
     if as_json:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 ERRORS_BYTES = 2_000_000
 ITEM_BYTES = 64_000
 COMMIT_BYTES = 2_000_000
+IN_STAGE = re.compile(r"in stage '([^']+)'\n")
+"""How the details of a failure in a fused unit begin."""
 BAD_ROW = re.compile(r"BadRow: (.+?:\d+): ", re.DOTALL)
 """Of a row that could not be parsed: its file and line."""
 
@@ -99,6 +101,7 @@ class SetAsideItems:
         segment, start, stop = entry.part
         data: dict[str, Any] = {
             "unit": entry.unit,
+            "stage": stage_of(entry.unit, entry.detail),
             "key": None if entry.key is None else list(entry.key),
             "error": kind[:500],
             "message": message[:4000],
@@ -117,6 +120,14 @@ class SetAsideItems:
             except Exception as error:  # it is the user's object: reading or pickling it may do anything
                 data["item_lost"] = f"{type(error).__name__}: {error}"[:500]
         return data
+
+
+def stage_of(unit: str, detail: str) -> str:
+    """Which stage of a unit it was that failed, as far as that is known."""
+    if "+" not in unit:
+        return unit
+    found = IN_STAGE.match(detail)
+    return found[1] if found else unit
 
 
 def item_as_data(item: object, limit_bytes: int = ITEM_BYTES) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dovetail.observe.words import duration, number, percent, rate
+from dovetail.pipeline.units import shown_as
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -163,13 +164,15 @@ def headline(view: View, pulse: Pulse, since_s: float) -> str:
     if view.aside:
         parts.append(f"{view.aside} set aside")
     if view.bottleneck:
-        parts.append(f"bottleneck {view.bottleneck}")
+        parts.append(f"bottleneck {shown_as(view.bottleneck)}")
     return ", ".join(parts)
 
 
 def plain_line(view: View, pulse: Pulse, since_s: float, name: str = "") -> str:
     stages = (
-        f"{row.unit.name} {row.unit.ready}w {rate(row.rate)}" for row in pulse.rows() if row.unit.wave == view.wave
+        f"{shown_as(row.unit.name)} {row.unit.ready}w {rate(row.rate)}"
+        for row in pulse.rows()
+        if row.unit.wave == view.wave
     )
     head = f"{name}: " if name else ""
     return f"{head}{headline(view, pulse, since_s)} | {', '.join(stages)}"
@@ -213,7 +216,7 @@ def _table(view: View, pulse: Pulse, since_s: float, title: str) -> Any:
         cells = (number(unit.queued), number(unit.in_flight), workers_text(unit), percent(row.busy))
         aside = str(unit.aside_total) if unit.aside_total else ""
         speed = "-" if row.rate is None else number(float(row.rate))
-        table.add_row(Text(f"{unit.name}{mark}"), speed, *cells, aside, style=style)
+        table.add_row(Text(f"{shown_as(unit.name)}{mark}"), speed, *cells, aside, style=style)
     parts = [Text(f"{title}: " if title else "", style="bold").append(headline(view, pulse, since_s), style="")]
     if view.use:
         held = ", ".join(f"{name} {percent(used / total)}" for name, (used, total) in view.use.items() if total)

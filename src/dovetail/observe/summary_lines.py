@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from dovetail.observe.folder import runs_folder
 from dovetail.observe.words import amount, counted, duration, number, percent, rate, sparkline, table
+from dovetail.pipeline.units import shown_as
 from dovetail.resources.sizes import about_size
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def unit_table(told: Summary) -> list[str]:
         counts = (str(unit.most_workers), str(unit.started), str(unit.stopped), str(unit.lost))
         busy = percent(unit.busy if unit.busy is None else min(1.0, unit.busy))
         items = (str(unit.taken), str(unit.given), str(unit.aside), number(unit.rate), busy)
-        rows.append((unit.name, *items, *counts, percent(unit.bottleneck or None)))
+        rows.append((shown_as(unit.name), *items, *counts, percent(unit.bottleneck or None)))
     return table([(*row, *more) for row, more in zip(rows, _measured_cells(told.units), strict=True)])
 
 
@@ -82,7 +83,7 @@ def stage_lines(told: Summary) -> list[str]:
         seconds = sum(stage.seconds for stage in unit.stages)
         if len(unit.stages) > 1 and seconds:
             shares = (f"{stage.name} {percent(stage.seconds / seconds)} ({stage.taken} in)" for stage in unit.stages)
-            lines.append(f"inside      {unit.name}: {', '.join(shares)} of {duration(seconds)}")
+            lines.append(f"inside      {shown_as(unit.name)}: {', '.join(shares)} of {duration(seconds)}")
     return lines
 
 
@@ -100,7 +101,7 @@ def rate_lines(told: Summary) -> list[str]:
     limits = [(unit.bottleneck, unit.name) for unit in told.units] + [(told.source_limited, "the source")]
     limits = sorted((limit for limit in limits if limit[0]), key=lambda limit: -limit[0])
     if limits:
-        shares = ", ".join(f"{name} {percent(share)} of the time" for share, name in limits[:4])
+        shares = ", ".join(f"{shown_as(name)} {percent(share)} of the time" for share, name in limits[:4])
         lines.append(f"bottleneck  {shares}")
     return lines
 

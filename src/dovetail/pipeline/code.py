@@ -3,6 +3,7 @@
 Told by its source as a tree, so that comments, docstrings and lines do not matter but constants do: the function or
 class itself and, of the same module, everything it names. What has no source (a lambda, a notebook, a function inside
 of another) is told by its compiled code and by the plain data it holds. Code of other modules counts by its name only.
+An object with a method `code_key` is told by the text that it gives.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ def _told(what: object, depth: int) -> str:
     """Everything that makes it what it is, as a text."""
     if depth <= 0:
         return f"a {type(what).__qualname__}"
+    if not isinstance(what, type) and callable(getattr(type(what), "code_key", None)):
+        return f"key {what.code_key()}"  # type: ignore[attr-defined]
     if isinstance(what, str):
         module, _, name = what.partition(":")
         return _in_module(module, name, None) or f"name {what}"

@@ -61,7 +61,7 @@ def _is_size(value: object) -> bool:
         return False
 
 
-def _one_of(values: Sequence[str]) -> Form:
+def one_of(values: Sequence[str]) -> Form:
     listed = ", ".join(values)
     return Form(f"one of {listed}", values[0], lambda value: value in values, {"enum": list(values)})
 
@@ -104,7 +104,7 @@ SINK_KEYS: Keys = {
     "format": (TEXT, True, "jsonl, csv, parquet or lance; by the name if left out."),
     "ordered": (FLAG, False, "Whether rows stand in the order of the source."),
     "shard_size": (SIZE, True, "Several files of about this size instead of one."),
-    "exists": (_one_of(EXISTS), False, "What becomes of a file that is there: replaced at the end, refused, added to."),
+    "exists": (one_of(EXISTS), False, "What becomes of a file that is there: replaced at the end, refused, added to."),
     "columns": (TEXTS, True, "Which columns are written, in this order."),
     "compression": (TEXT, True, "Of Parquet."),
 }
@@ -114,7 +114,7 @@ SOURCE_RUN_KEYS: Keys = {
 }
 SINK_RUN_KEYS: Keys = {"run": (FUNCTION, False, "A function that is called with lists of results, in the driver.")}
 JOB_KEYS: Keys = {
-    "mode": (_one_of(MODES), False, "How stages share the cluster."),
+    "mode": (one_of(MODES), False, "How stages share the cluster."),
     "ordered": (FLAG, False, "Whether results leave in the order of the source."),
     "max_errors": (COUNT, True, "More items set aside than this fail the run."),
 }
@@ -132,7 +132,7 @@ def job_problems(top: Mapping[str, Any], leaves: Sequence[str] | None) -> Iterat
     elif sink is not None:
         yield from _end(("sink",), sink, PATH, SINK_KEYS, SINK_RUN_KEYS)
     given = {key: top[key] for key in JOB_KEYS if key in top}
-    yield from _values((), given, JOB_KEYS)
+    yield from value_problems((), given, JOB_KEYS)
 
 
 def _end(path: Steps, entry: object, plain: Form, keys: Keys, run_keys: Keys) -> Iterator[Located]:
@@ -150,10 +150,10 @@ def _end(path: Steps, entry: object, plain: Form, keys: Keys, run_keys: Keys) ->
         where = (*path, "path")
         problem = missing_key(dotted("", where), "path", "")
         yield where, Problem(problem.code, problem.message, fixes=(f"path: {plain.example}",))
-    yield from _values(path, entry, known)
+    yield from value_problems(path, entry, known)
 
 
-def _values(path: Steps, entry: Mapping[Any, object], keys: Keys) -> Iterator[Located]:
+def value_problems(path: Steps, entry: Mapping[Any, object], keys: Keys) -> Iterator[Located]:
     for key, value in entry.items():
         where = (*path, str(key))
         if key not in keys:

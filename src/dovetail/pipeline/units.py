@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from dovetail.pipeline.stage import Stage, Workers
     from dovetail.resources.shape import Shape
 
+ROOM = 60
+"""Letters of a unit's name in tables."""
+
 
 @dataclass(frozen=True, slots=True)
 class Unit:
@@ -87,6 +90,14 @@ def _unit(group: Sequence[Stage], pipeline: Pipeline, group_of: Mapping[str, Seq
 
 def _name(group: Sequence[Stage]) -> str:
     return "+".join(stage.name for stage in group)
+
+
+def shown_as(unit: str) -> str:
+    """The name of a unit where there is little room: of many fused stages the first and the last."""
+    stages = unit.split("+")
+    if len(stages) < 3 or len(unit) <= ROOM:
+        return unit
+    return f"{stages[0]}+...+{stages[-1]} ({len(stages)} stages)"
 
 
 def _may_join(group: Sequence[Stage], later: Stage) -> bool:

@@ -306,5 +306,11 @@ def _end_all() -> None:
         run._over.wait(AT_EXIT_S)  # noqa: SLF001
 
 
-atexit.register(_end_all)
+def end_before_others() -> None:
+    """At the program's end, before what was imported meanwhile (Ray) goes away."""
+    atexit.unregister(_end_all)
+    atexit.register(_end_all)
+
+
+end_before_others()
 os.register_at_fork(after_in_child=_RUNNING.clear)  # what a driver forks has no runs of its own

@@ -14,6 +14,7 @@ from dovetail.engines.ray.attaching import Where, attach
 from dovetail.engines.ray.discovery import discover
 from dovetail.engines.ray.variables import to_send
 from dovetail.errors import ConfigError, Problem
+from dovetail.running.handle import end_before_others
 from dovetail.running.ray_looks import Looks
 from dovetail.scheduling.planner import plan_again
 
@@ -42,6 +43,7 @@ class OnRay:
         self.engine = engine
         self._share = share
         self.attached = attach(Where.parse(engine))
+        end_before_others()
         self._looks = Looks(discover())
 
     def cluster(self, asked: Cluster | str) -> Cluster | str:

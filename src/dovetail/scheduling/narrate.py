@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dovetail.errors import ConfigError, InfeasibleError, Problem, did_you_mean
+from dovetail.pipeline.units import shown_as
 from dovetail.resources.cluster import Cluster
 from dovetail.resources.ledger import Ledger
 from dovetail.resources.sizes import about_size, milli
@@ -46,7 +47,7 @@ def headline(plan: Plan) -> list[str]:
     return [
         f"{plan.name} on {plan.cluster.spec()}",
         f"  {plan.rate:.4g} items/s, {share:.1f} % of the bound {plan.bound:.4g} set by {plan.binding}",
-        f"  bottleneck: {plan.bottleneck}; {plan.reason}",
+        f"  bottleneck: {shown_as(plan.bottleneck)}; {plan.reason}",
     ]
 
 
@@ -57,7 +58,7 @@ def unit_table(plan: Plan) -> list[str]:
     for unit in plan.units:
         mark = " *" if unit.name == plan.bottleneck else ""
         said = SOURCE_MARKS.get(unit.rate_source, ("", ""))[0]
-        cells = [f"{unit.name}{mark}", str(unit.workers), f"{unit.rate:.4g}{said}", f"{unit.throughput:.4g}"]
+        cells = [f"{shown_as(unit.name)}{mark}", str(unit.workers), f"{unit.rate:.4g}{said}", f"{unit.throughput:.4g}"]
         rows.append([str(unit.wave + 1)] * waves + [*cells, unit.shape.describe(), _nodes(plan.seats[unit.stages[0]])])
     widths = [max(len(row[column]) for row in rows) for column in range(len(header))]
     lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]

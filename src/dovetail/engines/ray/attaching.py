@@ -69,6 +69,7 @@ os.register_at_fork(after_in_child=_STATE.forked)
 def attach(where: Where) -> Attachment:
     """Starts or joins the Ray that was named, once per process; what stands in the way is an EngineError."""
     ray = import_ray()
+    _leave_before_ray_does()
     with _STATE.lock:
         if _is_inherited(ray):
             raise EngineError(_forked())
@@ -115,7 +116,18 @@ def detach() -> None:
         auth_back(_STATE.auth_mode)
 
 
-atexit.register(detach)
+def _leave_for_good() -> None:
+    """The program ends: whoever still asks Ray for something must not start another one, as Ray does by itself."""
+    detach()
+    hook = sys.modules.get("ray._private.auto_init_hook")
+    if hook is not None and _STATE.pid == os.getpid():
+        hook.enable_auto_connect = False  # type: ignore[attr-defined]
+
+
+def _leave_before_ray_does() -> None:
+    """What was registered last runs first: Ray registered its own end when it was imported."""
+    atexit.unregister(_leave_for_good)
+    atexit.register(_leave_for_good)
 
 
 def _known(ray: Any) -> Attachment:

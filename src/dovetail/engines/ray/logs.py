@@ -21,16 +21,20 @@ BEHIND_BYTES = 1 << 18
 """A file of which so much waits grows faster than it is sent."""
 LAST_BYTES = 1 << 20
 """At a node's end."""
+AGAIN_BYTES = 4 * LOOK_BYTES
 NAME = re.compile(r"[0-9]+(\.[0-9]+)?\.log")
 """As the local engine calls the file of a worker, or of a rank."""
 
-Piece = tuple[str, int, bytes]
-"""The name of a file, how many bytes were left out before these, and bytes."""
+Piece = tuple[str, int, bytes, tuple[int, int]]
+"""The name of a file, how many bytes were left out before these, bytes, and where both begin: which file of that name,
+and how far in it. A piece may come twice; the keeper has it once."""
 
 
 @dataclass(slots=True)
 class _File:
     inode: int
+    number: int
+    """Which file of this name it is, of those there were."""
     at: int = 0
 
 
@@ -41,13 +45,17 @@ class LogShipper:
         """`folder`: where the files are; it may come later."""
         self._folder = str(folder)
         self._files: dict[str, _File] = {}
+        self._seen = 0
 
     def news(self, limit_bytes: int = LOOK_BYTES) -> list[Piece]:
         """What is new, at most so much of it: all files get the same, and what one does not need goes to the others."""
         return self._pieces(limit_bytes, BEHIND_BYTES)
 
     def last(self, limit_bytes: int = LAST_BYTES) -> list[Piece]:
-        """When nothing is printed any more: of what was not read yet the end, for there it says why."""
+        """When nothing is printed any more: of what was not read yet the end, for there it says why; and what was sent
+        lately once more, because nobody knows whether it was still heard."""
+        for file in self._files.values():
+            file.at = max(0, file.at - AGAIN_BYTES)
         return self._pieces(limit_bytes, 0)
 
     def _pieces(self, limit_bytes: int, behind_bytes: int) -> list[Piece]:
@@ -70,7 +78,8 @@ class LogShipper:
         for name, stat in stats.items():
             known = self._files.get(name)
             if known is None or known.inode != stat.st_ino or known.at > stat.st_size:
-                self._files[name] = _File(stat.st_ino)
+                self._seen += 1
+                self._files[name] = _File(stat.st_ino, self._seen)
         for name in self._files.keys() - stats.keys():
             del self._files[name]
         waiting = {name: stat.st_size - self._files[name].at for name, stat in stats.items()}
@@ -90,8 +99,9 @@ class LogShipper:
             skipped, data = skipped + begin, data[begin:]
         if not at_end:
             data = data[: data.rfind(b"\n") + 1] or data
+        began = file.number, file.at
         file.at += skipped + len(data)
-        return (name, skipped, data) if data or skipped else None
+        return (name, skipped, data, began) if data or skipped else None
 
 
 def shares(waiting: Mapping[str, int], limit_bytes: int) -> dict[str, int]:
@@ -123,17 +133,30 @@ class LogKeeper:
         self.skipped_bytes = 0
         """That no file has: left out on the way, or not written."""
         self._folder = Path(folder)
+        self._known: dict[tuple[str, int], int] = {}
+        """How far each file has come."""
 
     def took(self, pieces: Iterable[Piece]) -> None:
-        for name, skipped, data in pieces:
-            self.skipped_bytes += skipped
+        for name, skipped, data, (file, at) in pieces:
             if not NAME.fullmatch(name):
+                self.skipped_bytes += skipped
+                continue
+            skipped, data = self._new(name, file, at, skipped, data)
+            self.skipped_bytes += skipped
+            if not data and not skipped:
                 continue
             try:
                 self._append(self._folder / name, skipped, data)
             except OSError as error:
                 self.problem = f"{name}: {error.strerror or error}"
                 self.skipped_bytes += len(data)
+
+    def _new(self, name: str, file: int, at: int, skipped: int, data: bytes) -> tuple[int, bytes]:
+        """What of a piece is not here yet: how much was left out, and the bytes."""
+        known = self._known.get((name, file), 0)
+        began = at + skipped
+        self._known[name, file] = max(known, began + len(data))
+        return max(0, began - known), data[max(0, known - began) :]
 
     def _append(self, path: Path, skipped: int, data: bytes) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)

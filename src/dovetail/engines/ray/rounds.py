@@ -71,7 +71,7 @@ class Rounds:
             told += [Told(("use", use), ABOUT * 4)] if use is not None else []
             if self._logs is not None:
                 pieces = self._logs.news()
-                told += [Told(("log", pieces), ABOUT + sum(len(data) for _, _, data in pieces))] if pieces else []
+                told += [Told(("log", pieces), ABOUT + sum(len(data) for _, _, data, _ in pieces))] if pieces else []
         return told
 
     def close(self) -> list[Piece]:

@@ -7,8 +7,12 @@ cannot be done with a row is raised (`BadField`): the row is set aside, and all 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
+
+from dovetail.pipeline.code import code_hash
 
 if TYPE_CHECKING:
     from dovetail.engines.worker import Worker
@@ -39,8 +43,14 @@ class Operator:
     text_key: str = "text"
     image_key: str = "images"
     image_bytes_key: str = "image_bytes"
+    made_with: Mapping[str, Any] = MappingProxyType({})
+    """Its parameters as the recipe has them, which tell it apart from others of its class."""
     sharing: bool = False
     """Whether a neighbour in the same worker needs one of `shares`, too."""
+
+    def __call__(self, row: Any) -> Any:
+        """What becomes of a row, or of a list of rows if `batch_size` is more than 1."""
+        raise NotImplementedError
 
     def setup(self, worker: Worker) -> None:
         """Once per worker, before the first row: models, compiled tables. Never in `__init__`, which also runs where
@@ -49,6 +59,11 @@ class Operator:
     def columns(self) -> tuple[str, ...]:
         """The fields that rows must have; a missing one is told before anything starts. Dots go into mappings."""
         return (self.text_key,)
+
+    def code_key(self) -> str:
+        """What makes it what it is, for what was measured of it to be found again (`pipeline/code.py`)."""
+        fields = (self.text_key, self.image_key, self.image_bytes_key)
+        return f"{code_hash(type(self))} {sorted(self.made_with.items())!r} {fields!r}"
 
     def text_of(self, row: Row) -> str:
         try:
@@ -109,13 +124,15 @@ class Filter(Operator):
         return row if self.keeps(row, stats) else None
 
     def in_range(self, value: float, low: float | None, high: float | None) -> bool:
-        """Whether it is between both, or, with `reversed_range`, whether it is not."""
+        """Whether it is between both, or, with `reversed_range`, whether it is not: then the ends are turned around,
+        too, so that what lies on a closed end is kept either way, as in Data-Juicer."""
+        reverse = self.reversed_range
         kept = True
         if low is not None:
-            kept = value >= low if self.min_closed_interval else value > low
+            kept = value >= low if self.min_closed_interval is not reverse else value > low
         if kept and high is not None:
-            kept = value <= high if self.max_closed_interval else value < high
-        return kept is not self.reversed_range
+            kept = value <= high if self.max_closed_interval is not reverse else value < high
+        return kept is not reverse
 
 
 class Whole(Operator):
@@ -158,7 +175,7 @@ class Selector(Whole):
 
     def choose(self, rows: Iterable[Row]) -> Iterator[Row]:
         numbers = self.numbers(rows)
-        if all(one < other for one, other in zip(numbers, numbers[1:], strict=False)):
+        if all(one < other for one, other in pairwise(numbers)):
             wanted = iter([*numbers, -1])
             following = next(wanted)
             for number, row in enumerate(rows):

@@ -6,8 +6,10 @@ travels with the row. It is used only by operators that were told (`sharing`) th
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 MOST_TEXTS = 4096
 MOST_CHARACTERS = 4_000_000

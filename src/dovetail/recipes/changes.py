@@ -1,0 +1,93 @@
+"""What does `--set process.3.num_proc=4` change in a recipe? Operators are numbered from 0, or named; * is all of them.
+
+--set mode=sequential   --set process.3.num_proc=4   --set process.clean_links_mapper.num_proc=-1
+--set 'process.*.num_gpus=0.25'                       every operator that has a num_gpus gets this one
+--set 'process.*.num_proc=null'                       null is as if it were not written
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from dovetail.errors import ConfigError, Problem, did_you_mean
+from dovetail.pipeline.changes import Change, changed, parse_change
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dovetail.documents.document import Document
+
+EXAMPLE = "--set process.0.num_proc=4"
+EVERY = "*"
+
+
+def with_sets(document: Document, sets: Sequence[str], ends: Sequence[Change]) -> Document:
+    """The document with what the command line says instead; everything that is wrong with that at once."""
+    plain = replace(document, data=_spelled_out(document.data))
+    found: list[Change] = []
+    problems: list[Problem] = []
+    for text in sets:
+        try:
+            found += _changes(parse_change(text, None), plain.data)
+        except ConfigError as error:
+            problems += error.problems
+    if problems:
+        raise ConfigError(problems)
+    return changed(plain, [*ends, *found])
+
+
+def _spelled_out(data: Any) -> Any:
+    """`- name` as `- name: null`, which is the same."""
+    entries = data.get("process") if isinstance(data, Mapping) else None
+    if not isinstance(entries, list):
+        return data
+    return {**data, "process": [{entry: None} if isinstance(entry, str) else entry for entry in entries]}
+
+
+def _changes(change: Change, data: Any) -> list[Change]:
+    if change.path[0] != "process" or len(change.path) == 1:
+        return [change]
+    entries = data.get("process") if isinstance(data, Mapping) else None
+    entries = entries if isinstance(entries, list) else []
+    names = [_name(entry) for entry in entries]
+    word, *rest = change.path[1:]
+    if word == EVERY:
+        if not rest:
+            raise _wrong(change, "says what no operator is", "--set 'process.*.num_proc=4'")
+        numbers = [number for number, name in enumerate(names) if _says(entries[number], name, str(rest[0]))]
+        if not numbers:
+            raise _wrong(change, f"no operator says {rest[0]}", EXAMPLE)
+    else:
+        numbers = [_number(str(word), names, change)]
+    return [replace(change, path=("process", number, names[number], *rest)) for number in numbers]
+
+
+def _number(word: str, names: list[str], change: Change) -> int:
+    if word.isascii() and word.isdigit():
+        if int(word) >= len(names):
+            raise _wrong(change, f"there is no operator {word}: the first is 0, the last {len(names) - 1}", EXAMPLE)
+        return int(word)
+    places = [number for number, name in enumerate(names) if name == word]
+    if len(places) == 1:
+        return places[0]
+    if places:
+        listed = ", ".join(map(str, places))
+        raise _wrong(
+            change, f"{word} stands in the recipe {len(places)} times: {listed}", f"--set process.{places[0]}."
+        )
+    raise _wrong(change, f"there is no operator {word!r} in the recipe{did_you_mean(word, names)}", EXAMPLE)
+
+
+def _name(entry: Any) -> str:
+    return str(next(iter(entry))) if isinstance(entry, Mapping) and entry else ""
+
+
+def _says(entry: Any, name: str, key: str) -> bool:
+    given = entry.get(name) if isinstance(entry, Mapping) else None
+    return isinstance(given, Mapping) and given.get(key) is not None
+
+
+def _wrong(change: Change, message: str, fix: str) -> ConfigError:
+    return ConfigError(Problem("DT360", message, fixes=(fix,), place=change.said))

@@ -1,0 +1,219 @@
+"""What does one worker of an operator need, and how many are asked for? Data-Juicer's words as ours.
+
+`memory` of an operator on a GPU is GPU memory, of all others host memory. `num_proc` is workers: -1 is auto, n, or
+[least, most].
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from dovetail.documents.validate import unknown_key
+from dovetail.errors import Problem, ResourceError, shown
+from dovetail.pipeline.file import RESOURCE_KEYS
+from dovetail.recipes.keys import ACCELERATORS, ADAPTERS, OLD_NAMES
+from dovetail.resources.resources import Resources
+from dovetail.resources.sizes import parse_size
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from dovetail.pipeline.stage import Workers
+
+Told = "Callable[[str, Problem], None]"
+WORKERS_LIMIT = 1_000_000
+AMOUNTS = ("num_cpus", "num_gpus", "memory")
+WORDS = {"cpus": "num_cpus", "gpus": "num_gpus", "gpu_memory": "memory", "memory": "memory"}
+"""How a recipe says what Resources says."""
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """As far as it is written; what is not is decided by whoever plans."""
+
+    cuda: bool = False
+    said_cuda: bool = False
+    """Whether the file itself asks for a GPU; else it is the operator's own wish, which a machine without any may
+    leave unmet."""
+    resources: Resources = field(default_factory=Resources)
+    workers: Workers | None = None
+    """None: nothing is said."""
+    batch_size: int | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Of a stage: rate, returns, retries, deadline, env, runtime_env."""
+
+    def on_cpu(self) -> Needs:
+        """The same where there is no GPU: its memory is then the host's."""
+        asked = self.resources
+        host = Resources(cpus=asked.cpus, memory=asked.gpu_memory)
+        return replace(self, cuda=False, resources=host)
+
+
+def needs_of(given: Mapping[str, Any], *, cuda_by_default: bool, tell: Callable[[str, Problem], None]) -> Needs:
+    """What the parameters of an operator say; what makes no sense is told with its key."""
+    amounts = _amounts(given, tell)
+    said = given.get("accelerator")
+    if said is not None and said not in ACCELERATORS:
+        tell("accelerator", _wrong("accelerator", said, "cpu or cuda", "accelerator: cpu"))
+        said = None
+    wants = said == "cuda" or bool(amounts.get("num_gpus"))
+    cuda = wants or (said is None and cuda_by_default and amounts.get("num_gpus") != 0)
+    if said == "cpu" and amounts.get("num_gpus"):
+        message = f"num_gpus: {shown(amounts['num_gpus'])} with accelerator: cpu: it would hold a GPU and not use it"
+        tell("num_gpus", Problem("DT412", message, fixes=("accelerator: cuda", "or num_gpus: 0")))
+    resources = _resources(amounts, cuda, tell)
+    if given.get("resources") is not None:
+        resources = _own_resources(given, tell) or resources
+        cuda = bool(resources.gpus or resources.gpu_memory)
+        wants = cuda
+    adapter = given.get("adapter")
+    if adapter is not None and adapter not in ADAPTERS:
+        tell("adapter", _wrong("adapter", adapter, "data_juicer", "adapter: data_juicer"))
+    settings = {
+        key: given[key]
+        for key in ("rate", "returns", "retries", "deadline", "setup_deadline", "env", "runtime_env")
+        if given.get(key) is not None
+    }
+    return Needs(cuda, wants, resources, _workers(given, tell), _batch_size(given, tell), settings)
+
+
+def _amounts(given: Mapping[str, Any], tell: Callable[[str, Problem], None]) -> dict[str, Any]:
+    """num_cpus, num_gpus and memory, under whichever name; those that make no sense are left out."""
+    found: dict[str, Any] = {}
+    for key, value in given.items():
+        name = OLD_NAMES.get(key, key)
+        if name not in AMOUNTS or value is None:
+            continue
+        if name in found:
+            message = f"{key} and {name} say the same thing twice"
+            tell(key, Problem("DT412", message, fixes=(f"remove {key}",)))
+        elif name == "memory":
+            try:
+                parse_size(value)
+                found[name] = value
+            except ValueError as error:
+                tell(key, Problem("DT412", f"{key}: {error}", fixes=(f"{key}: {_size_like(value)}",)))
+        elif not _is_number(value) or value < 0:
+            example = 1 if name == "num_cpus" else 0.25
+            tell(key, _wrong(key, value, "a number from 0 on", f"{key}: {example}"))
+        else:
+            found[name] = value
+    return found
+
+
+def _size_like(value: object) -> str:
+    """A size that whoever wrote this may have meant."""
+    digits = re.search(r"\d+(\.\d+)?", str(value))
+    number = digits[0] if digits and float(digits[0]) else "2"
+    unit = re.search(r"[kKmMgGtT]", str(value))
+    return f"'{number}{unit[0].upper()}B'" if unit else f"'{number}MB'"
+
+
+def _resources(amounts: Mapping[str, Any], cuda: bool, tell: Callable[[str, Problem], None]) -> Resources:
+    cpus = amounts.get("num_cpus", 1)
+    memory = amounts.get("memory")
+    gpus = amounts.get("num_gpus")
+    try:
+        if not cuda:
+            return Resources(cpus=cpus, memory=memory)
+        if gpus is None and memory is None:
+            gpus = 1  # nobody said how much: a card for itself, and the plan says how to share it
+        return Resources(cpus=cpus, gpus=gpus or 0, gpu_memory=memory)
+    except ResourceError as error:
+        for problem in error.problems:
+            about, translated = _in_words(problem)
+            tell(about, translated)
+        return Resources()
+
+
+def _in_words(problem: Problem) -> tuple[str, Problem]:
+    """A problem of Resources in the words of a recipe, and the key it is about."""
+    found = re.match(r"\w+", problem.message)
+    word = found[0] if found else ""
+
+    def said(text: str) -> str:
+        for ours, theirs in WORDS.items():
+            text = re.sub(rf"\b{ours}=", f"{theirs}: ", text)
+            text = re.sub(rf"\b{ours}\b", theirs, text)
+        return text
+
+    translated = replace(problem, message=said(problem.message), fixes=tuple(map(said, problem.fixes)))
+    return WORDS.get(word, "num_gpus"), translated
+
+
+def _own_resources(given: Mapping[str, Any], tell: Callable[[str, Problem], None]) -> Resources | None:
+    """`resources: {cpus: 2, gpu_memory: 4GB}`, as a pipeline file has it."""
+    value = given["resources"]
+    if not isinstance(value, Mapping):
+        tell("resources", _wrong("resources", value, "a mapping", "resources: {cpus: 1}"))
+        return None
+    both = [key for key in given if OLD_NAMES.get(key, key) in AMOUNTS and given[key] is not None]
+    if both:
+        message = f"resources and {', '.join(both)} say the same thing twice"
+        tell("resources", Problem("DT412", message, fixes=(f"remove {both[0]}", "or remove resources")))
+    unknown = [key for key in value if key not in RESOURCE_KEYS]
+    for key in unknown:
+        tell("resources", unknown_key(str(key), RESOURCE_KEYS, ""))
+    try:
+        return Resources(**{key: value[key] for key in value if key not in unknown})
+    except ResourceError as error:
+        for problem in error.problems:
+            tell("resources", problem)
+        return None
+
+
+def _workers(given: Mapping[str, Any], tell: Callable[[str, Problem], None]) -> Workers | None:
+    keys = [key for key in ("num_proc", "workers") if given.get(key) is not None]
+    if len(keys) == 2:
+        tell("workers", Problem("DT412", "num_proc and workers say the same thing twice", fixes=("remove num_proc",)))
+    for key in keys:
+        try:
+            return _count(given[key])
+        except ValueError as error:
+            tell(key, _wrong(key, given[key], str(error), f"{key}: 4"))
+    return None
+
+
+def _count(value: object) -> Workers:
+    match value:
+        case "auto":
+            return "auto"
+        case bool():
+            pass
+        case int() if value == -1:
+            return "auto"
+        case int() if 1 <= value <= WORKERS_LIMIT:
+            return value
+        case [int() as low, int() as high] if 1 <= low <= high <= WORKERS_LIMIT:
+            return (low, high)
+        case (int() as low, int() as high) if 1 <= low <= high <= WORKERS_LIMIT:
+            return (low, high)
+        case _:
+            pass
+    raise ValueError("-1 (auto), a number of workers, or [least, most]")
+
+
+def _batch_size(given: Mapping[str, Any], tell: Callable[[str, Problem], None]) -> int | None:
+    value = given.get("batch_size")
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 10_000_000:
+        tell("batch_size", _wrong("batch_size", value, "a whole number from 1 on", "batch_size: 16"))
+        return None
+    return value
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _wrong(key: str, value: object, wanted: str, fix: str) -> Problem:
+    return Problem("DT412", f"{key} should be {wanted}, not {shown(value)}", fixes=(fix,))
+
+
+def stage_settings(needs: Needs) -> Iterator[tuple[str, Any]]:
+    yield from needs.settings.items()

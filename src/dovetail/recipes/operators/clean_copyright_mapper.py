@@ -1,0 +1,25 @@
+"""Takes the copyright notice off the top of source code."""
+
+from __future__ import annotations
+
+import re
+
+from dovetail.recipes.operators.base import TextMapper
+
+NOTICE = re.compile("[Cc][Oo][Pp][Yy][Rr][Ii\u0130][Gg][Hh][Tt]")
+COMMENT_LINE = r"(?:#|//|--)[^\n]*+"
+TOP = re.compile(rf"(?:(?:{COMMENT_LINE})?+\n)*+(?:{COMMENT_LINE}\Z)?+")
+
+
+class CleanCopyrightMapper(TextMapper):
+    """Removes the first /* comment */ if it says "copyright"; where there is no such comment, all lines at the top that
+    are empty or start with #, // or --, whatever they say: so does Data-Juicer, with Markdown titles too."""
+
+    def change(self, text: str) -> str:
+        start = text.find("/*")
+        end = text.find("*/", start + 2) if start >= 0 else -1
+        if end < 0:
+            top = TOP.match(text)
+            return text[top.end() :] if top else text
+        end += 2
+        return text[:start] + text[end:] if NOTICE.search(text, start, end) else text

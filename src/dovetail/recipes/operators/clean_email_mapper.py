@@ -1,0 +1,45 @@
+"""Takes e-mail addresses out of texts."""
+
+from __future__ import annotations
+
+import re
+
+from dovetail.recipes.operators.base import TextMapper
+from dovetail.recipes.operators.patterns import Replacement, checked_replacement, compiled
+
+BEFORE_THE_SIGN = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789.-+_"
+DOMAIN = re.compile(r"[a-z0-9.\-+_]+\.[a-z]+")
+
+
+class CleanEmailMapper(TextMapper):
+    """Replaces addresses, or whatever `pattern` finds, by `repl`.
+
+    Addresses are looked for from their sign outwards: a pattern that starts at their first letter, as Data-Juicer's,
+    goes over a long word as often as it has letters.
+    """
+
+    def __init__(self, pattern: str | None = None, repl: str = "") -> None:
+        self.pattern = None if pattern is None else compiled("pattern", pattern)
+        if self.pattern:
+            checked_replacement("repl", repl, self.pattern)
+        self.repl = repl
+        self.replacement = Replacement("repl", repl) if self.pattern is None else None
+
+    def change(self, text: str) -> str:
+        if self.replacement is None:
+            assert self.pattern is not None
+            return self.pattern.sub(self.repl, text)
+        sign = text.find("@")
+        if sign < 0:
+            return text
+        parts: list[str] = []
+        done = looked_at = 0
+        while sign >= 0:
+            start = looked_at + len(text[looked_at:sign].rstrip(BEFORE_THE_SIGN))
+            domain = DOMAIN.match(text, sign + 1) if start < sign else None
+            looked_at = sign + 1
+            if domain:
+                parts += (text[done:start], self.replacement.of(text[start : domain.end()]))
+                done = looked_at = domain.end()
+            sign = text.find("@", looked_at)
+        return "".join((*parts, text[done:])) if parts else text

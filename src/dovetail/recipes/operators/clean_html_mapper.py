@@ -1,0 +1,52 @@
+"""Makes plain text of HTML."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from dovetail.recipes.operators.base import BadField, TextMapper
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dovetail.engines.worker import Worker
+
+CLOSED_BY_THEMSELVES = (
+    "area|base|br|col|dd|dt|embed|hr|img|input|li|link|meta|option|p|param|source|tbody|td|tfoot|th|thead|tr|track|wbr"
+)
+OPENED = re.compile(rf"<(?!(?:{CLOSED_BY_THEMSELVES})\b)[a-z]", re.IGNORECASE)
+MOST_OPEN = 20_000
+"""The parser's time grows with the square of the elements that are open at once; so many take it half a second."""
+
+
+class CleanHtmlMapper(TextMapper):
+    """Takes all tags away and leaves what is between them, with a star before the items of a list. As in Data-Juicer,
+    the insides of scripts and styles stay, and blocks are joined without a space."""
+
+    extra: ClassVar[str] = "recipes"
+    needs: ClassVar[tuple[str, ...]] = ("selectolax",)
+
+    def __init__(self) -> None:
+        self.parse: Callable[[str], Any] | None = None
+
+    def setup(self, worker: Worker) -> None:  # noqa: ARG002
+        self._load()
+
+    def _load(self) -> Callable[[str], Any]:
+        from selectolax.lexbor import LexborHTMLParser
+
+        self.parse = LexborHTMLParser
+        return self.parse
+
+    def change(self, text: str) -> str:
+        parse = self.parse or self._load()
+        if text.count("<") > MOST_OPEN:
+            unclosed = len(OPENED.findall(text)) - text.count("</")
+            if unclosed > MOST_OPEN:
+                raise BadField(
+                    f"{unclosed:,} elements of HTML are never closed; the most that can be read is {MOST_OPEN:,}"
+                )
+        text = text.replace("<li>", "\n*").replace("</li>", "").replace("<ol>", "\n*").replace("</ol>", "")
+        plain: str = parse(text).text()
+        return plain

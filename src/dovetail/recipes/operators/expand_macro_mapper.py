@@ -1,0 +1,52 @@
+r"""Puts the values of LaTeX macros where they are used: `\newcommand{\name}{value}` and `\def\name{value}`."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from dovetail.recipes.operators.base import BadField, TextMapper
+from dovetail.recipes.operators.patterns import SPACE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+COMMAND = re.compile(r"\\newcommand\*?\{(\\[a-zA-Z0-9]++)\}\{")
+DEFINITION = re.compile(rf"\\def[{SPACE}]*+(\\[a-zA-Z0-9]++)[{SPACE}]*+\{{")
+MOST_CHARACTERS = 10_000_000
+"""Macros that use macros can double a text with each: no text of a corpus gets that long."""
+MOST_WORK = 1_000_000_000
+"""The text is gone through once per macro; so many characters take a second or two."""
+
+
+def definitions(opening: re.Pattern[str], text: str) -> Iterator[tuple[str, str]]:
+    """Names and values. A value ends at the brace that ends its line; without one, it is no definition."""
+    at = 0
+    line_end = -1
+    while found := opening.search(text, at):
+        start = at = found.end()
+        if line_end < start:
+            line_end = text.find("\n", start)
+            line_end = len(text) if line_end < 0 else line_end
+        if line_end > start and text[line_end - 1] == "}":
+            yield found[1], text[start : line_end - 1]
+            at = line_end
+
+
+class ExpandMacroMapper(TextMapper):
+    """Macros without arguments, one after another, in their definitions too, as in Data-Juicer."""
+
+    def change(self, text: str) -> str:
+        if "\\newcommand" not in text and "\\def" not in text:
+            return text
+        macros = dict(definitions(COMMAND, text))
+        macros.update(definitions(DEFINITION, text))
+        if len(macros) * len(text) > MOST_WORK:
+            raise BadField(f"{len(macros):,} macros in a text of {len(text):,} characters are too many to expand")
+        for name, value in macros.items():
+            if len(value) * text.count(name) > MOST_CHARACTERS:
+                raise BadField(f"its macros make it longer than {MOST_CHARACTERS:,} characters")
+            # the character behind a name is taken with it, so of two names that touch only the first is replaced
+            uses = re.compile(re.escape(name) + "([^a-zA-Z0-9])")
+            text = uses.sub(value.replace("\\", r"\\") + r"\1", text)
+        return text

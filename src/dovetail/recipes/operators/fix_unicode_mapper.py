@@ -1,0 +1,45 @@
+"""Mends texts that were read with the wrong encoding, and gives equal characters one form."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, ClassVar
+
+from dovetail.recipes.operators.base import TextMapper
+from dovetail.recipes.operators.checks import text, wrong
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dovetail.engines.worker import Worker
+
+TO_LOOK_AT = re.compile(r"[^\t\n -%'-~]")
+"""Texts of ASCII without entities and control characters are never changed, in any form."""
+FORMS = ("NFC", "NFKC", "NFD", "NFKD")
+
+
+class FixUnicodeMapper(TextMapper):
+    """What `ftfy.fix_text` makes of a text, in one of the four forms of Unicode (NFC if none is named)."""
+
+    extra: ClassVar[str] = "recipes"
+    needs: ClassVar[tuple[str, ...]] = ("ftfy",)
+
+    def __init__(self, normalization: str | None = None) -> None:
+        self.normalization = text("normalization", normalization or "NFC").upper()
+        if self.normalization not in FORMS:
+            raise wrong("normalization", f"one of {', '.join(FORMS)}", normalization)
+        self.fix: Callable[..., str] | None = None
+
+    def setup(self, worker: Worker) -> None:  # noqa: ARG002
+        self._load()
+
+    def _load(self) -> Callable[..., str]:
+        import ftfy
+
+        self.fix = ftfy.fix_text
+        return self.fix
+
+    def change(self, text: str) -> str:
+        if not TO_LOOK_AT.search(text):
+            return text
+        return (self.fix or self._load())(text, normalization=self.normalization)

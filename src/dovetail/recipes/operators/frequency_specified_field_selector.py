@@ -1,0 +1,55 @@
+"""Which rows have a value that many rows have, or few?"""
+
+from __future__ import annotations
+
+from array import array
+from itertools import chain
+from numbers import Number
+from typing import TYPE_CHECKING
+
+from dovetail.recipes.operators.base import BadField, Row, Selector
+from dovetail.recipes.operators.fields import Reader, field_name
+from dovetail.recipes.operators.figures import count, share
+from dovetail.recipes.operators.values import how_many
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+
+class FrequencySpecifiedFieldSelector(Selector):
+    """Keeps all rows with one of the `topk` most frequent values, or of the `top_ratio` of all values, if that is less.
+
+    The most frequent go first, or, with `reverse: false`, the rarest; of equally frequent ones those seen earlier.
+    Without a field, or without a number of values, all rows are kept. Eight bytes per row are held.
+    """
+
+    def __init__(
+        self, *, field_key: str = "", top_ratio: float | None = None, topk: int | None = None, reverse: bool = True
+    ) -> None:
+        self.field_key = field_name(field_key)
+        self.top_ratio = share("top_ratio", top_ratio) if top_ratio is not None else None
+        self.topk = count("topk", topk) if topk is not None else None
+        self.reverse = reverse
+
+    def columns(self) -> tuple[str, ...]:
+        return (self.field_key,) if self.field_key and (self.top_ratio or self.topk) else ()
+
+    def numbers(self, rows: Iterable[Row]) -> Sequence[int]:
+        if not self.columns():
+            return range(how_many(rows))
+        read = Reader(self.field_key)
+        places: dict[object, array[int]] = {}
+        total = 0
+        for number, row in enumerate(rows):
+            value = read(row)
+            if value is not None and not isinstance(value, str | Number):
+                raise BadField(f"field {self.field_key!r} is {type(value).__name__}, neither a text nor a number")
+            places.setdefault(value, array("q")).append(number)
+            total = number + 1
+        if total <= 1:
+            return range(total)
+        wanted = self.topk or len(places)
+        if self.top_ratio:
+            wanted = min(wanted, int(self.top_ratio * len(places)))
+        most = sorted(places.values(), key=len, reverse=self.reverse)[:wanted]
+        return list(chain.from_iterable(most))

@@ -1,0 +1,58 @@
+"""Which rows have images that look the same? The first of them is kept."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING
+
+from dovetail.recipes.operators.base import Deduplicator, Row
+from dovetail.recipes.operators.document_deduplicator import DocumentDeduplicator
+from dovetail.recipes.operators.images import Source, pixels, sources
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+_METHODS = ("phash", "dhash", "whash", "ahash")
+
+
+class ImageDeduplicator(Deduplicator):
+    """Compared are all images of a row, in their order; a path that a row has twice counts once. Rows without images
+    are all kept, unless `consider_text` compares their texts, too."""
+
+    extra = "recipes"
+    needs = ("numpy", "PIL")
+
+    def __init__(self, method: str = "phash", consider_text: bool = False) -> None:
+        if method not in _METHODS:
+            raise ValueError(f"method is {method!r}: write one of {', '.join(_METHODS)}")
+        self.method = method
+        self.consider_text = consider_text
+        self._text = DocumentDeduplicator()
+
+    def columns(self) -> tuple[str, ...]:
+        return (self.image_key, self.text_key) if self.consider_text else (self.image_key,)
+
+    def hash_of(self, row: Row) -> bytes:
+        """8 bytes per image; nothing, if there is none; the 16 of the text behind them."""
+        from dovetail.recipes.operators.image_hashes import METHODS
+
+        look = METHODS[self.method]
+        images = sources(row, self.image_key, self.image_bytes_key)
+        found = b"".join([look(pixels(image)) for image in _by_path(row.get(self.image_key), images)])
+        return found + self._text.digest(self.text_of(row)) if self.consider_text else found
+
+    def originals(self, hashes: Iterable[bytes]) -> Sequence[int]:
+        from dovetail.recipes.operators.union import repeats
+
+        # a row without images gets a digest of its own: its number, which is shorter than any hash
+        return repeats(_digest(found or number.to_bytes(7, "little")) for number, found in enumerate(hashes))
+
+
+def _by_path(given: object, images: list[Source]) -> Iterable[Source]:
+    if isinstance(given, list) and len(given) == len(images) and all(isinstance(one, str) for one in given):
+        return dict(zip(given, images, strict=True)).values()
+    return images
+
+
+def _digest(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=16).digest()

@@ -1,0 +1,223 @@
+"""Which rows have images that show what their text says?"""
+
+from __future__ import annotations
+
+import os
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
+
+from dovetail.errors import ConfigError, Problem
+from dovetail.recipes.operators.base import STATS, BadField, Row
+from dovetail.recipes.operators.images import ImageFilter, Source, pixels
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from PIL import Image
+
+    from dovetail.engines.worker import Worker
+
+SIMILARITY = "image_text_similarity"
+IMAGE, END = "<__dj__image>", "<|__dj__eoc|>"
+_SPECIAL = (IMAGE, "<__dj__audio>", "<__dj__video>", END)
+MOST_IMAGES = 64
+"""Of one pass through the model, so that rows with many images do not decide how much memory is needed."""
+DOWNLOADS = "DOVETAIL_ALLOW_DOWNLOADS"
+"""An environment variable: set to 1, models are fetched from the hub of Hugging Face; else they must be here."""
+
+
+class Chunk(NamedTuple):
+    """A piece of a row's text with the images that it mentions."""
+
+    row: int
+    text: str
+    images: list[Source]
+
+
+class ImageTextSimilarityFilter(ImageFilter):
+    """CLIP scores each piece of a text (up to `<|__dj__eoc|>`) with the images whose places (`<__dj__image>`) are in
+    it: the cosine of both times the model's scale, by 100. A row none of whose pieces has a place is kept.
+
+    `hf_clip` is a folder or a name of Hugging Face's hub. Nothing is downloaded unless DOVETAIL_ALLOW_DOWNLOADS=1 says
+    so. All images of a batch of rows are scored together; if one of them cannot be, the whole batch fails, nothing of
+    it is changed, and whoever calls tries smaller ones.
+    """
+
+    extra = "models"
+    needs = ("torch", "transformers", "PIL")
+    batch_size = 16
+
+    def __init__(
+        self,
+        hf_clip: str = "openai/clip-vit-base-patch32",
+        trust_remote_code: bool = False,
+        min_score: float = 0.1,
+        max_score: float = 1.0,
+        horizontal_flip: bool = False,
+        vertical_flip: bool = False,
+        any_or_all: str = "any",
+        reduce_mode: str = "avg",
+    ) -> None:
+        super().__init__(any_or_all)
+        if reduce_mode not in ("avg", "max", "min"):
+            raise ValueError(f"reduce_mode is {reduce_mode!r}: write avg, max or min")
+        if not hf_clip:
+            raise ValueError("hf_clip is empty: write a folder or a name such as openai/clip-vit-base-patch32")
+        self.hf_clip = hf_clip
+        self.trust_remote_code = trust_remote_code
+        self.min_score = min_score
+        self.max_score = max_score
+        self.horizontal_flip = horizontal_flip
+        self.vertical_flip = vertical_flip
+        self.reduce_mode = reduce_mode
+        self._model: Any = None
+        self._processor: Any = None
+
+    def __getstate__(self) -> dict[str, object]:
+        """A model does not travel: each worker loads its own."""
+        return {**self.__dict__, "_model": None, "_processor": None}
+
+    def columns(self) -> tuple[str, ...]:
+        return (self.text_key, self.image_key)
+
+    def setup(self, worker: Worker) -> None:
+        import torch
+
+        on_gpu = bool(worker.gpus) and torch.cuda.is_available()
+        if not on_gpu:
+            torch.set_num_threads(max(1, int(worker.cpus)))
+        self._load(f"cuda:{worker.gpus[0]}" if on_gpu else "cpu")
+
+    def _load(self, device: str) -> None:
+        transformers: Any = import_module("transformers")
+        transformers.utils.logging.disable_progress_bar()
+        how = {
+            "local_files_only": os.environ.get(DOWNLOADS) != "1",
+            "trust_remote_code": self.trust_remote_code,
+        }
+        try:
+            processor: Any = transformers.AutoProcessor.from_pretrained(self.hf_clip, **how)
+            model: Any = transformers.AutoModel.from_pretrained(self.hf_clip, **how)
+        except (OSError, ValueError) as error:
+            raise ConfigError(self._missing(error)) from error
+        if not hasattr(model, "logit_scale"):
+            message = f"hf_clip {self.hf_clip!r} is a {type(model).__name__}, not a model of texts and images like CLIP"
+            raise ConfigError(Problem("DT421", message, fixes=("hf_clip: openai/clip-vit-base-patch32",)))
+        self._processor = processor
+        self._model = model.float().eval().to(device)
+
+    def _missing(self, error: Exception) -> Problem:
+        lines = str(error).splitlines() or [type(error).__name__]
+        if os.path.isdir(self.hf_clip):  # noqa: PTH112 - as it was written
+            message = f"the folder {self.hf_clip} has no model that can be loaded"
+        else:
+            message = f"hf_clip {self.hf_clip!r} is neither a folder nor a model that was downloaded to this machine"
+        fixes = (
+            f"hf download {self.hf_clip}",
+            "hf_clip: /path/to/a/folder/with/the/model",
+            f"{DOWNLOADS}=1 in the environment of the run, to have it fetched by each machine",
+        )
+        return Problem("DT421", message, (lines[0],), fixes)
+
+    @overload
+    def __call__(self, row: Row) -> Row | None: ...
+    @overload
+    def __call__(self, row: list[Row]) -> list[Row]: ...
+    def __call__(self, row: Row | list[Row]) -> Row | list[Row] | None:
+        """Of a list of rows those that are kept."""
+        rows = row if isinstance(row, list) else [row]
+        found = self.similarities(rows)
+        kept = []
+        for one, similarities in zip(rows, found, strict=True):
+            stats = one.setdefault(STATS, {})
+            stats[SIMILARITY] = similarities
+            if self.keeps(one, stats):
+                kept.append(one)
+        return kept if isinstance(row, list) else next(iter(kept), None)
+
+    def measure(self, row: Row, stats: dict[str, Any]) -> None:
+        if SIMILARITY not in stats:
+            stats[SIMILARITY] = self.similarities([row])[0]
+
+    def keeps(self, row: Row, stats: dict[str, Any]) -> bool:  # noqa: ARG002
+        return self.keeps_with([self.in_range(score, self.min_score, self.max_score) for score in stats[SIMILARITY]])
+
+    def similarities(self, rows: Sequence[Row]) -> list[list[float]]:
+        """One per chunk of each row; those that are known already are not computed again."""
+        known = [(row.get(STATS) or {}).get(SIMILARITY) for row in rows]
+        found: list[list[float]] = [[] if similarities is None else similarities for similarities in known]
+        chunks = [
+            chunk
+            for number, row in enumerate(rows)
+            if known[number] is None
+            for chunk in chunks_of(number, self.text_of(row), self.images_of(row))
+        ]
+        for some in _passes(chunks):
+            for chunk, score in zip(some, self._scores(some), strict=True):
+                found[chunk.row].append(score)
+        return found
+
+    def _scores(self, chunks: Sequence[Chunk]) -> list[float]:
+        import torch
+
+        if self._model is None:
+            self._load("cpu")
+        images = [self._turned(pixels(source)) for chunk in chunks for source in chunk.images]
+        inputs = self._processor(
+            text=[chunk.text for chunk in chunks],
+            images=images,
+            return_tensors="pt",
+            truncation=True,
+            max_length=self._model.config.text_config.max_position_embeddings,
+            padding=True,
+        ).to(self._model.device)
+        with torch.inference_mode():
+            logits = (self._model(**inputs).logits_per_text / 100.0).cpu()
+        reduce: Any = {"avg": torch.mean, "max": torch.max, "min": torch.min}[self.reduce_mode]
+        scores, start = [], 0
+        for number, chunk in enumerate(chunks):
+            end = start + len(chunk.images)
+            scores.append(float(reduce(logits[number, start:end])))
+            start = end
+        return scores
+
+    def _turned(self, image: Image.Image) -> Image.Image:
+        from PIL import ImageOps
+
+        if self.horizontal_flip:
+            image = ImageOps.mirror(image)
+        return ImageOps.flip(image) if self.vertical_flip else image
+
+
+def chunks_of(row: int, text: str, images: Sequence[Source]) -> Iterator[Chunk]:
+    """The pieces of a text that have places for images, each with its own; none if the row has no images."""
+    if not images:
+        return
+    start = 0
+    for piece in text.split(END):
+        end = start + piece.count(IMAGE)
+        if end > len(images):
+            raise BadField(f"the text has places for {text.count(IMAGE)} images, and the row has {len(images)}")
+        if end > start:
+            yield Chunk(row, without_special(piece), list(images[start:end]))
+        start = end
+
+
+def without_special(text: str) -> str:
+    for token in _SPECIAL:
+        text = text.replace(token, "").strip()
+    return text
+
+
+def _passes(chunks: Sequence[Chunk]) -> Iterator[list[Chunk]]:
+    """Chunks whose images go through the model together."""
+    some: list[Chunk] = []
+    images = 0
+    for chunk in chunks:
+        if some and images + len(chunk.images) > MOST_IMAGES:
+            yield some
+            some, images = [], 0
+        some.append(chunk)
+        images += len(chunk.images)
+    if some:
+        yield some

@@ -1,0 +1,61 @@
+"""Which rows have the same in some fields?"""
+
+from __future__ import annotations
+
+from collections import Counter
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any
+
+from dovetail.recipes.operators.base import Grouper, Row
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+
+class KeyValueGrouper(Grouper):
+    """Makes one row of all that have the same values in `group_by_keys`, by default the same text.
+
+    Groups leave in the order of their first rows. Values are the same if they are written the same: 1 and 1.0 are not.
+    A field that is not there is the same as null, as in Data-Juicer, which only warns. `meta.tags.0` is the first item
+    of a list. Rows are held until their group, and those before it, are complete.
+    """
+
+    def __init__(self, *, group_by_keys: Sequence[str] | None = None) -> None:
+        keys = group_by_keys or ()
+        if not isinstance(keys, list | tuple) or not all(isinstance(key, str) for key in keys):
+            raise ValueError(f"group_by_keys is {group_by_keys!r}, which is not a list of fields, such as [meta.lang]")
+        self.group_by_keys = tuple(keys)
+
+    def columns(self) -> tuple[str, ...]:
+        """None that must be there."""
+        return ()
+
+    def groups(self, rows: Iterable[Row]) -> Iterator[list[Row]]:
+        paths = [key.split(".") for key in self.group_by_keys or (self.text_key,)]
+        left = Counter(_same(row, paths) for row in rows)
+        order = iter(list(left))
+        first = next(order, b"")
+        waiting: dict[bytes, list[Row]] = {}
+        for row in rows:
+            key = _same(row, paths)
+            waiting.setdefault(key, []).append(row)
+            left[key] -= 1
+            while first and not left[first]:
+                yield waiting.pop(first)
+                first = next(order, b"")
+
+
+def _same(row: Row, paths: Sequence[Sequence[str]]) -> bytes:
+    """Few bytes that are the same for the same values: values may be long texts, and there may be many."""
+    values = repr([_value(row, path) for path in paths])
+    return blake2b(values.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+def _value(row: Row, path: Sequence[str]) -> Any:
+    value: Any = row
+    for name in path:
+        try:
+            value = value[int(name) if name.isdecimal() else name]
+        except (KeyError, IndexError, TypeError):
+            return None
+    return value

@@ -1,0 +1,22 @@
+"""Is the longest line of a text too short or too long?"""
+
+from __future__ import annotations
+
+import sys
+from typing import ClassVar
+
+from dovetail.recipes.operators.figures import bound
+from dovetail.recipes.operators.lines import LineFilter
+
+
+class MaximumLineLengthFilter(LineFilter):
+    """Keeps texts by the number of characters of their longest line; 0 if there are no lines."""
+
+    figure: ClassVar[str] = "max_line_length"
+
+    def __init__(self, *, min_len: float | None = 10, max_len: float | None = sys.maxsize) -> None:
+        self.low = bound("min_len", min_len)
+        self.high = bound("max_len", max_len)
+
+    def figure_of(self, text: str) -> float:
+        return max(map(len, self.lines(text)), default=0)

@@ -1,0 +1,25 @@
+"""Cuts the bibliography, and all that follows it, off a LaTeX text."""
+
+from __future__ import annotations
+
+import re
+
+from dovetail.recipes.operators.base import TextMapper
+
+OPEN = "\\bibliography{"
+START = re.compile(r"\\(?:appendix|begin\{(?:references|REFERENCES|thebibliography)\}|bibliography\{)")
+
+
+class RemoveBibliographyMapper(TextMapper):
+    """The text ends where its appendix, its references or its bibliography start."""
+
+    def change(self, text: str) -> str:
+        last_brace = -2
+        for start in START.finditer(text):
+            if start[0] == OPEN:
+                # looked for from the end, and once: a pattern would go through the text for each start
+                last_brace = text.rfind("}") if last_brace == -2 else last_brace
+                if last_brace < start.end():
+                    continue
+            return text[: start.start()]
+        return text

@@ -1,0 +1,47 @@
+"""Cuts off what stands before the first heading of a LaTeX text."""
+
+from __future__ import annotations
+
+import re
+
+from dovetail.recipes.operators.base import TextMapper
+
+HEADING = re.compile(r"\\(chapter|part|(?:sub){0,2}section|paragraph)\*?([\[{])")
+BEHIND_PARAGRAPH = re.compile(r"\}\\subparagraph\*?([\[{])")
+
+
+class RemoveHeaderMapper(TextMapper):
+    r"""A text starts with its first `\chapter{}`, `\part{}`, `\section{}`, `\subsection{}` or `\subsubsection{}`, each
+    perhaps with a * and with [...] before the braces; `\paragraph{}` counts only if `\subparagraph{}` follows, as in
+    Data-Juicer. A text without any becomes empty (`drop_no_head`), or stays."""
+
+    def __init__(self, drop_no_head: bool = True) -> None:
+        self.drop_no_head = drop_no_head
+
+    def change(self, text: str) -> str:
+        ends = _Ends(text, text.rfind("}"))
+        behind: _Ends | None = None
+        for heading in HEADING.finditer(text):
+            if heading[1] == "paragraph":
+                behind = behind or _Ends(text, _last_behind_paragraph(text, ends))
+                closed = behind.close(heading)
+            else:
+                closed = ends.close(heading)
+            if closed:
+                return text[heading.start() :]
+        return "" if self.drop_no_head else text
+
+
+class _Ends:
+    """Where {...} and [...]{...} can end at the latest: found once per text, not once per heading."""
+
+    def __init__(self, text: str, last: int) -> None:
+        self.brace = last
+        self.bracket = text.rfind("]{", 0, last) if last >= 0 else -1
+
+    def close(self, opening: re.Match[str]) -> bool:
+        return (self.bracket if opening[0][-1] == "[" else self.brace) >= opening.end()
+
+
+def _last_behind_paragraph(text: str, ends: _Ends) -> int:
+    return max((behind.start() for behind in BEHIND_PARAGRAPH.finditer(text) if ends.close(behind)), default=-1)

@@ -1,0 +1,31 @@
+"""Takes words out of texts that are too long, or too short."""
+
+from __future__ import annotations
+
+import sys
+
+from dovetail.recipes.operators.base import TextMapper
+from dovetail.recipes.operators.checks import whole
+from dovetail.recipes.operators.kept_words import stripped, words_kept
+
+
+class RemoveLongWordsMapper(TextMapper):
+    """Keeps words of `min_len` to `max_len` characters, counted with or without special characters around them. What is
+    between words becomes one space, tab or line end."""
+
+    def __init__(self, min_len: int = 1, max_len: int = sys.maxsize) -> None:
+        self.min_len = whole("min_len", min_len)
+        self.max_len = whole("max_len", max_len)
+        if min_len > max_len:
+            raise ValueError(f"min_len {min_len} must not be greater than max_len {max_len}")
+
+    def change(self, text: str) -> str:
+        all_fit = self.min_len <= 1 and len(text) <= self.max_len
+        return words_kept(text, None if all_fit else self._fits)
+
+    def _fits(self, word: str) -> bool:
+        length = len(word)
+        if length <= self.max_len:
+            # a word that is too short does not get longer without its special characters
+            return length >= self.min_len
+        return self.min_len <= len(stripped(word)) <= self.max_len

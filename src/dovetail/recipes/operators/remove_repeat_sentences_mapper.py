@@ -1,0 +1,64 @@
+"""Takes sentences out of texts that were there before."""
+
+from __future__ import annotations
+
+import re
+
+from dovetail.recipes.operators.base import TextMapper
+from dovetail.recipes.operators.checks import whole
+from dovetail.recipes.operators.patterns import ADAPTER
+
+END = re.compile("([.。！!？?])([^’”])")  # noqa: RUF001
+DOTS_END = re.compile("(…{2})([^’”])")  # noqa: RUF001
+QUOTED_END = re.compile("([.。!！？?{6}…2][’”])([^’”])")  # noqa: RUF001
+SPECIAL = re.compile(r"[^a-zA-Z0-9\u4e00-\u9fa5\n\t ]+")
+
+
+def sentences(line: str) -> list[str]:
+    """Parts of a line that end with a full stop or the like, or with a quotation mark behind one.
+
+    Where Data-Juicer looks for six full stops in a row there are none left: its first step has divided them.
+    """
+    line = END.sub(r"\1\n\2", line)
+    if "……" in line:
+        line = DOTS_END.sub(r"\1\n\2", line)
+    if "’" in line or "”" in line:  # noqa: RUF001
+        line = QUOTED_END.sub(r"\1\n\2", line)
+    return line.split("\n")
+
+
+class RemoveRepeatSentencesMapper(TextMapper):
+    """Keeps the first of equal sentences; those shorter than `min_repeat_sentence_length` stay. As in Data-Juicer, a
+    full stop inside a number ends a sentence, too."""
+
+    def __init__(
+        self,
+        lowercase: bool = False,
+        ignore_special_character: bool = True,
+        min_repeat_sentence_length: int = 2,
+        tokenizer: str | None = None,
+    ) -> None:
+        if tokenizer is not None:
+            raise ValueError(f"tokenizer must be left out: code in a recipe is not run here; {ADAPTER}")
+        self.lowercase = lowercase
+        self.ignore_special_character = ignore_special_character
+        self.min_repeat_sentence_length = whole("min_repeat_sentence_length", min_repeat_sentence_length)
+
+    def change(self, text: str) -> str:
+        seen: set[str] = set()
+        return "\n".join(["".join(self._new(line, seen)) for line in text.split("\n")])
+
+    def _new(self, line: str, seen: set[str]) -> list[str]:
+        kept = []
+        for sentence in sentences(line):
+            compared = sentence.strip()
+            if self.lowercase:
+                compared = compared.lower()
+            if self.ignore_special_character:
+                compared = SPECIAL.sub("", compared)
+            if len(compared) >= self.min_repeat_sentence_length:
+                if compared in seen:
+                    continue
+                seen.add(compared)
+            kept.append(sentence)
+        return kept

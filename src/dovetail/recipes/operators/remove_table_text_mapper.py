@@ -1,0 +1,70 @@
+"""Takes tables out of texts: lines one below another with the same number of columns."""
+
+from __future__ import annotations
+
+import re
+
+from dovetail.recipes.operators.base import TextMapper
+from dovetail.recipes.operators.checks import whole
+from dovetail.recipes.operators.patterns import SPACE
+
+PARTS = re.compile(r"([^\n]+)(\n*)")
+ROW = re.compile(rf"[^{SPACE}]+(?:[ \t][^{SPACE}]+)*+")
+BAR = re.compile(rf"[^{SPACE}]\|(?=[^{SPACE}])")
+FEWEST_LINE_ENDS = 3
+"""One before a table, and one at each end of its two rows."""
+LEAST, MOST = 2, 20
+
+
+class _Line:
+    """A line with the line ends behind it, and how many separators it can be read to have, from ... to."""
+
+    __slots__ = ("least", "most", "text")
+
+    def __init__(self, text: str, ends: str) -> None:
+        self.text = text + ends
+        self.least, self.most = 1, 0
+        if ends and ROW.fullmatch(text):
+            self.least = text.count(" ") + text.count("\t")
+            # a bar may be a separator or a part of a cell
+            self.most = self.least + (len(BAR.findall(text)) if "|" in text else 0)
+
+
+class RemoveTableTextMapper(TextMapper):
+    """Removes two or more rows of `min_col` to `max_col` columns, which a space, a tab or a bar divides.
+
+    Data-Juicer's pattern tries all ways to divide a line; here each line is measured once.
+    """
+
+    def __init__(self, min_col: int = LEAST, max_col: int = MOST) -> None:
+        self.min_col = whole("min_col", min_col, LEAST, MOST)
+        self.max_col = whole("max_col", max_col, LEAST, MOST)
+        if min_col > max_col:
+            raise ValueError(f"min_col {min_col} must not be greater than max_col {max_col}")
+
+    def change(self, text: str) -> str:
+        if text.count("\n") < FEWEST_LINE_ENDS:
+            return text
+        first = len(text) - len(text.lstrip("\n"))
+        lines = [_Line(*found) for found in PARTS.findall(text, first)]
+        if first == 0 and lines:
+            # nothing is before it, so it is the heading of a table at most
+            lines[0].least, lines[0].most = 1, 0
+        count = len(lines)
+        for separators in range(self.min_col - 1, self.max_col):
+            lines = _without_tables(lines, separators)
+        return text if len(lines) == count else text[:first] + "".join(line.text for line in lines)
+
+
+def _without_tables(lines: list[_Line], separators: int) -> list[_Line]:
+    kept: list[_Line] = []
+    rows: list[_Line] = []
+    for line in lines:
+        if line.least <= separators <= line.most:
+            rows.append(line)
+            continue
+        if len(rows) == 1:
+            kept += rows
+        rows = []
+        kept.append(line)
+    return kept + rows if len(rows) == 1 else kept

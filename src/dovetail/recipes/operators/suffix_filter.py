@@ -1,0 +1,33 @@
+"""Does a row come from a file with one of these endings?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dovetail.recipes.operators.base import Filter, Row, missing
+
+SUFFIX = "__dj__suffix__"
+"""The field with the ending of the file that a row was read from, such as ".txt"."""
+
+
+class SuffixFilter(Filter):
+    """Keeps rows with an ending that is one of `suffixes`, character by character; without any, all rows."""
+
+    def __init__(self, *, suffixes: str | list[str] | tuple[str, ...] | None = ()) -> None:
+        wanted: object = (suffixes,) if isinstance(suffixes, str) else suffixes or ()
+        if not isinstance(wanted, list | tuple) or not all(isinstance(suffix, str) for suffix in wanted):
+            raise ValueError(f"suffixes is {suffixes!r}, which is neither an ending, such as .txt, nor a list of them")
+        self.suffixes: tuple[str, ...] = tuple(wanted)
+
+    def columns(self) -> tuple[str, ...]:
+        return (SUFFIX,) if self.suffixes else ()
+
+    def measure(self, row: Row, stats: dict[str, Any]) -> None:
+        """There is nothing to measure."""
+
+    def keeps(self, row: Row, stats: dict[str, Any]) -> bool:  # noqa: ARG002
+        if not self.suffixes:
+            return True
+        if SUFFIX not in row:
+            raise missing(row, SUFFIX)
+        return (row[SUFFIX] in self.suffixes) is not self.reversed_range

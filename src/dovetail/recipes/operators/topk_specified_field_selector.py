@@ -1,0 +1,73 @@
+"""Which rows have the highest values in a field, or the lowest?"""
+
+from __future__ import annotations
+
+from heapq import nlargest, nsmallest
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
+
+from dovetail.recipes.operators.base import BadField, Row, Selector
+from dovetail.recipes.operators.fields import Reader, field_name
+from dovetail.recipes.operators.figures import count, share
+from dovetail.recipes.operators.values import as_number, how_many
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+
+class TopkSpecifiedFieldSelector(Selector):
+    """Keeps the `topk` rows with the highest values, or the `top_ratio` of all, whichever is less, highest first.
+
+    With `reverse: false` it is the lowest, lowest first. Of equal values, earlier rows come first. Values inside
+    mappings become numbers, those at the top level are compared as they are: so it is in Data-Juicer. Without a field,
+    or without a number of rows, all rows are kept. With `topk`, only so many values are held at a time.
+    """
+
+    def __init__(
+        self, *, field_key: str = "", top_ratio: float | None = None, topk: int | None = None, reverse: bool = True
+    ) -> None:
+        self.field_key = field_name(field_key)
+        self.top_ratio = share("top_ratio", top_ratio) if top_ratio is not None else None
+        self.topk = count("topk", topk) if topk is not None else None
+        self.reverse = reverse
+
+    def columns(self) -> tuple[str, ...]:
+        return (self.field_key,) if self.field_key and (self.top_ratio or self.topk) else ()
+
+    def numbers(self, rows: Iterable[Row]) -> Sequence[int]:
+        if not self.columns():
+            return range(how_many(rows))
+        values = _Counted(self._values(rows))
+        best = nlargest if self.reverse else nsmallest
+        try:
+            if self.topk is None:
+                every = list(values)
+                top = best(int((self.top_ratio or 0) * len(every)), every, key=itemgetter(1))
+            else:
+                top = best(self.topk, values, key=itemgetter(1))
+        except TypeError as error:
+            raise BadField(f"the values of field {self.field_key!r} cannot be compared: {error}") from None
+        if values.seen <= 1:
+            return range(values.seen)
+        if self.top_ratio:
+            del top[int(self.top_ratio * values.seen) :]
+        return [number for number, _ in top]
+
+    def _values(self, rows: Iterable[Row]) -> Iterator[Any]:
+        read = Reader(self.field_key)
+        if "." not in self.field_key:
+            return map(read, rows)
+        return (as_number(read(row), lowest=self.reverse) for row in rows)
+
+
+class _Counted:
+    """Values with their numbers, and how many there were."""
+
+    def __init__(self, values: Iterator[Any]) -> None:
+        self._values = values
+        self.seen = 0
+
+    def __iter__(self) -> Iterator[tuple[int, Any]]:
+        for value in self._values:
+            self.seen += 1
+            yield self.seen - 1, value

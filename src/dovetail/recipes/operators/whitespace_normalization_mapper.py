@@ -1,0 +1,18 @@
+"""Makes plain spaces of all kinds of spaces, and takes them off both ends of a text."""
+
+from __future__ import annotations
+
+import re
+
+from dovetail.recipes.operators.base import TextMapper
+
+OTHER = re.compile("[\t\x84\xa0\u2000-\u200d\u202f\u205f\u2060\u3000\ufffc]")
+
+
+class WhitespaceNormalizationMapper(TextMapper):
+    """Tabs, wide, narrow and invisible spaces become a space each; line ends stay, and so does U+1680, as in
+    Data-Juicer."""
+
+    def change(self, text: str) -> str:
+        text = text.strip()
+        return text.replace("\t", " ") if text.isascii() else OTHER.sub(" ", text)

@@ -1,0 +1,37 @@
+"""Does a text say the same again and again, word by word?"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from dovetail.recipes.operators.figures import bound, count, no_tokenization
+from dovetail.recipes.operators.runs import repeated_words
+from dovetail.recipes.operators.words import WordFilter
+
+
+class WordRepetitionFilter(WordFilter):
+    """Keeps texts by the share of their runs of `rep_len` words that are there more than once; 0.0 if there are none.
+
+    `lang` is accepted and changes nothing: it names the model of `tokenization`.
+    """
+
+    figure: ClassVar[str] = "word_rep_ratio"
+
+    def __init__(
+        self,
+        *,
+        lang: str = "en",  # noqa: ARG002
+        tokenization: bool = False,
+        rep_len: int = 10,
+        min_ratio: float | None = 0.0,
+        max_ratio: float | None = 0.5,
+    ) -> None:
+        no_tokenization(tokenization)
+        self.length = count("rep_len", rep_len)
+        self.low = bound("min_ratio", min_ratio)
+        self.high = bound("max_ratio", max_ratio)
+
+    def figure_of(self, text: str) -> float:
+        words = self.words(text)
+        _, repeated = repeated_words(words, self.length)
+        return sum(repeated) / (len(words) - self.length + 1) if repeated else 0.0

@@ -1,0 +1,152 @@
+"""How does an editor know what may be written in a recipe? JSON Schema, draft 2020-12."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dovetail.pipeline.schema import NULL, SIZE, STAGE_KEYS
+from dovetail.pipeline.schema import schema as pipeline_schema
+from dovetail.recipes.catalogue import BASE_PARAMETERS, FILTER_PARAMETERS, REQUIRED, known
+from dovetail.recipes.keys import ADAPTERS, IDLE, OURS, TOP
+from dovetail.recipes.kinds import Kind, kinds_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from dovetail.recipes.catalogue import Known, Parameter
+
+Schema = dict[str, Any]
+
+NAMED = r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$"
+"""A function or class of the user's own: package.module:name."""
+_AMOUNT: Schema = {"type": "number", "minimum": 0}
+_COUNT: Schema = {"type": "integer", "minimum": 1}
+_PAIR: Schema = {"type": "array", "items": _COUNT, "minItems": 2, "maxItems": 2}
+_WORKERS: Schema = {"anyOf": [{"enum": ["auto", -1]}, _COUNT, _PAIR, NULL]}
+_TYPES: dict[str, Schema] = {
+    "flag": {"type": "boolean"},
+    "text": {"type": "string"},
+    "texts": {"type": "array", "items": {"type": "string"}},
+    "mapping": {"type": "object"},
+    "list": {"type": "array"},
+    "any": {},
+}
+_SAID: dict[str, tuple[Schema, str]] = {
+    "num_proc": (_WORKERS, "How many workers: -1 or auto, n, or [least, most]."),
+    "num_cpus": (_AMOUNT, "CPUs of one worker."),
+    "num_gpus": (_AMOUNT, "A share of one card (0.25), or whole cards (2), of one worker."),
+    "memory": (SIZE, "Of one worker, such as 1500MB: GPU memory if it runs on one, else host memory."),
+    "cpu_required": (_AMOUNT, "The old name of num_cpus."),
+    "gpu_required": (_AMOUNT, "The old name of num_gpus."),
+    "mem_required": (SIZE, "The old name of memory."),
+    "batch_size": (_COUNT, "Rows per call."),
+    "accelerator": ({"enum": ["cpu", "cuda"]}, "Whether it runs on a GPU."),
+    "workers": (_WORKERS, "How many workers, in the words of a pipeline."),
+    "resources": ({"$ref": "#/$defs/resources"}, "What one worker needs, in the words of a pipeline."),
+    "adapter": ({"enum": list(ADAPTERS)}, "Who runs it, if not Dovetail itself."),
+}
+"""What is said of workers; the rest of OURS is as in a pipeline."""
+
+
+def schema() -> Schema:
+    """The JSON Schema of a recipe."""
+    keys = {key: _described(form.schema, words, nullable=nullable) for key, (form, nullable, words) in TOP.items()}
+    idle = {key: {"description": "Known from Data-Juicer; it means nothing here."} for key in sorted(IDLE)}
+    keys["process"] = {**keys["process"], "minItems": 1}
+    operators = {name: {"$ref": f"#/$defs/{name}"} for name in known()}
+    own: Schema = {"type": ["object", "null"]}
+    # with operators of your own any name may be one
+    either = {
+        "if": {"required": ["custom_operator_paths"]},
+        "then": _process({"type": "string"}, operators, own),
+        "else": _process({"anyOf": [{"enum": list(known())}, {"pattern": NAMED}], "type": "string"}, operators, False),
+    }
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "Dovetail recipe",
+        "description": "Operators over a dataset, in Data-Juicer's shape.",
+        "type": "object",
+        "properties": {**keys, **idle},
+        "required": ["process"],
+        "additionalProperties": False,
+        **either,
+        "$defs": {
+            "resources": pipeline_schema()["$defs"]["resources"],
+            "every_operator": {"properties": _every()},
+            "every_filter": {"$ref": "#/$defs/every_operator", "properties": _properties(FILTER_PARAMETERS.values())},
+            **{name: _operator(entry) for name, entry in known().items()},
+        },
+    }
+
+
+def _process(name: Schema, operators: Schema, other: Schema | bool) -> Schema:
+    one: Schema = {"type": "object", "minProperties": 1, "maxProperties": 1, "properties": operators}
+    one |= {"patternProperties": {NAMED: {"type": ["object", "null"]}}, "additionalProperties": other}
+    return {"properties": {"process": {"items": {"anyOf": [name, one]}}}}
+
+
+def _every() -> Schema:
+    """What every operator accepts."""
+    found = {**_properties(BASE_PARAMETERS.values())}
+    for key in OURS:
+        found[key] = _described(*(_SAID.get(key) or STAGE_KEYS[key]), nullable=True)
+    for key in BASE_PARAMETERS.keys() & _SAID.keys():
+        found[key] = _described(*_SAID[key], nullable=True)
+    return found
+
+
+def _operator(entry: Known) -> Schema:
+    """Its parameters, or null if all are left out and may be."""
+    own = _properties(entry.parameters.values())
+    every = "every_filter" if entry.kind == "filter" else "every_operator"
+    shared = {**_every(), **(_properties(FILTER_PARAMETERS.values()) if entry.kind == "filter" else {})}
+    if any(_type(own[key]) != _type(shared[key]) for key in own.keys() & shared.keys()):
+        # its own say goes before that of every operator, so that one cannot be referred to
+        found: Schema = {"properties": {**shared, **own}, "additionalProperties": False}
+    else:
+        found = {"$ref": f"#/$defs/{every}", "properties": own, "unevaluatedProperties": False}
+    needed = [name for name, parameter in entry.parameters.items() if parameter.default is REQUIRED]
+    if entry.note:
+        found["description"] = f"{entry.name}: {entry.note}."
+    if needed:
+        return {"type": "object", "required": needed, **found}
+    return {"type": ["object", "null"], **found}
+
+
+def _type(part: Schema) -> Schema:
+    return {key: value for key, value in part.items() if key not in ("default", "description")}
+
+
+def _properties(parameters: Iterable[Parameter]) -> Schema:
+    found = {}
+    for parameter in parameters:
+        kinds = [_kind(kind) for kind in kinds_of(parameter.kind)]
+        if all("const" in kind for kind in kinds):
+            kinds = [{"enum": [kind["const"] for kind in kinds]}]
+        part = _nullable(kinds) if parameter.nullable else kinds[0] if len(kinds) == 1 else {"anyOf": kinds}
+        if parameter.default is not REQUIRED and parameter.default is not None:
+            part = {**part, "default": parameter.default}
+        found[parameter.name] = part
+    return found
+
+
+def _kind(kind: Kind) -> Schema:
+    if not kind.name:
+        return {"const": kind.constant}
+    if kind.name in _TYPES:
+        return _TYPES[kind.name]
+    part: Schema = {"type": "number" if kind.name == "float" else "integer"}
+    if kind.low is not None:
+        part["exclusiveMinimum" if kind.above else "minimum"] = kind.low
+    if kind.high is not None:
+        part["maximum"] = kind.high
+    return {"type": "array", "items": part} if kind.name == "ints" else part
+
+
+def _described(part: Schema, description: str, *, nullable: bool) -> Schema:
+    alike = part.get("anyOf", [part])
+    return {**(_nullable(alike) if nullable else part), "description": description}
+
+
+def _nullable(parts: list[Schema]) -> Schema:
+    return {"anyOf": [*parts, NULL]} if NULL not in parts and {} not in parts else {"anyOf": parts}

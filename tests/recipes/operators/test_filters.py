@@ -1,0 +1,569 @@
+"""Do filters of texts and fields measure what Data-Juicer measures, keep what it keeps, and tell a bad row?"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import pickle
+import re
+import time
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from dovetail.engines.worker import Worker
+from dovetail.recipes.operators.base import STATS, BadField, Filter
+from dovetail.recipes.operators.characters import SPECIAL, counter
+from dovetail.recipes.operators.lines import LineFilter
+from dovetail.recipes.operators.runs import repeated_characters, repeated_words
+from dovetail.recipes.operators.specified_field_filter import SpecifiedFieldFilter
+from dovetail.recipes.operators.specified_numeric_field_filter import SpecifiedNumericFieldFilter
+from dovetail.recipes.operators.stopwords_filter import StopwordsFilter
+from dovetail.recipes.operators.suffix_filter import SuffixFilter
+from dovetail.recipes.operators.text_length_filter import TextLengthFilter
+from dovetail.recipes.operators.word_repetition_filter import WordRepetitionFilter
+from dovetail.recipes.operators.words import WordFilter, lowered_words, number_of_words, stripped
+from dovetail.recipes.operators.words_num_filter import WordsNumFilter
+from recipes.golden_aids import WORDS, cases, errors, rows
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FOLDERS = {"stopwords_filter": "stopwords_dir", "flagged_words_filter": "flagged_words_dir"}
+ABOUT_TEXTS = {
+    "alphanumeric_filter": "alnum_ratio",
+    "average_line_length_filter": "avg_line_length",
+    "character_repetition_filter": "char_rep_ratio",
+    "flagged_words_filter": "flagged_words_ratio",
+    "maximum_line_length_filter": "max_line_length",
+    "special_characters_filter": "special_char_ratio",
+    "stopwords_filter": "stopwords_ratio",
+    "text_length_filter": "text_len",
+    "word_repetition_filter": "word_rep_ratio",
+    "words_num_filter": "num_words",
+}
+"""Filter -> its figure."""
+ABOUT_FIELDS = ("specified_field_filter", "specified_numeric_field_filter", "suffix_filter")
+CASES = [case for case in cases(kind="filter") if case["op"] in (*ABOUT_TEXTS, *ABOUT_FIELDS)]
+ABOUT_WORDS = ("flagged_words_filter", "stopwords_filter", "word_repetition_filter")
+ABOUT_LINES = ("average_line_length_filter", "maximum_line_length_filter")
+OF_BASE = ("min_closed_interval", "max_closed_interval", "reversed_range")
+TEXTS = st.text(st.one_of(st.characters(), st.sampled_from([*sorted(SPECIAL), *" \n\tΣσςİГг"])), max_size=40)  # noqa: RUF001
+
+
+def filter_named(name: str, **parameters: Any) -> Any:
+    module = importlib.import_module(f"dovetail.recipes.operators.{name}")
+    own = {key: value for key, value in parameters.items() if key not in OF_BASE}
+    if name in FOLDERS:
+        own[FOLDERS[name]] = str(WORDS)
+    made = getattr(module, "".join(part.capitalize() for part in name.split("_")))(**own)
+    for key in OF_BASE:
+        if key in parameters:
+            setattr(made, key, parameters[key])
+    return made
+
+
+def measured(operator: Filter, text: str) -> float:
+    row: dict[str, Any] = {"text": text}
+    operator(row)
+    (figure,) = row[STATS].values()
+    assert isinstance(figure, int | float)
+    return figure
+
+
+def named(case: dict[str, Any]) -> str:
+    return str(case["name"])
+
+
+def test_all_filters_with_expected_values_are_here() -> None:
+    assert {case["op"] for case in CASES} == {*ABOUT_TEXTS, *ABOUT_FIELDS}
+
+
+@pytest.mark.parametrize("case", CASES, ids=named)
+def test_figures_are_exactly_those_of_data_juicer_and_the_same_rows_are_kept(case: dict[str, Any]) -> None:
+    operator = filter_named(case["op"], **case["params"])
+    zeros = set()
+    for row, expected in zip(rows(), case["rows"], strict=True):
+        kept = operator(row) is row
+        assert row[STATS] == expected["stats"], row["id"]
+        assert {key: type(value) for key, value in row[STATS].items()} == {
+            key: type(value) for key, value in expected["stats"].items()
+        }
+        if kept != expected["keep"]:
+            zeros.add(row["id"])
+            assert case["op"] == "specified_numeric_field_filter", row["id"]
+            assert kept, row["id"]
+            assert list(row[STATS].values()) == [0], row["id"]
+    # that it drops the number 0 is called wrong; with texts, or with 0 out of bounds, nothing differs
+    assert bool(zeros) == (case["name"] in ("specified_numeric_field_filter__0", "specified_numeric_field_filter__2"))
+    assert case["dataset_run_keep_diff"] == []
+
+
+@pytest.mark.parametrize(
+    "error", [e for e in errors() if e["op"] in ABOUT_FIELDS], ids=lambda e: json.dumps(e["params"])
+)
+def test_what_data_juicer_refuses_is_refused(error: dict[str, Any]) -> None:
+    def run() -> None:
+        filter_named(error["op"], **error["params"])(rows()[0])
+
+    with pytest.raises(ValueError, match=re.escape(error["params"].get("field_key", "field_key"))):
+        run()
+
+
+# fields
+
+
+@pytest.mark.parametrize(
+    ("value", "kept"),
+    [
+        (0, True),
+        (0.0, True),
+        (-0.0, True),
+        ("0", True),
+        (False, True),
+        (True, True),
+        (" 7 ", True),
+        (7, True),
+        (8, False),
+        ("1e3", False),
+        pytest.param(10**400, False, id="huge"),
+        pytest.param(-(10**400), False, id="huge below 0"),
+        ("inf", False),
+        ("nan", False),
+        (float("nan"), False),
+        ("", False),
+        ("seven", False),
+        ("1,000", False),
+        (None, False),
+    ],
+)
+def test_a_number_or_a_text_that_is_one_is_kept_if_it_is_in_bounds(value: object, kept: bool) -> None:
+    operator = SpecifiedNumericFieldFilter(field_key="a.b", min_value=-1, max_value=7)
+    row = {"a": {"b": value}}
+    assert (operator(row) is row) is kept
+
+
+def test_no_number_is_dropped_whether_the_range_is_reversed_or_not() -> None:
+    operator = filter_named("specified_numeric_field_filter", field_key="a", max_value=5, reversed_range=True)
+    assert [operator({"a": value}) is not None for value in (4, 6, "6", "six", None)] == [
+        False,
+        True,
+        True,
+        False,
+        False,
+    ]
+
+
+@pytest.mark.parametrize("value", [[1], [], {}, {"b": 1}])
+def test_a_list_or_a_mapping_is_no_number(value: object) -> None:
+    with pytest.raises(BadField, match=f"field 'a' is {type(value).__name__}, not a number"):
+        SpecifiedNumericFieldFilter(field_key="a")({"a": value})
+
+
+@pytest.mark.parametrize("name", ["specified_field_filter", "specified_numeric_field_filter"])
+@pytest.mark.parametrize("row", [{}, {"a": None}, {"a": "text"}, {"a": {}}, {"a": ["b"]}, {"b": 1}])
+def test_a_field_that_is_not_there_is_told_with_those_that_are(name: str, row: dict[str, Any]) -> None:
+    operator = filter_named(name, field_key="a.b")
+    assert operator.columns() == ("a.b",)
+    there = ", ".join(repr(field) for field in [*row, STATS])
+    with pytest.raises(BadField, match=re.escape(f"there is no field 'a.b'; the row has {there}")):
+        operator(dict(row))
+
+
+def test_values_that_are_wanted_may_be_anything() -> None:
+    operator = SpecifiedFieldFilter(field_key="a", target_value=[1, None, "x", [2], {"b": 3}])
+    values: list[Any] = [1, 1.0, True, None, "x", [1, "x"], [], [[2]], {"b": 3}, 2, "y", [1, 2], [2], {"b": 4}]
+    assert [operator({"a": value}) is not None for value in values] == [True] * 9 + [False] * 5
+
+
+def test_without_wanted_values_all_rows_are_kept_even_if_the_range_is_reversed() -> None:
+    assert filter_named("specified_field_filter", field_key="a", reversed_range=True)({"a": 1}) is not None
+    assert filter_named("suffix_filter", reversed_range=True)({}) is not None
+
+
+def test_suffixes_may_be_reversed_and_need_their_field_only_if_there_are_any() -> None:
+    operator = filter_named("suffix_filter", suffixes=[".txt"], reversed_range=True)
+    assert [operator({"__dj__suffix__": suffix}) is not None for suffix in (".txt", ".TXT", "txt")] == [
+        False,
+        True,
+        True,
+    ]
+    assert operator.columns() == ("__dj__suffix__",)
+    assert SuffixFilter().columns() == SuffixFilter(suffixes=None).columns() == ()
+    with pytest.raises(BadField, match="there is no field '__dj__suffix__'"):
+        operator({"text": "a"})
+
+
+# texts
+
+
+@pytest.mark.parametrize("name", ABOUT_TEXTS)
+def test_a_text_without_characters_has_the_figure_zero(name: str) -> None:
+    assert measured(filter_named(name), "") == 0
+
+
+@pytest.mark.parametrize("name", ABOUT_TEXTS)
+def test_what_is_no_text_is_told(name: str) -> None:
+    for value in (None, 7, b"bytes", ["text"], float("nan")):
+        with pytest.raises(BadField, match=f"field 'text' is {type(value).__name__}, not a text"):
+            filter_named(name)({"text": value})
+    with pytest.raises(BadField, match="there is no field 'text'; the row has 'words'"):
+        filter_named(name)({"words": "a"})
+
+
+@pytest.mark.parametrize("name", ABOUT_TEXTS)
+def test_the_text_may_be_in_another_field(name: str) -> None:
+    operator = filter_named(name)
+    operator.text_key = "content"
+    assert operator.columns() == ("content",)
+    row: dict[str, Any] = {"content": "the same, the same.\nthe lazy dog"}
+    operator(row)
+    assert row[STATS][ABOUT_TEXTS[name]] == measured(filter_named(name), row["content"])
+
+
+@pytest.mark.parametrize("name", ABOUT_TEXTS)
+def test_a_figure_that_is_there_already_is_not_measured_again(name: str) -> None:
+    row = {"text": 0, STATS: {ABOUT_TEXTS[name]: 0.4, "other": 1}}
+    operator = filter_named(name)
+    assert (operator(row) is row) == (operator.low <= 0.4 <= operator.high)
+    assert row[STATS] == {ABOUT_TEXTS[name]: 0.4, "other": 1}
+
+
+def test_a_field_that_is_in_the_stats_already_is_not_read_again() -> None:
+    row = {"a": 9, STATS: {"a": 1}}
+    assert filter_named("specified_numeric_field_filter", field_key="a", max_value=5)(row) is row
+    assert filter_named("specified_field_filter", field_key="a", target_value=[9])(row) is None
+    assert row[STATS] == {"a": 1}
+
+
+@pytest.mark.parametrize(
+    ("text", "figures"),
+    [
+        # alphanumeric, special, text_len, words, longest line
+        ("😀😀 👨‍👩‍👧", (0.0, 6 / 8, 8, 1, 8)),
+        ("שלום עולם!", (0.8, 0.2, 10, 2, 10)),
+        ("\u202eمرحبا\u202c", (5 / 7, 0.0, 7, 1, 7)),  # noqa: RUF001
+        ("a\x00b\x00", (0.5, 0.0, 4, 1, 4)),
+        ("\ud800 \udfff\n", (0.0, 0.5, 4, 2, 3)),
+        ("Г\u200b г", (0.5, 0.75, 4, 1, 4)),  # noqa: RUF001
+        ("x\r\ny\u2028z\x1c", (3 / 7, 2 / 7, 7, 2, 1)),
+    ],
+)
+def test_strange_characters_are_measured_like_all_others(text: str, figures: tuple[float, ...]) -> None:
+    names = (
+        "alphanumeric_filter",
+        "special_characters_filter",
+        "text_length_filter",
+        "words_num_filter",
+        "maximum_line_length_filter",
+    )
+    assert tuple(measured(filter_named(name), text) for name in names) == figures
+    for name in ABOUT_TEXTS:
+        assert measured(filter_named(name), text) >= 0
+
+
+BIG = {
+    "one word": "a" * 1_000_000,
+    "the same words": "ab cd " * 166_667,
+    "spaces": " " * 1_000_000,
+    "line ends": "\n" * 1_000_000,
+    "emoji": "😀" * 1_000_000,
+    "special at the ends": ("a" + "!" * 98 + "é ") * 10_000,
+    "all special but the last": "!" * 999_999 + "é",
+    "nothing twice": "".join(map(chr, range(0x3400, 0xA000))) * 37,
+}
+
+
+@pytest.mark.parametrize("text", BIG.values(), ids=BIG)
+@pytest.mark.parametrize("name", ABOUT_TEXTS)
+def test_a_text_of_a_million_characters_takes_no_time_squared(name: str, text: str) -> None:
+    operator = filter_named(name)
+    before = time.process_time()
+    measured(operator, text)
+    assert time.process_time() - before < 5
+
+
+@pytest.mark.parametrize("name", ["character_repetition_filter", "word_repetition_filter"])
+@pytest.mark.parametrize("length", [60, 5_000, 90_000])
+def test_long_runs_take_no_time_squared_either(name: str, length: int) -> None:
+    operator = filter_named(name, rep_len=length)
+    before = time.process_time()
+    assert measured(operator, "a b " * 50_000) > 0
+    assert measured(operator, " ".join(map(str, range(0xABCDE, 0xABCDE + 30_000)))) == 0
+    assert time.process_time() - before < 5
+
+
+# bounds
+
+
+@pytest.mark.parametrize(
+    ("flags", "kept"),
+    [
+        ({}, [False, True, True, True, False]),
+        ({"min_closed_interval": False}, [False, False, True, True, False]),
+        ({"max_closed_interval": False}, [False, True, True, False, False]),
+        ({"min_closed_interval": False, "max_closed_interval": False}, [False, False, True, False, False]),
+    ],
+)
+@pytest.mark.parametrize("name", ["text_length_filter", "maximum_line_length_filter", "average_line_length_filter"])
+def test_bounds_belong_to_the_range_unless_it_is_open(name: str, flags: dict[str, bool], kept: list[bool]) -> None:
+    operator = filter_named(name, min_len=2, max_len=4, **flags)
+    assert [operator({"text": "a" * length}) is not None for length in range(1, 6)] == kept
+
+
+@pytest.mark.parametrize(
+    ("flags", "kept"),
+    [
+        ({}, [True, True, False, True, True]),
+        ({"min_closed_interval": False}, [True, False, False, True, True]),
+        ({"max_closed_interval": False}, [True, True, False, False, True]),
+        ({"min_closed_interval": False, "max_closed_interval": False}, [True, False, False, False, True]),
+    ],
+)
+def test_a_reversed_range_keeps_what_is_outside_and_its_ends_unless_it_is_open(
+    flags: dict[str, bool], kept: list[bool]
+) -> None:
+    operator = filter_named("text_length_filter", min_len=2, max_len=4, reversed_range=True, **flags)
+    assert [operator({"text": "a" * length}) is not None for length in range(1, 6)] == kept
+
+
+def test_null_is_no_bound_and_bounds_the_wrong_way_round_keep_nothing() -> None:
+    assert TextLengthFilter(min_len=None, max_len=None)({"text": ""}) is not None
+    operator = TextLengthFilter(min_len=5, max_len=3)
+    assert [operator({"text": "a" * length}) for length in range(9)] == [None] * 9
+
+
+@pytest.mark.parametrize("name", ABOUT_TEXTS)
+@pytest.mark.parametrize("value", ["0.5", True, float("nan"), [1]])
+def test_a_bound_that_is_no_number_is_refused(name: str, value: object) -> None:
+    operator = filter_named(name)
+    parameter = next(p for p in ("min_ratio", "min_len", "min_num") if p in operator.__init__.__kwdefaults__)
+    with pytest.raises(ValueError, match=re.escape(f"{parameter} is {value!r}, which is not a number")):
+        filter_named(name, **{parameter: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "said"),
+    [
+        ("character_repetition_filter", {"rep_len": 0}, "rep_len is 0, which is not a whole number above 0"),
+        ("word_repetition_filter", {"rep_len": 2.5}, "rep_len is 2.5, which is not a whole number above 0"),
+        ("stopwords_filter", {"lang": 7}, "lang is 7, which is not a language"),
+        ("stopwords_filter", {"words_aug_group_sizes": 2}, "words_aug_group_sizes is 2, which is not a list of sizes"),
+        ("stopwords_filter", {"words_aug_group_sizes": [0]}, "each of words_aug_group_sizes is 0, which is not"),
+        ("flagged_words_filter", {"words_aug_join_char": 1}, "words_aug_join_char is 1, which is not a text"),
+        ("words_num_filter", {"tokenization": "yes"}, "tokenization is 'yes', which is neither true nor false"),
+        ("specified_field_filter", {"field_key": 7}, "field_key is 7, which is not the name of a field"),
+        ("specified_field_filter", {"field_key": "a", "target_value": "web"}, "which is not a list; write ['web']"),
+        ("specified_numeric_field_filter", {"field_key": "a", "max_value": "9"}, "max_value is '9', which is not"),
+        ("suffix_filter", {"suffixes": [".txt", 7]}, "suffixes is ['.txt', 7], which is neither an ending"),
+        ("suffix_filter", {"suffixes": 7}, "suffixes is 7, which is neither an ending"),
+    ],
+)
+def test_wrong_values_are_told_when_an_operator_is_made(name: str, parameters: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(said)):
+        filter_named(name, **parameters)
+
+
+@pytest.mark.parametrize("name", ["alphanumeric_filter", "words_num_filter", *ABOUT_WORDS])
+def test_tokens_of_a_model_are_left_to_the_adapter(name: str) -> None:
+    with pytest.raises(ValueError, match="through Data-Juicer: adapter: data_juicer"):
+        filter_named(name, tokenization=True)
+
+
+# lists of words
+
+
+def listing(folder: Path, content: object, name: str = "stopwords.json") -> Path:
+    (folder / name).write_text(content if isinstance(content, str) else json.dumps(content))
+    return folder
+
+
+def test_lists_of_several_files_are_put_together_by_language(tmp_path: Path) -> None:
+    listing(tmp_path, {"en": ["the"]}, "stopwords_a.json")
+    listing(tmp_path, {"en": ["of"], "fr": ["le"]}, "my_stopwords.json")
+    listing(tmp_path, {"en": ["dog"]}, "flagged_words.json")
+    listing(tmp_path, {"en": ["dog"]}, "stopwords.txt")
+    text = "The dog of Le Mans"
+    assert measured(StopwordsFilter(stopwords_dir=str(tmp_path)), text) == 2 / 5
+    assert measured(StopwordsFilter(stopwords_dir=str(tmp_path), lang="fr"), text) == 1 / 5
+    assert measured(StopwordsFilter(stopwords_dir=str(tmp_path), lang="all"), text) == 3 / 5
+
+
+def test_a_language_may_be_called_all(tmp_path: Path) -> None:
+    listing(tmp_path, {"all": ["mans"], "en": ["the"]})
+    assert measured(StopwordsFilter(stopwords_dir=str(tmp_path), lang="all"), "The Mans of Le Mans") == 2 / 5
+
+
+def test_neighbours_are_put_together_in_groups(tmp_path: Path) -> None:
+    listing(tmp_path, {"en": ["new york", "a b c", "york"]})
+    words = "New York, a b c!"
+    common: dict[str, Any] = {"stopwords_dir": str(tmp_path), "words_aug_join_char": " "}
+    assert measured(StopwordsFilter(**common, words_aug_group_sizes=[2, 3]), words) == 1 / 5
+    assert measured(StopwordsFilter(**common, use_words_aug=True), words) == 2 / 9
+    assert measured(StopwordsFilter(**common, use_words_aug=True, words_aug_group_sizes=[2, 3]), words) == 3 / 12
+    assert measured(StopwordsFilter(**common, use_words_aug=True, words_aug_group_sizes=[9]), words) == 1 / 5
+
+
+def test_a_list_that_is_not_there_is_told_with_its_place_before_the_first_row(tmp_path: Path) -> None:
+    operator = StopwordsFilter(stopwords_dir=str(tmp_path / "nowhere"))
+    said = f"there is no list of stopwords in {tmp_path / 'nowhere'}; put stopwords.json there"
+    with pytest.raises(FileNotFoundError, match=re.escape(said)):
+        operator.setup(Worker(0, "unit"))
+    with pytest.raises(FileNotFoundError, match=re.escape(said)):
+        operator({"text": "a"})
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_lists_are_looked_for_where_data_juicer_keeps_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DATA_JUICER_ASSETS_CACHE", str(listing(tmp_path, {"en": ["the"]})))
+    operator = StopwordsFilter()
+    operator.setup(Worker(0, "unit"))
+    assert measured(operator, "the dog") == 0.5
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("{", "is not JSON"),
+        (["the"], "does not map languages to lists of words"),
+        ({"en": "the"}, "does not map languages to lists of words"),
+        ({"en": [1]}, "does not map languages to lists of words"),
+        ({"fr": ["le"], "de": ["der"]}, "lang is 'en', but"),
+        ({"fr": ["le"], "de": ["der"]}, "has stopwords for de, fr only"),
+    ],
+)
+def test_a_list_that_will_not_do_is_told_with_its_file(tmp_path: Path, content: object, said: str) -> None:
+    operator = StopwordsFilter(stopwords_dir=str(listing(tmp_path, content)))
+    with pytest.raises(ValueError, match=re.escape(said)) as raised:
+        operator.setup(Worker(0, "unit"))
+    assert str(tmp_path) in str(raised.value)
+
+
+# sharing
+
+
+def neighbours(names: tuple[str, ...], *, sharing: bool) -> list[Any]:
+    made = [filter_named(name, **({"rep_len": 2} if name == "word_repetition_filter" else {})) for name in names]
+    for operator in made:
+        operator.sharing = sharing
+        operator.setup(Worker(0, "unit"))
+    return made
+
+
+def test_neighbours_make_the_words_and_lines_of_a_text_once() -> None:
+    text = "The lazy dog.\nThe lazy dog!\tЁ"
+    for names, of in ((ABOUT_WORDS, "words"), (ABOUT_LINES, "lines")):
+        together = [getattr(operator, of)(text) for operator in neighbours(names, sharing=True)]
+        apart = [getattr(operator, of)(text) for operator in neighbours(names, sharing=False)]
+        assert len(set(map(id, together))) == 1
+        assert len(set(map(id, apart))) == len(apart)
+        assert together == apart
+
+
+@pytest.mark.parametrize("names", [ABOUT_WORDS, ABOUT_LINES])
+def test_figures_are_the_same_whether_anything_is_shared_or_not(names: tuple[str, ...]) -> None:
+    shared, alone = rows(), rows()
+    for one, other in zip(neighbours(names, sharing=True), neighbours(names, sharing=False), strict=True):
+        for row, same in zip(shared, alone, strict=True):
+            assert (one(row) is None) == (other(same) is None)
+    assert shared == alone
+
+
+def test_groups_of_words_are_not_added_to_the_words_that_others_share() -> None:
+    first, second = neighbours(("stopwords_filter", "stopwords_filter"), sharing=True)
+    first.sizes = (2,)
+    text = "the lazy dog is lazy"
+    assert measured(first, text) == 2 / 9
+    assert measured(second, text) == 2 / 5
+
+
+def test_filters_say_what_they_share() -> None:
+    for name in (*ABOUT_TEXTS, *ABOUT_FIELDS):
+        operator = filter_named(name, field_key="a") if name.startswith("specified") else filter_named(name)
+        assert operator.shares == (("words",) if name in ABOUT_WORDS else ("lines",) if name in ABOUT_LINES else ())
+        assert isinstance(operator, WordFilter) == (name in ABOUT_WORDS)
+        assert isinstance(operator, LineFilter) == (name in ABOUT_LINES)
+
+
+@pytest.mark.parametrize("name", [*ABOUT_TEXTS, *ABOUT_FIELDS])
+def test_filters_travel(name: str) -> None:
+    operator = filter_named(name, **({"field_key": "meta.score"} if name.startswith("specified") else {}))
+    there = pickle.loads(pickle.dumps(operator))
+    for row, same in zip(rows()[240:270], rows()[240:270], strict=True):
+        assert (operator(row) is None) == (there(same) is None)
+        assert row == same
+
+
+# what words, characters and runs are
+
+
+def plainly_stripped(word: str) -> str:
+    while word and word[0] in SPECIAL:
+        word = word[1:]
+    while word and word[-1] in SPECIAL:
+        word = word[:-1]
+    return word
+
+
+@given(TEXTS)
+@example("ΑΣ\nΑΣ ΒΣ.")  # noqa: RUF001
+@example("Г. г.")  # noqa: RUF001
+@example("a\xa0b c\r\nd\x1ce")
+def test_words_are_what_is_left_of_parts_without_special_characters_around_them(text: str) -> None:
+    parts = [part for part in re.split("[ \n\t]", text) if part]
+    assert [stripped(part) for part in parts] == [plainly_stripped(part) for part in parts]
+    assert lowered_words(text) == [word for part in parts if (word := plainly_stripped(part.lower()))]
+    assert number_of_words(text) == sum(1 for part in parts if plainly_stripped(part))
+
+
+@given(TEXTS)
+def test_characters_are_counted_as_one_by_one(text: str) -> None:
+    assert counter(str.isalnum)(text) == sum(map(str.isalnum, text))
+    assert counter(SPECIAL.__contains__)(text) == sum(map(SPECIAL.__contains__, text))
+
+
+def test_special_characters_are_those_of_data_juicer() -> None:
+    assert len(SPECIAL) == 1618
+    assert all(len(character) == 1 for character in SPECIAL)
+    # those around which tables go wrong: no-break space, joiners and regional indicators are not special
+    assert SPECIAL.isdisjoint("\xa0\u200c\u200d\u2060\ufe0f\x1b\x7f\x94aAé日🇦🇿")
+    assert SPECIAL.issuperset("\x93\xad\u200b\ufeff\u3000\u2800一上士シ１øπГ🏽❤♥©🫨🛜")  # noqa: RUF001
+
+
+@given(st.text("ab", max_size=300), st.integers(1, 90))
+@example("a" * 200, 65)
+@example("ab" * 100 + "c" + "ab" * 40, 66)
+@example("".join(map(chr, range(0x4E00, 0x4E64))), 70)
+def test_runs_are_counted_as_one_by_one(text: str, length: int) -> None:
+    counts = Counter(text[at : at + length] for at in range(len(text) - length + 1))
+    more = sorted(count for count in counts.values() if count > 1)
+    for different, repeated in (repeated_characters(text, length), repeated_words(list(text), length)):
+        assert different == len(counts)
+        assert sorted(repeated) == more
+
+
+@given(st.lists(st.sampled_from("abcdefghijklmnopqrstuvwxyz"), max_size=400), st.integers(1, 12))
+def test_runs_of_few_words_and_of_many_are_counted_alike(words: list[str], length: int) -> None:
+    counts = Counter(tuple(words[at : at + length]) for at in range(len(words) - length + 1))
+    different, repeated = repeated_words(words, length)
+    assert (different, sorted(repeated)) == (len(counts), sorted(count for count in counts.values() if count > 1))
+
+
+@given(TEXTS)
+def test_ratios_are_from_zero_to_one_and_do_not_change_when_a_text_is_measured_again(text: str) -> None:
+    for name, figure in ABOUT_TEXTS.items():
+        found = measured(filter_named(name), text)
+        assert found == measured(filter_named(name), text)
+        if figure.endswith("ratio"):
+            assert 0 <= found <= 1
+
+
+@given(st.text(st.sampled_from("ab .,\n"), max_size=80))
+def test_a_text_said_twice_is_all_repetition(text: str) -> None:
+    words = WordsNumFilter()
+    if measured(words, text) >= 1:
+        assert measured(words, f"{text} {text}") == 2 * measured(words, text)
+        assert measured(WordRepetitionFilter(rep_len=1), f"{text} {text}") == 1.0

@@ -1,0 +1,329 @@
+"""Is everything told that is wrong with an operator's parameters, and nothing that is right?"""
+
+from __future__ import annotations
+
+import math
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dovetail.recipes.catalogue import BASE_PARAMETERS, REQUIRED, Parameter, known, own
+from dovetail.recipes.kinds import as_number, kinds_of, spoken, written
+from dovetail.recipes.operators.base import Mapper
+from dovetail.recipes.parameters import SCHEDULED, example_of, fits, fitted, own_problems, problems_of
+from recipes.golden_aids import cases
+
+if TYPE_CHECKING:
+    from dovetail.errors import Problem
+
+PARAMETERS = [
+    pytest.param(entry.name, parameter, id=f"{entry.name}-{parameter.name}")
+    for entry in known().values()
+    for parameter in entry.parameters.values()
+]
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20) | st.sampled_from(["1e3", ".inf"]),
+    lambda inside: st.lists(inside, max_size=3) | st.dictionaries(st.text(max_size=5), inside, max_size=3),
+    max_leaves=5,
+)
+
+
+def told(name: str, **given: Any) -> list[tuple[str, Problem]]:
+    return list(problems_of(known()[name], given))
+
+
+def only(name: str, **given: Any) -> Problem:
+    """The one problem there is; its first fix, put in, leaves none."""
+    ((key, problem),) = told(name, **given)
+    assert key in given
+    assert problem.code == "DT412"
+    assert told(name, **{**given, **yaml.safe_load(problem.fixes[0])}) == []
+    return problem
+
+
+def test_the_default_of_every_parameter_of_every_operator_passes_its_own_check() -> None:
+    for entry in known().values():
+        needed = {"input_keys": ["text"], "output_schema": {"a": "b"}} if entry.name == "llm_extract_mapper" else {}
+        defaults = {key: parameter.default for key, parameter in entry.parameters.items()}
+        assert list(problems_of(entry, {**defaults, **needed})) == []
+        assert list(problems_of(entry, needed)) == []
+
+
+def test_every_parameter_has_an_example_that_fits_and_can_be_written() -> None:
+    for entry in known().values():
+        for parameter in entry.parameters.values():
+            example = example_of(parameter)
+            assert fits(parameter, example), (entry.name, parameter)
+            assert yaml.safe_load(f"key: {written(example)}") == {"key": example}
+
+
+def test_the_configurations_of_the_golden_results_are_right() -> None:
+    for case in cases():
+        assert list(problems_of(known()[case["op"]], case["params"])) == []
+
+
+def test_every_type_word_refuses_something() -> None:
+    for entry in known().values():
+        for parameter in entry.parameters.values():
+            values: list[object] = [5.5, "abc", {}, [{}], True]
+            assert parameter.kind == "any" or not all(fits(parameter, value) for value in values), parameter
+
+
+def test_an_unknown_parameter_is_told_with_the_one_that_was_meant() -> None:
+    ((key, problem),) = told("text_length_filter", maxlen=5)
+    assert (key, problem.code) == ("maxlen", "DT411")
+    assert problem.message == "text_length_filter: there is no parameter 'maxlen' (did you mean 'max_len'?)"
+    assert problem.evidence == ("its own: min_len, max_len",)
+    assert problem.fixes == ("write max_len instead of maxlen",)
+
+
+def test_what_every_operator_accepts_is_meant_too() -> None:
+    ((_, problem),) = told("text_length_filter", num_procs=5)
+    assert "did you mean 'num_proc'?" in problem.message
+    ((_, problem),) = told("whitespace_normalization_mapper", qqqqq=5)
+    assert problem.evidence == ("whitespace_normalization_mapper has no parameters of its own",)
+    assert problem.fixes == ("leave qqqqq out",)
+
+
+def test_what_only_filters_accept_is_unknown_to_others() -> None:
+    assert told("text_length_filter", reversed_range=True) == []
+    assert [problem.code for _, problem in told("clean_ip_mapper", reversed_range=True)] == ["DT411"]
+
+
+def test_a_number_in_quotes_is_told_as_such() -> None:
+    problem = only("text_length_filter", min_len="5")
+    assert problem.message == (
+        "text_length_filter: min_len is '5' (a text: it stands in quotes), but must be a whole number"
+    )
+    assert problem.fixes == ("min_len: 5",)
+    assert only("special_characters_filter", max_ratio="0.2").fixes == ("max_ratio: 0.2",)
+    assert only("text_length_filter", min_len="five").fixes == ("min_len: 10",)
+
+
+def test_true_is_no_whole_number_and_one_is_no_flag() -> None:
+    assert "is true, but must be a whole number" in only("text_length_filter", min_len=True).message
+    assert only("document_deduplicator", lowercase=1).fixes == ("lowercase: true",)
+    assert only("document_deduplicator", lowercase="no").fixes == ("lowercase: false",)
+    assert only("document_deduplicator", lowercase=7).fixes == ("lowercase: false",)
+
+
+def test_a_bare_no_for_a_text_is_told_as_what_yaml_makes_of_it() -> None:
+    problem = only("word_repetition_filter", lang=False)  # lang: no, for Norwegian
+    assert "YAML reads a bare yes, no, on and off as true and false" in problem.message
+    assert problem.fixes == ("lang: 'no'",)
+
+
+def test_a_number_for_a_text_wants_quotes() -> None:
+    assert only("clean_ip_mapper", repl=5).fixes == ("repl: '5'",)
+
+
+def test_one_text_for_a_list_of_texts_wants_brackets() -> None:
+    assert only("extract_entity_relation_mapper", entity_types="person").fixes == ("entity_types: ['person']",)
+
+
+def test_whole_numbers_may_be_written_as_floats_but_must_be_whole() -> None:
+    assert told("text_length_filter", min_len=1e3) == []
+    assert told("text_length_filter", min_len=-0.0) == []
+    assert only("text_length_filter", min_len=5.5).fixes == ("min_len: 6",)
+
+
+def test_what_is_fitted_has_the_type_that_is_wanted() -> None:
+    found = fitted(known()["text_length_filter"], {"min_len": 1e3, "max_len": math.inf, "num_proc": 2.0})
+    assert found == {"min_len": 1000, "max_len": sys.maxsize, "num_proc": 2.0}
+    assert type(found["min_len"]) is type(found["max_len"]) is int
+    assert type(found["num_proc"]) is float
+    assert fitted(known()["stopwords_filter"], {"words_aug_group_sizes": [2.0]}) == {"words_aug_group_sizes": [2]}
+    assert repr(fitted(known()["special_characters_filter"], {"max_ratio": 1.0})) == "{'max_ratio': 1.0}"
+
+
+def test_no_number_is_never_right_and_infinity_only_where_it_is_no_bound() -> None:
+    for name, key in (("text_length_filter", "max_len"), ("special_characters_filter", "max_ratio")):
+        assert told(name, **{key: math.inf}) == []
+        only(name, **{key: math.nan})
+    assert told("specified_numeric_field_filter", field_key="a", min_value=-math.inf, max_value=math.inf) == []
+    for name, key in (
+        ("text_chunk_mapper", "max_len"),
+        ("document_minhash_deduplicator", "num_permutations"),
+        ("document_minhash_deduplicator", "jaccard_threshold"),
+        ("image_face_blur_mapper", "radius"),
+    ):
+        assert "is .inf, but must be" in only(name, **{key: math.inf}).message
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value", "wanted", "fix"),
+    [
+        ("document_minhash_deduplicator", "jaccard_threshold", 1.5, "a number from 0 to 1", 1),
+        ("document_minhash_deduplicator", "jaccard_threshold", -0.1, "a number from 0 to 1", 0),
+        ("document_minhash_deduplicator", "window_size", 0, "a whole number above 0", 1),
+        ("text_chunk_mapper", "overlap_len", -1, "a whole number of 0 or more", 0),
+        ("remove_table_text_mapper", "max_col", 21, "a whole number from 2 to 20", 20),
+        ("video_motion_score_filter", "sampling_fps", 0, "a number above 0", 1),
+        ("stopwords_filter", "words_aug_group_sizes", [0], "a list of whole numbers above 0", [2]),
+        ("stopwords_filter", "words_aug_group_sizes", 3, "a list of whole numbers above 0", [3]),
+        ("image_shape_filter", "any_or_all", "some", "'any' or 'all'", "any"),
+        ("image_nsfw_filter", "any_or_all", "al", "'any' or 'all'", "any"),
+        ("replace_content_mapper", "pattern", ["a", 5], "a text, a list of texts or null", "abc"),
+        ("llm_quality_score_filter", "model_params", [], "a mapping", {}),
+        ("specified_field_filter", "target_value", "web", "a list", ["web"]),
+    ],
+)
+def test_what_is_out_of_range_is_told_with_the_range_and_a_value_in_it(
+    name: str, key: str, value: object, wanted: str, fix: object
+) -> None:
+    problem = only(name, **{key: value})
+    assert problem.message.endswith(f"but must be {wanted}")
+    assert yaml.safe_load(problem.fixes[0]) == {key: fix}
+
+
+def test_a_choice_that_is_nearly_right_is_told_as_such() -> None:
+    assert "(did you mean 'max'?)" in only("image_text_similarity_filter", reduce_mode="maxx").message
+
+
+def test_null_is_right_only_where_it_may_be() -> None:
+    assert told("clean_ip_mapper", pattern=None) == []
+    assert only("clean_ip_mapper", repl=None).message == "clean_ip_mapper: repl is null, but must be a text"
+
+
+def test_what_must_be_given_is_told_if_it_is_not() -> None:
+    found = dict(told("llm_extract_mapper"))
+    assert found.keys() == {"input_keys", "output_schema"}
+    assert found["input_keys"].message == "llm_extract_mapper: input_keys is missing; it must be a list of texts"
+    given = {key: value for problem in found.values() for key, value in yaml.safe_load(problem.fixes[0]).items()}
+    assert told("llm_extract_mapper", **given) == []
+
+
+def test_everything_is_told_at_once() -> None:
+    found = told("special_characters_filter", min_ratio="a", max_ratio=math.nan, nonsense=1, text_key=5)
+    assert [(key, problem.code) for key, problem in found] == [
+        ("min_ratio", "DT412"),
+        ("max_ratio", "DT412"),
+        ("nonsense", "DT411"),
+        ("text_key", "DT412"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        ("text_length_filter", {"min_len": 100, "max_len": 50}),
+        ("special_characters_filter", {"min_ratio": 0.5, "max_ratio": 0.1}),
+        ("image_text_similarity_filter", {"min_score": 0.9, "max_score": 0.2}),
+        ("image_shape_filter", {"min_width": 64, "max_width": 32}),
+        ("remove_long_words_mapper", {"min_len": 9, "max_len": 3}),
+        ("image_size_filter", {"min_size": "2GB", "max_size": "10MB"}),
+        ("video_aspect_ratio_filter", {"min_ratio": "21/9", "max_ratio": "9:21"}),
+    ],
+)
+def test_a_minimum_above_the_maximum_is_wrong(name: str, given: dict[str, Any]) -> None:
+    problem = only(name, **given)
+    assert "is above max_" in problem.message
+    assert len(problem.fixes) == 2
+    for fix in problem.fixes:
+        assert told(name, **{**given, **yaml.safe_load(fix)}) == []
+
+
+def test_a_minimum_above_the_default_maximum_is_wrong_and_the_other_way_round() -> None:
+    problem = only("special_characters_filter", min_ratio=0.5)
+    assert problem.message == (
+        "special_characters_filter: min_ratio (0.5) is above max_ratio (0.25, its default), and nothing is between them"
+    )
+    ((key, problem),) = told("text_length_filter", max_len=5)
+    assert key == "max_len"
+    assert "min_len (10, its default) is above max_len (5)" in problem.message
+
+
+def test_bounds_that_meet_or_cannot_be_compared_are_left_alone() -> None:
+    assert told("text_length_filter", min_len=50, max_len=50) == []
+    assert told("image_size_filter", min_size="0", max_size="1TB") == []
+    assert told("image_size_filter", min_size="what?", max_size="1TB") == []
+    assert told("video_aspect_ratio_filter", min_ratio="1/0", max_ratio="1e999999999") == []
+    assert [key for key, _ in told("text_length_filter", min_len="100", max_len=50)] == ["min_len"]
+
+
+def test_what_is_said_of_workers_is_left_to_others() -> None:
+    assert told("text_length_filter", num_proc="x", memory=-1, batch_size=None, workers={}, adapter=5) == []
+    assert SCHEDULED & BASE_PARAMETERS.keys()
+    assert [key for key, _ in told("general_fused_op", batch_size="x")] == ["batch_size"]  # it has one of its own
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("text_key", 5), ("image_key", None), ("turbo", "yes"), ("skip_op_error", 1), ("work_dir", [])]
+)
+def test_plain_parameters_of_every_operator_are_looked_at(key: str, value: object) -> None:
+    only("clean_ip_mapper", **{key: value})
+
+
+@settings(max_examples=200, deadline=None)
+@given(value=VALUES, number=st.integers(0, len(PARAMETERS) - 1))
+def test_whatever_is_given_the_first_fix_is_right(value: Any, number: int) -> None:
+    name, parameter = PARAMETERS[number].values
+    assert isinstance(name, str)
+    assert isinstance(parameter, Parameter)
+    for key, problem in problems_of(known()[name], {parameter.name: value}):
+        if key == parameter.name and "is above" not in problem.message:
+            (fixed,) = yaml.safe_load(problem.fixes[0]).values()
+            assert fits(parameter, fixed)
+            assert len(problem.message) < 300
+
+
+@settings(max_examples=200, deadline=None)
+@given(VALUES.filter(lambda value: "nan" not in repr(value)))
+def test_what_is_written_is_read_back(value: Any) -> None:
+    assert yaml.safe_load(f"key: {written(value)}")["key"] == value
+
+
+def test_type_words_are_spoken() -> None:
+    assert spoken("'avg'|'max'|'min'") == "'avg', 'max' or 'min'"
+    assert spoken("int>0|ints>0", nullable=True) == "a whole number above 0, a list of whole numbers above 0 or null"
+    with pytest.raises(AssertionError, match="no type word"):
+        kinds_of("int<5")
+
+
+def test_only_numbers_in_quotes_are_numbers() -> None:
+    found = [as_number(text) for text in ("5", " 5.5 ", "-1e3", "1e400", "5a", "", "nan", "inf", "1_000", "٣")]
+    assert found == [5, 5.5, -1000, None, None, None, None, None, None, None]
+
+
+class _Picky(Mapper):
+    def __init__(self, pattern: str = "a", repl: str = "", limit: int = 5) -> None:
+        if len(pattern) != len(repl) + 1:
+            raise ValueError(f"pattern has {len(pattern)} characters, and repl {len(repl)}")
+        if limit > 5:
+            raise TypeError("limit is too much")
+
+
+def test_what_the_operator_itself_refuses_is_told_with_what_it_would_take() -> None:
+    assert own_problems(_Picky, {"pattern": "ab", "repl": "x"}) is None
+    problem = own_problems(_Picky, {"pattern": "abc", "limit": 5})
+    assert problem is not None
+    assert problem.code == "DT415"
+    assert problem.message == "does not take these parameters: pattern has 3 characters, and repl 0"
+    assert problem.evidence == ("given: {pattern: 'abc', limit: 5}",)
+    assert problem.fixes == ("leave pattern out: it is 'a' then",)
+    problem = own_problems(_Picky, {"limit": 6})
+    assert problem is not None
+    assert problem.fixes == ("leave limit out: it is 5 then",)
+
+
+def test_an_operator_that_names_the_adapter_is_fixed_with_it() -> None:
+    made = own("alphanumeric_filter")
+    assert made is not None
+    problem = own_problems(made, {"tokenization": True})
+    assert problem is not None
+    assert problem.code == "DT415"
+    assert problem.fixes == ("adapter: data_juicer",)
+
+
+def test_the_defaults_of_our_operators_are_taken_by_them() -> None:
+    for name, entry in known().items():
+        made = own(name)
+        needs_a_field = name.startswith("specified_") or "_field_" in name
+        if made is not None and not needs_a_field:
+            defaults = {key: parameter.default for key, parameter in entry.parameters.items()}
+            assert REQUIRED not in defaults.values()
+            assert own_problems(made, defaults) is None, name

@@ -1,0 +1,370 @@
+"""Does a trace show exactly as many rows as asked for, each once, whatever happens to workers?"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import pickle
+import time
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from dovetail.engines.worker import Worker
+from dovetail.observe.history import History
+from dovetail.pipeline.stage import is_async
+from dovetail.recipes.operators.base import HASH, STATS, Row, TextMapper
+from dovetail.recipes.samples import PARTS, Samples
+from dovetail.recipes.stages import Choosing
+from dovetail.recipes.tracing import Traced, begin, gather
+from recipes.watched import (
+    Batched,
+    ByLength,
+    Deadly,
+    Fussy,
+    Largest,
+    Long,
+    Lower,
+    Same,
+    Words,
+    dropped_by,
+    lines,
+    rows,
+    run,
+    stage,
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    begin(str(tmp_path / "trace"))
+    return tmp_path / "trace"
+
+
+def traced(operator: Any, name: str, folder: Path, limit: int = 10) -> Traced:
+    return Traced(operator, name, str(folder), limit)
+
+
+def shown(folder: Path, name: str) -> list[dict[str, Any]]:
+    return lines(folder / f"sample_trace-{name}.jsonl")
+
+
+def changed(source: list[Row], limit: int) -> list[dict[str, str]]:
+    """As `Lower` shows them."""
+    found = [row["text"] for row in source if row["text"] != row["text"].lower()]
+    return [{"original_text": text, "processed_text": text.lower()} for text in found[:limit]]
+
+
+# --- whole runs
+
+
+def test_a_run_leaves_exactly_as_many_samples_as_asked_for(tmp_path: Path, folder: Path) -> None:
+    source = rows(2000)
+    pipeline = (
+        stage("lower", traced(Lower(), "lower", folder), workers=2, fuse=False),
+        stage("long", traced(Long(), "long", folder)),
+        stage("batched", traced(Batched(), "batched", folder, 3), fuse=False),
+        stage("same_hash", Same()),
+        stage("same", traced(Choosing(Same()), "same", folder, 4), barrier=True),
+        stage("largest", traced(Choosing(Largest(20)), "largest", folder, 5), barrier=True),
+    )
+    out = run(*pipeline, source=source, folder=tmp_path / "run")
+    assert gather(str(folder), ["lower", "long", "same", "largest"], 10, run_folder=tmp_path / "run") == []
+    assert len(out) == 20
+    lower = shown(folder, "lower")
+    assert len(lower) == 10
+    assert all(one["processed_text"] == one["original_text"].lower() != one["original_text"] for one in lower)
+    for short in shown(folder, "long"):
+        assert short[STATS] == {"text_len": len(short["text"])}
+        assert len(short["text"]) < 6
+    assert len(shown(folder, "long")) == 10
+    pairs = shown(folder, "same")
+    assert len(pairs) == 4
+    for pair in pairs:
+        assert pair["dup1"]["text"] == pair["dup2"]["text"]
+        assert pair["dup1"]["id"] < pair["dup2"]["id"]
+        assert HASH not in pair["dup1"] | pair["dup2"]
+    assert len(shown(folder, "largest")) == 5
+    assert sorted(path.name for path in folder.iterdir()) == [
+        f"sample_trace-{name}.jsonl" for name in ("largest", "long", "lower", "same")
+    ]
+
+
+def test_one_worker_shows_the_first_rows_in_the_order_of_the_source(tmp_path: Path, folder: Path) -> None:
+    source = rows(300)
+    pipeline = (
+        stage("lower", traced(Lower(), "lower", folder), workers=1),
+        stage("long", traced(Long(), "long", folder), workers=1),
+    )
+    out = run(*pipeline, source=source, folder=tmp_path / "run")
+    gather(str(folder), ["lower", "long"], 10)
+    assert shown(folder, "lower") == changed(source, 10)
+    lowered = [{**row, "text": row["text"].lower()} for row in source]
+    assert shown(folder, "long") == dropped_by(6, lowered)[:10]
+    assert len(out) == len(source) - len(dropped_by(6, lowered))
+
+
+def test_a_killed_worker_costs_no_sample_and_doubles_none(tmp_path: Path, folder: Path) -> None:
+    source = rows(60)
+    deadly = Deadly(tmp_path / "dead", at=41)
+    out = run(
+        stage("deadly", traced(deadly, "deadly", folder, 1000), workers=1), source=source, folder=tmp_path / "run"
+    )
+    assert (tmp_path / "dead").exists()
+    parts = sorted((folder / PARTS).glob("deadly.*.part"))
+    assert len(parts) == 2
+    assert gather(str(folder), ["deadly"], 1000, run_folder=tmp_path / "run") == []
+    assert shown(folder, "deadly") == changed(source, 1000)
+    assert [row["id"] for row in out] == list(range(60))
+
+
+def test_rows_that_are_run_twice_because_a_neighbour_fails_count_once(tmp_path: Path, folder: Path) -> None:
+    source = rows(100)
+    expected = changed(source, 1000)
+    # no more than there are: a worker that counted a row twice would stop before it has seen all
+    lower = traced(Lower(), "lower", folder, len(expected))
+    pipeline = (
+        stage("lower", lower, on_error="skip", retries=0),
+        stage("fussy", traced(Fussy(), "fussy", folder, 1000), on_error="skip", retries=0),
+    )
+    out = run(*pipeline, source=source, folder=tmp_path / "run")
+    assert list(History.load(tmp_path / "run").units) == ["lower+fussy"]
+    gather(str(folder), ["lower", "fussy"], 1000)
+    assert shown(folder, "lower") == expected
+    done = [row for row in source if row["id"] % 10 != 7]
+    assert [one["processed_text"] for one in shown(folder, "fussy")] == [row["text"].upper() for row in done]
+    assert len(out) == len(done)
+
+
+# --- what is shown
+
+
+def test_fewer_samples_than_asked_for_are_all_shown(folder: Path) -> None:
+    operator = traced(Lower(), "lower", folder)
+    source = rows(9)
+    expected = changed(source, 9)
+    for row in source:
+        operator(row)
+    gather(str(folder), ["lower"], 10)
+    assert shown(folder, "lower") == expected
+    assert len(expected) == 3
+
+
+def test_an_operator_that_did_nothing_has_no_file(folder: Path) -> None:
+    operator = traced(Lower(), "lower", folder)
+    assert operator({"text": "abc"}) == {"text": "abc"}
+    assert gather(str(folder), ["lower"], 10) == []
+    assert list(folder.iterdir()) == []
+
+
+def test_each_row_that_a_mapper_makes_of_one_is_a_sample(folder: Path) -> None:
+    operator = traced(Words(), "words", folder)
+    assert [row["text"] for row in operator({"text": "ab"})] == ["a", "b"]
+    assert list(operator({"text": ""})) == []
+    gather(str(folder), ["words"], 10)
+    assert shown(folder, "words") == [{"original_text": "ab", "processed_text": one} for one in "ab"]
+
+
+def test_of_a_batch_the_rows_that_are_gone_are_shown(folder: Path) -> None:
+    operator = traced(Batched(), "batched", folder)
+    assert operator.batch_size == 8
+    assert [row["id"] for row in operator([{"id": n} for n in range(7)])] == [1, 2, 3, 4, 6]
+    gather(str(folder), ["batched"], 10)
+    assert shown(folder, "batched") == [{"id": 0}, {"id": 5}]
+
+
+def test_a_batch_of_changed_texts_is_shown_text_by_text(folder: Path) -> None:
+    def shout(batch: list[Row]) -> list[Row]:
+        for row in batch:
+            row["text"] = row["text"].upper()
+        taken = list(batch)
+        batch.clear()
+        return taken
+
+    operator = traced(shout, "shout", folder)
+    assert operator([{"text": "a"}, {"text": "B"}, {"text": "c"}]) == [{"text": one} for one in "ABC"]
+    gather(str(folder), ["shout"], 10)
+    assert [one["original_text"] for one in shown(folder, "shout")] == ["a", "c"]
+
+
+def test_deduplicators_show_one_pair_per_cluster_in_the_order_of_the_source(folder: Path) -> None:
+    operator = traced(Same(), "same", folder, 2)
+    source = [operator({"id": n, "text": text}) for n, text in enumerate("abcbbacca")]
+    assert [row["id"] for row in operator.choose(source)] == [0, 1, 2]
+    gather(str(folder), ["same"], 2)
+    pairs = [(pair["dup1"]["id"], pair["dup2"]["id"]) for pair in shown(folder, "same")]
+    assert pairs == [(1, 3), (0, 5)]
+    assert "originals" not in vars(operator.operator)
+
+
+@pytest.mark.parametrize("sort", [True, False])
+def test_selectors_show_the_rows_that_they_left_out(folder: Path, sort: bool) -> None:
+    operator = traced(Largest(2, sort=sort), "largest", folder, 3)
+    kept = [row["id"] for row in operator.choose([{"id": n} for n in range(7)])]
+    assert sorted(kept) == [5, 6]
+    gather(str(folder), ["largest"], 3)
+    assert shown(folder, "largest") == [{"id": 0}, {"id": 1}, {"id": 2}]
+
+
+def test_groupers_show_nothing(folder: Path) -> None:
+    operator = traced(ByLength(), "grouper", folder)
+    assert list(operator.choose([{"text": "a"}, {"text": "b"}])) == [{"text": ["a", "b"]}]
+    gather(str(folder), ["grouper"], 3)
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (b"\x00\xff", "<2 bytes>"),
+        (float("nan"), None),
+        ("\ud800 half", "\ud800 half"),
+        ("\U0001f600 \u05d0\x00", "\U0001f600 \u05d0\x00"),
+        ({1: (2, 3)}, {"1": [2, 3]}),
+        (Path("a"), "a"),
+    ],
+)
+def test_whatever_a_row_holds_is_a_line_of_json(folder: Path, value: object, expected: object) -> None:
+    operator = traced(Long(), "long", folder)
+    assert operator({"text": "a", "value": value}) is None
+    gather(str(folder), ["long"], 10)
+    assert json.loads((folder / "sample_trace-long.jsonl").read_bytes())["value"] == expected
+
+
+# --- the operator inside
+
+
+def test_it_is_the_operator_in_every_other_respect(folder: Path) -> None:
+    class Own(TextMapper):
+        told: ClassVar[list[str]] = []
+
+        def setup(self, worker: Worker) -> None:
+            self.told.append(f"setup {worker.id}")
+
+        def teardown(self) -> None:
+            self.told.append("teardown")
+
+    own = Own()
+    own.text_key = "body"
+    operator = traced(own, "own", folder)
+    operator.setup(Worker(7, "unit"))
+    operator.teardown()
+    assert Own.told == ["setup 7", "teardown"]
+    assert operator.columns() == ("body",)
+    assert not hasattr(operator, "nothing_like_it")
+    with pytest.raises(NotImplementedError):
+        operator({"body": "a"})
+
+
+def test_it_travels_with_its_operator_and_without_its_files(folder: Path) -> None:
+    operator = traced(Long(3), "long", folder)
+    operator({"text": "a"})
+    again = pickle.loads(pickle.dumps(operator))
+    assert again.least == 3
+    assert again({"text": "b"}) is None
+    assert len(list((folder / PARTS).glob("long.*.part"))) == 2
+
+
+def test_what_was_measured_of_an_operator_is_found_with_tracing(folder: Path) -> None:
+    def key(operator: Any) -> str:
+        return traced(operator, "a", folder).code_key()
+
+    assert key(Long(3)) == traced(Long(3), "b", Path("/elsewhere"), 3).code_key()
+    assert key(Long(3)) != key(Lower())
+    assert key(len) != key(rows)
+    assert key(Long(3)) == Long(3).code_key()
+
+
+def test_an_operator_that_is_awaited_stays_one(folder: Path) -> None:
+    class Later(TextMapper):
+        async def __call__(self, row: Row) -> Row:  # type: ignore[override]
+            await asyncio.sleep(0)
+            row["text"] = row["text"].lower()
+            return row
+
+    operator = traced(Later(), "later", folder)
+    assert is_async(operator)
+    assert not is_async(traced(Lower(), "lower", folder))
+    assert asyncio.run(operator({"text": "A"})) == {"text": "a"}
+    gather(str(folder), ["later"], 10)
+    assert shown(folder, "later") == [{"original_text": "A", "processed_text": "a"}]
+
+
+def test_with_enough_samples_a_call_costs_next_to_nothing_more(folder: Path) -> None:
+    def nothing(row: Row) -> None:
+        return None
+
+    operator = traced(nothing, "nothing", folder, 1)
+    row = {"text": "a"}
+    operator(row)
+    times = []
+    for _ in range(5):
+        began = time.process_time()
+        for _ in range(20_000):
+            operator(row)
+        times.append(time.process_time() - began)
+    assert min(times) / 20_000 < 3e-6
+
+
+# --- bad days
+
+
+def test_a_torn_line_and_a_foreign_file_are_passed_over(folder: Path) -> None:
+    operator = traced(Lower(), "lower", folder)
+    operator({"text": "A"})
+    (part,) = (folder / PARTS).glob("lower.*.part")
+    with part.open("ab") as file:
+        file.write(b'{"key": [9], "sam')
+    (folder / PARTS / "lower.other.0123456789abcdef.part").write_text('{"key": [1], "sample": {"other": 1}}\n')
+    gather(str(folder), ["lower"], 10)
+    assert shown(folder, "lower") == [{"original_text": "A", "processed_text": "a"}]
+
+
+def test_a_folder_that_cannot_be_written_costs_no_row(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    operator = traced(Lower(), "lower", tmp_path / "file" / "trace")
+    operator.setup(Worker(1, "unit", node="node-0"))
+    assert operator({"text": "A"}) == {"text": "a"}
+    assert operator({"text": "B"}) == {"text": "b"}
+
+
+def test_a_worker_on_a_machine_without_the_folder_does_not_make_one(tmp_path: Path) -> None:
+    samples = Samples("lower", str(tmp_path / "trace"), 10, "another-host")
+    samples.arrived("node-1")
+    samples.add((1,), {"text": "a"})
+    assert samples.enough
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nodes_that_did_not_see_the_folder_are_named_in_one_line(tmp_path: Path, folder: Path) -> None:
+    run_folder = tmp_path / "run"
+    run(stage("lower", traced(Lower(), "lower", folder), workers=1), source=rows(9), folder=run_folder)
+    for mark in (folder / PARTS).glob("node-*"):
+        mark.unlink()
+    (note,) = gather(str(folder), ["lower"], 10, run_folder=run_folder)
+    assert "node-0" in note
+    assert str(folder) in note
+    assert "\n" not in note
+
+
+def test_names_become_names_of_files_that_are_not_mixed_up(folder: Path) -> None:
+    for name in ("a/b", "a_b", "<script>", ".."):
+        traced(Lower(), name, folder)({"text": name.upper() + "X"})
+    gather(str(folder), ["a/b", "a_b", "<script>", ".."], 10)
+    assert len(list(folder.iterdir())) == 4
+    assert shown(folder, "a%2Fb")[0]["original_text"] == "A/BX"
+
+
+def test_a_new_run_begins_with_an_empty_folder_and_a_resumed_one_adds(folder: Path) -> None:
+    traced(Lower(), "lower", folder)({"text": "A"})
+    gather(str(folder), ["lower"], 2)
+    again = traced(Lower(), "lower", folder)
+    for text in "BCD":
+        again({"text": text})
+    gather(str(folder), ["lower"], 2, add=True)
+    assert [one["original_text"] for one in shown(folder, "lower")] == ["A", "B"]
+    begin(str(folder))
+    assert [path.name for path in folder.iterdir()] == [PARTS]
+    assert os.listdir(folder / PARTS) == []  # noqa: PTH208
