@@ -19,12 +19,13 @@ COMMANDS = {
     "demo": ("dovetail.cli.demo", "Run a pipeline over generated documents here, and plan one for a cluster."),
     "drain": ("dovetail.cli.drain", "Let a run finish what it has in hand, and no more."),
     "explain": ("dovetail.cli.explain", "Why this many workers, why there, what one more would bring."),
-    "init": ("dovetail.cli.init", "Write an example file to start from."),
+    "init": ("dovetail.cli.init", "Write an example pipeline or recipe to start from."),
     "logs": ("dovetail.cli.logs", "What the workers of a run printed."),
     "ls": ("dovetail.cli.ls", "Which runs there are, and how they are doing."),
     "plan": ("dovetail.cli.plan", "What would run where, how fast, what limits it, and why."),
+    "recipe": ("dovetail.cli.recipe", "A quick reference for recipes: workers, shares of cards, CPUs."),
     "replay": ("dovetail.cli.replay", "Does a recorded run decide the same today?"),
-    "run": ("dovetail.cli.run", "Run a pipeline file: source, stages, sink; or go on with a run."),
+    "run": ("dovetail.cli.run", "Run a pipeline file or a recipe; or go on with a run."),
     "schema": ("dovetail.cli.schema", "The JSON Schema of a file, for editors."),
     "simulate": ("dovetail.cli.simulate", "The same pipeline on a cluster that nobody has."),
     "status": ("dovetail.cli.status", "How one run is doing, or how it went."),
@@ -35,6 +36,7 @@ EPILOG = """\b
 Examples:
   dovetail init pipeline
   dovetail run pipeline.yaml --source 'data/*.jsonl' --sink out.jsonl
+  dovetail run recipe.yaml
   dovetail run --resume last
   dovetail plan examples/video.yaml --cluster "1x(32cpu, 128GB, 2xL40S:48GB)"
   dovetail simulate examples/video.yaml --cluster "4x(128cpu, 1TB, 8xL40S:48GB)"

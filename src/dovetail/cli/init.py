@@ -55,7 +55,36 @@ stages:
     workers: [1, 8]                     # auto (the default), a number, or [least, most]
     rate: 300
 """
-EXAMPLES = {"pipeline": PIPELINE}
+RECIPE = """\
+# A recipe: operators over a dataset, in Data-Juicer's spelling. How many workers run, and where, is worked out.
+# Keys and their meaning: dovetail schema recipe      What it would do: dovetail plan recipe.yaml
+project_name: clean_text
+
+dataset_path: data.jsonl                # also folders, globs, .json .csv .parquet .lance .txt, .gz and .zst
+export_path: out/clean.jsonl            # or .parquet, .csv, .lance; paths start at the folder of this file
+text_keys: text                         # the field with the text
+
+# mode: auto                            # streaming (all operators at once), waves, sequential (one at a time)
+# open_monitor: true                    # out/monitor/: what each operator used, and a picture of it
+# open_tracer: true                     # out/trace/: samples of what each operator changed or dropped
+# max_errors: 1000                      # more rows set aside than this fail the run
+
+process:
+  - fix_unicode_mapper:
+  - whitespace_normalization_mapper:
+  - clean_links_mapper:
+  - clean_email_mapper: {repl: "<EMAIL>"}
+  - text_length_filter: {min_len: 50, max_len: 100000}
+  - special_characters_filter: {max_ratio: 0.25}
+  - character_repetition_filter: {rep_len: 10, max_ratio: 0.3}
+  - word_repetition_filter: {rep_len: 5, max_ratio: 0.5}
+  - document_deduplicator: {lowercase: true}
+  # - my_module:my_operator: {threshold: 3}      # a function or class of your own, in my_module.py beside this file
+  # - image_text_similarity_filter:              # on a GPU: say only how much of its memory one worker needs
+  #     hf_clip: openai/clip-vit-base-patch32
+  #     memory: '1500MB'
+"""
+EXAMPLES = {"pipeline": PIPELINE, "recipe": RECIPE}
 
 
 @click.command(
@@ -64,17 +93,20 @@ Examples:
   dovetail init pipeline                     # writes pipeline.yaml
   dovetail init pipeline video.yaml --force
   dovetail init pipeline - | less
+  dovetail init recipe                       # writes recipe.yaml
 """
 )
 @click.argument("kind", type=click.Choice(list(EXAMPLES)))
-@click.argument("path", default="pipeline.yaml")
+@click.argument("path", required=False)
 @click.option("--force", is_flag=True, help="Overwrite a file that is there.")
-def init(kind: str, path: str, force: bool) -> None:
-    """Write a commented example file of a KIND to PATH (pipeline.yaml; - is stdout)."""
+def init(kind: str, path: str | None, force: bool) -> None:
+    """Write a commented example file of a KIND to PATH (pipeline.yaml, recipe.yaml; - is stdout)."""
+    path = path or f"{kind}.yaml"
     if path == "-":
         click.echo(EXAMPLES[kind], nl=False)
         return
     again = f"dovetail init {kind} {shlex.quote(path)} --force"
     write_atomically(path, EXAMPLES[kind], fix=f"dovetail init {kind} -", fix_if_there=None if force else again)
     click.echo(f"wrote {path}", err=True)
-    click.echo(f"Next:  dovetail plan {shlex.quote(path)} --cluster '1x(32cpu, 128GB, 2xL40S:48GB)'", err=True)
+    where = " --cluster '1x(32cpu, 128GB, 2xL40S:48GB)'" if kind == "pipeline" else " --source data.jsonl"
+    click.echo(f"Next:  dovetail plan {shlex.quote(path)}{where}", err=True)

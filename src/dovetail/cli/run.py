@@ -210,6 +210,10 @@ def _run(job: Job, asked: Asked, how: How) -> int:
     recipe = recipe_of(job)
     if recipe is not None and stops.run is not None:
         from dovetail.recipes.running import finish
+        from dovetail.recipes.telling import operator_lines, operators
+
+        for line in ["", *operator_lines(operators(recipe, stops.run.stats))]:
+            click.echo(line, err=True)
 
         resumed = bool(how.resume or how.retry_errors)
         for line in finish(recipe, stops.run.stats.folder, resumed=resumed):

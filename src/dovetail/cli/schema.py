@@ -7,14 +7,16 @@ import json
 import click
 
 from dovetail.pipeline import schema as pipeline_schema
+from dovetail.recipes import schema as recipe_schema
 
-SCHEMAS = {"pipeline": pipeline_schema.schema}
+SCHEMAS = {"pipeline": pipeline_schema.schema, "recipe": recipe_schema.schema}
 
 
 @click.command(
     epilog="""\b
 Examples:
   dovetail schema pipeline > pipeline.schema.json
+  dovetail schema recipe > recipe.schema.json
 
 \b
 VS Code (with its YAML extension) then checks and completes pipeline files; in .vscode/settings.json:
