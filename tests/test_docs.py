@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import os
 import re
+import shlex
+import shutil
 import subprocess
 import sys
 from dataclasses import fields
@@ -14,13 +18,20 @@ import yaml
 
 from dovetail.data import sinks, sources
 from dovetail.data.writing.spec import KINDS
+from dovetail.recipes import keys
+from dovetail.recipes.catalogue import known, own
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
+RECIPES = ROOT / "docs" / "recipes.md"
+FROM_DATA_JUICER = ROOT / "docs" / "coming-from-data-juicer.md"
+
+
 def blocks(page: Path, language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    found = re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    return [text for of, text in found if of == language]
 
 
 def anchors(page: Path) -> set[str]:
@@ -94,3 +105,190 @@ def test_the_files_of_the_first_ten_minutes_run(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "50 of 50 items in, 50 out" in done.stdout
     assert len((tmp_path / "scored.csv").read_text(encoding="utf-8").splitlines()) == 51
+
+
+# --- recipes
+
+
+def shown_commands(page: Path) -> list[tuple[str, list[str]]]:
+    """What is typed, and the lines below it, of all that prints the same on every machine."""
+    found = []
+    for text in blocks(page, ""):
+        command, *lines = text.splitlines()
+        if command.startswith(("$ dovetail plan", "$ dovetail recipe")) and (
+            "--cluster" in command or "wrong" in command
+        ):
+            found.append((command.removeprefix("$ "), lines))
+    return found
+
+
+def differing(shown: list[str], printed: list[str]) -> list[str]:
+    """The first line of a document that is not printed where it should be; a line "..." stands for any lines."""
+    place, anywhere = 0, False
+    for line in shown:
+        if line == "...":
+            anywhere = True
+            continue
+        while anywhere and place < len(printed) and printed[place] != line:
+            place += 1
+        if place >= len(printed) or printed[place] != line:
+            return [line, f"but it prints: {printed[place] if place < len(printed) else 'nothing more'}"]
+        place, anywhere = place + 1, False
+    return [] if anywhere or place == len(printed) else ["its end", f"but it prints: {printed[place]}"]
+
+
+@pytest.fixture(scope="module")
+def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the examples, and the files that the page on recipes shows."""
+    folder = tmp_path_factory.mktemp("shelf")
+    shutil.copytree(ROOT / "examples" / "recipes", folder / "examples" / "recipes")
+    for text in blocks(RECIPES, "yaml"):
+        name = re.match(r"# (\w+\.yaml)\n", text)
+        if name:
+            (folder / name[1]).write_text(text, encoding="utf-8")
+    return folder
+
+
+def typed(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    words = [sys.executable, "-m", *shlex.split(command)]
+    home = {**os.environ, "DOVETAIL_HOME": str(folder / "home")}
+    return subprocess.run(words, cwd=folder, env=home, capture_output=True, text=True, check=False)
+
+
+COMMANDS = [(page, command, lines) for page in (RECIPES, ROOT / "README.md") for command, lines in shown_commands(page)]
+
+
+def test_the_commands_of_the_page_on_recipes_are_found() -> None:
+    assert len([page for page, _, _ in COMMANDS if page == RECIPES]) >= 9
+    assert any("recipes" in command for page, command, _ in COMMANDS if page != RECIPES)
+
+
+@pytest.mark.parametrize(
+    ("command", "lines"),
+    [(command, lines) for _, command, lines in COMMANDS if "recipe" in command or ".yaml" in command],
+    ids=lambda value: value.removeprefix("dovetail ")[:60] if isinstance(value, str) else "",
+)
+def test_what_a_command_on_recipes_prints_is_what_the_document_shows(
+    command: str, lines: list[str], shelf: Path
+) -> None:
+    if "examples/video" in command:
+        shutil.copy(ROOT / "examples" / "video.yaml", shelf / "examples")
+    done = typed(command, shelf)
+    printed = done.stdout if done.returncode == 0 else done.stderr
+    assert differing(lines, printed.splitlines()) == []
+
+
+def test_every_fix_that_the_page_on_recipes_shows_plans(shelf: Path) -> None:
+    tried = 0
+    for command, lines in shown_commands(RECIPES):
+        for fix in (line.removeprefix("  fix  ") for line in lines if line.startswith("  fix  --")):
+            # what is typed a second time comes instead of the first
+            before = command.replace(" --mode streaming", "") if fix.startswith("--mode") else command
+            done = typed(f"{before} {fix}", shelf)
+            assert done.returncode == 0, f"{before} {fix}\n{done.stderr}"
+            tried += 1
+    assert tried >= 8
+
+
+@pytest.mark.parametrize(
+    ("changes", "workers", "cards"),
+    [
+        (cells[0], int(cells[1]), cells[2])
+        for cells in (
+            [cell.strip().strip("`") for cell in row.split("|")[1:4]]
+            for row in RECIPES.read_text(encoding="utf-8").partition("| `hint.yaml` with |")[2].splitlines()[2:6]
+        )
+    ],
+)
+def test_what_the_page_says_of_the_memory_hint_is_planned(changes: str, workers: int, cards: str, shelf: Path) -> None:
+    more = "" if changes == "nothing else" else changes
+    done = typed(f'dovetail plan hint.yaml --cluster "1x(32cpu, 128GB, 2xgpu:20GB)" {more}', shelf)
+    (line,) = (line for line in done.stdout.splitlines() if line.startswith("image_maniqa_filter"))
+    assert re.search(rf" {workers}  .*  {re.escape(cards)}  ", line), line
+
+
+def operator_rows() -> list[str]:
+    """The table of operators, as the modules say it; to be pasted where the test below fails."""
+    rows = []
+    for name, entry in known().items():
+        made = own(name)
+        if made is not None:
+            said = importlib.import_module(made.__module__).__doc__ or ""
+            what = " ".join(said.strip().partition("\n\n")[0].split())
+            rows.append(f"| `{name}` | {entry.kind} | {what} | {f'[{made.extra}] ' if made.needs else ''}|")
+    return rows
+
+
+def test_the_table_of_operators_is_complete() -> None:
+    table = RECIPES.read_text(encoding="utf-8").partition("\n## Operators\n")[2]
+    assert [line for line in table.splitlines() if line.startswith("| `")] == operator_rows()
+    assert f"{len(operator_rows())} operators run here" in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_every_key_of_a_recipe_is_on_the_page_with_what_it_means() -> None:
+    text = RECIPES.read_text(encoding="utf-8")
+    table = text.partition("\n## Keys\n")[2].partition("\n## Operators\n")[0]
+    assert [line for line in table.splitlines() if line.startswith("| `")] == [
+        f"| `{key}` | {what} |" for key, (_, _, what) in keys.TOP.items()
+    ]
+    assert [key for key in sorted(keys.ACTED) if f"`{key}`" not in table] == []
+
+
+def test_every_key_without_meaning_is_named_for_those_who_come_from_data_juicer() -> None:
+    text = FROM_DATA_JUICER.read_text(encoding="utf-8")
+    named = text.partition("\n## Keys without meaning\n")[2].partition("\n`op_fusion`")[0]
+    assert re.findall(r"`(\w+)`", named) == sorted(keys.IDLE)
+
+
+def test_the_recipes_for_those_who_come_from_data_juicer_can_be_read(tmp_path: Path) -> None:
+    import dovetail as dt
+
+    for text in blocks(FROM_DATA_JUICER, "yaml"):
+        (tmp_path / "recipe.yaml").write_text(text, encoding="utf-8")
+        assert dt.Recipe.load(tmp_path / "recipe.yaml").steps
+
+
+def test_the_sizes_for_those_who_come_from_data_juicer_are_read_so(tmp_path: Path) -> None:
+    import dovetail as dt
+
+    def read(memory: str) -> float | None:
+        (tmp_path / "recipe.yaml").write_text(f"process: [{{image_maniqa_filter: {{memory: {memory}}}}}]")
+        try:
+            shape = next(iter(dt.Recipe.load(tmp_path / "recipe.yaml").pipeline())).shape
+        except dt.PipelineError:
+            return None
+        return shape.gpu_memory_bytes / (1 << 20)
+
+    said: dict[str, float | None] = {
+        "'1500MB'": 1500.0,
+        "'2GB'": 2048.0,
+        "'2GiB'": 2048.0,
+        "'1.5GB'": 1536.0,
+        "'2g'": 2048.0,
+    }
+    said |= {"'-2GB'": None, "'1500'": None, "1500": None}
+    text = FROM_DATA_JUICER.read_text(encoding="utf-8").partition("\n## Sizes\n")[2].partition("\n## ")[0]
+    assert {size: read(size) for size in said} == said
+    assert [size for size in said if f"`{size}`" not in text] == []
+
+
+def test_the_operators_of_ones_own_are_those_of_the_example(tmp_path: Path) -> None:
+    (shown,) = blocks(RECIPES, "python")
+    (tmp_path / "own_operators.py").write_text(shown, encoding="utf-8")
+    row = {"text": "One. Two. Three."}
+    made = [
+        subprocess.run(
+            [
+                sys.executable,
+                "-c",
+                f"import own_operators as o; r = {row}; print(o.enough_sentences(r, 3), o.CountWords()(r))",
+            ],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for folder in (tmp_path, ROOT / "examples" / "recipes")
+    ]
+    assert made[0] == made[1]
+    assert made[0].startswith("True ")

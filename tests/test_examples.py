@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+import dovetail as dt
+
+RECIPES = sorted((Path(__file__).resolve().parents[1] / "examples" / "recipes").glob("*.yaml"))
+MACHINE = "1x(32cpu, 128GB, 2xgpu:20GB)"
 EXAMPLES = sorted((Path(__file__).resolve().parents[1] / "examples").glob("[0-9]*.py"))
 PROMISED = {
     "01_what_fits.py": ["caption sits on node-0 card 0", "train sits on", "error[DT110]", "error[DT111]"],
@@ -35,6 +40,18 @@ PROMISED = {
         "1999 rows, each once and in order: True",
     ],
     "08_ray.py": ["results by node: {'", "the last one: hello 3996001", "the same 2000 results: True"],
+    "09_recipe.py": [
+        "wrong.yaml:2:5  there is no operator 'text_lenght_filter' (did you mean 'text_length_filter'?)",
+        "wrong.yaml:3:24  words_num_filter: min_num is 'many'",
+        "8 operators at once need 92.0 CPUs and 14.0 GPUs; the cluster has 32.0 CPUs and 2.0 GPUs",
+        "one at a time: 8 waves, 2 workers of image_maniqa_filter",
+        "image_maniqa_filter: 4 workers on card 0, 0 on card 1",
+        "120 of 120 rows done, 65 out, 1 set aside",
+        "row 64, fix_unicode_mapper: BadField: field 'text' is int, not a text",
+        "in the order of the input: True",
+        "row 0 has 48 words, as count_words of own_operators.py says",
+        "processed_text: ...Write to <EMAIL> or see",
+    ],
 }
 ON_RAY = ["08_ray.py"]
 
@@ -57,3 +74,57 @@ def keeps_its_promise(path: Path, *arguments: str) -> None:
     shown = subprocess.run([sys.executable, str(path), *arguments], capture_output=True, text=True, check=False)
     assert shown.returncode == 0, shown.stderr
     assert [line for line in PROMISED[path.name] if line not in shown.stdout] == []
+
+
+# --- recipes
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in RECIPES if path.stem != "failing_config"], ids=lambda path: path.stem
+)
+def test_a_recipe_plans_within_what_there_is(path: Path) -> None:
+    recipe = dt.Recipe.load(path)
+    plan = recipe.plan(MACHINE)
+    assert {step.name for step in recipe.steps} <= set(plan.workers)
+    for wave in range(len(plan.waves)):
+        at_once = [unit for unit in plan.units if unit.wave == wave]
+        assert sum(unit.workers * unit.shape.cpu_milli for unit in at_once) <= 32_000
+        shares = [share for unit in at_once for seat in plan.seats[unit.stages[0]] for share in seat.cards]
+        for card in (0, 1):
+            assert sum(share.milli for share in shares if share.card == card) <= 1000
+            assert sum(share.memory_bytes for share in shares if share.card == card) <= 20 << 30
+
+
+def test_the_recipe_that_fails_says_why_and_runs_one_operator_at_a_time() -> None:
+    recipe = dt.Recipe.load(next(path for path in RECIPES if path.stem == "failing_config"))
+    with pytest.raises(
+        dt.InfeasibleError, match=r"92\.0 CPUs and 14\.0 GPUs; the cluster has 32\.0 CPUs and 2\.0 GPUs"
+    ):
+        recipe.plan(MACHINE)
+    assert len(recipe.plan(MACHINE, mode="sequential").waves) == len(recipe.steps)
+
+
+def test_the_manual_recipe_is_too_much_at_once() -> None:
+    recipe = dt.Recipe.load(next(path for path in RECIPES if path.stem == "manual_resource_config"))
+    with pytest.raises(dt.InfeasibleError, match=r"112\.0 CPUs and 14\.0 GPUs"):
+        recipe.plan(MACHINE, mode="streaming")
+
+
+def test_every_gpu_operator_of_the_recipes_is_one_that_uses_a_gpu_by_itself() -> None:
+    from dovetail.recipes.catalogue import known
+
+    for name in ("failing_config", "manual_resource_config", "optimized_config"):
+        recipe = dt.Recipe.load(next(path for path in RECIPES if path.stem == name))
+        assert sum(known()[step.op].cuda for step in recipe.steps) == 7
+
+
+def test_the_recipe_for_texts_cleans_them(tmp_path: Path) -> None:
+    path = next(path for path in RECIPES if path.stem == "clean_text")
+    summary = dt.Recipe.load(path, sink=str(tmp_path / "clean.jsonl")).run(run_dir=tmp_path / "run", probe=False)
+    rows = [json.loads(line) for line in (tmp_path / "clean.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert (summary.read, summary.delivered, summary.aside) == (120, len(rows), 1)
+    texts = [row["text"] for row in rows]
+    assert len(set(texts)) == len(texts)
+    assert not [text for text in texts if len(text) < 50 or "https://" in text or "@" in text or "Ã" in text]
+    assert all(row["length"] == len(row["text"].split()) for row in rows)
+    assert [row["id"] for row in rows] == sorted(row["id"] for row in rows)

@@ -63,6 +63,7 @@ def test_overhead_on_ray_beside_actors_in_the_same_ray(tmp_path: Path) -> None:
 
 
 @pytest.mark.ray
+@pytest.mark.long
 def test_text_on_ray_twice_in_a_process(tmp_path: Path) -> None:
     source = written(tmp_path / "rows.jsonl", 500)
     found = run("text.py", tmp_path, "--source", str(source), "--repeat", "1", "--kinds", "plain,fused")

@@ -365,6 +365,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.long
 def test_a_driver_that_was_stopped_for_longer_than_the_deadline_believes_no_node_lost(
     ray_cluster: FakeCluster, tmp_path: Path
 ) -> None:

@@ -121,3 +121,45 @@ def test_a_barrier_over_much_more_than_its_memory_stays_small(tmp_path: Path) ->
     found = list(dt.run(dt.Pipeline(stages), range(400), ordered=True, progress=False, run_dir=str(tmp_path / "run")))
     assert len(found) == 201
     assert found[-1]["x"] < 250, "megabytes of the barrier's worker, over 400 MB of input"
+
+
+def with_a_set(row: dict[str, Any]) -> dict[str, Any]:
+    return {**row, "x": {1} if row["x"] == 6 else row["x"]}
+
+
+def everything(rows: Any) -> Iterator[Any]:
+    yield from rows
+
+
+def test_one_result_of_a_barrier_that_cannot_be_written_costs_one_row(tmp_path: Path) -> None:
+    stages = [
+        dt.Stage("make", dt.each(with_a_set)),
+        dt.Stage("whole", everything, barrier=True),
+    ]
+    sink, rows = tmp_path / "out.jsonl", [{"x": number} for number in range(20)]
+    told = dt.run(dt.Pipeline(stages), rows, sink=str(sink), progress=False, run_dir=str(tmp_path / "run")).wait()
+    assert (told.status, told.aside) == ("finished", 1)
+    assert sorted(json.loads(line)["x"] for line in sink.read_text().splitlines()) == [*range(6), *range(7, 20)]
+
+
+def doubled(row: dict[str, Any]) -> dict[str, Any]:
+    row["text"] += row["text"]
+    return row
+
+
+def raises_for_some(row: dict[str, Any]) -> dict[str, Any]:
+    if row["x"] % 10 == 5:
+        raise ValueError("five")
+    return row
+
+
+def test_rows_that_are_changed_in_place_are_changed_once_beside_blank_lines_and_failing_rows(tmp_path: Path) -> None:
+    """A unit in which a call failed is run once more, over rows as they came."""
+    source = tmp_path / "rows.jsonl"
+    lines = [f'{{"x": {number}, "text": "a"}}\n' + ("\n" if number % 7 == 0 else "") for number in range(100)]
+    source.write_text("".join(lines))
+    skip: dict[str, Any] = {"on_error": "skip", "retries": 1}
+    stages = [dt.Stage("double", dt.each(doubled), **skip), dt.Stage("raises", dt.each(raises_for_some), **skip)]
+    found = list(dt.run(dt.Pipeline(stages), str(source), progress=False, run_dir=str(tmp_path / "run")))
+    assert {row["text"] for row in found} == {"aa"}
+    assert len(found) == 90

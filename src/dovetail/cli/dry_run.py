@@ -18,6 +18,7 @@ from dovetail.cli.plan_check import read_plan
 from dovetail.cli.run_ending import sink_names
 from dovetail.control.splits import BLANK, BadRow, Unusable
 from dovetail.errors import shown
+from dovetail.recipes.sampling import missing_columns, sample
 from dovetail.running.job import imported, opened
 from dovetail.running.profiling import kinds_of, profiles_for
 from dovetail.scheduling.narrate import headline, unit_table
@@ -38,6 +39,8 @@ def dry_run(job: Job, asked: Asked, engine: str, plan_file: str | None, again: s
     try:
         source, _ = opened(job)
         lines = _source_lines(source, asked.limit) if source is not None else []
+        if recipe is not None and source is not None:
+            problems += missing_columns(recipe, sample(recipe.source))
     except dt.DovetailError as error:
         problems += error.problems
     except Unusable as error:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from dovetail.observe.folder import RunFolder
 
 KEY = "asked"
+RECIPE = "recipe"
+"""Under which run.json has the digest of a recipe."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,18 +104,26 @@ def _there(now: Asked, before: Asked) -> Asked:
     return replace(now, engine=engine, share=share, env_from=now.env_from or before.env_from)
 
 
-def unfinished(asked: Asked) -> str | None:
-    """The youngest run of the same file with the same results that did not come to its end and is not going on."""
+def unfinished(asked: Asked, digest: str) -> tuple[str | None, str]:
+    """The youngest run of the same recipe that did not come to its end and is not going on; or why it is not taken."""
     wall = time.time()
     now = str(Path(asked.file).absolute())
     for folder in list_runs():
         before = asked_before(folder)
-        if before is None or before.file != now or (before.sets, before.source, before.sink) != _typed(asked):
+        if before is None or before.file != now or _typed(before) != _typed(asked):
             continue
-        status = status_of(read_object(folder.header), wall)
-        return folder.id if before.has_sink and status not in ("finished", "running", "waiting") else None
-    return None
+        header = read_object(folder.header)
+        if not before.has_sink or status_of(header, wall) in ("finished", "running", "waiting"):
+            return None, ""
+        more = header.get("more")
+        same = (more if isinstance(more, Mapping) else header).get(RECIPE) == digest
+        return (folder.id, "") if same else (None, f"the recipe is not what it was in run {folder.id}")
+    return None, ""
 
 
 def _typed(asked: Asked) -> tuple[object, ...]:
-    return (tuple(asked.sets), asked.source, asked.sink)
+    """What was typed; paths as they are found from where it was typed."""
+    here = Path(asked.folder) if asked.folder else Path.cwd()
+    ends = (asked.source, asked.sink)
+    paths = [end and absolute(end, here, pattern=number == 0) for number, end in enumerate(ends)]
+    return (tuple(asked.sets), *paths)

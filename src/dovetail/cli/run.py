@@ -15,7 +15,7 @@ import dovetail as dt
 from dovetail.cli.engines import LOCAL, SIMULATED, contradiction, engine_option, there
 from dovetail.cli.loading import explained, load_job, on_cluster, recipe_of
 from dovetail.cli.plan_check import read_plan
-from dovetail.cli.resuming import Asked, remembered, unfinished, with_what_was_asked
+from dovetail.cli.resuming import RECIPE, Asked, remembered, unfinished, with_what_was_asked
 from dovetail.cli.run_names import complete_runs
 from dovetail.engines.ray.where import Where, is_ray
 from dovetail.running.arguments import check_share
@@ -128,10 +128,12 @@ def _as_the_recipe_says(job: Job, asked: Asked, how: How) -> tuple[Asked, How]:
         Where.parse(recipe.engine)
         asked, how = replace(asked, engine=recipe.engine), replace(how, engine=recipe.engine)
     if recipe.top.get("use_checkpoint") and not (how.resume or how.retry_errors or how.dry_run or how.run_dir):
-        before = unfinished(asked)
+        before, why_not = unfinished(asked, recipe.digest())
         if before is not None:
-            click.echo(f"use_checkpoint: goes on with run {before}", err=True)
+            click.echo(f"use_checkpoint: goes on with run {before}; --set use_checkpoint=false begins anew", err=True)
             how = replace(how, resume=before)
+        elif why_not:
+            click.echo(f"use_checkpoint: begins anew: {why_not}", err=True)
     return asked, how
 
 
@@ -174,9 +176,9 @@ def _check(job: Job, asked: Asked, how: How) -> None:
     problems = [*contradiction(how.engine, asked.cluster), *([] if how.dry_run else missing_modules(job))]
     recipe = recipe_of(job)
     if recipe is not None and not how.dry_run:
-        from dovetail.recipes.running import check
+        from dovetail.recipes.running import check, check_operators
 
-        check(recipe)
+        check_operators(recipe) if how.retry_errors else check(recipe)
     elif job.source is None and not how.retry_errors:
         fixes = ("source: data/*.jsonl", "or on the command line: --source data.jsonl")
         problems.append(dt.Problem("DT364", "says no source: where do items come from?", fixes=fixes, place=asked.file))
@@ -232,6 +234,8 @@ def _measure(job: Job, how: How, cluster: dt.Cluster) -> None:
 
     for note in notes(recipe, cluster):
         click.echo(f"note: {note}", err=True)
+    if how.retry_errors and any(stage.barrier for stage in job.pipeline):
+        click.echo("note: rows that are tried again meet only each other in operators that need all rows", err=True)
     if how.probe and how.plan is None and not again:
         probe(recipe, cluster, lambda said: click.echo(said, err=True))
     if not again:
@@ -276,10 +280,15 @@ def _started(job: Job, asked: Asked, how: How) -> dt.Run:
             share=how.share,
             env_from=how.env_from,
             what=f"dovetail run {shlex.quote(asked.file)}",
-            more=remembered(asked, has_sink=job.sink is not None),
+            more=remembered(asked, has_sink=job.sink is not None) | _digest(job),
         )
     except dt.InfeasibleError as error:
         raise explained(_as_typed(error), job, on.cluster, asked.mode, on_ray=on.on_ray) from None
+
+
+def _digest(job: Job) -> dict[str, str]:
+    recipe = recipe_of(job)
+    return {} if recipe is None else {RECIPE: recipe.digest()}
 
 
 def _as_typed(error: dt.InfeasibleError) -> dt.InfeasibleError:
@@ -311,6 +320,7 @@ def _simulate(job: Job, asked: Asked, how: How) -> None:
     from dovetail.running.simulating import simulate
 
     cluster = dt.Cluster.of(asked.cluster or "auto")
+    job = on_cluster(job, cluster)
     again = _plan_again(asked, how.plan or "")
     plan = None if how.plan is None else read_plan(how.plan, job.pipeline, cluster, again)
     mode, what = asked.mode or job.mode, f"dovetail run {shlex.quote(asked.file)} --engine sim"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dovetail.cli.loading import recipe_of
 from dovetail.cli.rows import print_rows
 from dovetail.errors import DovetailError
 from dovetail.observe.naming import name_for
@@ -52,7 +53,7 @@ def tell(stops: Stops, job: Job, error: BaseException | None, *, as_json: bool) 
     if isinstance(error, NobodyReads):
         return 0
     if isinstance(error, DovetailError):
-        click.echo(str(as_typed(error)), err=True)
+        click.echo(str(as_typed(error, of_recipe=recipe_of(job) is not None)), err=True)
     elif error is not None and not isinstance(error, KeyboardInterrupt):
         click.echo("".join(traceback.format_exception(error)).rstrip(), err=True)
     told = run.stats
@@ -73,13 +74,14 @@ def tell(stops: Stops, job: Job, error: BaseException | None, *, as_json: bool) 
     return {"finished": 0, "failed": 1}.get(told.status, stops.exit_code)
 
 
-def as_typed(error: DovetailError) -> DovetailError:
+def as_typed(error: DovetailError, *, of_recipe: bool = False) -> DovetailError:
     """In the words of files and the command line instead of Python's."""
+    skip = "skip_op_error: true in the file" if of_recipe else "on_error: skip in the file"
 
     def typed(fix: str) -> str:
         if fix.startswith("max_errors=None, or a larger number;"):
             return "--max-errors with a larger number"
-        return fix.replace('on_error="skip"', "on_error: skip in the file")
+        return fix.replace('on_error="skip"', skip)
 
     return type(error)(replace(one, fixes=tuple(map(typed, one.fixes))) for one in error.problems)
 

@@ -36,7 +36,7 @@ Examples:
 @click.argument("file")
 @click.option("--cluster", "cluster_spec", default="auto", metavar="SPEC", help="A spec, a file, or auto (here).")
 @click.option("--items", type=int, metavar="N", help="Source items; default: a minute's work, at most 100,000.")
-@click.option("--mode", default="auto", metavar="MODE", help=f"One of {', '.join(MODES)}.")
+@click.option("--mode", metavar="MODE", help=f"One of {', '.join(MODES)}; by default as FILE says, or auto.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Same seed, same run.")
 @click.option(
     "--spread", type=float, default=SPREAD, show_default=True, help="How much calls differ: sigma, lognormal."
@@ -51,7 +51,7 @@ def simulate(
     file: str,
     cluster_spec: str,
     items: int | None,
-    mode: str,
+    mode: str | None,
     seed: int,
     spread: float,
     setup_s: float,
@@ -69,7 +69,7 @@ def simulate(
             job.pipeline,
             cluster,
             items,
-            mode=mode,
+            mode=mode or job.mode,
             seed=seed,
             spread=spread,
             setup_s=setup_s,

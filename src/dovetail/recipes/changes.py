@@ -13,24 +13,30 @@ from typing import TYPE_CHECKING, Any
 
 from dovetail.errors import ConfigError, Problem, did_you_mean
 from dovetail.pipeline.changes import Change, changed, parse_change
+from dovetail.running.job import absolute
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from dovetail.documents.document import Document
 
 EXAMPLE = "--set process.0.num_proc=4"
 EVERY = "*"
+PATHS = ("dataset_path", "export_path", "work_dir")
 
 
-def with_sets(document: Document, sets: Sequence[str], ends: Sequence[Change]) -> Document:
-    """The document with what the command line says instead; everything that is wrong with that at once."""
+def with_sets(
+    document: Document, sets: Sequence[str], ends: Sequence[Change], typed_in: Path | None = None
+) -> Document:
+    """The document with what the command line, typed in some folder, says instead; everything that is wrong with that
+    at once."""
     plain = replace(document, data=_spelled_out(document.data))
     found: list[Change] = []
     problems: list[Problem] = []
     for text in sets:
         try:
-            found += _changes(parse_change(text, None), plain.data)
+            found += _changes(_typed(parse_change(text, None), typed_in), plain.data)
         except ConfigError as error:
             problems += error.problems
     if problems:
@@ -46,21 +52,39 @@ def _spelled_out(data: Any) -> Any:
     return {**data, "process": [{entry: None} if isinstance(entry, str) else entry for entry in entries]}
 
 
+def _typed(change: Change, folder: Path | None) -> Change:
+    """A path that is typed is relative to where it is typed."""
+    if folder is None or len(change.path) != 1 or change.path[0] not in PATHS:
+        return change
+    pattern = change.path[0] == "dataset_path"
+    value = change.value
+    if isinstance(value, list):
+        return replace(change, value=[_path(one, folder, pattern=pattern) for one in value])
+    return replace(change, value=_path(value, folder, pattern=pattern))
+
+
+def _path(value: Any, folder: Path, *, pattern: bool) -> Any:
+    return absolute(value, folder, pattern=pattern) if isinstance(value, str) else value
+
+
 def _changes(change: Change, data: Any) -> list[Change]:
     if change.path[0] != "process" or len(change.path) == 1:
         return [change]
     entries = data.get("process") if isinstance(data, Mapping) else None
     entries = entries if isinstance(entries, list) else []
     names = [_name(entry) for entry in entries]
-    word, *rest = change.path[1:]
+    words = [str(word) for word in change.path[1:]]
+    # "package.module:name" has dots in it
+    length = next((length for length in range(len(words), 0, -1) if ".".join(words[:length]) in names), 1)
+    word, rest = ".".join(words[:length]), words[length:]
     if word == EVERY:
         if not rest:
             raise _wrong(change, "says what no operator is", "--set 'process.*.num_proc=4'")
-        numbers = [number for number, name in enumerate(names) if _says(entries[number], name, str(rest[0]))]
+        numbers = [number for number, name in enumerate(names) if _says(entries[number], name, rest[0])]
         if not numbers:
             raise _wrong(change, f"no operator says {rest[0]}", EXAMPLE)
     else:
-        numbers = [_number(str(word), names, change)]
+        numbers = [_number(word, names, change)]
     return [replace(change, path=("process", number, names[number], *rest)) for number in numbers]
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from dovetail.pipeline.stage import Each, Stage, each
 from dovetail.recipes.operators.base import Deduplicator, Filter, Operator, Whole
-from dovetail.recipes.stages import Choosing, FromLines, NotHere, OnlyStats, Same, WithoutStats
+from dovetail.recipes.stages import Checking, Choosing, FromLines, NotHere, OnlyStats, Same, WithoutStats
 from dovetail.resources.resources import Resources
 
 if TYPE_CHECKING:
@@ -19,9 +19,11 @@ if TYPE_CHECKING:
 
 Wrap = Callable[[Callable[..., Any], str], Callable[..., Any]]
 HASHED = "_hash"
-"""Behind the name of a deduplicator: its first stage, which runs in parallel."""
+"""Behind the name of an operator that needs all rows: its first stage, which runs in parallel, and in which a row that
+it could not use is set aside by itself."""
 RESULTS, STATS_OUT = "results", "stats"
-LITTLE = Resources(cpus=0.1)
+LITTLE = Resources(cpus=0, memory="16MB")
+"""What results and stats need to part: next to nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +54,8 @@ def stages_of(steps: Sequence[Step], how: How, wrap: Wrap | None = None) -> list
     measured = any(step.kind == "filter" for step in steps)
     if how.export_stats and measured:
         last = found[-1].name
-        found.append(Stage(STATS_OUT, each(OnlyStats()), LITTLE, after=[last]))
-        found.append(Stage(RESULTS, each(Same(keep_stats=how.keep_stats)), LITTLE, after=[last]))
+        found.append(Stage(STATS_OUT, each(OnlyStats()), LITTLE, workers=1, after=[last]))
+        found.append(Stage(RESULTS, each(Same(keep_stats=how.keep_stats)), LITTLE, workers=1, after=[last]))
     elif measured and not how.keep_stats:
         found[-1] = _around(found[-1], WithoutStats)
     return found
@@ -80,13 +82,12 @@ def _stages(step: Step, how: How, wrap: Wrap) -> list[Stage]:
     if not isinstance(operator, Whole):
         return [_by_row(step.name, operator, needs, wrap, settings)]
     found = []
-    if isinstance(operator, Deduplicator):
-        hashing = each(operator)
-        found.append(Stage(f"{step.name}{HASHED}", hashing, needs.resources, **{**settings, "returns": 1.0}))
+    first: Any = operator if isinstance(operator, Deduplicator) else Checking(operator)
+    found.append(Stage(f"{step.name}{HASHED}", each(first), needs.resources, **{**settings, "returns": 1.0}))
     alone = {key: value for key, value in settings.items() if key not in ("workers", "rate", "fuse")}
     # a barrier has one worker, and cannot leave anything out
     chosen = wrap(Choosing(operator), step.name)
-    return [*found, Stage(step.name, chosen, _alone(needs), **{**alone, "on_error": "fail"}, barrier=True)]
+    return [*found, Stage(step.name, chosen, _alone(needs), **{**alone, "on_error": "fail"}, workers=1, barrier=True)]
 
 
 def _by_row(name: str, operator: Operator, needs: Needs, wrap: Wrap, settings: Mapping[str, Any]) -> Stage:

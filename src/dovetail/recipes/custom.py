@@ -2,7 +2,7 @@
 
 A class based on `Mapper`, `Filter`, `Deduplicator`, `Selector` or `Grouper` is an operator like ours. Any other class,
 and any function, gets a row and gives a row, None (the row is dropped), True or False (kept or dropped), or an iterator
-of rows. What is written in the recipe are its arguments.
+or a list of rows. What is written in the recipe are its arguments.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dovetail.errors import Problem
+from dovetail.pipeline.code import code_hash
+from dovetail.pipeline.stage import is_async
 from dovetail.recipes.operators.base import Mapper, Operator, Row
 
 if TYPE_CHECKING:
@@ -47,6 +49,9 @@ class Wrapped(Mapper):
     def columns(self) -> tuple[str, ...]:
         return ()
 
+    def code_key(self) -> str:
+        return f"{code_hash(self.target)} {super().code_key()}"
+
     def _made(self) -> Callable[..., Any]:
         if self._call is None:
             self._call = self.target(**self.arguments) if isinstance(self.target, type) else self.target
@@ -57,30 +62,62 @@ class Wrapped(Mapper):
         given = call(row) if isinstance(self.target, type) else call(row, **self.arguments)
         if given is True:
             return row
-        return None if given is False else given
+        if given is False:
+            return None
+        return iter(given) if type(given) is list else given
 
 
-def named(text: str) -> tuple[type[Operator] | Callable[..., Any] | None, Problem | None]:
+def _another(module: str, folder: Path) -> str:
+    """Where a module was loaded from, if one of its name that lies beside the recipe was not."""
+    beside = folder / module.replace(".", "/")
+    own = [path for path in (beside.with_suffix(".py"), beside / "__init__.py") if path.is_file()]
+    loaded = getattr(sys.modules.get(module), "__file__", None)
+    return str(loaded) if own and loaded and Path(loaded).resolve() != own[0].resolve() else ""
+
+
+def named(text: str, folder: Path) -> tuple[type[Operator] | Callable[..., Any] | None, Problem | None]:
     """What "package.module:name" is, or what is wrong with it. Its module is imported."""
     from dovetail.engines.targets import named as found
     from dovetail.errors import DovetailError
 
     try:
-        return found(text, text), None
+        target = found(text, text)
     except DovetailError as error:
         problem = error.problems[0]
         message = problem.message.replace(f"stage {text!r}: run=", "")
         return None, Problem("DT417", message, problem.evidence, ("package.module:name of a function or class",))
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         message = f"the module of {text!r} cannot be imported: {type(error).__name__}: {error}"
         return None, Problem("DT417", message, _last_lines(error), (f"python -c 'import {text.partition(':')[0]}'",))
+    elsewhere = _another(text.partition(":")[0], folder)
+    if elsewhere:
+        message = f"{text!r}: another module of that name is loaded, {elsewhere}, not the one beside the recipe"
+        return None, Problem("DT417", message, fixes=("give one of the two another name",))
+    return target, None
 
 
 def made(target: type[Operator] | Callable[..., Any], arguments: Mapping[str, Any]) -> Operator:
-    """The operator itself; raises what its `__init__` raises."""
+    """The operator itself; raises what its `__init__` raises, and a TypeError if it cannot be called like this."""
     if isinstance(target, type) and issubclass(target, Operator):
         return target(**arguments)
+    if not callable(target):
+        raise TypeError(f"it is of type {type(target).__name__}, not a function or class")
+    if isinstance(target, type) and not any("__call__" in vars(base) for base in target.__mro__):
+        raise TypeError("it is a class whose objects cannot be called with a row")
+    if is_async(target):
+        raise TypeError("it is async, and a recipe awaits nothing")
+    signature = signature_of(target)
+    if signature is not None:
+        signature.bind(*(() if isinstance(target, type) else ({},)), **arguments)
     return Wrapped(target, arguments)
+
+
+def signature_of(target: Callable[..., Any]) -> inspect.Signature | None:
+    """What it takes; None if it does not tell, as some that are written in C."""
+    try:
+        return inspect.signature(target)
+    except (TypeError, ValueError):
+        return None
 
 
 def found_in(paths: Sequence[str], folder: Path) -> tuple[dict[str, Any], list[tuple[int, Problem]]]:
@@ -97,7 +134,7 @@ def found_in(paths: Sequence[str], folder: Path) -> tuple[dict[str, Any], list[t
         for file in files if path.exists() else ():
             try:
                 operators |= dict(_in_file(file))
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 message = f"{file} cannot be imported: {type(error).__name__}: {error}"
                 problems.append((number, Problem("DT417", message, _last_lines(error), (f"python {file}",))))
     return operators, problems

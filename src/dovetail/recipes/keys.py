@@ -47,6 +47,9 @@ DATASET = Form(
     lambda value: dataset_paths(value) is not None,
     {"type": "object", "required": ["configs"]},
 )
+STDIN = {"run": "dovetail.running.stdin:rows"}
+"""What `--source -` puts in the place of paths."""
+INPUT = Form(PATHS.words, PATHS.example, lambda value: PATHS.fits(value) or value == STDIN, PATHS.schema)
 EXECUTORS = ("default", "local", "ray", "ray_partitioned")
 EXPORTS = ("jsonl", "json", "parquet", "csv", "lance")
 TRACED = 10
@@ -54,7 +57,7 @@ MOST_ERRORS = 1000
 
 TOP: Keys = {
     "project_name": (TEXT, True, "What the recipe is called."),
-    "dataset_path": (PATHS, True, "Files, folders or globs; relative ones start at the folder of this file."),
+    "dataset_path": (INPUT, True, "Files, folders or globs; relative ones start at the folder of this file."),
     "dataset": (DATASET, True, "Data-Juicer's other way to name files: {configs: [{type: local, path: ...}]}."),
     "export_path": (PATH, True, "Where results go; by its extension .jsonl, .parquet, .csv, .lance (.gz, .zst)."),
     "export_type": (one_of(EXPORTS), True, "The form of the results, if the extension does not say it."),

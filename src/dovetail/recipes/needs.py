@@ -14,19 +14,22 @@ from typing import TYPE_CHECKING, Any
 
 from dovetail.documents.validate import unknown_key
 from dovetail.errors import Problem, ResourceError, shown
+from dovetail.pipeline.checks import stage_problems
 from dovetail.pipeline.file import RESOURCE_KEYS
+from dovetail.pipeline.stage import Stage
 from dovetail.recipes.keys import ACCELERATORS, ADAPTERS, OLD_NAMES
 from dovetail.resources.resources import Resources
 from dovetail.resources.sizes import parse_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from dovetail.pipeline.stage import Workers
 
-Told = "Callable[[str, Problem], None]"
 WORKERS_LIMIT = 1_000_000
 AMOUNTS = ("num_cpus", "num_gpus", "memory")
+SETTINGS = ("rate", "returns", "retries", "deadline", "setup_deadline", "env", "runtime_env")
+"""Of a stage, as a pipeline file has them."""
 WORDS = {"cpus": "num_cpus", "gpus": "num_gpus", "gpu_memory": "memory", "memory": "memory"}
 """How a recipe says what Resources says."""
 
@@ -65,6 +68,9 @@ def needs_of(given: Mapping[str, Any], *, cuda_by_default: bool, tell: Callable[
     if said == "cpu" and amounts.get("num_gpus"):
         message = f"num_gpus: {shown(amounts['num_gpus'])} with accelerator: cpu: it would hold a GPU and not use it"
         tell("num_gpus", Problem("DT412", message, fixes=("accelerator: cuda", "or num_gpus: 0")))
+    if said == "cuda" and amounts.get("num_gpus") == 0 and amounts.get("memory") is None:
+        message = "num_gpus: 0 with accelerator: cuda: it would have no GPU to run on"
+        tell("num_gpus", Problem("DT412", message, fixes=("num_gpus: 1", "or accelerator: cpu")))
     resources = _resources(amounts, cuda, tell)
     if given.get("resources") is not None:
         resources = _own_resources(given, tell) or resources
@@ -73,24 +79,21 @@ def needs_of(given: Mapping[str, Any], *, cuda_by_default: bool, tell: Callable[
     adapter = given.get("adapter")
     if adapter is not None and adapter not in ADAPTERS:
         tell("adapter", _wrong("adapter", adapter, "data_juicer", "adapter: data_juicer"))
-    settings = {
-        key: given[key]
-        for key in ("rate", "returns", "retries", "deadline", "setup_deadline", "env", "runtime_env")
-        if given.get(key) is not None
-    }
-    return Needs(cuda, wants, resources, _workers(given, tell), _batch_size(given, tell), settings)
+    return Needs(cuda, wants, resources, _workers(given, tell), _batch_size(given, tell), _settings(given, tell))
 
 
 def _amounts(given: Mapping[str, Any], tell: Callable[[str, Problem], None]) -> dict[str, Any]:
     """num_cpus, num_gpus and memory, under whichever name; those that make no sense are left out."""
     found: dict[str, Any] = {}
+    said: dict[str, str] = {}
     for key, value in given.items():
         name = OLD_NAMES.get(key, key)
         if name not in AMOUNTS or value is None:
             continue
-        if name in found:
-            message = f"{key} and {name} say the same thing twice"
-            tell(key, Problem("DT412", message, fixes=(f"remove {key}",)))
+        before = said.setdefault(name, key)
+        if before != key:
+            message = f"{before} and {key} say the same thing twice"
+            tell(key, Problem("DT412", message, fixes=(f"remove {before if key == name else key}",)))
         elif name == "memory":
             try:
                 parse_size(value)
@@ -107,10 +110,14 @@ def _amounts(given: Mapping[str, Any], tell: Callable[[str, Problem], None]) -> 
 
 def _size_like(value: object) -> str:
     """A size that whoever wrote this may have meant."""
-    digits = re.search(r"\d+(\.\d+)?", str(value))
-    number = digits[0] if digits and float(digits[0]) else "2"
-    unit = re.search(r"[kKmMgGtT]", str(value))
-    return f"'{number}{unit[0].upper()}B'" if unit else f"'{number}MB'"
+    found = re.search(r"(\d+(?:[.,]\d+)?)\s*([kKmMgGtT]?)", str(value))
+    number, unit = (found[1].replace(",", "."), found[2].upper() or "M") if found else ("2", "M")
+    size = f"{number if float(number) else 2}{unit}B"
+    try:
+        parse_size(size)
+    except ValueError:
+        return "'2GB'"
+    return f"'{size}'"
 
 
 def _resources(amounts: Mapping[str, Any], cuda: bool, tell: Callable[[str, Problem], None]) -> Resources:
@@ -182,15 +189,13 @@ def _count(value: object) -> Workers:
     match value:
         case "auto":
             return "auto"
-        case bool():
+        case bool() | [bool(), _] | [_, bool()]:
             pass
         case int() if value == -1:
             return "auto"
         case int() if 1 <= value <= WORKERS_LIMIT:
             return value
         case [int() as low, int() as high] if 1 <= low <= high <= WORKERS_LIMIT:
-            return (low, high)
-        case (int() as low, int() as high) if 1 <= low <= high <= WORKERS_LIMIT:
             return (low, high)
         case _:
             pass
@@ -207,13 +212,22 @@ def _batch_size(given: Mapping[str, Any], tell: Callable[[str, Problem], None]) 
     return value
 
 
+def _settings(given: Mapping[str, Any], tell: Callable[[str, Problem], None]) -> dict[str, Any]:
+    """What a stage can have besides, checked as one is."""
+    found = {key: given[key] for key in SETTINGS if given.get(key) is not None}
+    for key, problem in stage_problems(Stage("operator", print, **found), "operator") if found else ():
+        message, *fixes = (
+            re.sub(rf"\b{key}=", f"{key}: ", text)
+            for text in (problem.message.removeprefix("operator: "), *problem.fixes)
+        )
+        tell(key, replace(problem, message=message, fixes=tuple(fixes)))
+        found.pop(key, None)
+    return found
+
+
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _wrong(key: str, value: object, wanted: str, fix: str) -> Problem:
     return Problem("DT412", f"{key} should be {wanted}, not {shown(value)}", fixes=(fix,))
-
-
-def stage_settings(needs: Needs) -> Iterator[tuple[str, Any]]:
-    yield from needs.settings.items()

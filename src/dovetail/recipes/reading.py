@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -12,10 +11,12 @@ from dovetail.documents.validate import missing_key, unknown_key
 from dovetail.errors import Problem, did_you_mean, shown
 from dovetail.pipeline.ends import value_problems
 from dovetail.recipes import custom
-from dovetail.recipes.catalogue import known, own, runs_here
+from dovetail.recipes.catalogue import BASE_PARAMETERS, FILTER_PARAMETERS, known, own, runs_here
+from dovetail.recipes.compiling import HASHED, RESULTS, STATS_OUT
 from dovetail.recipes.keys import ACTED, IDLE, KEY_FIELDS, TOP, value
 from dovetail.recipes.needs import Needs, needs_of
-from dovetail.recipes.parameters import fitted, own_problems, problems_of
+from dovetail.recipes.parameters import fits, fitted, own_problems, problems_of
+from dovetail.running.job import importable
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from dovetail.recipes.operators.base import Operator
 
 EXAMPLE = "process: [{text_length_filter: {min_len: 50}}]"
+PIPELINE_KEYS = {"name": "project_name", "source": "dataset_path", "sink": "export_path", "stages": "process"}
+"""What is called differently in a pipeline file."""
 FILTER_FIELDS = ("min_closed_interval", "max_closed_interval", "reversed_range")
 
 
@@ -70,6 +73,8 @@ class _Reader:
     notes: list[str] = field(default_factory=list)
     own: dict[str, Any] = field(default_factory=dict)
     """Operators of `custom_operator_paths`."""
+    idle: dict[str, None] = field(default_factory=dict)
+    """What is accepted and not acted on."""
 
     def recipe(self) -> Written:
         data = self.document.data
@@ -89,14 +94,16 @@ class _Reader:
                 self._add((), replace(missing_key("process", "process", ""), fixes=(EXAMPLE,)))
         else:
             self._steps(entries, top, steps)
+        if self.idle:
+            self.notes.insert(0, f"accepted, and without meaning here: {', '.join(self.idle)}")
         return Written(top, tuple(steps), tuple(sorted(self.problems, key=_line_and_column)), tuple(self.notes))
 
     # --- the top
 
     def _top(self, data: Mapping[str, Any]) -> dict[str, Any]:
-        idle = sorted(key for key in data if key in IDLE)
-        if idle:
-            self.notes.append(f"accepted, and without meaning here: {', '.join(idle)}")
+        self.idle |= dict.fromkeys(sorted(key for key in data if key in IDLE))
+        if data.get("op_fusion") is False:
+            self.notes.append("op_fusion: false is not acted on: operators that can share workers always do")
         found = {key: data[key] for key in data if key in TOP}
         for key in data:
             if key not in TOP and key not in IDLE:
@@ -116,6 +123,10 @@ class _Reader:
         if key in known():
             fixes = (f"process: [{{{key}: {{...}}}}]",)
             return replace(problem, message=f"{key!r} is an operator: it belongs into 'process'", fixes=fixes)
+        if key in PIPELINE_KEYS:
+            there = PIPELINE_KEYS[key]
+            message = f"{key!r} is a key of pipelines: in a recipe it is {there!r}"
+            return replace(problem, message=message, fixes=(f"write {there} instead of {key}",))
         if key in ACTED:
             message = f"unknown key {key!r}: it belongs to an operator, inside 'process'"
             return replace(problem, message=message, fixes=(f"move {key!r} to the operators that need it",))
@@ -130,15 +141,13 @@ class _Reader:
     # --- operators
 
     def _steps(self, entries: list[Any], top: Mapping[str, Any], steps: list[Step]) -> None:
-        taken: Counter[str] = Counter()
+        taken = {RESULTS, STATS_OUT}
         for number, entry in enumerate(entries):
             op, given = self._entry(number, entry)
             if op is None:
                 continue
             plain = re.sub(r"[^A-Za-z0-9_.-]+", "_", op.rpartition(":")[2] if ":" in op else op).strip("_.-") or "op"
-            taken[plain] += 1
-            name = plain[:90] if taken[plain] == 1 else f"{plain[:90]}_{taken[plain]}"
-            steps.append(self._step(number, op, name, given, top))
+            steps.append(self._step(number, op, _free(plain[:90], taken), given, top))
 
     def _entry(self, number: int, entry: Any) -> tuple[str | None, dict[str, Any]]:
         """Operator and parameters: `- name`, `- name:`, or `- name: {key: value}`."""
@@ -172,6 +181,7 @@ class _Reader:
         skips = value(given, "skip_op_error", value(top, "skip_op_error", True)) is not False
         half = Step(number, op, name, "custom", given, needs, None, None, skips)
         before = len(self.problems)
+        self.idle |= dict.fromkeys(f"{key} of {op}" for key in _idle_in(given, entry))
         if op in self.own or ":" in op:
             step = self._users(half, tell, path)
         elif entry is None:
@@ -200,26 +210,40 @@ class _Reader:
         parameters = fitted(entry, _own_parameters(entry, step.given))
         mistaken = own_problems(cls, parameters)
         if mistaken is not None:
-            tell("", mistaken)
+            fixes = mistaken.fixes or (f"give {step.op} what it asks for",)
+            tell("", replace(mistaken, fixes=fixes))
             return replace(step, unready=unready)
         operator = cls(**parameters)
         operator.made_with = parameters
+        absent = operator.absent() if unready is None else ""
+        if absent:
+            unready = Problem("DT421", f"{step.op}: {absent}", fixes=(_where_lists_are(step.op),))
         return replace(step, operator=operator, unready=unready)
 
     def _users(self, step: Step, tell: Any, path: Steps) -> Step:
         """A function or class of the user's; what is no base parameter is an argument of it."""
-        arguments = {key: item for key, item in step.given.items() if key not in ACTED}
+        for key in (*KEY_FIELDS, "skip_op_error"):
+            if step.given.get(key) is not None and not fits(BASE_PARAMETERS[key], step.given[key]):
+                fix = f"{key}: {'true' if key == 'skip_op_error' else BASE_PARAMETERS[key].default}"
+                tell(key, Problem("DT412", f"{key} is {shown(step.given[key])}", fixes=(fix,)))
         if step.op in self.own:
             target: Any = self.own[step.op]
         else:
-            target, problem = custom.named(step.op)
+            importable(self.folder)
+            target, problem = custom.named(step.op, self.folder)
             if problem is not None:
                 self._add(path, problem)
                 return step
+        signature = custom.signature_of(target)
+        takes = {} if signature is None else signature.parameters
+        base = BASE_PARAMETERS.keys() - takes
+        arguments = {key: item for key, item in step.given.items() if key not in ACTED and key not in base}
         try:
             operator = custom.made(target, arguments)
         except Exception as error:
-            tell("", Problem("DT415", f"does not take these parameters: {error}", (f"given: {shown(arguments)}",)))
+            evidence = (f"given: {shown(arguments)}", *([f"it takes: {signature}"] if signature is not None else []))
+            fix = "write what it takes, and nothing else"
+            tell("", Problem("DT415", f"does not take these parameters: {error}", evidence, (fix,)))
             return step
         operator.made_with = arguments
         return replace(step, operator=operator, kind=kind_of(operator))
@@ -232,6 +256,10 @@ class _Reader:
 
     def _add(self, path: Steps, problem: Problem) -> None:
         self.problems.append(replace(problem, place=self.document.place(path)))
+
+
+def _where_lists_are(op: str) -> str:
+    return f"{op.removesuffix('_filter')}_dir: a folder with the list"
 
 
 def kind_of(operator: Operator) -> str:
@@ -266,6 +294,23 @@ def _put_keys(operator: Operator, given: Mapping[str, Any], top: Mapping[str, An
     for key in FILTER_FIELDS:
         if hasattr(operator, key) and given.get(key) is not None:
             setattr(operator, key, given[key])
+
+
+def _free(name: str, taken: set[str]) -> str:
+    """A name that no stage has yet: of two operators that are alike the second is number 2."""
+    found, number = name, 1
+    while {found, f"{found}{HASHED}", found.removesuffix(HASHED)} & taken:
+        number += 1
+        found = f"{name}_{number}"
+    taken.add(found)
+    return found
+
+
+def _idle_in(given: Mapping[str, Any], entry: Known | None) -> list[str]:
+    """What every operator of Data-Juicer accepts, and what nobody here looks at."""
+    own = ACTED | set(FILTER_FIELDS) | (entry.parameters.keys() if entry is not None else set())
+    accepted = BASE_PARAMETERS.keys() | FILTER_PARAMETERS.keys()
+    return [key for key, item in given.items() if key in accepted and key not in own and item is not None]
 
 
 def _line_and_column(problem: Problem) -> tuple[int, ...]:

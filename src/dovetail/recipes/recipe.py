@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,14 +13,16 @@ from dovetail.documents.read import read_document
 from dovetail.errors import ConfigError, PipelineError, Problem
 from dovetail.pipeline.changes import Change
 from dovetail.pipeline.pipeline import Pipeline
+from dovetail.recipes.arrays import RUN as ARRAYS
+from dovetail.recipes.arrays import is_array
 from dovetail.recipes.changes import with_sets
 from dovetail.recipes.compiling import RESULTS, STATS_OUT, How, stages_of
-from dovetail.recipes.keys import MOST_ERRORS, TRACED, dataset_paths, value
+from dovetail.recipes.keys import MOST_ERRORS, STDIN, TRACED, dataset_paths, value
 from dovetail.recipes.reading import written
 from dovetail.running.job import STANDARD, absolute
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from dovetail.documents.document import Document
     from dovetail.observe.summary import Summary
@@ -27,7 +31,6 @@ if TYPE_CHECKING:
     from dovetail.scheduling.plan import Plan
 
 ENDS = {"source": "dataset_path", "sink": "export_path"}
-STDIN = {"run": "dovetail.running.stdin:rows"}
 
 
 @dataclass(frozen=True)
@@ -55,12 +58,16 @@ class Recipe:
         path = Path(file).absolute()
         document = read_document(file)
         typed = typed_in or Path.cwd()
-        asked = with_sets(document, sets, list(_ends(source, sink, typed)))
+        asked = with_sets(document, sets, list(_ends(source, sink, typed)), typed)
         found = written(asked, path.parent)
         if found.problems:
             raise PipelineError(found.problems)
         folder, note = _folder(found.top, path.parent, typed)
-        return cls(path, asked, found.top, found.steps, (*found.notes, *note), folder)
+        recipe = cls(path, asked, found.top, found.steps, (*found.notes, *note), folder)
+        if isinstance(recipe.source, Mapping) and recipe.source.get("run") == ARRAYS:
+            said = "the input is one JSON array: it is read whole, by one process; .jsonl is read by all workers"
+            return replace(recipe, notes=(*recipe.notes, said))
+        return recipe
 
     # --- what it says
 
@@ -76,6 +83,8 @@ class Recipe:
         if isinstance(paths, Mapping) or paths is None:
             return paths
         listed = [absolute(path, self.folder, pattern=True) for path in ([paths] if isinstance(paths, str) else paths)]
+        if all(map(is_array, listed)):
+            return {"run": ARRAYS, "args": {"paths": listed}}
         return listed[0] if len(listed) == 1 else {"path": listed}
 
     @property
@@ -93,12 +102,16 @@ class Recipe:
             main["shard_size"] = f"{size}B" if isinstance(size, int) else size
         if not self._exports_stats:
             return main
-        return {"stages": {RESULTS: main, STATS_OUT: {"path": str(self.beside("_stats.jsonl"))}}}
+        return {"stages": {RESULTS: main, STATS_OUT: {"path": self.beside("_stats.jsonl")}}}
 
-    def beside(self, ending: str) -> Path:
-        """A file beside the results: out/clean.jsonl -> out/clean_stats.jsonl."""
-        path = Path(absolute(self.top["export_path"], self.folder, pattern=False))
-        return path.with_name(path.name.partition(".")[0] + ending)
+    def beside(self, ending: str) -> str:
+        """A file beside the results: out/clean.jsonl.gz -> out/clean_stats.jsonl."""
+        from dovetail.data.sources import PACKED, SUFFIXES
+
+        path = absolute(self.top["export_path"], self.folder, pattern=False)
+        for suffix in (*PACKED, *SUFFIXES):
+            path = path.removesuffix(suffix)
+        return path + ending
 
     @property
     def mode(self) -> str:
@@ -172,6 +185,10 @@ class Recipe:
 
         return Traced(run, name, str(self.work_dir / "trace"), limit)
 
+    def digest(self) -> str:
+        """Whether it is still the same recipe, with what the command line changed."""
+        return hashlib.sha256(json.dumps(self.document.data, sort_keys=True, default=str).encode()).hexdigest()[:20]
+
     def unready(self) -> list[Problem]:
         """Why it cannot run here, although it can be planned: with the lines."""
         return [
@@ -228,6 +245,13 @@ def _matches(path: str) -> list[str]:
 def _is_text(source: Any) -> bool:
     from dovetail.data.sources import suffix_format
 
-    path = source["path"] if isinstance(source, Mapping) and "path" in source else source
+    path = source.get("path") if isinstance(source, Mapping) else source
     first = path[0] if isinstance(path, list) and path else path
-    return isinstance(first, str) and suffix_format(first) == "text"
+    if not isinstance(first, str) or "://" in first:
+        return isinstance(first, str) and suffix_format(first) == "text"
+    forms = (suffix_format(str(file)) for found in _matches(first) for file in _files(Path(found)))
+    return next(filter(None, forms), None) == "text"
+
+
+def _files(path: Path) -> Iterable[Path]:
+    return (file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]

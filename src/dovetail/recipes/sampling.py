@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from dovetail.control.splits import BLANK, BadRow
 from dovetail.errors import Problem, did_you_mean
+from dovetail.recipes import arrays
 from dovetail.recipes.operators.base import STATS
 
 if TYPE_CHECKING:
@@ -25,7 +27,7 @@ def sample(source: Any, rows: int = ROWS) -> list[Any]:
     from dovetail.data.sources import open_source
 
     if isinstance(source, Mapping) and "run" in source:
-        return []
+        return list(islice(arrays.rows(**source["args"]), rows)) if source["run"] == arrays.RUN else []
     cursor = open_source(source, rows)
     if cursor is None:
         return []
@@ -51,9 +53,19 @@ def missing_columns(recipe: Recipe, rows: Sequence[Any]) -> Iterator[Problem]:
         if step.operator is None or step.kind in ("custom", "aggregator", "grouper") or "adapter" in step.given:
             return
         for field in step.operator.columns():
-            if field and not field.startswith(STATS) and not any(_has(row, field) for row in rows):
+            if (
+                field
+                and not field.startswith(STATS)
+                and not any(_has(row, one) for row in rows for one in _any_of(step, field))
+            ):
                 path = ("process", step.number, step.op)
                 yield replace(_missing(step, field, rows), place=recipe.document.place(path))
+
+
+def _any_of(step: Step, field: str) -> tuple[str, ...]:
+    """Images come by their paths or as bytes."""
+    operator = step.operator
+    return (field, operator.image_bytes_key) if operator is not None and field == operator.image_key else (field,)
 
 
 def _has(row: Any, field: str) -> bool:

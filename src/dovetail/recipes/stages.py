@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from dovetail.pipeline.code import code_hash
 from dovetail.recipes.operators.base import STATS, Mapper, Operator, Row, Whole
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable
 
     from dovetail.engines.worker import Worker
 
@@ -27,6 +28,20 @@ class Choosing:
 
     def __call__(self, rows: Iterable[Row]) -> Iterator[Row]:
         return self.operator.choose(rows)
+
+
+class Checking(Mapper):
+    """In front of what needs all rows: one that it could not use is set aside by itself."""
+
+    def __init__(self, operator: Whole) -> None:
+        self.operator = operator
+
+    def code_key(self) -> str:
+        return f"check {self.operator.code_key()}"
+
+    def __call__(self, row: Row) -> Row:
+        self.operator.check(row)
+        return row
 
 
 class NotHere(Operator):
@@ -71,7 +86,9 @@ class FromLines(Around):
         self.by_row = by_row
 
     def __call__(self, given: Any) -> Any:
-        return self.run(self._row(given) if self.by_row else _Mapped(self._row, given))
+        if self.by_row:
+            return self.run(self._row(given))
+        return self.run([self._row(line) for line in given] if isinstance(given, list) else _Mapped(self._row, given))
 
     def _row(self, line: Any) -> Row:
         return line if isinstance(line, dict) else {self.text_key: line}
@@ -96,22 +113,17 @@ class WithoutStats(Around):
 
     def __call__(self, given: Any) -> Any:
         made = self.run(given)
-        if type(made) is dict:
-            made.pop(STATS, None)
-            return made
-        return None if made is None else _dropped(made)
+        if isinstance(made, Iterator):
+            return map(_without, made)
+        for row in made if isinstance(made, list) else (made,):
+            _without(row)
+        return made
 
 
-def _dropped(rows: Iterable[Row]) -> Any:
-    if isinstance(rows, list):
-        for row in rows:
-            row.pop(STATS, None)
-        return rows
-    return map(_without, rows)
-
-
-def _without(row: Row) -> Row:
-    row.pop(STATS, None)
+def _without(row: Any) -> Any:
+    """A user's operator may give anything."""
+    if isinstance(row, dict):
+        row.pop(STATS, None)
     return row
 
 

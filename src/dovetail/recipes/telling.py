@@ -32,11 +32,11 @@ class Told:
 
     @property
     def dropped(self) -> int:
-        return max(0, self.taken - self.given)
+        return max(0, self.taken - self.aside - self.given)
 
 
 def operators(recipe: Recipe, summary: Summary) -> list[Told]:
-    """In the order of the recipe. Rows that failed are not among those that it took in."""
+    """In the order of the recipe."""
     stages = {stage.name: stage for unit in summary.units for stage in unit.stages}
     units = {unit.name: unit for unit in summary.units}
     aside = _aside(Path(summary.folder))
@@ -48,7 +48,7 @@ def operators(recipe: Recipe, summary: Summary) -> list[Told]:
             continue
         seconds = sum(getattr(part, "seconds", 0.0) for part in parts)
         lost = sum(aside[name] for name in (step.name, f"{step.name}{HASHED}"))
-        found.append(Told(step.op, parts[0].taken, parts[-1].given, lost, seconds))
+        found.append(Told(step.op, parts[0].taken + lost, parts[-1].given, lost, seconds))
     return found
 
 

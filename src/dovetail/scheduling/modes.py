@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from dovetail.scheduling.plan import UnitPlan
 
 MODES = ("auto", "streaming", "sequential", "waves")
+BETTER = 1.01
+"""From here on another way is worth a word."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +122,8 @@ def _without_counts(units: list[UnitPlan], ledger: Ledger, chosen: Chosen) -> tu
     try:
         other = choose(freed, ledger, "auto")
     except InfeasibleError:
+        return ()
+    if other.rate < BETTER * chosen.rate:
         return ()
     how = "all at once" if len(other.waves) == 1 else f"in {len(other.waves)} waves"
     names = ", ".join(unit.name for unit in pinned)

@@ -118,10 +118,19 @@ class Desk:
         try:
             opened = self.open(payloads, parts, frame)
             writer = host.writer
-            fresh = None if opened.unreadable else partial(self._again, opened, frame)
             # comprehensions, because a loop's variables would keep views of the input alive
             outcomes = [
-                (begin, host.run(keys, items, batch_size, shifted(crumb, begin), message, fresh))
+                (
+                    begin,
+                    host.run(
+                        keys,
+                        items,
+                        batch_size,
+                        shifted(crumb, begin),
+                        message,
+                        partial(self._again, opened, frame, begin, len(items)),
+                    ),
+                )
                 for begin, keys, items in spans(opened)
             ]
             self.done(message, joined(outcomes, opened), opened, batch_size, cut, flags, writer)
@@ -142,10 +151,15 @@ class Desk:
                 if flags & NO_OUTPUT:
                     return
                 with self._packing:
-                    if host.writer is not None:
-                        leaving.outs.append(self._written(host.writer, keys, items))
-                    else:
-                        leaving.add(self._placed([_packed(keys, items)], flags), self._placing)
+                    while items:
+                        try:
+                            if host.writer is not None:
+                                leaving.outs.append(self._written(host.writer, keys, items))
+                            else:
+                                leaving.add(self._placed([_packed(keys, items)], flags), self._placing)
+                            items = []
+                        except (Unwritable, Unpicklable) as error:
+                            keys, items = given.without(keys, items, error)
 
             count, seconds, failures = host.run_whole(given.rows, crumb, message, given.chunk(cut), give)
             if failures:
@@ -184,11 +198,11 @@ class Desk:
             failure = as_plain(rows.of_unusable(error, items))
         self.say("done", message, 0.0, [failure], 0, None, [], kept, [])
 
-    def _again(self, opened: Opened, frame: Frame) -> list[Any]:
-        """The items as they came, without what was done to them meanwhile."""
+    def _again(self, opened: Opened, frame: Frame, begin: int, count: int) -> list[Any]:
+        """Some of the items as they came, without what was done to them meanwhile."""
         fresh = self.open(frame.head[6], frame.head[7], frame)
         opened.readings += fresh.readings
-        return fresh.items
+        return fresh.items[begin : begin + count]
 
     def open(self, payloads: Sequence[Any], parts: Sequence[Any], frame: Frame) -> Opened:
         bodies, readings = self._map(payloads, frame)

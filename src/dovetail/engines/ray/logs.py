@@ -54,9 +54,21 @@ class LogShipper:
     def last(self, limit_bytes: int = LAST_BYTES) -> list[Piece]:
         """When nothing is printed any more: of what was not read yet the end, for there it says why; and what was sent
         lately once more, because nobody knows whether it was still heard."""
-        for file in self._files.values():
-            file.at = max(0, file.at - AGAIN_BYTES)
-        return self._pieces(limit_bytes, 0)
+        waiting = self._waiting()
+        left = limit_bytes - sum(shares(waiting, limit_bytes).values())
+        sent = {name: min(file.at, AGAIN_BYTES) for name, file in self._files.items() if file.at}
+        again = [self._once_more(name, share) for name, share in shares(sent, left).items()]
+        return [*(piece for piece in again if piece is not None), *self._pieces(limit_bytes, 0)]
+
+    def _once_more(self, name: str, size: int) -> Piece | None:
+        file = self._files[name]
+        at = file.at - size
+        try:
+            with Path(self._folder, name).open("rb") as opened:
+                opened.seek(at)
+                return name, 0, opened.read(size), (file.number, at)
+        except OSError:
+            return None
 
     def _pieces(self, limit_bytes: int, behind_bytes: int) -> list[Piece]:
         waiting = self._waiting()

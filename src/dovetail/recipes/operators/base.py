@@ -60,6 +60,10 @@ class Operator:
         """The fields that rows must have; a missing one is told before anything starts. Dots go into mappings."""
         return (self.text_key,)
 
+    def absent(self) -> str:
+        """What it needs besides packages, and is not on this machine; empty if nothing is missing."""
+        return ""
+
     def code_key(self) -> str:
         """What makes it what it is, for what was measured of it to be found again (`pipeline/code.py`)."""
         fields = (self.text_key, self.image_key, self.image_bytes_key)
@@ -142,6 +146,17 @@ class Whole(Operator):
     def choose(self, rows: Iterable[Row]) -> Iterator[Row]:
         raise NotImplementedError
 
+    def check(self, row: Row) -> None:
+        """Raises BadField for a row that it could not choose among others: it is set aside before, by itself."""
+        if not isinstance(row, dict):
+            raise BadField(f"the row is {type(row).__name__}, not a mapping")
+        for field in self.columns():
+            value: Any = row
+            for name in [field] if field in row else field.split("."):
+                if not isinstance(value, dict) or name not in value:
+                    raise missing(row, field)
+                value = value[name]
+
 
 class Deduplicator(Whole):
     """Keeps the first of rows that are alike: they are hashed in parallel, then compared in one place."""
@@ -201,8 +216,8 @@ class Grouper(Whole):
 
 
 def together(rows: Sequence[Row]) -> Row:
-    """Field -> its values in all rows, None where a row has none."""
-    fields = dict.fromkeys(field for row in rows for field in row)
+    """Field -> its values in all rows, None where a row has none. What filters found of each is not kept."""
+    fields = dict.fromkeys(field for row in rows for field in row if field != STATS)
     return {field: [row.get(field) for row in rows] for field in fields}
 
 

@@ -34,6 +34,16 @@ class FrequencySpecifiedFieldSelector(Selector):
     def columns(self) -> tuple[str, ...]:
         return (self.field_key,) if self.field_key and (self.top_ratio or self.topk) else ()
 
+    def check(self, row: Row) -> None:
+        super().check(row)
+        if self.columns():
+            self._checked(Reader(self.field_key)(row))
+
+    def _checked(self, value: object) -> object:
+        if value is not None and not isinstance(value, str | Number):
+            raise BadField(f"field {self.field_key!r} is {type(value).__name__}, neither a text nor a number")
+        return value
+
     def numbers(self, rows: Iterable[Row]) -> Sequence[int]:
         if not self.columns():
             return range(how_many(rows))
@@ -41,9 +51,7 @@ class FrequencySpecifiedFieldSelector(Selector):
         places: dict[object, array[int]] = {}
         total = 0
         for number, row in enumerate(rows):
-            value = read(row)
-            if value is not None and not isinstance(value, str | Number):
-                raise BadField(f"field {self.field_key!r} is {type(value).__name__}, neither a text nor a number")
+            value = self._checked(read(row))
             places.setdefault(value, array("q")).append(number)
             total = number + 1
         if total <= 1:

@@ -61,6 +61,13 @@ class WordListFilter(WordFilter):
             raise ValueError(f"words_aug_join_char is {self.between!r}, which is not a text")  # noqa: TRY004
         self.listed: frozenset[str] | None = None
 
+    def absent(self) -> str:
+        try:
+            read_list(self.kind, self.folder, self.lang)
+        except (OSError, ValueError) as error:
+            return str(error)
+        return ""
+
     def setup(self, worker: Worker) -> None:
         super().setup(worker)
         self.listed = read_list(self.kind, self.folder, self.lang)

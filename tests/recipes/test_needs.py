@@ -1,0 +1,227 @@
+"""Are Data-Juicer's words for workers, CPUs, GPUs and memory read as they are meant?"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from recipes.recipe_aids import load, wrong
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from dovetail.recipes.needs import Needs
+
+GB, MB = 1024**3, 1024**2
+CPU_OPERATOR, GPU_OPERATOR = "text_length_filter", "image_maniqa_filter"
+
+
+def needs(folder: Path, parameters: str, operator: str = CPU_OPERATOR) -> Needs:
+    return load(folder, f"process: [{{{operator}: {{{parameters}}}}}]").steps[0].needs
+
+
+def message(folder: Path, parameters: str, operator: str = CPU_OPERATOR) -> tuple[str, tuple[str, ...]]:
+    (problem,) = wrong(folder, f"process: [{{{operator}: {{{parameters}}}}}]")
+    return problem.message.removeprefix(f"{operator}: "), problem.fixes
+
+
+# --- memory
+
+
+@pytest.mark.parametrize(
+    ("written", "size"),
+    [
+        ("1.5GB", 3 * GB // 2),
+        ("'1500MB'", 1500 * MB),
+        ("2g", 2 * GB),
+        ("500m", 500 * MB),
+        ("2GiB", 2 * GB),
+        ("2 gb", 2 * GB),
+        ("0.25TB", 256 * GB),
+        ("64KiB", 65536),
+    ],
+)
+def test_sizes_are_read_as_they_are_meant(tmp_path: Path, written: str, size: int) -> None:
+    for key in ("memory", "mem_required"):
+        shape = needs(tmp_path, f"{key}: {written}").resources.shape()
+        assert (shape.memory_bytes, shape.gpu_memory_bytes) == (size, 0)
+        shape = needs(tmp_path, f"{key}: {written}", GPU_OPERATOR).resources.shape()
+        assert (shape.memory_bytes, shape.gpu_memory_bytes) == (0, size)
+
+
+@pytest.mark.parametrize(
+    ("written", "words", "fix"),
+    [
+        ("-2GB", "is negative", "'2GB'"),
+        ("1500", "has no unit", "'1500MB'"),
+        ("'1500'", "has no unit", "'1500MB'"),
+        ("1.5", "has no unit", "'1.5MB'"),
+        ("true", "has no unit", "'2MB'"),
+        ("lots", "is not a size", "'2MB'"),
+        ("'1,5GB'", "is not a size", "'1.5GB'"),
+        ("99999999999TB", "more than any machine has", "'2GB'"),
+        ("[2GB]", "has no unit", "'2GB'"),
+        (".nan", "has no unit", "'2MB'"),
+    ],
+)
+def test_sizes_that_cannot_be_meant_are_refused_with_one_that_can(
+    tmp_path: Path, written: str, words: str, fix: str
+) -> None:
+    for key in ("memory", "mem_required"):
+        told, fixes = message(tmp_path, f"{key}: {written}")
+        assert told.startswith(f"{key}: ")
+        assert words in told
+        assert fixes == (f"{key}: {fix}",)
+        assert needs(tmp_path, fixes[0]).resources.shape().memory_bytes > 0
+
+
+def test_memory_is_of_the_gpu_where_there_is_one_and_else_of_the_host(tmp_path: Path) -> None:
+    for parameters, operator, on_gpu in (
+        ("memory: 2GB", CPU_OPERATOR, False),
+        ("memory: 2GB, accelerator: cuda", CPU_OPERATOR, True),
+        ("memory: 2GB, num_gpus: 0.5", CPU_OPERATOR, True),
+        ("memory: 2GB", GPU_OPERATOR, True),
+        ("memory: 2GB, accelerator: cpu", GPU_OPERATOR, False),
+        ("memory: 2GB, num_gpus: 0", GPU_OPERATOR, False),
+    ):
+        found = needs(tmp_path, parameters, operator)
+        shape = found.resources.shape()
+        assert found.cuda is on_gpu, parameters
+        assert (shape.gpu_memory_bytes, shape.memory_bytes) == ((2 * GB, 0) if on_gpu else (0, 2 * GB)), parameters
+
+
+# --- old names
+
+
+def test_old_names_say_the_same(tmp_path: Path) -> None:
+    old = needs(tmp_path, "cpu_required: 2, gpu_required: 0.5, mem_required: 1GB", GPU_OPERATOR)
+    assert old == needs(tmp_path, "num_cpus: 2, num_gpus: 0.5, memory: 1GB", GPU_OPERATOR)
+
+
+@pytest.mark.parametrize(
+    ("new", "old", "value"), [("num_cpus", "cpu_required", "2"), ("memory", "mem_required", "1GB")]
+)
+def test_both_names_are_told_and_the_old_one_is_to_go(tmp_path: Path, new: str, old: str, value: str) -> None:
+    for first, second in ((new, old), (old, new)):
+        told, fixes = message(tmp_path, f"{first}: {value}, {second}: {value}")
+        assert told == f"{first} and {second} say the same thing twice"
+        assert fixes == (f"remove {old}",)
+    told, _ = message(tmp_path, f"{new}: null, {old}: -1{value}")
+    assert told.startswith(f"{old}")
+
+
+def test_both_names_are_told_even_if_one_value_is_wrong_too(tmp_path: Path) -> None:
+    found = wrong(tmp_path, "process: [{text_length_filter: {memory: -2GB, mem_required: 1GB}}]")
+    assert [("negative" in problem.message, "twice" in problem.message) for problem in found] == [
+        (True, False),
+        (False, True),
+    ]
+
+
+# --- workers
+
+
+@pytest.mark.parametrize(
+    ("written", "workers"),
+    [("-1", "auto"), ("auto", "auto"), ("1", 1), ("16", 16), ("[2, 8]", (2, 8)), ("[3, 3]", (3, 3)), ("null", None)],
+)
+def test_workers_are_a_number_a_range_or_auto(tmp_path: Path, written: str, workers: Any) -> None:
+    assert needs(tmp_path, f"num_proc: {written}").workers == workers
+    assert needs(tmp_path, f"workers: {written}").workers == workers
+
+
+@pytest.mark.parametrize(
+    "written", ["0", "-2", "'4'", "[4, 2]", "[0, 2]", "[4]", "[1, 2, 3]", "4.0", "true", "[true, 2]", "many", "1.5"]
+)
+def test_numbers_of_workers_that_make_no_sense_are_told(tmp_path: Path, written: str) -> None:
+    for key in ("num_proc", "workers"):
+        told, fixes = message(tmp_path, f"{key}: {written}")
+        assert told.startswith(f"{key} should be -1 (auto), a number of workers, or [least, most], not ")
+        assert needs(tmp_path, fixes[0]).workers == 4
+
+
+def test_workers_are_not_said_twice(tmp_path: Path) -> None:
+    assert "twice" in message(tmp_path, "num_proc: 2, workers: 2")[0]
+
+
+# --- resources
+
+
+def test_resources_are_as_in_a_pipeline(tmp_path: Path) -> None:
+    found = needs(tmp_path, "resources: {cpus: 2, gpus: 0.5, gpu_memory: 4GB, memory: 1GB}")
+    assert found.cuda
+    assert found.said_cuda
+    shape = found.resources.shape()
+    assert (shape.cpu_milli, shape.gpu_milli, shape.gpu_memory_bytes, shape.memory_bytes) == (2000, 500, 4 * GB, GB)
+    assert not needs(tmp_path, "resources: {cpus: 2}", GPU_OPERATOR).cuda
+
+
+@pytest.mark.parametrize(
+    ("parameters", "words"),
+    [
+        ("resources: 3", "should be a mapping, not 3"),
+        ("resources: {gpu: 1}", "did you mean 'gpus'?"),
+        ("resources: {gpus: 1.5}", "above one card"),
+        ("resources: {cpus: -1}", "cpus"),
+        ("resources: {cpus: 1}, num_cpus: 1", "say the same thing twice"),
+        ("resources: {cpus: 1}, mem_required: 1GB", "resources and mem_required say the same thing twice"),
+    ],
+)
+def test_resources_that_make_no_sense_are_told(tmp_path: Path, parameters: str, words: str) -> None:
+    assert words in message(tmp_path, parameters)[0]
+
+
+# --- GPUs
+
+
+def test_an_operator_wants_a_gpu_only_if_it_or_the_file_says_so(tmp_path: Path) -> None:
+    for parameters, operator, cuda, said in (
+        ("", CPU_OPERATOR, False, False),
+        ("", GPU_OPERATOR, True, False),
+        ("num_gpus: 0", GPU_OPERATOR, False, False),
+        ("accelerator: cpu", GPU_OPERATOR, False, False),
+        ("accelerator: cuda", GPU_OPERATOR, True, True),
+        ("num_gpus: 0.5", GPU_OPERATOR, True, True),
+        ("accelerator: cuda", CPU_OPERATOR, True, True),
+        ("accelerator: cpu, num_gpus: 0", GPU_OPERATOR, False, False),
+    ):
+        found = needs(tmp_path, parameters, operator)
+        assert (found.cuda, found.said_cuda) == (cuda, said), (parameters, operator)
+        assert bool(found.resources.shape().cards) is cuda, (parameters, operator)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "words", "fixes"),
+    [
+        (
+            "accelerator: cpu, num_gpus: 1",
+            "it would hold a GPU and not use it",
+            ("accelerator: cuda", "or num_gpus: 0"),
+        ),
+        ("accelerator: cuda, num_gpus: 0", "no GPU to run on", ("num_gpus: 1", "or accelerator: cpu")),
+        ("num_gpus: 1.5", "num_gpus: 1.5: above one card only whole cards", ("num_gpus: 2",)),
+        ("num_gpus: -1", "a number from 0 on, not -1", ("num_gpus: 0.25",)),
+        ("num_gpus: '1'", "a number from 0 on, not '1'", ("num_gpus: 0.25",)),
+        ("num_gpus: .nan", "a number from 0 on, not nan", ("num_gpus: 0.25",)),
+        ("num_gpus: 0.00001", "num_gpus: 1e-05 is below the smallest share", ()),
+        ("num_cpus: -1", "a number from 0 on, not -1", ("num_cpus: 1",)),
+        ("num_cpus: true", "a number from 0 on, not True", ("num_cpus: 1",)),
+        ("num_cpus: 1e9", "num_cpus: 1000000000.0 is more than one worker can have", ()),
+        ("accelerator: gpu", "accelerator should be cpu or cuda, not 'gpu'", ("accelerator: cpu",)),
+        ("batch_size: 0", "batch_size should be a whole number from 1 on, not 0", ("batch_size: 16",)),
+        ("adapter: datajuicer", "adapter should be data_juicer", ("adapter: data_juicer",)),
+    ],
+)
+def test_requests_that_make_no_sense_are_told_in_the_words_of_the_file(
+    tmp_path: Path, parameters: str, words: str, fixes: tuple[str, ...]
+) -> None:
+    told, given = message(tmp_path, parameters, GPU_OPERATOR)
+    assert words in told
+    assert given[: len(fixes)] == fixes
+
+
+def test_an_operator_that_says_nothing_gets_a_card_and_one_that_says_memory_a_part_of_one(tmp_path: Path) -> None:
+    assert needs(tmp_path, "", GPU_OPERATOR).resources.shape().gpu_milli == 1000
+    shape = needs(tmp_path, "memory: 2GB", GPU_OPERATOR).resources.shape()
+    assert (shape.gpu_milli, shape.gpu_memory_bytes) == (0, 2 * GB)

@@ -1,0 +1,298 @@
+"""Does a recipe read and write what its file says, tell what is missing first, and leave what it was asked to?"""
+
+from __future__ import annotations
+
+import base64
+import csv
+import gzip
+import io
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import dovetail as dt
+from recipes.recipe_aids import HERE, load, own_operator, read_rows, run, some_rows, write_rows
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+# --- what is read
+
+
+def test_text_files_are_rows_of_one_line(tmp_path: Path) -> None:
+    (tmp_path / "in.txt").write_text("a first line of text\nshort\nanother line of text\n")
+    for number, (path, first) in enumerate(
+        [
+            ("in.txt", "text_length_filter"),
+            ("in.txt", "document_deduplicator, text_length_filter"),
+            ("*.txt", "clean_ip_mapper, text_length_filter"),
+        ]
+    ):
+        run(tmp_path, f"[{first}]", f"dataset_path: '{path}'", run_dir=str(tmp_path / f"run{number}"))
+        found = read_rows(tmp_path / "out.jsonl")
+        assert found == [{"text": "a first line of text"}, {"text": "another line of text"}]
+    head = "dataset_path: in.txt\ntext_keys: [content, other]"
+    run(tmp_path, "[text_length_filter]", head, run_dir=str(tmp_path / "last"))
+    assert read_rows(tmp_path / "out.jsonl")[0] == {"content": "a first line of text"}
+
+
+def test_a_folder_of_text_files_is_rows_of_one_line_too(tmp_path: Path) -> None:
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "a.txt").write_text("a first line of text\n")
+    (tmp_path / "texts" / "b.txt").write_text("another line of text\n")
+    for number, head in enumerate(("dataset_path: texts", "dataset_path: [texts/a.txt, texts/b.txt]")):
+        run(tmp_path, "[text_length_filter]", head, run_dir=str(tmp_path / f"run{number}"))
+        assert [row["text"] for row in read_rows(tmp_path / "out.jsonl")] == [
+            "a first line of text",
+            "another line of text",
+        ]
+
+
+def written_as(folder: Path, kind: str, rows: list[dict[str, Any]]) -> str:
+    """Rows in a file of this kind; its path."""
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    match kind:
+        case "jsonl.gz":
+            (folder / "x.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
+        case "jsonl.zst":
+            zstandard = pytest.importorskip("zstandard")
+            (folder / "x.jsonl.zst").write_bytes(zstandard.ZstdCompressor().compress(lines.encode()))
+        case "csv":
+            with (folder / "x.csv").open("w", newline="") as file:
+                writer = csv.DictWriter(file, rows[0])
+                writer.writeheader()
+                writer.writerows(rows)
+        case "parquet":
+            table = pytest.importorskip("pyarrow").Table.from_pylist(rows)
+            pytest.importorskip("pyarrow.parquet").write_table(table, folder / "x.parquet")
+        case "folder":
+            (folder / "x").mkdir()
+            write_rows(folder / "x" / "a.jsonl", rows[:10])
+            write_rows(folder / "x" / "b.jsonl", rows[10:])
+            return "x"
+        case "glob":
+            write_rows(folder / "part-1.jsonl", rows[:10])
+            write_rows(folder / "part-2.jsonl", rows[10:])
+            return "part-*.jsonl"
+        case _:
+            (folder / f"x.{kind}").write_text(lines)
+    return f"x.{kind}"
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "json", "jsonl.gz", "jsonl.zst", "csv", "parquet", "folder", "glob"])
+def test_rows_are_read_from_files_of_many_kinds(tmp_path: Path, kind: str) -> None:
+    rows = some_rows(30)
+    path = written_as(tmp_path, kind, rows)
+    run(tmp_path, "[{text_length_filter: {min_len: 30}}]", f"dataset_path: '{path}'")
+    found = read_rows(tmp_path / "out.jsonl")
+    assert [(row["text"], int(row["n"])) for row in found] == [
+        (row["text"], row["n"]) for row in rows if len(row["text"]) >= 30
+    ]
+
+
+def test_an_array_in_json_is_read_as_its_rows(tmp_path: Path) -> None:
+    rows = some_rows(30)
+    for number, text in enumerate((json.dumps(rows), json.dumps(rows, indent=2))):
+        (tmp_path / "in.json").write_text(text)
+        run(tmp_path, "[text_length_filter]", "dataset_path: in.json", run_dir=str(tmp_path / f"run{number}"))
+        assert len(read_rows(tmp_path / "out.jsonl")) == sum(len(row["text"]) >= 10 for row in rows)
+
+
+def test_the_other_way_to_name_files_is_read(tmp_path: Path) -> None:
+    write_rows(tmp_path / "a.jsonl", some_rows(5))
+    write_rows(tmp_path / "b.jsonl", some_rows(5))
+    head = "dataset: {configs: [{type: local, path: a.jsonl}, {type: local, path: b.jsonl}]}\nexport_path: out.jsonl\n"
+    load(tmp_path, f"{head}process: [{{text_length_filter: {{min_len: 0}}}}]").run(cluster=HERE, probe=False)
+    assert len(read_rows(tmp_path / "out.jsonl")) == 10
+
+
+def test_paths_start_at_the_file_or_as_in_data_juicer_where_it_is_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipes, here = tmp_path / "recipes", tmp_path / "here"
+    for folder in (recipes, here / "data"):
+        folder.mkdir(parents=True)
+    write_rows(here / "data" / "in.jsonl", some_rows(5))
+    monkeypatch.chdir(here)
+    text = "dataset_path: data/in.jsonl\nexport_path: out/clean.jsonl\nprocess: [clean_links_mapper]\n"
+    recipe = load(recipes, text)
+    (note,) = recipe.notes
+    assert note.startswith(f"paths start at {here}")
+    recipe.run(cluster=HERE, probe=False)
+    assert len(read_rows(here / "out" / "clean.jsonl")) == 5
+    (recipes / "data").mkdir()
+    write_rows(recipes / "data" / "in.jsonl", some_rows(3))
+    recipe = load(recipes, text)
+    assert recipe.notes == ()
+    recipe.run(cluster=HERE, probe=False)
+    assert len(read_rows(recipes / "out" / "clean.jsonl")) == 3
+
+
+# --- what is written
+
+
+@pytest.mark.parametrize(
+    ("head", "name"),
+    [
+        ("export_path: x.jsonl", "x.jsonl"),
+        ("export_path: x.json", "x.json"),
+        ("export_path: x.jsonl.gz", "x.jsonl.gz"),
+        ("export_path: x.csv", "x.csv"),
+        ("export_path: x.parquet", "x.parquet"),
+        ("export_path: x\nexport_type: jsonl", "x"),
+        ("export_path: x.data\nexport_type: parquet", "x.data"),
+        ("export_path: x.txt\nexport_type: csv", "x.txt"),
+    ],
+)
+def test_rows_are_written_as_the_name_or_the_type_says(tmp_path: Path, head: str, name: str) -> None:
+    rows = [{"n": row["n"], "text": row["text"]} for row in some_rows(30)]
+    run(tmp_path, "[{text_length_filter: {min_len: 0}}]", head, rows)
+    raw = (tmp_path / name).read_bytes()
+    found: list[Any]
+    if "parquet" in head:
+        found = pytest.importorskip("pyarrow.parquet").read_table(io.BytesIO(raw)).to_pylist()
+    elif "csv" in head:
+        found = [{**row, "n": int(row["n"])} for row in csv.DictReader(io.StringIO(raw.decode(), newline=""))]
+    else:
+        lines = gzip.decompress(raw) if name.endswith(".gz") else raw
+        found = [json.loads(line) for line in lines.splitlines()]
+    assert found == rows
+
+
+def test_large_results_are_several_files(tmp_path: Path) -> None:
+    for number, size in enumerate(("2KB", "2048")):
+        folder = tmp_path / f"out{number}"
+        folder.mkdir()
+        head = f"export_path: out{number}/x.jsonl\nexport_shard_size: {size}"
+        run(
+            tmp_path, "[{text_length_filter: {min_len: 0}}]", head, some_rows(100), run_dir=str(tmp_path / f"r{number}")
+        )
+        shards = sorted(folder.glob("*.jsonl"))
+        assert len(shards) > 2
+        assert all(shard.stat().st_size <= 2048 for shard in shards)
+        assert [row["n"] for shard in shards for row in read_rows(shard)] == list(range(100))
+
+
+def test_without_an_export_path_nothing_is_written_beside(tmp_path: Path) -> None:
+    write_rows(tmp_path / "in.jsonl", some_rows(5))
+    recipe = load(tmp_path, "dataset_path: in.jsonl\nexport_stats: true\nprocess: [text_length_filter]\n")
+    assert recipe.sink is None
+    assert [stage.name for stage in recipe.pipeline()] == ["text_length_filter"]
+
+
+# --- images
+
+
+def test_images_are_read_by_path_and_by_bytes(tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    for name, size in (("small.png", (10, 10)), ("large.png", (80, 60))):
+        image.new("RGB", size, (200, 10, 10)).save(tmp_path / name)
+    by_path = [{"text": name, "images": [str(tmp_path / name)]} for name in ("small.png", "large.png")]
+    process = "[{image_shape_filter: {min_width: 50, min_height: 50}}]"
+    run(tmp_path, process, rows=by_path)
+    assert [row["text"] for row in read_rows(tmp_path / "out.jsonl")] == ["large.png"]
+    parquet = pytest.importorskip("pyarrow.parquet")
+    table = pytest.importorskip("pyarrow").Table.from_pylist(
+        [{"text": name, "pics": [], "raw": [(tmp_path / name).read_bytes()]} for name in ("small.png", "large.png")]
+    )
+    parquet.write_table(table, tmp_path / "in.parquet")
+    head = "dataset_path: in.parquet\nexport_path: out.parquet\nimage_bytes_key: raw\nimage_key: pics"
+    run(tmp_path, process, head, run_dir=str(tmp_path / "second"))
+    (row,) = parquet.read_table(tmp_path / "out.parquet").to_pylist()
+    assert row["text"] == "large.png"
+    assert base64.b64encode(row["raw"][0]) == base64.b64encode((tmp_path / "large.png").read_bytes())
+
+
+# --- before anything starts
+
+
+def test_a_missing_field_is_told_before_anything_starts(tmp_path: Path) -> None:
+    rows = [{"content": "a text of some length", "n": 1}]
+    with pytest.raises(dt.ConfigError) as raised:
+        run(tmp_path, "[clean_links_mapper, {specified_numeric_field_filter: {field_key: m}}]", rows=rows)
+    text, field = raised.value.problems
+    assert "clean_links_mapper needs the field 'text'" in text.message
+    assert text.fixes == ("text_keys: content",)
+    assert text.place.endswith("recipe.yaml:4:11")
+    assert "needs the field 'm'" in field.message
+    assert not (tmp_path / "run").exists()
+    run(tmp_path, "[clean_links_mapper]", text.fixes[0])
+    assert len(read_rows(tmp_path / "out.jsonl")) == 1
+
+
+def test_fields_that_an_earlier_operator_may_make_are_not_missed(tmp_path: Path) -> None:
+    name = own_operator(tmp_path, "makes_text", "def make(row):\n    return {'text': f\"number {row['n']:9}\"}\n")
+    run(tmp_path, f"['{name}:make', text_length_filter]", rows=[{"n": 1}, {"n": 2}])
+    assert [row["text"] for row in read_rows(tmp_path / "out.jsonl")] == ["number         1", "number         2"]
+
+
+def test_operators_that_cannot_run_here_are_refused_with_what_would_run_them(tmp_path: Path) -> None:
+    with pytest.raises(dt.ConfigError) as raised:
+        run(tmp_path, "[text_length_filter, image_aesthetics_filter]", rows=some_rows(3))
+    (problem,) = raised.value.problems
+    assert "image_aesthetics_filter" in problem.message
+    assert problem.place.endswith("recipe.yaml:4:31")
+    assert "adapter: data_juicer" in problem.fixes
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_recipe_that_names_no_input_is_told(tmp_path: Path) -> None:
+    with pytest.raises(dt.ConfigError, match="where do rows come from"):
+        load(tmp_path, "process: [text_length_filter]").run(cluster=HERE)
+
+
+@pytest.mark.parametrize("path", ["nowhere.jsonl", "nothing/*.jsonl", "empty"])
+def test_an_input_that_is_not_there_is_told(tmp_path: Path, path: str) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(dt.ConfigError):
+        run(tmp_path, "[text_length_filter]", f"dataset_path: {path}")
+    assert not (tmp_path / "out.jsonl").exists()
+
+
+# --- what a run leaves
+
+
+def test_traces_have_exactly_as_many_samples_as_asked_for(tmp_path: Path) -> None:
+    rows = [{"text": f"see https://example.com/{n} " + "x" * (n % 40), "n": n} for n in range(200)]
+    head = "open_tracer: true\ntrace_num: 4\nwork_dir: work"
+    process = "[clean_links_mapper, {text_length_filter: {min_len: 20}}, clean_ip_mapper]"
+    run(tmp_path, process, head, rows)
+    trace = tmp_path / "work" / "trace"
+    samples = read_rows(trace / "sample_trace-clean_links_mapper.jsonl")
+    assert len(samples) == 4
+    assert all(sample["original_text"] != sample["processed_text"] for sample in samples)
+    assert len(read_rows(trace / "sample_trace-text_length_filter.jsonl")) == 4
+    changed = trace / "sample_trace-clean_ip_mapper.jsonl"
+    assert not changed.exists() or read_rows(changed) == []
+
+
+def test_only_the_operators_that_are_named_are_traced(tmp_path: Path) -> None:
+    rows = [{"text": f"see https://example.com/{n}"} for n in range(30)]
+    head = "open_tracer: true\nop_list_to_trace: [clean_links_mapper]"
+    run(tmp_path, "[clean_links_mapper, {text_length_filter: {min_len: 5}}]", head, rows)
+    names = {path.name for path in (tmp_path / "trace").iterdir()}
+    assert names == {"sample_trace-clean_links_mapper.jsonl"}
+    assert len(read_rows(tmp_path / "trace" / "sample_trace-clean_links_mapper.jsonl")) == 10
+
+
+def test_the_monitor_is_written_where_the_file_asks(tmp_path: Path) -> None:
+    run(
+        tmp_path,
+        "[clean_links_mapper, text_length_filter, document_deduplicator]",
+        "open_monitor: true",
+        some_rows(100),
+    )
+    told = json.loads((tmp_path / "monitor" / "monitor.json").read_text())
+    assert len(told) == 3
+    assert "<html" in (tmp_path / "monitor" / "monitor.html").read_text()
+    assert not (tmp_path / "trace").exists()
+
+
+def test_a_probe_leaves_no_samples_and_no_results(tmp_path: Path) -> None:
+    rows = [{"text": f"see https://example.com/{n} again"} for n in range(60)]
+    head = "open_tracer: true\ntrace_num: 3"
+    process = "[clean_links_mapper, {text_length_filter: {num_proc: 1, min_len: 5}}]"
+    summary = run(tmp_path, process, head, rows, probe=True)
+    assert summary.delivered == 60
+    assert len(read_rows(tmp_path / "trace" / "sample_trace-clean_links_mapper.jsonl")) == 3

@@ -1,0 +1,260 @@
+"""How many workers does each operator of a recipe get, and does no card and no node get more than it has?"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import pytest
+
+import dovetail as dt
+from dovetail.recipes.planning import notes
+from dovetail.recipes.showing import operator_table
+from recipes.recipe_aids import FAILING, GPU_FILTERS, MANUAL, OPTIMIZED, SEED_CLUSTER, load, seven
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+GB = 1024**3
+
+
+def workers(plan: dt.Plan) -> dict[str, int]:
+    return {stage: unit.workers for unit in plan.units for stage in unit.stages}
+
+
+def check_cards(plan: dt.Plan) -> None:
+    """Within each wave no card above what it has, by the values that are used; no node above its CPUs and memory."""
+    nodes = {node.name: node for node in plan.cluster.nodes}
+    for wave in range(len(plan.waves)):
+        milli: Counter[tuple[str, int]] = Counter()
+        memory: Counter[tuple[str, int]] = Counter()
+        cpus: Counter[str] = Counter()
+        host: Counter[str] = Counter()
+        for unit in plan.units:
+            if unit.wave != wave:
+                continue
+            seats = plan.seats[unit.stages[0]]
+            assert len(seats) == unit.workers
+            for seat in seats:
+                cpus[seat.node] += unit.shape.cpu_milli
+                host[seat.node] += unit.shape.memory_bytes
+                for card in seat.gpus:
+                    milli[seat.node, card] += unit.shape.gpu_milli
+                    memory[seat.node, card] += unit.shape.gpu_memory_bytes
+        assert all(used <= 1000 for used in milli.values())
+        assert all(used <= nodes[node].gpus[card].memory_bytes for (node, card), used in memory.items())
+        assert all(used <= nodes[node].cpu_milli for node, used in cpus.items())
+        assert all(used <= nodes[node].memory_bytes for node, used in host.items())
+
+
+# --- the seed
+
+
+def test_with_only_memory_all_seven_filters_of_the_seed_share_both_cards(tmp_path: Path) -> None:
+    for text in (OPTIMIZED, f"mode: streaming\n{OPTIMIZED}"):
+        plan = load(tmp_path, text).plan(SEED_CLUSTER)
+        assert plan.mode == "streaming"
+        found = workers(plan)
+        assert set(found) == set(GPU_FILTERS)
+        assert all(count >= 1 for count in found.values())
+        assert sum(found.values()) * 1500 <= 2 * 20 * 1024
+        assert {card for seats in plan.seats.values() for seat in seats for card in seat.gpus} == {0, 1}
+        check_cards(plan)
+
+
+def test_shares_that_are_written_are_never_above_two_cards_in_total(tmp_path: Path) -> None:
+    for share in ("0.08", "0.07", "0.25", "0.13"):
+        plan = load(tmp_path, seven(f"memory: '1500MB', num_gpus: {share}")).plan(SEED_CLUSTER)
+        used = sum(unit.workers * unit.shape.gpu_milli for unit in plan.units)
+        assert 0 < used <= 2000
+        check_cards(plan)
+
+
+@pytest.mark.parametrize("text", [FAILING, MANUAL])
+def test_what_does_not_fit_at_once_is_planned_one_after_another(tmp_path: Path, text: str) -> None:
+    recipe = load(tmp_path, text)
+    assert len(recipe.plan(SEED_CLUSTER, "sequential").waves) == len(recipe.steps)
+    for mode in ("sequential", "auto", "waves"):
+        recipe = load(tmp_path, text.replace("mode: streaming", f"mode: {mode}"))
+        plan = recipe.plan(SEED_CLUSTER)
+        assert plan.mode == {"auto": "waves"}.get(mode, mode)
+        for step in recipe.steps:
+            assert workers(plan)[step.name] == step.given["num_proc"]
+        check_cards(plan)
+
+
+def test_the_guide_s_fractions_for_one_filter_are_as_it_says(tmp_path: Path) -> None:
+    text = "process: [{image_maniqa_filter: {memory: 1500MB, num_gpus: 0.25, num_proc: 8, num_cpus: 2}}]"
+    plan = load(tmp_path, text).plan(SEED_CLUSTER)
+    assert Counter(seat.gpus for seat in plan.seats["image_maniqa_filter"]) == {(0,): 4, (1,): 4}
+
+
+# --- what Data-Juicer gets wrong
+
+
+@pytest.mark.parametrize("parameters", ["memory: 25GB", "memory: 25GB, num_proc: 1", "memory: 25GB, num_gpus: 1"])
+def test_an_operator_larger_than_every_card_is_refused(tmp_path: Path, parameters: str) -> None:
+    with pytest.raises(dt.InfeasibleError, match="image_maniqa_filter"):
+        load(tmp_path, f"process: [{{image_maniqa_filter: {{{parameters}}}}}]").plan(SEED_CLUSTER)
+
+
+def test_five_workers_of_8_gb_are_not_planned_on_two_cards_of_20_and_four_are(tmp_path: Path) -> None:
+    text = "process: [{image_maniqa_filter: {memory: 8GB, num_proc: %s}}]"
+    with pytest.raises(dt.InfeasibleError, match=r"5 workers .* are asked for, 4 fit"):
+        load(tmp_path, text % 5).plan(SEED_CLUSTER)
+    for count in ("4", "-1", "[2, 8]"):
+        plan = load(tmp_path, text % count).plan(SEED_CLUSTER)
+        assert workers(plan) == {"image_maniqa_filter": 4}
+        check_cards(plan)
+
+
+def test_memory_is_not_added_up_over_nodes(tmp_path: Path) -> None:
+    text = "process: [{text_length_filter: {memory: %s}}]"
+    with pytest.raises(dt.InfeasibleError, match=r"text_length_filter .* fits on 0 of 4 nodes"):
+        load(tmp_path, text % "30GB").plan("4x(16cpu, 16GB)")
+    assert workers(load(tmp_path, text % "16GB").plan("4x(16cpu, 16GB)")) == {"text_length_filter": 4}
+
+
+def test_operators_on_cpus_are_planned_too(tmp_path: Path) -> None:
+    text = "process: [{text_length_filter: {num_cpus: 4, memory: 10GB}}, {clean_links_mapper: {num_proc: 3}}]"
+    plan = load(tmp_path, text).plan("2x(16cpu, 32GB)")
+    assert workers(plan)["clean_links_mapper"] == 3
+    assert 1 <= workers(plan)["text_length_filter"] <= 6
+    check_cards(plan)
+
+
+def mixed(count: int) -> str:
+    """CPU and GPU operators, fused and not, with barriers."""
+    lines = []
+    for number in range(count):
+        match number % 6:
+            case 0:
+                lines.append("text_length_filter: {min_len: 5}")
+            case 1:
+                lines.append("clean_links_mapper: {num_cpus: 0.5}")
+            case 2:
+                lines.append(f"{GPU_FILTERS[number % 7]}: {{memory: 1500MB}}")
+            case 3:
+                lines.append("words_num_filter: {num_proc: 2}")
+            case 4:
+                lines.append("document_deduplicator: {}" if number % 12 == 4 else "alphanumeric_filter: {}")
+            case _:
+                lines.append(f"{GPU_FILTERS[number % 7]}: {{num_gpus: 0.1}}")
+    return "process:\n" + "".join(f"  - {line}\n" for line in lines)
+
+
+def test_a_plan_for_60_operators_takes_less_than_a_second(tmp_path: Path) -> None:
+    text = mixed(60)
+    load(tmp_path, text).plan("1x(2cpu, 4GB, 1xgpu:20GB)", "sequential")  # what is imported once is not counted
+    began = time.process_time()
+    plan = load(tmp_path, text).plan("4x(128cpu, 512GB, 8xgpu:80GB)")
+    assert time.process_time() - began < 1
+    assert len(workers(plan)) == 65
+    check_cards(plan)
+
+
+def test_a_barrier_has_one_worker(tmp_path: Path) -> None:
+    plan = load(tmp_path, "process: [document_deduplicator, {random_selector: {select_num: 5}}]").plan("1x(8cpu, 8GB)")
+    assert (workers(plan)["document_deduplicator"], workers(plan)["random_selector"]) == (1, 1)
+    assert workers(plan)["document_deduplicator_hash"] > 1
+
+
+# --- how many
+
+
+def test_without_auto_only_what_is_written_counts(tmp_path: Path) -> None:
+    text = "auto_op_parallelism: false\n%sprocess: [text_length_filter, {clean_links_mapper: {num_proc: 5}}]"
+    cluster = "1x(32cpu, 32GB)"
+    plan = load(tmp_path, text % "np: 3\n").plan(cluster)
+    assert workers(plan) == {"text_length_filter": 3, "clean_links_mapper": 5}
+    plan = load(tmp_path, text % "").plan(cluster)
+    assert workers(plan) == {"text_length_filter": 1, "clean_links_mapper": 5}
+    with pytest.raises(dt.InfeasibleError, match="99 workers"):
+        load(tmp_path, text % "np: 99\n").plan(cluster)
+
+
+def test_np_is_noted_where_it_does_not_count(tmp_path: Path) -> None:
+    recipe = load(tmp_path, "np: 3\nprocess: [text_length_filter]")
+    cluster = dt.Cluster.of("1x(32cpu, 32GB)")
+    assert workers(recipe.plan(cluster)) == {"text_length_filter": 32}
+    assert any(note.startswith("np: 3 is not used") for note in notes(recipe, cluster))
+    recipe = load(tmp_path, "np: 3\nauto_op_parallelism: false\nprocess: [text_length_filter]")
+    assert notes(recipe, cluster) == []
+
+
+# --- without GPUs
+
+
+def test_an_operator_that_would_like_a_gpu_runs_on_cpus_where_there_is_none(tmp_path: Path) -> None:
+    recipe = load(tmp_path, "process: [{image_text_similarity_filter: {memory: 3GB}}, text_length_filter]")
+    cluster = dt.Cluster.of("1x(8cpu, 8GB)")
+    plan = recipe.plan(cluster)
+    assert 1 <= workers(plan)["image_text_similarity_filter"] <= 2  # its memory is the host's there
+    assert any(
+        "there is no GPU: image_text_similarity_filter would run on CPUs" in note for note in notes(recipe, cluster)
+    )
+    with_gpus = dt.Cluster.of(SEED_CLUSTER)
+    assert not any("no GPU" in note for note in notes(recipe, with_gpus))
+    assert all(seat.gpus for seat in recipe.plan(with_gpus).seats["image_text_similarity_filter"])
+
+
+@pytest.mark.parametrize("parameters", ["accelerator: cuda", "num_gpus: 1", "num_gpus: 0.1", "gpu_required: 1"])
+def test_one_whose_file_insists_does_not_fit_there(tmp_path: Path, parameters: str) -> None:
+    recipe = load(tmp_path, f"process: [{{image_text_similarity_filter: {{{parameters}}}}}]")
+    with pytest.raises(dt.InfeasibleError, match="no GPU"):
+        recipe.plan("1x(8cpu, 8GB)")
+
+
+def test_a_card_of_its_own_is_noted_with_how_to_share_it(tmp_path: Path) -> None:
+    cluster = dt.Cluster.of(SEED_CLUSTER)
+    recipe = load(tmp_path, "process: [image_maniqa_filter]")
+    assert any("with memory: '2GB' several share a card" in note for note in notes(recipe, cluster))
+    recipe = load(tmp_path, "process: [{image_maniqa_filter: {memory: 2GB}}]")
+    assert not any("several share a card" in note for note in notes(recipe, cluster))
+
+
+def test_operators_that_cannot_run_here_are_planned_with_a_note(tmp_path: Path) -> None:
+    recipe = load(tmp_path, OPTIMIZED)
+    (note,) = (note for note in notes(recipe, dt.Cluster.of(SEED_CLUSTER)) if "cannot run here" in note)
+    assert "image_aesthetics_filter" in note
+    assert "image_aesthetics_filter" in "".join(problem.message for problem in recipe.unready())
+
+
+# --- as it is shown
+
+
+def test_the_table_has_a_line_per_operator_with_its_cards(tmp_path: Path) -> None:
+    recipe = load(tmp_path, seven("memory: 1500MB", "text_length_filter", "words_num_filter"))
+    lines = operator_table(recipe, recipe.plan(SEED_CLUSTER))
+    assert len(lines) == 11
+    assert lines[1].startswith("image_text_similarity_filter")
+    assert " + " in lines[1]
+    assert lines[9].split()[:2] == ["words_num_filter", "same"]
+    sequential = operator_table(recipe, recipe.plan(SEED_CLUSTER, "sequential"))
+    assert sequential[0].startswith("wave")
+
+
+# --- the engine
+
+
+@pytest.mark.parametrize(
+    ("head", "engine"),
+    [
+        ("", "local"),
+        ("executor_type: default", "local"),
+        ("executor_type: local", "local"),
+        ("executor_type: ray", "ray"),
+        ("executor_type: ray_partitioned", "ray"),
+        ("executor_type: ray\nray_address: auto", "ray:auto"),
+        ("executor_type: ray\nray_address: 10.0.0.1:6379", "ray:10.0.0.1:6379"),
+        ("ray_address: auto", "local"),
+    ],
+)
+def test_the_executor_is_an_engine(tmp_path: Path, head: str, engine: str) -> None:
+    from dovetail.engines.ray.where import Where, is_ray
+
+    found = load(tmp_path, f"{head}\nprocess: [text_length_filter]").engine
+    assert found == engine
+    if is_ray(found):
+        Where.parse(found)
