@@ -162,6 +162,7 @@ def test_an_item_that_was_set_aside_is_kept_with_its_error(tmp_path: Path) -> No
         "v": 1,
         "t": 60.0,
         "unit": "b",
+        "stage": "b",
         "key": [0, 2],
         "error": "ValueError",
         "message": "no such frame: 3",
