@@ -219,11 +219,13 @@ changed on that node, too."""
 
 
 def _differences(before: dict[str, dict[str, float]], now: dict[str, dict[str, float]]) -> list[str]:
+    """Of what there is less than before. More is no loss: what somebody else still held before may be free by now."""
     return [
         f"node {name}: {what} was {before[name].get(what, 0)}, is {now[name].get(what, 0)}"
         for name in sorted(before.keys() & now.keys())
         for what in sorted(before[name].keys() | now[name].keys())
-        if abs(before[name].get(what, 0) - now[name].get(what, 0)) > (PULSE_BYTES if what == STORE else 0)
+        if "_group_" not in what  # shares of what counts as CPU, GPU and so on already
+        and before[name].get(what, 0) - now[name].get(what, 0) > (PULSE_BYTES if what == STORE else 0)
     ]
 
 
