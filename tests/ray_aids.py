@@ -214,8 +214,8 @@ def until_available_is(
 
 
 STORE, PULSE_BYTES = "object_store_memory", 64
-"""An agent asks its raylet for its pulse with an object of two bytes; that it is gone Ray tells when something else has
-changed on that node, too."""
+"""An agent asks its raylet for its pulse with an object of two bytes; Ray's view of a node was once seen to keep them
+for 16 s after the run (probably until something else changes there)."""
 
 
 def _differences(before: dict[str, dict[str, float]], now: dict[str, dict[str, float]]) -> list[str]:
