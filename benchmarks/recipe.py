@@ -14,7 +14,6 @@ import hashlib
 import json
 import statistics
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -83,15 +82,6 @@ def peers(recipe: Path, source: str, kept: int) -> dict[str, float]:
     return {f"peer_data_juicer_{key}": value for key, value in said.items()}
 
 
-def corpus(asked: Any, folder: str) -> str:
-    made = f"{folder}/rows.jsonl"
-    generator = asked.data / "text" / "generate.py"
-    if not generator.exists():
-        sys.exit(f"{generator} is not there: --data DIR says where it is")
-    subprocess.run([sys.executable, str(generator), made, str(asked.rows)], check=True)
-    return made
-
-
 def main() -> None:
     arguments = report.parser(__doc__)
     arguments.add_argument("--engine", default="local", choices=["local", "ray"])
@@ -101,7 +91,7 @@ def main() -> None:
     asked = arguments.parse_args()
     recipe = asked.data / "text" / "recipe.yaml"
     with tempfile.TemporaryDirectory() as folder:
-        source = corpus(asked, folder)
+        source = report.corpus(asked.data, asked.rows, folder)
         result = figures(rounds(recipe, source, folder, asked.engine, asked.repeat), folder, asked.rows)
         if asked.peers:
             result |= peers(recipe, source, result["kept"])

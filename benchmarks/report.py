@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +21,16 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     arguments.add_argument("--data", type=Path, default=DATA, help="folder with openb/, problems/, text/, golden/")
     arguments.add_argument("--json", type=Path, metavar="FILE", help="write the result here")
     return arguments
+
+
+def corpus(data: Path, rows: int, folder: str) -> str:
+    """A JSONL file of so many rows, made by the generator beside the other data."""
+    made = f"{folder}/rows.jsonl"
+    generator = data / "text" / "generate.py"
+    if not generator.exists():
+        sys.exit(f"{generator} is not there: --data DIR says where it is")
+    subprocess.run([sys.executable, str(generator), made, str(rows)], check=True)
+    return made
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:

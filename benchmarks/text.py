@@ -17,7 +17,6 @@ import hashlib
 import json
 import statistics
 import subprocess
-import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -146,18 +145,6 @@ def show(result: dict[str, Any]) -> None:
         report.table(header, [["", *(result[f"peer_ray_data_{key}"] for key in keys), result["peer_ratio"]]])
 
 
-def corpus(asked: Any, folder: str) -> str:
-    """The file that was given, or one made by the generator beside the other data."""
-    if asked.source:
-        return str(asked.source)
-    made = f"{folder}/rows.jsonl"
-    generator = asked.data / "text" / "generate.py"
-    if not generator.exists():
-        sys.exit(f"{generator} is not there: --data DIR says where it is, or --source FILE names a JSONL file")
-    subprocess.run([sys.executable, str(generator), made, str(asked.rows)], check=True)
-    return made
-
-
 def main() -> None:
     arguments = report.parser(__doc__)
     arguments.add_argument("--engine", default="local", choices=["local", "ray"])
@@ -168,7 +155,7 @@ def main() -> None:
     arguments.add_argument("--source", type=Path, help="a JSONL file with 'text' instead of the generated corpus")
     asked = arguments.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        source = corpus(asked, folder)
+        source = str(asked.source) if asked.source else report.corpus(asked.data, asked.rows, folder)
         kinds = asked.kinds.split(",")
         result = figures(rounds(source, folder, asked.engine, asked.repeat, kinds))
         compare(folder, result["kept"], 0 if asked.source else asked.rows, kinds)

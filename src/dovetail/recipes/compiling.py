@@ -1,4 +1,4 @@
-"""How does a recipe become a pipeline? A stage per operator; a deduplicator is two, with a barrier between."""
+"""How does a recipe become a pipeline? A stage per operator; one that needs all rows is two, the second a barrier."""
 
 from __future__ import annotations
 
@@ -81,13 +81,12 @@ def _stages(step: Step, how: How, wrap: Wrap) -> list[Stage]:
         return [Stage(step.name, each(NotHere(step.op)), needs.resources, **settings)]
     if not isinstance(operator, Whole):
         return [_by_row(step.name, operator, needs, wrap, settings)]
-    found = []
-    first: Any = operator if isinstance(operator, Deduplicator) else Checking(operator)
-    found.append(Stage(f"{step.name}{HASHED}", each(first), needs.resources, **{**settings, "returns": 1.0}))
+    run: Any = operator if isinstance(operator, Deduplicator) else Checking(operator)
+    first = Stage(f"{step.name}{HASHED}", each(run), needs.resources, **{**settings, "returns": 1.0})
     alone = {key: value for key, value in settings.items() if key not in ("workers", "rate", "fuse")}
     # a barrier has one worker, and cannot leave anything out
     chosen = wrap(Choosing(operator), step.name)
-    return [*found, Stage(step.name, chosen, _alone(needs), **{**alone, "on_error": "fail"}, workers=1, barrier=True)]
+    return [first, Stage(step.name, chosen, _alone(needs), **{**alone, "on_error": "fail"}, workers=1, barrier=True)]
 
 
 def _by_row(name: str, operator: Operator, needs: Needs, wrap: Wrap, settings: Mapping[str, Any]) -> Stage:

@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dovetail.observe.words import duration, number, percent, table
+from dovetail.recipes.compiling import HASHED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dovetail.observe.summary import Summary
     from dovetail.recipes.recipe import Recipe
-
-HASHED = "_hash"
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,8 +85,7 @@ class Desk:
     # --- saying
 
     def say(self, *head: object, body: Sequence[Piece] = (), descriptors: Sequence[int] = ()) -> None:
-        if os.getpid() != self._pid:
-            os._exit(0)  # a process that user code forked, and that came back from its call: it is not the worker
+        self._leave_if_forked()
         with self._sending:
             try:
                 send_all(self._sock, head, body, descriptors)
@@ -95,6 +94,11 @@ class Desk:
 
     def _fork(self) -> None:
         self._forked = True
+
+    def _leave_if_forked(self) -> None:
+        """A process that user code forked, and that came back from its call, is not the worker: it writes nothing."""
+        if os.getpid() != self._pid:
+            os._exit(0)
 
     def free(self, unused: Sequence[int], kept: Sequence[int]) -> None:
         """Payloads of ours that nobody needs any more, and those of which somebody keeps views."""
@@ -148,6 +152,7 @@ class Desk:
             given = Input(frame, bodies, _load)
 
             def give(keys: Keys, items: list[Any]) -> None:
+                self._leave_if_forked()
                 if flags & NO_OUTPUT:
                     return
                 with self._packing:
@@ -277,8 +282,7 @@ class Desk:
     ) -> None:
         """Packs or writes what came out and reports; then the input's memory is given back, unless somebody keeps
         it."""
-        if os.getpid() != self._pid:
-            os._exit(0)  # a process that user code forked, and that came back from its call: it writes nothing
+        self._leave_if_forked()
         if flags & NO_OUTPUT:
             outcome.keys, outcome.items = [], []
         leaving = Leaving()

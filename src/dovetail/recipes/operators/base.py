@@ -182,7 +182,8 @@ class Deduplicator(Whole):
 
 
 class Selector(Whole):
-    """Keeps some rows, in an order of its own."""
+    """Keeps some rows, in an order of its own. If that is not the order in which they came, the chosen rows are held in
+    memory until they leave."""
 
     def numbers(self, rows: Iterable[Row]) -> Sequence[int]:
         """Which rows, counted from 0, in the order in which they leave."""

@@ -20,7 +20,8 @@ class FrequencySpecifiedFieldSelector(Selector):
     """Keeps all rows with one of the `topk` most frequent values, or of the `top_ratio` of all values, if that is less.
 
     The most frequent go first, or, with `reverse: false`, the rarest; of equally frequent ones those seen earlier.
-    Without a field, or without a number of values, all rows are kept. Eight bytes per row are held.
+    Without a field, or without a number of values, all rows are kept.
+    Eight bytes per row are held, and the rows that are chosen.
     """
 
     def __init__(

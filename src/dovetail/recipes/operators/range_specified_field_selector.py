@@ -19,7 +19,8 @@ class RangeSpecifiedFieldSelector(Selector):
     """Keeps the rows behind the lower bound, up to the upper one, of all rows in the order of a field; highest first.
 
     A bound is a rank or a share of all rows; of two lower ones the higher counts, of two upper ones the lower. Without
-    a field, or without a bound on both sides, all rows are kept: so it is in Data-Juicer. Eight bytes per row are held.
+    a field, or without a bound on both sides, all rows are kept: so it is in Data-Juicer.
+    Eight bytes per row are held, and the rows that are chosen.
     """
 
     def __init__(
