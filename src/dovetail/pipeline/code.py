@@ -1,9 +1,11 @@
 """Is this still the same code? A hash of what a stage runs, for what was measured of it to be found again.
 
 Told by its source as a tree, so that comments, docstrings and lines do not matter but constants do: the function or
-class itself and, of the same module, everything it names. What has no source (a lambda, a notebook, a function inside
-of another) is told by its compiled code and by the plain data it holds. Code of other modules counts by its name only.
-An object with a method `code_key` is told by the text that it gives.
+class itself and, of the same module, everything it names. A function inside of another, a lambda, and one of a notebook
+is told by its own part of the source, by what it holds and by what it uses; only without any source by its compiled
+code. Code of other modules counts by its name only. An object with a method `code_key` is told by the text that it
+gives, one with `hashed_as` by what that gives. The same on every version of Python, as long as there is source; and
+`@udf(...)` above a function does not count: what a worker needs does not change what it computes.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import functools
 import hashlib
 import importlib.machinery
 import inspect
+import linecache
 import sys
 from types import CodeType, FunctionType, MethodType
 from typing import TYPE_CHECKING
@@ -27,6 +30,7 @@ LARGE = 1000
 """Of larger containers only the kind and the length count."""
 DEPTH = 8
 DIGITS = 20
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def code_hash(run: object) -> str:
@@ -44,6 +48,8 @@ def _told(what: object, depth: int) -> str:
         return f"a {type(what).__qualname__}"
     if not isinstance(what, type) and callable(getattr(type(what), "code_key", None)):
         return f"key {what.code_key()}"  # type: ignore[attr-defined]
+    if not isinstance(what, type) and callable(getattr(type(what), "hashed_as", None)):
+        return _told(what.hashed_as(), depth)  # type: ignore[attr-defined]
     if isinstance(what, str):
         module, _, name = what.partition(":")
         return _in_module(module, name, None) or f"name {what}"
@@ -70,10 +76,10 @@ def _function(function: FunctionType, depth: int) -> str:
         return found
     used = function.__globals__
     parts = [
-        _code(code, function.__doc__),
+        _tree(function) or _code(code, function.__doc__),
         _value(function.__defaults__, depth - 1),
         _value(function.__kwdefaults__, depth - 1),
-        *(_value(_content(cell), depth - 1) for cell in function.__closure__ or ()),
+        *(f"{name}={_value(_content(cell), depth - 1)}" for name, cell in _cells(function)),
         *(f"{name}={_value(used[name], depth - 1)}" for name in sorted(_names(code)) if name in used),
     ]
     return f"function({'; '.join(parts)})"
@@ -81,6 +87,11 @@ def _function(function: FunctionType, depth: int) -> str:
 
 def _has_source(function: FunctionType) -> bool:
     return "<" not in function.__qualname__ and not function.__closure__
+
+
+def _cells(function: FunctionType) -> list[tuple[str, object]]:
+    """In the order of their names: Python's own differs between versions."""
+    return sorted(zip(function.__code__.co_freevars, function.__closure__ or (), strict=False), key=lambda it: it[0])
 
 
 def _content(cell: object) -> object:
@@ -123,7 +134,9 @@ def _value(value: object, depth: int) -> str:
         return f"a {type(value).__qualname__}"
     if isinstance(value, dict | list | tuple | set | frozenset):
         return _container(value, depth)
-    if isinstance(value, type | FunctionType | MethodType | functools.partial | Each):
+    if isinstance(value, type | FunctionType | MethodType | functools.partial | Each) or hasattr(
+        type(value), "hashed_as"
+    ):
         return _told(value, depth)
     if inspect.ismodule(value) or inspect.isbuiltin(value):
         return f"name {value.__name__}"
@@ -179,20 +192,91 @@ def _in_module(module: str, qualified: str, line: int | None) -> str:
     waiting = [top]
     while waiting:
         for node in definitions[waiting.pop()]:
-            new = {it.id for it in ast.walk(node) if isinstance(it, ast.Name)} & definitions.keys() - needed
+            new = {it.id for it in _walk(node) if isinstance(it, ast.Name)} & definitions.keys() - needed
             needed |= new
             waiting += new
-    told = [ast.dump(node) for name in sorted(needed) for node in definitions[name]]
+    told = [_dump(node) for name in sorted(needed) for node in definitions[name]]
     return f"source {qualified}: {'; '.join(told)}"
+
+
+def _tree(function: FunctionType) -> str:
+    """Its own part of the file, or notebook cell, that it comes from; nothing if there is none, or several could be."""
+    code = function.__code__
+    linecache.checkcache(code.co_filename)
+    source = "".join(linecache.getlines(code.co_filename, function.__globals__))
+    try:
+        nodes = [node for node in ast.walk(_parsed(source)) if _is_at(node, code)] if source else []
+    except (SyntaxError, ValueError):
+        return ""
+    if len(nodes) > 1:  # lambdas in one line: by the columns of what they give
+        exact = {place for place in code.co_positions() if None not in place}
+        nodes = [node for node in nodes if isinstance(node, ast.Lambda) and _extent(node.body) in exact]
+    return _dump(nodes[0]) if len(nodes) == 1 else ""
+
+
+def _is_at(node: ast.AST, code: CodeType) -> bool:
+    if isinstance(node, ast.Lambda):
+        return code.co_name == "<lambda>" and node.lineno == code.co_firstlineno
+    return isinstance(node, FUNCTIONS) and node.name == code.co_name and _begins(node) == code.co_firstlineno
+
+
+def _extent(node: ast.expr) -> tuple[int | None, ...]:
+    return node.lineno, node.end_lineno, node.col_offset, node.end_col_offset
+
+
+def _dump(node: object) -> str:
+    """Like `ast.dump`, which differs between versions of Python: without fields that are empty or say what the place
+    says already."""
+    if isinstance(node, list):
+        return f"[{', '.join(map(_dump, node))}]"
+    if not isinstance(node, ast.AST):
+        return repr(node)
+    given = [(name, _field(node, name)) for name in node._fields if name not in ("ctx", "kind", "type_comment")]
+    parts = [f"{name}={_dump(value)}" for name, value in given if value is not None and value != []]
+    if isinstance(node, ast.Constant) and node.value is None:
+        parts = ["None"]
+    return f"{type(node).__name__}({', '.join(parts)})"
+
+
+def _field(node: ast.AST, name: str) -> object:
+    value = getattr(node, name, None)
+    if isinstance(node, ast.JoinedStr) and value:  # Python 3.12 ends some with an empty text
+        return [it for it in value if getattr(it, "value", None) != ""]
+    return [it for it in value if not _is_udf(it)] if name == "decorator_list" and value else value
+
+
+def _is_udf(decorator: ast.expr) -> bool:
+    """`@udf`, `@dt.udf`, with or without arguments."""
+    called = decorator.func if isinstance(decorator, ast.Call) else decorator
+    return getattr(called, "id", None) == "udf" or getattr(called, "attr", None) == "udf"
+
+
+def _walk(node: ast.AST) -> Iterator[ast.AST]:
+    """All that `_dump` shows."""
+    waiting: list[object] = [node]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, list):
+            waiting += one
+        elif isinstance(one, ast.AST):
+            yield one
+            waiting += [_field(one, name) for name in one._fields]
+
+
+@functools.lru_cache(maxsize=64)
+def _parsed(source: str) -> ast.Module:
+    """Without docstrings."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, (*FUNCTIONS, ast.ClassDef)):
+            _drop_docstring(node)
+    return tree
 
 
 @functools.lru_cache(maxsize=64)
 def _definitions(source: str) -> dict[str, list[ast.stmt]]:
-    """Name -> the statements at the top of a module that bind it, without docstrings."""
-    tree = ast.parse(source)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            _drop_docstring(node)
+    """Name -> the statements at the top of a module that bind it."""
+    tree = _parsed(source)
     found: dict[str, list[ast.stmt]] = {}
     for statement in tree.body:
         for name in set(_bound(statement)):
@@ -223,11 +307,13 @@ def _begins_at(statements: Iterable[ast.stmt], qualified: str, line: int) -> boo
     last = qualified.rpartition(".")[2]
     for statement in statements:
         for node in ast.walk(statement):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == last:
-                first = min([node.lineno, *(it.lineno for it in node.decorator_list)])
-                if first <= line <= node.lineno:
-                    return True
+            if isinstance(node, FUNCTIONS) and node.name == last and _begins(node) <= line <= node.lineno:
+                return True
     return False
+
+
+def _begins(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    return min([node.lineno, *(it.lineno for it in node.decorator_list)])
 
 
 def _source(module: str) -> str:
