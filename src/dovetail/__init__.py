@@ -6,6 +6,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from dovetail.backfill.failures import RowError, RowFailed
+    from dovetail.backfill.filled import Filled
+    from dovetail.backfill.on_error import Retry
+    from dovetail.backfill.table import Table, table
+    from dovetail.backfill.udf import Udf, udf
     from dovetail.data.sinks import SinkSpec, sink
     from dovetail.data.sources import SourceSpec, source
     from dovetail.data.tickets import ItemFailed, ServiceClosed, Ticket, TooManyRequests
@@ -51,6 +56,7 @@ _HOMES = {
     "DovetailError": "errors",
     "Each": "pipeline.stage",
     "EngineError": "errors",
+    "Filled": "backfill.filled",
     "FragmentationScore": "scheduling.scores",
     "Gpu": "resources.cluster",
     "InfeasibleError": "errors",
@@ -64,11 +70,14 @@ _HOMES = {
     "Plan": "scheduling.plan",
     "Problem": "errors",
     "Profile": "scheduling.rates",
-    "ResourceError": "errors",
-    "RunError": "errors",
     "Recipe": "recipes.recipe",
+    "ResourceError": "errors",
     "Resources": "resources.resources",
+    "Retry": "backfill.on_error",
+    "RowError": "backfill.failures",
+    "RowFailed": "backfill.failures",
     "Run": "running.handle",
+    "RunError": "errors",
     "Seat": "resources.seat",
     "Service": "running.serving",
     "ServiceClosed": "data.tickets",
@@ -79,8 +88,10 @@ _HOMES = {
     "SourceSpec": "data.sources",
     "Spread": "scheduling.scores",
     "Stage": "pipeline.stage",
+    "Table": "backfill.table",
     "Ticket": "data.tickets",
     "TooManyRequests": "data.tickets",
+    "Udf": "backfill.udf",
     "Workload": "scheduling.fragmentation",
     "each": "pipeline.stage",
     "plan": "scheduling.planner",
@@ -89,6 +100,8 @@ _HOMES = {
     "simulate": "running.simulating",
     "sink": "data.sinks",
     "source": "data.sources",
+    "table": "backfill.table",
+    "udf": "backfill.udf",
 }
 
 __all__ = [
@@ -100,6 +113,7 @@ __all__ = [
     "DovetailError",
     "Each",
     "EngineError",
+    "Filled",
     "FragmentationScore",
     "Gpu",
     "InfeasibleError",
@@ -116,6 +130,9 @@ __all__ = [
     "Recipe",
     "ResourceError",
     "Resources",
+    "Retry",
+    "RowError",
+    "RowFailed",
     "Run",
     "RunError",
     "Seat",
@@ -128,8 +145,10 @@ __all__ = [
     "SourceSpec",
     "Spread",
     "Stage",
+    "Table",
     "Ticket",
     "TooManyRequests",
+    "Udf",
     "Workload",
     "each",
     "plan",
@@ -138,6 +157,8 @@ __all__ = [
     "simulate",
     "sink",
     "source",
+    "table",
+    "udf",
 ]
 
 

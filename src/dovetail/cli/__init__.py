@@ -13,6 +13,7 @@ from dovetail.cli.lazy import LazyGroup
 from dovetail.errors import DovetailError
 
 COMMANDS = {
+    "backfill": ("dovetail.cli.backfill", "Fill a column of a Lance table by a function."),
     "cancel": ("dovetail.cli.cancel", "Stop a run now."),
     "cluster": ("dovetail.cli.cluster", "What there is: nodes, cards, codecs, and what would fit."),
     "completion": ("dovetail.cli.completion", "Make the shell complete commands and options."),
@@ -37,6 +38,7 @@ Examples:
   dovetail init pipeline
   dovetail run pipeline.yaml --source 'data/*.jsonl' --sink out.jsonl
   dovetail run recipe.yaml
+  dovetail backfill clips.lance length --udf functions:length
   dovetail run --resume last
   dovetail plan examples/video.yaml --cluster "1x(32cpu, 128GB, 2xL40S:48GB)"
   dovetail simulate examples/video.yaml --cluster "4x(128cpu, 1TB, 8xL40S:48GB)"

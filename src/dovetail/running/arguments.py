@@ -33,11 +33,11 @@ def check_arguments(
     env_from: object = (),
 ) -> None:
     problems = [
-        *_of_engine(engine),
+        *of_engine(engine),
         *_of_pipeline(pipeline, plan),
         *_of_source(source),
         *_of_the_rest(options, max_errors, limit, run_dir, booleans),
-        *_of_share(engine, share, env_from),
+        *of_share(engine, share, env_from),
     ]
     if problems:
         raise ConfigError(problems)
@@ -45,12 +45,12 @@ def check_arguments(
 
 def check_share(engine: object, share: object, env_from: object) -> None:
     """What is given to a cluster, before it is asked for anything."""
-    problems = list(_of_share(engine, share, env_from))
+    problems = list(of_share(engine, share, env_from))
     if problems:
         raise ConfigError(problems)
 
 
-def _of_engine(engine: object) -> Iterator[Problem]:
+def of_engine(engine: object) -> Iterator[Problem]:
     if is_ray(engine):
         try:
             Where.parse(engine)
@@ -106,7 +106,7 @@ def _of_the_rest(
             yield _wrong(name, value, "True or False", f"{name}=True")
 
 
-def _of_share(engine: object, share: object, env_from: object) -> Iterator[Problem]:
+def of_share(engine: object, share: object, env_from: object) -> Iterator[Problem]:
     fits = isinstance(share, int | float) and not isinstance(share, bool) and 0 < share <= 1
     if share is not None and not fits:
         yield _wrong("share", share, "a part of the cluster, above 0 and up to 1", "share=0.5")

@@ -1,0 +1,1 @@
+"""Fill a column of a Lance table: `dt.udf`, `dt.table`."""

@@ -1,0 +1,377 @@
+"""How is a column filled? A lease, what there is to do, one run of workers, commits meanwhile; again if others changed
+the table under it."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from dovetail.backfill.admission import clamp_note, stage_of, told_infeasible
+from dovetail.backfill.committing import Committer
+from dovetail.backfill.dealing import Dealer
+from dovetail.backfill.failures import TOO_MANY, row_failed
+from dovetail.backfill.filled import Filled
+from dovetail.backfill.job import FillJob, Output
+from dovetail.backfill.lance_table import NewFile
+from dovetail.backfill.lease import TAKEN, Lease
+from dovetail.backfill.parts import parts_folder
+from dovetail.backfill.records import DRAINED, FAILED, FINISHED, RUNNING, JobRecord, write_job
+from dovetail.backfill.telling import Telling
+from dovetail.backfill.work import even_out, work_in
+from dovetail.errors import DovetailError, InfeasibleError, Problem, RunError
+from dovetail.observe.words import counted
+from dovetail.pipeline.pipeline import Pipeline
+from dovetail.running.running import run as start
+from dovetail.scheduling.planner import plan as make_plan
+from dovetail.streaming.options import Options
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dovetail.backfill.asking import Asked
+    from dovetail.backfill.job import Done
+    from dovetail.backfill.lance_table import Committed, LanceTable
+    from dovetail.backfill.store import Store
+    from dovetail.backfill.udf import Udf
+    from dovetail.backfill.work import Aim, Work
+    from dovetail.running.handle import Run
+
+ROUNDS = 20
+"""How often others may change the table under it before it gives up."""
+ASYNC_SLOTS = 16
+TRIES = 3
+"""Of a range that cannot be read or written."""
+OPTIONS = Options(
+    eager=True,
+    serving=True,  # the source waits for results: an epoch must not wait for the source
+    epoch_s=0.05,
+    epoch_batches=1,
+    epoch_most_s=0.05,
+    message_s=0.0001,
+    message_items=1,
+    queue_least=1,
+    hop_s=0.0002,
+    first_replan_s=1.0,
+    follow_plan=True,
+)
+"""A task is a message of its own, and its result leaves at once."""
+
+
+@dataclass
+class Filling:
+    """One call of `backfill`."""
+
+    table: LanceTable
+    store: Store
+    udf: Udf
+    aim: Aim
+    asked: Asked
+    run: str
+    masked: bool
+    rate: float | None = None
+    reads: tuple[str, ...] = ()
+    """The function's columns, if they are others than those by which it counts as done."""
+    renew: Callable[[], Aim] | None = None
+    """Asked once nobody else fills the column."""
+    committed: Callable[[Committed], None] = lambda _: None
+    """Told of every commit, after what belongs to it is tidied up."""
+    finished: Callable[[], None] = lambda: None
+    """Called when all is done, before somebody else may fill the column."""
+    filled: Filled = field(init=False)
+    telling: Telling = field(init=False)
+    _began: float = field(default_factory=time.monotonic)
+    _gone: set[int] = field(default_factory=set)
+    _budget_rows: int = 0
+    _broken: Counter[str] = field(default_factory=Counter)
+    _left: Counter[str] = field(default_factory=Counter)
+    """Rows of each fragment that nobody has done."""
+    _settled: set[str] = field(default_factory=set)
+    """Fragments that have their file, or need none."""
+    _lease: Lease = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.filled = Filled(self.aim.columns[0], run=self.run, version=self.table.version)
+        self.telling = Telling(self.filled, self.asked.progress)
+
+    # --- the whole
+
+    def fill(self) -> Filled:
+        """Raises what ended it; what is finished is committed in any case."""
+        job = JobRecord(self.run, self.aim.columns[0], RUNNING, time.time())
+        job.udf, job.version = self.udf.reference or self.udf.name, self.udf.version
+        job.where, job.engine = self.aim.where, self.asked.engine
+        lease = Lease.take(self.store, self.aim.columns[0], self.run, wait=self.asked.wait, say=self.telling.say)
+        self._lease = lease
+        with lease:
+            if self.renew is not None:
+                self.aim = self.renew()
+            write_job(self.store, job)
+            try:
+                self._rounds()
+                job.status = self.filled.status
+                if job.status == FINISHED:
+                    self._sweep()
+                    self.finished()
+            except BaseException as error:
+                job.status, job.message = FAILED, _first_line(error)
+                raise
+            finally:
+                self.telling.close()
+                self.filled.seconds = time.monotonic() - self._began
+                self._write_down(job)
+        return self.filled
+
+    def _sweep(self) -> None:
+        """Checkpoints that nobody goes on with: of fragments that are gone, and of other versions if all is done."""
+        if self.aim.fragments is None:
+            whole = self.aim.where is None and self.aim.only is None
+            folder = self.aim.folder
+            self.store.delete_folder(f"{folder}/parts" if whole else parts_folder(folder, self.aim.parts))
+
+    def _write_down(self, job: JobRecord) -> None:
+        filled = self.filled
+        job.ended, job.rows, job.errors = time.time(), filled.rows, filled.errors
+        job.fragments, job.workers = filled.fragments, filled.workers
+        job.table_version = filled.version if filled.commits else 0
+        with suppress(OSError, DovetailError):  # a full disk: what happened is told by what is raised
+            write_job(self.store, job)
+
+    def _rounds(self) -> None:
+        for number in range(ROUNDS):
+            self.table = even_out(self.table.newest(), self.aim)
+            work = work_in(self.table, self.store, self._aim(number))
+            if not number:
+                self._tell_what_is_there(work)
+            self._gone.clear()
+            if not (work.tasks or work.files):
+                return
+            self._round(work)
+            if not self._gone or self.filled.status == DRAINED:
+                return
+            changed = counted(len(self._gone), "fragment")
+            self.filled.notes.append(
+                f"{changed} changed while they were computed (compaction or update): computed again"
+            )
+            self.telling.say(self.filled.notes[-1])
+        message = f"the table was changed {ROUNDS} times while it was filled"
+        raise RunError(Problem("DT438", message, fixes=("call it again when nobody compacts or updates the table",)))
+
+    def _aim(self, number: int) -> Aim:
+        """In later rounds fragments have other numbers: everything that is not done."""
+        return self.aim if not number or isinstance(self.aim.fragments, int) else replace(self.aim, fragments=None)
+
+    def _tell_what_is_there(self, work: Work) -> None:
+        filled = self.filled
+        filled.done_before, filled.kept = work.done_rows, work.kept
+        if work.kept:
+            self.telling.say(f"going on: {work.kept:,} of {work.rows:,} rows are kept from an earlier call")
+        if work.stale and self.aim.where is None and not self.asked.recompute:
+            note = (
+                f"{counted(work.stale, 'fragment')} filled by another version of the function, from other input, or by "
+            )
+            filled.notes.append(note + "where=: computed again")
+            self.telling.say(filled.notes[-1])
+        if work.strange and self.aim.where is None and not self.asked.recompute:
+            note = (
+                f"{counted(work.strange, 'fragment')} with values of unknown origin (compacted, updated, or written by "
+            )
+            column = self.aim.columns[0]
+            filled.notes.append(f'{note}others): computed again; where="{column} IS NULL" computes only empty rows')
+            self.telling.say(filled.notes[-1])
+
+    # --- one run
+
+    def _round(self, work: Work) -> None:
+        telling = self.telling
+        telling.rows_total, telling.fragments_total = work.rows, work.fragments
+        telling.rows_left, telling.committed = work.rows - work.kept, 0
+        self._budget_rows = work.rows
+        self._settled.clear()
+        self._broken.clear()
+        self._left.clear()
+        for task in work.tasks:
+            self._left[task.key] += task.stop - task.start
+        committer = Committer(self.table, self.asked.commit_every_s, self.aim.inputs_of, self._saw_commit)
+        try:
+            for file in work.files:
+                committer.add(file)
+            if work.tasks:
+                self._run(work, committer)
+                self._gone.update(task.fragment for task in work.tasks if task.key not in self._settled)
+        except BaseException as error:
+            try:
+                committer.finish()
+            except Exception as second:
+                error.add_note(f"and what was finished could not be committed: {second}")
+            raise
+        else:
+            committer.finish()
+        finally:
+            self.filled.times.commit += committer.seconds
+
+    def _saw_commit(self, committed: Committed) -> None:
+        filled = self.filled
+        self._gone.update(committed.gone)
+        if committed.fragments:
+            filled.first_commit_s = filled.first_commit_s or time.monotonic() - self._began
+            filled.commits += 1
+            filled.fragments += len(committed.fragments)
+            filled.version = committed.version
+            self.telling.committed += len(committed.fragments)
+        folder = parts_folder(self.aim.folder, self.aim.parts)
+        done = {str(number) for number in (*committed.fragments, *committed.gone)}
+        for name in self.store.folders(folder):
+            if name.partition("-")[0] in done:
+                self.store.delete_folder(f"{folder}/{name}")
+        self.committed(committed)
+        self.telling.saw()
+
+    def _run(self, work: Work, committer: Committer) -> None:
+        pipeline = Pipeline([stage_of(self._job(), self.udf, self.asked)], name="backfill")
+        slots = pipeline.stages[0].slots or 1
+        workers = self._workers(pipeline)
+        dealer = Dealer(work.tasks, workers, slots, self.rate)
+        try:
+            run = start(pipeline, iter(dealer), **self._how())
+        except InfeasibleError as error:
+            raise told_infeasible(self.udf, self.asked, error) from None
+        self.filled.folder = run.folder
+        self._tell_workers(run)
+        dealer.expect(self.filled.workers)
+        try:
+            for done in run:
+                self._saw(done, dealer, committer)
+            if dealer.has_more:  # a run that serves is finished also if it was drained
+                self.filled.status = DRAINED
+        finally:
+            dealer.abandon()
+        self.rate = dealer.measured.rate
+
+    def _how(self) -> dict[str, Any]:
+        asked = self.asked
+        more = {"table": self.table.uri, "column": self.aim.columns[0]}
+        return {
+            "engine": asked.engine,
+            "cluster": asked.cluster,
+            "options": OPTIONS,
+            "progress": False,
+            "wait": asked.wait,
+            "profiles": False,
+            "share": asked.share,
+            "env_from": asked.env_from,
+            "what": "backfill",
+            "more": more,
+        }
+
+    def _workers(self, pipeline: Pipeline) -> int:
+        """How many there will be, as far as that can be said before; what cannot fit at all fails here, at once."""
+        from dovetail.engines.ray.where import is_ray
+
+        if is_ray(self.asked.engine):
+            return 1
+        try:
+            return make_plan(pipeline, self.asked.cluster).units[0].workers
+        except InfeasibleError as error:
+            raise told_infeasible(self.udf, self.asked, error) from None
+
+    def _tell_workers(self, run: Run) -> None:
+        self.filled.workers = run.plan.units[0].workers
+        note = clamp_note(self.udf, self.asked, run.plan)
+        if note and note not in self.filled.notes:
+            self.filled.notes.append(note)
+            self.telling.say(note)
+
+    def _job(self) -> FillJob:
+        ids = self.table.field_ids()
+        outputs = tuple(Output(name, ids[name], self.table.schema.field(name).type) for name in self.aim.columns)
+        asked, udf = self.asked, self.udf
+        slots = asked.slots or udf.slots
+        return FillJob(
+            uri=self.table.uri,
+            storage=self.table.storage,
+            version=self.table.version,
+            folder=self.aim.folder,
+            inputs=self.reads or self.aim.inputs,
+            outputs=outputs,
+            identity=self.aim.identity,
+            parts=self.aim.parts,
+            run=self.run,
+            on_error=asked.on_error or udf.on_error,
+            batch_size=asked.batch_size or udf.batch_size,
+            timeout_s=asked.timeout_s or udf.timeout_s,
+            slots=(slots or ASYNC_SLOTS) if udf.is_async else 1,
+            where=self.aim.where,
+            masked=self.masked,
+        )
+
+    # --- what comes back
+
+    def _saw(self, done: Done, dealer: Dealer, committer: Committer) -> None:
+        filled = self.filled
+        filled.rows += done.computed
+        filled.errors += done.errors
+        filled.times.add(done.times)
+        self._saw_rows(done, dealer, committer)
+        if done.broken:
+            self._broken[done.task.key] += 1
+        if self._broken[done.task.key] >= TRIES:
+            dealer.stop(self._cannot(done))
+        elif done.failed is not None:
+            named = "" if self.udf.reference else self.udf.name
+            dealer.stop(row_failed(done.failed, self.aim.columns[0], "what is finished is committed", named))
+        elif self._too_many():
+            dealer.stop(self._over_budget())
+        elif self._lease.lost():
+            dealer.stop(_taken_over(self.aim.columns[0]))
+        elif committer.error is not None:  # nothing of what is computed could be kept
+            dealer.stop(committer.error)
+        dealer.settle(done)
+        self.telling.rows_left = dealer.rows_left
+        self.telling.saw(done)
+
+    def _saw_rows(self, done: Done, dealer: Dealer, committer: Committer) -> None:
+        """One file for each fragment: of two workers that saw it complete the first, and if none did, one is asked."""
+        task = done.task
+        if task.key in self._settled:
+            return
+        self._left[task.key] -= done.reached - task.start
+        if done.file:
+            fields = self.aim.fields(self.table)
+            committer.add(NewFile(task.fragment, done.file, fields, task.inputs, done.size_bytes))
+        if done.file or done.untouched:
+            self._settled.add(task.key)
+        elif done.failed is None and not self._left[task.key] and (done.broken or task.start < task.stop):
+            dealer.add(replace(task, start=task.rows, stop=task.rows))
+
+    def _cannot(self, done: Done) -> RunError:
+        what, _, detail = done.broken.partition("\n")
+        lines = tuple(line for line in detail.splitlines() if line.strip())[-6:]
+        message = f"fragment {done.task.fragment} could not be read or written, {TRIES} times: {what}"
+        fixes = ("mend that and call it again: what is finished is kept",)
+        return RunError(Problem("DT449", message, lines, fixes, self.table.uri))
+
+    def _too_many(self) -> bool:
+        limit = self.asked.max_errors
+        if limit is None:
+            return False
+        return self.filled.errors > (limit * self._budget_rows if isinstance(limit, float) else limit)
+
+    def _over_budget(self) -> RunError:
+        limit, column = self.asked.max_errors, self.aim.columns[0]
+        allowed = f"{100 * limit:g} % of {self._budget_rows:,} rows" if isinstance(limit, float) else f"{limit:,}"
+        message = f"column {column!r}: {self.filled.errors:,} rows failed, more than the {allowed} that may"
+        fixes = (f'table.errors("{column}") says why', "or a larger max_errors=; what is finished is committed")
+        return RunError(Problem(TOO_MANY, message, fixes=fixes))
+
+
+def _taken_over(column: str) -> RunError:
+    message = f"column {column!r} was taken over by another process: this one was not heard of for too long"
+    return RunError(Problem(TAKEN, message, fixes=(f'table.history("{column}") says by whom',)))
+
+
+def _first_line(error: BaseException) -> str:
+    problems = getattr(error, "problems", ())
+    return problems[0].message if problems else f"{type(error).__name__}: {error}".splitlines()[0][:500]

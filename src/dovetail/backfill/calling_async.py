@@ -1,0 +1,174 @@
+"""How are several rows of an async function under way at once?
+
+As many lanes as slots take the next rows each, in order, on one event loop. When one fails that ends the run, those
+behind it are cancelled and those before it are waited for, so that what is done is always the rows up to some place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from dovetail.backfill.row_failures import RowFailure, failure_of
+
+if TYPE_CHECKING:
+    from dovetail.backfill.calling import Caller, Gathered
+
+RESULT_BYTES = 64 << 20
+
+
+@dataclass(slots=True)
+class _Under:
+    """What is under way in one `run`."""
+
+    batch: Any
+    until: float
+    next: int = 0
+    done: dict[int, tuple[int, Any]] = field(default_factory=dict)
+    """First row -> rows, what they gave: values, or arrays."""
+    failures: dict[int, RowFailure] = field(default_factory=dict)
+    lanes: dict[asyncio.Task[None], int] = field(default_factory=dict)
+    """Lane -> the first row of its call."""
+    bad: int | None = None
+    """The first row that ends the run."""
+    held: int = 0
+
+
+def run_async(caller: Caller, batch: Any, until: float, gathered: Gathered) -> None:
+    _ = caller.call  # its setup is not for this loop to wait in
+    loop = caller.loop
+    under = _Under(batch, until)
+
+    def running() -> int | None:
+        task = asyncio.current_task(loop)
+        return under.lanes.get(task) if task is not None else None
+
+    caller.watchdog.running = running
+    loop.run_until_complete(_lanes(caller, under))
+    _gather(caller, under, gathered)
+
+
+async def _lanes(caller: Caller, under: _Under) -> None:
+    lanes = [asyncio.ensure_future(_lane(caller, under)) for _ in range(min(caller.slots, under.batch.num_rows))]
+    if lanes:
+        await asyncio.wait(lanes)
+    for lane in lanes:
+        if not lane.cancelled() and lane.exception() is not None:
+            raise lane.exception()  # type: ignore[misc]  # ours: those of rows are kept
+
+
+async def _lane(caller: Caller, under: _Under) -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    while under.bad is None and under.next < under.batch.num_rows and under.held < RESULT_BYTES:
+        left = under.until - time.monotonic()
+        if under.next and left <= 0:
+            return
+        row = under.next
+        rows = 1 if caller.kind == "scalar" else min(caller.rows_per_call(left), under.batch.num_rows - row)
+        under.next += rows
+        under.lanes[task] = row
+        try:
+            await _stretch(caller, under, row, rows)
+        finally:
+            under.lanes.pop(task, None)
+
+
+async def _stretch(caller: Caller, under: _Under, row: int, rows: int) -> None:
+    """One call; several rows are tried one by one if it raises."""
+    began = time.perf_counter()
+    try:
+        result = await _one(caller, under, row, rows)
+    except BaseException as error:
+        if _is_cancelled(under, row):
+            return
+        if rows == 1:
+            await _again(caller, under, row, error)
+            return
+    else:
+        caller.pace.took(rows, time.perf_counter() - began)
+        _done(caller, under, row, rows, result)
+        return
+    for single in range(row, row + rows):
+        if _is_cancelled(under, single):
+            return
+        await _again(caller, under, single, None)
+
+
+async def _again(caller: Caller, under: _Under, row: int, error: BaseException | None) -> None:
+    """One row until it is good or has failed for good; `error`: what it failed with before."""
+    tried = 0
+    while error is None or tried < caller.on_error.retries(error):
+        if error is not None:
+            await asyncio.sleep(caller.on_error.wait_s(tried))
+            tried += 1
+        try:
+            result = await _one(caller, under, row, 1)
+        except BaseException as raised:
+            if _is_cancelled(under, row):
+                return
+            error = raised
+        else:
+            _done(caller, under, row, 1, result)
+            return
+    _failed(caller, under, row, error)
+
+
+async def _one(caller: Caller, under: _Under, row: int, rows: int) -> Any:
+    """What a call gives; of vectorised functions as arrays."""
+    if caller.kind == "scalar" or rows == 1:
+        args = caller.args_of(under.batch, row)
+    else:
+        piece = under.batch.slice(row, rows)
+        args = tuple(piece.columns) if caller.kind == "arrays" else (piece,)
+    if caller.timeout_s is None:
+        result = await caller.call(*args)
+    else:
+        caller.watchdog.begin(row, rows, caller.timeout_s)
+        try:
+            async with asyncio.timeout(caller.timeout_s * rows):
+                result = await caller.call(*args)
+        except TimeoutError as error:
+            raise TimeoutError(str(error) or f"not done after {caller.timeout_s * rows:g} s") from None
+        finally:
+            caller.watchdog.end(row)
+    return result if caller.kind == "scalar" else caller.converter.arrays(result, rows)
+
+
+def _done(caller: Caller, under: _Under, row: int, rows: int, result: Any) -> None:
+    under.done[row] = (rows, result)
+    scalar = caller.kind == "scalar"
+    under.held += sys.getsizeof(result, 0) if scalar else sum(array.nbytes for array in result)
+
+
+def _failed(caller: Caller, under: _Under, row: int, error: BaseException) -> None:
+    under.failures[row] = failure_of(row, error)
+    if caller.on_error.then == "skip":
+        under.done[row] = (1, caller.converter.nothing if caller.kind == "scalar" else caller.nulls(1))
+    elif under.bad is None or row < under.bad:
+        under.bad = row
+        for lane, other in list(under.lanes.items()):
+            if other > row:
+                lane.cancel()
+
+
+def _is_cancelled(under: _Under, row: int) -> bool:
+    """By us, because a row before it ends the run."""
+    return under.bad is not None and row > under.bad
+
+
+def _gather(caller: Caller, under: _Under, gathered: Gathered) -> None:
+    """What is done, in order; behind the row that ends the run nothing counts."""
+    end = under.next if under.bad is None else under.bad
+    kept = sorted(row for row in under.done if row < end)
+    gathered.failures = [under.failures[row] for row in sorted(under.failures) if row <= end]
+    if caller.kind == "scalar":
+        caller._keep([under.done[row][1] for row in kept], gathered, failed=under.bad is not None)  # noqa: SLF001
+        return
+    for row in kept:
+        rows, arrays = under.done[row]
+        gathered.add(arrays, rows)
+    gathered.stopped = under.bad is not None

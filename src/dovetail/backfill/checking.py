@@ -1,0 +1,148 @@
+"""Does a UDF fit a table: are its columns there, of types that it takes, and does what it gives have a place?"""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from dovetail.backfill.signature import NOTHING, SIGNATURE, bare, is_array
+from dovetail.backfill.types import accepts, arrow_type, fits, given_type, record_fields, shown_type
+from dovetail.errors import Problem, did_you_mean
+
+if TYPE_CHECKING:
+    from dovetail.backfill.udf import Udf
+
+MISSING = "DT444"
+NOT_TAKEN = "DT445"
+OUTPUTS = "DT446"
+
+Outputs = tuple[tuple[str, Any], ...]
+
+
+def outputs_of(udf: Udf) -> tuple[Outputs, list[Problem]]:
+    """(name of the field, pyarrow type) of what it gives, or why that cannot be told."""
+    said, returns = udf.options.data_type, udf.signature.returns
+    record = bare(returns)
+    fields = record_fields(record) if _is_named_tuple(record) else None
+    if fields is None:
+        if isinstance(said, Mapping):
+            return tuple((name, given_type(one)) for name, one in said.items()), []
+        found = given_type(said) if said is not None else arrow_type(_of_values(udf, returns))
+        if isinstance(found, str):
+            fix = f'def {udf.name}(...) -> str, or @dt.udf(data_type="string")'
+            return (), [Problem(SIGNATURE, f"{udf.name} {found}", fixes=(fix,))]
+        return (("", found),), []
+    if said is not None and not isinstance(said, Mapping):
+        return (("", given_type(said)),), []
+    return _of_fields(udf, fields, said or {})
+
+
+def _of_fields(udf: Udf, fields: dict[str, Any], said: Mapping[str, Any]) -> tuple[Outputs, list[Problem]]:
+    problems = []
+    for name in said:
+        if name not in fields:
+            near = did_you_mean(str(name), [*fields])
+            message = f"{udf.name}: data_type= names {name!r}, and it gives {', '.join(fields)}{near}"
+            problems.append(Problem(SIGNATURE, message, fixes=(f"one of {', '.join(fields)}",)))
+    found = []
+    for name, annotation in fields.items():
+        kind = given_type(said[name]) if name in said else arrow_type(_of_values(udf, annotation))
+        if isinstance(kind, str):
+            message = f"{udf.name}: its field {name} {kind}"
+            problems.append(Problem(SIGNATURE, message, fixes=(f'data_type={{"{name}": "string"}}',)))
+        found.append((name, kind))
+    return tuple(found), problems
+
+
+def _is_named_tuple(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, tuple) and hasattr(kind, "_fields")
+
+
+def _of_values(udf: Udf, annotation: Any) -> Any:
+    """Of one row: functions of arrays that say `list[str]` give a list with a text for every row."""
+    if udf.kind == "scalar" or annotation is NOTHING:
+        return annotation
+    if typing.get_origin(annotation) is typing.Annotated:
+        return annotation
+    plain = bare(annotation)
+    if typing.get_origin(plain) in (list, tuple, Sequence):
+        return typing.get_args(plain)[0]
+    if getattr(typing.get_origin(plain), "__name__", "") == "ndarray":
+        found = arrow_type(plain)
+        return plain if isinstance(found, str) else found.value_type
+    return plain if is_array(plain) else annotation
+
+
+def check(udf: Udf, schema: Any, columns: Sequence[str]) -> list[Problem]:
+    """Everything at once."""
+    outputs, problems = outputs_of(udf)
+    problems = [*udf.signature.problems, *problems]
+    problems += _inputs(udf, schema, columns)
+    problems += _places(udf, outputs, schema, columns)
+    return problems
+
+
+def _inputs(udf: Udf, schema: Any, columns: Sequence[str]) -> list[Problem]:
+    problems = []
+    names = list(schema.names)
+    annotations = udf.signature.annotations or (NOTHING,) * len(udf.inputs)
+    for number, column in enumerate(udf.inputs):
+        if column not in names:
+            message = f"{udf.name}: the table has no column {column!r}{did_you_mean(column, names)}"
+            evidence = (f"columns: {', '.join(names[:50])}{', ...' if len(names) > 50 else ''}",)
+            fixes = (f"input_columns={_renamed(udf, column, names)!r}", "or rename the parameter")
+            problems.append(Problem(MISSING, message, evidence, fixes))
+            continue
+        if column in columns:
+            message = f"{udf.name}: reads {column!r}, the column that it fills"
+            problems.append(Problem(MISSING, message, fixes=("fill another column, or read another",)))
+        annotation = annotations[number] if number < len(annotations) else NOTHING
+        kind = schema.field(column).type
+        if not accepts(annotation, kind):
+            message = f"{udf.name}: takes {shown_type(annotation)} for {column}, and the column is {kind}"
+            problems.append(Problem(NOT_TAKEN, message, fixes=(_taken_by(kind, column), "or read another column")))
+    return problems
+
+
+def _renamed(udf: Udf, column: str, names: list[str]) -> list[str]:
+    import difflib
+
+    near = difflib.get_close_matches(column, names, n=1, cutoff=0.6) or names[:1]
+    return [(near[0] if near else "text") if name == column else name for name in udf.inputs]
+
+
+def _taken_by(kind: Any, column: str) -> str:
+    from dovetail.backfill.types import is_list, stored, value_class
+
+    inner = stored(kind)
+    name = value_class(inner).__name__
+    if is_list(inner):
+        name = f"list[{value_class(stored(inner.value_type)).__name__}]"
+    return f"def ...({column if column.isidentifier() else 'value'}: {name})"
+
+
+def _places(udf: Udf, outputs: Outputs, schema: Any, columns: Sequence[str]) -> list[Problem]:
+    if not outputs:
+        return []
+    if len(outputs) != len(columns):
+        given = (
+            "one column" if len(outputs) == 1 else f"{len(outputs)} columns ({', '.join(name for name, _ in outputs)})"
+        )
+        message = f"{udf.name} gives {given}, and {len(columns)} are to be filled: {', '.join(columns)}"
+        fix = f"add_column({[name or udf.name for name, _ in outputs]!r}, {udf.name})"
+        return [Problem(OUTPUTS, message, fixes=(fix,))]
+    problems = []
+    explicit = udf.options.data_type is not None
+    for column, (_, kind) in zip(columns, outputs, strict=True):
+        if isinstance(kind, str) or column not in schema.names:
+            continue
+        there = schema.field(column).type
+        if not (kind.equals(there) if explicit else fits(kind, there)):
+            message = f"{udf.name} gives {kind}, and the column {column!r} is {there}"
+            fixes = (
+                f'data_type="{there}", if its values are of that type',
+                f"or table.drop({column!r}), and add it again",
+            )
+            problems.append(Problem(OUTPUTS, message, fixes=fixes))
+    return problems

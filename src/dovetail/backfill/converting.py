@@ -1,0 +1,190 @@
+"""How do the values that a function gave become Arrow arrays, and which of them cannot?"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from numbers import Number
+from typing import TYPE_CHECKING, Any
+
+from dovetail.backfill.types import fits, value_class
+from dovetail.errors import shown
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+ARRAYS = "an Arrow array, a numpy array or a list"
+
+
+class Converter:
+    """Into these types, of outputs with these names."""
+
+    def __init__(self, types: Sequence[Any], names: Sequence[str]) -> None:
+        self.types = tuple(types)
+        self.names = tuple(names)
+        self.single = self.names == ("",)
+        self.nothing: Any = None if self.single else (None,) * len(self.types)
+        """What stands for a row that failed."""
+
+    # values of rows
+
+    def values(self, results: list[Any]) -> tuple[list[Any], dict[int, Exception]]:
+        """Arrays, with NULL for the rows whose values do not fit, and why they do not."""
+        try:
+            return [array_of(column, kind) for column, kind in zip(self._columns(results), self.types, strict=True)], {}
+        except Exception:  # of one row at least: which?
+            wrong: dict[int, Exception] = {}
+            kept = []
+            for index, result in enumerate(results):
+                try:
+                    kept.append(self._row(result))
+                except Exception as error:
+                    wrong[index] = error
+                    kept.append(self.nothing)
+            columns = [kept] if self.single else list(zip(*kept, strict=True))
+            return [array_of(list(column), kind) for column, kind in zip(columns, self.types, strict=True)], wrong
+
+    def _columns(self, results: list[Any]) -> Iterable[Any]:
+        if self.single:
+            return [results]
+        if not all(issubclass(kind, tuple) for kind in set(map(type, results))):
+            raise TypeError
+        return zip(*results, strict=True) if results else [()] * len(self.types)
+
+    def _row(self, result: Any) -> Any:
+        """What one row gave, as it can be converted together with others."""
+        if self.single:
+            return _fitting(result, self.types[0], "")
+        if result is None:
+            return self.nothing
+        if dataclasses.is_dataclass(result) and not isinstance(result, type):
+            result = {field.name: getattr(result, field.name) for field in dataclasses.fields(result)}
+        if isinstance(result, Mapping):
+            result = [result.get(name) for name in self.names]
+        if not isinstance(result, tuple | list):
+            raise TypeError(f"gave {shown(result)}, not {len(self.types)} values ({', '.join(self.names)})")
+        if len(result) != len(self.types):
+            raise ValueError(f"gave {len(result)} values, not {len(self.types)} ({', '.join(self.names)})")
+        fields = zip(result, self.types, self.names, strict=True)
+        return tuple(_fitting(value, kind, name) for value, kind, name in fields)
+
+    # arrays
+
+    def arrays(self, result: Any, rows: int) -> list[Any]:
+        """What a call of so many rows gave. ValueError, TypeError: it is not one value per row, or does not fit."""
+        import pyarrow as pa
+
+        if self.single:
+            if isinstance(result, pa.RecordBatch | pa.Table) and result.num_columns == 1:
+                result = result.column(0)
+            return [_array(result, self.types[0], rows, "")]
+        if isinstance(result, pa.RecordBatch | pa.Table):
+            result = [result.column(name) for name in self.names if name in result.schema.names] or result.columns
+        elif isinstance(result, Mapping):
+            result = [result.get(name) for name in self.names]
+        if not isinstance(result, tuple | list):
+            raise TypeError(f"gave {_kind(result)}, not {len(self.types)} arrays ({', '.join(self.names)})")
+        if len(result) != len(self.types):
+            raise ValueError(f"gave {len(result)} arrays, not {len(self.types)} ({', '.join(self.names)})")
+        fields = zip(result, self.types, self.names, strict=True)
+        return [_array(one, kind, rows, name) for one, kind, name in fields]
+
+
+def array_of(values: Any, kind: Any) -> Any:
+    """A pyarrow array of Python's values."""
+    import pyarrow as pa
+
+    storage = kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
+    found = pa.array(values, storage)
+    if isinstance(found, pa.ChunkedArray):  # of more than 2 GB of text
+        found = found.combine_chunks()
+    return found if storage is kind else pa.ExtensionArray.from_storage(kind, found)
+
+
+def _fitting(value: Any, kind: Any, name: str) -> Any:
+    """The value, as itself or as plainer ones, or why it does not fit."""
+    trouble = _trouble(value, kind)
+    if trouble is None:
+        return value
+    plain = plainer(value)
+    trouble = _trouble(plain, kind) if plain is not value else trouble
+    if trouble is None:
+        return plain
+    wanted = value_class(kind)
+    sort = Number if wanted in (int, float) else wanted
+    made = ValueError if isinstance(value, sort) and not isinstance(trouble, TypeError) else TypeError
+    field = f" for {name}" if name else ""
+    raise made(f"gave {shown(value)} of type {type(value).__name__}{field}, which does not fit {kind}: {trouble}")
+
+
+def _trouble(value: Any, kind: Any) -> Exception | None:
+    try:
+        array_of([value], kind)
+    except Exception as error:
+        return error
+    return None
+
+
+def plainer(value: Any) -> Any:
+    """NamedTuples and dataclasses as dictionaries, arrays of several dimensions as lists; itself if it is none."""
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        return {name: plainer(one) for name, one in value._asdict().items()}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plainer(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, list | tuple):
+        made = [plainer(one) for one in value]
+        return made if any(new is not old for new, old in zip(made, value, strict=True)) else value
+    if isinstance(value, set | frozenset):
+        return list(value)
+    if isinstance(value, dict):
+        changed = {name: plainer(one) for name, one in value.items()}
+        return changed if any(changed[name] is not value[name] for name in value) else value
+    if hasattr(value, "as_py"):
+        return value.as_py()
+    if hasattr(value, "tolist") and hasattr(value, "ndim"):
+        return value.tolist()
+    return value
+
+
+def _kind(result: Any) -> str:
+    return f"{type(result).__module__}.{type(result).__qualname__}".removeprefix("builtins.")
+
+
+def _array(result: Any, kind: Any, rows: int, name: str) -> Any:
+    import pyarrow as pa
+
+    field = f" for {name}" if name else ""
+    if isinstance(result, pa.ChunkedArray):
+        result = result.combine_chunks()
+    array_like = (
+        isinstance(result, pa.Array | Sequence) or hasattr(result, "__array__") or hasattr(result, "__arrow_array__")
+    )
+    if not array_like or isinstance(result, str | bytes):
+        raise TypeError(f"gave {_kind(result)}{field}, not {ARRAYS} with {rows} values")
+    length = len(result) if getattr(result, "ndim", 1) else 0
+    if length != rows:
+        raise ValueError(f"gave {length} values{field} for {rows} rows")
+    if isinstance(result, pa.Array):
+        found = result
+    elif getattr(result, "ndim", 1) > 1 or isinstance(result, Sequence):
+        found = array_of([plainer(one) for one in result], kind)
+    else:
+        found = pa.array(result)
+    return cast_of(found, kind, field)
+
+
+def cast_of(array: Any, kind: Any, field: str = "") -> Any:
+    """In this type, if it is of the same sort; values out of range are a ValueError."""
+    import pyarrow as pa
+
+    if array.type.equals(kind):
+        return array
+    into_float = pa.types.is_integer(array.type) and pa.types.is_floating(kind)
+    if not (into_float or fits(array.type, kind)):
+        raise TypeError(f"gave {array.type}{field}, and the column is {kind}")
+    if isinstance(kind, pa.BaseExtensionType):
+        return pa.ExtensionArray.from_storage(kind, cast_of(array, kind.storage_type, field))
+    try:
+        return array.cast(kind)
+    except pa.ArrowInvalid as error:
+        raise ValueError(f"gave {array.type}{field}, which does not fit {kind}: {error}") from None

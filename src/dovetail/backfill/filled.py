@@ -1,0 +1,93 @@
+"""What did a backfill do, how fast, and where did the time go?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from dovetail.backfill.job import Times
+from dovetail.observe.words import counted, duration, number
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PARTS = {
+    "read": "reading the table",
+    "compute": "the function",
+    "checkpoint": "checkpoints",
+    "write": "writing data files",
+    "commit": "commits",
+}
+
+
+@dataclass(slots=True)
+class Filled:
+    """Given back by `table.backfill`; print it."""
+
+    column: str
+    status: str = "finished"
+    """finished, drained (the same call again goes on)."""
+    rows: int = 0
+    """Computed by this call."""
+    done_before: int = 0
+    """Rows that were filled already."""
+    kept: int = 0
+    """Rows that an earlier call had left as checkpoints."""
+    errors: int = 0
+    """Rows set aside by this call; `table.errors(column)` has them."""
+    fragments: int = 0
+    """Committed by this call."""
+    commits: int = 0
+    version: int = 0
+    """Of the table, after the last commit."""
+    seconds: float = 0.0
+    first_commit_s: float | None = None
+    workers: int = 0
+    times: Times = field(default_factory=Times)
+    """Where the seconds went, of all workers together; commits are made beside them."""
+    notes: list[str] = field(default_factory=list)
+    run: str = ""
+    folder: Path | None = None
+    """Of the run; None: there was nothing to do."""
+
+    @property
+    def rows_per_s(self) -> float:
+        return self.rows / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def slowest(self) -> str:
+        """The part that took most of the workers' time."""
+        parts = self.times.parts()
+        parts.pop("commit")
+        return max(parts, key=lambda name: parts[name])
+
+    def __str__(self) -> str:
+        lines = [self._headline()]
+        if self.rows:
+            lines.append(f"  time of {counted(self.workers, 'worker')}: {where_time_goes(self.times)}")
+            lines.append(f"  slowest: {PARTS[self.slowest]}")
+        if self.errors:
+            rows = counted(self.errors, "row")
+            lines.append(f'  {rows} set aside: table.errors("{self.column}"), table.retry_errors("{self.column}")')
+        return "\n".join(lines + [f"  note: {note}" for note in self.notes])
+
+    def _headline(self) -> str:
+        if not self.rows and not self.fragments:
+            return f"{self.column}: nothing to do, {self.done_before:,} rows are filled already"
+        rows = "1 row" if self.rows == 1 else f"{self.rows:,} rows"
+        told = f"{self.column}: {self.status}, {rows} in {duration(self.seconds)}"
+        if self.rows:
+            told += f" ({number(self.rows_per_s)} rows/s)"
+        told += f", {counted(self.fragments, 'fragment')} in {counted(self.commits, 'commit')}"
+        if self.kept or self.done_before:
+            told += f"; {self.done_before + self.kept:,} rows were done before"
+        return told
+
+
+def where_time_goes(times: Times) -> str:
+    """'function 78 %, reading 12 %, ...': the largest first, what is nothing left out."""
+    parts = times.parts()
+    parts.pop("commit")
+    total = sum(parts.values()) or 1.0
+    shares = sorted(((seconds / total, name) for name, seconds in parts.items()), reverse=True)
+    return ", ".join(f"{PARTS[name]} {100 * share:.0f} %" for share, name in shares if share >= 0.005)

@@ -1,0 +1,50 @@
+"""When are two results the same? Same columns, same version of the function, same rows asked for, same input files.
+
+Never the run, the resources or the number of workers. What was computed carries it in the name of its data file, which
+appears in the table with the very commit that makes the values visible: no other record can be older or newer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from dovetail.backfill.lance_table import Fragment
+
+DIGITS = 16
+
+
+def identity_of(
+    outputs: Sequence[tuple[str, str]], version: str, inputs: Sequence[str], where: str | None, generation: int
+) -> str:
+    """`outputs`: column and type, as text."""
+    told = json.dumps([[list(item) for item in outputs], version, list(inputs), where, generation])
+    return hashlib.sha256(told.encode("utf-8", "surrogatepass")).hexdigest()[:DIGITS]
+
+
+def inputs_hash(fragment: Fragment, fields: Collection[int]) -> str:
+    """Of the data files that hold those columns. Rows that were deleted since change nothing of the others."""
+    paths = sorted(file.path for file in fragment.files if any(number in fields for number in file.fields))
+    told = json.dumps([fragment.id, fragment.rows, paths])
+    return hashlib.sha256(told.encode("utf-8", "surrogatepass")).hexdigest()[:DIGITS]
+
+
+def is_done(fragment: Fragment, identity: str, inputs: str, fields: Collection[int]) -> bool:
+    """Whether what is to be computed is what the fragment has."""
+    prefix = f"dt-{identity}-{inputs}-"
+    own = [file for file in fragment.files if any(number in fields for number in file.fields)]
+    filled = {number for file in own for number in file.fields}  # one of several may have been dropped and added anew
+    return bool(own) and filled.issuperset(fields) and all(file.path.startswith(prefix) for file in own)
+
+
+def filled_by(fragment: Fragment, fields: Collection[int]) -> str:
+    """The identity of what fills it now; nothing if it was not us."""
+    for file in fragment.files:
+        pieces = file.path.split("-")
+        if any(number in fields for number in file.fields) and len(pieces) == 4 and pieces[0] == "dt":
+            return pieces[1]
+    return ""

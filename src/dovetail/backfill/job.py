@@ -1,0 +1,138 @@
+"""What does a worker of a backfill get, and what does it give back?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from dovetail.backfill.on_error import OnError
+
+PART_BYTES = 64 << 20
+"""Results that a worker holds before it leaves them beside the table."""
+NEW = "_new"
+"""In parts of a backfill that does not compute all rows: which rows it computed."""
+KILLED = "WorkerDied"
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """A column that is filled."""
+
+    name: str
+    field: int
+    """The table's number of it."""
+    type: Any
+
+
+@dataclass(frozen=True)
+class FillJob:
+    """The same for all tasks of a run."""
+
+    uri: str
+    storage: Mapping[str, str]
+    version: int
+    """Of the table: everybody reads the same one."""
+    folder: str
+    """Of this column, beside the table."""
+    inputs: tuple[str, ...]
+    outputs: tuple[Output, ...]
+    identity: str
+    """Of what is computed: part of the name of a data file, by which it is known as done."""
+    parts: str
+    """Of the checkpoints; another one where only some rows are computed again."""
+    run: str
+    on_error: OnError
+    batch_size: int | None = None
+    timeout_s: float | None = None
+    slots: int = 1
+    where: str | None = None
+    masked: bool = False
+    """Only some rows are computed; the others keep what they have."""
+    part_bytes: int = PART_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """Rows [start, stop) of a fragment, by their place in it; as far as the time goes."""
+
+    fragment: int
+    rows: int
+    """Of the whole fragment, with those that are deleted."""
+    inputs: str
+    """Which files the fragment's input is in, as a hash."""
+    start: int
+    stop: int
+    only: tuple[int, ...] | None = None
+    """Of these rows no others are computed, if it is not None."""
+    budget_s: float = 1.5
+
+    @property
+    def key(self) -> str:
+        return f"{self.fragment}-{self.inputs}"
+
+
+@dataclass(frozen=True, slots=True)
+class FailedRow:
+    """A row that could not be computed."""
+
+    fragment: int
+    offset: int
+    error_type: str
+    message: str
+    traceback: str = ""
+    exception: bytes = b""
+    """The exception itself, pickled by a worker of ours."""
+
+    @property
+    def address(self) -> int:
+        return self.fragment << 32 | self.offset
+
+
+@dataclass(slots=True)
+class Times:
+    """Where the seconds went."""
+
+    read: float = 0.0
+    compute: float = 0.0
+    checkpoint: float = 0.0
+    write: float = 0.0
+    commit: float = 0.0
+
+    def add(self, other: Times) -> None:
+        for name in self.__slots__:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+    def parts(self) -> dict[str, float]:
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+@dataclass(slots=True)
+class Done:
+    """How far a task came."""
+
+    task: Task
+    reached: int
+    """Rows before this one are computed, or kept in parts."""
+    computed: int = 0
+    """Rows for which the function was asked, this time."""
+    file: str = ""
+    """The fragment's data file, if this was the last of its rows."""
+    size_bytes: int = 0
+    errors: int = 0
+    """Rows of it that were set aside, this time."""
+    failed: FailedRow | None = None
+    """Why it stopped, if errors are to stop it."""
+    times: Times = field(default_factory=Times)
+    broken: str = ""
+    """What hindered the worker, if it was not the function: a disk that is full, a store that does not answer."""
+    untouched: bool = False
+    """No row of the whole fragment is asked for: it keeps what it has."""
+    worker: tuple[str, int] = ("", 0)
+    """Node and number of who did it."""
+
+    @property
+    def busy_s(self) -> float:
+        return self.times.read + self.times.compute + self.times.checkpoint + self.times.write

@@ -1,0 +1,356 @@
+"""What is in a Lance table, and how do finished files get into it? Only this module and `lance_opening` import Lance.
+
+Found by trying (pylance 14.0.2):
+- A writer of data files writes under a hidden temporary name (`data/.tmpXXXXXX`) and renames when it is closed. Killed,
+  it leaves that temporary file and nothing under the final name; given up without being closed, it leaves nothing. On
+  object stores an upload that was not finished is not to be seen. As a context manager it closes after an exception,
+  too, and would leave a file that is too short: that is why it is not used as one here.
+- `cleanup_old_versions`, with whatever arguments, looks at the folders that Lance knows, and never into `_dovetail`.
+  Files below `data/` that no version names yet are kept for 7 days, unless `delete_unverified=True` is given.
+- A fragment whose rows are all deleted is no longer in the list of fragments.
+- Data files name leaves: of a struct only the ids of its innermost fields, in tables of version 2.0 all of them.
+- A name of a column at the top cannot contain a dot; in `where` a name with spaces or capitals stands in backticks.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dovetail.backfill.lance_opening import address, as_os_error, file_session, one_line, opened, opened_anew
+from dovetail.data.reading.files import is_remote
+from dovetail.errors import ConfigError, Problem, RunError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    import pyarrow as pa
+
+BAD_WHERE = "DT432"
+NOT_CHANGED = "DT433"
+
+TRIES = 20
+"""Of a commit, when others commit at the same time."""
+_OFFSET = 0xFFFFFFFF
+
+
+@dataclass(frozen=True, slots=True)
+class DataFileInfo:
+    path: str
+    fields: tuple[int, ...]
+    """Ids of the columns (those at the top) of which the file has values, also if only of one of its inner fields."""
+    size_bytes: int
+    """0: not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fragment:
+    id: int
+    rows: int
+    """Physical: deleted ones count."""
+    deleted: int
+    files: tuple[DataFileInfo, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NewFile:
+    fragment: int
+    name: str
+    fields: tuple[int, ...]
+    """Ids of the columns, those at the top."""
+    inputs: str
+    """Hash of the input files that it was computed from."""
+    size_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    version: int
+    fragments: tuple[int, ...]
+    gone: tuple[int, ...]
+    """There is no such fragment any more, or its input files changed: compute them again."""
+
+
+class LanceTable:
+    """One version of a table. Pickled it is its address; whoever unpickles it opens it again."""
+
+    def __init__(self, uri: str, storage: Mapping[str, str] | None = None, version: int | None = None) -> None:
+        self.uri = address(uri)
+        self.storage = dict(storage or {})
+        self.dataset = opened(self.uri, self.storage, version)
+        """Lance's own object."""
+        self.version = int(self.dataset.version)
+        self.schema: pa.Schema = self.dataset.schema
+        self._fragments: tuple[Fragment, ...] | None = None
+        self._ids: dict[str, int] | None = None
+
+    def __reduce__(self) -> tuple[type[LanceTable], tuple[str, dict[str, str], int]]:
+        return type(self), (self.uri, self.storage, self.version)
+
+    def __repr__(self) -> str:
+        return f"LanceTable({self.uri!r}, version={self.version})"  # storage has keys that nobody should see
+
+    def newest(self) -> LanceTable:
+        return LanceTable(self.uri, self.storage)
+
+    def fragments(self) -> tuple[Fragment, ...]:
+        if self._fragments is None:
+            tops = self._tops()
+            self._fragments = tuple(_fragment(found.metadata, tops) for found in self.dataset.get_fragments())
+        return self._fragments
+
+    def field_ids(self) -> dict[str, int]:
+        """Of the columns at the top."""
+        if self._ids is None:
+            self._ids = {field.name(): field.id() for field in self.dataset.lance_schema.fields()}
+        return self._ids
+
+    def _tops(self) -> dict[int, int]:
+        """Id of every field, also of inner ones -> id of the column that it belongs to."""
+        return {id_: top.id() for top in self.dataset.lance_schema.fields() for id_ in _ids(top)}
+
+    def add_columns(self, fields: Sequence[pa.Field]) -> LanceTable:
+        """Columns that are null everywhere. Only the table's metadata is written, whatever its size."""
+        names = [field.name for field in fields]
+        return self._change(f"add {_names(names)}", lambda dataset: dataset.add_columns(list(fields)))
+
+    def drop_columns(self, names: Sequence[str]) -> LanceTable:
+        return self._change(f"drop {_names(names)}", lambda dataset: dataset.drop_columns(list(names)))
+
+    def _change(self, what: str, change: Callable[[Any], object]) -> LanceTable:
+        from lance.commit import CommitConflictError
+
+        for waited in _tries():
+            dataset = opened_anew(self.uri, self.storage)
+            try:
+                change(dataset)  # in place: it is another version then, and must not be among those that are kept open
+            except CommitConflictError as error:
+                if waited:
+                    continue
+                raise _not_changed(self.uri, f"cannot {what}, {TRIES} times: {one_line(error)}") from None
+            except (OSError, ValueError) as error:
+                message = f"cannot {what}: {one_line(error)}"
+                fix = f"the columns are {_names(dataset.schema.names)}"
+                raise ConfigError(Problem(NOT_CHANGED, message, fixes=(fix,), place=self.uri)) from None
+            return self.newest()
+        raise AssertionError("the last try returns or raises")
+
+    def read(self, fragment: int, columns: Sequence[str], start: int, stop: int) -> tuple[pa.Table, pa.BooleanArray]:
+        """Rows `start` to `stop` as they lie in the fragment, and which of them are not deleted.
+
+        Fewer rows come back where the fragment ends before `stop`; values of deleted rows are arbitrary.
+        """
+        import numpy as np
+        import pyarrow as pa
+
+        part, names = self._fragment_of(fragment), list(columns)
+        rows = max(0, min(stop, part.physical_rows) - start)
+        if not part.num_deletions:
+            found: pa.Table = part.scanner(columns=names, offset=start, limit=rows).to_table()
+            return found.select(names), pa.repeat(True, found.num_rows)
+        # not with include_deleted_rows: then Lance reads every row from the fragment's first one on
+        first = fragment << 32 | start
+        where = f"_rowaddr >= {first} AND _rowaddr < {first + rows}"
+        found = part.scanner(columns=names, filter=where, with_row_address=True).to_table()
+        there = found.column("_rowaddr").to_numpy().astype(np.int64) - first
+        places, missing = np.zeros(rows, np.int64), np.ones(rows, bool)
+        places[there], missing[there] = np.arange(len(there)), False
+        taken = pa.array(places, mask=missing)
+        return found.select(names).take(taken), taken.is_valid()
+
+    def matching(self, fragment: int, where: str) -> pa.UInt32Array:
+        """Physical offsets of the rows that are not deleted and match, in ascending order."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        found = self._fragment_of(fragment).scanner(columns=[], filter=where, with_row_address=True).to_table()
+        offsets = pc.bit_wise_and(found.column("_rowaddr"), pa.scalar(_OFFSET, pa.uint64())).cast(pa.uint32())
+        ordered: pa.UInt32Array = offsets.combine_chunks().take(pc.array_sort_indices(offsets.combine_chunks()))
+        return ordered
+
+    def check_where(self, where: str) -> None:
+        """Has Lance plan such a scan, which reads nothing. ConfigError if it cannot."""
+        try:
+            self.dataset.scanner(columns=[], filter=where, with_row_address=True).explain_plan()
+        except Exception as error:  # Lance raises what it likes; all of it is about this text
+            message = f"where={where!r} is not a condition on this table: {one_line(error)}"
+            fix = f"columns: {_names(self.schema.names)}; write one with spaces or capitals in `backticks`"
+            raise ConfigError(Problem(BAD_WHERE, message, fixes=(fix,), place=self.uri)) from None
+
+    def columns_in(self, where: str) -> tuple[str, ...]:
+        """Columns of which the text has the name, be it in quotes: one too many does no harm, one too few does."""
+        return tuple(name for name in self.schema.names if _named(name, where))
+
+    def write(self, name: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch], rows: int | None = None) -> int:
+        """Makes a data file that no version names yet; its bytes. If it fails there is nothing under that name. `rows`:
+        how many it must have, because Lance does not look and the table could not be read any more."""
+        from lance.file import LanceFileWriter
+
+        writer = LanceFileWriter(
+            f"{self.uri}/data/{name}",
+            schema,
+            version=self.dataset.data_storage_version,
+            storage_options=self.storage or None,
+        )
+        try:
+            written = 0
+            for batch in batches:
+                writer.write_batch(batch)
+                written += batch.num_rows
+            assert rows is None or written == rows, f"{name} would have {written} rows instead of {rows}"
+            writer.close()
+            return int(writer.size_bytes or 0)
+        finally:
+            del writer  # and with it what it wrote, if it was not closed
+
+    def commit(self, files: Sequence[NewFile], inputs_of: Callable[[LanceTable, Fragment], str]) -> Committed:
+        """Makes files part of the table, all of them in one version, if what they were computed from is still there.
+
+        Others may append, delete and update meanwhile. What is decided by the newest version is decided anew when Lance
+        says that there is a newer one that matters.
+        """
+        from lance.commit import CommitConflictError
+
+        for waited in _tries():
+            now = self.newest()
+            self._check_columns(now, {field for file in files for field in file.fields})
+            kept = _still_right(now, files, inputs_of)
+            names = {file.name for file in kept}
+            gone = tuple(file.fragment for file in files if file.name not in names)
+            if not kept:
+                return Committed(now.version, (), gone)
+            try:
+                version = now.replace(kept)
+            except CommitConflictError as error:
+                if waited:
+                    continue
+                message = f"cannot commit {len(kept)} files, {TRIES} times: {one_line(error)}"
+                raise _not_changed(self.uri, message) from None
+            return Committed(version, tuple(file.fragment for file in kept), gone)
+        raise AssertionError("the last try returns or raises")
+
+    def _check_columns(self, now: LanceTable, fields: set[int]) -> None:
+        """Lance gives the id of a column that was dropped to the next one that is added."""
+        there = {id_: now.schema.field(name) for name, id_ in now.field_ids().items()}
+        here = {id_: self.schema.field(name) for name, id_ in self.field_ids().items()}
+        gone = [id_ for id_ in fields if id_ not in there or not there[id_].equals(here.get(id_, there[id_]))]
+        if gone:
+            names = _names(here[id_].name if id_ in here else f"number {id_}" for id_ in sorted(gone))
+            message = f"column {names} was dropped or changed while it was filled: {_names(now.schema.names)} are there"
+            raise _not_changed(self.uri, message, "add the column again and call backfill again")
+
+    def replace(self, files: Sequence[NewFile]) -> int:
+        """Commits these files to this version, or to a newer one in which nothing happened that matters."""
+        import lance
+        from lance.commit import CommitConflictError
+
+        layouts: dict[tuple[int, ...], Any] = {}
+        try:
+            groups = [
+                lance.LanceOperation.DataReplacementGroup(file.fragment, self._data_file(file, layouts))
+                for file in files
+            ]
+            operation = lance.LanceOperation.DataReplacement(groups)
+            options = self.storage or None
+            done = lance.LanceDataset.commit(
+                self.uri, operation, read_version=self.version, max_retries=TRIES, storage_options=options
+            )
+        except CommitConflictError:
+            raise
+        except (OSError, ValueError) as error:
+            raise _not_changed(self.uri, f"cannot commit {len(files)} files: {one_line(error)}") from None
+        return int(done.version)
+
+    def _data_file(self, file: NewFile, layouts: dict[tuple[int, ...], Any]) -> Any:
+        """Which columns of a file are which fields depends on the format's version; Lance says it, once for all."""
+        from lance.fragment import DataFile
+
+        layout = layouts.get(file.fields)
+        if layout is None:
+            layout = layouts[file.fields] = DataFile.create(self.dataset, file.name)
+        return DataFile(
+            file.name,
+            list(layout.fields),
+            list(layout.column_indices),
+            layout.file_major_version,
+            layout.file_minor_version,
+            file.size_bytes or None,
+        )
+
+    def _fragment_of(self, fragment: int) -> Any:
+        found = self.dataset.get_fragment(fragment)
+        if found is None:
+            raise _not_changed(self.uri, f"version {self.version} has no fragment {fragment}")
+        return found
+
+
+def _still_right(
+    table: LanceTable, files: Sequence[NewFile], inputs_of: Callable[[LanceTable, Fragment], str]
+) -> tuple[NewFile, ...]:
+    """A file may be gone, too: `cleanup_old_versions(delete_unverified=True)` removes what no version names yet."""
+    is_there = _there(table)
+    there = {fragment.id: fragment for fragment in table.fragments()}
+    return tuple(
+        file
+        for file in files
+        if (found := there.get(file.fragment)) is not None
+        and inputs_of(table, found) == file.inputs
+        and is_there(file.name)
+    )
+
+
+def _there(table: LanceTable) -> Callable[[str], bool]:
+    folder = f"{table.uri}/data"
+    if not is_remote(folder):
+        return lambda name: Path(folder, name).exists()
+    session = file_session(folder, table.storage)
+
+    def is_there(name: str) -> bool:
+        with as_os_error():
+            return bool(session.contains(name))
+
+    return is_there
+
+
+def _fragment(found: Any, tops: dict[int, int]) -> Fragment:
+    deletions = found.deletion_file
+    files = tuple(_file_info(file, tops) for file in found.files)
+    return Fragment(int(found.id), int(found.physical_rows), int(deletions.num_deleted_rows) if deletions else 0, files)
+
+
+def _file_info(file: Any, tops: dict[int, int]) -> DataFileInfo:
+    """Fields that were dropped or replaced since are no longer the file's: Lance marks them with a negative id."""
+    fields = tuple(sorted({tops[id_] for id_ in file.fields if id_ in tops}))
+    return DataFileInfo(str(file.path), fields, int(file.file_size_bytes or 0))
+
+
+def _ids(field: Any) -> Iterator[int]:
+    yield field.id()
+    for child in field.children():
+        yield from _ids(child)
+
+
+def _named(name: str, where: str) -> bool:
+    if not re.fullmatch(r"\w+", name):
+        return any(mark in name for mark in "`\"'\\") or name.casefold() in where.casefold()
+    return re.search(rf"(?<!\w){re.escape(name)}(?!\w)", where, re.IGNORECASE) is not None
+
+
+def _names(names: Iterable[str]) -> str:
+    return ", ".join(repr(name) for name in names)
+
+
+def _tries() -> Iterator[bool]:
+    """Whether there is another one; waits between them, each time for longer and never as long as somebody else."""
+    for at in range(TRIES):
+        if at:
+            time.sleep(random.uniform(0, min(2.0, 0.05 * 2**at)))  # noqa: S311 - nobody guesses it
+        yield at < TRIES - 1
+
+
+def _not_changed(uri: str, message: str, *fixes: str) -> RunError:
+    return RunError(Problem(NOT_CHANGED, message, fixes=fixes or ("call backfill again",), place=uri))

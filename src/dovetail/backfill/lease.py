@@ -1,0 +1,252 @@
+"""Who fills a column now? One backfill at a time; one that died is taken over.
+
+Object stores have no lock that Lance could give us, so this is Lamport's bakery, in files of `<column>/lease/`:
+
+    <id>.asks    who it is: written once, before anything else, and the first to go
+    <id>.tries   it saw nobody before it, and is about to look again
+    <id>.holds   it looked again, and has it
+    <id>.beat    when it was last there
+
+Who asks looks who else does. With nobody there that tries or holds, and nobody alive that asked with a smaller id, it
+writes that it tries, looks again, and has it if that still is so; otherwise it takes the try back. Of two that had it,
+the one with the smaller id would have asked after the other's second look, and so would have seen the other's try.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+import uuid
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+from dovetail.backfill.store import folder_of
+from dovetail.claims.owner import Process
+from dovetail.claims.process import is_there, this_process
+from dovetail.errors import Problem, RunError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dovetail.backfill.store import Store
+
+TAKEN = "DT434"
+BEAT_S = 5.0
+DEAD_S = 20.0
+"""Without a heartbeat."""
+FIRST_LOOK_S = 0.02
+LAST_LOOK_S = 2.0
+_STRAY_NS = 3600 * 10**9
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    owner: str
+    run: str
+    host: str
+    pid: int
+    began: float
+    beat: float
+    alive: bool
+
+
+def holder(store: Store, column: str) -> Holder | None:
+    """Who has it, or had it last and died; None: nobody."""
+    found = [claim.holder for claim in _claims(store, _folder(column)).values() if claim.holds]
+    return max(found, key=lambda one: (one.alive, one.began), default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Claim:
+    holder: Holder
+    tries: bool
+    holds: bool
+
+
+class Lease:
+    """A context manager; a thread says every 5 s that we are there, from the moment of asking."""
+
+    def __init__(self, store: Store, column: str, run: str) -> None:
+        self._store = store
+        self._column = column
+        self._folder = _folder(column)
+        self._run = run
+        self._id = f"{time.time_ns():020d}-{uuid.uuid4().hex}"
+        self._ended = threading.Event()
+        self._lost = False
+        self._seen = time.monotonic()
+        self._thread = threading.Thread(target=self._beat_on, name="dovetail-lease", daemon=True)
+
+    @classmethod
+    def take(cls, store: Store, column: str, run: str, *, wait: bool, say: Callable[[str], None]) -> Lease:
+        lease = cls(store, column, run)
+        try:
+            lease._ask()
+            lease._get(wait, say)
+        except BaseException:
+            lease.release()
+            raise
+        return lease
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def lost(self) -> bool:
+        """Somebody took it over because we seemed dead, or may have: for too long the store did not answer."""
+        if not self._lost and time.monotonic() - self._seen > DEAD_S:
+            self._beat()
+        return self._lost
+
+    def release(self) -> None:
+        self._ended.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+        self._remove(self._id)
+
+    def _ask(self) -> None:
+        process = this_process()
+        host = socket.gethostname()
+        record = {
+            "owner": f"{self._run} on {host}, pid {process.pid}",
+            "run": self._run,
+            "host": host,
+            "process": list(process),
+            "began": time.time(),
+        }
+        self._put("asks", json.dumps(record))
+        self._thread.start()
+
+    def _get(self, wait: bool, say: Callable[[str], None]) -> None:
+        told = False
+        pause = FIRST_LOOK_S
+        while True:
+            has = self._try(say)
+            if has is None:
+                self._put("holds", "")
+                return
+            if has.holds and not wait:
+                raise _taken(self._column, has.holder)
+            if has.holds and not told:
+                told = True
+                say(f"column {self._column!r} is being filled by {has.holder.owner}: waiting for it to end")
+            self._ended.wait(pause)
+            pause = min(LAST_LOOK_S, pause * 1.5)
+
+    def _try(self, say: Callable[[str], None]) -> _Claim | None:
+        """Who is before us; None: nobody, and whoever asks from now on sees that we are."""
+        before = self._before(say)
+        if before is not None:
+            return before
+        self._put("tries", "")
+        before = self._before(say)
+        if before is not None:
+            self._store.delete(self._path("tries"))
+        return before
+
+    def _before(self, say: Callable[[str], None]) -> _Claim | None:
+        """Who holds it, or else tries to get it, or else asked before us. The dead are removed."""
+        claims = _claims(self._store, self._folder)
+        if claims.pop(self._id, None) is None:
+            message = f"the claim to column {self._column!r} was removed: nothing was heard of us for {DEAD_S:g} s"
+            raise RunError(Problem(TAKEN, message, fixes=("call backfill again",)))
+        before: list[_Claim] = []
+        for id_, claim in claims.items():
+            if not claim.holder.alive:
+                if claim.holds:
+                    say(f"taking over column {self._column!r} from {claim.holder.owner}: {_why_dead(claim.holder)}")
+                self._remove(id_)
+            elif claim.holds or claim.tries or id_ < self._id:
+                before.append(claim)
+        return max(before, key=lambda one: (one.holds, one.tries), default=None)
+
+    def _beat_on(self) -> None:
+        while not self._ended.wait(BEAT_S):
+            self._beat()
+
+    def _beat(self) -> None:
+        try:
+            if f"{self._id}.asks" not in self._store.names(self._folder):
+                self._lost = True
+                self._ended.set()
+                return
+            self._put("beat", repr(time.time()))
+            self._seen = time.monotonic()
+        except OSError:  # the store does not answer; others think us dead after a while, and so must we
+            if time.monotonic() - self._seen > DEAD_S:
+                self._lost = True
+
+    def _path(self, what: str) -> str:
+        return f"{self._folder}/{self._id}.{what}"
+
+    def _put(self, what: str, text: str) -> None:
+        self._store.put(self._path(what), text.encode())
+
+    def _remove(self, id_: str) -> None:
+        self._store.delete(*(f"{self._folder}/{id_}.{what}" for what in ("asks", "tries", "holds", "beat")))
+
+
+def _folder(column: str) -> str:
+    return f"{folder_of(column)}/lease"
+
+
+def _claims(store: Store, folder: str) -> dict[str, _Claim]:
+    names = set(store.names(folder))
+    found: dict[str, _Claim] = {}
+    for name in names:
+        id_, _, what = name.partition(".")
+        if what != "asks":
+            _sweep(store, folder, name, names)
+            continue
+        record = store.get(f"{folder}/{name}")
+        if record is None:
+            continue  # it left meanwhile
+        beat = store.get(f"{folder}/{id_}.beat") if f"{id_}.beat" in names else None
+        found[id_] = _Claim(_read(record, beat), f"{id_}.tries" in names, f"{id_}.holds" in names)
+    return found
+
+
+def _sweep(store: Store, folder: str, name: str, names: set[str]) -> None:
+    """What a heartbeat left that came too late. Nothing that is new: a list may be older than what it lacks."""
+    id_ = name.partition(".")[0]
+    began = id_.partition("-")[0]
+    if f"{id_}.asks" not in names and began.isdecimal() and time.time_ns() - int(began) > _STRAY_NS:
+        store.delete(f"{folder}/{name}")
+
+
+def _read(record: bytes, beat: bytes | None) -> Holder:
+    try:
+        said = json.loads(record)
+        process = Process(*said["process"])
+        last = float(beat) if beat else float(said["began"])
+    except (ValueError, KeyError, TypeError):  # not one of ours, or of a version to come
+        return Holder("somebody whose record cannot be read", "", "", 0, 0.0, 0.0, alive=False)
+    alive = time.time() - last <= DEAD_S and _is_there(process, said["host"]) is not False
+    return Holder(said["owner"], said["run"], said["host"], process.pid, float(said["began"]), last, alive)
+
+
+def _is_there(process: Process, host: str) -> bool | None:
+    """None: it is on another machine. Two may have one name; what began with this machine's start is on this one."""
+    here = this_process()
+    if process.space.partition(" ")[0] != here.space.partition(" ")[0]:
+        return None
+    if not process.space and host != socket.gethostname():
+        return None
+    return is_there(process)
+
+
+def _why_dead(dead: Holder) -> str:
+    silent = time.time() - dead.beat
+    return f"no heartbeat for {silent:.0f} s" if silent > DEAD_S else "its process is gone"
+
+
+def _taken(column: str, has: Holder) -> RunError:
+    since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(has.began))
+    message = f"column {column!r} is being filled by {has.owner}"
+    evidence = (f"since {since}, last heartbeat {max(0.0, time.time() - has.beat):.0f} s ago",)
+    fixes = ("wait for it: pass wait=True", f"or end it, on {has.host}: kill {has.pid}")
+    return RunError(Problem(TAKEN, message, evidence, fixes))

@@ -1,0 +1,267 @@
+"""What would a backfill do? Fragments, rows, workers, what they ask for line by line, and how long it takes."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from dovetail.backfill.admission import clamp_note, stage_of, told_infeasible
+from dovetail.backfill.calling import Caller
+from dovetail.backfill.identity import identity_of
+from dovetail.backfill.job import FillJob, Output
+from dovetail.backfill.lance_table import LanceTable
+from dovetail.backfill.reading import one_batch
+from dovetail.backfill.work import Aim, work_in
+from dovetail.errors import DovetailError, InfeasibleError
+from dovetail.observe.words import counted, duration, number
+from dovetail.pipeline.pipeline import Pipeline
+from dovetail.pipeline.stage import Stage
+from dovetail.resources.sizes import about_size
+from dovetail.scheduling.planner import plan as make_plan
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dovetail.backfill.asking import Asked
+    from dovetail.backfill.records import ColumnRecord
+    from dovetail.backfill.store import Store
+    from dovetail.backfill.udf import Udf
+    from dovetail.backfill.work import Work
+    from dovetail.engines.worker import Worker
+    from dovetail.scheduling.plan import Plan
+
+SAMPLE_ROWS = 2_000
+SAMPLE_S = 1.0
+
+
+@dataclass(slots=True)
+class BackfillPlan:
+    """Print it; nothing of it has begun."""
+
+    column: str
+    udf: str
+    fragments: int
+    """To be computed."""
+    rows: int
+    done_fragments: int
+    done_rows: int
+    kept: int
+    """Rows of those to be computed that an earlier call has left."""
+    workers: int
+    slots: int
+    cpus: float
+    """That all workers ask for together."""
+    memory_bytes: int
+    gpus: float
+    there_cpus: float
+    there_memory_bytes: int
+    there_gpus: int
+    rate: float | None = None
+    """Rows per second of one worker."""
+    rate_from: str = ""
+    notes: list[str] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)
+    """What is asked for, one component each."""
+
+    @property
+    def rows_left(self) -> int:
+        return self.rows - self.kept
+
+    @property
+    def seconds(self) -> float | None:
+        """About how long it takes; None: nobody knows how fast the function is."""
+        if not self.rows_left:
+            return 0.0
+        return self.rows_left / (self.rate * self.workers * self.slots) if self.rate else None
+
+    def to_dict(self) -> dict[str, object]:
+        told = {name: getattr(self, name) for name in self.__slots__ if name not in ("notes", "lines")}
+        return told | {"rows_left": self.rows_left, "seconds": self.seconds, "notes": list(self.notes)}
+
+    def __str__(self) -> str:
+        told = f"{self.column} by {self.udf}: {self.rows:,} rows in {counted(self.fragments, 'fragment')} to compute"
+        if self.done_rows:
+            told += f", {self.done_rows:,} in {counted(self.done_fragments, 'fragment')} done"
+        if self.kept:
+            told += f", {self.kept:,} of them kept from an earlier call"
+        return "\n".join([told, "", *self.lines, "", self._estimate(), *(f"note: {note}" for note in self.notes)])
+
+    def _estimate(self) -> str:
+        if not self.rows_left:
+            return "Nothing is left to compute."
+        if self.seconds is None or self.rate is None:
+            return "How long it takes is not known: no row was tried."
+        speed = number(self.rate * self.workers * self.slots)
+        return f"About {duration(self.seconds)}: {speed} rows/s, {number(self.rate)} rows/s of one ({self.rate_from})."
+
+
+def planned(
+    table: LanceTable, store: Store, udf: Udf, record: ColumnRecord, asked: Asked, *, sample: bool
+) -> BackfillPlan:
+    """InfeasibleError: it can never start, and why."""
+    work = _work(table, store, udf, record, asked)
+    job = _nobodys_job(table, udf, record, asked)
+    pipeline = Pipeline([stage_of(job, udf, asked)], name="backfill")
+    plan = _plan(pipeline, udf, asked)
+    made = _told(udf, record, plan, work, pipeline.stages[0].slots or 1)
+    note = clamp_note(udf, asked, plan)
+    made.notes += [note] if note else []
+    if record.rate is not None:
+        made.rate, made.rate_from = record.rate, "measured when it ran last"
+    elif sample and work.tasks:
+        _sample(made, udf, job, work)
+    return made
+
+
+def _plan(pipeline: Pipeline, udf: Udf, asked: Asked) -> Plan:
+    from dovetail.engines.ray.where import is_ray
+
+    cluster: Any = asked.cluster
+    if is_ray(asked.engine):
+        from dovetail.running.sites import site_of
+
+        cluster = site_of(asked.engine, share=asked.share, env_from=asked.env_from).cluster(asked.cluster)
+    try:
+        return make_plan(pipeline, cluster)
+    except InfeasibleError as error:
+        raise told_infeasible(udf, asked, error) from None
+
+
+def _work(table: LanceTable, store: Store, udf: Udf, record: ColumnRecord, asked: Asked) -> Work:
+    """Of a column that is not there yet it is everything."""
+    types = dict(zip(record.columns, record.types, strict=True))
+    names = table.schema.names
+    outputs = [(name, str(table.schema.field(name).type) if name in names else types[name]) for name in record.columns]
+    version = record.counts_as(udf.version)
+    identity = identity_of(outputs, version, record.inputs, asked.where, record.generation_of(asked.where))
+    there = tuple(name for name in record.columns if name in names)
+    aim = Aim(record.folder, there, tuple(record.inputs), identity, identity, asked.where, asked.fragments)
+    return work_in(table, store, aim)
+
+
+def _nobodys_job(table: LanceTable, udf: Udf, record: ColumnRecord, asked: Asked) -> FillJob:
+    outputs = tuple(Output(name, -1, kind) for name, (_, kind) in zip(record.columns, udf.outputs(), strict=True))
+    on_error = asked.on_error or udf.on_error
+    batch_size, timeout_s = asked.batch_size or udf.batch_size, asked.timeout_s or udf.timeout_s
+    slots = asked.slots or udf.slots or 16 if udf.is_async else 1
+    return FillJob(
+        table.uri,
+        table.storage,
+        table.version,
+        record.folder,
+        tuple(record.inputs),
+        outputs,
+        "",
+        "",
+        "",
+        on_error,
+        batch_size,
+        timeout_s,
+        slots,
+        asked.where,
+    )
+
+
+def _told(udf: Udf, record: ColumnRecord, plan: Plan, work: Work, slots: int) -> BackfillPlan:
+    shape, needs = udf.resources.shape(), udf.resources
+    nodes = plan.cluster.nodes
+    workers = plan.units[0].workers
+    made = BackfillPlan(
+        column=", ".join(record.columns),
+        udf=udf.reference or udf.name,
+        fragments=work.fragments,
+        rows=work.rows,
+        done_fragments=work.done_fragments,
+        done_rows=work.done_rows,
+        kept=work.kept,
+        workers=workers,
+        slots=slots,
+        cpus=workers * shape.cpu_milli / 1000,
+        memory_bytes=workers * shape.memory_bytes,
+        gpus=workers * needs.gpus,
+        there_cpus=sum(node.cpu_milli for node in nodes) / 1000,
+        there_memory_bytes=sum(node.memory_bytes for node in nodes),
+        there_gpus=sum(len(node.gpus) for node in nodes),
+    )
+    made.lines += _lines(made, shape.cpu_milli / 1000, shape.memory_bytes, needs.gpus)
+    return made
+
+
+def _lines(plan: BackfillPlan, cpus: float, memory: int, gpus: float) -> list[str]:
+    """As the guide of the third seed counts, with what is not there said, too."""
+    count = plan.workers
+    each = [f"{cpus:g} CPU"] + [f"{gpus:g} GPU"] * bool(gpus) + [about_size(memory)] * bool(memory)
+    total = [f"{plan.cpus:g} CPUs"] + [f"{plan.gpus:g} GPUs"] * bool(gpus)
+    total += [about_size(plan.memory_bytes)] * bool(memory)
+    return [
+        f"Workers:    {count} x {', '.join(each)} = {', '.join(total)}",
+        "Driver:     this program; it takes nothing of the plan",
+        "Tracker:    none; what is done is in the table's own files",
+        "Writers:    none; the worker that completes a fragment writes its file",
+        "Queues:     none; workers read the table themselves",
+        f"Total:      {', '.join(total)} of {plan.there_cpus:g} CPUs"
+        + f", {about_size(plan.there_memory_bytes)}" * bool(plan.there_memory_bytes)
+        + f", {plan.there_gpus} GPUs" * bool(plan.there_gpus),
+    ]
+
+
+# --- the sample
+
+
+class Sampler:
+    """A stage's function: some rows of a fragment in, how many were done in how many seconds out."""
+
+    def __init__(self, job: FillJob, udf: Udf) -> None:
+        self.job, self.udf = job, udf
+
+    def setup(self, worker: Worker) -> None:
+        job = self.job
+        self.table = LanceTable(job.uri, job.storage, job.version)
+        types = [output.type for output in job.outputs]
+        self.caller = Caller(self.udf, types, job.on_error, job.batch_size, job.timeout_s, job.slots)
+        self.caller.setup(worker)
+
+    def teardown(self) -> None:
+        self.caller.teardown()
+
+    def __call__(self, ranges: Sequence[tuple[int, int, int]]) -> list[tuple[int, float]]:
+        return [self._tried(*one) for one in ranges]
+
+    def _tried(self, fragment: int, start: int, stop: int) -> tuple[int, float]:
+        import pyarrow as pa
+
+        began = time.perf_counter()
+        table, alive = self.table.read(fragment, self.job.inputs, start, stop)
+        table = table.filter(pa.array(alive))
+        if not table.num_rows:
+            return 0, 0.0
+        called = self.caller.run(one_batch(table), time.monotonic() + SAMPLE_S, lambda _: None)
+        return called.rows, time.perf_counter() - began
+
+
+def _sample(made: BackfillPlan, udf: Udf, job: FillJob, work: Work) -> None:
+    """In a worker process on this machine: a function that crashes must not take its caller along."""
+    from tempfile import TemporaryDirectory
+
+    from dovetail.running.running import run
+
+    task = work.tasks[0]
+    stop = min(task.stop, task.start + SAMPLE_ROWS)
+    ranges = [(task.fragment, task.start, min(stop, task.start + 64)), (task.fragment, task.start, stop)]
+    pipeline = Pipeline([Stage("sample", Sampler(job, udf), udf.resources, workers=1, retries=1)], name="sample")
+    try:
+        with TemporaryDirectory(prefix="dovetail-sample-") as folder:
+            running = run(pipeline, ranges, run_dir=folder, progress=False, profiles=False, ordered=True, what="sample")
+            tried = list(running)
+    except InfeasibleError:
+        made.notes.append("no row was tried: a worker does not fit on this machine")
+        return
+    except DovetailError as error:
+        made.notes.append(f"no row was tried: {error.problems[0].message}")
+        return
+    rows, seconds = tried[-1]  # the first one has warmed it up
+    if rows and seconds > 0:
+        made.rate, made.rate_from = rows / seconds, f"by a sample of {rows:,} rows"
+    else:
+        made.notes.append("no row was tried: those at the beginning are deleted, or fail")

@@ -1,0 +1,196 @@
+"""What is kept beside a table: which function fills which column, and who filled it when?"""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict, dataclass, field, fields
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from dovetail.backfill.lease import holder
+from dovetail.backfill.store import folder_of
+from dovetail.observe.words import duration
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dovetail.backfill.store import Store
+    from dovetail.backfill.udf import Udf
+
+RUNNING, FINISHED, FAILED, DRAINED, LOST = "running", "finished", "failed", "drained", "lost"
+Kept = TypeVar("Kept", "ColumnRecord", "JobRecord")
+
+
+@dataclass(slots=True)
+class ColumnRecord:
+    """Which function fills it, and what of it counts as done."""
+
+    columns: list[str]
+    """All that the function fills together."""
+    types: list[str]
+    inputs: list[str]
+    name: str
+    reference: str
+    """"module:name" of the function; nothing if none leads to it."""
+    version: str
+    code: str
+    generation: int = 0
+    """Goes up when everything is to be computed again although the function is the same."""
+    recomputing: bool = False
+    """That has begun, and not come to its end."""
+    where_generation: int = 0
+    """The same for rows of a condition; it says nothing of what was computed without one."""
+    where_recomputing: str | None = None
+    """The condition of which that has begun."""
+    aliases: dict[str, str] = field(default_factory=dict)
+    """Version -> the one that it counts as: rows that an older one filled were kept when errors were mended."""
+    rate: float | None = None
+    """Rows per second of one worker, when it ran last."""
+
+    @property
+    def folder(self) -> str:
+        return folder_of(self.columns[0])
+
+    def generation_of(self, where: str | None) -> int:
+        return self.generation if where is None else self.where_generation
+
+    def begin_again(self, where: str | None) -> None:
+        """What is done is to be computed again; said once more before that came to its end, it goes on."""
+        if where is None and not self.recomputing:
+            self.generation, self.recomputing = self.generation + 1, True
+        elif where is not None and self.where_recomputing != where:
+            self.where_generation, self.where_recomputing = self.where_generation + 1, where
+
+    def end_again(self, where: str | None) -> None:
+        """It came to its end."""
+        if where is None:
+            self.recomputing = False
+        elif self.where_recomputing == where:
+            self.where_recomputing = None
+
+    def goes_on_from(self, before: ColumnRecord) -> None:
+        """What others wrote down meanwhile counts."""
+        self.generation, self.recomputing = before.generation, before.recomputing
+        self.where_generation, self.where_recomputing = before.where_generation, before.where_recomputing
+        self.aliases = before.aliases
+
+    def counts_as(self, version: str) -> str:
+        return self.aliases.get(version, version)
+
+
+@dataclass(slots=True)
+class JobRecord:
+    """One backfill."""
+
+    run: str
+    column: str
+    status: str
+    began: float
+    udf: str = ""
+    version: str = ""
+    where: str | None = None
+    engine: str = "local"
+    workers: int = 0
+    ended: float | None = None
+    rows: int = 0
+    """Computed by it."""
+    errors: int = 0
+    fragments: int = 0
+    """Committed by it."""
+    table_version: int = 0
+    """After its last commit; 0: it has none."""
+    message: str = ""
+
+    def __str__(self) -> str:
+        took = duration((self.ended or time.time()) - self.began)
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.began))
+        told = f"{when}  {self.column}  {self.status}  {self.rows:,} rows in {took}, {self.fragments} fragments"
+        return f"{told}, {self.errors:,} errors  {self.message}".rstrip() if self.errors or self.message else told
+
+
+def columns_read(udf: Udf, there: Sequence[str], filled: Sequence[str]) -> list[str]:
+    """A function of a RecordBatch that names no columns gets all that it does not fill."""
+    return list(udf.inputs) or [name for name in there if name not in filled]
+
+
+def record_of(udf: Udf, columns: Sequence[str], inputs: Sequence[str], before: ColumnRecord | None) -> ColumnRecord:
+    """As it is now; what was said of it before and still holds stays."""
+    types = [str(kind) for _, kind in udf.outputs()]
+    made = ColumnRecord(list(columns), types, list(inputs), udf.name, udf.reference, udf.version, udf.code)
+    if before is not None and before.columns == made.columns:
+        made.goes_on_from(before)
+        made.rate = before.rate if before.version == made.version else None
+    return made
+
+
+# --- columns
+
+
+def read_column(store: Store, column: str) -> ColumnRecord | None:
+    told = _object(store.get(f"columns/{folder_of(column)}.json"))
+    if "see" in told:
+        told = _object(store.get(f"columns/{folder_of(str(told['see']))}.json"))
+    return _made(ColumnRecord, told)
+
+
+def write_column(store: Store, record: ColumnRecord) -> None:
+    store.put(f"columns/{record.folder}.json", _text(asdict(record)))
+    for other in record.columns[1:]:
+        store.put(f"columns/{folder_of(other)}.json", _text({"see": record.columns[0]}))
+
+
+def forget_column(store: Store, record: ColumnRecord) -> None:
+    store.delete(*(f"columns/{folder_of(column)}.json" for column in record.columns))
+    store.delete_folder(record.folder)
+
+
+# --- jobs
+
+
+def write_job(store: Store, job: JobRecord) -> None:
+    store.put(f"{folder_of(job.column)}/jobs/{job.run}.json", _text(asdict(job)))
+
+
+def read_jobs(store: Store, column: str | None = None) -> list[JobRecord]:
+    """The oldest first. One that says it is running and whose owner is gone is lost."""
+    folders = [folder_of(column)] if column is not None else [it for it in store.folders("") if it.startswith("c-")]
+    found = []
+    for folder in folders:
+        names = [name for name in store.names(f"{folder}/jobs") if name.endswith(".json")]
+        for name in names:
+            job = _made(JobRecord, _object(store.get(f"{folder}/jobs/{name}")))
+            if job is not None:
+                found.append(_as_it_is(store, job))
+    return sorted(found, key=lambda job: job.began)
+
+
+def _as_it_is(store: Store, job: JobRecord) -> JobRecord:
+    if job.status == RUNNING:
+        owner = holder(store, job.column)
+        if owner is None or owner.run != job.run or not owner.alive:
+            job.status, job.message = LOST, "its process is gone; the same call again goes on"
+    return job
+
+
+# --- as files
+
+
+def _text(told: dict[str, Any]) -> bytes:
+    return json.dumps(told, indent=1).encode()
+
+
+def _object(data: bytes | None) -> dict[str, Any]:
+    try:
+        told = json.loads(data or b"{}")
+    except ValueError:
+        return {}
+    return told if isinstance(told, dict) else {}
+
+
+def _made(kind: type[Kept], told: dict[str, Any]) -> Kept | None:
+    """Of what a file says; None if it is none of those. What a later version added is left out."""
+    known = {item.name for item in fields(kind)}
+    try:
+        return kind(**{name: value for name, value in told.items() if name in known})
+    except TypeError:
+        return None

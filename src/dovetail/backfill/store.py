@@ -1,0 +1,217 @@
+"""Where is what a backfill remembers? In files below `<table>/_dovetail`, in the table's own store."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, unquote
+
+from dovetail.backfill.lance_opening import address, as_os_error, file_session
+from dovetail.data.reading.files import is_remote
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+FOLDER = "_dovetail"
+SYNC_BYTES = 1 << 20
+"""Records are smaller, and on the disk when `put` returns; parts are larger and would wait for slow disks, and of marks
+the name is all there is. No part is lost with a process that is killed, only some with a machine that is."""
+_TEMPORARY = ".tmp-"
+
+
+def folder_of(column: str) -> str:
+    """A folder's name for whatever a column is called; `columns` is not one of them."""
+    return "c-" + quote(column, safe="")
+
+
+class Store:
+    """Files by name, written whole or not at all. Pickled it is its address."""
+
+    def __init__(self, uri: str, storage: Mapping[str, str] | None = None) -> None:
+        """`uri` is the table's."""
+        self.uri = address(uri)
+        self.storage = dict(storage or {})
+        self.is_local = not is_remote(self.uri)
+        root = f"{self.uri}/{FOLDER}"
+        self._files: _Local | _Remote = _Local(root) if self.is_local else _Remote(root, self.storage)
+
+    def __reduce__(self) -> tuple[type[Store], tuple[str, dict[str, str]]]:
+        return type(self), (self.uri, self.storage)
+
+    def __repr__(self) -> str:
+        return f"Store({self.uri!r})"  # storage has keys that nobody should see
+
+    def names(self, folder: str) -> list[str]:
+        """Of the files directly in it, sorted; none if it is not there."""
+        return sorted(self._files.listed(folder)[1])
+
+    def folders(self, folder: str) -> list[str]:
+        return sorted(self._files.listed(folder)[0])
+
+    def put(self, path: str, data: bytes) -> None:
+        """Whole or not at all; replaces what is there."""
+        self._files.put(path, data)
+
+    def get(self, path: str) -> bytes | None:
+        return self._files.get(path)
+
+    def create(self, path: str, data: bytes) -> bool:
+        """False: there was one already. Of several at the same moment exactly one gets True on a local disk; in an
+        object store, where Lance has no such call, two may: the last one's data is there then."""
+        return self._files.create(path, data)
+
+    def delete(self, *paths: str) -> None:
+        """Those that are there."""
+        for path in paths:
+            self._files.delete(path)
+
+    def delete_folder(self, folder: str) -> None:
+        self._files.delete_folder(folder)
+
+    def describe(self) -> str:
+        return f"{self.uri}/{FOLDER}"
+
+
+class _Local:
+    def __init__(self, root: str) -> None:
+        self._root = Path(root)
+
+    def listed(self, folder: str) -> tuple[list[str], list[str]]:
+        folders: list[str] = []
+        files: list[str] = []
+        try:
+            with os.scandir(self._root / folder) as entries:
+                for entry in entries:
+                    if entry.is_dir():
+                        folders.append(entry.name)
+                    elif not entry.name.startswith(_TEMPORARY):
+                        files.append(entry.name)
+        except (FileNotFoundError, NotADirectoryError):
+            return [], []
+        return folders, files
+
+    def put(self, path: str, data: bytes) -> None:
+        temporary = self._written(path, data)
+        try:
+            temporary.replace(self._root / path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+
+    def create(self, path: str, data: bytes) -> bool:
+        if (self._root / path).exists():
+            return False
+        temporary = self._written(path, data)
+        try:
+            os.link(temporary, self._root / path)  # fails if there is one, and what it makes is whole
+        except FileExistsError:
+            return False
+        finally:
+            temporary.unlink(missing_ok=True)
+        return True
+
+    def _written(self, path: str, data: bytes) -> Path:
+        target = self._root / path
+        temporary = target.parent / f"{_TEMPORARY}{uuid.uuid4().hex}"
+        try:
+            with self._opened(temporary) as file:
+                file.write(data)
+                file.flush()
+                if 0 < len(data) <= SYNC_BYTES:
+                    os.fsync(file.fileno())
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        return temporary
+
+    def _opened(self, path: Path) -> Any:
+        """Somebody may remove the folder, because it is empty, between the making of it and of a file in it."""
+        for _ in range(100):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(FileNotFoundError):
+                return path.open("xb")
+        return path.open("xb")
+
+    def get(self, path: str) -> bytes | None:
+        try:
+            return (self._root / path).read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def delete(self, path: str) -> None:
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            (self._root / path).unlink()
+
+    def delete_folder(self, folder: str) -> None:
+        shutil.rmtree(self._root / folder, ignore_errors=True)
+
+
+class _Remote:
+    """Lance's own client, so that the table's storage options are all that is needed. It encodes names (`%` becomes
+    `%25`) on the way in, and does not decode them on the way out."""
+
+    def __init__(self, root: str, storage: dict[str, str]) -> None:
+        self._root = root
+        self._storage = storage
+        self._kept: tuple[int, Any] | None = None
+
+    @property
+    def _session(self) -> Any:
+        if self._kept is None or self._kept[0] != os.getpid():
+            self._kept = (os.getpid(), file_session(self._root, self._storage))
+        return self._kept[1]
+
+    def listed(self, folder: str) -> tuple[list[str], list[str]]:
+        with as_os_error():
+            found = self._session.list_with_delimiter(folder or None)
+        return [_last(name) for name in found.common_prefixes], [_last(name) for name in found.objects]
+
+    def put(self, path: str, data: bytes) -> None:
+        with tempfile.TemporaryDirectory(prefix="dovetail-") as folder:
+            local = Path(folder) / "up"
+            local.write_bytes(data)
+            with as_os_error():
+                self._session.upload_file(str(local), path)
+
+    def create(self, path: str, data: bytes) -> bool:
+        if self._is_there(path):
+            return False
+        self.put(path, data)
+        return True
+
+    def get(self, path: str) -> bytes | None:
+        with tempfile.TemporaryDirectory(prefix="dovetail-") as folder:
+            local = Path(folder) / "down"
+            try:
+                self._session.download_file(path, str(local))
+            except OSError:
+                if self._is_there(path):
+                    raise
+                return None
+            return local.read_bytes()
+
+    def delete(self, path: str) -> None:
+        try:
+            self._session.delete_file(path)
+        except OSError:
+            if self._is_there(path):  # S3 says nothing about what is not there, others do
+                raise
+
+    def delete_folder(self, folder: str) -> None:
+        with as_os_error():
+            names = self._session.list(folder)
+        for name in names:
+            self.delete(unquote(name))
+
+    def _is_there(self, path: str) -> bool:
+        with as_os_error():
+            return bool(self._session.contains(path))
+
+
+def _last(path: str) -> str:
+    return unquote(path.rstrip("/").rpartition("/")[2])

@@ -1,0 +1,368 @@
+"""A Lance table whose columns are filled by functions. `table = dt.table("clips.lance")`."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from dovetail.backfill.admission import check_fits
+from dovetail.backfill.asking import Asked, asked_of
+from dovetail.backfill.backfilling import Filling
+from dovetail.backfill.identity import identity_of
+from dovetail.backfill.lance_table import LanceTable
+from dovetail.backfill.lease import Lease
+from dovetail.backfill.mending import carry_errors, errors_of, retry
+from dovetail.backfill.records import (
+    ColumnRecord,
+    JobRecord,
+    columns_read,
+    forget_column,
+    read_column,
+    read_jobs,
+    record_of,
+    write_column,
+)
+from dovetail.backfill.store import Store
+from dovetail.backfill.udf import Udf, load_udf
+from dovetail.backfill.udf import udf as make_udf
+from dovetail.backfill.work import Aim
+from dovetail.errors import ConfigError, DovetailError, Problem, RunError, did_you_mean
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    from dovetail.backfill.failures import RowError
+    from dovetail.backfill.filled import Filled
+    from dovetail.backfill.on_error import OnError, Retry
+    from dovetail.backfill.planning import BackfillPlan
+    from dovetail.pipeline.stage import Workers
+    from dovetail.resources.cluster import Cluster
+
+NO_COLUMN = "DT447"
+THERE = "DT448"
+
+
+def table(uri: str | Path, storage_options: Mapping[str, str] | None = None) -> Table:
+    """A Lance table: a folder, or "s3://bucket/clips.lance" with the storage options that Lance takes."""
+    return Table(str(uri), storage_options)
+
+
+class Table:
+    """Add columns, fill them, see what failed. Every call looks at the newest version of the table."""
+
+    def __init__(self, uri: str, storage_options: Mapping[str, str] | None = None) -> None:
+        found = LanceTable(uri, storage_options)
+        self.uri, self._storage = found.uri, found.storage
+        self._store = Store(self.uri, self._storage)
+
+    def __repr__(self) -> str:
+        return f"dt.table({self.uri!r})"
+
+    def _newest(self) -> LanceTable:
+        return LanceTable(self.uri, self._storage)
+
+    @property
+    def version(self) -> int:
+        return self._newest().version
+
+    @property
+    def schema(self) -> Any:
+        """As pyarrow has it."""
+        return self._newest().schema
+
+    # --- columns
+
+    def add_column(self, name: str | Sequence[str], udf: Udf | Callable[..., Any] | str) -> None:
+        """An empty column that `udf` will fill; instant, whatever the size of the table. A function that gives a
+        NamedTuple fills several: their names as a list. To say it once more changes nothing, or the function."""
+        function, columns = _udf(udf), _names(name)
+        found = self._newest()
+        record = read_column(self._store, columns[0])
+        problems = function.check(found.schema, columns)
+        there = [column for column in columns if column in found.schema.names]
+        if there and (record is None or record.columns != columns):
+            message = f"the table has a column {there[0]!r} already"
+            fixes = (f'table.backfill("{there[0]}", udf) computes it anew', f'table.drop("{there[0]}") removes it')
+            problems.append(Problem(THERE, message, fixes=fixes, place=self.uri))
+        if problems:
+            raise ConfigError(problems)
+        self._add(found, function, columns, record)
+
+    def _add(self, found: LanceTable, udf: Udf, columns: list[str], record: ColumnRecord | None) -> LanceTable:
+        import pyarrow as pa
+
+        missing = [
+            pa.field(column, kind)
+            for column, (_, kind) in zip(columns, udf.outputs(), strict=True)
+            if column not in found.schema.names
+        ]
+        if missing:
+            try:
+                found = found.add_columns(missing)
+            except DovetailError:  # somebody else may have added the same just now
+                found = found.newest()
+                if any(one.name not in found.schema.names or found.schema.field(one.name) != one for one in missing):
+                    raise
+        write_column(self._store, record_of(udf, columns, columns_read(udf, found.schema.names, columns), record))
+        return found
+
+    def drop(self, column: str | Sequence[str]) -> None:
+        """Removes a column from the table, and what is kept of it beside the table."""
+        names = _names(column)
+        found = self._newest()
+        problems = [self._no_column(found, name) for name in names if name not in found.schema.names]
+        record = read_column(self._store, names[0])
+        if record is not None and set(record.columns) - set(names):
+            together = ", ".join(record.columns)
+            fix = f"table.drop({record.columns})"
+            problems.append(Problem(NO_COLUMN, f"{together} are filled together", fixes=(fix,), place=self.uri))
+        if problems:
+            raise ConfigError(problems)
+        try:
+            lease = Lease.take(self._store, names[0], _run_id(), wait=False, say=lambda _: None)
+        except RunError as error:
+            fix = "wait for its end, or end it"
+            raise RunError([replace(problem, fixes=(fix,)) for problem in error.problems]) from None
+        with lease:
+            found.drop_columns(names)
+        if record is not None:
+            forget_column(self._store, record)
+
+    # --- filling
+
+    def backfill(
+        self,
+        column: str | Sequence[str],
+        udf: Udf | Callable[..., Any] | str | None = None,
+        *,
+        workers: Workers | None = None,
+        batch_size: int | None = None,
+        slots: int | None = None,
+        where: str | None = None,
+        fragments: int | Sequence[int] | None = None,
+        on_error: str | OnError | Retry | None = None,
+        max_errors: float | str | None = None,
+        timeout: float | str | None = None,
+        engine: str | None = None,
+        cluster: Cluster | str | None = None,
+        commit_every: float | str | None = None,
+        recompute: bool = False,
+        wait: bool = True,
+        progress: bool | None = None,
+        share: float | None = None,
+        env_from: Sequence[str] = (),
+        concurrency: int | None = None,
+        intra_applier_concurrency: int | None = None,
+        num_frags: int | None = None,
+    ) -> Filled:
+        """Fills a column: computes what is not computed yet, on worker processes, and commits while it goes.
+
+        Readers see finished fragments at once, and then every `commit_every`. Killed, it loses at most two seconds of
+        each worker: the same call again goes on. What is done is done, also where the function gave None; `recompute`
+        computes it again, and so does another version of the function, which it says.
+
+        `udf` is needed once, or if it cannot be imported by its name. `workers` is "auto" (what fits), n (fewer, if
+        they do not fit: it says so) or (least, most); `slots` are calls at once in each; `batch_size` rows per call.
+        `where` computes only rows that meet a condition, the others keep what they have; `fragments` only so many, or
+        those with these ids. `on_error`: "fail" (the default) raises the function's own exception type, "skip" leaves
+        the row NULL and lists it in `errors`, `dt.Retry(...)` tries again; more than `max_errors` rows (or share of
+        them: "1%") stop it. `timeout` is for one row. If another process fills the column it waits for it, or with
+        `wait=False` raises. `engine`, `cluster`, `share` and `env_from` are those of `dt.run`.
+
+        `concurrency`, `intra_applier_concurrency` and `num_frags` are other spellings of `workers`, `slots` and
+        `fragments`.
+        """
+        given = {name: value for name, value in locals().items() if name not in ("self", "column", "udf")}
+        asked = asked_of(given)
+        ready, function, record = self._ready(column, udf, asked)
+        aim = self._aim(ready, function, record, asked)
+        run = _run_id()
+        masked = asked.where is not None or bool(_not_null(ready, record.columns))  # deleted rows keep what they have
+        filling = Filling(ready, self._store, function, aim, asked, run, masked, record.rate)
+        filling.renew = lambda: self._renewed(ready, function, record, asked)
+        filling.finished = lambda: self._finished(record, filling.rate, asked)
+        return filling.fill()
+
+    def _ready(
+        self, column: str | Sequence[str], udf: Udf | Callable[..., Any] | str | None, asked: Asked
+    ) -> tuple[LanceTable, Udf, ColumnRecord]:
+        """Everything is checked, and a column that is new is there."""
+        names = _names(column)
+        found = self._newest()
+        record = read_column(self._store, names[0])
+        function = _udf(udf) if udf is not None else self._kept_udf(found, names[0], record)
+        if record is not None and names[0] in record.columns and len(names) < len(record.columns):
+            names = record.columns
+        problems = function.check(found.schema, names)
+        problems += self._where_problems(found, asked.where)
+        problems += self._skip_problems(found, names, asked.on_error or function.on_error)
+        if problems:
+            raise ConfigError(problems)
+        check_fits(function, asked)
+        if record is None or record.columns != names or any(name not in found.schema.names for name in names):
+            found = self._add(found, function, names, record)
+        return found, function, record_of(function, names, columns_read(function, found.schema.names, names), record)
+
+    def _where_problems(self, found: LanceTable, where: str | None) -> list[Problem]:
+        try:
+            if where is not None:
+                found.check_where(where)
+        except DovetailError as error:
+            return list(error.problems)
+        return []
+
+    def _skip_problems(self, found: LanceTable, names: Sequence[str], on_error: OnError) -> list[Problem]:
+        wrong = _not_null(found, names) if on_error.then == "skip" else []
+        message = f'column {", ".join(wrong)} may not be NULL, and on_error="skip" leaves rows that fail NULL'
+        return [Problem("DT437", message, fixes=('on_error="fail"',), place=self.uri)] if wrong else []
+
+    def _kept_udf(self, found: LanceTable, column: str, record: ColumnRecord | None) -> Udf:
+        if record is None:
+            if column not in found.schema.names:
+                raise ConfigError(self._no_column(found, column))
+            message = f"nobody has said which function fills {column!r}"
+            raise ConfigError(Problem(NO_COLUMN, message, fixes=(f'table.backfill("{column}", udf)',), place=self.uri))
+        if not record.reference:
+            message = (
+                f"{column!r} is filled by {record.name}, which no module has by that name (a script's, or a lambda)"
+            )
+            raise ConfigError(Problem(NO_COLUMN, message, fixes=(f'table.backfill("{column}", {record.name})',)))
+        return load_udf(record.reference)
+
+    def _no_column(self, found: LanceTable, column: str) -> Problem:
+        hint = did_you_mean(column, found.schema.names)
+        fixes = (f'table.add_column("{column}", udf)', f"it has: {', '.join(found.schema.names)}")
+        return Problem(NO_COLUMN, f"the table has no column {column!r}{hint}", fixes=fixes, place=self.uri)
+
+    def _renewed(self, found: LanceTable, udf: Udf, record: ColumnRecord, asked: Asked) -> Aim:
+        """Nobody else fills the column now: what others wrote meanwhile counts."""
+        now = self._newest()
+        problems = [self._no_column(now, name) for name in record.columns if name not in now.schema.names]
+        if problems:
+            raise ConfigError(problems)
+        before = read_column(self._store, record.columns[0])
+        if before is not None:
+            record.goes_on_from(before)
+        if asked.recompute:
+            record.begin_again(asked.where)
+        write_column(self._store, record)
+        aim = self._aim(found, udf, record, asked)
+        if asked.where is not None:
+            carry_errors(now, self._store, record, aim)
+        return aim
+
+    def _aim(self, found: LanceTable, udf: Udf, record: ColumnRecord, asked: Asked) -> Aim:
+        outputs = [(name, str(found.schema.field(name).type)) for name in record.columns]
+        version = record.counts_as(udf.version)
+        identity = identity_of(outputs, version, record.inputs, asked.where, record.generation_of(asked.where))
+        return Aim(
+            record.folder,
+            tuple(record.columns),
+            tuple(record.inputs),
+            identity,
+            identity,
+            asked.where,
+            asked.fragments,
+        )
+
+    def _finished(self, record: ColumnRecord, rate: float | None, asked: Asked) -> None:
+        changed = replace(record, rate=rate or record.rate)
+        if asked.fragments is None:
+            changed.end_again(asked.where)
+        if changed != record:
+            write_column(self._store, changed)
+
+    def plan_backfill(
+        self,
+        column: str | Sequence[str],
+        udf: Udf | Callable[..., Any] | str | None = None,
+        *,
+        sample: bool = True,
+        **how: Any,
+    ) -> BackfillPlan:
+        """What `backfill` with the same arguments would do: fragments, rows, workers, what they ask for line by line,
+        and how long it takes, by a sample of rows that is computed and thrown away. Nothing is changed."""
+        from dovetail.backfill.planning import planned
+
+        asked = asked_of(how)
+        names = _names(column)
+        found = self._newest()
+        record = read_column(self._store, names[0])
+        function = _udf(udf) if udf is not None else self._kept_udf(found, names[0], record)
+        if record is not None and names[0] in record.columns:
+            names = record.columns
+        problems = function.check(found.schema, names) + self._where_problems(found, asked.where)
+        if problems:
+            raise ConfigError(problems)
+        now = record_of(function, names, columns_read(function, found.schema.names, names), record)
+        if asked.recompute:
+            now.begin_again(asked.where)
+        return planned(found, self._store, function, now, asked, sample=sample)
+
+    # --- what failed, what was
+
+    def errors(self, column: str) -> list[RowError]:
+        """The rows that were set aside: address, exception type, message, traceback."""
+        return errors_of(self._newest(), self._store, self._record(column))
+
+    def retry_errors(self, column: str, udf: Udf | Callable[..., Any] | str | None = None, **how: Any) -> Filled:
+        """Computes the rows of `errors(column)` again, and no others, with the function as it is now. Arguments as
+        those of `backfill`, without `where`, `fragments` and `recompute`."""
+        wrong = [name for name in ("where", "fragments", "recompute", "num_frags") if how.get(name)]
+        if wrong:
+            message = f"retry_errors has no {', '.join(wrong)}: it computes the rows that failed"
+            raise ConfigError(Problem("DT437", message, fixes=(f'table.backfill("{column}", {wrong[0]}=...)',)))
+        asked = asked_of(how)
+        record = self._record(column)
+        found = self._newest()
+        function = _udf(udf) if udf is not None else self._kept_udf(found, column, record)
+        problems = function.check(found.schema, record.columns)
+        if problems:
+            raise ConfigError(problems)
+        return retry(found, self._store, function, record, asked, _run_id())
+
+    def history(self, column: str | None = None) -> list[JobRecord]:
+        """Every backfill of a column, or of all; the oldest first."""
+        return read_jobs(self._store, None if column is None else self._record(column).columns[0])
+
+    def _record(self, column: str) -> ColumnRecord:
+        record = read_column(self._store, column)
+        if record is None:
+            raise ConfigError(self._never_filled(column))
+        return record
+
+    def _never_filled(self, column: str) -> Problem:
+        found = self._newest()
+        if column not in found.schema.names:
+            return self._no_column(found, column)
+        message = f"column {column!r} was never filled by a function"
+        return Problem(NO_COLUMN, message, fixes=(f'table.backfill("{column}", udf)',), place=self.uri)
+
+
+def _names(column: str | Sequence[str]) -> list[str]:
+    names = [column] if isinstance(column, str) else list(column)
+    given: list[object] = list(names)
+    if not names or not all(isinstance(name, str) and name for name in given) or len({*names}) != len(names):
+        message = f"{column!r} is not the name of a column, nor a list of different names"
+        raise ConfigError(Problem(NO_COLUMN, message, fixes=('table.backfill("n")',)))
+    return names
+
+
+def _not_null(found: LanceTable, names: Sequence[str]) -> list[str]:
+    """Columns that must have a value in every row."""
+    return [name for name in names if name in found.schema.names and not found.schema.field(name).nullable]
+
+
+def _udf(given: Udf | Callable[..., Any] | str) -> Udf:
+    if isinstance(given, Udf):
+        return given
+    if isinstance(given, str):
+        return load_udf(given)
+    made: Udf = make_udf(given)
+    return made
+
+
+def _run_id() -> str:
+    return uuid.uuid4().hex[:12]

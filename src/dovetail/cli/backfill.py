@@ -1,0 +1,306 @@
+"""dovetail backfill: a column of a Lance table, filled by a function."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import signal
+import sys
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.core import ParameterSource
+
+import dovetail as dt
+from dovetail.cli.backfill_words import as_typed, typed
+from dovetail.cli.engines import LOCAL, contradiction, engine_option
+from dovetail.errors import Problem
+from dovetail.observe.words import counted
+from dovetail.running.arguments import check_share
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from dovetail.backfill.filled import Filled
+    from dovetail.backfill.table import Table
+
+ACTIONS = ("plan", "errors", "retry_errors", "history", "drop")
+"""Instead of filling it."""
+OTHERS = {"concurrency": "workers", "intra_applier_concurrency": "slots", "num_frags": "fragments"}
+"""Other spellings that are understood."""
+ALWAYS = ("table", "column", "storage_options")
+FILLING: tuple[str, ...] = (
+    *("udf", "workers", "batch_size", "slots", "on_error", "retry", "max_errors", "timeout", "commit_every"),
+    *("engine", "cluster", "share", "env_from", "no_wait", "as_json"),
+)
+WHICH = ("where", "fragments", "recompute")
+TAKES: dict[str, tuple[str, ...]] = {
+    "": (*FILLING, *WHICH),
+    "plan": (*FILLING, *WHICH, "no_sample"),
+    "retry_errors": FILLING,
+    "errors": ("as_json",),
+    "history": ("as_json",),
+    "drop": (),
+}
+"""What goes together with each action."""
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  dovetail backfill clips.lance length --udf functions:length --plan
+  dovetail backfill clips.lance length --udf functions:length
+  dovetail backfill clips.lance length
+  dovetail backfill clips.lance width,height --udf functions:size --workers 4 --on-error skip --max-errors 1%
+  dovetail backfill clips.lance length --where "length IS NULL" --fragments 10
+  dovetail backfill clips.lance length --errors --json | jq .message
+  dovetail backfill clips.lance length --retry-errors
+  dovetail backfill s3://bucket/clips.lance length --storage-option aws_region=eu-west-1 --engine ray:auto
+  dovetail backfill clips.lance --history
+
+\b
+The function is named once; modules of the current folder can be imported. What is filled already is not computed
+again, unless the function or its input changed, or with --recompute. Readers see finished fragments while it goes.
+
+\b
+Ctrl-C or SIGTERM once: what is in hand is finished and kept; twice: stops now. Either way, and after any kill, the same
+command goes on.
+Exit codes: 0 finished, 1 a row or the run failed, 2 usage or configuration, 3 does not fit, 5 engine unreachable,
+130 stopped before its end (143 by SIGTERM).
+"""
+)
+@click.argument("table")
+@click.argument("column", required=False)
+@click.option("--udf", metavar="MODULE:NAME", help="The function, or class; needed once.")
+@click.option("--plan", is_flag=True, help="Say what would be done and how long it takes; start nothing.")
+@click.option("--no-sample", is_flag=True, help="With --plan: do not try the function on a few rows.")
+@click.option("--errors", is_flag=True, help="List the rows that were set aside.")
+@click.option("--retry-errors", is_flag=True, help="Compute the rows that were set aside again, and no others.")
+@click.option("--history", is_flag=True, help="List the backfills of a column; without COLUMN of all.")
+@click.option("--drop", is_flag=True, help="Remove the column, and what is kept of it beside the table.")
+@click.option("--workers", metavar="auto|N|LO-HI", help="How many; fewer, if they do not fit.  [default: auto]")
+@click.option("--batch-size", metavar="N", help="Rows per call, of arrays or batches.")
+@click.option("--slots", metavar="N", help="Calls at once in each worker.")
+@click.option("--where", metavar="SQL", help="Only rows that meet this; the others keep what they have.")
+@click.option(
+    "--fragments", metavar="N|ID,ID,...", help="So many that are not done, or those with these ids (3, is one)."
+)
+@click.option("--recompute", is_flag=True, help="Compute again what is filled already.")
+@click.option("--on-error", metavar="fail|skip", help="Of a row: end with its error, or leave it NULL and list it.")
+@click.option(
+    "--retry", multiple=True, metavar="EXCEPTION", help="Try rows that raise this again; * any; may be repeated."
+)
+@click.option("--max-errors", metavar="N|P%", help="End when more rows, or a larger share, failed.")
+@click.option("--timeout", metavar="30s", help="How long one row may take.")
+@click.option("--commit-every", metavar="10s", help="How often finished fragments are shown to readers.")
+@engine_option(LOCAL)
+@click.option("--cluster", metavar="SPEC", help="What may be used: a spec, a file, or auto (this machine).")
+@click.option("--share", type=float, metavar="FRACTION", help="Use at most this part of a cluster: 0.5 is half.")
+@click.option("--env-from", multiple=True, metavar="NAME", help="Send this variable to the workers; may be repeated.")
+@click.option("--no-wait", is_flag=True, help="If somebody else fills the column: fail instead of waiting.")
+@click.option(
+    "--storage-option",
+    "storage_options",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Of an object store; may be repeated.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print data instead of text.")
+@click.option("--concurrency", hidden=True)
+@click.option("--intra-applier-concurrency", hidden=True)
+@click.option("--num-frags", hidden=True)
+@click.pass_context
+def backfill(context: click.Context, /, table: str, column: str | None, **options: Any) -> None:
+    """Fill COLUMN of the Lance table TABLE by a function: what is not computed yet, visible while it goes. Several
+    columns that one function gives are written a,b."""
+    said = {name for name in context.params if context.get_parameter_source(name) is not ParameterSource.DEFAULT}
+    action = _action(options, said, column)
+    how, storage = _how(options)
+    words = as_typed(table, column or "COLUMN")
+    try:
+        found = dt.table(table, storage)
+        names = _names(found, column)
+        _DO[action](found, names, how, options | {"again": typed(table, column)})
+    except dt.DovetailError as error:
+        raise words(error) from None
+
+
+def _action(options: dict[str, Any], said: set[str], column: str | None) -> str:
+    """Which of them; "" is to fill. Everything that does not go together is one error."""
+    actions = [name for name in ACTIONS if options[name]]
+    action = actions[0] if actions else ""
+    found = [f"{' and '.join(map(_option, actions))} do not go together"] if len(actions) > 1 else []
+    takes = {*ALWAYS, *ACTIONS, *(name for one in actions or [""] for name in TAKES[one])}
+    strange = [name for name in options if name in said and OTHERS.get(name, name) not in takes]
+    if strange:
+        what = f"with {' or '.join(map(_option, actions))}" if actions else "without --plan"
+        found.append(f"{', '.join(map(_option, strange))} {'means' if len(strange) == 1 else 'mean'} nothing {what}")
+    for other, name in OTHERS.items():
+        if options[other] is not None and options[name] is not None and options[other] != options[name]:
+            found.append(f"{_option(name)} and {_option(other)} are the same, and differ")
+    if found:
+        raise dt.ConfigError(Problem("DT367", message, fixes=("leave one of them out",)) for message in found)
+    if column is None and action != "history":
+        raise click.MissingParameter(param_type="argument", param_hint="COLUMN")
+    return action
+
+
+def _option(name: str) -> str:
+    return "--json" if name == "as_json" else f"--{name.replace('_', '-')}"
+
+
+# --- what is typed, as `dt.table` and its methods take it
+
+
+def _how(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """The arguments of `Table.backfill`, of those that were typed, and the storage options."""
+    values = options | {name: options[other] for other, name in OTHERS.items() if options[other] is not None}
+    problems = contradiction(values["engine"], values["cluster"])
+    storage = _storage(values["storage_options"], problems)
+    how = {name: values[name] for name in ("where", "timeout", "engine", "cluster", "share")}
+    how |= {"workers": _workers(values["workers"]), "fragments": _fragments(values["fragments"])}
+    how |= {name: _number(values[name]) for name in ("batch_size", "slots", "max_errors", "commit_every")}
+    how["on_error"] = _on_error(values["on_error"], values["retry"], problems)
+    how = {name: value for name, value in how.items() if value is not None}
+    if problems:
+        raise dt.ConfigError(problems)
+    check_share(values["engine"], values["share"], values["env_from"])
+    how |= {"recompute": True} if values["recompute"] else {}
+    return how | {"wait": not values["no_wait"], "env_from": values["env_from"]}, storage
+
+
+def _storage(given: tuple[str, ...], problems: list[Problem]) -> dict[str, str]:
+    pairs = [text.partition("=") for text in given]
+    wrong = [text for text, (key, equals, _) in zip(given, pairs, strict=True) if not key.strip() or not equals]
+    for text in wrong:
+        message = f"--storage-option {shlex.quote(text)} is not KEY=VALUE"
+        problems.append(Problem("DT437", message, fixes=("--storage-option aws_region=eu-west-1",)))
+    return {key.strip(): value for key, _, value in pairs}
+
+
+def _on_error(then: str | None, retry: tuple[str, ...], problems: list[Problem]) -> Any:
+    if not retry:
+        return then
+    try:
+        return dt.Retry(*retry, then=then or "fail")  # type: ignore[arg-type]  # which it checks
+    except dt.DovetailError as error:
+        problems += error.problems
+        return None
+
+
+def _number(text: str | None) -> int | float | str | None:
+    """What is none is told by who takes it."""
+    for kind in (int, float):
+        try:
+            return None if text is None else kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _workers(text: str | None) -> int | float | str | tuple[Any, Any] | None:
+    low, dash, high = (text or "").partition("-")
+    return (_number(low), _number(high)) if dash and low else _number(text)
+
+
+def _fragments(text: str | None) -> int | float | str | list[Any] | None:
+    if text is None or "," not in text:
+        return _number(text)
+    return [_number(one.strip()) for one in text.split(",") if one.strip()]
+
+
+def _names(table: Table, column: str | None) -> list[str]:
+    """`a,b` are two columns, unless the table has one of that name."""
+    if column is None:
+        return []
+    return [column] if column in table.schema.names else [name.strip() for name in column.split(",")]
+
+
+# --- what is done
+
+
+def _fill(table: Table, names: list[str], how: dict[str, Any], options: dict[str, Any]) -> None:
+    _ended(lambda: table.backfill(names, options["udf"], progress=True, **how), options)
+
+
+def _retry(table: Table, names: list[str], how: dict[str, Any], options: dict[str, Any]) -> None:
+    how = {name: value for name, value in how.items() if name not in WHICH}
+    _ended(lambda: table.retry_errors(names[0], options["udf"], progress=True, **how), options)
+
+
+def _ended(fill: Callable[[], Filled], options: dict[str, Any]) -> None:
+    """Prints what was done; a program that was told to stop says so by its exit code."""
+    again: Callable[[str], str] = options["again"]
+    with _sigterm_as_ctrl_c() as by:
+        try:
+            filled = fill()
+        except KeyboardInterrupt:
+            click.echo("interrupted; what was finished is kept: the same command goes on", err=True)
+            sys.exit(128 + by[-1])
+    click.echo(json.dumps(_told(filled), indent=2) if options["as_json"] else again(str(filled)))
+    if filled.status != "finished":
+        click.echo("stopped before its end: the same command goes on", err=True)
+        sys.exit(128 + by[-1])
+
+
+@contextmanager
+def _sigterm_as_ctrl_c() -> Iterator[list[int]]:
+    """What Ctrl-C does to a run is the run's own affair; SIGTERM does the same. Gives the signal that came last."""
+    by = [int(signal.SIGINT)]
+
+    def caught(number: int, _: object) -> None:
+        by.append(number)
+        signal.raise_signal(signal.SIGINT)
+
+    before = signal.getsignal(signal.SIGTERM)
+    if before != signal.SIG_IGN:
+        signal.signal(signal.SIGTERM, caught)
+    try:
+        yield by
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _told(filled: Filled) -> dict[str, Any]:
+    told = asdict(filled) | {"folder": None if filled.folder is None else str(filled.folder)}
+    return told | {"rows_per_s": filled.rows_per_s, "slowest": filled.slowest if filled.rows else None}
+
+
+def _plan(table: Table, names: list[str], how: dict[str, Any], options: dict[str, Any]) -> None:
+    plan = table.plan_backfill(names, options["udf"], sample=not options["no_sample"], **how)
+    click.echo(json.dumps(plan.to_dict(), indent=2) if options["as_json"] else str(plan))
+
+
+def _errors(table: Table, names: list[str], how: dict[str, Any], options: dict[str, Any]) -> None:  # noqa: ARG001
+    rows = table.errors(names[0])
+    for row in rows:
+        place = f"row {row.row} (fragment {row.fragment}, offset {row.offset})"
+        click.echo(json.dumps(asdict(row)) if options["as_json"] else f"{place}: {row.error}: {row.message}")
+    if not options["as_json"]:
+        said = f"{counted(len(rows), 'row')} set aside; once the function is mended: --retry-errors"
+        click.echo(said if rows else "no row is set aside", err=True)
+
+
+def _history(table: Table, names: list[str], how: dict[str, Any], options: dict[str, Any]) -> None:  # noqa: ARG001
+    jobs = table.history(names[0] if names else None)
+    for job in jobs:
+        click.echo(json.dumps(asdict(job)) if options["as_json"] else str(job))
+    if not jobs and not options["as_json"]:
+        click.echo("no backfill yet", err=True)
+
+
+def _drop(table: Table, names: list[str], how: dict[str, Any], options: dict[str, Any]) -> None:  # noqa: ARG001
+    table.drop(names)
+    click.echo(f"removed: {', '.join(names)}; older versions of the table still have it", err=True)
+
+
+_DO: dict[str, Callable[[Table, list[str], dict[str, Any], dict[str, Any]], None]] = {
+    "": _fill,
+    "plan": _plan,
+    "errors": _errors,
+    "retry_errors": _retry,
+    "history": _history,
+    "drop": _drop,
+}

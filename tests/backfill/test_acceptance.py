@@ -1,0 +1,366 @@
+"""Does a backfill do what was promised: nothing lost, nothing computed twice, nothing that hangs or hides?"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from functools import partial
+from random import Random
+from typing import TYPE_CHECKING
+
+import pytest
+
+pa = pytest.importorskip("pyarrow")
+lance = pytest.importorskip("lance")
+
+import dovetail as dt  # noqa: E402
+import fill_functions as fns  # noqa: E402
+from backfill_aids import (  # noqa: E402
+    CLUSTER,
+    HALF,
+    OTHER,
+    Calls,
+    by_id,
+    column,
+    driver,
+    history,
+    left_over,
+    made,
+    rows_from,
+    twice,
+)
+from dovetail.errors import InfeasibleError, RunError  # noqa: E402
+from running.aids import until  # noqa: E402
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from running.aids import Script
+
+LOST_S = 2.0
+"""Of each worker, by a kill."""
+
+
+@pytest.fixture
+def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Calls:
+    folder = tmp_path / "calls"
+    folder.mkdir()
+    monkeypatch.setenv(fns.LOG, str(folder))
+    return Calls(folder)
+
+
+# --- what fits
+
+
+def test_a_function_of_two_cpus_runs_on_two(tmp_path: Path) -> None:
+    uri = made(tmp_path, 2000, 500)
+    filled = dt.table(uri).backfill("n", fns.wide, cluster=CLUSTER)
+    assert (filled.rows, filled.workers, filled.notes) == (2000, 1, [])
+    assert column(uri, "n") == [2 * row for row in range(2000)]
+
+
+def test_eight_workers_on_two_cpus_are_two_and_it_says_so(tmp_path: Path) -> None:
+    uri = made(tmp_path, 2000, 500)
+    filled = dt.table(uri).backfill("n", fns.doubled, workers=8, cluster=CLUSTER)
+    assert filled.workers == 2
+    assert filled.notes == ["running 2 of 8 workers: 8 need 8.0 CPUs, there are 2.0"]
+    assert str(filled).count("running 2 of 8 workers") == 1
+    assert column(uri, "n") == [2 * row for row in range(2000)]
+
+
+def test_what_can_never_start_is_refused_at_once_and_names_cpus(tmp_path: Path) -> None:
+    uri = made(tmp_path, 2000, 500)
+    table = dt.table(uri)
+    began = time.process_time()
+    with pytest.raises(InfeasibleError) as caught:
+        table.backfill("n", fns.enormous, cluster=CLUSTER)
+    assert time.process_time() - began < 1.0
+    assert "cpus=64" in caught.value.problems[0].message
+    assert "@dt.udf(cpus=2)" in caught.value.problems[0].fixes[0]
+
+
+# --- kill -9
+
+
+def _killed(
+    tmp_path: Path, calls: Calls, *, rows: int, each: int, kills: int, workers: int, seed: int, per_kill: int
+) -> None:
+    """The driver is killed at random moments; each time the same call is made again."""
+    uri = made(tmp_path, rows, each)
+    call = f'backfill("n", fill_functions.slow, workers={workers}, cluster="{workers}cpu, 8GB", commit_every="1s")'
+    dice = Random(seed)
+    visible = 0
+    for _ in range(kills):
+        enough = len(calls.all()) + dice.randrange(1, per_kill)
+        with driver(tmp_path, uri, call, calls) as running:
+            until(partial(_so_many, calls, enough, running), "some rows are computed")
+            running.kill()
+            running.ended()
+            _nobody_is_running(uri)
+            visible = _fragments_are_whole(uri, each, visible)
+            running.all_gone()
+    with driver(tmp_path, uri, call, calls) as running:
+        running.finish()
+    assert column(uri, "n") == [2 * row for row in range(rows)]
+    assert history(uri).count("lost") <= kills
+    assert history(uri)[-1] == "finished"
+    assert not left_over(uri)
+    _little_was_computed_twice(calls)
+    assert set(calls.rows()) == set(range(rows))
+
+
+def _so_many(calls: Calls, rows: int, running: Script) -> bool:
+    return len(calls.all()) >= rows or running.process.poll() is not None
+
+
+def _nobody_is_running(uri: str) -> None:
+    assert "running" not in history(uri)
+    told = subprocess.run(
+        [sys.executable, "-m", "dovetail", "ls", "--json"], capture_output=True, text=True, check=True, env=os.environ
+    )
+    assert [run["status"] for run in json.loads(told.stdout) if run["status"] == "running"] == []
+
+
+def _fragments_are_whole(uri: str, each: int, before: int) -> int:
+    """How many can be seen: all rows of a fragment, or none."""
+    values = column(uri, "n") if "n" in lance.dataset(uri).schema.names else []
+    seen = 0
+    for at in range(0, len(values), each):
+        some = values[at : at + each]
+        assert some in ([None] * each, [2 * row for row in range(at, at + each)])
+        seen += some[0] is not None
+    assert seen >= before
+    return seen
+
+
+def _little_was_computed_twice(calls: Calls) -> None:
+    """Of what a worker did, what another had to do again, in seconds that the function itself measured."""
+    by_row = defaultdict(list)
+    for call in calls.all():
+        by_row[call.row].append(call)
+    again: dict[int, float] = defaultdict(float)
+    for found in by_row.values():
+        found.sort(key=lambda call: call.ended)
+        for call in found[:-1]:
+            again[call.pid] += call.ended - call.began
+    assert max(again.values(), default=0.0) <= LOST_S
+
+
+def test_a_driver_that_is_killed_goes_on_where_it_was(tmp_path: Path, calls: Calls) -> None:
+    _killed(tmp_path, calls, rows=20_000, each=1000, kills=3, workers=4, seed=9, per_kill=6000)
+
+
+@pytest.mark.long
+def test_a_driver_that_is_killed_twenty_times_goes_on_where_it_was(tmp_path: Path, calls: Calls) -> None:
+    _killed(tmp_path, calls, rows=20_000, each=1000, kills=20, workers=2, seed=20, per_kill=2000)
+
+
+@pytest.mark.long
+def test_large_fragments_are_not_begun_anew(tmp_path: Path, calls: Calls) -> None:
+    _killed(tmp_path, calls, rows=20_000, each=20_000, kills=10, workers=2, seed=21, per_kill=3000)
+
+
+def test_a_worker_that_is_killed_costs_no_more(tmp_path: Path, calls: Calls) -> None:
+    uri = made(tmp_path, 3000, 3000)
+    with driver(tmp_path, uri, f'backfill("n", fill_functions.slow, cluster="{CLUSTER}")', calls) as running:
+        until(lambda: len(calls.all()) > 500, "some rows are computed")
+        victim = calls.all()[-1].pid
+        os.kill(victim, 9)
+        running.finish()
+    assert column(uri, "n") == [2 * row for row in range(3000)]
+    assert dt.table(uri).errors("n") == []
+    _little_was_computed_twice(calls)
+
+
+# --- rows that fail
+
+
+def _one_bad_row(tmp_path: Path, calls: Calls, rows: int, each: int) -> None:
+    uri = made(tmp_path, rows, each)
+    table = dt.table(uri)
+    with pytest.raises(ZeroDivisionError) as caught:
+        table.backfill("n", fns.brittle, cluster=CLUSTER)
+    assert f"row {fns.BAD} (fragment 0, offset {fns.BAD})" in str(caught.value)
+    assert isinstance(caught.value, RunError)
+    assert history(uri) == ["failed"]
+    visible = {row for row, value in by_id(uri, "n").items() if value is not None}
+    assert len(visible) % each == 0
+
+    calls.forget()
+    filled = table.backfill("n", fns.brittle, cluster=CLUSTER, on_error="skip")
+    assert filled.errors == 1
+    assert by_id(uri, "n") == twice(range(rows), [fns.BAD])
+    assert max(calls.rows().values()) == 1
+    assert not set(calls.rows()) & visible
+    (error,) = table.errors("n")
+    assert (error.row, error.fragment, error.offset) == (fns.BAD, 0, fns.BAD)
+    assert (error.error, error.message) == ("ZeroDivisionError", "seven hundred and seventy-seven")
+    assert "in brittle" in error.traceback
+
+    calls.forget()
+    filled = table.retry_errors("n", fns.mended, cluster=CLUSTER)
+    assert calls.rows() == {fns.BAD: 1}
+    assert (filled.rows, filled.errors) == (1, 0)
+    assert by_id(uri, "n") == twice(range(rows)) | {fns.BAD: -1}
+    assert table.errors("n") == []
+
+    calls.forget()
+    assert table.backfill("n", cluster=CLUSTER).rows == 0
+    assert table.retry_errors("n", cluster=CLUSTER).rows == 0
+    assert not calls.rows()
+    assert not left_over(uri)
+
+
+def test_one_bad_row_fails_with_its_own_type_or_is_set_aside_and_mended(tmp_path: Path, calls: Calls) -> None:
+    _one_bad_row(tmp_path, calls, 10_000, 2000)
+
+
+@pytest.mark.long
+def test_one_bad_row_of_a_hundred_thousand(tmp_path: Path, calls: Calls) -> None:
+    _one_bad_row(tmp_path, calls, 100_000, 10_000)
+
+
+def test_a_row_that_fails_again_stays_in_the_list(tmp_path: Path, calls: Calls) -> None:
+    uri = made(tmp_path, 2000, 1000)
+    table = dt.table(uri)
+    table.backfill("n", fns.brittle, cluster=CLUSTER, on_error="skip")
+    assert table.retry_errors("n", cluster=CLUSTER, on_error="skip").errors == 1
+    assert [error.row for error in table.errors("n")] == [fns.BAD]
+    assert table.retry_errors("n", fns.mended, cluster=CLUSTER).errors == 0
+    assert table.errors("n") == []
+
+
+def test_none_is_a_value_and_is_not_computed_again(tmp_path: Path, calls: Calls) -> None:
+    uri = made(tmp_path, 4000, 1000)
+    table = dt.table(uri)
+    for function, name in ((fns.half_none, "half"), (fns.all_none, "none")):
+        calls.forget()
+        assert table.backfill(name, function, cluster=CLUSTER).rows == 4000
+        assert column(uri, name).count(None) == (2000 if name == "half" else 4000)
+        calls.forget()
+        assert table.backfill(name, cluster=CLUSTER).rows == 0
+        assert not calls.rows()
+
+
+# --- rows that kill
+
+
+@pytest.mark.parametrize("name", ["segfaults", "leaves", "kills_itself", "arrays_that_die"])
+def test_a_row_that_kills_its_worker_costs_one_row(name: str, tmp_path: Path) -> None:
+    uri = made(tmp_path, 3000, 1500)
+    filled = dt.table(uri).backfill("n", getattr(fns, name), cluster=CLUSTER, on_error="skip")
+    assert filled.errors == 1
+    assert by_id(uri, "n") == twice(range(3000), [fns.BAD])
+    (error,) = dt.table(uri).errors("n")
+    assert (error.row, error.error) == (fns.BAD, "WorkerDied")
+    assert not left_over(uri)
+
+
+def test_a_row_that_kills_its_worker_is_told_if_it_is_to_fail(tmp_path: Path) -> None:
+    uri = made(tmp_path, 3000, 1500)
+    with pytest.raises(RunError, match=f"offset {fns.BAD}.: WorkerDied"):
+        dt.table(uri).backfill("n", fns.leaves, cluster=CLUSTER)
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+def test_three_rows_that_kill_cost_three(slots: int, tmp_path: Path) -> None:
+    uri = made(tmp_path, 3000, 1000)
+    filled = dt.table(uri).backfill("n", fns.slow_three_deaths, cluster=CLUSTER, on_error="skip", slots=slots)
+    assert by_id(uri, "n") == twice(range(3000), fns.THREE)
+    assert filled.errors == 3
+    assert [error.offset for error in dt.table(uri).errors("n")] == [100, 100, 101]
+
+
+def test_rows_beside_one_that_kills_are_not_blamed_for_it(tmp_path: Path) -> None:
+    """Two at a time in one process: all of them die with it, again and again."""
+    uri = made(tmp_path, 200, 50)
+    filled = dt.table(uri).backfill("n", fns.sudden_death, cluster=HALF, on_error="skip", slots=2)
+    assert by_id(uri, "n") == twice(range(200), [77])
+    assert filled.errors == 1
+
+
+# --- others at the table
+
+
+def test_appending_deleting_and_another_column_meanwhile_do_no_harm(tmp_path: Path, calls: Calls) -> None:
+    uri = made(tmp_path, 4000, 1000)
+    call = f'backfill("n", fill_functions.held, cluster="{HALF}", commit_every=0)'
+    with driver(tmp_path, uri, call, calls) as running:
+        until(calls.is_held, "it is in the middle")
+        lance.write_dataset(rows_from(4000, 14_000), uri, mode="append", max_rows_per_file=5000)
+        lance.dataset(uri).delete("id >= 1800 AND id < 2300")
+        filled = dt.table(uri).backfill("other", fns.tripled, cluster=OTHER)
+        assert filled.rows == 13_500
+        calls.go()
+        running.finish()
+    there = [row for row in range(14_000) if not 1800 <= row < 2300]
+    assert by_id(uri, "other") == {row: 3 * row for row in there}
+    values = by_id(uri, "n")
+    assert {row: value for row, value in values.items() if row < 4000} == twice(row for row in there if row < 4000)
+    assert all(values[row] is None for row in range(4000, 14_000))
+    calls.forget()
+    assert dt.table(uri).backfill("n", cluster=HALF).rows == 10_000
+    assert by_id(uri, "n") == twice(there)
+    assert calls.rows() == dict.fromkeys(range(4000, 14_000), 1)
+
+
+def test_a_compaction_in_the_middle_is_computed_again(tmp_path: Path, calls: Calls) -> None:
+    uri = made(tmp_path, 4000, 1000)
+    call = f'backfill("n", fill_functions.held, cluster="{HALF}", commit_every=0)'
+    with driver(tmp_path, uri, call, calls) as running:
+        until(calls.is_held, "it is in the middle")
+        lance.dataset(uri).optimize.compact_files(target_rows_per_fragment=4000)
+        calls.go()
+        told = running.finish()
+    assert "computed again" in told
+    assert by_id(uri, "n") == twice(range(4000))
+    assert dt.table(uri).backfill("n", cluster=HALF).rows == 0
+    assert not left_over(uri)
+
+
+def test_an_update_in_the_middle_gives_the_new_values(tmp_path: Path, calls: Calls) -> None:
+    uri = made(tmp_path, 4000, 1000)
+    call = f'backfill("n", fill_functions.held, cluster="{HALF}", commit_every=0)'
+    with driver(tmp_path, uri, call, calls) as running:
+        until(calls.is_held, "it is in the middle")
+        lance.dataset(uri).update({"id": "id + 100000"}, where="id >= 1900 AND id < 2100")
+        calls.go()
+        running.finish()
+    dt.table(uri).backfill("n", fns.held, cluster=HALF)
+    there = [row + 100_000 * (1900 <= row < 2100) for row in range(4000)]
+    assert by_id(uri, "n") == twice(there)
+
+
+def test_a_second_backfill_waits_or_is_refused_with_the_owners_name(tmp_path: Path, calls: Calls) -> None:
+    uri = made(tmp_path, 4000, 1000)
+    table = dt.table(uri)
+    call = f'backfill("n", fill_functions.held, cluster="{HALF}")'
+    with driver(tmp_path, uri, call, calls) as first:
+        until(calls.is_held, "it is in the middle")
+        with pytest.raises(RunError, match=f"pid {first.process.pid}"):
+            table.backfill("n", fns.held, cluster=HALF, wait=False)
+        with driver(tmp_path, uri, call.replace(")", ", progress=True)"), calls) as second:
+            second.says(f"pid {first.process.pid}: waiting for it to end")
+            calls.go()
+            first.finish()
+            assert "nothing to do, 4,000 rows" in second.finish()
+    assert by_id(uri, "n") == twice(range(4000))
+    assert max(calls.rows().values()) == 1
+
+
+def test_a_dead_owner_is_taken_over(tmp_path: Path, calls: Calls) -> None:
+    uri = made(tmp_path, 4000, 1000)
+    call = f'backfill("n", fill_functions.held, cluster="{HALF}")'
+    with driver(tmp_path, uri, call, calls) as first:
+        until(calls.is_held, "it is in the middle")
+        first.kill()
+        first.ended()
+        first.all_gone()
+    calls.go()
+    dt.table(uri).backfill("n", fns.held, cluster=HALF, wait=False)
+    assert by_id(uri, "n") == twice(range(4000))
+    assert history(uri) == ["lost", "finished"]

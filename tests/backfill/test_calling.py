@@ -1,0 +1,697 @@
+"""Does a worker call functions over rows as a plain loop would, and what if they fail, hang or return nonsense?"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import subprocess
+import sys
+import threading
+import time
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import cloudpickle
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dovetail.backfill.calling import Called, Caller, Pace
+from dovetail.backfill.udf import OnError, udf
+from dovetail.engines.worker import Worker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+FAIL, SKIP = OnError("fail"), OnError("skip")
+FOREVER = math.inf
+
+
+def nobody(index: int) -> None:
+    raise AssertionError(f"row {index} was condemned")
+
+
+def caller_of(
+    fn: Any, on_error: OnError = FAIL, types: Any = None, batch_size: int | None = None, timeout_s: float | None = None,
+    slots: int = 16, **options: Any,
+) -> Caller:  # fmt: skip
+    made = udf(fn, **options)
+    kinds = types or [kind for _, kind in made.outputs()]
+    return Caller(made, kinds, on_error, batch_size, timeout_s, slots)
+
+
+def numbers(count: int) -> pa.RecordBatch:
+    return pa.record_batch({"n": pa.array(range(count), pa.int64())})
+
+
+def run(caller: Caller, batch: pa.RecordBatch, until: float = FOREVER) -> Called:
+    try:
+        return caller.run(batch, until, nobody)
+    finally:
+        caller.teardown()
+
+
+def told(found: Called) -> list[tuple[int, str]]:
+    return [(failure.index, failure.error_type) for failure in found.failures]
+
+
+# --- plain rows
+
+
+def test_none_goes_in_and_comes_out_as_null() -> None:
+    seen: list[Any] = []
+
+    def odd(n: int | None, text: str) -> str | None:
+        seen.append((n, text))
+        return text * n if n else None
+
+    batch = pa.record_batch({"n": pa.array([2, None, 0]), "text": pa.array(["a", "b", None])})
+    found = run(caller_of(odd), batch)
+    assert seen == [(2, "a"), (None, "b"), (0, None)]
+    assert found.arrays[0].to_pylist() == ["aa", None, None]
+    assert (found.rows, found.failures, found.stopped) == (3, [], False)
+
+
+def test_no_rows_are_no_calls() -> None:
+    found = run(caller_of(lambda n: 1 / 0, data_type="int8"), numbers(0))
+    assert (found.rows, found.arrays[0].type, len(found.arrays[0])) == (0, pa.int8(), 0)
+
+
+class Pair(NamedTuple):
+    word: str | None
+    count: int  # type: ignore[assignment]
+
+
+def test_a_named_tuple_fills_several_columns() -> None:
+    def pair(n: int) -> Pair | None:
+        return Pair(str(n), n) if n % 3 else None
+
+    found = run(caller_of(pair, data_type={"count": "int8"}), numbers(5))
+    assert [array.to_pylist() for array in found.arrays] == [[None, "1", "2", None, "4"], [None, 1, 2, None, 4]]
+    assert found.arrays[1].type == pa.int8()
+
+    def wrong(n: int) -> Pair:
+        return Pair("a", 300) if n == 1 else ("a",) if n == 2 else "ab" if n == 3 else Pair("b", n)  # type: ignore[return-value]
+
+    found = run(caller_of(wrong, SKIP, data_type={"count": "int8"}), numbers(5))
+    assert told(found) == [(1, "ValueError"), (2, "ValueError"), (3, "TypeError")]
+    assert "300" in found.failures[0].message
+    assert "int8" in found.failures[0].message
+    assert "gave 1 values, not 2 (word, count)" in found.failures[1].message
+    assert [array.to_pylist() for array in found.arrays] == [["b", None, None, None, "b"], [0, None, None, None, 4]]
+
+
+class One(NamedTuple):
+    only: int
+
+
+def test_a_named_tuple_of_one_field_is_opened() -> None:
+    def one(n: int) -> One:
+        return One(n + 1)
+
+    assert run(caller_of(one), numbers(2)).arrays[0].to_pylist() == [1, 2]
+
+
+def test_structures_and_numpy_values_are_converted() -> None:
+    def vector(n: int) -> list[float]:
+        return np.array([n, n + 0.5], np.float32)  # type: ignore[return-value]
+
+    def matrix(n: int) -> list[list[float]]:
+        return np.full((2, 2), n)  # type: ignore[return-value]
+
+    def struct(n: int) -> list[Pair]:
+        return [Pair("a", n)]
+
+    assert run(caller_of(vector), numbers(2)).arrays[0].to_pylist() == [[0, 0.5], [1, 1.5]]
+    assert run(caller_of(vector, types=[pa.list_(pa.float32(), 2)]), numbers(1)).arrays[0].to_pylist() == [[0, 0.5]]
+    assert run(caller_of(matrix), numbers(2)).arrays[0].to_pylist()[1] == [[1, 1], [1, 1]]
+    assert run(caller_of(struct), numbers(1)).arrays[0].to_pylist() == [[{"word": "a", "count": 0}]]
+
+    def scalar(n: int) -> int:
+        return np.int16(n)  # type: ignore[return-value]
+
+    assert run(caller_of(scalar), numbers(2)).arrays[0].to_pylist() == [0, 1]
+
+
+def test_a_value_that_does_not_fit_is_a_failure_of_its_row() -> None:
+    def large(n: int) -> int:
+        return 300 if n == 2 else "x" if n == 4 else n  # type: ignore[return-value]
+
+    found = run(caller_of(large, SKIP, [pa.int8()]), numbers(6))
+    assert found.arrays[0].to_pylist() == [0, 1, None, 3, None, 5]
+    assert told(found) == [(2, "ValueError"), (4, "TypeError")]
+    assert "gave 300 of type int, which does not fit int8" in found.failures[0].message
+    found = run(caller_of(large, FAIL, [pa.int8()]), numbers(6))
+    assert (found.rows, found.stopped, told(found)) == (2, True, [(2, "ValueError")])
+    assert found.arrays[0].to_pylist() == [0, 1]
+
+
+# --- failures
+
+
+class OwnError(Exception):
+    def __init__(self, one: int, two: int) -> None:
+        super().__init__(f"{one} and {two}")
+
+
+def deep(n: int) -> int:
+    if n == 3:
+        raise KeyError("no such thing")
+    if n == 5:
+        raise OwnError(1, 2)
+    return n * 2
+
+
+def test_a_failure_has_the_users_traceback_and_exception() -> None:
+    def outer(n: int) -> int:
+        return deep(n)
+
+    found = run(caller_of(outer, SKIP), numbers(7))
+    assert found.arrays[0].to_pylist() == [0, 2, 4, None, 8, None, 12]
+    assert told(found) == [(3, "KeyError"), (5, "OwnError")]
+    first, second = found.failures
+    assert isinstance(cloudpickle.loads(first.exception), KeyError)
+    assert first.traceback.splitlines()[1].strip().startswith(f'File "{__file__}"')
+    assert "in outer" in first.traceback
+    assert "in deep" in first.traceback
+    assert "calling.py" not in first.traceback.replace("test_calling.py", "")
+    assert (second.message, second.exception) == ("1 and 2", b"")
+
+
+def test_a_long_traceback_is_cut() -> None:
+    def long(n: int) -> int:
+        raise ValueError("x" * 100_000)
+
+    (failure,) = run(caller_of(long), numbers(1)).failures
+    assert len(failure.traceback) <= 4000
+    assert len(failure.message) <= 2000
+
+
+def test_fail_stops_at_the_first_row_that_fails() -> None:
+    found = run(caller_of(deep, FAIL), numbers(10))
+    assert (found.rows, found.stopped, told(found)) == (3, True, [(3, "KeyError")])
+    assert found.arrays[0].to_pylist() == [0, 2, 4]
+
+
+@pytest.mark.parametrize(
+    "raised", [SystemExit, KeyboardInterrupt, GeneratorExit, StopIteration, asyncio.CancelledError]
+)
+@pytest.mark.parametrize("how", ["scalar", "timed", "arrays", "async"])
+def test_exceptions_that_end_processes_and_loops_are_failures_of_the_row(how: str, raised: type[BaseException]) -> None:
+    def scalar(n: int) -> int:
+        if n == 2:
+            raise raised
+        return n
+
+    def arrays(n: pa.Array) -> pa.Int64Array:
+        if 2 in n.to_pylist():
+            raise raised
+        return n
+
+    async def awaited(n: int) -> int:
+        await asyncio.sleep(0)
+        return scalar(n)
+
+    fn = {"scalar": scalar, "timed": scalar, "arrays": arrays, "async": awaited}[how]
+    found = run(caller_of(fn, SKIP, timeout_s=60 if how == "timed" else None), numbers(5))
+    assert found.arrays[0].to_pylist() == [0, 1, None, 3, 4]
+    expected = "RuntimeError" if (how, raised) == ("async", StopIteration) else raised.__name__
+    assert told(found) == [(2, expected)]
+
+
+@pytest.mark.parametrize("how", ["scalar", "arrays", "async"])
+def test_a_row_is_tried_again_with_growing_waits(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    tries: dict[int, int] = {}
+
+    def scalar(n: int) -> int:
+        tries[n] = tries.get(n, 0) + 1
+        if n == 1 and tries[n] <= 2:
+            raise ConnectionResetError("again")
+        if n == 2:
+            raise ValueError("never")
+        if n == 3:
+            raise ConnectionError("always")
+        return n
+
+    def arrays(n: pa.Array) -> list[int]:
+        return [scalar(one) for one in n.to_pylist()]
+
+    async def awaited(n: int) -> int:
+        return scalar(n)
+
+    real = asyncio.sleep
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        await real(0)
+
+    monkeypatch.setattr("dovetail.backfill.calling.time.sleep", slept.append)
+    monkeypatch.setattr("dovetail.backfill.calling_async.asyncio.sleep", sleep)
+    how_to = OnError("skip", ("ConnectionError",), times=2, backoff_s=0.5)
+    fn = {"scalar": scalar, "arrays": arrays, "async": awaited}[how]
+    found = run(caller_of(fn, how_to, batch_size=1, slots=1), numbers(5))
+    assert found.arrays[0].to_pylist() == [0, 1, None, None, 4]
+    assert told(found) == [(2, "ValueError"), (3, "ConnectionError")]
+    assert slept == [0.5, 1.0, 0.5, 1.0]
+    assert tries == {0: 1, 1: 3, 2: 1, 3: 3, 4: 1}
+
+
+# --- vectorised
+
+
+@pytest.mark.parametrize("batch_size", [None, 1, 3, 100])
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda n: pc.add(n, 1),
+        lambda n: pa.chunked_array([pc.add(n, 1)]),
+        lambda n: n.to_numpy() + 1,
+        lambda n: [one + 1 for one in n.to_pylist()],
+        lambda n: pc.add(n, 1).cast(pa.int8()),
+    ],
+)
+def test_results_may_be_any_kind_of_array(made: Callable[[Any], Any], batch_size: int | None) -> None:
+    def arrays(n: pa.Array) -> pa.Int64Array:
+        return made(n)
+
+    def batches(batch: pa.RecordBatch) -> pa.Int64Array:
+        return made(batch.column("n"))
+
+    for fn in (arrays, batches):
+        found = run(caller_of(fn, batch_size=batch_size), numbers(10))
+        assert found.arrays[0].to_pylist() == list(range(1, 11))
+        assert found.arrays[0].type == pa.int64()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "kind", "said"),
+    [
+        (lambda n: n.slice(1), "ValueError", "gave 0 values for 1 rows"),
+        (lambda n: [*n.to_pylist(), 1], "ValueError", "gave 2 values for 1 rows"),
+        (lambda n: None, "TypeError", "gave NoneType, not an Arrow array"),
+        (lambda n: "a", "TypeError", "gave str, not"),
+        (lambda n: 3, "TypeError", "gave int, not"),
+        (lambda n: pa.array(["a"] * len(n)), "TypeError", "gave string, and the column is int8"),
+        (lambda n: pa.array([300] * len(n)), "ValueError", "does not fit int8"),
+        (lambda n: np.full(len(n), 300), "ValueError", "does not fit int8"),
+        (lambda n: np.float64(3), "ValueError", "gave 0 values for 1 rows"),
+    ],
+)
+def test_a_wrong_result_is_found_row_by_row(wrong: Callable[[Any], Any], kind: str, said: str) -> None:
+    def arrays(n: pa.Array) -> pa.Int8Array:
+        return wrong(n) if 3 in n.to_pylist() else n.cast(pa.int8())
+
+    found = run(caller_of(arrays, SKIP, batch_size=4), numbers(6))
+    assert found.arrays[0].to_pylist() == [0, 1, 2, None, 4, 5]
+    assert told(found) == [(3, kind)]
+    assert said in found.failures[0].message
+
+
+def test_arrays_fill_several_columns() -> None:
+    class Both(NamedTuple):
+        low: pa.Int64Array
+        high: pa.Array
+
+    def both(n: pa.Array) -> Both:
+        return Both(n, pc.multiply(n, 10))
+
+    found = run(caller_of(both, data_type={"low": "int64", "high": "int32"}), numbers(5))
+    assert [array.to_pylist() for array in found.arrays] == [[0, 1, 2, 3, 4], [0, 10, 20, 30, 40]]
+    assert found.arrays[1].type == pa.int32()
+
+
+def test_calls_begin_with_one_row_and_grow_and_the_size_is_kept() -> None:
+    sizes: list[int] = []
+
+    def arrays(n: pa.Array) -> pa.Int64Array:
+        sizes.append(len(n))
+        return n
+
+    caller = caller_of(arrays)
+    caller.run(numbers(100), FOREVER, nobody)
+    assert sizes[0] == 1
+    assert all(two <= 4 * one for one, two in pairwise(sizes))
+    assert len(sizes) < 20
+    last = max(sizes)
+    sizes.clear()
+    caller.run(numbers(100), FOREVER, nobody)
+    assert sizes[0] >= last
+    caller.teardown()
+
+
+def test_the_pace_goes_towards_the_time_of_a_call() -> None:
+    pace = Pace()
+    for _ in range(20):
+        pace.took(pace.rows, pace.rows * 0.001)
+    assert pace.rows == 100
+    assert pace.next(0.01) == 10
+    assert pace.next(0.0) == 1
+    pace.took(100, 10.0)
+    assert pace.rows == 1
+    for _ in range(20):
+        pace.took(pace.rows, 1e-9)
+    assert pace.rows == 65_536
+
+
+# --- time
+
+
+@pytest.mark.parametrize("how", ["scalar", "timed", "arrays", "async"])
+def test_one_call_is_made_even_when_the_time_is_over(how: str) -> None:
+    def scalar(n: int) -> int:
+        return n
+
+    def arrays(n: pa.Array) -> pa.Int64Array:
+        return n
+
+    async def awaited(n: int) -> int:
+        return n
+
+    fn = {"scalar": scalar, "timed": scalar, "arrays": arrays, "async": awaited}[how]
+    found = run(caller_of(fn, timeout_s=60 if how == "timed" else None, slots=1), numbers(5), time.monotonic() - 1)
+    assert (found.rows, found.stopped) == (1, False)
+    assert found.arrays[0].to_pylist() == [0]
+
+
+def test_a_loop_over_rows_stops_after_the_row_in_which_its_time_ends() -> None:
+    """Quick rows make the stretches long, and then one takes all the time that is left."""
+    seen: list[int] = []
+
+    def sudden(n: int) -> int:
+        seen.append(n)
+        while n == 3_000 and caller.watchdog._values is not None:
+            time.sleep(0.005)
+        return n
+
+    caller = caller_of(sudden)
+    caller.run(numbers(20_000).slice(4_000), FOREVER, nobody)
+    seen.clear()
+    found = caller.run(numbers(100_000), time.monotonic() + 1, nobody)
+    assert (found.rows, len(seen), found.stopped) == (3_001, 3_001, False)
+    rest = caller.run(numbers(100_000).slice(found.rows, 10), FOREVER, nobody)
+    assert rest.arrays[0].to_pylist() == list(range(3_001, 3_011))
+    caller.teardown()
+
+
+def test_much_that_is_given_ends_a_run_early() -> None:
+    def large(n: int) -> bytes:
+        return b"x" * (1 << 20)
+
+    found = run(caller_of(large), numbers(500))
+    assert 64 <= found.rows <= 150
+
+
+def test_a_call_that_takes_too_long_fails_its_row_only() -> None:
+    def slow(n: int) -> int:
+        while n == 2:
+            time.sleep(0.01)
+        return n
+
+    def slow_arrays(n: pa.Array) -> pa.Int64Array:
+        for one in n.to_pylist():
+            slow(one)
+        return n
+
+    async def slow_async(n: int) -> int:
+        while n == 2:
+            await asyncio.sleep(0.01)
+        return n
+
+    for fn in (slow, slow_arrays, slow_async):
+        found = run(caller_of(fn, SKIP, timeout_s=0.3, batch_size=3), numbers(5))
+        assert found.arrays[0].to_pylist() == [0, 1, None, 3, 4]
+        assert told(found) == [(2, "TimeoutError")]
+        assert found.failures[0].message == "not done after 0.3 s"
+
+
+HANGS = """
+import ctypes, sys, time, asyncio
+import pyarrow as pa
+from dovetail.backfill.calling import Caller
+from dovetail.backfill.udf import OnError, udf
+
+def stubborn(n):
+    while n == 3:
+        try:
+            time.sleep(60)
+        except TimeoutError:
+            pass
+    return n
+
+@udf
+def scalar(n: int) -> int:
+    return stubborn(n)
+
+@udf
+async def awaited(n: int) -> int:
+    await asyncio.sleep(0)
+    return stubborn(n)
+
+@udf
+def arrays(n: pa.Array) -> pa.Int64Array:
+    for one in n.to_pylist():
+        stubborn(one)
+    return n
+
+def condemn(index):
+    print("condemned", index, flush=True)
+
+caller = Caller(globals()[sys.argv[1]], [pa.int64()], OnError("skip"), int(sys.argv[2]), 0.2, 4)
+caller.run(pa.record_batch({"n": pa.array(range(8))}), time.monotonic() + 100, condemn)
+print("came back")
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "batch_size", "said"),
+    [("scalar", 1, "condemned 3"), ("awaited", 1, "condemned 3"), ("arrays", 1, "condemned 3"), ("arrays", 4, "")],
+)
+def test_a_call_that_does_not_come_back_takes_the_process_with_it(name: str, batch_size: int, said: str) -> None:
+    call = [sys.executable, "-c", HANGS, name, str(batch_size)]
+    done = subprocess.run(call, capture_output=True, text=True, timeout=100, check=False)
+    assert (done.returncode, done.stdout.strip()) == (70, said), done.stderr
+
+
+def test_outside_of_the_main_thread_calls_are_only_watched() -> None:
+    def quick(n: int) -> int:
+        return n
+
+    found: list[Called] = []
+    caller = caller_of(quick, timeout_s=60)
+    thread = threading.Thread(target=lambda: found.append(caller.run(numbers(5), FOREVER, nobody)))
+    thread.start()
+    thread.join()
+    assert found[0].rows == 5
+    caller.teardown()
+
+
+# --- async
+
+
+def test_as_many_rows_as_slots_are_under_way_and_no_more() -> None:
+    under = most = 0
+
+    async def counted(n: int) -> int:
+        nonlocal under, most
+        under += 1
+        most = max(most, under)
+        await asyncio.sleep(0.001 * (n % 3))
+        under -= 1
+        return n
+
+    found = run(caller_of(counted, slots=7), numbers(100))
+    assert found.arrays[0].to_pylist() == list(range(100))
+    assert most == 7
+
+
+def test_an_async_failure_waits_for_rows_before_it_and_cancels_those_behind() -> None:
+    ended: list[int] = []
+    cancelled: list[int] = []
+
+    async def mixed(n: int) -> int:
+        try:
+            if n == 2:
+                await asyncio.sleep(0)
+                raise ValueError("two")
+            await asyncio.sleep(0.05 if n < 2 else 60)
+        except asyncio.CancelledError:
+            cancelled.append(n)
+            if n == 4:
+                raise KeyError("while it was cancelled") from None
+            raise
+        ended.append(n)
+        return n
+
+    found = run(caller_of(mixed, slots=5), numbers(20))
+    assert (found.rows, found.stopped, told(found)) == (2, True, [(2, "ValueError")])
+    assert found.arrays[0].to_pylist() == [0, 1]
+    assert sorted(ended) == [0, 1]
+    assert sorted(cancelled) == [3, 4]
+
+
+def test_async_functions_of_arrays_overlap_too() -> None:
+    under = most = 0
+
+    async def arrays(n: pa.Array) -> pa.Int64Array:
+        nonlocal under, most
+        under += 1
+        most = max(most, under)
+        await asyncio.sleep(0)
+        under -= 1
+        if 5 in n.to_pylist():
+            raise ValueError("five")
+        return n
+
+    found = run(caller_of(arrays, SKIP, batch_size=2, slots=3), numbers(9))
+    assert found.arrays[0].to_pylist() == [0, 1, 2, 3, 4, None, 6, 7, 8]
+    assert told(found) == [(5, "ValueError")]
+    assert most == 3
+
+
+# --- classes
+
+
+def test_a_class_is_set_up_once_and_torn_down() -> None:
+    said: list[Any] = []
+
+    class Model:
+        def setup(self, worker: Worker) -> None:
+            said.append(worker.id)
+
+        def __call__(self, n: int) -> int:
+            return n + len(said)
+
+        def teardown(self) -> None:
+            said.append("over")
+
+    caller = caller_of(Model)
+    caller.setup(Worker(7, "fill"))
+    assert caller.run(numbers(2), FOREVER, nobody).arrays[0].to_pylist() == [1, 2]
+    assert caller.run(numbers(2), FOREVER, nobody).arrays[0].to_pylist() == [1, 2]
+    caller.teardown()
+    caller.teardown()
+    assert said == [7, "over"]
+
+
+def test_what_an_async_setup_opens_lives_in_the_same_loop() -> None:
+    class Client:
+        async def setup(self) -> None:
+            self.loop = asyncio.get_running_loop()
+
+        async def __call__(self, n: int) -> bool:
+            return asyncio.get_running_loop() is self.loop
+
+    assert run(caller_of(Client), numbers(2)).arrays[0].to_pylist() == [True, True]
+
+
+# --- all together
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    values=st.lists(st.one_of(st.none(), st.integers(-100, 100)), max_size=60),
+    bad=st.sets(st.integers(0, 59), max_size=8),
+    kind=st.sampled_from(["scalar", "timed", "arrays", "batch", "async", "async arrays"]),
+    budgets=st.lists(st.sampled_from([-1.0, 0.0001, 0.001, 100.0]), min_size=1, max_size=6),
+    then=st.sampled_from(["fail", "skip"]),
+    batch_size=st.sampled_from([None, 1, 3, 64]),
+    slots=st.integers(1, 5),
+)
+def test_successive_runs_give_what_a_plain_loop_gives(
+    values: list[int | None],
+    bad: set[int],
+    kind: str,
+    budgets: list[float],
+    then: str,
+    batch_size: int | None,
+    slots: int,
+) -> None:
+    calls: dict[int, int] = {}
+
+    def one(n: int | None, row: int) -> int | None:
+        calls[row] = calls.get(row, 0) + 1
+        if row in bad:
+            raise ValueError(f"row {row}")
+        return None if n is None else n * 2
+
+    def scalar(n: int, row: int) -> int:
+        return one(n, row)  # type: ignore[return-value]
+
+    def arrays(n: pa.Array, row: pa.Array) -> pa.Int64Array:
+        return [one(a, b) for a, b in zip(n.to_pylist(), row.to_pylist(), strict=True)]
+
+    def batches(batch: pa.RecordBatch) -> pa.Int64Array:
+        return arrays(*batch.columns)
+
+    async def awaited(n: int, row: int) -> int:
+        await asyncio.sleep(0)
+        return one(n, row)  # type: ignore[return-value]
+
+    async def awaited_arrays(n: pa.Array, row: pa.Array) -> pa.Int64Array:
+        await asyncio.sleep(0)
+        return arrays(n, row)
+
+    fn: Any = {"scalar": scalar, "timed": scalar, "arrays": arrays, "batch": batches, "async": awaited}.get(
+        kind, awaited_arrays
+    )
+    on_error = OnError("skip" if then == "skip" else "fail")
+    caller = caller_of(fn, on_error, batch_size=batch_size, slots=slots, timeout_s=60 if kind == "timed" else None)
+    whole = pa.record_batch({"n": pa.array(values, pa.int64()), "row": pa.array(range(len(values)), pa.int64())})
+    got: list[Any] = []
+    failed: list[int] = []
+    turn = 0
+    while len(got) < len(values):
+        found = caller.run(whole.slice(len(got)), time.monotonic() + budgets[turn % len(budgets)], nobody)
+        turn += 1
+        assert all(len(array) == found.rows for array in found.arrays)
+        failed += [len(got) + failure.index for failure in found.failures]
+        got += found.arrays[0].to_pylist()
+        assert found.rows or found.stopped
+        if found.stopped:
+            assert found.failures[-1].index == found.rows
+            got.append(None)  # the caller sets it aside and goes on behind it
+    caller.teardown()
+    assert got == [None if n is None or row in bad else n * 2 for row, n in enumerate(values)]
+    assert failed == sorted(row for row in bad if row < len(values))
+    if kind in ("scalar", "timed"):
+        assert calls == dict.fromkeys(range(len(values)), 1)
+
+
+def shout(text: str) -> str:
+    return text.upper()
+
+
+def test_a_loop_over_a_million_rows_costs_little_more_than_a_list_comprehension() -> None:
+    rows = 1_000_000
+    column = pa.array([f"row number {n}" for n in range(rows)])
+    batch = pa.record_batch({"text": column})
+
+    def plain() -> pa.Array:
+        return pa.array([shout(value) for value in column.to_pylist()])
+
+    def ours() -> pa.Array:
+        caller = caller_of(shout)
+        try:
+            return caller.run(batch, time.monotonic() + 1e6, nobody).arrays[0]
+        finally:
+            caller.teardown()
+
+    def cpu(work: Callable[[], pa.Array]) -> float:
+        began = time.process_time()
+        assert len(work()) == rows
+        return time.process_time() - began
+
+    pairs = [(cpu(plain), cpu(ours)) for _ in range(3)]
+    simple, called = min(one for one, _ in pairs), min(two for _, two in pairs)
+    assert called <= 1.6 * simple, f"{called:.3f} s against {simple:.3f} s"
+
+
+def test_the_module_of_a_worker_needs_no_lance() -> None:
+    code = "import sys, dovetail.backfill.calling; print('lance' in sys.modules, 'pyarrow' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path.cwd())
+    assert done.stdout.strip() == "False False"

@@ -1,0 +1,67 @@
+"""Is what was computed known again, and nothing else taken for it?"""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dovetail.backfill.identity import DIGITS, filled_by, identity_of, inputs_hash, is_done
+from dovetail.backfill.lance_table import DataFileInfo, Fragment
+
+names = st.text(max_size=6)
+outputs = st.lists(st.tuples(names, names), min_size=1, max_size=3)
+told = st.tuples(outputs, names, st.lists(names, max_size=3), st.one_of(st.none(), names), st.integers(0, 5))
+
+
+@given(told, told)
+def test_two_are_the_same_only_if_everything_is(one: tuple, other: tuple) -> None:  # type: ignore[type-arg]
+    assert (identity_of(*one) == identity_of(*other)) == (one == other)
+    assert len(identity_of(*one)) == DIGITS
+    assert identity_of(*one).isalnum()
+
+
+def test_no_condition_is_not_a_condition_that_is_empty() -> None:
+    assert identity_of([("n", "int64")], "1", ["id"], None, 0) != identity_of([("n", "int64")], "1", ["id"], "", 0)
+
+
+def test_identity_is_the_same_in_every_process_and_version() -> None:
+    """What is on disks depends on it: to change it computes everything of everybody again."""
+    assert identity_of([("n", "int64")], "v1", ["id", "text"], "id > 3", 2) == "4d56e11538b6eda0"
+
+
+def fragment(*files: tuple[str, tuple[int, ...]], number: int = 3, rows: int = 10, deleted: int = 0) -> Fragment:
+    return Fragment(number, rows, deleted, tuple(DataFileInfo(path, fields, 1) for path, fields in files))
+
+
+def test_input_is_told_by_the_files_of_the_columns_that_are_read() -> None:
+    before = fragment(("a", (0,)), ("b", (1,)), ("c", (2,)))
+    found = inputs_hash(before, {0, 1})
+    assert found == inputs_hash(fragment(("b", (1,)), ("a", (0,)), ("other", (2,))), {0, 1})
+    assert found == inputs_hash(fragment(("a", (0,)), ("b", (1,)), deleted=7), {0, 1})
+    assert found != inputs_hash(fragment(("a", (0,)), ("b2", (1,))), {0, 1})
+    assert found != inputs_hash(fragment(("a", (0,)), ("b", (1,)), number=4), {0, 1})
+    assert found != inputs_hash(fragment(("a", (0,)), ("b", (1,)), rows=11), {0, 1})
+
+
+def test_done_is_what_the_name_of_its_file_says() -> None:
+    name = "dt-one-inputs-uuid.lance"
+    assert is_done(fragment(("a", (0,)), (name, (5,))), "one", "inputs", {5})
+    assert not is_done(fragment(("a", (0,)), (name, (5,))), "two", "inputs", {5})
+    assert not is_done(fragment(("a", (0,)), (name, (5,))), "one", "others", {5})
+    assert not is_done(fragment(("a", (0, 5))), "one", "inputs", {5})
+    assert not is_done(fragment(("a", (0,))), "one", "inputs", {5})
+    assert not is_done(fragment((name, (5,)), ("a", (6,))), "one", "inputs", {5, 6})
+    assert not is_done(fragment(("dt-one-inputsmore-uuid.lance", (5,))), "one", "inputs", {5})
+
+
+def test_one_of_two_columns_that_others_wrote_is_not_done() -> None:
+    name = "dt-one-inputs-uuid.lance"
+    assert not is_done(fragment((name, (5,))), "one", "inputs", {5, 6})
+    assert is_done(fragment((name, (5, 6))), "one", "inputs", {5, 6})
+
+
+def test_who_filled_it_is_known_by_the_name() -> None:
+    assert filled_by(fragment(("dt-one-inputs-uuid.lance", (5,))), {5}) == "one"
+    assert filled_by(fragment(("dt-one-inputs-uuid.lance", (5,))), {6}) == ""
+    assert filled_by(fragment(("a-b-c-d.lance", (5,))), {5}) == ""
+    assert filled_by(fragment(("dt-one.lance", (5,))), {5}) == ""

@@ -1,0 +1,401 @@
+"""Does one backfill at a time have a column, and is one that died taken over?"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from dovetail.backfill import lease as module
+from dovetail.backfill.lease import Lease, holder
+from dovetail.backfill.store import Store, folder_of
+from dovetail.claims.process import this_process
+from dovetail.errors import RunError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+pytest.importorskip("lance")
+
+FOLDER = f"{folder_of('u')}/lease"
+
+
+@pytest.fixture(params=["disk", "s3"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    if request.param == "disk":
+        return Store(str(tmp_path / "t.lance"))
+    bucket = request.getfixturevalue("bucket")
+    return Store(f"{bucket.uri}/t.lance", bucket.storage)
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> Store:
+    return Store(str(tmp_path / "t.lance"))
+
+
+def until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end, "it never came true"
+        time.sleep(0.005)
+
+
+def unheard(text: str) -> None:
+    raise AssertionError(f"nothing was to be said, but: {text}")
+
+
+def take(store: Store, run: str, *, wait: bool = False, say: Callable[[str], None] = unheard) -> Lease:
+    return Lease.take(store, "u", run, wait=wait, say=say)
+
+
+def test_it_is_taken_shown_and_given_back(store: Store) -> None:
+    assert holder(store, "u") is None
+    with take(store, "run-1") as lease:
+        found = holder(store, "u")
+        assert found is not None
+        assert (found.run, found.host, found.pid, found.alive) == ("run-1", socket.gethostname(), os.getpid(), True)
+        assert found.owner == f"run-1 on {socket.gethostname()}, pid {os.getpid()}"
+        assert abs(found.began - time.time()) < 60
+        assert not lease.lost()
+        assert holder(store, "other") is None
+        with Lease.take(store, "other", "run-2", wait=False, say=unheard):
+            pass
+    assert holder(store, "u") is None
+    assert store.names(FOLDER) == []
+
+
+def test_one_that_is_held_is_refused_with_the_owners_name(store: Store) -> None:
+    with take(store, "run-1"):
+        with pytest.raises(RunError) as caught:
+            take(store, "run-2")
+        assert caught.value.codes == ("DT434",)
+        assert f"column 'u' is being filled by run-1 on {socket.gethostname()}, pid {os.getpid()}" in str(caught.value)
+        assert "wait=True" in str(caught.value)
+        found = holder(store, "u")
+        assert found is not None
+        assert found.run == "run-1"
+    take(store, "run-3").release()
+
+
+def test_who_waits_gets_it_when_it_is_given_back(store: Store) -> None:
+    first = take(store, "run-1")
+    said: list[str] = []
+    got: list[Lease] = []
+    waiting = threading.Thread(target=lambda: got.append(take(store, "run-2", wait=True, say=said.append)))
+    waiting.start()
+    until(lambda: bool(said))
+    assert not got
+    first.release()
+    waiting.join(60)
+    assert len(said) == 1
+    assert "run-1 on" in said[0]
+    found = holder(store, "u")
+    assert found is not None
+    assert found.run == "run-2"
+    got[0].release()
+    assert store.names(FOLDER) == []
+
+
+def _rounds(uri: str, rounds: int, barrier: Any, results: Any) -> None:
+    store = Store(uri)
+    for at in range(rounds):
+        barrier.wait()
+        try:
+            lease: Lease | None = take(store, f"run-{os.getpid()}")
+        except RunError as error:
+            lease = None
+            results.put((at, str(error)))
+        else:
+            results.put((at, None))
+        barrier.wait()  # nobody gives it back before all have asked
+        if lease is not None:
+            lease.release()
+
+
+def test_of_several_processes_at_the_same_moment_exactly_one_gets_it(local: Store) -> None:
+    rounds, processes = 25, 3
+    context = multiprocessing.get_context("spawn")
+    barrier, results = context.Barrier(processes), context.Queue()
+    children = [context.Process(target=_rounds, args=(local.uri, rounds, barrier, results)) for _ in range(processes)]
+    for child in children:
+        child.start()
+    found = [results.get(timeout=120) for _ in range(rounds * processes)]
+    for child in children:
+        child.join(60)
+        assert child.exitcode == 0
+    for at in range(rounds):
+        said = [text for which, text in found if which == at]
+        assert said.count(None) == 1
+        assert all("DT434" in text and "is being filled by run-" in text for text in said if text)
+    assert local.names(FOLDER) == []
+
+
+class Turns:
+    """One thread at a time goes on, from one access to the store to the next; chance says which."""
+
+    def __init__(self, seed: int, count: int) -> None:
+        self._random = Random(seed)
+        self._changed = threading.Condition()
+        self._waiting: list[str] = []
+        self._going = ""
+        self._count = count
+
+    def next(self) -> None:
+        me = threading.current_thread().name
+        if not me.startswith("run-"):
+            return  # the heartbeat is in no race
+        with self._changed:
+            self._waiting.append(me)
+            self._going = ""
+            self._choose()
+            assert self._changed.wait_for(lambda: self._going == me, 60), "nobody goes on"
+
+    def end(self) -> None:
+        with self._changed:
+            self._going = ""
+            self._count -= 1
+            self._choose()
+
+    def _choose(self) -> None:
+        if not self._going and self._waiting and len(self._waiting) == self._count:
+            self._waiting.sort()
+            self._going = self._waiting.pop(self._random.randrange(len(self._waiting)))
+            self._changed.notify_all()
+
+
+class Stepped(Store):
+    """A store of which every access is a step of its own among those of others."""
+
+    turns: Turns
+
+    def names(self, folder: str) -> list[str]:
+        self.turns.next()
+        return super().names(folder)
+
+    def get(self, path: str) -> bytes | None:
+        self.turns.next()
+        return super().get(path)
+
+    def put(self, path: str, data: bytes) -> None:
+        self.turns.next()
+        super().put(path, data)
+
+    def delete(self, *paths: str) -> None:
+        for path in paths:
+            self.turns.next()
+            super().delete(path)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_in_whatever_order_they_go_on_exactly_one_gets_it(
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "FIRST_LOOK_S", 0.0)
+    store = Stepped(str(tmp_path))
+    store.turns = Turns(seed, 3)
+    got: list[Lease] = []
+    refused: list[str] = []
+
+    def ask() -> None:
+        try:
+            got.append(take(store, threading.current_thread().name))
+        except RunError as error:
+            refused.append(str(error))
+        finally:
+            store.turns.end()
+
+    threads = [threading.Thread(target=ask, name=f"run-{at}") for at in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert (len(got), len(refused)) == (1, 2)
+    assert all("is being filled by run-" in text for text in refused)
+    got[0].release()
+    assert store.names(FOLDER) == []
+
+
+def test_of_several_that_wait_one_after_another_gets_it(store: Store) -> None:
+    inside = 0
+    most = 0
+    done: list[int] = []
+
+    def work(at: int) -> None:
+        nonlocal inside, most
+        for _ in range(3):
+            with take(store, f"run-{at}", wait=True, say=lambda _: None):
+                inside += 1
+                most = max(most, inside)
+                time.sleep(0.001)
+                inside -= 1
+        done.append(at)
+
+    threads = [threading.Thread(target=work, args=(at,)) for at in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert sorted(done) == [0, 1, 2]
+    assert most == 1
+
+
+HOLDS = """
+import sys, time
+from dovetail.backfill.lease import Lease
+from dovetail.backfill.store import Store
+lease = Lease.take(Store(sys.argv[1]), "u", "run-killed", wait=False, say=print)
+print("has it", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def other(local: Store) -> Iterator[subprocess.Popen[bytes]]:
+    child = subprocess.Popen([sys.executable, "-c", HOLDS, local.uri], stdout=subprocess.PIPE)
+    assert child.stdout is not None
+    assert child.stdout.readline() == b"has it\n"
+    yield child
+    child.kill()
+    child.wait()
+    child.stdout.close()
+
+
+def test_a_killed_owner_on_this_machine_is_taken_over_at_once(local: Store, other: subprocess.Popen[bytes]) -> None:
+    with pytest.raises(RunError, match=f"run-killed on .*, pid {other.pid}"):
+        take(local, "run-2")
+    other.send_signal(signal.SIGKILL)
+    other.wait()
+    found = holder(local, "u")
+    assert found is not None
+    assert (found.run, found.alive) == ("run-killed", False)
+    assert time.time() - found.beat < module.DEAD_S, "its last heartbeat is new: only its process can tell"
+    said: list[str] = []
+    with take(local, "run-2", say=said.append):
+        (text,) = said
+        assert "run-killed" in text
+        assert "its process is gone" in text
+    assert local.names(FOLDER) == []
+
+
+def test_who_waits_for_one_that_is_killed_gets_it(local: Store, other: subprocess.Popen[bytes]) -> None:
+    said: list[str] = []
+    got: list[Lease] = []
+    waiting = threading.Thread(target=lambda: got.append(take(local, "run-2", wait=True, say=said.append)))
+    waiting.start()
+    until(lambda: bool(said))
+    other.send_signal(signal.SIGKILL)
+    other.wait()
+    waiting.join(60)
+    assert len(said) == 2
+    assert "taking over" in said[1]
+    got[0].release()
+
+
+def left(store: Store, beat_ago: float, *, space: str = "another-boot pid:[1]", holds: bool = True) -> None:
+    """What an owner on another machine wrote."""
+    began = time.time() - 1000
+    process = [os.getpid(), this_process().born, space]
+    record = {"owner": "run-far on far, pid 7", "run": "run-far", "host": "far", "process": process, "began": began}
+    id_ = f"{int(began * 1e9):020d}-far"
+    store.put(f"{FOLDER}/{id_}.asks", json.dumps(record).encode())
+    if holds:
+        store.put(f"{FOLDER}/{id_}.tries", b"")
+        store.put(f"{FOLDER}/{id_}.holds", b"")
+    store.put(f"{FOLDER}/{id_}.beat", repr(time.time() - beat_ago).encode())
+
+
+def test_an_owner_elsewhere_is_dead_when_it_was_silent_for_too_long(store: Store) -> None:
+    left(store, 2 * module.DEAD_S)
+    found = holder(store, "u")
+    assert found is not None
+    assert (found.run, found.alive) == ("run-far", False)
+    said: list[str] = []
+    with take(store, "run-2", say=said.append):
+        assert len(said) == 1
+        assert "run-far on far, pid 7: no heartbeat for 40 s" in said[0]
+    assert store.names(FOLDER) == []
+
+
+@pytest.mark.parametrize("space", ["another-boot pid:[1]", f"{this_process().space.split()[0]} pid:[1]"])
+def test_an_owner_elsewhere_with_a_new_heartbeat_is_alive(local: Store, space: str) -> None:
+    """On another machine, or in another container of this one: its pid means nothing here."""
+    left(local, 1, space=space)
+    with pytest.raises(RunError, match="run-far on far, pid 7"):
+        take(local, "run-2")
+    assert len(local.names(FOLDER)) == 4
+
+
+def test_somebody_who_asked_and_died_is_in_nobodys_way(local: Store) -> None:
+    left(local, 2 * module.DEAD_S, holds=False)
+    assert holder(local, "u") is None
+    take(local, "run-2").release()
+    assert local.names(FOLDER) == []
+
+
+def test_a_record_that_cannot_be_read_is_in_nobodys_way(local: Store) -> None:
+    local.put(f"{FOLDER}/00000000000000000001-x.asks", b"{")
+    local.put(f"{FOLDER}/00000000000000000001-x.holds", b"")
+    local.put(f"{FOLDER}/00000000000000000002-y.beat", b"1.0")
+    said: list[str] = []
+    take(local, "run-2", say=said.append).release()
+    assert "cannot be read" in said[0]
+    assert local.names(FOLDER) == []
+
+
+def test_an_owner_beats_and_notices_that_it_was_taken_over(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "BEAT_S", 0.02)
+    with take(store, "run-1") as lease:
+        found = holder(store, "u")
+        assert found is not None
+        first = found.beat
+        until(lambda: (now := holder(store, "u")) is not None and now.beat > first)
+        assert not lease.lost()
+        monkeypatch.setattr(module, "DEAD_S", -1.0)  # to others it seems dead
+        said: list[str] = []
+        other = take(store, "run-2", say=said.append)
+        monkeypatch.setattr(module, "DEAD_S", 20.0)
+        assert len(said) == 1
+        until(lease.lost)
+        assert not other.lost()
+        found = holder(store, "u")
+        assert found is not None
+        assert found.run == "run-2"
+    found = holder(store, "u")
+    assert found is not None, "what we gave back was not ours any more"
+    assert found.run == "run-2"
+    other.release()
+
+
+def test_an_owner_whose_store_does_not_answer_is_lost_when_others_may_think_so(
+    local: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with take(local, "run-1") as lease:
+        folder = tmp_path / "t.lance" / "_dovetail"
+        folder.rename(tmp_path / "away")
+        folder.symlink_to(folder)  # whatever is asked of it fails: too many levels of links
+        with pytest.raises(OSError, match="levels"):
+            local.names(FOLDER)
+        assert not lease.lost()
+        monkeypatch.setattr(module, "DEAD_S", 0.0)
+        assert lease.lost()
+        folder.unlink()
+        (tmp_path / "away").rename(folder)
+
+
+def test_an_owner_that_slept_and_was_not_taken_over_goes_on(local: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    with take(local, "run-1") as lease:
+        monkeypatch.setattr(module, "DEAD_S", 0.0)  # its last heartbeat is older than that
+        assert not lease.lost(), "it looks, and its claim is there"
+        local.delete_folder(FOLDER)
+        assert lease.lost()

@@ -1,0 +1,106 @@
+"""Are parts read back as they were written, and few of them left?"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+pa = pytest.importorskip("pyarrow")
+pytest.importorskip("lance")
+
+from hypothesis import given  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
+
+from dovetail.backfill.job import FailedRow, FillJob, Output, Task  # noqa: E402
+from dovetail.backfill.on_error import OnError  # noqa: E402
+from dovetail.backfill.parts import Gone, PartStore, joined, masked_with, packed, unpacked  # noqa: E402
+from dovetail.backfill.ranges import MANY_PARTS, Hung, Part, Tried  # noqa: E402
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TASK = Task(3, 1000, "inputs", 0, 1000)
+SCHEMA = pa.schema([("n", pa.int64())])
+
+
+def batch(values: list[int | None]) -> Any:
+    return pa.record_batch([pa.array(values, pa.int64())], schema=SCHEMA)
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> PartStore:
+    outputs = (Output("n", 1, pa.int64()),)
+    job = FillJob(str(tmp_path), {}, 1, "c-n", ("id",), outputs, "identity", "identity", "run", OnError())
+    return PartStore(job)
+
+
+@given(st.lists(st.lists(st.one_of(st.none(), st.integers(-9, 9)), min_size=1, max_size=5), min_size=1, max_size=5))
+def test_batches_come_back_as_they_were(values: list[list[int | None]]) -> None:
+    batches = [batch(some) for some in values]
+    assert [it.to_pydict() for it in unpacked(packed(batches))] == [it.to_pydict() for it in batches]
+
+
+@given(st.lists(st.integers(1, 6), min_size=1, max_size=6), st.integers(0, 50), st.data())
+def test_of_joined_batches_exactly_the_rows_asked_for_come(sizes: list[int], begin: int, data: st.DataObject) -> None:
+    at, batches = begin, []
+    for size in sizes:
+        batches.append(batch(list(range(at, at + size))))
+        at += size
+    start = data.draw(st.integers(begin, at))
+    stop = data.draw(st.integers(start, at))
+    found = list(joined(batches, begin, start, stop))
+    assert [row for piece, _ in found for row in piece.column(0).to_pylist()] == list(range(start, stop))
+    assert all(piece.column(0)[0].as_py() == first for piece, first in found)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.one_of(st.none(), st.integers(0, 9)), st.integers(10, 19)), min_size=1))
+def test_new_values_replace_old_ones_also_if_they_are_null(rows: list[tuple[bool, int | None, int]]) -> None:
+    new = pa.array([is_new for is_new, _, _ in rows])
+    found = masked_with(batch([value for _, value, _ in rows]), new, batch([old for _, _, old in rows]), SCHEMA)
+    assert found.column(0).to_pylist() == [value if is_new else old for is_new, value, old in rows]
+
+
+def test_a_part_that_is_gone_is_told(kept: PartStore) -> None:
+    with pytest.raises(Gone):
+        kept.load(TASK, Part(0, 1, 5))
+
+
+def test_what_was_saved_is_found_and_loaded(kept: PartStore) -> None:
+    kept.save(TASK, 10, 13, [batch([1, None]), batch([3])], [FailedRow(3, 11, "ValueError", "no")])
+    (part,) = kept.look(TASK).parts
+    assert (part.start, part.stop) == (10, 13)
+    assert [value for it in kept.load(TASK, part) for value in it.column(0).to_pylist()] == [1, None, 3]
+
+
+def test_nothing_is_saved_of_no_rows(kept: PartStore) -> None:
+    kept.save(TASK, 10, 10, [], [])
+    assert kept.look(TASK).parts == []
+
+
+def test_many_small_parts_become_one(kept: PartStore) -> None:
+    for at in range(MANY_PARTS):
+        kept.save(TASK, 10 * at, 10 * at + 10, [batch(list(range(10 * at, 10 * at + 10)))], [])
+    kept.tidy(TASK, "run", merge=True)
+    (part,) = kept.look(TASK).parts
+    assert (part.start, part.stop) == (0, 10 * MANY_PARTS)
+    assert [value for it in kept.load(TASK, part) for value in it.column(0).to_pylist()] == list(range(10 * MANY_PARTS))
+
+
+def test_a_task_that_came_to_its_end_takes_its_own_marks_with_it_and_those_of_the_dead(kept: PartStore) -> None:
+    mine = Task(3, 1000, "inputs", 100, 200)
+    for mark in (Tried(100, 200, "run"), Tried(300, 400, "run"), Tried(500, 600, "earlier"), Hung(700, "earlier")):
+        kept.mark(mine, mark)
+    kept.tidy(mine, "run", merge=False)
+    found = kept.look(mine)
+    assert found.tried == [Tried(300, 400, "run")]
+    assert found.hung == []
+
+
+def test_a_row_that_hung_is_remembered_until_a_part_has_it(kept: PartStore) -> None:
+    kept.mark(TASK, Hung(5, "run"))
+    kept.tidy(TASK, "run", merge=False)
+    assert kept.look(TASK).hung == [Hung(5, "run")]
+    kept.save(TASK, 5, 6, [batch([None])], [])
+    kept.tidy(TASK, "run", merge=False)
+    assert kept.look(TASK).hung == []

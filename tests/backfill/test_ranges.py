@@ -1,0 +1,148 @@
+"""Do parts and gaps make up a range, whatever lies in a folder?"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dovetail.backfill.ranges import (
+    MANY_PARTS,
+    Found,
+    Hung,
+    Part,
+    Tried,
+    chain,
+    cut,
+    finished_name,
+    found_in,
+    gaps,
+    narrowest,
+    to_merge,
+)
+
+MOST = 60
+numbers = st.integers(0, MOST)
+some_parts = st.lists(st.tuples(numbers, numbers, st.integers(0, 100)), max_size=12).map(
+    lambda found: [Part(min(a, b), max(a, b), size) for a, b, size in found]
+)
+
+
+def rows_of(ranges: list[tuple[int, int]]) -> set[int]:
+    return {row for start, stop in ranges for row in range(start, stop)}
+
+
+@given(some_parts, numbers, numbers)
+def test_gaps_and_parts_make_up_the_range(parts: list[Part], one: int, other: int) -> None:
+    start, stop = min(one, other), max(one, other)
+    missing = gaps(parts, start, stop)
+    assert all(low < high for low, high in missing)
+    assert missing == sorted(missing)
+    covered = rows_of([(part.start, part.stop) for part in parts])
+    assert rows_of(missing) == set(range(start, stop)) - covered
+    assert sum(high - low for low, high in missing) == len(rows_of(missing))
+
+
+@given(some_parts, numbers)
+def test_a_chain_covers_every_row_once_or_there_is_a_gap(parts: list[Part], rows: int) -> None:
+    chosen = chain(parts, rows)
+    if rows and gaps(parts, 0, rows):
+        assert chosen == []
+        return
+    taken = [row for _, start, stop in chosen for row in range(start, stop)]
+    assert taken == list(range(rows))
+    assert all(part.start <= start < stop <= part.stop for part, start, stop in chosen)
+
+
+@given(some_parts, numbers, st.integers(0, 500))
+def test_merging_keeps_what_is_covered(parts: list[Part], end: int, most_bytes: int) -> None:
+    small = to_merge(parts, end, most_bytes)
+    if not small:
+        return
+    assert len(small) >= MANY_PARTS
+    assert sum(part.size_bytes for part in small) <= most_bytes
+    assert all(before.stop == after.start for before, after in pairwise(small))
+    assert small[-1].stop == end
+    merged = [part for part in parts if part not in small] + [Part(small[0].start, small[-1].stop)]
+    assert gaps(merged, 0, MOST) == gaps(parts, 0, MOST)
+
+
+@given(st.integers(1, 40), st.integers(0, 200))
+def test_many_parts_in_a_row_become_one_and_few_do_not(count: int, end: int) -> None:
+    parts = [Part(at, at + 1, 1) for at in range(count)]
+    assert bool(to_merge(parts, count, 1000)) == (count >= MANY_PARTS)
+    assert to_merge(parts, count, 0) == []
+
+
+@given(numbers, numbers, st.integers(-2, 20), st.integers(-2, 20))
+def test_a_range_is_cut_into_pieces_that_make_it_up(one: int, other: int, pieces: int, least: int) -> None:
+    start, stop = min(one, other), max(one, other)
+    found = cut(start, stop, pieces, least)
+    assert found[0][0] == start
+    assert found[-1][1] == stop
+    assert all(before[1] == after[0] for before, after in pairwise(found))
+    assert len(found) <= max(1, pieces)
+    if len(found) > 1:
+        assert all(high - low >= least for low, high in found)
+
+
+@given(st.lists(st.tuples(numbers, numbers, st.integers(1, 3)), max_size=8), numbers, numbers)
+def test_the_narrowest_is_within_the_range_that_is_asked_for(
+    found: list[tuple[int, int, int]], one: int, other: int
+) -> None:
+    start, stop = min(one, other), max(one, other)
+    tried = [Tried(min(a, b), max(a, b) + 1, "run", time) for a, b, time in found]
+    suspect = narrowest(tried, start, stop)
+    if suspect is None:
+        assert not any(item.start < stop and item.stop > start for item in tried)
+        return
+    first, last, times = suspect
+    assert start <= first < last <= stop
+    assert times in {item.time for item in tried}
+
+
+@given(st.integers(1, 5000), st.data())
+def test_a_row_that_kills_is_found_after_few_deaths(rows: int, data: st.DataObject) -> None:
+    """As workers go through it: the narrowest range that was tried, in sixteenths."""
+    killer = data.draw(st.integers(0, rows - 1))
+    tried = [Tried(0, rows, "run")]
+    deaths = 1
+    while True:
+        suspect = narrowest(tried, 0, rows)
+        assert suspect is not None
+        first, last, times = suspect
+        assert first <= killer < last
+        if last - first == 1 and times >= 2:
+            break
+        step = max(1, (last - first) // 16)
+        at = first + (killer - first) // step * step
+        tried.append(Tried(at, min(last, at + step), "run", times + 1 if last - first == 1 else 1))
+        deaths += 1
+        assert deaths <= 8
+
+
+NAMES = [
+    Part(0, 10, 5).name,
+    Tried(3, 4, "run-1", 2).name,
+    Tried(3, 4, "a.b.c", 1).name,
+    Hung(7, "run-1").name,
+    finished_name("dt-a-b-c.lance"),
+]
+
+
+def test_names_are_read_as_they_were_written() -> None:
+    found = found_in(NAMES)
+    assert found.parts == [Part(0, 10, 5)]
+    assert found.tried == [Tried(3, 4, "run-1", 2), Tried(3, 4, "a.b.c", 1)]
+    assert found.hung == [Hung(7, "run-1")]
+    assert found.finished == ["dt-a-b-c.lance"]
+
+
+@pytest.mark.parametrize(
+    "name", ["", "p", "p.", "p.1.2", "p.1.2.x", "p.-1.2.3", "t.1.2", "t.a.2.1.run", "x.", "q.1.2.3"]
+)
+def test_what_is_not_ours_is_left_alone(name: str) -> None:
+    found = found_in([name])
+    assert found == Found()

@@ -1,0 +1,93 @@
+"""Does a backfill on Ray give what it gives here, also when a node leaves in the midst of it?"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import dovetail as dt
+from backfill_aids import by_id, left_over, made, twice
+from ray_aids import RESTORED_S, add_node, patiently, until_available_is
+from running.aids import patience, until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from concurrent.futures import Future
+    from pathlib import Path
+
+    from ray_aids import FakeCluster
+
+pytestmark = pytest.mark.ray
+
+ROWS, EACH, MS = 6_000, 500, 2
+
+
+@pytest.fixture(autouse=True)
+def _nothing_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("DOVETAIL_HOME", str(tmp_path / "home"))
+    with patience(150):
+        yield
+
+
+def doubled_where(folder: Path, pause_s: float) -> Any:
+    """A function that says on which node it was called, by the name of a file."""
+
+    class Doubled:
+        def setup(self, worker: Any) -> None:
+            self.told = folder / worker.node
+
+        def __call__(self, id: int) -> int:  # noqa: A002 - the column's name
+            time.sleep(pause_s)
+            self.told.touch()
+            return 2 * id
+
+    return dt.udf(Doubled, labels={"fake": "fill"}, version="1")
+
+
+def test_a_column_is_the_same_on_ray_and_resumes_there_what_began_here(
+    ray_cluster: FakeCluster, tmp_path: Path
+) -> None:
+    uri = made(tmp_path, 2_000, 400)
+    nodes = tmp_path / "nodes"
+    nodes.mkdir()
+    before = ray_cluster.available()
+    with add_node(ray_cluster, num_cpus=2, labels={"fake": "fill"}) as node:
+        function = doubled_where(nodes, 0.0)
+        table = dt.table(uri)
+        here = dt.udf(function.fn, version="1")  # what it needs does not matter to what is done
+        assert table.backfill("n", here, fragments=2).rows == 800
+        filled = table.backfill("n", function, engine=f"ray:{ray_cluster.address}")
+        assert (filled.status, filled.rows, filled.done_before, filled.fragments) == ("finished", 1_200, 800, 3)
+        assert node.dovetail_name in {path.name for path in nodes.iterdir()}
+    assert by_id(uri, "n") == twice(range(2_000))
+    until_available_is(ray_cluster, before, patiently(RESTORED_S))
+
+
+def test_a_node_that_is_removed_in_the_midst_of_it_loses_no_row(ray_cluster: FakeCluster, tmp_path: Path) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    uri = made(tmp_path, ROWS, EACH)
+    nodes = tmp_path / "nodes"
+    nodes.mkdir()
+    before = ray_cluster.available()
+    asked = {"num_cpus": 1, "labels": {"fake": "fill"}}
+    with (
+        add_node(ray_cluster, **asked) as stays,
+        add_node(ray_cluster, **asked) as leaves,
+        ThreadPoolExecutor() as pool,
+    ):
+        function = doubled_where(nodes, MS / 1000)
+        future: Future[dt.Filled] = pool.submit(
+            dt.table(uri).backfill, "n", function, engine=f"ray:{ray_cluster.address}", commit_every="1s"
+        )
+        both = {stays.dovetail_name, leaves.dovetail_name}
+        until(lambda: both <= {path.name for path in nodes.iterdir()} or future.done(), "both nodes work")
+        assert not future.done(), future.result()
+        leaves.kill()
+        filled = future.result()
+    assert (filled.status, filled.errors, filled.fragments) == ("finished", 0, ROWS // EACH)
+    assert by_id(uri, "n") == twice(range(ROWS))
+    assert left_over(uri) == []
+    until_available_is(ray_cluster, before, patiently(RESTORED_S))

@@ -1,0 +1,141 @@
+"""How do tests of backfills make tables, see what was computed, and run a backfill in a process of its own?"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import lance
+import pyarrow as pa
+
+import dovetail as dt
+from fill_functions import LOG
+from running.aids import Script
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+CLUSTER = "2cpu, 4GB"
+"""So that no test depends on the machine."""
+HALF = "1cpu, 1GB"
+"""One worker, which goes from row to row."""
+OTHER = "2cpu, 3GB"
+"""For who fills something at the same time: runs on one cluster share it."""
+HERE = Path(__file__).parent
+JOB = """
+import sys, time
+sys.path[:0] = {paths!r}
+import dovetail as dt
+import fill_functions
+table = dt.table({uri!r})
+print("begins", flush=True)
+print(table.{call})
+print("ended", flush=True)
+"""
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Of an S3 server on this machine."""
+
+    uri: str
+    storage: dict[str, str]
+
+
+def made(folder: Path, rows: int, each: int, name: str = "t", **settings: Any) -> str:
+    """A table of `id` and `text`, of fragments of `each` rows."""
+    uri = str(folder / f"{name}.lance")
+    lance.write_dataset(rows_from(0, rows), uri, max_rows_per_file=each, **settings)
+    return uri
+
+
+def rows_from(start: int, stop: int) -> pa.Table:
+    return pa.table(
+        {"id": pa.array(range(start, stop), pa.int64()), "text": [f"row {at}" for at in range(start, stop)]}
+    )
+
+
+def column(uri: str, name: str) -> list[Any]:
+    values: list[Any] = lance.dataset(uri).to_table(columns=[name])[name].to_pylist()
+    return values
+
+
+def by_id(uri: str, name: str) -> dict[int, Any]:
+    rows = lance.dataset(uri).to_table(columns=["id", name])
+    return dict(zip(rows["id"].to_pylist(), rows[name].to_pylist(), strict=True))
+
+
+def twice(rows: Iterable[int], missing: Iterable[int] = ()) -> dict[int, int | None]:
+    """What `doubled` and its like give."""
+    nulls = set(missing)
+    return {row: None if row in nulls else 2 * row for row in rows}
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    row: int
+    pid: int
+    began: float
+    ended: float
+
+
+class Calls:
+    """What functions wrote down; see `fill_functions.told`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def all(self) -> list[Call]:
+        found = []
+        for path in self.folder.glob("*.calls"):
+            for line in path.read_text().splitlines():
+                row, began, ended = line.split()
+                found.append(Call(int(row), int(path.stem), float(began), float(ended)))
+        return found
+
+    def rows(self) -> Counter[int]:
+        return Counter(call.row for call in self.all())
+
+    def forget(self) -> None:
+        for path in self.folder.glob("*.calls"):
+            path.unlink()
+
+    def is_held(self) -> bool:
+        """Somebody waits in the middle of a table until `go`."""
+        return (self.folder / "held").exists()
+
+    def go(self) -> None:
+        (self.folder / "go").touch()
+
+
+def driver(folder: Path, uri: str, call: str, calls: Calls) -> Script:
+    """A backfill in a process of its own."""
+    text = JOB.format(paths=[str(HERE)], uri=uri, call=call)
+    environment: dict[str, Any] = {LOG: str(calls.folder), "LANCE_LOG": "error"}
+    return Script(folder, text, **environment)
+
+
+def left_over(uri: str) -> list[str]:
+    """Parts and marks that lie beside a table."""
+    return [str(path) for path in Path(uri).glob("_dovetail/*/parts/**/*") if path.is_file()]
+
+
+def history(uri: str, name: str | None = None) -> list[str]:
+    return [job.status for job in dt.table(uri).history(name)]
+
+
+def children() -> set[int]:
+    """Processes that this one has started and that are there."""
+    found = set()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                status = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            if int(status[1]) == os.getpid() and status[0] != "Z":
+                found.add(int(entry.name))
+    return found

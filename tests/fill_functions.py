@@ -1,0 +1,308 @@
+"""Functions that fill columns in tests, in a module that workers can import; they write down what they compute."""
+
+# ruff: noqa: A002 - parameters are called like columns, and one is `id`
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import resource
+import signal
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+import dovetail as dt
+
+LOG = "FILL_LOG"
+"""A folder: each process writes a line for every row into a file of its own there."""
+BAD = 777
+"""The row that fails, or kills."""
+THREE = (100, 1100, 1101)
+
+
+def told(row: int, began: float | None = None) -> None:
+    """That a row was computed, and when; gone with the process only if the machine goes."""
+    folder = os.environ.get(LOG)
+    if folder:
+        now = time.time()
+        path = Path(folder) / f"{os.getpid()}.calls"
+        number = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        os.write(number, b"%d %f %f\n" % (row, now if began is None else began, now))
+        os.close(number)
+
+
+def wait_for_go(row: int, hold: int) -> None:
+    """From the row `hold` on nothing goes on until the test says so."""
+    folder = os.environ.get(LOG)
+    while row >= hold and folder and not (Path(folder) / "go").exists():
+        (Path(folder) / "held").touch()
+        time.sleep(0.005)
+
+
+@dt.udf
+def doubled(id: int) -> int:
+    told(id)
+    return 2 * id
+
+
+@dt.udf
+def tripled(id: int) -> int:
+    told(id)
+    return 3 * id
+
+
+@dt.udf(version="one")
+def first_version(id: int) -> int:
+    told(id)
+    return id + 1
+
+
+@dt.udf(version="two")
+def second_version(id: int) -> int:
+    told(id)
+    return id + 2
+
+
+@dt.udf
+def slow(id: int) -> int:
+    began = time.time()
+    time.sleep(0.002)
+    told(id, began)
+    return 2 * id
+
+
+@dt.udf
+def held(id: int) -> int:
+    """Stops in the middle, until it is told to go on."""
+    wait_for_go(id, 1500)
+    told(id)
+    return 2 * id
+
+
+@dt.udf(cpus=2)
+def wide(id: int) -> int:
+    return 2 * id
+
+
+@dt.udf(cpus=64)
+def enormous(id: int) -> int:
+    return 2 * id
+
+
+@dt.udf
+def brittle(id: int) -> int:
+    told(id)
+    if id == BAD:
+        raise ZeroDivisionError("seven hundred and seventy-seven")
+    return 2 * id
+
+
+@dt.udf
+def mended(id: int) -> int:
+    told(id)
+    return 2 * id if id != BAD else -1
+
+
+@dt.udf
+def every_tenth_fails(id: int) -> int:
+    if id % 10 == 0:
+        raise ValueError(f"{id} is a multiple of ten")
+    return 2 * id
+
+
+@dt.udf
+def half_none(id: int) -> int | None:
+    told(id)
+    return id if id % 2 else None
+
+
+@dt.udf
+def all_none(id: int) -> int | None:
+    told(id)
+    return None
+
+
+@dt.udf
+def segfaults(id: int) -> int:
+    told(id)
+    if id == BAD:
+        ctypes.string_at(0)
+    return 2 * id
+
+
+@dt.udf
+def three_segfault(id: int) -> int:
+    told(id)
+    if id in THREE:
+        ctypes.string_at(0)
+    return 2 * id
+
+
+@dt.udf
+def leaves(id: int) -> int:
+    if id == BAD:
+        os._exit(3)
+    return 2 * id
+
+
+@dt.udf
+def kills_itself(id: int) -> int:
+    if id == BAD:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return 2 * id
+
+
+@dt.udf
+def arrays_that_die(id: pa.Array) -> pa.Array:
+    if BAD in id.to_pylist():
+        os._exit(3)
+    return pc.multiply(id, 2)
+
+
+arrays_that_die = dt.udf(arrays_that_die.fn, data_type="int64")
+
+
+@dt.udf
+def slow_three_deaths(id: int) -> int:
+    time.sleep(0.0005)
+    if id in THREE:
+        os._exit(3)
+    return 2 * id
+
+
+@dt.udf
+def sudden_death(id: int) -> int:
+    """While others are in the middle of theirs."""
+    if id == 77:
+        os._exit(3)
+    time.sleep(0.03)
+    return 2 * id
+
+
+@dt.udf
+def dies_at_once(id: int) -> int:
+    os._exit(3)
+
+
+# --- kinds
+
+
+class Pair(NamedTuple):
+    low: int
+    high: str
+
+
+@dt.udf
+def pair(id: int) -> Pair:
+    return Pair(id, f"high {id}")
+
+
+@dt.udf
+class Adder:
+    def __init__(self) -> None:
+        self.more = 0
+
+    def setup(self) -> None:
+        told(-1)
+        self.more = 1000
+
+    def __call__(self, id: int) -> int:
+        return id + self.more
+
+
+@dt.udf
+async def later(id: int) -> int:
+    await asyncio.sleep(0.01)
+    return 2 * id
+
+
+@dt.udf(data_type="int64")
+def widths(batch: pa.RecordBatch) -> Any:
+    """How many columns it sees, and the id."""
+    return pc.add(pc.multiply(batch.column("id"), 100), batch.num_columns)
+
+
+@dt.udf
+def upper(text: str | None) -> str | None:
+    return None if text is None else text.upper()
+
+
+@dt.udf
+def floats(id: int) -> list[float]:
+    return [float(id)] * (id % 4)
+
+
+@dt.udf(data_type=pa.list_(pa.float32(), 3))
+def vector(id: int) -> Any:
+    return [id, id + 1, id + 2]
+
+
+@dt.udf(data_type=pa.struct([("a", pa.int32()), ("b", pa.string())]))
+def record(id: int) -> Any:
+    return {"a": id, "b": str(id)}
+
+
+@dt.udf
+def raw(id: int) -> bytes:
+    return b"%d" % id
+
+
+@dt.udf
+def moment(id: int) -> datetime:
+    return datetime.fromtimestamp(id, UTC)
+
+
+@dt.udf(input_columns=["some Text"])
+def length(value: str) -> int:
+    return len(value)
+
+
+@dt.udf
+def size(blob: bytes) -> int:
+    """Writes down the most memory that its process ever had, in kilobytes."""
+    told(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+    return len(blob)
+
+
+@dt.udf
+def echo(blob: bytes) -> bytes:
+    return blob
+
+
+# --- trouble
+
+
+@dt.udf
+def flaky(id: int) -> int:
+    """Fails the first two times, for some rows."""
+    if id % 100 == 7:
+        marks = Path(os.environ[LOG]) / f"flaky-{id}"
+        before = int(marks.read_text()) if marks.exists() else 0
+        marks.write_text(str(before + 1))
+        if before < 2:
+            raise ConnectionError("not now")
+    return 2 * id
+
+
+@dt.udf
+def sleeps_too_long(id: int) -> int:
+    if id == BAD:
+        time.sleep(1000)
+    return 2 * id
+
+
+@dt.udf
+def does_not_come_back(id: int) -> int:
+    if id == BAD:
+        while True:
+            try:
+                time.sleep(1000)
+            except TimeoutError:
+                continue
+    return 2 * id
