@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import json
 import os
@@ -105,6 +106,114 @@ def test_the_files_of_the_first_ten_minutes_run(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "50 of 50 items in, 50 out" in done.stdout
     assert len((tmp_path / "scored.csv").read_text(encoding="utf-8").splitlines()) == 51
+
+
+# --- backfill
+
+BACKFILL = ROOT / "docs" / "backfill.md"
+FROM_GENEVA = ROOT / "docs" / "coming-from-geneva.md"
+
+
+def python_files(page: Path) -> dict[str, str]:
+    """Blocks that begin with their name."""
+    named = [(re.match(r"# (\w+\.py)\n", text), text) for text in blocks(page, "python")]
+    return {name[1]: text for name, text in named if name}
+
+
+def with_a_table(folder: Path, page: Path = BACKFILL) -> Path:
+    """With the files of a page in it, and the table that one of them makes."""
+    for name, text in python_files(page).items():
+        (folder / name).write_text(text, encoding="utf-8")
+    subprocess.run([sys.executable, "make.py"], cwd=folder, check=True, capture_output=True)
+    return folder
+
+
+def without_numbers(lines: list[str], shown: list[str]) -> list[str]:
+    """What differs from time to time, as the document has it: a line there that ends in "..." stands for any line that
+    begins so. Python's marks below a line of source are no two versions' alike."""
+    open_ = [line for line in shown if line.endswith("...") and line != "..."]
+    found = [next((one for one in open_ if line.startswith(one.removesuffix("..."))), line) for line in lines]
+    return [line for line in found if not re.fullmatch(r" +[~^]+", line)]
+
+
+@pytest.mark.parametrize(
+    ("page", "least"), [(BACKFILL, 6), (FROM_GENEVA, 7), (ROOT / "README.md", 2)], ids=lambda it: str(it)[-12:]
+)
+def test_what_a_page_shows_of_backfills_is_printed_when_its_commands_are_typed_one_after_another(
+    page: Path, least: int, tmp_path: Path
+) -> None:
+    with_a_table(tmp_path, page if "make.py" in python_files(page) else BACKFILL)
+    shown = [text.splitlines() for text in blocks(page, "") if text.startswith("$ dovetail backfill")]
+    assert len(shown) >= least
+    for command, *lines in shown:
+        if "--retry-errors" in command:  # as the page says to mend it
+            functions = tmp_path / "functions.py"
+            functions.write_text(functions.read_text().replace("len(text.split())", 'len((text or "").split())'))
+        done = typed(command.removeprefix("$ "), tmp_path)
+        printed = (done.stdout if done.returncode == 0 else done.stderr).replace(f"{tmp_path}/", "").rstrip()
+        assert differing(without_numbers(lines, lines), without_numbers(printed.splitlines(), lines)) == [], command
+
+
+def test_the_ten_lines_to_start_with_run(tmp_path: Path) -> None:
+    with_a_table(tmp_path)
+    home = {**os.environ, "DOVETAIL_HOME": str(tmp_path / "home")}
+    done = subprocess.run(
+        [sys.executable, "start.py"], cwd=tmp_path, env=home, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    for words in (
+        "10,000 rows in 10 fragments to compute",
+        "words: finished, ",
+        "row=17179869895, fragment=4, offset=711",
+    ):
+        assert words in done.stdout
+
+
+def test_every_kind_of_function_that_the_page_shows_fills_a_column(tmp_path: Path) -> None:
+    with_a_table(tmp_path)
+    fill = """
+import lance, kinds
+import dovetail as dt
+table = dt.table("clips.lance")
+for column, udf in {"a": kinds.upper, "b": kinds.length, "c": kinds.ratio, "e": kinds.Embed, "f": kinds.ask}.items():
+    table.backfill(column, udf, fragments=1, cluster="1x(2cpu, 4GB)")
+table.backfill(["letters", "spaces"], kinds.size, fragments=1)
+print(lance.dataset("clips.lance").to_table(limit=3).to_pylist()[2])
+"""
+    home = {**os.environ, "DOVETAIL_HOME": str(tmp_path / "home")}
+    done = subprocess.run(
+        [sys.executable, "-c", fill], cwd=tmp_path, env=home, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    text = "clip 2 shows a street at night"
+    made = {"a": text.upper(), "b": 30, "c": 0.0002, "e": [1.0, 1.0], "f": text, "letters": 30, "spaces": 6}
+    assert ast.literal_eval(done.stdout) == {"id": 2, "text": text} | made
+
+
+def test_the_clusters_of_genevas_guide_are_planned_as_the_page_says(tmp_path: Path) -> None:
+    rows = re.findall(
+        r"^\| `(.+?)` \| (\d+) \| ([\d.]+) CPUs, ([\d.]+) GB \| (\d+) \|$", FROM_GENEVA.read_text(), re.MULTILINE
+    )
+    assert len(rows) == 3
+    with_a_table(tmp_path, FROM_GENEVA)
+    for cluster, concurrency, cpus, memory, workers in rows:
+        assert float(cpus) == round(0.2 + 1.1 * int(concurrency), 1)  # driver and tracker, appliers and writers
+        assert float(memory) == round(0.128 + int(concurrency), 1)
+        command = (
+            f'dovetail backfill clips.lance upper --udf functions:upper --plan --no-sample --json --cluster "{cluster}"'
+        )
+        assert json.loads(typed(command, tmp_path).stdout)["workers"] == int(workers)
+
+
+def test_every_argument_of_a_backfill_and_of_a_function_is_on_the_page() -> None:
+    import inspect
+
+    import dovetail as dt
+
+    text = BACKFILL.read_text(encoding="utf-8") + FROM_GENEVA.read_text(encoding="utf-8")
+    names = {*inspect.signature(dt.Table.backfill).parameters} - {"self"}
+    names |= {*inspect.signature(dt.udf).parameters} - {"fn", "unknown"}
+    assert [name for name in sorted(names) if not re.search(rf"\b{name}\b", text)] == []
 
 
 # --- recipes

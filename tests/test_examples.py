@@ -52,6 +52,19 @@ PROMISED = {
         "row 0 has 48 words, as count_words of own_operators.py says",
         "processed_text: ...Write to <EMAIL> or see",
     ],
+    "10_backfill.py": [
+        "words by words: 10,000 rows in 10 fragments to compute",
+        "Total:      4 CPUs of 8 CPUs, 16GB",
+        "too_large: cpus=64 is more than any node has: the largest has 8 CPUs",
+        "AttributeError in row 17179869895, which is 711 of fragment 4",
+        "1 row failed, the others are filled",
+        "row 17179869895 (fragment 4, offset 711): AttributeError: 'NoneType' object has no attribute 'split'",
+        "computed: 1, errors: 0",
+        "words: nothing to do, 10,000 rows are filled already",
+        "{'words': 7, 'letters': 30, 'spaces': 6, 'loud': 'CLIP 2 SHOWS A STREET AT NIGHT'}",
+        "{'words': 7, 'letters': 30, 'spaces': 6, 'loud': None}",
+        "words failed: 0 errors column 'words', row 17179869895",
+    ],
 }
 ON_RAY = ["08_ray.py"]
 

@@ -1,0 +1,65 @@
+"""The backfill benchmark runs, compares what was filled in, and writes the keys that others read."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import lance
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+import backfill_tables as tables
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+ROWS = 2_000
+
+
+def test_filling_is_compared_with_pylance_and_the_first_commit_is_seen_from_outside(tmp_path: Path) -> None:
+    result = tmp_path / "result.json"
+    sizes = ["--rows", str(ROWS), "--repeat", "1", "--json", str(result)]
+    command = [sys.executable, str(BENCHMARKS / "backfill.py"), *sizes]
+    ran = subprocess.run(command, check=False, capture_output=True, text=True, timeout=240)
+    assert ran.returncode == 0, ran.stderr
+    found = json.loads(result.read_text())
+    assert found["rows"] == ROWS
+    for kind in ("upper", "arrow"):
+        for prefix in ("", "pylance_"):
+            assert found[f"{prefix}{kind}_rows_s"] > 0
+            assert found[f"{prefix}{kind}_cpu_s"] > 0
+        assert found[f"{kind}_ratio"] == pytest.approx(found[f"{kind}_rows_s"] / found[f"pylance_{kind}_rows_s"])
+    assert found["first_commit_s"] > 0
+    assert found["first_commit_rows"] >= ROWS // 10
+    assert found["sleep_one_rows_s"] < 1000
+    assert found["sleep_speedup"] == pytest.approx(found["sleep_two_rows_s"] / found["sleep_one_rows_s"])
+    assert not any(key.startswith("peer_") for key in found)
+
+
+def test_a_table_is_the_same_every_time_and_no_two_of_its_rows_are(tmp_path: Path) -> None:
+    made = [lance.dataset(str(tables.make(tmp_path / name, ROWS, 20))) for name in ("one.lance", "two.lance")]
+    assert [len(table.get_fragments()) for table in made] == [20, 20]
+    one, two = (table.to_table() for table in made)
+    assert one.equals(two)
+    assert pc.count_distinct(one["text"]).as_py() == ROWS
+    assert 90 < pc.mean(pc.utf8_length(one["text"])).as_py() < 115
+
+
+@pytest.mark.parametrize("wrong", ["a value", "a null", "another column"])
+def test_one_wrong_value_is_found(tmp_path: Path, wrong: str) -> None:
+    original = tables.make(tmp_path / "original.lance", 100, 4)
+    table = lance.dataset(str(original)).to_table()
+    texts = table["text"].to_pylist()
+    values: list[str | None] = [text.upper() for text in texts]
+    if wrong == "another column":
+        texts[42] = "changed"
+    else:
+        values[42] = "changed" if wrong == "a value" else None
+    both = {"id": table["id"], "text": pa.array(texts), "u": pa.array(values)}
+    lance.write_dataset(
+        pa.table(both, schema=tables.SCHEMA.append(pa.field("u", pa.string()))), tmp_path / "filled.lance"
+    )
+    with pytest.raises(AssertionError, match="1 of 100 values" if wrong != "another column" else "other columns"):
+        tables.check(original, tmp_path / "filled.lance", "u")

@@ -1,0 +1,483 @@
+"""`dovetail backfill` as people type it: real tables, a real module beside them, real processes."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import signal
+import urllib.request
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from cli.jobs import CLUSTER, Place
+from dovetail.cli.backfill import TAKES, backfill
+from running.aids import until
+
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Iterator
+    from pathlib import Path
+
+FUNCTIONS = """
+import os
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+import dovetail as dt
+
+
+@dt.udf
+def twice(n: int) -> int:
+    return 2 * n
+
+
+def plain(text: str) -> str:
+    return text.upper()
+
+
+class Size(NamedTuple):
+    letters: int
+    words: int
+
+
+@dt.udf
+def size(text: str) -> Size:
+    return Size(len(text), len(text.split()))
+
+
+@dt.udf
+def length(text: pa.StringArray) -> pa.Int32Array:
+    return pc.utf8_length(text)
+
+
+@dt.udf
+def no_seven(n: int) -> int:
+    if n == 7 and not Path("mended").exists():
+        raise ValueError(f"a seven: {n}")
+    return n
+
+
+@dt.udf
+def ends(n: int) -> int:
+    raise EOFError("no more")
+
+
+@dt.udf
+def sometimes(n: int) -> int:
+    if n == 7 and not Path("tried").exists():
+        Path("tried").touch()
+        raise ConnectionError("try again")
+    return n
+
+
+@dt.udf
+def hangs(n: int) -> int:
+    while n == 7:
+        time.sleep(0.01)
+    return n
+
+
+@dt.udf
+def slowly(n: int) -> int:
+    time.sleep(0.01)
+    return n
+
+
+@dt.udf(cpus=64)
+def huge(n: int) -> int:
+    return n
+
+
+@dt.udf
+def wrong_type(text: int) -> int:
+    return text
+
+
+NOT_A_FUNCTION = 5
+"""
+ROWS, PER_FRAGMENT = 40, 10
+
+
+class Tables(Place):
+    """A folder with a table in it, and a module of functions."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        (folder / "functions.py").write_text(FUNCTIONS)
+        self.make(ROWS)
+
+    def make(self, rows: int, per_fragment: int = PER_FRAGMENT) -> None:
+        import lance
+        import pyarrow as pa
+
+        numbers = list(range(rows))
+        table = pa.table({"n": numbers, "text": [f"row {n}" for n in numbers]})
+        lance.write_dataset(table, str(self.folder / "t.lance"), mode="overwrite", max_rows_per_file=per_fragment)
+
+    def values(self, column: str) -> list[Any]:
+        import lance
+
+        found: list[Any] = lance.dataset(str(self.folder / "t.lance")).to_table([column])[column].to_pylist()
+        return found
+
+    def columns(self) -> list[str]:
+        import lance
+
+        return [str(name) for name in lance.dataset(str(self.folder / "t.lance")).schema.names]
+
+    def fill(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return self.run("backfill", "t.lance", *arguments)
+
+    def filled(self, *arguments: str) -> dict[str, Any]:
+        done = self.fill(*arguments, "--json")
+        assert done.returncode == 0, done.stderr
+        told: dict[str, Any] = json.loads(done.stdout)
+        return told
+
+    def refused(self, *arguments: str, code: int = 2) -> str:
+        done = self.fill(*arguments)
+        assert (done.returncode, done.stdout) == (code, ""), done.stderr
+        assert "dovetail/cli" not in done.stderr  # a traceback of ours
+        return done.stderr
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Tables:
+    return Tables(tmp_path / "my tables")
+
+
+# --- filling
+
+
+def test_a_column_is_filled_and_the_same_again_does_nothing(place: Tables) -> None:
+    done = place.fill("twice", "--udf", "functions:twice")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"twice: finished, {ROWS} rows in ")
+    assert place.values("twice") == [2 * n for n in range(ROWS)]
+    again = place.fill("twice")  # the function is known by now
+    assert (again.returncode, again.stdout) == (0, f"twice: nothing to do, {ROWS} rows are filled already\n")
+
+
+def test_several_columns_of_one_function_are_written_with_commas(place: Tables) -> None:
+    assert place.filled("letters,words", "--udf", "functions:size")["rows"] == ROWS
+    assert place.values("letters")[:2] == [5, 5]
+    assert place.values("words") == [2] * ROWS
+    assert place.refused("letters,words,more", "--udf", "functions:size").count("DT446") == 1
+
+
+def test_plain_functions_and_those_of_arrays_are_taken(place: Tables) -> None:
+    assert place.filled("big", "--udf", "functions:plain", "--slots", "1")["rows"] == ROWS
+    assert place.values("big")[0] == "ROW 0"
+    assert place.filled("long", "--udf", "functions:length", "--batch-size", "4")["rows"] == ROWS
+    assert place.values("long") == [len(f"row {n}") for n in range(ROWS)]
+
+
+def test_fragments_by_number_and_by_id_and_the_rest_later(place: Tables) -> None:
+    told = place.filled("twice", "--udf", "functions:twice", "--fragments", "1", "--workers", "1")
+    assert (told["rows"], told["fragments"], told["workers"]) == (PER_FRAGMENT, 1, 1)
+    assert place.filled("twice", "--fragments", "3,")["rows"] == PER_FRAGMENT
+    assert [value is None for value in place.values("twice")] == [False] * 10 + [True] * 20 + [False] * 10
+    assert place.filled("twice", "--fragments", "1,3", "--workers", "1-2")["rows"] == PER_FRAGMENT
+    told = place.filled("twice", "--workers", "auto", "--commit-every", "0")
+    assert (told["rows"], told["done_before"]) == (PER_FRAGMENT, 3 * PER_FRAGMENT)
+
+
+def test_a_condition_leaves_other_rows_alone_and_recompute_computes_all_again(place: Tables) -> None:
+    place.filled("twice", "--udf", "functions:twice", "--where", "n < 5")
+    assert place.values("twice") == [0, 2, 4, 6, 8] + [None] * (ROWS - 5)
+    assert place.filled("twice")["rows"] == ROWS
+    assert place.filled("twice", "--recompute")["rows"] == ROWS
+    assert place.filled("twice")["rows"] == 0
+
+
+def test_the_spellings_of_others_are_taken(place: Tables) -> None:
+    others = ("--concurrency", "1", "--intra-applier-concurrency", "1", "--num-frags", "2")
+    told = place.filled("twice", "--udf", "functions:twice", "--engine", "local", "--env-from", "HOME", *others)
+    assert (told["workers"], told["fragments"]) == (1, 2)
+    assert "--concurrency" not in place.run("backfill", "--help").stdout
+
+
+def test_more_workers_than_fit_are_fewer_and_that_is_said(place: Tables) -> None:
+    done = place.fill("twice", "--udf", "functions:twice", "--workers", "8", *CLUSTER)
+    assert done.returncode == 0, done.stderr
+    words = "running 2 of 8 workers: 8 need 8.0 CPUs, there are 2.0"
+    assert words in done.stdout
+    assert words in done.stderr
+
+
+def test_a_table_may_be_named_by_an_address(place: Tables) -> None:
+    done = place.run("backfill", f"file://{place.folder}/t.lance", "twice", "--udf", "functions:twice")
+    assert done.returncode == 0, done.stderr
+    assert place.values("twice")[-1] == 2 * (ROWS - 1)
+
+
+@pytest.fixture
+def s3_server() -> Iterator[str]:
+    """An S3 server on this machine, with a bucket "clips"."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from moto.server import ThreadedMotoServer
+
+        running = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+        running.start()
+    host, port = running.get_host_and_port()
+    urllib.request.urlopen(urllib.request.Request(f"http://{host}:{port}/clips", method="PUT")).close()
+    yield f"http://{host}:{port}"
+    running.stop()
+
+
+def test_storage_options_reach_the_table_and_the_workers(place: Tables, s3_server: str) -> None:
+    import lance
+
+    keys = {"aws_access_key_id": "test", "aws_secret_access_key": "test", "aws_region": "us-east-1"}
+    storage = {"aws_endpoint": s3_server, "allow_http": "true", **keys}
+    uri = "s3://clips/t.lance"
+    lance.write_dataset(lance.dataset(str(place.folder / "t.lance")).to_table(), uri, storage_options=storage)
+    options = [word for key, value in storage.items() for word in ("--storage-option", f"{key}={value}")]
+    done = place.run("backfill", uri, "twice", "--udf", "functions:twice", *options)
+    assert done.returncode == 0, done.stderr
+    found = lance.dataset(uri, storage_options=storage).to_table(["twice"])["twice"].to_pylist()
+    assert found == [2 * n for n in range(ROWS)]
+
+
+# --- rows that fail
+
+
+def test_a_row_that_fails_ends_it_with_its_error_in_the_words_of_the_command_line(place: Tables) -> None:
+    said = place.refused("checked", "--udf", "functions:no_seven", code=1)
+    assert "error[DT435] column 'checked', row 7 (fragment 0, offset 7): ValueError: a seven: 7" in said
+    assert "--on-error skip" in said
+    assert "dovetail backfill t.lance checked --errors" in said
+    assert "table." not in said
+    (place.folder / "mended").touch()
+    assert place.filled("checked")["status"] == "finished"
+    assert place.values("checked") == list(range(ROWS))
+
+
+def test_rows_set_aside_are_listed_and_tried_again(place: Tables) -> None:
+    done = place.fill("checked", "--udf", "functions:no_seven", "--on-error", "skip")
+    assert done.returncode == 0, done.stderr
+    assert "1 row set aside: dovetail backfill t.lance checked --errors" in done.stdout
+    listed = place.fill("checked", "--errors")
+    assert listed.stdout == "row 7 (fragment 0, offset 7): ValueError: a seven: 7\n"
+    assert "--retry-errors" in listed.stderr
+    (row,) = map(json.loads, place.fill("checked", "--errors", "--json").stdout.splitlines())
+    assert (row["row"], row["error"], row["message"]) == (7, "ValueError", "a seven: 7")
+    assert "no_seven" in row["traceback"]
+    (place.folder / "mended").touch()
+    assert place.filled("checked", "--retry-errors")["rows"] == 1
+    assert place.values("checked") == list(range(ROWS))
+    none = place.fill("checked", "--errors")
+    assert (none.returncode, none.stdout, none.stderr) == (0, "", "no row is set aside\n")
+
+
+def test_an_exception_that_click_would_take_for_its_own_is_an_error_like_others(place: Tables) -> None:
+    assert "EOFError: no more" in place.refused("bad", "--udf", "functions:ends", code=1)
+
+
+def test_a_kind_of_exception_is_tried_again(place: Tables) -> None:
+    told = place.filled("n2", "--udf", "functions:sometimes", "--retry", "ConnectionError", "--retry", "TimeoutError")
+    assert (told["rows"], told["errors"]) == (ROWS, 0)
+    assert (place.folder / "tried").exists()
+
+
+@pytest.mark.parametrize("most", ["0", "1%"])
+def test_more_errors_than_may_be_end_it(place: Tables, most: str) -> None:
+    function = ("--udf", "functions:no_seven", "--on-error", "skip")
+    said = place.refused("checked", *function, "--max-errors", most, code=1)
+    assert "error[DT436]" in said
+    assert "a larger --max-errors" in said
+    assert place.filled("checked", "--on-error", "skip", "--max-errors", "5%")["status"] == "finished"
+
+
+def test_a_row_that_takes_too_long_is_one_that_fails(place: Tables) -> None:
+    told = place.filled("n2", "--udf", "functions:hangs", "--timeout", "0.2s", "--on-error", "skip")
+    assert told["errors"] == 1
+    assert "TimeoutError" in place.fill("n2", "--errors").stdout
+
+
+# --- what is looked at, and removed
+
+
+def test_a_plan_starts_nothing_and_changes_nothing(place: Tables) -> None:
+    done = place.fill("twice", "--udf", "functions:twice", "--plan", "--workers", "4", *CLUSTER)
+    assert done.returncode == 0, done.stderr
+    for words in (
+        f"twice by functions:twice: {ROWS} rows in 4 fragments to compute",
+        "Workers:    2 x 1 CPU = 2 CPUs",
+        "rows/s of one (by a sample of ",
+        "note: running 2 of 4 workers: 4 need 4.0 CPUs, there are 2.0",
+    ):
+        assert words in done.stdout
+    told = place.filled("twice", "--udf", "functions:twice", "--plan", "--no-sample")
+    assert (told["rows"], told["seconds"], told["rate"]) == (ROWS, None, None)
+    assert place.columns() == ["n", "text"]
+
+
+def test_the_history_of_one_column_and_of_all(place: Tables) -> None:
+    empty = place.fill("--history")
+    assert (empty.returncode, empty.stdout, empty.stderr) == (0, "", "no backfill yet\n")
+    place.filled("a", "--udf", "functions:twice")
+    place.refused("b", "--udf", "functions:no_seven", code=1)
+    jobs = [json.loads(line) for line in place.fill("--history", "--json").stdout.splitlines()]
+    assert [(job["column"], job["status"]) for job in jobs] == [("a", "finished"), ("b", "failed")]
+    (line,) = place.fill("b", "--history").stdout.splitlines()
+    assert "ValueError: a seven: 7" in line
+
+
+def test_a_column_is_dropped_with_all_that_is_kept_of_it(place: Tables) -> None:
+    place.filled("twice", "--udf", "functions:twice")
+    done = place.fill("twice", "--drop")
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    assert place.columns() == ["n", "text"]
+    assert place.fill("--history").stdout == ""
+    assert "DT447" in place.refused("twice")
+
+
+# --- what is wrong
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["twice"], ["DT447", "the table has no column 'twice'", "fix  --udf package.module:function"]),
+        (["text"], ["DT447", "nobody has said which function fills 'text'"]),
+        (["n", "--udf", "functions:plain"], ["DT446", "plain gives string, and the column 'n' is int64"]),
+        (["a", "--udf", "functions:twise"], ["DT443", "did you mean 'twice'?"]),
+        (["a", "--udf", "nowhere:twice"], ["DT443", "there is no module 'nowhere'"]),
+        (["a", "--udf", "functions"], ["DT443", "package.module:name"]),
+        (["a", "--udf", "functions:NOT_A_FUNCTION"], ["DT443", "of type int"]),
+        (["a", "--udf", "functions:wrong_type"], ["DT445", "takes int for text, and the column is string"]),
+        (["a", "--udf", "functions:twice", "--where", "nosuch > 3"], ["DT432", "--where 'nosuch > 3'", "nosuch"]),
+        (["a", "--udf", "functions:twice", "--storage-option", "region"], ["DT437", "region is not KEY=VALUE"]),
+        (["a", "--udf", "functions:twice", "--engine", "loca"], ["DT331", "did you mean 'local'?"]),
+        (["a", "--udf", "functions:twice", "--share", "0.5"], ["share"]),
+        (["text", "--errors"], ["DT447", "column 'text' was never filled by a function"]),
+        (["nosuch", "--drop"], ["DT447", "the table has no column 'nosuch'"]),
+        ([], ["Missing argument", "COLUMN"]),
+        (["a", "--plan"], ["DT447"]),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_bad_input_is_one_clear_error(place: Tables, arguments: list[str], words: list[str]) -> None:
+    said = place.refused(*arguments)
+    assert [one for one in words if one not in said] == []
+    assert "table." not in said.replace("/t.lance", "")
+    assert place.columns() == ["n", "text"]
+
+
+def test_everything_wrong_with_the_options_is_told_at_once(place: Tables) -> None:
+    wrong = "--workers many --fragments x --max-errors lots --timeout soon --commit-every never --on-error ignore"
+    said = place.refused("a", "--udf", "functions:twice", *shlex.split(wrong), "--batch-size", "0", "--slots", "x")
+    options = ("workers", "fragments", "max-errors", "timeout", "commit-every", "on-error", "batch-size", "slots")
+    assert [name for name in options if f"]  --{name} " not in said.replace("] ", "]  ")] == []
+    assert said.count("error[DT") == len(options)
+    assert "--workers 4-2 " in place.refused("a", "--udf", "functions:twice", "--workers", "4-2")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("--plan --errors", "--plan and --errors do not go together"),
+        ("--plan --errors --history --drop --retry-errors", "--retry-errors and --history and --drop do not go"),
+        ("--errors --workers 3 --where n>3", "--workers, --where mean nothing with --errors"),
+        ("--retry-errors --recompute", "--recompute means nothing with --retry-errors"),
+        ("--retry-errors --num-frags 3", "--num-frags means nothing with --retry-errors"),
+        ("--no-sample", "--no-sample means nothing without --plan"),
+        ("--drop --json", "--json means nothing with --drop"),
+        ("--workers 2 --concurrency 3", "--workers and --concurrency are the same, and differ"),
+        ("--engine ray --cluster 1x(2cpu,4GB)", "--cluster and --engine ray do not go together"),
+    ],
+)
+def test_options_that_do_not_go_together_are_one_clear_error(place: Tables, arguments: str, words: str) -> None:
+    said = place.refused("a", *arguments.split())
+    assert words in said
+    assert said.count("error[DT367]") == 1
+
+
+def test_every_option_belongs_to_some_action() -> None:
+    named = {name for takes in TAKES.values() for name in takes}
+    known = {str(parameter.name) for parameter in backfill.params}
+    assert named <= known
+
+
+@pytest.mark.parametrize("name", ["nowhere.lance", "functions.py", "home"])
+def test_what_is_not_a_table_is_told(place: Tables, name: str) -> None:
+    place.home.mkdir()
+    done = place.run("backfill", name, "a", "--udf", "functions:twice")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "error[DT430]" in done.stderr
+    assert str(place.folder / name) in done.stderr
+
+
+def test_what_can_never_fit_is_refused_with_the_parameters_name(place: Tables) -> None:
+    said = place.refused("a", "--udf", "functions:huge", *CLUSTER, code=3)
+    assert "huge: cpus=64 is more than any node has: the largest has 2 CPUs" in said
+    assert place.refused("a", "--udf", "functions:huge", "--plan", *CLUSTER, code=3).count("DT439") == 1
+    assert place.columns() == ["n", "text"]
+
+
+# --- stopping it, and two at once
+
+
+def going(place: Tables, started: Any) -> None:
+    def some() -> bool:
+        assert started.process.poll() is None, started.err
+        return any(value is not None for value in place.values("n2")) if "n2" in place.columns() else False
+
+    until(some, "the first fragment is visible")
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["int", "term"])
+def test_a_signal_drains_and_the_same_command_goes_on(place: Tables, number: int, code: int) -> None:
+    place.make(1500, 100)
+    command = ("backfill", "t.lance", "n2", "--udf", "functions:slowly", *CLUSTER)
+    with place.started(*command) as started:
+        going(place, started)
+        started.process.send_signal(number)
+        assert started.ended() == code, started.err
+        assert "draining: what is in hand is finished" in started.err
+        assert "the same command goes on" in started.err
+        assert "Traceback" not in started.err
+        assert "n2: drained, " in started.out
+    told = place.filled(*command[2:])
+    assert told["status"] == "finished"
+    assert 0 < told["rows"] < 1500
+    assert told["rows"] + told["kept"] + told["done_before"] == 1500
+    assert place.values("n2") == list(range(1500))
+
+
+def test_a_second_signal_stops_now_and_what_was_done_is_kept(place: Tables) -> None:
+    place.make(3000, 100)
+    command = ("backfill", "t.lance", "n2", "--udf", "functions:slowly", *CLUSTER)
+    with place.started(*command) as started:
+        going(place, started)
+        started.process.send_signal(signal.SIGINT)
+        until(lambda: "draining" in started.err, "it drains")
+        started.process.send_signal(signal.SIGINT)
+        assert started.ended() == 130, started.err
+        assert "Traceback" not in started.err
+    assert sum(value is not None for value in place.values("n2")) >= 100
+    assert [job["status"] for job in map(json.loads, place.fill("--history", "--json").stdout.splitlines())] == [
+        "failed"
+    ]
+    assert place.filled(*command[2:], "--fragments", "1")["fragments"] == 1
+
+
+def test_a_column_that_another_fills_is_refused_with_its_name_if_nobody_waits(place: Tables) -> None:
+    place.make(3000, 100)
+    command = ("backfill", "t.lance", "n2", "--udf", "functions:slowly", *CLUSTER)
+    with place.started(*command) as started:
+        going(place, started)
+        said = place.refused(*command[2:], "--no-wait", code=1)
+        assert "error[DT434]" in said
+        assert f"pid {started.process.pid}" in said
+        assert "leave --no-wait out" in said
+        started.process.send_signal(signal.SIGINT)
+        started.ended()
