@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 BESIDE = Path(__file__).with_name("backfill_beside.py")
 KINDS = ("upper", "arrow")
 FRAGMENTS, WATCHED_FRAGMENTS = 20, 10
-FEW, WATCHED, SLEPT = 2_000, 100_000, 8_000
+FEW, WATCHED, SLEPT = 2_000, 100_000, 10_000
 """Rows of the tables beside the large one; fewer if that is small."""
 PEER = ["daft[lance]==0.7.26", "daft-lance==0.6.0", "pylance==14.0.2", "ray[data]==2.60.0", "psutil"]
 PEERS = {"daft": "Daft", "ray_data": "Ray Data"}
