@@ -74,10 +74,9 @@ def asked_of(given: Mapping[str, Any]) -> Asked:
             problems.append(_wrong(name, value, "neither True nor False", f"{name}=True"))
         found[name] = value
     found |= {name: values[name] for name in ("engine", "cluster", "progress", "share") if name in values}
-    found["env_from"] = tuple(values.get("env_from", ()))
     if problems:
         raise ConfigError(problems)
-    return Asked(**found)
+    return Asked(**found, env_from=tuple(values.get("env_from", ())))
 
 
 def _wrong(name: str, value: object, what: str, fix: str) -> Problem:

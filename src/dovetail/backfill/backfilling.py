@@ -185,9 +185,7 @@ class Filling:
     # --- one run
 
     def _round(self, work: Work) -> None:
-        telling = self.telling
-        telling.rows_total, telling.fragments_total = work.rows, work.fragments
-        telling.rows_left, telling.committed = work.rows - work.kept, 0
+        self.telling.begin(work.rows, work.rows - work.kept, work.fragments)
         self._budget_rows = work.rows
         self._settled.clear()
         self._broken.clear()

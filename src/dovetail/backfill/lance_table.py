@@ -162,6 +162,12 @@ class LanceTable:
         taken = pa.array(places, mask=missing)
         return found.select(names).take(taken), taken.is_valid()
 
+    def some_row(self, fragment: int, columns: Sequence[str]) -> pa.Table:
+        """Of those that are not deleted."""
+        names = list(columns)
+        found: pa.Table = self._fragment_of(fragment).scanner(columns=names, limit=1).to_table()
+        return found.select(names)
+
     def matching(self, fragment: int, where: str) -> pa.UInt32Array:
         """Physical offsets of the rows that are not deleted and match, in ascending order."""
         import pyarrow as pa
@@ -201,7 +207,8 @@ class LanceTable:
             for batch in batches:
                 writer.write_batch(batch)
                 written += batch.num_rows
-            assert rows is None or written == rows, f"{name} would have {written} rows instead of {rows}"
+            if rows is not None and written != rows:
+                raise RuntimeError(f"{name} would have {written} rows instead of {rows}")
             writer.close()
             return int(writer.size_bytes or 0)
         finally:

@@ -158,9 +158,17 @@ class Reader:
             self._rows = int(min(MOST_ROWS, GROWTH * max(self._rows, table.num_rows), max(1, READ_BYTES / per_row)))
 
     def before(self, fragment: int, start: int, stop: int) -> Any:
-        """The values that the columns have now."""
+        """The values that the columns have now; of deleted rows any, where a column may not be NULL."""
+        import numpy as np
+        import pyarrow as pa
+
         names = [output.name for output in self._job.outputs]
-        return one_batch(self._table.read(fragment, names, start, stop)[0])
+        table, alive = self._table.read(fragment, names, start, stop)
+        if alive.false_count and not all(field.nullable for field in self.schema):
+            there = alive.to_numpy(zero_copy_only=False)
+            places = np.where(there, np.arange(table.num_rows), table.num_rows)
+            table = pa.concat_tables([table, self._table.some_row(fragment, names)]).take(pa.array(places))
+        return one_batch(table)
 
     def nothing(self, rows: int) -> Any:
         """Rows that were asked for, and have no value."""

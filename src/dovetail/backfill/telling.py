@@ -35,6 +35,12 @@ class Telling:
         self.rows_total = self.rows_left = self.fragments_total = 0
         self.committed = 0
 
+    def begin(self, rows: int, left: int, fragments: int) -> None:
+        """A round: of so many rows some may be kept from before, which says nothing of how fast it is."""
+        self.rows_total, self.rows_left, self.fragments_total = rows, left, fragments
+        self.committed = 0
+        self._seen = deque([(time.monotonic(), rows - left)])
+
     def say(self, text: str) -> None:
         """A line of its own, whoever looks."""
         if self._says:

@@ -1,0 +1,560 @@
+"""Does what a review of the backfill found stay mended: workers that meet, drivers that wait, words that mislead?"""
+
+from __future__ import annotations
+
+import io
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+pa = pytest.importorskip("pyarrow")
+lance = pytest.importorskip("lance")
+
+import dovetail as dt  # noqa: E402
+import fill_functions as fns  # noqa: E402
+from backfill_aids import HALF, Calls, by_id, column, driver, made, twice  # noqa: E402
+from dovetail.backfill.asking import asked_of  # noqa: E402
+from dovetail.backfill.backfilling import Filling  # noqa: E402
+from dovetail.backfill.committing import Committer  # noqa: E402
+from dovetail.backfill.dealing import Dealer  # noqa: E402
+from dovetail.backfill.filled import Filled  # noqa: E402
+from dovetail.backfill.filling import Filler  # noqa: E402
+from dovetail.backfill.job import Done, Task, Times  # noqa: E402
+from dovetail.backfill.lance_table import LanceTable, NewFile  # noqa: E402
+from dovetail.backfill.lease import Lease  # noqa: E402
+from dovetail.backfill.parts import Gone, masked_with  # noqa: E402
+from dovetail.backfill.store import Store  # noqa: E402
+from dovetail.backfill.telling import Telling  # noqa: E402
+from dovetail.engines.worker import Worker  # noqa: E402
+from dovetail.errors import ConfigError, RunError  # noqa: E402
+from running.aids import until  # noqa: E402
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from dovetail.backfill.udf import Udf
+    from dovetail.backfill.work import Work
+
+PATIENCE_S = 30.0
+NEVER_S = 1e6
+
+
+@pytest.fixture
+def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Calls:
+    folder = tmp_path / "calls"
+    folder.mkdir()
+    monkeypatch.setenv(fns.LOG, str(folder))
+    return Calls(folder)
+
+
+class Staged:
+    """A backfill of column `n` whose driver and workers do only what a test has them do."""
+
+    def __init__(self, uri: str, udf: Udf, **how: Any) -> None:
+        self.table = dt.table(uri)
+        asked = asked_of({"cluster": HALF, **how})
+        ready, _, record = self.table._ready("n", udf, asked)
+        aim = self.table._aim(ready, udf, record, asked)
+        self.udf, self.found = udf, ready
+        self.filling = Filling(ready, Store(uri), udf, aim, asked, "run", asked.where is not None)
+        self.inputs = aim.inputs_of(ready, ready.fragments()[0])
+        self.rows = ready.fragments()[0].rows
+
+    def task(self, start: int, stop: int) -> Task:
+        """Of the first fragment."""
+        return Task(0, self.rows, self.inputs, start, stop, budget_s=PATIENCE_S)
+
+    def worker(self) -> Filler:
+        made = Filler(self.filling._job(), self.udf)
+        made.setup(Worker(0, "fill"))
+        return made
+
+    def leave(self, worker: Filler, start: int, stop: int) -> None:
+        """A part, by a worker that was not asked to tidy up."""
+        batch = pa.record_batch([pa.array([2 * row for row in range(start, stop)], pa.int64())], ["n"])
+        worker.kept.save(self.task(start, stop), start, stop, [batch], [])
+
+    def committer(self) -> Committer:
+        return Committer(self.found, NEVER_S, self.filling.aim.inputs_of, self.filling._saw_commit)
+
+    def dealer(self, *tasks: Task) -> Dealer:
+        """As `_round` begins with these."""
+        for task in tasks:
+            self.filling._left[task.key] += task.stop - task.start
+        dealer = Dealer((), 2)
+        dealer._out = len(tasks)
+        return dealer
+
+
+@pytest.fixture
+def staged(tmp_path: Path) -> Staged:
+    return Staged(made(tmp_path, 200, 200), fns.doubled)
+
+
+def taken(uri: str) -> Lease:
+    """By somebody else."""
+    return Lease.take(Store(uri), "n", "other", wait=False, say=lambda _: None)
+
+
+def not_null(uri: str, rows: int) -> str:
+    """A table whose column `n` is there, and must have a value in every row."""
+    schema = pa.schema([pa.field("id", pa.int64()), pa.field("n", pa.int64(), nullable=False)])
+    lance.write_dataset(pa.table([list(range(rows)), [7] * rows], schema=schema), uri)
+    return uri
+
+
+# --- two workers at one fragment
+
+
+def test_who_finds_the_parts_gone_that_it_saw_writes_no_file_without_rows(staged: Staged) -> None:
+    """Another worker has written the file meanwhile, and the driver has committed it."""
+    first, second, committer = staged.worker(), staged.worker(), staged.committer()
+    dealer = staged.dealer(staged.task(100, 200), staged.task(100, 200))
+    assert not first([staged.task(0, 100)])[0].file
+    look, looked = second.kept.look, 0
+
+    def looks(task: Task) -> Any:
+        nonlocal looked
+        found, looked = look(task), looked + 1
+        if looked == 1:
+            found.parts.clear()  # the other one's was saved just now
+        if looked == 2:
+            staged.filling._saw_rows(first([staged.task(100, 200)])[0], dealer, committer)
+            committer.finish()
+        return found
+
+    second.kept.look = looks  # type: ignore[method-assign]
+    late = second([staged.task(100, 200)])[0]
+    assert looked == 3
+    assert (late.file, late.reached, late.broken) == ("", 200, "")
+    staged.filling._saw_rows(late, dealer, committer)
+    committer.finish()
+    assert by_id(staged.found.uri, "n") == twice(range(200))
+
+
+def test_a_data_file_of_too_few_rows_is_not_made(staged: Staged) -> None:
+    schema = pa.schema([staged.found.schema.field("n")])
+    batch = pa.record_batch([pa.array([1], pa.int64())], schema=schema)
+    for batches in ([], [batch]):
+        with pytest.raises(RuntimeError, match="instead of 200"):
+            staged.found.write("dt-short.lance", schema, batches, 200)
+    assert not Path(staged.found.uri, "data", "dt-short.lance").exists()
+
+
+def test_of_two_files_of_one_fragment_one_is_committed(staged: Staged) -> None:
+    """Lance refuses both in one commit, and every time again."""
+    worker, filling = staged.worker(), staged.filling
+    task = staged.task(0, 200)
+    dealer, committer = staged.dealer(task), staged.committer()
+    committer._due += NEVER_S  # so that both are there when it commits
+    for _ in range(2):
+        done = worker([task])[0]
+        assert done.file
+        filling._saw_rows(done, dealer, committer)
+        Store(staged.found.uri).delete_folder(f"{filling.aim.folder}/parts")
+    assert [one.fragments for one in committer.finish()] == [(0,)]
+    assert filling.filled.fragments == 1
+    assert by_id(staged.found.uri, "n") == twice(range(200))
+
+
+def test_a_fragment_whose_parts_were_merged_under_who_read_them_gets_its_file(staged: Staged) -> None:
+    merging, reading = staged.worker(), staged.worker()
+    for start in range(0, 90, 10):
+        staged.leave(merging, start, start + 10)
+    tidy, look, looked = merging.kept.tidy, reading.kept.look, 0
+    at_its_end, seen, merged = threading.Event(), threading.Event(), threading.Event()
+
+    def tidies(*given: Any, **more: Any) -> None:
+        at_its_end.set()
+        assert seen.wait(PATIENCE_S)
+        tidy(*given, **more)
+        merged.set()
+
+    def looks(task: Task) -> Any:
+        nonlocal looked
+        found, looked = look(task), looked + 1
+        if looked == 2:  # it is about to read them
+            seen.set()
+            assert merged.wait(PATIENCE_S)
+        return found
+
+    merging.kept.tidy, reading.kept.look = tidies, looks  # type: ignore[method-assign]
+    tasks = staged.task(90, 100), staged.task(100, 200)
+    dealer, committer = staged.dealer(*tasks), staged.committer()
+    came: list[Done] = []
+    other = threading.Thread(target=lambda: came.extend(merging([tasks[0]])))
+    other.start()
+    assert at_its_end.wait(PATIENCE_S)
+    came += reading([tasks[1]])
+    other.join()
+    assert [(done.file, done.broken) for done in came] == [("", "")] * 2
+    for done in came:
+        staged.filling._saw_rows(done, dealer, committer)
+        dealer.settle(done)
+    asked = next(iter(dealer))
+    assert (asked.start, asked.stop) == (200, 200)
+    staged.filling._saw_rows(staged.worker()([asked])[0], dealer, committer)
+    committer.finish()
+    assert by_id(staged.found.uri, "n") == twice(range(200))
+
+
+def test_a_file_that_is_asked_for_and_cannot_be_made_is_asked_for_again(staged: Staged) -> None:
+    worker, asked = staged.worker(), staged.task(200, 200)
+    staged.leave(worker, 0, 100)
+    staged.leave(worker, 100, 200)
+    load, loaded = worker.kept.load, 0
+
+    def loads(task: Task, part: Any) -> Any:
+        nonlocal loaded
+        loaded += 1
+        if loaded == 1:
+            raise Gone("merged by somebody else")
+        return load(task, part)
+
+    worker.kept.load = loads  # type: ignore[method-assign]
+    dealer, committer = staged.dealer(asked), staged.committer()
+    done = worker([asked])[0]
+    assert done.broken.startswith("Gone")
+    staged.filling._saw_rows(done, dealer, committer)
+    dealer.settle(done)
+    again = next(iter(dealer))
+    assert (again.fragment, again.start, again.stop) == (0, 200, 200)
+    staged.filling._saw_rows(worker([again])[0], dealer, committer)
+    committer.finish()
+    assert by_id(staged.found.uri, "n") == twice(range(200))
+
+
+def test_a_fragment_of_which_no_file_came_is_done_in_another_round(tmp_path: Path) -> None:
+    uri = made(tmp_path, 200, 100)
+    filling = Staged(uri, fns.doubled).filling
+    run, rounds = filling._run, 0
+
+    def runs(work: Work, committer: Committer) -> None:
+        nonlocal rounds
+        rounds += 1
+        if rounds > 1:
+            run(work, committer)
+
+    filling._run = runs  # type: ignore[method-assign]
+    assert filling.fill().status == "finished"
+    assert rounds == 2
+    assert by_id(uri, "n") == twice(range(200))
+
+
+# --- errors
+
+
+def test_rows_of_fragments_that_are_not_finished_are_not_retried(tmp_path: Path) -> None:
+    uri = made(tmp_path, 200, 200)
+    staged = Staged(uri, fns.every_tenth_fails, on_error="skip")
+    assert staged.worker()([staged.task(0, 100)])[0].errors == 10  # and then it was killed
+    table = staged.table
+    assert len(table.errors("n")) == 10
+    told = table.retry_errors("n", fns.doubled, cluster=HALF)
+    assert told.rows == 0
+    assert '10 rows of fragments that are not finished: table.backfill("n") first' in str(told)
+    assert table.backfill("n", fns.every_tenth_fails, cluster=HALF, on_error="skip").kept == 100
+    assert table.retry_errors("n", fns.doubled, cluster=HALF).rows == 20
+    assert by_id(uri, "n") == twice(range(200))
+
+
+def test_rows_are_retried_with_the_columns_that_the_function_names_now(tmp_path: Path) -> None:
+    uri = str(tmp_path / "t.lance")
+    lance.write_dataset(pa.table({"a": list(range(20)), "b": [1000] * 20}), uri)
+
+    @dt.udf(version="1")
+    def before(a: int, b: int) -> int:
+        if a == 5:
+            raise ValueError("five")
+        return a - b
+
+    @dt.udf(version="2")
+    def after(b: int, a: int) -> int:
+        return a - b
+
+    table = dt.table(uri)
+    table.backfill("n", before, cluster=HALF, on_error="skip")
+    assert table.retry_errors("n", after, cluster=HALF).rows == 1
+    assert column(uri, "n") == [a - 1000 for a in range(20)]
+
+
+def test_after_a_compaction_a_retry_says_what_to_do(tmp_path: Path) -> None:
+    uri = made(tmp_path, 40, 20)
+    table = dt.table(uri)
+    table.backfill("n", fns.every_tenth_fails, cluster=HALF, on_error="skip")
+    lance.dataset(uri).optimize.compact_files()
+    told = table.retry_errors("n", fns.doubled, cluster=HALF)
+    assert told.rows == 0
+    assert 'after a compaction table.backfill("n") computes what is NULL' in str(told)
+    table.backfill("n", fns.doubled, cluster=HALF)
+    assert by_id(uri, "n") == twice(range(40))
+
+
+def test_what_to_paste_names_a_function_that_no_module_has(tmp_path: Path) -> None:
+    def of_a_script(id: int) -> int:  # noqa: A002
+        return 1 // (id - 3)
+
+    table = dt.table(made(tmp_path, 20, 20))
+    with pytest.raises(ZeroDivisionError) as caught:
+        table.backfill("n", of_a_script, cluster=HALF)
+    assert 'table.backfill("n", of_a_script, on_error="skip")' in str(caught.value)
+    with pytest.raises(ValueError, match="multiple of ten") as known:
+        table.backfill("m", fns.every_tenth_fails, cluster=HALF)
+    assert 'table.backfill("m", on_error="skip")' in str(known.value)
+
+
+# --- conditions
+
+
+def test_a_file_that_a_killed_call_with_a_condition_left_is_not_put_over_newer_values(tmp_path: Path) -> None:
+    uri = made(tmp_path, 100, 100)
+    table = dt.table(uri)
+    table.backfill("n", fns.doubled, cluster=HALF)
+    killed = Staged(uri, fns.first_version, where="id < 10")
+    assert killed.worker()([killed.task(0, 100)])[0].file
+    table.backfill("n", fns.second_version, cluster=HALF, where="id >= 10")
+    table.backfill("n", fns.first_version, cluster=HALF, where="id < 10")
+    assert by_id(uri, "n") == {row: row + (1 if row < 10 else 2) for row in range(100)}
+
+
+def test_so_many_fragments_are_so_many_that_the_condition_names(tmp_path: Path) -> None:
+    uri = made(tmp_path, 80, 20)
+    table = dt.table(uri)
+    for expected in (20, 20, 0):
+        assert table.backfill("n", fns.doubled, cluster=HALF, where="id >= 40", fragments=1).rows == expected
+    assert by_id(uri, "n") == twice(range(80), range(40))
+
+
+def test_a_condition_keeps_the_rest_of_a_column_of_uuids(tmp_path: Path) -> None:
+    uri = str(tmp_path / "t.lance")
+    old, new = b"0" * 16, b"1" * 16
+    lance.write_dataset(pa.table({"id": list(range(10)), "n": pa.array([old] * 10, pa.uuid())}), uri)
+
+    @dt.udf(data_type=pa.uuid())
+    def made_anew(id: int) -> Any:  # noqa: A002
+        return new
+
+    assert dt.table(uri).backfill("n", made_anew, cluster=HALF, where="id < 3").rows == 3
+    assert [value.bytes for value in column(uri, "n")] == [new] * 3 + [old] * 7
+
+
+@pytest.mark.parametrize(("kind", "values"), [("uuid", [b"a" * 16, b"b" * 16]), ("json_", ['"a"', '"b"'])])
+def test_values_of_types_that_arrow_cannot_choose_between_are_chosen(kind: str, values: list[Any]) -> None:
+    of = getattr(pa, kind)()
+    given, before = pa.array([values[0], None], of), pa.array([None, values[1]], of)
+    schema = pa.schema([pa.field("n", of)])
+    batches = [pa.record_batch([it], schema=schema) for it in (given, before)]
+    found = masked_with(batches[0], pa.array([True, False]), batches[1], schema).column(0)
+    assert found.type == of
+    assert found.to_pylist() == pa.array(values, of).to_pylist()
+
+
+def test_a_condition_does_not_say_that_all_is_computed_again_and_the_call_after_it_says_why(tmp_path: Path) -> None:
+    uri = made(tmp_path, 40, 20)
+    table = dt.table(uri)
+    table.backfill("n", fns.doubled, cluster=HALF)
+    filled = table.backfill("n", fns.tripled, cluster=HALF, where="id < 5")
+    assert (filled.rows, filled.notes) == (5, [])
+    plain = table.backfill("n", fns.doubled, cluster=HALF)
+    assert plain.rows == 20
+    assert [note for note in plain.notes if "1 fragment filled by" in note and "or by where=" in note]
+
+
+# --- columns that may not be NULL
+
+
+def test_a_column_that_may_not_be_null_is_filled_where_rows_are_deleted(tmp_path: Path) -> None:
+    uri = not_null(str(tmp_path / "t.lance"), 3000)
+    lance.dataset(uri).delete("id < 2000 OR id % 10 = 3")  # with the first rows that are read there is none
+    left = [row for row in range(2000, 3000) if row % 10 != 3]
+    assert dt.table(uri).backfill("n", fns.doubled, cluster=HALF).rows == len(left)
+    assert by_id(uri, "n") == twice(left)
+
+
+def test_to_leave_rows_null_in_a_column_that_may_not_be_is_refused_at_once(tmp_path: Path) -> None:
+    table = dt.table(not_null(str(tmp_path / "t.lance"), 30))
+    with pytest.raises(ConfigError, match="may not be NULL") as caught:
+        table.backfill("n", fns.every_tenth_fails, cluster=HALF, on_error="skip")
+    assert 'on_error="fail"' in str(caught.value)
+    assert table.history() == []
+
+
+# --- others at the same column
+
+
+def test_a_script_without_a_terminal_says_whom_it_waits_for(tmp_path: Path, calls: Calls) -> None:
+    uri = made(tmp_path, 20, 20)
+    with (
+        taken(uri) as lease,
+        driver(tmp_path, uri, f'backfill("n", fill_functions.doubled, cluster="{HALF}")', calls) as running,
+    ):
+        running.says("is being filled by other on ")
+        lease.release()
+        running.finish()
+    assert by_id(uri, "n") == twice(range(20))
+
+
+def test_who_wants_to_hear_nothing_hears_nothing() -> None:
+    for show, heard in ((None, "n: waiting\n"), (True, "n: waiting\n"), (False, "")):
+        stream = io.StringIO()
+        Telling(Filled("n"), show, stream).say("waiting")
+        assert stream.getvalue() == heard
+
+
+def test_a_column_that_somebody_else_adds_at_the_same_moment_is_filled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uri = made(tmp_path, 20, 20)
+    add, others = LanceTable.add_columns, [fns.doubled]
+
+    def adds(self: LanceTable, fields: Sequence[Any]) -> LanceTable:
+        if others:
+            dt.table(uri).add_column("n", others.pop())
+        return add(self, fields)
+
+    monkeypatch.setattr(LanceTable, "add_columns", adds)
+    dt.table(uri).backfill("n", fns.doubled, cluster=HALF)
+    assert by_id(uri, "n") == twice(range(20))
+    dt.table(uri).drop("n")
+    others.append(fns.upper)
+    with pytest.raises(ConfigError, match="cannot add 'n'"):
+        dt.table(uri).backfill("n", fns.doubled, cluster=HALF)
+    assert dt.table(uri).schema.field("n").type == pa.string()
+
+
+def test_a_column_that_is_dropped_while_it_is_waited_for_is_told(tmp_path: Path) -> None:
+    uri = made(tmp_path, 20, 20)
+    dt.table(uri).add_column("n", fns.doubled)
+    lease = taken(uri)
+
+    def drops() -> None:
+        until(lambda: len(list(Path(uri).glob("_dovetail/*/lease/*.asks"))) == 2, "it waits")
+        lance.dataset(uri).drop_columns(["n"])
+        lease.release()
+
+    other = threading.Thread(target=drops)
+    other.start()
+    with pytest.raises(ConfigError, match="no column 'n'"):
+        dt.table(uri).backfill("n", fns.doubled, cluster=HALF)
+    other.join()
+
+
+def test_a_column_that_is_being_filled_is_not_dropped_and_the_fix_is_one(tmp_path: Path) -> None:
+    uri = made(tmp_path, 20, 20)
+    table = dt.table(uri)
+    table.add_column("n", fns.doubled)
+    with taken(uri):
+        with pytest.raises(RunError, match="is being filled by other on ") as caught:
+            table.drop("n")
+        assert [problem.fixes for problem in caught.value.problems] == [("wait for its end, or end it",)]
+        assert "n" in table.schema.names
+    table.drop("n")
+    assert "n" not in table.schema.names
+
+
+def test_a_call_whose_commits_cannot_work_ends_soon(tmp_path: Path, calls: Calls) -> None:
+    uri = made(tmp_path, 6000, 100)
+
+    def drops() -> None:
+        until(lambda: any(len(one.data_files()) > 1 for one in lance.dataset(uri).get_fragments()), "it commits")
+        lance.dataset(uri).drop_columns(["n"])
+
+    other = threading.Thread(target=drops)
+    other.start()
+    with pytest.raises(RunError, match="'n' was dropped"):
+        dt.table(uri).backfill("n", fns.slow, cluster=HALF, commit_every=0)
+    other.join()
+    assert len(calls.all()) < 4000
+
+
+# --- arguments
+
+
+def test_a_typing_error_beside_recompute_computes_nothing_again(tmp_path: Path) -> None:
+    table = dt.table(made(tmp_path, 20, 20))
+    table.backfill("n", fns.doubled, cluster=HALF)
+    with pytest.raises(ConfigError, match="spark"):
+        table.backfill("n", fns.doubled, cluster=HALF, engine="spark", recompute=True)
+    assert table.backfill("n", fns.doubled, cluster=HALF).rows == 0
+
+
+@pytest.mark.parametrize("env_from", ["HOME", 3, ["not a name"]])
+def test_arguments_that_mean_nothing_are_told_together(tmp_path: Path, env_from: Any) -> None:
+    table: Any = dt.table(made(tmp_path, 20, 20))
+    with pytest.raises(ConfigError) as caught:
+        table.backfill("n", fns.doubled, env_from=env_from, progress="yes", engine="spark")
+    told = " ".join(problem.message for problem in caught.value.problems)
+    assert all(name in told for name in ("env_from=", "progress=", "no engine 'spark'")), told
+    assert "n" not in table.schema.names
+
+
+# --- how much at once, how long
+
+
+def test_no_file_is_compared_with_all_others(tmp_path: Path) -> None:
+    hashed = 0
+
+    class Counted(NewFile):
+        def __hash__(self) -> int:
+            nonlocal hashed
+            hashed += 1
+            return hash(self.name)
+
+    many = 30
+    found = LanceTable(made(tmp_path, many, 1)).add_columns([pa.field("n", pa.int64())])
+    schema = pa.schema([found.schema.field("n")])
+    files = []
+    for number in range(many):
+        found.write(f"dt-{number}.lance", schema, [pa.record_batch([pa.array([number])], schema=schema)], 1)
+        files.append(Counted(number, f"dt-{number}.lance", (found.field_ids()["n"],), "same"))
+    gone = Counted(many, "dt-gone.lance", files[0].fields, "same")
+    committed = found.commit([*files, gone], lambda *_: "same")
+    assert (committed.fragments, committed.gone) == (tuple(range(many)), (many,))
+    assert hashed <= 2 * many
+    assert by_id(found.uri, "n") == {number: number for number in range(many)}
+
+
+def test_of_tasks_that_take_long_one_for_each_slot_is_out_and_one_more() -> None:
+    workers = 2
+    dealer = Dealer([Task(number, 1000, "inputs", 0, 1000) for number in range(50)], workers)
+    handing = iter(dealer)
+    out = [next(handing)]
+    dealer.settle(_long(out.pop()))
+    out += [next(handing) for _ in range(workers + 1)]
+    assert not _comes(handing, 0.1)
+    dealer.settle(_long(out.pop(0)))
+    until(lambda: dealer._out == workers + 1, "the one that was waited for is out")
+    dealer.abandon()
+
+
+def _long(task: Task) -> Done:
+    reached = min(task.stop, task.start + 100)
+    return Done(task, reached, computed=reached - task.start, times=Times(compute=1.0), worker=("here", 0))
+
+
+def _comes(handing: Iterator[Task], within_s: float) -> bool:
+    came = threading.Event()
+
+    def ask() -> None:
+        next(handing, None)
+        came.set()
+
+    threading.Thread(target=ask, daemon=True).start()
+    return came.wait(within_s)
+
+
+def test_the_time_that_is_left_is_reckoned_by_all_rows_that_are_gone_through() -> None:
+    filled = Filled("n", rows=5)  # of 500, with a condition
+    telling = Telling(filled, show=False, stream=io.StringIO())
+    telling.begin(rows=1000, left=1000, fragments=1)
+    telling.rows_left = 500
+    assert ", 50 rows/s, 10 s left" in telling.line(telling._seen[0][0] + 10)
+
+
+def test_rows_that_were_kept_from_an_earlier_call_are_no_speed() -> None:
+    telling = Telling(Filled("n", rows=50), show=False, stream=io.StringIO())
+    telling.begin(rows=1000, left=100, fragments=1)
+    telling.rows_left = 50
+    assert ", 5 rows/s, 10 s left" in telling.line(telling._seen[0][0] + 10)
