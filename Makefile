@@ -63,6 +63,7 @@ bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/rows.py --rows 10000000 --json benchmarks/results/rows.json
 	$(BIN)/python benchmarks/recipe.py --engine local --rows 50000 --peers --data $(DATA) --json benchmarks/results/recipe.json
 	$(BIN)/python benchmarks/recipe.py --engine ray --rows 50000 --data $(DATA) --json benchmarks/results/recipe_ray.json
+	$(BIN)/python benchmarks/backfill.py --rows 1000000 --peers --json benchmarks/results/backfill.json
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist benchmarks/results

@@ -164,6 +164,7 @@ def test_large_fragments_are_not_begun_anew(tmp_path: Path, calls: Calls) -> Non
     _killed(tmp_path, calls, rows=20_000, each=20_000, kills=10, workers=2, seed=21, per_kill=3000)
 
 
+@pytest.mark.long
 def test_a_worker_that_is_killed_costs_no_more(tmp_path: Path, calls: Calls) -> None:
     uri = made(tmp_path, 3000, 3000)
     with driver(tmp_path, uri, f'backfill("n", fill_functions.slow, cluster="{CLUSTER}")', calls) as running:
@@ -266,7 +267,7 @@ def test_a_row_that_kills_its_worker_is_told_if_it_is_to_fail(tmp_path: Path) ->
         dt.table(uri).backfill("n", fns.leaves, cluster=CLUSTER)
 
 
-@pytest.mark.parametrize("slots", [1, 2])
+@pytest.mark.parametrize("slots", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_three_rows_that_kill_cost_three(slots: int, tmp_path: Path) -> None:
     uri = made(tmp_path, 3000, 1000)
     filled = dt.table(uri).backfill("n", fns.slow_three_deaths, cluster=CLUSTER, on_error="skip", slots=slots)
@@ -275,6 +276,7 @@ def test_three_rows_that_kill_cost_three(slots: int, tmp_path: Path) -> None:
     assert [error.offset for error in dt.table(uri).errors("n")] == [100, 100, 101]
 
 
+@pytest.mark.long
 def test_rows_beside_one_that_kills_are_not_blamed_for_it(tmp_path: Path) -> None:
     """Two at a time in one process: all of them die with it, again and again."""
     uri = made(tmp_path, 200, 50)

@@ -97,6 +97,7 @@ def test_checkpoints_of_fragments_that_are_gone_are_swept_away(tmp_path: Path, c
     assert not left_over(uri)
 
 
+@pytest.mark.long
 def test_an_interrupted_recomputation_is_not_taken_for_finished(tmp_path: Path, calls: Calls) -> None:
     """A drain ends the run well, but not the column."""
     import signal

@@ -293,6 +293,7 @@ def test_tables_with_stable_row_ids_are_filled(tmp_path: Path) -> None:
     assert by_id(uri, "n") == {row: 2 * row if row < 100 else None for row in range(20, 200)}
 
 
+@pytest.mark.long
 def test_large_rows_do_not_fill_the_memory(tmp_path: Path, calls: Calls) -> None:
     uri = str(tmp_path / "t.lance")
     rows, blob = 600, os.urandom(1 << 20)
@@ -348,6 +349,7 @@ def test_a_row_that_takes_too_long_costs_one_row(name: str, slots: int, tmp_path
     assert [(error.row & 0xFFFFFFFF, error.error) for error in table.errors("n")] == [(fns.BAD - 500, "TimeoutError")]
 
 
+@pytest.mark.long
 def test_an_interrupt_drains_and_the_same_call_goes_on(tmp_path: Path, calls: Calls) -> None:
     uri = made(tmp_path, 6000, 3000)
     call = f'backfill("n", fill_functions.slow, cluster="{HALF}")'
@@ -389,6 +391,7 @@ def test_a_table_that_cannot_be_written_is_told_and_afterwards_it_goes_on(tmp_pa
     assert not calls.rows()
 
 
+@pytest.mark.long
 def test_parts_that_cannot_be_written_are_told(tmp_path: Path) -> None:
     uri = made(tmp_path, 1000, 250)
     table = dt.table(uri)
@@ -404,6 +407,7 @@ def test_parts_that_cannot_be_written_are_told(tmp_path: Path) -> None:
     assert by_id(uri, "n") == twice(range(1000))
 
 
+@pytest.mark.long
 def test_a_fragment_of_many_tasks_leaves_few_files(tmp_path: Path, calls: Calls) -> None:
     uri = made(tmp_path, 20_000, 20_000)
     most = 0

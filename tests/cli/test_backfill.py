@@ -178,6 +178,7 @@ def test_plain_functions_and_those_of_arrays_are_taken(place: Tables) -> None:
     assert place.values("long") == [len(f"row {n}") for n in range(ROWS)]
 
 
+@pytest.mark.long
 def test_fragments_by_number_and_by_id_and_the_rest_later(place: Tables) -> None:
     told = place.filled("twice", "--udf", "functions:twice", "--fragments", "1", "--workers", "1")
     assert (told["rows"], told["fragments"], told["workers"]) == (PER_FRAGMENT, 1, 1)
@@ -188,6 +189,7 @@ def test_fragments_by_number_and_by_id_and_the_rest_later(place: Tables) -> None
     assert (told["rows"], told["done_before"]) == (PER_FRAGMENT, 3 * PER_FRAGMENT)
 
 
+@pytest.mark.long
 def test_a_condition_leaves_other_rows_alone_and_recompute_computes_all_again(place: Tables) -> None:
     place.filled("twice", "--udf", "functions:twice", "--where", "n < 5")
     assert place.values("twice") == [0, 2, 4, 6, 8] + [None] * (ROWS - 5)
@@ -320,6 +322,7 @@ def test_a_plan_starts_nothing_and_changes_nothing(place: Tables) -> None:
     assert place.columns() == ["n", "text"]
 
 
+@pytest.mark.long
 def test_the_history_of_one_column_and_of_all(place: Tables) -> None:
     empty = place.fill("--history")
     assert (empty.returncode, empty.stdout, empty.stderr) == (0, "", "no backfill yet\n")
@@ -434,7 +437,10 @@ def going(place: Tables, started: Any) -> None:
     until(some, "the first fragment is visible")
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["int", "term"])
+TERM = pytest.param(signal.SIGTERM, 143, marks=pytest.mark.long)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), TERM], ids=["int", "term"])
 def test_a_signal_drains_and_the_same_command_goes_on(place: Tables, number: int, code: int) -> None:
     place.make(1500, 100)
     command = ("backfill", "t.lance", "n2", "--udf", "functions:slowly", *CLUSTER)
@@ -453,6 +459,7 @@ def test_a_signal_drains_and_the_same_command_goes_on(place: Tables, number: int
     assert place.values("n2") == list(range(1500))
 
 
+@pytest.mark.long
 def test_a_second_signal_stops_now_and_what_was_done_is_kept(place: Tables) -> None:
     place.make(3000, 100)
     command = ("backfill", "t.lance", "n2", "--udf", "functions:slowly", *CLUSTER)

@@ -395,6 +395,7 @@ class Sums:
         return [(self._node, float(item[0]), float(item[-1]), item.nbytes) for item in items]
 
 
+@pytest.mark.long
 def test_arrays_of_50_mb_within_a_node_and_between_nodes(bench: Bench) -> None:
     bench.start(401, arrays, "a")
     bench.start(402, Sums, "a")

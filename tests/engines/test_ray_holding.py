@@ -242,7 +242,7 @@ print("HELD", flush=True)
 """
 
 
-@pytest.mark.parametrize("way", ["kill", "error", "exit"])
+@pytest.mark.parametrize("way", ["kill", *(pytest.param(way, marks=pytest.mark.long) for way in ("error", "exit"))])
 def test_everything_is_back_soon_after_a_driver_has_ended_in_whichever_way(
     ray_cluster: FakeCluster, tmp_path: Path, way: str
 ) -> None:

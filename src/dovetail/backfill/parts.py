@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 from dovetail.backfill.failures import as_line
@@ -145,7 +144,3 @@ def masked_with(batch: Any, new: Any, old: Any, schema: Any) -> Any:
     rows = batch.num_rows
     arrays = [chosen(batch.column(number), old.column(number)) for number in range(len(schema))]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
-
-
-def lines_of(data: bytes) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in data.decode().splitlines() if line]
