@@ -96,7 +96,7 @@ def test_the_narrowest_is_within_the_range_that_is_asked_for(
     tried = [Tried(min(a, b), max(a, b) + 1, "run", time) for a, b, time in found]
     suspect = narrowest(tried, start, stop)
     if suspect is None:
-        assert not any(item.start < stop and item.stop > start for item in tried)
+        assert not any(max(start, item.start) < min(stop, item.stop) for item in tried)
         return
     first, last, times = suspect
     assert start <= first < last <= stop

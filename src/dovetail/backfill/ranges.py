@@ -142,7 +142,7 @@ def cut(start: int, stop: int, pieces: int, least: int) -> list[tuple[int, int]]
 
 def narrowest(tried: Sequence[Tried], start: int, stop: int) -> tuple[int, int, int] | None:
     """Of what was tried within [start, stop) the fewest rows, and how often those; None if nothing was."""
-    inside = [item for item in tried if item.start < stop and item.stop > start]
+    inside = [item for item in tried if max(start, item.start) < min(stop, item.stop)]
     if not inside:
         return None
     least = min(inside, key=lambda item: (item.stop - item.start, item.start))
