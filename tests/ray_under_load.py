@@ -1,6 +1,6 @@
 """Do the tests on Ray also pass on a busy machine? `python tests/ray_under_load.py [TIMES] [PER_CORE] [TEST...]`.
 
-What a round that failed printed is kept in a file whose name is told.
+What a round printed is kept in a file whose name is told.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ TIMES, PER_CORE = 5, 5
 def main(times: int = TIMES, per_core: int = PER_CORE, *tests: str) -> int:
     """How many of the rounds failed; a line for each."""
     root = Path(__file__).parents[1]
-    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-m", "ray", *(tests or ("tests",))]
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-m", "ray", "--durations=30", *(tests or ("tests",))]
     failed = 0
     with spinning(per_core):
         for number in range(1, times + 1):
@@ -28,10 +28,9 @@ def main(times: int = TIMES, per_core: int = PER_CORE, *tests: str) -> int:
             failed += ended.returncode != 0
             said = ended.stdout.strip().splitlines()
             lines = [line for line in said if line.startswith(("FAILED", "ERROR"))] + said[-1:]
-            if ended.returncode:
-                kept = Path(tempfile.gettempdir(), f"ray_under_load-{number}.txt")
-                kept.write_text(ended.stdout + ended.stderr)
-                lines.append(str(kept))
+            kept = Path(tempfile.gettempdir(), f"ray_under_load-{number}.txt")
+            kept.write_text(ended.stdout + ended.stderr)
+            lines.append(str(kept))
             print(f"{number} of {times}: {time.monotonic() - began:.0f} s", *lines, sep="\n  ", flush=True)  # noqa: T201
     return failed
 
