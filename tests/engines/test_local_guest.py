@@ -614,7 +614,7 @@ def test_workers_of_an_agent_of_ray_are_no_workers_of_ray_but_reach_its_cluster(
         }
         assert not {"RAY_JOB_ID", "RAY_RAYLET_PID", "PYTHONBREAKPOINT", "SPT_NOENV", "OURS"} & set(child)
         assert (folder, path[0]) == (str(tmp_path), str(tmp_path))
-        assert not [entry for entry in path if "/ray/" in entry], "packages that only Ray should find"
+        assert not [entry for entry in path if "/site-packages/ray/" in entry], "packages that only Ray should find"
         assert hook == "sys"
         assert cluster == [address, nodes], "code of a worker that uses Ray joins the same cluster"
         os.kill(agent, signal.SIGKILL)
