@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from datetime import datetime  # noqa: TC003 - annotations of functions are read
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -261,6 +262,25 @@ def test_a_row_is_tried_again_with_growing_waits(how: str, monkeypatch: pytest.M
     assert tries == {0: 1, 1: 3, 2: 1, 3: 3, 4: 1}
 
 
+@pytest.mark.parametrize("how", ["scalar", "timed", "async"])
+def test_a_value_that_python_does_not_have_is_a_failure_of_its_row(how: str) -> None:
+    def year(n: int, when: datetime) -> int:
+        return when.year + n
+
+    async def awaited(n: int, when: datetime) -> int:
+        return when.year + n
+
+    late = 253_402_300_800_000_000  # the year 10000
+    times = pa.array([0] * 7 + [late] + [0] * 4, pa.timestamp("us"))
+    batch = pa.record_batch({"n": pa.array(range(12)), "when": times})
+    fn, timeout_s = awaited if how == "async" else year, 60 if how == "timed" else None
+    found = run(caller_of(fn, SKIP, timeout_s=timeout_s), batch)
+    assert found.arrays[0].to_pylist() == [None if n == 7 else 1970 + n for n in range(12)]
+    assert told(found) == [(7, "OverflowError")]
+    found = run(caller_of(fn, FAIL, timeout_s=timeout_s), batch)
+    assert (found.rows, found.stopped, told(found)) == (7, True, [(7, "OverflowError")])
+
+
 # --- vectorised
 
 
@@ -427,6 +447,61 @@ def test_a_call_that_takes_too_long_fails_its_row_only() -> None:
         assert found.arrays[0].to_pylist() == [0, 1, None, 3, 4]
         assert told(found) == [(2, "TimeoutError")]
         assert found.failures[0].message == "not done after 0.3 s"
+
+
+@pytest.mark.parametrize("how", ["arrays", "async"])
+@pytest.mark.parametrize("batch_size", [None, 200])
+def test_a_row_that_hangs_does_not_wait_for_the_time_of_all_rows_of_its_call(how: str, batch_size: int | None) -> None:
+    sizes: list[int] = []
+
+    def arrays(n: pa.Array) -> pa.Int64Array:
+        sizes.append(len(n))
+        while 150 in n.to_pylist():
+            time.sleep(0.01)
+        return n
+
+    async def awaited(n: pa.Array) -> pa.Int64Array:
+        sizes.append(len(n))
+        while 150 in n.to_pylist():
+            await asyncio.sleep(0.01)
+        return n
+
+    caller = caller_of(arrays if how == "arrays" else awaited, SKIP, timeout_s=1.0, batch_size=batch_size, slots=1)
+    began = time.monotonic()
+    found = run(caller, numbers(200))
+    assert time.monotonic() - began < 30, "it was 1 s for each row of the call"
+    assert found.arrays[0].to_pylist() == [None if n == 150 else n for n in range(200)]
+    assert told(found) == [(150, "TimeoutError")]
+    assert found.failures[0].message == "not done after 1 s"
+    assert sizes[:2] == [1, 1], "of which nobody can know how long they take"
+    assert max(sizes) > 50
+
+
+def test_a_call_of_many_rows_may_take_ten_times_what_they_took_before() -> None:
+    caller = caller_of(lambda n: n, data_type="int64", timeout_s=2.0)
+    caller.pace.took(100, 1.0)
+    assert caller.allowed_s(2.0, 1) == 2.0
+    assert caller.allowed_s(2.0, 100) == 12.0
+    caller.pace.took(100, 1000.0)
+    assert caller.allowed_s(2.0, 100) == 200.0, "never more than the time of all of its rows"
+
+
+def test_rows_of_a_call_that_failed_are_not_called_together_again_when_the_time_was_over() -> None:
+    sizes: list[int] = []
+
+    def arrays(n: pa.Array) -> pa.Int64Array:
+        sizes.append(len(n))
+        if 40 in n.to_pylist():
+            raise ValueError("forty")
+        return n
+
+    caller = caller_of(arrays, SKIP, batch_size=50)
+    got: list[Any] = []
+    while len(got) < 100:
+        got += caller.run(numbers(100).slice(len(got)), time.monotonic() - 1, nobody).arrays[0].to_pylist()
+    caller.teardown()
+    assert got == [None if n == 40 else n for n in range(100)]
+    assert sizes == [50, *[1] * 50, 50]
 
 
 HANGS = """

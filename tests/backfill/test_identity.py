@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dovetail.backfill.identity import DIGITS, filled_by, identity_of, inputs_hash, is_done
+from dovetail.backfill.identity import DIGITS, filled_by, identity_of, files_hash, is_done
 from dovetail.backfill.lance_table import DataFileInfo, Fragment
 
 names = st.text(max_size=6)
@@ -35,12 +35,12 @@ def fragment(*files: tuple[str, tuple[int, ...]], number: int = 3, rows: int = 1
 
 def test_input_is_told_by_the_files_of_the_columns_that_are_read() -> None:
     before = fragment(("a", (0,)), ("b", (1,)), ("c", (2,)))
-    found = inputs_hash(before, {0, 1})
-    assert found == inputs_hash(fragment(("b", (1,)), ("a", (0,)), ("other", (2,))), {0, 1})
-    assert found == inputs_hash(fragment(("a", (0,)), ("b", (1,)), deleted=7), {0, 1})
-    assert found != inputs_hash(fragment(("a", (0,)), ("b2", (1,))), {0, 1})
-    assert found != inputs_hash(fragment(("a", (0,)), ("b", (1,)), number=4), {0, 1})
-    assert found != inputs_hash(fragment(("a", (0,)), ("b", (1,)), rows=11), {0, 1})
+    found = files_hash(before, {0, 1})
+    assert found == files_hash(fragment(("b", (1,)), ("a", (0,)), ("other", (2,))), {0, 1})
+    assert found == files_hash(fragment(("a", (0,)), ("b", (1,)), deleted=7), {0, 1})
+    assert found != files_hash(fragment(("a", (0,)), ("b2", (1,))), {0, 1})
+    assert found != files_hash(fragment(("a", (0,)), ("b", (1,)), number=4), {0, 1})
+    assert found != files_hash(fragment(("a", (0,)), ("b", (1,)), rows=11), {0, 1})
 
 
 def test_done_is_what_the_name_of_its_file_says() -> None:

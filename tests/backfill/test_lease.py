@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import contextmanager
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -302,10 +303,12 @@ def test_who_waits_for_one_that_is_killed_gets_it(local: Store, other: subproces
     got[0].release()
 
 
-def left(store: Store, beat_ago: float, *, space: str = "another-boot pid:[1]", holds: bool = True) -> None:
+def left(
+    store: Store, beat_ago: float, *, space: str = "another-boot pid:[1]", holds: bool = True, born: str = ""
+) -> str:
     """What an owner on another machine wrote."""
     began = time.time() - 1000
-    process = [os.getpid(), this_process().born, space]
+    process = [os.getpid(), born or this_process().born, space]
     record = {"owner": "run-far on far, pid 7", "run": "run-far", "host": "far", "process": process, "began": began}
     id_ = f"{int(began * 1e9):020d}-far"
     store.put(f"{FOLDER}/{id_}.asks", json.dumps(record).encode())
@@ -313,22 +316,84 @@ def left(store: Store, beat_ago: float, *, space: str = "another-boot pid:[1]", 
         store.put(f"{FOLDER}/{id_}.tries", b"")
         store.put(f"{FOLDER}/{id_}.holds", b"")
     store.put(f"{FOLDER}/{id_}.beat", repr(time.time() - beat_ago).encode())
+    return f"{FOLDER}/{id_}.beat"
 
 
-def test_an_owner_elsewhere_is_dead_when_it_was_silent_for_too_long(store: Store) -> None:
+@contextmanager
+def beating(store: Store, path: str, ago: float) -> Iterator[None]:
+    """An owner elsewhere that is alive, and whose clock is that much behind ours."""
+    ended = threading.Event()
+
+    def beat() -> None:
+        while not ended.wait(0.02):
+            store.put(path, repr(time.time() - ago).encode())
+
+    thread = threading.Thread(target=beat)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+@pytest.mark.parametrize("wait", [True, False])
+def test_an_owner_elsewhere_is_dead_when_we_heard_nothing_of_it_for_too_long(
+    store: Store, monkeypatch: pytest.MonkeyPatch, wait: bool
+) -> None:
     left(store, 2 * module.DEAD_S)
     found = holder(store, "u")
     assert found is not None
-    assert (found.run, found.alive) == ("run-far", False)
+    assert (found.run, found.alive) == ("run-far", False), "for display the time that it wrote is good enough"
+    monkeypatch.setattr(module, "DEAD_S", 0.5)
     said: list[str] = []
-    with take(store, "run-2", say=said.append):
-        assert len(said) == 1
-        assert "run-far on far, pid 7: no heartbeat for 40 s" in said[0]
+    began = time.monotonic()
+    with take(store, "run-2", wait=wait, say=said.append):
+        assert time.monotonic() - began > 0.5
+        assert "was being filled by run-far on far, pid 7: looking for 0.5 s whether it still is" in said[0]
+        assert "taking over column 'u' from run-far on far, pid 7: no heartbeat for 0.5 s" in said[1]
+        assert len(said) == 2
     assert store.names(FOLDER) == []
 
 
+@pytest.mark.parametrize("ago", [25.0, 4000.0, -4000.0])
+def test_an_owner_elsewhere_that_beats_is_alive_whatever_its_clock_says(local: Store, ago: float) -> None:
+    path = left(local, ago)
+    with beating(local, path, ago), pytest.raises(RunError, match="is being filled by run-far on far, pid 7"):
+        take(local, "run-2", say=lambda _: None)
+    assert len(local.names(FOLDER)) == 4
+
+
+def test_who_waits_does_not_take_over_from_an_owner_elsewhere_that_beats(
+    local: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "DEAD_S", 2.0)
+    monkeypatch.setattr(module, "LAST_LOOK_S", 0.05)
+    path = left(local, 4000.0)
+    said: list[str] = []
+    got: list[Lease] = []
+    waiting = threading.Thread(target=lambda: got.append(take(local, "run-2", wait=True, say=said.append)))
+    with beating(local, path, 4000.0):
+        waiting.start()
+        time.sleep(5.0)  # more than twice as long as it may be silent
+        assert not got
+        assert "waiting for it to end" in said[-1]
+    waiting.join(60)
+    assert "no heartbeat for 2 s" in said[-1]
+    got[0].release()
+
+
+def test_an_owner_elsewhere_whose_clock_was_ahead_blocks_no_longer_than_others(
+    local: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "DEAD_S", 0.3)
+    left(local, -3600.0)
+    take(local, "run-2", wait=True, say=lambda _: None).release()
+    assert local.names(FOLDER) == []
+
+
 @pytest.mark.parametrize("space", ["another-boot pid:[1]", f"{this_process().space.split()[0]} pid:[1]"])
-def test_an_owner_elsewhere_with_a_new_heartbeat_is_alive(local: Store, space: str) -> None:
+def test_an_owner_elsewhere_with_a_new_heartbeat_is_refused_at_once(local: Store, space: str) -> None:
     """On another machine, or in another container of this one: its pid means nothing here."""
     left(local, 1, space=space)
     with pytest.raises(RunError, match="run-far on far, pid 7"):
@@ -336,45 +401,125 @@ def test_an_owner_elsewhere_with_a_new_heartbeat_is_alive(local: Store, space: s
     assert len(local.names(FOLDER)) == 4
 
 
-def test_somebody_who_asked_and_died_is_in_nobodys_way(local: Store) -> None:
+def test_an_owner_on_this_machine_is_alive_as_long_as_its_process_is(
+    local: Store, other: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock was set, or it was stopped: its heartbeat says nothing."""
+    (beat,) = [f"{FOLDER}/{name.partition('.')[0]}.beat" for name in local.names(FOLDER) if name.endswith(".holds")]
+    other.send_signal(signal.SIGSTOP)
+    local.put(beat, repr(time.time() - 4000).encode())
+    found = holder(local, "u")
+    assert found is not None
+    assert found.alive
+    monkeypatch.setattr(module, "DEAD_S", 0.0)
+    with pytest.raises(RunError, match="run-killed"):
+        take(local, "run-2")
+
+
+def test_a_process_whose_beginning_moved_goes_by_its_heartbeat(local: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As that of all does when the clock is set; or another process got its number."""
+    monkeypatch.setattr(module, "DEAD_S", 0.3)
+    left(local, 1, space=this_process().space, born="1.00")
+    with beating(local, left(local, 1, space=this_process().space, born="1.00"), 0.0), pytest.raises(RunError):
+        take(local, "run-2", say=lambda _: None)
+    take(local, "run-2", wait=True, say=lambda _: None).release()
+
+
+def test_what_this_process_could_not_give_back_is_in_nobodys_way(local: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    lease = take(local, "run-1")
+
+    def fails(*_: str) -> None:
+        raise OSError("the store does not answer")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(local, "delete", fails)
+        with pytest.raises(OSError, match="does not answer"):
+            lease.release()
+    said: list[str] = []
+    take(local, "run-2", say=said.append).release()
+    assert "taking over column 'u' from run-1" in said[0]
+
+
+def test_somebody_who_asked_and_died_is_in_nobodys_way(local: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "DEAD_S", 0.2)
     left(local, 2 * module.DEAD_S, holds=False)
     assert holder(local, "u") is None
     take(local, "run-2").release()
     assert local.names(FOLDER) == []
 
 
-def test_a_record_that_cannot_be_read_is_in_nobodys_way(local: Store) -> None:
+def test_a_record_that_cannot_be_read_goes_by_its_heartbeat(local: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be one of a version to come."""
+    monkeypatch.setattr(module, "DEAD_S", 0.5)
     local.put(f"{FOLDER}/00000000000000000001-x.asks", b"{")
     local.put(f"{FOLDER}/00000000000000000001-x.holds", b"")
     local.put(f"{FOLDER}/00000000000000000002-y.beat", b"1.0")
+    with (
+        beating(local, f"{FOLDER}/00000000000000000001-x.beat", 0.0),
+        pytest.raises(RunError, match="cannot be read") as caught,
+    ):
+        take(local, "run-2", say=lambda _: None)
+    assert "kill" not in str(caught.value), "nobody knows what"
     said: list[str] = []
-    take(local, "run-2", say=said.append).release()
-    assert "cannot be read" in said[0]
+    take(local, "run-2", wait=True, say=said.append).release()
+    assert "cannot be read" in said[-1]
     assert local.names(FOLDER) == []
 
 
 def test_an_owner_beats_and_notices_that_it_was_taken_over(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "BEAT_S", 0.02)
+    monkeypatch.setattr(module, "_is_there", lambda *_: None)  # as seen from another machine
     with take(store, "run-1") as lease:
         found = holder(store, "u")
         assert found is not None
         first = found.beat
         until(lambda: (now := holder(store, "u")) is not None and now.beat > first)
         assert not lease.lost()
-        monkeypatch.setattr(module, "DEAD_S", -1.0)  # to others it seems dead
+        assert lease.still_ours()
+        monkeypatch.setattr(lease, "_beat", lambda: None)  # it sleeps
+        monkeypatch.setattr(module, "DEAD_S", 0.5)
         said: list[str] = []
-        other = take(store, "run-2", say=said.append)
+        other = take(store, "run-2", wait=True, say=said.append)
         monkeypatch.setattr(module, "DEAD_S", 20.0)
-        assert len(said) == 1
-        until(lease.lost)
+        assert "taking over" in said[-1]
+        monkeypatch.undo()
+        assert not lease.still_ours()
+        assert lease.lost()
+        assert other.still_ours()
         assert not other.lost()
-        found = holder(store, "u")
-        assert found is not None
-        assert found.run == "run-2"
     found = holder(store, "u")
     assert found is not None, "what we gave back was not ours any more"
     assert found.run == "run-2"
     other.release()
+    assert store.names(FOLDER) == []
+
+
+def test_the_thread_of_an_owner_notices_that_it_was_taken_over(local: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "BEAT_S", 0.02)
+    with take(local, "run-1") as lease:
+        local.delete(*(f"{FOLDER}/{name}" for name in local.names(FOLDER)))
+        until(lease.lost)
+    assert local.names(FOLDER) == []
+
+
+def test_a_lease_that_was_given_back_is_ours_no_more(local: Store) -> None:
+    lease = take(local, "run-1")
+    assert lease.still_ours()
+    lease.release()
+    assert not lease.still_ours()
+    assert local.names(FOLDER) == []
+
+
+def test_one_process_has_the_leases_of_several_columns(local: Store) -> None:
+    leases = [Lease.take(local, column, "run-1", wait=False, say=unheard) for column in ("a", "b", "c")]
+    assert all(lease.still_ours() for lease in leases)
+    with pytest.raises(RunError, match="column 'b' is being filled by run-1"):
+        Lease.take(local, "b", "run-2", wait=False, say=unheard)
+    local.delete_folder(f"{folder_of('b')}/lease")
+    assert [lease.still_ours() for lease in leases] == [True, False, True]
+    for lease in leases:
+        lease.release()
+    assert [holder(local, column) for column in ("a", "b", "c")] == [None, None, None]
 
 
 def test_an_owner_whose_store_does_not_answer_is_lost_when_others_may_think_so(
@@ -387,7 +532,9 @@ def test_an_owner_whose_store_does_not_answer_is_lost_when_others_may_think_so(
         with pytest.raises(OSError, match="levels"):
             local.names(FOLDER)
         assert not lease.lost()
+        assert lease.still_ours(), "nobody can have taken it yet"
         monkeypatch.setattr(module, "DEAD_S", 0.0)
+        assert not lease.still_ours()
         assert lease.lost()
         folder.unlink()
         (tmp_path / "away").rename(folder)

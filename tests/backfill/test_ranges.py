@@ -129,6 +129,7 @@ NAMES = [
     Tried(3, 4, "a.b.c", 1).name,
     Hung(7, "run-1").name,
     finished_name("dt-a-b-c.lance"),
+    finished_name("dt-a-b-d.lance", "0123456789abcdef"),
 ]
 
 
@@ -137,7 +138,7 @@ def test_names_are_read_as_they_were_written() -> None:
     assert found.parts == [Part(0, 10, 5)]
     assert found.tried == [Tried(3, 4, "run-1", 2), Tried(3, 4, "a.b.c", 1)]
     assert found.hung == [Hung(7, "run-1")]
-    assert found.finished == ["dt-a-b-c.lance"]
+    assert found.finished == [("dt-a-b-c.lance", ""), ("dt-a-b-d.lance", "0123456789abcdef")]
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ lance = pytest.importorskip("lance")
 import dovetail as dt  # noqa: E402
 import fill_functions as fns  # noqa: E402
 from backfill_aids import HALF, Calls, by_id, column, driver, made, twice  # noqa: E402
+from dovetail.backfill.aiming import aim_of  # noqa: E402
 from dovetail.backfill.asking import asked_of  # noqa: E402
 from dovetail.backfill.backfilling import Filling  # noqa: E402
 from dovetail.backfill.committing import Committer  # noqa: E402
@@ -56,15 +57,16 @@ class Staged:
         self.table = dt.table(uri)
         asked = asked_of({"cluster": HALF, **how})
         ready, _, record = self.table._ready("n", udf, asked)
-        aim = self.table._aim(ready, udf, record, asked)
+        aim = aim_of(ready, udf, record, asked)
         self.udf, self.found = udf, ready
-        self.filling = Filling(ready, Store(uri), udf, aim, asked, "run", asked.where is not None)
+        self.filling = Filling(ready, Store(uri), udf, aim, asked, "run")
         self.inputs = aim.inputs_of(ready, ready.fragments()[0])
+        self.before = aim.before_of(ready, ready.fragments()[0])
         self.rows = ready.fragments()[0].rows
 
     def task(self, start: int, stop: int) -> Task:
         """Of the first fragment."""
-        return Task(0, self.rows, self.inputs, start, stop, budget_s=PATIENCE_S)
+        return Task(0, self.rows, self.inputs, start, stop, before=self.before, budget_s=PATIENCE_S)
 
     def worker(self) -> Filler:
         made = Filler(self.filling._job(), self.udf)
@@ -254,7 +256,7 @@ def test_rows_of_fragments_that_are_not_finished_are_not_retried(tmp_path: Path)
     assert len(table.errors("n")) == 10
     told = table.retry_errors("n", fns.doubled, cluster=HALF)
     assert told.rows == 0
-    assert '10 rows of fragments that are not finished: table.backfill("n") first' in str(told)
+    assert '10 rows of fragments that are not finished, or whose input changed: table.backfill("n") first' in str(told)
     assert table.backfill("n", fns.every_tenth_fails, cluster=HALF, on_error="skip").kept == 100
     assert table.retry_errors("n", fns.doubled, cluster=HALF).rows == 20
     assert by_id(uri, "n") == twice(range(200))

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 import pytest
 
@@ -107,6 +108,21 @@ def test_columns_of_any_name_have_folders_of_their_own() -> None:
     folders = [folder_of(name) for name in names]
     assert len(set(folders)) == len(names)
     assert not any("/" in folder or folder in ("columns", "..") for folder in folders)
+
+
+def test_a_column_with_a_long_name_has_a_folder_with_a_short_one(store: Store) -> None:
+    long = "\u5217" * 28  # nine letters each, once quoted
+    names = [long, long + "a", "a" + long, "ab" + long, "x" * 300, "x" * 301, "\u5217" * 27, "x" * 248]
+    folders = [folder_of(name) for name in names]
+    assert len(set(folders)) == len(names)
+    assert all(folder.startswith("c-") and len(f"{folder}.json".encode()) <= 255 for folder in folders)
+    assert folders[4].startswith(f"c-{'x' * 98}=")
+    assert folders[-1] == f"c-{'x' * 248}", "what has a folder already keeps it"
+    for folder in folders:
+        assert "%" not in folder or len(unquote(folder.partition("=")[0], errors="ignore")) > 10
+        store.put(f"columns/{folder}.json", b"1")
+        store.put(f"{folder}/jobs/a.json", b"2")
+    assert store.folders("") == sorted(["columns", *folders])
 
 
 def test_a_store_that_does_not_answer_is_an_error_and_not_an_empty_one(bucket: Any) -> None:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pytest
 
-from dovetail.backfill.types import accepts, arrow_type, fits, given_type
+from dovetail.backfill.types import accepts, arrow_type, fits, given_type, how_to_say
 
 Word = NewType("Word", str)
 
@@ -83,12 +83,15 @@ def test_an_annotation_means_a_type(annotation: Any, expected: pa.DataType) -> N
         (None.__class__, "gives None, and nothing else"),
         (int | str, "gives int or str, and a column has one type"),
         (dict, 'data_type="struct<a: string>"'),
-        (dict[str, int], 'data_type="struct<a: string, b: int64>"'),
+        (dict[str, int], 'data_type="struct<a: int64, b: int64>"'),
+        (tuple[int, str], 'data_type="struct<a: int64, b: string>"'),
+        (set, 'data_type="list<string>"'),
+        (int | float, 'data_type="double"'),
         (Mapping[str, int], "data_type="),
         (list, 'data_type="list<string>"'),
-        (list[dict], "data_type="),  # type: ignore[type-arg]
+        (list[dict], 'data_type="list<struct<a: string>>"'),  # type: ignore[type-arg]
         (decimal.Decimal, 'data_type="decimal128(18, 2)"'),
-        (np.ndarray, "data_type="),
+        (np.ndarray, 'data_type="list<float32>"'),
         (complex, "complex has no one Arrow type"),
         (pa.Array, "Array does not say of what"),
     ],
@@ -97,6 +100,16 @@ def test_an_annotation_without_a_type_says_what_to_write(annotation: Any, said: 
     found = arrow_type(annotation)
     assert isinstance(found, str)
     assert said in found
+
+
+@pytest.mark.parametrize("annotation", [dict, list, tuple[int, str], int | float, dict[str, int], Any, pa.Array])
+def test_how_to_say_it_is_said_in_a_way_that_works(annotation: Any) -> None:
+    why = arrow_type(annotation)
+    for name in ("words", "<lambda>"):
+        said = " ".join(how_to_say(name, why))
+        assert "def <lambda>" not in said
+        assert isinstance(given_type(said.partition('data_type="')[2].partition('"')[0]), pa.DataType)
+    assert how_to_say("words", arrow_type(int | str)) == ("def words(...) -> str, and return str(...)",)
 
 
 VECTOR = pa.list_(pa.float32(), 3)

@@ -550,3 +550,56 @@ def test_a_version_is_the_same_on_every_python(versioned: Callable[..., Any], tm
         for python in [sys.executable, *other_pythons()]
     }
     assert len(set(told.values())) == 1, told
+
+
+HOLDS = """
+import array, collections, datetime, decimal, fractions, pathlib, re, sys, types, uuid
+sys.path[:0] = {paths!r}
+from dovetail.pipeline.code import code_hash
+words = ["word%d" % n for n in range(3000)]
+held = [
+    re.compile("a+", re.I | re.M), bytearray(b"x"), memoryview(b"x"), array.array("d", [1.5]), range(1, 9, 2),
+    datetime.date(2024, 1, 1), datetime.datetime(2024, 1, 1, tzinfo=datetime.timezone.utc), datetime.timedelta(1, 2),
+    datetime.timezone.utc, decimal.Decimal("1.5"), fractions.Fraction(1, 3), uuid.UUID(int=7), pathlib.Path("/a/b"),
+    collections.deque([1, 2], 5), types.MappingProxyType({{"a": 1}}), types.SimpleNamespace(a=1), set(words), words,
+    {{word: word for word in words}}, uuid.SafeUUID.safe,
+]
+def holding(data):
+    return lambda x: data
+print(*(code_hash(holding(one)) for one in held))
+"""
+
+
+def test_data_that_a_function_holds_is_told_the_same_in_every_process_and_on_every_python(tmp_path: Path) -> None:
+    script = tmp_path / "holds.py"
+    script.write_text(HOLDS.format(paths=[str(Path(inspect.getfile(code_hash)).parents[2])]))
+    told = {
+        (python, seed): subprocess.run(
+            [python, str(script)], capture_output=True, text=True, check=True, env={"PYTHONHASHSEED": seed}
+        ).stdout
+        for python in [sys.executable, *other_pythons()]
+        for seed in ("1", "2")
+    }
+    assert len(set(told.values())) == 1, told
+    assert len(set(next(iter(told.values())).split())) == 20
+
+
+def test_a_column_whose_name_lance_cannot_commit_is_refused_before_anything_starts() -> None:
+    (found,) = udf(awaited).check(SCHEMA, ["back`tick"])
+    assert found.code == "DT433"
+    assert "'back`tick'" in found.message
+    assert "'backtick'" in found.fixes[0]
+
+
+def test_a_column_whose_name_lance_cannot_read_is_refused_before_anything_starts() -> None:
+    def batches(batch: pa.RecordBatch) -> pa.StringArray:
+        return batch["text"]
+
+    schema = pa.schema([("text", pa.string()), ("back`tick", pa.string())])
+    named = udf(lambda text: text, input_columns=["back`tick"], data_type="string")
+    for made, fixed in ((named, []), (udf(batches), ["text"])):
+        (found,) = made.check(schema, ["new"])
+        assert found.code == "DT444"
+        assert "reads 'back`tick'" in found.message
+        assert found.fixes == (f"read others: input_columns={fixed!r}",)
+    assert udf(awaited).check(schema, ["new"]) == [], "it does not read it"

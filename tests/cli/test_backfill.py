@@ -161,7 +161,7 @@ def test_a_column_is_filled_and_the_same_again_does_nothing(place: Tables) -> No
     assert done.stdout.startswith(f"twice: finished, {ROWS} rows in ")
     assert place.values("twice") == [2 * n for n in range(ROWS)]
     again = place.fill("twice")  # the function is known by now
-    assert (again.returncode, again.stdout) == (0, f"twice: nothing to do, {ROWS} rows are filled already\n")
+    assert (again.returncode, again.stdout) == (0, f"twice: nothing to do, {ROWS} rows are done already\n")
 
 
 def test_several_columns_of_one_function_are_written_with_commas(place: Tables) -> None:
@@ -382,6 +382,61 @@ def test_everything_wrong_with_the_options_is_told_at_once(place: Tables) -> Non
     assert [name for name in options if f"]  --{name} " not in said.replace("] ", "]  ")] == []
     assert said.count("error[DT") == len(options)
     assert "--workers 4-2 " in place.refused("a", "--udf", "functions:twice", "--workers", "4-2")
+
+
+def test_no_mistake_hides_another(place: Tables) -> None:
+    wrong = "--udf nowhere:x --engine loca --storage-option region --retry '' --workers 0 --share x --env-from 1X"
+    said = place.refused("a", *shlex.split(wrong), "--where", "")
+    for words in (
+        "there is no module 'nowhere'",
+        "there is no engine 'loca' (did you mean 'local'?)\n  fix  --engine local\n",
+        "--storage-option region is not KEY=VALUE",
+        "--retry '' is not a type of exception, or the name of one\n  fix  --retry ConnectionError",
+        '--workers 0 is not "auto", a number, or LO-HI',
+        "--share x is not a part of the cluster, above 0 and up to 1\n  fix  --share 0.5",
+        "--env-from 1X is not the name of a variable\n  fix  --env-from HF_TOKEN\n",
+        "--where '' is not a condition",
+    ):
+        assert words in said
+    assert said.count("error[DT") == 8
+    assert "dt." not in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fixes"),
+    [
+        (["nosuch", "--errors"], ["it has: n, text"]),
+        (["nosuch", "--drop"], ["it has: n, text"]),
+        (["nosuch", "--history"], ["it has: n, text"]),
+        (["text", "--errors"], ["dovetail backfill t.lance text --udf package.module:function"]),
+        (["", "--udf", "functions:twice"], ["dovetail backfill t.lance length --udf functions:twice"]),
+        (["a,a", "--udf", "functions:twice"], ["dovetail backfill t.lance a --udf functions:twice"]),
+        (["a,", "--udf", "functions:twice"], ["dovetail backfill t.lance a --udf functions:twice"]),
+        (["a", "--udf", "./functions.py:twice"], ["--udf functions:twice"]),
+        (["a", "--udf", "functions.twice"], ["--udf functions:twice"]),
+        (["a", "--udf", "functions:twice", "--concurrency", "0"], ["--concurrency auto"]),
+        (["a", "--udf", "functions:twice", "--slots", "10001"], ["--slots 64"]),
+    ],
+    ids=lambda value: " ".join(value),
+)
+def test_what_is_offered_can_be_typed(place: Tables, arguments: list[str], fixes: list[str]) -> None:
+    said = place.refused(*arguments)
+    assert [line.removeprefix("  fix  ") for line in said.splitlines() if line.startswith("  fix")] == fixes
+
+
+def test_a_module_that_exits_or_prints_does_no_harm(place: Tables) -> None:
+    (place.folder / "exits.py").write_text("import sys\nsys.exit(4)\n")
+    assert "exits:f: its module cannot be imported: SystemExit: 4" in place.refused("a", "--udf", "exits:f")
+    (place.folder / "prints.py").write_text("print('hello')\ndef f(n: int) -> int:\n    return n\n")
+    told = place.filled("a", "--udf", "prints:f", "--plan", "--no-sample", "--timeout", "5", "--max-errors", "100%")
+    assert told["rows"] == ROWS
+
+
+def test_a_float_is_not_cut_off_for_a_whole_column(place: Tables) -> None:
+    (place.folder / "halves.py").write_text("def half(n: int) -> int:\n    return n / 2\n")
+    said = place.refused("a", "--udf", "halves:half", code=1)
+    assert "row 1 (fragment 0, offset 1): ValueError: gave 0.5, a float, which does not fit int64" in said
+    assert "Traceback" not in said
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dovetail.backfill.filling import Filler
 from dovetail.engines.ray.where import is_ray
 from dovetail.errors import InfeasibleError, Problem
+from dovetail.observe.words import counted
 from dovetail.pipeline.pipeline import Pipeline
 from dovetail.pipeline.stage import Stage
 from dovetail.resources.cluster import Cluster
@@ -14,9 +15,13 @@ from dovetail.resources.sizes import about_size
 from dovetail.scheduling.planner import plan as make_plan
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
     from dovetail.backfill.asking import Asked
     from dovetail.backfill.job import FillJob
     from dovetail.backfill.udf import Udf
+    from dovetail.resources.cluster import Gpu, Node
+    from dovetail.resources.shape import Shape
     from dovetail.scheduling.plan import Plan
 
 NEVER = "DT439"
@@ -27,17 +32,21 @@ DEATHS = 1000
 
 def stage_of(job: FillJob, udf: Udf, asked: Asked) -> Stage:
     """The one stage of a backfill. As many workers as asked for, if they fit."""
+    return _stage(Filler(job, udf), udf, asked)
+
+
+def _stage(run: Any, udf: Udf, asked: Asked) -> Stage:
     workers = (1, asked.workers) if isinstance(asked.workers, int) else asked.workers
     slots = None if udf.is_async else asked.slots or udf.slots
-    return Stage(STAGE, Filler(job, udf), udf.resources, workers=workers, slots=slots, retries=DEATHS)
+    return Stage(STAGE, run, udf.resources, workers=workers, slots=slots, retries=DEATHS)
 
 
 def check_fits(udf: Udf, asked: Asked) -> None:
-    """InfeasibleError: not one worker ever fits. Where a Ray has to be asked, that is found when the run starts."""
+    """InfeasibleError: not even the least number of workers fits. Where a Ray has to be asked, the run finds it."""
     if is_ray(asked.engine):
         return
     try:
-        make_plan(Pipeline([Stage(STAGE, _nothing, udf.resources)], name="backfill"), asked.cluster)
+        make_plan(Pipeline([_stage(_nothing, udf, asked)], name="backfill"), asked.cluster)
     except InfeasibleError as error:
         raise told_infeasible(udf, asked, error) from None
 
@@ -74,13 +83,64 @@ def _short_of(udf: Udf, wanted: int, cluster: Cluster) -> str:
 
 def told_infeasible(udf: Udf, asked: Asked, error: InfeasibleError) -> InfeasibleError:
     """What can never start, in the words of who wrote the function: which parameter is too large."""
-    found = list(error.problems)
+    nodes = () if is_ray(asked.engine) else Cluster.of(asked.cluster).nodes
+    return InfeasibleError([*_too_large(udf, nodes), *error.problems])
+
+
+def _too_large(udf: Udf, nodes: Sequence[Node]) -> Iterator[Problem]:
+    """Each parameter that no node has enough of."""
+    if not nodes:
+        return
+    needs, shape = udf.resources, udf.resources.shape()
+    cpus, memory = max(node.usable_cpu_milli for node in nodes), max(node.memory_bytes for node in nodes)
+    if shape.cpu_milli > cpus:
+        yield _more(udf, f"cpus={needs.cpus:g}", f"{cpus / 1000:g} CPUs", f"cpus={cpus / 1000:g}")
+    if shape.memory_bytes > memory:
+        less = f'memory="{_whole_size(memory)}"' if memory else ""
+        yield _more(udf, f'memory="{needs.memory}"', f"{about_size(memory)}" if memory else "", less)
+    yield from _of_cards(udf, shape, [node.gpus for node in nodes])
+
+
+def _of_cards(udf: Udf, shape: Shape, cards: Sequence[Sequence[Gpu]]) -> Iterator[Problem]:
+    """Of the cards of each node."""
     needs = udf.resources
-    if not is_ray(asked.engine):
-        nodes = Cluster.of(asked.cluster).nodes
-        largest = max((node.cpu_milli for node in nodes), default=0) / 1000
-        if needs.cpus > largest:
-            message = f"{udf.name}: cpus={needs.cpus:g} is more than any node has: the largest has {largest:g} CPUs"
-            fix = f"@dt.udf(cpus={largest:g})  or less"
-            found.insert(0, Problem(NEVER, message, fixes=(fix,)))
-    return InfeasibleError(found)
+    if not any(cards):
+        for name, value in (("gpus", needs.gpus), ("nvdecs", needs.nvdecs), ("nvencs", needs.nvencs)):
+            if value:
+                yield _no_card(udf, f"{name}={value:g}", f"{name}=0")
+        if needs.gpu_memory is not None:
+            yield _no_card(udf, f'gpu_memory="{needs.gpu_memory}"', "leave gpu_memory out")
+        return
+    most = max(map(len, cards))
+    if shape.cards > most:
+        yield _more(udf, f"gpus={needs.gpus:g}", counted(most, "GPU"), f"gpus={most}")
+    memory = max(card.memory_bytes for here in cards for card in here)
+    if shape.gpu_memory_bytes > memory:
+        less = f'gpu_memory="{_whole_size(memory)}"' if memory else ""
+        yield _more(udf, f'gpu_memory="{needs.gpu_memory}"', about_size(memory) if memory else "", less, "card")
+    for name, wanted in (("nvdecs", shape.nvdecs), ("nvencs", shape.nvencs)):
+        there = max(_largest((getattr(card, name) for card in here), shape.cards) for here in cards)
+        if wanted > there:
+            yield _more(udf, f"{name}={wanted}", f"{there}", f"{name}={there}", "card")
+
+
+def _whole_size(size_bytes: int) -> str:
+    """Rounded down: as much fits."""
+    return f"{size_bytes >> 30}GB" if size_bytes >= 1 << 30 else f"{size_bytes >> 20}MB"
+
+
+def _largest(amounts: Iterable[int], count: int) -> int:
+    return sum(sorted(amounts, reverse=True)[:count])
+
+
+def _more(udf: Udf, asked: str, there: str, less: str, what: str = "node") -> Problem:
+    known = f"is more than any {what} has: the largest has {there}" if there else f"and nobody knows what a {what} has"
+    fix = f"@dt.udf({less}){'' if less.endswith('=0') else '  or less'}"
+    fix = fix if less else f"leave {asked.partition('=')[0]} out"
+    return Problem(NEVER, f"{udf.name}: {asked} {known}", fixes=(fix,))
+
+
+def _no_card(udf: Udf, asked: str, less: str) -> Problem:
+    fix = f"@dt.udf({less})" if "=" in less else less
+    fixes = (fix, 'or engine="ray:auto" (--engine ray:auto), where there are such cards')
+    return Problem(NEVER, f"{udf.name}: {asked}, and no node has a GPU", fixes=fixes)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dovetail.backfill.on_error import on_error_of
-from dovetail.backfill.options import timeout_of
+from dovetail.backfill.options import ROWS_LIMIT, SLOTS_LIMIT, timeout_of
 from dovetail.errors import ConfigError, DovetailError, Problem, did_you_mean, shown
 from dovetail.pipeline.durations import parse_duration
 from dovetail.running.arguments import of_engine, of_share
@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 WRONG = "DT437"
 MOST = 1_000_000
 COMMIT_EVERY = "10s"
+KNOWN: tuple[str, ...] = (
+    *("workers", "batch_size", "slots", "where", "fragments", "on_error", "max_errors", "timeout", "engine"),
+    *("cluster", "commit_every", "recompute", "wait", "progress", "share", "env_from"),
+)
 SEEDS = {"concurrency": "workers", "intra_applier_concurrency": "slots", "num_frags": "fragments"}
 """Other spellings that are understood."""
 
@@ -47,131 +51,157 @@ class Asked:
     share: float | None = None
     env_from: tuple[str, ...] = ()
 
+    @property
+    def anew(self) -> bool:
+        """Fragments that are named are computed again; that says nothing of the others."""
+        return self.recompute and isinstance(self.fragments, tuple)
+
 
 def asked_of(given: Mapping[str, Any]) -> Asked:
     """ConfigError with everything that is wrong."""
-    problems: list[Problem] = []
-    values = _spelled(given, problems)
-    error = values.get("on_error")
-    found: dict[str, Any] = {
-        "workers": _workers(values.get("workers", "auto"), problems),
-        "batch_size": _count("batch_size", values.get("batch_size"), problems),
-        "slots": _count("slots", values.get("slots"), problems),
-        "where": _where(values.get("where"), problems),
-        "fragments": _fragments(values.get("fragments"), problems),
-        "on_error": _on_error(error, problems) if error is not None else None,
-        "max_errors": _budget(values.get("max_errors"), problems),
-        "timeout_s": timeout_of(values.get("timeout"), problems),
-        "commit_every_s": _every(values.get("commit_every", COMMIT_EVERY), problems),
-    }
-    problems += of_engine(values.get("engine", "local"))
-    problems += of_share(values.get("engine", "local"), values.get("share"), values.get("env_from", ()))
-    if not isinstance(values.get("progress", True), bool):
-        problems.append(_wrong("progress", values["progress"], "neither True nor False", "progress=True"))
-    for name in ("recompute", "wait"):
-        value = values.get(name, name == "wait")
-        if not isinstance(value, bool):
-            problems.append(_wrong(name, value, "neither True nor False", f"{name}=True"))
-        found[name] = value
-    found |= {name: values[name] for name in ("engine", "cluster", "progress", "share") if name in values}
-    if problems:
+    found, problems = asked_or_problems(given)
+    if found is None:
         raise ConfigError(problems)
-    return Asked(**found, env_from=tuple(values.get("env_from", ())))
+    return found
 
 
-def _wrong(name: str, value: object, what: str, fix: str) -> Problem:
-    return Problem(WRONG, f"{name}={shown(value)} is {what}", fixes=(fix,))
+def asked_or_problems(given: Mapping[str, Any]) -> tuple[Asked | None, list[Problem]]:
+    """For who has more to find fault with: everything that is wrong; None if anything is."""
+    said = _Said(given)
+    found: dict[str, Any] = {
+        "workers": said.workers(),
+        "batch_size": said.count("batch_size", ROWS_LIMIT),
+        "slots": said.count("slots", SLOTS_LIMIT),
+        "where": said.where(),
+        "fragments": said.fragments(),
+        "on_error": said.on_error(),
+        "max_errors": said.budget(),
+        "timeout_s": timeout_of(said.values.get("timeout"), said.problems),
+        "commit_every_s": said.every(),
+        "recompute": said.flag("recompute", otherwise=False),
+        "wait": said.flag("wait", otherwise=True),
+    }
+    values = said.values
+    engine, env_from = values.get("engine", "local"), values.get("env_from", ())
+    said.problems += [*of_engine(engine), *of_share(engine, values.get("share"), env_from)]
+    if "progress" in values:
+        found["progress"] = said.flag("progress", otherwise=True)
+    found |= {name: values[name] for name in ("engine", "cluster", "share") if name in values}
+    if said.problems:
+        return None, said.problems
+    return Asked(**found, env_from=tuple(env_from)), []
 
 
-def _spelled(given: Mapping[str, Any], problems: list[Problem]) -> dict[str, Any]:
-    """By our names; what is None was not said, except where None means something."""
-    known = ["workers", "batch_size", "slots", "where", "fragments", "on_error", "max_errors", "timeout", "engine"]
-    known += ["cluster", "commit_every", "recompute", "wait", "progress", "share", "env_from"]
-    values: dict[str, Any] = {}
-    for name, value in given.items():
-        ours = SEEDS.get(name, name)
-        if ours not in known:
-            fix = f"one of: {', '.join(known)}"
-            problems.append(Problem(WRONG, f"there is no {name}={did_you_mean(name, [*known, *SEEDS])}", fixes=(fix,)))
-        elif value is None:
-            continue
-        elif ours in values and values[ours] != value:
-            problems.append(Problem(WRONG, f"{ours} and {name} are the same, and differ", fixes=(f"only {ours}=",)))
+class _Said:
+    """What was given, by our names, and what is wrong with it, by the names that were written."""
+
+    def __init__(self, given: Mapping[str, Any]) -> None:
+        self.problems: list[Problem] = []
+        self.values: dict[str, Any] = {}
+        """What is None was not said."""
+        self.written: dict[str, str] = {}
+        for name, value in given.items():
+            ours = SEEDS.get(name, name)
+            if ours not in KNOWN:
+                fix = f"one of: {', '.join(KNOWN)}"
+                near = did_you_mean(name, [*KNOWN, *SEEDS])
+                self.problems.append(Problem(WRONG, f"there is no {name}={near}", fixes=(fix,)))
+            elif value is not None:
+                self._add(ours, name, value)
+
+    def _add(self, ours: str, name: str, value: Any) -> None:
+        if ours in self.values and self.values[ours] != value:
+            message = f"{self.written[ours]} and {name} are the same, and differ"
+            self.problems.append(Problem(WRONG, message, fixes=(f"only {ours}=",)))
         else:
-            values[ours] = value
-    return values
+            self.values[ours], self.written[ours] = value, name
 
+    def _wrong(self, ours: str, what: str, fix: str) -> None:
+        name = self.written[ours]
+        self.problems.append(Problem(WRONG, f"{name}={shown(self.values[ours])} is {what}", fixes=(f"{name}={fix}",)))
 
-def _is_count(value: object, least: int = 1) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= MOST
-
-
-def _count(name: str, value: object, problems: list[Problem]) -> int | None:
-    if value is None or _is_count(value):
-        return value  # type: ignore[return-value]
-    problems.append(_wrong(name, value, f"not a whole number from 1 to {MOST:,}", f"{name}=64"))
-    return None
-
-
-def _workers(value: Any, problems: list[Problem]) -> Workers:
-    if value == "auto" or _is_count(value):
-        return value  # type: ignore[no-any-return]
-    if isinstance(value, Sequence) and not isinstance(value, str) and len(value) == 2 and all(map(_is_count, value)):
-        low, high = value
-        if low <= high:
-            return low, high
-    problems.append(_wrong("workers", value, 'not "auto", a number, or (least, most)', 'workers="auto"'))
-    return "auto"
-
-
-def _where(value: object, problems: list[Problem]) -> str | None:
-    if value is None or (isinstance(value, str) and value.strip()):
-        return value
-    problems.append(_wrong("where", value, "not a condition as SQL has it", 'where="length(text) > 100"'))
-    return None
-
-
-def _fragments(value: Any, problems: list[Problem]) -> int | tuple[int, ...] | None:
-    if value is None or _is_count(value):
-        return value  # type: ignore[no-any-return]
-    listed = isinstance(value, Sequence) and not isinstance(value, str) and value
-    if listed and all(_is_count(it, 0) for it in value):
-        return tuple(dict.fromkeys(value))
-    problems.append(
-        _wrong("fragments", value, "neither a number of fragments nor a list of their ids", "fragments=[0]")
-    )
-    return None
-
-
-def _on_error(value: object, problems: list[Problem]) -> OnError | None:
-    try:
-        return on_error_of(value)
-    except DovetailError as error:
-        problems += error.problems
+    def count(self, ours: str, most: int) -> int | None:
+        value = self.values.get(ours)
+        if value is None or _is_count(value, most=most):
+            return value
+        self._wrong(ours, f"not a whole number from 1 to {most:,}", "64")
         return None
 
+    def workers(self) -> Workers:
+        value = self.values.get("workers", "auto")
+        if value == "auto" or _is_count(value):
+            return value  # type: ignore[no-any-return]
+        pair = isinstance(value, Sequence) and not isinstance(value, str) and len(value) == 2
+        if pair and all(map(_is_count, value)) and value[0] <= value[1]:
+            return value[0], value[1]
+        self._wrong("workers", 'not "auto", a number, or (least, most)', '"auto"')
+        return "auto"
 
-def _budget(value: Any, problems: list[Problem]) -> int | float | None:
-    """A count, or a share: 0.01, "1%"."""
-    said = value
-    if isinstance(value, str) and value.strip().endswith("%"):
+    def where(self) -> str | None:
+        value = self.values.get("where")
+        if value is None or (isinstance(value, str) and value.strip()):
+            return value
+        self._wrong("where", "not a condition as SQL has it", '"length(text) > 100"')
+        return None
+
+    def fragments(self) -> int | tuple[int, ...] | None:
+        value = self.values.get("fragments")
+        if value is None or _is_count(value):
+            return value
+        listed = isinstance(value, Sequence) and not isinstance(value, str) and value
+        if listed and all(_is_count(it, 0) for it in value):
+            return tuple(dict.fromkeys(value))
+        self._wrong("fragments", "neither a number of fragments nor a list of their ids", "[0]")
+        return None
+
+    def on_error(self) -> OnError | None:
+        value = self.values.get("on_error")
         try:
-            value = float(value.strip()[:-1]) / 100
-        except ValueError:
-            value = -1
-    if value is None or _is_count(value, 0) or value == 0:
-        return value  # type: ignore[no-any-return]
-    if isinstance(value, float) and 0 <= value < 1:
-        return value
-    problems.append(_wrong("max_errors", said, 'neither a number of rows nor a share ("1%", 0.01)', "max_errors=100"))
-    return None
+            return None if value is None else on_error_of(value)
+        except DovetailError as error:
+            self.problems += error.problems
+            return None
+
+    def budget(self) -> int | float | None:
+        """A count, or a share: 0.01, "1%"."""
+        value = self.values.get("max_errors")
+        if value is None or _is_count(value, 0):
+            return value
+        if isinstance(value, float) and 0 <= value < 1:
+            return value
+        share = _percent(value)
+        if share is not None and 0 <= share <= 1:
+            return share
+        self._wrong("max_errors", 'neither a number of rows nor a share ("1%", 0.01)', "100")
+        return None
+
+    def every(self) -> float:
+        value = self.values.get("commit_every", COMMIT_EVERY)
+        if value == 0 and not isinstance(value, bool):
+            return 0.0
+        try:
+            return parse_duration(value)
+        except ValueError as error:
+            message = f"commit_every={shown(value)} {error}"
+            self.problems.append(Problem(WRONG, message, fixes=('commit_every="10s"',)))
+            return 10.0
+
+    def flag(self, name: str, *, otherwise: bool) -> bool:
+        value = self.values.get(name, otherwise)
+        if isinstance(value, bool):
+            return value
+        self._wrong(name, "neither True nor False", "True")
+        return otherwise
 
 
-def _every(value: object, problems: list[Problem]) -> float:
-    if value == 0 and not isinstance(value, bool):
-        return 0.0
+def _is_count(value: object, least: int = 1, most: int = MOST) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+
+
+def _percent(value: object) -> float | None:
+    if not isinstance(value, str) or not value.strip().endswith("%"):
+        return None
     try:
-        return parse_duration(value)
-    except ValueError as error:
-        problems.append(Problem(WRONG, f"commit_every={shown(value)} {error}", fixes=('commit_every="10s"',)))
-        return 10.0
+        return float(value.strip()[:-1]) / 100
+    except ValueError:
+        return None

@@ -10,33 +10,43 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from dovetail.backfill.admission import clamp_note, stage_of, told_infeasible
+from dovetail.backfill.budget import Budget
 from dovetail.backfill.committing import Committer
 from dovetail.backfill.dealing import Dealer
-from dovetail.backfill.failures import TOO_MANY, row_failed
+from dovetail.backfill.failures import row_failed
 from dovetail.backfill.filled import Filled
+from dovetail.backfill.forgetting import (
+    RETRIED,
+    forget_fragments,
+    forget_what_is_computed,
+    forget_what_was_before,
+)
 from dovetail.backfill.job import FillJob, Output
 from dovetail.backfill.lance_table import NewFile
-from dovetail.backfill.lease import TAKEN, Lease
+from dovetail.backfill.lease import TAKEN
+from dovetail.backfill.leases import held
+from dovetail.backfill.notes import not_mended, of_what_changed, of_what_is_there
 from dovetail.backfill.parts import parts_folder
-from dovetail.backfill.records import DRAINED, FAILED, FINISHED, RUNNING, JobRecord, write_job
+from dovetail.backfill.records import CANCELLED, DRAINED, FAILED, FINISHED, RUNNING, JobRecord, write_job
 from dovetail.backfill.telling import Telling
 from dovetail.backfill.work import even_out, work_in
 from dovetail.errors import DovetailError, InfeasibleError, Problem, RunError
-from dovetail.observe.words import counted
 from dovetail.pipeline.pipeline import Pipeline
 from dovetail.running.running import run as start
 from dovetail.scheduling.planner import plan as make_plan
 from dovetail.streaming.options import Options
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
+    from dovetail.backfill.aiming import Aim
     from dovetail.backfill.asking import Asked
     from dovetail.backfill.job import Done
     from dovetail.backfill.lance_table import Committed, LanceTable
+    from dovetail.backfill.lease import Lease
     from dovetail.backfill.store import Store
     from dovetail.backfill.udf import Udf
-    from dovetail.backfill.work import Aim, Work
+    from dovetail.backfill.work import Work
     from dovetail.running.handle import Run
 
 ROUNDS = 20
@@ -44,6 +54,7 @@ ROUNDS = 20
 ASYNC_SLOTS = 16
 TRIES = 3
 """Of a range that cannot be read or written."""
+RATE_S, RATE_ROWS = 1.0, 1_000
 OPTIONS = Options(
     eager=True,
     serving=True,  # the source waits for results: an epoch must not wait for the source
@@ -70,12 +81,13 @@ class Filling:
     aim: Aim
     asked: Asked
     run: str
-    masked: bool
     rate: float | None = None
     reads: tuple[str, ...] = ()
     """The function's columns, if they are others than those by which it counts as done."""
     renew: Callable[[], Aim] | None = None
     """Asked once nobody else fills the column."""
+    failed_before: Callable[[], int] = lambda: 0
+    """Rows that were set aside, and are not computed again."""
     committed: Callable[[Committed], None] = lambda _: None
     """Told of every commit, after what belongs to it is tidied up."""
     finished: Callable[[], None] = lambda: None
@@ -84,28 +96,34 @@ class Filling:
     telling: Telling = field(init=False)
     _began: float = field(default_factory=time.monotonic)
     _gone: set[int] = field(default_factory=set)
-    _budget_rows: int = 0
+    _run_began: float | None = None
+    """Until something came back."""
+    _budget: Budget = field(init=False)
     _broken: Counter[str] = field(default_factory=Counter)
     _left: Counter[str] = field(default_factory=Counter)
     """Rows of each fragment that nobody has done."""
     _settled: set[str] = field(default_factory=set)
     """Fragments that have their file, or need none."""
-    _lease: Lease = field(init=False)
+    _errors: Counter[int] = field(default_factory=Counter)
+    """Rows of each fragment that failed."""
+    _leases: list[Lease] = field(default_factory=list)
+    _job_record: JobRecord = field(init=False)
 
     def __post_init__(self) -> None:
-        self.filled = Filled(self.aim.columns[0], run=self.run, version=self.table.version)
+        column = self.aim.columns[0]
+        self.filled = Filled(column, run=self.run, version=self.table.version)
+        self._job_record = JobRecord(self.run, column, RUNNING, time.time())
+        self._budget = Budget(column, None, 0, 0)
         self.telling = Telling(self.filled, self.asked.progress)
 
     # --- the whole
 
     def fill(self) -> Filled:
         """Raises what ended it; what is finished is committed in any case."""
-        job = JobRecord(self.run, self.aim.columns[0], RUNNING, time.time())
+        job = self._job_record
         job.udf, job.version = self.udf.reference or self.udf.name, self.udf.version
         job.where, job.engine = self.aim.where, self.asked.engine
-        lease = Lease.take(self.store, self.aim.columns[0], self.run, wait=self.asked.wait, say=self.telling.say)
-        self._lease = lease
-        with lease:
+        with held(self.store, self.aim.columns, self.run, wait=self.asked.wait, say=self.telling.say) as self._leases:
             if self.renew is not None:
                 self.aim = self.renew()
             write_job(self.store, job)
@@ -115,25 +133,34 @@ class Filling:
                 if job.status == FINISHED:
                     self._sweep()
                     self.finished()
+            except KeyboardInterrupt:
+                job.status = CANCELLED
+                raise
             except BaseException as error:
                 job.status, job.message = FAILED, _first_line(error)
                 raise
             finally:
                 self.telling.close()
                 self.filled.seconds = time.monotonic() - self._began
-                self._write_down(job)
+                job.ended = time.time()
+                self._write_down()
         return self.filled
 
     def _sweep(self) -> None:
         """Checkpoints that nobody goes on with: of fragments that are gone, and of other versions if all is done."""
-        if self.aim.fragments is None:
-            whole = self.aim.where is None and self.aim.only is None
-            folder = self.aim.folder
-            self.store.delete_folder(f"{folder}/parts" if whole else parts_folder(folder, self.aim.parts))
+        aim, store = self.aim, self.store
+        if aim.fragments is None and aim.where is None and aim.only is None:
+            store.delete_folder(f"{aim.folder}/parts")
+        elif aim.fragments is None or aim.anew:
+            store.delete_folder(parts_folder(aim.folder, aim.parts))
+        for name in store.folders(f"{aim.folder}/parts") if aim.only is not None else ():
+            if name.startswith(f"{aim.identity}{RETRIED}"):  # an attempt with another version of the function
+                store.delete_folder(parts_folder(aim.folder, name))
+        forget_fragments(store, aim, {fragment.id for fragment in self.table.newest().fragments()})
 
-    def _write_down(self, job: JobRecord) -> None:
-        filled = self.filled
-        job.ended, job.rows, job.errors = time.time(), filled.rows, filled.errors
+    def _write_down(self) -> None:
+        job, filled = self._job_record, self.filled
+        job.rows, job.errors = filled.rows, filled.errors
         job.fragments, job.workers = filled.fragments, filled.workers
         job.table_version = filled.version if filled.commits else 0
         with suppress(OSError, DovetailError):  # a full disk: what happened is told by what is raised
@@ -146,53 +173,77 @@ class Filling:
             if not number:
                 self._tell_what_is_there(work)
             self._gone.clear()
+            forget_what_is_computed(self.store, self.aim, work)
+            if not number:
+                self._look_at_the_budget(work)
             if not (work.tasks or work.files):
                 return
             self._round(work)
             if not self._gone or self.filled.status == DRAINED:
                 return
-            changed = counted(len(self._gone), "fragment")
-            self.filled.notes.append(
-                f"{changed} changed while they were computed (compaction or update): computed again"
-            )
-            self.telling.say(self.filled.notes[-1])
+            self._tell_what_changed()
         message = f"the table was changed {ROUNDS} times while it was filled"
         raise RunError(Problem("DT438", message, fixes=("call it again when nobody compacts or updates the table",)))
 
+    def _look_at_the_budget(self, work: Work) -> None:
+        """Rows that failed in an earlier call, and are not computed again, count, too."""
+        filled, limit = self.filled, self.asked.max_errors
+        if limit is not None or not (work.tasks or work.files):
+            filled.set_aside = self.failed_before()
+        self._budget = Budget(self.aim.columns[0], limit, filled.set_aside, self._rows_asked_for(work))
+        if self._budget.is_over(0):
+            raise self._budget.error(0)
+
+    def _rows_asked_for(self, work: Work) -> int:
+        aim = self.aim
+        if aim.only is not None:
+            return sum(map(len, aim.only.values()))
+        if aim.where is not None and isinstance(self.asked.max_errors, float):
+            return self.table.count(aim.where)
+        return work.rows + work.done_rows
+
     def _aim(self, number: int) -> Aim:
-        """In later rounds fragments have other numbers: everything that is not done."""
-        return self.aim if not number or isinstance(self.aim.fragments, int) else replace(self.aim, fragments=None)
+        """In later rounds what is left of it: of fragments that were named those that changed and are still there."""
+        wanted = self.aim.fragments
+        if not number or wanted is None:
+            return self.aim
+        if isinstance(wanted, int):
+            return replace(self.aim, fragments=max(0, wanted - self.filled.fragments))
+        return replace(self.aim, fragments=tuple(sorted(self._gone - self._vanished())))
+
+    def _vanished(self) -> set[int]:
+        return self._gone - {fragment.id for fragment in self.table.newest().fragments()}
+
+    def _note(self, notes: Iterable[str]) -> None:
+        for note in notes:
+            self.filled.notes.append(note)
+            self.telling.say(note)
 
     def _tell_what_is_there(self, work: Work) -> None:
-        filled = self.filled
-        filled.done_before, filled.kept = work.done_rows, work.kept
+        self.filled.done_before, self.filled.kept = work.done_rows, work.kept
         if work.kept:
             self.telling.say(f"going on: {work.kept:,} of {work.rows:,} rows are kept from an earlier call")
-        if work.stale and self.aim.where is None and not self.asked.recompute:
-            note = (
-                f"{counted(work.stale, 'fragment')} filled by another version of the function, from other input, or by "
-            )
-            filled.notes.append(note + "where=: computed again")
-            self.telling.say(filled.notes[-1])
-        if work.strange and self.aim.where is None and not self.asked.recompute:
-            note = (
-                f"{counted(work.strange, 'fragment')} with values of unknown origin (compacted, updated, or written by "
-            )
-            column = self.aim.columns[0]
-            filled.notes.append(f'{note}others): computed again; where="{column} IS NULL" computes only empty rows')
-            self.telling.say(filled.notes[-1])
+        if self.aim.where is None and not self.asked.recompute:
+            self._note(of_what_is_there(work, self.aim.columns[0]))
+
+    def _tell_what_changed(self) -> None:
+        """Raises where going on makes no sense: rows have other addresses now."""
+        vanished = self._vanished()
+        if self.aim.only is not None:
+            raise not_mended(self.aim.columns[0], len(self._gone), vanished=bool(vanished))
+        named = isinstance(self.aim.fragments, tuple)
+        self._note([of_what_changed(self.aim.columns[0], self._gone, vanished if named else set())])
 
     # --- one run
 
     def _round(self, work: Work) -> None:
         self.telling.begin(work.rows, work.rows - work.kept, work.fragments)
-        self._budget_rows = work.rows
         self._settled.clear()
         self._broken.clear()
         self._left.clear()
         for task in work.tasks:
             self._left[task.key] += task.stop - task.start
-        committer = Committer(self.table, self.asked.commit_every_s, self.aim.inputs_of, self._saw_commit)
+        committer = Committer(self.table, self.asked.commit_every_s, self.aim.inputs_of, self._saw_commit, self._check)
         try:
             for file in work.files:
                 committer.add(file)
@@ -210,9 +261,15 @@ class Filling:
         finally:
             self.filled.times.commit += committer.seconds
 
+    def _check(self) -> None:
+        """Whoever has taken the column over has values of its own there."""
+        if not all(lease.still_ours() for lease in self._leases):
+            raise _taken_over(self.aim.columns[0])
+
     def _saw_commit(self, committed: Committed) -> None:
         filled = self.filled
         self._gone.update(committed.gone)
+        filled.errors -= sum(self._errors.pop(number, 0) for number in committed.gone)  # they are computed again
         if committed.fragments:
             filled.first_commit_s = filled.first_commit_s or time.monotonic() - self._began
             filled.commits += 1
@@ -224,7 +281,9 @@ class Filling:
         for name in self.store.folders(folder):
             if name.partition("-")[0] in done:
                 self.store.delete_folder(f"{folder}/{name}")
+        forget_what_was_before(self.store, self.aim, committed.inputs)
         self.committed(committed)
+        self._write_down()
         self.telling.saw()
 
     def _run(self, work: Work, committer: Committer) -> None:
@@ -232,6 +291,7 @@ class Filling:
         slots = pipeline.stages[0].slots or 1
         workers = self._workers(pipeline)
         dealer = Dealer(work.tasks, workers, slots, self.rate)
+        self._run_began = time.monotonic()
         try:
             run = start(pipeline, iter(dealer), **self._how())
         except InfeasibleError as error:
@@ -246,7 +306,9 @@ class Filling:
                 self.filled.status = DRAINED
         finally:
             dealer.abandon()
-        self.rate = dealer.measured.rate
+        measured = dealer.measured
+        if measured.seconds >= RATE_S or measured.rows >= RATE_ROWS:  # of less it is mostly the first call's
+            self.rate = measured.rate
 
     def _how(self) -> dict[str, Any]:
         asked = self.asked
@@ -302,33 +364,40 @@ class Filling:
             timeout_s=asked.timeout_s or udf.timeout_s,
             slots=(slots or ASYNC_SLOTS) if udf.is_async else 1,
             where=self.aim.where,
-            masked=self.masked,
+            masked=self.aim.masked,
+            watched=self.aim.watched(self.table),
         )
 
     # --- what comes back
 
     def _saw(self, done: Done, dealer: Dealer, committer: Committer) -> None:
         filled = self.filled
+        if self._run_began is not None:
+            filled.times.start += max(0.0, time.monotonic() - self._run_began - done.busy_s)
+            self._run_began = None
         filled.rows += done.computed
         filled.errors += done.errors
+        self._errors[done.task.fragment] += done.errors
         filled.times.add(done.times)
         self._saw_rows(done, dealer, committer)
         if done.broken:
             self._broken[done.task.key] += 1
+        elif done.reached > done.task.start:
+            self._broken.pop(done.task.key, None)
         if self._broken[done.task.key] >= TRIES:
             dealer.stop(self._cannot(done))
         elif done.failed is not None:
             named = "" if self.udf.reference else self.udf.name
             dealer.stop(row_failed(done.failed, self.aim.columns[0], "what is finished is committed", named))
-        elif self._too_many():
-            dealer.stop(self._over_budget())
-        elif self._lease.lost():
+        elif self._budget.is_over(filled.errors):
+            dealer.stop(self._budget.error(filled.errors))
+        elif any(lease.lost() for lease in self._leases):
             dealer.stop(_taken_over(self.aim.columns[0]))
         elif committer.error is not None:  # nothing of what is computed could be kept
             dealer.stop(committer.error)
         dealer.settle(done)
         self.telling.rows_left = dealer.rows_left
-        self.telling.saw(done)
+        self.telling.saw()
 
     def _saw_rows(self, done: Done, dealer: Dealer, committer: Committer) -> None:
         """One file for each fragment: of two workers that saw it complete the first, and if none did, one is asked."""
@@ -336,10 +405,15 @@ class Filling:
         if task.key in self._settled:
             return
         self._left[task.key] -= done.reached - task.start
+        for first, last in done.missing:
+            self._left[task.key] += last - first
+            dealer.add(replace(task, start=first, stop=last))
+        if done.gone:
+            self._gone.add(task.fragment)
         if done.file:
             fields = self.aim.fields(self.table)
-            committer.add(NewFile(task.fragment, done.file, fields, task.inputs, done.size_bytes))
-        if done.file or done.untouched:
+            committer.add(NewFile(task.fragment, done.file, fields, task.inputs, done.size_bytes, task.before))
+        if done.file or done.untouched or done.gone:
             self._settled.add(task.key)
         elif done.failed is None and not self._left[task.key] and (done.broken or task.start < task.stop):
             dealer.add(replace(task, start=task.rows, stop=task.rows))
@@ -350,19 +424,6 @@ class Filling:
         message = f"fragment {done.task.fragment} could not be read or written, {TRIES} times: {what}"
         fixes = ("mend that and call it again: what is finished is kept",)
         return RunError(Problem("DT449", message, lines, fixes, self.table.uri))
-
-    def _too_many(self) -> bool:
-        limit = self.asked.max_errors
-        if limit is None:
-            return False
-        return self.filled.errors > (limit * self._budget_rows if isinstance(limit, float) else limit)
-
-    def _over_budget(self) -> RunError:
-        limit, column = self.asked.max_errors, self.aim.columns[0]
-        allowed = f"{100 * limit:g} % of {self._budget_rows:,} rows" if isinstance(limit, float) else f"{limit:,}"
-        message = f"column {column!r}: {self.filled.errors:,} rows failed, more than the {allowed} that may"
-        fixes = (f'table.errors("{column}") says why', "or a larger max_errors=; what is finished is committed")
-        return RunError(Problem(TOO_MANY, message, fixes=fixes))
 
 
 def _taken_over(column: str) -> RunError:

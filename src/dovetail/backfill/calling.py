@@ -32,6 +32,10 @@ SLOTS = 16
 """Rows at once of an async function, unless somebody says how many."""
 RESULT_BYTES = 64 << 20
 """A `run` ends early with that much in hand."""
+TRIED = 2
+"""Calls of one row before those of many, if there is a timeout: the first may load things, the next tells the pace."""
+SLOWER = 10
+"""So many times the seconds that its rows took before a call of many may take beside the timeout of one row."""
 
 
 @dataclass(slots=True)
@@ -52,12 +56,14 @@ class Pace:
     most: int = 65_536
     row_s: float = 0.0
     """What one row takes, as far as is known."""
+    calls: int = 0
 
     def next(self, left_s: float) -> int:
         """No more than fit into the time that is left."""
         return min(self.rows, max(1, int(left_s / self.row_s))) if self.row_s > 0 and left_s < 1e9 else self.rows
 
     def took(self, rows: int, seconds: float) -> None:
+        self.calls += 1
         self.row_s = max(seconds, 1e-9) / max(1, rows)
         self.rows = max(1, min(int(self.target_s / self.row_s), max(rows, self.rows) * 4, self.most))
 
@@ -112,6 +118,8 @@ class Caller:
         self.watchdog = Watchdog()
         self.pace = Pace(0.25, 16) if self.kind == "scalar" else Pace()
         self._soft = Soft()
+        self._singly = 0
+        """Rows to come of a call that failed, when there was no time to go through them one by one."""
         self._target: Any = None
         self._call: Callable[..., Any] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -198,7 +206,11 @@ class Caller:
         start = gathered.rows
         began = time.perf_counter()
         piece = batch.slice(start, 1 if late else self._rows_next(gathered))
-        columns = [column.to_pylist() for column in piece.columns]
+        try:
+            columns = [column.to_pylist() for column in piece.columns]
+        except Exception:  # of some row there is no such value in Python: that row's failure
+            self._some_timed(batch, until, gathered, late)
+            return
         results: list[Any] = []
         values = map(self.call, *columns)
         error: BaseException | None = None
@@ -229,17 +241,19 @@ class Caller:
         return min(self.pace.rows, max(1, int(RESULT_BYTES / 4 / row_bytes))) if row_bytes else self.pace.rows
 
     def _some_timed(self, batch: Any, until: float, gathered: Gathered, late: bool) -> None:
-        """The same, with each call watched."""
+        """The same, row by row, with each call watched."""
         start = gathered.rows
         began = time.perf_counter()
         results: list[Any] = []
         error: BaseException | None = None
         piece = batch.slice(start, 1 if late else self._rows_next(gathered))
-        call = self.call
-        for row, args in enumerate(zip(*(column.to_pylist() for column in piece.columns), strict=True), start):
+        call, given = self.call, _values_of(piece)
+        for at in range(piece.num_rows):
             if results and time.monotonic() >= until:
                 break
+            row = start + at
             try:
+                args = self.args_of(batch, row) if given is None else given[at]
                 results.append(self.timed(call, args, row, 1))
             except BaseException as raised:
                 error = self._again(batch, row, raised, results)
@@ -264,11 +278,18 @@ class Caller:
         """A call, ended when it takes too long."""
         if self.timeout_s is None:
             return call(*args)
-        self.watchdog.begin(row, rows, self.timeout_s)
+        allowed_s = self.allowed_s(self.timeout_s, rows)
+        self.watchdog.begin(row, rows, allowed_s)
         try:
-            return self._soft.call(call, args, self.timeout_s * rows)
+            return self._soft.call(call, args, allowed_s)
         finally:
             self.watchdog.end(row)
+
+    def allowed_s(self, timeout_s: float, rows: int) -> float:
+        """One row that hangs must not wait for the time of all others; what is too slow so is tried one by one."""
+        if rows == 1:
+            return timeout_s
+        return min(timeout_s * rows, timeout_s + SLOWER * self.pace.row_s * rows)
 
     def _again(self, batch: Any, row: int, error: BaseException, results: list[Any]) -> BaseException | None:
         """Tries a row again that failed, if its exception is one to try again; its result is then added. Else what it
@@ -305,12 +326,16 @@ class Caller:
     # functions of arrays and batches
 
     def rows_per_call(self, left_s: float) -> int:
+        if self.timeout_s is not None and self.pace.calls < TRIED:
+            return 1
         return self.batch_size or self.pace.next(left_s)
 
     def _some_arrays(self, batch: Any, until: float, gathered: Gathered, late: bool) -> None:  # noqa: ARG002
         """One call; if it raises, one for each of its rows."""
         start = gathered.rows
-        piece = batch.slice(start, self.rows_per_call(until - time.monotonic()))
+        rows = 1 if self._singly else self.rows_per_call(until - time.monotonic())
+        self._singly = max(0, self._singly - 1)
+        piece = batch.slice(start, rows)
         args = tuple(piece.columns) if self.kind == "arrays" else (piece,)
         began = time.perf_counter()
         try:
@@ -326,6 +351,7 @@ class Caller:
     ) -> None:
         for row in range(start, start + rows):
             if row > start and time.monotonic() >= until:
+                self._singly = start + rows - row
                 return
             found: BaseException | None = error if rows == 1 else None
             arrays: list[Any] = []
@@ -357,6 +383,14 @@ class Nothing:
     def __enter__(self) -> None: ...
 
     def __exit__(self, *_: object) -> None: ...
+
+
+def _values_of(piece: Any) -> list[tuple[Any, ...]] | None:
+    """What is given to the calls of these rows; None: some value cannot be made."""
+    try:
+        return list(zip(*(column.to_pylist() for column in piece.columns), strict=True))
+    except Exception:
+        return None
 
 
 async def _awaited(given: Any) -> Any:

@@ -127,12 +127,13 @@ async def _one(caller: Caller, under: _Under, row: int, rows: int) -> Any:
     if caller.timeout_s is None:
         result = await caller.call(*args)
     else:
-        caller.watchdog.begin(row, rows, caller.timeout_s)
+        allowed_s = caller.allowed_s(caller.timeout_s, rows)
+        caller.watchdog.begin(row, rows, allowed_s)
         try:
-            async with asyncio.timeout(caller.timeout_s * rows):
+            async with asyncio.timeout(allowed_s):
                 result = await caller.call(*args)
         except TimeoutError as error:
-            raise TimeoutError(str(error) or f"not done after {caller.timeout_s * rows:g} s") from None
+            raise TimeoutError(str(error) or f"not done after {allowed_s:g} s") from None
         finally:
             caller.watchdog.end(row)
     return result if caller.kind == "scalar" else caller.converter.arrays(result, rows)

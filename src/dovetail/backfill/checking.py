@@ -7,12 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dovetail.backfill.signature import NOTHING, SIGNATURE, bare, is_array
-from dovetail.backfill.types import accepts, arrow_type, fits, given_type, record_fields, shown_type
+from dovetail.backfill.types import accepts, arrow_type, fits, given_type, how_to_say, record_fields, shown_type
 from dovetail.errors import Problem, did_you_mean
 
 if TYPE_CHECKING:
     from dovetail.backfill.udf import Udf
 
+NOT_NAMED = "DT433"
 MISSING = "DT444"
 NOT_TAKEN = "DT445"
 OUTPUTS = "DT446"
@@ -30,8 +31,7 @@ def outputs_of(udf: Udf) -> tuple[Outputs, list[Problem]]:
             return tuple((name, given_type(one)) for name, one in said.items()), []
         found = given_type(said) if said is not None else arrow_type(_of_values(udf, returns))
         if isinstance(found, str):
-            fix = f'def {udf.name}(...) -> str, or @dt.udf(data_type="string")'
-            return (), [Problem(SIGNATURE, f"{udf.name} {found}", fixes=(fix,))]
+            return (), [Problem(SIGNATURE, f"{udf.name} {found}", fixes=how_to_say(udf.name, found))]
         return (("", found),), []
     if said is not None and not isinstance(said, Mapping):
         return (("", given_type(said)),), []
@@ -78,8 +78,26 @@ def check(udf: Udf, schema: Any, columns: Sequence[str]) -> list[Problem]:
     """Everything at once."""
     outputs, problems = outputs_of(udf)
     problems = [*udf.signature.problems, *problems]
+    problems += _names(udf, schema, columns)
     problems += _inputs(udf, schema, columns)
     problems += _places(udf, outputs, schema, columns)
+    return problems
+
+
+def _names(udf: Udf, schema: Any, columns: Sequence[str]) -> list[Problem]:
+    """Lance adds columns with a backtick in their names, and then neither reads them nor commits a file for them."""
+    problems = []
+    for column in columns:
+        if "`" in column:
+            message = f"{udf.name}: cannot fill {column!r}: Lance commits no column with a backtick in its name"
+            problems.append(Problem(NOT_NAMED, message, fixes=(f"call it {column.replace('`', '')!r}",)))
+    named = udf.inputs or (schema.names if udf.kind == "batch" else ())
+    read = [name for name in named if name in schema.names and name not in columns]
+    odd = [name for name in read if "`" in name]
+    if odd:
+        message = f"{udf.name}: reads {', '.join(map(repr, odd))}: Lance reads no column with a backtick in its name"
+        fix = f"read others: input_columns={[name for name in read if name not in odd]!r}"
+        problems.append(Problem(MISSING, message, fixes=(fix,)))
     return problems
 
 

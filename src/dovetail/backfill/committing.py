@@ -27,11 +27,14 @@ class Committer:
         every_s: float,
         inputs_of: Callable[[LanceTable, Fragment], str],
         told: Callable[[Committed], None],
+        check: Callable[[], None] = lambda: None,
     ) -> None:
+        """`check` is called before every commit, and raises if we may not."""
         self._table = table
         self._every_s = every_s
         self._inputs_of = inputs_of
         self._told = told
+        self._check = check
         self._changed = threading.Condition()
         self._files: list[NewFile] = []
         self._done: list[Committed] = []
@@ -93,6 +96,7 @@ class Committer:
             files, self._files = self._files, []
         began = time.monotonic()
         try:
+            self._check()
             committed = self._table.commit(files, self._inputs_of)
         except BaseException:
             with self._changed:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from numbers import Number
 from typing import TYPE_CHECKING, Any
 
+from dovetail.backfill.losses import Loss, check_losses, check_names
 from dovetail.backfill.types import fits, value_class
 from dovetail.errors import shown
 
@@ -14,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 ARRAYS = "an Arrow array, a numpy array or a list"
+NOT_AWAITED = "gave a coroutine, which nobody awaits: write async def"
 
 
 class Converter:
@@ -30,19 +34,18 @@ class Converter:
 
     def values(self, results: list[Any]) -> tuple[list[Any], dict[int, Exception]]:
         """Arrays, with NULL for the rows whose values do not fit, and why they do not."""
-        try:
+        with suppress(Exception):  # of one row at least: which?
             return [array_of(column, kind) for column, kind in zip(self._columns(results), self.types, strict=True)], {}
-        except Exception:  # of one row at least: which?
-            wrong: dict[int, Exception] = {}
-            kept = []
-            for index, result in enumerate(results):
-                try:
-                    kept.append(self._row(result))
-                except Exception as error:
-                    wrong[index] = error
-                    kept.append(self.nothing)
-            columns = [kept] if self.single else list(zip(*kept, strict=True))
-            return [array_of(list(column), kind) for column, kind in zip(columns, self.types, strict=True)], wrong
+        wrong: dict[int, Exception] = {}
+        kept = []
+        for index, result in enumerate(results):
+            try:
+                kept.append(self._row(result))
+            except Exception as error:
+                wrong[index] = error
+                kept.append(self.nothing)
+        columns = [kept] if self.single else list(zip(*kept, strict=True))
+        return [_together(list(column), kind) for column, kind in zip(columns, self.types, strict=True)], wrong
 
     def _columns(self, results: list[Any]) -> Iterable[Any]:
         if self.single:
@@ -57,10 +60,13 @@ class Converter:
             return _fitting(result, self.types[0], "")
         if result is None:
             return self.nothing
+        if inspect.iscoroutine(result):
+            result.close()
+            raise TypeError(NOT_AWAITED)
         if dataclasses.is_dataclass(result) and not isinstance(result, type):
             result = {field.name: getattr(result, field.name) for field in dataclasses.fields(result)}
         if isinstance(result, Mapping):
-            result = [result.get(name) for name in self.names]
+            result = self._named(result)
         if not isinstance(result, tuple | list):
             raise TypeError(f"gave {shown(result)}, not {len(self.types)} values ({', '.join(self.names)})")
         if len(result) != len(self.types):
@@ -68,10 +74,23 @@ class Converter:
         fields = zip(result, self.types, self.names, strict=True)
         return tuple(_fitting(value, kind, name) for value, kind, name in fields)
 
+    def _named(self, result: Mapping[Any, Any]) -> list[Any]:
+        try:
+            check_names(set(result), self.names, f"among {', '.join(self.names)}")
+        except Loss as error:
+            raise ValueError(f"gave {shown([*result])}: {error}") from None
+        return [result.get(name) for name in self.names]
+
     # arrays
 
     def arrays(self, result: Any, rows: int) -> list[Any]:
         """What a call of so many rows gave. ValueError, TypeError: it is not one value per row, or does not fit."""
+        try:
+            return self._arrays(result, rows)
+        except Exception as error:
+            raise error from None  # it is about the values; what failed before is another story
+
+    def _arrays(self, result: Any, rows: int) -> list[Any]:
         import pyarrow as pa
 
         if self.single:
@@ -79,9 +98,11 @@ class Converter:
                 result = result.column(0)
             return [_array(result, self.types[0], rows, "")]
         if isinstance(result, pa.RecordBatch | pa.Table):
-            result = [result.column(name) for name in self.names if name in result.schema.names] or result.columns
+            by_name = not set(self.names).isdisjoint(result.schema.names)
+            names = result.schema.names
+            result = self._named(dict(zip(names, result.columns, strict=True))) if by_name else result.columns
         elif isinstance(result, Mapping):
-            result = [result.get(name) for name in self.names]
+            result = self._named(result)
         if not isinstance(result, tuple | list):
             raise TypeError(f"gave {_kind(result)}, not {len(self.types)} arrays ({', '.join(self.names)})")
         if len(result) != len(self.types):
@@ -91,14 +112,24 @@ class Converter:
 
 
 def array_of(values: Any, kind: Any) -> Any:
-    """A pyarrow array of Python's values."""
+    """A pyarrow array of Python's values; Loss: of one of them another would be stored."""
     import pyarrow as pa
 
     storage = kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
     found = pa.array(values, storage)
+    check_losses(values, storage)
     if isinstance(found, pa.ChunkedArray):  # of more than 2 GB of text
         found = found.combine_chunks()
     return found if storage is kind else pa.ExtensionArray.from_storage(kind, found)
+
+
+def _together(values: list[Any], kind: Any) -> Any:
+    """Of values that fit alone: Arrow does not take dictionaries beside tuples."""
+    import pyarrow as pa
+
+    with suppress(Exception):
+        return array_of(values, kind)
+    return pa.concat_arrays([array_of([value], kind) for value in values])
 
 
 def _fitting(value: Any, kind: Any, name: str) -> Any:
@@ -110,10 +141,18 @@ def _fitting(value: Any, kind: Any, name: str) -> Any:
     trouble = _trouble(plain, kind) if plain is not value else trouble
     if trouble is None:
         return plain
-    wanted = value_class(kind)
-    sort = Number if wanted in (int, float) else wanted
-    made = ValueError if isinstance(value, sort) and not isinstance(trouble, TypeError) else TypeError
     field = f" for {name}" if name else ""
+    if inspect.iscoroutine(value):
+        value.close()
+        raise TypeError(f"{NOT_AWAITED}{field}")
+    if isinstance(trouble, Loss):
+        whole = trouble.value is not None and trouble.value is plain
+        sort = f", a {type(value).__name__},{field}{',' if field else ''} which does not fit {kind}"
+        said = sort if whole else f"{field}: {trouble}"
+        raise ValueError(f"gave {shown(value)}{said}")  # noqa: TRY004 - of the row's value, not of its type
+    wanted = value_class(kind)
+    broad = Number if wanted in (int, float) else wanted
+    made = ValueError if isinstance(value, broad) and not isinstance(trouble, TypeError) else TypeError
     raise made(f"gave {shown(value)} of type {type(value).__name__}{field}, which does not fit {kind}: {trouble}")
 
 
@@ -156,6 +195,9 @@ def _array(result: Any, kind: Any, rows: int, name: str) -> Any:
     field = f" for {name}" if name else ""
     if isinstance(result, pa.ChunkedArray):
         result = result.combine_chunks()
+    if inspect.iscoroutine(result):
+        result.close()
+        raise TypeError(f"{NOT_AWAITED}{field}")
     array_like = (
         isinstance(result, pa.Array | Sequence) or hasattr(result, "__array__") or hasattr(result, "__arrow_array__")
     )
@@ -167,10 +209,16 @@ def _array(result: Any, kind: Any, rows: int, name: str) -> Any:
     if isinstance(result, pa.Array):
         found = result
     elif getattr(result, "ndim", 1) > 1 or isinstance(result, Sequence):
-        found = array_of([plainer(one) for one in result], kind)
+        found = _array_of_values([plainer(one) for one in result], kind, name)
     else:
         found = pa.array(result)
     return cast_of(found, kind, field)
+
+
+def _array_of_values(values: list[Any], kind: Any, name: str) -> Any:
+    with suppress(Exception):  # of one value at least
+        return array_of(values, kind)
+    return _together([_fitting(value, kind, name) for value in values], kind)
 
 
 def cast_of(array: Any, kind: Any, field: str = "") -> Any:

@@ -135,6 +135,7 @@ class Dealer:
         """One more, and before all others."""
         with self._changed:
             self._queue.appendleft(task)
+            self.rows_left += task.stop - task.start
             self._changed.notify_all()
 
     def expect(self, workers: int) -> None:

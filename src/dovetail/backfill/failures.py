@@ -45,13 +45,15 @@ def as_line(failed: FailedRow) -> str:
 
 
 def read_errors(store: Store, folder: str, column: str) -> dict[str, list[RowError]]:
-    """File of the folder -> rows it tells of, each row once; a torn line is none."""
+    """File of the folder -> rows it tells of, of the files of one fragment and input each row once; a torn line is
+    none."""
     found: dict[str, list[RowError]] = {}
-    seen: set[int] = set()
+    seen: set[tuple[str, int]] = set()
     for name in sorted(store.names(folder), reverse=True):
+        key = name.partition(".")[0]
         rows = [row for row in map(_row, _lines(store.get(f"{folder}/{name}"))) if row is not None]
-        fresh = [RowError(column, row.address, *_told(row)) for row in rows if row.address not in seen]
-        seen.update(row.address for row in rows)
+        fresh = [RowError(column, row.address, *_told(row)) for row in rows if (key, row.address) not in seen]
+        seen.update((key, row.address) for row in rows)
         found[name] = fresh
     return found
 

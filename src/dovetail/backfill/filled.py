@@ -17,7 +17,9 @@ PARTS = {
     "checkpoint": "checkpoints",
     "write": "writing data files",
     "commit": "commits",
+    "start": "starting the workers",
 }
+OF_WORKERS = ("read", "compute", "checkpoint", "write")
 
 
 @dataclass(slots=True)
@@ -45,6 +47,8 @@ class Filled:
     workers: int = 0
     times: Times = field(default_factory=Times)
     """Where the seconds went, of all workers together; commits are made beside them."""
+    set_aside: int = 0
+    """Rows of what was done before that have no value, because they failed."""
     notes: list[str] = field(default_factory=list)
     run: str = ""
     folder: Path | None = None
@@ -56,9 +60,10 @@ class Filled:
 
     @property
     def slowest(self) -> str:
-        """The part that took most of the workers' time."""
+        """The part that took most of the time, by the clock."""
         parts = self.times.parts()
-        parts.pop("commit")
+        for name in OF_WORKERS:
+            parts[name] /= max(1, self.workers)
         return max(parts, key=lambda name: parts[name])
 
     def __str__(self) -> str:
@@ -73,7 +78,9 @@ class Filled:
 
     def _headline(self) -> str:
         if not self.rows and not self.fragments:
-            return f"{self.column}: nothing to do, {self.done_before:,} rows are filled already"
+            aside = f", {self.set_aside:,} of them set aside (NULL)" if self.set_aside else ""
+            done = f", {self.done_before:,} rows are done already{aside}" if self.done_before else ""
+            return f"{self.column}: nothing to do{done}"
         rows = "1 row" if self.rows == 1 else f"{self.rows:,} rows"
         told = f"{self.column}: {self.status}, {rows} in {duration(self.seconds)}"
         if self.rows:
@@ -85,9 +92,11 @@ class Filled:
 
 
 def where_time_goes(times: Times) -> str:
-    """'function 78 %, reading 12 %, ...': the largest first, what is nothing left out."""
+    """'the function 78 %, reading the table 12 %, ...': the largest first, what is nothing left out; then what is not
+    the workers'."""
     parts = times.parts()
-    parts.pop("commit")
+    beside = {name: parts.pop(name) for name in ("start", "commit")}
     total = sum(parts.values()) or 1.0
     shares = sorted(((seconds / total, name) for name, seconds in parts.items()), reverse=True)
-    return ", ".join(f"{PARTS[name]} {100 * share:.0f} %" for share, name in shares if share >= 0.005)
+    told = ", ".join(f"{PARTS[name]} {100 * share:.0f} %" for share, name in shares if share >= 0.005)
+    return f"{told}; " + ", ".join(f"{PARTS[name]} {duration(seconds)}" for name, seconds in beside.items())

@@ -15,11 +15,13 @@ from threading import local
 from typing import TYPE_CHECKING, Any
 
 from dovetail.backfill.calling import Caller
+from dovetail.backfill.identity import files_hash
 from dovetail.backfill.job import KILLED, NEW, Done, FailedRow, FillJob, Task, Times
 from dovetail.backfill.lance_table import LanceTable
 from dovetail.backfill.parts import Gone, PartStore, joined, masked_with
 from dovetail.backfill.ranges import Hung, Part, Tried, chain, finished_name, gaps, narrowest
 from dovetail.backfill.reading import Reader, Window
+from dovetail.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -70,7 +72,7 @@ class Filler:
     def setup(self, worker: Worker) -> None:
         job = self.job
         self.me = (worker.node, worker.id)
-        self.table = LanceTable(job.uri, job.storage, job.version)
+        self.table = self._opened()
         self.kept = PartStore(job)
         self._mine = local()
         types = [output.type for output in job.outputs]
@@ -78,6 +80,14 @@ class Filler:
         self._first.setup(worker)
         self._mine.caller = self._first  # what is awaited lives in the event loop of this thread
         self._others: list[Caller] = []
+
+    def _opened(self) -> LanceTable:
+        """The version that all read; the newest, if somebody cleaned up: then each fragment is looked at."""
+        job = self.job
+        try:
+            return LanceTable(job.uri, job.storage, job.version)
+        except ConfigError:
+            return LanceTable(job.uri, job.storage)
 
     def teardown(self) -> None:
         self._first.teardown()
@@ -106,11 +116,33 @@ class Filler:
     def _tried(self, task: Task) -> Done:
         """What is not the function's is told to the driver, which knows how often that was."""
         try:
+            if self.table.version != self.job.version and not self._is_as_it_was(task, self.table):
+                return Done(task, task.stop, worker=self.me, gone=True)
             return self._fill(task)
         except Exception as error:
+            if self._is_gone(task):
+                return Done(task, task.stop, worker=self.me, gone=True)
             told = "".join(traceback.format_exception(error))[-TOLD:]
             time.sleep(PAUSE_S)
             return Done(task, task.start, worker=self.me, broken=f"{type(error).__name__}: {error}\n{told}")
+
+    def _is_as_it_was(self, task: Task, table: LanceTable) -> bool:
+        ids = table.field_ids()
+        watched = {ids[name] for name in self.job.watched if name in ids}
+        own = [output.field for output in self.job.outputs]
+        return any(
+            files_hash(fragment, watched) == task.inputs
+            and (not task.before or files_hash(fragment, own) == task.before)
+            for fragment in table.fragments()
+            if fragment.id == task.fragment
+        )
+
+    def _is_gone(self, task: Task) -> bool:
+        """Whether it cannot be read because it was rewritten, and what was there before was cleaned up."""
+        try:
+            return not self._is_as_it_was(task, self.table.newest())
+        except Exception:  # nobody knows
+            return False
 
     def _fill(self, task: Task) -> Done:
         times = Times()
@@ -267,7 +299,9 @@ class Filler:
             self._write(task, held, done)
         except Gone:
             if task.start == task.stop:
-                raise
+                done.missing = tuple(gaps(self.kept.look(task).parts, 0, task.rows))
+                if not done.missing:
+                    raise
             for piece in held:
                 self.kept.save(task, piece.start, piece.stop, piece.batches, piece.failures)
 
@@ -281,7 +315,7 @@ class Filler:
         parts = [Part(start, stop) for start, stop in in_hand] + with_parts
         schema = self.reader.schema
         done.size_bytes = self.table.write(name, schema, self._batches(task, parts, in_hand), task.rows)
-        self.kept.finished(task, finished_name(name))
+        self.kept.finished(task, finished_name(name, task.before))
         done.file = name
 
     def _batches(self, task: Task, parts: Sequence[Part], in_hand: dict[tuple[int, int], list[Any]]) -> Iterator[Any]:

@@ -26,7 +26,7 @@ def identity_of(
     return hashlib.sha256(told.encode("utf-8", "surrogatepass")).hexdigest()[:DIGITS]
 
 
-def inputs_hash(fragment: Fragment, fields: Collection[int]) -> str:
+def files_hash(fragment: Fragment, fields: Collection[int]) -> str:
     """Of the data files that hold those columns. Rows that were deleted since change nothing of the others."""
     paths = sorted(file.path for file in fragment.files if any(number in fields for number in file.fields))
     told = json.dumps([fragment.id, fragment.rows, paths])

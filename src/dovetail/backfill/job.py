@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +52,8 @@ class FillJob:
     where: str | None = None
     masked: bool = False
     """Only some rows are computed; the others keep what they have."""
+    watched: tuple[str, ...] = ()
+    """Columns on which the values depend."""
     part_bytes: int = PART_BYTES
 
 
@@ -67,11 +70,17 @@ class Task:
     stop: int
     only: tuple[int, ...] | None = None
     """Of these rows no others are computed, if it is not None."""
+    before: str = ""
+    """Which files have the values that other rows keep, as a hash."""
     budget_s: float = 1.5
 
     @property
     def key(self) -> str:
-        return f"{self.fragment}-{self.inputs}"
+        """Of the folder of its checkpoints."""
+        key = f"{self.fragment}-{self.inputs}"
+        if self.only is None:
+            return key
+        return f"{key}-{hashlib.sha256(repr(self.only).encode()).hexdigest()[:8]}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +109,9 @@ class Times:
     checkpoint: float = 0.0
     write: float = 0.0
     commit: float = 0.0
+    """By the driver, beside the workers."""
+    start: float = 0.0
+    """Until a worker was there, by the clock."""
 
     def add(self, other: Times) -> None:
         for name in self.__slots__:
@@ -130,6 +142,10 @@ class Done:
     """What hindered the worker, if it was not the function: a disk that is full, a store that does not answer."""
     untouched: bool = False
     """No row of the whole fragment is asked for: it keeps what it has."""
+    gone: bool = False
+    """The fragment is no more as it was when this began, and what it was then is no more to be had."""
+    missing: tuple[tuple[int, int], ...] = ()
+    """Rows of the fragment that nobody has any more: their part was damaged."""
     worker: tuple[str, int] = ("", 0)
     """Node and number of who did it."""
 

@@ -17,13 +17,15 @@ from __future__ import annotations
 import random
 import re
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dovetail.backfill.identity import files_hash
 from dovetail.backfill.lance_opening import address, as_os_error, file_session, one_line, opened, opened_anew
 from dovetail.data.reading.files import is_remote
-from dovetail.errors import ConfigError, Problem, RunError
+from dovetail.errors import ConfigError, DovetailError, Problem, RunError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 
 BAD_WHERE = "DT432"
 NOT_CHANGED = "DT433"
+MAY_NOT_WRITE = "chmod -R u+w TABLE, or copy the table to where you may write"
 
 TRIES = 20
 """Of a commit, when others commit at the same time."""
@@ -65,14 +68,21 @@ class NewFile:
     inputs: str
     """Hash of the input files that it was computed from."""
     size_bytes: int = 0
+    before: str = ""
+    """Hash of the files with the values that it carries on; nothing if it carries none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Committed:
     version: int
-    fragments: tuple[int, ...]
+    inputs: Mapping[int, str]
+    """Fragment -> hash of the input files of what it has now."""
     gone: tuple[int, ...]
-    """There is no such fragment any more, or its input files changed: compute them again."""
+    """There is no such fragment any more, or its files changed: compute them again."""
+
+    @property
+    def fragments(self) -> tuple[int, ...]:
+        return tuple(self.inputs)
 
 
 class LanceTable:
@@ -135,6 +145,7 @@ class LanceTable:
             except (OSError, ValueError) as error:
                 message = f"cannot {what}: {one_line(error)}"
                 fix = f"the columns are {_names(dataset.schema.names)}"
+                fix = MAY_NOT_WRITE if _is_forbidden(message) else fix
                 raise ConfigError(Problem(NOT_CHANGED, message, fixes=(fix,), place=self.uri)) from None
             return self.newest()
         raise AssertionError("the last try returns or raises")
@@ -177,6 +188,15 @@ class LanceTable:
         offsets = pc.bit_wise_and(found.column("_rowaddr"), pa.scalar(_OFFSET, pa.uint64())).cast(pa.uint32())
         ordered: pa.UInt32Array = offsets.combine_chunks().take(pc.array_sort_indices(offsets.combine_chunks()))
         return ordered
+
+    def alive(self, fragment: int, offsets: Sequence[int]) -> set[int]:
+        """Those that are not deleted."""
+        first = fragment << 32
+        where = f"_rowaddr IN ({', '.join(str(first + offset) for offset in offsets)})"
+        return set(self.matching(fragment, where).to_pylist()) if offsets else set()
+
+    def count(self, where: str) -> int:
+        return int(self.dataset.count_rows(filter=where))
 
     def check_where(self, where: str) -> None:
         """Has Lance plan such a scan, which reads nothing. ConfigError if it cannot."""
@@ -229,7 +249,7 @@ class LanceTable:
             names = {file.name for file in kept}
             gone = tuple(file.fragment for file in files if file.name not in names)
             if not kept:
-                return Committed(now.version, (), gone)
+                return Committed(now.version, {}, gone)
             try:
                 version = now.replace(kept)
             except CommitConflictError as error:
@@ -237,7 +257,7 @@ class LanceTable:
                     continue
                 message = f"cannot commit {len(kept)} files, {TRIES} times: {one_line(error)}"
                 raise _not_changed(self.uri, message) from None
-            return Committed(version, tuple(file.fragment for file in kept), gone)
+            return Committed(version, {file.fragment: file.inputs for file in kept}, gone)
         raise AssertionError("the last try returns or raises")
 
     def _check_columns(self, now: LanceTable, fields: set[int]) -> None:
@@ -306,6 +326,7 @@ def _still_right(
         for file in files
         if (found := there.get(file.fragment)) is not None
         and inputs_of(table, found) == file.inputs
+        and (not file.before or files_hash(found, file.fields) == file.before)
         and is_there(file.name)
     )
 
@@ -360,4 +381,20 @@ def _tries() -> Iterator[bool]:
 
 
 def _not_changed(uri: str, message: str, *fixes: str) -> RunError:
-    return RunError(Problem(NOT_CHANGED, message, fixes=fixes or ("call backfill again",), place=uri))
+    fixes = fixes or ((MAY_NOT_WRITE,) if _is_forbidden(message) else ("call backfill again",))
+    return RunError(Problem(NOT_CHANGED, message, fixes=fixes, place=uri))
+
+
+def _is_forbidden(text: str) -> bool:
+    return any(words in text.casefold() for words in ("permission denied", "read-only file system", "accessdenied"))
+
+
+@contextmanager
+def told_if_not_written(uri: str) -> Iterator[None]:
+    """What a disk or a store says when it does not let us, as an error with a fix."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, DovetailError):  # a function's own, of its own type
+            raise
+        raise _not_changed(uri, f"cannot write beside the table: {one_line(error)}") from error

@@ -10,6 +10,9 @@ Object stores have no lock that Lance could give us, so this is Lamport's bakery
 Who asks looks who else does. With nobody there that tries or holds, and nobody alive that asked with a smaller id, it
 writes that it tries, looks again, and has it if that still is so; otherwise it takes the try back. Of two that had it,
 the one with the smaller id would have asked after the other's second look, and so would have seen the other's try.
+
+A process that can be seen from here is there or is not. One that cannot is dead when its heartbeat stayed the same for
+20 s, by the clock of the one that looks: what clocks of other machines show decides nothing, and is only for display.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from dovetail.backfill.store import folder_of
 from dovetail.claims.owner import Process
 from dovetail.claims.process import is_there, this_process
 from dovetail.errors import Problem, RunError
+from dovetail.machine.processes import process_started
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,6 +43,8 @@ DEAD_S = 20.0
 FIRST_LOOK_S = 0.02
 LAST_LOOK_S = 2.0
 _STRAY_NS = 3600 * 10**9
+_OURS: set[str] = set()
+"""Ids of this process. One that could not be given back, because the store did not answer, is not among them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,19 +56,34 @@ class Holder:
     began: float
     beat: float
     alive: bool
+    """Of one that cannot be seen from here: by the time that it wrote."""
 
 
 def holder(store: Store, column: str) -> Holder | None:
     """Who has it, or had it last and died; None: nobody."""
-    found = [claim.holder for claim in _claims(store, _folder(column)).values() if claim.holds]
+    found = [claim.holder for claim in _claims(store, _folder(column)) if claim.holds]
     return max(found, key=lambda one: (one.alive, one.began), default=None)
 
 
 @dataclass(frozen=True, slots=True)
 class _Claim:
+    id: str
     holder: Holder
+    there: bool | None
+    """Its process; None: it cannot be seen from here, and only the heartbeat can tell."""
+    beat: bytes | None
     tries: bool
     holds: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Heard:
+    """A heartbeat, and since when it is the same, by our own clock."""
+
+    beat: bytes | None
+    since: float
+    changed: bool = False
+    """Since we first looked: it is alive, whatever time it writes."""
 
 
 class Lease:
@@ -77,6 +98,7 @@ class Lease:
         self._ended = threading.Event()
         self._lost = False
         self._seen = time.monotonic()
+        self._heard: dict[str, _Heard] = {}
         self._thread = threading.Thread(target=self._beat_on, name="dovetail-lease", daemon=True)
 
     @classmethod
@@ -102,8 +124,15 @@ class Lease:
             self._beat()
         return self._lost
 
+    def still_ours(self) -> bool:
+        """The same, but looks now: somebody may have taken it over since the last heartbeat."""
+        if not self._ended.is_set():
+            self._beat()
+        return not self._lost and not self._ended.is_set()
+
     def release(self) -> None:
         self._ended.set()
+        _OURS.discard(self._id)
         if self._thread.ident is not None:
             self._thread.join()
         self._remove(self._id)
@@ -118,22 +147,26 @@ class Lease:
             "process": list(process),
             "began": time.time(),
         }
+        _OURS.add(self._id)
         self._put("asks", json.dumps(record))
         self._thread.start()
 
     def _get(self, wait: bool, say: Callable[[str], None]) -> None:
-        told = False
+        told = ""
         pause = FIRST_LOOK_S
         while True:
             has = self._try(say)
             if has is None:
                 self._put("holds", "")
                 return
-            if has.holds and not wait:
-                raise _taken(self._column, has.holder)
-            if has.holds and not told:
-                told = True
-                say(f"column {self._column!r} is being filled by {has.holder.owner}: waiting for it to end")
+            if has.holds:
+                doubted = self._is_doubted(has)
+                if not wait and not doubted:
+                    raise _taken(self._column, has.holder)
+                text = _told(self._column, has.holder, doubted=doubted)
+                if text != told:
+                    say(text)
+                told = text
             self._ended.wait(pause)
             pause = min(LAST_LOOK_S, pause * 1.5)
 
@@ -150,32 +183,49 @@ class Lease:
 
     def _before(self, say: Callable[[str], None]) -> _Claim | None:
         """Who holds it, or else tries to get it, or else asked before us. The dead are removed."""
-        claims = _claims(self._store, self._folder)
+        looked = time.monotonic()
+        claims = {claim.id: claim for claim in _claims(self._store, self._folder)}
         if claims.pop(self._id, None) is None:
             message = f"the claim to column {self._column!r} was removed: nothing was heard of us for {DEAD_S:g} s"
             raise RunError(Problem(TAKEN, message, fixes=("call backfill again",)))
         before: list[_Claim] = []
         for id_, claim in claims.items():
-            if not claim.holder.alive:
+            why = self._why_dead(claim, looked)
+            if why:
                 if claim.holds:
-                    say(f"taking over column {self._column!r} from {claim.holder.owner}: {_why_dead(claim.holder)}")
+                    say(f"taking over column {self._column!r} from {claim.holder.owner}: {why}")
                 self._remove(id_)
             elif claim.holds or claim.tries or id_ < self._id:
                 before.append(claim)
         return max(before, key=lambda one: (one.holds, one.tries), default=None)
+
+    def _why_dead(self, claim: _Claim, looked: float) -> str:
+        """Nothing: it is not, or nobody can know yet. `looked`: a time before the claim was read."""
+        if claim.there is not None:
+            return "" if claim.there else "its process is gone"
+        heard = self._heard.get(claim.id)
+        if heard is None or heard.beat != claim.beat:
+            self._heard[claim.id] = _Heard(claim.beat, time.monotonic(), changed=heard is not None)
+            return ""
+        return f"no heartbeat for {DEAD_S:g} s" if looked - heard.since > DEAD_S else ""
+
+    def _is_doubted(self, claim: _Claim) -> bool:
+        """It may be dead: it last wrote long ago, if its clock is right, and nothing was heard of it since we look."""
+        return claim.there is None and not claim.holder.alive and not self._heard[claim.id].changed
 
     def _beat_on(self) -> None:
         while not self._ended.wait(BEAT_S):
             self._beat()
 
     def _beat(self) -> None:
+        began = time.monotonic()
         try:
-            if f"{self._id}.asks" not in self._store.names(self._folder):
+            self._put("beat", repr(time.time()))
+            if f"{self._id}.asks" in self._store.names(self._folder):
+                self._seen = began
+            else:
                 self._lost = True
                 self._ended.set()
-                return
-            self._put("beat", repr(time.time()))
-            self._seen = time.monotonic()
         except OSError:  # the store does not answer; others think us dead after a while, and so must we
             if time.monotonic() - self._seen > DEAD_S:
                 self._lost = True
@@ -194,9 +244,9 @@ def _folder(column: str) -> str:
     return f"{folder_of(column)}/lease"
 
 
-def _claims(store: Store, folder: str) -> dict[str, _Claim]:
+def _claims(store: Store, folder: str) -> list[_Claim]:
     names = set(store.names(folder))
-    found: dict[str, _Claim] = {}
+    found: list[_Claim] = []
     for name in names:
         id_, _, what = name.partition(".")
         if what != "asks":
@@ -206,7 +256,8 @@ def _claims(store: Store, folder: str) -> dict[str, _Claim]:
         if record is None:
             continue  # it left meanwhile
         beat = store.get(f"{folder}/{id_}.beat") if f"{id_}.beat" in names else None
-        found[id_] = _Claim(_read(record, beat), f"{id_}.tries" in names, f"{id_}.holds" in names)
+        who, there = _read(id_, record, beat)
+        found.append(_Claim(id_, who, there, beat, f"{id_}.tries" in names, f"{id_}.holds" in names))
     return found
 
 
@@ -218,35 +269,51 @@ def _sweep(store: Store, folder: str, name: str, names: set[str]) -> None:
         store.delete(f"{folder}/{name}")
 
 
-def _read(record: bytes, beat: bytes | None) -> Holder:
+def _read(id_: str, record: bytes, beat: bytes | None) -> tuple[Holder, bool | None]:
+    """Who it is, and whether its process is there."""
     try:
         said = json.loads(record)
         process = Process(*said["process"])
-        last = float(beat) if beat else float(said["began"])
-    except (ValueError, KeyError, TypeError):  # not one of ours, or of a version to come
-        return Holder("somebody whose record cannot be read", "", "", 0, 0.0, 0.0, alive=False)
-    alive = time.time() - last <= DEAD_S and _is_there(process, said["host"]) is not False
-    return Holder(said["owner"], said["run"], said["host"], process.pid, float(said["began"]), last, alive)
+        owner, run, host, began = said["owner"], said["run"], said["host"], float(said["began"])
+        there = _is_there(id_, process, host)
+    except (ValueError, KeyError, TypeError, AttributeError):  # not one of ours, or of a version to come
+        owner, run, host, began = "somebody whose record cannot be read", "", "", 0.0
+        process, there = Process(0, ""), None
+    try:
+        last = float(beat) if beat else began
+    except ValueError:
+        last = began
+    alive = time.time() - last <= DEAD_S if there is None else there
+    return Holder(owner, run, host, process.pid, began, last, alive), there
 
 
-def _is_there(process: Process, host: str) -> bool | None:
-    """None: it is on another machine. Two may have one name; what began with this machine's start is on this one."""
+def _is_there(id_: str, process: Process, host: str) -> bool | None:
+    """None: it cannot be seen from here. Two machines may have one name; what began with this machine's start is on
+    this one."""
     here = this_process()
     if process.space.partition(" ")[0] != here.space.partition(" ")[0]:
         return None
     if not process.space and host != socket.gethostname():
         return None
-    return is_there(process)
+    there = is_there(process)
+    if there and process.pid == here.pid:
+        return id_ in _OURS
+    if there is False and process_started(process.pid) is not None:
+        return None  # another that got its number, or the clock was set, which moves the beginning of them all
+    return there
 
 
-def _why_dead(dead: Holder) -> str:
-    silent = time.time() - dead.beat
-    return f"no heartbeat for {silent:.0f} s" if silent > DEAD_S else "its process is gone"
+def _told(column: str, has: Holder, *, doubted: bool) -> str:
+    if not doubted:
+        return f"column {column!r} is being filled by {has.owner}: waiting for it to end"
+    return f"column {column!r} was being filled by {has.owner}: looking for {DEAD_S:g} s whether it still is"
 
 
 def _taken(column: str, has: Holder) -> RunError:
-    since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(has.began))
     message = f"column {column!r} is being filled by {has.owner}"
+    wait = "wait for it: pass wait=True"
+    if not has.pid:
+        return RunError(Problem(TAKEN, message, fixes=(wait,)))
+    since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(has.began))
     evidence = (f"since {since}, last heartbeat {max(0.0, time.time() - has.beat):.0f} s ago",)
-    fixes = ("wait for it: pass wait=True", f"or end it, on {has.host}: kill {has.pid}")
-    return RunError(Problem(TAKEN, message, evidence, fixes))
+    return RunError(Problem(TAKEN, message, evidence, (wait, f"or end it, on {has.host}: kill {has.pid}")))

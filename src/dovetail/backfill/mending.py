@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from dovetail.backfill.aiming import Aim
 from dovetail.backfill.backfilling import Filling
 from dovetail.backfill.failures import RowError, as_line, read_errors
 from dovetail.backfill.filled import Filled
+from dovetail.backfill.forgetting import BEFORE, RETRIED
+from dovetail.backfill.identity import identity_of
 from dovetail.backfill.job import FailedRow
 from dovetail.backfill.parts import errors_folder, parts_folder
-from dovetail.backfill.records import columns_read, read_column, write_column
-from dovetail.backfill.work import Aim
+from dovetail.backfill.records import DRAINED, columns_read, read_column, record_of, write_column
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -23,9 +24,6 @@ if TYPE_CHECKING:
     from dovetail.backfill.records import ColumnRecord
     from dovetail.backfill.store import Store
     from dovetail.backfill.udf import Udf
-
-RETRIED = "-again-"
-"""Between the identity of what failed and that of the attempt to mend it."""
 
 
 def errors_of(table: LanceTable, store: Store, record: ColumnRecord) -> list[RowError]:
@@ -47,7 +45,7 @@ def carry_errors(table: LanceTable, store: Store, record: ColumnRecord, aim: Aim
             named = set(table.matching(fragment.id, aim.where).to_pylist())
             kept = [row for row in before[fragment.id] if row.offset not in named]
             lines = [as_line(FailedRow(it.fragment, it.offset, it.error, it.message, it.traceback)) for it in kept]
-            name = f"{fragment.id}-{aim.inputs_of(table, fragment)}.before.jsonl"
+            name = f"{fragment.id}-{aim.inputs_of(table, fragment)}.{BEFORE}.jsonl"
             if lines:
                 store.put(f"{errors_folder(aim.folder, aim.identity)}/{name}", "".join(lines).encode())
 
@@ -55,23 +53,39 @@ def carry_errors(table: LanceTable, store: Store, record: ColumnRecord, aim: Aim
 def _by_identity(
     table: LanceTable, store: Store, record: ColumnRecord, *, begun: bool = True
 ) -> dict[str, list[RowError]]:
-    """Of what the table has now and, with `begun`, of what is computed right now."""
-    ids = table.field_ids()
-    fields = {ids[name] for name in record.columns if name in ids}
+    """Of what the table has now and, with `begun`, of what is computed right now or has other input by now."""
     there = {fragment.id: fragment for fragment in table.fragments()}
     found: dict[str, list[RowError]] = {}
     for identity in store.folders(f"{record.folder}/errors"):
         if RETRIED in identity:
             continue
-        folder = errors_folder(record.folder, identity)
+        aim = _aim_of(table, record, identity)
+        fields = aim.fields(table)
         waiting = set(store.folders(parts_folder(record.folder, identity))) if begun else ()
-        for name, rows in read_errors(store, folder, record.columns[0]).items():
+        for name, rows in read_errors(store, errors_folder(record.folder, identity), record.columns[0]).items():
             key = name.partition(".")[0]
             number, _, inputs = key.partition("-")
             fragment = there.get(int(number)) if number.isdecimal() else None
-            if fragment is not None and (key in waiting or _is_filled(fragment, fields, f"dt-{identity}-{inputs}-")):
-                found.setdefault(identity, []).extend(rows)
+            if fragment is None or not (key in waiting or _is_filled(fragment, fields, f"dt-{identity}-{inputs}-")):
+                continue
+            kept = _alive(table, fragment, rows) if begun or aim.inputs_of(table, fragment) == inputs else []
+            if kept:
+                found.setdefault(identity, []).extend(kept)
     return found
+
+
+def _aim_of(table: LanceTable, record: ColumnRecord, identity: str) -> Aim:
+    """What was computed as that."""
+    made = record.made_of(identity)
+    columns = tuple(name for name in record.columns if name in table.schema.names)
+    return Aim(record.folder, columns, made.inputs, identity, identity, made.where, masked=True)
+
+
+def _alive(table: LanceTable, fragment: Fragment, rows: list[RowError]) -> list[RowError]:
+    if not fragment.deleted or not rows:
+        return rows
+    alive = table.alive(fragment.id, [row.offset for row in rows])
+    return [row for row in rows if row.offset in alive]
 
 
 def _is_filled(fragment: Fragment, fields: Iterable[int], prefix: str) -> bool:
@@ -87,42 +101,43 @@ def retry(table: LanceTable, store: Store, udf: Udf, record: ColumnRecord, asked
     left = begun - sum(map(len, found.values()))
     column = record.columns[0]
     if left:
-        told.notes.append(f'{left:,} rows of fragments that are not finished: table.backfill("{column}") first')
+        what = f"{left:,} rows of fragments that are not finished, or whose input changed"
+        told.notes.append(f'{what}: table.backfill("{column}") first')
     elif not found:
         told.notes.append(f'no row is set aside; after a compaction table.backfill("{column}") computes what is NULL')
-    for identity, rows in found.items():
-        filled = _retry_one(table, store, udf, record, asked, run, identity, rows)
+    for identity in found:
+        filled = _retry_one(table, store, udf, record, asked, run, identity)
         filled.rows += told.rows
         filled.errors += told.errors
         filled.fragments += told.fragments
         filled.notes[:0] = told.notes
         told = filled
+        if told.status == DRAINED:
+            break
     return told
 
 
 def _retry_one(
-    table: LanceTable,
-    store: Store,
-    udf: Udf,
-    record: ColumnRecord,
-    asked: Asked,
-    run: str,
-    identity: str,
-    rows: list[RowError],
+    table: LanceTable, store: Store, udf: Udf, record: ColumnRecord, asked: Asked, run: str, identity: str
 ) -> Filled:
-    only: dict[int, list[int]] = {}
-    for row in rows:
-        only.setdefault(row.fragment, []).append(row.offset)
-    chosen = {fragment: tuple(sorted({*offsets})) for fragment, offsets in only.items()}
-    told = json.dumps([udf.version, sorted(chosen.items())])
-    parts = f"{identity}{RETRIED}{hashlib.sha256(told.encode()).hexdigest()[:8]}"
-    aim = Aim(record.folder, tuple(record.columns), tuple(record.inputs), identity, parts, only=chosen)
+    parts = f"{identity}{RETRIED}{hashlib.sha256(udf.version.encode()).hexdigest()[:8]}"
+
+    def aim_now() -> Aim:
+        """Asked when nobody else fills the column: others may have mended, or filled, them meanwhile."""
+        now, newest = read_column(store, record.columns[0]) or record, table.newest()
+        only: dict[int, set[int]] = {}
+        for row in _by_identity(newest, store, now, begun=False).get(identity, ()):
+            only.setdefault(row.fragment, set()).add(row.offset)
+        chosen = {fragment: tuple(sorted(offsets)) for fragment, offsets in only.items()}
+        return replace(_aim_of(newest, now, identity), parts=parts, only=chosen)
+
+    aim = replace(_aim_of(table, record, identity), parts=parts, only={})
     reads = tuple(columns_read(udf, table.schema.names, record.columns))
-    filling = Filling(table, store, udf, aim, asked, run, masked=True, reads=reads)
+    filling = Filling(table, store, udf, aim, asked, run, reads=reads)
+    filling.renew = aim_now
     filling.committed = lambda committed: _settled(store, aim, committed)
-    filled = filling.fill()
-    _counts_as(store, record, udf)
-    return filled
+    filling.finished = lambda: _counts_as(table, store, record, udf, identity)
+    return filling.fill()
 
 
 def _settled(store: Store, aim: Aim, committed: Committed) -> None:
@@ -131,18 +146,29 @@ def _settled(store: Store, aim: Aim, committed: Committed) -> None:
     before, after = errors_folder(aim.folder, aim.identity), errors_folder(aim.folder, aim.parts)
     old = [name for name in store.names(before) if name.partition("-")[0] in done]
     new = [name for name in store.names(after) if name.partition("-")[0] in done]
-    store.delete(*(f"{before}/{name}" for name in old))
+    names = {name: _without_rows(name) for name in new}
     for name in new:
-        store.put(f"{before}/{name}", store.get(f"{after}/{name}") or b"")
+        store.put(f"{before}/{names[name]}", store.get(f"{after}/{name}") or b"")
+    store.delete(*(f"{before}/{name}" for name in old if name not in names.values()))
     store.delete(*(f"{after}/{name}" for name in new))
 
 
-def _counts_as(store: Store, record: ColumnRecord, udf: Udf) -> None:
+def _without_rows(name: str) -> str:
+    """The name of a record of an attempt as one of the backfill itself (see `Task.key`)."""
+    key, _, rest = name.partition(".")
+    return f"{'-'.join(key.split('-')[:2])}.{rest}"
+
+
+def _counts_as(table: LanceTable, store: Store, record: ColumnRecord, udf: Udf, identity: str) -> None:
     """The function was mended for the rows that failed; the others were kept, and count as computed by it."""
-    now = read_column(store, record.columns[0]) or record
-    if udf.version != now.version:
-        aliases = now.aliases | {udf.version: now.counts_as(now.version)}
-        name, reference = udf.name, udf.reference
-        write_column(
-            store, replace(now, aliases=aliases, version=udf.version, code=udf.code, name=name, reference=reference)
-        )
+    before = read_column(store, record.columns[0]) or record
+    names = table.schema.names
+    now = record_of(udf, before.columns, columns_read(udf, names, before.columns), before)
+    made = before.made_of(identity)
+    outputs = [(name, str(table.schema.field(name).type)) for name in now.columns]
+    wanted = identity_of(outputs, udf.version, now.inputs, made.where, made.generation)
+    if wanted != identity:
+        now.same[wanted] = identity
+    now.remember(identity, made)
+    if now != before:
+        write_column(store, now)

@@ -10,6 +10,7 @@ from dovetail.pipeline.durations import parse_duration
 
 ON_ERROR = "DT442"
 ENDS = ("fail", "skip")
+RETRY = ("times", "backoff", "then")
 TIMES_LIMIT = 1000
 ANY = "*"
 
@@ -48,8 +49,9 @@ class Retry:
         times: int = 3,
         backoff: float | str = "1s",
         then: Literal["fail", "skip"] = "fail",
+        **unknown: object,
     ) -> None:
-        problems: list[Problem] = []
+        problems = [_unknown(name, value) for name, value in unknown.items()]
         names = []
         for kind in cast("tuple[object, ...]", kinds):
             if isinstance(kind, str) and kind.strip():
@@ -85,6 +87,12 @@ def on_error_of(given: object) -> OnError:
     if problems:
         raise ConfigError(problems)
     return OnError("skip" if given == "skip" else "fail")
+
+
+def _unknown(name: str, value: object) -> Problem:
+    message = f"Retry() has no {name}={shown(value)}{did_you_mean(name, RETRY)}"
+    fixes = ('Retry(ConnectionError, times=3, backoff="1s", then="skip")',)
+    return Problem(ON_ERROR, message, fixes=fixes)
 
 
 def _wrong_times(times: object) -> list[Problem]:

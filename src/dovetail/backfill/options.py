@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from dovetail.backfill.on_error import OnError, Retry, on_error_of
 from dovetail.errors import ConfigError, Problem, ResourceError, did_you_mean, shown
+from dovetail.pipeline.checks import COUNTS
 from dovetail.pipeline.durations import parse_duration
 from dovetail.resources.resources import Resources
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 OPTION = "DT440"
 ROWS_LIMIT = 1 << 20
-SLOTS_LIMIT = 65_536
+SLOTS_LIMIT = COUNTS["slots"][1]
 SPELLINGS = {"num_cpus": "cpus", "num_gpus": "gpus"}
 SAID_ELSEWHERE = {
     "workers": "table.backfill(column, workers=4)",

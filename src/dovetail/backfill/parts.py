@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from dovetail.backfill.failures import as_line
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Gone(Exception):
-    """A part is not there any more: somebody has written its fragment already."""
+    """A part is not there any more: somebody has written its fragment already, or it was damaged."""
 
 
 class PartStore:
@@ -53,10 +54,18 @@ class PartStore:
             self._store.put(f"{self._folder(task)}/{Part(start, stop, len(data)).name}", data)
 
     def load(self, task: Task, part: Part) -> list[Any]:
-        data = self._store.get(f"{self._folder(task)}/{part.name}")
-        if data is None:
-            raise Gone(f"{part.name} of fragment {task.fragment}")
-        return unpacked(data)
+        """One that is damaged (the machine died while it was written) is removed: its rows are computed again."""
+        import pyarrow as pa
+
+        path = f"{self._folder(task)}/{part.name}"
+        data = self._store.get(path)
+        try:
+            if data is not None and len(data) == part.size_bytes:
+                return unpacked(data)
+        except pa.ArrowException:
+            pass
+        self._store.delete(path)
+        raise Gone(f"{part.name} of fragment {task.fragment}")
 
     def finished(self, task: Task, name: str) -> None:
         """A data file is whole; if the driver dies before it is committed, the next one finds it."""
@@ -70,6 +79,11 @@ class PartStore:
         marks += [it for it in found.hung if it.run != run or not _is_open(it.row, task, found.parts)]
         self._store.delete(*(f"{folder}/{it.name}" for it in marks))
         small = to_merge(found.parts, _end_of(task, found.parts), self._job.part_bytes) if merge else []
+        with suppress(Gone):  # whoever needs that part computes it again
+            self._merge(task, small)
+
+    def _merge(self, task: Task, small: Sequence[Part]) -> None:
+        folder = self._folder(task)
         if small:
             batches = [batch for part in small for batch in self.load(task, part)]
             self.save(task, small[0].start, small[-1].stop, batches, ())

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dovetail.backfill.admission import clamp_note, stage_of, told_infeasible
+from dovetail.backfill.aiming import aim_of
 from dovetail.backfill.calling import Caller
-from dovetail.backfill.identity import identity_of
 from dovetail.backfill.job import FillJob, Output
 from dovetail.backfill.lance_table import LanceTable
 from dovetail.backfill.reading import one_batch
-from dovetail.backfill.work import Aim, work_in
+from dovetail.backfill.work import work_in
 from dovetail.errors import DovetailError, InfeasibleError
 from dovetail.observe.words import counted, duration, number
 from dovetail.pipeline.pipeline import Pipeline
@@ -33,6 +33,10 @@ if TYPE_CHECKING:
 
 SAMPLE_ROWS = 2_000
 SAMPLE_S = 1.0
+LIMIT_S = 10.0
+"""A sample that takes longer is given up: a row may never come back."""
+START_S = 0.7
+"""Until workers are there: they import pyarrow and Lance."""
 
 
 @dataclass(slots=True)
@@ -73,7 +77,7 @@ class BackfillPlan:
         """About how long it takes; None: nobody knows how fast the function is."""
         if not self.rows_left:
             return 0.0
-        return self.rows_left / (self.rate * self.workers * self.slots) if self.rate else None
+        return START_S + self.rows_left / (self.rate * self.workers * self.slots) if self.rate else None
 
     def to_dict(self) -> dict[str, object]:
         told = {name: getattr(self, name) for name in self.__slots__ if name not in ("notes", "lines")}
@@ -130,14 +134,19 @@ def _plan(pipeline: Pipeline, udf: Udf, asked: Asked) -> Plan:
 
 def _work(table: LanceTable, store: Store, udf: Udf, record: ColumnRecord, asked: Asked) -> Work:
     """Of a column that is not there yet it is everything."""
-    types = dict(zip(record.columns, record.types, strict=True))
-    names = table.schema.names
-    outputs = [(name, str(table.schema.field(name).type) if name in names else types[name]) for name in record.columns]
-    version = record.counts_as(udf.version)
-    identity = identity_of(outputs, version, record.inputs, asked.where, record.generation_of(asked.where))
-    there = tuple(name for name in record.columns if name in names)
-    aim = Aim(record.folder, there, tuple(record.inputs), identity, identity, asked.where, asked.fragments)
-    return work_in(table, store, aim)
+    aim = aim_of(table, udf, record, asked)
+    work = work_in(table, store, aim)
+    if aim.where is not None:
+        _only_named(work, {task.fragment: len(table.matching(task.fragment, aim.where)) for task in work.tasks})
+    return work
+
+
+def _only_named(work: Work, rows: dict[int, int]) -> None:
+    """Of fragments in which a condition names no row nothing is to be done."""
+    work.tasks = [task for task in work.tasks if rows[task.fragment]]
+    work.fragments = len(work.files) + len({task.fragment for task in work.tasks})
+    work.rows = sum(rows.values()) + work.kept * bool(work.files)
+    work.kept = min(work.kept, work.rows)
 
 
 def _nobodys_job(table: LanceTable, udf: Udf, record: ColumnRecord, asked: Asked) -> FillJob:
@@ -225,19 +234,22 @@ class Sampler:
     def teardown(self) -> None:
         self.caller.teardown()
 
-    def __call__(self, ranges: Sequence[tuple[int, int, int]]) -> list[tuple[int, float]]:
+    def __call__(self, ranges: Sequence[tuple[int, int, int]]) -> list[tuple[int, float, str]]:
         return [self._tried(*one) for one in ranges]
 
-    def _tried(self, fragment: int, start: int, stop: int) -> tuple[int, float]:
+    def _tried(self, fragment: int, start: int, stop: int) -> tuple[int, float, str]:
+        """Rows, seconds, and why it stopped if a row failed."""
         import pyarrow as pa
 
         began = time.perf_counter()
         table, alive = self.table.read(fragment, self.job.inputs, start, stop)
         table = table.filter(pa.array(alive))
         if not table.num_rows:
-            return 0, 0.0
+            return 0, 0.0, ""
         called = self.caller.run(one_batch(table), time.monotonic() + SAMPLE_S, lambda _: None)
-        return called.rows, time.perf_counter() - began
+        failed = called.failures[-1] if called.failures else None
+        why = "" if failed is None else f"{failed.error_type}: {failed.message}"
+        return called.rows, time.perf_counter() - began, why
 
 
 def _sample(made: BackfillPlan, udf: Udf, job: FillJob, work: Work) -> None:
@@ -249,19 +261,16 @@ def _sample(made: BackfillPlan, udf: Udf, job: FillJob, work: Work) -> None:
     task = work.tasks[0]
     stop = min(task.stop, task.start + SAMPLE_ROWS)
     ranges = [(task.fragment, task.start, min(stop, task.start + 64)), (task.fragment, task.start, stop)]
-    pipeline = Pipeline([Stage("sample", Sampler(job, udf), udf.resources, workers=1, retries=1)], name="sample")
+    stage = Stage("sample", Sampler(job, udf), udf.resources, workers=1, retries=0, deadline=LIMIT_S)
+    how: dict[str, Any] = {"progress": False, "profiles": False, "ordered": True, "what": "sample", "wait": False}
     try:
         with TemporaryDirectory(prefix="dovetail-sample-") as folder:
-            running = run(pipeline, ranges, run_dir=folder, progress=False, profiles=False, ordered=True, what="sample")
-            tried = list(running)
-    except InfeasibleError:
-        made.notes.append("no row was tried: a worker does not fit on this machine")
-        return
+            tried = list(run(Pipeline([stage], name="sample"), ranges, run_dir=folder, **how))
     except DovetailError as error:
         made.notes.append(f"no row was tried: {error.problems[0].message}")
         return
-    rows, seconds = tried[-1]  # the first one has warmed it up
+    rows, seconds, failed = tried[-1]  # the first one has warmed it up
     if rows and seconds > 0:
         made.rate, made.rate_from = rows / seconds, f"by a sample of {rows:,} rows"
     else:
-        made.notes.append("no row was tried: those at the beginning are deleted, or fail")
+        made.notes.append(f"no row was tried: {failed or 'those at the beginning are deleted'}")

@@ -59,8 +59,8 @@ class Found:
     parts: list[Part] = field(default_factory=list)
     tried: list[Tried] = field(default_factory=list)
     hung: list[Hung] = field(default_factory=list)
-    finished: list[str] = field(default_factory=list)
-    """Names of data files that are whole, and may not be committed yet."""
+    finished: list[tuple[str, str]] = field(default_factory=list)
+    """Data files that are whole, and may not be committed yet; each with the hash of what its other rows kept."""
 
 
 def found_in(names: Iterable[str]) -> Found:
@@ -70,7 +70,8 @@ def found_in(names: Iterable[str]) -> Found:
         kind, _, rest = name.partition(".")
         pieces = rest.split(".")
         if kind == FINISHED:
-            found.finished.append(rest)
+            before, _, name = ("", "", rest) if rest.startswith("dt-") else rest.partition(".")
+            found.finished.append((name, before))
         elif kind == PART and len(pieces) == 3 and all(map(str.isdecimal, pieces)):
             found.parts.append(Part(int(pieces[0]), int(pieces[1]), int(pieces[2])))
         elif kind == TRIED and len(pieces) >= 4 and all(map(str.isdecimal, pieces[:3])):
@@ -81,8 +82,8 @@ def found_in(names: Iterable[str]) -> Found:
     return found
 
 
-def finished_name(file: str) -> str:
-    return f"{FINISHED}.{file}"
+def finished_name(file: str, before: str = "") -> str:
+    return f"{FINISHED}.{before}.{file}" if before else f"{FINISHED}.{file}"
 
 
 def gaps(parts: Iterable[Part], start: int, stop: int) -> list[tuple[int, int]]:

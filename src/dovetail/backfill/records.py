@@ -18,7 +18,18 @@ if TYPE_CHECKING:
     from dovetail.backfill.udf import Udf
 
 RUNNING, FINISHED, FAILED, DRAINED, LOST = "running", "finished", "failed", "drained", "lost"
+CANCELLED = "cancelled"
+MOST_MADE = 100
 Kept = TypeVar("Kept", "ColumnRecord", "JobRecord")
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What values were computed from, and for which rows."""
+
+    inputs: tuple[str, ...]
+    where: str | None
+    generation: int
 
 
 @dataclass(slots=True)
@@ -42,8 +53,10 @@ class ColumnRecord:
     """The same for rows of a condition; it says nothing of what was computed without one."""
     where_recomputing: str | None = None
     """The condition of which that has begun."""
-    aliases: dict[str, str] = field(default_factory=dict)
-    """Version -> the one that it counts as: rows that an older one filled were kept when errors were mended."""
+    made: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Identity of what was computed -> `Made`, the last ones."""
+    same: dict[str, str] = field(default_factory=dict)
+    """Identity -> the one that it counts as: rows of an older function were kept when errors were mended."""
     rate: float | None = None
     """Rows per second of one worker, when it ran last."""
 
@@ -72,10 +85,19 @@ class ColumnRecord:
         """What others wrote down meanwhile counts."""
         self.generation, self.recomputing = before.generation, before.recomputing
         self.where_generation, self.where_recomputing = before.where_generation, before.where_recomputing
-        self.aliases = before.aliases
+        self.made, self.same = dict(before.made), dict(before.same)
 
-    def counts_as(self, version: str) -> str:
-        return self.aliases.get(version, version)
+    def made_of(self, identity: str) -> Made:
+        told = self.made.get(identity, {})
+        inputs = told.get("inputs", self.inputs)
+        where = told.get("where")
+        return Made(tuple(inputs), where, told.get("generation", self.generation_of(where)))
+
+    def remember(self, identity: str, made: Made) -> None:
+        self.made.pop(identity, None)
+        self.made[identity] = {"inputs": list(made.inputs), "where": made.where, "generation": made.generation}
+        for old in list(self.made)[:-MOST_MADE]:
+            del self.made[old]
 
 
 @dataclass(slots=True)
@@ -92,6 +114,8 @@ class JobRecord:
     engine: str = "local"
     workers: int = 0
     ended: float | None = None
+    written: float = 0.0
+    """When this was; while it runs that is at every commit."""
     rows: int = 0
     """Computed by it."""
     errors: int = 0
@@ -102,7 +126,8 @@ class JobRecord:
     message: str = ""
 
     def __str__(self) -> str:
-        took = duration((self.ended or time.time()) - self.began)
+        until = self.written if self.status == LOST else self.ended or time.time()
+        took = duration(max(0.0, until - self.began))
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.began))
         told = f"{when}  {self.column}  {self.status}  {self.rows:,} rows in {took}, {self.fragments} fragments"
         return f"{told}, {self.errors:,} errors  {self.message}".rstrip() if self.errors or self.message else told
@@ -148,6 +173,7 @@ def forget_column(store: Store, record: ColumnRecord) -> None:
 
 
 def write_job(store: Store, job: JobRecord) -> None:
+    job.written = time.time()
     store.put(f"{folder_of(job.column)}/jobs/{job.run}.json", _text(asdict(job)))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import typing
+from collections.abc import Awaitable, Coroutine
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal
@@ -12,12 +13,13 @@ from typing import TYPE_CHECKING, Any, Literal
 from dovetail.errors import Problem
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
 Kind = Literal["scalar", "arrays", "batch"]
 SIGNATURE = "DT441"
 NOTHING = inspect.Parameter.empty
 """No annotation."""
+AWAITABLES = (Awaitable, Coroutine)
 BY_PLACE = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
@@ -38,15 +40,18 @@ class Signature:
     """Of the inputs; NOTHING where there is none."""
     returns: Any
     problems: tuple[Problem, ...]
+    hopeless: bool = False
+    """It cannot be called for rows at all: what else is wrong with it does not matter."""
 
 
 def signature_of(fn: Callable[..., Any] | type, name: str, input_columns: Sequence[str] | None) -> Signature:
     """Never raises: what cannot be told is a problem."""
     called = called_of(fn)
-    problems: list[Problem] = []
+    problems = _uncalled(fn, called, name)
+    hopeless = bool(problems)
     parameters = _parameters(fn, called, name, problems)
     hints = _hints(called)
-    returns = hints.get("return", NOTHING)
+    returns = _awaited_for(hints.get("return", NOTHING), called, name, problems)
     annotated = [(one, hints.get(one.name, NOTHING)) for one in parameters]
     kind = _kind([hint for _, hint in annotated], returns)
     taken = _taken(annotated, kind, name, input_columns, problems)
@@ -56,7 +61,29 @@ def signature_of(fn: Callable[..., Any] | type, name: str, input_columns: Sequen
         inputs = () if kind == "batch" else tuple(one.name for one, _ in taken)
     hints_of_inputs = tuple(hint for _, hint in taken)
     problems += _mixed(annotated, kind, name)
-    return Signature(kind, _awaited(called), inputs, hints_of_inputs, returns, tuple(problems))
+    return Signature(kind, _awaited(called), inputs, hints_of_inputs, returns, tuple(problems), hopeless)
+
+
+def _uncalled(fn: object, called: Callable[..., Any], name: str) -> list[Problem]:
+    """What no call gives a row's value of."""
+    if isinstance(fn, type) and not any("__call__" in vars(kind) for kind in fn.__mro__):
+        fix = "def __call__(self, text: str) -> str: ..."
+        return [Problem(SIGNATURE, f"{name}: the class has no method __call__", fixes=(fix,))]
+    if any(inspect.isgeneratorfunction(one) or inspect.isasyncgenfunction(one) for one in _inner(called)):
+        message = f"{name}: is a generator (it has a yield), and a call gives the value of a row"
+        written = "__call__(self, ...)" if isinstance(fn, type) else f"{_word(name)}(...)"
+        fixes = (f"def {written} -> str: return ..., instead of yield", "or, of several values, -> list[str]")
+        return [Problem(SIGNATURE, message, fixes=fixes)]
+    return []
+
+
+def _awaited_for(returns: Any, called: Callable[..., Any], name: str, problems: list[Problem]) -> Any:
+    """Of a plain function that says that it gives a coroutine: what that gives, and that it must be async."""
+    if typing.get_origin(bare(returns)) not in AWAITABLES or _awaited(called):
+        return returns
+    message = f"{name}: gives {_shown(bare(returns))}, which nobody awaits: it is not an async function"
+    problems.append(Problem(SIGNATURE, message, fixes=(f"async def {_word(name)}(...), that awaits it",)))
+    return typing.get_args(bare(returns))[-1]
 
 
 def called_of(fn: Callable[..., Any] | type) -> Callable[..., Any]:
@@ -67,15 +94,17 @@ def called_of(fn: Callable[..., Any] | type) -> Callable[..., Any]:
 
 
 def _awaited(called: Callable[..., Any]) -> bool:
+    return any(inspect.iscoroutinefunction(one) for one in _inner(called))
+
+
+def _inner(called: Callable[..., Any]) -> tuple[Any, Any]:
+    """The function itself, and an object's own method."""
     inner = called.func if isinstance(called, functools.partial) else called
-    both = (inner, getattr(inner, "__call__", None))  # noqa: B004 - an object's own method
-    return any(inspect.iscoroutinefunction(one) for one in both)
+    return inner, getattr(inner, "__call__", None)  # noqa: B004
 
 
 def _parameters(fn: object, called: Callable[..., Any], name: str, problems: list[Problem]) -> list[inspect.Parameter]:
-    if isinstance(fn, type) and not any("__call__" in vars(kind) for kind in fn.__mro__):
-        fix = "def __call__(self, text: str) -> str: ..."
-        problems.append(Problem(SIGNATURE, f"{name}: the class has no method __call__", fixes=(fix,)))
+    if problems:
         return []
     try:
         found = list(inspect.signature(called).parameters.values())
@@ -86,7 +115,7 @@ def _parameters(fn: object, called: Callable[..., Any], name: str, problems: lis
     if isinstance(fn, type) and not isinstance(inspect.getattr_static(fn, "__call__", None), staticmethod):
         found = found[1:]
     if isinstance(fn, type):
-        problems += _unmade(fn, name)
+        problems += [*_unmade(fn, name), *_not_set_up(fn, name)]
     return found
 
 
@@ -96,15 +125,37 @@ def _unmade(kind: type, name: str) -> list[Problem]:
         parameters = inspect.signature(kind).parameters.values()
     except (TypeError, ValueError):
         return []
-    needed = [
-        one.name
-        for one in parameters
-        if one.default is NOTHING and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
-    ]
+    needed = _needed(parameters)
     if not needed:
         return []
     message = f"{name}: its __init__ needs {', '.join(needed)}, and workers make the object without arguments"
     return [Problem(SIGNATURE, message, fixes=(f"give {needed[0]} a default, or load it in setup(self, worker)",))]
+
+
+def _not_set_up(kind: type, name: str) -> list[Problem]:
+    """What `setup` needs, beside the worker."""
+    setup = inspect.getattr_static(kind, "setup", None)
+    if setup is None or not callable(getattr(kind, "setup", None)):
+        return []
+    try:
+        parameters = list(inspect.signature(kind.setup).parameters.values())  # type: ignore[attr-defined]
+    except (TypeError, ValueError):
+        return []
+    needed = _needed(parameters if isinstance(setup, staticmethod | classmethod) else parameters[1:])
+    by_keyword = [one.name for one in parameters if one.kind is one.KEYWORD_ONLY and one.name in needed]
+    if len(needed) < 2 and not by_keyword:
+        return []
+    message = f"{name}: its setup needs {', '.join(needed)}, and workers give it one thing, the worker"
+    fix = "def setup(self, worker) or def setup(self); what it needs besides gets a default"
+    return [Problem(SIGNATURE, message, fixes=(fix,))]
+
+
+def _needed(parameters: Iterable[inspect.Parameter]) -> list[str]:
+    return [
+        one.name
+        for one in parameters
+        if one.default is NOTHING and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+    ]
 
 
 def _taken(
@@ -134,17 +185,29 @@ def _taken(
             )
         return []
     wanted = len(needed) if input_columns is None else len(input_columns)
-    if not wanted:
+    if not by_place and not rest:
+        problems.append(_takes_nothing(annotated, name, input_columns))
+    elif not wanted:
         message = f"{name}: no parameter without a default, so that it reads no column"
         fixes = (f"def {_word(name)}(text: str) -> str, where text is a column", 'or input_columns=["text"]')
         problems.append(Problem(SIGNATURE, message, fixes=fixes))
     elif not rest and not len(needed) <= wanted <= len(by_place):
         takes = f"{len(needed)} to {len(by_place)}" if len(by_place) > len(needed) else f"{len(needed)}"
         message = f"{name}: input_columns= has {wanted} names, the function takes {takes}"
-        names = [one.name for one, _ in needed]
+        names = [one.name for one, _ in needed or by_place[:1]]
         problems.append(Problem(SIGNATURE, message, fixes=(f"input_columns={names!r}",)))
     places = by_place[:wanted] if input_columns is not None else needed
     return places + rest * (wanted - len(places))
+
+
+def _takes_nothing(
+    annotated: list[tuple[inspect.Parameter, Any]], name: str, input_columns: Sequence[str] | None
+) -> Problem:
+    named = [one.name for one, _ in annotated if one.kind is inspect.Parameter.VAR_KEYWORD]
+    why = f"**{named[0]} gets none: columns are given by their place" if named else "it has no parameter"
+    columns = [column for column in input_columns or named if column.isidentifier()] or ["text"]
+    fix = f"def {_word(name)}({', '.join(f'{column}: str' for column in columns)}) -> str, of columns of the table"
+    return Problem(SIGNATURE, f"{name}: reads no column: {why}", fixes=(fix,))
 
 
 def _word(name: str) -> str:

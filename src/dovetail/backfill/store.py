@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
+import re
 import shutil
 import tempfile
 import uuid
@@ -22,11 +24,18 @@ SYNC_BYTES = 1 << 20
 """Records are smaller, and on the disk when `put` returns; parts are larger and would wait for slow disks, and of marks
 the name is all there is. No part is lost with a process that is killed, only some with a machine that is."""
 _TEMPORARY = ".tmp-"
+_LONGEST = 255 - len(".json")
+"""Of the names of files on any disk."""
+_SHORT = 100
 
 
 def folder_of(column: str) -> str:
     """A folder's name for whatever a column is called; `columns` is not one of them."""
-    return "c-" + quote(column, safe="")
+    name = "c-" + quote(column, safe="")
+    if len(name) <= _LONGEST:
+        return name
+    short = re.sub("%.?$", "", name[:_SHORT])  # not half of a quoted letter
+    return f"{short}={hashlib.sha256(column.encode()).hexdigest()[:32]}"  # no name that is quoted has a =
 
 
 class Store:

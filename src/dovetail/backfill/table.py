@@ -7,15 +7,17 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from dovetail.backfill.admission import check_fits
+from dovetail.backfill.aiming import aim_of
 from dovetail.backfill.asking import Asked, asked_of
 from dovetail.backfill.backfilling import Filling
-from dovetail.backfill.identity import identity_of
-from dovetail.backfill.lance_table import LanceTable
-from dovetail.backfill.lease import Lease
+from dovetail.backfill.lance_table import LanceTable, told_if_not_written
+from dovetail.backfill.lease import TAKEN
+from dovetail.backfill.leases import held
 from dovetail.backfill.mending import carry_errors, errors_of, retry
 from dovetail.backfill.records import (
     ColumnRecord,
     JobRecord,
+    Made,
     columns_read,
     forget_column,
     read_column,
@@ -23,16 +25,17 @@ from dovetail.backfill.records import (
     record_of,
     write_column,
 )
-from dovetail.backfill.store import Store
+from dovetail.backfill.store import Store, folder_of
 from dovetail.backfill.udf import Udf, load_udf
 from dovetail.backfill.udf import udf as make_udf
-from dovetail.backfill.work import Aim
+from dovetail.backfill.work import unknown_fragments
 from dovetail.errors import ConfigError, DovetailError, Problem, RunError, did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
+    from dovetail.backfill.aiming import Aim
     from dovetail.backfill.failures import RowError
     from dovetail.backfill.filled import Filled
     from dovetail.backfill.on_error import OnError, Retry
@@ -42,6 +45,8 @@ if TYPE_CHECKING:
 
 NO_COLUMN = "DT447"
 THERE = "DT448"
+LANCES_OWN = ("_rowid", "_rowaddr", "_rowoffset", "_row_created_at_version", "_row_last_updated_at_version")
+"""A column of such a name makes the table unreadable."""
 
 
 def table(uri: str | Path, storage_options: Mapping[str, str] | None = None) -> Table:
@@ -113,22 +118,25 @@ class Table:
         names = _names(column)
         found = self._newest()
         problems = [self._no_column(found, name) for name in names if name not in found.schema.names]
-        record = read_column(self._store, names[0])
-        if record is not None and set(record.columns) - set(names):
-            together = ", ".join(record.columns)
-            fix = f"table.drop({record.columns})"
-            problems.append(Problem(NO_COLUMN, f"{together} are filled together", fixes=(fix,), place=self.uri))
+        known = {name: read_column(self._store, name) for name in names}
+        records = {record.folder: record for record in known.values() if record is not None}.values()
+        for record in records:
+            if set(record.columns) - set(names):
+                together = ", ".join(record.columns)
+                fix = f"table.drop({record.columns})"
+                problems.append(Problem(NO_COLUMN, f"{together} are filled together", fixes=(fix,), place=self.uri))
         if problems:
             raise ConfigError(problems)
         try:
-            lease = Lease.take(self._store, names[0], _run_id(), wait=False, say=lambda _: None)
+            with told_if_not_written(self.uri), held(self._store, names, _run_id(), wait=False, say=lambda _: None):
+                found.drop_columns(names)
+                for record in records:
+                    forget_column(self._store, record)
         except RunError as error:
-            fix = "wait for its end, or end it"
-            raise RunError([replace(problem, fixes=(fix,)) for problem in error.problems]) from None
-        with lease:
-            found.drop_columns(names)
-        if record is not None:
-            forget_column(self._store, record)
+            taken = [replace(it, fixes=("wait for its end, or end it",)) for it in error.problems if it.code == TAKEN]
+            raise RunError(taken or error.problems) from None
+        for name in names:
+            self._store.delete_folder(folder_of(name))
 
     # --- filling
 
@@ -156,6 +164,7 @@ class Table:
         concurrency: int | None = None,
         intra_applier_concurrency: int | None = None,
         num_frags: int | None = None,
+        **unknown: Any,
     ) -> Filled:
         """Fills a column: computes what is not computed yet, on worker processes, and commits while it goes.
 
@@ -174,16 +183,16 @@ class Table:
         `concurrency`, `intra_applier_concurrency` and `num_frags` are other spellings of `workers`, `slots` and
         `fragments`.
         """
-        given = {name: value for name, value in locals().items() if name not in ("self", "column", "udf")}
-        asked = asked_of(given)
+        how = {name: value for name, value in locals().items() if name not in ("self", "column", "udf", "unknown")}
+        asked = asked_of(how | unknown)
         ready, function, record = self._ready(column, udf, asked)
-        aim = self._aim(ready, function, record, asked)
-        run = _run_id()
-        masked = asked.where is not None or bool(_not_null(ready, record.columns))  # deleted rows keep what they have
-        filling = Filling(ready, self._store, function, aim, asked, run, masked, record.rate)
+        aim = aim_of(ready, function, record, asked)
+        filling = Filling(ready, self._store, function, aim, asked, _run_id(), record.rate, tuple(record.inputs))
         filling.renew = lambda: self._renewed(ready, function, record, asked)
         filling.finished = lambda: self._finished(record, filling.rate, asked)
-        return filling.fill()
+        filling.failed_before = lambda: len(errors_of(self._newest(), self._store, record))
+        with told_if_not_written(self.uri):
+            return filling.fill()
 
     def _ready(
         self, column: str | Sequence[str], udf: Udf | Callable[..., Any] | str | None, asked: Asked
@@ -196,7 +205,7 @@ class Table:
         if record is not None and names[0] in record.columns and len(names) < len(record.columns):
             names = record.columns
         problems = function.check(found.schema, names)
-        problems += self._where_problems(found, asked.where)
+        problems += self._where_problems(found, asked.where) + unknown_fragments(found, asked.fragments)
         problems += self._skip_problems(found, names, asked.on_error or function.on_error)
         if problems:
             raise ConfigError(problems)
@@ -245,30 +254,17 @@ class Table:
         before = read_column(self._store, record.columns[0])
         if before is not None:
             record.goes_on_from(before)
-        if asked.recompute:
+        if asked.recompute and not asked.anew:
             record.begin_again(asked.where)
+        aim = aim_of(found, udf, record, asked)
+        record.remember(aim.identity, Made(aim.inputs, aim.where, record.generation_of(aim.where)))
         write_column(self._store, record)
-        aim = self._aim(found, udf, record, asked)
         if asked.where is not None:
             carry_errors(now, self._store, record, aim)
         return aim
 
-    def _aim(self, found: LanceTable, udf: Udf, record: ColumnRecord, asked: Asked) -> Aim:
-        outputs = [(name, str(found.schema.field(name).type)) for name in record.columns]
-        version = record.counts_as(udf.version)
-        identity = identity_of(outputs, version, record.inputs, asked.where, record.generation_of(asked.where))
-        return Aim(
-            record.folder,
-            tuple(record.columns),
-            tuple(record.inputs),
-            identity,
-            identity,
-            asked.where,
-            asked.fragments,
-        )
-
     def _finished(self, record: ColumnRecord, rate: float | None, asked: Asked) -> None:
-        changed = replace(record, rate=rate or record.rate)
+        changed = replace(record, rate=(rate if asked.where is None else None) or record.rate)
         if asked.fragments is None:
             changed.end_again(asked.where)
         if changed != record:
@@ -294,10 +290,11 @@ class Table:
         if record is not None and names[0] in record.columns:
             names = record.columns
         problems = function.check(found.schema, names) + self._where_problems(found, asked.where)
+        problems += unknown_fragments(found, asked.fragments)
         if problems:
             raise ConfigError(problems)
         now = record_of(function, names, columns_read(function, found.schema.names, names), record)
-        if asked.recompute:
+        if asked.recompute and not asked.anew:
             now.begin_again(asked.where)
         return planned(found, self._store, function, now, asked, sample=sample)
 
@@ -305,7 +302,7 @@ class Table:
 
     def errors(self, column: str) -> list[RowError]:
         """The rows that were set aside: address, exception type, message, traceback."""
-        return errors_of(self._newest(), self._store, self._record(column))
+        return errors_of(self._newest(), self._store, self._record(_name(column)))
 
     def retry_errors(self, column: str, udf: Udf | Callable[..., Any] | str | None = None, **how: Any) -> Filled:
         """Computes the rows of `errors(column)` again, and no others, with the function as it is now. Arguments as
@@ -315,17 +312,18 @@ class Table:
             message = f"retry_errors has no {', '.join(wrong)}: it computes the rows that failed"
             raise ConfigError(Problem("DT437", message, fixes=(f'table.backfill("{column}", {wrong[0]}=...)',)))
         asked = asked_of(how)
-        record = self._record(column)
+        record = self._record(_name(column))
         found = self._newest()
         function = _udf(udf) if udf is not None else self._kept_udf(found, column, record)
         problems = function.check(found.schema, record.columns)
         if problems:
             raise ConfigError(problems)
-        return retry(found, self._store, function, record, asked, _run_id())
+        with told_if_not_written(self.uri):
+            return retry(found, self._store, function, record, asked, _run_id())
 
     def history(self, column: str | None = None) -> list[JobRecord]:
         """Every backfill of a column, or of all; the oldest first."""
-        return read_jobs(self._store, None if column is None else self._record(column).columns[0])
+        return read_jobs(self._store, None if column is None else self._record(_name(column)).columns[0])
 
     def _record(self, column: str) -> ColumnRecord:
         record = read_column(self._store, column)
@@ -342,12 +340,25 @@ class Table:
 
 
 def _names(column: str | Sequence[str]) -> list[str]:
-    names = [column] if isinstance(column, str) else list(column)
-    given: list[object] = list(names)
-    if not names or not all(isinstance(name, str) and name for name in given) or len({*names}) != len(names):
+    given: object = column
+    names = [given] if isinstance(given, str) else list(given) if isinstance(given, list | tuple) else []
+    if not names or not all(isinstance(name, str) and name for name in names) or len({*names}) != len(names):
         message = f"{column!r} is not the name of a column, nor a list of different names"
-        raise ConfigError(Problem(NO_COLUMN, message, fixes=('table.backfill("n")',)))
+        raise ConfigError(Problem(NO_COLUMN, message, fixes=('table.backfill("n", udf)',)))
+    kept = [name for name in names if name in LANCES_OWN]
+    if kept:
+        message = f"{', '.join(map(repr, kept))} is a name that Lance keeps for itself"
+        raise ConfigError(Problem(NO_COLUMN, message, fixes=(f'"{kept[0].strip("_")}"',)))
     return names
+
+
+def _name(column: str) -> str:
+    """Of one that is there."""
+    given: object = column
+    if isinstance(given, str):
+        return given
+    message = f"{column!r} is not the name of a column"
+    raise ConfigError(Problem(NO_COLUMN, message, fixes=('table.errors("n")',)))
 
 
 def _not_null(found: LanceTable, names: Sequence[str]) -> list[str]:

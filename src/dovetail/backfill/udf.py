@@ -6,14 +6,16 @@ with `__call__` and perhaps `setup`. What it gives can be called as before, in u
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import inspect
+import re
 import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack, overload
+from typing import TYPE_CHECKING, Any, Unpack, cast, overload
 
 from dovetail.backfill.on_error import OnError, Retry, on_error_of
 from dovetail.backfill.options import Asked, Options, checked
@@ -30,16 +32,19 @@ if TYPE_CHECKING:
 __all__ = ["OnError", "Retry", "Udf", "load_udf", "on_error_of", "udf"]
 
 NOT_FOUND = "DT443"
+MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
+NOT_GIVEN = object()
+"""`@dt.udf(...)`, whose function comes later; None is none."""
 
 
 @overload
 def udf(fn: Callable[..., Any] | type, **options: Unpack[Asked]) -> Udf: ...
 @overload
-def udf(fn: None = None, **options: Unpack[Asked]) -> Callable[[Callable[..., Any] | type], Udf]: ...
+def udf(**options: Unpack[Asked]) -> Callable[[Callable[..., Any] | type], Udf]: ...
 
 
 def udf(
-    fn: Callable[..., Any] | type | None = None,
+    fn: Callable[..., Any] | type | object = NOT_GIVEN,
     *,
     cpus: float | None = None,
     gpus: float | None = None,
@@ -92,10 +97,12 @@ def udf(
         "num_gpus": num_gpus,
     }
     options, problems = checked(given, unknown)
-    problems += _wrong_function(fn) if fn is not None else []
+    problems += _wrong_function(fn) if fn is not NOT_GIVEN else []
     if problems:
         raise ConfigError(problems)
-    return functools.partial(_made, options) if fn is None else Udf(fn, options)
+    if fn is NOT_GIVEN:
+        return functools.partial(_made, options)
+    return Udf(cast("Callable[..., Any]", fn), options)
 
 
 def _made(options: Options, fn: Callable[..., Any] | type) -> Udf:
@@ -202,6 +209,8 @@ class Udf:
         """(name of the field, pyarrow type); one, named "", unless it gives a NamedTuple. ConfigError: nobody said."""
         from dovetail.backfill.checking import outputs_of
 
+        if self.signature.hopeless:
+            raise ConfigError(self.signature.problems)
         found, problems = outputs_of(self)
         if problems:
             raise ConfigError(problems)
@@ -211,6 +220,8 @@ class Udf:
         """Everything that hinders it from filling these columns of a table with this schema."""
         from dovetail.backfill.checking import check
 
+        if self.signature.hopeless:
+            return list(self.signature.problems)
         return check(self, schema, columns)
 
     @property
@@ -318,11 +329,25 @@ def load_udf(reference: str) -> Udf:
     """The UDF at "package.module:name"; functions and classes that are none are made one. The current folder can be
     imported from. ConfigError: there is nothing, or it cannot be imported."""
     module, _, path = str(reference).partition(":")
-    if not module or not path:
+    if not path or not MODULE.fullmatch(module) or module.endswith(".py"):
         message = f"{shown(reference)} is not the module and name of a function"
-        raise ConfigError(Problem(NOT_FOUND, message, fixes=("package.module:name",)))
+        raise ConfigError(Problem(NOT_FOUND, message, fixes=(_meant(str(reference)),)))
     _from_here()
     return _looked_up(reference)
+
+
+def _meant(reference: str) -> str:
+    """What somebody means who writes the path of a file, or a dot for the colon."""
+    place, _, name = reference.partition(":")
+    file = place.endswith(".py") or "/" in place
+    if file:
+        path = Path(place)
+        path = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+        parts = path.with_suffix("").parts if path.suffix == ".py" else path.parts
+        place = parts[-1] if path.is_absolute() else ".".join(part for part in parts if part != "..")
+    if not name and not file:
+        place, _, name = place.rpartition(".")
+    return f"{place}:{name or 'name'}" if MODULE.fullmatch(place) else "package.module:name"
 
 
 def _looked_up(reference: str) -> Udf:
@@ -354,7 +379,8 @@ def _from_here() -> None:
 
 def _imported(module: str, reference: str) -> Any:
     try:
-        return importlib.import_module(module)
+        with contextlib.redirect_stdout(sys.stderr):  # which may be piped into something that reads JSON
+            return importlib.import_module(module)
     except ModuleNotFoundError as error:
         missing = error.name or ""
         if missing == module or module.startswith(f"{missing}."):
@@ -365,11 +391,11 @@ def _imported(module: str, reference: str) -> Any:
         raise _raised(reference, error) from error
     except DovetailError as error:
         raise ConfigError(replace(one, place=one.place or reference) for one in error.problems) from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _raised(reference, error) from error
 
 
-def _raised(reference: str, error: Exception) -> ConfigError:
+def _raised(reference: str, error: BaseException) -> ConfigError:
     module = reference.partition(":")[0]
     message = f"{reference}: its module cannot be imported: {type(error).__name__}: {error}"
     return ConfigError(Problem(NOT_FOUND, message, fixes=(f'python -c "import {module}" shows where',)))

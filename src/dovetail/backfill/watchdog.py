@@ -56,10 +56,9 @@ class Watchdog:
             with self._changed:
                 self._values, self._until = None, inf
 
-    def begin(self, row: int, rows: int, timeout_s: float) -> None:
-        """A call of `rows` rows from `row` on begins."""
-        allowed = timeout_s * rows
-        end = monotonic() + allowed + grace_s(allowed)
+    def begin(self, row: int, rows: int, allowed_s: float) -> None:
+        """A call of `rows` rows from `row` on begins, and may take that long."""
+        end = monotonic() + allowed_s + grace_s(allowed_s)
         with self._changed:
             self._ends[row] = (end, rows)
             self._wake(end)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import uuid
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from dovetail.backfill.identity import filled_by, inputs_hash, is_done
+from dovetail.backfill.identity import filled_by, is_done
 from dovetail.backfill.job import Task
 from dovetail.backfill.lance_table import NewFile
 from dovetail.backfill.parts import parts_folder
@@ -14,39 +14,14 @@ from dovetail.backfill.ranges import found_in, gaps
 from dovetail.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Sequence
 
+    from dovetail.backfill.aiming import Aim
     from dovetail.backfill.lance_table import Fragment, LanceTable
     from dovetail.backfill.store import Store
 
 EMPTY_ROWS = 8_192
 """Of one batch without values."""
-
-
-@dataclass(frozen=True, slots=True)
-class Aim:
-    """Which columns, by which function, for which rows: what decides about done and not done."""
-
-    folder: str
-    columns: tuple[str, ...]
-    inputs: tuple[str, ...]
-    identity: str
-    parts: str
-    where: str | None = None
-    fragments: int | tuple[int, ...] | None = None
-    only: Mapping[int, tuple[int, ...]] | None = None
-    """Fragment -> rows to compute once more; others are left alone."""
-
-    def fields(self, table: LanceTable) -> tuple[int, ...]:
-        """In the order of the columns, as data files have them."""
-        ids = table.field_ids()
-        return tuple(ids[name] for name in self.columns)
-
-    def inputs_of(self, table: LanceTable, fragment: Fragment) -> str:
-        """The hash of the files from which it is computed."""
-        ids = table.field_ids()
-        names = {*self.inputs, *(table.columns_in(self.where) if self.where is not None else ())} - {*self.columns}
-        return inputs_hash(fragment, {ids[name] for name in names if name in ids})
 
 
 @dataclass(slots=True)
@@ -80,7 +55,10 @@ def work_in(table: LanceTable, store: Store, aim: Aim) -> Work:
         only = None if aim.only is None else aim.only.get(fragment.id, ())
         if only == () or not fragment.rows:
             continue
-        if only is None and is_done(fragment, aim.identity, inputs, fields):
+        done = is_done(fragment, aim.identity, inputs, fields)
+        if only is not None and not done:  # others filled it since, or its input changed: its errors are history
+            continue
+        if only is None and done and not aim.anew:
             work.done_fragments += 1
             work.done_rows += fragment.rows - fragment.deleted
             continue
@@ -89,30 +67,23 @@ def work_in(table: LanceTable, store: Store, aim: Aim) -> Work:
         _note_what_is_there(work, fragment, fields, aim)
         work.fragments += 1
         work.rows += fragment.rows
-        names = store.names(f"{folder}/{fragment.id}-{inputs}") if f"{fragment.id}-{inputs}" in begun else ()
-        _add(work, fragment, inputs, only, names, fields, masked=aim.where is not None or only is not None)
+        before = aim.before_of(table, fragment)
+        whole = Task(fragment.id, fragment.rows, inputs, 0, fragment.rows, only, before)
+        _add(work, whole, store.names(f"{folder}/{whole.key}") if whole.key in begun else (), fields)
     return work
 
 
-def _add(
-    work: Work,
-    fragment: Fragment,
-    inputs: str,
-    only: tuple[int, ...] | None,
-    names: Sequence[str],
-    fields: tuple[int, ...],
-    *,
-    masked: bool,
-) -> None:
+def _add(work: Work, whole: Task, names: Sequence[str], fields: tuple[int, ...]) -> None:
     found = found_in(names)
-    if found.finished and not masked:  # with a condition it has the other rows as they were then
-        work.files.append(NewFile(fragment.id, found.finished[0], fields, inputs))
-        work.kept += fragment.rows
+    finished = [name for name, before in found.finished if before == whole.before]
+    if finished:
+        work.files.append(NewFile(whole.fragment, finished[0], fields, whole.inputs, before=whole.before))
+        work.kept += whole.rows
         return
-    missing = gaps(found.parts, 0, fragment.rows)
-    work.kept += fragment.rows - sum(stop - start for start, stop in missing)
-    for start, stop in missing or [(fragment.rows, fragment.rows)]:  # only its file is missing
-        work.tasks.append(Task(fragment.id, fragment.rows, inputs, start, stop, only))
+    missing = gaps(found.parts, 0, whole.rows)
+    work.kept += whole.rows - sum(stop - start for start, stop in missing)
+    for start, stop in missing or [(whole.rows, whole.rows)]:  # only its file is missing
+        work.tasks.append(replace(whole, start=start, stop=stop))
 
 
 def _is_unnamed(table: LanceTable, fragment: Fragment, aim: Aim) -> bool:
@@ -161,12 +132,18 @@ def _chosen(table: LanceTable, aim: Aim) -> Sequence[Fragment]:
     fragments = table.fragments()
     if aim.fragments is None or isinstance(aim.fragments, int):
         return fragments
+    problems = unknown_fragments(table, aim.fragments)
+    if problems:
+        raise ConfigError(problems)
     by_id = {fragment.id: fragment for fragment in fragments}
-    missing = [number for number in aim.fragments if number not in by_id]
-    if missing:
-        known = ", ".join(map(str, list(by_id)[:10])) + (", ..." if len(by_id) > 10 else "")
-        message = f"the table has no fragment {', '.join(map(str, missing))}"
-        raise ConfigError(
-            Problem("DT437", message, (f"it has {len(by_id)}: {known}",), (f"fragments={list(by_id)[:1]}",))
-        )
     return [by_id[number] for number in aim.fragments]
+
+
+def unknown_fragments(table: LanceTable, wanted: int | tuple[int, ...] | None) -> list[Problem]:
+    there = [fragment.id for fragment in table.fragments()]
+    missing = [number for number in wanted if number not in {*there}] if isinstance(wanted, tuple) else []
+    if not missing:
+        return []
+    known = ", ".join(map(str, there[:10])) + (", ..." if len(there) > 10 else "")
+    message = f"the table has no fragment {', '.join(map(str, missing))}"
+    return [Problem("DT437", message, (f"it has {len(there)}: {known}",), (f"fragments={there[:1]}",))]

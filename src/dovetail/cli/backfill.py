@@ -14,17 +14,19 @@ import click
 from click.core import ParameterSource
 
 import dovetail as dt
+from dovetail.backfill.asking import asked_or_problems
+from dovetail.backfill.udf import load_udf
 from dovetail.cli.backfill_words import as_typed, typed
 from dovetail.cli.engines import LOCAL, contradiction, engine_option
 from dovetail.errors import Problem
 from dovetail.observe.words import counted
-from dovetail.running.arguments import check_share
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from dovetail.backfill.filled import Filled
     from dovetail.backfill.table import Table
+    from dovetail.backfill.udf import Udf
 
 ACTIONS = ("plan", "errors", "retry_errors", "history", "drop")
 """Instead of filling it."""
@@ -35,6 +37,7 @@ FILLING: tuple[str, ...] = (
     *("udf", "workers", "batch_size", "slots", "on_error", "retry", "max_errors", "timeout", "commit_every"),
     *("engine", "cluster", "share", "env_from", "no_wait", "as_json"),
 )
+NUMBERS = ("batch_size", "max_errors", "timeout", "commit_every", "share")
 WHICH = ("where", "fragments", "recompute")
 TAKES: dict[str, tuple[str, ...]] = {
     "": (*FILLING, *WHICH),
@@ -95,9 +98,9 @@ Exit codes: 0 finished, 1 a row or the run failed, 2 usage or configuration, 3 d
 @click.option("--max-errors", metavar="N|P%", help="End when more rows, or a larger share, failed.")
 @click.option("--timeout", metavar="30s", help="How long one row may take.")
 @click.option("--commit-every", metavar="10s", help="How often finished fragments are shown to readers.")
-@engine_option(LOCAL)
+@engine_option(LOCAL, later=True)
 @click.option("--cluster", metavar="SPEC", help="What may be used: a spec, a file, or auto (this machine).")
-@click.option("--share", type=float, metavar="FRACTION", help="Use at most this part of a cluster: 0.5 is half.")
+@click.option("--share", metavar="FRACTION", help="Use at most this part of a cluster: 0.5 is half.")
 @click.option("--env-from", multiple=True, metavar="NAME", help="Send this variable to the workers; may be repeated.")
 @click.option("--no-wait", is_flag=True, help="If somebody else fills the column: fail instead of waiting.")
 @click.option(
@@ -116,19 +119,23 @@ def backfill(context: click.Context, /, table: str, column: str | None, **option
     """Fill COLUMN of the Lance table TABLE by a function: what is not computed yet, visible while it goes. Several
     columns that one function gives are written a,b."""
     said = {name for name in context.params if context.get_parameter_source(name) is not ParameterSource.DEFAULT}
-    action = _action(options, said, column)
-    how, storage = _how(options)
-    words = as_typed(table, column or "COLUMN")
+    problems: list[Problem] = []
+    action = _action(options, said, column, problems)
+    words = as_typed(table, column or "COLUMN", filling=action in ("", "plan"))
+    how, storage = _how(options, problems)
     try:
-        found = dt.table(table, storage)
-        names = _names(found, column)
-        _DO[action](found, names, how, options | {"again": typed(table, column)})
+        function = _function(options["udf"], problems)
+        found, names = _found(table, storage, column, problems)
+        problems += _wrong_names(table, column, names, options["udf"]) if found is not None else []
+        if found is None or problems:
+            raise dt.ConfigError(problems)
+        _DO[action](found, names, how, options | {"udf": function, "again": typed(table, column)})
     except dt.DovetailError as error:
         raise words(error) from None
 
 
-def _action(options: dict[str, Any], said: set[str], column: str | None) -> str:
-    """Which of them; "" is to fill. Everything that does not go together is one error."""
+def _action(options: dict[str, Any], said: set[str], column: str | None, problems: list[Problem]) -> str:
+    """Which of them; "" is to fill."""
     actions = [name for name in ACTIONS if options[name]]
     action = actions[0] if actions else ""
     found = [f"{' and '.join(map(_option, actions))} do not go together"] if len(actions) > 1 else []
@@ -140,9 +147,8 @@ def _action(options: dict[str, Any], said: set[str], column: str | None) -> str:
     for other, name in OTHERS.items():
         if options[other] is not None and options[name] is not None and options[other] != options[name]:
             found.append(f"{_option(name)} and {_option(other)} are the same, and differ")
-    if found:
-        raise dt.ConfigError(Problem("DT367", message, fixes=("leave one of them out",)) for message in found)
-    if column is None and action != "history":
+    problems += [Problem("DT367", message, fixes=("leave one of them out",)) for message in found]
+    if not found and column is None and action != "history":
         raise click.MissingParameter(param_type="argument", param_hint="COLUMN")
     return action
 
@@ -154,21 +160,50 @@ def _option(name: str) -> str:
 # --- what is typed, as `dt.table` and its methods take it
 
 
-def _how(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+def _how(options: dict[str, Any], problems: list[Problem]) -> tuple[dict[str, Any], dict[str, str]]:
     """The arguments of `Table.backfill`, of those that were typed, and the storage options."""
-    values = options | {name: options[other] for other, name in OTHERS.items() if options[other] is not None}
-    problems = contradiction(values["engine"], values["cluster"])
-    storage = _storage(values["storage_options"], problems)
-    how = {name: values[name] for name in ("where", "timeout", "engine", "cluster", "share")}
-    how |= {"workers": _workers(values["workers"]), "fragments": _fragments(values["fragments"])}
-    how |= {name: _number(values[name]) for name in ("batch_size", "slots", "max_errors", "commit_every")}
-    how["on_error"] = _on_error(values["on_error"], values["retry"], problems)
+    how = {name: options[name] for name in ("where", "engine", "cluster")}
+    how |= {name: _number(options[name]) for name in NUMBERS}
+    for ours, read in (("workers", _workers), ("slots", _number), ("fragments", _fragments)):
+        theirs = next(other for other, name in OTHERS.items() if name == ours)
+        name = theirs if options[ours] is None else ours
+        how[name] = read(options[name])
+    problems += contradiction(options["engine"], options["cluster"])
+    storage = _storage(options["storage_options"], problems)
+    how["on_error"] = _on_error(options["on_error"], options["retry"], problems)
     how = {name: value for name, value in how.items() if value is not None}
-    if problems:
-        raise dt.ConfigError(problems)
-    check_share(values["engine"], values["share"], values["env_from"])
-    how |= {"recompute": True} if values["recompute"] else {}
-    return how | {"wait": not values["no_wait"], "env_from": values["env_from"]}, storage
+    how |= {"recompute": True} if options["recompute"] else {}
+    how |= {"wait": not options["no_wait"], "env_from": options["env_from"]}
+    problems += asked_or_problems(how)[1]
+    return how, storage
+
+
+def _function(reference: str | None, problems: list[Problem]) -> Udf | None:
+    try:
+        return None if reference is None else load_udf(reference)
+    except dt.ConfigError as error:
+        problems += error.problems
+        return None
+
+
+def _found(
+    address: str, storage: dict[str, str], column: str | None, problems: list[Problem]
+) -> tuple[Table | None, list[str]]:
+    try:
+        table = dt.table(address, storage)
+        return table, _names(table, column)
+    except dt.ConfigError as error:
+        problems += error.problems
+        return None, []
+
+
+def _wrong_names(address: str, column: str | None, names: list[str], udf: str | None) -> list[Problem]:
+    if column is None or (all(names) and len({*names}) == len(names)):
+        return []
+    message = f"{column!r} is not the name of a column, nor different names with commas"
+    good = ",".join(name for name in dict.fromkeys(names) if name) or "length"
+    fix = shlex.join(["dovetail", "backfill", address, good, *(() if udf is None else ("--udf", udf))])
+    return [Problem("DT447", message, fixes=(fix,))]
 
 
 def _storage(given: tuple[str, ...], problems: list[Problem]) -> dict[str, str]:

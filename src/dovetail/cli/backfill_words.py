@@ -14,7 +14,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 UDF = "--udf package.module:function"
-OPTIONS = ("workers", "batch_size", "slots", "where", "fragments", "on_error", "max_errors", "timeout", "commit_every")
+ELSEWHERE = "dt.simulate("
+"""What no command of this name does."""
+OPTIONS: tuple[str, ...] = (
+    *("workers", "batch_size", "slots", "where", "fragments", "on_error", "max_errors", "timeout", "commit_every"),
+    *("engine", "share", "env_from", "concurrency", "intra_applier_concurrency", "num_frags"),
+)
 CALLS = {
     r'table\.backfill\("([^"]*)", on_error="skip"\)': "--on-error skip",
     r"table\.(backfill|add_column)\((\"[^\"]*\"|\[[^\]]*\]), \w+\)": UDF,
@@ -23,6 +28,10 @@ CALLS = {
     r'table\.errors\("([^"]*)"\)': "HERE --errors",
     r'table\.history\("([^"]*)"\)': "HERE --history",
     r'table\.retry_errors\("([^"]*)"\)': "HERE --retry-errors",
+    r"Retry\(('[^']*')\): is not": "--retry VALUE is not",
+    r"^Retry\(ConnectionError, TimeoutError\)$": "--retry ConnectionError --retry TimeoutError",
+    r"^then=": "on_error=",
+    r"^([\w.]+:[\w.]+)$": "--udf VALUE",
     r"table\.drop\((\"[^\"]*\"|'[^']*'|\[[^\]]*\])\)": "DROP",
 }
 SAID = re.compile(rf"({'|'.join(OPTIONS)})=('[^']*'|\"[^\"]*\"|\[[^\]]*\]|\([^)]*\)|\S+)(| .*)")
@@ -37,6 +46,10 @@ PHRASES = {
     '"skip": the row is NULL and in errors(column)': "--on-error skip: the row is NULL, and --errors lists it",
     'Retry(ConnectionError, times=3, backoff="1s", then="skip")': "--retry ConnectionError --on-error skip",
     "(least, most)": "LO-HI",
+    'engine="ray", "ray:auto" or "ray:HOST:PORT"': "--engine ray, --engine ray:auto or --engine ray:HOST:6379",
+    'engine="ray:auto" (--engine ray:auto)': "--engine ray:auto",
+    "leave share out": "leave --share out",
+    'cluster="1x(4cpu, 8GB)" (--cluster)': '--cluster "1x(4cpu, 8GB)"',
 }
 
 
@@ -54,16 +67,22 @@ def typed(table: str, column: str | None) -> Callable[[str], str]:
     return change
 
 
-def as_typed(table: str, column: str) -> Callable[[dt.DovetailError], dt.DovetailError]:
+def as_typed(table: str, column: str, *, filling: bool = True) -> Callable[[dt.DovetailError], dt.DovetailError]:
     """Errors in those words. What was raised as two types at once is ours alone: others have ideas about theirs (of an
-    EOFError click makes an interruption)."""
+    EOFError click makes an interruption). `filling`: what was typed can have a --udf."""
     change = typed(table, column)
+
+    def fixes(problem: dt.Problem) -> tuple[str, ...]:
+        found = [change(fix) for fix in problem.fixes if not fix.startswith(ELSEWHERE)]
+        if filling:
+            return tuple(found)
+        filled = f"{shlex.join(['dovetail', 'backfill', table, column])} {UDF}"
+        new = any(fix.startswith("table.add_column(") for fix in problem.fixes)
+        return tuple(fix if fix != UDF else filled for fix in found if fix != UDF or not new)
 
     def changed(error: dt.DovetailError) -> dt.DovetailError:
         kind = dt.RunError if isinstance(error, dt.RowFailed) else type(error)
-        return kind(
-            replace(one, message=change(one.message), fixes=tuple(map(change, one.fixes))) for one in error.problems
-        )
+        return kind(replace(one, message=change(one.message), fixes=fixes(one)) for one in error.problems)
 
     return changed
 
@@ -71,6 +90,7 @@ def as_typed(table: str, column: str) -> Callable[[dt.DovetailError], dt.Dovetai
 def _command(words: str, table: str, column: str | None, found: re.Match[str]) -> str:
     names = ",".join(re.findall(r"[\"']([^\"']*)[\"']", found[0])) or column or ""
     here = shlex.join(["dovetail", "backfill", table, names])
+    words = words.replace("VALUE", found[1] if found.lastindex else "")
     return words.replace("HERE", here).replace("DROP", f"{here} --drop")
 
 
@@ -78,6 +98,8 @@ def _value(text: str) -> str:
     """A value of Python as a shell takes it."""
     if re.fullmatch(r"\(\S+, \S+\)", text):
         return text[1:-1].replace(", ", "-")
+    if re.fullmatch(r"\[(\"[^\"]*\"|'[^']*')\]", text):
+        return text[2:-2]
     if text.startswith("[") and text.endswith("]"):
         return f"{text[1:-1].replace(' ', '')},"
     return shlex.quote(text[1:-1]) if len(text) > 1 and text[0] == text[-1] and text[0] in "\"'" else text

@@ -91,14 +91,15 @@ def engine_of(
     raise dt.ConfigError(dt.Problem("DT331", f"there is no engine {value!r}{hint}", fixes=fixes))
 
 
-def engine_option(*allowed: str, or_none: bool = False) -> Callable[[Any], Any]:
-    """`--engine` with these, and with Ray; `or_none`: None says that nobody has typed it."""
+def engine_option(*allowed: str, or_none: bool = False, later: bool = False) -> Callable[[Any], Any]:
+    """`--engine` with these, and with Ray; `or_none`: None says that nobody has typed it; `later`: who takes it says
+    what is wrong with it, together with all else."""
     return click.option(
         "--engine",
         default=None if or_none else LOCAL,
         show_default=LOCAL if or_none else True,
         metavar="ENGINE",
-        callback=partial(engine_of, allowed),
+        callback=None if later else partial(engine_of, allowed),
         help=f"{'sim, ' if SIMULATED in allowed else ''}{HELP}.",
     )
 

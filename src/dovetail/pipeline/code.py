@@ -20,14 +20,12 @@ import sys
 from types import CodeType, FunctionType, MethodType
 from typing import TYPE_CHECKING
 
+from dovetail.pipeline.held_data import LARGE, PLAIN, told_data, told_large
 from dovetail.pipeline.stage import Each
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-PLAIN = (type(None), bool, int, float, complex, str, bytes)
-LARGE = 1000
-"""Of larger containers only the kind and the length count."""
 DEPTH = 8
 DIGITS = 20
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -127,7 +125,7 @@ def _members(kind: type, depth: int) -> str:
 
 
 def _value(value: object, depth: int) -> str:
-    """Of plain data all of it, of code the code, of objects their class and what they hold, of others the type."""
+    """Of data all of it, of code the code, of objects their class and what they hold, of others the type."""
     if isinstance(value, PLAIN):
         return repr(value)
     if depth <= 0:
@@ -140,16 +138,25 @@ def _value(value: object, depth: int) -> str:
         return _told(value, depth)
     if inspect.ismodule(value) or inspect.isbuiltin(value):
         return f"name {value.__name__}"
-    held = getattr(value, "__dict__", None)
-    if not isinstance(held, dict) or _is_installed(type(value).__module__):
-        return f"a {type(value).__module__}.{type(value).__qualname__}"
+    held = _held(value)
+    if held is None or _is_installed(type(value).__module__):
+        return told_data(value) or f"a {type(value).__module__}.{type(value).__qualname__}"
     return f"object({_class(type(value), depth - 1)}, {_container(held, depth - 1)})"
+
+
+def _held(value: object) -> dict[object, object] | None:
+    """What an object has, also in slots; None: it has nothing that can be seen."""
+    held = getattr(value, "__dict__", None)
+    own = [kind for kind in type(value).__mro__ if not _is_installed(kind.__module__)]
+    names = [name for kind in own for name, it in vars(kind).items() if inspect.ismemberdescriptor(it)]
+    slots: dict[object, object] = {name: getattr(value, name) for name in names if hasattr(value, name)}
+    return {**held, **slots} if isinstance(held, dict) else slots or None
 
 
 def _container(value: dict[object, object] | list[object] | tuple[object, ...] | Iterable[object], depth: int) -> str:
     kind = type(value).__name__
     if len(value) > LARGE:  # type: ignore[arg-type]
-        return f"{kind} of {len(value)}"  # type: ignore[arg-type]
+        return told_large(value)
     if isinstance(value, dict):
         told = [f"{_value(key, depth - 1)}: {_value(item, depth - 1)}" for key, item in value.items()]
     else:

@@ -1,0 +1,63 @@
+"""Which records of rows that failed say nothing any more?"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dovetail.backfill.parts import errors_folder, parts_folder
+from dovetail.backfill.ranges import found_in, gaps
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+    from dovetail.backfill.aiming import Aim
+    from dovetail.backfill.store import Store
+    from dovetail.backfill.work import Work
+
+RETRIED = "-again-"
+"""Between the identity of what failed and that of the attempt to mend it."""
+BEFORE = "before"
+"""In the name of a record of rows that failed earlier, and that this backfill does not compute."""
+
+
+def forget_what_is_computed(store: Store, aim: Aim, work: Work) -> None:
+    """Rows that are about to be computed may succeed this time; those that lie in parts are not computed again."""
+    folder = errors_folder(aim.folder, aim.parts)
+    keys = {str(task.fragment): task.key for task in work.tasks}
+    for name in store.names(folder):
+        key, _, rest = name.partition(".")
+        now = keys.get(key.partition("-")[0])
+        if now is None or (key == now and rest.startswith(f"{BEFORE}.")):
+            continue
+        if key != now or not _is_kept(store, f"{parts_folder(aim.folder, aim.parts)}/{key}", rest):
+            store.delete(f"{folder}/{name}")
+
+
+def _is_kept(store: Store, folder: str, rest: str) -> bool:
+    pieces = rest.split(".")
+    rows = [int(piece) for piece in pieces[:2] if piece.isdecimal()]
+    return len(rows) == 2 and not gaps(found_in(store.names(folder)).parts, *rows)
+
+
+def forget_what_was_before(store: Store, aim: Aim, committed: Mapping[int, str]) -> None:
+    """Fragments have values of this aim now, from the input files given: what was told of earlier ones is history."""
+    for identity in store.folders(f"{aim.folder}/errors"):
+        folder = errors_folder(aim.folder, identity)
+        for name in store.names(folder) if RETRIED not in identity else ():
+            number, _, inputs = name.partition(".")[0].partition("-")
+            now = committed.get(int(number)) if number.isdecimal() else None
+            if now is not None and (identity, inputs) != (aim.identity, now):
+                store.delete(f"{folder}/{name}")
+
+
+def forget_fragments(store: Store, aim: Aim, there: Collection[int]) -> None:
+    """Those that the table has no more; and attempts to mend that came to their end."""
+    for identity in store.folders(f"{aim.folder}/errors"):
+        folder = errors_folder(aim.folder, identity)
+        if aim.only is not None and identity.startswith(f"{aim.identity}{RETRIED}"):
+            store.delete_folder(folder)
+            continue
+        for name in store.names(folder):
+            number = name.partition(".")[0].partition("-")[0]
+            if number.isdecimal() and int(number) not in there:
+                store.delete(f"{folder}/{name}")
