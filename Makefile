@@ -6,6 +6,8 @@ BIN    := $(VENV)/bin
 export PIP_CONSTRAINT := constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_REQUIRE_VIRTUALENV := 1
+# one more than cores: many tests wait for something to end, to die or to be noticed
+TESTERS ?= $(shell $(PYTHON) -c 'import os; print((os.cpu_count() or 1) + 1)')
 
 .PHONY: help demo test test-long test-ray test-gpu check format bench clean
 
@@ -23,10 +25,10 @@ demo: $(VENV)/.core
 	@$(BIN)/dovetail demo
 
 test: check
-	$(BIN)/pytest -n auto
+	$(BIN)/pytest -n $(TESTERS)
 
 test-long: check
-	DOVETAIL_TEST_LONG=1 $(BIN)/pytest -n auto
+	DOVETAIL_TEST_LONG=1 $(BIN)/pytest -n $(TESTERS)
 
 test-ray: $(VENV)/.dev
 	$(BIN)/pytest -m ray

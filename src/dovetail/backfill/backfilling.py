@@ -284,7 +284,6 @@ class Filling:
         forget_what_was_before(self.store, self.aim, committed.inputs)
         self.committed(committed)
         self._write_down()
-        self.telling.saw()
 
     def _run(self, work: Work, committer: Committer) -> None:
         pipeline = Pipeline([stage_of(self._job(), self.udf, self.asked)], name="backfill")

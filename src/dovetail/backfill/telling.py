@@ -83,7 +83,7 @@ class Telling:
             told += f"; {self._filled.errors:,} errors"
         quiet = now - self._last
         if quiet >= QUIET_S and self.rows_left:
-            told += f"; nothing came back for {quiet:.0f} s: rows that never do are ended by timeout="
+            told += f"; nothing came back for {quiet:.0f} s: rows that never do are ended by a timeout"
         return told
 
     def _rate(self, now: float) -> float:
