@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dovetail.backfill.identity import DIGITS, filled_by, identity_of, files_hash, is_done
+from dovetail.backfill.identity import DIGITS, files_hash, filled_by, identity_of, is_done
 from dovetail.backfill.lance_table import DataFileInfo, Fragment
 
 names = st.text(max_size=6)

@@ -240,6 +240,7 @@ def test_rows_that_fail_are_counted_once_when_their_fragment_is_computed_again(t
 
     function = dt.udf(fails, version="1")
     with beside(folder, table, "n", function, on_error="skip", max_errors=25, commit_every="1h") as future:
+        until(lambda: table.history("n")[0].fragments > 0, "the first commit is made")
         lance.dataset(table.uri).optimize.compact_files()
         (folder / "go").touch()
         filled = future.result()
@@ -261,7 +262,8 @@ def test_old_versions_may_be_cleaned_up_while_workers_come_and_go(tmp_path: Path
             os.kill(os.getpid(), signal.SIGKILL)
         return 2 * id
 
-    with beside(tmp_path, table, "n", dt.udf(dies_later, version="1"), commit_every=0) as future:
+    with beside(tmp_path, table, "n", dt.udf(dies_later, version="1"), commit_every="1h") as future:
+        until(lambda: table.history("n")[0].fragments > 0, "the first commit is made")
         lance.dataset(table.uri).add_columns(pa.field("other", pa.int64()))
         lance.dataset(table.uri).cleanup_old_versions(older_than=datetime.timedelta(0))
         (tmp_path / "go").touch()
@@ -370,6 +372,15 @@ def test_names_that_no_column_can_have_are_refused(tmp_path: Path, name: Any) ->
 def test_a_misspelled_argument_is_told_with_the_right_one(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"there is no worker=.*workers"):
         dt.table(made(tmp_path, 20, 10)).backfill("n", fns.doubled, worker=2)
+
+
+def test_arguments_and_table_are_told_at_once(tmp_path: Path) -> None:
+    table = dt.table(made(tmp_path, 20, 10))
+    for call in (table.backfill, table.plan_backfill):
+        with pytest.raises(ConfigError) as caught:
+            call("n", dt.udf(of_m(tmp_path).fn), workers=0, commit_every="often")
+        told = "".join(problem.message for problem in caught.value.problems)
+        assert all(words in told for words in ("workers=0", "commit_every='often'", "'m'")), told
 
 
 # --- plans and progress

@@ -16,7 +16,6 @@ import dovetail as dt  # noqa: E402
 import fill_functions as fns  # noqa: E402
 from backfill_aids import HALF, Calls, by_id, column, driver, made, twice  # noqa: E402
 from dovetail.backfill.aiming import aim_of  # noqa: E402
-from dovetail.backfill.asking import asked_of  # noqa: E402
 from dovetail.backfill.backfilling import Filling  # noqa: E402
 from dovetail.backfill.committing import Committer  # noqa: E402
 from dovetail.backfill.dealing import Dealer  # noqa: E402
@@ -55,8 +54,8 @@ class Staged:
 
     def __init__(self, uri: str, udf: Udf, **how: Any) -> None:
         self.table = dt.table(uri)
-        asked = asked_of({"cluster": HALF, **how})
-        ready, _, record = self.table._ready("n", udf, asked)
+        found, _, names, before, asked = self.table._checked("n", udf, {"cluster": HALF, **how})
+        ready, record = self.table._ready(found, udf, names, before)
         aim = aim_of(ready, udf, record, asked)
         self.udf, self.found = udf, ready
         self.filling = Filling(ready, Store(uri), udf, aim, asked, "run")

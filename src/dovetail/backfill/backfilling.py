@@ -182,6 +182,7 @@ class Filling:
             if not self._gone or self.filled.status == DRAINED:
                 return
             self._tell_what_changed()
+            self._forget_errors(self._errors.keys() - {fragment.id for fragment in self.table.newest().fragments()})
         message = f"the table was changed {ROUNDS} times while it was filled"
         raise RunError(Problem("DT438", message, fixes=("call it again when nobody compacts or updates the table",)))
 
@@ -261,6 +262,10 @@ class Filling:
         finally:
             self.filled.times.commit += committer.seconds
 
+    def _forget_errors(self, fragments: Iterable[int]) -> None:
+        """Their rows are computed again."""
+        self.filled.errors -= sum(self._errors.pop(number, 0) for number in list(fragments))
+
     def _check(self) -> None:
         """Whoever has taken the column over has values of its own there."""
         if not all(lease.still_ours() for lease in self._leases):
@@ -269,7 +274,7 @@ class Filling:
     def _saw_commit(self, committed: Committed) -> None:
         filled = self.filled
         self._gone.update(committed.gone)
-        filled.errors -= sum(self._errors.pop(number, 0) for number in committed.gone)  # they are computed again
+        self._forget_errors(committed.gone)
         if committed.fragments:
             filled.first_commit_s = filled.first_commit_s or time.monotonic() - self._began
             filled.commits += 1

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from dovetail.backfill.admission import check_fits
 from dovetail.backfill.aiming import aim_of
-from dovetail.backfill.asking import Asked, asked_of
+from dovetail.backfill.asking import Asked, asked_of, asked_or_problems
 from dovetail.backfill.backfilling import Filling
 from dovetail.backfill.lance_table import LanceTable, told_if_not_written
 from dovetail.backfill.lease import TAKEN
@@ -184,8 +184,9 @@ class Table:
         `fragments`.
         """
         how = {name: value for name, value in locals().items() if name not in ("self", "column", "udf", "unknown")}
-        asked = asked_of(how | unknown)
-        ready, function, record = self._ready(column, udf, asked)
+        found, function, names, before, asked = self._checked(column, udf, how | unknown)
+        check_fits(function, asked)
+        ready, record = self._ready(found, function, names, before)
         aim = aim_of(ready, function, record, asked)
         filling = Filling(ready, self._store, function, aim, asked, _run_id(), record.rate, tuple(record.inputs))
         filling.renew = lambda: self._renewed(ready, function, record, asked)
@@ -194,25 +195,35 @@ class Table:
         with told_if_not_written(self.uri):
             return filling.fill()
 
-    def _ready(
-        self, column: str | Sequence[str], udf: Udf | Callable[..., Any] | str | None, asked: Asked
-    ) -> tuple[LanceTable, Udf, ColumnRecord]:
-        """Everything is checked, and a column that is new is there."""
+    def _checked(
+        self, column: str | Sequence[str], udf: Udf | Callable[..., Any] | str | None, how: Mapping[str, Any]
+    ) -> tuple[LanceTable, Udf, list[str], ColumnRecord | None, Asked]:
+        """Table, function, columns, what is known of them, and what is asked; or everything that is wrong, at once."""
+        asked, problems = asked_or_problems(how)
         names = _names(column)
         found = self._newest()
         record = read_column(self._store, names[0])
-        function = _udf(udf) if udf is not None else self._kept_udf(found, names[0], record)
+        try:
+            function = _udf(udf) if udf is not None else self._kept_udf(found, names[0], record)
+        except ConfigError as error:
+            raise ConfigError([*problems, *error.problems]) from None
         if record is not None and names[0] in record.columns and len(names) < len(record.columns):
             names = record.columns
-        problems = function.check(found.schema, names)
-        problems += self._where_problems(found, asked.where) + unknown_fragments(found, asked.fragments)
-        problems += self._skip_problems(found, names, asked.on_error or function.on_error)
-        if problems:
+        problems += function.check(found.schema, names)
+        if asked is not None:
+            problems += self._where_problems(found, asked.where) + unknown_fragments(found, asked.fragments)
+            problems += self._skip_problems(found, names, asked.on_error or function.on_error)
+        if problems or asked is None:
             raise ConfigError(problems)
-        check_fits(function, asked)
+        return found, function, names, record, asked
+
+    def _ready(
+        self, found: LanceTable, function: Udf, names: list[str], record: ColumnRecord | None
+    ) -> tuple[LanceTable, ColumnRecord]:
+        """A column that is new is there."""
         if record is None or record.columns != names or any(name not in found.schema.names for name in names):
             found = self._add(found, function, names, record)
-        return found, function, record_of(function, names, columns_read(function, found.schema.names, names), record)
+        return found, record_of(function, names, columns_read(function, found.schema.names, names), record)
 
     def _where_problems(self, found: LanceTable, where: str | None) -> list[Problem]:
         try:
@@ -227,7 +238,7 @@ class Table:
         message = f'column {", ".join(wrong)} may not be NULL, and on_error="skip" leaves rows that fail NULL'
         return [Problem("DT437", message, fixes=('on_error="fail"',), place=self.uri)] if wrong else []
 
-    def _kept_udf(self, found: LanceTable, column: str, record: ColumnRecord | None) -> Udf:
+    def _kept_udf(self, found: LanceTable, column: str, record: ColumnRecord | None, call: str = "backfill") -> Udf:
         if record is None:
             if column not in found.schema.names:
                 raise ConfigError(self._no_column(found, column))
@@ -237,7 +248,7 @@ class Table:
             message = (
                 f"{column!r} is filled by {record.name}, which no module has by that name (a script's, or a lambda)"
             )
-            raise ConfigError(Problem(NO_COLUMN, message, fixes=(f'table.backfill("{column}", {record.name})',)))
+            raise ConfigError(Problem(NO_COLUMN, message, fixes=(f'table.{call}("{column}", {record.name})',)))
         return load_udf(record.reference)
 
     def _no_column(self, found: LanceTable, column: str) -> Problem:
@@ -282,17 +293,7 @@ class Table:
         and how long it takes, by a sample of rows that is computed and thrown away. Nothing is changed."""
         from dovetail.backfill.planning import planned
 
-        asked = asked_of(how)
-        names = _names(column)
-        found = self._newest()
-        record = read_column(self._store, names[0])
-        function = _udf(udf) if udf is not None else self._kept_udf(found, names[0], record)
-        if record is not None and names[0] in record.columns:
-            names = record.columns
-        problems = function.check(found.schema, names) + self._where_problems(found, asked.where)
-        problems += unknown_fragments(found, asked.fragments)
-        if problems:
-            raise ConfigError(problems)
+        found, function, names, record, asked = self._checked(column, udf, how)
         now = record_of(function, names, columns_read(function, found.schema.names, names), record)
         if asked.recompute and not asked.anew:
             now.begin_again(asked.where)
@@ -314,7 +315,7 @@ class Table:
         asked = asked_of(how)
         record = self._record(_name(column))
         found = self._newest()
-        function = _udf(udf) if udf is not None else self._kept_udf(found, column, record)
+        function = _udf(udf) if udf is not None else self._kept_udf(found, column, record, "retry_errors")
         problems = function.check(found.schema, record.columns)
         if problems:
             raise ConfigError(problems)
