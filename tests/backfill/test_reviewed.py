@@ -25,6 +25,7 @@ from dovetail.backfill.job import Done, Task, Times  # noqa: E402
 from dovetail.backfill.lance_table import LanceTable, NewFile  # noqa: E402
 from dovetail.backfill.lease import Lease  # noqa: E402
 from dovetail.backfill.parts import Gone, masked_with  # noqa: E402
+from dovetail.backfill.settling import Settling  # noqa: E402
 from dovetail.backfill.store import Store  # noqa: E402
 from dovetail.backfill.telling import Telling  # noqa: E402
 from dovetail.engines.worker import Worker  # noqa: E402
@@ -82,8 +83,7 @@ class Staged:
 
     def dealer(self, *tasks: Task) -> Dealer:
         """As `_round` begins with these."""
-        for task in tasks:
-            self.filling._left[task.key] += task.stop - task.start
+        self.filling._settling = Settling(tasks)
         dealer = Dealer((), 2)
         dealer._out = len(tasks)
         return dealer

@@ -23,11 +23,11 @@ from dovetail.backfill.forgetting import (
 )
 from dovetail.backfill.job import FillJob, Output
 from dovetail.backfill.lance_table import NewFile
-from dovetail.backfill.lease import TAKEN
 from dovetail.backfill.leases import held
-from dovetail.backfill.notes import not_mended, of_what_changed, of_what_is_there
+from dovetail.backfill.notes import cannot, not_mended, of_what_changed, of_what_is_there, taken_over
 from dovetail.backfill.parts import parts_folder
 from dovetail.backfill.records import CANCELLED, DRAINED, FAILED, FINISHED, RUNNING, JobRecord, write_job
+from dovetail.backfill.settling import Settling
 from dovetail.backfill.telling import Telling
 from dovetail.backfill.work import even_out, work_in
 from dovetail.errors import DovetailError, InfeasibleError, Problem, RunError
@@ -52,8 +52,6 @@ if TYPE_CHECKING:
 ROUNDS = 20
 """How often others may change the table under it before it gives up."""
 ASYNC_SLOTS = 16
-TRIES = 3
-"""Of a range that cannot be read or written."""
 RATE_S, RATE_ROWS = 1.0, 1_000
 OPTIONS = Options(
     eager=True,
@@ -99,11 +97,7 @@ class Filling:
     _run_began: float | None = None
     """Until something came back."""
     _budget: Budget = field(init=False)
-    _broken: Counter[str] = field(default_factory=Counter)
-    _left: Counter[str] = field(default_factory=Counter)
-    """Rows of each fragment that nobody has done."""
-    _settled: set[str] = field(default_factory=set)
-    """Fragments that have their file, or need none."""
+    _settling: Settling = field(default_factory=Settling)
     _errors: Counter[int] = field(default_factory=Counter)
     """Rows of each fragment that failed."""
     _leases: list[Lease] = field(default_factory=list)
@@ -239,18 +233,14 @@ class Filling:
 
     def _round(self, work: Work) -> None:
         self.telling.begin(work.rows, work.rows - work.kept, work.fragments)
-        self._settled.clear()
-        self._broken.clear()
-        self._left.clear()
-        for task in work.tasks:
-            self._left[task.key] += task.stop - task.start
+        self._settling = Settling(work.tasks)
         committer = Committer(self.table, self.asked.commit_every_s, self.aim.inputs_of, self._saw_commit, self._check)
         try:
             for file in work.files:
                 committer.add(file)
             if work.tasks:
                 self._run(work, committer)
-                self._gone.update(task.fragment for task in work.tasks if task.key not in self._settled)
+                self._gone.update(self._settling.unsettled())
         except BaseException as error:
             try:
                 committer.finish()
@@ -269,7 +259,7 @@ class Filling:
     def _check(self) -> None:
         """Whoever has taken the column over has values of its own there."""
         if not all(lease.still_ours() for lease in self._leases):
-            raise _taken_over(self.aim.columns[0])
+            raise taken_over(self.aim.columns[0])
 
     def _saw_commit(self, committed: Committed) -> None:
         filled = self.filled
@@ -384,19 +374,15 @@ class Filling:
         self._errors[done.task.fragment] += done.errors
         filled.times.add(done.times)
         self._saw_rows(done, dealer, committer)
-        if done.broken:
-            self._broken[done.task.key] += 1
-        elif done.reached > done.task.start:
-            self._broken.pop(done.task.key, None)
-        if self._broken[done.task.key] >= TRIES:
-            dealer.stop(self._cannot(done))
+        if self._settling.is_hopeless(done):
+            dealer.stop(cannot(done, self.table.uri))
         elif done.failed is not None:
             named = "" if self.udf.reference else self.udf.name
             dealer.stop(row_failed(done.failed, self.aim.columns[0], "what is finished is committed", named))
         elif self._budget.is_over(filled.errors):
             dealer.stop(self._budget.error(filled.errors))
         elif any(lease.lost() for lease in self._leases):
-            dealer.stop(_taken_over(self.aim.columns[0]))
+            dealer.stop(taken_over(self.aim.columns[0]))
         elif committer.error is not None:  # nothing of what is computed could be kept
             dealer.stop(committer.error)
         dealer.settle(done)
@@ -404,35 +390,16 @@ class Filling:
         self.telling.saw()
 
     def _saw_rows(self, done: Done, dealer: Dealer, committer: Committer) -> None:
-        """One file for each fragment: of two workers that saw it complete the first, and if none did, one is asked."""
-        task = done.task
-        if task.key in self._settled:
+        task, more = done.task, self._settling.saw(done)
+        if more is None:
             return
-        self._left[task.key] -= done.reached - task.start
-        for first, last in done.missing:
-            self._left[task.key] += last - first
-            dealer.add(replace(task, start=first, stop=last))
+        for one in more:
+            dealer.add(one)
         if done.gone:
             self._gone.add(task.fragment)
         if done.file:
             fields = self.aim.fields(self.table)
             committer.add(NewFile(task.fragment, done.file, fields, task.inputs, done.size_bytes, task.before))
-        if done.file or done.untouched or done.gone:
-            self._settled.add(task.key)
-        elif done.failed is None and not self._left[task.key] and (done.broken or task.start < task.stop):
-            dealer.add(replace(task, start=task.rows, stop=task.rows))
-
-    def _cannot(self, done: Done) -> RunError:
-        what, _, detail = done.broken.partition("\n")
-        lines = tuple(line for line in detail.splitlines() if line.strip())[-6:]
-        message = f"fragment {done.task.fragment} could not be read or written, {TRIES} times: {what}"
-        fixes = ("mend that and call it again: what is finished is kept",)
-        return RunError(Problem("DT449", message, lines, fixes, self.table.uri))
-
-
-def _taken_over(column: str) -> RunError:
-    message = f"column {column!r} was taken over by another process: this one was not heard of for too long"
-    return RunError(Problem(TAKEN, message, fixes=(f'table.history("{column}") says by whom',)))
 
 
 def _first_line(error: BaseException) -> str:

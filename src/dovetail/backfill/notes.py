@@ -1,15 +1,18 @@
-"""What is said of a table that is not as one may think, or that others change?"""
+"""What is said of a table that is not as one may think, that others change, or that cannot be read?"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dovetail.backfill.lease import TAKEN
+from dovetail.backfill.settling import TRIES
 from dovetail.errors import Problem, RunError
 from dovetail.observe.words import counted
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+    from dovetail.backfill.job import Done
     from dovetail.backfill.work import Work
 
 
@@ -40,3 +43,15 @@ def not_mended(column: str, changed: int, *, vanished: bool) -> RunError:
     what = f"{counted(changed, 'fragment')} changed while rows of them were computed again (compaction or update)"
     call = f'backfill("{column}", where="{column} IS NULL")' if vanished else f'retry_errors("{column}")'
     return RunError(Problem("DT438", f"{what}: these rows are not mended", fixes=(f"table.{call}",)))
+
+
+def taken_over(column: str) -> RunError:
+    message = f"column {column!r} was taken over by another process: this one was not heard of for too long"
+    return RunError(Problem(TAKEN, message, fixes=(f'table.history("{column}") says by whom',)))
+
+
+def cannot(done: Done, uri: str) -> RunError:
+    what, _, detail = done.broken.partition("\n")
+    lines = tuple(line for line in detail.splitlines() if line.strip())[-6:]
+    message = f"fragment {done.task.fragment} could not be read or written, {TRIES} times: {what}"
+    return RunError(Problem("DT449", message, lines, ("mend that and call it again: what is finished is kept",), uri))
