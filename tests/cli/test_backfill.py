@@ -164,6 +164,7 @@ def test_a_column_is_filled_and_the_same_again_does_nothing(place: Tables) -> No
     assert (again.returncode, again.stdout) == (0, f"twice: nothing to do, {ROWS} rows are done already\n")
 
 
+@pytest.mark.long
 def test_several_columns_of_one_function_are_written_with_commas(place: Tables) -> None:
     assert place.filled("letters,words", "--udf", "functions:size")["rows"] == ROWS
     assert place.values("letters")[:2] == [5, 5]
@@ -213,6 +214,7 @@ def test_more_workers_than_fit_are_fewer_and_that_is_said(place: Tables) -> None
     assert words in done.stderr
 
 
+@pytest.mark.long
 def test_a_table_may_be_named_by_an_address(place: Tables) -> None:
     done = place.run("backfill", f"file://{place.folder}/t.lance", "twice", "--udf", "functions:twice")
     assert done.returncode == 0, done.stderr
@@ -283,13 +285,14 @@ def test_an_exception_that_click_would_take_for_its_own_is_an_error_like_others(
     assert "EOFError: no more" in place.refused("bad", "--udf", "functions:ends", code=1)
 
 
+@pytest.mark.long
 def test_a_kind_of_exception_is_tried_again(place: Tables) -> None:
     told = place.filled("n2", "--udf", "functions:sometimes", "--retry", "ConnectionError", "--retry", "TimeoutError")
     assert (told["rows"], told["errors"]) == (ROWS, 0)
     assert (place.folder / "tried").exists()
 
 
-@pytest.mark.parametrize("most", ["0", "1%"])
+@pytest.mark.parametrize("most", [pytest.param("0", marks=pytest.mark.long), "1%"])
 def test_more_errors_than_may_be_end_it(place: Tables, most: str) -> None:
     function = ("--udf", "functions:no_seven", "--on-error", "skip")
     said = place.refused("checked", *function, "--max-errors", most, code=1)

@@ -79,7 +79,7 @@ def test_two_ranks_reduce_together() -> None:
     no_worker_is_left(run)
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_a_gang_that_loses_a_rank_is_started_again_and_every_item_comes_once(tmp_path: Path, rank: int) -> None:
     run = run_of(gang(Sums(str(tmp_path), kill=(rank, 13)), batch_size=2), source=range(30))
     assert sorted(run) == [2.0 * number + 1000 for number in range(30)]

@@ -245,6 +245,7 @@ def test_what_a_node_does_not_see_is_said_before_anything_runs(
     until(lambda: not ray_cluster.groups(), "everything is given back")
 
 
+@pytest.mark.long
 def test_a_node_that_comes_later_and_does_not_see_is_left_out(
     ray_cluster: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -83,7 +83,7 @@ def test_a_run_killed_at_an_exact_moment_goes_on(tmp_path: Path, moment: str) ->
     assert as_rows(sink) == [{"id": -1}, *expected(ROWS)]
 
 
-@pytest.mark.parametrize("sink", ["out.parquet", "out.lance"])
+@pytest.mark.parametrize("sink", [pytest.param("out.parquet", marks=pytest.mark.long), "out.lance"])
 @pytest.mark.parametrize("exists", ["replace", "append"])
 def test_a_table_whose_finish_is_killed_twice_is_exact(tmp_path: Path, sink: str, exists: str) -> None:
     killed = job(tmp_path, sink, sleep=0.0, rows=500)
