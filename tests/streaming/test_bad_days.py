@@ -45,7 +45,9 @@ if TYPE_CHECKING:
 COUNTED = {"tracked": False}
 
 
-@pytest.mark.parametrize(("straggle", "setup_s"), [pytest.param((0.0, 1.0), 10.0, marks=pytest.mark.long), ((0.1, 4.0), 10.0)])
+@pytest.mark.parametrize(
+    ("straggle", "setup_s"), [pytest.param((0.0, 1.0), 10.0, marks=pytest.mark.long), ((0.1, 4.0), 10.0)]
+)
 def test_heavy_tails_move_hardly_anybody(straggle: tuple[float, float], setup_s: float) -> None:
     seconds = {"a": 2.0, "b": 4.0, "c": 1.0, "d": 3.0}
     world = {
