@@ -124,6 +124,22 @@ def ray_address(ray_cluster: FakeCluster) -> str:
     return ray_cluster.address
 
 
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[str]:
+    """The address of an S3 server on this machine; who wants a bucket makes one."""
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from moto.server import ThreadedMotoServer
+
+        running = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+        running.start()
+    host, port = running.get_host_and_port()
+    yield f"http://{host}:{port}"
+    running.stop()
+
+
 @pytest.fixture(autouse=True)
 def _pure_tests_touch_nothing_outside(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = Path(str(request.node.fspath)).parent.name

@@ -4,28 +4,10 @@ from __future__ import annotations
 
 import urllib.request
 import uuid
-import warnings
-from typing import TYPE_CHECKING
 
 import pytest
 
 from backfill_aids import Bucket
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-
-@pytest.fixture(scope="session")
-def s3_server() -> Iterator[str]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from moto.server import ThreadedMotoServer
-
-        running = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-        running.start()
-    host, port = running.get_host_and_port()
-    yield f"http://{host}:{port}"
-    running.stop()
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import json
 import shlex
 import signal
 import urllib.request
-import warnings
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,7 +16,6 @@ from running.aids import until
 
 if TYPE_CHECKING:
     import subprocess
-    from collections.abc import Iterator
     from pathlib import Path
 
 FUNCTIONS = """
@@ -221,26 +219,12 @@ def test_a_table_may_be_named_by_an_address(place: Tables) -> None:
     assert place.values("twice")[-1] == 2 * (ROWS - 1)
 
 
-@pytest.fixture
-def s3_server() -> Iterator[str]:
-    """An S3 server on this machine, with a bucket "clips"."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from moto.server import ThreadedMotoServer
-
-        running = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-        running.start()
-    host, port = running.get_host_and_port()
-    urllib.request.urlopen(urllib.request.Request(f"http://{host}:{port}/clips", method="PUT")).close()
-    yield f"http://{host}:{port}"
-    running.stop()
-
-
 def test_storage_options_reach_the_table_and_the_workers(place: Tables, s3_server: str) -> None:
     import lance
 
     keys = {"aws_access_key_id": "test", "aws_secret_access_key": "test", "aws_region": "us-east-1"}
     storage = {"aws_endpoint": s3_server, "allow_http": "true", **keys}
+    urllib.request.urlopen(urllib.request.Request(f"{s3_server}/clips", method="PUT")).close()
     uri = "s3://clips/t.lance"
     lance.write_dataset(lance.dataset(str(place.folder / "t.lance")).to_table(), uri, storage_options=storage)
     options = [word for key, value in storage.items() for word in ("--storage-option", f"{key}={value}")]

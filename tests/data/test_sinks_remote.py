@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,27 +19,14 @@ if TYPE_CHECKING:
 ROWS = [{"id": at, "text": f"row {at}"} for at in range(100)]
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from moto.server import ThreadedMotoServer
-
-        running = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-        running.start()
-    host, port = running.get_host_and_port()
-    yield f"http://{host}:{port}"
-    running.stop()
-
-
 @pytest.fixture
-def s3(server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def s3(s3_server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     s3fs = pytest.importorskip("s3fs")
 
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    monkeypatch.setenv("AWS_ENDPOINT_URL", server)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3_server)
     s3fs.S3FileSystem.clear_instance_cache()
     files = s3fs.S3FileSystem(use_listings_cache=False)
     files.mkdir("bucket")
@@ -101,11 +87,11 @@ def test_shards_in_a_bucket(s3: Any, tmp_path: Path) -> None:
         at_bucket("out/x.jsonl", tmp_path, "r4", shard_size="1KB", exists="fail")
 
 
-def test_lance_in_a_bucket(s3: Any, tmp_path: Path, server: str) -> None:
+def test_lance_in_a_bucket(s3: Any, tmp_path: Path, s3_server: str) -> None:
     import lance
 
     def rows() -> list[Any]:
-        options = {"aws_endpoint": server, "allow_http": "true"}
+        options = {"aws_endpoint": s3_server, "allow_http": "true"}
         return list(lance.dataset("s3://bucket/x.lance", storage_options=options).to_table().to_pylist())
 
     target = at_bucket("x.lance", tmp_path, ordered=True)

@@ -26,16 +26,11 @@ LINES = "".join(f"{json.dumps(row)}\n" for row in ROWS).encode()
 
 
 @pytest.fixture(scope="module")
-def s3() -> Iterator[Any]:
-    """The file system of fsspec, with a server behind it that forgets everything at the end."""
-    from moto.server import ThreadedMotoServer
-
+def s3(s3_server: str) -> Iterator[Any]:
+    """The file system of fsspec, with a bucket of that server."""
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
+        patch.setenv("AWS_ENDPOINT_URL", s3_server)
         patch.setenv("AWS_ACCESS_KEY_ID", "nobody")
         patch.setenv("AWS_SECRET_ACCESS_KEY", "nothing")
         patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
@@ -44,8 +39,8 @@ def s3() -> Iterator[Any]:
         fs = fsspec.filesystem("s3", skip_instance_cache=False)
         fs.mkdir("bucket")
         yield fs
+        fs.rm("bucket", recursive=True)
         fs.clear_instance_cache()
-    server.stop()
 
 
 def put(s3: Any, name: str, raw: bytes) -> str:
