@@ -530,3 +530,17 @@ def test_a_column_that_another_fills_is_refused_with_its_name_if_nobody_waits(pl
         assert "leave --no-wait out" in said
         started.process.send_signal(signal.SIGINT)
         started.ended()
+
+
+def test_what_is_said_of_others_is_told_in_commands() -> None:
+    from dovetail.backfill.notes import not_mended, of_what_changed
+    from dovetail.cli.backfill_words import as_typed, typed
+
+    def fix(column: str, *, vanished: bool) -> str:
+        return as_typed("t.lance", column)(not_mended(column, 2, vanished=vanished)).problems[0].fixes[0]
+
+    assert fix("n", vanished=True) == "dovetail backfill t.lance n --where 'n IS NULL'"
+    assert fix("My Col", vanished=True) == "dovetail backfill t.lance 'My Col' --where '`My Col` IS NULL'"
+    assert fix("n", vanished=False) == "dovetail backfill t.lance n --retry-errors"
+    told = typed("t.lance", "n")(of_what_changed("n", {1}, {1}))
+    assert told.endswith("(compaction): dovetail backfill t.lance n computes the rest")

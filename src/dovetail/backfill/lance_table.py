@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import random
 import re
+import shlex
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 
 BAD_WHERE = "DT432"
 NOT_CHANGED = "DT433"
-MAY_NOT_WRITE = "chmod -R u+w TABLE, or copy the table to where you may write"
 
 TRIES = 20
 """Of a commit, when others commit at the same time."""
@@ -145,7 +145,7 @@ class LanceTable:
             except (OSError, ValueError) as error:
                 message = f"cannot {what}: {one_line(error)}"
                 fix = f"the columns are {_names(dataset.schema.names)}"
-                fix = MAY_NOT_WRITE if _is_forbidden(message) else fix
+                fix = _may_write(self.uri) if _is_forbidden(message) else fix
                 raise ConfigError(Problem(NOT_CHANGED, message, fixes=(fix,), place=self.uri)) from None
             return self.newest()
         raise AssertionError("the last try returns or raises")
@@ -381,8 +381,14 @@ def _tries() -> Iterator[bool]:
 
 
 def _not_changed(uri: str, message: str, *fixes: str) -> RunError:
-    fixes = fixes or ((MAY_NOT_WRITE,) if _is_forbidden(message) else ("call backfill again",))
+    fixes = fixes or ((_may_write(uri),) if _is_forbidden(message) else ("call backfill again",))
     return RunError(Problem(NOT_CHANGED, message, fixes=fixes, place=uri))
+
+
+def _may_write(uri: str) -> str:
+    if is_remote(uri):
+        return "storage_options of somebody who may write there"
+    return f"chmod -R u+w {shlex.quote(uri)}, or copy the table to where you may write"
 
 
 def _is_forbidden(text: str) -> bool:

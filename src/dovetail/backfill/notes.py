@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from dovetail.backfill.lease import TAKEN
@@ -16,6 +17,11 @@ if TYPE_CHECKING:
     from dovetail.backfill.work import Work
 
 
+def is_null(column: str) -> str:
+    """As a condition: what is not a plain name stands in backticks."""
+    return f"{column if re.fullmatch('[a-z_][a-z0-9_]*', column) else f'`{column}`'} IS NULL"
+
+
 def of_what_is_there(work: Work, column: str) -> list[str]:
     """Why rows are computed that have values."""
     notes = []
@@ -24,7 +30,7 @@ def of_what_is_there(work: Work, column: str) -> list[str]:
         notes.append(f"{counted(work.stale, 'fragment')} filled {by}: computed again")
     if work.strange:
         origin = "with values of unknown origin (compacted, updated, or written by others)"
-        only = f'where="{column} IS NULL" computes only empty rows'
+        only = f'where="{is_null(column)}" computes only empty rows'
         notes.append(f"{counted(work.strange, 'fragment')} {origin}: computed again; {only}")
     return notes
 
@@ -41,7 +47,7 @@ def of_what_changed(column: str, changed: Collection[int], vanished: Collection[
 
 def not_mended(column: str, changed: int, *, vanished: bool) -> RunError:
     what = f"{counted(changed, 'fragment')} changed while rows of them were computed again (compaction or update)"
-    call = f'backfill("{column}", where="{column} IS NULL")' if vanished else f'retry_errors("{column}")'
+    call = f'backfill("{column}", where="{is_null(column)}")' if vanished else f'retry_errors("{column}")'
     return RunError(Problem("DT438", f"{what}: these rows are not mended", fixes=(f"table.{call}",)))
 
 

@@ -24,7 +24,8 @@ CALLS = {
     r'table\.backfill\("([^"]*)", on_error="skip"\)': "--on-error skip",
     r"table\.(backfill|add_column)\((\"[^\"]*\"|\[[^\]]*\]), \w+\)": UDF,
     r'table\.backfill\("([^"]*)", (where|fragments|recompute)=\.\.\.\)': r"leave out --retry-errors",
-    r'table\.backfill\("([^"]*)"\)': "the same without this option",
+    r'table\.backfill\("([^"]*)", where="([^"]*)"\)': "FILL --where QUOTED",
+    r'table\.backfill\("([^"]*)"\)': "FILL",
     r'table\.errors\("([^"]*)"\)': "HERE --errors",
     r'table\.history\("([^"]*)"\)': "HERE --history",
     r'table\.retry_errors\("([^"]*)"\)': "HERE --retry-errors",
@@ -90,7 +91,9 @@ def as_typed(table: str, column: str, *, filling: bool = True) -> Callable[[dt.D
 def _command(words: str, table: str, column: str | None, found: re.Match[str]) -> str:
     names = ",".join(re.findall(r"[\"']([^\"']*)[\"']", found[0])) or column or ""
     here = shlex.join(["dovetail", "backfill", table, names])
-    words = words.replace("VALUE", found[1] if found.lastindex else "")
+    value = found[found.lastindex] if found.lastindex else ""
+    words = words.replace("VALUE", value).replace("QUOTED", shlex.quote(value))
+    words = words.replace("FILL", shlex.join(["dovetail", "backfill", table, column or ""]))
     return words.replace("HERE", here).replace("DROP", f"{here} --drop")
 
 
