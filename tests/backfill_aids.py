@@ -13,7 +13,7 @@ import pyarrow as pa
 
 import dovetail as dt
 from fill_functions import LOG
-from running.aids import Script
+from running.aids import Script, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -120,7 +120,26 @@ def driver(folder: Path, uri: str, call: str, calls: Calls) -> Script:
 
 def left_over(uri: str) -> list[str]:
     """Parts and marks that lie beside a table."""
-    return [str(path) for path in Path(uri).glob("_dovetail/*/parts/**/*") if path.is_file()]
+    while True:
+        try:
+            return [str(path) for path in Path(uri).glob("_dovetail/*/parts/**/*") if path.is_file()]
+        except FileNotFoundError:  # removed meanwhile
+            continue
+
+
+def compact(uri: str, **how: Any) -> None:
+    """As somebody does who tries again when a commit of the backfill came in between."""
+
+    def is_done() -> bool:
+        try:
+            lance.dataset(uri).optimize.compact_files(**how)
+        except OSError as error:
+            if "conflict" not in str(error):
+                raise
+            return False
+        return True
+
+    until(is_done, "it is compacted")
 
 
 def history(uri: str, name: str | None = None) -> list[str]:

@@ -26,6 +26,7 @@ from backfill_aids import (  # noqa: E402
     Calls,
     by_id,
     column,
+    compact,
     driver,
     history,
     left_over,
@@ -315,7 +316,7 @@ def test_a_compaction_in_the_middle_is_computed_again(tmp_path: Path, calls: Cal
     call = f'backfill("n", fill_functions.held, cluster="{HALF}", commit_every=0)'
     with driver(tmp_path, uri, call, calls) as running:
         until(calls.is_held, "it is in the middle")
-        lance.dataset(uri).optimize.compact_files(target_rows_per_fragment=4000)
+        compact(uri, target_rows_per_fragment=4000)
         calls.go()
         told = running.finish()
     assert "computed again" in told

@@ -21,7 +21,7 @@ import pyarrow as pa
 
 import dovetail as dt
 import fill_functions as fns
-from backfill_aids import HALF, OTHER, by_id, column, left_over, made, twice
+from backfill_aids import HALF, OTHER, by_id, column, compact, left_over, made, twice
 from dovetail.backfill.lease import Lease
 from dovetail.backfill.parts import PartStore
 from dovetail.errors import ConfigError, RunError
@@ -136,7 +136,7 @@ def test_a_retry_that_had_to_wait_leaves_what_others_filled_meanwhile(failed: dt
 
 def test_a_retry_under_which_the_table_is_compacted_says_what_to_do(failed: dt.Table, tmp_path: Path) -> None:
     with beside(tmp_path, failed, "n", gated(tmp_path, 0), call="retry_errors") as future:
-        lance.dataset(failed.uri).optimize.compact_files()
+        compact(failed.uri)
         (tmp_path / "go").touch()
         with pytest.raises(RunError, match="these rows are not mended") as caught:
             future.result()
@@ -219,7 +219,7 @@ def test_what_a_user_writes_into_the_column_meanwhile_is_kept_where_rows_are_not
 def test_fragments_that_were_named_and_vanish_are_not_replaced_by_the_whole_table(tmp_path: Path) -> None:
     table = dt.table(made(tmp_path, 80, 20))
     with beside(tmp_path, table, "n", gated(tmp_path, 0), fragments=[0]) as future:
-        lance.dataset(table.uri).optimize.compact_files()
+        compact(table.uri)
         (tmp_path / "go").touch()
         filled = future.result()
     assert (filled.rows, filled.fragments) == (20, 0)
@@ -241,7 +241,7 @@ def test_rows_that_fail_are_counted_once_when_their_fragment_is_computed_again(t
     function = dt.udf(fails, version="1")
     with beside(folder, table, "n", function, on_error="skip", max_errors=25, commit_every="1h") as future:
         until(lambda: table.history("n")[0].fragments > 0, "the first commit is made")
-        lance.dataset(table.uri).optimize.compact_files()
+        compact(table.uri)
         (folder / "go").touch()
         filled = future.result()
     assert (filled.status, filled.errors, len(table.errors("n"))) == ("finished", 20, 20)

@@ -514,7 +514,7 @@ def test_a_second_signal_stops_now_and_what_was_done_is_kept(place: Tables) -> N
         assert "Traceback" not in started.err
     assert sum(value is not None for value in place.values("n2")) >= 100
     assert [job["status"] for job in map(json.loads, place.fill("--history", "--json").stdout.splitlines())] == [
-        "failed"
+        "cancelled"
     ]
     assert place.filled(*command[2:], "--fragments", "1")["fragments"] == 1
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dovetail.recipes.catalogue import BASE_PARAMETERS, REQUIRED, Parameter, known, own
@@ -273,6 +273,7 @@ def test_whatever_is_given_the_first_fix_is_right(value: Any, number: int) -> No
 
 @settings(max_examples=200, deadline=None)
 @given(VALUES.filter(lambda value: "nan" not in repr(value)))
+@example({"Null": None, "yes": 1, "OFF": 2, "True": 3})
 def test_what_is_written_is_read_back(value: Any) -> None:
     assert yaml.safe_load(f"key: {written(value)}")["key"] == value
 

@@ -12,6 +12,8 @@ from typing import Any
 
 _WORD = re.compile(r"(?P<name>[a-z]+)(?:(?P<sign>>=?)(?P<least>\d+)| (?P<low>\d+)\.\.(?P<high>\d+))?")
 _PLAIN = re.compile(r"[A-Za-z_][\w ./-]*")
+_WORDS = ("null", "true", "false", "yes", "no", "on", "off")
+"""Plain they are no texts in YAML 1.1, in capitals or not."""
 _NUMBER = re.compile(r"\s*[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]{1,3})?\s*")
 _EXAMPLES: dict[str, Any] = {"flag": True, "text": "abc", "texts": ["abc"], "mapping": {}, "list": [], "any": "abc"}
 _SPOKEN = {
@@ -143,6 +145,11 @@ def as_number(text: str) -> int | float | None:
     return int(number) if number.is_integer() and "." not in text else number
 
 
+def _key(key: object) -> str:
+    plain = isinstance(key, str) and _PLAIN.fullmatch(key) and key.casefold() not in _WORDS
+    return str(key) if plain else written(key)
+
+
 def written(value: object) -> str:
     """A value as it is written in a recipe, on one line."""
     if value is None or isinstance(value, bool):
@@ -156,6 +163,5 @@ def written(value: object) -> str:
     if isinstance(value, list | tuple):
         return f"[{', '.join(written(item) for item in value)}]"
     if isinstance(value, Mapping):
-        inside = (f"{key if _PLAIN.fullmatch(str(key)) else written(key)}: {written(value[key])}" for key in value)
-        return f"{{{', '.join(inside)}}}"
+        return f"{{{', '.join(f'{_key(key)}: {written(item)}' for key, item in value.items())}}}"
     return repr(value)
