@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 export PIP_CONSTRAINT := constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_REQUIRE_VIRTUALENV := 1
-# one more than cores: many tests wait for something to end, to die or to be noticed
+# one more than cores: many tests wait for something to end, to die or to be noticed; the long ones also measure
 TESTERS ?= $(shell $(PYTHON) -c 'import os; print((os.cpu_count() or 1) + 1)')
 
 .PHONY: help demo test test-long test-ray test-gpu check format bench clean
@@ -28,7 +28,7 @@ test: check
 	$(BIN)/pytest -n $(TESTERS)
 
 test-long: check
-	DOVETAIL_TEST_LONG=1 $(BIN)/pytest -n $(TESTERS)
+	DOVETAIL_TEST_LONG=1 $(BIN)/pytest -n auto
 
 test-ray: $(VENV)/.dev
 	$(BIN)/pytest -m ray
