@@ -559,3 +559,12 @@ def test_rows_that_were_kept_from_an_earlier_call_are_no_speed() -> None:
     telling.begin(rows=1000, left=100, fragments=1)
     telling.rows_left = 50
     assert ", 5 rows/s, 10 s left" in telling.line(telling._seen[0][0] + 10)
+
+
+def test_a_file_that_a_killed_call_with_a_condition_left_is_used_where_nothing_changed(tmp_path: Path) -> None:
+    uri = made(tmp_path, 200, 200)
+    staged = Staged(uri, fns.doubled, where="id >= 100")
+    assert staged.worker()([staged.task(0, 200)])[0].file  # and then it was killed
+    filled = staged.table.backfill("n", fns.doubled, where="id >= 100", cluster=HALF)
+    assert (filled.rows, filled.kept, filled.fragments) == (0, 200, 1)
+    assert by_id(uri, "n") == twice(range(200), range(100))
