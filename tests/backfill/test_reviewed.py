@@ -50,6 +50,9 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Calls:
     return Calls(folder)
 
 
+WORKERS: list[Filler] = []
+
+
 class Staged:
     """A backfill of column `n` whose driver and workers do only what a test has them do."""
 
@@ -71,6 +74,7 @@ class Staged:
     def worker(self) -> Filler:
         made = Filler(self.filling._job(), self.udf)
         made.setup(Worker(0, "fill"))
+        WORKERS.append(made)
         return made
 
     def leave(self, worker: Filler, start: int, stop: int) -> None:
@@ -92,6 +96,14 @@ class Staged:
 @pytest.fixture
 def staged(tmp_path: Path) -> Staged:
     return Staged(made(tmp_path, 200, 200), fns.doubled)
+
+
+@pytest.fixture(autouse=True)
+def _workers_end() -> Iterator[None]:
+    """Their watchdogs are threads of this process, which other tests would find."""
+    yield
+    while WORKERS:
+        WORKERS.pop().teardown()
 
 
 def taken(uri: str) -> Lease:

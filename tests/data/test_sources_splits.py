@@ -96,6 +96,7 @@ class Scene:
 def rows(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Path, list[Any]]]:
     import gzip
 
+    others = set(threading.enumerate())
     path = tmp_path / request.param
     found: list[Any] = [{"n": number} for number in range(1000)]
     lines = "".join(f"{json.dumps(row)}\n" for row in found)
@@ -109,7 +110,7 @@ def rows(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Path,
     yield path, found
     while SCENES:
         SCENES.pop().source.close()
-    left = [thread for thread in threading.enumerate() if thread.name == "dovetail-source"]
+    left = [thread for thread in threading.enumerate() if thread.name == "dovetail-source" and thread not in others]
     for thread in left:
         thread.join(PATIENCE_S)
         assert not thread.is_alive()

@@ -408,21 +408,22 @@ def test_many_runs_in_one_process_leave_nothing_behind(tmp_path: Path) -> None:
     def once() -> None:
         run_of(SAME, source=source, sink=out, progress=False).wait()
 
+    others = set(threading.enumerate())
     once()
     once()
-    until(lambda: threading.active_count() <= _others(), "threads are gone")
+    until(lambda: not _ours(others), f"threads are gone: {_ours(others)}")
     before = sorted(descriptors())
     for _ in range(50 if LONG else 8):
         once()
-    until(lambda: threading.active_count() <= _others(), "threads are gone")
+    until(lambda: not _ours(others), f"threads are gone: {_ours(others)}")
     until(lambda: len(descriptors()) <= len(before), f"descriptors are closed: {before} {descriptors()}")
     assert names_in(out.parent) == ["x.jsonl"]
     assert len(numbers_in(out)) == 50
 
 
-def _others() -> int:
-    """Threads that are not of a run."""
-    return sum(not thread.name.startswith("dovetail") for thread in threading.enumerate())
+def _ours(others: set[threading.Thread]) -> list[str]:
+    """Threads of runs, except for those that are not of these runs."""
+    return [one.name for one in threading.enumerate() if one not in others and one.name.startswith("dovetail")]
 
 
 def test_the_folder_of_a_run_holds_what_is_documented(tmp_path: Path) -> None:
