@@ -143,7 +143,7 @@ def test_a_source_that_cannot_be_iterated_leaves_no_descriptor_no_folder_and_no_
         def __iter__(self) -> NoReturn:
             raise LookupError("no such table")
 
-    assert list(run_of(dt.Stage("same", same), source=range(2))) == [0, 1]  # what is opened once
+    assert sorted(run_of(dt.Stage("same", same), source=range(2))) == [0, 1]  # what is opened once
     before = Counter(link.partition(":")[0] for link in descriptors())
     for _ in range(3):
         with pytest.raises(LookupError, match="no such table"):
@@ -151,7 +151,7 @@ def test_a_source_that_cannot_be_iterated_leaves_no_descriptor_no_folder_and_no_
     # those of earlier tests may go meanwhile
     assert not Counter(link.partition(":")[0] for link in descriptors()) - before
     assert list(tmp_path.iterdir()) == []
-    assert list(run_of(dt.Stage("same", same), source=range(2), wait=False)) == [0, 1]
+    assert sorted(run_of(dt.Stage("same", same), source=range(2), wait=False)) == [0, 1]
 
 
 class CannotBeShown(Exception):

@@ -157,7 +157,18 @@ def write_source(folder: Path, kind: str, rows: int) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize("kind", ["in.jsonl.gz", "in.csv", "in.parquet", "in.lance", "glob", "generator", "list"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param("in.jsonl.gz", marks=pytest.mark.long),
+        "in.csv",
+        "in.parquet",
+        "in.lance",
+        "glob",
+        "generator",
+        "list",
+    ],
+)
 def test_every_kind_of_source_goes_on_where_it_was(tmp_path: Path, kind: str) -> None:
     source = write_source(tmp_path, kind, ROWS)
     killed = Killed(tmp_path, {"source": source, "sink": str(tmp_path / "out.jsonl"), "sleep": 0.0005, "rows": ROWS})
@@ -282,7 +293,7 @@ def ids_of(path: Path) -> list[int]:
 
 
 @pytest.mark.parametrize("fuse", [True, False])
-@pytest.mark.parametrize("kind", ["first", "middle", "last"])
+@pytest.mark.parametrize("kind", ["first", "middle", pytest.param("last", marks=pytest.mark.long)])
 def test_what_was_set_aside_is_run_again_once(tmp_path: Path, kind: str, fuse: bool) -> None:
     killed = with_bad_rows(tmp_path, kind, fuse)
     bad = killed.said["bad"]
@@ -303,7 +314,10 @@ def test_what_was_set_aside_is_run_again_once(tmp_path: Path, kind: str, fuse: b
     assert ids_of(tmp_path / "out.jsonl") == good
 
 
-@pytest.mark.parametrize("moment", ["after-commit:2", "before-finish", "after-finish", "before-discard"])
+@pytest.mark.parametrize(
+    "moment",
+    ["after-commit:2", "before-finish", pytest.param("after-finish", marks=pytest.mark.long), "before-discard"],
+)
 def test_a_retry_that_was_killed_adds_its_rows_once(tmp_path: Path, moment: str) -> None:
     killed = with_bad_rows(tmp_path, "middle", fuse=False)
     killed.finish()

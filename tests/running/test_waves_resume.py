@@ -45,7 +45,7 @@ def undisturbed(folder: Path, pipeline: str, mode: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("mode", ["sequential", "waves"])
-@pytest.mark.parametrize("pipeline", ["rebatch", "barrier", "leaves", "diamond"])
+@pytest.mark.parametrize("pipeline", ["rebatch", "barrier", pytest.param("leaves", marks=pytest.mark.long), "diamond"])
 def test_all_modes_write_the_same_bytes(tmp_path: Path, pipeline: str, mode: str) -> None:
     streamed = undisturbed(tmp_path / "streamed", pipeline, "auto" if pipeline == "barrier" else "streaming")
     assert all(streamed.values())
