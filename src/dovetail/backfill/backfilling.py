@@ -26,6 +26,7 @@ from dovetail.backfill.lance_table import NewFile
 from dovetail.backfill.leases import held
 from dovetail.backfill.notes import cannot, not_mended, of_what_changed, of_what_is_there, taken_over
 from dovetail.backfill.parts import parts_folder
+from dovetail.backfill.past import write_carried
 from dovetail.backfill.records import CANCELLED, DRAINED, FAILED, FINISHED, RUNNING, JobRecord, write_job
 from dovetail.backfill.settling import Settling
 from dovetail.backfill.telling import Telling
@@ -167,6 +168,8 @@ class Filling:
             if not number:
                 self._tell_what_is_there(work)
             self._gone.clear()
+            if self.aim.only is None and not self.aim.anew:
+                write_carried(self.store, self._aim(number), work.carried)
             forget_what_is_computed(self.store, self.aim, work)
             if not number:
                 self._look_at_the_budget(work)

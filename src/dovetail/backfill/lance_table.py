@@ -1,4 +1,4 @@
-"""What is in a Lance table, and how do finished files get into it? Only this module and `lance_opening` import Lance.
+"""What is in a Lance table, and how do finished files get into it? Only the modules `lance_*` import Lance.
 
 Found by trying (pylance 14.0.2):
 - A writer of data files writes under a hidden temporary name (`data/.tmpXXXXXX`) and renames when it is closed. Killed,
@@ -97,6 +97,8 @@ class LanceTable:
         self.schema: pa.Schema = self.dataset.schema
         self._fragments: tuple[Fragment, ...] | None = None
         self._ids: dict[str, int] | None = None
+        self._tops: dict[int, int] | None = None
+        """Id of every field, also of inner ones -> id of the column that it belongs to."""
 
     def __reduce__(self) -> tuple[type[LanceTable], tuple[str, dict[str, str], int]]:
         return type(self), (self.uri, self.storage, self.version)
@@ -109,19 +111,20 @@ class LanceTable:
 
     def fragments(self) -> tuple[Fragment, ...]:
         if self._fragments is None:
-            tops = self._tops()
-            self._fragments = tuple(_fragment(found.metadata, tops) for found in self.dataset.get_fragments())
+            self._fragments = tuple(self.told(found.metadata) for found in self.dataset.get_fragments())
         return self._fragments
+
+    def told(self, metadata: Any) -> Fragment:
+        """Of what Lance says of a fragment, also of one of an older version."""
+        if self._tops is None:
+            self._tops = {id_: top.id() for top in self.dataset.lance_schema.fields() for id_ in _ids(top)}
+        return _fragment(metadata, self._tops)
 
     def field_ids(self) -> dict[str, int]:
         """Of the columns at the top."""
         if self._ids is None:
             self._ids = {field.name(): field.id() for field in self.dataset.lance_schema.fields()}
         return self._ids
-
-    def _tops(self) -> dict[int, int]:
-        """Id of every field, also of inner ones -> id of the column that it belongs to."""
-        return {id_: top.id() for top in self.dataset.lance_schema.fields() for id_ in _ids(top)}
 
     def add_columns(self, fields: Sequence[pa.Field]) -> LanceTable:
         """Columns that are null everywhere. Only the table's metadata is written, whatever its size."""

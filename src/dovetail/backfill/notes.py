@@ -29,7 +29,7 @@ def of_what_is_there(work: Work, column: str) -> list[str]:
         by = "by another version of the function, from other input, or by where="
         notes.append(f"{counted(work.stale, 'fragment')} filled {by}: computed again")
     if work.strange:
-        origin = "with values of unknown origin (compacted, updated, or written by others)"
+        origin = "with values of unknown origin (updated, written by others, or compacted with rows that were not done)"
         only = f'where="{is_null(column)}" computes only empty rows'
         notes.append(f"{counted(work.strange, 'fragment')} {origin}: computed again; {only}")
     return notes

@@ -10,6 +10,7 @@ from dovetail.backfill.identity import filled_by, is_done
 from dovetail.backfill.job import Task
 from dovetail.backfill.lance_table import NewFile
 from dovetail.backfill.parts import parts_folder
+from dovetail.backfill.past import Past
 from dovetail.backfill.ranges import found_in, gaps
 from dovetail.errors import ConfigError, Problem
 
@@ -42,7 +43,9 @@ class Work:
     stale: int = 0
     """Fragments that an other version of the function filled, or of which the input changed."""
     strange: int = 0
-    """Fragments with values that we have not computed: compacted, updated, or filled by somebody else."""
+    """Fragments with values of unknown origin: updated, filled by others, or compacted with what was not done."""
+    carried: set[str] = field(default_factory=set)
+    """What is told of fragments that are done because a compaction has copied what was (see `Past`)."""
 
 
 def work_in(table: LanceTable, store: Store, aim: Aim) -> Work:
@@ -50,6 +53,7 @@ def work_in(table: LanceTable, store: Store, aim: Aim) -> Work:
     fields = aim.fields(table)
     folder = parts_folder(aim.folder, aim.parts)
     begun = set(store.folders(folder))
+    past = Past(table, store, aim)
     for fragment in _chosen(table, aim):
         inputs = aim.inputs_of(table, fragment)
         only = None if aim.only is None else aim.only.get(fragment.id, ())
@@ -58,7 +62,7 @@ def work_in(table: LanceTable, store: Store, aim: Aim) -> Work:
         done = is_done(fragment, aim.identity, inputs, fields)
         if only is not None and not done:  # others filled it since, or its input changed: its errors are history
             continue
-        if only is None and done and not aim.anew:
+        if only is None and not aim.anew and (done or past.is_done(fragment)):
             work.done_fragments += 1
             work.done_rows += fragment.rows - fragment.deleted
             continue
@@ -70,6 +74,7 @@ def work_in(table: LanceTable, store: Store, aim: Aim) -> Work:
         before = aim.before_of(table, fragment)
         whole = Task(fragment.id, fragment.rows, inputs, 0, fragment.rows, only, before)
         _add(work, whole, store.names(f"{folder}/{whole.key}") if whole.key in begun else (), fields)
+    work.carried = past.done
     return work
 
 
