@@ -35,13 +35,14 @@ FOLDER = f"{folder_of('u')}/lease"
 @pytest.fixture(params=["disk", "s3"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     if request.param == "disk":
-        return Store(str(tmp_path / "t.lance"))
+        return request.getfixturevalue("local")  # type: ignore[no-any-return]
     bucket = request.getfixturevalue("bucket")
     return Store(f"{bucket.uri}/t.lance", bucket.storage)
 
 
 @pytest.fixture
 def local(tmp_path: Path) -> Store:
+    (tmp_path / "t.lance").mkdir()
     return Store(str(tmp_path / "t.lance"))
 
 

@@ -24,6 +24,7 @@ pytest.importorskip("lance")
 @pytest.fixture(params=["disk", "s3"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     if request.param == "disk":
+        (tmp_path / "some table.lance").mkdir()
         return Store(str(tmp_path / "some table.lance"))
     bucket = request.getfixturevalue("bucket")
     return Store(f"{bucket.uri}/some folder/some table.lance/", bucket.storage)

@@ -20,7 +20,7 @@ from running.aids import marked, until
 if TYPE_CHECKING:
     from pathlib import Path
 
-COUNT = 300
+COUNT = 400
 
 
 @pytest.fixture
@@ -166,6 +166,7 @@ def test_somebody_who_does_not_read_does_not_hold_up_the_second_ctrl_c(place: Pl
 
 
 def test_who_does_not_want_to_wait_for_others_is_told_so(place: Place) -> None:
+    place.rows("in.jsonl", 20_000)
     with place.started("run", "p.yaml", *CLUSTER) as started:
         run = started.goes()
         done = place.run("run", "p.yaml", *CLUSTER, "--sink", "other.jsonl", "--no-wait")

@@ -20,11 +20,12 @@ from dovetail.backfill.forgetting import (
     forget_fragments,
     forget_what_is_computed,
     forget_what_was_before,
+    settle_errors,
 )
 from dovetail.backfill.job import FillJob, Output
 from dovetail.backfill.lance_table import NewFile
 from dovetail.backfill.leases import held
-from dovetail.backfill.notes import cannot, not_mended, of_what_changed, of_what_is_there, taken_over
+from dovetail.backfill.notes import as_typed, cannot, dropped, not_mended, of_what_changed, of_what_is_there, taken_over
 from dovetail.backfill.parts import parts_folder
 from dovetail.backfill.past import write_carried
 from dovetail.backfill.records import CANCELLED, DRAINED, FAILED, FINISHED, RUNNING, JobRecord, write_job
@@ -178,10 +179,19 @@ class Filling:
             self._round(work)
             if not self._gone or self.filled.status == DRAINED:
                 return
+            self._check_what_it_reads()
             self._tell_what_changed()
             self._forget_errors(self._errors.keys() - {fragment.id for fragment in self.table.newest().fragments()})
         message = f"the table was changed {ROUNDS} times while it was filled"
         raise RunError(Problem("DT438", message, fixes=("call it again when nobody compacts or updates the table",)))
+
+    def _check_what_it_reads(self) -> None:
+        there = self.table.newest().schema.names
+        names = [
+            name for name in (*(self.reads or self.aim.inputs), *self.aim.watched(self.table)) if name not in there
+        ]
+        if names:
+            raise dropped(self.udf.name, names, there)
 
     def _look_at_the_budget(self, work: Work) -> None:
         """Rows that failed in an earlier call, and are not computed again, count, too."""
@@ -280,6 +290,8 @@ class Filling:
             if name.partition("-")[0] in done:
                 self.store.delete_folder(f"{folder}/{name}")
         forget_what_was_before(self.store, self.aim, committed.inputs)
+        if self.aim.anew:
+            settle_errors(self.store, self.aim, committed.fragments)
         self.committed(committed)
         self._write_down()
 
@@ -380,8 +392,8 @@ class Filling:
         if self._settling.is_hopeless(done):
             dealer.stop(cannot(done, self.table.uri))
         elif done.failed is not None:
-            named = "" if self.udf.reference else self.udf.name
-            dealer.stop(row_failed(done.failed, self.aim.columns[0], "what is finished is committed", named))
+            more = as_typed("" if self.udf.reference else self.udf.name, self.aim.where, self.asked.fragments)
+            dealer.stop(row_failed(done.failed, self.aim.columns[0], "what is finished is committed", more))
         elif self._budget.is_over(filled.errors):
             dealer.stop(self._budget.error(filled.errors))
         elif any(lease.lost() for lease in self._leases):

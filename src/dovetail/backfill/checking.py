@@ -7,7 +7,16 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dovetail.backfill.signature import NOTHING, SIGNATURE, bare, is_array
-from dovetail.backfill.types import accepts, arrow_type, fits, given_type, how_to_say, record_fields, shown_type
+from dovetail.backfill.types import (
+    accepts,
+    arrow_type,
+    fits,
+    given_type,
+    how_to_say,
+    is_blob,
+    record_fields,
+    shown_type,
+)
 from dovetail.errors import Problem, did_you_mean
 
 if TYPE_CHECKING:
@@ -156,6 +165,10 @@ def _places(udf: Udf, outputs: Outputs, schema: Any, columns: Sequence[str]) -> 
         if isinstance(kind, str) or column not in schema.names:
             continue
         there = schema.field(column).type
+        if is_blob(there):
+            message = f"{udf.name}: cannot fill {column!r}: it is a column of blobs, which Lance writes only by itself"
+            problems.append(Problem(OUTPUTS, message, fixes=(f"fill another column: {column}_new",)))
+            continue
         if not (kind.equals(there) if explicit else fits(kind, there)):
             message = f"{udf.name} gives {kind}, and the column {column!r} is {there}"
             fixes = (

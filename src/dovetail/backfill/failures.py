@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from dovetail.backfill.row_failures import stand_in
 from dovetail.errors import Problem, RunError
 
 if TYPE_CHECKING:
@@ -96,13 +97,13 @@ class RowFailed(RunError):
         self.error_type = ""
 
 
-def row_failed(failed: FailedRow, column: str, committed: str, function: str = "") -> RowFailed:
-    """As an exception of the type that the function raised, so that `except ValueError` works. `function`: how it is
-    called where it has to be given once more."""
+def row_failed(failed: FailedRow, column: str, committed: str, more: str = "") -> RowFailed:
+    """As an exception of the type that the function raised, so that `except ValueError` works. `more`: what the call was
+    given besides the column, as it is typed."""
     original = _original(failed)
     place = f"row {failed.address} (fragment {failed.fragment}, offset {failed.offset})"
     lines = tuple(line for line in failed.traceback.splitlines() if line.strip())[-8:]
-    again = f'table.backfill("{column}"' + (f", {function}" if function else "")
+    again = f'table.backfill("{column}"{more}'
     fixes = (
         f'{again}, on_error="skip")  leaves such rows NULL; table.errors("{column}") lists them',
         f"or mend the function and call it again; {committed}",
@@ -122,6 +123,7 @@ def _original(failed: FailedRow) -> BaseException | None:
 
     try:
         found = pickle.loads(failed.exception)  # noqa: S301 - a worker of this very run made it
+        found = stand_in(*found) if isinstance(found, tuple) else found
     except Exception:
         return None
     return found if isinstance(found, BaseException) else None

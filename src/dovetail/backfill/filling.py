@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import time
 import traceback
-import uuid
 from dataclasses import dataclass, field
 from threading import local
 from typing import TYPE_CHECKING, Any
 
 from dovetail.backfill.calling import Caller
-from dovetail.backfill.identity import files_hash
+from dovetail.backfill.identity import file_name, files_hash
 from dovetail.backfill.job import KILLED, NEW, Done, FailedRow, FillJob, Task, Times
 from dovetail.backfill.lance_table import LanceTable
 from dovetail.backfill.parts import Gone, PartStore, joined, masked_with
@@ -308,7 +307,7 @@ class Filler:
     def _write(self, task: Task, held: Sequence[Piece], done: Done) -> None:
         """The fragment's data file, of what is in hand and of parts."""
         job = self.job
-        name = f"dt-{job.identity}-{task.inputs}-{uuid.uuid4().hex}.lance"
+        name = file_name(job.identity, task.inputs, incomplete=self.kept.has_failures(task))
         in_hand = {(piece.start, piece.stop): piece.batches for piece in held}
         with_parts = self.kept.look(task).parts if len(in_hand) != 1 or (0, task.rows) not in in_hand else []
         # what is in hand comes first: parts are read back

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dovetail.backfill.parts import errors_folder, parts_folder
+from dovetail.backfill.aiming import ANEW
+from dovetail.backfill.parts import BEFORE, errors_folder, parts_folder
 from dovetail.backfill.ranges import found_in, gaps
 
 if TYPE_CHECKING:
@@ -16,20 +17,18 @@ if TYPE_CHECKING:
 
 RETRIED = "-again-"
 """Between the identity of what failed and that of the attempt to mend it."""
-BEFORE = "before"
-"""In the name of a record of rows that failed earlier, and that this backfill does not compute."""
 
 
 def forget_what_is_computed(store: Store, aim: Aim, work: Work) -> None:
     """Rows that are about to be computed may succeed this time; those that lie in parts are not computed again."""
     folder = errors_folder(aim.folder, aim.parts)
-    keys = {str(task.fragment): task.key for task in work.tasks}
+    tasks = {str(task.fragment): task for task in work.tasks}
     for name in store.names(folder):
         key, _, rest = name.partition(".")
-        now = keys.get(key.partition("-")[0])
-        if now is None or (key == now and rest.startswith(f"{BEFORE}.")):
+        task = tasks.get(key.partition("-")[0])
+        if task is None or (key == task.key and rest.startswith(f"{BEFORE}.")):
             continue
-        if key != now or not _is_kept(store, f"{parts_folder(aim.folder, aim.parts)}/{key}", rest):
+        if key != task.key or not _is_kept(store, f"{parts_folder(aim.folder, aim.parts)}/{task.place}", rest):
             store.delete(f"{folder}/{name}")
 
 
@@ -43,11 +42,35 @@ def forget_what_was_before(store: Store, aim: Aim, committed: Mapping[int, str])
     """Fragments have values of this aim now, from the input files given: what was told of earlier ones is history."""
     for identity in store.folders(f"{aim.folder}/errors"):
         folder = errors_folder(aim.folder, identity)
-        for name in store.names(folder) if RETRIED not in identity else ():
+        for name in store.names(folder) if RETRIED not in identity and not identity.endswith(ANEW) else ():
             number, _, inputs = name.partition(".")[0].partition("-")
             now = committed.get(int(number)) if number.isdecimal() else None
             if now is not None and (identity, inputs) != (aim.identity, now):
                 store.delete(f"{folder}/{name}")
+
+
+def settle_errors(store: Store, aim: Aim, committed: Collection[int]) -> None:
+    """Rows of these fragments were computed once more: what is told of them is what that told. Those that a condition
+    does not name were not."""
+    done = {str(number) for number in committed}
+    before, after = errors_folder(aim.folder, aim.identity), errors_folder(aim.folder, aim.parts)
+    old = [name for name in store.names(before) if name.partition("-")[0] in done]
+    new = {name: _without_rows(name) for name in store.names(after) if name.partition("-")[0] in done}
+    for name, kept in new.items():
+        store.put(f"{before}/{kept}", store.get(f"{after}/{name}") or b"")
+    gone = [name for name in old if name not in new.values() and (aim.only is not None or not _is_before(name))]
+    store.delete(*(f"{before}/{name}" for name in gone))
+    store.delete(*(f"{after}/{name}" for name in new))
+
+
+def _is_before(name: str) -> bool:
+    return name.partition(".")[2].startswith(f"{BEFORE}.")
+
+
+def _without_rows(name: str) -> str:
+    """The name of a record of an attempt as one of the backfill itself (see `Task.key`)."""
+    key, _, rest = name.partition(".")
+    return f"{'-'.join(key.split('-')[:2])}.{rest}"
 
 
 def forget_fragments(store: Store, aim: Aim, there: Collection[int]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import uuid
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from dovetail.backfill.lance_table import Fragment
 
 DIGITS = 16
+INCOMPLETE = "x.lance"
+"""How the name of a data file ends of which rows were set aside."""
 
 
 def identity_of(
@@ -27,9 +30,10 @@ def identity_of(
 
 
 def files_hash(fragment: Fragment, fields: Collection[int]) -> str:
-    """Of the data files that hold those columns. Rows that were deleted since change nothing of the others."""
-    paths = sorted(file.path for file in fragment.files if any(number in fields for number in file.fields))
-    told = json.dumps([fragment.id, fragment.rows, paths])
+    """Of the data files that hold those columns, and of which each holds: a name may be another column's by now, in the
+    same file. Rows that were deleted since change nothing of the others."""
+    files = sorted((file.path, sorted({*file.fields} & {*fields})) for file in fragment.files)
+    told = json.dumps([fragment.id, fragment.rows, [file for file in files if file[1]]])
     return hashlib.sha256(told.encode("utf-8", "surrogatepass")).hexdigest()[:DIGITS]
 
 
@@ -39,6 +43,17 @@ def is_done(fragment: Fragment, identity: str, inputs: str, fields: Collection[i
     own = [file for file in fragment.files if any(number in fields for number in file.fields)]
     filled = {number for file in own for number in file.fields}  # one of several may have been dropped and added anew
     return bool(own) and filled.issuperset(fields) and all(file.path.startswith(prefix) for file in own)
+
+
+def file_name(identity: str, inputs: str, *, incomplete: bool) -> str:
+    """Never the same twice."""
+    return f"dt-{identity}-{inputs}-{uuid.uuid4().hex}{INCOMPLETE if incomplete else '.lance'}"
+
+
+def is_incomplete(fragment: Fragment, fields: Collection[int]) -> bool:
+    """Whether rows of what fills it were set aside."""
+    own = [file for file in fragment.files if any(number in fields for number in file.fields)]
+    return any(file.path.endswith(INCOMPLETE) for file in own)
 
 
 def filled_by(fragment: Fragment, fields: Collection[int]) -> str:

@@ -75,8 +75,14 @@ class Task:
     budget_s: float = 1.5
 
     @property
+    def place(self) -> str:
+        """Of its checkpoints: where rows keep what they have, those of other values are not its own, because a
+        condition may name other rows now."""
+        return f"{self.key}-{self.before}" if self.before else self.key
+
+    @property
     def key(self) -> str:
-        """Of the folder of its checkpoints."""
+        """Of what is told of its rows."""
         key = f"{self.fragment}-{self.inputs}"
         if self.only is None:
             return key

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 from pathlib import Path
@@ -19,6 +20,8 @@ os.environ.setdefault("LANCE_LOG", "error")
 
 NOT_A_TABLE = "DT430"
 NO_LANCE = "DT431"
+LEGACY = "0.1"
+"""The data_storage_version of Lance's first format."""
 KEPT_OPEN = 4
 """Versions of tables that a process keeps open: a worker needs one, a driver that and the newest."""
 _opened: dict[tuple[int, str, tuple[tuple[str, str], ...], int], Any] = {}
@@ -84,6 +87,22 @@ def opened_anew(uri: str, storage: dict[str, str], version: int | None = None) -
         return lance.dataset(uri, version=version, storage_options=storage or None)
     except Exception as error:
         raise ConfigError(_cannot_open(uri, version, error)) from None
+
+
+def check_there(uri: str) -> None:
+    """Lance's writer would make the folder of a table again that somebody has removed."""
+    if not is_remote(uri) and not Path(uri, "_versions").is_dir():
+        raise FileNotFoundError(errno.ENOENT, "the table is not there any more", uri)
+
+
+def legacy_fix(dataset: Any, message: str) -> str:
+    """What to do with a table of Lance's first format, which takes no new columns; nothing if that is not why."""
+    if dataset.data_storage_version != LEGACY or "legacy" not in message:
+        return ""
+    uri, options = str(dataset.uri), ", storage_options=storage_options" if is_remote(str(dataset.uri)) else ""
+    new = f"{uri.removesuffix('.lance')}-new.lance"
+    copied = f'lance.write_dataset(lance.dataset({uri!r}{options}), {new!r}, data_storage_version="stable"{options})'
+    return f"columns are added to tables of data_storage_version 2.0 or newer; copy this one ({LEGACY}): {copied}"
 
 
 def _cannot_open(uri: str, version: int | None, error: Exception) -> Problem:

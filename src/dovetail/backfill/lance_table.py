@@ -24,7 +24,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dovetail.backfill.identity import files_hash
-from dovetail.backfill.lance_opening import address, as_os_error, file_session, one_line, opened, opened_anew
+from dovetail.backfill.lance_opening import (
+    address,
+    as_os_error,
+    check_there,
+    file_session,
+    legacy_fix,
+    one_line,
+    opened,
+    opened_anew,
+)
 from dovetail.data.reading.files import is_remote
 from dovetail.errors import ConfigError, DovetailError, Problem, RunError
 
@@ -39,6 +48,8 @@ NOT_CHANGED = "DT433"
 TRIES = 20
 """Of a commit, when others commit at the same time."""
 _OFFSET = 0xFFFFFFFF
+WHOLE: dict[str, Any] = {"blob_handling": "all_binary"}
+"""Otherwise Lance gives the place of a blob in its file instead of its bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +158,7 @@ class LanceTable:
                 raise _not_changed(self.uri, f"cannot {what}, {TRIES} times: {one_line(error)}") from None
             except (OSError, ValueError) as error:
                 message = f"cannot {what}: {one_line(error)}"
-                fix = f"the columns are {_names(dataset.schema.names)}"
+                fix = legacy_fix(dataset, message) or f"the columns are {_names(dataset.schema.names)}"
                 fix = _may_write(self.uri) if _is_forbidden(message) else fix
                 raise ConfigError(Problem(NOT_CHANGED, message, fixes=(fix,), place=self.uri)) from None
             return self.newest()
@@ -164,12 +175,12 @@ class LanceTable:
         part, names = self._fragment_of(fragment), list(columns)
         rows = max(0, min(stop, part.physical_rows) - start)
         if not part.num_deletions:
-            found: pa.Table = part.scanner(columns=names, offset=start, limit=rows).to_table()
+            found: pa.Table = part.scanner(columns=names, offset=start, limit=rows, **WHOLE).to_table()
             return found.select(names), pa.repeat(True, found.num_rows)
         # not with include_deleted_rows: then Lance reads every row from the fragment's first one on
         first = fragment << 32 | start
         where = f"_rowaddr >= {first} AND _rowaddr < {first + rows}"
-        found = part.scanner(columns=names, filter=where, with_row_address=True).to_table()
+        found = part.scanner(columns=names, filter=where, with_row_address=True, **WHOLE).to_table()
         there = found.column("_rowaddr").to_numpy().astype(np.int64) - first
         places, missing = np.zeros(rows, np.int64), np.ones(rows, bool)
         places[there], missing[there] = np.arange(len(there)), False
@@ -179,7 +190,7 @@ class LanceTable:
     def some_row(self, fragment: int, columns: Sequence[str]) -> pa.Table:
         """Of those that are not deleted."""
         names = list(columns)
-        found: pa.Table = self._fragment_of(fragment).scanner(columns=names, limit=1).to_table()
+        found: pa.Table = self._fragment_of(fragment).scanner(columns=names, limit=1, **WHOLE).to_table()
         return found.select(names)
 
     def matching(self, fragment: int, where: str) -> pa.UInt32Array:
@@ -219,6 +230,7 @@ class LanceTable:
         how many it must have, because Lance does not look and the table could not be read any more."""
         from lance.file import LanceFileWriter
 
+        check_there(self.uri)
         writer = LanceFileWriter(
             f"{self.uri}/data/{name}",
             schema,

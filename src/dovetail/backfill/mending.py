@@ -10,17 +10,17 @@ from dovetail.backfill.aiming import Aim
 from dovetail.backfill.backfilling import Filling
 from dovetail.backfill.failures import RowError, as_line, read_errors
 from dovetail.backfill.filled import Filled
-from dovetail.backfill.forgetting import BEFORE, RETRIED
+from dovetail.backfill.forgetting import RETRIED, settle_errors
 from dovetail.backfill.identity import identity_of
 from dovetail.backfill.job import FailedRow
-from dovetail.backfill.parts import errors_folder, parts_folder
+from dovetail.backfill.parts import BEFORE, errors_folder, parts_folder
 from dovetail.backfill.records import DRAINED, columns_read, read_column, record_of, write_column
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from dovetail.backfill.asking import Asked
-    from dovetail.backfill.lance_table import Committed, Fragment, LanceTable
+    from dovetail.backfill.lance_table import Fragment, LanceTable
     from dovetail.backfill.records import ColumnRecord
     from dovetail.backfill.store import Store
     from dovetail.backfill.udf import Udf
@@ -61,7 +61,8 @@ def _by_identity(
             continue
         aim = _aim_of(table, record, identity)
         fields = aim.fields(table)
-        waiting = set(store.folders(parts_folder(record.folder, identity))) if begun else ()
+        begun_with = store.folders(parts_folder(record.folder, identity)) if begun else ()
+        waiting = {"-".join(name.split("-")[:2]) for name in begun_with}
         for name, rows in read_errors(store, errors_folder(record.folder, identity), record.columns[0]).items():
             key = name.partition(".")[0]
             number, _, inputs = key.partition("-")
@@ -135,28 +136,14 @@ def _retry_one(
     reads = tuple(columns_read(udf, table.schema.names, record.columns))
     filling = Filling(table, store, udf, aim, asked, run, reads=reads)
     filling.renew = aim_now
-    filling.committed = lambda committed: _settled(store, aim, committed)
+    filling.committed = lambda committed: settle_errors(store, aim, committed.fragments)
     filling.finished = lambda: _counts_as(table, store, record, udf, identity)
-    return filling.fill()
-
-
-def _settled(store: Store, aim: Aim, committed: Committed) -> None:
-    """Rows of these fragments are mended: what is told of them is what the attempt told."""
-    done = {str(number) for number in committed.fragments}
-    before, after = errors_folder(aim.folder, aim.identity), errors_folder(aim.folder, aim.parts)
-    old = [name for name in store.names(before) if name.partition("-")[0] in done]
-    new = [name for name in store.names(after) if name.partition("-")[0] in done]
-    names = {name: _without_rows(name) for name in new}
-    for name in new:
-        store.put(f"{before}/{names[name]}", store.get(f"{after}/{name}") or b"")
-    store.delete(*(f"{before}/{name}" for name in old if name not in names.values()))
-    store.delete(*(f"{after}/{name}" for name in new))
-
-
-def _without_rows(name: str) -> str:
-    """The name of a record of an attempt as one of the backfill itself (see `Task.key`)."""
-    key, _, rest = name.partition(".")
-    return f"{'-'.join(key.split('-')[:2])}.{rest}"
+    filled = filling.fill()
+    more = {*reads} - {*record.made_of(identity).inputs}
+    if more:
+        what = f"{udf.name} also reads {', '.join(map(repr, sorted(more)))}"
+        filled.notes.append(f'{what}: the next table.backfill("{record.columns[0]}") computes all rows by it')
+    return filled
 
 
 def _counts_as(table: LanceTable, store: Store, record: ColumnRecord, udf: Udf, identity: str) -> None:
@@ -167,7 +154,7 @@ def _counts_as(table: LanceTable, store: Store, record: ColumnRecord, udf: Udf, 
     made = before.made_of(identity)
     outputs = [(name, str(table.schema.field(name).type)) for name in now.columns]
     wanted = identity_of(outputs, udf.version, now.inputs, made.where, made.generation)
-    if wanted != identity:
+    if wanted != identity and {*now.inputs} <= {*made.inputs}:  # else a change of what it reads would not be noticed
         now.same[wanted] = identity
     now.remember(identity, made)
     if now != before:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from dovetail.backfill.lance_table import NOT_CHANGED
 from dovetail.backfill.lease import TAKEN
 from dovetail.backfill.settling import TRIES
 from dovetail.errors import Problem, RunError
@@ -49,6 +50,20 @@ def not_mended(column: str, changed: int, *, vanished: bool) -> RunError:
     what = f"{counted(changed, 'fragment')} changed while rows of them were computed again (compaction or update)"
     call = f'backfill("{column}", where="{is_null(column)}")' if vanished else f'retry_errors("{column}")'
     return RunError(Problem("DT438", f"{what}: these rows are not mended", fixes=(f"table.{call}",)))
+
+
+def as_typed(function: str, where: str | None, fragments: object) -> str:
+    """What a call was given besides the column."""
+    given = {"where": where, "fragments": list(fragments) if isinstance(fragments, tuple) else fragments}
+    named = [f"{name}={value!r}" for name, value in given.items() if value is not None]
+    return "".join(f", {one}" for one in ([function] if function else []) + named)
+
+
+def dropped(function: str, names: Collection[str], there: Collection[str]) -> RunError:
+    what = ", ".join(map(repr, dict.fromkeys(names)))
+    message = f"column {what}, which {function} or where= reads, was dropped or renamed while the table was filled"
+    fix = f"name one that is there: {', '.join(map(repr, there))}; what is finished is committed"
+    return RunError(Problem(NOT_CHANGED, message, fixes=(fix,)))
 
 
 def taken_over(column: str) -> RunError:

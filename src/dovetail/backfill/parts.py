@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from dovetail.backfill.ranges import Found, Hung, Tried
 
 
+BEFORE = "before"
+"""In the name of a record of rows that failed earlier, and that this backfill does not compute."""
+
+
 class Gone(Exception):
     """A part is not there any more: somebody has written its fragment already, or it was damaged."""
 
@@ -28,7 +32,7 @@ class PartStore:
         self._store = Store(job.uri, job.storage)
 
     def _folder(self, task: Task) -> str:
-        return f"{parts_folder(self._job.folder, self._job.parts)}/{task.key}"
+        return f"{parts_folder(self._job.folder, self._job.parts)}/{task.place}"
 
     def look(self, task: Task) -> Found:
         return found_in(self._store.names(self._folder(task)))
@@ -45,6 +49,16 @@ class PartStore:
             text = "".join(as_line(failure) for failure in failures)
             folder = errors_folder(self._job.folder, self._job.parts)
             self._store.put(f"{folder}/{task.key}.{first}.{last + 1}.jsonl", text.encode())
+
+    def has_failures(self, task: Task) -> bool:
+        """Whether rows of its fragment were set aside, by whomever."""
+        names = self._store.names(errors_folder(self._job.folder, self._job.parts))
+        if any(name.startswith(f"{task.key}.") for name in names):
+            return True
+        if not self._job.masked or task.only is not None:
+            return False
+        before = self._store.names(errors_folder(self._job.folder, self._job.identity))
+        return any(name.startswith(f"{task.key}.{BEFORE}.") for name in before)
 
     def save(self, task: Task, start: int, stop: int, batches: Sequence[Any], failures: Sequence[FailedRow]) -> None:
         """The errors first: rows of a part are not computed again."""

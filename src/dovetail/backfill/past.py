@@ -6,9 +6,8 @@ import hashlib
 import json
 from typing import TYPE_CHECKING
 
-from dovetail.backfill.identity import filled_by, is_done
+from dovetail.backfill.identity import filled_by, is_done, is_incomplete
 from dovetail.backfill.lance_history import compactions
-from dovetail.backfill.parts import errors_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,7 +31,6 @@ class Past:
         self._compactions: Iterator[tuple[list[Fragment], list[Fragment]]] | None = None
         self._made_of: dict[str, list[Fragment]] = {}
         """Files of a fragment -> fragments that were compacted into it, and beside it into others."""
-        self._failed: set[str] | None = None
         self._known: set[str] | None = None
         self.done: set[str] = set()
         """Files of fragments that were asked about, and are done."""
@@ -66,12 +64,8 @@ class Past:
     def _was_done(self, fragment: Fragment) -> bool:
         """Rows that were set aside are not: their addresses are gone, and they are computed again."""
         inputs = self._aim.inputs_of(self._table, fragment)
-        if not is_done(fragment, self._aim.identity, inputs, self._fields):
-            return False
-        if self._failed is None:
-            names = self._store.names(errors_folder(self._aim.folder, self._aim.identity))
-            self._failed = {name.partition(".")[0] for name in names}
-        return f"{fragment.id}-{inputs}" not in self._failed
+        done = is_done(fragment, self._aim.identity, inputs, self._fields)
+        return done and not is_incomplete(fragment, self._fields)
 
     def _origin(self, fragment: Fragment) -> list[Fragment] | None:
         if not self._may_be_copied(fragment):
@@ -89,8 +83,8 @@ class Past:
 
     def _key(self, fragment: Fragment) -> str:
         """The files of what it has and of what that depends on; names of files are never used twice."""
-        paths = sorted(file.path for file in fragment.files if any(number in self._all for number in file.fields))
-        return hashlib.sha256(json.dumps(paths).encode()).hexdigest()[:16]
+        files = sorted((file.path, sorted(self._all.intersection(file.fields))) for file in fragment.files)
+        return hashlib.sha256(json.dumps([file for file in files if file[1]]).encode()).hexdigest()[:16]
 
 
 def read_carried(store: Store, aim: Aim) -> set[str]:

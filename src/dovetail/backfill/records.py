@@ -12,7 +12,7 @@ from dovetail.backfill.store import folder_of
 from dovetail.observe.words import duration
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from dovetail.backfill.store import Store
     from dovetail.backfill.udf import Udf
@@ -152,21 +152,39 @@ def record_of(udf: Udf, columns: Sequence[str], inputs: Sequence[str], before: C
 
 
 def read_column(store: Store, column: str) -> ColumnRecord | None:
-    told = _object(store.get(f"columns/{folder_of(column)}.json"))
+    """None, too, if what it was filled together with is filled without it by now."""
+    told = _object(store.get(_place(column)))
     if "see" in told:
-        told = _object(store.get(f"columns/{folder_of(str(told['see']))}.json"))
-    return _made(ColumnRecord, told)
+        told = _object(store.get(_place(str(told["see"]))))
+    record = _made(ColumnRecord, told)
+    return record if record is not None and column in record.columns else None
 
 
 def write_column(store: Store, record: ColumnRecord) -> None:
-    store.put(f"columns/{record.folder}.json", _text(asdict(record)))
+    store.put(_place(record.columns[0]), _text(asdict(record)))
     for other in record.columns[1:]:
-        store.put(f"columns/{folder_of(other)}.json", _text({"see": record.columns[0]}))
+        store.put(_place(other), _text({"see": record.columns[0]}))
 
 
-def forget_column(store: Store, record: ColumnRecord) -> None:
-    store.delete(*(f"columns/{folder_of(column)}.json" for column in record.columns))
-    store.delete_folder(record.folder)
+def filled_together(store: Store, record: ColumnRecord) -> list[str]:
+    """Its columns, without those that another function fills by now."""
+    known = {column: read_column(store, column) for column in record.columns}
+    return [column for column, its in known.items() if its is not None and its.folder == record.folder]
+
+
+def is_kept(store: Store, column: str) -> bool:
+    """Whether something of it lies beside the table, which may have no such column any more."""
+    return store.get(_place(column)) is not None or folder_of(column) in store.folders("")
+
+
+def forget_columns(store: Store, columns: Iterable[str]) -> None:
+    for column in columns:
+        store.delete(_place(column))
+        store.delete_folder(folder_of(column))
+
+
+def _place(column: str) -> str:
+    return f"columns/{folder_of(column)}.json"
 
 
 # --- jobs

@@ -26,7 +26,7 @@ class RowFailure:
     traceback: str
     """From the user's frame on."""
     exception: bytes
-    """Pickled by cloudpickle; b"": it cannot be."""
+    """Pickled by cloudpickle, or else its type and what it has; b"": neither can be."""
 
 
 def failure_of(index: int, error: BaseException) -> RowFailure:
@@ -64,11 +64,27 @@ def _message(error: BaseException) -> str:
 
 def _pickled(error: BaseException) -> bytes:
     """Only what really comes back: exceptions with parameters of their own often pickle, and do not unpickle."""
+    found = _coming_back(error)
+    if found:
+        return found
+    has = {name: value for name, value in vars(error).items() if _coming_back(value)}
+    return _coming_back((type(error), _message(error), has)) or _coming_back((type(error), _message(error), {}))
+
+
+def _coming_back(value: object) -> bytes:
     import cloudpickle
 
     try:
-        found: bytes = cloudpickle.dumps(error)
+        found: bytes = cloudpickle.dumps(value)
         back = cloudpickle.loads(found) if len(found) <= EXCEPTION_BYTES else None
-    except BaseException:
+    except BaseException:  # whatever a user's class does
         return b""
-    return found if isinstance(back, BaseException) else b""
+    return found if type(back) is type(value) or type(back).__qualname__ == type(value).__qualname__ else b""
+
+
+def stand_in(kind: type[BaseException], message: str, has: dict[str, object]) -> BaseException:
+    """An exception of that type that nobody raised: its own parameters are not known."""
+    made = kind.__new__(kind)
+    made.args = (message,)
+    vars(made).update(has)
+    return made

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import re
@@ -141,10 +142,22 @@ class _Local:
     def _opened(self, path: Path) -> Any:
         """Somebody may remove the folder, because it is empty, between the making of it and of a file in it."""
         for _ in range(100):
-            path.parent.mkdir(parents=True, exist_ok=True)
             with contextlib.suppress(FileNotFoundError):
+                self._make(path.parent)
                 return path.open("xb")
+            if not self._root.parent.is_dir():
+                raise FileNotFoundError(errno.ENOENT, "the table is not there any more", str(self._root.parent))
         return path.open("xb")
+
+    def _make(self, folder: Path) -> None:
+        """With those above it, but not the table's own: one that somebody has removed stays away."""
+        try:
+            folder.mkdir(exist_ok=True)
+        except FileNotFoundError:
+            if folder == self._root:
+                raise
+            self._make(folder.parent)
+            folder.mkdir(exist_ok=True)
 
     def get(self, path: str) -> bytes | None:
         try:

@@ -19,7 +19,9 @@ from dovetail.backfill.records import (
     JobRecord,
     Made,
     columns_read,
-    forget_column,
+    filled_together,
+    forget_columns,
+    is_kept,
     read_column,
     read_jobs,
     record_of,
@@ -117,25 +119,33 @@ class Table:
         """Removes a column from the table, and what is kept of it beside the table."""
         names = _names(column)
         found = self._newest()
-        problems = [self._no_column(found, name) for name in names if name not in found.schema.names]
-        known = {name: read_column(self._store, name) for name in names}
-        records = {record.folder: record for record in known.values() if record is not None}.values()
+        there = found.schema.names
+        problems = [self._no_column(found, it) for it in names if it not in there and not is_kept(self._store, it)]
+        known = [read_column(self._store, name) for name in names]
+        records = {record.folder: record for record in known if record is not None}.values()
+        every = set(names)
         for record in records:
-            if set(record.columns) - set(names):
-                together = ", ".join(record.columns)
-                fix = f"table.drop({record.columns})"
-                problems.append(Problem(NO_COLUMN, f"{together} are filled together", fixes=(fix,), place=self.uri))
+            together = filled_together(self._store, record)
+            left = [name for name in together if name in there]
+            every.update(together)
+            if set(left) - set(names):
+                message = f"{', '.join(together)} are filled together"
+                problems.append(Problem(NO_COLUMN, message, fixes=(f"table.drop({left})",), place=self.uri))
         if problems:
             raise ConfigError(problems)
+        self._drop(found, [name for name in names if name in there], sorted(every))
+
+    def _drop(self, found: LanceTable, there: list[str], kept: list[str]) -> None:
+        """Columns that are there, and what is kept of those and of others that are not there any more."""
         try:
-            with told_if_not_written(self.uri), held(self._store, names, _run_id(), wait=False, say=lambda _: None):
-                found.drop_columns(names)
-                for record in records:
-                    forget_column(self._store, record)
+            with told_if_not_written(self.uri), held(self._store, kept, _run_id(), wait=False, say=lambda _: None):
+                if there:
+                    found.drop_columns(there)
+                forget_columns(self._store, kept)
         except RunError as error:
             taken = [replace(it, fixes=("wait for its end, or end it",)) for it in error.problems if it.code == TAKEN]
             raise RunError(taken or error.problems) from None
-        for name in names:
+        for name in kept:
             self._store.delete_folder(folder_of(name))
 
     # --- filling
@@ -275,10 +285,16 @@ class Table:
         return aim
 
     def _finished(self, record: ColumnRecord, rate: float | None, asked: Asked) -> None:
-        changed = replace(record, rate=(rate if asked.where is None else None) or record.rate)
+        """Writes down what the run learned; what somebody said of the column meanwhile (`add_column`) stays."""
+        before = read_column(self._store, record.columns[0]) or record
+        if before.columns != record.columns:  # another function fills it, with others
+            return
+        changed = replace(before)
+        if before.version == record.version:
+            changed.rate = (rate if asked.where is None else None) or record.rate
         if asked.fragments is None:
             changed.end_again(asked.where)
-        if changed != record:
+        if changed != before:
             write_column(self._store, changed)
 
     def plan_backfill(

@@ -259,7 +259,8 @@ def accepts(annotation: Any, column: Any) -> bool:
     if len(inner) > 1:
         return any(accepts(one, column) for one in inner if one is not type(None))
     if is_arrow(annotation, "Array", "ChunkedArray"):
-        return annotation.__name__ in ("Array", "ChunkedArray") or isinstance(pa.nulls(0, column), annotation)
+        found = pa.nulls(0, stored(column) if is_blob(column) else column)
+        return annotation.__name__ in ("Array", "ChunkedArray") or isinstance(found, annotation)
     column = stored(column)
     if pa.types.is_null(column):
         return True
@@ -293,10 +294,17 @@ def stored(column: Any) -> Any:
     while True:
         if pa.types.is_dictionary(column):
             column = column.value_type
+        elif is_blob(column):
+            column = pa.large_binary()
         elif isinstance(column, pa.BaseExtensionType):
             column = column.storage_type
         else:
             return column
+
+
+def is_blob(column: Any) -> bool:
+    """Of tables of version 2.2 and later; before, a blob is bytes and the column's metadata says where they lie."""
+    return getattr(column, "extension_name", "") == "lance.blob.v2"
 
 
 def value_class(column: Any) -> type:

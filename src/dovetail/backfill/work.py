@@ -6,10 +6,10 @@ import uuid
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from dovetail.backfill.identity import filled_by, is_done
+from dovetail.backfill.identity import filled_by, is_done, is_incomplete
 from dovetail.backfill.job import Task
 from dovetail.backfill.lance_table import NewFile
-from dovetail.backfill.parts import parts_folder
+from dovetail.backfill.parts import errors_folder, parts_folder
 from dovetail.backfill.past import Past
 from dovetail.backfill.ranges import found_in, gaps
 from dovetail.errors import ConfigError, Problem
@@ -54,12 +54,16 @@ def work_in(table: LanceTable, store: Store, aim: Aim) -> Work:
     folder = parts_folder(aim.folder, aim.parts)
     begun = set(store.folders(folder))
     past = Past(table, store, aim)
+    # an older version of the table may be back, and what was told of its rows is not: those rows are not done
+    failed = {name.partition(".")[0] for name in store.names(errors_folder(aim.folder, aim.identity))}
     for fragment in _chosen(table, aim):
         inputs = aim.inputs_of(table, fragment)
         only = None if aim.only is None else aim.only.get(fragment.id, ())
         if only == () or not fragment.rows:
             continue
-        done = is_done(fragment, aim.identity, inputs, fields)
+        done = is_done(fragment, aim.identity, inputs, fields) and (
+            f"{fragment.id}-{inputs}" in failed or not is_incomplete(fragment, fields)
+        )
         if only is not None and not done:  # others filled it since, or its input changed: its errors are history
             continue
         if only is None and not aim.anew and (done or past.is_done(fragment)):
@@ -73,7 +77,7 @@ def work_in(table: LanceTable, store: Store, aim: Aim) -> Work:
         work.rows += fragment.rows
         before = aim.before_of(table, fragment)
         whole = Task(fragment.id, fragment.rows, inputs, 0, fragment.rows, only, before)
-        _add(work, whole, store.names(f"{folder}/{whole.key}") if whole.key in begun else (), fields)
+        _add(work, whole, store.names(f"{folder}/{whole.place}") if whole.place in begun else (), fields)
     work.carried = past.done
     return work
 
@@ -151,4 +155,6 @@ def unknown_fragments(table: LanceTable, wanted: int | tuple[int, ...] | None) -
         return []
     known = ", ".join(map(str, there[:10])) + (", ..." if len(there) > 10 else "")
     message = f"the table has no fragment {', '.join(map(str, missing))}"
+    if not there:
+        return [Problem("DT437", f"{message}: it has no rows", fixes=("add rows, or leave fragments= out",))]
     return [Problem("DT437", message, (f"it has {len(there)}: {known}",), (f"fragments={there[:1]}",))]

@@ -1,0 +1,197 @@
+"""Does a column go with all that is kept of it, and only that; also if others dropped it, or the table, before?"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+pa = pytest.importorskip("pyarrow")
+lance = pytest.importorskip("lance")
+
+import dovetail as dt  # noqa: E402
+import fill_functions as fns  # noqa: E402
+from backfill_aids import HALF, Calls, by_id, column, driver, made, rows_from, twice  # noqa: E402
+from dovetail.backfill.records import read_column, write_column  # noqa: E402
+from dovetail.backfill.store import Store  # noqa: E402
+from dovetail.errors import ConfigError  # noqa: E402
+from running.aids import until  # noqa: E402
+
+
+@pytest.fixture
+def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Calls:
+    folder = tmp_path / "calls"
+    folder.mkdir()
+    monkeypatch.setenv(fns.LOG, str(folder))
+    return Calls(folder)
+
+
+@pytest.fixture
+def uri(tmp_path: Path) -> str:
+    return made(tmp_path, 20, 10)
+
+
+def kept_of(uri: str, name: str) -> list[str]:
+    """Files and folders beside the table."""
+    root = Path(uri) / "_dovetail"
+    return sorted(str(path.relative_to(root)) for path in (*root.glob(f"c-{name}"), *root.glob(f"columns/c-{name}.*")))
+
+
+def fixes(error: ConfigError) -> list[str]:
+    return [fix for problem in error.problems for fix in problem.fixes]
+
+
+# --- several columns at once
+
+
+def test_a_column_that_others_are_filled_without_by_now_is_dropped_alone(uri: str) -> None:
+    table = dt.table(uri)
+    table.backfill(["a", "b"], fns.pair, cluster=HALF)
+    table.backfill(["a", "c"], fns.pair, cluster=HALF)
+    with pytest.raises(ConfigError, match="'b' was never filled"):
+        table.errors("b")
+    table.drop("b")
+    assert table.schema.names == ["id", "text", "a", "c"]
+    assert kept_of(uri, "b") == []
+    assert table.backfill("a", cluster=HALF).rows == 0
+    assert column(uri, "c") == [f"high {row}" for row in range(20)]
+
+
+def test_a_column_whose_second_is_filled_with_others_by_now_is_dropped_alone(uri: str) -> None:
+    table = dt.table(uri)
+    table.backfill(["a", "b"], fns.pair, cluster=HALF)
+    table.drop(["a", "b"])
+    table.add_column(["a", "b"], fns.pair)
+    store = Store(uri)
+    record = read_column(store, "a")
+    assert record is not None
+    record.columns = ["b", "c"]
+    write_column(store, record)
+    table.drop("a")
+    assert table.schema.names == ["id", "text", "b"]
+    assert kept_of(uri, "a") == []
+    assert kept_of(uri, "b") == ["columns/c-b.json"]
+
+
+def test_columns_that_are_filled_together_are_dropped_together(uri: str) -> None:
+    table = dt.table(uri)
+    table.backfill(["a", "b"], fns.pair, cluster=HALF)
+    for one in "ab":
+        with pytest.raises(ConfigError, match="a, b are filled together") as caught:
+            table.drop(one)
+        assert fixes(caught.value) == ["table.drop(['a', 'b'])"]
+    table.drop(["a", "b"])
+    assert table.schema.names == ["id", "text"]
+    assert kept_of(uri, "a") == kept_of(uri, "b") == []
+
+
+@pytest.mark.parametrize(("gone", "other"), ["ba", "ab"])
+def test_of_columns_filled_together_one_may_be_gone(gone: str, other: str, uri: str) -> None:
+    table = dt.table(uri)
+    table.backfill(["a", "b"], fns.pair, cluster=HALF)
+    lance.dataset(uri).drop_columns([gone])
+    with pytest.raises(ConfigError, match="a, b are filled together") as caught:
+        table.drop(gone)
+    assert fixes(caught.value) == [f"table.drop(['{other}'])"]
+    table.drop(other)
+    assert table.schema.names == ["id", "text"]
+    assert kept_of(uri, "a") == kept_of(uri, "b") == []
+
+
+# --- columns that Lance itself dropped
+
+
+def test_what_is_kept_of_a_column_that_is_gone_can_be_dropped(uri: str) -> None:
+    table = dt.table(uri)
+    table.backfill("n", fns.doubled, cluster=HALF)
+    lance.dataset(uri).drop_columns(["n"])
+    table.drop("n")
+    assert kept_of(uri, "n") == []
+    assert table.schema.names == ["id", "text"]
+    with pytest.raises(ConfigError, match="no column 'n'"):
+        table.drop("n")
+
+
+def test_one_that_is_gone_and_one_that_is_there_are_dropped_in_one_call(uri: str) -> None:
+    table = dt.table(uri)
+    table.backfill("n", fns.doubled, cluster=HALF)
+    table.add_column("m", fns.doubled)
+    lance.dataset(uri).drop_columns(["n"])
+    with pytest.raises(ConfigError, match="no column 'never'"):
+        table.drop(["m", "n", "never"])
+    assert kept_of(uri, "n")
+    table.drop(["m", "n"])
+    assert table.schema.names == ["id", "text"]
+    assert kept_of(uri, "n") == kept_of(uri, "m") == []
+
+
+# --- while it is filled
+
+
+def test_a_function_that_is_named_while_another_fills_the_column_stays_named(tmp_path: Path, calls: Calls) -> None:
+    uri = made(tmp_path, 2000, 1000)
+    call = f'backfill("n", fill_functions.held, cluster="{HALF}", recompute=True)'
+    with driver(tmp_path, uri, call, calls) as running:
+        until(calls.is_held, "it is in the middle")
+        dt.table(uri).add_column("n", fns.tripled)
+        calls.go()
+        running.finish()
+    assert by_id(uri, "n") == twice(range(2000))
+    record = read_column(Store(uri), "n")
+    assert record is not None
+    assert (record.name, record.rate, record.recomputing) == ("tripled", None, False)
+    dt.table(uri).backfill("n", cluster=HALF)
+    assert by_id(uri, "n") == {row: 3 * row for row in range(2000)}
+
+
+def test_a_run_writes_down_how_fast_it_was(tmp_path: Path) -> None:
+    uri = made(tmp_path, 2000, 1000)
+    dt.table(uri).backfill("n", fns.slow, cluster=HALF)
+    record = read_column(Store(uri), "n")
+    assert record is not None
+    assert record.rate is not None
+
+
+def test_a_table_that_is_removed_while_it_is_filled_stays_away(tmp_path: Path, calls: Calls) -> None:
+    uri = made(tmp_path, 2000, 1000)
+    with driver(tmp_path, uri, f'backfill("n", fill_functions.held, cluster="{HALF}")', calls) as running:
+        until(calls.is_held, "it is in the middle")
+        shutil.rmtree(uri)
+        calls.go()
+        assert running.ended() != 0
+        running.all_gone()
+        assert "the table is not there any more" in running.output
+    assert not Path(uri).exists()
+
+
+def test_no_file_makes_the_folder_of_a_table(tmp_path: Path) -> None:
+    store = Store(str(tmp_path / "gone.lance"))
+    for write in (store.put, store.create):
+        with pytest.raises(FileNotFoundError, match="not there any more"):
+            write("c-n/jobs/run.json", b"{}")
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- fixes that are some
+
+
+def test_the_fix_for_a_fragment_of_an_empty_table_is_one(tmp_path: Path) -> None:
+    uri = str(tmp_path / "t.lance")
+    lance.write_dataset(rows_from(0, 0), uri)
+    table = dt.table(uri)
+    with pytest.raises(ConfigError, match="no fragment 0: it has no rows") as caught:
+        table.backfill("n", fns.doubled, fragments=[0], cluster=HALF)
+    assert fixes(caught.value) == ["add rows, or leave fragments= out"]
+    assert table.backfill("n", fns.doubled, cluster=HALF).rows == 0
+
+
+def test_the_fix_for_a_table_of_the_first_format_works(tmp_path: Path) -> None:
+    uri = made(tmp_path, 20, 10, data_storage_version="legacy")
+    with pytest.raises(ConfigError, match="cannot add 'n'") as caught:
+        dt.table(uri).backfill("n", fns.doubled, cluster=HALF)
+    (fix,) = fixes(caught.value)
+    assert "data_storage_version 2.0 or newer" in fix
+    new = eval(fix[fix.index("lance.write_dataset") :], {"lance": lance}).uri
+    dt.table(new).backfill("n", fns.doubled, cluster=HALF)
+    assert by_id(new, "n") == twice(range(20))
