@@ -180,7 +180,8 @@ def test_a_failure_has_the_users_traceback_and_exception() -> None:
     assert "in outer" in first.traceback
     assert "in deep" in first.traceback
     assert "calling.py" not in first.traceback.replace("test_calling.py", "")
-    assert (second.message, second.exception) == ("1 and 2", b"")
+    kind, message, has = cloudpickle.loads(second.exception)  # it does not unpickle itself
+    assert (kind.__name__, message, has) == ("OwnError", second.message, {}) == ("OwnError", "1 and 2", {})
 
 
 def test_a_long_traceback_is_cut() -> None:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from numbers import Number
 from typing import TYPE_CHECKING, Any
 
-from dovetail.backfill.losses import Loss, check_losses, check_names
+from dovetail.backfill.losses import Loss, check_losses, check_names, infinities, loses_zone, lossy, narrow
 from dovetail.backfill.types import fits, value_class
 from dovetail.errors import shown
 
@@ -117,9 +117,9 @@ def array_of(values: Any, kind: Any) -> Any:
 
     storage = kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
     found = pa.array(values, storage)
-    check_losses(values, storage)
     if isinstance(found, pa.ChunkedArray):  # of more than 2 GB of text
         found = found.combine_chunks()
+    check_losses(values, storage, found)
     return found if storage is kind else pa.ExtensionArray.from_storage(kind, found)
 
 
@@ -147,7 +147,7 @@ def _fitting(value: Any, kind: Any, name: str) -> Any:
         raise TypeError(f"{NOT_AWAITED}{field}")
     if isinstance(trouble, Loss):
         whole = trouble.value is not None and trouble.value is plain
-        sort = f", a {type(value).__name__},{field}{',' if field else ''} which does not fit {kind}"
+        sort = f", a {type(value).__name__},{field}{',' if field else ''} which does not fit {kind}{trouble.why}"
         said = sort if whole else f"{field}: {trouble}"
         raise ValueError(f"gave {shown(value)}{said}")  # noqa: TRY004 - of the row's value, not of its type
     wanted = value_class(kind)
@@ -181,8 +181,23 @@ def plainer(value: Any) -> Any:
     if hasattr(value, "as_py"):
         return value.as_py()
     if hasattr(value, "tolist") and hasattr(value, "ndim"):
-        return value.tolist()
+        return _times(value) if _has_times(value) else value.tolist()
     return value
+
+
+def _has_times(value: Any) -> bool:
+    return type(value).__module__ == "numpy" and value.dtype.kind in "mM"
+
+
+def _times(value: Any) -> Any:
+    """numpy's as Python's, if these are the same: tolist() gives bare numbers for nanoseconds and far years."""
+    import numpy
+
+    with suppress(TypeError):  # years and months have no one length
+        plain = value.astype(f"{value.dtype.kind}8[us]")
+        if (numpy.isnat(value) | (plain == value)).all() and int not in set(map(type, plain.ravel().tolist())):
+            return plain.tolist()
+    return [_times(one) for one in value] if value.ndim > 1 else value
 
 
 def _kind(result: Any) -> str:
@@ -210,9 +225,27 @@ def _array(result: Any, kind: Any, rows: int, name: str) -> Any:
         found = result
     elif getattr(result, "ndim", 1) > 1 or isinstance(result, Sequence):
         found = _array_of_values([plainer(one) for one in result], kind, name)
+    elif getattr(getattr(result, "dtype", None), "kind", "") == "O":
+        found = _array_of_objects(result, kind, name)
     else:
         found = pa.array(result)
     return cast_of(found, kind, field)
+
+
+def _array_of_objects(result: Any, kind: Any, name: str) -> Any:
+    """Of an array of Python's values, whose type Arrow guesses; where something is lost in that, in the column's."""
+    import pyarrow as pa
+
+    found = pa.array(result)
+    if not lossy(found.type):
+        return found
+    there = found.is_valid().to_pylist()
+    with suppress(Exception):  # of one value at least
+        check_losses([one for one, valid in zip(result, there, strict=True) if valid], found.type, found)
+        return found
+    return _array_of_values(
+        [plainer(one) if valid else None for one, valid in zip(result, there, strict=True)], kind, name
+    )
 
 
 def _array_of_values(values: list[Any], kind: Any, name: str) -> Any:
@@ -228,11 +261,14 @@ def cast_of(array: Any, kind: Any, field: str = "") -> Any:
     if array.type.equals(kind):
         return array
     into_float = pa.types.is_integer(array.type) and pa.types.is_floating(kind)
-    if not (into_float or fits(array.type, kind)):
+    if not (into_float or fits(array.type, kind)) or loses_zone(array.type, kind):
         raise TypeError(f"gave {array.type}{field}, and the column is {kind}")
     if isinstance(kind, pa.BaseExtensionType):
         return pa.ExtensionArray.from_storage(kind, cast_of(array, kind.storage_type, field))
     try:
-        return array.cast(kind)
+        found = array.cast(kind)
     except pa.ArrowInvalid as error:
         raise ValueError(f"gave {array.type}{field}, which does not fit {kind}: {error}") from None
+    if narrow(kind) and (infinite := infinities(found)) and infinite > infinities(array):
+        raise ValueError(f"gave {array.type}{field}, which does not fit {kind}: a number is too large")
+    return found

@@ -98,7 +98,7 @@ class RowFailed(RunError):
 
 
 def row_failed(failed: FailedRow, column: str, committed: str, more: str = "") -> RowFailed:
-    """As an exception of the type that the function raised, so that `except ValueError` works. `more`: what the call was
+    """Of the type of the exception that the function raised: so `except ValueError` works. `more`: what the call was
     given besides the column, as it is typed."""
     original = _original(failed)
     place = f"row {failed.address} (fragment {failed.fragment}, offset {failed.offset})"
