@@ -1,4 +1,4 @@
-"""How many workers of a function fit, and what is said if that is fewer than asked for, or none?"""
+"""How is a backfill a run: how many workers of a function fit, and what is said if that is fewer, or none?"""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from dovetail.pipeline.stage import Stage
 from dovetail.resources.cluster import Cluster
 from dovetail.resources.sizes import about_size
 from dovetail.scheduling.planner import plan as make_plan
+from dovetail.streaming.options import Options
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -28,6 +29,20 @@ NEVER = "DT439"
 STAGE = "fill"
 DEATHS = 1000
 """A row that kills workers is found by those who go through its range again, each time in smaller steps."""
+OPTIONS = Options(
+    eager=True,
+    serving=True,  # the source waits for results: an epoch must not wait for the source
+    epoch_s=0.05,
+    epoch_batches=1,
+    epoch_most_s=0.05,
+    message_s=0.0001,
+    message_items=1,
+    queue_least=1,
+    hop_s=0.0002,
+    first_replan_s=1.0,
+    follow_plan=True,
+)
+"""A task is a message of its own, and its result leaves at once."""
 
 
 def stage_of(job: FillJob, udf: Udf, asked: Asked) -> Stage:
@@ -39,6 +54,22 @@ def _stage(run: Any, udf: Udf, asked: Asked) -> Stage:
     workers = (1, asked.workers) if isinstance(asked.workers, int) else asked.workers
     slots = None if udf.is_async else asked.slots or udf.slots
     return Stage(STAGE, run, udf.resources, workers=workers, slots=slots, retries=DEATHS)
+
+
+def how_to_run(asked: Asked, table: str, column: str) -> dict[str, Any]:
+    """Of `dt.run`."""
+    return {
+        "engine": asked.engine,
+        "cluster": asked.cluster,
+        "options": OPTIONS,
+        "progress": False,
+        "wait": asked.wait,
+        "profiles": False,
+        "share": asked.share,
+        "env_from": asked.env_from,
+        "what": "backfill",
+        "more": {"table": table, "column": column},
+    }
 
 
 def check_fits(udf: Udf, asked: Asked) -> None:

@@ -7,9 +7,9 @@ import time
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from dovetail.backfill.admission import clamp_note, stage_of, told_infeasible
+from dovetail.backfill.admission import clamp_note, how_to_run, stage_of, told_infeasible
 from dovetail.backfill.budget import Budget
 from dovetail.backfill.committing import Committer
 from dovetail.backfill.dealing import Dealer
@@ -36,7 +36,6 @@ from dovetail.errors import DovetailError, InfeasibleError, Problem, RunError
 from dovetail.pipeline.pipeline import Pipeline
 from dovetail.running.running import run as start
 from dovetail.scheduling.planner import plan as make_plan
-from dovetail.streaming.options import Options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -55,20 +54,6 @@ ROUNDS = 20
 """How often others may change the table under it before it gives up."""
 ASYNC_SLOTS = 16
 RATE_S, RATE_ROWS = 1.0, 1_000
-OPTIONS = Options(
-    eager=True,
-    serving=True,  # the source waits for results: an epoch must not wait for the source
-    epoch_s=0.05,
-    epoch_batches=1,
-    epoch_most_s=0.05,
-    message_s=0.0001,
-    message_items=1,
-    queue_least=1,
-    hop_s=0.0002,
-    first_replan_s=1.0,
-    follow_plan=True,
-)
-"""A task is a message of its own, and its result leaves at once."""
 
 
 @dataclass
@@ -302,7 +287,7 @@ class Filling:
         dealer = Dealer(work.tasks, workers, slots, self.rate)
         self._run_began = time.monotonic()
         try:
-            run = start(pipeline, iter(dealer), **self._how())
+            run = start(pipeline, iter(dealer), **how_to_run(self.asked, self.table.uri, self.aim.columns[0]))
         except InfeasibleError as error:
             raise told_infeasible(self.udf, self.asked, error) from None
         self.filled.folder = run.folder
@@ -318,22 +303,6 @@ class Filling:
         measured = dealer.measured
         if measured.seconds >= RATE_S or measured.rows >= RATE_ROWS:  # of less it is mostly the first call's
             self.rate = measured.rate
-
-    def _how(self) -> dict[str, Any]:
-        asked = self.asked
-        more = {"table": self.table.uri, "column": self.aim.columns[0]}
-        return {
-            "engine": asked.engine,
-            "cluster": asked.cluster,
-            "options": OPTIONS,
-            "progress": False,
-            "wait": asked.wait,
-            "profiles": False,
-            "share": asked.share,
-            "env_from": asked.env_from,
-            "what": "backfill",
-            "more": more,
-        }
 
     def _workers(self, pipeline: Pipeline) -> int:
         """How many there will be, as far as that can be said before; what cannot fit at all fails here, at once."""

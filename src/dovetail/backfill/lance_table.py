@@ -16,9 +16,7 @@ from __future__ import annotations
 
 import random
 import re
-import shlex
 import time
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,8 +32,9 @@ from dovetail.backfill.lance_opening import (
     opened,
     opened_anew,
 )
+from dovetail.backfill.unchanged import NOT_CHANGED, is_forbidden, may_write, not_changed
 from dovetail.data.reading.files import is_remote
-from dovetail.errors import ConfigError, DovetailError, Problem, RunError
+from dovetail.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -43,7 +42,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 BAD_WHERE = "DT432"
-NOT_CHANGED = "DT433"
 
 TRIES = 20
 """Of a commit, when others commit at the same time."""
@@ -155,11 +153,11 @@ class LanceTable:
             except CommitConflictError as error:
                 if waited:
                     continue
-                raise _not_changed(self.uri, f"cannot {what}, {TRIES} times: {one_line(error)}") from None
+                raise not_changed(self.uri, f"cannot {what}, {TRIES} times: {one_line(error)}") from None
             except (OSError, ValueError) as error:
                 message = f"cannot {what}: {one_line(error)}"
                 fix = legacy_fix(dataset, message) or f"the columns are {_names(dataset.schema.names)}"
-                fix = _may_write(self.uri) if _is_forbidden(message) else fix
+                fix = may_write(self.uri) if is_forbidden(message) else fix
                 raise ConfigError(Problem(NOT_CHANGED, message, fixes=(fix,), place=self.uri)) from None
             return self.newest()
         raise AssertionError("the last try returns or raises")
@@ -271,7 +269,7 @@ class LanceTable:
                 if waited:
                     continue
                 message = f"cannot commit {len(kept)} files, {TRIES} times: {one_line(error)}"
-                raise _not_changed(self.uri, message) from None
+                raise not_changed(self.uri, message) from None
             return Committed(version, {file.fragment: file.inputs for file in kept}, gone)
         raise AssertionError("the last try returns or raises")
 
@@ -283,7 +281,7 @@ class LanceTable:
         if gone:
             names = _names(here[id_].name if id_ in here else f"number {id_}" for id_ in sorted(gone))
             message = f"column {names} was dropped or changed while it was filled: {_names(now.schema.names)} are there"
-            raise _not_changed(self.uri, message, "add the column again and call backfill again")
+            raise not_changed(self.uri, message, "add the column again and call backfill again")
 
     def replace(self, files: Sequence[NewFile]) -> int:
         """Commits these files to this version, or to a newer one in which nothing happened that matters."""
@@ -304,7 +302,7 @@ class LanceTable:
         except CommitConflictError:
             raise
         except (OSError, ValueError) as error:
-            raise _not_changed(self.uri, f"cannot commit {len(files)} files: {one_line(error)}") from None
+            raise not_changed(self.uri, f"cannot commit {len(files)} files: {one_line(error)}") from None
         return int(done.version)
 
     def _data_file(self, file: NewFile, layouts: dict[tuple[int, ...], Any]) -> Any:
@@ -326,7 +324,7 @@ class LanceTable:
     def _fragment_of(self, fragment: int) -> Any:
         found = self.dataset.get_fragment(fragment)
         if found is None:
-            raise _not_changed(self.uri, f"version {self.version} has no fragment {fragment}")
+            raise not_changed(self.uri, f"version {self.version} has no fragment {fragment}")
         return found
 
 
@@ -393,29 +391,3 @@ def _tries() -> Iterator[bool]:
         if at:
             time.sleep(random.uniform(0, min(2.0, 0.05 * 2**at)))  # noqa: S311 - nobody guesses it
         yield at < TRIES - 1
-
-
-def _not_changed(uri: str, message: str, *fixes: str) -> RunError:
-    fixes = fixes or ((_may_write(uri),) if _is_forbidden(message) else ("call backfill again",))
-    return RunError(Problem(NOT_CHANGED, message, fixes=fixes, place=uri))
-
-
-def _may_write(uri: str) -> str:
-    if is_remote(uri):
-        return "storage_options of somebody who may write there"
-    return f"chmod -R u+w {shlex.quote(uri)}, or copy the table to where you may write"
-
-
-def _is_forbidden(text: str) -> bool:
-    return any(words in text.casefold() for words in ("permission denied", "read-only file system", "accessdenied"))
-
-
-@contextmanager
-def told_if_not_written(uri: str) -> Iterator[None]:
-    """What a disk or a store says when it does not let us, as an error with a fix."""
-    try:
-        yield
-    except OSError as error:
-        if isinstance(error, DovetailError):  # a function's own, of its own type
-            raise
-        raise _not_changed(uri, f"cannot write beside the table: {one_line(error)}") from error

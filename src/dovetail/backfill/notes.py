@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from dovetail.backfill.lance_table import NOT_CHANGED
 from dovetail.backfill.lease import TAKEN
 from dovetail.backfill.settling import TRIES
+from dovetail.backfill.unchanged import NOT_CHANGED
 from dovetail.errors import Problem, RunError
 from dovetail.observe.words import counted
 

@@ -10,7 +10,7 @@ from dovetail.backfill.admission import check_fits
 from dovetail.backfill.aiming import aim_of
 from dovetail.backfill.asking import Asked, asked_of, asked_or_problems
 from dovetail.backfill.backfilling import Filling
-from dovetail.backfill.lance_table import LanceTable, told_if_not_written
+from dovetail.backfill.lance_table import LanceTable
 from dovetail.backfill.lease import TAKEN
 from dovetail.backfill.leases import held
 from dovetail.backfill.mending import carry_errors, errors_of, retry
@@ -30,6 +30,7 @@ from dovetail.backfill.records import (
 from dovetail.backfill.store import Store, folder_of
 from dovetail.backfill.udf import Udf, load_udf
 from dovetail.backfill.udf import udf as make_udf
+from dovetail.backfill.unchanged import told_if_not_written
 from dovetail.backfill.work import unknown_fragments
 from dovetail.errors import ConfigError, DovetailError, Problem, RunError, did_you_mean
 
