@@ -10,20 +10,26 @@ import pytest
 
 pytest.importorskip("ray")
 
+from ray.exceptions import RayError, RuntimeEnvSetupError
+
 from dovetail.control.events import FailRun, NodeLeft
 from dovetail.engines.local.spec import Home
-from dovetail.engines.ray import fleet, idle, links
+from dovetail.engines.ray import fleet, gone, idle, links
 from dovetail.engines.ray.discovery import NoNodes, seen_of
 from dovetail.engines.ray.engine import RayEngine
 from dovetail.engines.ray.fleet import Agents, Surroundings, pause_s
+from dovetail.engines.ray.gone import LEFT, SILENT_HEAD, STAY, Gone, Head
+from dovetail.engines.ray.hearing import MOST_IN_VAIN, NO_WORKER
 from dovetail.engines.ray.idle import THREAD, Idle
-from dovetail.engines.ray.links import Again, Listener, Lookout
+from dovetail.engines.ray.links import Again, Link, Listener, Lookout
+from dovetail.engines.ray.wire import Hello, our_version
 from dovetail.errors import Problem
 from dovetail.resources.cluster import Cluster
 from engines.test_ray_discovery import row
 from running.aids import until
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 GONE = NoNodes(Problem("DT393", "no node with CPUs"))
@@ -101,6 +107,147 @@ def test_what_is_due_later_is_heard_then() -> None:
         assert heard.get(timeout=10) == (None, Again("soon"))
         with pytest.raises(Empty):
             heard.get_nowait()
+    finally:
+        listener.close()
+
+
+def test_all_agents_of_a_node_are_started_again_whichever_runtime_env_they_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet, "start_agent", lambda *_: NoHandle())
+    monkeypatch.setattr(idle.IDLE, "take", lambda *_: None)
+    listener: Any = NoListener()
+    agents = Agents(tmp_path, around("a"), listener)
+    for kind in ("", ENV):
+        agents.link("a", kind)
+    agents.lost("a")
+    agents.again("a")
+    assert [link.kind for link in listener.added] == ["", ENV, "", ENV]
+
+
+ENV = '{"env_vars": {"QQ": "1"}}'
+DIED = "The actor died unexpectedly.\nThe actor is dead because its worker process has died: connection error code 2."
+
+
+@pytest.fixture
+def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RayEngine]:
+    """With agents that hear nothing, on two nodes."""
+    monkeypatch.setattr(fleet, "start_agent", lambda *_: NoHandle())
+    monkeypatch.setattr(idle.IDLE, "take", lambda *_: None)
+    found = RayEngine(tmp_path, around("a", "b"))
+    nobody: Any = NoListener()
+    found.agents._listener = nobody
+    yield found
+    found.close()
+
+
+def failed(engine: RayEngine) -> list[str]:
+    return [event.error for event in engine.events if isinstance(event, FailRun)]
+
+
+def started(engine: RayEngine, kind: str) -> Link:
+    link = engine.agents.link("a", kind)
+    assert link is not None
+    return link
+
+
+def test_an_agent_with_a_runtime_env_that_dies_before_it_says_a_word_is_started_again(engine: RayEngine) -> None:
+    for _ in range(MOST_IN_VAIN - 1):
+        engine._hearing.hear(started(engine, ENV), RayError(DIED))
+        assert failed(engine) == []
+        engine._hearing.hear(None, Again("a"))
+    engine._hearing.hear(
+        started(engine, ""), [("hello", *Hello(1, "", True, (), (), our_version()))]
+    )  # that another starts says nothing of this one
+    engine._hearing.hear(started(engine, ENV), RayError(DIED))
+    [error] = failed(engine)
+    assert error.startswith("DT403 node a cannot start an agent with the runtime_env")
+    assert "connection error code 2" in error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [RuntimeEnvSetupError("no such package"), RayError(f"it died\n{NO_WORKER}, because of it")],
+    ids=["made", "started"],
+)
+def test_a_runtime_env_that_cannot_be_made_fails_the_run_at_once(engine: RayEngine, error: Exception) -> None:
+    engine._hearing.hear(started(engine, ENV), error)
+    assert [text.startswith("DT403 node a cannot make the runtime_env") for text in failed(engine)] == [True]
+
+
+def test_a_node_that_dies_below_an_agent_with_a_runtime_env_is_no_fault_of_that(engine: RayEngine) -> None:
+    for _ in range(2 * MOST_IN_VAIN):
+        engine._hearing.hear(started(engine, ENV), RayError("The actor died because its node has died."))
+        engine._hearing.hear(None, Again("a"))
+    assert failed(engine) == []
+
+
+# --- Ray that is gone
+
+
+class Leaves(NoHandle):
+    """An agent whose calls fail as those of Ray do after ray.shutdown()."""
+
+    def remote(self, *_: Any) -> None:
+        raise SystemExit
+
+
+def test_a_listener_to_which_ray_is_gone_says_so_once() -> None:
+    heard: SimpleQueue[Any] = SimpleQueue()
+    listener = Listener(heard)
+    handle: Any = NoHandle()
+    setup: Any = NoHandle()
+    link = Link("a", "", handle, setup)
+    link.handle = Leaves()
+    listener.add(link)
+    assert heard.get(timeout=10) == (None, Gone(LEFT, STAY))
+    listener.add(link)
+    listener.close()
+    assert heard.empty()
+
+
+def test_when_ray_is_gone_the_run_fails_once_and_nobody_is_started_again(engine: RayEngine) -> None:
+    started(engine, "")
+    engine._hearing.hear(None, Gone(LEFT, STAY))
+    engine._hearing.hear(None, Gone(SILENT_HEAD, deaf=False))
+    engine._hearing.hear(None, Again("a"))
+    assert failed(engine) == [f"DT397 {LEFT}"]
+    assert {event.node: event.returns for event in engine.events if isinstance(event, NodeLeft)} == {
+        "a": False,
+        "b": False,
+    }
+    assert engine.agents.links() == []
+    assert engine.agents.link("a", "") is None
+
+
+def test_a_call_that_finds_no_ray_fails_the_run_instead_of_the_loop(engine: RayEngine) -> None:
+    link = started(engine, "")
+    link.handle = Leaves()
+    link.tell(("stop", 1, False, ""))
+    events = engine.poll(0.0)
+    assert [event.error for event in events if isinstance(event, FailRun)] == [f"DT397 {LEFT}"]
+
+
+def test_a_head_that_is_silent_for_long_is_told_once_and_one_that_stumbles_is_not() -> None:
+    head = Head()
+    for _ in range(3):
+        with head.asked():
+            assert not any(head.is_gone(1.0) for _ in range(20))
+    assert not any(head.is_gone(1.0) for _ in range(100)), "nobody asks it"
+    with head.asked():
+        assert sum(head.is_gone(1.0) for _ in range(100)) == 1
+
+
+def test_who_looks_after_the_head_tells_when_it_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gone, "HEAD_S", 0.2)
+    monkeypatch.setattr(links, "BEAT_S", 0.02)
+    heard: SimpleQueue[Any] = SimpleQueue()
+    head = Head()
+    listener = Listener(heard, head)
+    listener._thread.start()
+    try:
+        with head.asked():
+            assert heard.get(timeout=10) == (None, Gone(SILENT_HEAD, deaf=False))
     finally:
         listener.close()
 

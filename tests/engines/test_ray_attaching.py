@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dovetail.engines.ray import asking, attaching, library, reaching
+from dovetail.engines.ray.auto_init import AutoInit
 from dovetail.engines.ray.own_ray import ATTEMPTS, STORE_MOST, cause_of, expected, is_rays, size_of, start_own
 from dovetail.engines.ray.reaching import refusal, require_answer
 from dovetail.engines.ray.where import Kind, Where, address_of, is_ray
@@ -312,6 +313,17 @@ def test_leaving_puts_the_auth_mode_back_also_where_the_user_has_shut_ray_down(m
     assert put_back == ["disabled"]
 
 
+def test_ray_joins_nobody_by_itself_as_long_as_anybody_of_us_uses_it() -> None:
+    hook = pytest.importorskip("ray._private.auto_init_hook")
+    before, auto_init = hook.enable_auto_connect, AutoInit()
+    auto_init.off()
+    with auto_init.kept_off():
+        assert not hook.enable_auto_connect
+    assert not hook.enable_auto_connect
+    auto_init.back()
+    assert hook.enable_auto_connect == before
+
+
 def test_what_warnings_are_ignored_is_changed_by_the_main_thread_only() -> None:
     began, go_on = threading.Event(), threading.Event()
 
@@ -486,6 +498,40 @@ def test_a_ray_that_somebody_else_runs_is_not_found_by_accident(ray_cluster: Fak
     assert ray_cluster.address
     with Script(tmp_path, FINDS_NONE, RAY_TMPDIR=str(tmp_path)) as script:
         assert "no Ray runs on this machine" in script.finish()
+
+
+LEAVES = """
+import os, ray
+import dovetail as dt
+from ray._private import auto_init_hook
+
+def same(items):
+    return items
+
+def source():
+    while True:
+        yield 1
+
+ray.init(address=os.environ["DOVETAIL_TEST_RAY"], log_to_driver=False, logging_level="ERROR")
+run = dt.run(dt.Pipeline([dt.Stage("same", same, workers=1)]), source(), engine="ray:auto")
+next(iter(run))
+assert not auto_init_hook.enable_auto_connect
+ray.shutdown()
+try:
+    run.wait()
+except dt.EngineError as error:
+    print(error, error.exit_code)
+assert not ray.is_initialized()
+assert auto_init_hook.enable_auto_connect
+print("done")
+"""
+
+
+def test_a_run_whose_program_leaves_ray_fails_soon_and_joins_no_other(ray_cluster: FakeCluster, tmp_path: Path) -> None:
+    with driver(ray_cluster, tmp_path, LEAVES, RAY_ADDRESS=ray_cluster.address) as script:
+        output = script.finish()
+    assert output.count("error[") == output.count("error[DT397]") == 1
+    assert output.endswith("run.wait() 5\ndone\n")
 
 
 def test_the_head_of_a_real_cluster_is_known(ray_cluster: FakeCluster) -> None:

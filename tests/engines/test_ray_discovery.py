@@ -247,6 +247,15 @@ def test_an_empty_cluster_is_said_to_be_empty() -> None:
     assert using.lines()[1:] == ["sits:     nobody", "pending:  nothing"]
 
 
+def test_what_is_left_out_counts_for_nobody_and_an_actor_that_wants_nothing_does_not_wait() -> None:
+    agent = {"class": "Agent", "name": "", "node": "", "job": "", "pid": 7, "state": "PENDING_CREATION"}
+    agent |= {"resources": {}, "group": "", "gpus": []}
+    head = row("bb", CPU=0)
+    using = using_of([row("aa"), head], {}, [], [agent], {}, [], {"aa" * 10: "a", "bb" * 10: "b"}, {head["NodeID"]})
+    assert using.lines()[0] == "used:     0 of 8 CPUs, 0 of 16GB memory, 0 of 2GB object store"
+    assert using.waiting == ()
+
+
 # --- a real one
 
 

@@ -348,8 +348,13 @@ class Needs:
 
 @pytest.mark.parametrize(
     ("runtime_env", "why"),
-    [({"working_dir": "/no/such/folder"}, "/no/such/folder is not"), ({"conda": "no-such-env"}, "conda")],
-    ids=["seen at once", "seen on the node"],
+    [
+        ({"working_dir": "/no/such/folder"}, "/no/such/folder is not"),
+        ({"working_dir": "/tmp"}, "or ray.init(runtime_env="),
+        ({"py_modules": ["/tmp"]}, "s3://bucket/code.zip"),
+        ({"conda": "no-such-env"}, "conda"),
+    ],
+    ids=["seen at once", "a folder", "a module", "seen on the node"],
 )
 def test_a_runtime_env_that_cannot_be_made_fails_the_run_with_the_reason(runtime_env: dict[str, Any], why: str) -> None:
     with pytest.raises(dt.DovetailError, match="DT403") as told:

@@ -141,6 +141,15 @@ def test_what_others_hold_is_told_and_planned_around(ray_cluster: FakeCluster, t
             place("refused", dt.Stage("x", does_nothing, dt.Resources(cpus=1, gpus=1), workers=4), wait=False)
 
 
+def test_who_is_alone_hears_of_nobody_else() -> None:
+    """Also where the cluster has cards that it does not ask for."""
+    found = place("alone", dt.Stage("x", does_nothing, workers=1))
+    try:
+        assert not [warning for warning in found.plan.warnings if "others" in warning]
+    finally:
+        found.leave()
+
+
 def test_a_share_is_kept_to() -> None:
     found = place("quarter", share=0.25)
     try:

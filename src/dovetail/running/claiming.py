@@ -54,13 +54,18 @@ class Place:
         holdings = self.holdings
         if holdings is None:
             return [Keeper(*self.held, post, say)]
-        return [Keeper(*self.held, post, say, poll_s=POLL_ON_RAY_S, also=lambda: holdings.held)]
+
+        def say_of_it(line: str) -> None:
+            if not holdings.gone:  # of that the run itself tells
+                say(line)
+
+        return [Keeper(*self.held, post, say_of_it, poll_s=POLL_ON_RAY_S, also=lambda: holdings.held)]
 
     def leave(self) -> None:
         """Never raises: a claim is void anyway when its process ends."""
         if self.holdings is not None:
             self.holdings.close()
-        if self.held is not None:
+        if self.held is not None and not (self.holdings is not None and self.holdings.gone):
             book, grant = self.held
             try:
                 book.release(grant.owner.id)

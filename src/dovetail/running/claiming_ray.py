@@ -191,8 +191,8 @@ class _Placing:
     def _plan(self, book: ClusterBook, grant: Grant) -> Plan | None:
         """None: what is left has no room for all stages as it lies, and others may move."""
         cluster = book.seen.cluster
-        if cluster == self.alone.cluster and not grant.reserved:
-            return self.alone
+        if cluster == self.alone.cluster and not (grant.reserved and _others_hold(book, grant)):
+            return self.alone  # what is reserved then is only what it does not ask for
         try:
             return _planned_for(self.planned, self.alone, cluster, grant.reserved, "others hold a part of this cluster")
         except InfeasibleError as error:
@@ -269,6 +269,12 @@ def is_there_by(driver_is_there: Callable[[str], bool | None], process: Process)
     if driver_is_there(job) is False:
         return False
     return is_there(process._replace(space=space)) if space == this_process().space else None
+
+
+def _others_hold(book: ClusterBook, grant: Grant) -> bool:
+    """Whether anybody else has a part of the cluster: another run, or one of those who write no rows."""
+    owners = book.owners()
+    return any(owner.id != grant.owner.id for owner in owners) or bool(book.foreign_beside(owners))
 
 
 def _needing(book: ClusterBook, grant: Grant, plan: Plan) -> Grant:

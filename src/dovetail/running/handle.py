@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from dovetail.control.events import CancelRun, Drain
 from dovetail.control.splits import Unusable
-from dovetail.errors import ConfigError, DovetailError, Problem, RunError
+from dovetail.errors import ConfigError, DovetailError, EngineError, Problem, RunError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 DETAIL_LINES = 12
 AT_EXIT_S = 10.0
+NO_RAY = "DT397"
+"""Ray went away while it ran."""
 NOTHING_RAN = ("DT401", "DT405")
 """Of a run that ended with one of these nothing has begun: nodes do not see the source, or the place for results."""
 
@@ -239,7 +241,8 @@ class Run:
             raise failed
         if failed is not None:
             problem = _problem(*failed, self._last_stats(), self.folder)
-            raise (ConfigError if problem.code in NOTHING_RAN else RunError)(problem)
+            kind = ConfigError if problem.code in NOTHING_RAN else EngineError if problem.code == NO_RAY else RunError
+            raise kind(problem)
         bad = self._sink.unreadable
         if bad:
             message = f"{len(bad)} results came back and cannot be unpickled here: {bad[0]}"

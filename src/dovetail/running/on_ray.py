@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from dovetail.engines.local.limits import SHARE_OF_MEMORY
 from dovetail.engines.local.spec import Home
 from dovetail.engines.ray.attaching import Where, attach
+from dovetail.engines.ray.auto_init import AUTO_INIT
 from dovetail.engines.ray.discovery import discover
 from dovetail.engines.ray.variables import to_send
 from dovetail.errors import ConfigError, Problem
@@ -21,6 +22,7 @@ from dovetail.scheduling.planner import plan_again
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from dovetail.pipeline.pipeline import Pipeline
     from dovetail.resources.cluster import Cluster
     from dovetail.running.claiming import Place
     from dovetail.running.sites import Needs, Workers
@@ -53,6 +55,12 @@ class OnRay:
             raise ConfigError(Problem("DT402", message, fixes=fixes))
         return self._looks.seen.cluster
 
+    def check(self, pipeline: Pipeline) -> None:
+        from dovetail.engines.ray.starting import check_runtime_env
+
+        for stage in pipeline.stages:
+            check_runtime_env(stage.name, stage.runtime_env)
+
     def adopted(self, plan: Plan, *, earlier: bool) -> tuple[Plan, Callable[[Cluster], Plan] | None]:
         cluster = self._looks.seen.cluster
         if not earlier:
@@ -64,7 +72,8 @@ class OnRay:
     def place(self, run: str, alone: Plan, planned: Callable[[Cluster], Plan] | None, *, wait: bool) -> Place:
         from dovetail.running.claiming_ray import place_on_ray
 
-        return place_on_ray(run, alone, planned, wait=wait, looks=self._looks, share=self._share)
+        with AUTO_INIT.kept_off():
+            return place_on_ray(run, alone, planned, wait=wait, looks=self._looks, share=self._share)
 
     def workers(self, place: Place, needs: Needs) -> Workers:
         from dovetail.engines.ray.engine import RayEngine

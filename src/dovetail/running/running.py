@@ -114,6 +114,7 @@ def run(
         if earlier is None:
             where.check_apart(want, given.files())
         site = site or reached()  # last: it may start a Ray
+        site.check(pipeline)
         begun = _Begin(pipeline, site, given, want, earlier, again, undo)
         begun.plan(plan, site.cluster(cluster), mode, profiles=profiles)
         begun.claim(run_dir, wait=wait, force=force_resume)

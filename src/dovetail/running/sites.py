@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from dovetail.control.commands import Hosted
     from dovetail.control.segments import Segment
+    from dovetail.pipeline.pipeline import Pipeline
     from dovetail.resources.cluster import Cluster
     from dovetail.running.claiming import Place
     from dovetail.scheduling.plan import Plan
@@ -66,6 +67,10 @@ class Site(Protocol):
         """What to plan for."""
         ...
 
+    def check(self, pipeline: Pipeline) -> None:
+        """ConfigError: it asks for something that cannot be had here."""
+        ...
+
     def adopted(self, plan: Plan, *, earlier: bool) -> tuple[Plan, Planned | None]:
         """A plan that was not made just now, as it can run here, and how one is made for what others leave. `earlier`:
         that of the run that goes on; else somebody has given it."""
@@ -87,6 +92,8 @@ class Here:
 
     def cluster(self, asked: Cluster | str) -> Cluster | str:
         return asked
+
+    def check(self, pipeline: Pipeline) -> None: ...
 
     def adopted(self, plan: Plan, *, earlier: bool) -> tuple[Plan, Planned | None]:  # noqa: ARG002 - the port's
         return plan, None

@@ -10,6 +10,7 @@ import threading
 from dataclasses import dataclass
 from typing import Any
 
+from dovetail.engines.ray.auto_init import AUTO_INIT
 from dovetail.engines.ray.library import TOLD, import_ray, quiet, signals_kept
 from dovetail.engines.ray.own_ray import start_own
 from dovetail.engines.ray.reaching import (
@@ -119,9 +120,8 @@ def detach() -> None:
 def _leave_for_good() -> None:
     """The program ends: whoever still asks Ray for something must not start another one, as Ray does by itself."""
     detach()
-    hook = sys.modules.get("ray._private.auto_init_hook")
-    if hook is not None and _STATE.pid == os.getpid():
-        hook.enable_auto_connect = False  # type: ignore[attr-defined]
+    if _STATE.pid == os.getpid():
+        AUTO_INIT.off()
 
 
 def _leave_before_ray_does() -> None:

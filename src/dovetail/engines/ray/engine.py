@@ -20,13 +20,15 @@ from dovetail.control.events import BatchesReturned, Cause, NodeLeft, WorkerLost
 from dovetail.engines.local import limits
 from dovetail.engines.local.agreed import dumps
 from dovetail.engines.local.calling import settle
+from dovetail.engines.ray.auto_init import AUTO_INIT
 from dovetail.engines.ray.crews import Crew, Sent
 from dovetail.engines.ray.fleet import Agents
+from dovetail.engines.ray.gone import Head, while_ray_is_there
 from dovetail.engines.ray.hearing import Hearing
 from dovetail.engines.ray.links import Listener, Lookout
 from dovetail.engines.ray.logs import LogKeeper
 from dovetail.engines.ray.measured import Measured
-from dovetail.engines.ray.starting import check_runtime_env, kind_of
+from dovetail.engines.ray.starting import kind_of
 from dovetail.engines.ray.stock import Stock
 from dovetail.engines.ray.wire import ABOUT, GOES_HOME, SPOOL
 from dovetail.resources.amounts import amounts_of, minus, plus
@@ -52,6 +54,7 @@ class RayEngine:
     """See `control.engine.Engine`. One thread polls and submits; `post`, `call`, `store` and `load` are for any."""
 
     def __init__(self, folder: Path | None, around: Surroundings) -> None:
+        AUTO_INIT.off()  # till it is closed
         self._folder = folder or limits.a_folder()
         self._numbers = count(1)
         self._heard: SimpleQueue[Any] = SimpleQueue()
@@ -67,10 +70,13 @@ class RayEngine:
         """Those that cannot be started yet: their agent is not up, or Ray has not granted their seats."""
         self._taken: Amounts = {}
         """By all that live or wait."""
-        self._listener = Listener(self._heard)
-        self._lookout = Lookout(self._heard, around.look) if around.look is not None else None
+        head = Head() if around.look is not None else None
+        self._listener = Listener(self._heard, head)
+        self._lookout = Lookout(self._heard, around.look, head=head) if around.look is not None else None
         self.agents = Agents(self._folder, around, self._listener)
-        self._holdings = around.holdings
+        self.holdings = around.holdings
+        self.given_up = False
+        """Ray is gone, or does not answer: it is not asked for anything any more."""
         self._calls: dict[int, tuple[int, Future[Any]]] = {}
         """Number -> the worker that was asked, and who waits."""
         self._answers: deque[tuple[Future[Any], bool, bytes]] = deque()
@@ -90,14 +96,22 @@ class RayEngine:
             if self._closed.is_set():
                 return
             for command in commands:
-                if isinstance(command, RunBatches):
-                    self._run(command)
-                elif isinstance(command, StartWorker):
-                    self._start(command)
-                elif isinstance(command, Cancel):
-                    self._cancel(command)
-                elif isinstance(command, StopWorker):
-                    self._stop(command)
+                with while_ray_is_there(self):
+                    self._submit(command)
+            self._go_on()
+
+    def _submit(self, command: EngineCommand) -> None:
+        if isinstance(command, RunBatches):
+            self._run(command)
+        elif isinstance(command, StartWorker):
+            self._start(command)
+        elif isinstance(command, Cancel):
+            self._cancel(command)
+        elif isinstance(command, StopWorker):
+            self._stop(command)
+
+    def _go_on(self) -> None:
+        with while_ray_is_there(self):
             self._advance()
             self.agents.flush()
 
@@ -111,8 +125,7 @@ class RayEngine:
             with self._lock:
                 if self._closed.is_set():
                     break
-                self._advance()
-                self.agents.flush()
+                self._go_on()
             self._settle()
             events, self.events = self.events, []
             if events or nudged or (until is not None and time.monotonic() >= until):
@@ -161,16 +174,16 @@ class RayEngine:
                 for crew in list(self.crews.values()):
                     self.forget(crew)
         finally:
-            if self._holdings is not None:
-                self._holdings.close()
+            if self.holdings is not None:
+                self.holdings.close()
             self.stock.close()
             if not self.keep_spool:
                 limits.remove(self._folder / "spool")
+            AUTO_INIT.back()
 
     def prepare(self, hosted: Iterable[Hosted]) -> None:
         """Packs the code of what will be started: what cannot be sent is said before anything runs."""
         for one in hosted:
-            check_runtime_env(one)
             self.agents.shipped(one)
 
     # --- who is there
@@ -214,18 +227,18 @@ class RayEngine:
 
     def want(self) -> None:
         """Ray is asked for what is missing; what is too much goes back after a while."""
-        if self._holdings is not None:
-            self._holdings.want(self._taken, time.monotonic())
+        if self.holdings is not None:
+            self.holdings.want(self._taken, time.monotonic())
 
     def _advance(self) -> None:
         """Starts whoever can be by now."""
         if not self._waiting or not self.agents.may_begin(self._waiting.values()):
             return
-        granted = self._holdings is None or self._holdings.holds(self._taken)
-        if self._holdings is not None and not granted and self._holdings.poll():
-            granted = self._holdings.holds(self._taken)
+        granted = self.holdings is None or self.holdings.holds(self._taken)
+        if self.holdings is not None and not granted and self.holdings.poll():
+            granted = self.holdings.holds(self._taken)
         for crew in list(self._waiting.values()):
-            if granted or self._holdings is None or self._holdings.holds(self._with(crew)):
+            if granted or self.holdings is None or self.holdings.holds(self._with(crew)):
                 self._start_if_up(crew)
 
     def _with(self, crew: Crew) -> Amounts:
@@ -256,7 +269,7 @@ class RayEngine:
         del self._waiting[crew.number]
         for link in links:
             crew.places[link] = crew.ranks_on(link.node)
-            devices = self._holdings.devices(link.node) if self._holdings is not None else {}
+            devices = self.holdings.devices(link.node) if self.holdings is not None else {}
             self.agents.start(link, crew, devices)
         early, crew.early = crew.early, []
         for command in early:
@@ -334,8 +347,8 @@ class RayEngine:
             caller.tell(("gone", crew.number))
         self._waiting.pop(crew.number, None)
         self._taken = minus(self._taken, amounts_of(crew.command.seats))
-        if gives_back and self._holdings is not None and not self._closed.is_set():
-            self._holdings.give_back(amounts_of(crew.command.seats))
+        if gives_back and self.holdings is not None and not self._closed.is_set():
+            self.holdings.give_back(amounts_of(crew.command.seats))
         elif not self._closed.is_set():
             self.want()
         gone = [number for number, (worker, _) in self._calls.items() if worker == crew.number]
@@ -350,8 +363,9 @@ class RayEngine:
         waiting = node in self.agents.returning
         for link in links:
             link.dead = why
-            with suppress(Exception):
-                ray.kill(link.handle)
+            if not self.given_up:
+                with suppress(Exception):
+                    ray.kill(link.handle)
         for crew in [crew for crew in self.crews.values() if node in crew.nodes]:
             for other in crew.places:
                 if not other.dead:
@@ -360,8 +374,8 @@ class RayEngine:
         returns = self.agents.lost(node)
         self.stock.flights.go_on()
         self.measured.left(node)
-        if self._holdings is not None and not returns:
-            self._holdings.node_left(node)
+        if self.holdings is not None and not returns:
+            self.holdings.node_left(node)
         others = self.agents.returning - {node}
         if not returns and others:
             self._ghosts.add(node)
@@ -386,7 +400,8 @@ class RayEngine:
                 elif type(what) is tuple:
                     with self._lock:
                         if not self._closed.is_set():
-                            self._hearing.hear(*what)
+                            with while_ray_is_there(self):
+                                self._hearing.hear(*what)
                 else:
                     self.events.append(what)
                 what = self._heard.get_nowait()

@@ -89,7 +89,8 @@ class Agents:
         self._shipped: dict[int, tuple[object, Shipped]] = {}
         self._failed: dict[str, int] = {}
         """How many agents of a node have died, one soon after the other."""
-        self._pausing: set[str] = set()
+        self._pausing: dict[str, set[str]] = {}
+        """Node -> the kinds of agents that were there, and will be again."""
 
     def links(self) -> list[Link]:
         return list(self._links.values())
@@ -158,13 +159,13 @@ class Agents:
         gone = [self._links.pop(key) for key in [key for key in self._links if key[0] == node]]
         if node not in self.around.ids:
             self.returning.discard(node)
-            self._pausing.discard(node)
+            self._pausing.pop(node, None)
             return False
         self.returning.add(node)
         if not self.pauses(node):
             lived_s = time.monotonic() - max((link.began_at for link in gone), default=0.0)
             self._failed[node] = failed = 1 if lived_s > STEADY_S else self._failed.get(node, 0) + 1
-            self._pausing.add(node)
+            self._pausing[node] = {link.kind for link in gone} or {""}
             self._listener.later(pause_s(failed), Again(node))
         return True
 
@@ -174,9 +175,8 @@ class Agents:
 
     def again(self, node: str) -> None:
         """The pause is over."""
-        if node in self._pausing:
-            self._pausing.discard(node)
-            self._begun(node, "")
+        for kind in sorted(self._pausing.pop(node, ())):
+            self._begun(node, kind)
 
     def _keep(self, link: Link) -> None:
         """For the next run of this process."""

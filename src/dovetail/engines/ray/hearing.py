@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from ray.exceptions import RuntimeEnvSetupError
+from ray.exceptions import ActorUnschedulableError, RuntimeEnvSetupError
 
 from dovetail.control.events import (
     BatchesDone,
@@ -21,6 +21,7 @@ from dovetail.control.events import (
 )
 from dovetail.engines.ray import telling
 from dovetail.engines.ray.discovery import NoNodes
+from dovetail.engines.ray.gone import Gone, give_up
 from dovetail.engines.ray.links import Again
 from dovetail.engines.ray.starting import FIX_RUNTIME_ENV
 from dovetail.engines.ray.variables import hint
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
     from dovetail.engines.ray.links import Link
 
 MOST_IN_VAIN = 3
+NO_WORKER = "Failed to startup worker after retrying"
+"""So Ray calls it where the Python of a runtime_env does not start."""
 RAISED = re.compile(r"[A-Za-z_.]*(Error|Exception|Exit|Found)\b")
 _SAME = "install the same dovetail-ml, with the same Python, on all nodes (pip install 'dovetail-ml[ray]')"
 
@@ -48,8 +51,8 @@ class Hearing:
         self._engine = engine
         self._blind: dict[str, str] = {}
         """Nodes that do not see what workers read or write, or where no agent starts, and what Ray calls them."""
-        self._vain: Counter[str] = Counter()
-        """Node -> agents in a row that failed before they said a word."""
+        self._vain: Counter[tuple[str, str]] = Counter()
+        """Node and runtime_env -> agents in a row that failed before they said a word."""
         self._means: dict[str, Callable[..., None]] = {
             "hello": self._hello,
             "done": self._done,
@@ -72,19 +75,13 @@ class Hearing:
         }
 
     def hear(self, link: Link | None, what: Any) -> None:
-        if isinstance(what, Again):
-            self._engine.agents.again(what.node)
+        if isinstance(what, Gone):
+            give_up(self._engine, what)
         elif link is None:
-            self._looked(what)
+            self._seen(what)
         elif isinstance(what, BaseException):
-            if link.used and link.hello is None and not link.dead:
-                self._engine.agents.replace(link)  # it died while it was idle
-            elif not link.dead and (isinstance(what, RuntimeEnvSetupError) or (link.kind and link.hello is None)):
-                self._no_runtime_env(link, what)
-            elif not link.dead and "creation task" in str(what):
-                self._broken(link, str(what))
-            elif not link.dead:
-                self._engine.lose_node(link.node, _why(what))
+            if not link.dead:
+                self._died(link, what)
         else:
             for op in what:
                 if link.dead:
@@ -97,21 +94,46 @@ class Hearing:
 
     # --- agents and nodes
 
-    def _no_runtime_env(self, link: Link, error: BaseException) -> None:
-        """Another agent would fare no better."""
-        link.dead = "its runtime_env could not be made"
+    def _seen(self, what: Again | Seen | NoNodes) -> None:
+        if self._engine.given_up:
+            return
+        if isinstance(what, Again):
+            self._engine.agents.again(what.node)
+        else:
+            self._looked(what)
+
+    def _died(self, link: Link, error: BaseException) -> None:
+        """An agent, by Ray's words; one that has a runtime_env may have none of it yet."""
+        text = str(error)
+        if link.used and link.hello is None and not self._engine.given_up:
+            self._engine.agents.replace(link)  # it died while it was idle
+        elif isinstance(error, RuntimeEnvSetupError) or (link.kind and link.hello is None and is_about_env(error)):
+            lines = [line.strip() for line in text.splitlines() if line.strip()]
+            self._no_runtime_env(link, lines[-1] if lines else type(error).__name__)
+        elif "creation task" in text or (link.kind and link.hello is None and not is_about_node(error)):
+            self._broken(link, text)
+        else:
+            self._engine.lose_node(link.node, _why(error))
+
+    def _no_runtime_env(self, link: Link, why: str, *, made: bool = False) -> None:
+        """Another agent would fare no better. `made`: it only does not start with it."""
+        link.dead = "it could not be started with its runtime_env"
         names = sorted({name for crew in self._engine.crews.values() if crew.kind == link.kind for name in crew.names})
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        message = f"DT403 node {link.node} cannot make the runtime_env of {', '.join(map(repr, names))}: {lines[-1]}"
+        what = "start an agent with" if made else "make"
+        whose = f"of {', '.join(map(repr, names))}" if names else link.kind  # whose workers are lost already
+        message = f"DT403 node {link.node} cannot {what} the runtime_env {whose}: {why}"
         self._tell(FailRun(message, FIX_RUNTIME_ENV))
 
     def _broken(self, link: Link, text: str) -> None:
         """An agent that failed by itself. Where none starts, the next one would not either."""
         engine, node = self._engine, link.node
         if link.hello is None:
-            self._vain[node] += 1
-        if self._vain[node] < MOST_IN_VAIN:
+            self._vain[node, link.kind] += 1
+        if self._vain[node, link.kind] < MOST_IN_VAIN:
             engine.lose_node(node, f"its agent failed: {text.strip()}")
+            return
+        if link.kind:
+            self._no_runtime_env(link, _last_error(text), made=True)
             return
         wrong = f"DT404 Dovetail does not start on node {node}: {_last_error(text)}"
         ids = engine.agents.around.ids
@@ -122,7 +144,7 @@ class Hearing:
 
     def _hello(self, link: Link, *told: Any) -> None:
         link.hello = hello = Hello(*told)
-        del self._vain[link.node]
+        del self._vain[link.node, link.kind]
         agents = self._engine.agents
         around = agents.around
         wrong = _other_version(link.node, hello) or _not_seen(link.node, hello, agents.folder)
@@ -304,6 +326,15 @@ def _last_error(text: str) -> str:
     """Of a traceback, what was raised."""
     lines = [line.strip() for line in text.splitlines() if line.strip()] or ["no reason given"]
     return next((line for line in reversed(lines) if RAISED.match(line)), lines[-1])
+
+
+def is_about_env(error: BaseException) -> bool:
+    """Whether Ray says of an agent that never was there that its runtime_env cannot be made."""
+    return isinstance(error, TimeoutError) or NO_WORKER in str(error)
+
+
+def is_about_node(error: BaseException) -> bool:
+    return isinstance(error, ActorUnschedulableError) or "its node has died" in str(error)
 
 
 def _why(error: BaseException) -> str:

@@ -75,6 +75,7 @@ class Holdings:
         self._wanted: Amounts = {}
         self._spare_since: dict[str, float] = {}
         self._looked = 0.0
+        self._abandoned = False
 
     # --- what it cannot do without
 
@@ -312,6 +313,17 @@ class Holdings:
             if not need.parts:
                 self._need = None
                 remove(need)
+        self._tell()
+
+    @property
+    def gone(self) -> bool:
+        """Whether there is no Ray any more to give it back to."""
+        return self._abandoned or not ray.is_initialized()
+
+    def abandon(self) -> None:
+        """Ray does not answer: it takes all of it back itself when this process ends, or has done so."""
+        self._abandoned = True
+        self._need, self._groups, self._cards, self._wanted = None, [], [], {}
         self._tell()
 
     def close(self) -> None:

@@ -18,6 +18,7 @@ import ray
 from ray.exceptions import RayError
 
 from dovetail.engines.ray.discovery import NoNodes, same_nodes
+from dovetail.engines.ray.gone import SILENT_HEAD, Gone, Head, gone_by
 from dovetail.engines.ray.wire import ABOUT, BEAT_S, Told, frames, opened
 
 if TYPE_CHECKING:
@@ -133,21 +134,22 @@ class Again:
 class Listener:
     """Puts (link, operations) or (link, an error) into the queue of the loop."""
 
-    def __init__(self, heard: SimpleQueue[Any]) -> None:
+    def __init__(self, heard: SimpleQueue[Any], head: Head | None = None) -> None:
+        """`head`: somebody asks it all the time, and here is noticed that it does not answer."""
         self._heard = heard
+        self._head = head
         self._new: deque[Link] = deque()
         self._later: deque[tuple[float, Again]] = deque()
         self._pending: dict[Any, Link] = {}
         self._links: list[Link] = []
-        self._broken: Exception | None = None
+        self._broken = False
         self._closing = Event()
         self._woken = Event()
         self._thread = Thread(target=self._run, name="dovetail-ray", daemon=True)
 
     def add(self, link: Link) -> None:
-        if self._broken is not None:
-            self._heard.put((link, self._broken))
-            return
+        if self._broken:
+            return  # the run is told already
         self._new.append(link)
         self._woken.set()
         if not self._thread.ident:
@@ -166,16 +168,17 @@ class Listener:
     def _run(self) -> None:
         came = time.monotonic()
         while not self._closing.is_set():
-            self._take_new()
             try:
+                self._take_new()
                 self._wait()
-            except Exception as error:  # Ray itself is gone: everybody is, and whoever is started from now
-                self._broken = error
-                for link in (*self._links, *self._new):
-                    self._heard.put((link, error))
+            except BaseException as error:  # Ray itself is gone, and with it everybody; it may say so by SystemExit
+                self._broken = True
+                self._heard.put((None, gone_by(error)))
                 return
             now = time.monotonic()
             self._check(now, now - came)
+            if self._head is not None and self._head.is_gone(min(now - came, STALL_S)):
+                self._heard.put((None, Gone(SILENT_HEAD, deaf=False)))
             self._tell_what_is_due(now)
             came = now
 
@@ -239,11 +242,16 @@ class Lookout:
     there is nothing left to run on is a `NoNodes`. `look` costs more than `nodes`: only if some have come or gone."""
 
     def __init__(
-        self, heard: SimpleQueue[Any], look: Callable[[], Seen], nodes: Callable[[], list[Any]] = ray.nodes
+        self,
+        heard: SimpleQueue[Any],
+        look: Callable[[], Seen],
+        nodes: Callable[[], list[Any]] = ray.nodes,
+        head: Head | None = None,
     ) -> None:
         self._heard = heard
         self._look = look
         self._nodes = nodes
+        self._head = head or Head()
         self._seen: Seen | None = None
         self._closing = Event()
         self._thread = Thread(target=self._run, name="dovetail-nodes", daemon=True)
@@ -259,7 +267,9 @@ class Lookout:
                 self._heard.put((None, self._now()))
 
     def _now(self) -> Seen | NoNodes:
-        if self._seen is None or not same_nodes(self._seen, self._nodes()):
+        with self._head.asked():
+            rows = self._nodes()  # where the head is gone, this waits for ever
+        if self._seen is None or not same_nodes(self._seen, rows):
             self._seen = None
             try:
                 self._seen = self._look()

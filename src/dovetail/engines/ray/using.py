@@ -11,7 +11,7 @@ from dovetail.engines.ray.library import import_ray, module
 from dovetail.resources.sizes import about_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from dovetail.engines.ray.discovery import Held, Seen
 
@@ -33,6 +33,8 @@ class NodeUse:
     node: str
     used: dict[str, float]
     total: dict[str, float]
+    counts: bool = True
+    """Whether workers may be there; a head without CPUs is left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +79,10 @@ class Using:
         }
 
     def totals(self) -> tuple[dict[str, float], dict[str, float]]:
-        """(used, total) of all nodes."""
+        """(used, total) of all nodes that count."""
         used: dict[str, float] = {}
         total: dict[str, float] = {}
-        for use in self.nodes:
+        for use in filter(lambda use: use.counts, self.nodes):
             add(used, use.used)
             add(total, use.total)
         return used, total
@@ -119,7 +121,8 @@ def look(seen: Seen) -> Using:
     names = {node: name for name, node in seen.ids.items()}
     names |= {row["NodeID"]: names.get(row["NodeID"], f"node-{row['NodeID'][:8]}") for row in rows}
     actors = list(_actors(state))
-    return using_of(rows, available, groups_now(), actors, _jobs(state), _asked(), names)
+    left_out = {row["NodeID"] for row in rows}.difference(seen.ids.values())
+    return using_of(rows, available, groups_now(), actors, _jobs(state), _asked(), names, left_out)
 
 
 def _actors(state: Any) -> Iterator[dict[str, Any]]:
@@ -172,9 +175,11 @@ def using_of(
     jobs: Mapping[str, str],
     asked: Sequence[tuple[dict[str, float], int]],
     names: Mapping[str, str],
+    left_out: Collection[str] = (),
 ) -> Using:
     """From Ray's rows; what nobody is known to hold is held by tasks."""
-    nodes = sorted((_use(row, available, names) for row in rows), key=lambda use: use.node)
+    uses = [replace(_use(row, available, names), counts=row["NodeID"] not in left_out) for row in rows]
+    nodes = sorted(uses, key=lambda use: use.node)
     holders = [*_together(_groups(groups, jobs, names)), *_sitting(actors, jobs, names)]
     rest = [_rest(use, holders) for use in nodes]
     order = sorted([*holders, *(holder for holder in rest if holder is not None)], key=lambda one: (one.node, one.who))
@@ -271,7 +276,7 @@ def _waiting(
             why = NOW.get(group.get("stats", {}).get("scheduling_state", ""), "")
             who = f"placement group {group['name'] or group['placement_group_id'][:8]}"
             yield Demand(_with_job(who, _job_of(group, jobs)), total, len(group["bundles"]), why, _run(group["name"]))
-    waiting = [actor for actor in actors if actor["state"] in WAITING]
+    waiting = [actor for actor in actors if actor["state"] in WAITING and any(actor["resources"].values())]
     counted: Counter[tuple[tuple[str, float], ...]] = Counter()
     for actor in waiting:
         counted[tuple(sorted(actor["resources"].items()))] += 1
