@@ -1,7 +1,5 @@
 """Calls of all kinds, and what others do to the table, in any order: is every value right, and every NULL told?"""
 
-
-
 from __future__ import annotations
 
 import os
