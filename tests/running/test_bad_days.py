@@ -183,7 +183,8 @@ def test_no_room_for_the_end(kind: str, tmp_path: Path, small_disk: Callable[[st
 
 @pytest.mark.filterwarnings("ignore:Recorder was dropped")
 def test_no_room_in_the_run_folder(tmp_path: Path, small_disk: Callable[[str], Path]) -> None:
-    source, out, gate = rows_in(tmp_path / "in.jsonl"), tmp_path / "out.jsonl", tmp_path / "gate"
+    rows = 20 * ROWS  # what is left to tell has no room in the rest of the log's last page
+    source, out, gate = rows_in(tmp_path / "in.jsonl", rows, 10), tmp_path / "out.jsonl", tmp_path / "gate"
     stage = dt.Stage("gated", Gated(gate), batch_size=4)
     disk = small_disk("2m")
     run = run_of(stage, source=source, sink=out, run_dir=disk / "my run", options=OFTEN)
@@ -196,7 +197,7 @@ def test_no_room_in_the_run_folder(tmp_path: Path, small_disk: Callable[[str], P
     assert not out.exists()
     (disk / "junk").unlink()
     run_of(stage, source=source, sink=out, resume=disk / "my run").wait()
-    assert sorted(numbers_in(out)) == list(range(ROWS))
+    assert sorted(numbers_in(out)) == list(range(rows))
 
 
 @pytest.mark.filterwarnings("ignore:Recorder was dropped")
