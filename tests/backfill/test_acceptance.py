@@ -46,14 +46,6 @@ LOST_S = 2.0
 """Of each worker, by a kill."""
 
 
-@pytest.fixture
-def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Calls:
-    folder = tmp_path / "calls"
-    folder.mkdir()
-    monkeypatch.setenv(fns.LOG, str(folder))
-    return Calls(folder)
-
-
 # --- what fits
 
 

@@ -18,14 +18,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-@pytest.fixture
-def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Calls:
-    folder = tmp_path / "calls"
-    folder.mkdir()
-    monkeypatch.setenv(fns.LOG, str(folder))
-    return Calls(folder)
-
-
 def test_rows_of_a_condition_can_be_computed_again_any_number_of_times(tmp_path: Path, calls: Calls) -> None:
     uri = made(tmp_path, 400, 100)
     table = dt.table(uri)

@@ -32,15 +32,6 @@ from backfill_aids import (  # noqa: E402
 from dovetail.errors import ConfigError, RunError  # noqa: E402
 from running.aids import until  # noqa: E402
 
-
-@pytest.fixture
-def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Calls:
-    folder = tmp_path / "calls"
-    folder.mkdir()
-    monkeypatch.setenv(fns.LOG, str(folder))
-    return Calls(folder)
-
-
 # --- which rows
 
 

@@ -20,14 +20,6 @@ from running.aids import until  # noqa: E402
 
 
 @pytest.fixture
-def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Calls:
-    folder = tmp_path / "calls"
-    folder.mkdir()
-    monkeypatch.setenv(fns.LOG, str(folder))
-    return Calls(folder)
-
-
-@pytest.fixture
 def uri(tmp_path: Path) -> str:
     return made(tmp_path, 20, 10)
 

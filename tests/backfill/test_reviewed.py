@@ -42,14 +42,6 @@ PATIENCE_S = 30.0
 NEVER_S = 1e6
 
 
-@pytest.fixture
-def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Calls:
-    folder = tmp_path / "calls"
-    folder.mkdir()
-    monkeypatch.setenv(fns.LOG, str(folder))
-    return Calls(folder)
-
-
 WORKERS: list[Filler] = []
 
 

@@ -74,15 +74,13 @@ def _without_rows(name: str) -> str:
 
 
 def forget_fragments(store: Store, aim: Aim, there: Collection[int]) -> None:
-    """Those that the table has no more, once all rows are computed: until then they say of which fragments, that were
-    compacted, some rows are not done (see `Past`). And attempts to mend that came to their end."""
-    everything = aim.only is None and aim.where is None and aim.fragments is None
+    """Those that the table has no more; and attempts to mend that came to their end."""
     for identity in store.folders(f"{aim.folder}/errors"):
         folder = errors_folder(aim.folder, identity)
         if aim.only is not None and identity.startswith(f"{aim.identity}{RETRIED}"):
             store.delete_folder(folder)
             continue
-        for name in store.names(folder) if everything else ():
+        for name in store.names(folder):
             number = name.partition(".")[0].partition("-")[0]
             if number.isdecimal() and int(number) not in there:
                 store.delete(f"{folder}/{name}")

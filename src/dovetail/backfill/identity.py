@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from dovetail.backfill.lance_table import Fragment
+    from dovetail.backfill.lance_table import DataFileInfo, Fragment
 
 DIGITS = 16
 INCOMPLETE = "x.lance"
@@ -30,17 +30,24 @@ def identity_of(
 
 
 def files_hash(fragment: Fragment, fields: Collection[int]) -> str:
-    """Of the data files that hold those columns, and of which each holds: a name may be another column's by now, in the
-    same file. Rows that were deleted since change nothing of the others."""
-    files = sorted((file.path, sorted({*file.fields} & {*fields})) for file in fragment.files)
-    told = json.dumps([fragment.id, fragment.rows, [file for file in files if file[1]]])
+    """Of the data files that hold those columns. Rows that were deleted since change nothing of the others."""
+    told = json.dumps([fragment.id, fragment.rows, files_with(fragment, fields)])
     return hashlib.sha256(told.encode("utf-8", "surrogatepass")).hexdigest()[:DIGITS]
+
+
+def files_with(fragment: Fragment, fields: Collection[int]) -> list[tuple[str, list[int]]]:
+    """Those that hold these columns, and which of them each holds: a name may be another column's by now, in the same
+    file."""
+    return sorted((file.path, sorted({*file.fields} & {*fields})) for file in _own(fragment, fields))
+
+
+def _own(fragment: Fragment, fields: Collection[int]) -> list[DataFileInfo]:
+    return [file for file in fragment.files if any(number in fields for number in file.fields)]
 
 
 def is_done(fragment: Fragment, identity: str, inputs: str, fields: Collection[int]) -> bool:
     """Whether what is to be computed is what the fragment has."""
-    prefix = f"dt-{identity}-{inputs}-"
-    own = [file for file in fragment.files if any(number in fields for number in file.fields)]
+    prefix, own = f"dt-{identity}-{inputs}-", _own(fragment, fields)
     filled = {number for file in own for number in file.fields}  # one of several may have been dropped and added anew
     return bool(own) and filled.issuperset(fields) and all(file.path.startswith(prefix) for file in own)
 
@@ -52,14 +59,13 @@ def file_name(identity: str, inputs: str, *, incomplete: bool) -> str:
 
 def is_incomplete(fragment: Fragment, fields: Collection[int]) -> bool:
     """Whether rows of what fills it were set aside."""
-    own = [file for file in fragment.files if any(number in fields for number in file.fields)]
-    return any(file.path.endswith(INCOMPLETE) for file in own)
+    return any(file.path.endswith(INCOMPLETE) for file in _own(fragment, fields))
 
 
 def filled_by(fragment: Fragment, fields: Collection[int]) -> str:
     """The identity of what fills it now; nothing if it was not us."""
-    for file in fragment.files:
+    for file in _own(fragment, fields):
         pieces = file.path.split("-")
-        if any(number in fields for number in file.fields) and len(pieces) == 4 and pieces[0] == "dt":
+        if len(pieces) == 4 and pieces[0] == "dt":
             return pieces[1]
     return ""

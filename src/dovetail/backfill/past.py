@@ -6,7 +6,7 @@ import hashlib
 import json
 from typing import TYPE_CHECKING
 
-from dovetail.backfill.identity import filled_by, is_done, is_incomplete
+from dovetail.backfill.identity import DIGITS, files_with, filled_by, is_done, is_incomplete
 from dovetail.backfill.lance_history import compactions
 
 if TYPE_CHECKING:
@@ -83,8 +83,7 @@ class Past:
 
     def _key(self, fragment: Fragment) -> str:
         """The files of what it has and of what that depends on; names of files are never used twice."""
-        files = sorted((file.path, sorted(self._all.intersection(file.fields))) for file in fragment.files)
-        return hashlib.sha256(json.dumps([file for file in files if file[1]]).encode()).hexdigest()[:16]
+        return hashlib.sha256(json.dumps(files_with(fragment, self._all)).encode()).hexdigest()[:DIGITS]
 
 
 def read_carried(store: Store, aim: Aim) -> set[str]:
