@@ -28,7 +28,8 @@ test: check
 	$(BIN)/pytest -n $(TESTERS)
 
 test-long: check
-	DOVETAIL_TEST_LONG=1 $(BIN)/pytest -n auto
+	DOVETAIL_TEST_LONG=1 $(BIN)/pytest -n auto -m "not bar"; tests=$$?; \
+	  DOVETAIL_TEST_LONG=1 $(BIN)/pytest -n 0 -m bar && exit $$tests
 
 test-ray: $(VENV)/.dev
 	$(BIN)/pytest -m ray

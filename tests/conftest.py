@@ -47,8 +47,8 @@ def _name_the_group(item: Any) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before xdist looks at the groups and -m at the marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests on Ray run in one process, and first, because they are the longest chain. Tests marked `long` run only in
-    `make test-long`."""
+    """Tests on Ray run in one process, and first, because they are the longest chain. Tests marked `long` or `bar` run
+    only in `make test-long`."""
     for item in items:
         if item.get_closest_marker("ray") or RAY_FIXTURES & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.ray)
@@ -59,7 +59,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     skip = pytest.mark.skip(reason="long: runs in `make test-long`")
     for item in items:
-        if "long" in item.keywords:
+        if {"long", "bar"} & set(item.keywords):
             item.add_marker(skip)
 
 

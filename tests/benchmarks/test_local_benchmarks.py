@@ -55,7 +55,7 @@ def test_scaling_is_compared_with_bare_processes_fixed_splits_and_the_simulator(
     assert all(row["simulated"] > 0 and row["reached"] > 0 for row in found["predictions"])
 
 
-@pytest.mark.long
+@pytest.mark.bar
 def test_the_bars_for_overhead_and_start_up_hold(tmp_path: Path) -> None:
     found = run("overhead.py", tmp_path, "--engine", "local", "--repeat", "3")
     assert found["unfused_us"] <= 4

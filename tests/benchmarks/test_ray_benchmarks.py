@@ -73,7 +73,7 @@ def test_text_on_ray_twice_in_a_process(tmp_path: Path) -> None:
     assert 0 < found["driver_cpu_s"] < found["cpu_s"]
 
 
-@pytest.mark.long
+@pytest.mark.bar
 @pytest.mark.ray
 def test_the_bars_for_overhead_on_ray_hold(tmp_path: Path) -> None:
     found = run("overhead.py", tmp_path, "--repeat", "3")
@@ -82,7 +82,7 @@ def test_the_bars_for_overhead_on_ray_hold(tmp_path: Path) -> None:
     assert found["times_less"] >= 50
 
 
-@pytest.mark.long
+@pytest.mark.bar
 @pytest.mark.ray
 def test_the_bars_for_text_on_ray_hold(tmp_path: Path) -> None:
     """That against Ray Data asks for its environment: see the benchmark."""

@@ -65,7 +65,7 @@ def test_text_is_compared_with_a_plain_loop_row_by_row(tmp_path: Path) -> None:
     assert found["wall_ratio"] == pytest.approx(found["wall_s"] / found["plain_wall_s"])
 
 
-@pytest.mark.long
+@pytest.mark.bar
 def test_the_bars_for_text_hold(tmp_path: Path) -> None:
     """Not that for wall time, which asks for a quiet machine."""
     source = tmp_path / "rows.jsonl"
@@ -116,7 +116,7 @@ def test_there_are_five_of_them_and_they_have_names_for_stages() -> None:
     assert len({operator.__name__ for operator in OPERATORS}) == 5
 
 
-@pytest.mark.long
+@pytest.mark.bar
 def test_ten_million_rows_cost_what_small_runs_cost_in_the_memory_of_one_million(tmp_path: Path) -> None:
     found = run("rows.py", tmp_path, "--rows", "10000000", "--kinds", "file")
     assert found["ratio"] >= 0.85

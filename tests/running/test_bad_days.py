@@ -226,7 +226,7 @@ def test_a_sink_folder_that_vanishes(tmp_path: Path) -> None:
     stage = dt.Stage("gated", Gated(gate), batch_size=4)
     run = run_of(stage, source=source, sink=folder / "out.jsonl", options=OFTEN)
     until(lambda: commits(run) > 1, "something is committed")
-    shutil.rmtree(folder)
+    folder.rename(tmp_path / "gone")  # in one step: a worker may be writing into it
     gate.touch()
     fails(run, "DT354", "not there any more")
     assert not folder.exists()
@@ -248,7 +248,7 @@ def test_a_sink_folder_that_vanishes_before_a_worker_begins(tmp_path: Path) -> N
 
     source, stage = rows_in(tmp_path / "in.jsonl", 100), dt.Stage("late", Late)
     run = run_of(stage, source=source, sink=folder / "out.jsonl")
-    shutil.rmtree(folder)
+    folder.rename(tmp_path / "gone")  # in one step: a worker may be writing into it
     gate.touch()
     fails(run, "DT354", "not there any more")
     run_of(stage, source=source, sink=folder / "out.jsonl", resume=run.folder.name).wait()
