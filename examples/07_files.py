@@ -21,7 +21,7 @@ RESULT = "lengths.parquet" if importlib.util.find_spec("pyarrow") else "lengths.
 
 
 def length(row):
-    time.sleep(0.001)  # so that there is time to be killed in
+    time.sleep(0.003)  # so that there is time to be killed in
     return {"id": row["id"], "words": len(row["text"].split())}
 
 

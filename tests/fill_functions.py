@@ -216,9 +216,16 @@ class Adder:
         return id + self.more
 
 
+UNDER_WAY: set[int] = set()
+
+
 @dt.udf
 async def later(id: int) -> int:
+    """Writes down how many rows are under way with its own."""
+    UNDER_WAY.add(id)
     await asyncio.sleep(0.01)
+    told(len(UNDER_WAY))
+    UNDER_WAY.remove(id)
     return 2 * id
 
 

@@ -203,9 +203,10 @@ def patiently(seconds: float) -> float:
 
 
 def until_available_is(
-    cluster: FakeCluster, before: dict[str, dict[str, float]], within_s: float = RESTORED_S
+    cluster: FakeCluster, before: dict[str, dict[str, float]], within_s: float | None = None
 ) -> float:
     """Everything is given back; how long it took. Nodes that came or went since are not compared."""
+    within_s = patiently(RESTORED_S) if within_s is None else within_s
     began = time.monotonic()
     while differences := _differences(before, cluster.available()):
         assert time.monotonic() - began < within_s, f"not given back after {within_s} s: {differences}"

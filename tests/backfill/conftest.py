@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import urllib.request
 import uuid
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -14,9 +15,23 @@ from fill_functions import LOG
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from moto.s3.responses import S3Response
+
+ONE_AT_A_TIME = threading.Lock()
+
 
 @pytest.fixture
-def bucket(s3_server: str) -> Bucket:
+def bucket(s3_server: str, monkeypatch: pytest.MonkeyPatch) -> Bucket:
+    """Of a server that, as S3 itself, looks and writes in one step where it is to write only what is not there."""
+    from moto.s3.responses import S3Response
+
+    put = S3Response.put_object
+
+    def in_one_step(self: S3Response) -> Any:
+        with ONE_AT_A_TIME:
+            return put(self)
+
+    monkeypatch.setattr(S3Response, "put_object", in_one_step)
     name = f"bucket-{uuid.uuid4().hex}"
     with urllib.request.urlopen(urllib.request.Request(f"{s3_server}/{name}", method="PUT")) as answer:
         assert answer.status == 200

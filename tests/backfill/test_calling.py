@@ -9,8 +9,9 @@ import sys
 import threading
 import time
 from datetime import datetime  # noqa: TC003 - annotations of functions are read
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import cloudpickle
@@ -30,6 +31,26 @@ if TYPE_CHECKING:
 
 FAIL, SKIP = OnError("fail"), OnError("skip")
 FOREVER = math.inf
+
+
+@pytest.fixture(autouse=True)
+def _no_watchdog_ends_the_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pause of the machine while a call is interrupted is no call that does not come back."""
+    monkeypatch.setattr("dovetail.backfill.watchdog.LEAST_GRACE_S", 600.0)
+
+
+def clocked(monkeypatch: pytest.MonkeyPatch, **others: Any) -> None:
+    """What calls are timed and waits are made with is `others`, for the modules that call and for nobody else."""
+    known = {"monotonic": time.monotonic, "perf_counter": time.perf_counter, "sleep": time.sleep}
+    for name in ("calling", "calling_async"):
+        monkeypatch.setattr(f"dovetail.backfill.{name}.time", SimpleNamespace(**known | others))
+
+
+@pytest.fixture
+def steady(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every call takes a microsecond: in the pace there is no pause of the machine."""
+    ticks = count()
+    clocked(monkeypatch, perf_counter=lambda: next(ticks) / 1e6)
 
 
 def nobody(index: int) -> None:
@@ -252,8 +273,8 @@ def test_a_row_is_tried_again_with_growing_waits(how: str, monkeypatch: pytest.M
         slept.append(seconds)
         await real(0)
 
-    monkeypatch.setattr("dovetail.backfill.calling.time.sleep", slept.append)
-    monkeypatch.setattr("dovetail.backfill.calling_async.asyncio.sleep", sleep)
+    clocked(monkeypatch, sleep=slept.append)
+    monkeypatch.setattr("dovetail.backfill.calling_async.asyncio", SimpleNamespace(**vars(asyncio) | {"sleep": sleep}))
     how_to = OnError("skip", ("ConnectionError",), times=2, backoff_s=0.5)
     fn = {"scalar": scalar, "arrays": arrays, "async": awaited}[how]
     found = run(caller_of(fn, how_to, batch_size=1, slots=1), numbers(5))
@@ -346,6 +367,7 @@ def test_arrays_fill_several_columns() -> None:
     assert found.arrays[1].type == pa.int32()
 
 
+@pytest.mark.usefixtures("steady")
 def test_calls_begin_with_one_row_and_grow_and_the_size_is_kept() -> None:
     sizes: list[int] = []
 
@@ -450,6 +472,7 @@ def test_a_call_that_takes_too_long_fails_its_row_only() -> None:
         assert found.failures[0].message == "not done after 0.3 s"
 
 
+@pytest.mark.usefixtures("steady")
 @pytest.mark.parametrize("how", ["arrays", "async"])
 @pytest.mark.parametrize("batch_size", [None, 200])
 def test_a_row_that_hangs_does_not_wait_for_the_time_of_all_rows_of_its_call(how: str, batch_size: int | None) -> None:

@@ -148,6 +148,8 @@ def test_a_table_that_is_removed_while_it_is_filled_stays_away(tmp_path: Path, c
     uri = made(tmp_path, 2000, 1000)
     with driver(tmp_path, uri, f'backfill("n", fill_functions.held, cluster="{HALF}")', calls) as running:
         until(calls.is_held, "it is in the middle")
+        # not while Lance commits, which would make the folder anew
+        until(lambda: dt.table(uri).history("n")[0].fragments > 0, "the first commit is written down")
         Path(uri).rename(tmp_path / "removed")  # in one step: the run may be writing into it
         calls.go()
         assert running.ended() != 0

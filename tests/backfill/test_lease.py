@@ -322,20 +322,16 @@ def left(
 
 @contextmanager
 def beating(store: Store, path: str, ago: float) -> Iterator[None]:
-    """An owner elsewhere that is alive, and whose clock is that much behind ours."""
-    ended = threading.Event()
+    """An owner elsewhere that is alive: whoever looks finds a new heartbeat, of a clock that much behind ours."""
+    names = store.names
 
-    def beat() -> None:
-        while not ended.wait(0.02):
-            store.put(path, repr(time.time() - ago).encode())
+    def looked(folder: str) -> list[str]:
+        store.put(path, repr(time.time() - ago).encode())
+        return names(folder)
 
-    thread = threading.Thread(target=beat)
-    thread.start()
-    try:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(store, "names", looked)
         yield
-    finally:
-        ended.set()
-        thread.join()
 
 
 @pytest.mark.parametrize("wait", [True, False])
@@ -368,7 +364,7 @@ def test_an_owner_elsewhere_that_beats_is_alive_whatever_its_clock_says(local: S
 def test_who_waits_does_not_take_over_from_an_owner_elsewhere_that_beats(
     local: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "DEAD_S", 2.0)
+    monkeypatch.setattr(module, "DEAD_S", 0.5)
     monkeypatch.setattr(module, "LAST_LOOK_S", 0.05)
     path = left(local, 4000.0)
     said: list[str] = []
@@ -376,11 +372,14 @@ def test_who_waits_does_not_take_over_from_an_owner_elsewhere_that_beats(
     waiting = threading.Thread(target=lambda: got.append(take(local, "run-2", wait=True, say=said.append)))
     with beating(local, path, 4000.0):
         waiting.start()
-        time.sleep(5.0)  # more than twice as long as it may be silent
+        until(lambda: bool(said) and "waiting for it to end" in said[-1])
+        began, first = time.monotonic(), local.get(path)
+        until(lambda: time.monotonic() - began > 3 * module.DEAD_S and local.get(path) != first)
+        assert waiting.is_alive()
         assert not got
         assert "waiting for it to end" in said[-1]
     waiting.join(60)
-    assert "no heartbeat for 2 s" in said[-1]
+    assert "no heartbeat for 0.5 s" in said[-1]
     got[0].release()
 
 

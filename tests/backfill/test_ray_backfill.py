@@ -31,16 +31,19 @@ def _nothing_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
         yield
 
 
-def doubled_where(folder: Path, pause_s: float) -> Any:
-    """A function that says on which node it was called, by the name of a file."""
+def doubled_where(folder: Path, pause_s: float, go: Path | None = None) -> Any:
+    """A function that says on which node it was called, by the name of a file; its 101st call waits for `go`."""
 
     class Doubled:
         def setup(self, worker: Any) -> None:
-            self.told = folder / worker.node
+            self.told, self.calls = folder / worker.node, 0
 
         def __call__(self, id: int) -> int:  # noqa: A002 - the column's name
             time.sleep(pause_s)
             self.told.touch()
+            self.calls += 1
+            while go is not None and self.calls > 100 and not go.exists():
+                time.sleep(0.01)
             return 2 * id
 
     return dt.udf(Doubled, labels={"fake": "fill"}, version="1")
@@ -78,7 +81,7 @@ def test_a_node_that_is_removed_in_the_midst_of_it_loses_no_row(ray_cluster: Fak
         add_node(ray_cluster, **asked) as leaves,
         ThreadPoolExecutor() as pool,
     ):
-        function = doubled_where(nodes, MS / 1000)
+        function = doubled_where(nodes, MS / 1000, tmp_path / "go")
         future: Future[dt.Filled] = pool.submit(
             dt.table(uri).backfill, "n", function, engine=f"ray:{ray_cluster.address}", commit_every="1s"
         )
@@ -86,6 +89,7 @@ def test_a_node_that_is_removed_in_the_midst_of_it_loses_no_row(ray_cluster: Fak
         until(lambda: both <= {path.name for path in nodes.iterdir()} or future.done(), "both nodes work")
         assert not future.done(), future.result()
         leaves.kill()
+        (tmp_path / "go").touch()
         filled = future.result()
     assert (filled.status, filled.errors, filled.fragments) == ("finished", 0, ROWS // EACH)
     assert by_id(uri, "n") == twice(range(ROWS))

@@ -12,15 +12,16 @@ from typing import Any
 import pytest
 
 from benchmarks.test_text import documents
+from running.aids import until
 from tally import Tally
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 ORPHAN = """
-import subprocess, sys, time
+import subprocess, sys
 spin = "import time\\nwhile time.process_time() < 0.5: pass\\nprint(1, flush=True); time.sleep(60)"
 child = subprocess.Popen([sys.executable, "-c", spin], stdout=subprocess.PIPE)
 child.stdout.readline()
-time.sleep(0.5)
+sys.stdin.read()
 child.kill()
 """
 
@@ -41,10 +42,11 @@ def written(path: Path, count: int) -> Path:
 
 
 def test_a_tally_counts_those_whom_nobody_waited_for() -> None:
-    process = subprocess.Popen([sys.executable, "-c", ORPHAN])
+    process = subprocess.Popen([sys.executable, "-c", ORPHAN], stdin=subprocess.PIPE)
     began = time.monotonic()
     tally = Tally(process.pid)
-    process.wait()
+    until(lambda: tally._totals and tally.total_s >= 0.45, "all that they use is seen")
+    process.communicate()
     tally.stop()
     assert tally.total_s == pytest.approx(0.55, abs=0.3)
     assert tally.between(began, time.monotonic()) <= tally.total_s

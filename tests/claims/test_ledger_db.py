@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
+import time
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -201,9 +203,16 @@ def test_a_card_is_the_same_card_at_whichever_position(tmp_path: Path) -> None:
 # --- waiting
 
 
-def test_who_waits_says_who_holds_what(tmp_path: Path) -> None:
+def asked_at_once(since: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever waits hears no time go by, however busy the machine is."""
+    clock = SimpleNamespace(time=lambda: since, monotonic=time.monotonic, sleep=time.sleep)
+    monkeypatch.setattr("dovetail.claims.waiting.time", clock)
+
+
+def test_who_waits_says_who_holds_what(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     book = a_book(tmp_path)
     first = granted(book.ask(About("fill-20261116"), (cpu(1),))).owner
+    asked_at_once(first.since, monkeypatch)
     said: list[str] = []
     stop = threading.Event()
 
@@ -219,9 +228,9 @@ def test_who_waits_says_who_holds_what(tmp_path: Path) -> None:
     assert [owner.id for owner in book.owners()] == [first.id], "who gives up leaves nothing"
 
 
-def test_who_cannot_be_helped_says_so(tmp_path: Path) -> None:
+def test_who_cannot_be_helped_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     book = a_book(tmp_path)
-    granted(book.ask(About("a"), (cpu(5),)))
+    asked_at_once(granted(book.ask(About("a"), (cpu(5),))).owner.since, monkeypatch)
     said: list[str] = []
     stop = threading.Event()
 

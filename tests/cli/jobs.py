@@ -18,13 +18,23 @@ if TYPE_CHECKING:
 
 STEPS = """
 import time
+from pathlib import Path
 import dovetail as dt
+
+FAST = Path(__file__).with_name("fast")
 
 def double(rows):
     return [row | {"twice": 2 * row["n"]} for row in rows]
 
 def slowly(rows):
+    if not FAST.exists():
+        time.sleep(0.02 * len(rows))
+    return rows
+
+def held(rows):
     time.sleep(0.02 * len(rows))
+    while rows[-1]["n"] >= 50 and not FAST.exists():
+        time.sleep(0.02)
     return rows
 
 def no_sevens(rows):
@@ -88,6 +98,10 @@ class Place:
         path.write_text(f"{head}\nstages:\n{entries}")
         return path
 
+    def hurry(self) -> None:
+        """From now on `slowly` does not wait, and what is `held` goes on."""
+        (self.folder / "fast").touch()
+
     def result(self, name: str = "out.jsonl") -> list[Any]:
         return [json.loads(line) for line in (self.folder / name).read_text().splitlines()]
 
@@ -132,7 +146,7 @@ class Started:
             stdin=subprocess.DEVNULL,
             stdout=self._out,
             stderr=self._err,
-            env=place.environment(**{MARK: place.folder.name}),
+            env=place.environment(**{MARK: str(place.folder)}),
             cwd=place.folder,
             start_new_session=True,
         )

@@ -84,7 +84,15 @@ def hangs(n: int) -> int:
 
 @dt.udf
 def slowly(n: int) -> int:
-    time.sleep(0.01)
+    if not Path("fast").exists():
+        time.sleep(0.01)
+    return n
+
+
+@dt.udf
+def held(n: int) -> int:
+    while n >= 100 and not Path("fast").exists():
+        time.sleep(0.01)
     return n
 
 
@@ -485,7 +493,7 @@ TERM = pytest.param(signal.SIGTERM, 143, marks=pytest.mark.long)
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), TERM], ids=["int", "term"])
 def test_a_signal_drains_and_the_same_command_goes_on(place: Tables, number: int, code: int) -> None:
-    place.make(1500, 100)
+    place.make(3000, 100)
     command = ("backfill", "t.lance", "n2", "--udf", "functions:slowly", *CLUSTER)
     with place.started(*command) as started:
         going(place, started)
@@ -495,17 +503,18 @@ def test_a_signal_drains_and_the_same_command_goes_on(place: Tables, number: int
         assert "the same command goes on" in started.err
         assert "Traceback" not in started.err
         assert "n2: drained, " in started.out
+    place.hurry()
     told = place.filled(*command[2:])
     assert told["status"] == "finished"
-    assert 0 < told["rows"] < 1500
-    assert told["rows"] + told["kept"] + told["done_before"] == 1500
-    assert place.values("n2") == list(range(1500))
+    assert 0 < told["rows"] < 3000
+    assert told["rows"] + told["kept"] + told["done_before"] == 3000
+    assert place.values("n2") == list(range(3000))
 
 
 @pytest.mark.long
 def test_a_second_signal_stops_now_and_what_was_done_is_kept(place: Tables) -> None:
     place.make(3000, 100)
-    command = ("backfill", "t.lance", "n2", "--udf", "functions:slowly", *CLUSTER)
+    command = ("backfill", "t.lance", "n2", "--udf", "functions:held", *CLUSTER)
     with place.started(*command) as started:
         going(place, started)
         started.process.send_signal(signal.SIGINT)
@@ -517,18 +526,20 @@ def test_a_second_signal_stops_now_and_what_was_done_is_kept(place: Tables) -> N
     assert [job["status"] for job in map(json.loads, place.fill("--history", "--json").stdout.splitlines())] == [
         "cancelled"
     ]
+    place.hurry()
     assert place.filled(*command[2:], "--fragments", "1")["fragments"] == 1
 
 
 def test_a_column_that_another_fills_is_refused_with_its_name_if_nobody_waits(place: Tables) -> None:
     place.make(3000, 100)
-    command = ("backfill", "t.lance", "n2", "--udf", "functions:slowly", *CLUSTER)
+    command = ("backfill", "t.lance", "n2", "--udf", "functions:held", *CLUSTER)
     with place.started(*command) as started:
         going(place, started)
         said = place.refused(*command[2:], "--no-wait", code=1)
         assert "error[DT434]" in said
         assert f"pid {started.process.pid}" in said
         assert "leave --no-wait out" in said
+        place.hurry()
         started.process.send_signal(signal.SIGINT)
         started.ended()
 

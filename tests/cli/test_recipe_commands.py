@@ -260,8 +260,11 @@ def test_the_recipe_that_does_not_fit_is_refused_by_run_too(place: Kitchen) -> N
 def test_a_run_that_was_killed_is_gone_on_with_and_ends_with_the_same_rows(place: Kitchen, behind: str) -> None:
     (place.folder / "mine.py").write_text(
         "import time\nfrom pathlib import Path\n"
+        "FAST = Path(__file__).with_name('fast')\n"
         "def slowly(row):\n"
-        "    if not (Path(__file__).parent / 'fast').exists():\n"
+        "    if not FAST.exists():\n"
+        "        time.sleep(0.01)\n"
+        "    while row['n'] >= 300 and not FAST.exists():\n"  # more rows than a probe takes
         "        time.sleep(0.01)\n"
         "    return row\n"
     )

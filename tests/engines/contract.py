@@ -13,6 +13,7 @@ from dovetail.control.engine import WorkerGone
 from dovetail.control.events import BatchesDone, BatchesReturned, Cause, Crumb, Drain, WorkerLost, WorkerReady
 from dovetail.engines.simulated.world import Gives, Hangs, Kills, Raises
 from engines.scene import NODE, Does, Held, Notebook, Rig, Scene, Units
+from running.aids import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -342,7 +343,11 @@ class EngineContract(ABC):
         scene = scene_of(book=Notebook)
         scene.ready(1, "book")
         results: list[int] = []
-        thread = threading.Thread(target=lambda: results.append(scene.engine.call(1, "book", "note", "x").result(30)))
+
+        def note() -> None:
+            results.append(scene.engine.call(1, "book", "note", "x").result(PATIENCE_S))
+
+        thread = threading.Thread(target=note)
         thread.start()
         scene.until(lambda: bool(results), "the thread has its result")
         thread.join()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 from dovetail.control.commands import RunBatches, StartWorker
 from dovetail.control.events import BatchesDone, BatchesReturned, WorkerLost, WorkerReady, WorkerStopped
 from dovetail.resources.seat import Seat
+from running.aids import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from dovetail.control.segments import Segment
     from dovetail.engines.simulated.world import Key, Outcome
 
-PATIENCE_S = 30.0
 NODE = "node-0"
 E = TypeVar("E")
 

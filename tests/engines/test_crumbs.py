@@ -10,6 +10,7 @@ import pytest
 from dovetail.engines.host import Host, make_host
 from dovetail.engines.worker import Worker
 from dovetail.pipeline.stage import Stage, each
+from running.aids import PATIENCE_S
 
 
 def crumb() -> memoryview:
@@ -98,9 +99,9 @@ def test_threads_see_the_keys_of_their_own_calls() -> None:
 
     class Meets(Keeps):
         def __call__(self, items: Any) -> Any:
-            meet.wait(10)
+            meet.wait(PATIENCE_S)
             found = self.worker.item_keys
-            meet.wait(10)
+            meet.wait(PATIENCE_S)
             return [found]
 
     hosted = host(Stage("a", Meets))

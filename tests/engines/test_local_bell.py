@@ -8,6 +8,7 @@ from threading import Event, Thread
 from typing import TYPE_CHECKING
 
 from dovetail.engines.local.bell import Bell
+from running.aids import PATIENCE_S
 
 if TYPE_CHECKING:
     import pytest
@@ -28,7 +29,7 @@ def test_a_signal_that_comes_while_it_is_rung_may_ring_too(monkeypatch: pytest.M
     before = signal.signal(signal.SIGUSR1, lambda *_: bell.ring())
     monkeypatch.setattr(os, "eventfd_write", interrupted)
     done = Event()
-    watch = Thread(target=lambda: done.wait(20) or os._exit(1), daemon=True)  # a deadlock of the main thread
+    watch = Thread(target=lambda: done.wait(PATIENCE_S) or os._exit(1), daemon=True)  # a deadlock of the main thread
     watch.start()
     try:
         bell.ring()

@@ -7,6 +7,8 @@ import os
 import signal
 import threading
 import time
+from collections import Counter
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +19,7 @@ from dovetail.control.commands import Hosted, RunBatches, StartWorker
 from dovetail.control.events import WorkerReady
 from dovetail.engines.local.engine import LocalEngine
 from dovetail.resources.seat import Seat
+from ray_aids import patiently
 from running.aids import (
     LONG,
     Script,
@@ -95,7 +98,7 @@ def test_nothing_is_left_of_a_run_whose_driver_is_killed(tmp_path: Path, how: si
     with stuck_script(tmp_path) as script:
         script.says("all stuck")
         script.kill(how)
-        assert script.all_gone() < GONE_S
+        assert script.all_gone() < patiently(GONE_S)
         assert script.ended() == -how
 
 
@@ -105,7 +108,7 @@ def test_a_child_of_the_driver_that_holds_its_sockets_keeps_nobody_alive(tmp_pat
         script.says("all stuck")
         child = int((tmp_path / "child").read_text())
         script.kill()
-        until(lambda: marked(script.mark) == [child], "only the child is left", GONE_S)
+        until(lambda: marked(script.mark) == [child], "only the child is left", patiently(GONE_S))
         os.kill(child, signal.SIGKILL)
         script.all_gone()
 
@@ -126,7 +129,7 @@ run.wait()
     with Script(tmp_path, text) as script:
         until(lambda: list(tmp_path.glob("in-setup-*")), "a worker is being set up")
         script.kill()
-        assert script.all_gone() < GONE_S
+        assert script.all_gone() < patiently(GONE_S)
 
 
 def test_a_run_inside_a_stage_of_a_run_is_gone_with_the_outer_driver(tmp_path: Path) -> None:
@@ -142,13 +145,13 @@ dt.run(dt.Pipeline([dt.Stage("outer", outer, workers=1)]), range(1), cluster="1x
     with Script(tmp_path, text) as script:
         until((tmp_path / "inner").exists, "the inner run works")
         script.kill()
-        assert script.all_gone() < GONE_S
+        assert script.all_gone() < patiently(GONE_S)
 
 
 def test_a_script_that_ends_while_its_run_goes_leaves_nothing(tmp_path: Path) -> None:
     with stuck_script(tmp_path, after="sys.exit(0)") as script:
         assert script.ended() == 0
-        assert script.all_gone() < GONE_S
+        assert script.all_gone() < patiently(GONE_S)
 
 
 # Ctrl-C
@@ -336,7 +339,8 @@ def test_a_run_ends_although_its_nursery_is_killed_at_the_very_end() -> None:
         found = [next(iter(run))]
         nursery = nursery_of(run)
         if nursery and is_there(nursery):
-            os.kill(nursery, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # the run may end it just now
+                os.kill(nursery, signal.SIGKILL)
         found += list(run)
         assert sorted(found) == [0, 1, 2]
 
@@ -374,16 +378,16 @@ def first(items: list[Any]) -> list[float]:
     return [float(item[0]) for item in items]
 
 
-def settled() -> tuple[list[str], int]:
-    """Descriptors of this process, sorted, and threads."""
+def held() -> Counter[Any]:
+    """Descriptors and threads of this process."""
     gc.collect()
-    return sorted(link.partition(":")[0] for link in descriptors()), threading.active_count()
+    return Counter([*(link.partition(":")[0] for link in descriptors()), *threading.enumerate()])
 
 
 @pytest.mark.parametrize("deadly", [False, True])
 def test_descriptors_and_threads_are_as_before_after_a_run(deadly: bool) -> None:
     list(run_of(dt.Stage("warm", echo), source=range(3)))  # what is imported and opened once
-    before = settled()
+    before = held()  # what tests before it have left may go meanwhile
     handle: list[dt.Run] = []
     there = threading.Event()
 
@@ -398,12 +402,12 @@ def test_descriptors_and_threads_are_as_before_after_a_run(deadly: bool) -> None
     handle.append(run_of(*stages, source=source()))
     there.set()
     assert sorted(handle[0]) == list(map(float, range(150)))
-    until(lambda: settled() == before, f"all is as before: {before}, now {settled()}", 20)
+    until(lambda: not held() - before, f"nothing is left: {before}, now {held()}")
 
 
 def test_descriptors_are_as_before_after_an_engine_was_closed_with_busy_workers() -> None:
     LocalEngine().close()
-    before = settled()
+    before = held()
     engine = LocalEngine()
     hosted = (Hosted("a", Naps, 1),)
     engine.submit([StartWorker(number, (Seat("node-0", 100),), hosted) for number in range(3)])
@@ -415,16 +419,16 @@ def test_descriptors_are_as_before_after_an_engine_was_closed_with_busy_workers(
     engine.close()
     assert not any(map(is_there, engine.pids))
     del segment
-    assert settled() == before
+    assert not held() - before
 
 
 def test_memory_of_workers_that_ended_is_given_back_while_the_run_goes() -> None:
-    seen: list[int] = []
+    most = memory_files() + 2 + 10  # two of the run, and one for each item that a worker may run
 
     def source() -> Iterator[int]:
-        for number in range(200):
-            seen.append(memory_files())
-            yield number
+        yield from range(190)
+        until(lambda: memory_files() <= most, "it is given back")
+        yield from range(190, 200)
 
     stages = [
         dt.Stage("big", big, fuse=False, workers=1, recycle=10),
@@ -433,7 +437,6 @@ def test_memory_of_workers_that_ended_is_given_back_while_the_run_goes() -> None
     run = run_of(*stages, source=source())
     assert sorted(run) == list(map(float, range(200)))
     assert run.stats.units[0].started > 10
-    assert max(seen[150:]) <= max(seen[:60]) + 10
 
 
 def test_results_can_be_read_after_the_end_of_the_run() -> None:

@@ -344,8 +344,15 @@ class Cards:
     ],
 )
 def test_workers_see_the_logical_cards_of_their_seats(resources: dt.Resources, workers: int, per_card: int) -> None:
+    found: set[Any] = set()
+
+    def until_all_have_told() -> Iterator[int]:
+        while len(found) < workers:
+            yield len(found)
+
     stage = dt.Stage("cards", Cards, resources, workers=workers)
-    found = set(run_of(stage, source=range(200), cluster="1x(4cpu, 8GB, 2xgpu:20GB)"))
+    for told in run_of(stage, source=until_all_have_told(), cluster="1x(4cpu, 8GB, 2xgpu:20GB)"):
+        found.add(told)
     assert {cards for cards, _, _ in found} == {"0", "1"}
     assert {gpus for _, gpus, _ in found} == {(0,)}
     for card in "01":

@@ -26,7 +26,7 @@ from dovetail.engines.ray.wire import Hello, our_version
 from dovetail.errors import Problem
 from dovetail.resources.cluster import Cluster
 from engines.test_ray_discovery import row
-from running.aids import until
+from running.aids import PATIENCE_S, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -104,7 +104,7 @@ def test_what_is_due_later_is_heard_then() -> None:
     listener.later(0.0, Again("soon"))
     listener._thread.start()
     try:
-        assert heard.get(timeout=10) == (None, Again("soon"))
+        assert heard.get(timeout=PATIENCE_S) == (None, Again("soon"))
         with pytest.raises(Empty):
             heard.get_nowait()
     finally:
@@ -200,7 +200,7 @@ def test_a_listener_to_which_ray_is_gone_says_so_once() -> None:
     link = Link("a", "", handle, setup)
     link.handle = Leaves()
     listener.add(link)
-    assert heard.get(timeout=10) == (None, Gone(LEFT, STAY))
+    assert heard.get(timeout=PATIENCE_S) == (None, Gone(LEFT, STAY))
     listener.add(link)
     listener.close()
     assert heard.empty()
@@ -247,7 +247,7 @@ def test_who_looks_after_the_head_tells_when_it_is_gone(monkeypatch: pytest.Monk
     listener._thread.start()
     try:
         with head.asked():
-            assert heard.get(timeout=10) == (None, Gone(SILENT_HEAD, deaf=False))
+            assert heard.get(timeout=PATIENCE_S) == (None, Gone(SILENT_HEAD, deaf=False))
     finally:
         listener.close()
 
@@ -291,7 +291,7 @@ def test_a_cluster_is_looked_at_closely_only_when_nodes_come_or_go(monkeypatch: 
         return seen_of(rows, {}, {})
 
     def heard_of(ids: set[str]) -> bool:
-        what = heard.get(timeout=10)[1]
+        what = heard.get(timeout=PATIENCE_S)[1]
         return (set() if isinstance(what, NoNodes) else set(what.ids)) == ids
 
     lookout = Lookout(heard, look, nodes=lambda: rows)
@@ -318,17 +318,13 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return []
 
 
-def timers() -> int:
-    return sum(thread.name == THREAD for thread in threading.enumerate())
-
-
 def test_one_timer_waits_for_all_idle_agents(ended: list[Any]) -> None:
     kept = Idle(60.0, ended.append)
-    before = timers()
+    others = set(threading.enumerate())  # one that a test on Ray has left may end meanwhile
     for number in range(50):
         kept.put(f"node-{number}", "", object())
-    assert timers() == before + 1
     assert kept._timer is not None
+    assert [one for one in threading.enumerate() if one.name == THREAD and one not in others] == [kept._timer]
     kept._timer.cancel()
 
 

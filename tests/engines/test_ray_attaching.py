@@ -21,7 +21,7 @@ from dovetail.engines.ray.where import Kind, Where, address_of, is_ray
 from dovetail.errors import ConfigError, EngineError
 from dovetail.resources.cluster import Cluster
 from ray_aids import driver
-from running.aids import Script
+from running.aids import PATIENCE_S, Script
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -94,6 +94,12 @@ def test_what_is_about_ray() -> None:
 # --- who listens
 
 
+@pytest.fixture
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who answers in a test is a thread of a process that may have to wait for its turn."""
+    monkeypatch.setattr(asking, "ANSWER_S", PATIENCE_S)
+
+
 @contextmanager
 def listening(answer: bytes | None) -> Iterator[int]:
     """Something that says this to whoever connects; nothing at all, if None."""
@@ -124,6 +130,7 @@ def trailers(status: bytes) -> bytes:
     return SETTINGS + len(block).to_bytes(3, "big") + b"\1\5\0\0\0\1" + block
 
 
+@pytest.mark.usefixtures("_patient")
 @pytest.mark.parametrize(
     ("said", "answer"),
     [
@@ -150,18 +157,20 @@ def refused(where: Where) -> str:
     return str(caught.value)
 
 
+@pytest.mark.usefixtures("_patient")
 def test_a_wrong_address_is_told_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asking, "ANSWER_S", 0.1)
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))  # bound, and nobody listens
         assert "refused" in refused(Where(Kind.ADDRESS, "127.0.0.1", closed.getsockname()[1]))
     assert "not known" in refused(Where(Kind.ADDRESS, "no-such-host.invalid", 6379))
-    with listening(None) as port:
-        assert "no answer" in refused(Where(Kind.ADDRESS, "127.0.0.1", port))
     with listening(b"HTTP/1.1 200 OK\r\n\r\n") as port:
         assert "not the head of a Ray cluster" in refused(Where(Kind.ADDRESS, "127.0.0.1", port))
+    monkeypatch.setattr(asking, "ANSWER_S", 0.1)
+    with listening(None) as port:
+        assert "no answer" in refused(Where(Kind.ADDRESS, "127.0.0.1", port))
 
 
+@pytest.mark.usefixtures("_patient")
 def test_tokens_and_clusters_must_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
     with listening(trailers(b"16")) as port:
@@ -330,12 +339,12 @@ def test_what_warnings_are_ignored_is_changed_by_the_main_thread_only() -> None:
     def elsewhere() -> None:
         with library.quiet():
             began.set()
-            go_on.wait(10)
+            go_on.wait(PATIENCE_S)
 
     thread = threading.Thread(target=elsewhere)
     with warnings.catch_warnings():
         thread.start()
-        assert began.wait(10)
+        assert began.wait(PATIENCE_S)
         warnings.simplefilter("ignore", UserWarning)  # which must not be undone when the thread leaves
         mine = list(warnings.filters)
         go_on.set()

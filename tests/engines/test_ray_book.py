@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ray_aids import driver
+from ray_aids import driver, patiently
 from running.aids import until
 
 if TYPE_CHECKING:
@@ -156,4 +156,4 @@ def test_a_driver_that_was_killed_is_known_to_be_gone_soon(ray_cluster: FakeClus
         job = script.output.partition("JOB ")[2].split()[0]
         assert drivers.there(job)
         os.kill(script.process.pid, signal.SIGKILL)
-        assert until(lambda: drivers.there(job) is False, "Ray knows that it is gone") < 10.0
+        assert until(lambda: drivers.there(job) is False, "Ray knows that it is gone") < patiently(10.0)

@@ -82,13 +82,16 @@ class Meets:
             self.others = [self._reached(place)]
 
     def _reached(self, place: tuple[str, int]) -> Any:
-        until = time.monotonic() + PATIENCE_S
+        latest = time.monotonic() + PATIENCE_S
         while True:
             try:
-                return socket.create_connection(place, 1).makefile("rw")
+                reached = socket.create_connection(place, 1)
             except OSError:
-                assert time.monotonic() < until, f"nobody at {place}"
+                assert time.monotonic() < latest, f"nobody at {place}"
                 time.sleep(0.01)
+                continue
+            reached.settimeout(PATIENCE_S)
+            return reached.makefile("rw")
 
     def __call__(self, items: list[Any]) -> list[Any]:
         """Everybody's variables and items come together at rank 0, which tells all that it has them."""
@@ -258,7 +261,7 @@ class Chats(Talks):
 
     def wait(self) -> str:
         self.waits += 1
-        assert self.go.wait(30), "nobody let it go"
+        assert self.go.wait(PATIENCE_S), "nobody let it go"
         return f"{self.worker.id}:waited"
 
     def let_go(self) -> None:
@@ -266,7 +269,7 @@ class Chats(Talks):
 
     def many_wait(self, busy: int, other: int, count: int) -> list[str]:
         waiting = [self.worker.call(busy, "it", "wait") for _ in range(count - 1)]
-        quick = self.worker.call(other, "it", "hear", "quick").result(20)
+        quick = self.worker.call(other, "it", "hear", "quick").result(PATIENCE_S)
         last = self.worker.call(busy, "it", "let_go_and_wait")
         return [quick, *(future.result(60) for future in (*waiting, last))]
 
@@ -447,7 +450,12 @@ def command(*arguments: str) -> str:
 
 
 def test_status_logs_and_trace_of_a_run(tmp_path: Path) -> None:
-    run = run_of(dt.Stage("speak", speaks, workers=3), source=range(40), run_dir=tmp_path / "run")
+    def numbers() -> Iterator[int]:
+        yield from range(40)
+        while len(list((tmp_path / "run" / "logs").glob("*.log"))) < 3:  # whoever is late gets something, too
+            yield 1
+
+    run = run_of(dt.Stage("speak", speaks, workers=3), source=numbers(), run_dir=tmp_path / "run")
     list(run)
     folder = str(tmp_path / "run")
     logs = list((tmp_path / "run" / "logs").glob("*.log"))

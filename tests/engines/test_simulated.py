@@ -271,9 +271,9 @@ def test_a_message_costs_little_also_with_ten_thousand_workers() -> None:
     all_events(engine, 0.001)
     part = (engine.new_segment(64, 0, ""), 0, 64)
     commands = [RunBatches(number, number % workers, "a", [part], 64, 1, 100) for number in range(messages)]
-    began = time.process_time()
+    began = time.thread_time()  # not what threads of tests before it still do
     engine.submit(commands)
     done = 0
     while done < messages:
         done += len(engine.poll(None))
-    assert (time.process_time() - began) / messages < 60e-6
+    assert (time.thread_time() - began) / messages < 60e-6

@@ -257,10 +257,10 @@ def test_a_step_costs_next_to_nothing(tmp_path: Path) -> None:
     commands: list[Command] = [RunBatches(4, 1, "a", [(segment, 0, 8)], 8, 8, 8)]
     best = math.inf
     for _ in range(5):
-        begin = time.perf_counter()
+        begin = time.thread_time()
         for _ in range(20_000):
             written.saw(0.5, events, commands)
-        best = min(best, (time.perf_counter() - begin) / 20_000)
+        best = min(best, (time.thread_time() - begin) / 20_000)
     written.close(1.0)
     assert best < 3e-6
 

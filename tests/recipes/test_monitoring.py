@@ -20,6 +20,8 @@ from recipes.watched import Deadly, Fussy, Long, Lower, Same, rows, run, stage
 if TYPE_CHECKING:
     from pathlib import Path
 
+COUNT = 2000
+"""So many that what the quickest operator takes for them is not rounded to nothing."""
 OF_DATA_JUICER = {"time", "resource", "resource_analysis", "sampling interval"}
 
 
@@ -49,7 +51,7 @@ def monitor(run_folder: Path, *stages: str, into: Path | None = None) -> list[di
 
 @pytest.mark.parametrize("fuse", [True, False])
 def test_even_a_run_of_a_moment_has_a_sample_and_all_rows_of_every_operator(tmp_path: Path, fuse: bool) -> None:
-    source = rows(200)
+    source = rows(COUNT)
     short = sum(len(row["text"]) < 6 for row in source)
     run(
         stage("lower", Lower(), fuse=fuse),
@@ -67,12 +69,12 @@ def test_even_a_run_of_a_moment_has_a_sample_and_all_rows_of_every_operator(tmp_
         assert one["time"] > 0
         assert one["rows_per_second"] > 0
         assert one["workers"] >= 1
-    assert (lower["rows_in"], lower["rows_out"], lower["dropped"]) == (200, 200, 0)
-    assert (long["rows_in"], long["rows_out"], long["dropped"]) == (200, 200 - short, short)
-    assert same["rows_in"] == 200 - short
+    assert (lower["rows_in"], lower["rows_out"], lower["dropped"]) == (COUNT, COUNT, 0)
+    assert (long["rows_in"], long["rows_out"], long["dropped"]) == (COUNT, COUNT - short, short)
+    assert same["rows_in"] == COUNT - short
     different = len({row["text"].lower() for row in source if len(row["text"]) >= 6})
     assert same["rows_out"] == different
-    assert same["dropped"] == 200 - short - different
+    assert same["dropped"] == COUNT - short - different
     assert ("long" in lower["shared_with"]) is fuse
     assert monitor(tmp_path / "run", "lower", "long", "same") == [lower, long, same]
 
@@ -108,8 +110,10 @@ def test_what_fused_operators_used_is_shared_by_the_time_that_each_took(tmp_path
     heavy, light = operators_of(history, [("heavy", "heavy"), ("light", "light")])
     share = heavy.seconds / (heavy.seconds + light.seconds)
     assert heavy.cpu_s / (heavy.cpu_s + light.cpu_s) == pytest.approx(share, abs=0.02)
-    assert heavy.cpu_s > 2 * light.cpu_s
-    assert heavy.seconds >= 0.4  # a hundred rows, four milliseconds each
+    # a hundred rows, of some milliseconds each, and more by the clock of a busy machine
+    assert heavy.seconds >= 0.4
+    assert light.seconds >= 0.05
+    assert heavy.seconds + light.seconds == pytest.approx(history.units["heavy+light"]["busy_s_total"], rel=0.01)
 
 
 # --- made runs

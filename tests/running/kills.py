@@ -136,9 +136,14 @@ def die_at(moment):
             os.kill(os.getpid(), signal.SIGKILL)
         real_write(log, *entries)
 
+    def in_wave(log, *entries):
+        real_write(log, *entries)
+        if any(entry.get("wave", -1) >= int(number) for entry in entries):
+            os.kill(os.getpid(), signal.SIGKILL)
+
     real_write = commits.CommitLog.write
-    if name == "torn":
-        commits.CommitLog.write = torn
+    if name in ("torn", "wave"):
+        commits.CommitLog.write = torn if name == "torn" else in_wave
         return
     owner, method, before = {
         "before-sync": (sinks.FileSink, "sync", True),

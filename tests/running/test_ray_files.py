@@ -14,7 +14,7 @@ import pytest
 import dovetail as dt
 from dovetail.errors import ConfigError
 from ray_aids import MB, add_node, driver
-from running.aids import LONG, patience, until
+from running.aids import LONG, PATIENCE_S, patience, until
 from running.kills import WRITE, elsewhere, make_rows, rows_of
 
 if TYPE_CHECKING:
@@ -223,7 +223,8 @@ def leaves_a_trace(folder: str) -> Callable[[list[Any]], list[Any]]:
 def test_what_a_node_does_not_see_is_said_before_anything_runs(
     ray_cluster: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    """Although others do see it."""
+    """Although others do see it, and however late its agent is."""
+    monkeypatch.setattr("dovetail.engines.ray.fleet.FIRST_S", PATIENCE_S)
     blind = ray_cluster.nodes["d"].dovetail_name
     nobody_sees(monkeypatch, what, blind)
     trace = leaves_a_trace(str(tmp_path))

@@ -47,7 +47,7 @@ def test_the_other_engine_goes_on(ray_cluster: FakeCluster, tmp_path: Path, bega
     engines = [on_ray, ""] if began_on == "ray" else ["", on_ray]
     killed = job(ray_cluster, tmp_path, rows=2500, pipeline="barrier", engine=engines[0])
     killed.committed()
-    until(lambda: not ray_cluster.groups(), "what the killed driver held is given back", 10)
+    until(lambda: not ray_cluster.groups(), "what the killed driver held is given back")
     called = killed.called()
     killed.resume(engine=engines[1])
     rows = expected(2500)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from running.aids import LONG
+from running.aids import LONG, until
 from running.kills import WRITE, Killed, elsewhere, expected, make_rows, rows_of, stats_of
 
 if TYPE_CHECKING:
@@ -214,17 +214,20 @@ def test_a_run_that_still_goes_is_not_gone_on_with(tmp_path: Path) -> None:
 
 def test_a_run_is_found_by_its_id_and_as_the_last_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOVETAIL_HOME", str(tmp_path / "home"))
-    killed = job(tmp_path, rows=1500)
+    killed = job(tmp_path, sleep=0.001)
     runs = tmp_path / "home" / "runs"
 
     def logs() -> list[Path]:
         return list(runs.glob("*/commit.log"))
 
-    assert killed.kill_when(lambda: any('"wave"' in log.read_text() for log in logs()), "it is begun", run_dir=None)
-    run = logs()[0].parent.name
-    assert killed.kill_when(lambda: killed.called() > 900, "more is done", resume=run)
+    def begun() -> bool:
+        return any('"wave"' in log.read_text() for log in logs())
+
+    assert killed.kill_when(begun, "it is begun", run_dir=None, hold=2000)
+    run, goal = logs()[0].parent.name, killed.called() + 100
+    assert killed.kill_when(lambda: killed.called() > goal, "more is done", resume=run, hold=2300)
     killed.finish(resume="last")
-    assert as_rows(tmp_path / "out.jsonl") == expected(1500)
+    assert as_rows(tmp_path / "out.jsonl") == expected(ROWS)
 
 
 def test_other_batches_and_workers_are_fine(tmp_path: Path) -> None:
@@ -262,8 +265,10 @@ def test_a_run_that_was_ended_goes_on(tmp_path: Path, how: str) -> None:
 
 
 def test_a_run_that_failed_goes_on_when_the_cause_is_gone(tmp_path: Path) -> None:
-    killed = job(tmp_path, pipeline="last", on_error="fail", bad=[2001], sleep=0.0003)
-    with killed.script() as script:
+    killed = job(tmp_path, pipeline="last", on_error="fail", bad=[2001])
+    with killed.script(hold=2000, sleep=0.001) as script:
+        until(lambda: killed.told().entries, "something is done")
+        (tmp_path / "go").touch()
         assert script.ended() == 1
         assert "cannot do that one" in script.output
     assert not (tmp_path / "out.jsonl").exists()

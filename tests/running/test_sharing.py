@@ -18,14 +18,18 @@ if TYPE_CHECKING:
 CPUS = 4
 BOTH = """
 import time
+from pathlib import Path
 import dovetail as dt
 
 def slowly(items):
     time.sleep(0.02)
     return items
 
+Path(__file__).with_suffix(".here").touch()
+while len(list(Path(__file__).parent.glob("*.here"))) < 2:
+    time.sleep(0.001)
 stages = [dt.Stage("first", slowly, fuse=False), dt.Stage("second", slowly, fuse=False)]
-run = dt.run(dt.Pipeline(stages), range({items}), cluster="1x({cpus}cpu, 8GB)", run_dir={folder!r})
+run = dt.run(dt.Pipeline(stages), range({items}), cluster="1x({cpus}cpu, 8GB)", run_dir={folder!r}, record=True)
 print(len(list(run)))
 """
 
@@ -37,8 +41,9 @@ def _patience() -> Iterator[None]:
 
 
 def lives(folder: Path) -> list[tuple[float, float]]:
-    """When each worker of a run was asked for, and when it was gone, in seconds of the clock."""
-    started = json.loads((folder / "run.json").read_text())["started"]
+    """When each worker of a run was asked for, and when it was gone, by the clock that all processes share."""
+    first_step = (folder / "replay.log").read_text().splitlines()[1]
+    started = json.loads(first_step)[0]
     born: dict[int, float] = {}
     found = []
     for line in map(json.loads, (folder / "events.jsonl").read_text().splitlines()):

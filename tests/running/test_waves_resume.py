@@ -69,6 +69,7 @@ def test_killed_between_two_waves(tmp_path: Path) -> None:
     assert killed.kill_when(
         lambda: sum(entry.last - entry.first for entry in killed.told().entries.values() if not entry.wave) == ROWS,
         "the first wave is done",
+        hold=0,  # the second wave does not get any further
     )
     called = killed.called()
     killed.resume()
@@ -80,10 +81,10 @@ def test_a_mode_that_changes_on_the_way(tmp_path: Path) -> None:
     """What is spooled belongs to the units of the run that spooled it, whatever the plan would be now."""
     killed = job(tmp_path / "run", "rebatch", "streaming")
     killed.committed()
-    assert killed.kill_when(
-        lambda: waves_done(killed) >= 1, "something is spooled", resume=str(killed.run_dir), mode="sequential"
-    )
-    assert killed.kill_when(lambda: waves_done(killed) >= 2, "the end is near", resume=str(killed.run_dir), sleep=0.001)
+    killed.dies("wave:1", resume=str(killed.run_dir), mode="sequential")
+    assert waves_done(killed) == 1, "something is spooled"
+    killed.dies("wave:2", resume=str(killed.run_dir))
+    assert waves_done(killed) == 2, "the end is near"
     killed.resume()
     assert written(killed) == undisturbed(tmp_path / "streamed", "rebatch", "streaming")
 
@@ -91,7 +92,8 @@ def test_a_mode_that_changes_on_the_way(tmp_path: Path) -> None:
 def test_a_spool_that_is_gone_is_made_again(tmp_path: Path) -> None:
     """Killed in the last wave: what came of the spool is in the sink's parts, and must not be there twice."""
     killed = job(tmp_path / "run", "rebatch", "sequential")
-    assert killed.kill_when(lambda: waves_done(killed) == 2, "the last wave has begun")
+    killed.dies("wave:2")
+    assert waves_done(killed) == 2, "the last wave has begun"
     for path in (killed.run_dir / "spool").iterdir():
         path.unlink()
         break
@@ -101,7 +103,8 @@ def test_a_spool_that_is_gone_is_made_again(tmp_path: Path) -> None:
 
 def test_other_names_are_refused_when_something_is_spooled_for_the_old_ones(tmp_path: Path) -> None:
     killed = job(tmp_path / "run", "rebatch", "sequential")
-    assert killed.kill_when(lambda: waves_done(killed) >= 1, "something is spooled")
+    killed.dies("wave:1")
+    assert waves_done(killed) == 1, "something is spooled"
     said = killed.refused(resume=str(killed.run_dir), pipeline="renamed")
     assert "DT389" in said
     assert "fan2" in said

@@ -220,7 +220,8 @@ class Run:
         """Ctrl-C: once drains, twice stops."""
         self._interrupts += 1
         if self._interrupts == 1 and not self.done:
-            print("\ndraining: what is in hand is finished; Ctrl-C again stops now", file=sys.stderr)  # noqa: T201
+            with suppress(RuntimeError, OSError):  # the signal may have come while this thread was printing
+                print("\ndraining: what is in hand is finished; Ctrl-C again stops now", file=sys.stderr)  # noqa: T201
             self.drain("Ctrl-C")
             return
         self.cancel("Ctrl-C twice")
