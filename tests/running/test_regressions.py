@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import shutil
 import signal
 import sys
 import threading
 from collections import Counter
-from itertools import islice
+from itertools import count, islice
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
@@ -291,6 +292,24 @@ def test_a_handler_that_is_set_while_results_are_read_stays() -> None:
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def test_ctrl_c_while_the_main_thread_prints_drains(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Busy(io.StringIO):
+        def write(self, _: str) -> NoReturn:
+            raise RuntimeError("reentrant call inside <_io.BufferedWriter name='<stderr>'>")
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        run = run_of(dt.Stage("same", same), source=count())
+        for found in run:
+            if found == 3:
+                with monkeypatch.context() as printing:
+                    printing.setattr(sys, "stderr", Busy())
+                    signal.raise_signal(signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert run.status == "drained"
 
 
 # Waves
