@@ -58,6 +58,18 @@ def test_a_replan_of_what_a_replan_made_changes_nothing(snapshot: Snapshot) -> N
     assert again.rate_after == again.rate_before
 
 
+def test_who_has_more_than_its_number_per_node_makes_room_in_the_same_replan() -> None:
+    """Found by the search above: it was stopped at once, and who had none waited for the next replan."""
+    has_none = UnitNow("none", shape(cpus=2), 0.5, per_node=1)
+    has_two = UnitNow("two", shape(2, cpus=2), 0.5, per_node=1)
+    seat = dt.Seat("node-0", 2000)
+    workers = tuple(Seated(number, "two", (seat, seat)) for number in range(2))
+    result = replan(Snapshot(dt.Cluster.parse("1x(8cpu)"), (has_none, has_two), workers))
+    assert [start.unit for start in result.starts] == ["none"]
+    assert len(result.stops) == 1
+    assert result.counts == {"none": 1, "two": 1}
+
+
 @given(snapshots(plain=True, calm=True))
 def test_the_rate_never_falls(snapshot: Snapshot) -> None:
     assume(all(unit.high is None and unit.per_node is None and unit.low == 1 for unit in snapshot.units))

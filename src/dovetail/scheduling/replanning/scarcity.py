@@ -76,7 +76,7 @@ def _on_able_nodes(floor: Floor, wants: Sequence[Want], unit: int, each: int, ru
         positions = floor.rooms[room]
         alone = floor.one(room, len(wants))
         before = list(alone.counts)
-        needs = [have if want.demand.per_node else 0 for want, have in zip(wants, before, strict=True)]
+        needs = [min(have, want.demand.per_node or 0) for want, have in zip(wants, before, strict=True)]
         needs[unit] = each
         Seating(alone, wants, needs, manner).seat(unit, each)
         trim(alone, [each if other == unit else float("inf") for other in range(len(wants))])
