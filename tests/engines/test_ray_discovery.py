@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dovetail.engines.ray import cards, discovery
-from dovetail.engines.ray.cards import cards_looked, cards_said, is_unknown
+from dovetail.engines.ray import discovery
+from dovetail.engines.ray.cards import cards_looked, cards_said, is_unknown, look_on
 from dovetail.engines.ray.discovery import changes, groups_of, held_by_groups, names_of, same_nodes, seen_of, taken_on
 from dovetail.engines.ray.using import using_of
 from dovetail.errors import EngineError
@@ -349,11 +349,11 @@ def test_a_node_whose_cards_cannot_be_looked_at_is_asked_once(
 ) -> None:
     assert attached.address
     nobody = "ab" * 28
-    found, (note,) = cards.look_on([nobody])
+    found, (note,) = look_on([nobody])
     assert found == {}
     assert "could not be looked at" in note
     monkeypatch.setattr(cards, "_task", lambda node: pytest.fail(f"{node} was asked again"))
-    assert cards.look_on([nobody]) == ({}, [note])
+    assert look_on([nobody]) == ({}, [note])
 
 
 def test_what_ray_says_of_groups_is_read_as_ray_reads_it(attached: FakeCluster) -> None:

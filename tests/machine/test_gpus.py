@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dovetail.machine.facts import CardFacts
+from dovetail.machine.gpus import CardFacts
 from dovetail.machine.gpus import Nvml
 from scripted_nvml import (
     GIB,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dovetail.machine.facts import CardFacts
+from dovetail.machine.gpus import CardFacts
 from dovetail.machine.gpus import numbering_doubts, visible
 
 GIB = 2**30

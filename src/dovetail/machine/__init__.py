@@ -6,13 +6,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dovetail.machine.facts import CardFacts, MachineFacts
-    from dovetail.machine.gpus import GpuReader
+    from dovetail.machine.facts import MachineFacts
+    from dovetail.machine.gpus import CardFacts, GpuReader
     from dovetail.machine.read import read_machine
 
 __all__ = ["read_machine", "MachineFacts", "CardFacts", "GpuReader"]
 
-_HOMES = {"read_machine": "read", "MachineFacts": "facts", "CardFacts": "facts", "GpuReader": "gpus"}
+_HOMES = {"read_machine": "read", "MachineFacts": "facts", "CardFacts": "gpus", "GpuReader": "gpus"}
 
 
 def __getattr__(name: str) -> object:

@@ -3,24 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-
-@dataclass(frozen=True, slots=True)
-class CardFacts:
-    """One GPU, or one MIG instance of a GPU, that a process can be given through CUDA_VISIBLE_DEVICES."""
-
-    model: str
-    """As NVML names it: "NVIDIA A100-SXM4-80GB"; of a MIG instance, the name of the card it is cut from."""
-    memory_bytes: int
-    uuid: str
-    """What goes into CUDA_VISIBLE_DEVICES: "GPU-..." or "MIG-..."."""
-    nvdecs: int | None = None
-    """None: the driver does not tell; a MIG instance knows its own."""
-    nvencs: int | None = None
-    mig: str = ""
-    """The MIG profile, such as "1g.10gb"; empty for a whole card."""
-    index: int | None = None
-    """NVML's number of the physical card, which stays the same when an earlier card is lost."""
+if TYPE_CHECKING:
+    from dovetail.machine.gpus import CardFacts
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dovetail.machine.gpus import _pynvml
+
 import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -77,14 +79,6 @@ class NvmlMeter:
             self._library = self._library or _pynvml()
             self._open = self._library is not None and _starts(self._library)
         return self._library if self._open else None
-
-
-def _pynvml() -> Any:
-    try:
-        import pynvml
-    except ImportError:
-        return None
-    return pynvml
 
 
 def _starts(nvml: Any) -> bool:

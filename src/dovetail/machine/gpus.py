@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from dovetail.machine.facts import CardFacts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,6 +19,24 @@ _NUMBER = re.compile(r"\+?0*([0-9]{1,9})(?![0-9])", re.ASCII)
 _OLD_MIG_NAME = re.compile(r"MIG-GPU-[^/]+/[0-9]+/[0-9]+", re.ASCII)
 _MIG_PROFILE = re.compile(r"\bMIG (\S+)$")
 _MIG_MEMORY_SLICES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class CardFacts:
+    """One GPU, or one MIG instance of a GPU, that a process can be given through CUDA_VISIBLE_DEVICES."""
+
+    model: str
+    """As NVML names it: "NVIDIA A100-SXM4-80GB"; of a MIG instance, the name of the card it is cut from."""
+    memory_bytes: int
+    uuid: str
+    """What goes into CUDA_VISIBLE_DEVICES: "GPU-..." or "MIG-..."."""
+    nvdecs: int | None = None
+    """None: the driver does not tell; a MIG instance knows its own."""
+    nvencs: int | None = None
+    mig: str = ""
+    """The MIG profile, such as "1g.10gb"; empty for a whole card."""
+    index: int | None = None
+    """NVML's number of the physical card, which stays the same when an earlier card is lost."""
 
 
 class GpuReader(Protocol):

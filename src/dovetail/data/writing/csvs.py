@@ -10,7 +10,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from dovetail.control.writing import Unwritable
-from dovetail.data.writing import jsonl
+from dovetail.data.writing.jsonl import encoder, plain
 from dovetail.data.writing.parts import PartWriter
 
 if TYPE_CHECKING:
@@ -50,12 +50,12 @@ class CsvWriter(PartWriter):
             return self._json(value)
         if isinstance(value, NATIVE):
             return value
-        value = jsonl.plain(value)
+        value = plain(value)
         return self._json(value) if isinstance(value, list) else value
 
     def _json(self, value: Any) -> str:
         if self._nested is None:
-            self._nested = jsonl.encoder()
+            self._nested = encoder()
         return self._nested(value)
 
     def _unwritable(self, items: list[Any], columns: list[str]) -> Unwritable:
