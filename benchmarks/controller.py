@@ -20,10 +20,9 @@ import dovetail as dt
 import report
 from dovetail.control.commands import Pull, RunBatches, StartWorker, StopWorker
 from dovetail.control.events import BatchesDone, ItemsArrived, WorkerReady, WorkerStopped
-from dovetail.control.segments import Segment
-from dovetail.streaming.controller import Stream
-from dovetail.streaming.options import Options
-from dovetail.streaming.work import works_of
+from dovetail.control.payload import Segment
+from dovetail.streaming.controller import StreamController
+from dovetail.streaming.settings import StreamOptions, unit_specs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,7 +47,7 @@ def _same(items: list[object]) -> list[object]:
 class Rehearsal:
     """A run without an engine: every command is answered when its time has come."""
 
-    def __init__(self, workers: int, options: Options) -> None:
+    def __init__(self, workers: int, options: StreamOptions) -> None:
         nodes = max(1, round(workers / CPUS_PER_NODE))
         stages = [dt.Stage(name, _same, dt.Resources(cpus=1), rate=rate, fuse=False) for name, rate in RATES.items()]
         self.pipeline = dt.Pipeline(stages, name="controller")
@@ -62,8 +61,8 @@ class Rehearsal:
         self._free_at: dict[int, float] = {}
         self._unit: dict[int, str] = {}
 
-    def stream(self) -> Stream:
-        return Stream(works_of(self.pipeline, self.plan), self.plan, self.options)
+    def stream(self) -> StreamController:
+        return StreamController(unit_specs(self.pipeline, self.plan), self.plan, self.options)
 
     def go(self, events: int) -> None:
         """Until so many messages have come back."""
@@ -91,7 +90,7 @@ class Rehearsal:
                 self._free_at[command.worker] = at
                 self._later(at, BatchesDone(command.worker, command.message, [self._segment(command.items)], seconds))
             elif isinstance(command, Pull):
-                cut = max(1, command.cut)
+                cut = max(1, command.segment_items)
                 sizes = [min(cut, command.items - start) for start in range(0, command.items, cut)]
                 self._later(now, ItemsArrived(command.first, [self._segment(size) for size in sizes]))
             elif isinstance(command, StopWorker):
@@ -105,7 +104,7 @@ class Rehearsal:
         return Segment(next(self._numbers), items, 100 * items)
 
 
-def measure(workers: int, events_per_worker: int, least: int, options: Options) -> dict[str, Any]:
+def measure(workers: int, events_per_worker: int, least: int, options: StreamOptions) -> dict[str, Any]:
     """The same run once more, timed from when all have work."""
     rehearsal = Rehearsal(workers, options)
     count_of_workers = sum(unit.workers for unit in rehearsal.plan.units)
@@ -139,9 +138,9 @@ def measure(workers: int, events_per_worker: int, least: int, options: Options) 
 def row(workers: int, events_per_worker: int, least: int, repeat: int) -> dict[str, Any]:
     """The median of several; and once with replanning, which looks at every worker now and then, however many events
     there were since."""
-    runs = [measure(workers, events_per_worker, least, Options(replan=False)) for _ in range(repeat)]
+    runs = [measure(workers, events_per_worker, least, StreamOptions(replan=False)) for _ in range(repeat)]
     found = sorted(runs, key=lambda run: run["us_per_event"])[len(runs) // 2]
-    return found | {"with_replans_us": measure(workers, events_per_worker, least, Options())["us_per_event"]}
+    return found | {"with_replans_us": measure(workers, events_per_worker, least, StreamOptions())["us_per_event"]}
 
 
 def main() -> None:

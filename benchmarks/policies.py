@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Protocol
 
 import dovetail as dt
 from dovetail.resources.fit import Fit
-from dovetail.scheduling.scores import Choice, tightest
+from dovetail.scheduling.placement import SeatChoice, tightest
 
 if TYPE_CHECKING:
-    from dovetail.resources.fit import Way
-    from dovetail.resources.free import Free
-    from dovetail.scheduling.scores import Ranker, Score
+    from dovetail.resources.fit import CardAssignment
+    from dovetail.resources.free_resources import FreeResources
+    from dovetail.scheduling.placement import Ranker, Score
 
 POLICIES = ("fgd", "best_fit", "dot_product", "packing", "clustering", "random")
 PODS_LIMIT_MILLI = 10**9
@@ -22,7 +22,7 @@ PODS_LIMIT_MILLI = 10**9
 class Rule(Protocol):
     """How good it is to sit this way on a node in this state."""
 
-    def __call__(self, shape: dt.Shape, free: Free, way: Way) -> int: ...
+    def __call__(self, shape: dt.Shape, free: FreeResources, way: CardAssignment) -> int: ...
 
 
 class RuleScore:
@@ -40,22 +40,22 @@ class _RuleRanker:
         self.fit = fit
         self.rule = rule
 
-    def best(self, free: Free) -> Choice | None:
-        ways = self.fit.ways(free)
+    def best(self, free: FreeResources) -> SeatChoice | None:
+        ways = self.fit.assignments(free)
         if not ways:
             return None
         way = tightest(ways, free.cards)
-        return Choice(self.rule(self.fit.shape, free, way), way)
+        return SeatChoice(self.rule(self.fit.shape, free, way), way)
 
 
-def dot_product(shape: dt.Shape, free: Free, way: Way) -> int:
+def dot_product(shape: dt.Shape, free: FreeResources, way: CardAssignment) -> int:
     gpu_milli = sum(share.milli for share in way)
     cpus = (free.cpu_milli / 128_000) * (shape.cpu_milli / 128_000)
     gpus = (free.cards.idle_milli / 8_000) * (gpu_milli / 8_000)
     return int(100 * (1 - (cpus + gpus) / 2))
 
 
-def packing(shape: dt.Shape, free: Free, way: Way) -> int:
+def packing(shape: dt.Shape, free: FreeResources, way: CardAssignment) -> int:
     """First cards that are shared already, then idle cards of used nodes, then unused nodes."""
     if not shape.cards:
         return 0
@@ -69,7 +69,7 @@ def packing(shape: dt.Shape, free: Free, way: Way) -> int:
     return max(100 - sum(cards.free[share.card].milli for share in way) // 10 // 10, 50)
 
 
-def clustering(shape: dt.Shape, free: Free, way: Way) -> int:  # noqa: ARG001
+def clustering(shape: dt.Shape, free: FreeResources, way: CardAssignment) -> int:  # noqa: ARG001
     """Like with like. What sits on a node is told by the custom resources that `marked` added."""
     if not shape.cards:
         return 0
@@ -122,10 +122,10 @@ class Policy:
 
     def _seats_anywhere(self, shape: dt.Shape) -> bool:
         ledger = self.placer.ledger
-        able = self.placer.candidates(shape)
+        able = self.placer.fitting_positions(shape)
         if not able:
             return False
         position = self.random.choice(able)
         free, fit = ledger.free[position], Fit(shape)
-        ledger.take(fit.seat(ledger.cluster.nodes[position].name, tightest(fit.ways(free), free.cards)))
+        ledger.take(fit.seat(ledger.cluster.nodes[position].name, tightest(fit.assignments(free), free.cards)))
         return True

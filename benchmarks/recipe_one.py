@@ -17,13 +17,13 @@ CPUS = 2
 
 def plain(recipe: str, source: str, sink: str) -> int:
     """The same operators with the same parameters, and nothing around them."""
-    from dovetail.documents.read import read_document
-    from dovetail.recipes.catalogue import own
+    from dovetail.documents.parser import read_document
+    from dovetail.recipes.catalogue import native_class
 
     operators = []
     for entry in read_document(recipe).data["process"]:
         ((name, given),) = entry.items()
-        cls = own(name)
+        cls = native_class(name)
         assert cls is not None, name
         operators.append(cls(**(given or {})))
     kept = 0

@@ -17,8 +17,8 @@ from typing import Any
 
 import dovetail as dt
 import report
-from dovetail.scheduling.replan import replan
-from dovetail.scheduling.snapshot import Replan, Seated, Snapshot, UnitNow
+from dovetail.scheduling.replan.snapshot import Replan, Snapshot, UnitSnapshot, WorkerSnapshot
+from dovetail.scheduling.replan.steps import replan
 from peers.environment import run_in
 from plan_quality import cluster_of
 from plan_scale import REFERENCE
@@ -26,18 +26,18 @@ from plan_scale import REFERENCE
 PEER = ["cosmos-xenna==0.3.0", "tqdm"]
 
 
-def applied(snapshot: Snapshot, result: Replan) -> tuple[Seated, ...]:
+def applied(snapshot: Snapshot, result: Replan) -> tuple[WorkerSnapshot, ...]:
     """The workers after a replan. A LedgerError if they could not all be seated."""
     stopped = {stop.worker for stop in result.stops}
     stayed = [worker for worker in snapshot.workers if worker.worker not in stopped]
     first = max((worker.worker for worker in snapshot.workers), default=0) + 1
-    started = [Seated(first + number, start.unit, start.seats) for number, start in enumerate(result.starts)]
+    started = [WorkerSnapshot(first + number, start.unit, start.seats) for number, start in enumerate(result.starts)]
     workers = (*stayed, *started)
     dt.Ledger(snapshot.cluster, (seat for worker in workers for seat in worker.seats))
     return workers
 
 
-def rate_of(units: tuple[UnitNow, ...], workers: tuple[Seated, ...]) -> float:
+def rate_of(units: tuple[UnitSnapshot, ...], workers: tuple[WorkerSnapshot, ...]) -> float:
     """Counted here again, so that a replan cannot flatter itself."""
     counts = {unit.name: sum(worker.unit == unit.name for worker in workers) for unit in units}
     return min(counts[unit.name] * (unit.rate or 0.0) for unit in units)
@@ -46,11 +46,11 @@ def rate_of(units: tuple[UnitNow, ...], workers: tuple[Seated, ...]) -> float:
 def follow(problem: dict[str, Any]) -> list[dict[str, Any]]:
     """Step 0 from empty, then one replan per step."""
     cluster = cluster_of(problem["nodes"])
-    workers: tuple[Seated, ...] = ()
+    workers: tuple[WorkerSnapshot, ...] = ()
     rows = []
     for number, step in enumerate(problem["steps"]):
         units = tuple(
-            UnitNow(stage["name"], dt.Resources(cpus=stage["cpus"], gpus=stage["gpus"]).shape(), rate=rate)
+            UnitSnapshot(stage["name"], dt.Resources(cpus=stage["cpus"], gpus=stage["gpus"]).shape(), rate=rate)
             for stage, rate in zip(problem["stages"], step["rates"], strict=True)
         )
         snapshot = Snapshot(cluster, units, workers)
@@ -69,10 +69,10 @@ def scale(nodes: int) -> dict[str, Any]:
     """The reference pipeline on many nodes: planned, then every speed between half and twice, one replan each."""
     cluster = dt.Cluster.parse(f"{nodes}x(128cpu, 8xgpu)")
     chance = random.Random(1)
-    workers: tuple[Seated, ...] = ()
+    workers: tuple[WorkerSnapshot, ...] = ()
     worst, changes, rates = 0.0, [], dict.fromkeys(REFERENCE, 1.0)
     for number in range(4):
-        units = tuple(UnitNow(name, asked.shape(), rate=rates[name]) for name, asked in REFERENCE.items())
+        units = tuple(UnitSnapshot(name, asked.shape(), rate=rates[name]) for name, asked in REFERENCE.items())
         snapshot = Snapshot(cluster, units, workers)
         started = time.process_time()
         result = replan(snapshot)

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 import dovetail as dt
 import report
-from dovetail.streaming.options import Options
+from dovetail.streaming.settings import StreamOptions
 
 FRESH = multiprocessing.get_context("spawn")
 HOP_S = 0.0002
@@ -46,7 +46,7 @@ def sleep(seconds: float, items: list[int]) -> list[int]:
     return items
 
 
-def run_of(stages: list[dt.Stage], items: int, cluster: str, options: Options | None = None) -> list[float]:
+def run_of(stages: list[dt.Stage], items: int, cluster: str, options: StreamOptions | None = None) -> list[float]:
     """When each result came."""
     with tempfile.TemporaryDirectory() as folder:
         pipe = dt.Pipeline(stages, name="scaling")
@@ -127,7 +127,7 @@ def split_rate(fast: int, seconds: float) -> float:
 def settled_rate(seconds: float, replan_s: float, expected: float) -> float:
     """Behind the third replan of a run that begins without knowing anything."""
     behind = REPLANS * replan_s
-    options = Options(hop_s=HOP_S, eager=True, replan_every_s=replan_s)
+    options = StreamOptions(hop_s=HOP_S, eager=True, replan_every_s=replan_s)
     came = run_of(sleepers(None), int((behind + seconds) * expected), SPLIT_CLUSTER, options)
     return rate_between([at for at in came if at - came[0] >= behind], 0.0, 0.9)
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import dovetail as dt
 import report
-from dovetail.running.simulating import simulate
+from dovetail.runtime.simulation import simulate
 
 BATCHES_PER_WORKER = 60
 BATCHES = 60_000

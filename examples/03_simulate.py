@@ -4,7 +4,7 @@ python examples/03_simulate.py
 """
 
 import dovetail as dt
-from dovetail.engines.simulated.world import At, Lognormal, LoseNode, SlowDown, world_of
+from dovetail.engines.simulated.world import Lognormal, LoseNode, ScriptedEvent, SlowDown, world_from_pipeline
 
 
 def work(items: list[object]) -> list[object]:
@@ -27,10 +27,10 @@ quiet = dt.simulate(pipe, cluster, items=40_000)
 print(quiet)
 
 print("\n--- a bad day: a node is lost, captions take twice as long for a while, workers die")
-bad_day = world_of(
+bad_day = world_from_pipeline(
     pipe,
     every={"spread": Lognormal(0.4), "setup_s": 10.0, "deaths_per_hour": 6.0},
-    script=(At(60.0, LoseNode("node-3")), At(90.0, SlowDown("caption", 2.0, until_s=200.0))),
+    script=(ScriptedEvent(60.0, LoseNode("node-3")), ScriptedEvent(90.0, SlowDown("caption", 2.0, until_s=200.0))),
 )
 bad = dt.simulate(pipe, cluster, items=40_000, world=bad_day)
 print(bad)

@@ -102,7 +102,7 @@ def _a_module_leaves_ray() -> Iterator[None]:
     ray = sys.modules.get("ray")
     if ray is None or not ray.is_initialized():
         return
-    from dovetail.engines.ray.attaching import detach
+    from dovetail.engines.ray.attachment import detach
 
     detach()
     if ray.is_initialized():

@@ -70,7 +70,7 @@ def test_the_map_names_every_package_and_every_package_is_on_the_map() -> None:
 
 
 def test_every_public_name_is_exported_and_nothing_else() -> None:
-    assert sorted(dovetail.__all__) == sorted(dovetail._HOMES)
+    assert sorted(dovetail.__all__) == sorted(dovetail._MODULE_BY_NAME)
     assert [name for name in dovetail.__all__ if getattr(dovetail, name).__name__ != name] == []
     with pytest.raises(AttributeError, match="Recources"):
         dovetail.__getattr__("Recources")

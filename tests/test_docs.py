@@ -18,9 +18,9 @@ import pytest
 import yaml
 
 from dovetail.data import sinks, sources
-from dovetail.data.writing.spec import KINDS
-from dovetail.recipes import keys
-from dovetail.recipes.catalogue import known, own
+from dovetail.data.sink_spec import KINDS
+from dovetail.recipes import file_keys
+from dovetail.recipes.catalogue import known_operators, native_class
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -58,7 +58,7 @@ def test_every_link_leads_somewhere(page: Path) -> None:
 def test_the_page_on_files_names_every_kind_and_setting() -> None:
     text = (ROOT / "docs" / "files.md").read_text(encoding="utf-8")
     reading, writing = text.split("\n## Sinks\n")
-    assert [name for name in (*sources.KEYS, *sources.FORMATS) if f"`{name}`" not in reading] == []
+    assert [name for name in (*sources.SETTING_NAMES, *sources.FORMATS) if f"`{name}`" not in reading] == []
     settings = [field.name for field in fields(sinks.SinkSpec)]
     assert [name for name in (*settings, *KINDS) if f"`{name}`" not in writing] == []
     assert [end for end in sources.SUFFIXES if end not in reading] == []
@@ -319,8 +319,8 @@ def test_what_the_page_says_of_the_memory_hint_is_planned(changes: str, workers:
 def operator_rows() -> list[str]:
     """The table of operators, as the modules say it; to be pasted where the test below fails."""
     rows = []
-    for name, entry in known().items():
-        made = own(name)
+    for name, entry in known_operators().items():
+        made = native_class(name)
         if made is not None:
             said = importlib.import_module(made.__module__).__doc__ or ""
             what = " ".join(said.strip().partition("\n\n")[0].split())
@@ -338,15 +338,15 @@ def test_every_key_of_a_recipe_is_on_the_page_with_what_it_means() -> None:
     text = RECIPES.read_text(encoding="utf-8")
     table = text.partition("\n## Keys\n")[2].partition("\n## Operators\n")[0]
     assert [line for line in table.splitlines() if line.startswith("| `")] == [
-        f"| `{key}` | {what} |" for key, (_, _, what) in keys.TOP.items()
+        f"| `{key}` | {what} |" for key, (_, _, what) in file_keys.TOP_LEVEL_KEYS.items()
     ]
-    assert [key for key in sorted(keys.ACTED) if f"`{key}`" not in table] == []
+    assert [key for key in sorted(file_keys.OPERATOR_KEYS) if f"`{key}`" not in table] == []
 
 
 def test_every_key_without_meaning_is_named_for_those_who_come_from_data_juicer() -> None:
     text = FROM_DATA_JUICER.read_text(encoding="utf-8")
     named = text.partition("\n## Keys without meaning\n")[2].partition("\n`op_fusion`")[0]
-    assert re.findall(r"`(\w+)`", named) == sorted(keys.IDLE)
+    assert re.findall(r"`(\w+)`", named) == sorted(file_keys.IGNORED_KEYS)
 
 
 def test_the_recipes_for_those_who_come_from_data_juicer_can_be_read(tmp_path: Path) -> None:

@@ -13,7 +13,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import dovetail
-from dovetail.documents import DEPTH_LIMIT, SIZE_LIMIT_BYTES, Document, parse_document, read_document, validated
+from dovetail.documents import (
+    DEPTH_LIMIT,
+    SIZE_LIMIT_BYTES,
+    Document,
+    parse_document,
+    read_document,
+    validate_document,
+)
 from dovetail.errors import ConfigError, DovetailError, Problem
 
 STRICT = {"extra": "forbid"}
@@ -55,7 +62,7 @@ def only_problem(text: str) -> Problem:
 
 def mismatches(text: str, schema: type[Any] = Tree) -> dict[str, Problem]:
     with pytest.raises(ConfigError) as caught:
-        validated(parse_document(text, "f.yaml"), schema)
+        validate_document(parse_document(text, "f.yaml"), schema)
     found = {problem.place: problem for problem in caught.value.problems}
     assert len(found) == len(caught.value.problems)
     return found
@@ -466,7 +473,7 @@ def test_json_is_read_as_json(value: Any, indent: int | str | None, ascii_only: 
 @settings(max_examples=3 * settings().max_examples)
 def test_a_wrong_shape_in_json_is_a_deliberate_error_with_a_place(value: Any, indent: int | str | None) -> None:
     with pytest.raises(ConfigError) as caught:
-        validated(parse_document(json.dumps({"branch": value}, indent=indent), "f.json"), Tree)
+        validate_document(parse_document(json.dumps({"branch": value}, indent=indent), "f.json"), Tree)
     assert all(problem.place.startswith("f.json") for problem in caught.value.problems)
 
 
@@ -512,7 +519,7 @@ def test_a_key_that_is_given_twice_in_json_is_an_error_with_its_place() -> None:
 
 
 def test_a_document_of_the_right_shape_is_that_shape() -> None:
-    tree = validated(parse_document(TEXT, "f.yaml"), Tree)
+    tree = validate_document(parse_document(TEXT, "f.yaml"), Tree)
     oak, elm = tree.branches
     assert tree.height == 2
     assert oak == Branch("oak", [Leaf(1, ["a", "b b", "c"]), Leaf(2, ["d"])])
@@ -599,7 +606,7 @@ def test_a_document_that_is_no_mapping_is_an_error(text: str) -> None:
 )
 def test_data_that_is_not_plain_is_an_error(data: Any) -> None:
     with pytest.raises(ConfigError) as caught:
-        validated(Document("tree", data), Tree)
+        validate_document(Document("tree", data), Tree)
     assert caught.value.problems[0].place.startswith("tree")
     assert caught.value.problems[0].fixes
 
@@ -608,7 +615,7 @@ def test_data_that_contains_itself_is_an_error() -> None:
     data: dict[str, Any] = {"branches": []}
     data["branches"].append(data)
     with pytest.raises(ConfigError):
-        validated(Document("tree", data), Tree)
+        validate_document(Document("tree", data), Tree)
 
 
 # ---- anything at all
@@ -645,7 +652,7 @@ edits = st.lists(
 def read(text: str) -> Tree | DovetailError:
     """Any other exception is not meant to be."""
     try:
-        return validated(parse_document(text, "f.yaml"), Tree)
+        return validate_document(parse_document(text, "f.yaml"), Tree)
     except DovetailError as error:
         return error
 

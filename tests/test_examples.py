@@ -124,11 +124,11 @@ def test_the_manual_recipe_is_too_much_at_once() -> None:
 
 
 def test_every_gpu_operator_of_the_recipes_is_one_that_uses_a_gpu_by_itself() -> None:
-    from dovetail.recipes.catalogue import known
+    from dovetail.recipes.catalogue import known_operators
 
     for name in ("failing_config", "manual_resource_config", "optimized_config"):
         recipe = dt.Recipe.load(next(path for path in RECIPES if path.stem == name))
-        assert sum(known()[step.op].cuda for step in recipe.steps) == 7
+        assert sum(known_operators()[step.op].cuda for step in recipe.steps) == 7
 
 
 def test_the_recipe_for_texts_cleans_them(tmp_path: Path) -> None:

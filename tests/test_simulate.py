@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import dovetail as dt
-from dovetail.engines.simulated.world import At, LoseNode, world_of
-from dovetail.observe.history import History
-from dovetail.observe.replay import replay
-from dovetail.streaming.remake import stream_of
+from dovetail.engines.simulated.world import LoseNode, ScriptedEvent, world_from_pipeline
+from dovetail.observe.history import RunHistory
+from dovetail.observe.replay import controller_from_record, replay
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -63,7 +62,7 @@ def test_the_same_seed_gives_the_same_run_and_another_seed_another() -> None:
 def test_the_run_folder_can_be_read_by_every_tool(tmp_path: Path) -> None:
     result = dt.simulate(pipeline(), CLUSTER, items=3000, run_dir=tmp_path / "run")
     assert result.folder == tmp_path / "run"
-    history = History.load(result.folder)
+    history = RunHistory.load(result.folder)
     assert history.virtual
     assert set(history.units) == {"read", "caption", "write"}
     assert dt.Plan.from_json((result.folder / "plan.json").read_text()).rate == result.plan.rate
@@ -74,13 +73,13 @@ def test_the_run_folder_can_be_read_by_every_tool(tmp_path: Path) -> None:
 
 
 def test_a_recorded_run_is_decided_the_same_when_it_is_replayed() -> None:
-    world = world_of(
-        pipeline(), every={"setup_s": 2.0, "deaths_per_hour": 60.0}, script=(At(20.0, LoseNode("node-1")),)
+    world = world_from_pipeline(
+        pipeline(), every={"setup_s": 2.0, "deaths_per_hour": 60.0}, script=(ScriptedEvent(20.0, LoseNode("node-1")),)
     )
     result = dt.simulate(pipeline(), CLUSTER, items=3000, world=world, record=True)
     assert result.status == "finished"
-    compared = replay(result.folder / "replay.log", stream_of)
-    assert compared.same, compared.difference
+    compared = replay(result.folder / "replay.log", controller_from_record)
+    assert compared.is_same, compared.difference
     assert compared.commands > 1000
 
 
@@ -90,9 +89,9 @@ def test_a_replay_by_another_controller_is_told_apart() -> None:
     def other(header: Any) -> Any:
         header["options"]["queue_factor"] = 1.0
         header["options"]["queue_least"] = 1
-        return stream_of(header)
+        return controller_from_record(header)
 
-    assert not replay(result.folder / "replay.log", other).same
+    assert not replay(result.folder / "replay.log", other).is_same
 
 
 def test_deaths_and_lost_nodes_lose_no_item() -> None:

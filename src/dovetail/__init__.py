@@ -1,4 +1,4 @@
-"""Dovetail plans, places, runs, rescales and diagnoses heterogeneous ML work. `import dovetail as dt`."""
+"""Public API of Dovetail, imported lazily: `import dovetail as dt`."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dovetail.backfill.failures import RowError, RowFailed
-    from dovetail.backfill.filled import Filled
-    from dovetail.backfill.on_error import Retry
+    from dovetail.backfill.error_policy import Retry
+    from dovetail.backfill.failed_rows import RowError, RowFailed
+    from dovetail.backfill.result import BackfillResult
     from dovetail.backfill.table import Table, table
     from dovetail.backfill.udf import Udf, udf
+    from dovetail.data.request_queue import ItemFailed, RequestFuture, ServiceClosed, TooManyRequests
     from dovetail.data.sinks import SinkSpec, sink
     from dovetail.data.sources import SourceSpec, source
-    from dovetail.data.tickets import ItemFailed, ServiceClosed, Ticket, TooManyRequests
     from dovetail.errors import (
         ClusterError,
         ConfigError,
@@ -34,21 +34,21 @@ if TYPE_CHECKING:
     from dovetail.resources.resources import Resources
     from dovetail.resources.seat import CardShare, Seat
     from dovetail.resources.shape import Shape, ShapeKind
-    from dovetail.running.handle import Run
-    from dovetail.running.running import run
-    from dovetail.running.serving import Service, serve
-    from dovetail.running.simulating import Simulation, simulate
+    from dovetail.runtime.run import run
+    from dovetail.runtime.run_handle import Run
+    from dovetail.runtime.service import Service, serve
+    from dovetail.runtime.simulation import Simulation, simulate
+    from dovetail.scheduling.demand import Profile
     from dovetail.scheduling.fragmentation import Workload
-    from dovetail.scheduling.placement import Placer
+    from dovetail.scheduling.placement import BestFit, FragmentationScore, Placer, Spread
     from dovetail.scheduling.plan import Plan
     from dovetail.scheduling.planner import plan
-    from dovetail.scheduling.rates import Profile
-    from dovetail.scheduling.scores import BestFit, FragmentationScore, Spread
 
 __version__ = "0.1.0"
 
-_HOMES = {
-    "BestFit": "scheduling.scores",
+_MODULE_BY_NAME = {
+    "BackfillResult": "backfill.result",
+    "BestFit": "scheduling.placement",
     "CardShare": "resources.seat",
     "Cluster": "resources.cluster",
     "ClusterError": "errors",
@@ -56,11 +56,10 @@ _HOMES = {
     "DovetailError": "errors",
     "Each": "pipeline.stage",
     "EngineError": "errors",
-    "Filled": "backfill.filled",
-    "FragmentationScore": "scheduling.scores",
+    "FragmentationScore": "scheduling.placement",
     "Gpu": "resources.cluster",
     "InfeasibleError": "errors",
-    "ItemFailed": "data.tickets",
+    "ItemFailed": "data.request_queue",
     "Ledger": "resources.ledger",
     "LedgerError": "errors",
     "Node": "resources.cluster",
@@ -69,35 +68,35 @@ _HOMES = {
     "Placer": "scheduling.placement",
     "Plan": "scheduling.plan",
     "Problem": "errors",
-    "Profile": "scheduling.rates",
+    "Profile": "scheduling.demand",
     "Recipe": "recipes.recipe",
+    "RequestFuture": "data.request_queue",
     "ResourceError": "errors",
     "Resources": "resources.resources",
-    "Retry": "backfill.on_error",
-    "RowError": "backfill.failures",
-    "RowFailed": "backfill.failures",
-    "Run": "running.handle",
+    "Retry": "backfill.error_policy",
+    "RowError": "backfill.failed_rows",
+    "RowFailed": "backfill.failed_rows",
+    "Run": "runtime.run_handle",
     "RunError": "errors",
     "Seat": "resources.seat",
-    "Service": "running.serving",
-    "ServiceClosed": "data.tickets",
+    "Service": "runtime.service",
+    "ServiceClosed": "data.request_queue",
     "Shape": "resources.shape",
     "ShapeKind": "resources.shape",
-    "Simulation": "running.simulating",
+    "Simulation": "runtime.simulation",
     "SinkSpec": "data.sinks",
     "SourceSpec": "data.sources",
-    "Spread": "scheduling.scores",
+    "Spread": "scheduling.placement",
     "Stage": "pipeline.stage",
     "Table": "backfill.table",
-    "Ticket": "data.tickets",
-    "TooManyRequests": "data.tickets",
+    "TooManyRequests": "data.request_queue",
     "Udf": "backfill.udf",
     "Workload": "scheduling.fragmentation",
     "each": "pipeline.stage",
     "plan": "scheduling.planner",
-    "run": "running.running",
-    "serve": "running.serving",
-    "simulate": "running.simulating",
+    "run": "runtime.run",
+    "serve": "runtime.service",
+    "simulate": "runtime.simulation",
     "sink": "data.sinks",
     "source": "data.sources",
     "table": "backfill.table",
@@ -113,7 +112,7 @@ __all__ = [
     "DovetailError",
     "Each",
     "EngineError",
-    "Filled",
+    "BackfillResult",
     "FragmentationScore",
     "Gpu",
     "InfeasibleError",
@@ -146,7 +145,7 @@ __all__ = [
     "Spread",
     "Stage",
     "Table",
-    "Ticket",
+    "RequestFuture",
     "TooManyRequests",
     "Udf",
     "Workload",
@@ -164,7 +163,7 @@ __all__ = [
 
 def __getattr__(name: str) -> object:
     """Names are imported when they are first used, so that `import dovetail` costs next to nothing."""
-    home = _HOMES.get(name)
+    home = _MODULE_BY_NAME.get(name)
     if home is None:
         raise AttributeError(f"module 'dovetail' has no attribute {name!r}")
     value = globals()[name] = getattr(import_module(f"dovetail.{home}"), name)

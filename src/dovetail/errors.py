@@ -1,4 +1,4 @@
-"""Every deliberate error: what happened, the evidence, and a fix that works when pasted.
+"""Exceptions, with structured problems: code, message, evidence and fixes.
 
 The tree, with the exit code of the command line:
 
@@ -37,7 +37,7 @@ __all__ = [
     "ResourceError",
     "RunError",
     "did_you_mean",
-    "shown",
+    "short_repr",
 ]
 
 
@@ -136,7 +136,7 @@ def did_you_mean(word: str, known: Sequence[str]) -> str:
     return f" (did you mean {by_folded[near[0]]!r}?)" if near else ""
 
 
-def shown(value: object) -> str:
+def short_repr(value: object) -> str:
     """A value as messages show it: short, and whatever it is."""
     try:
         text = repr(value)

@@ -22,21 +22,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dovetail.backfill.calling import Called, Caller, Pace
-from dovetail.backfill.udf import OnError, udf
-from dovetail.engines.worker import Worker
+from dovetail.backfill.udf import ErrorPolicy, udf
+from dovetail.backfill.udf_caller import BatchResult, CallSizer, UdfCaller
+from dovetail.engines.worker_context import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-FAIL, SKIP = OnError("fail"), OnError("skip")
+FAIL, SKIP = ErrorPolicy("fail"), ErrorPolicy("skip")
 FOREVER = math.inf
 
 
 @pytest.fixture(autouse=True)
 def _no_watchdog_ends_the_tests(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pause of the machine while a call is interrupted is no call that does not come back."""
-    monkeypatch.setattr("dovetail.backfill.watchdog.LEAST_GRACE_S", 600.0)
+    monkeypatch.setattr("dovetail.backfill.watchdog.MIN_GRACE_S", 600.0)
 
 
 def clocked(monkeypatch: pytest.MonkeyPatch, **others: Any) -> None:
@@ -58,26 +58,31 @@ def nobody(index: int) -> None:
 
 
 def caller_of(
-    fn: Any, on_error: OnError = FAIL, types: Any = None, batch_size: int | None = None, timeout_s: float | None = None,
-    slots: int = 16, **options: Any,
-) -> Caller:  # fmt: skip
+    fn: Any,
+    on_error: ErrorPolicy = FAIL,
+    types: Any = None,
+    batch_size: int | None = None,
+    timeout_s: float | None = None,
+    slots: int = 16,
+    **options: Any,
+) -> UdfCaller:
     made = udf(fn, **options)
     kinds = types or [kind for _, kind in made.outputs()]
-    return Caller(made, kinds, on_error, batch_size, timeout_s, slots)
+    return UdfCaller(made, kinds, on_error, batch_size, timeout_s, slots)
 
 
 def numbers(count: int) -> pa.RecordBatch:
     return pa.record_batch({"n": pa.array(range(count), pa.int64())})
 
 
-def run(caller: Caller, batch: pa.RecordBatch, until: float = FOREVER) -> Called:
+def run(caller: UdfCaller, batch: pa.RecordBatch, until: float = FOREVER) -> BatchResult:
     try:
         return caller.run(batch, until, nobody)
     finally:
         caller.teardown()
 
 
-def told(found: Called) -> list[tuple[int, str]]:
+def told(found: BatchResult) -> list[tuple[int, str]]:
     return [(failure.index, failure.error_type) for failure in found.failures]
 
 
@@ -274,8 +279,10 @@ def test_a_row_is_tried_again_with_growing_waits(how: str, monkeypatch: pytest.M
         await real(0)
 
     clocked(monkeypatch, sleep=slept.append)
-    monkeypatch.setattr("dovetail.backfill.calling_async.asyncio", SimpleNamespace(**vars(asyncio) | {"sleep": sleep}))
-    how_to = OnError("skip", ("ConnectionError",), times=2, backoff_s=0.5)
+    monkeypatch.setattr(
+        "dovetail.backfill.async_udf_caller.asyncio", SimpleNamespace(**vars(asyncio) | {"sleep": sleep})
+    )
+    how_to = ErrorPolicy("skip", ("ConnectionError",), times=2, backoff_s=0.5)
     fn = {"scalar": scalar, "arrays": arrays, "async": awaited}[how]
     found = run(caller_of(fn, how_to, batch_size=1, slots=1), numbers(5))
     assert found.arrays[0].to_pylist() == [0, 1, None, None, 4]
@@ -388,16 +395,16 @@ def test_calls_begin_with_one_row_and_grow_and_the_size_is_kept() -> None:
 
 
 def test_the_pace_goes_towards_the_time_of_a_call() -> None:
-    pace = Pace()
+    pace = CallSizer()
     for _ in range(20):
-        pace.took(pace.rows, pace.rows * 0.001)
+        pace.record(pace.rows, pace.rows * 0.001)
     assert pace.rows == 100
-    assert pace.next(0.01) == 10
-    assert pace.next(0.0) == 1
-    pace.took(100, 10.0)
+    assert pace.next_rows(0.01) == 10
+    assert pace.next_rows(0.0) == 1
+    pace.record(100, 10.0)
     assert pace.rows == 1
     for _ in range(20):
-        pace.took(pace.rows, 1e-9)
+        pace.record(pace.rows, 1e-9)
     assert pace.rows == 65_536
 
 
@@ -503,10 +510,10 @@ def test_a_row_that_hangs_does_not_wait_for_the_time_of_all_rows_of_its_call(how
 
 def test_a_call_of_many_rows_may_take_ten_times_what_they_took_before() -> None:
     caller = caller_of(lambda n: n, data_type="int64", timeout_s=2.0)
-    caller.pace.took(100, 1.0)
+    caller.pace.record(100, 1.0)
     assert caller.allowed_s(2.0, 1) == 2.0
     assert caller.allowed_s(2.0, 100) == 12.0
-    caller.pace.took(100, 1000.0)
+    caller.pace.record(100, 1000.0)
     assert caller.allowed_s(2.0, 100) == 200.0, "never more than the time of all of its rows"
 
 
@@ -531,7 +538,7 @@ def test_rows_of_a_call_that_failed_are_not_called_together_again_when_the_time_
 HANGS = """
 import ctypes, sys, time, asyncio
 import pyarrow as pa
-from dovetail.backfill.calling import Caller
+from dovetail.backfill.udf_caller import Caller
 from dovetail.backfill.udf import OnError, udf
 
 def stubborn(n):
@@ -580,7 +587,7 @@ def test_outside_of_the_main_thread_calls_are_only_watched() -> None:
     def quick(n: int) -> int:
         return n
 
-    found: list[Called] = []
+    found: list[BatchResult] = []
     caller = caller_of(quick, timeout_s=60)
     thread = threading.Thread(target=lambda: found.append(caller.run(numbers(5), FOREVER, nobody)))
     thread.start()
@@ -738,7 +745,7 @@ def test_successive_runs_give_what_a_plain_loop_gives(
     fn: Any = {"scalar": scalar, "timed": scalar, "arrays": arrays, "batch": batches, "async": awaited}.get(
         kind, awaited_arrays
     )
-    on_error = OnError("skip" if then == "skip" else "fail")
+    on_error = ErrorPolicy("skip" if then == "skip" else "fail")
     caller = caller_of(fn, on_error, batch_size=batch_size, slots=slots, timeout_s=60 if kind == "timed" else None)
     whole = pa.record_batch({"n": pa.array(values, pa.int64()), "row": pa.array(range(len(values)), pa.int64())})
     got: list[Any] = []
@@ -791,6 +798,6 @@ def test_a_loop_over_a_million_rows_costs_little_more_than_a_list_comprehension(
 
 
 def test_the_module_of_a_worker_needs_no_lance() -> None:
-    code = "import sys, dovetail.backfill.calling; print('lance' in sys.modules, 'pyarrow' in sys.modules)"
+    code = "import sys, dovetail.backfill.udf_caller; print('lance' in sys.modules, 'pyarrow' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path.cwd())
     assert done.stdout.strip() == "False False"

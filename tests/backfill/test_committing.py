@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dovetail.backfill.committing import Committer
-from dovetail.backfill.lance_table import Committed, Fragment, LanceTable, NewFile
+from dovetail.backfill.commit_thread import Committer
+from dovetail.backfill.lance_table import CommitResult, Fragment, LanceTable, NewDataFile
 from dovetail.errors import RunError
 
 pa = pytest.importorskip("pyarrow")
@@ -35,11 +35,11 @@ def inputs(_: LanceTable, fragment: Fragment) -> str:
     return fragment.files[0].path
 
 
-def filled(table: LanceTable, fragment: int) -> NewFile:
+def filled(table: LanceTable, fragment: int) -> NewDataFile:
     schema = pa.schema([table.schema.field("u")])
     name = f"dt-{fragment}.lance"
     size = table.write(name, schema, [pa.record_batch([pa.array([str(fragment)] * EACH)], schema=schema)])
-    return NewFile(fragment, name, (1,), inputs(table, table.fragments()[fragment]), size)
+    return NewDataFile(fragment, name, (1,), inputs(table, table.fragments()[fragment]), size)
 
 
 class Heard:
@@ -47,10 +47,10 @@ class Heard:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self.all: list[Committed] = []
+        self.all: list[CommitResult] = []
         self.threads: set[str] = set()
 
-    def __call__(self, committed: Committed) -> None:
+    def __call__(self, committed: CommitResult) -> None:
         with self._changed:
             self.all.append(committed)
             self.threads.add(threading.current_thread().name)
@@ -123,7 +123,7 @@ def test_a_compaction_in_between_is_told_and_an_update_is_not(table: LanceTable)
     for file in files[1:]:
         committer.add(file)
     last = committer.finish()[-1]
-    assert last.gone == gone
+    assert last.changed_fragments == gone
     assert last.fragments == tuple(fragment for fragment in range(1, 6) if fragment in there)
     assert {str(fragment) for fragment in (0, *last.fragments)} == done(table)
 
@@ -136,7 +136,7 @@ def test_an_update_in_between_does_no_harm(table: LanceTable) -> None:
     committer.add(filled(table, 1))
     lance.dataset(table.uri).update({"id": "id + 1000"}, where="id = 7")
     last = committer.finish()[-1]
-    assert (last.fragments, last.gone) == ((1,), ())
+    assert (last.fragments, last.changed_fragments) == ((1,), ())
     assert done(table) == {"0", "1"}
 
 
@@ -185,7 +185,7 @@ def test_what_failed_before_may_succeed_at_the_end(table: LanceTable) -> None:
 
 
 def test_an_error_of_who_is_told_is_raised_and_nothing_is_committed_twice(table: LanceTable) -> None:
-    def told(_: Committed) -> None:
+    def told(_: CommitResult) -> None:
         raise ZeroDivisionError
 
     committer = Committer(table, 0.01, inputs, told)

@@ -13,12 +13,12 @@ lance = pytest.importorskip("lance")
 import dovetail as dt  # noqa: E402
 import fill_functions as fns  # noqa: E402
 from backfill_aids import HALF, by_id, made, rows_from, twice  # noqa: E402
-from dovetail.backfill import lance_history  # noqa: E402
+from dovetail.backfill import compaction_history  # noqa: E402
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from dovetail.backfill.filled import Filled
+    from dovetail.backfill.result import BackfillResult
     from dovetail.backfill.udf import Udf
 
 
@@ -28,7 +28,7 @@ def compacted(uri: str, **how: Any) -> None:
     assert not before & {one.fragment_id for one in lance.dataset(uri).get_fragments()}, "all of them are others now"
 
 
-def filled(uri: str, udf: Udf = fns.doubled, **how: Any) -> Filled:
+def filled(uri: str, udf: Udf = fns.doubled, **how: Any) -> BackfillResult:
     return dt.table(uri).backfill("n", udf, cluster=HALF, **how)
 
 
@@ -105,7 +105,7 @@ def test_a_history_that_takes_too_long_is_not_read(uri: str, monkeypatch: pytest
     for at in range(3):
         lance.dataset(uri).add_columns({f"more{at}": "id"})
     assert left(uri) == 0
-    monkeypatch.setattr(lance_history, "MOST_S", -1.0)
+    monkeypatch.setattr(compaction_history, "MAX_READ_S", -1.0)
     assert left(uri) == 80
 
 

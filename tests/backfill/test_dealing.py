@@ -9,18 +9,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dovetail.backfill.dealing import BUDGET_S, FIRST_BUDGET_S, IN_HAND, LEAST_BUDGET_S, MORE, Dealer
-from dovetail.backfill.job import Done, FailedRow, Task, Times
+from dovetail.backfill.task import FailedRow, PhaseTimes, RangeResult, RangeTask
+from dovetail.backfill.task_queue import (
+    FIRST_TASK_BUDGET_S,
+    MIN_TASK_BUDGET_S,
+    SPARE_TASKS,
+    TASK_BUDGET_S,
+    TASKS_PER_SLOT,
+    TaskQueue,
+)
 
 PATIENCE_S = 30.0
 
 
-def tasks_of(sizes: list[int]) -> list[Task]:
-    return [Task(number, rows, f"i{number}", 0, rows) for number, rows in enumerate(sizes)]
+def tasks_of(sizes: list[int]) -> list[RangeTask]:
+    return [RangeTask(number, rows, f"i{number}", 0, rows) for number, rows in enumerate(sizes)]
 
 
-def done(task: Task, reached: int, seconds: float = 0.1, worker: int = 0) -> Done:
-    return Done(task, reached, computed=reached - task.start, times=Times(compute=seconds), worker=("here", worker))
+def done(task: RangeTask, reached: int, seconds: float = 0.1, worker: int = 0) -> RangeResult:
+    return RangeResult(
+        task, reached, computed=reached - task.start, times=PhaseTimes(compute=seconds), worker=("here", worker)
+    )
 
 
 @given(
@@ -33,26 +42,26 @@ def done(task: Task, reached: int, seconds: float = 0.1, worker: int = 0) -> Don
 def test_every_row_is_handed_out_once_in_total(
     sizes: list[int], workers: int, slots: int, rate: float | None, data: st.DataObject
 ) -> None:
-    dealer = Dealer(tasks_of(sizes), workers, slots, rate)
+    dealer = TaskQueue(tasks_of(sizes), workers, slots, rate)
     handing = iter(dealer)
-    out: list[Task] = []
+    out: list[RangeTask] = []
     computed: list[tuple[int, int]] = []
     while True:
         # it blocks when it has nothing to hand out: never ask for more than it has room for
-        room = len(out) < dealer._most()
+        room = len(out) < dealer._max_outstanding()
         can_take = bool(dealer._queue) and room
         if not out and not can_take:
             break
         if can_take and (not out or data.draw(st.booleans())):
             task = next(handing)
-            assert 0 < task.budget_s <= BUDGET_S
+            assert 0 < task.budget_s <= TASK_BUDGET_S
             assert task.start <= task.stop <= task.rows
             out.append(task)
             continue
         task = out.pop(data.draw(st.integers(0, len(out) - 1)))
         reached = data.draw(st.integers(min(task.start + 1, task.stop), task.stop))
         computed += [(task.fragment, row) for row in range(task.start, reached)]
-        dealer.settle(
+        dealer.task_done(
             done(task, reached, data.draw(st.sampled_from([0.0, 1e-6, 0.1, 10.0])), data.draw(st.integers(0, 9)))
         )
     assert not dealer.has_more
@@ -62,36 +71,36 @@ def test_every_row_is_handed_out_once_in_total(
 
 
 def test_a_fragment_of_which_only_the_file_is_missing_is_handed_out() -> None:
-    dealer = Dealer([Task(0, 100, "i", 100, 100)], 2)
+    dealer = TaskQueue([RangeTask(0, 100, "i", 100, 100)], 2)
     handing = iter(dealer)
     task = next(handing)
     assert (task.start, task.stop) == (100, 100)
-    dealer.settle(done(task, 100))
+    dealer.task_done(done(task, 100))
     assert next(handing, None) is None
 
 
 def test_few_ranges_are_cut_so_that_all_workers_have_some() -> None:
-    dealer = Dealer(tasks_of([10_000]), 4)
+    dealer = TaskQueue(tasks_of([10_000]), 4)
     handing = iter(dealer)
     starts = [next(handing).start for _ in range(8)]
     assert starts == [1250 * number for number in range(8)]
 
 
 def test_what_a_task_left_undone_goes_first() -> None:
-    dealer = Dealer(tasks_of([1000] * 40), 2)
+    dealer = TaskQueue(tasks_of([1000] * 40), 2)
     handing = iter(dealer)
     first = next(handing)
     assert dealer.has_more
-    dealer.settle(done(first, 300))
+    dealer.task_done(done(first, 300))
     assert dealer.has_more
     second = next(handing)
     assert (second.fragment, second.start, second.stop) == (first.fragment, 300, 1000)
 
 
 def test_no_more_is_handed_out_than_workers_can_begin_soon() -> None:
-    dealer = Dealer(tasks_of([1000] * 100), 2)
+    dealer = TaskQueue(tasks_of([1000] * 100), 2)
     handing = iter(dealer)
-    out = [next(handing) for _ in range(2 * IN_HAND + MORE)]
+    out = [next(handing) for _ in range(2 * TASKS_PER_SLOT + SPARE_TASKS)]
     came = threading.Event()
 
     def ask() -> None:
@@ -100,12 +109,12 @@ def test_no_more_is_handed_out_than_workers_can_begin_soon() -> None:
 
     threading.Thread(target=ask, daemon=True).start()
     assert not came.wait(0.1)
-    dealer.settle(done(out[0], out[0].stop))
+    dealer.task_done(done(out[0], out[0].stop))
     assert came.wait(PATIENCE_S)
 
 
 def test_who_stops_it_gets_the_error_when_all_that_is_out_has_come_back() -> None:
-    dealer = Dealer(tasks_of([1000] * 10), 1)
+    dealer = TaskQueue(tasks_of([1000] * 10), 1)
     handing = iter(dealer)
     out = [next(handing), next(handing)]
     dealer.stop(ValueError("first"))
@@ -121,15 +130,15 @@ def test_who_stops_it_gets_the_error_when_all_that_is_out_has_come_back() -> Non
         ended.set()
 
     threading.Thread(target=ask, daemon=True).start()
-    dealer.settle(done(out[0], 10))
+    dealer.task_done(done(out[0], 10))
     assert not ended.wait(0.05)
-    dealer.settle(replace(done(out[1], 10), failed=FailedRow(1, 10, "ValueError", "first")))
+    dealer.task_done(replace(done(out[1], 10), failed=FailedRow(1, 10, "ValueError", "first")))
     assert ended.wait(PATIENCE_S)
     assert [str(error) for error in caught] == ["first"]
 
 
 def test_what_is_abandoned_ends_at_once_and_without_an_error() -> None:
-    dealer = Dealer(tasks_of([1000] * 10), 1)
+    dealer = TaskQueue(tasks_of([1000] * 10), 1)
     handing = iter(dealer)
     next(handing)
     dealer.stop(ValueError("nobody wants to know"))
@@ -138,7 +147,7 @@ def test_what_is_abandoned_ends_at_once_and_without_an_error() -> None:
 
 
 def test_who_waits_is_woken_when_it_is_abandoned() -> None:
-    dealer = Dealer(tasks_of([10]), 1)
+    dealer = TaskQueue(tasks_of([10]), 1)
     handing = iter(dealer)
     next(handing)
     ended = threading.Event()
@@ -153,7 +162,9 @@ def test_who_waits_is_woken_when_it_is_abandoned() -> None:
     assert ended.wait(PATIENCE_S)
 
 
-@pytest.mark.parametrize(("rate", "budget"), [(None, FIRST_BUDGET_S), (1.0, BUDGET_S), (1e9, LEAST_BUDGET_S)])
+@pytest.mark.parametrize(
+    ("rate", "budget"), [(None, FIRST_TASK_BUDGET_S), (1.0, TASK_BUDGET_S), (1e9, MIN_TASK_BUDGET_S)]
+)
 def test_a_budget_is_short_at_first_and_near_the_end(rate: float | None, budget: float) -> None:
-    dealer = Dealer(tasks_of([1000] * 20), 2, rate=rate)
+    dealer = TaskQueue(tasks_of([1000] * 20), 2, rate=rate)
     assert next(iter(dealer)).budget_s == budget

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dovetail.backfill.failures import RowFailed, as_line, read_errors, row_failed
-from dovetail.backfill.job import FailedRow
+from dovetail.backfill.failed_rows import RowFailed, make_row_failed, read_error_files, to_json_line
 from dovetail.backfill.store import Store
+from dovetail.backfill.task import FailedRow
 from dovetail.errors import RunError
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def odd(one: int, other: int) -> Odd:
 
 def raised(original: BaseException) -> RowFailed:
     failed = FailedRow(3, 27, type(original).__name__, str(original), "", pickle.dumps(original))
-    return row_failed(failed, "n", "what is finished is committed")
+    return make_row_failed(failed, "n", "what is finished is committed")
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_what_means_something_to_python_is_only_the_cause(original: BaseExceptio
 
 
 def test_one_that_cannot_be_brought_back_is_told_by_name() -> None:
-    error = row_failed(FailedRow(3, 27, "Strange", "no", "", b"not a pickle"), "n", "")
+    error = make_row_failed(FailedRow(3, 27, "Strange", "no", "", b"not a pickle"), "n", "")
     assert type(error) is RowFailed
     assert "Strange: no" in str(error)
 
@@ -92,9 +92,9 @@ def test_it_can_be_pickled() -> None:
 def test_lines_are_read_back_and_torn_ones_are_none(tmp_path: Path) -> None:
     store = Store(str(tmp_path))
     rows = [FailedRow(3, at, "ValueError", "line\none  ü \udc80", "trace") for at in (5, 9)]
-    store.put("e/3-a.5.10.jsonl", "".join(map(as_line, rows)).encode() + b'{"fragment": 3, "off')
-    store.put("e/3-a.9.10.jsonl", as_line(FailedRow(3, 9, "KeyError", "again")).encode())
-    found = read_errors(store, "e", "n")
+    store.put("e/3-a.5.10.jsonl", "".join(map(to_json_line, rows)).encode() + b'{"fragment": 3, "off')
+    store.put("e/3-a.9.10.jsonl", to_json_line(FailedRow(3, 9, "KeyError", "again")).encode())
+    found = read_error_files(store, "e", "n")
     told = {row.offset: (row.error, row.message) for file in found.values() for row in file}
     assert told == {5: ("ValueError", "line\none  ü \udc80"), 9: ("KeyError", "again")}
     assert sum(map(len, found.values())) == 2

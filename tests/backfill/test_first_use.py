@@ -16,12 +16,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from dovetail.backfill.admission import check_fits
-from dovetail.backfill.asking import asked_of, asked_or_problems
-from dovetail.backfill.calling import Caller
-from dovetail.backfill.converting import Converter
-from dovetail.backfill.on_error import OnError, Retry
+from dovetail.backfill.arguments import parse_arguments, validate_arguments
+from dovetail.backfill.error_policy import ErrorPolicy, Retry
 from dovetail.backfill.udf import load_udf, udf
+from dovetail.backfill.udf_caller import UdfCaller
+from dovetail.backfill.value_conversion import ValueConverter
+from dovetail.backfill.worker_stage import check_feasible
 from dovetail.errors import ConfigError, InfeasibleError
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class Made:
 
 def converted(value: Any, kind: Any) -> tuple[Any, str]:
     """What is stored of it beside a value that is NULL, and why it is not."""
-    (array,), wrong = Converter([kind], [""]).values([None, value])
+    (array,), wrong = ValueConverter([kind], [""]).values([None, value])
     return array.to_pylist()[1], "".join(f"{type(error).__name__}: {error}" for error in wrong.values())
 
 
@@ -108,7 +108,7 @@ def test_what_is_the_same_afterwards_is_stored(value: Any, kind: Any, stored: An
 
 
 def test_functions_of_arrays_that_give_lists_do_not_lose_anything_either() -> None:
-    converter = Converter([pa.int64()], [""])
+    converter = ValueConverter([pa.int64()], [""])
     assert converter.arrays([1, 2.0], 2)[0].to_pylist() == [1, 2]
     with pytest.raises(ValueError, match=r"gave 1.9, a float, which does not fit int64"):
         converter.arrays([1, 1.9], 2)
@@ -116,7 +116,7 @@ def test_functions_of_arrays_that_give_lists_do_not_lose_anything_either() -> No
 
 def test_records_of_different_forms_stand_beside_each_other() -> None:
     rows = [{"a": 1}, (2, "x"), Made(3, "y"), {"a": 1.5}]
-    (array,), wrong = Converter([STRUCT], [""]).values(rows)
+    (array,), wrong = ValueConverter([STRUCT], [""]).values(rows)
     assert [row and row["a"] for row in array.to_pylist()] == [1, 2, 3, None]
     assert [*wrong] == [3]
 
@@ -130,7 +130,7 @@ def test_a_field_that_a_struct_does_not_have_is_told(value: Any) -> None:
 
 
 def test_a_column_that_a_function_does_not_give_is_told() -> None:
-    converter = Converter([pa.int64(), pa.string()], ["count", "word"])
+    converter = ValueConverter([pa.int64(), pa.string()], ["count", "word"])
     arrays, wrong = converter.values([{"count": 1, "wrod": "x"}, {"count": 2}, Pair(3, "y"), (4.5, "z")])
     assert [array.to_pylist() for array in arrays] == [[None, 2, 3, None], [None, None, "y", None]]
     assert "there is no 'wrod' among count, word (did you mean 'word'?)" in str(wrong[0])
@@ -150,7 +150,7 @@ class Fragile(int):
 def test_whole_numbers_are_looked_at_by_their_types_alone() -> None:
     rows: list[Any] = [Fragile(n) for n in range(5)]
     for values, kind in ((rows, pa.int64()), ([rows], pa.list_(pa.int64())), ([{"a": rows[3]}], STRUCT)):
-        (array,), wrong = Converter([kind], [""]).values(values)
+        (array,), wrong = ValueConverter([kind], [""]).values(values)
         assert (len(array), wrong) == (len(values), {})
 
 
@@ -165,7 +165,7 @@ def halves_of_arrays(n: pa.Array) -> list[int]:
 @pytest.mark.parametrize("fn", [halves, halves_of_arrays])
 def test_a_value_that_does_not_fit_is_told_without_frames_of_ours(fn: Any) -> None:
     made = udf(fn)
-    caller = Caller(made, [pa.int64()], OnError("skip"))
+    caller = UdfCaller(made, [pa.int64()], ErrorPolicy("skip"))
     found = caller.run(pa.record_batch({"n": range(4)}), math.inf, lambda _: None)
     caller.teardown()
     assert found.arrays[0].to_pylist() == [0, None, 1, None]
@@ -266,7 +266,7 @@ def test_a_coroutine_that_nobody_awaits_is_told() -> None:
     value, why = converted(found(), pa.int64())
     assert (value, why) == (None, "TypeError: gave a coroutine, which nobody awaits: write async def")
     with pytest.raises(TypeError, match="nobody awaits"):
-        Converter([pa.int64()], [""]).arrays(found(), 1)
+        ValueConverter([pa.int64()], [""]).arrays(found(), 1)
 
 
 @pytest.mark.parametrize("wrong", [None, 5, "functions:words"])
@@ -335,12 +335,12 @@ def test_a_retry_knows_its_parameters() -> None:
 
 
 def messages(given: dict[str, Any]) -> list[str]:
-    return [problem.message for problem in asked_or_problems(given)[1]]
+    return [problem.message for problem in validate_arguments(given)[1]]
 
 
 def test_what_is_wrong_is_named_as_it_was_written() -> None:
     with pytest.raises(ConfigError) as caught:
-        asked_of({"concurrency": 0, "num_frags": 0, "intra_applier_concurrency": 0})
+        parse_arguments({"concurrency": 0, "num_frags": 0, "intra_applier_concurrency": 0})
     texts = [problem.message for problem in caught.value.problems]
     assert [text.partition("=")[0] for text in texts] == ["concurrency", "intra_applier_concurrency", "num_frags"]
     assert caught.value.problems[0].fixes == ('concurrency="auto"',)
@@ -350,7 +350,7 @@ def test_what_is_wrong_is_named_as_it_was_written() -> None:
 def test_two_spellings_that_differ_are_told_with_both(first: str) -> None:
     second = "workers" if first == "concurrency" else "concurrency"
     assert messages({first: 2, second: 3}) == [f"{first} and {second} are the same, and differ"]
-    assert asked_of({first: 2, second: 2}).workers == 2
+    assert parse_arguments({first: 2, second: 2}).workers == 2
 
 
 @pytest.mark.parametrize(
@@ -358,7 +358,7 @@ def test_two_spellings_that_differ_are_told_with_both(first: str) -> None:
     [(0, 0), (5, 5), (0.5, 0.5), ("1%", 0.01), ("0%", 0.0), ("100%", 1.0), (" 50 % ", 0.5)],
 )
 def test_errors_may_be_counted_or_be_a_share(given: Any, found: float) -> None:
-    budget = asked_of({"max_errors": given}).max_errors
+    budget = parse_arguments({"max_errors": given}).max_errors
     assert (budget, type(budget)) == (found, type(found))
 
 
@@ -368,7 +368,7 @@ def test_other_limits_of_errors_are_refused(wrong: Any) -> None:
 
 
 def test_there_is_one_limit_of_slots() -> None:
-    assert asked_of({"slots": 10_000}).slots == udf(halves, slots=10_000).slots == 10_000
+    assert parse_arguments({"slots": 10_000}).slots == udf(halves, slots=10_000).slots == 10_000
     assert messages({"slots": 10_001}) == ["slots=10001 is not a whole number from 1 to 10,000"]
     with pytest.raises(ConfigError, match="from 1 to 10,000"):
         udf(halves, slots=10_001)
@@ -390,7 +390,7 @@ def test_there_is_one_limit_of_slots() -> None:
 )
 def test_what_never_fits_is_refused_with_the_parameter(options: Any, cluster: str, said: str, fix: str) -> None:
     with pytest.raises(InfeasibleError) as caught:
-        check_fits(udf(halves, **options), asked_of({"cluster": cluster}))
+        check_feasible(udf(halves, **options), parse_arguments({"cluster": cluster}))
     (problem,) = [problem for problem in caught.value.problems if problem.code == "DT439"]
     assert problem.message.startswith("halves: ")
     assert said in problem.message

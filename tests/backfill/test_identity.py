@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dovetail.backfill.identity import DIGITS, files_hash, filled_by, identity_of, is_done
 from dovetail.backfill.lance_table import DataFileInfo, Fragment
+from dovetail.backfill.target import HASH_DIGITS, current_identity, files_hash, is_done, make_identity
 
 names = st.text(max_size=6)
 outputs = st.lists(st.tuples(names, names), min_size=1, max_size=3)
@@ -15,18 +15,18 @@ told = st.tuples(outputs, names, st.lists(names, max_size=3), st.one_of(st.none(
 
 @given(told, told)
 def test_two_are_the_same_only_if_everything_is(one: tuple, other: tuple) -> None:  # type: ignore[type-arg]
-    assert (identity_of(*one) == identity_of(*other)) == (one == other)
-    assert len(identity_of(*one)) == DIGITS
-    assert identity_of(*one).isalnum()
+    assert (make_identity(*one) == make_identity(*other)) == (one == other)
+    assert len(make_identity(*one)) == HASH_DIGITS
+    assert make_identity(*one).isalnum()
 
 
 def test_no_condition_is_not_a_condition_that_is_empty() -> None:
-    assert identity_of([("n", "int64")], "1", ["id"], None, 0) != identity_of([("n", "int64")], "1", ["id"], "", 0)
+    assert make_identity([("n", "int64")], "1", ["id"], None, 0) != make_identity([("n", "int64")], "1", ["id"], "", 0)
 
 
 def test_identity_is_the_same_in_every_process_and_version() -> None:
     """What is on disks depends on it: to change it computes everything of everybody again."""
-    assert identity_of([("n", "int64")], "v1", ["id", "text"], "id > 3", 2) == "4d56e11538b6eda0"
+    assert make_identity([("n", "int64")], "v1", ["id", "text"], "id > 3", 2) == "4d56e11538b6eda0"
 
 
 def fragment(*files: tuple[str, tuple[int, ...]], number: int = 3, rows: int = 10, deleted: int = 0) -> Fragment:
@@ -61,7 +61,7 @@ def test_one_of_two_columns_that_others_wrote_is_not_done() -> None:
 
 
 def test_who_filled_it_is_known_by_the_name() -> None:
-    assert filled_by(fragment(("dt-one-inputs-uuid.lance", (5,))), {5}) == "one"
-    assert filled_by(fragment(("dt-one-inputs-uuid.lance", (5,))), {6}) == ""
-    assert filled_by(fragment(("a-b-c-d.lance", (5,))), {5}) == ""
-    assert filled_by(fragment(("dt-one.lance", (5,))), {5}) == ""
+    assert current_identity(fragment(("dt-one-inputs-uuid.lance", (5,))), {5}) == "one"
+    assert current_identity(fragment(("dt-one-inputs-uuid.lance", (5,))), {6}) == ""
+    assert current_identity(fragment(("a-b-c-d.lance", (5,))), {5}) == ""
+    assert current_identity(fragment(("dt-one.lance", (5,))), {5}) == ""

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dovetail.backfill.lance_opening import address
-from dovetail.backfill.lance_table import Fragment, LanceTable, NewFile
+from dovetail.backfill.lance_client import normalize_uri
+from dovetail.backfill.lance_table import Fragment, LanceTable, NewDataFile
 from dovetail.backfill.store import Store
 from dovetail.errors import ConfigError, RunError
 
@@ -51,12 +51,12 @@ def files_of(_: LanceTable, fragment: Fragment) -> str:
     return "+".join(file.path for file in fragment.files if {0, 1} & set(file.fields))
 
 
-def filled(table: LanceTable, fragment: int, values: list[Any], name: str, column: str = "u") -> NewFile:
+def filled(table: LanceTable, fragment: int, values: list[Any], name: str, column: str = "u") -> NewDataFile:
     schema = pa.schema([table.schema.field(column)])
     batch = pa.record_batch([pa.array(values, schema.field(0).type)], schema=schema)
     size = table.write(name, schema, [batch])
     found = next(one for one in table.fragments() if one.id == fragment)
-    return NewFile(fragment, name, (table.field_ids()[column],), files_of(table, found), size)
+    return NewDataFile(fragment, name, (table.field_ids()[column],), files_of(table, found), size)
 
 
 def values(table: LanceTable, column: str = "u") -> list[Any]:
@@ -74,7 +74,7 @@ def test_a_column_is_added_filled_and_dropped(place: tuple[str, dict[str, str]])
     assert all(file.size_bytes > 0 for file in files)
     assert values(table) == [None] * ROWS
     done = added.commit(files, files_of)
-    assert (done.version, done.fragments, done.gone) == (3, (2, 0), ())
+    assert (done.version, done.fragments, done.changed_fragments) == (3, (2, 0), ())
     assert values(table) == ["0"] * 5 + [None] * 5 + ["2"] * 5 + [None] * 5
     newest = table.newest()
     assert newest.fragments()[2].files[1].path == "dt-2.lance"
@@ -94,7 +94,7 @@ def test_a_compaction_meanwhile_is_told_and_the_others_are_committed(place: tupl
     dataset.optimize.compact_files(target_rows_per_fragment=EACH, materialize_deletions_threshold=0.01)
     assert [fragment.id for fragment in table.newest().fragments()] == [0, 1, 2, 4]
     done = table.commit(files, files_of)
-    assert (done.fragments, done.gone) == ((1,), (3,))
+    assert (done.fragments, done.changed_fragments) == ((1,), (3,))
     assert values(table) == [None] * 5 + ["1"] * 5 + [None] * 9
 
 
@@ -106,7 +106,7 @@ def test_append_delete_and_update_meanwhile_do_no_harm(place: tuple[str, dict[st
     dataset.delete("id = 7")
     dataset.insert(pa.table({"id": [100], "A b": ["x"], "u": pa.array([None], pa.string())}))
     done = table.commit(files, files_of)
-    assert (done.fragments, done.gone) == ((0, 1, 2, 3), ())
+    assert (done.fragments, done.changed_fragments) == ((0, 1, 2, 3), ())
     found = table.newest().dataset.to_table(columns=["id", "u"]).to_pydict()
     by_id = dict(zip(found["id"], found["u"], strict=True))
     expected = {at: f"{at // EACH}.{at % EACH}" for at in range(ROWS)}
@@ -128,7 +128,7 @@ def test_others_that_commit_at_every_moment_delay_a_commit_and_no_more(uri: str)
         return files_of(newest, fragment)
 
     done = table.commit([file], meanwhile)
-    assert (done.fragments, done.gone, asked) == ((0,), (), 4)
+    assert (done.fragments, done.changed_fragments, asked) == ((0,), (), 4)
     assert values(table).count("x") == 2, "3 of 5 rows moved to other fragments"
 
 
@@ -138,7 +138,7 @@ def test_inputs_that_changed_are_told(uri: str) -> None:
     other = filled(table, 0, ["other"] * EACH, "other.lance", "A b")
     assert table.commit([other], files_of).fragments == (0,)
     done = table.commit([file], files_of)
-    assert (done.fragments, done.gone, done.version) == ((), (0,), table.newest().version)
+    assert (done.fragments, done.changed_fragments, done.version) == ((), (0,), table.newest().version)
     assert values(table, "A b")[:6] == ["other"] * 5 + ["row 5"]
     first = table.newest().fragments()[0]
     assert [(one.path == "other.lance", one.fields) for one in first.files] == [(False, (0,)), (True, (1,))]
@@ -150,7 +150,7 @@ def test_a_fragment_that_vanished_is_told(uri: str) -> None:
     lance.dataset(uri).delete("id < 5")
     assert [one.id for one in table.newest().fragments()] == [1, 2, 3]
     done = table.commit(files, files_of)
-    assert (done.fragments, done.gone) == ((1,), (0,))
+    assert (done.fragments, done.changed_fragments) == ((1,), (0,))
 
 
 @pytest.mark.parametrize("again", [None, ("u", pa.int64()), ("v", pa.string())])
@@ -175,12 +175,12 @@ def test_a_file_that_somebody_cleaned_up_is_computed_again(place: tuple[str, dic
     )
     files.append(filled(table.newest(), 2, ["y"] * EACH, "dt-2.lance"))
     done = table.commit(files, files_of)
-    assert (done.fragments, done.gone) == ((2,), (0, 1))
+    assert (done.fragments, done.changed_fragments) == ((2,), (0, 1))
     assert values(table) == [None] * 10 + ["y"] * 5 + [None] * 5
 
 
 def test_a_commit_that_never_gets_through_says_so(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dovetail.backfill.lance_table.TRIES", 2)
+    monkeypatch.setattr("dovetail.backfill.lance_table.MAX_COMMIT_ATTEMPTS", 2)
     table = made(uri).add_columns([pa.field("u", pa.string())])
     file = filled(table, 0, ["x"] * EACH, "dt-0.lance")
 
@@ -212,7 +212,7 @@ def test_several_that_commit_at_the_same_moment_all_get_through(place: tuple[str
     for thread in threads:
         thread.join()
     assert len(results) == 8
-    assert all(len(one.fragments) == 1 and not one.gone for one in results)
+    assert all(len(one.fragments) == 1 and not one.changed_fragments for one in results)
     assert values(table, "u") == ["u"] * ROWS
     assert values(table, "v") == ["v"] * ROWS
 
@@ -242,10 +242,10 @@ def test_rows_are_read_where_they_lie_whatever_was_deleted(uri: str, stable: boo
                 kept = found.filter(alive).to_pydict()
                 living = [id_ for id_, is_there in zip(ids, there, strict=True) if is_there]
                 assert kept == {"twice": [2 * id_ for id_ in living], "A b": [f"row {id_}" for id_ in living]}
-    assert table.matching(0, "id > 0").to_pylist() == [2, 4]
-    assert table.matching(3, "twice <> 32 and `A b` <> 'row 19'").to_pylist() == [0, 2, 3]
-    assert table.matching(1, "id > 1000").to_pylist() == []
-    assert table.matching(1, "id > 5").type == pa.uint32()
+    assert table.matching_offsets(0, "id > 0").to_pylist() == [2, 4]
+    assert table.matching_offsets(3, "twice <> 32 and `A b` <> 'row 19'").to_pylist() == [0, 2, 3]
+    assert table.matching_offsets(1, "id > 1000").to_pylist() == []
+    assert table.matching_offsets(1, "id > 5").type == pa.uint32()
     with pytest.raises(RunError, match="no fragment 2"):
         table.read(2, ["id"], 0, 1)
 
@@ -255,7 +255,7 @@ def test_rows_match_by_an_index_too(uri: str) -> None:
     dataset = lance.dataset(uri)
     dataset.create_scalar_index("id", "BTREE")
     dataset.delete("id = 6")
-    assert LanceTable(uri).matching(1, "id in (9, 5, 6)").to_pylist() == [0, 4]
+    assert LanceTable(uri).matching_offsets(1, "id in (9, 5, 6)").to_pylist() == [0, 4]
 
 
 def test_offsets_are_in_order_with_an_index_over_shuffled_values_too(uri: str) -> None:
@@ -263,7 +263,7 @@ def test_offsets_are_in_order_with_an_index_over_shuffled_values_too(uri: str) -
     dataset = lance.write_dataset(pa.table({"id": ids}), uri)
     dataset.create_scalar_index("id", "BTREE")
     expected = [at for at, id_ in enumerate(ids) if id_ < 300]
-    assert LanceTable(uri).matching(0, "id < 300").to_pylist() == expected
+    assert LanceTable(uri).matching_offsets(0, "id < 300").to_pylist() == expected
 
 
 KINDS: dict[str, tuple[Any, list[Any]]] = {
@@ -291,14 +291,14 @@ def test_columns_of_every_kind_are_added_filled_and_read(kind: str, uri: str) ->
     batch = pa.record_batch([pa.array(data, of), pa.array(range(EACH), pa.int64())], schema=schema)
     size = table.write("dt-1.lance", schema, [batch.slice(0, 2), batch.slice(2)])
     inputs = files_of(table, table.fragments()[1])
-    done = table.commit([NewFile(1, "dt-1.lance", (ids["My column"], ids["n"]), inputs, size)], files_of)
+    done = table.commit([NewDataFile(1, "dt-1.lance", (ids["My column"], ids["n"]), inputs, size)], files_of)
     assert done.fragments == (1,)
     newest = table.newest()
     assert newest.fragments()[1].files[-1].fields == tuple(sorted((ids["My column"], ids["n"])))
     found, _ = newest.read(1, ["n", "My column"], 1, 5)
     assert found.to_pydict() == {"n": [1, 2, 3, 4], "My column": data[1:]}
     assert newest.read(0, ["My column"], 0, 9)[0]["My column"].to_pylist() == [None] * EACH
-    again = NewFile(1, "dt-1b.lance", (ids["My column"],), inputs)
+    again = NewDataFile(1, "dt-1b.lance", (ids["My column"],), inputs)
     newest.write("dt-1b.lance", pa.schema([schema.field(0)]), [batch.select([0]).take(pa.array([4, 3, 2, 1, 0]))])
     assert newest.commit([again], files_of).fragments == (1,)
     assert table.newest().read(1, ["My column"], 0, 5)[0]["My column"].to_pylist() == data[::-1]
@@ -405,7 +405,7 @@ def test_addresses_mean_the_same_in_every_process(tmp_path: Path, monkeypatch: p
     monkeypatch.chdir(tmp_path)
     made("t.lance/")
     assert LanceTable("t.lance/").uri == LanceTable(f"file://{tmp_path}/t.lance").uri == str(tmp_path / "t.lance")
-    assert address("s3://bucket/a b/") == "s3://bucket/a b"
+    assert normalize_uri("s3://bucket/a b/") == "s3://bucket/a b"
 
 
 def test_what_is_no_table_is_told_with_what_to_do(tmp_path: Path, bucket: Any) -> None:
@@ -470,7 +470,7 @@ def test_good_conditions_pass_and_name_their_columns(uri: str) -> None:
     }
     for where, columns in named.items():
         table.check_where(where)
-        assert table.columns_in(where) == columns
+        assert table.columns_mentioned(where) == columns
 
 
 def test_without_pylance_the_package_is_named(tmp_path: Path) -> None:

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dovetail.backfill import lease as module
-from dovetail.backfill.lease import Lease, holder
-from dovetail.backfill.store import Store, folder_of
-from dovetail.claims.process import this_process
+from dovetail.backfill.lease import Lease, read_holder
+from dovetail.backfill.store import Store, column_folder
+from dovetail.claims.owner import this_process
 from dovetail.errors import RunError
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 pytest.importorskip("lance")
 
-FOLDER = f"{folder_of('u')}/lease"
+FOLDER = f"{column_folder('u')}/lease"
 
 
 @pytest.fixture(params=["disk", "s3"])
@@ -58,22 +58,22 @@ def unheard(text: str) -> None:
 
 
 def take(store: Store, run: str, *, wait: bool = False, say: Callable[[str], None] = unheard) -> Lease:
-    return Lease.take(store, "u", run, wait=wait, say=say)
+    return Lease.acquire(store, "u", run, wait=wait, say=say)
 
 
 def test_it_is_taken_shown_and_given_back(store: Store) -> None:
-    assert holder(store, "u") is None
+    assert read_holder(store, "u") is None
     with take(store, "run-1") as lease:
-        found = holder(store, "u")
+        found = read_holder(store, "u")
         assert found is not None
         assert (found.run, found.host, found.pid, found.alive) == ("run-1", socket.gethostname(), os.getpid(), True)
         assert found.owner == f"run-1 on {socket.gethostname()}, pid {os.getpid()}"
         assert abs(found.began - time.time()) < 60
-        assert not lease.lost()
-        assert holder(store, "other") is None
-        with Lease.take(store, "other", "run-2", wait=False, say=unheard):
+        assert not lease.is_lost()
+        assert read_holder(store, "other") is None
+        with Lease.acquire(store, "other", "run-2", wait=False, say=unheard):
             pass
-    assert holder(store, "u") is None
+    assert read_holder(store, "u") is None
     assert store.names(FOLDER) == []
 
 
@@ -84,7 +84,7 @@ def test_one_that_is_held_is_refused_with_the_owners_name(store: Store) -> None:
         assert caught.value.codes == ("DT434",)
         assert f"column 'u' is being filled by run-1 on {socket.gethostname()}, pid {os.getpid()}" in str(caught.value)
         assert "wait=True" in str(caught.value)
-        found = holder(store, "u")
+        found = read_holder(store, "u")
         assert found is not None
         assert found.run == "run-1"
     take(store, "run-3").release()
@@ -102,7 +102,7 @@ def test_who_waits_gets_it_when_it_is_given_back(store: Store) -> None:
     waiting.join(60)
     assert len(said) == 1
     assert "run-1 on" in said[0]
-    found = holder(store, "u")
+    found = read_holder(store, "u")
     assert found is not None
     assert found.run == "run-2"
     got[0].release()
@@ -203,7 +203,7 @@ class Stepped(Store):
 def test_in_whatever_order_they_go_on_exactly_one_gets_it(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "FIRST_LOOK_S", 0.0)
+    monkeypatch.setattr(module, "FIRST_POLL_S", 0.0)
     store = Stepped(str(tmp_path))
     store.turns = Turns(seed, 3)
     got: list[Lease] = []
@@ -278,10 +278,10 @@ def test_a_killed_owner_on_this_machine_is_taken_over_at_once(local: Store, othe
         take(local, "run-2")
     other.send_signal(signal.SIGKILL)
     other.wait()
-    found = holder(local, "u")
+    found = read_holder(local, "u")
     assert found is not None
     assert (found.run, found.alive) == ("run-killed", False)
-    assert time.time() - found.beat < module.DEAD_S, "its last heartbeat is new: only its process can tell"
+    assert time.time() - found.beat < module.LEASE_TIMEOUT_S, "its last heartbeat is new: only its process can tell"
     said: list[str] = []
     with take(local, "run-2", say=said.append):
         (text,) = said
@@ -338,11 +338,11 @@ def beating(store: Store, path: str, ago: float) -> Iterator[None]:
 def test_an_owner_elsewhere_is_dead_when_we_heard_nothing_of_it_for_too_long(
     store: Store, monkeypatch: pytest.MonkeyPatch, wait: bool
 ) -> None:
-    left(store, 2 * module.DEAD_S)
-    found = holder(store, "u")
+    left(store, 2 * module.LEASE_TIMEOUT_S)
+    found = read_holder(store, "u")
     assert found is not None
     assert (found.run, found.alive) == ("run-far", False), "for display the time that it wrote is good enough"
-    monkeypatch.setattr(module, "DEAD_S", 0.5)
+    monkeypatch.setattr(module, "LEASE_TIMEOUT_S", 0.5)
     said: list[str] = []
     began = time.monotonic()
     with take(store, "run-2", wait=wait, say=said.append):
@@ -364,8 +364,8 @@ def test_an_owner_elsewhere_that_beats_is_alive_whatever_its_clock_says(local: S
 def test_who_waits_does_not_take_over_from_an_owner_elsewhere_that_beats(
     local: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "DEAD_S", 0.5)
-    monkeypatch.setattr(module, "LAST_LOOK_S", 0.05)
+    monkeypatch.setattr(module, "LEASE_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(module, "MAX_POLL_S", 0.05)
     path = left(local, 4000.0)
     said: list[str] = []
     got: list[Lease] = []
@@ -374,7 +374,7 @@ def test_who_waits_does_not_take_over_from_an_owner_elsewhere_that_beats(
         waiting.start()
         until(lambda: bool(said) and "waiting for it to end" in said[-1])
         began, first = time.monotonic(), local.get(path)
-        until(lambda: time.monotonic() - began > 3 * module.DEAD_S and local.get(path) != first)
+        until(lambda: time.monotonic() - began > 3 * module.LEASE_TIMEOUT_S and local.get(path) != first)
         assert waiting.is_alive()
         assert not got
         assert "waiting for it to end" in said[-1]
@@ -386,7 +386,7 @@ def test_who_waits_does_not_take_over_from_an_owner_elsewhere_that_beats(
 def test_an_owner_elsewhere_whose_clock_was_ahead_blocks_no_longer_than_others(
     local: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "DEAD_S", 0.3)
+    monkeypatch.setattr(module, "LEASE_TIMEOUT_S", 0.3)
     left(local, -3600.0)
     take(local, "run-2", wait=True, say=lambda _: None).release()
     assert local.names(FOLDER) == []
@@ -408,17 +408,17 @@ def test_an_owner_on_this_machine_is_alive_as_long_as_its_process_is(
     (beat,) = [f"{FOLDER}/{name.partition('.')[0]}.beat" for name in local.names(FOLDER) if name.endswith(".holds")]
     other.send_signal(signal.SIGSTOP)
     local.put(beat, repr(time.time() - 4000).encode())
-    found = holder(local, "u")
+    found = read_holder(local, "u")
     assert found is not None
     assert found.alive
-    monkeypatch.setattr(module, "DEAD_S", 0.0)
+    monkeypatch.setattr(module, "LEASE_TIMEOUT_S", 0.0)
     with pytest.raises(RunError, match="run-killed"):
         take(local, "run-2")
 
 
 def test_a_process_whose_beginning_moved_goes_by_its_heartbeat(local: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """As that of all does when the clock is set; or another process got its number."""
-    monkeypatch.setattr(module, "DEAD_S", 0.3)
+    monkeypatch.setattr(module, "LEASE_TIMEOUT_S", 0.3)
     left(local, 1, space=this_process().space, born="1.00")
     with beating(local, left(local, 1, space=this_process().space, born="1.00"), 0.0), pytest.raises(RunError):
         take(local, "run-2", say=lambda _: None)
@@ -441,16 +441,16 @@ def test_what_this_process_could_not_give_back_is_in_nobodys_way(local: Store, m
 
 
 def test_somebody_who_asked_and_died_is_in_nobodys_way(local: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "DEAD_S", 0.2)
-    left(local, 2 * module.DEAD_S, holds=False)
-    assert holder(local, "u") is None
+    monkeypatch.setattr(module, "LEASE_TIMEOUT_S", 0.2)
+    left(local, 2 * module.LEASE_TIMEOUT_S, holds=False)
+    assert read_holder(local, "u") is None
     take(local, "run-2").release()
     assert local.names(FOLDER) == []
 
 
 def test_a_record_that_cannot_be_read_goes_by_its_heartbeat(local: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """It may be one of a version to come."""
-    monkeypatch.setattr(module, "DEAD_S", 0.5)
+    monkeypatch.setattr(module, "LEASE_TIMEOUT_S", 0.5)
     local.put(f"{FOLDER}/00000000000000000001-x.asks", b"{")
     local.put(f"{FOLDER}/00000000000000000001-x.holds", b"")
     local.put(f"{FOLDER}/00000000000000000002-y.beat", b"1.0")
@@ -467,27 +467,27 @@ def test_a_record_that_cannot_be_read_goes_by_its_heartbeat(local: Store, monkey
 
 
 def test_an_owner_beats_and_notices_that_it_was_taken_over(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "BEAT_S", 0.02)
-    monkeypatch.setattr(module, "_is_there", lambda *_: None)  # as seen from another machine
+    monkeypatch.setattr(module, "HEARTBEAT_S", 0.02)
+    monkeypatch.setattr(module, "_is_process_alive", lambda *_: None)  # as seen from another machine
     with take(store, "run-1") as lease:
-        found = holder(store, "u")
+        found = read_holder(store, "u")
         assert found is not None
         first = found.beat
-        until(lambda: (now := holder(store, "u")) is not None and now.beat > first)
-        assert not lease.lost()
-        assert lease.still_ours()
+        until(lambda: (now := read_holder(store, "u")) is not None and now.beat > first)
+        assert not lease.is_lost()
+        assert lease.check_still_held()
         monkeypatch.setattr(lease, "_beat", lambda: None)  # it sleeps
-        monkeypatch.setattr(module, "DEAD_S", 0.5)
+        monkeypatch.setattr(module, "LEASE_TIMEOUT_S", 0.5)
         said: list[str] = []
         other = take(store, "run-2", wait=True, say=said.append)
-        monkeypatch.setattr(module, "DEAD_S", 20.0)
+        monkeypatch.setattr(module, "LEASE_TIMEOUT_S", 20.0)
         assert "taking over" in said[-1]
         monkeypatch.undo()
-        assert not lease.still_ours()
-        assert lease.lost()
-        assert other.still_ours()
-        assert not other.lost()
-    found = holder(store, "u")
+        assert not lease.check_still_held()
+        assert lease.is_lost()
+        assert other.check_still_held()
+        assert not other.is_lost()
+    found = read_holder(store, "u")
     assert found is not None, "what we gave back was not ours any more"
     assert found.run == "run-2"
     other.release()
@@ -495,31 +495,31 @@ def test_an_owner_beats_and_notices_that_it_was_taken_over(store: Store, monkeyp
 
 
 def test_the_thread_of_an_owner_notices_that_it_was_taken_over(local: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "BEAT_S", 0.02)
+    monkeypatch.setattr(module, "HEARTBEAT_S", 0.02)
     with take(local, "run-1") as lease:
         local.delete(*(f"{FOLDER}/{name}" for name in local.names(FOLDER)))
-        until(lease.lost)
+        until(lease.is_lost)
     assert local.names(FOLDER) == []
 
 
 def test_a_lease_that_was_given_back_is_ours_no_more(local: Store) -> None:
     lease = take(local, "run-1")
-    assert lease.still_ours()
+    assert lease.check_still_held()
     lease.release()
-    assert not lease.still_ours()
+    assert not lease.check_still_held()
     assert local.names(FOLDER) == []
 
 
 def test_one_process_has_the_leases_of_several_columns(local: Store) -> None:
-    leases = [Lease.take(local, column, "run-1", wait=False, say=unheard) for column in ("a", "b", "c")]
-    assert all(lease.still_ours() for lease in leases)
+    leases = [Lease.acquire(local, column, "run-1", wait=False, say=unheard) for column in ("a", "b", "c")]
+    assert all(lease.check_still_held() for lease in leases)
     with pytest.raises(RunError, match="column 'b' is being filled by run-1"):
-        Lease.take(local, "b", "run-2", wait=False, say=unheard)
-    local.delete_folder(f"{folder_of('b')}/lease")
-    assert [lease.still_ours() for lease in leases] == [True, False, True]
+        Lease.acquire(local, "b", "run-2", wait=False, say=unheard)
+    local.delete_folder(f"{column_folder('b')}/lease")
+    assert [lease.check_still_held() for lease in leases] == [True, False, True]
     for lease in leases:
         lease.release()
-    assert [holder(local, column) for column in ("a", "b", "c")] == [None, None, None]
+    assert [read_holder(local, column) for column in ("a", "b", "c")] == [None, None, None]
 
 
 def test_an_owner_whose_store_does_not_answer_is_lost_when_others_may_think_so(
@@ -531,18 +531,18 @@ def test_an_owner_whose_store_does_not_answer_is_lost_when_others_may_think_so(
         folder.symlink_to(folder)  # whatever is asked of it fails: too many levels of links
         with pytest.raises(OSError, match="levels"):
             local.names(FOLDER)
-        assert not lease.lost()
-        assert lease.still_ours(), "nobody can have taken it yet"
-        monkeypatch.setattr(module, "DEAD_S", 0.0)
-        assert not lease.still_ours()
-        assert lease.lost()
+        assert not lease.is_lost()
+        assert lease.check_still_held(), "nobody can have taken it yet"
+        monkeypatch.setattr(module, "LEASE_TIMEOUT_S", 0.0)
+        assert not lease.check_still_held()
+        assert lease.is_lost()
         folder.unlink()
         (tmp_path / "away").rename(folder)
 
 
 def test_an_owner_that_slept_and_was_not_taken_over_goes_on(local: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     with take(local, "run-1") as lease:
-        monkeypatch.setattr(module, "DEAD_S", 0.0)  # its last heartbeat is older than that
-        assert not lease.lost(), "it looks, and its claim is there"
+        monkeypatch.setattr(module, "LEASE_TIMEOUT_S", 0.0)  # its last heartbeat is older than that
+        assert not lease.is_lost(), "it looks, and its claim is there"
         local.delete_folder(FOLDER)
-        assert lease.lost()
+        assert lease.is_lost()

@@ -11,7 +11,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from dovetail.backfill.converting import Converter
+from dovetail.backfill.value_conversion import ValueConverter
 
 DAY = datetime.datetime(2026, 1, 2)
 FINE = datetime.datetime(2026, 1, 2, 12, 30, 15, 123456)
@@ -25,7 +25,7 @@ FLOAT = pa.float32()
 
 def converted(value: Any, kind: Any) -> tuple[Any, str]:
     """What is stored of it between values that are NULL, and why it is not."""
-    (array,), wrong = Converter([kind], [""]).values([None, value, None])
+    (array,), wrong = ValueConverter([kind], [""]).values([None, value, None])
     assert not wrong or [*wrong] == [1]
     return array.to_pylist()[1], "".join(f"{type(error).__name__}: {error}" for error in wrong.values())
 
@@ -162,7 +162,7 @@ def test_floats_may_be_rounded_and_infinite() -> None:
         assert converted({"a": value}, struct(FLOAT)) == ({"a": stored, "b": None}, "")
     assert converted(largest * (1 + 2**-26), FLOAT) == (largest, "")
     assert math.isnan(converted(math.nan, FLOAT)[0])
-    (array,), wrong = Converter([FLOAT], [""]).values([1e300, math.inf, 1.5, -1e300])
+    (array,), wrong = ValueConverter([FLOAT], [""]).values([1e300, math.inf, 1.5, -1e300])
     assert array.to_pylist() == [None, math.inf, 1.5, None]
     assert [*wrong] == [0, 3]
 
@@ -192,9 +192,9 @@ class Fragile(float):
 
 def test_floats_are_looked_at_only_where_an_infinity_appears() -> None:
     few = [Fragile(1.5)] * 3
-    assert Converter([FLOAT], [""]).values(few)[1] == {}
-    assert Converter([pa.list_(FLOAT)], [""]).values([few])[1] == {}
-    assert Converter([pa.list_(pa.float64())], [""]).values([[*few, math.inf]])[1] == {}
+    assert ValueConverter([FLOAT], [""]).values(few)[1] == {}
+    assert ValueConverter([pa.list_(FLOAT)], [""]).values([few])[1] == {}
+    assert ValueConverter([pa.list_(pa.float64())], [""]).values([[*few, math.inf]])[1] == {}
 
 
 # --- functions of arrays
@@ -225,7 +225,7 @@ def test_floats_are_looked_at_only_where_an_infinity_appears() -> None:
 )
 def test_arrays_do_not_lose_anything_either(given: Any, kind: Any, said: str) -> None:
     with pytest.raises((ValueError, TypeError), match=said):
-        Converter([kind], [""]).arrays(given, 2)
+        ValueConverter([kind], [""]).arrays(given, 2)
 
 
 @pytest.mark.parametrize(
@@ -242,4 +242,4 @@ def test_arrays_do_not_lose_anything_either(given: Any, kind: Any, said: str) ->
     ],
 )
 def test_arrays_that_are_the_same_afterwards_are_stored(given: Any, kind: Any, stored: Any) -> None:
-    assert Converter([kind], [""]).arrays(given, 2)[0].to_pylist() == stored
+    assert ValueConverter([kind], [""]).arrays(given, 2)[0].to_pylist() == stored

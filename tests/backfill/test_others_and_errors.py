@@ -22,8 +22,8 @@ import pyarrow as pa
 import dovetail as dt
 import fill_functions as fns
 from backfill_aids import HALF, OTHER, by_id, column, compact, left_over, made, twice
+from dovetail.backfill.checkpoints import CheckpointStore
 from dovetail.backfill.lease import Lease
-from dovetail.backfill.parts import PartStore
 from dovetail.errors import ConfigError, RunError
 from running.aids import until
 
@@ -290,7 +290,7 @@ def test_columns_that_are_filled_together_are_held_each(tmp_path: Path) -> None:
     table.backfill(["low", "high"], fns.pair, cluster=HALF)
     store = table._store
     with (
-        Lease.take(store, "high", "somebody", wait=False, say=lambda _: None),
+        Lease.acquire(store, "high", "somebody", wait=False, say=lambda _: None),
         pytest.raises(RunError, match="'high' is being filled by somebody"),
     ):
         table.backfill(["low", "high"], fns.pair, recompute=True, wait=False, cluster=HALF)
@@ -310,7 +310,7 @@ def test_computing_named_fragments_again_says_nothing_of_the_others(tmp_path: Pa
 
 def test_a_part_that_is_damaged_is_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = dt.table(made(tmp_path, 400, 400))
-    monkeypatch.setattr("dovetail.backfill.dealing.FIRST_BUDGET_S", 0.05)
+    monkeypatch.setattr("dovetail.backfill.task_queue.FIRST_TASK_BUDGET_S", 0.05)
     with pytest.raises(ValueError, match="350"):
         table.backfill("n", dt.udf(_slow_until_350, version="1"), cluster=HALF)
     parts = sorted((tmp_path / "t.lance/_dovetail/c-n/parts").rglob("p.*"))
@@ -329,18 +329,17 @@ def _slow_until_350(id: int) -> int:
 
 
 def test_a_file_that_is_no_part_is_removed_by_who_reads_it(tmp_path: Path) -> None:
-    from dovetail.backfill.job import FillJob, Task
-    from dovetail.backfill.on_error import on_error_of
-    from dovetail.backfill.parts import Gone
-    from dovetail.backfill.ranges import Part
+    from dovetail.backfill.checkpoints import Part, PartMissingError
+    from dovetail.backfill.error_policy import parse_error_policy
+    from dovetail.backfill.task import FillJob, RangeTask
 
-    job = FillJob(str(tmp_path), {}, 1, "c-n", ("id",), (), "i", "i", "run", on_error_of("fail"))
-    kept, task, part = PartStore(job), Task(0, 10, "h", 0, 10), Part(0, 10, 3)
+    job = FillJob(str(tmp_path), {}, 1, "c-n", ("id",), (), "i", "i", "run", parse_error_policy("fail"))
+    kept, task, part = CheckpointStore(job), RangeTask(0, 10, "h", 0, 10), Part(0, 10, 3)
     path = tmp_path / "_dovetail/c-n/parts/i/0-h" / part.name
     path.parent.mkdir(parents=True)
     for damaged in (b"", b"abc"):
         path.write_bytes(damaged)
-        with pytest.raises(Gone):
+        with pytest.raises(PartMissingError):
             kept.load(task, part)
         assert not path.exists()
 
@@ -404,8 +403,8 @@ def test_a_plan_does_not_wait_for_a_machine_that_others_use(tmp_path: Path) -> N
 def test_it_is_told_when_nothing_comes_back(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dovetail.backfill.telling.EVERY_S", 0.05)
-    monkeypatch.setattr("dovetail.backfill.telling.QUIET_S", 0.2)
+    monkeypatch.setattr("dovetail.backfill.progress_line.INTERVAL_S", 0.05)
+    monkeypatch.setattr("dovetail.backfill.progress_line.SILENCE_S", 0.2)
     table = dt.table(made(tmp_path, 40, 40))
     with beside(tmp_path, table, "n", gated(tmp_path, 0), progress=True):
         said = ""

@@ -12,15 +12,25 @@ pytest.importorskip("lance")
 from hypothesis import given  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
-from dovetail.backfill.job import FailedRow, FillJob, Output, Task  # noqa: E402
-from dovetail.backfill.on_error import OnError  # noqa: E402
-from dovetail.backfill.parts import Gone, PartStore, joined, masked_with, packed, unpacked  # noqa: E402
-from dovetail.backfill.ranges import MANY_PARTS, Hung, Part, Tried  # noqa: E402
+from dovetail.backfill.checkpoints import (  # noqa: E402
+    MIN_PARTS_TO_MERGE,
+    AttemptMark,
+    CheckpointStore,
+    HangMark,
+    Part,
+    PartMissingError,
+    deserialize_batches,
+    merge_kept_values,
+    serialize_batches,
+    slice_batches,
+)
+from dovetail.backfill.error_policy import ErrorPolicy  # noqa: E402
+from dovetail.backfill.task import FailedRow, FillJob, OutputColumn, RangeTask  # noqa: E402
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-TASK = Task(3, 1000, "inputs", 0, 1000)
+TASK = RangeTask(3, 1000, "inputs", 0, 1000)
 SCHEMA = pa.schema([("n", pa.int64())])
 
 
@@ -29,16 +39,18 @@ def batch(values: list[int | None]) -> Any:
 
 
 @pytest.fixture
-def kept(tmp_path: Path) -> PartStore:
-    outputs = (Output("n", 1, pa.int64()),)
-    job = FillJob(str(tmp_path), {}, 1, "c-n", ("id",), outputs, "identity", "identity", "run", OnError())
-    return PartStore(job)
+def kept(tmp_path: Path) -> CheckpointStore:
+    outputs = (OutputColumn("n", 1, pa.int64()),)
+    job = FillJob(str(tmp_path), {}, 1, "c-n", ("id",), outputs, "identity", "identity", "run", ErrorPolicy())
+    return CheckpointStore(job)
 
 
 @given(st.lists(st.lists(st.one_of(st.none(), st.integers(-9, 9)), min_size=1, max_size=5), min_size=1, max_size=5))
 def test_batches_come_back_as_they_were(values: list[list[int | None]]) -> None:
     batches = [batch(some) for some in values]
-    assert [it.to_pydict() for it in unpacked(packed(batches))] == [it.to_pydict() for it in batches]
+    assert [it.to_pydict() for it in deserialize_batches(serialize_batches(batches))] == [
+        it.to_pydict() for it in batches
+    ]
 
 
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=6), st.integers(0, 50), st.data())
@@ -49,7 +61,7 @@ def test_of_joined_batches_exactly_the_rows_asked_for_come(sizes: list[int], beg
         at += size
     start = data.draw(st.integers(begin, at))
     stop = data.draw(st.integers(start, at))
-    found = list(joined(batches, begin, start, stop))
+    found = list(slice_batches(batches, begin, start, stop))
     assert [row for piece, _ in found for row in piece.column(0).to_pylist()] == list(range(start, stop))
     assert all(piece.column(0)[0].as_py() == first for piece, first in found)
 
@@ -57,50 +69,57 @@ def test_of_joined_batches_exactly_the_rows_asked_for_come(sizes: list[int], beg
 @given(st.lists(st.tuples(st.booleans(), st.one_of(st.none(), st.integers(0, 9)), st.integers(10, 19)), min_size=1))
 def test_new_values_replace_old_ones_also_if_they_are_null(rows: list[tuple[bool, int | None, int]]) -> None:
     new = pa.array([is_new for is_new, _, _ in rows])
-    found = masked_with(batch([value for _, value, _ in rows]), new, batch([old for _, _, old in rows]), SCHEMA)
+    found = merge_kept_values(batch([value for _, value, _ in rows]), new, batch([old for _, _, old in rows]), SCHEMA)
     assert found.column(0).to_pylist() == [value if is_new else old for is_new, value, old in rows]
 
 
-def test_a_part_that_is_gone_is_told(kept: PartStore) -> None:
-    with pytest.raises(Gone):
+def test_a_part_that_is_gone_is_told(kept: CheckpointStore) -> None:
+    with pytest.raises(PartMissingError):
         kept.load(TASK, Part(0, 1, 5))
 
 
-def test_what_was_saved_is_found_and_loaded(kept: PartStore) -> None:
+def test_what_was_saved_is_found_and_loaded(kept: CheckpointStore) -> None:
     kept.save(TASK, 10, 13, [batch([1, None]), batch([3])], [FailedRow(3, 11, "ValueError", "no")])
-    (part,) = kept.look(TASK).parts
+    (part,) = kept.scan(TASK).parts
     assert (part.start, part.stop) == (10, 13)
     assert [value for it in kept.load(TASK, part) for value in it.column(0).to_pylist()] == [1, None, 3]
 
 
-def test_nothing_is_saved_of_no_rows(kept: PartStore) -> None:
+def test_nothing_is_saved_of_no_rows(kept: CheckpointStore) -> None:
     kept.save(TASK, 10, 10, [], [])
-    assert kept.look(TASK).parts == []
+    assert kept.scan(TASK).parts == []
 
 
-def test_many_small_parts_become_one(kept: PartStore) -> None:
-    for at in range(MANY_PARTS):
+def test_many_small_parts_become_one(kept: CheckpointStore) -> None:
+    for at in range(MIN_PARTS_TO_MERGE):
         kept.save(TASK, 10 * at, 10 * at + 10, [batch(list(range(10 * at, 10 * at + 10)))], [])
-    kept.tidy(TASK, "run", merge=True)
-    (part,) = kept.look(TASK).parts
-    assert (part.start, part.stop) == (0, 10 * MANY_PARTS)
-    assert [value for it in kept.load(TASK, part) for value in it.column(0).to_pylist()] == list(range(10 * MANY_PARTS))
+    kept.clean_up(TASK, "run", merge=True)
+    (part,) = kept.scan(TASK).parts
+    assert (part.start, part.stop) == (0, 10 * MIN_PARTS_TO_MERGE)
+    assert [value for it in kept.load(TASK, part) for value in it.column(0).to_pylist()] == list(
+        range(10 * MIN_PARTS_TO_MERGE)
+    )
 
 
-def test_a_task_that_came_to_its_end_takes_its_own_marks_with_it_and_those_of_the_dead(kept: PartStore) -> None:
-    mine = Task(3, 1000, "inputs", 100, 200)
-    for mark in (Tried(100, 200, "run"), Tried(300, 400, "run"), Tried(500, 600, "earlier"), Hung(700, "earlier")):
+def test_a_task_that_came_to_its_end_takes_its_own_marks_with_it_and_those_of_the_dead(kept: CheckpointStore) -> None:
+    mine = RangeTask(3, 1000, "inputs", 100, 200)
+    for mark in (
+        AttemptMark(100, 200, "run"),
+        AttemptMark(300, 400, "run"),
+        AttemptMark(500, 600, "earlier"),
+        HangMark(700, "earlier"),
+    ):
         kept.mark(mine, mark)
-    kept.tidy(mine, "run", merge=False)
-    found = kept.look(mine)
-    assert found.tried == [Tried(300, 400, "run")]
+    kept.clean_up(mine, "run", merge=False)
+    found = kept.scan(mine)
+    assert found.tried == [AttemptMark(300, 400, "run")]
     assert found.hung == []
 
 
-def test_a_row_that_hung_is_remembered_until_a_part_has_it(kept: PartStore) -> None:
-    kept.mark(TASK, Hung(5, "run"))
-    kept.tidy(TASK, "run", merge=False)
-    assert kept.look(TASK).hung == [Hung(5, "run")]
+def test_a_row_that_hung_is_remembered_until_a_part_has_it(kept: CheckpointStore) -> None:
+    kept.mark(TASK, HangMark(5, "run"))
+    kept.clean_up(TASK, "run", merge=False)
+    assert kept.scan(TASK).hung == [HangMark(5, "run")]
     kept.save(TASK, 5, 6, [batch([None])], [])
-    kept.tidy(TASK, "run", merge=False)
-    assert kept.look(TASK).hung == []
+    kept.clean_up(TASK, "run", merge=False)
+    assert kept.scan(TASK).hung == []

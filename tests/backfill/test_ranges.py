@@ -8,19 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dovetail.backfill.ranges import (
-    MANY_PARTS,
-    Found,
-    Hung,
+from dovetail.backfill.checkpoints import (
+    MIN_PARTS_TO_MERGE,
+    AttemptMark,
+    FragmentFiles,
+    HangMark,
     Part,
-    Tried,
-    chain,
-    cut,
-    finished_name,
-    found_in,
-    gaps,
-    narrowest,
-    to_merge,
+    covering_parts,
+    finished_file_name,
+    narrowest_attempt,
+    parse_file_names,
+    parts_to_merge,
+    split_range,
+    uncovered_ranges,
 )
 
 MOST = 60
@@ -37,7 +37,7 @@ def rows_of(ranges: list[tuple[int, int]]) -> set[int]:
 @given(some_parts, numbers, numbers)
 def test_gaps_and_parts_make_up_the_range(parts: list[Part], one: int, other: int) -> None:
     start, stop = min(one, other), max(one, other)
-    missing = gaps(parts, start, stop)
+    missing = uncovered_ranges(parts, start, stop)
     assert all(low < high for low, high in missing)
     assert missing == sorted(missing)
     covered = rows_of([(part.start, part.stop) for part in parts])
@@ -47,8 +47,8 @@ def test_gaps_and_parts_make_up_the_range(parts: list[Part], one: int, other: in
 
 @given(some_parts, numbers)
 def test_a_chain_covers_every_row_once_or_there_is_a_gap(parts: list[Part], rows: int) -> None:
-    chosen = chain(parts, rows)
-    if rows and gaps(parts, 0, rows):
+    chosen = covering_parts(parts, rows)
+    if rows and uncovered_ranges(parts, 0, rows):
         assert chosen == []
         return
     taken = [row for _, start, stop in chosen for row in range(start, stop)]
@@ -58,28 +58,28 @@ def test_a_chain_covers_every_row_once_or_there_is_a_gap(parts: list[Part], rows
 
 @given(some_parts, numbers, st.integers(0, 500))
 def test_merging_keeps_what_is_covered(parts: list[Part], end: int, most_bytes: int) -> None:
-    small = to_merge(parts, end, most_bytes)
+    small = parts_to_merge(parts, end, most_bytes)
     if not small:
         return
-    assert len(small) >= MANY_PARTS
+    assert len(small) >= MIN_PARTS_TO_MERGE
     assert sum(part.size_bytes for part in small) <= most_bytes
     assert all(before.stop == after.start for before, after in pairwise(small))
     assert small[-1].stop == end
     merged = [part for part in parts if part not in small] + [Part(small[0].start, small[-1].stop)]
-    assert gaps(merged, 0, MOST) == gaps(parts, 0, MOST)
+    assert uncovered_ranges(merged, 0, MOST) == uncovered_ranges(parts, 0, MOST)
 
 
 @given(st.integers(1, 40), st.integers(0, 200))
 def test_many_parts_in_a_row_become_one_and_few_do_not(count: int, end: int) -> None:
     parts = [Part(at, at + 1, 1) for at in range(count)]
-    assert bool(to_merge(parts, count, 1000)) == (count >= MANY_PARTS)
-    assert to_merge(parts, count, 0) == []
+    assert bool(parts_to_merge(parts, count, 1000)) == (count >= MIN_PARTS_TO_MERGE)
+    assert parts_to_merge(parts, count, 0) == []
 
 
 @given(numbers, numbers, st.integers(-2, 20), st.integers(-2, 20))
 def test_a_range_is_cut_into_pieces_that_make_it_up(one: int, other: int, pieces: int, least: int) -> None:
     start, stop = min(one, other), max(one, other)
-    found = cut(start, stop, pieces, least)
+    found = split_range(start, stop, pieces, least)
     assert found[0][0] == start
     assert found[-1][1] == stop
     assert all(before[1] == after[0] for before, after in pairwise(found))
@@ -93,8 +93,8 @@ def test_the_narrowest_is_within_the_range_that_is_asked_for(
     found: list[tuple[int, int, int]], one: int, other: int
 ) -> None:
     start, stop = min(one, other), max(one, other)
-    tried = [Tried(min(a, b), max(a, b) + 1, "run", time) for a, b, time in found]
-    suspect = narrowest(tried, start, stop)
+    tried = [AttemptMark(min(a, b), max(a, b) + 1, "run", time) for a, b, time in found]
+    suspect = narrowest_attempt(tried, start, stop)
     if suspect is None:
         assert not any(max(start, item.start) < min(stop, item.stop) for item in tried)
         return
@@ -107,10 +107,10 @@ def test_the_narrowest_is_within_the_range_that_is_asked_for(
 def test_a_row_that_kills_is_found_after_few_deaths(rows: int, data: st.DataObject) -> None:
     """As workers go through it: the narrowest range that was tried, in sixteenths."""
     killer = data.draw(st.integers(0, rows - 1))
-    tried = [Tried(0, rows, "run")]
+    tried = [AttemptMark(0, rows, "run")]
     deaths = 1
     while True:
-        suspect = narrowest(tried, 0, rows)
+        suspect = narrowest_attempt(tried, 0, rows)
         assert suspect is not None
         first, last, times = suspect
         assert first <= killer < last
@@ -118,26 +118,26 @@ def test_a_row_that_kills_is_found_after_few_deaths(rows: int, data: st.DataObje
             break
         step = max(1, (last - first) // 16)
         at = first + (killer - first) // step * step
-        tried.append(Tried(at, min(last, at + step), "run", times + 1 if last - first == 1 else 1))
+        tried.append(AttemptMark(at, min(last, at + step), "run", times + 1 if last - first == 1 else 1))
         deaths += 1
         assert deaths <= 8
 
 
 NAMES = [
     Part(0, 10, 5).name,
-    Tried(3, 4, "run-1", 2).name,
-    Tried(3, 4, "a.b.c", 1).name,
-    Hung(7, "run-1").name,
-    finished_name("dt-a-b-c.lance"),
-    finished_name("dt-a-b-d.lance", "0123456789abcdef"),
+    AttemptMark(3, 4, "run-1", 2).name,
+    AttemptMark(3, 4, "a.b.c", 1).name,
+    HangMark(7, "run-1").name,
+    finished_file_name("dt-a-b-c.lance"),
+    finished_file_name("dt-a-b-d.lance", "0123456789abcdef"),
 ]
 
 
 def test_names_are_read_as_they_were_written() -> None:
-    found = found_in(NAMES)
+    found = parse_file_names(NAMES)
     assert found.parts == [Part(0, 10, 5)]
-    assert found.tried == [Tried(3, 4, "run-1", 2), Tried(3, 4, "a.b.c", 1)]
-    assert found.hung == [Hung(7, "run-1")]
+    assert found.tried == [AttemptMark(3, 4, "run-1", 2), AttemptMark(3, 4, "a.b.c", 1)]
+    assert found.hung == [HangMark(7, "run-1")]
     assert found.finished == [("dt-a-b-c.lance", ""), ("dt-a-b-d.lance", "0123456789abcdef")]
 
 
@@ -145,5 +145,5 @@ def test_names_are_read_as_they_were_written() -> None:
     "name", ["", "p", "p.", "p.1.2", "p.1.2.x", "p.-1.2.3", "t.1.2", "t.a.2.1.run", "x.", "q.1.2.3"]
 )
 def test_what_is_not_ours_is_left_alone(name: str) -> None:
-    found = found_in([name])
-    assert found == Found()
+    found = parse_file_names([name])
+    assert found == FragmentFiles()

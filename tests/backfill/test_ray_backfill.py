@@ -82,7 +82,7 @@ def test_a_node_that_is_removed_in_the_midst_of_it_loses_no_row(ray_cluster: Fak
         ThreadPoolExecutor() as pool,
     ):
         function = doubled_where(nodes, MS / 1000, tmp_path / "go")
-        future: Future[dt.Filled] = pool.submit(
+        future: Future[dt.BackfillResult] = pool.submit(
             dt.table(uri).backfill, "n", function, engine=f"ray:{ray_cluster.address}", commit_every="1s"
         )
         both = {stays.dovetail_name, leaves.dovetail_name}

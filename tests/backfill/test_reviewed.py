@@ -15,34 +15,33 @@ lance = pytest.importorskip("lance")
 import dovetail as dt  # noqa: E402
 import fill_functions as fns  # noqa: E402
 from backfill_aids import HALF, Calls, by_id, column, driver, made, twice  # noqa: E402
-from dovetail.backfill.aiming import aim_of  # noqa: E402
-from dovetail.backfill.backfilling import Filling  # noqa: E402
-from dovetail.backfill.committing import Committer  # noqa: E402
-from dovetail.backfill.dealing import Dealer  # noqa: E402
-from dovetail.backfill.filled import Filled  # noqa: E402
-from dovetail.backfill.filling import Filler  # noqa: E402
-from dovetail.backfill.job import Done, Task, Times  # noqa: E402
-from dovetail.backfill.lance_table import LanceTable, NewFile  # noqa: E402
+from dovetail.backfill.checkpoints import PartMissingError, merge_kept_values  # noqa: E402
+from dovetail.backfill.commit_thread import Committer  # noqa: E402
+from dovetail.backfill.driver import BackfillDriver  # noqa: E402
+from dovetail.backfill.lance_table import LanceTable, NewDataFile  # noqa: E402
 from dovetail.backfill.lease import Lease  # noqa: E402
-from dovetail.backfill.parts import Gone, masked_with  # noqa: E402
-from dovetail.backfill.settling import Settling  # noqa: E402
+from dovetail.backfill.progress_line import ProgressLine  # noqa: E402
+from dovetail.backfill.range_worker import RangeWorker  # noqa: E402
+from dovetail.backfill.result import BackfillResult  # noqa: E402
 from dovetail.backfill.store import Store  # noqa: E402
-from dovetail.backfill.telling import Telling  # noqa: E402
-from dovetail.engines.worker import Worker  # noqa: E402
+from dovetail.backfill.target import make_target  # noqa: E402
+from dovetail.backfill.task import PhaseTimes, RangeResult, RangeTask  # noqa: E402
+from dovetail.backfill.task_queue import FragmentTracker, TaskQueue  # noqa: E402
+from dovetail.engines.worker_context import Worker  # noqa: E402
 from dovetail.errors import ConfigError, RunError  # noqa: E402
 from running.aids import until  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from dovetail.backfill.pending_work import PendingWork
     from dovetail.backfill.udf import Udf
-    from dovetail.backfill.work import Work
 
 PATIENCE_S = 30.0
 NEVER_S = 1e6
 
 
-WORKERS: list[Filler] = []
+WORKERS: list[RangeWorker] = []
 
 
 class Staged:
@@ -50,38 +49,38 @@ class Staged:
 
     def __init__(self, uri: str, udf: Udf, **how: Any) -> None:
         self.table = dt.table(uri)
-        found, _, names, before, asked = self.table._checked("n", udf, {"cluster": HALF, **how})
-        ready, record = self.table._ready(found, udf, names, before)
-        aim = aim_of(ready, udf, record, asked)
+        found, _, names, before, asked = self.table._check_call("n", udf, {"cluster": HALF, **how})
+        ready, record = self.table._ensure_columns(found, udf, names, before)
+        aim = make_target(ready, udf, record, asked)
         self.udf, self.found = udf, ready
-        self.filling = Filling(ready, Store(uri), udf, aim, asked, "run")
-        self.inputs = aim.inputs_of(ready, ready.fragments()[0])
-        self.before = aim.before_of(ready, ready.fragments()[0])
+        self.filling = BackfillDriver(ready, Store(uri), udf, aim, asked, "run")
+        self.inputs = aim.input_hash(ready, ready.fragments()[0])
+        self.before = aim.kept_values_hash(ready, ready.fragments()[0])
         self.rows = ready.fragments()[0].rows
 
-    def task(self, start: int, stop: int) -> Task:
+    def task(self, start: int, stop: int) -> RangeTask:
         """Of the first fragment."""
-        return Task(0, self.rows, self.inputs, start, stop, before=self.before, budget_s=PATIENCE_S)
+        return RangeTask(0, self.rows, self.inputs, start, stop, before=self.before, budget_s=PATIENCE_S)
 
-    def worker(self) -> Filler:
-        made = Filler(self.filling._job(), self.udf)
+    def worker(self) -> RangeWorker:
+        made = RangeWorker(self.filling._make_job(), self.udf)
         made.setup(Worker(0, "fill"))
         WORKERS.append(made)
         return made
 
-    def leave(self, worker: Filler, start: int, stop: int) -> None:
+    def leave(self, worker: RangeWorker, start: int, stop: int) -> None:
         """A part, by a worker that was not asked to tidy up."""
         batch = pa.record_batch([pa.array([2 * row for row in range(start, stop)], pa.int64())], ["n"])
-        worker.kept.save(self.task(start, stop), start, stop, [batch], [])
+        worker.checkpoints.save(self.task(start, stop), start, stop, [batch], [])
 
     def committer(self) -> Committer:
-        return Committer(self.found, NEVER_S, self.filling.aim.inputs_of, self.filling._saw_commit)
+        return Committer(self.found, NEVER_S, self.filling.target.input_hash, self.filling._on_commit)
 
-    def dealer(self, *tasks: Task) -> Dealer:
+    def dealer(self, *tasks: RangeTask) -> TaskQueue:
         """As `_round` begins with these."""
-        self.filling._settling = Settling(tasks)
-        dealer = Dealer((), 2)
-        dealer._out = len(tasks)
+        self.filling._tracker = FragmentTracker(tasks)
+        dealer = TaskQueue((), 2)
+        dealer._outstanding = len(tasks)
         return dealer
 
 
@@ -100,7 +99,7 @@ def _workers_end() -> Iterator[None]:
 
 def taken(uri: str) -> Lease:
     """By somebody else."""
-    return Lease.take(Store(uri), "n", "other", wait=False, say=lambda _: None)
+    return Lease.acquire(Store(uri), "n", "other", wait=False, say=lambda _: None)
 
 
 def not_null(uri: str, rows: int) -> str:
@@ -118,23 +117,23 @@ def test_who_finds_the_parts_gone_that_it_saw_writes_no_file_without_rows(staged
     first, second, committer = staged.worker(), staged.worker(), staged.committer()
     dealer = staged.dealer(staged.task(100, 200), staged.task(100, 200))
     assert not first([staged.task(0, 100)])[0].file
-    look, looked = second.kept.look, 0
+    look, looked = second.checkpoints.scan, 0
 
-    def looks(task: Task) -> Any:
+    def looks(task: RangeTask) -> Any:
         nonlocal looked
         found, looked = look(task), looked + 1
         if looked == 1:
             found.parts.clear()  # the other one's was saved just now
         if looked == 2:
-            staged.filling._saw_rows(first([staged.task(100, 200)])[0], dealer, committer)
+            staged.filling._on_rows(first([staged.task(100, 200)])[0], dealer, committer)
             committer.finish()
         return found
 
-    second.kept.look = looks  # type: ignore[method-assign]
+    second.checkpoints.scan = looks  # type: ignore[method-assign]
     late = second([staged.task(100, 200)])[0]
     assert looked == 3
-    assert (late.file, late.reached, late.broken) == ("", 200, "")
-    staged.filling._saw_rows(late, dealer, committer)
+    assert (late.file, late.reached, late.worker_error) == ("", 200, "")
+    staged.filling._on_rows(late, dealer, committer)
     committer.finish()
     assert by_id(staged.found.uri, "n") == twice(range(200))
 
@@ -157,10 +156,10 @@ def test_of_two_files_of_one_fragment_one_is_committed(staged: Staged) -> None:
     for _ in range(2):
         done = worker([task])[0]
         assert done.file
-        filling._saw_rows(done, dealer, committer)
-        Store(staged.found.uri).delete_folder(f"{filling.aim.folder}/parts")
+        filling._on_rows(done, dealer, committer)
+        Store(staged.found.uri).delete_folder(f"{filling.target.folder}/parts")
     assert [one.fragments for one in committer.finish()] == [(0,)]
-    assert filling.filled.fragments == 1
+    assert filling.result.fragments == 1
     assert by_id(staged.found.uri, "n") == twice(range(200))
 
 
@@ -168,7 +167,7 @@ def test_a_fragment_whose_parts_were_merged_under_who_read_them_gets_its_file(st
     merging, reading = staged.worker(), staged.worker()
     for start in range(0, 90, 10):
         staged.leave(merging, start, start + 10)
-    tidy, look, looked = merging.kept.tidy, reading.kept.look, 0
+    tidy, look, looked = merging.checkpoints.clean_up, reading.checkpoints.scan, 0
     at_its_end, seen, merged = threading.Event(), threading.Event(), threading.Event()
 
     def tidies(*given: Any, **more: Any) -> None:
@@ -177,7 +176,7 @@ def test_a_fragment_whose_parts_were_merged_under_who_read_them_gets_its_file(st
         tidy(*given, **more)
         merged.set()
 
-    def looks(task: Task) -> Any:
+    def looks(task: RangeTask) -> Any:
         nonlocal looked
         found, looked = look(task), looked + 1
         if looked == 2:  # it is about to read them
@@ -185,22 +184,22 @@ def test_a_fragment_whose_parts_were_merged_under_who_read_them_gets_its_file(st
             assert merged.wait(PATIENCE_S)
         return found
 
-    merging.kept.tidy, reading.kept.look = tidies, looks  # type: ignore[method-assign]
+    merging.checkpoints.clean_up, reading.checkpoints.scan = tidies, looks  # type: ignore[method-assign]
     tasks = staged.task(90, 100), staged.task(100, 200)
     dealer, committer = staged.dealer(*tasks), staged.committer()
-    came: list[Done] = []
+    came: list[RangeResult] = []
     other = threading.Thread(target=lambda: came.extend(merging([tasks[0]])))
     other.start()
     assert at_its_end.wait(PATIENCE_S)
     came += reading([tasks[1]])
     other.join()
-    assert [(done.file, done.broken) for done in came] == [("", "")] * 2
+    assert [(done.file, done.worker_error) for done in came] == [("", "")] * 2
     for done in came:
-        staged.filling._saw_rows(done, dealer, committer)
-        dealer.settle(done)
+        staged.filling._on_rows(done, dealer, committer)
+        dealer.task_done(done)
     asked = next(iter(dealer))
     assert (asked.start, asked.stop) == (200, 200)
-    staged.filling._saw_rows(staged.worker()([asked])[0], dealer, committer)
+    staged.filling._on_rows(staged.worker()([asked])[0], dealer, committer)
     committer.finish()
     assert by_id(staged.found.uri, "n") == twice(range(200))
 
@@ -209,24 +208,24 @@ def test_a_file_that_is_asked_for_and_cannot_be_made_is_asked_for_again(staged: 
     worker, asked = staged.worker(), staged.task(200, 200)
     staged.leave(worker, 0, 100)
     staged.leave(worker, 100, 200)
-    load, loaded = worker.kept.load, 0
+    load, loaded = worker.checkpoints.load, 0
 
-    def loads(task: Task, part: Any) -> Any:
+    def loads(task: RangeTask, part: Any) -> Any:
         nonlocal loaded
         loaded += 1
         if loaded == 1:
-            raise Gone("merged by somebody else")
+            raise PartMissingError("merged by somebody else")
         return load(task, part)
 
-    worker.kept.load = loads  # type: ignore[method-assign]
+    worker.checkpoints.load = loads  # type: ignore[method-assign]
     dealer, committer = staged.dealer(asked), staged.committer()
     done = worker([asked])[0]
-    assert done.broken.startswith("Gone")
-    staged.filling._saw_rows(done, dealer, committer)
-    dealer.settle(done)
+    assert done.worker_error.startswith("Gone")
+    staged.filling._on_rows(done, dealer, committer)
+    dealer.task_done(done)
     again = next(iter(dealer))
     assert (again.fragment, again.start, again.stop) == (0, 200, 200)
-    staged.filling._saw_rows(worker([again])[0], dealer, committer)
+    staged.filling._on_rows(worker([again])[0], dealer, committer)
     committer.finish()
     assert by_id(staged.found.uri, "n") == twice(range(200))
 
@@ -234,15 +233,15 @@ def test_a_file_that_is_asked_for_and_cannot_be_made_is_asked_for_again(staged: 
 def test_a_fragment_of_which_no_file_came_is_done_in_another_round(tmp_path: Path) -> None:
     uri = made(tmp_path, 200, 100)
     filling = Staged(uri, fns.doubled).filling
-    run, rounds = filling._run, 0
+    run, rounds = filling._run_workers, 0
 
-    def runs(work: Work, committer: Committer) -> None:
+    def runs(work: PendingWork, committer: Committer) -> None:
         nonlocal rounds
         rounds += 1
         if rounds > 1:
             run(work, committer)
 
-    filling._run = runs  # type: ignore[method-assign]
+    filling._run_workers = runs  # type: ignore[method-assign]
     assert filling.fill().status == "finished"
     assert rounds == 2
     assert by_id(uri, "n") == twice(range(200))
@@ -351,7 +350,7 @@ def test_values_of_types_that_arrow_cannot_choose_between_are_chosen(kind: str, 
     given, before = pa.array([values[0], None], of), pa.array([None, values[1]], of)
     schema = pa.schema([pa.field("n", of)])
     batches = [pa.record_batch([it], schema=schema) for it in (given, before)]
-    found = masked_with(batches[0], pa.array([True, False]), batches[1], schema).column(0)
+    found = merge_kept_values(batches[0], pa.array([True, False]), batches[1], schema).column(0)
     assert found.type == of
     assert found.to_pylist() == pa.array(values, of).to_pylist()
 
@@ -404,7 +403,7 @@ def test_a_script_without_a_terminal_says_whom_it_waits_for(tmp_path: Path, call
 def test_who_wants_to_hear_nothing_hears_nothing() -> None:
     for show, heard in ((None, "n: waiting\n"), (True, "n: waiting\n"), (False, "")):
         stream = io.StringIO()
-        Telling(Filled("n"), show, stream).say("waiting")
+        ProgressLine(BackfillResult("n"), show, stream).print_note("waiting")
         assert stream.getvalue() == heard
 
 
@@ -501,7 +500,7 @@ def test_arguments_that_mean_nothing_are_told_together(tmp_path: Path, env_from:
 def test_no_file_is_compared_with_all_others(tmp_path: Path) -> None:
     hashed = 0
 
-    class Counted(NewFile):
+    class Counted(NewDataFile):
         def __hash__(self) -> int:
             nonlocal hashed
             hashed += 1
@@ -516,30 +515,30 @@ def test_no_file_is_compared_with_all_others(tmp_path: Path) -> None:
         files.append(Counted(number, f"dt-{number}.lance", (found.field_ids()["n"],), "same"))
     gone = Counted(many, "dt-gone.lance", files[0].fields, "same")
     committed = found.commit([*files, gone], lambda *_: "same")
-    assert (committed.fragments, committed.gone) == (tuple(range(many)), (many,))
+    assert (committed.fragments, committed.changed_fragments) == (tuple(range(many)), (many,))
     assert hashed <= 2 * many
     assert by_id(found.uri, "n") == {number: number for number in range(many)}
 
 
 def test_of_tasks_that_take_long_one_for_each_slot_is_out_and_one_more() -> None:
     workers = 2
-    dealer = Dealer([Task(number, 1000, "inputs", 0, 1000) for number in range(50)], workers)
+    dealer = TaskQueue([RangeTask(number, 1000, "inputs", 0, 1000) for number in range(50)], workers)
     handing = iter(dealer)
     out = [next(handing)]
-    dealer.settle(_long(out.pop()))
+    dealer.task_done(_long(out.pop()))
     out += [next(handing) for _ in range(workers + 1)]
     assert not _comes(handing, 0.1)
-    dealer.settle(_long(out.pop(0)))
-    until(lambda: dealer._out == workers + 1, "the one that was waited for is out")
+    dealer.task_done(_long(out.pop(0)))
+    until(lambda: dealer._outstanding == workers + 1, "the one that was waited for is out")
     dealer.abandon()
 
 
-def _long(task: Task) -> Done:
+def _long(task: RangeTask) -> RangeResult:
     reached = min(task.stop, task.start + 100)
-    return Done(task, reached, computed=reached - task.start, times=Times(compute=1.0), worker=("here", 0))
+    return RangeResult(task, reached, computed=reached - task.start, times=PhaseTimes(compute=1.0), worker=("here", 0))
 
 
-def _comes(handing: Iterator[Task], within_s: float) -> bool:
+def _comes(handing: Iterator[RangeTask], within_s: float) -> bool:
     came = threading.Event()
 
     def ask() -> None:
@@ -551,18 +550,18 @@ def _comes(handing: Iterator[Task], within_s: float) -> bool:
 
 
 def test_the_time_that_is_left_is_reckoned_by_all_rows_that_are_gone_through() -> None:
-    filled = Filled("n", rows=5)  # of 500, with a condition
-    telling = Telling(filled, show=False, stream=io.StringIO())
-    telling.begin(rows=1000, left=1000, fragments=1)
+    filled = BackfillResult("n", rows=5)  # of 500, with a condition
+    telling = ProgressLine(filled, show=False, stream=io.StringIO())
+    telling.start_round(rows=1000, left=1000, fragments=1)
     telling.rows_left = 500
-    assert ", 50 rows/s, 10 s left" in telling.line(telling._seen[0][0] + 10)
+    assert ", 50 rows/s, 10 s left" in telling.text(telling._samples[0][0] + 10)
 
 
 def test_rows_that_were_kept_from_an_earlier_call_are_no_speed() -> None:
-    telling = Telling(Filled("n", rows=50), show=False, stream=io.StringIO())
-    telling.begin(rows=1000, left=100, fragments=1)
+    telling = ProgressLine(BackfillResult("n", rows=50), show=False, stream=io.StringIO())
+    telling.start_round(rows=1000, left=100, fragments=1)
     telling.rows_left = 50
-    assert ", 5 rows/s, 10 s left" in telling.line(telling._seen[0][0] + 10)
+    assert ", 5 rows/s, 10 s left" in telling.text(telling._samples[0][0] + 10)
 
 
 def test_a_file_that_a_killed_call_with_a_condition_left_is_used_where_nothing_changed(tmp_path: Path) -> None:

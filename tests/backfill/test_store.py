@@ -13,7 +13,7 @@ from urllib.parse import unquote
 
 import pytest
 
-from dovetail.backfill.store import Store, folder_of
+from dovetail.backfill.store import Store, column_folder
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -106,7 +106,7 @@ def test_it_pickles_and_does_not_show_its_keys(store: Store) -> None:
 
 def test_columns_of_any_name_have_folders_of_their_own() -> None:
     names = ["columns", "Columns", "a b", "a%20b", "ä", "a/b", "..", "c-x", "x"]
-    folders = [folder_of(name) for name in names]
+    folders = [column_folder(name) for name in names]
     assert len(set(folders)) == len(names)
     assert not any("/" in folder or folder in ("columns", "..") for folder in folders)
 
@@ -114,7 +114,7 @@ def test_columns_of_any_name_have_folders_of_their_own() -> None:
 def test_a_column_with_a_long_name_has_a_folder_with_a_short_one(store: Store) -> None:
     long = "\u5217" * 28  # nine letters each, once quoted
     names = [long, long + "a", "a" + long, "ab" + long, "x" * 300, "x" * 301, "\u5217" * 27, "x" * 248]
-    folders = [folder_of(name) for name in names]
+    folders = [column_folder(name) for name in names]
     assert len(set(folders)) == len(names)
     assert all(folder.startswith("c-") and len(f"{folder}.json".encode()) <= 255 for folder in folders)
     assert folders[4].startswith(f"c-{'x' * 98}=")

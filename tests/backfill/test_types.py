@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pytest
 
-from dovetail.backfill.types import accepts, arrow_type, fits, given_type, how_to_say
+from dovetail.backfill.arrow_types import accepts, arrow_type, can_store, data_type_fixes, parse_data_type
 
 Word = NewType("Word", str)
 
@@ -106,10 +106,10 @@ def test_an_annotation_without_a_type_says_what_to_write(annotation: Any, said: 
 def test_how_to_say_it_is_said_in_a_way_that_works(annotation: Any) -> None:
     why = arrow_type(annotation)
     for name in ("words", "<lambda>"):
-        said = " ".join(how_to_say(name, why))
+        said = " ".join(data_type_fixes(name, why))
         assert "def <lambda>" not in said
-        assert isinstance(given_type(said.partition('data_type="')[2].partition('"')[0]), pa.DataType)
-    assert how_to_say("words", arrow_type(int | str)) == ("def words(...) -> str, and return str(...)",)
+        assert isinstance(parse_data_type(said.partition('data_type="')[2].partition('"')[0]), pa.DataType)
+    assert data_type_fixes("words", arrow_type(int | str)) == ("def words(...) -> str, and return str(...)",)
 
 
 VECTOR = pa.list_(pa.float32(), 3)
@@ -164,8 +164,8 @@ def test_a_parameter_takes_columns_of_its_type(
     ],
 )  # fmt: skip
 def test_a_type_can_be_written_as_arrow_prints_it(kind: pa.DataType) -> None:
-    assert given_type(str(kind)) == kind
-    assert given_type(kind) == kind
+    assert parse_data_type(str(kind)) == kind
+    assert parse_data_type(kind) == kind
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def test_a_type_can_be_written_as_arrow_prints_it(kind: pa.DataType) -> None:
     ],
 )
 def test_other_ways_to_write_a_type(text: Any, kind: pa.DataType) -> None:
-    assert given_type(text) == kind
+    assert parse_data_type(text) == kind
 
 
 @pytest.mark.parametrize(
@@ -201,16 +201,16 @@ def test_other_ways_to_write_a_type(text: Any, kind: pa.DataType) -> None:
     ],
 )
 def test_a_text_that_is_no_type_says_why(text: Any, said: str) -> None:
-    found = given_type(text)
+    found = parse_data_type(text)
     assert isinstance(found, str)
     assert said in found
 
 
 def test_what_is_given_may_have_another_width_than_the_column() -> None:
-    assert fits(pa.int64(), pa.int8())
-    assert fits(pa.string(), pa.large_string())
-    assert fits(pa.list_(pa.float64()), pa.list_(pa.float32(), 3))
-    assert fits(pa.struct([("a", pa.int64())]), pa.struct([("a", pa.int8())]))
-    assert not fits(pa.struct([("a", pa.int64())]), pa.struct([("b", pa.int8())]))
-    assert not fits(pa.int64(), pa.float32())
-    assert not fits(pa.string(), pa.int8())
+    assert can_store(pa.int64(), pa.int8())
+    assert can_store(pa.string(), pa.large_string())
+    assert can_store(pa.list_(pa.float64()), pa.list_(pa.float32(), 3))
+    assert can_store(pa.struct([("a", pa.int64())]), pa.struct([("a", pa.int8())]))
+    assert not can_store(pa.struct([("a", pa.int64())]), pa.struct([("b", pa.int8())]))
+    assert not can_store(pa.int64(), pa.float32())
+    assert not can_store(pa.string(), pa.int8())

@@ -15,9 +15,9 @@ import cloudpickle
 import pyarrow as pa
 import pytest
 
-from dovetail.backfill.udf import OnError, Retry, Udf, load_udf, on_error_of, udf
+from dovetail.backfill.udf import ErrorPolicy, Retry, Udf, load_udf, parse_error_policy, udf
 from dovetail.errors import ConfigError
-from dovetail.pipeline.code import code_hash
+from dovetail.pipeline.code_hash import code_hash
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -70,7 +70,7 @@ def test_options_are_kept_and_the_other_spellings_are_taken() -> None:
     assert (made.resources.cpus, made.resources.gpus) == (2, 0.5)
     assert (made.timeout_s, made.batch_size, made.slots) == (30.0, 8, 4)
     assert (made.version, made.explicit_version) == ("v2", True)
-    assert made.on_error == OnError("skip")
+    assert made.on_error == ErrorPolicy("skip")
     assert udf(str.upper).resources.cpus == 1
 
 
@@ -126,20 +126,20 @@ def test_a_udf_is_not_made_of_a_udf() -> None:
 
 
 def test_on_error_takes_texts_and_retries() -> None:
-    assert on_error_of("fail") == OnError("fail")
-    assert on_error_of("skip") == OnError("skip")
+    assert parse_error_policy("fail") == ErrorPolicy("fail")
+    assert parse_error_policy("skip") == ErrorPolicy("skip")
     retry = Retry(ConnectionError, "requests.HTTPError", times=2, backoff="100ms", then="skip")
-    assert on_error_of(retry) == OnError("skip", ("ConnectionError", "HTTPError"), 2, 0.1)
-    assert on_error_of(Retry()).retry == ("*",)
-    assert eval(repr(retry)).as_on_error == retry.as_on_error
+    assert parse_error_policy(retry) == ErrorPolicy("skip", ("ConnectionError", "HTTPError"), 2, 0.1)
+    assert parse_error_policy(Retry()).retry == ("*",)
+    assert eval(repr(retry)).policy == retry.policy
 
 
 def test_retries_are_matched_by_what_an_exception_derives_from() -> None:
-    how = on_error_of(Retry(ConnectionError, times=5))
-    assert how.retries(ConnectionResetError()) == 5
-    assert how.retries(ValueError()) == 0
-    assert on_error_of(Retry()).retries(ValueError()) == 3
-    assert on_error_of("skip").retries(ValueError()) == 0
+    how = parse_error_policy(Retry(ConnectionError, times=5))
+    assert how.retries_for(ConnectionResetError()) == 5
+    assert how.retries_for(ValueError()) == 0
+    assert parse_error_policy(Retry()).retries_for(ValueError()) == 3
+    assert parse_error_policy("skip").retries_for(ValueError()) == 0
     assert [how.wait_s(tried) for tried in range(4)] == [1, 2, 4, 8]
 
 
@@ -148,7 +148,7 @@ def test_everything_that_is_wrong_with_a_retry_is_said_at_once() -> None:
         Retry(3, int, times=0, backoff="now", then="stop")  # type: ignore[arg-type]
     assert len(caught.value.problems) == 5
     with pytest.raises(ConfigError, match="did you mean Retry"):
-        on_error_of(ConnectionError)
+        parse_error_policy(ConnectionError)
 
 
 # --- kinds, inputs, outputs
@@ -462,7 +462,7 @@ chosen = [lambda x: x + 1, lambda x: x + 2]
 """
 HASHES = """
 import sys; sys.path[:0] = {paths!r}
-from dovetail.pipeline.code import code_hash
+from dovetail.pipeline.code_hash import code_hash
 import versioned as m
 print(code_hash(m.work), code_hash(m.maker(2)), code_hash(m.maker(3)), code_hash(m.Made), *map(code_hash, m.chosen))
 """
@@ -555,7 +555,7 @@ def test_a_version_is_the_same_on_every_python(versioned: Callable[..., Any], tm
 HOLDS = """
 import array, collections, datetime, decimal, fractions, pathlib, re, sys, types, uuid
 sys.path[:0] = {paths!r}
-from dovetail.pipeline.code import code_hash
+from dovetail.pipeline.code_hash import code_hash
 words = ["word%d" % n for n in range(3000)]
 held = [
     re.compile("a+", re.I | re.M), bytearray(b"x"), memoryview(b"x"), array.array("d", [1.5]), range(1, 9, 2),

@@ -9,7 +9,7 @@ from dovetail.errors import EngineError, Problem
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dovetail.claims.book import Row
+    from dovetail.claims.store import Row
 
 T = TypeVar("T")
 
@@ -22,7 +22,7 @@ class MemoryRows:
     def read(self) -> list[Row]:
         return sorted(self.rows.values(), key=lambda row: (row[6], row[0]))
 
-    def change(self, decide: Callable[[list[Row]], tuple[list[str], Row | None, T]]) -> T:
+    def transact(self, decide: Callable[[list[Row]], tuple[list[str], Row | None, T]]) -> T:
         void, row, answer = decide(self.read())
         for owner in void:
             self.delete(owner)
@@ -34,9 +34,9 @@ class MemoryRows:
     def delete(self, owner: str) -> None:
         self.news |= self.rows.pop(owner, None) is not None
 
-    def changed(self) -> bool:
+    def has_changed(self) -> bool:
         news, self.news = self.news, False
         return news
 
-    def damaged(self, reason: str) -> EngineError:
+    def damaged_error(self, reason: str) -> EngineError:
         return EngineError(Problem("DT397", reason))

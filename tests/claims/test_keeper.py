@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import dovetail as dt
 from claims.test_sharing import cpu, cpus_of
-from dovetail.claims.keeper import Keeper
-from dovetail.claims.ledger_db import About, ClaimBook, Grant
+from dovetail.claims.sqlite_store import ClaimRequest, Grant, MachineClaimStore
+from dovetail.claims.updater import ClaimUpdater
 from dovetail.control.commands import StartWorker
-from dovetail.control.events import Reserved, WorkerStopped
+from dovetail.control.events import CapacityReserved, WorkerStopped
 from dovetail.errors import EngineError, Problem
-from dovetail.resources.amounts import amounts_of
+from dovetail.resources.amounts import sum_seats
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,7 +32,7 @@ def until(what: Callable[[], object], seconds: float = 60.0) -> None:
         time.sleep(0.005)
 
 
-class Counted(ClaimBook):
+class Counted(MachineClaimStore):
     """Counts how often a keeper looked."""
 
     def update(self, me: Owner, held: Amounts, believes: Amounts) -> Owner:
@@ -44,18 +44,20 @@ class Counted(ClaimBook):
         return self.__dict__.setdefault("_looks", [])  # type: ignore[no-any-return]
 
 
-def made(path: Path, name: str, posted: list[Event], say: Callable[[str], None] = print) -> tuple[Counted, Keeper]:
+def made(
+    path: Path, name: str, posted: list[Event], say: Callable[[str], None] = print
+) -> tuple[Counted, ClaimUpdater]:
     book = Counted(path / "ledger.db", "here", MACHINE)
-    grant = book.ask(About(name), (cpu(1),), hurry=True)
+    grant = book.request(ClaimRequest(name), (cpu(1),), hurry=True)
     assert isinstance(grant, Grant)
-    return book, Keeper(book, grant, posted.append, say, every_s=0.2, poll_s=0.01)
+    return book, ClaimUpdater(book, grant, posted.append, say, every_s=0.2, poll_s=0.01)
 
 
 def test_the_ledger_knows_what_a_run_holds(tmp_path: Path) -> None:
     book, keeper = made(tmp_path, "a", [])
-    keeper.saw(0.0, [], [StartWorker(1, (cpu(2),), ()), StartWorker(2, (cpu(1),), ())])
+    keeper.on_step(0.0, [], [StartWorker(1, (cpu(2),), ()), StartWorker(2, (cpu(1),), ())])
     until(lambda: cpus_of(book.owners()[0].held) == 3000)
-    keeper.saw(1.0, [WorkerStopped(1)], [])
+    keeper.on_step(1.0, [WorkerStopped(1)], [])
     until(lambda: cpus_of(book.owners()[0].held) == 1000)
     keeper.close(2.0)
     keeper.close(2.0)
@@ -65,29 +67,29 @@ def test_the_ledger_knows_what_a_run_holds(tmp_path: Path) -> None:
 def test_a_run_gives_back_what_a_newcomer_gets_and_not_before_it_heard(tmp_path: Path) -> None:
     posted: list[Event] = []
     book, keeper = made(tmp_path, "a", posted)
-    keeper.saw(0.0, [], [StartWorker(number, (cpu(1),), ()) for number in range(6)])
-    newcomer = About("b")
-    assert not isinstance(book.ask(newcomer, (cpu(3),)), Grant)
+    keeper.on_step(0.0, [], [StartWorker(number, (cpu(1),), ()) for number in range(6)])
+    newcomer = ClaimRequest("b")
+    assert not isinstance(book.request(newcomer, (cpu(3),)), Grant)
     until(lambda: posted)
-    assert amounts_of(posted[0].seats) == amounts_of([cpu(4)._replace(memory_bytes=32 << 30)])  # type: ignore[union-attr]
-    assert not isinstance(book.ask(newcomer, (cpu(3),), hurry=True), Grant)
-    keeper.saw(1.0, posted[:1], [])
-    keeper.saw(1.0, [WorkerStopped(1)], [])
-    until(lambda: isinstance(book.ask(newcomer, (cpu(3),), hurry=True), Grant))
+    assert sum_seats(posted[0].seats) == sum_seats([cpu(4)._replace(memory_bytes=32 << 30)])  # type: ignore[union-attr]
+    assert not isinstance(book.request(newcomer, (cpu(3),), hurry=True), Grant)
+    keeper.on_step(1.0, posted[:1], [])
+    keeper.on_step(1.0, [WorkerStopped(1)], [])
+    until(lambda: isinstance(book.request(newcomer, (cpu(3),), hurry=True), Grant))
     assert len(posted) == 1
     book.release(newcomer.id)
     until(lambda: len(posted) == 2)
-    assert posted[1] == Reserved(())
+    assert posted[1] == CapacityReserved(())
     keeper.close(2.0)
 
 
 def test_a_ledger_that_breaks_is_told_of_once_and_the_run_goes_on(tmp_path: Path) -> None:
     said: list[str] = []
     book, keeper = made(tmp_path, "a", [], said.append)
-    until(lambda: not book.changed())
+    until(lambda: not book.has_changed())
     (tmp_path / "ledger.db").write_bytes(b"x" * 5000)
     until(lambda: said)
-    keeper.saw(0.0, [], [StartWorker(1, (cpu(2),), ())])
+    keeper.on_step(0.0, [], [StartWorker(1, (cpu(2),), ())])
     looked = len(book.looks)
     until(lambda: len(book.looks) > looked + 2)
     assert len(said) == 1
@@ -102,18 +104,18 @@ class Deaf(Counted):
 
     deaf = False
 
-    def changed(self) -> bool:
+    def has_changed(self) -> bool:
         if self.deaf:
             raise EngineError(Problem("DT397", "nobody answers"))
-        return super().changed()
+        return super().has_changed()
 
 
 def test_a_book_that_cannot_be_asked_for_news_is_told_of_once_and_asked_again(tmp_path: Path) -> None:
     said: list[str] = []
     book = Deaf(tmp_path / "ledger.db", "here", MACHINE)
-    grant = book.ask(About("a"), (cpu(1),), hurry=True)
+    grant = book.request(ClaimRequest("a"), (cpu(1),), hurry=True)
     assert isinstance(grant, Grant)
-    keeper = Keeper(book, grant, lambda _: None, said.append, every_s=0.05, poll_s=0.01)
+    keeper = ClaimUpdater(book, grant, lambda _: None, said.append, every_s=0.05, poll_s=0.01)
     until(lambda: book.looks)
     book.deaf = True
     until(lambda: said)
@@ -128,10 +130,10 @@ def test_a_book_that_cannot_be_asked_for_news_is_told_of_once_and_asked_again(tm
 def test_a_cluster_that_changed_between_grant_and_start_is_told_of(tmp_path: Path) -> None:
     posted: list[Event] = []
     book = Counted(tmp_path / "ledger.db", "here", MACHINE)
-    grant = book.ask(About("a"), (cpu(1),), hurry=True)
+    grant = book.request(ClaimRequest("a"), (cpu(1),), hurry=True)
     assert isinstance(grant, Grant)
     book.capacity = book.capacity | {("node-1", -1, "cpu_milli"): 4000}
-    keeper = Keeper(book, grant, posted.append, every_s=0.05, poll_s=0.01)
+    keeper = ClaimUpdater(book, grant, posted.append, every_s=0.05, poll_s=0.01)
     until(lambda: posted)
     keeper.close(1.0)
-    assert posted[0] == Reserved((cpu(4, "node-1"),))
+    assert posted[0] == CapacityReserved((cpu(4, "node-1"),))

@@ -14,23 +14,23 @@ import pytest
 
 import dovetail as dt
 from claims.test_sharing import cards_of, cpu, cpus_of, gpu
-from dovetail.claims.ledger_db import STALE_S, About, ClaimBook, Grant, Wait
 from dovetail.claims.owner import Owner
-from dovetail.claims.rows import owner_of, row_of
-from dovetail.claims.waiting import wait_for_claim
+from dovetail.claims.serialization import owner_from_row, owner_to_row
+from dovetail.claims.sqlite_store import STALE_HEARTBEAT_S, ClaimRequest, Grant, MachineClaimStore, Wait
+from dovetail.claims.wait import wait_for_claim
 from dovetail.errors import ConfigError, InfeasibleError
-from dovetail.resources.amounts import amounts_of, minus, plus, within
+from dovetail.resources.amounts import add_amounts, fits_within, subtract_amounts, sum_seats
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from dovetail.claims.owner import Process
+    from dovetail.claims.owner import ProcessId
 
 MACHINE = dt.Cluster.of("1x(8cpu, 64GB, 2xL40S:48GB)")
 
 
-def a_book(path: Path, machine: str = "here") -> ClaimBook:
-    return ClaimBook(path / "sub" / "ledger.db", machine, MACHINE)
+def a_book(path: Path, machine: str = "here") -> MachineClaimStore:
+    return MachineClaimStore(path / "sub" / "ledger.db", machine, MACHINE)
 
 
 def granted(answer: Grant | Wait) -> Grant:
@@ -40,21 +40,21 @@ def granted(answer: Grant | Wait) -> Grant:
 
 def test_the_first_gets_everything_and_a_second_waits_for_it_to_give_back(tmp_path: Path) -> None:
     book = a_book(tmp_path)
-    first = granted(book.ask(About("first"), (gpu(250),)))
+    first = granted(book.request(ClaimRequest("first"), (gpu(250),)))
     assert first.reserved == ()
-    second = About("second")
-    wait = book.ask(second, (gpu(250),))
+    second = ClaimRequest("second")
+    wait = book.request(second, (gpu(250),))
     assert isinstance(wait, Wait)
-    assert (wait.fits, wait.comes, [other.name for other in wait.others]) == (False, True, ["first"])
+    assert (wait.can_begin, wait.will_fit, [other.name for other in wait.others]) == (False, True, ["first"])
     row = book.update(first.owner, {}, first.owner.limit)
     assert row.granted == first.owner.granted, "it has not heard yet"
     assert cpus_of(row.limit) == 4000
     row = book.update(row, {}, row.limit)
     assert row.granted == row.limit
-    grant = granted(book.ask(second, (gpu(250),)))
+    grant = granted(book.request(second, (gpu(250),)))
     assert cpus_of(grant.owner.granted) == 4000
     assert cards_of(grant.owner.limit) != cards_of(row.limit)
-    assert amounts_of(grant.reserved) == minus(book.capacity, grant.owner.limit)
+    assert sum_seats(grant.reserved) == subtract_amounts(book.capacity, grant.owner.limit)
     book.release(first.owner.id)
     assert [other.name for other in book.others("")] == ["second"]
     assert book.update(grant.owner, {}, grant.owner.limit).limit == book.capacity
@@ -62,42 +62,42 @@ def test_the_first_gets_everything_and_a_second_waits_for_it_to_give_back(tmp_pa
 
 def test_what_is_still_held_is_not_given_to_others(tmp_path: Path) -> None:
     book = a_book(tmp_path)
-    first = granted(book.ask(About("first"), (cpu(1),))).owner
-    second = About("second")
-    book.ask(second, (cpu(2),))
-    held = amounts_of([cpu(7)])
-    row = book.update(first, held, plus(held, {}))
+    first = granted(book.request(ClaimRequest("first"), (cpu(1),))).owner
+    second = ClaimRequest("second")
+    book.request(second, (cpu(2),))
+    held = sum_seats([cpu(7)])
+    row = book.update(first, held, add_amounts(held, {}))
     assert cpus_of(row.granted) == 7000
-    wait = book.ask(second, (cpu(2),))
+    wait = book.request(second, (cpu(2),))
     assert isinstance(wait, Wait)
-    assert not wait.fits
+    assert not wait.can_begin
     assert cpus_of(wait.owner.granted) == 1000
-    book.update(row, amounts_of([cpu(6)]), amounts_of([cpu(6)]))
-    assert isinstance(book.ask(second, (cpu(2),)), Wait)
-    assert isinstance(book.ask(second, (cpu(2),), hurry=True), Grant)
+    book.update(row, sum_seats([cpu(6)]), sum_seats([cpu(6)]))
+    assert isinstance(book.request(second, (cpu(2),)), Wait)
+    assert isinstance(book.request(second, (cpu(2),), hurry=True), Grant)
 
 
 def test_only_those_of_the_same_machine_share(tmp_path: Path) -> None:
-    granted(a_book(tmp_path, "one").ask(About("a"), (cpu(8),)))
-    granted(a_book(tmp_path, "other").ask(About("b"), (cpu(8),)))
+    granted(a_book(tmp_path, "one").request(ClaimRequest("a"), (cpu(8),)))
+    granted(a_book(tmp_path, "other").request(ClaimRequest("b"), (cpu(8),)))
 
 
 def test_a_row_reads_back_the_same(tmp_path: Path) -> None:
     book = a_book(tmp_path)
-    row = granted(book.ask(About("a"), (gpu(250), cpu(1)), (gpu(500),))).owner
+    row = granted(book.request(ClaimRequest("a"), (gpu(250), cpu(1)), (gpu(500),))).owner
     assert book.owners() == [row]
-    assert owner_of(row_of(row, "here", {}), {}) == row
+    assert owner_from_row(owner_to_row(row, "here", {}), {}) == row
 
 
 def test_of_those_in_other_containers_the_heartbeat_tells(tmp_path: Path) -> None:
     now = [1000.0]
 
-    def nobody_knows(process: Process) -> bool | None:
+    def nobody_knows(process: ProcessId) -> bool | None:
         return None
 
-    book = ClaimBook(tmp_path / "ledger.db", "here", MACHINE, wall=lambda: now[0], alive=nobody_knows)
-    book.ask(About("a"), (cpu(1),))
-    now[0] += STALE_S - 1
+    book = MachineClaimStore(tmp_path / "ledger.db", "here", MACHINE, wall=lambda: now[0], alive=nobody_knows)
+    book.request(ClaimRequest("a"), (cpu(1),))
+    now[0] += STALE_HEARTBEAT_S - 1
     assert len(book.owners()) == 1
     now[0] += 2
     assert book.owners() == []
@@ -105,18 +105,18 @@ def test_of_those_in_other_containers_the_heartbeat_tells(tmp_path: Path) -> Non
 
 def test_a_heartbeat_alone_is_written_rarely(tmp_path: Path) -> None:
     now = [1000.0]
-    book = ClaimBook(tmp_path / "ledger.db", "here", MACHINE, wall=lambda: now[0])
-    row = granted(book.ask(About("a"), (cpu(1),))).owner
-    assert book.changed()
-    assert not book.changed()
+    book = MachineClaimStore(tmp_path / "ledger.db", "here", MACHINE, wall=lambda: now[0])
+    row = granted(book.request(ClaimRequest("a"), (cpu(1),))).owner
+    assert book.has_changed()
+    assert not book.has_changed()
     now[0] += 1.0
     book.update(row, {}, row.limit)
-    assert not book.changed()
+    assert not book.has_changed()
     now[0] += 5.0
     book.update(row, {}, row.limit)
-    assert book.changed()
+    assert book.has_changed()
     (tmp_path / "ledger.db").unlink()
-    assert book.changed()
+    assert book.has_changed()
     assert book.update(row, {}, row.limit) == replace(row, heartbeat=now[0]), "it is written anew"
     assert len(book.owners()) == 1
 
@@ -126,7 +126,7 @@ def test_a_damaged_file_is_one_clear_error(tmp_path: Path, content: bytes) -> No
     path = tmp_path / "ledger.db"
     path.write_bytes(content)
     with pytest.raises(ConfigError) as caught:
-        ClaimBook(path, "here", MACHINE).ask(About("a"), (cpu(1),))
+        MachineClaimStore(path, "here", MACHINE).request(ClaimRequest("a"), (cpu(1),))
     assert caught.value.codes == ("DT320",)
     assert f"rm {path}" in str(caught.value)
 
@@ -137,7 +137,7 @@ def test_a_database_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
         db.execute("CREATE TABLE theirs (x)")
     db.close()
     with pytest.raises(ConfigError, match="another program"):
-        ClaimBook(path, "here", MACHINE).owners()
+        MachineClaimStore(path, "here", MACHINE).owners()
     with sqlite3.connect(path) as db:
         assert db.execute("SELECT name FROM sqlite_master").fetchall() == [("theirs",)]
     db.close()
@@ -145,7 +145,7 @@ def test_a_database_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
 
 def test_a_row_that_nobody_wrote_is_one_clear_error(tmp_path: Path) -> None:
     book = a_book(tmp_path)
-    book.ask(About("a"), (cpu(1),))
+    book.request(ClaimRequest("a"), (cpu(1),))
     with sqlite3.connect(book.path) as db:
         db.execute("UPDATE claims SET granted = '[{}]'")
     db.close()
@@ -156,7 +156,7 @@ def test_a_row_that_nobody_wrote_is_one_clear_error(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_written_is_one_clear_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError) as caught:
-        ClaimBook(tmp_path / "file" / "ledger.db", "here", MACHINE).owners()
+        MachineClaimStore(tmp_path / "file" / "ledger.db", "here", MACHINE).owners()
     assert caught.value.codes == ("DT321",)
     assert "DOVETAIL_HOME" in str(caught.value)
 
@@ -166,31 +166,31 @@ def test_a_folder_without_leave_to_write_is_one_clear_error(tmp_path: Path) -> N
     tmp_path.chmod(0o500)
     try:
         with pytest.raises(ConfigError, match="DT321"):
-            ClaimBook(tmp_path / "ledger.db", "here", MACHINE).owners()
+            MachineClaimStore(tmp_path / "ledger.db", "here", MACHINE).owners()
     finally:
         tmp_path.chmod(0o700)
 
 
-def seeing(path: Path, *uuids: str) -> ClaimBook:
+def seeing(path: Path, *uuids: str) -> MachineClaimStore:
     cards = tuple(dt.Gpu.of("L40S", uuid=uuid) for uuid in uuids)
-    return ClaimBook(path / "ledger.db", "here", dt.Cluster((dt.Node("node-0", 8000, 64 << 30, cards),)))
+    return MachineClaimStore(path / "ledger.db", "here", dt.Cluster((dt.Node("node-0", 8000, 64 << 30, cards),)))
 
 
 def test_runs_that_see_different_cards_do_not_share_them(tmp_path: Path) -> None:
     one, other = seeing(tmp_path, "u0"), seeing(tmp_path, "u1")
-    first = granted(one.ask(About("a"), (gpu(1000),))).owner
-    second = About("b")
-    assert isinstance(other.ask(second, (gpu(1000),)), Wait), "for CPUs"
+    first = granted(one.request(ClaimRequest("a"), (gpu(1000),))).owner
+    second = ClaimRequest("b")
+    assert isinstance(other.request(second, (gpu(1000),)), Wait), "for CPUs"
     row = one.update(first, {}, {})
     assert cards_of(row.limit) == [0]
     assert cpus_of(row.limit) == 4000
-    grant = granted(other.ask(second, (gpu(1000),)))
+    grant = granted(other.request(second, (gpu(1000),)))
     assert cards_of(grant.owner.limit) == [0]
 
 
 def test_a_card_is_the_same_card_at_whichever_position(tmp_path: Path) -> None:
     whole, part = seeing(tmp_path, "u0", "u1"), seeing(tmp_path, "u1")
-    granted(part.ask(About("a"), (gpu(1000),)))
+    granted(part.request(ClaimRequest("a"), (gpu(1000),)))
     [seen] = whole.owners()
     assert cards_of(seen.granted) == [1]
     assert [seat.gpus for seat in seen.need] == [(1,)]
@@ -206,12 +206,12 @@ def test_a_card_is_the_same_card_at_whichever_position(tmp_path: Path) -> None:
 def asked_at_once(since: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever waits hears no time go by, however busy the machine is."""
     clock = SimpleNamespace(time=lambda: since, monotonic=time.monotonic, sleep=time.sleep)
-    monkeypatch.setattr("dovetail.claims.waiting.time", clock)
+    monkeypatch.setattr("dovetail.claims.wait.time", clock)
 
 
 def test_who_waits_says_who_holds_what(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     book = a_book(tmp_path)
-    first = granted(book.ask(About("fill-20261116"), (cpu(1),))).owner
+    first = granted(book.request(ClaimRequest("fill-20261116"), (cpu(1),))).owner
     asked_at_once(first.since, monkeypatch)
     said: list[str] = []
     stop = threading.Event()
@@ -220,7 +220,7 @@ def test_who_waits_says_who_holds_what(tmp_path: Path, monkeypatch: pytest.Monke
         said.append(text)
         stop.set()
 
-    assert wait_for_claim(book, About("next"), (cpu(4),), say=say, stop=stop) is None
+    assert wait_for_claim(book, ClaimRequest("next"), (cpu(4),), say=say, stop=stop) is None
     assert said == [
         f"waiting for 4 CPUs: run fill-20261116 (pid {os.getpid()}) holds 8 of 8 CPUs since 0 s; "
         "it gives back at its next replan"
@@ -230,7 +230,7 @@ def test_who_waits_says_who_holds_what(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_who_cannot_be_helped_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     book = a_book(tmp_path)
-    asked_at_once(granted(book.ask(About("a"), (cpu(5),))).owner.since, monkeypatch)
+    asked_at_once(granted(book.request(ClaimRequest("a"), (cpu(5),))).owner.since, monkeypatch)
     said: list[str] = []
     stop = threading.Event()
 
@@ -238,7 +238,7 @@ def test_who_cannot_be_helped_says_so(tmp_path: Path, monkeypatch: pytest.Monkey
         said.append(text)
         stop.set()
 
-    wait_for_claim(book, About("b"), (cpu(4),), say=say, stop=stop)
+    wait_for_claim(book, ClaimRequest("b"), (cpu(4),), say=say, stop=stop)
     assert "holds 8 of 8 CPUs since 0 s" in said[0]
     assert "it is a run of this very program" in said[0]  # and cannot be waited for by who should read its results
 
@@ -247,8 +247,8 @@ def test_who_waits_for_another_program_says_that_it_begins_when_that_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     book = a_book(tmp_path)
-    granted(book.ask(About("a"), (cpu(5),)))
-    monkeypatch.setattr("dovetail.claims.words.os.getpid", lambda: -1)
+    granted(book.request(ClaimRequest("a"), (cpu(5),)))
+    monkeypatch.setattr("dovetail.claims.wait.os.getpid", lambda: -1)
     said: list[str] = []
     stop = threading.Event()
 
@@ -256,15 +256,15 @@ def test_who_waits_for_another_program_says_that_it_begins_when_that_ends(
         said.append(text)
         stop.set()
 
-    wait_for_claim(book, About("b"), (cpu(4),), say=say, stop=stop)
+    wait_for_claim(book, ClaimRequest("b"), (cpu(4),), say=say, stop=stop)
     assert said[0].endswith("it needs that itself: this begins when it ends")
 
 
 def test_who_must_not_wait_is_refused_with_the_evidence(tmp_path: Path) -> None:
     book = a_book(tmp_path)
-    granted(book.ask(About("first"), (gpu(1000), cpu(2))))
+    granted(book.request(ClaimRequest("first"), (gpu(1000), cpu(2))))
     with pytest.raises(InfeasibleError) as caught:
-        wait_for_claim(book, About("next"), (gpu(500, cpus=2000),), say=print, no_wait=True)
+        wait_for_claim(book, ClaimRequest("next"), (gpu(500, cpus=2000),), say=print, no_wait=True)
     assert caught.value.codes == ("DT120",)
     assert caught.value.exit_code == 3
     text = str(caught.value)
@@ -276,18 +276,18 @@ def test_who_must_not_wait_is_refused_with_the_evidence(tmp_path: Path) -> None:
 
 def test_who_finds_room_begins_without_a_word(tmp_path: Path) -> None:
     book = a_book(tmp_path)
-    grant = wait_for_claim(book, About("a"), (cpu(1),), say=pytest.fail, no_wait=True)
+    grant = wait_for_claim(book, ClaimRequest("a"), (cpu(1),), say=pytest.fail, no_wait=True)
     assert grant is not None
     assert not grant.owner.waiting
 
 
 def test_who_could_begin_does_not_wait_for_ever_for_the_rest(tmp_path: Path) -> None:
     book = a_book(tmp_path)
-    first = granted(book.ask(About("first"), (cpu(1),))).owner
-    book.ask(About("second", "2"), (cpu(1),))
-    held = amounts_of([cpu(6)])
+    first = granted(book.request(ClaimRequest("first"), (cpu(1),))).owner
+    book.request(ClaimRequest("second", "2"), (cpu(1),))
+    held = sum_seats([cpu(6)])
     book.update(first, held, held)
-    grant = wait_for_claim(book, About("second", "2"), (cpu(1),), say=pytest.fail, settle_s=0.2)
+    grant = wait_for_claim(book, ClaimRequest("second", "2"), (cpu(1),), say=pytest.fail, settle_s=0.2)
     assert grant is not None
     assert cpus_of(grant.owner.limit) == 2000
 
@@ -295,9 +295,9 @@ def test_who_could_begin_does_not_wait_for_ever_for_the_rest(tmp_path: Path) -> 
 def test_grants_of_all_fit_whoever_asks(tmp_path: Path) -> None:
     book = a_book(tmp_path)
     for number in range(5):
-        book.ask(About(f"run-{number}"), (cpu(1),))
+        book.request(ClaimRequest(f"run-{number}"), (cpu(1),))
     total: dict[tuple[str, int, str], int] = {}
     for owner in book.owners():
         assert isinstance(owner, Owner)
-        total = plus(total, owner.granted)
-    assert within(total, book.capacity)
+        total = add_amounts(total, owner.granted)
+    assert fits_within(total, book.capacity)

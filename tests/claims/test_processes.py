@@ -15,8 +15,8 @@ import pytest
 
 import dovetail as dt
 from claims.test_sharing import cpu
-from dovetail.claims.ledger_db import About, ClaimBook, Grant
-from dovetail.claims.process import is_there, this_process
+from dovetail.claims.owner import is_alive, this_process
+from dovetail.claims.sqlite_store import ClaimRequest, Grant, MachineClaimStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -48,8 +48,8 @@ def start(tmp_path: Path) -> Iterator[Started]:
         run.communicate()
 
 
-def book(folder: Path) -> ClaimBook:
-    return ClaimBook(folder / "ledger.db", "here", dt.Cluster.of(f"1x({CPUS}cpu, 64GB)"))
+def book(folder: Path) -> MachineClaimStore:
+    return MachineClaimStore(folder / "ledger.db", "here", dt.Cluster.of(f"1x({CPUS}cpu, 64GB)"))
 
 
 def until(what: Callable[[], bool], seconds: float = 60.0) -> None:
@@ -95,16 +95,16 @@ def test_the_claim_of_a_killed_process_is_void_at_once(tmp_path: Path, start: St
     until(lambda: cpus_held(tmp_path) == [CPUS])
     [owner] = book(tmp_path).owners()
     run.send_signal(signal.SIGKILL)
-    until(lambda: not is_there(owner.process))  # dead, and nobody has taken note of it yet
-    assert isinstance(book(tmp_path).ask(About("next"), (cpu(8),)), Grant)
+    until(lambda: not is_alive(owner.process))  # dead, and nobody has taken note of it yet
+    assert isinstance(book(tmp_path).request(ClaimRequest("next"), (cpu(8),)), Grant)
 
 
 def test_a_process_that_got_the_number_of_another_is_another() -> None:
     me = this_process()
     assert me.pid == os.getpid()
-    assert is_there(me)
-    assert not is_there(me._replace(born="1"))
-    assert not is_there(me._replace(pid=2**22 + 1))
-    assert not is_there(me._replace(space="another-boot pid:[1]"))
+    assert is_alive(me)
+    assert not is_alive(me._replace(born="1"))
+    assert not is_alive(me._replace(pid=2**22 + 1))
+    assert not is_alive(me._replace(space="another-boot pid:[1]"))
     boot = me.space.split()[0]
-    assert is_there(me._replace(space=f"{boot} pid:[1]")) is None, "of another container nothing is known"
+    assert is_alive(me._replace(space=f"{boot} pid:[1]")) is None, "of another container nothing is known"

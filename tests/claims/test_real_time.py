@@ -10,19 +10,18 @@ from typing import TYPE_CHECKING
 import dovetail as dt
 from claims.test_keeper import until
 from claims.test_sharing import cpus_of
-from dovetail.claims.keeper import Keeper
-from dovetail.claims.ledger_db import About, ClaimBook
-from dovetail.claims.left import ideal_of, need_of, planned_beside
-from dovetail.claims.waiting import wait_for_claim
+from dovetail.claims.shared_plan import max_seats, min_seats, plan_around
+from dovetail.claims.sqlite_store import ClaimRequest, MachineClaimStore
+from dovetail.claims.updater import ClaimUpdater
+from dovetail.claims.wait import wait_for_claim
 from dovetail.control.lifecycle import RunState
-from dovetail.control.loop import drive
+from dovetail.control.loop import run_loop
+from dovetail.engines.simulated.data import SimulatedData
 from dovetail.engines.simulated.engine import SimulatedEngine
-from dovetail.engines.simulated.source import SimulatedData
 from dovetail.engines.simulated.world import Behaviour, World
-from dovetail.resources.amounts import amounts_of
-from dovetail.streaming.controller import Stream
-from dovetail.streaming.options import Options
-from dovetail.streaming.work import works_of
+from dovetail.resources.amounts import sum_seats
+from dovetail.streaming.controller import StreamController
+from dovetail.streaming.settings import StreamOptions, unit_specs
 from streaming.rigs import numbers, stage
 
 if TYPE_CHECKING:
@@ -65,12 +64,12 @@ class Held:
 
 
 class Watch:
-    def __init__(self, name: str, stream: Stream, held: Held) -> None:
+    def __init__(self, name: str, stream: StreamController, held: Held) -> None:
         self.name, self.stream, self.held = name, stream, held
 
-    def saw(self, now: float, events: Sequence[Event], commands: Sequence[Command]) -> None:
-        workers = self.stream.board.workers.values()
-        self.held.note(self.name, cpus_of(amounts_of(seat for worker in workers for seat in worker.seats)))
+    def on_step(self, now: float, events: Sequence[Event], commands: Sequence[Command]) -> None:
+        workers = self.stream.state.workers.values()
+        self.held.note(self.name, cpus_of(sum_seats(seat for worker in workers for seat in worker.seats)))
 
     def close(self, now: float) -> None:
         pass
@@ -79,20 +78,20 @@ class Watch:
 def run(name: str, path: Path, items: int, held: Held, out: dict[str, object]) -> None:
     """As a real run does it."""
     pipeline = dt.Pipeline([stage("x"), stage("y")])
-    book = ClaimBook(path, "here", MACHINE)
+    book = MachineClaimStore(path, "here", MACHINE)
     alone = dt.plan(pipeline, MACHINE)
     said: list[str] = []
-    grant = wait_for_claim(book, About(name), need_of(alone), ideal_of(alone), say=said.append)
+    grant = wait_for_claim(book, ClaimRequest(name), min_seats(alone), max_seats(alone), say=said.append)
     assert grant is not None
-    plan = planned_beside(lambda cluster: dt.plan(pipeline, cluster), MACHINE, grant.reserved)
-    works = works_of(pipeline, plan)
+    plan = plan_around(lambda cluster: dt.plan(pipeline, cluster), MACHINE, grant.reserved)
+    works = unit_specs(pipeline, plan)
     engine = Paced(World({work.name: Behaviour(0.5) for work in works}, tracked=True), MACHINE)
     engine.began = time.monotonic()
     data = SimulatedData(engine, items)
-    stream = Stream(works, plan, Options(), reserved=grant.reserved)
-    keeper = Keeper(book, grant, engine.post, said.append, every_s=0.2, poll_s=0.02)
+    stream = StreamController(works, plan, StreamOptions(), reserved=grant.reserved)
+    keeper = ClaimUpdater(book, grant, engine.post, said.append, every_s=0.2, poll_s=0.02)
     # the watch first: what it sees is noted before others can hear of it
-    out[name] = (drive(stream, engine, data, [Watch(name, stream, held), keeper]), stream.board.state)
+    out[name] = (run_loop(stream, engine, data, [Watch(name, stream, held), keeper]), stream.state.run_state)
     out[f"{name} items"] = Counter(data.outputs["y"])
 
 
@@ -112,4 +111,4 @@ def test_two_runs_share_a_machine_in_real_time(tmp_path: Path) -> None:
     assert max(sum(now.values()) for now in held.seen) <= 8000
     both = [now for now in held.seen if min(now.get("one", 0), now.get("two", 0)) >= 2000]
     assert Counter(frozenset(now.items()) for now in both).most_common(1)[0][0] == {("one", 4000), ("two", 4000)}
-    until(lambda: ClaimBook(tmp_path / "ledger.db", "here", MACHINE).owners() == [])
+    until(lambda: MachineClaimStore(tmp_path / "ledger.db", "here", MACHINE).owners() == [])

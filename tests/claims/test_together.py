@@ -8,18 +8,25 @@ from typing import TYPE_CHECKING, Any
 
 import dovetail as dt
 from claims.test_sharing import cpus_of, owner
-from dovetail.claims.account import Account
-from dovetail.claims.granting import stepped
-from dovetail.claims.left import need_of, planned_beside
-from dovetail.control.commands import FOR_DATA, Note
+from dovetail.claims.fair_share import next_grant
+from dovetail.claims.shared_plan import min_seats, plan_around
+from dovetail.claims.updater import LimitTracker
+from dovetail.control.commands import DATA_COMMANDS, Note
 from dovetail.control.lifecycle import RunState
+from dovetail.engines.simulated.data import SimulatedData
 from dovetail.engines.simulated.engine import SimulatedEngine
-from dovetail.engines.simulated.source import SimulatedData
 from dovetail.engines.simulated.world import Behaviour, World
-from dovetail.resources.amounts import Amounts, amounts_of, capacity_of, minus, plus, seats_of, within
-from dovetail.streaming.controller import Stream
-from dovetail.streaming.options import Options
-from dovetail.streaming.work import works_of
+from dovetail.resources.amounts import (
+    Amounts,
+    add_amounts,
+    cluster_capacity,
+    fits_within,
+    seats_from_amounts,
+    subtract_amounts,
+    sum_seats,
+)
+from dovetail.streaming.controller import StreamController
+from dovetail.streaming.settings import StreamOptions, unit_specs
 from streaming.rigs import numbers, stage
 
 if TYPE_CHECKING:
@@ -29,7 +36,7 @@ if TYPE_CHECKING:
     from dovetail.control.events import Event
 
 MACHINE = dt.Cluster.of("1x(8cpu, 64GB, 2xL40S:48GB)")
-CAPACITY = capacity_of(MACHINE)
+CAPACITY = cluster_capacity(MACHINE)
 TICK_S = 0.25
 
 
@@ -39,20 +46,20 @@ class Run:
     def __init__(self, name: str, stages: Sequence[dt.Stage], items: int, begins: float) -> None:
         self.pipeline = dt.Pipeline(list(stages))
         self.items, self.begins = items, begins
-        self.row: Owner = owner(name, *need_of(dt.plan(self.pipeline, MACHINE)), since=begins)
-        self.stream: Stream | None = None
+        self.row: Owner = owner(name, *min_seats(dt.plan(self.pipeline, MACHINE)), since=begins)
+        self.stream: StreamController | None = None
         self.events: list[Event] = []
         self.shares: list[tuple[float, int, int]] = []
 
     def begin(self, now: float) -> None:
-        reserved = seats_of(minus(CAPACITY, self.row.limit))
-        plan = planned_beside(lambda cluster: dt.plan(self.pipeline, cluster), MACHINE, reserved)
-        works = works_of(self.pipeline, plan)
+        reserved = seats_from_amounts(subtract_amounts(CAPACITY, self.row.limit))
+        plan = plan_around(lambda cluster: dt.plan(self.pipeline, cluster), MACHINE, reserved)
+        works = unit_specs(self.pipeline, plan)
         world = World({work.name: Behaviour(0.4, setup_s=0.3) for work in works}, tracked=True)
         self.engine = SimulatedEngine(world, MACHINE, limit_s=50_000)
         self.data = SimulatedData(self.engine, self.items)
-        self.stream = Stream(works, plan, Options(), reserved=reserved)
-        self.account = Account(CAPACITY, self.row.limit)
+        self.stream = StreamController(works, plan, StreamOptions(), reserved=reserved)
+        self.account = LimitTracker(CAPACITY, self.row.limit)
         self.offset = now
 
     @property
@@ -63,7 +70,7 @@ class Run:
     def held(self) -> Amounts:
         if self.stream is None:
             return {}
-        return amounts_of(seat for worker in self.stream.board.workers.values() for seat in worker.seats)
+        return sum_seats(seat for worker in self.stream.state.workers.values() for seat in worker.seats)
 
     def advance(self, until: float) -> None:
         """Its loop, up to this moment."""
@@ -72,9 +79,9 @@ class Run:
         while not stream.done:
             now = self.engine.now()
             commands = stream.step(now, self.events)
-            self.account.saw(self.events, commands)
-            self.engine.submit([c for c in commands if type(c) not in FOR_DATA and type(c) is not Note])  # type: ignore[misc]
-            self.data.submit([c for c in commands if type(c) in FOR_DATA])  # type: ignore[misc]
+            self.account.record(self.events, commands)
+            self.engine.submit([c for c in commands if type(c) not in DATA_COMMANDS and type(c) is not Note])  # type: ignore[misc]
+            self.data.submit([c for c in commands if type(c) in DATA_COMMANDS])  # type: ignore[misc]
             left = until - self.offset - self.engine.now()
             if left <= 1e-9:
                 self.events = []
@@ -96,13 +103,13 @@ def together(runs: list[Run], seconds: float = 2_000.0) -> float:
         for run in there:
             rows = [other.row for other in there]
             if run.stream is None:
-                run.row, share = stepped(MACHINE, rows, run.row, {})
-                if share is not None and within(share.need, run.row.limit):
+                run.row, share = next_grant(MACHINE, rows, run.row, {})
+                if share is not None and fits_within(share.need, run.row.limit):
                     run.row = replace(run.row, waiting=False)
                     run.begin(now)
                 continue
-            run.row, _ = stepped(MACHINE, rows, replace(run.row, held=run.account.held), run.account.believes)
-            event = run.account.tell(run.row.limit)
+            run.row, _ = next_grant(MACHINE, rows, replace(run.row, held=run.account.held), run.account.may_use)
+            event = run.account.next_limit_event(run.row.limit)
             if event is not None:
                 run.engine.post(event)
             run.advance(now)
@@ -115,10 +122,10 @@ def together(runs: list[Run], seconds: float = 2_000.0) -> float:
 def check(there: list[Run]) -> None:
     total: Amounts = {}
     for run in there:
-        assert within(run.held, run.row.granted)
+        assert fits_within(run.held, run.row.granted)
         if not run.done:
-            total = plus(total, run.row.granted)
-    assert within(total, CAPACITY)
+            total = add_amounts(total, run.row.granted)
+    assert fits_within(total, CAPACITY)
 
 
 def mean_cpus(run: Run, since: float, until: float) -> float:
@@ -131,7 +138,7 @@ def test_two_that_start_together_share_and_finish() -> None:
     ended = together(runs)
     for run in runs:
         assert run.stream is not None
-        assert run.stream.board.state is RunState.FINISHED
+        assert run.stream.state.run_state is RunState.FINISHED
         assert run.out("y") == numbers(600)
     first = min(run.shares[-1][0] for run in runs)
     both = [mean_cpus(run, 15.0, first - 5) for run in runs]

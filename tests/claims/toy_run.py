@@ -13,15 +13,15 @@ import time
 from pathlib import Path
 
 import dovetail as dt
-from dovetail.claims.keeper import Keeper
-from dovetail.claims.ledger_db import About, ClaimBook
-from dovetail.claims.waiting import wait_for_claim
+from dovetail.claims.sqlite_store import ClaimRequest, MachineClaimStore
+from dovetail.claims.updater import ClaimUpdater
+from dovetail.claims.wait import wait_for_claim
 from dovetail.control.commands import StartWorker
-from dovetail.control.events import Reserved, WorkerStopped
-from dovetail.resources.amounts import amounts_of
+from dovetail.control.events import CapacityReserved, WorkerStopped
+from dovetail.resources.amounts import sum_seats
 from dovetail.resources.ledger import Ledger
 from dovetail.resources.seat import Seat
-from dovetail.streaming.reserve import Reserve
+from dovetail.streaming.reserved_capacity import ReservedCapacity
 
 STEP_S = 0.01
 DRAIN_STEPS = 5
@@ -34,23 +34,23 @@ def tell(text: str) -> None:
 
 def main(ledger: str, name: str, folder: Path, cpus: int) -> None:
     cluster = dt.Cluster.of(f"1x({cpus}cpu, 64GB)")
-    book = ClaimBook(ledger, "here", cluster)
+    book = MachineClaimStore(ledger, "here", cluster)
     seat = Seat("node-0", 1000)
-    grant = wait_for_claim(book, About(name), (seat,), say=tell)
+    grant = wait_for_claim(book, ClaimRequest(name), (seat,), say=tell)
     assert grant is not None
-    posted: queue.SimpleQueue[Reserved] = queue.SimpleQueue()
-    keeper = Keeper(book, grant, posted.put, every_s=0.2, poll_s=0.02)  # type: ignore[arg-type]
-    held, reserve = Ledger(cluster), Reserve(grant.reserved)
+    posted: queue.SimpleQueue[CapacityReserved] = queue.SimpleQueue()
+    keeper = ClaimUpdater(book, grant, posted.put, every_s=0.2, poll_s=0.02)  # type: ignore[arg-type]
+    held, reserve = Ledger(cluster), ReservedCapacity(grant.reserved)
     workers: dict[int, int] = {}
     number, most = 0, 0
     ending = False
     while not ending or workers:
         ending = (folder / f"{name}.stop").exists()
-        events: list[Reserved | WorkerStopped] = []
+        events: list[CapacityReserved | WorkerStopped] = []
         while not posted.empty():
             events.append(posted.get())
-            reserve = Reserve(events[-1].seats)  # type: ignore[union-attr]
-        over = reserve.over(cluster, amounts_of(held.seats())).get(("node-0", -1, "cpu_milli"), 0)
+            reserve = ReservedCapacity(events[-1].seats)  # type: ignore[union-attr]
+        over = reserve.excess(cluster, sum_seats(held.seats())).get(("node-0", -1, "cpu_milli"), 0)
         for worker in list(workers)[: len(workers) if ending else -(-over // 1000)]:
             workers[worker] -= 1
             if workers[worker] <= 0:
@@ -58,13 +58,13 @@ def main(ledger: str, name: str, folder: Path, cpus: int) -> None:
                 held.give_back(seat)
                 events.append(WorkerStopped(worker))
         starts = []
-        while not ending and reserve.leaves(held.free_on("node-0"), seat) and held.takes(seat):
+        while not ending and reserve.allows(held.free_on("node-0"), seat) and held.try_take(seat):
             number += 1
             workers[number] = DRAIN_STEPS
             starts.append(StartWorker(number, (seat,), ()))
         most = max(most, len(workers))
         now = time.monotonic()  # before anybody hears of it
-        keeper.saw(0.0, events, starts)
+        keeper.on_step(0.0, events, starts)
         if starts or events:
             with (folder / f"{name}.jsonl").open("a") as file:
                 file.write(json.dumps({"now": now, "cpus": len(workers)}) + "\n")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from cli.jobs import CLUSTER, Place
-from dovetail.cli.backfill import TAKES, backfill
+from dovetail.cli.backfill import OPTIONS_BY_ACTION, backfill
 from running.aids import until
 
 if TYPE_CHECKING:
@@ -456,7 +456,7 @@ def test_options_that_do_not_go_together_are_one_clear_error(place: Tables, argu
 
 
 def test_every_option_belongs_to_some_action() -> None:
-    named = {name for takes in TAKES.values() for name in takes}
+    named = {name for takes in OPTIONS_BY_ACTION.values() for name in takes}
     known = {str(parameter.name) for parameter in backfill.params}
     assert named <= known
 
@@ -545,14 +545,16 @@ def test_a_column_that_another_fills_is_refused_with_its_name_if_nobody_waits(pl
 
 
 def test_what_is_said_of_others_is_told_in_commands() -> None:
-    from dovetail.backfill.notes import not_mended, of_what_changed
-    from dovetail.cli.backfill_words import as_typed, typed
+    from dovetail.backfill.change_notes import change_note, rows_not_retried_error
+    from dovetail.cli.fix_text import backfill_error, backfill_text
 
     def fix(column: str, *, vanished: bool) -> str:
-        return as_typed("t.lance", column)(not_mended(column, 2, vanished=vanished)).problems[0].fixes[0]
+        return (
+            backfill_error("t.lance", column)(rows_not_retried_error(column, 2, vanished=vanished)).problems[0].fixes[0]
+        )
 
     assert fix("n", vanished=True) == "dovetail backfill t.lance n --where 'n IS NULL'"
     assert fix("My Col", vanished=True) == "dovetail backfill t.lance 'My Col' --where '`My Col` IS NULL'"
     assert fix("n", vanished=False) == "dovetail backfill t.lance n --retry-errors"
-    told = typed("t.lance", "n")(of_what_changed("n", {1}, {1}))
+    told = backfill_text("t.lance", "n")(change_note("n", {1}, {1}))
     assert told.endswith("(compaction): dovetail backfill t.lance n computes the rest")

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from dovetail.cli import demo_steps
-from dovetail.cli.demo_files import generated
+from dovetail.cli.demo import generate_documents
 
 SRC = Path(__file__).parents[2] / "src"
 
@@ -113,8 +113,8 @@ def test_it_runs_twice_in_a_row_and_where_nothing_may_be_written(tmp_path: Path)
 
 
 def test_documents_are_the_same_every_time() -> None:
-    assert list(generated(50)) == list(generated(50))
-    assert list(generated(60))[:50] == list(generated(50))
+    assert list(generate_documents(50)) == list(generate_documents(50))
+    assert list(generate_documents(60))[:50] == list(generate_documents(50))
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cli.jobs import CLUSTER, Place
-from dovetail.machine.processes import process_started
+from dovetail.machine.processes import process_start_time
 from observe.made import recorded
 from running.aids import until
 
@@ -104,7 +104,7 @@ def test_what_comes_later_is_followed_until_the_run_is_over(run: Path, tmp_path:
     alive = {
         "status": "running",
         "pid": os.getpid(),
-        "pid_started": process_started(os.getpid()),
+        "pid_started": process_start_time(os.getpid()),
         "host": socket.gethostname(),
         "heartbeat": time.time(),
     }

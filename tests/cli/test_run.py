@@ -14,9 +14,9 @@ import pytest
 
 import dovetail as dt
 from cli.jobs import CLUSTER, Place
-from dovetail.cli.engines import There
-from dovetail.cli.resuming import Asked, remembered, with_what_was_asked
-from dovetail.observe.folder import create_run
+from dovetail.cli.engine_option import TargetCluster
+from dovetail.cli.saved_arguments import RunArguments, arguments_for_header, merge_saved_arguments
+from dovetail.observe.run_folder import create_run
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -230,7 +230,7 @@ def test_a_dry_run_plans_for_the_share() -> None:
     first, second = (node.name for node in cluster.nodes)
 
     def cpus(foreign: tuple[dt.Seat, ...], share: float | None) -> dict[str, int]:
-        plan = There(cluster, True, foreign).planned(partial(dt.plan, pipeline), share)
+        plan = TargetCluster(cluster, True, foreign).plan(partial(dt.plan, pipeline), share)
         counted = Counter(seat.node for seat in plan.seats["x"])
         return {node: counted[node] for node in (first, second)}
 
@@ -265,21 +265,21 @@ def test_a_run_goes_on_where_it_was(place: Place) -> None:
 def test_where_a_run_was_is_remembered_and_what_is_typed_wins(tmp_path: Path) -> None:
     file = tmp_path / "p.yaml"
     file.touch()
-    began = Asked(str(file), engine="ray:head:1", share=0.5, env_from=("A", "B"))
+    began = RunArguments(str(file), engine="ray:head:1", share=0.5, env_from=("A", "B"))
     folder = create_run("x", tmp_path / "run")
-    folder.header.write_text(json.dumps({"more": remembered(began, has_sink=True)}))
+    folder.header.write_text(json.dumps({"more": arguments_for_header(began, has_sink=True)}))
 
-    def again(now: Asked | None = None, **typed: object) -> tuple[object, ...]:
+    def again(now: RunArguments | None = None, **typed: object) -> tuple[object, ...]:
         nothing = {"engine": None, "share": None, "env_from": None}
-        found = with_what_was_asked(str(folder.path), now, (), nothing | typed)
+        found = merge_saved_arguments(str(folder.path), now, (), nothing | typed)
         return found.engine, found.share, found.env_from
 
-    assert again() == again(Asked(str(file))) == ("ray:head:1", 0.5, ("A", "B"))
+    assert again() == again(RunArguments(str(file))) == ("ray:head:1", 0.5, ("A", "B"))
     assert again(engine="ray", env_from=("C",)) == ("ray", 0.5, ("C",))
     assert again(engine="local") == ("local", None, ("A", "B"))  # of which there is no share
     assert again(engine="local", share=0.2) == ("local", 0.2, ("A", "B"))  # and who types one is told so
     folder.header.write_text(json.dumps({"engine": "ray:auto"}))  # a program's
-    assert again(Asked(str(file))) == ("ray:auto", None, None)
+    assert again(RunArguments(str(file))) == ("ray:auto", None, None)
 
 
 # --- plans

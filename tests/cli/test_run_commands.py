@@ -25,8 +25,8 @@ def home(tmp_path: Path) -> Path:
     recorded(runs / IDS[0])
     lost = recorder(runs / IDS[1])
     for second in range(30):
-        lost.saw(float(second), [], [])
-    lost._give_up()
+        lost.on_step(float(second), [], [])
+    lost._close_files()
     header = runs / IDS[1] / "run.json"
     header.write_text(json.dumps(json.loads(header.read_text()) | {"host": "elsewhere", "heartbeat": 5.0}))
     (runs / "garbage").mkdir()

@@ -10,7 +10,7 @@ from dovetail.cli.init import PIPELINE, init
 from dovetail.cli.schema import schema
 from dovetail.errors import ConfigError
 from dovetail.pipeline.pipeline import Pipeline
-from dovetail.pipeline.units import units_of
+from dovetail.pipeline.units import fuse_stages
 
 if TYPE_CHECKING:
     import pytest
@@ -69,7 +69,7 @@ def test_the_example_is_a_pipeline_without_mistakes(tmp_path: Path) -> None:
     assert (caption.resources.gpus, caption.resources.gpu_memory, caption.batch_size) == (0.25, "4GB", 16)
     assert pipe.stage("embed").resources.gpus == 1
     assert pipe.stage("encode").resources.nvencs == 1
-    assert len(units_of(pipe)) == 6
+    assert len(fuse_stages(pipe)) == 6
 
 
 def test_a_file_that_is_there_is_not_overwritten_without_force(tmp_path: Path) -> None:

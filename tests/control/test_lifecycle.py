@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from dovetail.control.lifecycle import (
-    ENDED,
-    GONE,
+    FINAL_RUN_STATES,
+    FINAL_WORKER_STATES,
     LEGAL_RUN_MOVES,
     LEGAL_WORKER_MOVES,
     RunState,
@@ -17,19 +17,22 @@ from dovetail.control.lifecycle import (
 
 
 def test_nobody_comes_back_from_an_end() -> None:
-    assert not [move for move in LEGAL_WORKER_MOVES if move[0] in GONE]
-    assert not [move for move in LEGAL_RUN_MOVES if move[0] in ENDED]
+    assert not [move for move in LEGAL_WORKER_MOVES if move[0] in FINAL_WORKER_STATES]
+    assert not [move for move in LEGAL_RUN_MOVES if move[0] in FINAL_RUN_STATES]
 
 
 def test_every_state_leads_to_an_end() -> None:
-    for states, moves, ends in ((WorkerState, LEGAL_WORKER_MOVES, GONE), (RunState, LEGAL_RUN_MOVES, ENDED)):
+    for states, moves, ends in (
+        (WorkerState, LEGAL_WORKER_MOVES, FINAL_WORKER_STATES),
+        (RunState, LEGAL_RUN_MOVES, FINAL_RUN_STATES),
+    ):
         reached = set(ends)
         for _ in states:
             reached |= {old for old, new in moves if new in reached}
         assert reached == set(states)
 
 
-@pytest.mark.parametrize("state", [state for state in WorkerState if state not in GONE])
+@pytest.mark.parametrize("state", [state for state in WorkerState if state not in FINAL_WORKER_STATES])
 def test_whoever_lives_can_be_lost(state: WorkerState) -> None:
     assert checked_worker_move(state, WorkerState.LOST, 1) is WorkerState.LOST
 

@@ -8,7 +8,7 @@ import pytest
 
 from dovetail.control.commands import Command, Deliver, Note, Pull, StopWorker
 from dovetail.control.events import Drain, InputEnded
-from dovetail.control.loop import drive
+from dovetail.control.loop import run_loop
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -82,7 +82,7 @@ class Watching:
         self.closed: list[float] = []
         self.fails_at, self.fails_to_close = fails_at, fails_to_close
 
-    def saw(self, now: float, events: Sequence[Event], commands: Sequence[Command]) -> None:
+    def on_step(self, now: float, events: Sequence[Event], commands: Sequence[Command]) -> None:
         if len(self.saws) == self.fails_at:
             raise OSError("disk full")
         self.saws.append((now, list(events), list(commands)))
@@ -96,43 +96,43 @@ class Watching:
 def test_every_command_goes_to_whom_it_is_for_and_notes_to_nobody() -> None:
     stop, pull, deliver = StopWorker(1), Pull(0, 5), Deliver(0, 1, 0, 5, {})
     engine, data = Clockwork(), Sink()
-    assert drive(Scripted([Note("run", "hello"), stop, pull], [deliver]), engine, data) == []
+    assert run_loop(Scripted([Note("run", "hello"), stop, pull], [deliver]), engine, data) == []
     assert engine.asked == [stop]
     assert data.asked == [pull, deliver]
 
 
 def test_what_the_engine_reports_is_the_next_steps_input() -> None:
     controller = Scripted([], [], [])
-    drive(controller, Clockwork([InputEnded(3)], [Drain()]))
+    run_loop(controller, Clockwork([InputEnded(3)], [Drain()]))
     assert controller.heard == [(10.0, []), (11.0, [InputEnded(3)]), (12.0, [Drain()])]
 
 
 def test_it_waits_until_the_controller_wants_a_step_and_without_end_if_it_wants_none() -> None:
     engine = Clockwork()
-    drive(Scripted([], [], wake=13.5), engine)
+    run_loop(Scripted([], [], wake=13.5), engine)
     assert engine.waited == [3.5]
     engine = Clockwork()
-    drive(Scripted([], []), engine)
+    run_loop(Scripted([], []), engine)
     assert engine.waited == [None]
 
 
 def test_a_wish_that_is_past_waits_for_nothing() -> None:
     engine = Clockwork()
-    drive(Scripted([], [], wake=2.0), engine)
+    run_loop(Scripted([], [], wake=2.0), engine)
     assert engine.waited == [0.0]
 
 
 @pytest.mark.parametrize(("wake", "waited"), [(None, 2.0), (10.5, 0.5), (100.0, 2.0)])
 def test_a_beat_bounds_every_wait(wake: float | None, waited: float) -> None:
     engine = Clockwork()
-    drive(Scripted([], [], wake=wake), engine, beat_s=2.0)
+    run_loop(Scripted([], [], wake=wake), engine, beat_s=2.0)
     assert engine.waited == [waited]
 
 
 def test_an_observer_that_fails_is_dropped_and_the_run_and_the_others_go_on() -> None:
     bad, good = Watching(fails_at=1), Watching()
     controller = Scripted([], [], [])
-    dropped = drive(controller, Clockwork(), observers=[bad, good])
+    dropped = run_loop(controller, Clockwork(), observers=[bad, good])
     assert [observer for observer, _ in dropped] == [bad]
     assert isinstance(dropped[0][1], OSError)
     assert (len(bad.saws), bad.closed) == (1, [])
@@ -141,7 +141,7 @@ def test_an_observer_that_fails_is_dropped_and_the_run_and_the_others_go_on() ->
 
 def test_an_observer_that_fails_to_close_is_told_and_harms_nobody() -> None:
     bad, good = Watching(fails_to_close=True), Watching()
-    dropped = drive(Scripted([]), Clockwork(), observers=[bad, good])
+    dropped = run_loop(Scripted([]), Clockwork(), observers=[bad, good])
     assert [observer for observer, _ in dropped] == [bad]
     assert good.closed == [10.0]
 
@@ -149,10 +149,10 @@ def test_an_observer_that_fails_to_close_is_told_and_harms_nobody() -> None:
 def test_observers_see_the_last_step_too() -> None:
     watching = Watching()
     last = Note("run", "finished")
-    drive(Scripted([], [last]), Clockwork([Drain()]), observers=[watching])
+    run_loop(Scripted([], [last]), Clockwork([Drain()]), observers=[watching])
     assert watching.saws[-1] == (11.0, [Drain()], [last])
 
 
 def test_data_that_nobody_takes_is_our_own_mistake() -> None:
     with pytest.raises(AssertionError, match="nobody to take it"):
-        drive(Scripted([Pull(0, 1)], []), Clockwork())
+        run_loop(Scripted([Pull(0, 1)], []), Clockwork())

@@ -12,17 +12,18 @@ from hypothesis import strategies as st
 
 from dovetail.control import commands as c
 from dovetail.control import events as e
-from dovetail.control.plain import as_it_was, plain
-from dovetail.control.segments import Segment
-from dovetail.control.wire import (
-    COMMANDS,
-    EVENTS,
-    NotOnTheWire,
+from dovetail.control.codec import (
+    COMMAND_TYPES,
+    EVENT_TYPES,
+    DecodeError,
     decode_command,
     decode_event,
     encode_command,
     encode_event,
+    from_jsonable,
+    to_jsonable,
 )
+from dovetail.control.payload import Segment
 from dovetail.resources.cluster import Cluster, Gpu, Node
 from dovetail.resources.seat import CardShare, Seat
 
@@ -58,9 +59,9 @@ DATA = st.recursive(
     max_leaves=8,
 )
 FAILURE = st.builds(
-    e.Failure, COUNT, COUNT, TEXT, TEXT, st.booleans(), st.booleans(), st.lists(KEY, max_size=2).map(tuple), TEXT
+    e.CallFailure, COUNT, COUNT, TEXT, TEXT, st.booleans(), st.booleans(), st.lists(KEY, max_size=2).map(tuple), TEXT
 )
-ASIDE = st.builds(c.SetAside, TEXT, PART, TEXT, TEXT, st.none() | KEY, COUNT)
+ASIDE = st.builds(c.FailedItem, TEXT, PART, TEXT, TEXT, st.none() | KEY, COUNT)
 BY_UNIT = st.dictionaries(TEXT, st.lists(SEGMENT, max_size=3), max_size=2)
 STAGES = st.none() | st.lists(st.tuples(COUNT, COUNT, NUMBER), max_size=2)
 
@@ -70,9 +71,9 @@ MADE: dict[type[Any], st.SearchStrategy[Any]] = {
     e.WorkerLost: st.builds(
         e.WorkerLost,
         COUNT,
-        st.sampled_from(e.Cause),
+        st.sampled_from(e.LossCause),
         TEXT,
-        st.lists(st.builds(e.Crumb, COUNT, COUNT, st.booleans()), max_size=3).map(tuple),
+        st.lists(st.builds(e.Breadcrumb, COUNT, COUNT, st.booleans()), max_size=3).map(tuple),
         COUNT,
     ),
     e.BatchesDone: st.builds(
@@ -87,13 +88,13 @@ MADE: dict[type[Any], st.SearchStrategy[Any]] = {
     e.Drain: st.builds(e.Drain, TEXT),
     e.CancelRun: st.builds(e.CancelRun, TEXT),
     e.FailRun: st.builds(e.FailRun, TEXT, TEXT),
-    e.Repin: st.builds(e.Repin, TEXT, st.none() | COUNT),
-    e.Reserved: st.builds(e.Reserved, st.lists(SEATS, max_size=2).map(tuple)),
+    e.PinWorkers: st.builds(e.PinWorkers, TEXT, st.none() | COUNT),
+    e.CapacityReserved: st.builds(e.CapacityReserved, st.lists(SEATS, max_size=2).map(tuple)),
     c.StartWorker: st.builds(
         c.StartWorker,
         COUNT,
         st.lists(SEATS, min_size=1, max_size=2).map(tuple),
-        st.lists(st.builds(c.Hosted, TEXT, st.none(), COUNT), max_size=2).map(tuple),
+        st.lists(st.builds(c.HostedObject, TEXT, st.none(), COUNT), max_size=2).map(tuple),
     ),
     c.RunBatches: st.builds(
         c.RunBatches, COUNT, COUNT, TEXT, st.lists(PART, max_size=3), COUNT, COUNT, COUNT, st.booleans()
@@ -119,14 +120,14 @@ def opened(value: Any) -> Any:
 
 
 def test_every_kind_of_event_and_command_is_tried() -> None:
-    assert set(MADE) == {*EVENTS.values(), *COMMANDS.values()}
+    assert set(MADE) == {*EVENT_TYPES.values(), *COMMAND_TYPES.values()}
 
 
 @pytest.mark.parametrize("kind", MADE, ids=lambda kind: kind.__name__)
 @given(data=st.data())
 def test_what_was_written_reads_back_the_same_field_by_field(kind: type[Any], data: st.DataObject) -> None:
     made = data.draw(MADE[kind])
-    is_event = kind.__name__ in EVENTS
+    is_event = kind.__name__ in EVENT_TYPES
     written = encode_event(made) if is_event else encode_command(made)
     assert json.loads(json.dumps(written)) == written
     back = decode_event(written) if is_event else decode_command(written)
@@ -138,20 +139,20 @@ def test_a_payload_and_the_work_of_a_hosted_object_stay_behind() -> None:
     back = decode_command(encode_command(run))
     assert isinstance(back, c.RunBatches)
     assert back.parts[0][0].ref is None
-    start = decode_command(encode_command(c.StartWorker(1, (), (c.Hosted("a", work=print, slots=2),))))
+    start = decode_command(encode_command(c.StartWorker(1, (), (c.HostedObject("a", definition=print, slots=2),))))
     assert isinstance(start, c.StartWorker)
-    assert start.hosted == (c.Hosted("a", slots=2),)
+    assert start.hosted == (c.HostedObject("a", slots=2),)
 
 
 @given(DATA)
 def test_plain_data_survives_with_its_tuples_and_odd_keys(value: Any) -> None:
-    written = plain(value)
+    written = to_jsonable(value)
     assert json.loads(json.dumps(written)) == written
-    assert opened(as_it_was(written)) == opened(value)
+    assert opened(from_jsonable(written)) == opened(value)
 
 
 def test_what_is_no_data_is_written_as_text() -> None:
-    assert plain({"path": object, "cause": e.Cause.EXIT, "some": {1}}) == {
+    assert to_jsonable({"path": object, "cause": e.LossCause.EXIT, "some": {1}}) == {
         "path": "<class 'object'>",
         "cause": "exit",
         "some": "{1}",
@@ -162,7 +163,7 @@ def test_what_is_no_data_is_written_as_text() -> None:
     "data", [{}, {"type": "Nothing"}, {"type": "Pull", "first": 0, "last": 1}, {"type": "Drain", 1: 2}]
 )
 def test_what_nobody_wrote_is_refused(data: dict[Any, Any]) -> None:
-    with pytest.raises(NotOnTheWire):
+    with pytest.raises(DecodeError):
         decode_command(data)
-    with pytest.raises(NotOnTheWire):
+    with pytest.raises(DecodeError):
         decode_event(data)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pickle
 from typing import TYPE_CHECKING, Any
 
-from dovetail.control.splits import BLANK, BadRow
+from dovetail.control.payload import BLANK_ROW, BadRow
 from dovetail.data.sources import open_source
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from dovetail.control.splits import Split
-    from dovetail.data.reading.cursor import Cursor
+    from dovetail.control.payload import Split
+    from dovetail.data.readers.cursor import Cursor
 
 
 def opened(value: object, limit: int | None = None) -> Cursor:
@@ -49,14 +49,14 @@ def rows_of(value: object, sizes: Iterable[int] = (), limit: int | None = None, 
     """What stages would get of a source."""
     cursor = opened(value, limit)
     try:
-        return [row for row in rows_from(cursor, sizes, then) if row is not BLANK]
+        return [row for row in rows_from(cursor, sizes, then) if row is not BLANK_ROW]
     finally:
         cursor.close()
 
 
 def plain(row: Any) -> Any:
     """A row as it can be compared."""
-    if row is BLANK:
+    if row is BLANK_ROW:
         return "BLANK"
     return ("bad", row.place) if isinstance(row, BadRow) else row
 

@@ -11,7 +11,7 @@ import random
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dovetail.control.writing import Piece
+from dovetail.control.payload import PartFileRange
 from dovetail.data.sinks import FileSink, open_sink, sink
 
 if TYPE_CHECKING:
@@ -34,9 +34,9 @@ def writers(target: FileSink, count: int, name: str = "w") -> list[Any]:
     return made
 
 
-def logged(pieces: Iterable[Piece]) -> list[Piece]:
+def logged(pieces: Iterable[PartFileRange]) -> list[PartFileRange]:
     """As they come back from the commit log."""
-    return [Piece(*json.loads(json.dumps(piece))) for piece in pieces]
+    return [PartFileRange(*json.loads(json.dumps(piece))) for piece in pieces]
 
 
 def tear(target: FileSink, seed: int = 0) -> None:
@@ -60,7 +60,9 @@ def in_batches(
     return found
 
 
-def written(target: FileSink, keys: list[Any], rows: list[Any], *, count: int = 3, seed: int = 1) -> list[Piece]:
+def written(
+    target: FileSink, keys: list[Any], rows: list[Any], *, count: int = 3, seed: int = 1
+) -> list[PartFileRange]:
     """Several writers, in turn as chance has it."""
     chance = random.Random(seed)
     workers = writers(target, count)

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from dovetail.control.writing import Piece
+from dovetail.control.payload import PartFileRange
 from dovetail.data.sinks import open_sink, sink
 
 
@@ -29,7 +29,7 @@ def main(folder: Path, kind: str, point: int) -> None:
             if calls == point:
                 os._exit(9)
 
-    pieces = [Piece(*piece) for piece in told["pieces"]]
+    pieces = [PartFileRange(*piece) for piece in told["pieces"]]
     if kind != "jsonl":
         import pyarrow.parquet  # noqa: F401
     if kind == "lance":

@@ -12,12 +12,20 @@ from typing import Any
 
 import pytest
 
-from dovetail.control.commands import Deliver, Pull, SetAside
-from dovetail.control.engine import Unsendable
+from dovetail.control.commands import Deliver, FailedItem, Pull
+from dovetail.control.engine import UnsendableItemError
 from dovetail.control.events import Event, InputEnded, ItemsArrived
-from dovetail.control.segments import Segment
-from dovetail.data.serving import QueueSource, TicketSink, closed
-from dovetail.data.tickets import Deadlines, ItemFailed, ServiceClosed, Ticket, TooManyRequests
+from dovetail.control.payload import Segment
+from dovetail.data.request_queue import (
+    DeadlineWatch,
+    ItemFailed,
+    RequestFuture,
+    RequestSource,
+    ResponseSink,
+    ServiceClosed,
+    TooManyRequests,
+    service_closed_error,
+)
 
 SOON_S = 30.0
 
@@ -37,7 +45,7 @@ class Memory:
                 try:
                     pickle.dumps(item)
                 except Exception as error:
-                    raise Unsendable(-1 if len(items) > 2 else index, str(error)) from None
+                    raise UnsendableItemError(-1 if len(items) > 2 else index, str(error)) from None
             return Segment(0, len(items), ref=pickle.dumps((keys, items)))
         finally:
             self._storing.release()
@@ -50,7 +58,7 @@ class Memory:
         found: tuple[Any, list[Any]] = pickle.loads(segment.ref)
         return found
 
-    def let_go(self) -> None: ...
+    def release_mappings(self) -> None: ...
 
     def post(self, event: Event) -> None:
         self.posted.append(event)
@@ -71,11 +79,11 @@ class Bench:
 
     def __init__(self, ways: int = 1, most: int = 100) -> None:
         self.store = Memory()
-        self.sink = TicketSink(self.store, ways)
-        self.source = self.sink.source = QueueSource(self.store, most, self.sink.refuse)
+        self.sink = ResponseSink(self.store, ways)
+        self.source = self.sink.source = RequestSource(self.store, most, self.sink.reject)
 
-    def submit(self, *items: Any, many: bool = False) -> list[Ticket]:
-        tickets = [Ticket(item, many=many) for item in items]
+    def submit(self, *items: Any, many: bool = False) -> list[RequestFuture]:
+        tickets = [RequestFuture(item, many=many) for item in items]
         for ticket in tickets:
             self.source.submit(ticket)
         return tickets
@@ -87,7 +95,7 @@ class Bench:
         self.sink.take(Deliver(0, 1, first, last, {}))
 
     def end(self) -> None:
-        self.sink.end(closed("is over"))
+        self.sink.end(service_closed_error("is over"))
 
 
 # In
@@ -99,7 +107,7 @@ def test_requests_wait_until_they_are_asked_for_and_are_numbered_then() -> None:
     assert bench.store.arrived() == []
     bench.source.pull(Pull(0, 2))
     assert bench.store.arrived() == [(0, "a"), (1, "b")]
-    bench.source.pull(Pull(2, 5, cut=1))
+    bench.source.pull(Pull(2, 5, segment_items=1))
     bench.submit("d")
     assert bench.store.arrived() == [(0, "a"), (1, "b"), (2, "c"), (3, "d")]
     bench.end()
@@ -120,7 +128,7 @@ def test_many_threads_at_once_lose_nothing_and_never_store_at_the_same_time() ->
     with ThreadPoolExecutor(8) as pool:
         futures = [pool.submit(bench.submit, *range(start, start + 10)) for start in range(0, 4000, 10)]
         for first in range(0, 4000, 100):
-            bench.source.pull(Pull(first, 100, cut=7))
+            bench.source.pull(Pull(first, 100, segment_items=7))
         for future in futures:
             future.result()
     arrived = bench.store.arrived()
@@ -133,7 +141,7 @@ def test_an_item_that_cannot_be_sent_takes_no_number_wherever_it_is() -> None:
     bench = Bench()
     lock = threading.Lock()
     tickets = bench.submit(1, lock, 2, lock, 3)
-    bench.source.pull(Pull(0, 10, cut=5))
+    bench.source.pull(Pull(0, 10, segment_items=5))
     for at in (1, 3):
         error = tickets[at].exception(SOON_S)
         assert isinstance(error, ItemFailed)
@@ -147,7 +155,7 @@ def test_an_item_that_cannot_be_sent_takes_no_number_wherever_it_is() -> None:
 def test_the_input_ends_once_and_after_what_waits() -> None:
     bench = Bench()
     bench.submit("a")
-    bench.source.refuse_more(closed("is drained"))
+    bench.source.close_intake(service_closed_error("is drained"))
     bench.source.finish()
     assert bench.store.posted == []
     bench.source.pull(Pull(0, 10))
@@ -162,10 +170,10 @@ def test_a_service_without_room_refuses_and_who_waits_is_woken_at_the_end() -> N
     bench = Bench(most=1)
     bench.submit("a")
     with pytest.raises(TooManyRequests):
-        bench.source.submit(Ticket("b"), block=False)
+        bench.source.submit(RequestFuture("b"), block=False)
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(bench.submit, "c")
-        bench.source.refuse_more(closed("is drained"))
+        bench.source.close_intake(service_closed_error("is drained"))
         assert isinstance(waiting.exception(SOON_S), ServiceClosed)
     bench.end()
 
@@ -220,7 +228,9 @@ def test_who_failed_is_found_by_key_or_by_the_item_itself(key: tuple[int, ...] |
     bench.source.pull(Pull(0, 10))
     (ticket,) = bench.submit("a")
     part = (bench.store.store([(0, 3)], ["piece"]), 0, 1)
-    bench.sink.take(Deliver(0, 1, 0, 0, {}, aside=[SetAside("stage", part, "ValueError: no", "trace", key, 3)]))
+    bench.sink.take(
+        Deliver(0, 1, 0, 0, {}, failed_items=[FailedItem("stage", part, "ValueError: no", "trace", key, 3)])
+    )
     error = ticket.exception(SOON_S)
     assert isinstance(error, ItemFailed)
     assert (error.stage, error.error, error.traceback) == ("stage", "ValueError: no", "trace")
@@ -243,12 +253,12 @@ def test_at_the_end_everybody_gets_an_answer() -> None:
 def test_what_is_done_when_an_answer_comes_may_ask_again() -> None:
     bench = Bench()
     bench.source.pull(Pull(0, 10))
-    again: list[Ticket] = []
+    again: list[RequestFuture] = []
     (ticket,) = bench.submit("a")
     ticket.add_done_callback(lambda _: again.extend(bench.submit("b")))
     bench.deliver([0], ["A"])
     bench.deliver([1], ["B"])
-    bench.sink.end(closed("is over"))
+    bench.sink.end(service_closed_error("is over"))
     assert again[0].result(0) == "B"
 
 
@@ -256,17 +266,17 @@ def test_what_is_done_when_an_answer_comes_may_ask_again() -> None:
 
 
 def test_deadlines_pass_in_their_order_and_those_answered_are_forgotten() -> None:
-    deadlines = Deadlines()
+    deadlines = DeadlineWatch()
     passed: SimpleQueue[float | None] = SimpleQueue()
-    tickets = [Ticket(None, deadline_s=seconds) for seconds in (0.15, 0.05, 0.1)]
+    tickets = [RequestFuture(None, deadline_s=seconds) for seconds in (0.15, 0.05, 0.1)]
     for ticket in tickets:
         ticket.add_done_callback(lambda done: passed.put(done.deadline_s))  # type: ignore[attr-defined]
         deadlines.watch(ticket)
     assert isinstance(tickets[0].exception(SOON_S), TimeoutError)
     assert [passed.get(timeout=SOON_S) for _ in tickets] == [0.05, 0.1, 0.15]
     for _ in range(10_000):
-        ticket = Ticket(None, deadline_s=1000.0)
+        ticket = RequestFuture(None, deadline_s=1000.0)
         deadlines.watch(ticket)
-        ticket.give(1)
+        ticket.resolve(1)
     assert len(deadlines._heap) < 200
     deadlines.close()

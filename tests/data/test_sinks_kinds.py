@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from data.sink_aids import TYPES, as_csv, bytes_of, logged, opened, rows_of, tear, writers, written
-from dovetail.control.splits import Unusable
-from dovetail.control.writing import Unwritable
+from dovetail.control.payload import SourceSinkError, UnwritableItemError
 from dovetail.data import sinks
 
 ROWS = [{"id": at, "text": f'row {at} ü\n"q" ,\t☃\r', "half": at / 2, "none": None} for at in range(200)]
@@ -95,7 +94,7 @@ def test_append_puts_old_rows_first_and_can_be_repeated(kind: str, tmp_path: Pat
     again = sinks.open_sink(sinks.sink(path, ordered=True, exists="append"), "r2", tmp_path)
     again.set_base(base)
     again.prepare(resumed=True)
-    assert again.there(pieces) == [True] * len(pieces)
+    assert again.which_exist(pieces) == [True] * len(pieces)
     again.finish(pieces)
     assert rows_of(path) == expected(kind, ROWS[:50])
 
@@ -141,7 +140,7 @@ def test_append_refuses_a_file_that_changed_meanwhile(kind: str, tmp_path: Path)
     pieces = written(target, [0], [{"id": 2}])
     with path.open("ab") as file:
         file.write(b"{}\n")
-    with pytest.raises(Unusable, match="changed by somebody else") as caught:
+    with pytest.raises(SourceSinkError, match="changed by somebody else") as caught:
         target.finish(pieces)
     assert caught.value.code == "DT357"
 
@@ -213,7 +212,7 @@ def circle() -> list[Any]:
 def test_jsonl_what_has_no_form_is_named_and_the_rest_goes_on(bad: Any, reason: str, tmp_path: Path) -> None:
     target = opened(tmp_path / "x.jsonl", ordered=True)
     (writer,) = writers(target, 1)
-    with pytest.raises(Unwritable) as caught:
+    with pytest.raises(UnwritableItemError) as caught:
         writer.write([9, 4, (2, 0)], [{"a": 1}, bad, {"a": 3}])
     assert caught.value.index == 1
     assert reason in caught.value.error_text
@@ -260,7 +259,7 @@ def test_csv_values(tmp_path: Path) -> None:
 def test_tables_take_only_dicts(kind: str, bad: Any, reason: str, tmp_path: Path) -> None:
     target = opened(tmp_path / f"x.{kind}")
     (writer,) = writers(target, 1)
-    with pytest.raises(Unwritable) as caught:
+    with pytest.raises(UnwritableItemError) as caught:
         writer.write([0, 1], [{"a": 1}, bad])
     assert (caught.value.index, reason in caught.value.error_text) == (1, True)
 
@@ -269,7 +268,7 @@ def test_tables_take_only_dicts(kind: str, bad: Any, reason: str, tmp_path: Path
 def test_csv_what_has_no_form(value: Any, tmp_path: Path) -> None:
     target = opened(tmp_path / "x.csv")
     (writer,) = writers(target, 1)
-    with pytest.raises(Unwritable) as caught:
+    with pytest.raises(UnwritableItemError) as caught:
         writer.write([0, 1], [{"a": 1}, {"b": value}])
     assert caught.value.index == 1
     assert "column 'b'" in caught.value.error_text
@@ -345,7 +344,7 @@ def test_tables_with_odd_rows(kind: str, tmp_path: Path) -> None:
 def test_tables_what_has_no_form(value: Any, tmp_path: Path) -> None:
     target = opened(tmp_path / "x.parquet")
     (writer,) = writers(target, 1)
-    with pytest.raises(Unwritable) as caught:
+    with pytest.raises(UnwritableItemError) as caught:
         writer.write([0, 1, 2], [{"b": None}, {"a": 1}, {"b": value}])
     assert caught.value.index == 2
     assert "column 'b'" in caught.value.error_text
@@ -354,11 +353,11 @@ def test_tables_what_has_no_form(value: Any, tmp_path: Path) -> None:
 def test_a_row_that_is_not_what_its_column_was_is_named(tmp_path: Path) -> None:
     target = opened(tmp_path / "x.parquet")
     (writer,) = writers(target, 1)
-    with pytest.raises(Unwritable, match="column 'n' is string here and was int64 before") as caught:
+    with pytest.raises(UnwritableItemError, match="column 'n' is string here and was int64 before") as caught:
         writer.write([0, 1, 2], [{"n": 1}, {"n": "n/a"}, {"n": 2}])
     assert caught.value.index == 1
     piece = writer.write([0], [{"n": 1}])
-    with pytest.raises(Unwritable, match="column 'n' is string here and was int64 before") as caught:
+    with pytest.raises(UnwritableItemError, match="column 'n' is string here and was int64 before") as caught:
         writer.write([1, 2], [{"n": None}, {"n": "n/a"}])
     assert caught.value.index == 1
     target.finish([piece])
@@ -370,11 +369,11 @@ def test_workers_that_disagree_about_a_type(kind: str, tmp_path: Path) -> None:
     target = opened(tmp_path / f"x.{kind}")
     one, other = writers(target, 2)
     pieces = logged([one.write([0], [{"n": 1}]), other.write([1], [{"n": "a"}])])
-    with pytest.raises(Unusable, match="column 'n' is int64 in some rows and string in others") as caught:
+    with pytest.raises(SourceSinkError, match="column 'n' is int64 in some rows and string in others") as caught:
         target.finish(pieces)
     assert caught.value.code == "DT356"
     assert not (tmp_path / f"x.{kind}").exists()
-    assert target.there(pieces) == [True, True]
+    assert target.which_exist(pieces) == [True, True]
 
 
 def test_parquet_groups_and_compression(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data.sink_aids import logged, opened, rows_of, tear, writers
-from dovetail.control.writing import Piece
-from dovetail.data.writing.sorting import arranged, in_order, told_keys
+from dovetail.control.payload import PartFileRange
+from dovetail.data.writers.piece_merge import decode_keys, encode_keys, merge_in_order
 
 
 def as_tuple(key: Any) -> tuple[int, ...]:
@@ -62,28 +62,28 @@ def test_ordered_output_is_the_sorted_rows(kind: str, case: tuple[list[Any], lis
 
 @given(st.lists(st.one_of(st.integers(0, 2**60), st.tuples(st.integers(0, 9), st.integers(0, 2**60))), min_size=1))
 def test_keys_are_told_as_they_are(keys: list[Any]) -> None:
-    first, last, told, order = arranged(keys)
+    first, last, told, order = encode_keys(keys)
     in_their_order = [keys[at] for at in order] if order is not None else keys
     expected = sorted(map(as_tuple, keys))
     assert [as_tuple(key) for key in in_their_order] == expected
     assert (tuple(first), tuple(last)) == (expected[0], expected[-1])
     if told:
-        assert [as_tuple(key) for key in told_keys(told)] == expected
+        assert [as_tuple(key) for key in decode_keys(told)] == expected
     else:
         assert [(number,) for number in range(first[0], last[0] + 1)] == expected
 
 
 def test_a_range_costs_nothing() -> None:
-    assert arranged(range(5, 9)) == ([5], [8], b"", None)
+    assert encode_keys(range(5, 9)) == ([5], [8], b"", None)
 
 
 def test_pieces_that_do_not_overlap_are_not_opened() -> None:
-    pieces = [Piece("w", 0, 1, 3, [at], [at + 2], [5, 5]) for at in (9, 0, 3, 6)]
+    pieces = [PartFileRange("w", 0, 1, 3, [at], [at + 2], [5, 5]) for at in (9, 0, 3, 6)]
 
-    def told(piece: Piece) -> bytes:
+    def told(piece: PartFileRange) -> bytes:
         raise AssertionError(piece)
 
-    found = [(opened.piece.first, start, stop) for opened, start, stop in in_order(pieces, told)]
+    found = [(opened.piece.first, start, stop) for opened, start, stop in merge_in_order(pieces, told)]
     assert found == [([0], 0, 3), ([3], 0, 3), ([6], 0, 3), ([9], 0, 3)]
 
 
@@ -104,10 +104,10 @@ def test_a_million_pieces_in_any_order_need_little_memory() -> None:
     chance = random.Random(1)
     numbers = list(range(0, 3_000_000, 3))
     chance.shuffle(numbers)
-    pieces = [Piece("w", at, 1, 3, [at], [at + 2]) for at in numbers]
+    pieces = [PartFileRange("w", at, 1, 3, [at], [at + 2]) for at in numbers]
     tracemalloc.start()
     last = -1
-    for opened_piece, _, _ in in_order(pieces, lambda piece: b""):
+    for opened_piece, _, _ in merge_in_order(pieces, lambda piece: b""):
         assert opened_piece.piece.first[0] > last
         last = opened_piece.piece.first[0]
     peak = tracemalloc.get_traced_memory()[1]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from data.sink_aids import as_csv, rows_of, written
-from dovetail.control.splits import Unusable
+from dovetail.control.payload import SourceSinkError
 from dovetail.data.sinks import FileSink, open_sink, sink
 from dovetail.errors import ConfigError
 
@@ -121,10 +121,10 @@ def test_a_bucket_that_vanishes(s3: Any, tmp_path: Path) -> None:
     target = at_bucket("x.jsonl", tmp_path)
     pieces = written(target, list(range(100)), ROWS)
     s3.rmdir("bucket")
-    with pytest.raises(Unusable, match="cannot be uploaded") as caught:
+    with pytest.raises(SourceSinkError, match="cannot be uploaded") as caught:
         target.finish(pieces)
     assert caught.value.code == "DT359"
-    assert target.there(pieces) == [True] * len(pieces)
+    assert target.which_exist(pieces) == [True] * len(pieces)
     s3.mkdir("bucket")
     target.finish(pieces)
     assert sorted(row["id"] for row in downloaded(s3, "x.jsonl", tmp_path)) == list(range(100))

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from data.sink_aids import opened, rows_of, written
-from dovetail.data.sinks import SinkSpec, open_sink, sink, spec_of
+from dovetail.data.sinks import SinkSpec, as_sink_spec, open_sink, sink
 from dovetail.errors import ConfigError
 
 
@@ -64,7 +64,7 @@ def test_the_name_says_the_format(path: str, form: tuple[str, str | None]) -> No
 )
 def test_what_makes_no_sense_is_refused(value: Any, says: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        spec_of(value)
+        as_sink_spec(value)
     assert says in str(caught.value)
     assert all(problem.code == "DT350" and problem.fixes for problem in caught.value.problems)
 
@@ -77,10 +77,15 @@ def test_all_problems_at_once() -> None:
 
 def test_what_is_not_a_sink_is_none_of_ours() -> None:
     for value in (None, 5, print, ["x.jsonl"], {"stage": "x.jsonl"}, {}):
-        assert spec_of(value) is None
-    assert spec_of(SinkSpec("x.jsonl")) == sink("x.jsonl") == spec_of({"path": "x.jsonl"}) == spec_of(Path("x.jsonl"))
+        assert as_sink_spec(value) is None
+    assert (
+        as_sink_spec(SinkSpec("x.jsonl"))
+        == sink("x.jsonl")
+        == as_sink_spec({"path": "x.jsonl"})
+        == as_sink_spec(Path("x.jsonl"))
+    )
     with pytest.raises(ConfigError):
-        spec_of(SinkSpec("x.json"))
+        as_sink_spec(SinkSpec("x.json"))
 
 
 def refused(path: Path | str, **settings: Any) -> str:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from data.sink_aids import as_csv, logged, opened, rows_of, writers, written
-from dovetail.control.splits import Unusable
+from dovetail.control.payload import SourceSinkError
 from dovetail.data.sinks import open_sink, sink
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def killed_at_any_moment(kind: str, settings: dict[str, Any], folder: Path, time
         found = rows_of(path)
         assert found in (OLD, complete)
         seen.add(len(found))
-        assert target.there(pieces) == [True] * len(pieces)
+        assert target.which_exist(pieces) == [True] * len(pieces)
     assert child(folder, kind, 0).returncode == 0
     assert rows_of(path) == complete
     assert len(complete) in seen or times < 5
@@ -118,7 +118,7 @@ def test_a_disk_that_is_full_at_the_end(kind: str, tmp_path: Path) -> None:
         ballast = disk / "ballast"
         stat = os.statvfs(disk)
         ballast.write_bytes(bytes(stat.f_bavail * stat.f_frsize - 60_000))
-        with pytest.raises(Unusable) as caught:
+        with pytest.raises(SourceSinkError) as caught:
             target.finish(pieces)
         assert caught.value.code == "DT353"
         assert "df -h" in caught.value.fix
@@ -142,7 +142,7 @@ def test_a_disk_that_is_full_while_workers_write(kind: str, tmp_path: Path) -> N
             for at in range(100):
                 pieces.append(writer.write([at, at + 1000], [{"t": chance.randbytes(10_000).hex()} for _ in range(2)]))
 
-        with pytest.raises(Unusable) as caught:
+        with pytest.raises(SourceSinkError) as caught:
             fill()
         assert caught.value.code == "DT353"
         assert pickle.loads(pickle.dumps(caught.value)).fix == caught.value.fix
@@ -151,7 +151,7 @@ def test_a_disk_that_is_full_while_workers_write(kind: str, tmp_path: Path) -> N
         last = pieces[-1]
         assert (target.parts / "w0").stat().st_size == last.offset + last.length + (last.keys or [0, 0])[1]
         pieces.append(writer.write([5000], [{"t": "small"}]))  # what is left of the disk can still be used
-        assert target.there(logged(pieces)) == [True] * len(pieces)
+        assert target.which_exist(logged(pieces)) == [True] * len(pieces)
 
 
 def test_a_file_that_may_not_grow(tmp_path: Path) -> None:
@@ -182,18 +182,18 @@ def test_a_folder_that_vanishes_while_workers_write(tmp_path: Path) -> None:
     target.sync(["w0"])
     shutil.rmtree(tmp_path / "out")
     pieces.append(writer.write([1], [{"a": 2}]))  # a file without a name takes it
-    with pytest.raises(Unusable) as caught:
+    with pytest.raises(SourceSinkError) as caught:
         target.sync(["w0"])
     assert caught.value.code == "DT354"
     assert "--resume r1" in caught.value.fix
-    with pytest.raises(Unusable, match="not there any more"):
+    with pytest.raises(SourceSinkError, match="not there any more"):
         target.finish(pieces)
-    with pytest.raises(Unusable, match="not there any more"):
+    with pytest.raises(SourceSinkError, match="not there any more"):
         writers(target, 1, "late")
     target.close()
     again = open_sink(sink(tmp_path / "out" / "x.jsonl"), "r1", tmp_path)
     again.prepare(resumed=True)
-    assert again.there(pieces) == [False, False]
+    assert again.which_exist(pieces) == [False, False]
     (writer,) = writers(again, 1, "again")
     again.finish([writer.write([0, 1], [{"a": 1}, {"a": 2}])])
     assert rows_of(tmp_path / "out" / "x.jsonl") == [{"a": 1}, {"a": 2}]
@@ -205,13 +205,13 @@ def test_a_part_that_was_replaced_or_cut_is_noticed(tmp_path: Path) -> None:
     pieces = [one.write([0, 9], [{"a": 1}, {"a": 2}]), other.write([5, 7], [{"a": 3}, {"a": 4}])]
     target.sync(["w0", "w1"])
     os.truncate(target.parts / "w1", pieces[1].offset + pieces[1].length)  # the rows are there, their keys are not
-    assert target.there(pieces) == [True, False]
-    with pytest.raises(Unusable, match="not there any more"):
+    assert target.which_exist(pieces) == [True, False]
+    with pytest.raises(SourceSinkError, match="not there any more"):
         target.finish(pieces)
     assert not (tmp_path / "x.jsonl").exists()
     (target.parts / "w0").unlink()
     (target.parts / "w0").touch()
-    with pytest.raises(Unusable) as caught:
+    with pytest.raises(SourceSinkError) as caught:
         target.sync(["w0"])
     assert caught.value.code == "DT354"
 
@@ -220,7 +220,7 @@ def test_what_replaced_the_final_file_by_a_folder_is_told(tmp_path: Path) -> Non
     target = opened(tmp_path / "x.jsonl", "r1")
     pieces = written(target, [0], [{"a": 1}])
     (tmp_path / "x.jsonl").mkdir()
-    with pytest.raises(Unusable) as caught:
+    with pytest.raises(SourceSinkError) as caught:
         target.finish(pieces)
     assert caught.value.code == "DT355"
     (tmp_path / "x.jsonl").rmdir()

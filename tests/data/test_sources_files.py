@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from data.aids import check_seeks, opened, plain, rows_of
-from dovetail.data.reading import cursor as cursors
-from dovetail.data.reading import listing
-from dovetail.data.sources import SourceSpec, changes, source, spec_of
+from dovetail.data.readers import cursor as cursors
+from dovetail.data.readers import path_list
+from dovetail.data.sources import SourceSpec, as_source_spec, source, source_changes
 from dovetail.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def test_paths_and_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert rows_of(source(tmp_path / "media", format="bytes"), [1, 2]) == contents
     assert rows_of(source(tmp_path / "media" / "z[1].png", format="bytes")) == contents[-1:]
     check_seeks(source(tmp_path / "media", format="paths"), [2], [(at, []) for at in range(7)])
-    monkeypatch.setattr(listing, "BYTES_TOGETHER", 50)
+    monkeypatch.setattr(path_list, "MAX_CONTENT_BYTES_PER_SPLIT", 50)
     first = opened(source(tmp_path / "media", format="bytes")).take(100)
     assert first is not None
     assert first.items < len(NAMES)
@@ -70,16 +70,16 @@ def test_a_file_that_went_away_is_one_bad_row(tmp_path: Path) -> None:
 )
 def test_everything_that_is_wrong_is_said_at_once(said: dict[Any, Any], codes: list[str], words: str) -> None:
     with pytest.raises(ConfigError, match=words) as caught:
-        spec_of(said)
+        as_source_spec(said)
     assert list(caught.value.codes) == codes
     assert all(problem.fixes for problem in caught.value.problems)
 
 
 def test_specs() -> None:
-    assert spec_of("a.jsonl") == source("a.jsonl") == SourceSpec("a.jsonl")
+    assert as_source_spec("a.jsonl") == source("a.jsonl") == SourceSpec("a.jsonl")
     assert source(["a", "b"], format="text", columns=None) == SourceSpec(("a", "b"), "text")
-    assert spec_of({"path": "a", "encoding": "utf-8-sig"}) == SourceSpec("a")
-    assert spec_of([1, 2]) is None
+    assert as_source_spec({"path": "a", "encoding": "utf-8-sig"}) == SourceSpec("a")
+    assert as_source_spec([1, 2]) is None
 
 
 def test_what_cannot_be_found(tmp_path: Path) -> None:
@@ -127,22 +127,24 @@ def test_what_changed_since(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     for name in "abc":
         (tmp_path / f"{name}.jsonl").write_text("1\n" * 2000)
     before = json.loads(json.dumps(opened(tmp_path).fingerprint()))
-    assert changes(before, opened(tmp_path).fingerprint()) == []
-    assert changes(before, opened(source(tmp_path, limit=3)).fingerprint()) == ["limit was not given and is 3 now"]
+    assert source_changes(before, opened(tmp_path).fingerprint()) == []
+    assert source_changes(before, opened(source(tmp_path, limit=3)).fingerprint()) == [
+        "limit was not given and is 3 now"
+    ]
     (tmp_path / "a.jsonl").write_text("1\n" * 5)
     (tmp_path / "b.jsonl").rename(tmp_path / "d.jsonl")
     (tmp_path / "c.jsonl").write_text("2\n" * 2000)
-    assert changes(before, opened(tmp_path).fingerprint()) == [
+    assert source_changes(before, opened(tmp_path).fingerprint()) == [
         f"{tmp_path / 'b.jsonl'} is gone",
         f"{tmp_path / 'd.jsonl'} was not there",
         f"{tmp_path / 'a.jsonl'} was 3.91KB and is 10B now",
         f"{tmp_path / 'c.jsonl'} was written to or replaced (same size, another time)",
     ]
-    assert changes({"kind": "csv"}, {"kind": "jsonl"}) == ["the source was csv and is jsonl now"]
-    monkeypatch.setattr(cursors, "FILES_LISTED", 2)
+    assert source_changes({"kind": "csv"}, {"kind": "jsonl"}) == ["the source was csv and is jsonl now"]
+    monkeypatch.setattr(cursors, "MAX_FILES_LISTED", 2)
     many = opened(tmp_path).fingerprint()
     (tmp_path / "e.jsonl").write_text("1")
-    assert changes(many, opened(tmp_path).fingerprint()) == [
+    assert source_changes(many, opened(tmp_path).fingerprint()) == [
         "the bytes of all files together was 8,010 and is 8,011 now",
         "the number of files was 3 and is 4 now",
         "the list of files changed",

@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from data.aids import check_seeks, opened, plain, rows_of, sent
-from dovetail.control.splits import BLANK, BadRow, Unusable
-from dovetail.data.reading import blocks, boundaries, parsing
+from dovetail.control.payload import BLANK_ROW, BadRow, SourceSinkError
+from dovetail.data.readers import block_reader, row_parser, text_lines
 from dovetail.data.sources import source
 from dovetail.errors import ConfigError
 
@@ -43,9 +43,9 @@ LINES = st.tuples(st.lists(LINE, max_size=30), st.sampled_from([b"\n", b"\r\n"])
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that rows lie across blocks, pieces and stretches."""
-    monkeypatch.setattr(blocks, "BLOCK_BYTES", 37)
-    monkeypatch.setattr(boundaries, "STRETCH_BYTES", 90)
-    monkeypatch.setattr(parsing, "PIECE_BYTES", 20)
+    monkeypatch.setattr(block_reader, "BLOCK_BYTES", 37)
+    monkeypatch.setattr(text_lines, "MAX_SPAN_BYTES", 90)
+    monkeypatch.setattr(row_parser, "JSON_CHUNK_BYTES", 20)
 
 
 def content(lines: tuple[list[bytes], bytes, bool, bool]) -> bytes:
@@ -237,7 +237,7 @@ def test_bad_lines_say_where_and_why(tmp_path: Path) -> None:
     assert "not JSON: Expecting value" in rows[1].error_text
     assert "not utf-8" in rows[2].error_text
     assert "nested too deeply" in rows[3].error_text
-    assert len(rows[3].raw) == parsing.SHOWN_CHARACTERS
+    assert len(rows[3].raw) == row_parser.MAX_RAW_CHARACTERS
 
 
 def test_lines_that_are_values_only_side_by_side(tmp_path: Path) -> None:
@@ -272,21 +272,21 @@ def test_a_file_that_changes_while_it_is_read(tmp_path: Path) -> None:
     with path.open("a") as file:
         file.write('{"row": 2}\n')
     for act in (split.read, lambda: rows_of_rest(cursor)):
-        with pytest.raises(Unusable, match="had 1100 bytes and has 1111 now") as caught:
+        with pytest.raises(SourceSinkError, match="had 1100 bytes and has 1111 now") as caught:
             act()
         assert caught.value.code == "DT344"
     cursor, split = begun()
     path.write_text("")
-    with pytest.raises(Unusable, match="changed while it was read"):
+    with pytest.raises(SourceSinkError, match="changed while it was read"):
         split.read()
     cursor, split = begun()
     path.rename(tmp_path / "b.jsonl")
-    with pytest.raises(Unusable, match="it is gone"):
+    with pytest.raises(SourceSinkError, match="it is gone"):
         split.read()
     cursor, split = begun()
     path.with_suffix(".new").write_text('{"row": 3}\n' * 100)
     path.with_suffix(".new").rename(path)
-    with pytest.raises(Unusable, match=r"replaced|written"):
+    with pytest.raises(SourceSinkError, match=r"replaced|written"):
         split.read()
 
 
@@ -302,7 +302,7 @@ def test_an_archive_that_is_cut_off_or_damaged(tmp_path: Path, packed: str) -> N
     path = tmp_path / f"a.jsonl.{packed}"
     for broken in (whole[: len(whole) // 2], whole[:-3], b"not at all an archive" * 10, whole + b"garbage behind it"):
         path.write_bytes(broken)
-        with pytest.raises(Unusable, match=r"a.jsonl.* damaged or cut off") as caught:
+        with pytest.raises(SourceSinkError, match=r"a.jsonl.* damaged or cut off") as caught:
             rows_of(path)
         assert caught.value.code == "DT345"
 
@@ -322,5 +322,5 @@ def test_what_is_known_of_the_number_of_rows(tmp_path: Path) -> None:
     assert (cursor.total, cursor.expected, cursor.kind) == (None, None, "jsonl")
     cursor.take(10)
     assert cursor.expected == 1000
-    assert BLANK not in rows_of(tmp_path / "a.jsonl")
+    assert BLANK_ROW not in rows_of(tmp_path / "a.jsonl")
     assert cursor.describe() == f"{tmp_path / 'a.jsonl'}: 1 file, 10.7KB"

@@ -13,9 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from data.aids import check_seeks, opened, plain, rows_of
-from dovetail.control.splits import Unusable
-from dovetail.data.reading import blocks
-from dovetail.data.sources import changes, source
+from dovetail.control.payload import SourceSinkError
+from dovetail.data.readers import block_reader
+from dovetail.data.sources import source, source_changes
 from dovetail.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def put(s3: Any, name: str, raw: bytes) -> str:
 
 
 def test_lines_of_s3(s3: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocks, "BLOCK_BYTES", 1000)
+    monkeypatch.setattr(block_reader, "BLOCK_BYTES", 1000)
     path = put(s3, "a b/a ü.jsonl", LINES)
     put(s3, "a b/z.jsonl.gz", gzip.compress(LINES + b"{bad\n"))
     assert rows_of(path, [1, 70]) == ROWS
@@ -80,12 +80,12 @@ def test_objects_that_change_or_are_not_there(s3: Any) -> None:
     path = put(s3, "x.jsonl", b"1\n2\n")
     cursor = opened(path)
     before = cursor.fingerprint()
-    assert changes(before, opened(path).fingerprint()) == []
+    assert source_changes(before, opened(path).fingerprint()) == []
     put(s3, "x.jsonl", b"1\n3\n")
-    assert changes(before, opened(path).fingerprint()) == [
+    assert source_changes(before, opened(path).fingerprint()) == [
         f"{path} was written to or replaced (same size, another time)"
     ]
-    with pytest.raises(Unusable, match="replaced"):
+    with pytest.raises(SourceSinkError, match="replaced"):
         cursor.take(1)
     with pytest.raises(ConfigError) as caught:
         opened(source([path, "s3://bucket/none.jsonl", "s3://bucket/none/*.jsonl", "s3://nobucket/x.jsonl"]))

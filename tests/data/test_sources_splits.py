@@ -15,8 +15,7 @@ import pytest
 from data.aids import opened
 from dovetail.control.commands import Pull
 from dovetail.control.events import FailRun, InputEnded, InputExpected, ItemsArrived
-from dovetail.control.segments import Segment
-from dovetail.control.splits import Unusable
+from dovetail.control.payload import Segment, SourceSinkError
 from dovetail.data import split_source
 from dovetail.data.split_source import SplitSource
 
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from dovetail.control.events import Event
-    from dovetail.control.splits import Split
+    from dovetail.control.payload import Split
 
 PATIENCE_S = 30
 SCENES: list[Scene] = []
@@ -54,7 +53,7 @@ class ListStore:
         keys, split = pickle.loads(segment.ref[0], buffers=segment.ref[1])
         return keys, split.read()
 
-    def let_go(self) -> None: ...
+    def release_mappings(self) -> None: ...
 
     def post(self, event: Event) -> None:
         self.events.put(event)
@@ -164,14 +163,14 @@ def test_an_empty_source_ends_at_once(tmp_path: Path) -> None:
 
 
 def test_many_small_segments_are_posted_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(split_source, "PATIENCE_S", 1e9)
+    monkeypatch.setattr(split_source, "MAX_EVENT_WAIT_S", 1e9)
     (tmp_path / "a.jsonl").write_text("1\n" * 100)
     scene = Scene(tmp_path / "a.jsonl")
     scene.source.pull(Pull(0, 1000, 1))
     counts = []
     while isinstance(event := scene.event(), ItemsArrived):
         counts.append(len(event.segments))
-    assert counts == [split_source.TOGETHER] * 6 + [4]
+    assert counts == [split_source.MAX_SEGMENTS_PER_EVENT] * 6 + [4]
     assert event == InputEnded(100)
     scene.source.close()
 
@@ -189,7 +188,7 @@ def test_a_source_that_fails_ends_the_run(tmp_path: Path) -> None:
     event = scene.event()
     assert isinstance(event, FailRun)
     assert event.error == f"the source cannot be read: {path}: changed while it was read: it is gone"
-    assert isinstance(late.error, Unusable)
+    assert isinstance(late.error, SourceSinkError)
     late.pull(Pull(5, 5, 5))  # nobody answers any more
     for source in (late, scene.source):
         source.close()

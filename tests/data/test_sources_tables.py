@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from data.aids import check_seeks, opened, rows_from, rows_of, sent
-from dovetail.control.splits import Unusable
-from dovetail.data.reading import parquet
-from dovetail.data.sources import changes, open_source, source
+from dovetail.control.payload import SourceSinkError
+from dovetail.data.readers import parquet
+from dovetail.data.sources import open_source, source, source_changes
 from dovetail.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -70,14 +70,14 @@ def test_a_row_group_is_unpacked_once_and_in_pieces(tmp_path: Path, monkeypatch:
     table = pa.table({"n": range(10_000)})
     pq.write_table(table, tmp_path / "a.parquet", row_group_size=5000)
     begun = 0
-    goto = parquet._Reading._goto
+    goto = parquet._OpenParquetFile._goto
 
     def counted(self: Any, row: int) -> None:
         nonlocal begun
         begun += 1
         goto(self, row)
 
-    monkeypatch.setattr(parquet._Reading, "_goto", counted)
+    monkeypatch.setattr(parquet._OpenParquetFile, "_goto", counted)
     cursor = opened(tmp_path / "a.parquet")
     splits: list[Any] = list(iter(lambda: cursor.take(300), None))
     mine = splits[::2]  # another worker has the others
@@ -100,10 +100,10 @@ def test_parquet_that_is_not_or_changes(tmp_path: Path) -> None:
     split = opened(tmp_path / "a.parquet").take(10)
     assert split is not None
     pq.write_table(AWKWARD.slice(3), tmp_path / "a.parquet")
-    with pytest.raises(Unusable, match="changed while it was read"):
+    with pytest.raises(SourceSinkError, match="changed while it was read"):
         split.read()
     (tmp_path / "a.parquet").unlink()
-    with pytest.raises(Unusable, match="it is gone"):
+    with pytest.raises(SourceSinkError, match="it is gone"):
         split.read()
 
 
@@ -132,13 +132,13 @@ def test_lance_stays_at_its_version(tmp_path: Path) -> None:
     lance.write_dataset(pa.table({"n": [4]}), path, mode="append")
     assert [row["n"] for row in rows_from(cursor)] == [1, 2, 3]
     before = cursor.fingerprint()
-    assert changes(before, opened(path).fingerprint()) == [
+    assert source_changes(before, opened(path).fingerprint()) == [
         "rows was 3 and is 4 now",
         f"the table {path} was read at version 1 and is at version 2 now",
     ]
     resumed = open_source(path, before=before)
     assert resumed is not None
-    assert changes(before, resumed.fingerprint()) == []
+    assert source_changes(before, resumed.fingerprint()) == []
     with pytest.raises(ConfigError, match="not a Lance table"):
         opened(tmp_path / "none.lance")
     with pytest.raises(ConfigError, match="no column 'm'"):

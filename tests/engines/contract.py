@@ -9,8 +9,16 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dovetail.control.commands import Cancel, RunBatches, StopWorker
-from dovetail.control.engine import WorkerGone
-from dovetail.control.events import BatchesDone, BatchesReturned, Cause, Crumb, Drain, WorkerLost, WorkerReady
+from dovetail.control.engine import WorkerLostError
+from dovetail.control.events import (
+    BatchesDone,
+    BatchesReturned,
+    Breadcrumb,
+    Drain,
+    LossCause,
+    WorkerLost,
+    WorkerReady,
+)
 from dovetail.engines.simulated.world import Gives, Hangs, Kills, Raises
 from engines.scene import NODE, Does, Held, Notebook, Rig, Scene, Units
 from running.aids import PATIENCE_S
@@ -18,12 +26,12 @@ from running.aids import PATIENCE_S
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from dovetail.control.events import Failure
+    from dovetail.control.events import CallFailure
 
     SceneOf = Callable[..., Scene]
 
 
-def ranges(failures: list[Failure]) -> list[tuple[int, int]]:
+def ranges(failures: list[CallFailure]) -> list[tuple[int, int]]:
     return [(failure.start, failure.stop) for failure in failures]
 
 
@@ -188,15 +196,15 @@ class EngineContract(ABC):
         scene.running(1, message)
         scene.submit(StopWorker(1, drain=False, reason="too slow"))
         lost = scene.lost(1)
-        assert (lost.cause, lost.detail) == (Cause.STOPPED, "too slow")
-        assert lost.crumbs == (Crumb(message, 0),)
+        assert (lost.cause, lost.detail) == (LossCause.STOPPED, "too slow")
+        assert lost.breadcrumbs == (Breadcrumb(message, 0),)
 
     def test_stop_now_ends_a_drain_that_takes_too_long(self, scene_of: SceneOf) -> None:
         scene = scene_of(a=Does({(0,): Hangs()}))
         scene.ready(1, "a")
         scene.running(1, scene.message(1, "a", [0]))
         scene.submit(StopWorker(1), StopWorker(1, drain=False))
-        assert scene.lost(1).cause is Cause.STOPPED
+        assert scene.lost(1).cause is LossCause.STOPPED
 
     # Deaths
 
@@ -205,16 +213,16 @@ class EngineContract(ABC):
         scene.ready(1, "a")
         message = scene.message(1, "a", list(range(9)), batch_size=2)
         lost = scene.lost(1)
-        assert lost.cause is Cause.SIGNAL
+        assert lost.cause is LossCause.SIGNAL
         assert "9" in lost.detail
-        assert lost.crumbs == (Crumb(message, 4),)
+        assert lost.breadcrumbs == (Breadcrumb(message, 4),)
 
     def test_a_worker_that_is_killed_while_it_does_nothing_leaves_no_crumb(self, scene_of: SceneOf) -> None:
         scene = scene_of()
         scene.ready(1, "a")
         scene.done(scene.message(1, "a", [0]))
         scene.rig.kill(1)
-        assert (scene.lost(1).cause, scene.lost(1).crumbs) == (Cause.SIGNAL, ())
+        assert (scene.lost(1).cause, scene.lost(1).breadcrumbs) == (LossCause.SIGNAL, ())
 
     def test_what_was_finished_before_a_death_comes_before_it(self, scene_of: SceneOf) -> None:
         scene = scene_of(a=Does({(3,): Kills()}))
@@ -223,23 +231,23 @@ class EngineContract(ABC):
         lost = scene.lost(1)
         assert [event.message for event in scene.all(BatchesDone)] == sent[:3]
         assert scene.log[-1] is lost
-        assert lost.crumbs == (Crumb(sent[3], 0),)
+        assert lost.breadcrumbs == (Breadcrumb(sent[3], 0),)
 
     def test_leaving_by_itself_is_an_exit_with_its_code(self, scene_of: SceneOf) -> None:
-        scene = scene_of(a=Does({(0,): Kills(Cause.EXIT, 37)}))
+        scene = scene_of(a=Does({(0,): Kills(LossCause.EXIT, 37)}))
         scene.ready(1, "a")
         message = scene.message(1, "a", [0])
         lost = scene.lost(1)
-        assert lost.cause is Cause.EXIT
+        assert lost.cause is LossCause.EXIT
         assert "37" in lost.detail
-        assert lost.crumbs == (Crumb(message, 0),)
+        assert lost.breadcrumbs == (Breadcrumb(message, 0),)
 
     def test_a_failing_setup_is_a_loss_with_the_text_of_the_exception(self, scene_of: SceneOf) -> None:
         scene = scene_of(a=Does(setup_error="no such model"))
         scene.start(1, "a")
         scene.message(1, "a", [0])
         lost = scene.lost(1)
-        assert lost.cause is Cause.SETUP_FAILED
+        assert lost.cause is LossCause.SETUP_FAILED
         assert "no such model" in lost.detail
         assert scene.all(WorkerReady) == []
 
@@ -326,9 +334,9 @@ class EngineContract(ABC):
         scene.listen()
         assert not waiting.done()
         scene.rig.kill(1)
-        assert isinstance(scene.error(waiting), WorkerGone)
+        assert isinstance(scene.error(waiting), WorkerLostError)
         scene.lost(1)
-        assert isinstance(scene.error(scene.engine.call(1, "a", "__str__")), WorkerGone)
+        assert isinstance(scene.error(scene.engine.call(1, "a", "__str__")), WorkerLostError)
 
     def test_calls_end_when_the_engine_is_closed(self, scene_of: SceneOf) -> None:
         scene = scene_of(a=Does({(0,): Hangs()}))
@@ -336,8 +344,8 @@ class EngineContract(ABC):
         scene.running(1, scene.message(1, "a", [0]))
         waiting = scene.engine.call(1, "a", "__str__")
         scene.engine.close()
-        assert isinstance(waiting.exception(0), WorkerGone)
-        assert isinstance(scene.engine.call(1, "a", "__str__").exception(0), WorkerGone)
+        assert isinstance(waiting.exception(0), WorkerLostError)
+        assert isinstance(scene.engine.call(1, "a", "__str__").exception(0), WorkerLostError)
 
     def test_a_call_may_come_from_another_thread(self, scene_of: SceneOf) -> None:
         scene = scene_of(book=Notebook)

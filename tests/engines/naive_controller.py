@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from dovetail.control.commands import Deliver, Hosted, Pull, RunBatches, StartWorker, StopWorker
+from dovetail.control.commands import Deliver, HostedObject, Pull, RunBatches, StartWorker, StopWorker
 from dovetail.control.events import BatchesDone, InputEnded, ItemsArrived, WorkerLost, WorkerReady, WorkerStopped
 from dovetail.resources.seat import Seat
 
@@ -14,11 +14,13 @@ if TYPE_CHECKING:
 
     from dovetail.control.commands import Command
     from dovetail.control.events import Event
-    from dovetail.control.segments import Segment
+    from dovetail.control.payload import Segment
 
 
 class NaiveController:
-    def __init__(self, hosted: Hosted, *, workers: int, items: int, batch_size: int = 1, node: str = "node-0") -> None:
+    def __init__(
+        self, hosted: HostedObject, *, workers: int, items: int, batch_size: int = 1, node: str = "node-0"
+    ) -> None:
         self._hosted = hosted
         self._wanted = workers
         self._items = items

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dovetail.control.commands import Hosted, RunBatches, StartWorker
+from dovetail.control.commands import HostedObject, RunBatches, StartWorker
 from dovetail.control.events import BatchesDone, WorkerLost, WorkerReady
 from dovetail.resources.cluster import Node
 from dovetail.resources.seat import Seat
@@ -63,18 +63,18 @@ class Bench:
     """An engine on some nodes, without a run: who is started on it, and what was heard of them."""
 
     def __init__(self, cluster: FakeCluster, folder: Path, *nodes: str, **more: Any) -> None:
-        from dovetail.engines.local.spec import Home
-        from dovetail.engines.ray.attaching import Where, attach
+        from dovetail.engines.local.worker_spec import DriverContext
+        from dovetail.engines.ray.agent_pool import RayRunContext
+        from dovetail.engines.ray.attachment import RayAddress, attach
         from dovetail.engines.ray.engine import RayEngine
-        from dovetail.engines.ray.fleet import Surroundings
-        from dovetail.engines.ray.sharing import mark
+        from dovetail.engines.ray.shared_storage import write_marker
 
-        attach(Where.parse(f"ray:{cluster.address}"))
+        attach(RayAddress.parse(f"ray:{cluster.address}"))
         self.mark = uuid.uuid4().hex
-        home = Home(tuple(sys.path), os.getcwd(), {MARK: self.mark})  # noqa: PTH109
+        home = DriverContext(tuple(sys.path), os.getcwd(), {MARK: self.mark})  # noqa: PTH109
         ids = {name: cluster.nodes[name].node_id for name in nodes}
         known = {name: Node(name, 4000) for name in nodes}
-        self.engine = RayEngine(folder, Surroundings("bench", known, ids, home, mark(folder), **more))
+        self.engine = RayEngine(folder, RayRunContext("bench", known, ids, home, write_marker(folder), **more))
         self.log: list[Event] = []
         self._numbers = count(1)
 
@@ -85,7 +85,7 @@ class Bench:
     def start(self, worker: int, work: object, *nodes: str, slots: int = 1) -> None:
         """One rank per node that is named."""
         seats = tuple(Seat(node, 100) for node in nodes)
-        self.engine.submit([StartWorker(worker, seats, (Hosted("it", work, slots),))])
+        self.engine.submit([StartWorker(worker, seats, (HostedObject("it", work, slots),))])
 
     def ready(self, worker: int, work: object, *nodes: str, slots: int = 1) -> None:
         self.start(worker, work, *nodes, slots=slots)

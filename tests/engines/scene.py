@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from concurrent.futures import Future
 
-    from dovetail.control.commands import EngineCommand, Hosted
+    from dovetail.control.commands import EngineCommand, HostedObject
     from dovetail.control.engine import Engine
     from dovetail.control.events import Event
-    from dovetail.control.segments import Segment
-    from dovetail.engines.simulated.world import Key, Outcome
+    from dovetail.control.payload import Segment
+    from dovetail.engines.simulated.world import ItemOutcome, Key
 
 NODE = "node-0"
 E = TypeVar("E")
@@ -36,7 +36,7 @@ class Held:
 class Does:
     """What an object does with items, by key, in the words of the simulated world; all others go on."""
 
-    items: Mapping[Key, Outcome | Held] = field(default_factory=dict)
+    items: Mapping[Key, ItemOutcome | Held] = field(default_factory=dict)
     setup_error: str = ""
 
 
@@ -60,7 +60,7 @@ class Rig(ABC):
     engine: Engine
 
     @abstractmethod
-    def hosted(self, name: str, slots: int) -> Hosted: ...
+    def hosted(self, name: str, slots: int) -> HostedObject: ...
 
     @abstractmethod
     def segment(self, keys: list[Key]) -> Segment: ...

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dovetail.control.commands import Hosted, RunBatches, StartWorker
+from dovetail.control.commands import HostedObject, RunBatches, StartWorker
 from dovetail.engines.simulated.engine import SimulatedEngine
 from dovetail.engines.simulated.world import (
     Behaviour,
@@ -32,7 +32,7 @@ def engine_of(behaviour: Behaviour, *, workers: int = 0, **world: Any) -> Simula
 
 
 def start(worker: int, *nodes: str, slots: int = 1) -> StartWorker:
-    return StartWorker(worker, tuple(Seat(node, 100) for node in nodes), (Hosted("a", slots=slots),))
+    return StartWorker(worker, tuple(Seat(node, 100) for node in nodes), (HostedObject("a", slots=slots),))
 
 
 def message(

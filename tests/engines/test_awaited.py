@@ -7,28 +7,28 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dovetail.engines.host import Host, make_host
-from dovetail.engines.worker import Worker
+from dovetail.engines.unit_executor import UnitExecutor, make_executor
+from dovetail.engines.worker_context import Worker
 from dovetail.pipeline.stage import Stage, each
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from dovetail.engines.batches import Outcome
+    from dovetail.engines.stage_chain import MessageOutcome
 
 
 def crumb() -> memoryview:
     return memoryview(bytearray(64)).cast("q")
 
 
-def host(work: Any, batch_size: int = 1) -> Host:
-    hosted = make_host((Stage("a", work, batch_size=batch_size),), Worker(1, "a"))
+def host(work: Any, batch_size: int = 1) -> UnitExecutor:
+    hosted = make_executor((Stage("a", work, batch_size=batch_size),), Worker(1, "a"))
     hosted.setup()
     assert hosted.is_async
     return hosted
 
 
-def run(hosted: Host, items: list[Any], batch_size: int = 1) -> Outcome:
+def run(hosted: UnitExecutor, items: list[Any], batch_size: int = 1) -> MessageOutcome:
     return asyncio.run(hosted.run_async(range(len(items)), items, batch_size, crumb(), 1))
 
 
@@ -125,7 +125,7 @@ def test_two_messages_at_a_time_have_their_own_keys_and_crumbs() -> None:
 
     hosted = host(Looks, 3)
 
-    async def both() -> list[Outcome]:
+    async def both() -> list[MessageOutcome]:
         runs = [
             hosted.run_async(range(first, first + 8), list(range(8)), 3, places[first], first + 7) for first in places
         ]
@@ -171,7 +171,7 @@ def test_a_call_that_raises_cancelled_by_itself_has_only_failed() -> None:
 
 
 def test_a_function_that_is_not_awaited_can_be_run_from_a_loop() -> None:
-    hosted = make_host(lambda items: items, Worker(1, "a"))
+    hosted = make_executor(lambda items: items, Worker(1, "a"))
     assert run(hosted, [1, 2], 2).items == [1, 2]
 
 

@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dovetail.engines.host import Host, make_host
-from dovetail.engines.keys import Keys, as_tuple
-from dovetail.engines.worker import Worker
+from dovetail.engines.item_keys import Keys, as_tuple
+from dovetail.engines.unit_executor import UnitExecutor, make_executor
+from dovetail.engines.worker_context import Worker
 from dovetail.pipeline.stage import Stage, each
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from dovetail.engines.batches import Outcome
+    from dovetail.engines.stage_chain import MessageOutcome
 
 Row = tuple[tuple[int, ...], int]
 
@@ -26,13 +26,13 @@ def crumb() -> memoryview:
     return memoryview(bytearray(64)).cast("q")
 
 
-def host(*stages: Stage) -> Host:
-    hosted = make_host(stages, Worker(1, "+".join(stage.name for stage in stages)))
+def host(*stages: Stage) -> UnitExecutor:
+    hosted = make_executor(stages, Worker(1, "+".join(stage.name for stage in stages)))
     hosted.setup()
     return hosted
 
 
-def run(hosted: Host, items: list[Any], batch_size: int = 1, keys: Keys | None = None) -> Outcome:
+def run(hosted: UnitExecutor, items: list[Any], batch_size: int = 1, keys: Keys | None = None) -> MessageOutcome:
     return hosted.run(range(len(items)) if keys is None else keys, items, batch_size, crumb(), 5)
 
 
@@ -170,7 +170,7 @@ def test_texts_dicts_and_lists_are_one_item_each() -> None:
 # batch sizes
 
 
-def sizes_of(hosted: Callable[[Callable[[str], Callable[..., Any]]], Host], items: int, batch_size: int) -> Any:
+def sizes_of(hosted: Callable[[Callable[[str], Callable[..., Any]]], UnitExecutor], items: int, batch_size: int) -> Any:
     seen: dict[str, list[int]] = {}
 
     def noting(name: str) -> Callable[[list[int]], list[int]]:

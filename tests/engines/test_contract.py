@@ -4,22 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dovetail.control.commands import Hosted
+from dovetail.control.commands import HostedObject
 from dovetail.engines.simulated.engine import SimulatedEngine
-from dovetail.engines.simulated.world import (
-    Behaviour,
-    Gives,
-    Key,
-    Outcome,
-    Slow,
-    World,
-)
+from dovetail.engines.simulated.world import Behaviour, Gives, ItemOutcome, Key, Slow, World
 from dovetail.resources.cluster import Cluster
 from engines.contract import EngineContract
 from engines.scene import Does, Held, Notebook, Rig, Units
 
 if TYPE_CHECKING:
-    from dovetail.control.segments import Segment
+    from dovetail.control.payload import Segment
 
 
 class SimulatedRig(Rig):
@@ -32,16 +25,16 @@ class SimulatedRig(Rig):
         if not isinstance(does, Does):
             return Behaviour(0.01)
 
-        def item(key: Key, attempt: int) -> Outcome:
+        def item(key: Key, attempt: int) -> ItemOutcome:
             found = does.items.get(key, Gives(1))
             return Slow(1000) if isinstance(found, Held) else found
 
         fails = bool(does.setup_error)
         return Behaviour(0.01, setup_s=0.1, setup_failures=float(fails), setup_error=does.setup_error, item=item)
 
-    def hosted(self, name: str, slots: int) -> Hosted:
+    def hosted(self, name: str, slots: int) -> HostedObject:
         does = self._units[name]
-        return Hosted(name, None if isinstance(does, Does) else does, slots)
+        return HostedObject(name, None if isinstance(does, Does) else does, slots)
 
     def segment(self, keys: list[Key]) -> Segment:
         return self.engine.new_segment(len(keys), 0, "", keys)

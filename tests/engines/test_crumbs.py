@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from dovetail.engines.host import Host, make_host
-from dovetail.engines.worker import Worker
+from dovetail.engines.unit_executor import UnitExecutor, make_executor
+from dovetail.engines.worker_context import Worker
 from dovetail.pipeline.stage import Stage, each
 from running.aids import PATIENCE_S
 
@@ -17,8 +17,8 @@ def crumb() -> memoryview:
     return memoryview(bytearray(64)).cast("q")
 
 
-def host(*stages: Stage) -> Host:
-    hosted = make_host(stages, Worker(1, "+".join(stage.name for stage in stages)))
+def host(*stages: Stage) -> UnitExecutor:
+    hosted = make_executor(stages, Worker(1, "+".join(stage.name for stage in stages)))
     hosted.setup()
     return hosted
 
@@ -87,11 +87,11 @@ def test_a_call_knows_the_keys_of_its_items(wrap: Any, batch_size: int, boom: bo
     hosted = host(*stages)
     outcome = hosted.run(range(7), list(range(7)), batch_size, crumb(), 5)
     assert bool(outcome.failures) == boom
-    seen = hosted._hosted[1].target.seen
+    seen = hosted._objects[1].target.seen
     assert len(seen) > 2
     for keys, items in seen:
         assert [str(key) for key in keys] == items
-    assert hosted._hosted[1].worker.item_keys == ()
+    assert hosted._objects[1].worker.item_keys == ()
 
 
 def test_threads_see_the_keys_of_their_own_calls() -> None:

@@ -7,9 +7,15 @@ from typing import Any, NoReturn
 
 import pytest
 
-from dovetail.engines.failures import DETAIL_CHARS, DETAILS_CHARS, LINE_CHARS, memory, tell
-from dovetail.engines.host import make_host
-from dovetail.engines.worker import Worker
+from dovetail.engines.exception_summary import (
+    MAX_DETAIL_CHARS,
+    MAX_LINE_CHARS,
+    MAX_MESSAGE_DETAIL_CHARS,
+    classify_memory_error,
+    summarize_exception,
+)
+from dovetail.engines.unit_executor import make_executor
+from dovetail.engines.worker_context import Worker
 from dovetail.pipeline.stage import Stage, each
 
 OutOfMemoryError = type("OutOfMemoryError", (RuntimeError,), {"__module__": "torch"})
@@ -25,7 +31,7 @@ def failed(raises: BaseException | type[BaseException], *, fused: bool = False) 
         return item
 
     stages = (Stage("a", each(bad)), *([Stage("b", each(bad))] if fused else ()))
-    outcome = make_host(stages, Worker(1, "u")).run(range(3), [0, 1, 2], 1, [0] * 4, 1)
+    outcome = make_executor(stages, Worker(1, "u")).run(range(3), [0, 1, 2], 1, [0] * 4, 1)
     assert outcome.items == [0, 2]
     (failure,) = outcome.failures
     assert (failure.start, failure.stop, failure.keys) == (1, 2, ((1,),))
@@ -96,7 +102,7 @@ def test_an_exception_that_is_raised_again_and_again_gathers_no_frames() -> None
         raise error
 
     for stages in ((Stage("a", each(bad)),), (Stage("a", each(bad)), Stage("b", each(bad)))):
-        failures = make_host(stages, Worker(1, "u")).run(range(50), list(range(50)), 1, [0] * 4, 1).failures
+        failures = make_executor(stages, Worker(1, "u")).run(range(50), list(range(50)), 1, [0] * 4, 1).failures
         assert {failure.detail.count("in bad") for failure in failures} == {1}
     assert error.__traceback__ is None
 
@@ -115,11 +121,11 @@ def test_lines_and_tracebacks_are_bounded() -> None:
     try:
         deep(5_000)
     except ValueError as error:
-        told = tell(error)
+        told = summarize_exception(error)
     finally:
         sys.setrecursionlimit(limit)
-    assert len(told.line) == LINE_CHARS
-    assert DETAIL_CHARS - 100 < len(told.detail) <= DETAIL_CHARS
+    assert len(told.line) == MAX_LINE_CHARS
+    assert MAX_DETAIL_CHARS - 100 < len(told.detail) <= MAX_DETAIL_CHARS
     assert told.detail.startswith("Traceback")
     assert "characters left out" in told.detail
 
@@ -128,18 +134,18 @@ def test_a_recursion_without_end_is_told() -> None:
     def endless(item: Any) -> Any:
         return endless(item)
 
-    (failure,) = make_host(each(endless), Worker(1, "u")).run(range(1), [1], 1, [0] * 4, 1).failures
+    (failure,) = make_executor(each(endless), Worker(1, "u")).run(range(1), [1], 1, [0] * 4, 1).failures
     assert failure.error.startswith("RecursionError: maximum recursion depth")
-    assert len(failure.detail) <= DETAIL_CHARS
+    assert len(failure.detail) <= MAX_DETAIL_CHARS
 
 
 def test_many_failures_of_a_message_do_not_fill_the_memory() -> None:
     def bad(item: int) -> int:
-        raise ValueError("x" * DETAIL_CHARS)
+        raise ValueError("x" * MAX_DETAIL_CHARS)
 
-    failures = make_host(each(bad), Worker(1, "u")).run(range(100), list(range(100)), 1, [0] * 4, 1).failures
+    failures = make_executor(each(bad), Worker(1, "u")).run(range(100), list(range(100)), 1, [0] * 4, 1).failures
     assert len(failures) == 100
-    assert sum(len(failure.detail) for failure in failures) < DETAILS_CHARS + DETAIL_CHARS
+    assert sum(len(failure.detail) for failure in failures) < MAX_MESSAGE_DETAIL_CHARS + MAX_DETAIL_CHARS
     assert failures[0].detail
     assert failures[-1].error == failures[0].error
 
@@ -166,7 +172,7 @@ def _from(error: BaseException, cause: BaseException) -> BaseException:
     ],
 )
 def test_running_out_of_memory_is_recognised(error: BaseException, out_of_memory: bool, on_gpu: bool) -> None:
-    assert memory(error) == (out_of_memory, on_gpu)
+    assert classify_memory_error(error) == (out_of_memory, on_gpu)
     if isinstance(error, Exception):
         failure = failed(error)
         assert (failure.out_of_memory, failure.on_gpu) == (out_of_memory, on_gpu)
@@ -175,10 +181,10 @@ def test_running_out_of_memory_is_recognised(error: BaseException, out_of_memory
 def test_a_chain_that_bites_its_tail_ends() -> None:
     one, two = ValueError(), ValueError()
     one.__cause__, two.__cause__ = two, one
-    assert memory(one) == (False, False)
-    assert "ValueError" in tell(one).detail
+    assert classify_memory_error(one) == (False, False)
+    assert "ValueError" in summarize_exception(one).detail
 
 
 def test_torch_itself_is_recognised() -> None:
     torch = pytest.importorskip("torch")
-    assert memory(torch.OutOfMemoryError("CUDA out of memory")) == (True, True)
+    assert classify_memory_error(torch.OutOfMemoryError("CUDA out of memory")) == (True, True)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dovetail.engines.host import Host, make_host
-from dovetail.engines.worker import Worker
+from dovetail.engines.unit_executor import UnitExecutor, make_executor
+from dovetail.engines.worker_context import Worker
 from dovetail.errors import PipelineError
 from dovetail.pipeline.stage import Stage, each
 from dovetail.resources.seat import Seat
@@ -25,12 +25,12 @@ def crumb() -> memoryview:
     return memoryview(bytearray(64)).cast("q")
 
 
-def host(*work: Any) -> Host:
+def host(*work: Any) -> UnitExecutor:
     stages = tuple(one if isinstance(one, Stage) else Stage(f"s{i}", one) for i, one in enumerate(work))
-    return make_host(stages, Worker(3, "+".join(stage.name for stage in stages)))
+    return make_executor(stages, Worker(3, "+".join(stage.name for stage in stages)))
 
 
-def ran(hosted: Host, items: list[Any], batch_size: int = 1) -> list[Any]:
+def ran(hosted: UnitExecutor, items: list[Any], batch_size: int = 1) -> list[Any]:
     outcome = hosted.run(range(len(items)), items, batch_size, crumb(), 1)
     assert outcome.failures == []
     return outcome.items
@@ -101,8 +101,8 @@ def test_functions_classes_and_objects_are_all_work(work: Any, expected: list[in
 
 def test_what_is_no_stage_is_a_function_of_lists() -> None:
     for work in (double, lambda items: [2 * item for item in items]):
-        assert ran(make_host(work, Worker(1, "job")), [1, 2, 3], 2) == [2, 4, 6]
-    hosted = make_host(Adds, Worker(1, "role"))
+        assert ran(make_executor(work, Worker(1, "job")), [1, 2, 3], 2) == [2, 4, 6]
+    hosted = make_executor(Adds, Worker(1, "role"))
     hosted.setup()
     assert hosted.target.worker.stage == "role"
     assert hosted.call("total", 1, b=2) == 13
@@ -115,7 +115,7 @@ def test_an_object_that_cannot_be_called_can_be_hosted_but_not_run() -> None:
         def hello(self) -> str:
             return "hello"
 
-    hosted = make_host(Silent, Worker(1, "role"))
+    hosted = make_executor(Silent, Worker(1, "role"))
     assert hosted.call("hello") == "hello"
     (failure,) = hosted.run(range(1), [1], 1, crumb(), 1).failures
     assert failure.error == "TypeError: 'Silent' object is not callable"
@@ -130,9 +130,9 @@ def test_calls_go_to_the_last_of_fused_stages() -> None:
 def test_setup_is_given_the_worker_with_its_own_stage() -> None:
     seat = Seat("n1", 2000)
     worker = Worker(9, "a+b", node="n1", seat=seat, gpus=(0, 1), cpus=2.0, memory_bytes=5, rank=1, ranks=2)
-    hosted = make_host((Stage("a", Adds), Stage("b", Adds)), worker)
+    hosted = make_executor((Stage("a", Adds), Stage("b", Adds)), worker)
     hosted.setup()
-    kept = [one.target.worker for one in hosted._hosted]
+    kept = [one.target.worker for one in hosted._objects]
     assert [one.stage for one in kept] == ["a", "b"]
     for one in kept:
         assert (one.id, one.unit, one.node, one.seat, one.gpus) == (9, "a+b", "n1", seat, (0, 1))
@@ -327,8 +327,8 @@ def test_a_setup_that_waits_is_refused_where_calls_are_not_awaited() -> None:
 def test_a_worker_without_async_stages_does_not_load_asyncio() -> None:
     code = """
         import sys
-        from dovetail.engines.host import make_host
-        from dovetail.engines.worker import Worker
+        from dovetail.engines.unit_executor import make_host
+        from dovetail.engines.worker_context import Worker
         make_host((lambda items: items), Worker(1, "u")).run(range(1), [1], 1, [0] * 4, 1)
         heavy = ["asyncio", "pydantic", "rich", "psutil", "yaml", "click", "traceback", "importlib.metadata"]
         print([name for name in heavy if name in sys.modules])

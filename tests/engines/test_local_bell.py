@@ -7,7 +7,7 @@ import signal
 from threading import Event, Thread
 from typing import TYPE_CHECKING
 
-from dovetail.engines.local.bell import Bell
+from dovetail.engines.local.engine import Wakeup
 from running.aids import PATIENCE_S
 
 if TYPE_CHECKING:
@@ -15,24 +15,24 @@ if TYPE_CHECKING:
 
 
 def test_a_signal_that_comes_while_it_is_rung_may_ring_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    bell = Bell()
+    bell = Wakeup()
     write = os.eventfd_write
     rung: list[int] = []
 
     def interrupted(fd: int, value: int) -> None:
         if not rung:
             rung.append(1)
-            bell._rings = False  # it was heard meanwhile
+            bell._is_pending = False  # it was heard meanwhile
             signal.raise_signal(signal.SIGUSR1)
         write(fd, value)
 
-    before = signal.signal(signal.SIGUSR1, lambda *_: bell.ring())
+    before = signal.signal(signal.SIGUSR1, lambda *_: bell.wake())
     monkeypatch.setattr(os, "eventfd_write", interrupted)
     done = Event()
     watch = Thread(target=lambda: done.wait(PATIENCE_S) or os._exit(1), daemon=True)  # a deadlock of the main thread
     watch.start()
     try:
-        bell.ring()
+        bell.wake()
     finally:
         done.set()
         watch.join()

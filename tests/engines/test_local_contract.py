@@ -11,8 +11,8 @@ from tempfile import mkdtemp
 from threading import Event as Never
 from typing import TYPE_CHECKING, assert_never
 
-from dovetail.control.commands import Hosted
-from dovetail.control.events import Cause
+from dovetail.control.commands import HostedObject
+from dovetail.control.events import LossCause
 from dovetail.engines.local.engine import LocalEngine
 from dovetail.engines.simulated.world import Gives, Hangs, Kills, OutOfMemory, Raises, Slow
 from engines.contract import EngineContract
@@ -22,7 +22,7 @@ from running.aids import is_there
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dovetail.control.segments import Segment
+    from dovetail.control.payload import Segment
     from dovetail.engines.simulated.world import Key
 
 
@@ -34,7 +34,7 @@ def outcome_of(does: Does, key: Key, wait: Callable[[], object]) -> list[Key]:
         case Raises(text):
             kind, _, message = text.partition(": ")
             raise getattr(builtins, kind)(message)
-        case Kills(Cause.EXIT, code):
+        case Kills(LossCause.EXIT, code):
             os._exit(code)
         case Kills():
             os.kill(os.getpid(), signal.SIGKILL)
@@ -79,8 +79,8 @@ class LocalRig(Rig):
         }
         self.pids: set[int] = set()
 
-    def hosted(self, name: str, slots: int) -> Hosted:
-        return Hosted(name, self._works[name], slots)
+    def hosted(self, name: str, slots: int) -> HostedObject:
+        return HostedObject(name, self._works[name], slots)
 
     def segment(self, keys: list[Key]) -> Segment:
         return self.engine.store(list(keys), keys)

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 import dovetail as dt
-from dovetail.engines.local.deaths import OutOfMemoryWatch
+from dovetail.engines.local.exit_cause import OomKillCounter
 from running.aids import (
     LONG,
     PLACE,
@@ -374,7 +374,7 @@ def test_a_kill_for_want_of_memory_is_recognised_and_leads_to_smaller_batches(
     counter = tmp_path / "memory.events"
     counter.write_text("oom_kill 4\n")
     monkeypatch.setattr(
-        "dovetail.engines.local.engine.OutOfMemoryWatch", lambda: OutOfMemoryWatch(((str(counter), "oom_kill"),))
+        "dovetail.engines.local.engine.OomKillCounter", lambda: OomKillCounter(((str(counter), "oom_kill"),))
     )
     run = run_of(dt.Stage("large", DiesOfMemory(str(counter), 4), batch_size=16, workers=1), source=range(160))
     assert sorted(run) == list(range(160))
@@ -388,7 +388,7 @@ def test_a_kill_that_the_kernel_did_not_count_is_not_called_want_of_memory(
     counter = tmp_path / "memory.events"
     counter.write_text("oom_kill 4\n")
     monkeypatch.setattr(
-        "dovetail.engines.local.engine.OutOfMemoryWatch", lambda: OutOfMemoryWatch(((str(counter), "oom_kill"),))
+        "dovetail.engines.local.engine.OomKillCounter", lambda: OomKillCounter(((str(counter), "oom_kill"),))
     )
     run = run_of(dt.Stage("dies", Once(tmp_path, {5}, kill_myself)), source=range(20))
     assert sorted(run) == list(range(20))
@@ -584,7 +584,7 @@ def test_chaos_with_everything_at_once_loses_and_doubles_nothing(seed: int) -> N
         there.wait()
         for number in range(items):
             if number % 60 == 30:
-                nursery = engine_of(handle[0])._nursery
+                nursery = engine_of(handle[0])._forkserver
                 pids = [nursery.pid] if nursery is not None and dice.random() < 0.2 else ready_pids_of(handle[0])
                 with suppress(ProcessLookupError, IndexError):
                     os.kill(pids[0], dice.choice([signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM]))

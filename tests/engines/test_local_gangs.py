@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import dovetail as dt
-from dovetail.control.commands import Hosted, RunBatches, StartWorker, StopWorker
-from dovetail.control.engine import WorkerGone
-from dovetail.control.events import BatchesDone, Cause, WorkerLost, WorkerReady, WorkerStopped
+from dovetail.control.commands import HostedObject, RunBatches, StartWorker, StopWorker
+from dovetail.control.engine import WorkerLostError
+from dovetail.control.events import BatchesDone, LossCause, WorkerLost, WorkerReady, WorkerStopped
 from dovetail.engines.local.engine import LocalEngine
 from dovetail.resources.seat import Seat
 from running.aids import is_there, losses, no_worker_is_left, patience, run_of, until
@@ -160,7 +160,7 @@ class Talks:
     def ask(self, worker: int, text: str) -> Any:
         try:
             return self.worker.call(worker, "talks", "hear", text, times=2).result(60)
-        except WorkerGone as error:
+        except WorkerLostError as error:
             return f"gone: {error}"
         except Exception as error:
             return f"{type(error).__name__}: {error}"
@@ -208,7 +208,7 @@ class Stage:
         self._message = 0
 
     def start(self, worker: int, work: object = Talks, slots: int = 1) -> None:
-        self.engine.submit([StartWorker(worker, (Seat("node-0", 100),), (Hosted("talks", work, slots),))])
+        self.engine.submit([StartWorker(worker, (Seat("node-0", 100),), (HostedObject("talks", work, slots),))])
         self.until(lambda: any(isinstance(event, WorkerReady) and event.worker == worker for event in self.log))
 
     def until(self, condition: Any) -> None:
@@ -302,7 +302,7 @@ def test_a_call_whose_target_dies_ends_with_worker_gone(stage: Stage) -> None:
     assert said.startswith("gone: ")
     stage.until(lambda: any(isinstance(event, WorkerLost) for event in stage.log))
     (lost,) = [event for event in stage.log if isinstance(event, WorkerLost)]
-    assert (lost.worker, lost.cause) == (2, Cause.SIGNAL)
+    assert (lost.worker, lost.cause) == (2, LossCause.SIGNAL)
     assert stage.done(stage.send(1, [(2, "again")]))[0].startswith("gone: ")
 
 
@@ -323,7 +323,7 @@ def test_the_answer_for_a_worker_that_died_meanwhile_hurts_nobody(stage: Stage) 
     stage.until(lambda: stage.engine.processes()[1][1])
     os.kill(stage.engine.processes()[1][1][0], signal.SIGKILL)
     stage.until(future.done)
-    assert isinstance(future.exception(0), WorkerGone)
+    assert isinstance(future.exception(0), WorkerLostError)
     assert stage.result(stage.engine.call(2, "talks", "who")) == 2
 
 

@@ -15,14 +15,19 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import dovetail as dt
-from dovetail.control.commands import Cancel, Hosted, RunBatches, StartWorker, StopWorker
-from dovetail.control.engine import WorkerGone
-from dovetail.control.events import BatchesDone, Cause, WorkerLost, WorkerReady, WorkerStopped
-from dovetail.control.writing import Piece
+from dovetail.control.commands import Cancel, HostedObject, RunBatches, StartWorker, StopWorker
+from dovetail.control.engine import WorkerLostError
+from dovetail.control.events import BatchesDone, LossCause, WorkerLost, WorkerReady, WorkerStopped
+from dovetail.control.payload import PartFileRange
+from dovetail.engines.local.code_pickle import PickledWork, pickle_hosted
 from dovetail.engines.local.engine import LocalEngine
-from dovetail.engines.local.seating import NOT_INHERITED, PATHS_OF_RAY, inherited_in, rendezvous
-from dovetail.engines.local.shipping import Shipped, shipped
-from dovetail.engines.local.spec import Home
+from dovetail.engines.local.worker_spec import (
+    DROPPED_VARIABLES,
+    RAY_PATH_SUFFIXES,
+    DriverContext,
+    agent_environment,
+    rendezvous_variables,
+)
 from dovetail.resources.seat import CardShare, Seat
 from ray_aids import driver
 from running.aids import PATIENCE_S, is_there, patience, until
@@ -35,7 +40,7 @@ if TYPE_CHECKING:
     from ray_aids import FakeCluster
 
 SEAT = Seat("node-0", 100)
-NO_HOME = Home((), "", {})
+NO_HOME = DriverContext((), "", {})
 
 
 @pytest.fixture(autouse=True)
@@ -67,7 +72,7 @@ class Scene:
 
         until(look, f"{what}; {self.logs}")
 
-    def ready(self, engine: LocalEngine, worker: int, hosted: Hosted, seat: Seat = SEAT) -> None:
+    def ready(self, engine: LocalEngine, worker: int, hosted: HostedObject, seat: Seat = SEAT) -> None:
         engine.submit([StartWorker(worker, (seat,), (hosted,))])
         self.wait_for(engine, WorkerReady, worker)
 
@@ -128,18 +133,18 @@ def place(items: list[int]) -> list[Any]:
 
 def test_code_that_was_packed_elsewhere_is_run_with_the_variables_its_stages_ask_for(scene: Scene) -> None:
     stage = dt.Stage("it", variable, env={"ASKED": "yes"})
-    sent = pickle.loads(pickle.dumps(shipped(Hosted("it", (stage,)))))
-    assert isinstance(sent, Shipped)
+    sent = pickle.loads(pickle.dumps(pickle_hosted(HostedObject("it", (stage,)))))
+    assert isinstance(sent, PickledWork)
     assert sent.env == {"ASKED": "yes"}
     engine = scene.agent(home=NO_HOME)
-    scene.ready(engine, 1, Hosted("it", sent))
+    scene.ready(engine, 1, HostedObject("it", sent))
     scene.send(engine, 1, 1, ["ASKED", "DOVETAIL_INSIDE"])
     assert scene.results(engine, 1, 1) == ["yes", "1"]
 
 
 def test_what_is_packed_already_stays_as_it_is() -> None:
-    sent = Shipped(b"code", {})
-    assert shipped(Hosted("it", sent)) is sent
+    sent = PickledWork(b"code", {})
+    assert pickle_hosted(HostedObject("it", sent)) is sent
 
 
 class Files:
@@ -151,9 +156,9 @@ class Files:
     def begin(self, name: str) -> None:
         self.path = self.folder / name
 
-    def write(self, keys: Any, items: list[Any]) -> Piece:
+    def write(self, keys: Any, items: list[Any]) -> PartFileRange:
         self.path.write_text(repr(items))
-        return Piece(self.path.name, 0, 0, len(items), [0], [0])
+        return PartFileRange(self.path.name, 0, 0, len(items), [0], [0])
 
     def end(self) -> None:
         pass
@@ -168,7 +173,9 @@ def test_a_writer_may_come_pickled(scene: Scene, tmp_path: Path) -> None:
     finally:
         cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
     engine = scene.agent(home=NO_HOME)
-    scene.ready(engine, 1, Hosted("it", shipped(Hosted("it", (dt.Stage("it", variable),))), writer=writer))
+    scene.ready(
+        engine, 1, HostedObject("it", pickle_hosted(HostedObject("it", (dt.Stage("it", variable),))), writer=writer)
+    )
     scene.send(engine, 1, 1, ["NO_SUCH_VARIABLE"])
     scene.done(engine, 1, 1)
     assert [file.read_text() for file in tmp_path.iterdir()] == ["[None]"]
@@ -177,9 +184,9 @@ def test_a_writer_may_come_pickled(scene: Scene, tmp_path: Path) -> None:
 def test_workers_are_in_the_drivers_place_as_far_as_it_is_here(scene: Scene, tmp_path: Path) -> None:
     (tmp_path / "lib").mkdir()
     gone = str(tmp_path / "gone")
-    home = Home((str(tmp_path / "lib"), gone, "lib", "nowhere", ""), str(tmp_path), {"FROM_DRIVER": "1"})
+    home = DriverContext((str(tmp_path / "lib"), gone, "lib", "nowhere", ""), str(tmp_path), {"FROM_DRIVER": "1"})
     engine = scene.agent(home=home)
-    hosted = Hosted("it", shipped(Hosted("it", (dt.Stage("it", place),))))
+    hosted = HostedObject("it", pickle_hosted(HostedObject("it", (dt.Stage("it", place),))))
     scene.ready(engine, 1, hosted)
     scene.send(engine, 1, 1, [1])
     ((folder, path),) = scene.results(engine, 1, 1)
@@ -187,13 +194,13 @@ def test_workers_are_in_the_drivers_place_as_far_as_it_is_here(scene: Scene, tmp
     assert path[:3] == [str(tmp_path / "lib"), "lib", ""]
     assert not {gone, "nowhere"} & set(path)
     # each once, and without what a test before may have put there by using Ray
-    own = [entry for entry in dict.fromkeys(sys.path) if entry and not entry.endswith(PATHS_OF_RAY)]
+    own = [entry for entry in dict.fromkeys(sys.path) if entry and not entry.endswith(RAY_PATH_SUFFIXES)]
     assert [entry for entry in path[3:] if entry] == own
 
 
 def test_where_the_drivers_folder_is_missing_workers_are_in_that_of_the_agent(scene: Scene, tmp_path: Path) -> None:
-    engine = scene.agent(home=Home((), str(tmp_path / "gone"), {}))
-    scene.ready(engine, 1, Hosted("it", shipped(Hosted("it", (dt.Stage("it", place),)))))
+    engine = scene.agent(home=DriverContext((), str(tmp_path / "gone"), {}))
+    scene.ready(engine, 1, HostedObject("it", pickle_hosted(HostedObject("it", (dt.Stage("it", place),)))))
     scene.send(engine, 1, 1, [1])
     ((folder, _),) = scene.results(engine, 1, 1)
     assert folder == str(Path.cwd())
@@ -204,16 +211,16 @@ def test_the_drivers_variables_win_over_the_machines_and_those_of_ray_are_left_o
 ) -> None:
     for name, value in {"OURS": "machine", "BOTH": "machine", "RAY_JOB_ID": "1", "OMP_NUM_THREADS": "1"}.items():
         monkeypatch.setenv(name, value)  # after this process began, as Ray does it
-    engine = scene.agent(home=Home((), "", {"BOTH": "driver", "RAY_ADDRESS": "here:1"}))
+    engine = scene.agent(home=DriverContext((), "", {"BOTH": "driver", "RAY_ADDRESS": "here:1"}))
     seat = Seat("node-0", 3000)
-    scene.ready(engine, 1, Hosted("it", shipped(Hosted("it", (dt.Stage("it", variable),)))), seat)
+    scene.ready(engine, 1, HostedObject("it", pickle_hosted(HostedObject("it", (dt.Stage("it", variable),)))), seat)
     scene.send(engine, 1, 1, ["OURS", "BOTH", "RAY_JOB_ID", "RAY_ADDRESS", "OMP_NUM_THREADS"])
     assert scene.results(engine, 1, 1) == ["machine", "driver", None, "here:1", "3"]
 
 
 def test_what_the_machine_itself_says_about_threads_is_kept() -> None:
     agent = {"OMP_NUM_THREADS": "7", "PYTHONBREAKPOINT": "ray.util.rpdb.set_trace", "RAY_RAYLET_PID": "5", "X": "1"}
-    assert inherited_in(agent, {"OMP_NUM_THREADS": "7"}, Home((), "", {"Y": "2"})) == {
+    assert agent_environment(agent, {"OMP_NUM_THREADS": "7"}, DriverContext((), "", {"Y": "2"})) == {
         "OMP_NUM_THREADS": "7",
         "X": "1",
         "Y": "2",
@@ -221,13 +228,17 @@ def test_what_the_machine_itself_says_about_threads_is_kept() -> None:
 
 
 def test_variables_that_count_at_the_start_of_an_interpreter_reach_workers_from_the_driver(scene: Scene) -> None:
-    engine = scene.agent(home=Home((), "", {"PYTHONHASHSEED": "77"}))
+    engine = scene.agent(home=DriverContext((), "", {"PYTHONHASHSEED": "77"}))
 
     def flags(items: list[int]) -> list[Any]:
         return [(sys.flags.hash_randomization, hash("a")) for _ in items]
 
-    scene.ready(engine, 1, Hosted("it", shipped(Hosted("it", (dt.Stage("it", flags),)))))
-    scene.ready(engine, 2, Hosted("it", shipped(Hosted("it", (dt.Stage("it", flags, env={"PYTHONHASHSEED": "77"}),)))))
+    scene.ready(engine, 1, HostedObject("it", pickle_hosted(HostedObject("it", (dt.Stage("it", flags),)))))
+    scene.ready(
+        engine,
+        2,
+        HostedObject("it", pickle_hosted(HostedObject("it", (dt.Stage("it", flags, env={"PYTHONHASHSEED": "77"}),)))),
+    )
     scene.send(engine, 1, 1, [1])
     scene.send(engine, 2, 2, [1])
     assert scene.results(engine, 1, 1) == scene.results(engine, 2, 2)
@@ -236,7 +247,7 @@ def test_variables_that_count_at_the_start_of_an_interpreter_reach_workers_from_
 def test_cards_have_the_names_that_the_agent_was_told(scene: Scene) -> None:
     engine = scene.agent(home=NO_HOME)
     engine.set_devices("node-0", {0: "5", 1: "GPU-abc", 3: "2"})
-    hosted = Hosted("it", shipped(Hosted("it", (dt.Stage("it", variable),))))
+    hosted = HostedObject("it", pickle_hosted(HostedObject("it", (dt.Stage("it", variable),))))
     scene.ready(engine, 1, hosted, Seat("node-0", 100, cards=(CardShare(3, 1000), CardShare(1, 1000))))
     scene.ready(engine, 2, hosted)
     scene.send(engine, 1, 1, ["CUDA_VISIBLE_DEVICES"])
@@ -253,14 +264,14 @@ GANG_SEATS = (Seat("a", 100), Seat("a", 100), Seat("b", 100), Seat("b", 100))
 
 def test_every_rank_gets_the_variables_that_torchrun_would_set() -> None:
     names = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK", "WORLD_SIZE", "GROUP_WORLD_SIZE")
-    found = [rendezvous(GANG_SEATS[:3], rank, 29500, "10.0.0.7") for rank in range(3)]
+    found = [rendezvous_variables(GANG_SEATS[:3], rank, 29500, "10.0.0.7") for rank in range(3)]
     assert [tuple(one[name] for name in names) for one in found] == [
         ("0", "0", "2", "0", "0", "3", "2"),
         ("1", "1", "2", "0", "0", "3", "2"),
         ("2", "0", "1", "1", "1", "3", "2"),
     ]
     assert {(one["MASTER_ADDR"], one["MASTER_PORT"]) for one in found} == {("10.0.0.7", "29500")}
-    assert set(found[0]) <= set(NOT_INHERITED)
+    assert set(found[0]) <= set(DROPPED_VARIABLES)
 
 
 class Reduces:
@@ -286,7 +297,9 @@ class Reduces:
 def test_a_gang_on_two_nodes_meets_and_only_its_first_rank_gives_results(scene: Scene) -> None:
     a, b = scene.agent(home=NO_HOME), scene.agent(home=NO_HOME)
     meeting = ("127.0.0.1", a.free_port())
-    command = StartWorker(1, GANG_SEATS, (Hosted("it", shipped(Hosted("it", (dt.Stage("it", Reduces),)))),))
+    command = StartWorker(
+        1, GANG_SEATS, (HostedObject("it", pickle_hosted(HostedObject("it", (dt.Stage("it", Reduces),)))),)
+    )
     a.start_ranks(command, (0, 1), meeting)
     b.start_ranks(command, (2, 3), meeting)
     for engine in (a, b):
@@ -319,7 +332,9 @@ class Says:
 
 def a_part(scene: Scene, ranks: tuple[int, ...]) -> LocalEngine:
     engine = scene.agent(home=NO_HOME)
-    command = StartWorker(1, GANG_SEATS, (Hosted("it", shipped(Hosted("it", (dt.Stage("it", Says),)))),))
+    command = StartWorker(
+        1, GANG_SEATS, (HostedObject("it", pickle_hosted(HostedObject("it", (dt.Stage("it", Says),)))),)
+    )
     engine.start_ranks(command, ranks, ("127.0.0.1", 1))
     scene.wait_for(engine, WorkerReady, 1)
     return engine
@@ -342,13 +357,13 @@ def test_a_lone_rank_of_a_gang_is_named_when_it_dies_and_its_messages_are_not_ta
     assert scene.done(engine, 1, 2).segments == []
     scene.send(engine, 1, 3, [("die", 3)])
     lost = scene.lost(engine, 1)
-    assert lost.cause is Cause.SIGNAL
+    assert lost.cause is LossCause.SIGNAL
     assert lost.detail.startswith("rank 3: signal 9")
 
 
 def test_one_process_needs_no_place_to_meet(scene: Scene) -> None:
     engine = scene.agent(home=NO_HOME)
-    hosted = Hosted("it", shipped(Hosted("it", (dt.Stage("it", variable),))))
+    hosted = HostedObject("it", pickle_hosted(HostedObject("it", (dt.Stage("it", variable),))))
     engine.start_ranks(StartWorker(1, (SEAT,), (hosted,)), (0,), None)
     scene.send(engine, 1, 1, ["RANK", "MASTER_ADDR"])
     assert scene.results(engine, 1, 1) == [None, None]
@@ -365,17 +380,17 @@ class Waits:
 
 def test_a_worker_that_the_agent_ends_is_lost_for_the_agents_reason(scene: Scene) -> None:
     engine = scene.agent()
-    scene.ready(engine, 1, Hosted("it", (dt.Stage("it", Waits),)))
+    scene.ready(engine, 1, HostedObject("it", (dt.Stage("it", Waits),)))
     scene.send(engine, 1, 7, [1])
     scene.until(lambda: engine.running(1) == (7,), "the message runs")
-    engine.lose(1, Cause.OUT_OF_MEMORY, "the node was full")
-    engine.lose(1, Cause.EXIT, "too late")
+    engine.end_worker(1, LossCause.OUT_OF_MEMORY, "the node was full")
+    engine.end_worker(1, LossCause.EXIT, "too late")
     lost = scene.lost(engine, 1)
-    assert (lost.cause, lost.detail) == (Cause.OUT_OF_MEMORY, "the node was full")
-    assert [crumb.message for crumb in lost.crumbs] == [7]
+    assert (lost.cause, lost.detail) == (LossCause.OUT_OF_MEMORY, "the node was full")
+    assert [crumb.message for crumb in lost.breadcrumbs] == [7]
     assert lost.peak_bytes > 1 << 20
-    engine.lose(1, Cause.EXIT, "it is not there any more")
-    engine.lose(99, Cause.EXIT, "it never was")
+    engine.end_worker(1, LossCause.EXIT, "it is not there any more")
+    engine.end_worker(99, LossCause.EXIT, "it never was")
 
 
 def test_a_worker_can_be_lost_while_it_is_set_up(scene: Scene) -> None:
@@ -387,9 +402,9 @@ def test_a_worker_can_be_lost_while_it_is_set_up(scene: Scene) -> None:
             return items
 
     engine = scene.agent()
-    engine.submit([StartWorker(1, (SEAT,), (Hosted("it", (dt.Stage("it", Sleeps),)),))])
-    engine.lose(1, Cause.OUT_OF_MEMORY, "the node was full")
-    assert scene.lost(engine, 1).cause is Cause.OUT_OF_MEMORY
+    engine.submit([StartWorker(1, (SEAT,), (HostedObject("it", (dt.Stage("it", Sleeps),)),))])
+    engine.end_worker(1, LossCause.OUT_OF_MEMORY, "the node was full")
+    assert scene.lost(engine, 1).cause is LossCause.OUT_OF_MEMORY
 
 
 # Calls
@@ -416,7 +431,7 @@ class Talks:
         signal.pause()
 
 
-TALKS = Hosted("it", Talks)
+TALKS = HostedObject("it", Talks)
 
 
 def arguments(*args: Any, **named: Any) -> bytes:
@@ -434,18 +449,18 @@ def test_a_call_of_a_worker_elsewhere_goes_there_and_back_unopened(scene: Scene,
     def pass_on(token: int, number: int, worker: int, hosted: str, method: str, body: bytes) -> None:
         asked.append((worker, hosted, method, type(body)))
         if at_once:
-            a.answer_foreign(token, number, True, pickle.dumps("at once"))
+            a.answer_foreign_call(token, number, True, pickle.dumps("at once"))
             return
-        future = b.call_packed(worker, hosted, method, body)
-        future.add_done_callback(lambda done: a.answer_foreign(token, number, *done.result(0)))
+        future = b.call_pickled(worker, hosted, method, body)
+        future.add_done_callback(lambda done: a.answer_foreign_call(token, number, *done.result(0)))
 
     a.on_foreign_call = pass_on
     said = "at once" if at_once else "2:hello"
-    assert scene.answer(a.call_packed(1, "it", "ask", arguments(2, text="hello"))) == (True, said)
+    assert scene.answer(a.call_pickled(1, "it", "ask", arguments(2, text="hello"))) == (True, said)
     assert asked == [(2, "it", "hear", bytes)]
     if not at_once:
-        assert scene.answer(a.call_packed(1, "it", "ask", arguments(2, "bad"))) == (True, "ValueError: bad word")
-        (_, said) = scene.answer(a.call_packed(1, "it", "ask", arguments(2, "die")))
+        assert scene.answer(a.call_pickled(1, "it", "ask", arguments(2, "bad"))) == (True, "ValueError: bad word")
+        (_, said) = scene.answer(a.call_pickled(1, "it", "ask", arguments(2, "die")))
         assert said == "WorkerGone: worker 2 is gone"
 
 
@@ -454,13 +469,13 @@ def test_a_call_of_a_worker_that_is_here_stays_here(scene: Scene) -> None:
     scene.ready(engine, 1, TALKS)
     scene.ready(engine, 2, TALKS)
     engine.on_foreign_call = lambda *_: pytest.fail("it is not for others")
-    assert scene.answer(engine.call_packed(1, "it", "ask", arguments(2, "hello"))) == (True, "2:hello")
+    assert scene.answer(engine.call_pickled(1, "it", "ask", arguments(2, "hello"))) == (True, "2:hello")
 
 
 def test_without_anybody_elsewhere_an_unknown_worker_is_gone(scene: Scene) -> None:
     engine = scene.agent()
     scene.ready(engine, 1, TALKS)
-    assert scene.answer(engine.call_packed(1, "it", "ask", arguments(2, "x"))) == (
+    assert scene.answer(engine.call_pickled(1, "it", "ask", arguments(2, "x"))) == (
         True,
         "WorkerGone: worker 2 is gone",
     )
@@ -472,29 +487,29 @@ def test_a_gang_whose_first_rank_is_elsewhere_is_called_there(scene: Scene) -> N
 
     def pass_on(token: int, number: int, worker: int, *_: object) -> None:
         asked.append(worker)
-        engine.answer_foreign(token, number, True, pickle.dumps("from rank 0"))
+        engine.answer_foreign_call(token, number, True, pickle.dumps("from rank 0"))
 
     engine.on_foreign_call = pass_on
     scene.ready(engine, 1, TALKS)
     engine.start_ranks(StartWorker(2, GANG_SEATS, (TALKS,)), (2, 3), ("127.0.0.1", 1))
     scene.wait_for(engine, WorkerReady, 2)
-    assert scene.answer(engine.call_packed(1, "it", "ask", arguments(2, "x"))) == (True, "from rank 0")
+    assert scene.answer(engine.call_pickled(1, "it", "ask", arguments(2, "x"))) == (True, "from rank 0")
     assert asked == [2]
 
 
 def test_the_end_of_a_call_is_told_in_bytes_whatever_it_is(scene: Scene) -> None:
     engine = scene.agent()
     scene.ready(engine, 1, TALKS)
-    fine, error = scene.answer(engine.call_packed(1, "it", "hear", arguments("bad")))
+    fine, error = scene.answer(engine.call_pickled(1, "it", "hear", arguments("bad")))
     assert (fine, type(error), str(error)) == (False, ValueError, "bad word")
-    fine, error = scene.answer(engine.call_packed(99, "it", "hear", arguments("x")))
-    assert (fine, type(error)) == (False, WorkerGone)
-    fine, error = scene.answer(engine.call_packed(1, "nobody", "hear", arguments("x")))
+    fine, error = scene.answer(engine.call_pickled(99, "it", "hear", arguments("x")))
+    assert (fine, type(error)) == (False, WorkerLostError)
+    fine, error = scene.answer(engine.call_pickled(1, "nobody", "hear", arguments("x")))
     assert (fine, type(error)) == (False, LookupError)
-    waiting = engine.call_packed(1, "it", "wait", arguments())
-    engine.lose(1, Cause.OUT_OF_MEMORY, "the node was full")
+    waiting = engine.call_pickled(1, "it", "wait", arguments())
+    engine.end_worker(1, LossCause.OUT_OF_MEMORY, "the node was full")
     fine, error = scene.answer(waiting)
-    assert (fine, type(error)) == (False, WorkerGone)
+    assert (fine, type(error)) == (False, WorkerLostError)
 
 
 def test_what_is_asked_and_answered_between_two_polls_is_sent_at_once(scene: Scene) -> None:
@@ -509,10 +524,10 @@ def test_what_is_asked_and_answered_between_two_polls_is_sent_at_once(scene: Sce
     engine.on_foreign_call = told
     scene.ready(engine, 1, TALKS)
     began = time.monotonic()
-    call = engine.call_packed(1, "it", "ask", arguments(2, "x"))
+    call = engine.call_pickled(1, "it", "ask", arguments(2, "x"))
     call.add_done_callback(lambda _: engine.nudge())
     engine.poll(PATIENCE_S)
-    engine.answer_foreign(*tokens[0], True, pickle.dumps("hello"))
+    engine.answer_foreign_call(*tokens[0], True, pickle.dumps("hello"))
     engine.poll(PATIENCE_S)
     assert call.done()
     assert time.monotonic() - began < PATIENCE_S
@@ -523,13 +538,13 @@ def test_the_answer_for_one_who_is_gone_hurts_nobody(scene: Scene) -> None:
     tokens: list[tuple[int, int]] = []
     engine.on_foreign_call = lambda token, number, *_: tokens.append((token, number))
     scene.ready(engine, 1, TALKS)
-    engine.call_packed(1, "it", "ask", arguments(2, "x"))
+    engine.call_pickled(1, "it", "ask", arguments(2, "x"))
     scene.until(lambda: tokens, "the call is told")
-    engine.lose(1, Cause.OUT_OF_MEMORY, "the node was full")
+    engine.end_worker(1, LossCause.OUT_OF_MEMORY, "the node was full")
     scene.lost(engine, 1)
-    engine.answer_foreign(*tokens[0], True, pickle.dumps("late"))
+    engine.answer_foreign_call(*tokens[0], True, pickle.dumps("late"))
     scene.ready(engine, 3, TALKS)
-    assert scene.answer(engine.call_packed(3, "it", "hear", arguments("on"))) == (True, "3:on")
+    assert scene.answer(engine.call_pickled(3, "it", "hear", arguments("on"))) == (True, "3:on")
 
 
 # Inside a process of Ray
@@ -542,8 +557,8 @@ import dovetail as dt
 from dovetail.control.commands import Hosted, RunBatches, StartWorker
 from dovetail.control.events import BatchesDone, WorkerLost
 from dovetail.engines.local.engine import LocalEngine
-from dovetail.engines.local.shipping import shipped
-from dovetail.engines.local.spec import Home
+from dovetail.engines.local.code_pickle import shipped
+from dovetail.engines.local.worker_spec import Home
 from dovetail.resources.seat import Seat
 
 class Looks:

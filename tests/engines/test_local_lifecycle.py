@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import dovetail as dt
-from dovetail.control.commands import Hosted, RunBatches, StartWorker
+from dovetail.control.commands import HostedObject, RunBatches, StartWorker
 from dovetail.control.events import WorkerReady
 from dovetail.engines.local.engine import LocalEngine
 from dovetail.resources.seat import Seat
@@ -267,7 +267,7 @@ class Naps:
 
 
 def nursery_of(run: dt.Run) -> int:
-    nursery = engine_of(run)._nursery
+    nursery = engine_of(run)._forkserver
     return nursery.pid if nursery is not None else 0
 
 
@@ -353,7 +353,7 @@ def test_many_workers_can_be_started_at_once() -> None:
     count = 600 if LONG else 320  # some 280 notices of a nursery fill its socket
     engine = LocalEngine()
     try:
-        hosted = (Hosted("a", "builtins:sorted", 1),)
+        hosted = (HostedObject("a", "builtins:sorted", 1),)
         engine.submit([StartWorker(number, (Seat("node-0", 10),), hosted) for number in range(count)])
         ready: set[int] = set()
 
@@ -409,7 +409,7 @@ def test_descriptors_are_as_before_after_an_engine_was_closed_with_busy_workers(
     LocalEngine().close()
     before = held()
     engine = LocalEngine()
-    hosted = (Hosted("a", Naps, 1),)
+    hosted = (HostedObject("a", Naps, 1),)
     engine.submit([StartWorker(number, (Seat("node-0", 100),), hosted) for number in range(3)])
     until(lambda: any(isinstance(event, WorkerReady) for event in engine.poll(0.1)), "one is ready")
     items = [np.zeros(100_000) for _ in range(4)]

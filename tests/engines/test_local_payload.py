@@ -18,33 +18,33 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dovetail.engines.local import payload
-from dovetail.engines.local.payload import (
-    ALIGN,
-    OUT_OF_BAND,
-    Packed,
+from dovetail.engines.local import payload_codec
+from dovetail.engines.local.payload_codec import (
+    ALIGN_BYTES,
+    MIN_OUT_OF_BAND_BYTES,
+    PackedPayload,
     Unpicklable,
-    extent,
-    inline,
-    lengths,
-    offsets,
-    pack,
-    split,
-    unpack,
-    unpicklable,
+    find_unpicklable,
+    join_layout,
+    layout_bytes,
+    pack_items,
+    part_lengths,
+    part_offsets,
+    split_layout,
+    unpack_payload,
 )
-from dovetail.engines.local.recover import Broken, recover
+from dovetail.engines.local.payload_recovery import BrokenItem, recover_items
 
 MB = 1_000_000
 
 
-def received(packed: Packed) -> tuple[memoryview, list[memoryview]]:
+def received(packed: PackedPayload) -> tuple[memoryview, list[memoryview]]:
     """What a worker has after the payload came in a message."""
-    return split(memoryview(bytearray(inline(packed))), lengths(packed))
+    return split_layout(memoryview(bytearray(join_layout(packed))), part_lengths(packed))
 
 
 def there_and_back(item: Any) -> Any:
-    _, items = unpack(*received(pack((), [item])))
+    _, items = unpack_payload(*received(pack_items((), [item])))
     return items[0]
 
 
@@ -52,7 +52,7 @@ def there_and_back(item: Any) -> Any:
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary()
 data = st.recursive(
-    scalars | st.binary(min_size=OUT_OF_BAND - 1, max_size=OUT_OF_BAND + 1).map(bytearray),
+    scalars | st.binary(min_size=MIN_OUT_OF_BAND_BYTES - 1, max_size=MIN_OUT_OF_BAND_BYTES + 1).map(bytearray),
     lambda inner: st.lists(inner, max_size=4) | st.tuples(inner, inner) | st.dictionaries(st.text(), inner, max_size=4),
     max_leaves=12,
 )
@@ -60,27 +60,27 @@ data = st.recursive(
 
 @given(st.lists(st.integers()), st.lists(data, max_size=6))
 def test_plain_data_comes_back_equal(keys: list[int], items: list[Any]) -> None:
-    packed = pack(keys, items)
+    packed = pack_items(keys, items)
     assert packed.items == len(items)
-    assert unpack(*received(packed)) == (keys, items)
+    assert unpack_payload(*received(packed)) == (keys, items)
 
 
 @given(st.lists(st.integers(0, 300), min_size=1, max_size=8))
 def test_the_layout_is_aligned_and_nothing_overlaps(sizes: list[int]) -> None:
-    starts = offsets(sizes)
-    assert [start % ALIGN for start in starts] == [0] * len(sizes)
+    starts = part_offsets(sizes)
+    assert [start % ALIGN_BYTES for start in starts] == [0] * len(sizes)
     ends = [start + size for start, size in zip(starts, sizes, strict=True)]
-    assert all(end <= start < end + ALIGN for end, start in zip(ends, starts[1:], strict=False))
-    assert extent(sizes) == ends[-1]
+    assert all(end <= start < end + ALIGN_BYTES for end, start in zip(ends, starts[1:], strict=False))
+    assert layout_bytes(sizes) == ends[-1]
 
 
 @given(st.binary(min_size=1), st.lists(st.binary(max_size=200), max_size=5))
 def test_splitting_undoes_inlining(stream: bytes, buffers: list[bytes]) -> None:
-    packed = Packed(0, [stream[:1], stream[1:]], [memoryview(buffer) for buffer in buffers])
-    joined = inline(packed)
+    packed = PackedPayload(0, [stream[:1], stream[1:]], [memoryview(buffer) for buffer in buffers])
+    joined = join_layout(packed)
     assert packed.size == len(stream) + sum(map(len, buffers))
-    assert len(joined) == extent(lengths(packed))
-    back, parts = split(memoryview(joined), lengths(packed))
+    assert len(joined) == layout_bytes(part_lengths(packed))
+    back, parts = split_layout(memoryview(joined), part_lengths(packed))
     assert (bytes(back), [bytes(part) for part in parts]) == (stream, buffers)
 
 
@@ -88,14 +88,14 @@ def test_large_bytes_are_not_copied_before_they_are_sent() -> None:
     items = [bytes(10 * MB), bytearray(10 * MB), "x" * 100]
     tracemalloc.start()
     try:
-        packed = pack((), items)
+        packed = pack_items((), items)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
     assert peak < MB
     assert [id(chunk) for chunk in packed.chunks if len(chunk) > MB] == [id(items[0]), id(items[1])]
     assert packed.size > 20 * MB
-    assert unpack(*received(packed))[1] == items
+    assert unpack_payload(*received(packed))[1] == items
 
 
 def test_shared_items_are_still_shared() -> None:
@@ -116,7 +116,7 @@ ARRAYS = {
     "datetimes": np.arange("2020-01-01", "2060-01-01", dtype="M8[D]"),
     "strings": np.array(["a", "bc"] * 2000),
     "booleans": np.ones(20_000, bool),
-    "unaligned length": np.ones(OUT_OF_BAND + 3, np.uint8),
+    "unaligned length": np.ones(MIN_OUT_OF_BAND_BYTES + 3, np.uint8),
 }
 
 
@@ -139,25 +139,25 @@ def test_an_array_of_objects_comes_back_equal() -> None:
 
 
 def test_a_read_only_array_stays_read_only() -> None:
-    array = np.arange(OUT_OF_BAND)
+    array = np.arange(MIN_OUT_OF_BAND_BYTES)
     array.flags.writeable = False
     assert not there_and_back(array).flags.writeable
 
 
 def test_only_large_buffers_leave_the_stream_and_without_a_copy() -> None:
-    small, large = np.zeros(OUT_OF_BAND - 1, np.uint8), np.zeros(OUT_OF_BAND, np.uint8)
-    packed = pack((), [small, large, small])
-    assert [len(buffer) for buffer in packed.buffers] == [OUT_OF_BAND]
+    small, large = np.zeros(MIN_OUT_OF_BAND_BYTES - 1, np.uint8), np.zeros(MIN_OUT_OF_BAND_BYTES, np.uint8)
+    packed = pack_items((), [small, large, small])
+    assert [len(buffer) for buffer in packed.buffers] == [MIN_OUT_OF_BAND_BYTES]
     large[:] = 7
-    assert bytes(packed.buffers[0]) == bytes([7] * OUT_OF_BAND)
+    assert bytes(packed.buffers[0]) == bytes([7] * MIN_OUT_OF_BAND_BYTES)
     assert [view.format for view in packed.buffers] == ["B"]
 
 
 def test_a_table_comes_back_equal_and_lies_outside_the_stream() -> None:
     table = pa.table({"n": list(range(10_000)), "s": [str(n) for n in range(10_000)], "none": [None] * 10_000})
-    packed = pack((), [table, pa.array([[1, 2], [], None]), table.to_batches()[0]])
-    assert lengths(packed)[0] < 10_000
-    _, (back, nested, batch) = unpack(*received(packed))
+    packed = pack_items((), [table, pa.array([[1, 2], [], None]), table.to_batches()[0]])
+    assert part_lengths(packed)[0] < 10_000
+    _, (back, nested, batch) = unpack_payload(*received(packed))
     assert back.equals(table)
     assert nested.to_pylist() == [[1, 2], [], None]
     assert batch.equals(table.to_batches()[0])
@@ -192,26 +192,26 @@ def test_a_tensor_comes_back_equal_and_can_be_written(dtype: torch.dtype, shape:
 
 def test_a_large_tensor_lies_outside_the_stream_without_a_copy() -> None:
     tensor = torch.ones(10_000)
-    packed = pack((), [tensor])
+    packed = pack_items((), [tensor])
     assert [len(buffer) for buffer in packed.buffers] == [40_000]
-    assert lengths(packed)[0] < 300
+    assert part_lengths(packed)[0] < 300
     tensor[0] = 3
-    assert unpack(*received(packed))[1][0][0] == 3
+    assert unpack_payload(*received(packed))[1][0][0] == 3
 
 
 def test_a_slice_of_a_large_tensor_takes_only_its_own_bytes() -> None:
     whole = torch.arange(1_000_000)
-    packed = pack((), [whole[10:20], whole.reshape(1000, 1000)[:, 3]])
+    packed = pack_items((), [whole[10:20], whole.reshape(1000, 1000)[:, 3]])
     assert packed.size < 10_000
-    one, column = unpack(*received(packed))[1]
+    one, column = unpack_payload(*received(packed))[1]
     assert one.tolist() == list(range(10, 20))
     assert torch.equal(column, whole.reshape(1000, 1000)[:, 3])
 
 
 def test_an_expanded_tensor_does_not_grow() -> None:
-    packed = pack((), [torch.ones(1).expand(1_000_000)])
+    packed = pack_items((), [torch.ones(1).expand(1_000_000)])
     assert packed.size < 10_000
-    assert unpack(*received(packed))[1][0].shape == (1_000_000,)
+    assert unpack_payload(*received(packed))[1][0].shape == (1_000_000,)
 
 
 def test_a_leaf_that_wants_a_gradient_still_does() -> None:
@@ -227,7 +227,7 @@ def test_unusual_tensors_come_back_by_torchs_own_way() -> None:
     sparse = torch.eye(100).to_sparse()
     conjugate = torch.ones(3, dtype=torch.complex64).conj() * 1j
     items = [torch.nn.Parameter(torch.ones(5000)), leaf * 2, marked, sparse, conjugate.conj()]
-    parameter, product, noted, thin, turned = unpack(*received(pack((), items)))[1]
+    parameter, product, noted, thin, turned = unpack_payload(*received(pack_items((), items)))[1]
     assert type(parameter) is torch.nn.Parameter
     assert torch.equal(product, torch.full((5000,), 2.0))
     assert noted.note == "kept"
@@ -236,23 +236,26 @@ def test_unusual_tensors_come_back_by_torchs_own_way() -> None:
 
 
 def test_a_tensor_in_read_only_bytes_is_copied_not_warned_about() -> None:
-    packed = pack((), [torch.ones(10_000), torch.ones(3)])
-    _, (large, small) = unpack(*split(memoryview(inline(packed)), lengths(packed)))
+    packed = pack_items((), [torch.ones(10_000), torch.ones(3)])
+    _, (large, small) = unpack_payload(*split_layout(memoryview(join_layout(packed)), part_lengths(packed)))
     large += 1
     small += 1
     assert (large.sum(), small.sum()) == (20_000, 6)
 
 
 def test_nobody_elses_pickles_change() -> None:
-    pack((), [torch.ones(3)])
+    pack_items((), [torch.ones(3)])
     assert b"dovetail" not in pickle.dumps(torch.ones(3))
 
 
 def test_importing_the_modules_loads_nothing_heavy() -> None:
     heavy = ["numpy", "torch", "pyarrow", "cloudpickle", "ctypes", "tempfile", "dataclasses", "pathlib"]
-    modules = "dovetail.engines.local.payload, dovetail.engines.local.pool, dovetail.engines.local.recover"
+    modules = (
+        "dovetail.engines.local.payload_codec, dovetail.engines.local.buffer_pool, "
+        "dovetail.engines.local.payload_recovery"
+    )
     code = f"import sys, dovetail; before = set(sys.modules); import {modules}; "
-    code += "from dovetail.engines.local.payload import pack; pack((), [1, b'x']); "
+    code += "from dovetail.engines.local.payload_codec import pack; pack((), [1, b'x']); "
     code += f"print([name for name in {heavy} if name in set(sys.modules) - before])"
     shown = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert shown.stdout.strip() == "[]"
@@ -269,13 +272,13 @@ def test_what_pickle_cannot_name_goes_by_value() -> None:
         def total(self) -> int:
             return int(self.array.sum())
 
-    packed = pack((), [Local(np.ones(OUT_OF_BAND)), lambda x: x + 1, torch.ones(OUT_OF_BAND)])
-    assert [len(buffer) for buffer in packed.buffers] == [8 * OUT_OF_BAND, 4 * OUT_OF_BAND]
-    code = "import sys, pickle; from dovetail.engines.local.payload import unpack, split\n"
+    packed = pack_items((), [Local(np.ones(MIN_OUT_OF_BAND_BYTES)), lambda x: x + 1, torch.ones(MIN_OUT_OF_BAND_BYTES)])
+    assert [len(buffer) for buffer in packed.buffers] == [8 * MIN_OUT_OF_BAND_BYTES, 4 * MIN_OUT_OF_BAND_BYTES]
+    code = "import sys, pickle; from dovetail.engines.local.payload_codec import unpack, split\n"
     code += "joined, lengths = pickle.load(sys.stdin.buffer)\n"
     code += "_, (one, two, three) = unpack(*split(memoryview(joined), lengths))\n"
     code += "print(one.total(), two(1), int(three.sum()))"
-    sent = pickle.dumps((bytearray(inline(packed)), lengths(packed)))
+    sent = pickle.dumps((bytearray(join_layout(packed)), part_lengths(packed)))
     shown = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, input=sent)
     assert shown.stdout.split() == [b"8192", b"2", b"8192"]
 
@@ -286,20 +289,20 @@ def test_the_item_that_cannot_be_pickled_is_named(bad: object, index: int) -> No
     items: list[Any] = [lambda: 1, 2, 3, 4]
     items[index] = {"deep": [bad]}
     with pytest.raises(Unpicklable) as caught:
-        pack((), items)
+        pack_items((), items)
     assert caught.value.index == index
     assert caught.value.error_text.startswith("TypeError: cannot pickle")
-    assert list(unpicklable(items)) == [(index, caught.value.error_text)]
+    assert list(find_unpicklable(items)) == [(index, caught.value.error_text)]
 
 
 def test_all_bad_items_can_be_told_at_once() -> None:
     items = [1, threading.Lock(), lambda: 1, threading.Lock()]
-    assert [index for index, _ in unpicklable(items)] == [1, 3]
+    assert [index for index, _ in find_unpicklable(items)] == [1, 3]
 
 
 def test_keys_that_cannot_be_pickled_are_no_items_fault() -> None:
     with pytest.raises(Unpicklable) as caught:
-        pack([threading.Lock()], [1, 2])
+        pack_items([threading.Lock()], [1, 2])
     assert caught.value.index == -1
     assert "as a whole" in str(caught.value)
 
@@ -309,7 +312,7 @@ def test_an_item_nested_too_deeply_is_named() -> None:
     for _ in range(100_000):
         deep = [deep]
     with pytest.raises(Unpicklable) as caught:
-        pack((), [1, deep])
+        pack_items((), [1, deep])
     assert caught.value.index == 1
     while deep:  # else the interpreter's own stack would suffer when it goes
         deep = deep[0]
@@ -332,14 +335,14 @@ class Rude:
 
 def test_running_out_of_memory_is_not_the_items_fault() -> None:
     with pytest.raises(MemoryError):
-        pack((), [1, RunsOut()])
+        pack_items((), [1, RunsOut()])
     with pytest.raises(MemoryError):
-        pack((), [lambda: 1, RunsOut()])
+        pack_items((), [lambda: 1, RunsOut()])
 
 
 def test_an_error_that_cannot_be_told_has_at_least_a_name() -> None:
     with pytest.raises(Unpicklable) as caught:
-        pack((), [Rude()])
+        pack_items((), [Rude()])
     assert caught.value.error_text == "Silent"
     assert pickle.loads(pickle.dumps(caught.value)).error_text == "Silent"
 
@@ -419,14 +422,14 @@ class BadNew:
 
 def recovered(items: list[Any], monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The items as they are recovered after the loading of their payload failed."""
-    stream, buffers = received(pack(list(range(len(items))), items))
+    stream, buffers = received(pack_items(list(range(len(items))), items))
     with monkeypatch.context() as patch:
         patch.setattr(BadHash, "bad", True)
         patch.setattr(BadNew, "bad", True)
         patch.delattr(sys.modules[__name__], "gone")
         with pytest.raises((ValueError, RuntimeError, AttributeError)):
-            unpack(stream, buffers)
-        keys, found = recover(stream, buffers)
+            unpack_payload(stream, buffers)
+        keys, found = recover_items(stream, buffers)
     assert keys == list(range(len(items)))
     assert len(found) == len(items)
     return found
@@ -460,14 +463,14 @@ WRAPS: dict[str, Any] = {
 @pytest.mark.parametrize("kind", BAD)
 def test_exactly_the_bad_items_are_broken(kind: str, wrap: str, monkeypatch: pytest.MonkeyPatch) -> None:
     make, text = BAD[kind]
-    array = np.arange(OUT_OF_BAND)
+    array = np.arange(MIN_OUT_OF_BAND_BYTES)
     good: list[Any] = [1, Plain([2]), array, deque([3]), Told(4), {5}, frozenset([6]), {"k": Plain(7)}]
     for place in (0, 4, len(good)):
         found = recovered([*good[:place], WRAPS[wrap](make()), *good[place:]], monkeypatch)
         broken = found.pop(place)
-        assert type(broken) is Broken
+        assert type(broken) is BrokenItem
         assert broken.error_text.startswith(text)
-        assert not any(type(item) is Broken for item in found)
+        assert not any(type(item) is BrokenItem for item in found)
         assert (found[0], found[1].value, found[3], found[4]) == (1, [2], deque([3]), "told 4")
         assert (found[5], found[6], found[7]["k"].value) == ({5}, {6}, 7)
         assert np.array_equal(found[2], array)
@@ -477,7 +480,7 @@ def test_exactly_the_bad_items_are_broken(kind: str, wrap: str, monkeypatch: pyt
 def test_all_items_that_share_a_broken_object_are_broken(monkeypatch: pytest.MonkeyPatch) -> None:
     shared = BadState(1)
     kinds = [type(item) for item in recovered([Plain(shared), 1, [shared], Plain(2)], monkeypatch)]
-    assert kinds == [Broken, int, Broken, Plain]
+    assert kinds == [BrokenItem, int, BrokenItem, Plain]
 
 
 def test_an_object_that_leads_to_a_broken_one_only_later_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -485,13 +488,13 @@ def test_an_object_that_leads_to_a_broken_one_only_later_is_broken(monkeypatch: 
     inner = Plain(loop)  # complete before the list it refers to is
     loop += [inner, BadReduce()]
     kinds = [type(item) for item in recovered([loop, inner, 3], monkeypatch)]
-    assert kinds == [Broken, Broken, int]
+    assert kinds == [BrokenItem, BrokenItem, int]
 
 
 def test_the_same_class_missing_many_times(monkeypatch: pytest.MonkeyPatch) -> None:
     items = [Plain(gone) if index % 3 else index for index in range(3000)]
     found = recovered(items, monkeypatch)
-    assert [index for index, item in enumerate(found) if type(item) is not Broken] == list(range(0, 3000, 3))
+    assert [index for index, item in enumerate(found) if type(item) is not BrokenItem] == list(range(0, 3000, 3))
 
 
 def test_what_cloudpickle_wrote_is_recovered_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -500,37 +503,37 @@ def test_what_cloudpickle_wrote_is_recovered_as_well(monkeypatch: pytest.MonkeyP
 
     captured = BadReduce()
     found = recovered([Local(1), lambda: captured, lambda: 5, Local(captured)], monkeypatch)
-    assert [type(item) is Broken for item in found] == [False, True, False, True]
+    assert [type(item) is BrokenItem for item in found] == [False, True, False, True]
     assert (found[0].value, found[2]()) == (1, 5)
 
 
 @pytest.mark.parametrize("keep", [0, 1, 20, -1])
 def test_a_damaged_stream_is_not_recovered(keep: int) -> None:
-    stream = bytes(received(pack([1, 2], ["one", "two"]))[0])
+    stream = bytes(received(pack_items([1, 2], ["one", "two"]))[0])
     with pytest.raises(pickle.UnpicklingError, match="damaged"):
-        recover(stream[:keep], [])
+        recover_items(stream[:keep], [])
 
 
 def test_what_is_no_payload_is_not_recovered() -> None:
     with pytest.raises(pickle.UnpicklingError, match="not a payload"):
-        recover(pickle.dumps([1, 2]), [])
+        recover_items(pickle.dumps([1, 2]), [])
 
 
 def test_broken_keys_are_not_recovered() -> None:
-    stream, _ = received(pack([BadReduce()], [1]))
+    stream, _ = received(pack_items([BadReduce()], [1]))
     with pytest.raises(pickle.UnpicklingError, match="the keys cannot be loaded: RuntimeError: cannot be made"):
-        recover(stream, [])
+        recover_items(stream, [])
 
 
 def test_running_out_of_memory_is_not_recovered(monkeypatch: pytest.MonkeyPatch) -> None:
     def run_out(*args: object) -> NoReturn:
         raise MemoryError
 
-    stream, _ = received(pack([1], [BadReduce()]))
+    stream, _ = received(pack_items([1], [BadReduce()]))
     monkeypatch.setattr(sys.modules[__name__], "refuse", run_out)
     with pytest.raises(MemoryError):
-        recover(stream, [])
+        recover_items(stream, [])
 
 
 def test_the_limits_make_sense() -> None:
-    assert OUT_OF_BAND < payload.INLINE_LIMIT
+    assert MIN_OUT_OF_BAND_BYTES < payload_codec.MAX_INLINE_BYTES

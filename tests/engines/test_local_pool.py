@@ -17,10 +17,10 @@ import pyarrow as pa
 import pytest
 import torch
 
-from dovetail.engines.local import pool as pool_module
-from dovetail.engines.local.payload import pack, unpack
-from dovetail.engines.local.pool import Placed, Pool, Reading
-from dovetail.engines.local.recover import Broken, recover
+from dovetail.engines.local import buffer_pool as pool_module
+from dovetail.engines.local.buffer_pool import BufferPool, MappedPayload, PlacedPayload
+from dovetail.engines.local.payload_codec import pack_items, unpack_payload
+from dovetail.engines.local.payload_recovery import BrokenItem, recover_items
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,12 +41,12 @@ class BadReduce:
         return refuse, (1,)
 
 
-def load(placed: Placed) -> tuple[Reading, list[Any]]:
-    reading = Reading(placed.fd, placed.lengths)
-    return reading, unpack(reading.stream, reading.buffers)[1]
+def load(placed: PlacedPayload) -> tuple[MappedPayload, list[Any]]:
+    reading = MappedPayload(placed.fd, placed.lengths)
+    return reading, unpack_payload(reading.stream, reading.buffers)[1]
 
 
-def values(placed: Placed) -> list[int]:
+def values(placed: PlacedPayload) -> list[int]:
     """The first element of each array in it; it must be all of one value."""
     reading, items = load(placed)
     found = [int(item[0]) for item in items]
@@ -79,21 +79,21 @@ def _tests_before_left_no_memory() -> None:
 
 
 @pytest.fixture
-def pool(tmp_path: Path) -> Iterator[Pool]:
+def pool(tmp_path: Path) -> Iterator[BufferPool]:
     """A pool after which nothing is open that was not, and mappings are as before."""
     before = open_files(), shared_mappings()
-    made = Pool(64 * MB, tmp_path / "spill")
+    made = BufferPool(64 * MB, tmp_path / "spill")
     yield made
     made.close()
     assert (open_files() - before[0], shared_mappings()) == (Counter(), before[1])
 
 
-def test_a_payload_comes_back(pool: Pool) -> None:
+def test_a_payload_comes_back(pool: BufferPool) -> None:
     items = [array(1), torch.ones(MB), pa.array(range(MB)), bytes(MB), bytearray(MB), {"a": [1, "x"]}]
-    placed = pool.put(pack([7], items))
+    placed = pool.put(pack_items([7], items))
     assert not placed.spilled
-    reading = Reading(placed.fd, placed.lengths)
-    keys, back = unpack(reading.stream, reading.buffers)
+    reading = MappedPayload(placed.fd, placed.lengths)
+    keys, back = unpack_payload(reading.stream, reading.buffers)
     assert keys == [7]
     assert (back[0] == 1).all()
     assert torch.equal(back[1], items[1])
@@ -103,38 +103,38 @@ def test_a_payload_comes_back(pool: Pool) -> None:
     assert reading.close()
 
 
-def test_a_payload_of_very_many_parts_comes_back(pool: Pool) -> None:
+def test_a_payload_of_very_many_parts_comes_back(pool: BufferPool) -> None:
     items = [bytes([n % 251]) * 70_000 for n in range(1500)]
     for _ in range(2):  # written first, then copied into the mapping
-        placed = pool.put(pack((), items))
+        placed = pool.put(pack_items((), items))
         reading, back = load(placed)
         assert back == items
         assert reading.close()
         pool.free(placed.buffer)
 
 
-def test_a_freed_buffer_is_used_again(pool: Pool) -> None:
-    first = pool.put(pack((), [array(1)]))
+def test_a_freed_buffer_is_used_again(pool: BufferPool) -> None:
+    first = pool.put(pack_items((), [array(1)]))
     pool.free(first.buffer)
     for fill in range(2, 6):
-        again = pool.put(pack((), [array(fill)]))
+        again = pool.put(pack_items((), [array(fill)]))
         assert (again.buffer, again.fd) == (first.buffer, first.fd)
         assert values(again) == [fill]
         pool.free(again.buffer)
     assert open_files()["memfd"] == 1 + (sys.version_info < (3, 13))
 
 
-def test_a_buffer_in_use_is_not_touched(pool: Pool) -> None:
-    placed = [pool.put(pack((), [array(fill)])) for fill in range(5)]
+def test_a_buffer_in_use_is_not_touched(pool: BufferPool) -> None:
+    placed = [pool.put(pack_items((), [array(fill)])) for fill in range(5)]
     assert len({one.buffer for one in placed}) == 5
     assert [values(one) for one in placed] == [[fill] for fill in range(5)]
 
 
-def test_slightly_larger_payloads_use_the_same_buffer(pool: Pool) -> None:
+def test_slightly_larger_payloads_use_the_same_buffer(pool: BufferPool) -> None:
     size = MB
     numbers = set()
     for step in range(8):
-        placed = pool.put(pack((), [array(step, size)]))
+        placed = pool.put(pack_items((), [array(step, size)]))
         numbers.add(placed.buffer)
         assert values(placed) == [step]
         pool.free(placed.buffer)
@@ -142,25 +142,25 @@ def test_slightly_larger_payloads_use_the_same_buffer(pool: Pool) -> None:
     assert len(numbers) == 1
 
 
-def test_much_smaller_payloads_get_a_buffer_of_their_own(pool: Pool) -> None:
-    large = pool.put(pack((), [array(1, 10 * MB)]))
+def test_much_smaller_payloads_get_a_buffer_of_their_own(pool: BufferPool) -> None:
+    large = pool.put(pack_items((), [array(1, 10 * MB)]))
     pool.free(large.buffer)
-    assert pool.put(pack((), [array(2, 4 * MB)])).buffer != large.buffer
-    assert pool.put(pack((), [array(2, 9 * MB)])).buffer == large.buffer
+    assert pool.put(pack_items((), [array(2, 4 * MB)])).buffer != large.buffer
+    assert pool.put(pack_items((), [array(2, 9 * MB)])).buffer == large.buffer
 
 
-def test_the_smallest_buffer_that_fits_is_taken(pool: Pool) -> None:
-    placed = [pool.put(pack((), [array(1, size)])) for size in (4 * MB, 3 * MB, 5 * MB)]
+def test_the_smallest_buffer_that_fits_is_taken(pool: BufferPool) -> None:
+    placed = [pool.put(pack_items((), [array(1, size)])) for size in (4 * MB, 3 * MB, 5 * MB)]
     for one in placed:
         pool.free(one.buffer)
-    assert pool.put(pack((), [array(2, 3 * MB - 5000)])).buffer == placed[1].buffer
+    assert pool.put(pack_items((), [array(2, 3 * MB - 5000)])).buffer == placed[1].buffer
 
 
-def test_a_discarded_buffer_is_never_used_again(pool: Pool) -> None:
-    first = pool.put(pack((), [array(1)]))
+def test_a_discarded_buffer_is_never_used_again(pool: BufferPool) -> None:
+    first = pool.put(pack_items((), [array(1)]))
     pool.discard(first.buffer)
     pool.free(first.buffer)
-    assert pool.put(pack((), [array(2)])).buffer != first.buffer
+    assert pool.put(pack_items((), [array(2)])).buffer != first.buffer
     assert open_files()["memfd"] == 1
 
 
@@ -173,9 +173,9 @@ KEPT: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("kind", KEPT)
-def test_a_view_that_is_kept_is_noticed_and_stays_as_it_is(pool: Pool, kind: str) -> None:
+def test_a_view_that_is_kept_is_noticed_and_stays_as_it_is(pool: BufferPool, kind: str) -> None:
     make, keep, unchanged = KEPT[kind]
-    placed = pool.put(pack((), [make()]))
+    placed = pool.put(pack_items((), [make()]))
     mapped = shared_mappings()
     reading, items = load(placed)
     kept = keep(items[0])
@@ -185,24 +185,24 @@ def test_a_view_that_is_kept_is_noticed_and_stays_as_it_is(pool: Pool, kind: str
     assert unchanged(kept)
     pool.discard(placed.buffer)
     for fill in range(3):
-        pool.free(pool.put(pack((), [array(fill)])).buffer)
+        pool.free(pool.put(pack_items((), [array(fill)])).buffer)
     assert unchanged(kept)
     del kept
     assert shared_mappings() == mapped + 1  # the one that was used again
 
 
-def test_a_kept_view_would_change_if_its_buffer_were_used_again(pool: Pool) -> None:
+def test_a_kept_view_would_change_if_its_buffer_were_used_again(pool: BufferPool) -> None:
     """Why `close` has to tell: copy-on-write protects the producer, not the reader."""
-    placed = pool.put(pack((), [array(1)]))
+    placed = pool.put(pack_items((), [array(1)]))
     reading, items = load(placed)
     assert not reading.close()
     pool.free(placed.buffer)
-    pool.put(pack((), [array(2)]))
+    pool.put(pack_items((), [array(2)]))
     assert items[0][0] == 2
 
 
-def test_what_a_reader_writes_is_seen_by_nobody_else(pool: Pool) -> None:
-    placed = pool.put(pack((), [array(1), torch.ones(MB)]))
+def test_what_a_reader_writes_is_seen_by_nobody_else(pool: BufferPool) -> None:
+    placed = pool.put(pack_items((), [array(1), torch.ones(MB)]))
     reading, items = load(placed)
     other, others = load(placed)
     items[0][:] = 9
@@ -214,46 +214,49 @@ def test_what_a_reader_writes_is_seen_by_nobody_else(pool: Pool) -> None:
     del items, others, those
     assert [one.close() for one in (reading, other, later)] == [True, True, True]
     pool.free(placed.buffer)
-    again = pool.put(pack((), [array(3), torch.full((MB,), 3.0)]))
+    again = pool.put(pack_items((), [array(3), torch.full((MB,), 3.0)]))
     assert again.buffer == placed.buffer
     assert values(again) == [3, 3]
 
 
-def test_the_descriptor_may_be_closed_once_it_is_mapped(pool: Pool) -> None:
-    placed = pool.put(pack((), [array(4)]))
+def test_the_descriptor_may_be_closed_once_it_is_mapped(pool: BufferPool) -> None:
+    placed = pool.put(pack_items((), [array(4)]))
     copy = os.dup(placed.fd)
-    reading = Reading(copy, placed.lengths)
+    reading = MappedPayload(copy, placed.lengths)
     os.close(copy)
     pool.discard(placed.buffer)
-    _, items = unpack(reading.stream, reading.buffers)
+    _, items = unpack_payload(reading.stream, reading.buffers)
     assert (items[0] == 4).all()
     del items
     assert reading.close()
     assert reading.close()
 
 
-def test_a_failed_load_keeps_nothing_mapped(pool: Pool) -> None:
-    placed = pool.put(pack((), [array(4), BadReduce(), torch.ones(MB)]))
-    reading = Reading(placed.fd, placed.lengths)
+def test_a_failed_load_keeps_nothing_mapped(pool: BufferPool) -> None:
+    placed = pool.put(pack_items((), [array(4), BadReduce(), torch.ones(MB)]))
+    reading = MappedPayload(placed.fd, placed.lengths)
     with pytest.raises(RuntimeError, match="cannot be made") as caught:
-        unpack(reading.stream, reading.buffers)
+        unpack_payload(reading.stream, reading.buffers)
     assert caught.tb is not None  # whose frames still refer to the views
-    _, (first, bad, last) = recover(reading.stream, reading.buffers)
-    assert (first.sum(), type(bad), last.sum()) == (4 * MB, Broken, MB)
+    _, (first, bad, last) = recover_items(reading.stream, reading.buffers)
+    assert (first.sum(), type(bad), last.sum()) == (4 * MB, BrokenItem, MB)
     del first, last
     assert reading.close()
 
 
-def test_a_payload_that_is_cut_short_is_an_error_not_a_crash(pool: Pool) -> None:
-    placed = pool.put(pack((), [array(4)]))
+def test_a_payload_that_is_cut_short_is_an_error_not_a_crash(pool: BufferPool) -> None:
+    placed = pool.put(pack_items((), [array(4)]))
     with pytest.raises(ValueError, match="mmap length"):
-        Reading(placed.fd, (*placed.lengths, 10 * MB))
+        MappedPayload(placed.fd, (*placed.lengths, 10 * MB))
 
 
-def test_another_process_reads_it(pool: Pool) -> None:
-    pool.free(pool.put(pack((), [array(1)])).buffer)
-    placed = pool.put(pack((), [array(6)]))
-    code = "from dovetail.engines.local.pool import Reading; from dovetail.engines.local.payload import unpack\n"
+def test_another_process_reads_it(pool: BufferPool) -> None:
+    pool.free(pool.put(pack_items((), [array(1)])).buffer)
+    placed = pool.put(pack_items((), [array(6)]))
+    code = (
+        "from dovetail.engines.local.buffer_pool import Reading; from "
+        "dovetail.engines.local.payload_codec import unpack\n"
+    )
     code += f"reading = Reading({placed.fd}, {placed.lengths}); array = unpack(reading.stream, reading.buffers)[1][0]\n"
     code += "print(array.sum()); array[:] = 0; del array; print(reading.close())"
     run = [sys.executable, "-c", code]
@@ -266,38 +269,38 @@ def test_another_process_reads_it(pool: Pool) -> None:
 
 
 def test_idle_memory_stays_within_its_limit(tmp_path: Path) -> None:
-    pool = Pool(3 * MB, tmp_path)
-    placed = [pool.put(pack((), [array(n)])) for n in range(6)]
+    pool = BufferPool(3 * MB, tmp_path)
+    placed = [pool.put(pack_items((), [array(n)])) for n in range(6)]
     assert pool.used_bytes >= 6 * MB
     for one in placed:
         pool.free(one.buffer)
         assert pool.idle_bytes <= 3 * MB
     assert pool.used_bytes == 0
     assert open_files()["memfd"] == 2
-    assert pool.put(pack((), [array(7)])).buffer in {placed[4].buffer, placed[5].buffer}
+    assert pool.put(pack_items((), [array(7)])).buffer in {placed[4].buffer, placed[5].buffer}
     pool.close()
 
 
 def test_idle_buffers_stay_within_their_number(tmp_path: Path) -> None:
     before = open_files()
-    pool = Pool(1000 * MB, tmp_path)
-    placed = [pool.put(pack((), [array(n, 20_000)])) for n in range(pool_module.IDLE_BUFFERS + 10)]
+    pool = BufferPool(1000 * MB, tmp_path)
+    placed = [pool.put(pack_items((), [array(n, 20_000)])) for n in range(pool_module.MAX_IDLE_BUFFERS + 10)]
     for one in placed:
         pool.free(one.buffer)
-    assert open_files()["memfd"] == pool_module.IDLE_BUFFERS
+    assert open_files()["memfd"] == pool_module.MAX_IDLE_BUFFERS
     pool.close()
     assert not open_files() - before
 
 
 def test_a_buffer_larger_than_the_limit_is_not_kept(tmp_path: Path) -> None:
-    pool = Pool(0, tmp_path)
-    pool.free(pool.put(pack((), [array(1)])).buffer)
+    pool = BufferPool(0, tmp_path)
+    pool.free(pool.put(pack_items((), [array(1)])).buffer)
     assert "memfd" not in open_files()
     pool.close()
 
 
-def test_memory_that_was_never_written_costs_nothing(pool: Pool) -> None:
-    placed = pool.put(pack((), [array(1, 9 * MB)]))
+def test_memory_that_was_never_written_costs_nothing(pool: BufferPool) -> None:
+    placed = pool.put(pack_items((), [array(1, 9 * MB)]))
     used = os.fstat(placed.fd)
     assert used.st_size > placed.size
     assert used.st_blocks * 512 <= placed.size + mmap.PAGESIZE
@@ -309,11 +312,11 @@ def shared_kb() -> int:
     return int(lines["RssShmem"].split()[0])
 
 
-def test_shared_memory_is_given_back(pool: Pool) -> None:
+def test_shared_memory_is_given_back(pool: BufferPool) -> None:
     before = shared_kb()
-    first = pool.put(pack((), [array(1, 20 * MB)]))
+    first = pool.put(pack_items((), [array(1, 20 * MB)]))
     pool.free(first.buffer)
-    second = pool.put(pack((), [array(1, 20 * MB)]))
+    second = pool.put(pack_items((), [array(1, 20 * MB)]))
     assert second.buffer == first.buffer
     assert shared_kb() >= before + 19_000
     pool.discard(second.buffer)
@@ -323,8 +326,8 @@ def test_shared_memory_is_given_back(pool: Pool) -> None:
 # ------------------------------------------------------------------------------------------------------------ spilling
 
 
-def test_a_spilled_payload_comes_back_and_leaves_no_file(pool: Pool, tmp_path: Path) -> None:
-    placed = pool.put(pack((), [array(5), array(6)]), spill=True)
+def test_a_spilled_payload_comes_back_and_leaves_no_file(pool: BufferPool, tmp_path: Path) -> None:
+    placed = pool.put(pack_items((), [array(5), array(6)]), spill=True)
     assert placed.spilled
     assert list((tmp_path / "spill").iterdir()) == []
     assert str(tmp_path) in str(Path(f"/proc/self/fd/{placed.fd}").readlink())
@@ -332,12 +335,14 @@ def test_a_spilled_payload_comes_back_and_leaves_no_file(pool: Pool, tmp_path: P
     pool.discard(placed.buffer)
     assert values(placed) == [5, 6]
     os.close(placed.fd)
-    assert pool.put(pack((), [array(1)])).buffer != placed.buffer
+    assert pool.put(pack_items((), [array(1)])).buffer != placed.buffer
 
 
-def test_spilling_works_where_files_need_names(pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spilling_works_where_files_need_names(
+    pool: BufferPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delattr(os, "O_TMPFILE")
-    placed = pool.put(pack((), [array(5)]), spill=True)
+    placed = pool.put(pack_items((), [array(5)]), spill=True)
     assert list((tmp_path / "spill").iterdir()) == []
     assert values(placed) == [5]
     os.close(placed.fd)
@@ -356,47 +361,47 @@ def short_of(what: str, monkeypatch: pytest.MonkeyPatch, code: int = errno.ENOSP
 
 
 @pytest.mark.parametrize("what", ["memfd_create", "ftruncate", "pwritev"])
-def test_without_memory_a_payload_is_spilled(pool: Pool, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    idle = pool.put(pack((), [array(1, 10 * MB)]))
+def test_without_memory_a_payload_is_spilled(pool: BufferPool, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    idle = pool.put(pack_items((), [array(1, 10 * MB)]))
     pool.free(idle.buffer)
     with monkeypatch.context() as patch:
         short_of(what, patch)
-        placed = pool.put(pack((), [array(8)]))
+        placed = pool.put(pack_items((), [array(8)]))
     assert placed.spilled
     assert values(placed) == [8]
     os.close(placed.fd)
     assert "memfd" not in open_files()  # what was idle is given back as well
-    assert not pool.put(pack((), [array(9)])).spilled
+    assert not pool.put(pack_items((), [array(9)])).spilled
 
 
-def test_a_buffer_that_cannot_grow_is_given_back(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = pool.put(pack((), [array(1, 9 * MB)]))
+def test_a_buffer_that_cannot_grow_is_given_back(pool: BufferPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = pool.put(pack_items((), [array(1, 9 * MB)]))
     pool.free(first.buffer)
     with monkeypatch.context() as patch:
         short_of("pwritev", patch, errno.ENOMEM)
-        warm = pool.put(pack((), [array(2, 9 * MB)]))
+        warm = pool.put(pack_items((), [array(2, 9 * MB)]))
         pool.free(warm.buffer)
-        grown = pool.put(pack((), [array(3, 9 * MB + 100_000)]))
+        grown = pool.put(pack_items((), [array(3, 9 * MB + 100_000)]))
     assert (warm.buffer, warm.spilled, grown.spilled) == (first.buffer, False, True)
     assert values(grown) == [3]
     os.close(grown.fd)
     assert "memfd" not in open_files()
 
 
-def test_a_buffer_that_cannot_be_mapped_is_written_instead(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_buffer_that_cannot_be_mapped_is_written_instead(pool: BufferPool, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*args: Any, **kwargs: Any) -> NoReturn:
         raise OSError(errno.ENOMEM, "no room for a mapping")
 
-    first = pool.put(pack((), [array(1)]))
+    first = pool.put(pack_items((), [array(1)]))
     pool.free(first.buffer)
     with monkeypatch.context() as patch:
         patch.setattr(mmap, "mmap", fail)
-        again = pool.put(pack((), [array(2)]))
+        again = pool.put(pack_items((), [array(2)]))
     assert (again.buffer, again.spilled) == (first.buffer, False)
     assert values(again) == [2]
 
 
-def test_a_full_disk_is_told_and_leaves_no_descriptor(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_told_and_leaves_no_descriptor(pool: BufferPool, monkeypatch: pytest.MonkeyPatch) -> None:
     before = open_files()
 
     def fail(*args: Any) -> NoReturn:
@@ -405,11 +410,11 @@ def test_a_full_disk_is_told_and_leaves_no_descriptor(pool: Pool, monkeypatch: p
     with monkeypatch.context() as patch:
         patch.setattr(os, "pwritev", fail)
         with pytest.raises(OSError, match="no space left"):
-            pool.put(pack((), [array(1)]))
+            pool.put(pack_items((), [array(1)]))
     assert not open_files() - before
 
 
-def test_writes_that_come_in_pieces_are_completed(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_writes_that_come_in_pieces_are_completed(pool: BufferPool, monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.pwritev
 
     def little(fd: int, parts: list[memoryview], at: int) -> int:
@@ -417,7 +422,7 @@ def test_writes_that_come_in_pieces_are_completed(pool: Pool, monkeypatch: pytes
 
     monkeypatch.setattr(os, "pwritev", little)
     for spill in (False, True):
-        placed = pool.put(pack((), [array(5, 100_000), array(6, 100_001), array(7, 100_000)]), spill)
+        placed = pool.put(pack_items((), [array(5, 100_000), array(6, 100_001), array(7, 100_000)]), spill)
         assert values(placed) == [5, 6, 7]
         if spill:
             os.close(placed.fd)

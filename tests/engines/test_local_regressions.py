@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 import dovetail as dt
-from dovetail.control.commands import Cancel, Hosted, RunBatches, StartWorker
-from dovetail.control.events import BatchesDone, BatchesReturned, Cause, Drain, WorkerLost
-from dovetail.engines.local import frames
+from dovetail.control.commands import Cancel, HostedObject, RunBatches, StartWorker
+from dovetail.control.events import BatchesDone, BatchesReturned, Drain, LossCause, WorkerLost
+from dovetail.engines.local import protocol
 from dovetail.engines.local.engine import LocalEngine
 from dovetail.resources.seat import Seat
 from running.aids import PATIENCE_S, Script, memory_files, patience, run_of, until
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from dovetail.control.events import Event
-    from dovetail.engines.worker import Worker
+    from dovetail.engines.worker_context import Worker
 
 
 @pytest.fixture(autouse=True)
@@ -47,7 +47,7 @@ class Bench:
         self.until(lambda: self.engine.is_ready(worker), f"worker {worker} is ready")
 
     def start(self, worker: int, work: object, slots: int = 1) -> None:
-        self.engine.submit([StartWorker(worker, (Seat("node-0", 100),), (Hosted("u", work, slots),))])
+        self.engine.submit([StartWorker(worker, (Seat("node-0", 100),), (HostedObject("u", work, slots),))])
 
     def send(self, message: int, *items: Any, worker: int = 1, cut: int = 100) -> None:
         """Each item in a segment of its own, and one call for all of them."""
@@ -188,14 +188,14 @@ def test_a_worker_that_dies_while_its_socket_is_full_is_just_lost(bench: Bench) 
     bench.ready(1, waits)
     bench.send(0, b"")
     bench.begun(0)
-    (rank,) = bench.engine._children[1].ranks
+    (rank,) = bench.engine._workers[1].ranks
     for message in range(1, 200):
-        if rank.unsent:
+        if rank.has_unsent:
             break
         bench.send(message, os.urandom(100_000))
-    assert rank.unsent
+    assert rank.has_unsent
     os.kill(bench.pid(), 9)
-    assert bench.lost(1).cause is Cause.SIGNAL
+    assert bench.lost(1).cause is LossCause.SIGNAL
     bench.ready(2, same)
     bench.send(1000, 5, worker=2)
     assert bench.values(bench.done(1000)) == [5]
@@ -210,7 +210,7 @@ def test_a_kernel_that_is_short_of_memory_for_a_moment_loses_no_message(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, short_of: int
 ) -> None:
     bench.ready(1, same)
-    really = frames._send_some
+    really = protocol._send_some
     refused: list[Any] = []
 
     def send_some(*args: Any) -> None:
@@ -219,7 +219,7 @@ def test_a_kernel_that_is_short_of_memory_for_a_moment_loses_no_message(
             raise OSError(short_of, os.strerror(short_of))
         really(*args)
 
-    monkeypatch.setattr(frames, "_send_some", send_some)
+    monkeypatch.setattr(protocol, "_send_some", send_some)
     bench.send(1, 7)
     bench.send(2, 8)
     assert bench.values(bench.done(1)) == [7]
@@ -357,7 +357,7 @@ class LeavesInSetup:
 def test_an_async_setup_that_exits_is_a_bad_setup(bench: Bench) -> None:
     bench.start(1, LeavesInSetup)
     end = bench.lost(1)
-    assert end.cause is Cause.SETUP_FAILED
+    assert end.cause is LossCause.SETUP_FAILED
     assert "no licence" in end.detail
 
 
@@ -519,7 +519,7 @@ FORKING = """
 import os, sys, time
 import dovetail as dt
 from dovetail.engines.local import nursing
-from dovetail.running import handle
+from dovetail.runtime import handle
 nursing.END_S = handle.AT_EXIT_S = 1000
 
 def naps(items):

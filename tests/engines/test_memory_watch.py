@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import dovetail as dt
-from dovetail.control.commands import Hosted, StartWorker
-from dovetail.control.events import Cause, WorkerLost, WorkerReady
-from dovetail.engines.local.deaths import OutOfMemoryWatch, cause_of, counters_of
+from dovetail.control.commands import HostedObject, StartWorker
+from dovetail.control.events import LossCause, WorkerLost, WorkerReady
 from dovetail.engines.local.engine import LocalEngine
-from dovetail.engines.local.memory_watch import PATIENCE_S, MemoryWatch, victim
-from dovetail.machine.cpus import physical_bytes
-from dovetail.machine.memory_use import MemoryMeter, MemoryUse
+from dovetail.engines.local.exit_cause import OomKillCounter, describe_exit, oom_counters
+from dovetail.engines.local.memory_watch import VICTIM_EXIT_S, MemoryWatch, choose_victim
+from dovetail.machine.cgroups import physical_bytes
+from dovetail.machine.host_usage import MemoryMeter, MemoryUsage
 from dovetail.resources.seat import Seat
 from running.aids import patience, until
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 GB = 1 << 30
 MB = 1 << 20
-FULL = MemoryUse(94 * GB, 100 * GB)
+FULL = MemoryUsage(94 * GB, 100 * GB)
 
 
 @pytest.fixture(autouse=True)
@@ -37,12 +37,12 @@ def _nothing_hangs() -> Iterator[None]:
 
 
 def test_nobody_goes_while_there_is_memory() -> None:
-    assert victim(93 * GB, 100 * GB, {1: 90 * GB}, {}) is None
-    assert victim(99 * GB, 100 * GB, {}, {}) is None
+    assert choose_victim(93 * GB, 100 * GB, {1: 90 * GB}, {}) is None
+    assert choose_victim(99 * GB, 100 * GB, {}, {}) is None
 
 
 def test_the_one_that_exceeds_what_it_asked_for_by_most_goes_not_the_largest() -> None:
-    found = victim(94 * GB, 100 * GB, {1: 60 * GB, 2: 20 * GB, 3: 12 * GB}, {1: 64 * GB, 2: 8 * GB, 3: 2 * GB})
+    found = choose_victim(94 * GB, 100 * GB, {1: 60 * GB, 2: 20 * GB, 3: 12 * GB}, {1: 64 * GB, 2: 8 * GB, 3: 2 * GB})
     assert found == (
         2,
         "ended before memory ran out: 94GB of 100GB were used (94%); it used 20GB and had asked for 8GB",
@@ -50,14 +50,14 @@ def test_the_one_that_exceeds_what_it_asked_for_by_most_goes_not_the_largest() -
 
 
 def test_one_that_did_not_say_what_it_needs_exceeds_it_by_all_it_has() -> None:
-    found = victim(94 * GB, 100 * GB, {1: 60 * GB, 2: 30 * GB}, {1: 55 * GB, 2: 0})
+    found = choose_victim(94 * GB, 100 * GB, {1: 60 * GB, 2: 30 * GB}, {1: 55 * GB, 2: 0})
     assert found is not None
     assert found[0] == 2
     assert found[1].endswith("it used 30GB and had not said how much it needs")
 
 
 def test_where_all_keep_to_what_they_asked_for_the_largest_goes() -> None:
-    found = victim(94 * GB, 100 * GB, {1: 40 * GB, 2: 50 * GB}, {1: 40 * GB, 2: 64 * GB})
+    found = choose_victim(94 * GB, 100 * GB, {1: 40 * GB, 2: 50 * GB}, {1: 40 * GB, 2: 64 * GB})
     assert found is not None
     assert found[0] == 2
     assert "nobody used more than it had asked for" in found[1]
@@ -65,7 +65,7 @@ def test_where_all_keep_to_what_they_asked_for_the_largest_goes() -> None:
 
 def test_small_workers_that_said_nothing_are_not_ended_one_by_one_beside_a_large_one() -> None:
     workers = {1: 90 * GB} | dict.fromkeys(range(2, 20), 50 * MB)
-    found = victim(94 * GB, 100 * GB, workers, {1: 92 * GB})
+    found = choose_victim(94 * GB, 100 * GB, workers, {1: 92 * GB})
     assert found is not None
     assert found[0] == 1
 
@@ -77,20 +77,20 @@ def test_the_next_goes_only_when_the_memory_of_the_last_had_time_to_come_back() 
     sizes = {11: 50 * GB, 22: 40 * GB, 23: 2 * GB}
     watch = MemoryWatch(lambda: FULL, lambda pids: {pid: sizes[pid] for pid in pids})
     processes: dict[int, tuple[str, tuple[int, ...]]] = {1: ("a", (11,)), 2: ("b", (22, 23)), 3: ("c", ())}
-    assert (watch.look(0.0, processes, {}) or (0,))[0] == 1
-    assert watch.look(PATIENCE_S - 0.1, processes, {}) is None
-    assert (watch.look(PATIENCE_S + 0.1, processes, {}) or (0,))[0] == 1, "it may be asked for again"
+    assert (watch.check(0.0, processes, {}) or (0,))[0] == 1
+    assert watch.check(VICTIM_EXIT_S - 0.1, processes, {}) is None
+    assert (watch.check(VICTIM_EXIT_S + 0.1, processes, {}) or (0,))[0] == 1, "it may be asked for again"
     del processes[1]
-    found = watch.look(PATIENCE_S + 0.2, processes, {})
+    found = watch.check(VICTIM_EXIT_S + 0.2, processes, {})
     assert found is not None
     assert found[0] == 2
     assert "it used 42GB" in found[1], "all processes of a worker count"
 
 
 def test_workers_are_not_looked_at_while_there_is_memory() -> None:
-    watch = MemoryWatch(lambda: MemoryUse(50, 100), lambda _: pytest.fail("too early"))
-    assert watch.look(0.0, {1: ("a", (11,))}, {}) is None
-    assert MemoryWatch(lambda: None).look(0.0, {1: ("a", (11,))}, {}) is None
+    watch = MemoryWatch(lambda: MemoryUsage(50, 100), lambda _: pytest.fail("too early"))
+    assert watch.check(0.0, {1: ("a", (11,))}, {}) is None
+    assert MemoryWatch(lambda: None).check(0.0, {1: ("a", (11,))}, {}) is None
 
 
 class Fills:
@@ -109,7 +109,7 @@ def test_the_real_worker_that_holds_most_is_found_and_lost_for_want_of_memory() 
     events: list[Any] = []
     try:
         for worker, size in ((1, MB), (2, 300 * MB), (3, MB)):
-            hosted = Hosted("it", (dt.Stage("it", Fills(size)),))
+            hosted = HostedObject("it", (dt.Stage("it", Fills(size)),))
             engine.submit([StartWorker(worker, (Seat("node-0", 100),), (hosted,))])
 
         def heard(kind: type[Any]) -> list[Any]:
@@ -117,13 +117,13 @@ def test_the_real_worker_that_holds_most_is_found_and_lost_for_want_of_memory() 
             return [event for event in events if isinstance(event, kind)]
 
         until(lambda: len(heard(WorkerReady)) == 3, "all are ready")
-        watch = MemoryWatch(lambda: MemoryUse(94 * 200 * MB // 100, 200 * MB))
-        found = watch.look(0.0, engine.processes(), {1: 64 * MB, 3: 64 * MB, 2: 64 * MB})
+        watch = MemoryWatch(lambda: MemoryUsage(94 * 200 * MB // 100, 200 * MB))
+        found = watch.check(0.0, engine.processes(), {1: 64 * MB, 3: 64 * MB, 2: 64 * MB})
         assert found is not None
-        engine.lose(found[0], Cause.OUT_OF_MEMORY, found[1])
+        engine.end_worker(found[0], LossCause.OUT_OF_MEMORY, found[1])
         until(lambda: heard(WorkerLost), "it is lost")
         (lost,) = heard(WorkerLost)
-        assert (lost.worker, lost.cause) == (2, Cause.OUT_OF_MEMORY)
+        assert (lost.worker, lost.cause) == (2, LossCause.OUT_OF_MEMORY)
         assert "and had asked for 64MB" in lost.detail
         assert lost.peak_bytes > 300 * MB
     finally:
@@ -144,7 +144,7 @@ def a_machine(root: Path, used: int, files: dict[str, str]) -> MemoryMeter:
 
 def test_without_limits_it_is_the_machine_that_fills_up(tmp_path: Path) -> None:
     files = {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.max": "max\n"}
-    assert a_machine(tmp_path, 64 * MB, files).read() == MemoryUse(64 * MB, physical_bytes() >> 10 << 10)
+    assert a_machine(tmp_path, 64 * MB, files).read() == MemoryUsage(64 * MB, physical_bytes() >> 10 << 10)
 
 
 @pytest.mark.parametrize("version", [1, 2])
@@ -160,7 +160,7 @@ def test_a_cgroup_that_is_fuller_than_the_machine_counts_without_what_can_be_tak
         files = {"proc/self/cgroup": "4:memory:/pod/one\n", f"{folder}/memory.limit_in_bytes": f"{1000 * MB}\n"}
         files |= {f"{folder}/memory.usage_in_bytes": f"{950 * MB}\n"}
         files |= {f"{folder}/memory.stat": f"inactive_file 1\ntotal_inactive_file {30 * MB}\n"}
-    assert a_machine(tmp_path, 64 * MB, files).read() == MemoryUse(920 * MB, 1000 * MB)
+    assert a_machine(tmp_path, 64 * MB, files).read() == MemoryUsage(920 * MB, 1000 * MB)
 
 
 def test_a_machine_that_says_nothing_is_not_full(tmp_path: Path) -> None:
@@ -190,17 +190,17 @@ def test_a_kill_that_is_counted_in_our_own_cgroup_is_recognised(tmp_path: Path, 
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("oom_kill 7\n")
     (tmp_path / "proc/self/cgroup").write_text(line)
-    watch = OutOfMemoryWatch(counters_of(tmp_path))
-    assert cause_of(signal.SIGKILL, watch)[0] is Cause.SIGNAL
+    watch = OomKillCounter(oom_counters(tmp_path))
+    assert describe_exit(signal.SIGKILL, watch)[0] is LossCause.SIGNAL
     own.write_text("low 0\noom_kill 8\n")
-    assert cause_of(signal.SIGSEGV, watch)[0] is Cause.SIGNAL
-    assert cause_of(signal.SIGKILL, watch)[0] is Cause.OUT_OF_MEMORY
-    assert cause_of(signal.SIGKILL, watch)[0] is Cause.SIGNAL, "one death for each that is counted"
+    assert describe_exit(signal.SIGSEGV, watch)[0] is LossCause.SIGNAL
+    assert describe_exit(signal.SIGKILL, watch)[0] is LossCause.OUT_OF_MEMORY
+    assert describe_exit(signal.SIGKILL, watch)[0] is LossCause.SIGNAL, "one death for each that is counted"
 
 
 def test_without_cgroups_the_machine_is_asked(tmp_path: Path) -> None:
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/vmstat").write_text("oom_kill 1\n")
-    watch = OutOfMemoryWatch(counters_of(tmp_path))
+    watch = OomKillCounter(oom_counters(tmp_path))
     (tmp_path / "proc/vmstat").write_text("oom_kill 2\n")
-    assert watch.killed()
+    assert watch.take_kill()

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import dovetail as dt
-from dovetail.engines.ray import idle, starting
+from dovetail.engines.ray import agent_pool
 from dovetail.engines.ray.agent import Agent
-from dovetail.engines.ray.hearing import _last_error
+from dovetail.engines.ray.message_handlers import _last_error
 from dovetail.errors import DovetailError
 from engines.ray_runs import on_ray
 from running.aids import run_of
@@ -29,8 +29,8 @@ def test_a_run_fails_where_no_agent_starts_on_any_node(monkeypatch: pytest.Monke
         def __init__(self) -> None:
             raise ImportError("no module of that name here")
 
-    monkeypatch.setattr(starting, "Agent", Unfit)
-    monkeypatch.setattr(idle.IDLE, "take", lambda *_: None)
+    monkeypatch.setattr(agent_pool, "Agent", Unfit)
+    monkeypatch.setattr(agent_pool.IDLE_AGENTS, "take", lambda *_: None)
     with pytest.raises(DovetailError) as caught:
         list(run_of(dt.Stage("same", _same), source=range(10), run_dir=tmp_path / "run"))
     assert "DT404" in str(caught.value)

@@ -13,11 +13,19 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dovetail.engines.ray import asking, attaching, library, reaching
-from dovetail.engines.ray.auto_init import AutoInit
-from dovetail.engines.ray.own_ray import ATTEMPTS, STORE_MOST, cause_of, expected, is_rays, size_of, start_own
-from dovetail.engines.ray.reaching import refusal, require_answer
-from dovetail.engines.ray.where import Kind, Where, address_of, is_ray
+from dovetail.engines.ray import attachment, gcs_probe, ray_import
+from dovetail.engines.ray.address import AddressKind, RayAddress, is_ray_engine, parse_address
+from dovetail.engines.ray.attachment import AutoInitSwitch
+from dovetail.engines.ray.gcs_probe import attach_problem, require_head
+from dovetail.engines.ray.local_cluster import (
+    MAX_ATTEMPTS,
+    MAX_STORE_BYTES,
+    diagnose_start,
+    expected_cluster,
+    is_ray_process,
+    ray_size,
+    start_local_ray,
+)
 from dovetail.errors import ConfigError, EngineError
 from dovetail.resources.cluster import Cluster
 from ray_aids import driver
@@ -35,17 +43,20 @@ if TYPE_CHECKING:
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [
-        ("ray", Where(Kind.PRIVATE)),
-        ("ray:auto", Where(Kind.AUTO)),
-        ("ray:head:6379", Where(Kind.ADDRESS, "head", 6379)),
-        ("ray:10.0.0.7:1", Where(Kind.ADDRESS, "10.0.0.7", 1)),
-        ("ray:my-head.ray.svc.cluster.local:65535", Where(Kind.ADDRESS, "my-head.ray.svc.cluster.local", 65535)),
-        ("ray:[::1]:6379", Where(Kind.ADDRESS, "::1", 6379)),
-        ("ray:[fe80::1%eth0]:6379", Where(Kind.ADDRESS, "fe80::1%eth0", 6379)),
+        ("ray", RayAddress(AddressKind.PRIVATE)),
+        ("ray:auto", RayAddress(AddressKind.AUTO)),
+        ("ray:head:6379", RayAddress(AddressKind.ADDRESS, "head", 6379)),
+        ("ray:10.0.0.7:1", RayAddress(AddressKind.ADDRESS, "10.0.0.7", 1)),
+        (
+            "ray:my-head.ray.svc.cluster.local:65535",
+            RayAddress(AddressKind.ADDRESS, "my-head.ray.svc.cluster.local", 65535),
+        ),
+        ("ray:[::1]:6379", RayAddress(AddressKind.ADDRESS, "::1", 6379)),
+        ("ray:[fe80::1%eth0]:6379", RayAddress(AddressKind.ADDRESS, "fe80::1%eth0", 6379)),
     ],
 )
-def test_an_engine_text_is_read_and_written(text: str, wanted: Where) -> None:
-    assert Where.parse(text) == wanted
+def test_an_engine_text_is_read_and_written(text: str, wanted: RayAddress) -> None:
+    assert RayAddress.parse(text) == wanted
     assert str(wanted) == text
 
 
@@ -72,7 +83,7 @@ def test_an_engine_text_is_read_and_written(text: str, wanted: Where) -> None:
 )
 def test_a_wrong_text_is_told_with_the_right_one(text: object, fix: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        Where.parse(text)
+        RayAddress.parse(text)
     (problem,) = caught.value.problems
     assert problem.code == "DT390"
     assert any(fix in line for line in problem.fixes), problem
@@ -80,15 +91,15 @@ def test_a_wrong_text_is_told_with_the_right_one(text: object, fix: str) -> None
 
 def test_ray_client_is_refused_with_the_reason() -> None:
     with pytest.raises(ConfigError, match="Ray Client"):
-        Where.parse("ray://head:10001")
+        RayAddress.parse("ray://head:10001")
 
 
 def test_what_is_about_ray() -> None:
-    assert [is_ray(text) for text in ("ray", "ray:auto", "ray://x", "ray:", "local", "rays", None)] == (
+    assert [is_ray_engine(text) for text in ("ray", "ray:auto", "ray://x", "ray:", "local", "rays", None)] == (
         [True, True, True, True, False, False, False]
     )
-    assert address_of("10.0.0.7:6379") == Where(Kind.ADDRESS, "10.0.0.7", 6379)
-    assert address_of("ray://10.0.0.7:10001") is address_of("nonsense") is None
+    assert parse_address("10.0.0.7:6379") == RayAddress(AddressKind.ADDRESS, "10.0.0.7", 6379)
+    assert parse_address("ray://10.0.0.7:10001") is parse_address("nonsense") is None
 
 
 # --- who listens
@@ -97,7 +108,7 @@ def test_what_is_about_ray() -> None:
 @pytest.fixture
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who answers in a test is a thread of a process that may have to wait for its turn."""
-    monkeypatch.setattr(asking, "ANSWER_S", PATIENCE_S)
+    monkeypatch.setattr(gcs_probe, "PROBE_TIMEOUT_S", PATIENCE_S)
 
 
 @contextmanager
@@ -134,23 +145,23 @@ def trailers(status: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("said", "answer"),
     [
-        (trailers(b"0"), asking.Answer.OPEN),
-        (trailers(b"16"), asking.Answer.TOKEN),
-        (trailers(b"12"), asking.Answer.OTHER),
-        (b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n", asking.Answer.OTHER),
-        (b"220 mail\r\n", asking.Answer.OTHER),
-        (SETTINGS, asking.Answer.OTHER),
-        (b"", asking.Answer.OTHER),
+        (trailers(b"0"), gcs_probe.ProbeResult.OPEN),
+        (trailers(b"16"), gcs_probe.ProbeResult.NEEDS_TOKEN),
+        (trailers(b"12"), gcs_probe.ProbeResult.NOT_RAY),
+        (b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n", gcs_probe.ProbeResult.NOT_RAY),
+        (b"220 mail\r\n", gcs_probe.ProbeResult.NOT_RAY),
+        (SETTINGS, gcs_probe.ProbeResult.NOT_RAY),
+        (b"", gcs_probe.ProbeResult.NOT_RAY),
     ],
 )
-def test_who_listens_is_told_apart(said: bytes, answer: asking.Answer) -> None:
+def test_who_listens_is_told_apart(said: bytes, answer: gcs_probe.ProbeResult) -> None:
     with listening(said) as port:
-        assert asking.ask("127.0.0.1", port) is answer
+        assert gcs_probe.probe("127.0.0.1", port) is answer
 
 
-def refused(where: Where) -> str:
+def refused(where: RayAddress) -> str:
     with pytest.raises(EngineError) as caught:
-        require_answer(where)
+        require_head(where)
     assert caught.value.codes == ("DT393",)
     assert caught.value.exit_code == 5
     assert all(problem.fixes for problem in caught.value.problems)
@@ -161,27 +172,27 @@ def refused(where: Where) -> str:
 def test_a_wrong_address_is_told_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))  # bound, and nobody listens
-        assert "refused" in refused(Where(Kind.ADDRESS, "127.0.0.1", closed.getsockname()[1]))
-    assert "not known" in refused(Where(Kind.ADDRESS, "no-such-host.invalid", 6379))
+        assert "refused" in refused(RayAddress(AddressKind.ADDRESS, "127.0.0.1", closed.getsockname()[1]))
+    assert "not known" in refused(RayAddress(AddressKind.ADDRESS, "no-such-host.invalid", 6379))
     with listening(b"HTTP/1.1 200 OK\r\n\r\n") as port:
-        assert "not the head of a Ray cluster" in refused(Where(Kind.ADDRESS, "127.0.0.1", port))
-    monkeypatch.setattr(asking, "ANSWER_S", 0.1)
+        assert "not the head of a Ray cluster" in refused(RayAddress(AddressKind.ADDRESS, "127.0.0.1", port))
+    monkeypatch.setattr(gcs_probe, "PROBE_TIMEOUT_S", 0.1)
     with listening(None) as port:
-        assert "no answer" in refused(Where(Kind.ADDRESS, "127.0.0.1", port))
+        assert "no answer" in refused(RayAddress(AddressKind.ADDRESS, "127.0.0.1", port))
 
 
 @pytest.mark.usefixtures("_patient")
 def test_tokens_and_clusters_must_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
     with listening(trailers(b"16")) as port:
-        require_answer(Where(Kind.ADDRESS, "127.0.0.1", port))
+        require_head(RayAddress(AddressKind.ADDRESS, "127.0.0.1", port))
     with listening(trailers(b"0")) as port:
-        assert "unset RAY_AUTH_MODE" in refused(Where(Kind.ADDRESS, "127.0.0.1", port))
+        assert "unset RAY_AUTH_MODE" in refused(RayAddress(AddressKind.ADDRESS, "127.0.0.1", port))
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     with listening(trailers(b"0")) as port:
-        require_answer(Where(Kind.ADDRESS, "127.0.0.1", port))
+        require_head(RayAddress(AddressKind.ADDRESS, "127.0.0.1", port))
     with listening(trailers(b"16")) as port:
-        assert "asks for a token" in refused(Where(Kind.ADDRESS, "127.0.0.1", port))
+        assert "asks for a token" in refused(RayAddress(AddressKind.ADDRESS, "127.0.0.1", port))
 
 
 MISMATCH = """Version mismatch: The cluster was started with:
@@ -194,7 +205,7 @@ This process on node 10.0.0.7 was started with:
 
 
 def test_other_versions_are_told_with_both() -> None:
-    problem = refusal(Where(Kind.ADDRESS, "head", 6379), RuntimeError(MISMATCH))
+    problem = attach_problem(RayAddress(AddressKind.ADDRESS, "head", 6379), RuntimeError(MISMATCH))
     assert problem.code == "DT391"
     assert problem.evidence == ("cluster: Ray 2.40.0, Python 3.10.4", "here: Ray 2.60.0, Python 3.11.7")
     assert problem.fixes == ("pip install 'ray==2.40.0'", "use Python 3.10.4 here")
@@ -204,13 +215,13 @@ def test_other_versions_are_told_with_both() -> None:
 def test_ray_address_must_name_a_head(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", address)
     with pytest.raises(EngineError, match="RAY_ADDRESS") as caught:
-        reaching.running_here()
+        gcs_probe.find_running_cluster()
     assert caught.value.codes == ("DT393",)
 
 
 def test_ray_address_names_the_cluster_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "head:6379")
-    assert reaching.running_here() == Where(Kind.ADDRESS, "head", 6379)
+    assert gcs_probe.find_running_cluster() == RayAddress(AddressKind.ADDRESS, "head", 6379)
 
 
 # --- a Ray of our own
@@ -218,15 +229,15 @@ def test_ray_address_names_the_cluster_that_runs(monkeypatch: pytest.MonkeyPatch
 
 def test_a_ray_of_our_own_gets_what_this_process_may_use() -> None:
     machine = Cluster.parse("1x(7cpu, 100GB)")
-    size = size_of(machine, None)
-    assert (size.cpus, size.store_bytes) == (7, STORE_MOST)
-    assert size.memory_bytes + STORE_MOST == machine.nodes[0].memory_bytes
+    size = ray_size(machine, None)
+    assert (size.cpus, size.store_bytes) == (7, MAX_STORE_BYTES)
+    assert size.memory_bytes + MAX_STORE_BYTES == machine.nodes[0].memory_bytes
     small = Cluster.parse("1x(0.5cpu, 1GB)")
-    assert size_of(small, None).cpus == 1
-    assert size_of(small, None).store_bytes == int(0.3 * 2**30)
-    assert size_of(machine, 1 << 30).store_bytes == int(0.9 * 2**30)
-    assert size_of(machine, 64 << 20).store_bytes is None
-    assert expected(machine).nodes[0].cpu_milli == 7000
+    assert ray_size(small, None).cpus == 1
+    assert ray_size(small, None).store_bytes == int(0.3 * 2**30)
+    assert ray_size(machine, 1 << 30).store_bytes == int(0.9 * 2**30)
+    assert ray_size(machine, 64 << 20).store_bytes is None
+    assert expected_cluster(machine).nodes[0].cpu_milli == 7000
 
 
 BUSY = """[2026-11-16 12:18:05,302 C 1 1] (raylet) node_manager.cc:100: Check failed
@@ -240,14 +251,14 @@ DIED = """[2026-11-16 12:18:05,302 I 1 1] (raylet) main.cc:1: fine
 
 
 def test_a_raylet_that_dies_says_why() -> None:
-    busy = cause_of([("raylet.err", BUSY)], "Exception: timed out")
-    assert (busy.busy, busy.words, busy.log) == (True, "the machine is too busy", "raylet.err")
+    busy = diagnose_start([("raylet.err", BUSY)], "Exception: timed out")
+    assert (busy.is_busy, busy.message, busy.log) == (True, "the machine is too busy", "raylet.err")
     assert "WaitForDashboardAgentPorts" in busy.line
-    died = cause_of([("raylet.err", ""), ("raylet.out", DIED)], "Exception: x")
+    died = diagnose_start([("raylet.err", ""), ("raylet.out", DIED)], "Exception: x")
     assert died.line.endswith("No space left on device")
     assert died.log == "raylet.out"
-    assert cause_of([], "PermissionError: /tmp/ray\nmore").words == "PermissionError: /tmp/ray"
-    assert cause_of([], "Exception: The current node timed out during startup.").busy
+    assert diagnose_start([], "PermissionError: /tmp/ray\nmore").message == "PermissionError: /tmp/ray"
+    assert diagnose_start([], "Exception: The current node timed out during startup.").is_busy
 
 
 class NeverStarts:
@@ -266,21 +277,21 @@ def test_a_start_that_fails_is_tried_again_and_then_told() -> None:
         raise RuntimeError("The current node timed out during startup.")
 
     with pytest.raises(EngineError, match="too busy") as caught:
-        start_own(NeverStarts(), said.append, fail)
+        start_local_ray(NeverStarts(), said.append, fail)
     assert caught.value.codes == ("DT392",)
-    assert len(tried) == ATTEMPTS
-    assert len(said) == ATTEMPTS - 1
+    assert len(tried) == MAX_ATTEMPTS
+    assert len(said) == MAX_ATTEMPTS - 1
 
 
 def test_only_processes_of_ray_are_ended_after_a_failed_start() -> None:
     folder = "/home/ray/anaconda3/lib/python3.11/site-packages/ray"  # as in Ray's own images
     ours = ["/home/ray/anaconda3/bin/python", "/home/ray/work/train.py", "--data", "/mnt/ray/x"]
-    assert not is_rays(ours, folder)
-    assert not is_rays([], folder)
-    assert is_rays([f"{folder}/core/src/ray/raylet/raylet", "--x"], folder)
-    assert is_rays([ours[0], "-u", f"{folder}/_private/workers/default_worker.py"], folder)
-    assert is_rays(["/elsewhere/gcs_server"], folder)
-    assert is_rays(["ray::IDLE"], folder)
+    assert not is_ray_process(ours, folder)
+    assert not is_ray_process([], folder)
+    assert is_ray_process([f"{folder}/core/src/ray/raylet/raylet", "--x"], folder)
+    assert is_ray_process([ours[0], "-u", f"{folder}/_private/workers/default_worker.py"], folder)
+    assert is_ray_process(["/elsewhere/gcs_server"], folder)
+    assert is_ray_process(["ray::IDLE"], folder)
 
 
 class Interrupted:
@@ -297,11 +308,11 @@ class Interrupted:
 
 
 def test_ctrl_c_while_a_cluster_is_joined_leaves_nothing_half_attached(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attaching, "require_answer", lambda _: None)
-    monkeypatch.setattr(attaching, "require_node_here", lambda _: None)
+    monkeypatch.setattr(attachment, "require_head", lambda _: None)
+    monkeypatch.setattr(attachment, "require_local_node", lambda _: None)
     ray = Interrupted()
     with pytest.raises(KeyboardInterrupt):
-        attaching._join(ray, Where(Kind.ADDRESS, "head", 6379))
+        attachment._join(ray, RayAddress(AddressKind.ADDRESS, "head", 6379))
     assert ray.left == 1
 
 
@@ -312,24 +323,24 @@ def test_leaving_puts_the_auth_mode_back_also_where_the_user_has_shut_ray_down(m
 
     put_back: list[object] = []
     monkeypatch.setitem(sys.modules, "ray", Left())
-    monkeypatch.setattr(attaching, "auth_back", put_back.append)
-    state = attaching._State()
+    monkeypatch.setattr(attachment, "restore_auth_mode", put_back.append)
+    state = attachment._AttachState()
     state.pid, state.auth_mode = os.getpid(), "disabled"
-    state.current = attaching.Attachment("head:6379", private=False, node_id="", session="s")
-    monkeypatch.setattr(attaching, "_STATE", state)
-    attaching.detach()
-    attaching.detach()
+    state.current = attachment.Attachment("head:6379", is_private=False, node_id="", session="s")
+    monkeypatch.setattr(attachment, "_STATE", state)
+    attachment.detach()
+    attachment.detach()
     assert put_back == ["disabled"]
 
 
 def test_ray_joins_nobody_by_itself_as_long_as_anybody_of_us_uses_it() -> None:
     hook = pytest.importorskip("ray._private.auto_init_hook")
-    before, auto_init = hook.enable_auto_connect, AutoInit()
-    auto_init.off()
-    with auto_init.kept_off():
+    before, auto_init = hook.enable_auto_connect, AutoInitSwitch()
+    auto_init.disable()
+    with auto_init.disabled():
         assert not hook.enable_auto_connect
     assert not hook.enable_auto_connect
-    auto_init.back()
+    auto_init.restore()
     assert hook.enable_auto_connect == before
 
 
@@ -337,7 +348,7 @@ def test_what_warnings_are_ignored_is_changed_by_the_main_thread_only() -> None:
     began, go_on = threading.Event(), threading.Event()
 
     def elsewhere() -> None:
-        with library.quiet():
+        with ray_import.suppress_warnings():
             began.set()
             go_on.wait(PATIENCE_S)
 
@@ -356,16 +367,16 @@ def test_ray_that_is_not_installed_is_one_clear_error(monkeypatch: pytest.Monkey
     def missing(name: str) -> Any:
         raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
-    monkeypatch.setattr("dovetail.engines.ray.library.importlib.import_module", missing)
+    monkeypatch.setattr("dovetail.engines.ray.ray_import.importlib.import_module", missing)
     with pytest.raises(EngineError, match=r"pip install 'dovetail-ml\[ray\]'") as caught:
-        library.import_ray()
+        ray_import.import_ray()
     assert caught.value.codes == ("DT391",)
 
 
 OWN = """
 import os, signal, sys, time
 os.environ["RAY_ADDRESS"] = "127.0.0.1:1"  # must not matter
-from dovetail.engines.ray.attaching import Where, attach, attached, detach
+from dovetail.engines.ray.attachment import Where, attach, attached, detach
 from dovetail.errors import EngineError
 
 heard = []
@@ -405,7 +416,7 @@ def test_a_ray_of_our_own_is_reused_and_gone_with_its_process(tmp_path: Path) ->
 
 JOINS = """
 import os, signal
-from dovetail.engines.ray.attaching import Where, attach, attached, detach
+from dovetail.engines.ray.attachment import Where, attach, attached, detach
 
 before = signal.getsignal(signal.SIGTERM)
 address = os.environ["DOVETAIL_TEST_RAY"]
@@ -446,7 +457,7 @@ def test_a_cluster_is_joined_by_name_or_because_it_runs(ray_cluster: FakeCluster
 FORKS = """
 import os, threading
 from dovetail.engines.ray import attaching
-from dovetail.engines.ray.attaching import Where, attach, attached, detach
+from dovetail.engines.ray.attachment import Where, attach, attached, detach
 
 where = Where.parse("ray:" + os.environ["DOVETAIL_TEST_RAY"])
 held, go_on = threading.Event(), threading.Event()
@@ -490,7 +501,7 @@ def test_a_forked_child_does_not_use_the_connection_of_its_parent(ray_cluster: F
 
 
 FINDS_NONE = """
-from dovetail.engines.ray.attaching import Where, attach
+from dovetail.engines.ray.attachment import Where, attach
 from dovetail.errors import EngineError
 import time, ray
 began = time.monotonic()
@@ -545,7 +556,7 @@ def test_a_run_whose_program_leaves_ray_fails_soon_and_joins_no_other(ray_cluste
 
 def test_the_head_of_a_real_cluster_is_known(ray_cluster: FakeCluster) -> None:
     host, _, port = ray_cluster.address.rpartition(":")
-    assert asking.ask(host, int(port)) is asking.Answer.OPEN
+    assert gcs_probe.probe(host, int(port)) is gcs_probe.ProbeResult.OPEN
 
 
 def test_sigint_and_sigterm_are_put_back() -> None:
@@ -554,7 +565,7 @@ def test_sigint_and_sigterm_are_put_back() -> None:
 
     before = signal.signal(signal.SIGTERM, mine)
     try:
-        with library.signals_kept():
+        with ray_import.keep_signal_handlers():
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         assert signal.getsignal(signal.SIGTERM) is mine
     finally:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from dovetail.engines.ray.book import KvRows
+    from dovetail.engines.ray.claim_storage import KvClaimRows
     from ray_aids import FakeCluster
 
 pytestmark = pytest.mark.ray
@@ -35,11 +35,11 @@ def _attached(ray_cluster: FakeCluster) -> Iterator[None]:
 
 
 @pytest.fixture
-def rows(request: pytest.FixtureRequest) -> Iterator[KvRows]:
+def rows(request: pytest.FixtureRequest) -> Iterator[KvClaimRows]:
     """A book of the test's own."""
-    from dovetail.engines.ray.book import KvRows
+    from dovetail.engines.ray.claim_storage import KvClaimRows
 
-    found = KvRows(request.node.name, lock_s=0.3)
+    found = KvClaimRows(request.node.name, lock_s=0.3)
     yield found
     for row in found.read():
         found.delete(row[0])
@@ -49,39 +49,39 @@ def row(name: str, since: float, *more: Any) -> tuple[Any, ...]:
     return (name, "", name, 1, "", "", since, *more)
 
 
-def test_rows_are_written_read_and_removed_the_first_to_come_first(rows: KvRows) -> None:
+def test_rows_are_written_read_and_removed_the_first_to_come_first(rows: KvClaimRows) -> None:
     assert rows.read() == []
-    rows.change(lambda _: ([], row("late", 2.0, None, 1), None))
-    assert rows.change(lambda found: ([], row("early", 1.5, "x"), len(found))) == 1
+    rows.transact(lambda _: ([], row("late", 2.0, None, 1), None))
+    assert rows.transact(lambda found: ([], row("early", 1.5, "x"), len(found))) == 1
     assert rows.read() == [row("early", 1.5, "x"), row("late", 2.0, None, 1)]
-    rows.change(lambda _: (["early"], None, None))
+    rows.transact(lambda _: (["early"], None, None))
     rows.delete("late")
     rows.delete("late")
     assert rows.read() == []
 
 
-def test_a_change_is_seen_by_others_once(rows: KvRows, request: pytest.FixtureRequest) -> None:
-    from dovetail.engines.ray.book import KvRows
+def test_a_change_is_seen_by_others_once(rows: KvClaimRows, request: pytest.FixtureRequest) -> None:
+    from dovetail.engines.ray.claim_storage import KvClaimRows
 
-    other = KvRows(request.node.name)
-    other.changed()
-    assert not other.changed()
-    rows.change(lambda _: ([], None, None))
-    assert not other.changed(), "nothing was written"
-    rows.change(lambda _: ([], row("a", 1.0), None))
-    assert other.changed()
-    assert not other.changed()
+    other = KvClaimRows(request.node.name)
+    other.has_changed()
+    assert not other.has_changed()
+    rows.transact(lambda _: ([], None, None))
+    assert not other.has_changed(), "nothing was written"
+    rows.transact(lambda _: ([], row("a", 1.0), None))
+    assert other.has_changed()
+    assert not other.has_changed()
     rows.delete("a")
-    assert other.changed()
+    assert other.has_changed()
 
 
-def test_only_one_changes_at_a_time(rows: KvRows, request: pytest.FixtureRequest) -> None:
-    from dovetail.engines.ray.book import KvRows
+def test_only_one_changes_at_a_time(rows: KvClaimRows, request: pytest.FixtureRequest) -> None:
+    from dovetail.engines.ray.claim_storage import KvClaimRows
 
     def count() -> None:
-        mine = KvRows(request.node.name, lock_s=30.0)
+        mine = KvClaimRows(request.node.name, lock_s=30.0)
         for _ in range(10):
-            mine.change(lambda found: ([], row("sum", 1.0, found[0][7] + 1 if found else 1), None))
+            mine.transact(lambda found: ([], row("sum", 1.0, found[0][7] + 1 if found else 1), None))
 
     threads = [threading.Thread(target=count) for _ in range(4)]
     for thread in threads:
@@ -91,19 +91,19 @@ def test_only_one_changes_at_a_time(rows: KvRows, request: pytest.FixtureRequest
     assert rows.read() == [row("sum", 1.0, 40)]
 
 
-def test_the_lock_of_somebody_who_is_gone_is_broken(rows: KvRows, request: pytest.FixtureRequest) -> None:
+def test_the_lock_of_somebody_who_is_gone_is_broken(rows: KvClaimRows, request: pytest.FixtureRequest) -> None:
     from ray.experimental import internal_kv
 
     lock = f"{request.node.name}/1/lock".encode()
     internal_kv._internal_kv_put(lock, b"somebody", namespace=b"dovetail")
     began = time.monotonic()
-    rows.change(lambda _: ([], row("a", 1.0), None))
+    rows.transact(lambda _: ([], row("a", 1.0), None))
     assert 0.3 <= time.monotonic() - began < 20.0
     assert internal_kv._internal_kv_get(lock, namespace=b"dovetail") is None
     assert len(rows.read()) == 1
 
 
-def test_who_lost_the_lock_meanwhile_decides_again(rows: KvRows, request: pytest.FixtureRequest) -> None:
+def test_who_lost_the_lock_meanwhile_decides_again(rows: KvClaimRows, request: pytest.FixtureRequest) -> None:
     from ray.experimental import internal_kv
 
     lock = f"{request.node.name}/1/lock".encode()
@@ -117,12 +117,12 @@ def test_who_lost_the_lock_meanwhile_decides_again(rows: KvRows, request: pytest
             internal_kv._internal_kv_put(f"{request.node.name}/1/row/other", other, namespace=b"dovetail")
         return [], row("me", 2.0), len(decided)
 
-    assert rows.change(decide) == 2
+    assert rows.transact(decide) == 2
     assert decided == [0, 1]
     assert [each[0] for each in rows.read()] == ["other", "me"]
 
 
-def test_what_nobody_of_us_wrote_is_one_clear_error(rows: KvRows, request: pytest.FixtureRequest) -> None:
+def test_what_nobody_of_us_wrote_is_one_clear_error(rows: KvClaimRows, request: pytest.FixtureRequest) -> None:
     from ray.experimental import internal_kv
 
     from dovetail.errors import EngineError
@@ -139,21 +139,21 @@ def test_what_nobody_of_us_wrote_is_one_clear_error(rows: KvRows, request: pytes
 DRIVES = """
 import os, time, ray
 ray.init(address=os.environ["DOVETAIL_TEST_RAY"], log_to_driver=False, logging_level="ERROR")
-from dovetail.engines.ray.book import Drivers
+from dovetail.engines.ray.claim_storage import Drivers
 print("JOB", Drivers.this(), "END", flush=True)
 time.sleep(600)
 """
 
 
 def test_a_driver_that_was_killed_is_known_to_be_gone_soon(ray_cluster: FakeCluster, tmp_path: Path) -> None:
-    from dovetail.engines.ray.book import Drivers
+    from dovetail.engines.ray.claim_storage import DriverLiveness
 
-    drivers = Drivers(again_s=0.0)
-    assert drivers.there(drivers.this())
-    assert drivers.there("ffff0000") is None
+    drivers = DriverLiveness(again_s=0.0)
+    assert drivers.is_alive(drivers.current_job())
+    assert drivers.is_alive("ffff0000") is None
     with driver(ray_cluster, tmp_path, DRIVES) as script:
         script.says("END")
         job = script.output.partition("JOB ")[2].split()[0]
-        assert drivers.there(job)
+        assert drivers.is_alive(job)
         os.kill(script.process.pid, signal.SIGKILL)
-        assert until(lambda: drivers.there(job) is False, "Ray knows that it is gone") < patiently(10.0)
+        assert until(lambda: drivers.is_alive(job) is False, "Ray knows that it is gone") < patiently(10.0)

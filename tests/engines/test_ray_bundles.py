@@ -6,8 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dovetail.engines.ray.bundles import bundle_of, hosts_of, less, more, positions_of, smaller, superfluous
-from dovetail.resources.amounts import amounts_of
+from dovetail.engines.ray.bundles import (
+    add,
+    amounts_per_node,
+    cards_per_node,
+    removable_groups,
+    shrinkable_group,
+    subtract,
+    to_bundle,
+)
+from dovetail.resources.amounts import sum_seats
 from dovetail.resources.seat import CardShare, Seat
 
 HOST = st.dictionaries(st.sampled_from(["cpu_milli", "memory_bytes", "custom x"]), st.integers(1, 50), max_size=3)
@@ -19,17 +27,17 @@ def test_amounts_become_bundles_in_rays_words() -> None:
         Seat("m", 1),
         Seat("o", 1501, 5),
     ]
-    amounts = amounts_of(seats)
-    assert positions_of(amounts) == {"n": [1, 3]}
-    hosts = hosts_of(amounts)
-    assert bundle_of(hosts["n"], 2) == {"CPU": 1.5, "memory": float(2 << 30), "licence": 0.5, "GPU": 2.0}
-    assert bundle_of(hosts["m"]) == {"CPU": 0.125}
-    assert bundle_of(hosts["o"]) == {"CPU": 1.5, "memory": float(1 << 20)}
+    amounts = sum_seats(seats)
+    assert cards_per_node(amounts) == {"n": [1, 3]}
+    hosts = amounts_per_node(amounts)
+    assert to_bundle(hosts["n"], 2) == {"CPU": 1.5, "memory": float(2 << 30), "licence": 0.5, "GPU": 2.0}
+    assert to_bundle(hosts["m"]) == {"CPU": 0.125}
+    assert to_bundle(hosts["o"]) == {"CPU": 1.5, "memory": float(1 << 20)}
 
 
 @given(st.integers(1, 10**7), st.sampled_from(["cpu_milli", "custom x"]))
 def test_ray_counts_what_we_ask_for_exactly(amount: int, what: str) -> None:
-    [asked] = bundle_of(hosts_of({("n", -1, what): amount})["n"]).values()
+    [asked] = to_bundle(amounts_per_node({("n", -1, what): amount})["n"]).values()
     assert int(int(asked * 10_000) / 10_000 * 10_000) / 10_000 == asked
     assert 0 < asked <= max(amount / 1000, 0.125)
 
@@ -37,9 +45,9 @@ def test_ray_counts_what_we_ask_for_exactly(amount: int, what: str) -> None:
 @given(st.lists(HOST.filter(bool), max_size=5), HOST)
 def test_what_goes_is_never_more_than_the_surplus(groups: list[dict[str, int]], surplus: dict[str, int]) -> None:
     gone: dict[str, int] = {}
-    for number in superfluous(groups, surplus):
-        gone = more(gone, groups[number])
-    assert not less(gone, surplus)
+    for number in removable_groups(groups, surplus):
+        gone = add(gone, groups[number])
+    assert not subtract(gone, surplus)
 
 
 @given(st.lists(HOST.filter(bool), max_size=5), HOST)
@@ -47,14 +55,14 @@ def test_shrinking_ends_with_just_what_is_wanted(groups: list[dict[str, int]], w
     def total() -> dict[str, int]:
         found: dict[str, int] = {}
         for group in groups:
-            found = more(found, group)
+            found = add(found, group)
         return found
 
     expected = {what: min(amount, wanted.get(what, 0)) for what, amount in total().items() if what in wanted}
-    for number in sorted(superfluous(groups, less(total(), wanted)), reverse=True):
+    for number in sorted(removable_groups(groups, subtract(total(), wanted)), reverse=True):
         del groups[number]
     steps = 0
-    while (found := smaller(groups, less(total(), wanted))) is not None:
+    while (found := shrinkable_group(groups, subtract(total(), wanted))) is not None:
         number, left = found
         groups[number] = left
         steps += 1
@@ -68,4 +76,4 @@ def test_shrinking_ends_with_just_what_is_wanted(groups: list[dict[str, int]], w
 )
 def test_groups_go_whole_where_they_can(groups: list[int], surplus: int, expected: list[int]) -> None:
     hosts = [{"cpu_milli": amount} for amount in groups]
-    assert superfluous(hosts, {"cpu_milli": surplus} if surplus else {}) == expected
+    assert removable_groups(hosts, {"cpu_milli": surplus} if surplus else {}) == expected

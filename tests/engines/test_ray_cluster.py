@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 import dovetail as dt
-from dovetail.streaming.options import Options
+from dovetail.streaming.settings import StreamOptions
 from ray_aids import RESTORED_S, add_node, driver, foreign_actor, patiently, until_available_is
 from running.aids import LONG, patience, until
 
@@ -97,7 +97,7 @@ def seats(cluster: FakeCluster, folder: Path, a100: int = 4) -> tuple[dt.Run, di
             "a100", Told(there), dt.Resources(cpus=0.25, gpus=0.5, accelerator="A100"), workers=a100, batch_size=1
         ),
     ]
-    as_planned = Options(follow_plan=True, replan=False)  # else speeds that are not known yet decide
+    as_planned = StreamOptions(follow_plan=True, replan=False)  # else speeds that are not known yet decide
     run = started(cluster, *stages, source=numbers(), options=as_planned)
     rows = list(run)
     assert sorted(row[0] for row in rows) == list(range(count))
@@ -252,13 +252,13 @@ class Hangs:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         import ray
 
-        from dovetail.engines.ray.links import Link
+        from dovetail.engines.ray.agent_link import AgentLink
 
         self.node: FakeNode | None = None
         self.at = 0.0
-        beside = Link.beside
+        beside = AgentLink.attach_object
 
-        def then_stop(link: Link, what: Any) -> int:
+        def then_stop(link: AgentLink, what: Any) -> int:
             if self.node is not None and isinstance(what, ray.ObjectRef):
                 node, self.node = self.node, None
                 ray.wait([what], timeout=10, fetch_local=False)
@@ -266,7 +266,7 @@ class Hangs:
                 node.kill(signal.SIGSTOP)
             return beside(link, what)
 
-        monkeypatch.setattr(Link, "beside", then_stop)
+        monkeypatch.setattr(AgentLink, "attach_object", then_stop)
 
     def stop(self, node: FakeNode) -> float:
         """When that was."""
@@ -369,12 +369,12 @@ if __name__ == "__main__":
 def test_a_driver_that_was_stopped_for_longer_than_the_deadline_believes_no_node_lost(
     ray_cluster: FakeCluster, tmp_path: Path
 ) -> None:
-    from dovetail.engines.ray.links import SILENT_S
+    from dovetail.engines.ray.agent_link import SILENCE_TIMEOUT_S
 
     with driver(ray_cluster, tmp_path, SLEEPS) as script:
         script.says("FIRST")
         script.kill(signal.SIGSTOP)
-        time.sleep(SILENT_S + 3)  # the time itself is what is tested
+        time.sleep(SILENCE_TIMEOUT_S + 3)  # the time itself is what is tested
         script.kill(signal.SIGCONT)
         so_far = script.output.count("GOT")
         until(lambda: script.output.count("GOT") >= so_far + 3, "it goes on")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dovetail.control.commands import Hosted
+from dovetail.control.commands import HostedObject
 from engines.contract import EngineContract
 from engines.scene import NODE, Does, Rig, Units
 from engines.test_local_contract import LocalDoing, LocalRig
@@ -16,7 +16,7 @@ from engines.test_local_contract import LocalDoing, LocalRig
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from dovetail.control.segments import Segment
+    from dovetail.control.payload import Segment
     from dovetail.engines.ray.engine import RayEngine
     from ray_aids import FakeCluster
 
@@ -25,15 +25,15 @@ pytestmark = pytest.mark.ray
 
 def engine_on(node_id: str, folder: Path, **more: Any) -> RayEngine:
     """An engine whose one node, called NODE, is this node of Ray's."""
-    from dovetail.engines.local.spec import Home
+    from dovetail.engines.local.worker_spec import DriverContext
+    from dovetail.engines.ray.agent_pool import RayRunContext
     from dovetail.engines.ray.engine import RayEngine
-    from dovetail.engines.ray.fleet import Surroundings
-    from dovetail.engines.ray.sharing import mark
+    from dovetail.engines.ray.shared_storage import write_marker
     from dovetail.resources.cluster import Node
 
-    home = Home(tuple(sys.path), os.getcwd(), {})  # noqa: PTH109
+    home = DriverContext(tuple(sys.path), os.getcwd(), {})  # noqa: PTH109
     nodes = {NODE: Node(NODE, 4000)}
-    return RayEngine(folder, Surroundings("test", nodes, {NODE: node_id}, home, mark(folder), **more))
+    return RayEngine(folder, RayRunContext("test", nodes, {NODE: node_id}, home, write_marker(folder), **more))
 
 
 class RayRig(LocalRig):
@@ -48,8 +48,8 @@ class RayRig(LocalRig):
         }
         self.pids = set()
 
-    def hosted(self, name: str, slots: int) -> Hosted:
-        return Hosted(name, self._works[name], slots)
+    def hosted(self, name: str, slots: int) -> HostedObject:
+        return HostedObject(name, self._works[name], slots)
 
     def segment(self, keys: list[Any]) -> Segment:
         return self.engine.store(list(keys), keys)
@@ -58,9 +58,9 @@ class RayRig(LocalRig):
 class TestRayEngine(EngineContract):
     @pytest.fixture(autouse=True)
     def _on_a_node(self, ray_cluster: FakeCluster, tmp_path: Path) -> None:
-        from dovetail.engines.ray.attaching import Where, attach
+        from dovetail.engines.ray.attachment import RayAddress, attach
 
-        attach(Where.parse(f"ray:{ray_cluster.address}"))
+        attach(RayAddress.parse(f"ray:{ray_cluster.address}"))
         self._node_id = ray_cluster.nodes["d"].node_id
         self._tmp = tmp_path
 

@@ -9,9 +9,20 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dovetail.engines.ray import discovery
-from dovetail.engines.ray.cards import cards_looked, cards_said, is_unknown, look_on
-from dovetail.engines.ray.discovery import changes, groups_of, held_by_groups, names_of, same_nodes, seen_of, taken_on
-from dovetail.engines.ray.using import using_of
+from dovetail.engines.ray.cluster_usage import build_usage
+from dovetail.engines.ray.discovery import (
+    are_cards_unknown,
+    build_cluster,
+    has_same_nodes,
+    held_by_groups,
+    merge_probed_cards,
+    node_changes,
+    node_names,
+    parse_groups,
+    probe_nodes,
+    reported_cards,
+    used_seat,
+)
 from dovetail.errors import EngineError
 from dovetail.resources.cluster import Cluster, Gpu, Node
 from dovetail.resources.seat import CardShare, Seat
@@ -45,7 +56,7 @@ def row(node: str, host: str = "", labels: dict[str, str] | None = None, **resou
 def test_a_node_is_seen_with_everything_a_stage_can_ask_for() -> None:
     given = row("aa", labels={"pool": "big", "ray.io/market-type": "spot"}, GPU=2.0, fpga=1.5)
     given["Resources"] |= {"accelerator_type:L40S": 1.0, "CPU_group_0_ff": 2.0, "bundle_group_ff": 1000.0}
-    seen = seen_of([given], {}, {})
+    seen = build_cluster([given], {}, {})
     (node,) = seen.cluster.nodes
     assert node == Node(
         "host-aa",
@@ -63,64 +74,64 @@ def test_a_node_is_seen_with_everything_a_stage_can_ask_for() -> None:
 
 
 def test_nodes_that_can_run_nothing_are_left_out_and_told() -> None:
-    seen = seen_of([row("aa"), row("bb", CPU=0)], {}, {})
+    seen = build_cluster([row("aa"), row("bb", CPU=0)], {}, {})
     assert [node.name for node in seen.cluster.nodes] == ["host-aa"]
     assert any("host-bb" in note and "no CPU" in note for note in seen.notes)
-    assert same_nodes(seen, [row("aa"), row("bb")])
-    assert not same_nodes(seen, [row("aa")])
+    assert has_same_nodes(seen, [row("aa"), row("bb")])
+    assert not has_same_nodes(seen, [row("aa")])
     with pytest.raises(EngineError) as caught:
-        seen_of([row("bb", CPU=0)], {}, {})
+        build_cluster([row("bb", CPU=0)], {}, {})
     assert caught.value.codes == ("DT393",)
 
 
 def test_a_resource_that_no_stage_can_name_is_left_out_and_told() -> None:
     given = row("aa")
     given["Resources"]["my resource"] = 1.0
-    seen = seen_of([given], {}, {})
+    seen = build_cluster([given], {}, {})
     assert seen.cluster.nodes[0].custom == ()
     assert any("my resource" in note for note in seen.notes)
 
 
 def test_names_are_hostnames_where_those_are_unique_and_stay() -> None:
     rows = [row("aa", "one"), row("bb", "two"), row("cc", "two")]
-    first = names_of(rows, {})
+    first = node_names(rows, {})
     assert first == {"aa" * 10: "one", "bb" * 10: "node-bbbbbbbb", "cc" * 10: "node-cccccccc"}
     known = {name: node for node, name in first.items()}
-    assert names_of([row("aa", "one"), row("dd", "one")], known) == {"aa" * 10: "one", "dd" * 10: "node-dddddddd"}
-    assert names_of([row("dd", "one")], known) == {"dd" * 10: "node-dddddddd"}  # a name is never another's
+    assert node_names([row("aa", "one"), row("dd", "one")], known) == {"aa" * 10: "one", "dd" * 10: "node-dddddddd"}
+    assert node_names([row("dd", "one")], known) == {"dd" * 10: "node-dddddddd"}  # a name is never another's
     twins = [{**row("aa", "x"), "NodeID": "a" * 20 + tail} for tail in "12"]
-    assert len(set(names_of(twins, {}).values())) == 2
+    assert len(set(node_names(twins, {}).values())) == 2
 
 
 def test_joins_and_losses_are_told_by_the_ids_of_ray() -> None:
-    before = seen_of([row("aa"), row("bb")], {}, {})
-    now = seen_of([row("bb"), row("cc"), row("dd", "host-aa")], {}, {}, known=before.ids)
-    told = changes(before, now)
-    assert told.left == ("host-aa",)
+    before = build_cluster([row("aa"), row("bb")], {}, {})
+    now = build_cluster([row("bb"), row("cc"), row("dd", "host-aa")], {}, {}, known=before.ids)
+    told = node_changes(before, now)
+    assert told.departed == ("host-aa",)
     assert [node.name for node in told.joined] == ["host-cc", "node-dddddddd"]
-    assert not changes(now, now)
+    assert not node_changes(now, now)
 
 
 # --- cards
 
 
 def test_cards_are_known_by_their_names() -> None:
-    assert cards_said({"GPU": 2.0, "accelerator_type:A100-80G": 1.0}, {}) == (Gpu.of("A100", "80GB"),) * 2
-    assert cards_said({"GPU": 1.0}, {"ray.io/accelerator-type": "L4"}) == (Gpu.of("L4"),)
-    assert cards_said({"CPU": 1.0}, {}) == ()
-    said = cards_said({"GPU": 1.0, "accelerator_type:A100": 1.0}, {"dovetail.io/gpu-memory": "80GB"})
+    assert reported_cards({"GPU": 2.0, "accelerator_type:A100-80G": 1.0}, {}) == (Gpu.of("A100", "80GB"),) * 2
+    assert reported_cards({"GPU": 1.0}, {"ray.io/accelerator-type": "L4"}) == (Gpu.of("L4"),)
+    assert reported_cards({"CPU": 1.0}, {}) == ()
+    said = reported_cards({"GPU": 1.0, "accelerator_type:A100": 1.0}, {"dovetail.io/gpu-memory": "80GB"})
     assert said[0].memory_bytes == 80 * GB
 
 
 def test_cards_that_nobody_names_are_looked_at() -> None:
-    said = cards_said({"GPU": 3.0}, {})
-    assert is_unknown(said)
-    assert is_unknown(cards_said({"GPU": 1.0, "accelerator_type:AMD Instinct": 1.0}, {}))
-    assert not is_unknown(cards_said({"GPU": 1.0, "accelerator_type:T4": 1.0}, {}))
+    said = reported_cards({"GPU": 3.0}, {})
+    assert are_cards_unknown(said)
+    assert are_cards_unknown(reported_cards({"GPU": 1.0, "accelerator_type:AMD Instinct": 1.0}, {}))
+    assert not are_cards_unknown(reported_cards({"GPU": 1.0, "accelerator_type:T4": 1.0}, {}))
     looked = [{"model": "L4", "memory_bytes": 23 * GB, "nvdecs": 4, "nvencs": 2}] * 2
-    assert [card.memory_bytes for card in cards_looked(said, looked)] == [23 * GB, 23 * GB, 0]
-    assert cards_looked(said, []) == said
-    assert len(cards_looked(said[:1], looked)) == 1
+    assert [card.memory_bytes for card in merge_probed_cards(said, looked)] == [23 * GB, 23 * GB, 0]
+    assert merge_probed_cards(said, []) == said
+    assert len(merge_probed_cards(said[:1], looked)) == 1
 
 
 # --- what others hold
@@ -129,10 +140,10 @@ CARDS = Node("n", 8000, 16 * GB, (Gpu("x", 1000, 2, 1),) * 3, (), (("fpga", 2000
 
 
 def test_cards_of_others_are_the_last_ones() -> None:
-    seat = taken_on(CARDS, {"CPU": 1.5, "GPU": 1.25, "fpga": 1.0})
+    seat = used_seat(CARDS, {"CPU": 1.5, "GPU": 1.25, "fpga": 1.0})
     shares = (CardShare(1, 250, 250), CardShare(2, 1000, 1000, 2, 1))
     assert seat == Seat("n", 1500, 0, shares, (("fpga", 1000),))
-    assert taken_on(CARDS, {"CPU": 0.0}) is None
+    assert used_seat(CARDS, {"CPU": 0.0}) is None
 
 
 def group(name: str, state: str = "CREATED", node: str = "aa", **resources: float) -> dict[str, Any]:
@@ -150,7 +161,7 @@ def test_what_our_groups_hold_is_not_somebody_elses() -> None:
     groups = [group("dovetail:r1", CPU=2.0, GPU=1.0), group("theirs", CPU=1.0), group("dovetail:r2", "PENDING", "")]
     ours = held_by_groups(groups, {})
     assert ours == {"aa" * 10: {"CPU": 2.0, "GPU": 1.0}}
-    seen = seen_of([row("aa", GPU=2.0)], {"aa" * 10: {"CPU": 5.0, "GPU": 1.0, "memory": 16.0 * GB}}, ours)
+    seen = build_cluster([row("aa", GPU=2.0)], {"aa" * 10: {"CPU": 5.0, "GPU": 1.0, "memory": 16.0 * GB}}, ours)
     assert seen.foreign == (Seat("host-aa", 1000),)
 
 
@@ -177,16 +188,16 @@ def group_row(number: int, state: str, node: str = "aa", **resources: float) -> 
 
 def test_groups_that_are_gone_cost_next_to_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[str] = []
-    plain = discovery._group
+    plain = discovery._parse_group
 
     def counted(row: Any, number: str) -> dict[str, Any]:
         made.append(number)
         return plain(row, number)
 
-    monkeypatch.setattr(discovery, "_group", counted)
+    monkeypatch.setattr(discovery, "_parse_group", counted)
     rows = [group_row(number, "REMOVED", CPU=1.0) for number in range(1000)] + [group_row(1000, "CREATED", CPU=2.0)]
     totals = {"aa" * 10: {"CPU": 8.0, "bundle_group_00000007": 1000.0, "bundle_group_0_00000008": 1000.0}}
-    found = groups_of(rows, totals, young={"00000009"})
+    found = parse_groups(rows, totals, young={"00000009"})
     assert made == ["00000007", "00000008", "00000009", "000003e8"]
     assert found[-1] == {
         "placement_group_id": "000003e8",
@@ -197,7 +208,7 @@ def test_groups_that_are_gone_cost_next_to_nothing(monkeypatch: pytest.MonkeyPat
         "stats": {"scheduling_state": "QUEUED"},
     }
     assert held_by_groups(found, totals, {"00000009"}) == {"aa" * 10: {"CPU": 4.0}}
-    assert [one["state"] for one in groups_of(rows, {})] == ["CREATED"]
+    assert [one["state"] for one in parse_groups(rows, {})] == ["CREATED"]
 
 
 # --- who sits where
@@ -217,7 +228,7 @@ def test_who_sits_where_and_who_waits_is_said_in_words() -> None:
     }
     wants = {**actor, "state": "PENDING_CREATION", "class": "Big", "resources": {"GPU": 9.0}, "node": ""}
     inside = {**actor, "group": "ab" * 18}
-    using = using_of(
+    using = build_usage(
         [row("aa", GPU=2.0), row("bb")],
         {
             "aa" * 10: {"CPU": 3.0, "memory": 16.0 * GB, "object_store_memory": 2.0 * GB},
@@ -243,7 +254,7 @@ def test_who_sits_where_and_who_waits_is_said_in_words() -> None:
 
 
 def test_an_empty_cluster_is_said_to_be_empty() -> None:
-    using = using_of([row("aa")], {}, [], [], {}, [], {"aa" * 10: "a"})
+    using = build_usage([row("aa")], {}, [], [], {}, [], {"aa" * 10: "a"})
     assert using.lines()[1:] == ["sits:     nobody", "pending:  nothing"]
 
 
@@ -251,7 +262,7 @@ def test_what_is_left_out_counts_for_nobody_and_an_actor_that_wants_nothing_does
     agent = {"class": "Agent", "name": "", "node": "", "job": "", "pid": 7, "state": "PENDING_CREATION"}
     agent |= {"resources": {}, "group": "", "gpus": []}
     head = row("bb", CPU=0)
-    using = using_of([row("aa"), head], {}, [], [agent], {}, [], {"aa" * 10: "a", "bb" * 10: "b"}, {head["NodeID"]})
+    using = build_usage([row("aa"), head], {}, [], [agent], {}, [], {"aa" * 10: "a", "bb" * 10: "b"}, {head["NodeID"]})
     assert using.lines()[0] == "used:     0 of 8 CPUs, 0 of 16GB memory, 0 of 2GB object store"
     assert using.waiting == ()
 
@@ -284,8 +295,8 @@ def test_a_cluster_is_discovered_in_a_moment(attached: FakeCluster) -> None:
 
 
 def test_what_somebody_else_holds_is_seen_and_named(attached: FakeCluster, tmp_path: Path) -> None:
+    from dovetail.engines.ray.cluster_usage import read_cluster_usage
     from dovetail.engines.ray.discovery import discover
-    from dovetail.engines.ray.using import look
 
     name = attached.nodes["b"].dovetail_name
     with foreign_actor(attached, tmp_path, node="b", num_gpus=1, num_cpus=2):
@@ -294,7 +305,7 @@ def test_what_somebody_else_holds_is_seen_and_named(attached: FakeCluster, tmp_p
         card = Gpu.of("L40S")
         share = CardShare(1, 1000, card.memory_bytes, card.nvdecs, card.nvencs)
         assert seen.foreign == (Seat(name, 2000, 0, (share,)),)
-        using = look(seen)
+        using = read_cluster_usage(seen)
         (holder,) = using.holders
         assert (holder.node, holder.resources, holder.gpus) == (name, {"CPU": 2.0, "GPU": 1.0}, ("0",))
         assert "actor Holder" in using.lines()[-2]
@@ -325,11 +336,11 @@ def test_a_node_that_joins_and_one_that_leaves_are_noticed(attached: FakeCluster
 
     before = discover()
     with add_node(attached, num_cpus=1) as node:
-        until(lambda: changes(before, discover(known=before.ids)), "it has joined")
+        until(lambda: node_changes(before, discover(known=before.ids)), "it has joined")
         now = discover(known=before.ids)
-        assert [one.name for one in changes(before, now).joined] == [node.dovetail_name]
-    until(lambda: changes(now, discover(known=now.ids)), "it has left")
-    assert changes(now, discover(known=now.ids)).left == (node.dovetail_name,)
+        assert [one.name for one in node_changes(before, now).joined] == [node.dovetail_name]
+    until(lambda: node_changes(now, discover(known=now.ids)), "it has left")
+    assert node_changes(now, discover(known=now.ids)).departed == (node.dovetail_name,)
 
 
 def test_unnamed_cards_are_looked_at_once(attached: FakeCluster) -> None:
@@ -349,11 +360,11 @@ def test_a_node_whose_cards_cannot_be_looked_at_is_asked_once(
 ) -> None:
     assert attached.address
     nobody = "ab" * 28
-    found, (note,) = look_on([nobody])
+    found, (note,) = probe_nodes([nobody])
     assert found == {}
     assert "could not be looked at" in note
-    monkeypatch.setattr(cards, "_task", lambda node: pytest.fail(f"{node} was asked again"))
-    assert look_on([nobody]) == ({}, [note])
+    monkeypatch.setattr(discovery, "_probe_task", lambda node: pytest.fail(f"{node} was asked again"))
+    assert probe_nodes([nobody]) == ({}, [note])
 
 
 def test_what_ray_says_of_groups_is_read_as_ray_reads_it(attached: FakeCluster) -> None:
@@ -363,7 +374,7 @@ def test_what_ray_says_of_groups_is_read_as_ray_reads_it(attached: FakeCluster) 
     made = placement_group([{"CPU": 1}, {"CPU": 2}], name="somebody")
     try:
         assert made.wait(PATIENCE_S)
-        (ours,) = [one for one in discovery.groups_now() if one["name"] == "somebody"]
+        (ours,) = [one for one in discovery.current_placement_groups() if one["name"] == "somebody"]
         theirs = placement_group_table()[ours["placement_group_id"]]
         assert {key: theirs[key] for key in ours if key != "stats"} == {k: v for k, v in ours.items() if k != "stats"}
         assert ours["stats"]["scheduling_state"] == theirs["stats"]["scheduling_state"]

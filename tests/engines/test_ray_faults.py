@@ -16,7 +16,7 @@ import pytest
 
 import dovetail as dt
 from dovetail.control.commands import Cancel, StopWorker
-from dovetail.control.events import BatchesReturned, Cause, NodeJoined, NodeLeft
+from dovetail.control.events import BatchesReturned, LossCause, NodeJoined, NodeLeft
 from engines.ray_runs import Bench, on_ray, only
 from engines.test_local_faults import (
     Once,
@@ -108,11 +108,11 @@ def bench(ray_cluster: FakeCluster, tmp_path_factory: pytest.TempPathFactory) ->
 
 def test_each_way_to_die_is_told_with_what_it_was_doing(bench: Bench) -> None:
     expected = {
-        "segfault": (Cause.SIGNAL, "signal 11 (SIGSEGV"),
-        "kill_9": (Cause.SIGNAL, "signal 9 (SIGKILL"),
-        "abort": (Cause.SIGNAL, "signal 6 (SIGABRT"),
-        "leave": (Cause.EXIT, "exit code 33"),
-        "leave_well": (Cause.EXIT, "exit code 0"),
+        "segfault": (LossCause.SIGNAL, "signal 11 (SIGSEGV"),
+        "kill_9": (LossCause.SIGNAL, "signal 9 (SIGKILL"),
+        "abort": (LossCause.SIGNAL, "signal 6 (SIGABRT"),
+        "leave": (LossCause.EXIT, "exit code 33"),
+        "leave_well": (LossCause.EXIT, "exit code 0"),
     }
     sent = {}
     for worker, how in enumerate(expected, 100):
@@ -121,7 +121,7 @@ def test_each_way_to_die_is_told_with_what_it_was_doing(bench: Bench) -> None:
     for worker, (cause, text) in enumerate(expected.values(), 100):
         lost = bench.lost(worker)
         assert (lost.cause, text in lost.detail) == (cause, True), lost
-        assert [(crumb.message, crumb.index, crumb.exact) for crumb in lost.crumbs] == [(sent[worker], 2, True)]
+        assert [(crumb.message, crumb.index, crumb.exact) for crumb in lost.breadcrumbs] == [(sent[worker], 2, True)]
 
 
 def test_want_of_memory_that_is_raised_is_told_as_such(bench: Bench) -> None:
@@ -133,9 +133,9 @@ def test_want_of_memory_that_is_raised_is_told_as_such(bench: Bench) -> None:
 
 def test_a_setup_that_fails_tells_how(bench: Bench) -> None:
     expected = {
-        "much": (Cause.SETUP_FAILED, "cannot allocate 7 TB"),
-        "segfault": (Cause.SIGNAL, "SIGSEGV"),
-        "leave": (Cause.EXIT, "exit code 33"),
+        "much": (LossCause.SETUP_FAILED, "cannot allocate 7 TB"),
+        "segfault": (LossCause.SIGNAL, "SIGSEGV"),
+        "leave": (LossCause.EXIT, "exit code 33"),
     }
     for worker, how in enumerate(expected, 120):
         bench.start(worker, DiesInSetup(how), "d")
@@ -150,15 +150,15 @@ def test_a_hard_stop_of_a_hung_call_is_quick_and_others_go_on(bench: Bench) -> N
     bench.ready(131, Dies, "d")
     hung = bench.send(130, ["hangs"])
     behind = bench.send(130, ["fine"])
-    bench.until(lambda: bench.engine.running(130) == (hung,))
+    bench.until(lambda: bench.engine.running_messages(130) == (hung,))
     bench.engine.submit([Cancel(behind, 130)])
     assert bench.heard(BatchesReturned, 130).message == behind
     began = time.monotonic()
     bench.engine.submit([StopWorker(130, drain=False, reason="too long")])
     lost = bench.lost(130)
     assert time.monotonic() - began < patiently(5)
-    assert (lost.cause, lost.detail) == (Cause.STOPPED, "too long")
-    assert [crumb.message for crumb in lost.crumbs] == [hung]
+    assert (lost.cause, lost.detail) == (LossCause.STOPPED, "too long")
+    assert [crumb.message for crumb in lost.breadcrumbs] == [hung]
     assert bench.done(bench.send(131, ["fine"])) == ["fine"]
 
 
@@ -171,10 +171,10 @@ def test_our_own_watch_ends_a_worker_before_memory_runs_out(ray_cluster: FakeClu
         made.start(1, Dies, "d")
         message = made.send(1, ["hangs"])
         lost = made.lost(1)
-        assert lost.cause is Cause.OUT_OF_MEMORY
+        assert lost.cause is LossCause.OUT_OF_MEMORY
         assert "ended before memory ran out" in lost.detail
         assert "had not said how much it needs" in lost.detail
-        assert [crumb.message for crumb in lost.crumbs] in ([message], [])
+        assert [crumb.message for crumb in lost.breadcrumbs] in ([message], [])
         assert not any(isinstance(event, NodeLeft) for event in made.log)
     finally:
         made.close()
@@ -215,10 +215,10 @@ def test_a_kill_by_the_kernel_for_want_of_memory_is_told_as_such(ray_cluster: Fa
             made.ready(2, Dies, node.name)
             message = made.send(1, ["fine", "fills"])
             lost = made.lost(1)
-            assert (lost.cause, lost.detail) == (Cause.OUT_OF_MEMORY, "killed by the kernel: out of memory")
-            assert [(crumb.message, crumb.index) for crumb in lost.crumbs] == [(message, 1)]
+            assert (lost.cause, lost.detail) == (LossCause.OUT_OF_MEMORY, "killed by the kernel: out of memory")
+            assert [(crumb.message, crumb.index) for crumb in lost.breadcrumbs] == [(message, 1)]
             made.send(2, ["kill_9"])
-            assert made.lost(2).cause is Cause.SIGNAL
+            assert made.lost(2).cause is LossCause.SIGNAL
         finally:
             made.close()
 
@@ -278,11 +278,11 @@ def test_workers_of_a_killed_agent_are_gone_and_can_be_started_again(bench: Benc
     bench.ready(141, Dies, "a")
     (pid,) = bench.engine.processes()[140][1]
     hung = bench.send(140, ["hangs"])
-    bench.until(lambda: bench.engine.running(140) == (hung,))
+    bench.until(lambda: bench.engine.running_messages(140) == (hung,))
     call = bench.engine.call(140, "it", "__str__")
     os.kill(bench.engine.agent_pids["d"], signal.SIGKILL)
     lost = bench.lost(140)
-    assert lost.cause is Cause.NODE_LOST
+    assert lost.cause is LossCause.NODE_LOST
     bench.until(lambda: not is_there(pid))
     assert type(call.exception(0)).__name__ == "WorkerGone"
     bench.until(lambda: any(isinstance(event, NodeJoined) and event.node.name == "d" for event in bench.log))

@@ -16,8 +16,8 @@ import pytest
 
 import dovetail as dt
 from dovetail.control.commands import StopWorker
-from dovetail.control.engine import WorkerGone
-from dovetail.control.events import BatchesReturned, Cause, WorkerStopped
+from dovetail.control.engine import WorkerLostError
+from dovetail.control.events import BatchesReturned, LossCause, WorkerStopped
 from engines.ray_runs import Bench, on_ray
 from engines.test_local_faults import test_only_results_that_cannot_be_pickled_are_set_aside
 from engines.test_local_gangs import Talks
@@ -149,8 +149,8 @@ def test_a_gang_on_two_nodes_lives_and_dies_together(bench: Bench) -> None:
     assert done.segments == []
     message = bench.send(210, ["die"])
     lost = bench.lost(210)
-    assert (lost.cause, "exit code 7" in lost.detail) == (Cause.EXIT, True)
-    assert message in {crumb.message for crumb in lost.crumbs}
+    assert (lost.cause, "exit code 7" in lost.detail) == (LossCause.EXIT, True)
+    assert message in {crumb.message for crumb in lost.breadcrumbs}
     bench.until(lambda: not any(map(is_there, pids)))
 
 
@@ -196,7 +196,7 @@ def test_a_call_across_nodes_whose_worker_dies_ends_with_worker_gone(bench: Benc
     bench.start(322, Chats, "d")
     (said,) = bench.done(bench.send(321, [(322, "die")]))
     assert said.startswith("gone: ")
-    assert bench.lost(322).cause is Cause.SIGNAL
+    assert bench.lost(322).cause is LossCause.SIGNAL
     assert bench.done(bench.send(321, [(322, "again")]))[0].startswith("gone: ")
 
 
@@ -207,7 +207,7 @@ def test_a_call_to_a_node_whose_agent_dies_ends_with_worker_gone(bench: Bench) -
     bench.until(lambda: bench.result(bench.engine.call(332, "it", "waiting")))
     os.kill(bench.engine.agent_pids["d"], signal.SIGKILL)
     assert bench.result(call).startswith("gone: ")
-    assert bench.lost(332).cause is Cause.NODE_LOST
+    assert bench.lost(332).cause is LossCause.NODE_LOST
 
 
 def test_input_that_is_lost_with_an_agent_is_returned_and_its_reader_goes_on(bench: Bench) -> None:
@@ -230,7 +230,7 @@ class Chats(Talks):
     def ask(self, worker: int, text: str) -> Any:
         try:
             return self.worker.call(worker, "it", "hear", text, times=2).result(60)
-        except WorkerGone as error:
+        except WorkerLostError as error:
             return f"gone: {error}"
         except Exception as error:
             return f"{type(error).__name__}: {error}"
@@ -253,7 +253,7 @@ class Chats(Talks):
     def wait_for(self, worker: int) -> str:
         try:
             return str(self.worker.call(worker, "it", "wait").result(60))
-        except WorkerGone as error:
+        except WorkerLostError as error:
             return f"gone: {error}"
 
     def waiting(self) -> bool:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dovetail.errors import EngineError
-from dovetail.resources.amounts import amounts_of
+from dovetail.resources.amounts import sum_seats
 from dovetail.resources.seat import CardShare, Seat
 from ray_aids import add_node, driver, foreign_actor, patiently, until_available_is
 from running.aids import until
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from dovetail.engines.ray.holding import Holdings
+    from dovetail.engines.ray.placement_groups import Reservation
     from ray_aids import FakeCluster
 
 pytestmark = pytest.mark.ray
@@ -36,11 +36,11 @@ def _attached(ray_cluster: FakeCluster) -> Iterator[None]:
 
 
 @pytest.fixture
-def held(ray_cluster: FakeCluster) -> Iterator[Holdings]:
-    from dovetail.engines.ray.holding import Holdings
+def held(ray_cluster: FakeCluster) -> Iterator[Reservation]:
+    from dovetail.engines.ray.placement_groups import Reservation
 
     before = ray_cluster.available()
-    holdings = Holdings("test", {name: node.node_id for name, node in ray_cluster.nodes.items()}, spare_s=0.0)
+    holdings = Reservation("test", {name: node.node_id for name, node in ray_cluster.nodes.items()}, spare_s=0.0)
     yield holdings
     holdings.close()
     holdings.close()
@@ -56,14 +56,14 @@ def gpu(node: str, *cards: int, milli: int = 1000) -> Seat:
     return Seat(node, 0, cards=tuple(CardShare(card, milli, 0) for card in cards))
 
 
-def get(held: Holdings, *seats: Seat) -> None:
+def get(held: Reservation, *seats: Seat) -> None:
     """Wants just these, and waits until it has them."""
-    held.want(amounts_of(seats), time.monotonic())
+    held.set_wanted(sum_seats(seats), time.monotonic())
     until_held(held, *seats)
 
 
-def until_held(held: Holdings, *seats: Seat) -> None:
-    until(lambda: (held.poll(), held.holds(amounts_of(seats)))[1], "Ray gives what is wanted")
+def until_held(held: Reservation, *seats: Seat) -> None:
+    until(lambda: (held.poll(), held.covers(sum_seats(seats)))[1], "Ray gives what is wanted")
 
 
 def free(cluster: FakeCluster, node: str, what: str = "CPU") -> float:
@@ -73,12 +73,12 @@ def free(cluster: FakeCluster, node: str, what: str = "CPU") -> float:
 # --- what it cannot do without
 
 
-def test_all_is_taken_at_once_and_the_cards_are_known(ray_cluster: FakeCluster, held: Holdings) -> None:
-    from dovetail.engines.ray.holding import Taken
+def test_all_is_taken_at_once_and_the_cards_are_known(ray_cluster: FakeCluster, held: Reservation) -> None:
+    from dovetail.engines.ray.placement_groups import GroupState
 
     need = (Seat("b", 1500, 1 << 30, (CardShare(1, 250),)), cpu("d", 0.25), cpu("b", 0.001))
     began = time.monotonic()
-    assert held.take(need) is Taken.GRANTED
+    assert held.try_acquire(need) is GroupState.GRANTED
     assert time.monotonic() - began < patiently(2.0)
     until_held(held, *need)
     assert set(held.devices("b")) == {1}
@@ -92,88 +92,88 @@ def test_all_is_taken_at_once_and_the_cards_are_known(ray_cluster: FakeCluster, 
 
 
 def test_what_is_not_there_now_and_what_never_is_are_told_apart_at_once(
-    ray_cluster: FakeCluster, held: Holdings
+    ray_cluster: FakeCluster, held: Reservation
 ) -> None:
-    from dovetail.engines.ray.holding import Holdings, Taken
+    from dovetail.engines.ray.placement_groups import GroupState, Reservation
 
-    assert held.take((cpu("a", 3), gpu("c", 0, 1))) is Taken.GRANTED
-    other = Holdings("other", held.ids)
+    assert held.try_acquire((cpu("a", 3), gpu("c", 0, 1))) is GroupState.GRANTED
+    other = Reservation("other", held.ids)
     began = time.monotonic()
-    assert other.take((cpu("d", 1), cpu("a", 2))) is Taken.NOT_NOW
-    assert other.take((cpu("d", 1), gpu("c", 0))) is Taken.NOT_NOW
-    assert other.take((cpu("d", 5),)) is Taken.NEVER
-    assert other.take((cpu("nowhere", 1),)) is Taken.NEVER
+    assert other.try_acquire((cpu("d", 1), cpu("a", 2))) is GroupState.NOT_NOW
+    assert other.try_acquire((cpu("d", 1), gpu("c", 0))) is GroupState.NOT_NOW
+    assert other.try_acquire((cpu("d", 5),)) is GroupState.NEVER
+    assert other.try_acquire((cpu("nowhere", 1),)) is GroupState.NEVER
     assert time.monotonic() - began < patiently(5.0)
     until(lambda: free(ray_cluster, "d") == 4.0, "nothing is kept of what was not granted")
     assert other.held == {}
-    assert other.take(()) is Taken.GRANTED
+    assert other.try_acquire(()) is GroupState.GRANTED
     other.close()
 
 
-def test_who_waits_a_moment_gets_what_another_gives_back(held: Holdings) -> None:
+def test_who_waits_a_moment_gets_what_another_gives_back(held: Reservation) -> None:
     import threading
 
-    from dovetail.engines.ray.holding import Holdings, Taken
+    from dovetail.engines.ray.placement_groups import GroupState, Reservation
 
-    first = Holdings("first", held.ids)
-    assert first.take((cpu("a", 3),)) is Taken.GRANTED
+    first = Reservation("first", held.ids)
+    assert first.try_acquire((cpu("a", 3),)) is GroupState.GRANTED
     threading.Timer(0.3, first.close).start()
-    assert held.take((cpu("a", 3),), 30.0) is Taken.GRANTED
+    assert held.try_acquire((cpu("a", 3),), 30.0) is GroupState.GRANTED
 
 
 # --- what it uses beyond
 
 
-def test_it_grows_and_shrinks_and_the_first_part_stays(ray_cluster: FakeCluster, held: Holdings) -> None:
-    held.take((cpu("a", 1),))
+def test_it_grows_and_shrinks_and_the_first_part_stays(ray_cluster: FakeCluster, held: Reservation) -> None:
+    held.try_acquire((cpu("a", 1),))
     get(held, cpu("a", 3), cpu("d", 1))
     until(lambda: (free(ray_cluster, "a"), free(ray_cluster, "d")) == (1.0, 3.0), "grown")
     assert held.pending() == {}
-    held.want(amounts_of([cpu("a", 4.5)]), time.monotonic())
+    held.set_wanted(sum_seats([cpu("a", 4.5)]), time.monotonic())
     assert held.pending()["a", -1, "cpu_milli"] == 1500
-    assert not held.holds(amounts_of([cpu("a", 4.5)]))
+    assert not held.covers(sum_seats([cpu("a", 4.5)]))
     get(held, cpu("a", 2))
     until(lambda: (free(ray_cluster, "a"), free(ray_cluster, "d")) == (2.0, 4.0), "shrunk, by a smaller group")
-    held.want({}, time.monotonic())
+    held.set_wanted({}, time.monotonic())
     until(lambda: free(ray_cluster, "a") == 3.0, "what it cannot do without stays")
     assert held.held == {("a", -1, "cpu_milli"): 1000}
 
 
-def test_what_is_spare_is_kept_for_a_while_unless_it_is_given_back(ray_cluster: FakeCluster, held: Holdings) -> None:
-    from dovetail.engines.ray.holding import Holdings
+def test_what_is_spare_is_kept_for_a_while_unless_it_is_given_back(ray_cluster: FakeCluster, held: Reservation) -> None:
+    from dovetail.engines.ray.placement_groups import Reservation
 
-    slow = Holdings("slow", held.ids, spare_s=1000.0)
+    slow = Reservation("slow", held.ids, spare_s=1000.0)
     try:
         get(slow, cpu("a", 2), gpu("b", 0), gpu("b", 1))
-        slow.want({}, time.monotonic())
-        assert slow.holds(amounts_of([cpu("a", 2), gpu("b", 0, 1)]))
-        slow.want({}, time.monotonic() + 999.0)
-        assert slow.holds(amounts_of([cpu("a", 2)]))
+        slow.set_wanted({}, time.monotonic())
+        assert slow.covers(sum_seats([cpu("a", 2), gpu("b", 0, 1)]))
+        slow.set_wanted({}, time.monotonic() + 999.0)
+        assert slow.covers(sum_seats([cpu("a", 2)]))
         get(slow, cpu("a", 2), gpu("b", 0), gpu("b", 1))
-        slow.give_back(amounts_of([cpu("a", 0.5), gpu("b", 1)]))
+        slow.release(sum_seats([cpu("a", 0.5), gpu("b", 1)]))
         until_held(slow, cpu("a", 1.5))
         until(lambda: free(ray_cluster, "a") == 2.5, "CPUs are back")
         until(lambda: free(ray_cluster, "b", "GPU") == 1.0, "the card is back")
         assert set(slow.devices("b")) == {0}
-        slow.want({}, time.monotonic())
-        slow.want({}, time.monotonic() + 1001.0)
+        slow.set_wanted({}, time.monotonic())
+        slow.set_wanted({}, time.monotonic() + 1001.0)
         until(lambda: free(ray_cluster, "a") == 4.0, "after its time all is back")
     finally:
         slow.close()
 
 
 def test_a_card_keeps_its_name_while_it_is_used_and_an_idle_one_is_used_first(
-    ray_cluster: FakeCluster, held: Holdings
+    ray_cluster: FakeCluster, held: Reservation
 ) -> None:
-    held.take((gpu("b", 0),))
+    held.try_acquire((gpu("b", 0),))
     get(held, gpu("b", 0, milli=500), gpu("b", 1, milli=250))
     before = held.devices("b")
     assert sorted(before.values()) == ["0", "1"]
     get(held, gpu("b", 1))
     assert held.devices("b")[1] == before[1]
-    held.want(amounts_of([gpu("b", 1), gpu("b", 0)]), time.monotonic())
+    held.set_wanted(sum_seats([gpu("b", 1), gpu("b", 0)]), time.monotonic())
     assert held.devices("b") == before
-    held.want({}, time.monotonic())
+    held.set_wanted({}, time.monotonic())
     until(lambda: free(ray_cluster, "b", "GPU") == 1.0, "only the first is kept")
     [kept] = held.devices("b").values()
     get(held, gpu("b", 1))
@@ -181,22 +181,22 @@ def test_a_card_keeps_its_name_while_it_is_used_and_an_idle_one_is_used_first(
 
 
 def test_none_of_ours_is_a_card_that_somebody_else_has(
-    ray_cluster: FakeCluster, held: Holdings, tmp_path: Path
+    ray_cluster: FakeCluster, held: Reservation, tmp_path: Path
 ) -> None:
     with foreign_actor(ray_cluster, tmp_path, node="b", num_gpus=1) as theirs:
         get(held, gpu("b", 0))
         assert held.devices("b")[0] not in [str(card) for card in theirs]
-        held.want(amounts_of([gpu("b", 0, 1)]), time.monotonic())
+        held.set_wanted(sum_seats([gpu("b", 0, 1)]), time.monotonic())
         held.poll()
         assert set(held.pending()) == {("b", 1, "milli")}
         held.close()
 
 
 def test_what_was_asked_for_and_is_not_wanted_any_more_is_not_asked_for(
-    ray_cluster: FakeCluster, held: Holdings
+    ray_cluster: FakeCluster, held: Reservation
 ) -> None:
-    held.want(amounts_of([cpu("a", 40), gpu("b", 0, 1), gpu("b", 2)]), time.monotonic())
-    held.want(amounts_of([cpu("a", 1)]), time.monotonic())
+    held.set_wanted(sum_seats([cpu("a", 40), gpu("b", 0, 1), gpu("b", 2)]), time.monotonic())
+    held.set_wanted(sum_seats([cpu("a", 1)]), time.monotonic())
     until_held(held, cpu("a", 1))
     assert held.pending() == {}
     ours = [row["bundles"] for row in ray_cluster.groups() if row["name"].startswith("dovetail:test")]
@@ -206,26 +206,26 @@ def test_what_was_asked_for_and_is_not_wanted_any_more_is_not_asked_for(
 # --- ways out
 
 
-def test_a_lost_node_is_forgotten_and_the_rest_is_kept(ray_cluster: FakeCluster, held: Holdings) -> None:
+def test_a_lost_node_is_forgotten_and_the_rest_is_kept(ray_cluster: FakeCluster, held: Reservation) -> None:
     with add_node(ray_cluster, num_cpus=4, num_gpus=1) as node:
-        held.node_joined(node.name, node.node_id)
-        held.take((cpu(node.name, 1), cpu("a", 1)))
+        held.on_node_joined(node.name, node.node_id)
+        held.try_acquire((cpu(node.name, 1), cpu("a", 1)))
         get(held, cpu(node.name, 2), cpu("a", 2), gpu(node.name, 0))
         node.kill(signal.SIGTERM)
         until(lambda: node.node_id not in ray_cluster.alive(), "Ray sees that the node is gone", 120)
-        held.node_left(node.name)
-        assert held.holds(amounts_of([cpu("a", 2)]))
-        assert not held.holds(amounts_of([cpu(node.name, 1)]))
+        held.on_node_left(node.name)
+        assert held.covers(sum_seats([cpu("a", 2)]))
+        assert not held.covers(sum_seats([cpu(node.name, 1)]))
         assert held.held == {("a", -1, "cpu_milli"): 2000}
         assert free(ray_cluster, "a") == 2.0
-        held.want(amounts_of([cpu("a", 2), cpu(node.name, 1)]), time.monotonic())
+        held.set_wanted(sum_seats([cpu("a", 2), cpu(node.name, 1)]), time.monotonic())
         assert held.pending() == {}, "what is not there is not wanted"
     held.close()
 
 
 HOLDS = """
 import os, time, ray
-from dovetail.engines.ray.holding import Holdings
+from dovetail.engines.ray.placement_groups import Holdings
 from dovetail.resources.amounts import amounts_of
 from dovetail.resources.seat import CardShare, Seat
 ray.init(address=os.environ["DOVETAIL_TEST_RAY"], log_to_driver=False, logging_level="ERROR")
@@ -257,32 +257,32 @@ def test_everything_is_back_soon_after_a_driver_has_ended_in_whichever_way(
 
 
 def test_what_was_granted_is_given_back_if_its_cards_cannot_be_asked_for(
-    ray_cluster: FakeCluster, held: Holdings, monkeypatch: pytest.MonkeyPatch
+    ray_cluster: FakeCluster, held: Reservation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from dovetail.engines.ray import holding
-    from dovetail.engines.ray.groups import Taken, no_answer
+    from dovetail.engines.ray import placement_groups
+    from dovetail.engines.ray.placement_groups import GroupState, no_answer_error
 
     def refuses(*_: object) -> None:
-        raise no_answer("the head is gone")
+        raise no_answer_error("the head is gone")
 
     before = ray_cluster.available()
-    monkeypatch.setattr(holding, "ask_which", refuses)
+    monkeypatch.setattr(placement_groups, "request_card_ids", refuses)
     with pytest.raises(EngineError, match="does not answer"):
-        held.take((gpu("b", 0),))
+        held.try_acquire((gpu("b", 0),))
     assert held.held == {}
     until_available_is(ray_cluster, before)
     monkeypatch.undo()
-    assert held.take((gpu("b", 0),)) is Taken.GRANTED, "and can be asked for again"
+    assert held.try_acquire((gpu("b", 0),)) is GroupState.GRANTED, "and can be asked for again"
 
 
 def test_ray_that_does_not_decide_is_told_apart_from_one_that_refuses(
-    ray_cluster: FakeCluster, held: Holdings, monkeypatch: pytest.MonkeyPatch
+    ray_cluster: FakeCluster, held: Reservation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from dovetail.engines.ray import holding
-    from dovetail.engines.ray.groups import Taken
+    from dovetail.engines.ray import placement_groups
+    from dovetail.engines.ray.placement_groups import GroupState
 
     before = ray_cluster.available()
-    monkeypatch.setattr(holding, "DECIDE_S", 0.05)
-    monkeypatch.setattr(holding, "state_of", lambda _: "PENDING")
-    assert held.take((cpu("a", 1),)) is Taken.UNDECIDED
+    monkeypatch.setattr(placement_groups, "DECISION_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(placement_groups, "group_state", lambda _: "PENDING")
+    assert held.try_acquire((cpu("a", 1),)) is GroupState.UNDECIDED
     until_available_is(ray_cluster, before)

@@ -9,7 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dovetail.engines.ray.logs import BEHIND_BYTES, LOOK_BYTES, LogKeeper, LogShipper, line_begin, shares
+from dovetail.engines.ray.worker_logs import (
+    MAX_BACKLOG_BYTES,
+    READ_LIMIT_BYTES,
+    LogShipper,
+    LogWriter,
+    first_line_start,
+    split_limit,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,7 +28,7 @@ class Ends:
     def __init__(self, path: Path) -> None:
         self.node, self.run = path / "node", path / "run" / "logs"
         self.node.mkdir()
-        self.shipper, self.keeper = LogShipper(self.node), LogKeeper(self.run)
+        self.shipper, self.keeper = LogShipper(self.node), LogWriter(self.run)
 
     def print(self, name: str, text: str | bytes) -> None:
         with (self.node / name).open("ab") as file:
@@ -29,8 +36,8 @@ class Ends:
 
     def look(self, *, last: bool = False) -> int:
         """Once; the bytes that were sent."""
-        pieces = self.shipper.last() if last else self.shipper.news()
-        self.keeper.took(pieces)
+        pieces = self.shipper.read_last() if last else self.shipper.read_new()
+        self.keeper.write(pieces)
         return sum(len(data) for _, _, data, _ in pieces)
 
     def kept(self, name: str) -> str:
@@ -59,19 +66,19 @@ def test_only_logs_of_workers_are_sent(ends: Ends) -> None:
     for name in ("x.log", ".1.log", "1.txt", "1.log.gz", "ray.out"):
         ends.print(name, "no\n")
     (ends.node / "7.log").mkdir()
-    assert ends.shipper.news() == []
+    assert ends.shipper.read_new() == []
 
 
 def test_a_folder_that_is_not_there_yet_is_no_trouble(tmp_path: Path) -> None:
-    assert LogShipper(tmp_path / "later").news() == []
-    assert LogShipper(tmp_path / "later").last() == []
+    assert LogShipper(tmp_path / "later").read_new() == []
+    assert LogShipper(tmp_path / "later").read_last() == []
 
 
 def test_one_look_sends_no_more_than_its_limit_and_the_rest_comes_later(ends: Ends) -> None:
     text = "".join(f"line {number}\n" for number in range(20_000))
-    assert LOOK_BYTES < len(text) < BEHIND_BYTES
+    assert READ_LIMIT_BYTES < len(text) < MAX_BACKLOG_BYTES
     ends.print("1.log", text)
-    assert 0 < ends.look() <= LOOK_BYTES
+    assert 0 < ends.look() <= READ_LIMIT_BYTES
     assert ends.kept("1.log").endswith("\n")  # pieces end behind a line
     while ends.look():
         pass
@@ -83,10 +90,10 @@ def test_who_prints_little_does_not_wait_for_who_prints_much(ends: Ends) -> None
         ends.print(f"{number}.log", "x" * 99 + "\n")
     for number in range(3, 6):
         ends.print(f"{number}.log", ("z" * 99 + "\n") * 1000)
-    assert ends.look() <= LOOK_BYTES
+    assert ends.look() <= READ_LIMIT_BYTES
     sizes = {path.name: path.stat().st_size for path in ends.run.iterdir()}
     assert [sizes[f"{number}.log"] for number in range(3)] == [100, 100, 100]
-    assert all(LOOK_BYTES // 3 - 300 < sizes[f"{number}.log"] <= LOOK_BYTES // 3 for number in range(3, 6))
+    assert all(READ_LIMIT_BYTES // 3 - 300 < sizes[f"{number}.log"] <= READ_LIMIT_BYTES // 3 for number in range(3, 6))
 
 
 def test_a_log_that_grows_faster_says_how_many_bytes_were_left_out(ends: Ends) -> None:
@@ -121,7 +128,7 @@ def test_what_was_sent_and_not_heard_before_the_end_comes_with_the_last_lines(en
     ends.print("1.log", "heard\n")
     ends.look()
     ends.print("1.log", "on its way when the listener closed\n")
-    assert ends.shipper.news()
+    assert ends.shipper.read_new()
     ends.print("1.log", "last\n")
     ends.look(last=True)
     assert ends.kept("1.log") == "heard\non its way when the listener closed\nlast\n"
@@ -174,22 +181,22 @@ def test_a_file_that_vanished_does_no_harm_and_may_come_again(ends: Ends) -> Non
 
 
 def test_names_that_lead_elsewhere_are_not_written(tmp_path: Path) -> None:
-    keeper = LogKeeper(tmp_path / "logs")
-    keeper.took([(name, 0, b"text", (1, 0)) for name in ("../1.log", "/tmp/1.log", "", "1.log")])
+    keeper = LogWriter(tmp_path / "logs")
+    keeper.write([(name, 0, b"text", (1, 0)) for name in ("../1.log", "/tmp/1.log", "", "1.log")])
     assert [path.name for path in tmp_path.rglob("*.log")] == ["1.log"]
 
 
 def test_a_folder_that_cannot_be_written_does_not_stop_the_run(tmp_path: Path) -> None:
     (tmp_path / "logs").write_text("a file")
-    keeper = LogKeeper(tmp_path / "logs")
-    keeper.took([("1.log", 0, b"lost", (1, 0))])
+    keeper = LogWriter(tmp_path / "logs")
+    keeper.write([("1.log", 0, b"lost", (1, 0))])
     assert keeper.problem.startswith("1.log: ")
     assert keeper.skipped_bytes == 4
 
 
 @given(st.dictionaries(st.sampled_from("abcdefgh"), st.integers(1, 1000), min_size=1), st.integers(0, 3000))
 def test_shares_fill_the_limit_and_nobody_gets_more_who_wants_more(waiting: dict[str, int], limit: int) -> None:
-    found = shares(waiting, limit)
+    found = split_limit(waiting, limit)
     assert sum(found.values()) == min(limit, sum(waiting.values()))
     assert all(found.get(name, 0) <= size for name, size in waiting.items())
     wanting = [found.get(name, 0) for name, size in waiting.items() if found.get(name, 0) < size]
@@ -201,7 +208,7 @@ def test_shares_fill_the_limit_and_nobody_gets_more_who_wants_more(waiting: dict
     ("data", "begin"), [(b"ab\ncd", 3), (b"abcd", 0), (b"abcd\n", 0), (b"\x98\x83abc", 2), (b"", 0), (b"\n", 0)]
 )
 def test_where_the_first_whole_line_or_character_begins(data: bytes, begin: int) -> None:
-    assert line_begin(data) == begin
+    assert first_line_start(data) == begin
 
 
 @given(st.lists(st.tuples(st.sampled_from(["1.log", "2.log", "3.1.log"]), st.binary(max_size=300)), max_size=30))
@@ -213,9 +220,9 @@ def test_whatever_is_printed_arrives_as_it_is(
     for name, text in texts:
         printed[name] = printed.get(name, b"") + text
         ends.print(name, text)
-        ends.keeper.took(ends.shipper.news(100))
-    while pieces := ends.shipper.news(100):
-        ends.keeper.took(pieces)
+        ends.keeper.write(ends.shipper.read_new(100))
+    while pieces := ends.shipper.read_new(100):
+        ends.keeper.write(pieces)
     for name, text in printed.items():
         if text:
             assert (ends.run / name).read_bytes() == text

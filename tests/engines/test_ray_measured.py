@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dovetail.engines.ray.measured import Measured, NodeMeter
-from dovetail.machine.gpu_use import NvmlMeter
-from dovetail.machine.host_use import HostUse
-from dovetail.machine.meter import MOST_SHARE
+from dovetail.engines.ray.metrics import ClusterMetrics, NodeMeter
+from dovetail.machine.gpus import NvmlMeter
+from dovetail.machine.host_usage import HostUsage
+from dovetail.machine.meter import MAX_CPU_SHARE
 from machine.scripted_use import GIB, BusyCard, BusyNvml
 from machine.sessions import session, until
 
@@ -46,38 +46,38 @@ def test_a_real_worker_is_seen_with_what_it_uses() -> None:
         worker.hear()
         library = BusyNvml(BusyCard("GPU-aaa", processes={worker.pid: 3 * GIB}))
         meter = NodeMeter(lambda: {7: ("caption", (worker.pid,))}, NvmlMeter(library))
-        measured = Measured()
-        measured.took("x", look(meter, 100.0))
+        measured = ClusterMetrics()
+        measured.record("x", look(meter, 100.0))
         use = measured.uses()[7]
         assert use.cpu_s >= 0.25
         assert use.uss_bytes > 50 * MB
         assert (use.gpu_bytes, use.processes) == (3 * GIB, 1)
-        assert measured.who() == {7: "caption"}
+        assert measured.units_by_worker() == {7: "caption"}
         assert measured.units() == {"x": {"caption": 1}}
         assert [card.use_percent for card in measured.cards()["x"]] == [70]
         assert measured.hosts()["x"].cpus is None
-        measured.took("x", look(meter, 105.0))
+        measured.record("x", look(meter, 105.0))
         assert measured.hosts()["x"].cpus is not None
         meter.stop()
         assert library.open == 0
 
 
 def test_nodes_that_left_are_forgotten_and_others_are_not() -> None:
-    measured = Measured()
-    measured.took("x", data(1.0, (1, "a", 5.0)))
-    measured.took("y", data(1.0, (2, "b", 6.0), machine="n"))
-    measured.took("y", None)  # a look that was not due
-    measured.left("x")
-    measured.left("nobody")
+    measured = ClusterMetrics()
+    measured.record("x", data(1.0, (1, "a", 5.0)))
+    measured.record("y", data(1.0, (2, "b", 6.0), machine="n"))
+    measured.record("y", None)  # a look that was not due
+    measured.on_node_left("x")
+    measured.on_node_left("nobody")
     assert measured.uses().keys() == {2}
     assert measured.units() == {"y": {"b": 1}}
     assert measured.hosts().keys() == {"y"}
 
 
 def test_a_gang_on_two_nodes_is_one_worker() -> None:
-    measured = Measured()
-    measured.took("x", data(1.0, (1, "train", 5.0)))
-    measured.took("y", data(1.0, (1, "train", 7.0)))
+    measured = ClusterMetrics()
+    measured.record("x", data(1.0, (1, "train", 5.0)))
+    measured.record("y", data(1.0, (1, "train", 7.0)))
     use = measured.uses()[1]
     assert (use.cpu_s, use.uss_bytes, use.processes) == (12.0, 20 * MB, 2)
     assert (use.sent_bytes, use.received_bytes) == (6, None)
@@ -85,11 +85,11 @@ def test_a_gang_on_two_nodes_is_one_worker() -> None:
 
 
 def test_nodes_on_one_machine_count_it_and_its_cards_once() -> None:
-    measured = Measured()
-    measured.took("y", data(1.0, machine="one", cards=("GPU-a", "GPU-b")))
-    measured.took("x", data(1.0, machine="one", cards=("GPU-a", "GPU-b")))
-    measured.took("z", data(1.0, machine="two", cards=("GPU-c", None, None)))
-    assert measured.machines() == [HostUse(1.5, 4, 2 * MB, 8 * MB)] * 2
+    measured = ClusterMetrics()
+    measured.record("y", data(1.0, machine="one", cards=("GPU-a", "GPU-b")))
+    measured.record("x", data(1.0, machine="one", cards=("GPU-a", "GPU-b")))
+    measured.record("z", data(1.0, machine="two", cards=("GPU-c", None, None)))
+    assert measured.machines() == [HostUsage(1.5, 4, 2 * MB, 8 * MB)] * 2
     assert measured.hosts().keys() == {"x", "y", "z"}
     assert {node: [card.uuid for card in cards] for node, cards in measured.cards().items()} == {
         "x": ["GPU-a", "GPU-b"],
@@ -98,21 +98,21 @@ def test_nodes_on_one_machine_count_it_and_its_cards_once() -> None:
 
 
 def test_machines_that_do_not_say_which_they_are_count_each() -> None:
-    measured = Measured()
-    measured.took("x", data(1.0, machine=""))
-    measured.took("y", data(1.0, machine=""))
+    measured = ClusterMetrics()
+    measured.record("x", data(1.0, machine=""))
+    measured.record("y", data(1.0, machine=""))
     assert len(measured.machines()) == 2
 
 
 def test_the_time_of_a_sample_is_ours_and_seconds_between_two_are_the_nodes() -> None:
     now = [1000.0]
-    measured = Measured(lambda: now[0])
-    measured.took("x", data(50.0, (1, "a", 0.0)))
+    measured = ClusterMetrics(lambda: now[0])
+    measured.record("x", data(50.0, (1, "a", 0.0)))
     assert measured.uses()[1].at == 1000.0
     now[0] = 1001.7  # it came late
-    measured.took("x", data(51.0, (1, "a", 1.0)))
+    measured.record("x", data(51.0, (1, "a", 1.0)))
     assert measured.uses()[1].at == 1001.0
-    measured.took("x", data(3.0, (1, "a", 1.0)))  # another machine took the name
+    measured.record("x", data(3.0, (1, "a", 1.0)))  # another machine took the name
     assert measured.uses()[1].at == 1001.7
 
 
@@ -139,7 +139,7 @@ def test_looks_that_take_long_come_less_often() -> None:
 
     meter = NodeMeter(slow, every_s=0.001)
     assert meter.sample(0.0) is not None
-    assert meter.sample(0.02 / MOST_SHARE - 0.01) is None
+    assert meter.sample(0.02 / MAX_CPU_SHARE - 0.01) is None
 
 
 def test_ten_workers_cost_less_than_a_hundredth_of_a_core() -> None:

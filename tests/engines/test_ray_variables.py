@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from dovetail.engines.failures import tell
-from dovetail.engines.ray.variables import NEVER, hint, to_send
+from dovetail.engines.exception_summary import summarize_exception
+from dovetail.engines.ray.environment import NEVER_SENT, missing_variable_hint, select_variables
 from dovetail.errors import ConfigError
 
 SAYS = (
@@ -30,16 +30,16 @@ def test_what_is_on_the_list_is_sent_and_nothing_else() -> None:
         "DOVETAIL_HOME": "/home",
     }
     kept = {"HOME": "/root", "PATH": "/bin", "MY_TOKEN": "secret", "XHF_TOKEN": "no", "RAY_ADDRESS": "auto"}
-    assert to_send(sent | kept | dict.fromkeys(NEVER, "1")) == sent
+    assert select_variables(sent | kept | dict.fromkeys(NEVER_SENT, "1")) == sent
 
 
 def test_what_the_user_names_is_sent_too() -> None:
-    assert to_send({"MY_TOKEN": "x", "OTHER": "y"}, ["MY_TOKEN", "MY_TOKEN"]) == {"MY_TOKEN": "x"}
+    assert select_variables({"MY_TOKEN": "x", "OTHER": "y"}, ["MY_TOKEN", "MY_TOKEN"]) == {"MY_TOKEN": "x"}
 
 
 def test_every_name_that_cannot_be_sent_is_told_at_once_with_a_way_out() -> None:
     with pytest.raises(ConfigError) as caught:
-        to_send({"MY_TOKEN": "x", "RANK": "3"}, ["MY_TOKEM", "RANK", "CUDA_VISIBLE_DEVICES"])
+        select_variables({"MY_TOKEN": "x", "RANK": "3"}, ["MY_TOKEM", "RANK", "CUDA_VISIBLE_DEVICES"])
     assert caught.value.exit_code == 2
     assert caught.value.codes == ("DT398", "DT399", "DT399")
     text = str(caught.value)
@@ -51,9 +51,9 @@ def test_a_key_error_of_the_environment_becomes_a_hint() -> None:
     os.environ.pop("MY_TOKEN", None)
     with pytest.raises(KeyError) as caught:
         _ = os.environ["MY_TOKEN"]
-    told = tell(caught.value)
-    assert hint(told.line, told.detail, {"MY_TOKEN": "x"}, {}) == SAYS
-    assert hint(told.line, "", {"MY_TOKEN": "x"}, {}) == SAYS
+    told = summarize_exception(caught.value)
+    assert missing_variable_hint(told.line, told.detail, {"MY_TOKEN": "x"}, {}) == SAYS
+    assert missing_variable_hint(told.line, "", {"MY_TOKEN": "x"}, {}) == SAYS
 
 
 def test_a_setup_whose_error_was_raised_from_a_key_error_gets_the_hint() -> None:
@@ -65,13 +65,13 @@ def test_a_setup_whose_error_was_raised_from_a_key_error_gets_the_hint() -> None
 
     with pytest.raises(RuntimeError) as caught:
         log_in()
-    told = tell(caught.value)
-    assert hint(told.line, told.detail, {"MY_TOKEN": "x"}, {"OTHER": "1"}) == SAYS
+    told = summarize_exception(caught.value)
+    assert missing_variable_hint(told.line, told.detail, {"MY_TOKEN": "x"}, {"OTHER": "1"}) == SAYS
 
 
 def test_an_error_that_asks_for_a_variable_gets_the_hint() -> None:
     said = "OpenAIError: pass api_key or set the MY_TOKEN environment variable"
-    assert hint(said, "Traceback ...", {"MY_TOKEN": "x"}, {}) == SAYS
+    assert missing_variable_hint(said, "Traceback ...", {"MY_TOKEN": "x"}, {}) == SAYS
 
 
 @pytest.mark.parametrize(
@@ -80,15 +80,15 @@ def test_an_error_that_asks_for_a_variable_gets_the_hint() -> None:
     ids=["nobody has it", "it was sent", "the driver has another"],
 )
 def test_there_is_no_hint_where_sending_would_not_help(environ: dict[str, str], sent: dict[str, str]) -> None:
-    assert hint("KeyError: 'MY_TOKEN'", "", environ, sent) is None
+    assert missing_variable_hint("KeyError: 'MY_TOKEN'", "", environ, sent) is None
 
 
 def test_a_key_of_something_else_gets_no_hint() -> None:
     with pytest.raises(KeyError) as caught:
         {"other": 1}["HOME"]
-    told = tell(caught.value)
-    assert hint(told.line, told.detail, {"HOME": "/root"}, {}) is None
+    told = summarize_exception(caught.value)
+    assert missing_variable_hint(told.line, told.detail, {"HOME": "/root"}, {}) is None
 
 
 def test_what_a_worker_has_of_its_own_is_never_recommended() -> None:
-    assert hint("KeyError: 'RANK'", "", {"RANK": "0"}, {}) is None
+    assert missing_variable_hint("KeyError: 'RANK'", "", {"RANK": "0"}, {}) is None

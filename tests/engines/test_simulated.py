@@ -18,28 +18,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dovetail.control.commands import Hosted, RunBatches
-from dovetail.control.events import (
-    BatchesDone,
-    Cause,
-    Drain,
-    NodeLeft,
-    WorkerLost,
-    WorkerReady,
-)
-from dovetail.control.loop import drive
+from dovetail.control.commands import HostedObject, RunBatches
+from dovetail.control.events import BatchesDone, Drain, LossCause, NodeLeft, WorkerLost, WorkerReady
+from dovetail.control.loop import run_loop
+from dovetail.engines.simulated.data import SimulatedData
 from dovetail.engines.simulated.engine import SimulatedEngine
-from dovetail.engines.simulated.source import SimulatedData
-from dovetail.engines.simulated.workers import mean_factor
+from dovetail.engines.simulated.worker_model import mean_factor
 from dovetail.engines.simulated.world import (
-    At,
     Behaviour,
     Constant,
     Lognormal,
-    Post,
+    PostEvent,
+    ScriptedEvent,
     Trace,
     World,
-    world_of,
+    world_from_pipeline,
 )
 from dovetail.pipeline.pipeline import Pipeline
 from dovetail.pipeline.stage import Stage
@@ -77,7 +70,11 @@ def test_what_happens_within_a_grain_is_reported_together_but_counted_exactly() 
 
 
 def test_poll_does_not_pass_its_timeout_even_by_a_grain() -> None:
-    engine = engine_of(Behaviour(1.0), workers=1, script=(At(2.0, Post(Drain())), At(2.0004, Post(Drain()))))
+    engine = engine_of(
+        Behaviour(1.0),
+        workers=1,
+        script=(ScriptedEvent(2.0, PostEvent(Drain())), ScriptedEvent(2.0004, PostEvent(Drain()))),
+    )
     engine.poll(None)
     assert engine.poll(1.5) == []
     assert engine.now() == 1.5
@@ -93,7 +90,7 @@ def test_a_run_that_would_hang_says_so_and_with_what() -> None:
 
 
 def test_a_run_that_never_ends_says_so() -> None:
-    engine = SimulatedEngine(World({}, script=(At(11.0, Post(Drain())),)), NODES, limit_s=10)
+    engine = SimulatedEngine(World({}, script=(ScriptedEvent(11.0, PostEvent(Drain())),)), NODES, limit_s=10)
     with pytest.raises(AssertionError, match="still going after 10 s"):
         engine.poll(None)
 
@@ -138,7 +135,7 @@ def busy_log(seed: int) -> str:
 def test_the_same_world_gives_the_same_log_and_another_seed_another() -> None:
     assert busy_log(1) == busy_log(1)
     assert busy_log(1) != busy_log(2)
-    assert {"NODE_LOST", "SIGNAL", "SETUP_FAILED"} <= {word for word in Cause.__members__ if word in busy_log(1)}
+    assert {"NODE_LOST", "SIGNAL", "SETUP_FAILED"} <= {word for word in LossCause.__members__ if word in busy_log(1)}
 
 
 def test_the_log_does_not_depend_on_how_python_hashes() -> None:
@@ -203,7 +200,7 @@ def test_workers_die_at_their_rate_and_only_once() -> None:
     expected = 1000 * (1 - exp(-1))
     assert abs(len(lost) - expected) < 5 * (expected * exp(-1)) ** 0.5
     assert len({event.worker for event in lost}) == len(lost)
-    assert {event.cause for event in lost} == {Cause.SIGNAL}
+    assert {event.cause for event in lost} == {LossCause.SIGNAL}
 
 
 def test_nodes_are_lost_at_their_rate() -> None:
@@ -220,7 +217,7 @@ def test_setup_takes_its_mean_and_fails_by_its_share() -> None:
     ready, lost = the(WorkerReady, log), the(WorkerLost, log)
     assert abs(mean(event.setup_s for event in ready) - 10) < 0.7
     assert abs(len(lost) - 500) < 100
-    assert {(event.cause, event.detail) for event in lost} == {(Cause.SETUP_FAILED, "OSError: no disk")}
+    assert {(event.cause, event.detail) for event in lost} == {(LossCause.SETUP_FAILED, "OSError: no disk")}
 
 
 def test_a_share_of_the_workers_is_slower() -> None:
@@ -233,9 +230,9 @@ def test_a_share_of_the_workers_is_slower() -> None:
 
 def test_a_thousand_workers_are_as_fast_as_expected() -> None:
     engine = engine_of(Behaviour(0.01, spread=Lognormal(0.5), returns=2.0), hop_s=0.001)
-    controller = NaiveController(Hosted("a"), workers=1000, items=1_000_000)
+    controller = NaiveController(HostedObject("a"), workers=1000, items=1_000_000)
     data = SimulatedData(engine, 1_000_000, segment_items=20)
-    drive(controller, engine, data)
+    run_loop(controller, engine, data)
     assert data.delivered == {"a": 2_000_000}
     assert engine.now() == pytest.approx(1_000_000 / 20 * (0.001 + 20 * 0.01) / 1000, rel=0.05)
 
@@ -250,14 +247,16 @@ def test_a_world_is_as_fast_as_the_stages_say() -> None:
         Stage("c", len, rate=30),
         Stage("d", len, workers=2),
     ]
-    world = world_of(Pipeline(stages), every={"bytes_out": 7}, units={"a": {"setup_s": 9.0}}, seed=5, tracked=True)
+    world = world_from_pipeline(
+        Pipeline(stages), every={"bytes_out": 7}, units={"a": {"setup_s": 9.0}}, seed=5, tracked=True
+    )
     assert (world.seed, world.tracked) == (5, True)
     fused = world.behaviours["b+c"]
     assert fused.seconds_per_item == pytest.approx(1 / 60 + 0.5 / 30)
     assert (fused.returns, fused.bytes_out, fused.setup_s) == (0.5, 7, 0.0)
     assert world.behaviours["a"] == Behaviour(0.1, returns=3, bytes_out=7, setup_s=9.0)
     assert world.behaviours["d"].seconds_per_item == 1.0
-    faster = world_of(Pipeline(stages), rates={"d": 4.0}, returns={"d": 2.0})
+    faster = world_from_pipeline(Pipeline(stages), rates={"d": 4.0}, returns={"d": 2.0})
     assert faster.behaviours["d"] == replace(Behaviour(), seconds_per_item=0.25, returns=2.0)
 
 

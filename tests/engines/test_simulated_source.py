@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dovetail.control.commands import Deliver, Pull, SetAside
+from dovetail.control.commands import Deliver, FailedItem, Pull
 from dovetail.control.events import InputEnded, ItemsArrived
+from dovetail.engines.simulated.data import SimulatedData
 from dovetail.engines.simulated.engine import SimulatedEngine
-from dovetail.engines.simulated.source import SimulatedData
 from dovetail.engines.simulated.world import World
 from dovetail.resources.cluster import Cluster
 
@@ -103,7 +103,7 @@ def test_what_is_delivered_is_counted_and_kept_if_asked_for() -> None:
     engine = engine_of(tracked=True)
     data = SimulatedData(engine, 10)
     out, later, bad = (engine.new_segment(2, 0, "", [(n,), (n + 1,)]) for n in (0, 2, 4))
-    record = SetAside("a", (bad, 1, 2), "ValueError: no")
+    record = FailedItem("a", (bad, 1, 2), "ValueError: no")
     delivered = Deliver(0, 0, 0, 5, {"b": [out]}, {"c": [later]}, [record])
     data.submit([delivered, Deliver(0, 1, 5, 10, {"b": [later]})])
     assert data.delivered == {"b": 4}

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dovetail as dt
-from dovetail.engines.keys import as_tuple
-from dovetail.engines.whole import AllRows, Numbering
+from dovetail.engines.barrier import BarrierRows, KeyAssigner
+from dovetail.engines.item_keys import as_tuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,14 +22,16 @@ if TYPE_CHECKING:
 MEGABYTE = 1 << 20
 
 
-def rows_of(*payloads: list[Any]) -> AllRows:
+def rows_of(*payloads: list[Any]) -> BarrierRows:
     starts = [sum(map(len, payloads[:number])) for number in range(len(payloads))]
 
     def load(number: int) -> tuple[range, list[Any], Any]:
         items = list(payloads[number])
         return range(starts[number], starts[number] + len(items)), items, lambda: None
 
-    return AllRows(load, [(number, 0, len(items)) for number, items in enumerate(payloads)], lambda item: item is None)
+    return BarrierRows(
+        load, [(number, 0, len(items)) for number, items in enumerate(payloads)], lambda item: item is None
+    )
 
 
 def test_it_can_be_passed_over_as_often_as_wanted_and_is_a_sequence() -> None:
@@ -43,25 +45,25 @@ def test_it_can_be_passed_over_as_often_as_wanted_and_is_a_sequence() -> None:
 def test_what_is_no_item_is_left_out_and_remembered_with_its_place() -> None:
     rows = rows_of([1, None], [None, 4])
     assert list(rows) == [1, 4]
-    assert rows.odd == {1: None, 2: None}
+    assert rows.skipped == {1: None, 2: None}
     assert len(rows) == 2
 
 
 @given(st.lists(st.tuples(st.integers(0, 20), st.booleans()), max_size=60))
 def test_keys_only_grow_and_none_begins_another(steps: list[tuple[int, bool]]) -> None:
-    numbering = Numbering()
+    numbering = KeyAssigner()
     found = []
     for number, (at, same) in enumerate(steps):
         found += numbering.add(at, at, number, same=same)
-    found += numbering.rest()
+    found += numbering.flush()
     assert [item for _, item in found] == list(range(len(steps)))
     keys = [as_tuple(key) for key, _ in found]
     assert all(one < other and other[: len(one)] != one for one, other in pairwise(keys))
 
 
 def test_a_row_that_is_yielded_where_it_stands_keeps_its_key() -> None:
-    numbering = Numbering()
-    found = [*numbering.add(3, 30, "a", same=True), *numbering.add(5, 50, "b", same=True), *numbering.rest()]
+    numbering = KeyAssigner()
+    found = [*numbering.add(3, 30, "a", same=True), *numbering.add(5, 50, "b", same=True), *numbering.flush()]
     assert found == [(30, "a"), (50, "b")]
 
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from dovetail.machine import cpus
-from dovetail.machine.cpus import parse_cpu_quota, parse_memory_limit, usable_cpu_milli, usable_memory_bytes
+from dovetail.machine import cgroups
+from dovetail.machine.cgroups import parse_cpu_quota, parse_memory_limit, usable_cpu_milli, usable_memory_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,7 +26,7 @@ def big_machine() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "cpu_count", lambda: 64)
         patch.setattr(os, "sched_getaffinity", lambda _pid: set(range(64)))
-        patch.setattr(cpus, "physical_bytes", lambda: 256 * GIB)
+        patch.setattr(cgroups, "physical_bytes", lambda: 256 * GIB)
         yield
 
 

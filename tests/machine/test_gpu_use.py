@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dovetail.machine.gpu_use import CardUse, GpuMeter, GpuReading, NvmlMeter
+from dovetail.machine.gpus import CardUsage, GpuMeter, GpuReading, NvmlMeter
 from machine.scripted_use import GIB, BusyCard, BusyNvml
 from scripted_nvml import (
     ErrorType,
@@ -21,7 +21,7 @@ from scripted_nvml import (
     NVMLError_NotSupported,
 )
 
-BUSY = CardUse(
+BUSY = CardUsage(
     0,
     "GPU-aaa",
     use_percent=70,
@@ -69,7 +69,7 @@ def test_what_the_driver_does_not_tell_is_none_and_the_rest_is_told(call: str, e
 def test_a_lost_card_keeps_its_number_and_the_others_are_read() -> None:
     library = BusyNvml(BusyCard("GPU-aaa"), BusyCard("GPU-bbb"))
     library.card_list[0].fails["nvmlDeviceGetHandleByIndex"] = NVMLError_GpuIsLost
-    assert reading(library).cards == (CardUse(0), replace(BUSY, index=1, uuid="GPU-bbb"))
+    assert reading(library).cards == (CardUsage(0), replace(BUSY, index=1, uuid="GPU-bbb"))
     library.counting_fails = NVMLError
     assert reading(library) == GpuReading()
 
@@ -79,10 +79,10 @@ def test_memory_is_put_to_whoever_holds_it_on_all_cards() -> None:
         BusyCard("GPU-aaa", processes={10: 2 * GIB, 11: None}), BusyCard("GPU-bbb", processes={10: GIB, 12: 5})
     )
     found = reading(library)
-    assert found.of({10}) == 3 * GIB
-    assert found.of({10, 12, 99}) == 3 * GIB + 5
-    assert found.of({11}) is None
-    assert found.of(set()) is None
+    assert found.memory_of({10}) == 3 * GIB
+    assert found.memory_of({10, 12, 99}) == 3 * GIB + 5
+    assert found.memory_of({11}) is None
+    assert found.memory_of(set()) is None
 
 
 def test_nvml_is_opened_once_and_closed_at_the_end() -> None:

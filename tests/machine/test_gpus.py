@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dovetail.machine.gpus import CardFacts
-from dovetail.machine.gpus import Nvml
+from dovetail.machine.gpus import CardFacts, NvmlReader
 from scripted_nvml import (
     GIB,
     NVMLError,
@@ -51,7 +50,7 @@ def uuids(cards: list[CardFacts]) -> list[str]:
 
 def test_two_plain_cards_are_read_in_order() -> None:
     library = two_cards()
-    assert Nvml(library).cards() == (
+    assert NvmlReader(library).cards() == (
         [
             CardFacts("NVIDIA L4", 24 * GIB, "GPU-aaa", index=0),
             CardFacts("NVIDIA A100-SXM4-80GB", 80 * GIB, "GPU-bbb", index=1),
@@ -62,14 +61,14 @@ def test_two_plain_cards_are_read_in_order() -> None:
 
 
 def test_an_old_pynvml_that_returns_bytes_reads_the_same() -> None:
-    assert Nvml(two_cards(bytes_for_text=True)).cards() == Nvml(two_cards()).cards()
+    assert NvmlReader(two_cards(bytes_for_text=True)).cards() == NvmlReader(two_cards()).cards()
 
 
 @pytest.mark.parametrize("call", CARD_CALLS)
 def test_a_lost_card_is_left_out_with_a_note(call: str) -> None:
     library = two_cards()
     library.lose(0, call)
-    cards, notes = Nvml(library).cards()
+    cards, notes = NvmlReader(library).cards()
     assert uuids(cards) == ["GPU-bbb"]
     name = "GPU 0" if call in CARD_CALLS[:2] else "GPU 0 (GPU-aaa)"
     assert notes == [f"{name} is lost: left out"]
@@ -78,7 +77,7 @@ def test_a_lost_card_is_left_out_with_a_note(call: str) -> None:
 
 def test_a_card_that_vanishes_between_two_reads_leaves_the_number_of_the_other_alone() -> None:
     library = two_cards()
-    nvml = Nvml(library)
+    nvml = NvmlReader(library)
     before, _ = nvml.cards()
     library.lose(0)
     after, notes = nvml.cards()
@@ -89,7 +88,7 @@ def test_a_card_that_vanishes_between_two_reads_leaves_the_number_of_the_other_a
 def test_a_card_that_is_not_ours_to_read_is_left_out_with_the_reason() -> None:
     library = two_cards()
     library.card_list[1].fails["nvmlDeviceGetMemoryInfo"] = NVMLError_NoPermission
-    cards, notes = Nvml(library).cards()
+    cards, notes = NvmlReader(library).cards()
     assert uuids(cards) == ["GPU-aaa"]
     assert notes == ["GPU 1 (GPU-bbb) cannot be read (Insufficient Permissions): left out"]
 
@@ -98,13 +97,16 @@ def test_a_driver_from_before_mig_is_enough() -> None:
     library = two_cards()
     for card in library.card_list:
         card.fails["nvmlDeviceGetMigMode"] = NVMLError_FunctionNotFound
-    assert Nvml(library).cards() == Nvml(two_cards()).cards()
+    assert NvmlReader(library).cards() == NvmlReader(two_cards()).cards()
 
 
 def test_when_the_cards_cannot_be_counted_there_are_none_and_nvml_is_shut_down() -> None:
     library = two_cards()
     library.counting_fails = NVMLError
-    assert Nvml(library).cards() == ([], ["NVML does not count the GPUs (Unknown Error): GPUs, if any, are not seen"])
+    assert NvmlReader(library).cards() == (
+        [],
+        ["NVML does not count the GPUs (Unknown Error): GPUs, if any, are not seen"],
+    )
     assert library.open == 0
 
 
@@ -115,7 +117,7 @@ def test_a_failing_shutdown_does_not_lose_the_cards(monkeypatch: pytest.MonkeyPa
         raise NVMLError
 
     monkeypatch.setattr(library, "nvmlShutdown", fail)
-    assert uuids(Nvml(library).cards()[0]) == ["GPU-aaa", "GPU-bbb"]
+    assert uuids(NvmlReader(library).cards()[0]) == ["GPU-aaa", "GPU-bbb"]
 
 
 # MIG
@@ -128,7 +130,7 @@ def test_mig_instances_take_the_place_of_their_card() -> None:
         None,
         mig_instance("MIG-2", "1g.10gb"),
     )
-    cards, notes = Nvml(ScriptedNvml(a100, ScriptedCard("GPU-bbb"))).cards()
+    cards, notes = NvmlReader(ScriptedNvml(a100, ScriptedCard("GPU-bbb"))).cards()
     assert cards == [
         CardFacts("NVIDIA A100-SXM4-80GB", 40192 * 2**20, "MIG-1", nvdecs=2, nvencs=0, mig="3g.40gb", index=0),
         CardFacts("NVIDIA A100-SXM4-80GB", 9856 * 2**20, "MIG-2", nvdecs=0, nvencs=0, mig="1g.10gb", index=0),
@@ -138,7 +140,7 @@ def test_mig_instances_take_the_place_of_their_card() -> None:
 
 
 def test_the_profile_is_what_the_driver_calls_it() -> None:
-    cards, _ = Nvml(ScriptedNvml(mig_a100("GPU-aaa", mig_instance("MIG-1", "1g.10gb+me")))).cards()
+    cards, _ = NvmlReader(ScriptedNvml(mig_a100("GPU-aaa", mig_instance("MIG-1", "1g.10gb+me")))).cards()
     assert [card.mig for card in cards] == ["1g.10gb+me"]
 
 
@@ -158,11 +160,11 @@ def test_a_profile_that_the_name_does_not_tell_comes_from_the_slices(
 ) -> None:
     instance = mig_instance("MIG-1", compute=compute, slices=slices, memory_mb=memory_mb)
     card = replace(mig_a100("GPU-aaa", instance), memory_bytes=card_mb * 2**20)
-    assert [card.mig for card in Nvml(ScriptedNvml(card)).cards()[0]] == [profile]
+    assert [card.mig for card in NvmlReader(ScriptedNvml(card)).cards()[0]] == [profile]
 
 
 def test_mig_mode_without_instances_is_noted() -> None:
-    assert Nvml(ScriptedNvml(mig_a100("GPU-aaa", None, None))).cards() == (
+    assert NvmlReader(ScriptedNvml(mig_a100("GPU-aaa", None, None))).cards() == (
         [],
         ["GPU 0 (GPU-aaa) is in MIG mode and has no instances: left out"],
     )
@@ -174,7 +176,7 @@ def test_mig_mode_without_instances_is_noted() -> None:
 def test_an_instance_that_cannot_be_read_leaves_the_others(call: str) -> None:
     denied = mig_instance("MIG-1", "1g.10gb")
     denied.fails[call] = NVMLError_NoPermission
-    cards, notes = Nvml(ScriptedNvml(mig_a100("GPU-aaa", denied, mig_instance("MIG-2", "1g.10gb")))).cards()
+    cards, notes = NvmlReader(ScriptedNvml(mig_a100("GPU-aaa", denied, mig_instance("MIG-2", "1g.10gb")))).cards()
     assert uuids(cards) == ["MIG-2"]
     assert notes == ["GPU 0 (GPU-aaa) MIG 0 cannot be read (Insufficient Permissions): left out"]
 
@@ -182,7 +184,7 @@ def test_an_instance_that_cannot_be_read_leaves_the_others(call: str) -> None:
 def test_a_card_of_which_no_instance_can_be_read_is_not_said_to_have_none() -> None:
     denied = mig_instance("MIG-1", "1g.10gb")
     denied.fails["nvmlDeviceGetUUID"] = NVMLError_NoPermission
-    assert Nvml(ScriptedNvml(mig_a100("GPU-aaa", denied))).cards() == (
+    assert NvmlReader(ScriptedNvml(mig_a100("GPU-aaa", denied))).cards() == (
         [],
         ["GPU 0 (GPU-aaa) MIG 0 cannot be read (Insufficient Permissions): left out"],
     )
@@ -191,7 +193,7 @@ def test_a_card_of_which_no_instance_can_be_read_is_not_said_to_have_none() -> N
 def test_an_instance_destroyed_while_it_is_read_is_an_empty_slot() -> None:
     gone = mig_instance("MIG-1", "1g.10gb")
     gone.fails["nvmlDeviceGetMemoryInfo"] = NVMLError_NotFound
-    cards, notes = Nvml(ScriptedNvml(mig_a100("GPU-aaa", gone, mig_instance("MIG-2", "1g.10gb")))).cards()
+    cards, notes = NvmlReader(ScriptedNvml(mig_a100("GPU-aaa", gone, mig_instance("MIG-2", "1g.10gb")))).cards()
     assert (uuids(cards), notes) == (["MIG-2"], [])
 
 
@@ -199,13 +201,13 @@ def test_a_card_lost_among_its_instances_is_lost_whole() -> None:
     lost = mig_instance("MIG-2", "1g.10gb")
     lost.fails["nvmlDeviceGetMemoryInfo"] = ScriptedNvml.NVMLError_GpuIsLost
     library = ScriptedNvml(mig_a100("GPU-aaa", mig_instance("MIG-1", "1g.10gb"), lost), ScriptedCard("GPU-bbb"))
-    cards, notes = Nvml(library).cards()
+    cards, notes = NvmlReader(library).cards()
     assert (uuids(cards), notes) == (["GPU-bbb"], ["GPU 0 (GPU-aaa) is lost: left out"])
 
 
 def test_compute_instances_that_share_one_memory_are_noted() -> None:
     halves = [mig_instance(uuid, "1c.2g.20gb", compute=1, slices=2) for uuid in ("MIG-1", "MIG-2")]
-    cards, notes = Nvml(ScriptedNvml(mig_a100("GPU-aaa", *halves))).cards()
+    cards, notes = NvmlReader(ScriptedNvml(mig_a100("GPU-aaa", *halves))).cards()
     assert uuids(cards) == ["MIG-1", "MIG-2"]
     assert len(notes) == 1
     assert notes[0].startswith("GPU 0 (GPU-aaa): MIG-1, MIG-2: compute instances of one GPU instance share")
@@ -222,13 +224,13 @@ def with_nvidia(root: Path, sign: str) -> Path:
 @pytest.mark.parametrize("error", [NVMLError_LibraryNotFound, NVMLError_DriverNotLoaded])
 def test_a_missing_driver_is_noted_only_where_there_is_a_card(tmp_path: Path, error: type[NVMLError]) -> None:
     library = ScriptedNvml(starts_with=error)
-    assert Nvml(library, tmp_path).cards() == ([], [])
+    assert NvmlReader(library, tmp_path).cards() == ([], [])
     note = f"NVIDIA driver missing ({error.text}): GPUs, if any, are not seen"
-    assert Nvml(library, with_nvidia(tmp_path, "dev/nvidia0")).cards() == ([], [note])
+    assert NvmlReader(library, with_nvidia(tmp_path, "dev/nvidia0")).cards() == ([], [note])
 
 
 def test_a_driver_that_does_not_match_its_library_is_always_noted(tmp_path: Path) -> None:
-    cards, notes = Nvml(ScriptedNvml(starts_with=NVMLError_LibRmVersionMismatch), tmp_path).cards()
+    cards, notes = NvmlReader(ScriptedNvml(starts_with=NVMLError_LibRmVersionMismatch), tmp_path).cards()
     assert cards == []
     assert notes == ["NVML does not start (RM has detected an NVML/RM version mismatch.): GPUs, if any, are not seen"]
 
@@ -242,9 +244,9 @@ def test_a_missing_pynvml_is_noted_only_where_there_is_a_card(tmp_path: Path, mo
         return real_import(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", without_pynvml)
-    assert Nvml(root=tmp_path).cards() == ([], [])
+    assert NvmlReader(root=tmp_path).cards() == ([], [])
     note = "NVML not installed: GPUs, if any, are not seen; pip install 'dovetail-ml[gpu]'"
-    assert Nvml(root=with_nvidia(tmp_path, "proc/driver/nvidia")).cards() == ([], [note])
+    assert NvmlReader(root=with_nvidia(tmp_path, "proc/driver/nvidia")).cards() == ([], [note])
 
 
 # The script against the real library
@@ -286,4 +288,4 @@ def test_the_errors_of_the_real_library_are_caught(
 
     monkeypatch.setattr(pynvml, "nvmlInit", fail)
     note = f"NVIDIA driver missing ({error.text}): GPUs, if any, are not seen"
-    assert Nvml(root=with_nvidia(tmp_path, "dev/nvidia0")).cards() == ([], [note])
+    assert NvmlReader(root=with_nvidia(tmp_path, "dev/nvidia0")).cards() == ([], [note])

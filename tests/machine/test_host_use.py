@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dovetail.machine.host_use import HostMeter, HostUse, parse_busy, parse_meminfo
+from dovetail.machine.host_usage import HostMeter, HostUsage, parse_busy, parse_meminfo
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,7 +34,7 @@ def test_the_busy_cpus_are_those_between_two_looks(tmp_path: Path) -> None:
     (tmp_path / "stat").write_text(f"cpu {8 * hertz} 0 0 0 0 0 0 0\n")
     assert meter.read().cpus == pytest.approx(1.5)
     (tmp_path / "stat").unlink()
-    assert meter.read() == HostUse(None, os.cpu_count() or 1, None, None)
+    assert meter.read() == HostUsage(None, os.cpu_count() or 1, None, None)
 
 
 def test_this_machine_is_read() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import dovetail as dt
-from dovetail.machine.gpus import Nvml
+from dovetail.machine.gpus import NvmlReader
 from scripted_nvml import GIB, ScriptedCard, ScriptedNvml, mig_a100, mig_instance
 
 
@@ -15,7 +15,7 @@ def _every_card_is_visible(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def local(library: ScriptedNvml) -> dt.Cluster:
-    return dt.Cluster.local(gpus=Nvml(library=library))
+    return dt.Cluster.local(gpus=NvmlReader(library=library))
 
 
 def test_two_cards_have_the_drivers_memory_and_the_tables_codecs() -> None:

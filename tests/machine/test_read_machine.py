@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import dovetail.machine
 from dovetail.machine import CardFacts, MachineFacts, read_machine
-from dovetail.machine.gpus import Nvml
+from dovetail.machine.gpus import NvmlReader
 from scripted_nvml import ScriptedCard, ScriptedNvml
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def limited_root(root: Path) -> Path:
 def test_all_limits_and_notes_come_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {0, 1, 2, 3})
-    monkeypatch.setattr("dovetail.machine.cpus.physical_bytes", lambda: 2**30)
+    monkeypatch.setattr("dovetail.machine.cgroups.physical_bytes", lambda: 2**30)
     facts = read_machine(gpus=TwoCards(), environ={"CUDA_VISIBLE_DEVICES": "1"}, root=limited_root(tmp_path))
     assert facts == MachineFacts(
         hostname=socket.gethostname(),
@@ -68,7 +68,7 @@ def test_an_empty_environment_is_not_replaced_by_that_of_the_process(
 
 
 def test_the_order_in_which_cuda_counts_is_taken_from_the_environment(tmp_path: Path) -> None:
-    gpus = Nvml(ScriptedNvml(ScriptedCard("GPU-a", "NVIDIA L4"), ScriptedCard("GPU-b", "NVIDIA H100")))
+    gpus = NvmlReader(ScriptedNvml(ScriptedCard("GPU-a", "NVIDIA L4"), ScriptedCard("GPU-b", "NVIDIA H100")))
     doubtful = read_machine(gpus=gpus, environ={"CUDA_VISIBLE_DEVICES": "1,0"}, root=tmp_path)
     settled = {"CUDA_VISIBLE_DEVICES": "1,0", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     sure = read_machine(gpus=gpus, environ=settled, root=tmp_path)

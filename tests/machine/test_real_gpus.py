@@ -6,8 +6,7 @@ import os
 
 import pytest
 
-from dovetail.machine.gpu_use import GpuReading, NvmlMeter
-from dovetail.machine.gpus import Nvml
+from dovetail.machine.gpus import GpuReading, NvmlMeter, NvmlReader
 
 pytestmark = pytest.mark.gpu
 
@@ -42,7 +41,7 @@ def test_what_a_card_tells_is_in_bounds(found: GpuReading) -> None:
 
 
 def test_the_cards_are_those_that_the_machine_has(found: GpuReading) -> None:
-    cards, _ = Nvml().cards()
+    cards, _ = NvmlReader().cards()
     whole = {card.uuid: card.memory_bytes for card in cards if not card.mig}
     used = {card.uuid: card.memory_bytes for card in found.cards}
     assert whole.items() <= used.items()
@@ -61,4 +60,4 @@ def test_memory_that_this_process_takes_is_put_to_it() -> None:
     assert found is not None
     if not any(pid == os.getpid() for pid, _ in found.processes):
         pytest.skip("the driver tells the pids of the host, not those of this container")
-    assert (found.of({os.getpid()}) or 0) >= held.numel()
+    assert (found.memory_of({os.getpid()}) or 0) >= held.numel()

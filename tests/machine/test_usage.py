@@ -12,17 +12,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dovetail.machine.usage import (
+from dovetail.machine.processes import (
     PAGE_BYTES,
-    Member,
-    Sampler,
-    Stat,
-    left_behind,
+    ProcessStat,
+    SessionProcess,
+    SessionSampler,
     parse_io,
     parse_private,
     parse_stat,
     parse_statm,
-    sample,
+    sample_sessions,
+    unclaimed_totals,
     uss_bytes,
     uss_is_due,
 )
@@ -42,7 +42,7 @@ SLACK_S = 0.15
 def test_the_cpu_time_of_a_process_is_counted() -> None:
     with session("burn(0.4); say(); wait()") as worker:
         worker.hear()
-        used = sample([worker.pid])[worker.pid].cpu_s
+        used = sample_sessions([worker.pid])[worker.pid].cpu_s
         assert 0.35 <= used <= 0.4 + SLACK_S
 
 
@@ -54,7 +54,7 @@ if not pid:
 os.waitpid(pid, 0); say("reaped"); time.sleep(1000)
 """
     with session(code) as worker:
-        sampler = Sampler()
+        sampler = SessionSampler()
         worker.hear()
         alive = sampler.sample([worker.pid])[worker.pid]
         worker.tell()
@@ -66,7 +66,7 @@ os.waitpid(pid, 0); say("reaped"); time.sleep(1000)
 
 def test_a_child_that_came_and_went_between_two_samples_is_counted() -> None:
     with session("wait(); subprocess.run([sys.executable, '-c', 'sum(range(10_000_000))']); say(); wait()") as worker:
-        sampler = Sampler()
+        sampler = SessionSampler()
         before = sampler.sample([worker.pid])[worker.pid]
         worker.tell()
         worker.hear()
@@ -82,7 +82,7 @@ if not pid:
 time.sleep(1000)
 """
     with session(code) as worker:
-        sampler = Sampler()
+        sampler = SessionSampler()
         worker.hear()
         alive = sampler.sample([worker.pid])[worker.pid]
         worker.tell()
@@ -99,7 +99,7 @@ if not os.fork():
 os.wait(); time.sleep(1000)
 """
     with session(code) as worker:
-        sampler = Sampler()
+        sampler = SessionSampler()
         worker.hear()
         until(lambda: sampler.sample([worker.pid])[worker.pid].processes == 2)
         worker.tell()
@@ -108,7 +108,7 @@ os.wait(); time.sleep(1000)
 
 
 def test_of_a_session_that_ended_the_totals_stay_and_the_memory_is_given_back() -> None:
-    sampler = Sampler()
+    sampler = SessionSampler()
     with session("burn(0.2); say(); wait()") as worker:
         worker.hear()
         last = sampler.sample([worker.pid])[worker.pid]
@@ -119,7 +119,7 @@ def test_of_a_session_that_ended_the_totals_stay_and_the_memory_is_given_back() 
 
 
 def test_a_process_that_has_ended_and_was_not_waited_for_has_no_memory() -> None:
-    sampler = Sampler()
+    sampler = SessionSampler()
     with session("say(); wait()") as worker:
         worker.hear()
         assert sampler.sample([worker.pid])[worker.pid].uss_bytes > MB
@@ -133,11 +133,11 @@ def test_sessions_are_told_apart_and_nobody_else_is_in_them() -> None:
     with session("burn(0.3); say(); wait()") as busy, session("say(); wait()") as idle:
         busy.hear()
         idle.hear()
-        found = sample([busy.pid, idle.pid])
+        found = sample_sessions([busy.pid, idle.pid])
         assert found.keys() == {busy.pid, idle.pid}
         assert found[busy.pid].cpu_s > found[idle.pid].cpu_s + 0.2
         assert found[busy.pid].pids == (busy.pid,)
-        assert sample([]) == {}
+        assert sample_sessions([]) == {}
 
 
 @given(st.data())
@@ -145,7 +145,7 @@ def test_whatever_comes_and_goes_a_total_never_shrinks_and_never_exceeds_what_wa
     """A made-up process tree: everyone burns, forks, and is waited for by its parent, by init or by nobody."""
     tree: dict[int, list[int]] = {1: [0, 0, 0]}  # pid -> parent, own, reaped
     kept = spent = last = 0
-    before: dict[int, Member] = {}
+    before: dict[int, SessionProcess] = {}
     fresh = 2
     for _ in range(data.draw(st.integers(1, 8))):
         for _ in range(data.draw(st.integers(0, 6))):
@@ -162,8 +162,11 @@ def test_whatever_comes_and_goes_a_total_never_shrinks_and_never_exceeds_what_wa
                     other[0] = 0 if other[0] == pid else other[0]
                 if parent in tree and data.draw(st.booleans()):
                     tree[parent][2] += own + reaped
-        now = {pid: Member(Stat(parent, 1, own, reaped, pid, 1)) for pid, (parent, own, reaped) in tree.items()}
-        kept += left_behind(before, now)[0]
+        now = {
+            pid: SessionProcess(ProcessStat(parent, 1, own, reaped, pid, 1))
+            for pid, (parent, own, reaped) in tree.items()
+        }
+        kept += unclaimed_totals(before, now)[0]
         before = now
         total = kept + sum(member.total[0] for member in now.values())
         assert last <= total <= spent
@@ -176,7 +179,7 @@ def test_whatever_comes_and_goes_a_total_never_shrinks_and_never_exceeds_what_wa
 def test_memory_is_seen_when_it_grows_not_only_at_its_turn() -> None:
     with session("say(); wait(); data = b'x' * (100 << 20); say(); wait()") as worker:
         times = iter([0.0, 4.0])
-        sampler = Sampler(clock=lambda: next(times))
+        sampler = SessionSampler(clock=lambda: next(times))
         worker.hear()
         before = sampler.sample([worker.pid])[worker.pid]
         worker.tell()
@@ -197,17 +200,17 @@ time.sleep(1000)
     with session(code) as worker:
         worker.hear()
         worker.hear()
-        found = sample([worker.pid])[worker.pid]
+        found = sample_sessions([worker.pid])[worker.pid]
         assert found.processes == 2
         assert found.uss_bytes < 64 * MB < 128 * MB < found.rss_bytes
 
 
-def seen(rss: int, at: float, cost: float = 0.0, then: int = 1000) -> Member:
-    return Member(Stat(1, 1, 0, 0, 1, rss), uss_rss_bytes=then, uss_at=at, uss_cost_s=cost)
+def seen(rss: int, at: float, cost: float = 0.0, then: int = 1000) -> SessionProcess:
+    return SessionProcess(ProcessStat(1, 1, 0, 0, 1, rss), uss_rss_bytes=then, uss_at=at, uss_cost_s=cost)
 
 
 def test_the_uss_is_read_now_and_then_or_when_it_grew_but_never_so_often_that_it_costs_much() -> None:
-    assert uss_is_due(Member(Stat(1, 1, 0, 0, 1, 1000)), 0.0)
+    assert uss_is_due(SessionProcess(ProcessStat(1, 1, 0, 0, 1, 1000)), 0.0)
     assert not uss_is_due(seen(1050, at=0.0), 4.9)
     assert uss_is_due(seen(1050, at=0.0), 5.0)
     assert uss_is_due(seen(1200, at=0.0), 0.1)
@@ -223,10 +226,10 @@ def test_the_uss_of_many_is_read_in_turns() -> None:
         for worker in workers:
             worker.hear()
         pids = [worker.pid for worker in workers]
-        sampler = Sampler(clock=lambda: 0.0, uss_budget_s=0.0)
+        sampler = SessionSampler(clock=lambda: 0.0, uss_budget_s=0.0)
         known = [sum(use.uss_bytes > 0 for use in sampler.sample(pids).values()) for _ in range(4)]
         assert known == [1, 2, 3, 3]
-        assert all(use.uss_bytes > 0 for use in sample(pids).values())
+        assert all(use.uss_bytes > 0 for use in sample_sessions(pids).values())
 
 
 def test_where_the_private_pages_are_not_told_they_are_estimated(tmp_path: Path) -> None:
@@ -254,7 +257,7 @@ if not pid:
 os.waitpid(pid, 0); say(); time.sleep(1000)
 """
     with session(code) as worker:
-        sampler = Sampler()
+        sampler = SessionSampler()
         worker.hear()
         alive = sampler.sample([worker.pid])[worker.pid]
         if not alive.write_bytes:
@@ -270,7 +273,9 @@ os.waitpid(pid, 0); say(); time.sleep(1000)
 
 def test_a_process_may_call_itself_anything() -> None:
     fields = "S 7 42 42 0 -1 4194560 1 2 3 4 50 6 7 8 20 0 1 0 98765 1000 25 18446744073709551615"
-    expected = Stat(parent=7, session=42, own_ticks=56, reaped_ticks=15, born=98765, rss_bytes=25 * PAGE_BYTES)
+    expected = ProcessStat(
+        parent=7, session=42, own_ticks=56, reaped_ticks=15, start_ticks=98765, rss_bytes=25 * PAGE_BYTES
+    )
     for name in ("python", "a b", ") S 1 1 (", "x\ny"):
         assert parse_stat(f"42 ({name}) {fields}".encode()) == expected
     assert parse_stat(b"") is None
@@ -286,7 +291,7 @@ def test_what_is_missing_is_nothing() -> None:
 
 
 def test_a_process_of_somebody_else_is_no_trouble() -> None:
-    first = sample([os.getsid(1)])[os.getsid(1)]
+    first = sample_sessions([os.getsid(1)])[os.getsid(1)]
     assert first.cpu_s >= 0
 
 
@@ -296,7 +301,7 @@ def test_twenty_workers_cost_next_to_nothing() -> None:
         workers = [stack.enter_context(session("say(); wait()")) for _ in range(20)]
         for worker in workers:
             worker.hear()
-        sampler, best = Sampler(), 1.0
+        sampler, best = SessionSampler(), 1.0
         for _ in range(10):
             began = time.thread_time()
             assert len(sampler.sample([worker.pid for worker in workers])) == 20

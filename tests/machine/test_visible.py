@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dovetail.machine.gpus import CardFacts
-from dovetail.machine.gpus import numbering_doubts, visible
+from dovetail.machine.gpus import CardFacts, card_order_notes, visible_cards
 
 GIB = 2**30
 A, B, C = (CardFacts("NVIDIA L4", 24 * GIB, f"GPU-{letter}", index=i) for i, letter in enumerate(["aa1", "aa2", "bb"]))
@@ -34,24 +33,24 @@ CARDS = [A, B, C]
 def test_cards_are_chosen_by_number_or_beginning_of_the_uuid_in_the_order_asked(
     value: str, chosen: list[CardFacts]
 ) -> None:
-    assert visible(CARDS, value)[0] == chosen
+    assert visible_cards(CARDS, value)[0] == chosen
 
 
 def test_an_unset_variable_shows_all() -> None:
-    assert visible(CARDS, None) == (CARDS, [])
+    assert visible_cards(CARDS, None) == (CARDS, [])
 
 
 def test_naming_all_cards_needs_no_note() -> None:
-    assert visible(CARDS, "2,1,0") == ([C, B, A], [])
+    assert visible_cards(CARDS, "2,1,0") == ([C, B, A], [])
 
 
 def test_hidden_cards_are_counted() -> None:
-    assert visible(CARDS[:2], "0") == ([A], ["CUDA_VISIBLE_DEVICES=0 hides 1 of 2 GPUs"])
+    assert visible_cards(CARDS[:2], "0") == ([A], ["CUDA_VISIBLE_DEVICES=0 hides 1 of 2 GPUs"])
 
 
 @pytest.mark.parametrize("value", ["", " ", "-1", "NoDevFiles"])
 def test_the_values_that_hide_all_hide_all(value: str) -> None:
-    assert visible(CARDS, value) == ([], [f"CUDA_VISIBLE_DEVICES={value} hides 3 of 3 GPUs"])
+    assert visible_cards(CARDS, value) == ([], [f"CUDA_VISIBLE_DEVICES={value} hides 3 of 3 GPUs"])
 
 
 @pytest.mark.parametrize(
@@ -68,7 +67,7 @@ def test_the_values_that_hide_all_hide_all(value: str) -> None:
     ],
 )
 def test_the_first_invalid_entry_ends_the_list(value: str, why: str) -> None:
-    chosen, notes = visible(CARDS, value)
+    chosen, notes = visible_cards(CARDS, value)
     assert chosen == [A]
     assert notes[0].endswith(f"{why}: CUDA ignores it and all that follows")
     assert notes[1].endswith("hides 2 of 3 GPUs")
@@ -76,64 +75,64 @@ def test_the_first_invalid_entry_ends_the_list(value: str, why: str) -> None:
 
 @pytest.mark.parametrize("value", ["0,0", "0,1,GPU-aa1", "GPU-b,GPU-bb"])
 def test_a_card_named_twice_leaves_none(value: str) -> None:
-    chosen, notes = visible(CARDS, value)
+    chosen, notes = visible_cards(CARDS, value)
     assert chosen == []
     assert notes[0].endswith("twice: CUDA then sees no GPU at all")
 
 
 def test_a_card_named_again_after_the_end_of_the_list_is_no_duplicate() -> None:
-    assert visible(CARDS, "0,-1,0")[0] == [A]
+    assert visible_cards(CARDS, "0,-1,0")[0] == [A]
 
 
 def test_a_full_uuid_wins_over_a_longer_one_that_begins_with_it() -> None:
     short, long = replace(A, uuid="GPU-a"), replace(B, uuid="GPU-ab")
-    assert visible([long, short], "GPU-a")[0] == [short]
+    assert visible_cards([long, short], "GPU-a")[0] == [short]
 
 
 def test_the_number_of_a_lost_card_is_passed_over_and_never_slides_to_another_card() -> None:
-    chosen, notes = visible([B, C], "0,1")
+    chosen, notes = visible_cards([B, C], "0,1")
     assert chosen == [B]
     assert "'0' is a GPU that was left out: passed over" in notes[0]
 
 
 def test_cards_without_a_number_are_counted_by_position() -> None:
     first, second = replace(A, index=None), replace(B, index=None)
-    assert visible([first, second], "1")[0] == [second]
+    assert visible_cards([first, second], "1")[0] == [second]
 
 
 def test_mig_instances_are_chosen_by_uuid() -> None:
-    assert visible([A, M1, M2], "MIG-2,GPU-a")[0] == [M2, A]
+    assert visible_cards([A, M1, M2], "MIG-2,GPU-a")[0] == [M2, A]
 
 
 def test_the_number_of_a_card_in_mig_mode_chooses_none_of_its_instances() -> None:
-    chosen, notes = visible([A, M1, M2], "3,0")
+    chosen, notes = visible_cards([A, M1, M2], "3,0")
     assert chosen == [A]
     assert "'3' is a GPU in MIG mode, and only UUIDs choose a MIG instance: passed over" in notes[0]
 
 
 def test_the_uuid_of_a_card_in_mig_mode_is_explained() -> None:
-    _, notes = visible([A, M1], "GPU-parent")
+    _, notes = visible_cards([A, M1], "GPU-parent")
     assert "names no GPU of this machine (a GPU in MIG mode is chosen by the UUIDs of its instances)" in notes[0]
 
 
 def test_the_old_form_of_a_mig_name_is_taken_if_the_driver_still_uses_it() -> None:
     old = replace(M1, uuid="MIG-GPU-aa1/1/0")
-    assert visible([old], "MIG-GPU-aa1/1/0") == ([old], [])
+    assert visible_cards([old], "MIG-GPU-aa1/1/0") == ([old], [])
 
 
 def test_the_old_form_of_a_mig_name_is_passed_over_with_advice_otherwise() -> None:
-    chosen, notes = visible([M1, M2], "MIG-GPU-aa1/1/0,MIG-2")
+    chosen, notes = visible_cards([M1, M2], "MIG-GPU-aa1/1/0,MIG-2")
     assert chosen == [M2]
     assert "is a MIG name of drivers before R470, use the UUID that nvidia-smi -L prints: passed over" in notes[0]
 
 
 @pytest.mark.parametrize("value", ["0", "", "rubbish", None])
 def test_a_machine_without_cards_is_not_nagged(value: str | None) -> None:
-    assert visible([], value) == ([], [])
+    assert visible_cards([], value) == ([], [])
 
 
 def test_a_long_value_is_cut_in_the_notes() -> None:
-    _, notes = visible(CARDS, "7" * 5000)
+    _, notes = visible_cards(CARDS, "7" * 5000)
     assert notes[1] == f"CUDA_VISIBLE_DEVICES={'7' * 77}... hides 3 of 3 GPUs"
     assert all(len(note) < 300 for note in notes)
 
@@ -146,7 +145,7 @@ def test_a_long_value_is_cut_in_the_notes() -> None:
 def test_any_text_gives_some_of_the_cards_each_once_and_notes_that_can_be_printed(
     cards: list[CardFacts], value: str
 ) -> None:
-    chosen, notes = visible(cards, value)
+    chosen, notes = visible_cards(cards, value)
     assert Counter(chosen) <= Counter(cards)
     assert all(note.isascii() for note in notes)
     assert len(chosen) == len(cards) or notes
@@ -158,7 +157,7 @@ def test_distinct_valid_entries_choose_exactly_those_cards_in_that_order(
 ) -> None:
     asked = order[:length]
     entries = [card.uuid if uuid else str(card.index) for card, uuid in zip(asked, by_uuid, strict=False)]
-    assert visible(CARDS, ",".join(entries))[0] == asked
+    assert visible_cards(CARDS, ",".join(entries))[0] == asked
 
 
 # CUDA_DEVICE_ORDER
@@ -178,4 +177,4 @@ def test_distinct_valid_entries_choose_exactly_those_cards_in_that_order(
 def test_numbers_of_unlike_cards_are_doubted_unless_the_order_is_set(
     cards: list[CardFacts], value: str | None, order: str | None, doubtful: bool
 ) -> None:
-    assert bool(numbering_doubts(cards, value, order)) == doubtful
+    assert bool(card_order_notes(cards, value, order)) == doubtful

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from dovetail.control.commands import Command, Deliver, Hosted, Note, SetAside, StartWorker, StopWorker
-from dovetail.control.events import Cause, Event, NodeLeft, WorkerLost, WorkerReady, WorkerStopped
-from dovetail.control.segments import Segment
-from dovetail.observe.folder import RunFolder
-from dovetail.observe.recorder import About, Recorder
+from dovetail.control.commands import Command, Deliver, FailedItem, HostedObject, Note, StartWorker, StopWorker
+from dovetail.control.events import Event, LossCause, NodeLeft, WorkerLost, WorkerReady, WorkerStopped
+from dovetail.control.payload import Segment
+from dovetail.observe.recorder import Recorder, RunDescription
+from dovetail.observe.run_folder import RunFolder
 from dovetail.resources.seat import CardShare, Seat
-from dovetail.streaming.view import UnitView, View, WorkerView
+from dovetail.streaming.view import StreamView, UnitView, WorkerView
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -47,8 +47,8 @@ def unit(name: str = "a", **changes: Any) -> UnitView:
     return replace(IDLE, name=name, **changes)
 
 
-def view(now: float, *units: UnitView, **changes: Any) -> View:
-    plain = View(now, "running", 0, 1, 0, None, 0, 0, 0, "", 0.0, 0, "", units)
+def view(now: float, *units: UnitView, **changes: Any) -> StreamView:
+    plain = StreamView(now, "running", 0, 1, 0, None, 0, 0, 0, "", 0.0, 0, "", units)
     return replace(plain, **changes)
 
 
@@ -66,7 +66,7 @@ class Clock:
         return self.now
 
 
-def run_at(seconds: float) -> View:
+def run_at(seconds: float) -> StreamView:
     """A run of two stages and 1000 items at 10 items per second, after 10 s of setup; it ends at 110 s."""
     done = int(min(1000, max(0, 10 * (seconds - 10))))
     ready = seconds >= 10
@@ -85,31 +85,34 @@ def run_at(seconds: float) -> View:
 
 
 def start(number: int, unit_name: str = "a", node: str = "node-0") -> StartWorker:
-    return StartWorker(number, (Seat(node, 1000, 0, (CardShare(1, 500),)),), (Hosted(unit_name),))
+    return StartWorker(number, (Seat(node, 1000, 0, (CardShare(1, 500),)),), (HostedObject(unit_name),))
 
 
-def aside(number: int = 0) -> SetAside:
+def aside(number: int = 0) -> FailedItem:
     detail = "Traceback: line 1"
-    return SetAside("b", (Segment(7, 4), 1, 2), "ValueError: no such frame: 3", detail, key=(number, 2), attempts=3)
+    return FailedItem("b", (Segment(7, 4), 1, 2), "ValueError: no such frame: 3", detail, key=(number, 2), attempts=3)
 
 
 STORY: dict[int, tuple[list[Event], list[Command]]] = {
     0: ([], [start(1), start(2, "a", "node-1"), start(3, "b"), Note("decision", "2 workers of a", {"unit": "a"})]),
     10: ([WorkerReady(1, 10.0), WorkerReady(2, 10.0), WorkerReady(3, 0.5)], []),
-    50: ([WorkerLost(2, Cause.NODE_LOST, "power"), NodeLeft("node-1", "power")], [Note("error", "node-1 is gone")]),
-    60: ([], [Deliver(0, 0, 0, 500, {"b": [Segment(9, 499)]}, aside=[aside()]), StopWorker(1, reason="the end")]),
+    50: ([WorkerLost(2, LossCause.NODE_LOST, "power"), NodeLeft("node-1", "power")], [Note("error", "node-1 is gone")]),
+    60: (
+        [],
+        [Deliver(0, 0, 0, 500, {"b": [Segment(9, 499)]}, failed_items=[aside()]), StopWorker(1, reason="the end")],
+    ),
     70: ([WorkerStopped(1)], []),
 }
 
 
 def recorder(
     path: Path,
-    seen: Callable[[float], View] = run_at,
+    seen: Callable[[float], StreamView] = run_at,
     workers: Callable[[], Sequence[WorkerView]] = lambda: [worker(1), worker(3, "b")],
     **options: Any,
 ) -> Recorder:
     path.mkdir(exist_ok=True, parents=True)
-    about = options.pop("about", About("video", "video.yaml", "local", "1x(4cpu)"))
+    about = options.pop("about", RunDescription("video", "video.yaml", "local", "1x(4cpu)"))
     return Recorder(RunFolder(path), about, seen, workers, **{"wall": Clock()} | options)
 
 
@@ -117,6 +120,6 @@ def recorded(path: Path, until: int = 110, **options: Any) -> Path:
     """The folder of the run above, step by step at every second."""
     written = recorder(path, **options)
     for second in range(until + 1):
-        written.saw(float(second), *STORY.get(second, ([], [])))
+        written.on_step(float(second), *STORY.get(second, ([], [])))
     written.close(float(until))
     return path

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dovetail.errors import ConfigError
-from dovetail.machine.processes import process_started
-from dovetail.observe import door as doors
-from dovetail.observe.door import NAME, Door, ask
+from dovetail.machine.processes import process_start_time
+from dovetail.observe import control_socket as doors
+from dovetail.observe.control_socket import SOCKET_NAME, ControlSocket, send_request
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,7 +31,7 @@ def make_run(folder: Path, status: str = "running", pid: int | None = None, **mo
     header = {
         "status": status,
         "pid": pid,
-        "pid_started": process_started(pid) or 1.0,
+        "pid_started": process_start_time(pid) or 1.0,
         "host": socket.gethostname(),
         "heartbeat": time.time(),
         "progress": {"finished": 7},
@@ -44,7 +44,7 @@ def make_run(folder: Path, status: str = "running", pid: int | None = None, **mo
 @contextmanager
 def opened(folder: Path) -> Iterator[list[tuple[str, str]]]:
     said: list[tuple[str, str]] = []
-    door = Door(folder, lambda do, reason: said.append((do, reason)))
+    door = ControlSocket(folder, lambda do, reason: said.append((do, reason)))
     door.start()
     try:
         yield said
@@ -55,7 +55,7 @@ def opened(folder: Path) -> Iterator[list[tuple[str, str]]]:
 def raw(folder: Path, data: bytes) -> dict[str, Any]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as ours:
         ours.settimeout(30)
-        ours.connect(str(folder / NAME))
+        ours.connect(str(folder / SOCKET_NAME))
         ours.sendall(data)
         ours.shutdown(socket.SHUT_WR)
         found: dict[str, Any] = json.loads(ours.makefile().readline())
@@ -65,27 +65,27 @@ def raw(folder: Path, data: bytes) -> dict[str, Any]:
 def test_a_run_is_drained_and_cancelled_through_its_door(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run")
     with opened(folder) as said:
-        assert ask(folder, "drain", "enough") == {"ok": True, "do": "drain", "run": "run", "pid": os.getpid()}
-        assert ask(folder, "cancel")["ok"]
-        assert ask(folder, "ping")["pid"] == os.getpid()
-        assert ask(folder, "stats")["stats"] == {"finished": 7}
+        assert send_request(folder, "drain", "enough") == {"ok": True, "do": "drain", "run": "run", "pid": os.getpid()}
+        assert send_request(folder, "cancel")["ok"]
+        assert send_request(folder, "ping")["pid"] == os.getpid()
+        assert send_request(folder, "stats")["stats"] == {"finished": 7}
         assert said == [("drain", "enough"), ("cancel", "asked to cancel")]
-    assert not (folder / NAME).exists()
+    assert not (folder / SOCKET_NAME).exists()
     assert sorted(path.name for path in folder.iterdir()) == ["commit.log", "run.json"]
 
 
 def test_it_is_private(tmp_path: Path) -> None:
     with opened(make_run(tmp_path)):
-        found = (tmp_path / NAME).stat().st_mode
+        found = (tmp_path / SOCKET_NAME).stat().st_mode
         assert stat.S_ISSOCK(found)
         assert stat.S_IMODE(found) == 0o600
 
 
 def test_a_long_and_strange_path_works(tmp_path: Path) -> None:
     folder = make_run(tmp_path / ("länge " * 20) / ("x" * 100) / "run\nof mine")
-    assert len(os.fsencode(folder / NAME)) > 107
+    assert len(os.fsencode(folder / SOCKET_NAME)) > 107
     with opened(folder) as said:
-        ask(folder, "drain", "far away")
+        send_request(folder, "drain", "far away")
     assert said == [("drain", "far away")]
 
 
@@ -114,7 +114,7 @@ def test_nonsense_is_answered_and_the_door_stays_open(tmp_path: Path, data: byte
         assert answer["ok"] is False
         assert answer["error"]
         assert said == []
-        assert ask(tmp_path, "ping")["ok"]
+        assert send_request(tmp_path, "ping")["ok"]
 
 
 def test_a_near_word_is_suggested(tmp_path: Path) -> None:
@@ -122,21 +122,21 @@ def test_a_near_word_is_suggested(tmp_path: Path) -> None:
     with opened(tmp_path):
         assert "did you mean 'drain'?" in raw(tmp_path, b'{"do": "drian"}\n')["error"]
         with pytest.raises(ConfigError, match="refused: there is no 'nap'"):
-            ask(tmp_path, "nap")
+            send_request(tmp_path, "nap")
 
 
 def test_a_visitor_who_says_nothing_or_leaves_holds_nobody_up_for_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doors, "TALK_S", 0.2)
+    monkeypatch.setattr(doors, "EXCHANGE_TIMEOUT_S", 0.2)
     make_run(tmp_path)
     with opened(tmp_path) as said:
         silent = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        silent.connect(str(tmp_path / NAME))
+        silent.connect(str(tmp_path / SOCKET_NAME))
         for _ in range(20):
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as hasty:
-                hasty.connect(str(tmp_path / NAME))
-        assert ask(tmp_path, "drain")["ok"]
+                hasty.connect(str(tmp_path / SOCKET_NAME))
+        assert send_request(tmp_path, "drain")["ok"]
         silent.close()
     assert said == [("drain", "asked to drain")]
 
@@ -147,22 +147,22 @@ def test_what_the_run_makes_of_it_may_fail(tmp_path: Path) -> None:
     def fail(*_: str) -> None:
         raise RuntimeError("too late")
 
-    door = Door(tmp_path, fail)
+    door = ControlSocket(tmp_path, fail)
     door.start()
     try:
         with pytest.raises(ConfigError, match="refused: too late"):
-            ask(tmp_path, "drain")
-        assert ask(tmp_path, "ping")["ok"]
+            send_request(tmp_path, "drain")
+        assert send_request(tmp_path, "ping")["ok"]
     finally:
         door.close()
 
 
 def test_many_visitors_at_once_are_all_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doors, "DOOR_S", 60.0)  # not all fit before the door: so long they may knock again
+    monkeypatch.setattr(doors, "CONNECT_TIMEOUT_S", 60.0)  # not all fit before the door: so long they may knock again
     make_run(tmp_path)
     answers: list[Any] = []
     with opened(tmp_path) as said:
-        threads = [threading.Thread(target=lambda: answers.append(ask(tmp_path, "drain"))) for _ in range(40)]
+        threads = [threading.Thread(target=lambda: answers.append(send_request(tmp_path, "drain"))) for _ in range(40)]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -173,24 +173,24 @@ def test_many_visitors_at_once_are_all_answered(tmp_path: Path, monkeypatch: pyt
 def test_what_a_dead_driver_left_is_replaced(tmp_path: Path) -> None:
     make_run(tmp_path)
     left = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    left.bind(str(tmp_path / NAME))
+    left.bind(str(tmp_path / SOCKET_NAME))
     left.close()
     with opened(tmp_path) as said:
-        ask(tmp_path, "drain")
+        send_request(tmp_path, "drain")
     assert len(said) == 1
-    (tmp_path / NAME).write_text("not even a socket")
+    (tmp_path / SOCKET_NAME).write_text("not even a socket")
     with opened(tmp_path) as said:
-        ask(tmp_path, "drain")
+        send_request(tmp_path, "drain")
     assert len(said) == 1
 
 
 def test_a_door_that_another_living_driver_holds_is_not_taken_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doors, "TALK_S", 60.0)  # so long it may take to answer on a busy machine
+    monkeypatch.setattr(doors, "EXCHANGE_TIMEOUT_S", 60.0)  # so long it may take to answer on a busy machine
     make_run(tmp_path)
     script = (
-        "import sys; from pathlib import Path; from dovetail.observe.door import Door\n"
+        "import sys; from pathlib import Path; from dovetail.observe.control_socket import Door\n"
         "door = Door(Path(sys.argv[1]), lambda *_: None); door.start(); print('open', flush=True); sys.stdin.read()\n"
         "door.close()"
     )
@@ -200,22 +200,22 @@ def test_a_door_that_another_living_driver_holds_is_not_taken_over(
     with other:
         assert other.stdout is not None
         assert other.stdout.readline() == "open\n"
-        door = Door(tmp_path, lambda *_: None)
+        door = ControlSocket(tmp_path, lambda *_: None)
         with pytest.raises(ConfigError, match=f"another process, {other.pid}, is running this run now") as found:
             door.start()
         assert found.value.codes == ("DT362",)
         door.close()
-        assert (tmp_path / NAME).exists()
-        assert ask(tmp_path, "ping")["pid"] == other.pid
+        assert (tmp_path / SOCKET_NAME).exists()
+        assert send_request(tmp_path, "ping")["pid"] == other.pid
         other.communicate()
     assert other.returncode == 0
-    assert not (tmp_path / NAME).exists()
+    assert not (tmp_path / SOCKET_NAME).exists()
 
 
 def test_a_folder_without_sockets_is_no_reason_to_fail(tmp_path: Path) -> None:
-    door = Door(tmp_path / "gone", lambda *_: None)
+    door = ControlSocket(tmp_path / "gone", lambda *_: None)
     door.start()
-    assert "No such file" in door.closed_because
+    assert "No such file" in door.unavailable_reason
     door.close()
     door.close()
 
@@ -224,7 +224,7 @@ def test_a_folder_without_sockets_is_no_reason_to_fail(tmp_path: Path) -> None:
 def test_a_run_that_is_over_is_told_apart(tmp_path: Path, status: str) -> None:
     folder = make_run(tmp_path / "my run", status)
     with pytest.raises(ConfigError, match=f"run my run is not running: it is {status}") as found:
-        ask(folder, "drain")
+        send_request(folder, "drain")
     (problem,) = found.value.problems
     assert problem.code == "DT361"
     assert (f"dovetail run --resume '{folder}'" in problem.fixes) is (status != "finished")
@@ -235,20 +235,20 @@ def test_a_run_whose_process_is_gone_is_lost(tmp_path: Path) -> None:
     gone = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
     make_run(tmp_path, pid=int(gone.stdout))
     with pytest.raises(ConfigError, match="lost: its process is gone") as found:
-        ask(tmp_path, "cancel")
+        send_request(tmp_path, "cancel")
     assert "dovetail run --resume" in str(found.value)
 
 
 def test_a_run_elsewhere_is_named_with_its_machine(tmp_path: Path) -> None:
     make_run(tmp_path, host="far-away")
     with pytest.raises(ConfigError, match="runs on far-away") as found:
-        ask(tmp_path, "drain")
+        send_request(tmp_path, "drain")
     assert found.value.codes == ("DT362",)
 
 
 def test_a_run_without_a_door_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doors, "DOOR_S", 0.05)
+    monkeypatch.setattr(doors, "CONNECT_TIMEOUT_S", 0.05)
     make_run(tmp_path)
     with pytest.raises(ConfigError, match="does not answer: No such file") as found:
-        ask(tmp_path, "drain")
+        send_request(tmp_path, "drain")
     assert f"kill -INT {os.getpid()}" in found.value.problems[0].fixes[0]

@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dovetail.errors import ConfigError
-from dovetail.observe.folder import (
+from dovetail.observe.run_folder import (
     RunFolder,
     create_run,
     find_run,
-    home,
+    home_folder,
     list_runs,
     new_run_id,
-    read_object,
+    read_json_object,
     write_atomically,
 )
 
@@ -30,7 +30,7 @@ def dovetail_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def kept(*names: str) -> None:
     for name in names:
-        folder = RunFolder(home() / "runs" / name)
+        folder = RunFolder(home_folder() / "runs" / name)
         folder.path.mkdir(parents=True)
         folder.header.write_text("{}")
 
@@ -47,11 +47,11 @@ def test_the_home_is_the_given_one_or_one_per_user(tmp_path: Path, monkeypatch: 
     monkeypatch.delenv("DOVETAIL_HOME")
     monkeypatch.setenv("HOME", "/home/me")
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    assert home() == tmp_path / "dovetail"
+    assert home_folder() == tmp_path / "dovetail"
     monkeypatch.setenv("XDG_DATA_HOME", "relative")
-    assert home() == Path("/home/me/.local/share/dovetail")
+    assert home_folder() == Path("/home/me/.local/share/dovetail")
     monkeypatch.setenv("DOVETAIL_HOME", "~/runs")
-    assert home() == Path("/home/me/runs")
+    assert home_folder() == Path("/home/me/runs")
 
 
 def test_ids_sort_by_time_and_carry_the_name() -> None:
@@ -106,7 +106,7 @@ def test_a_run_is_found_by_id_beginning_last_and_path(tmp_path: Path) -> None:
     assert find_run("last").id == "20260102-000001-cccc-audio"
     assert find_run("20260101").id == "20260101-000000-aaaa-video"
     assert find_run("20260102-000000-bbbb-video").id == "20260102-000000-bbbb-video"
-    assert find_run(str(home() / "runs" / "20260101-000000-aaaa-video")).id == "20260101-000000-aaaa-video"
+    assert find_run(str(home_folder() / "runs" / "20260101-000000-aaaa-video")).id == "20260101-000000-aaaa-video"
     assert refused("20260102") == "DT304"
     assert refused("nothing") == "DT301"
     assert refused("") == "DT301"
@@ -131,8 +131,8 @@ def test_without_any_run_the_error_says_where_was_looked(dovetail_home: Path) ->
 
 def test_whatever_lies_among_the_runs_is_passed_over() -> None:
     kept("20260101-000000-aaaa-video", "garbage \n name", "ünïcode")
-    (home() / "runs" / "file").write_text("no folder")
-    (home() / "runs" / "empty").mkdir()
+    (home_folder() / "runs" / "file").write_text("no folder")
+    (home_folder() / "runs" / "empty").mkdir()
     assert [run.id for run in list_runs()] == ["ünïcode", "garbage \n name", "20260101-000000-aaaa-video"]
 
 
@@ -149,12 +149,12 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     write_atomically(file, '{"a": 1}')
     with pytest.raises(UnicodeEncodeError):
         write_atomically(file, "\ud800")
-    assert read_object(file) == {"a": 1}
+    assert read_json_object(file) == {"a": 1}
     assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
 
 
 @pytest.mark.parametrize("text", ["", "[1]", "{", "[" * 100_000, "null"])
 def test_what_is_no_object_reads_as_an_empty_one(tmp_path: Path, text: str) -> None:
     (tmp_path / "run.json").write_text(text)
-    assert read_object(tmp_path / "run.json") == {}
-    assert read_object(tmp_path / "other.json") == {}
+    assert read_json_object(tmp_path / "run.json") == {}
+    assert read_json_object(tmp_path / "other.json") == {}

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 import dovetail as dt
 from dovetail.errors import ConfigError
-from dovetail.machine.processes import process_started
-from dovetail.observe.history import History, status_of
-from dovetail.observe.summary import steady_rate, summary
-from dovetail.observe.summary_lines import summary_lines
+from dovetail.machine.processes import process_start_time
+from dovetail.observe.history import RunHistory, run_status
+from dovetail.observe.summary import steady_rate, summarize_run
+from dovetail.observe.summary_text import summary_lines
 from observe.made import Clock, recorded, recorder, run_at, unit, view
 
 WALL = Clock().now
@@ -29,11 +29,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def history(folder: Path) -> History:
-    return History.load(folder)
+def history(folder: Path) -> RunHistory:
+    return RunHistory.load(folder)
 
 
-def test_the_last_totals_are_those_of_the_last_view(history: History) -> None:
+def test_the_last_totals_are_those_of_the_last_view(history: RunHistory) -> None:
     last = run_at(110.0)
     for name in ("read", "total", "finished", "delivered", "aside", "bottleneck", "predicted", "replans", "state"):
         assert history.run[name] == getattr(last, name)
@@ -56,9 +56,9 @@ def test_whatever_was_seen_the_totals_read_back_are_the_same(
         now += seconds
         totals["a"] += of_a
         totals["b"] += of_b
-        written.saw(now, [], [])
+        written.on_step(now, [], [])
     written.close(now)
-    found = History.load(path)
+    found = RunHistory.load(path)
     assert {name: seen["taken_total"] for name, seen in found.units.items()} == totals
     assert [point.t for point in found.series("a")] == sorted({tick.t for tick in found.ticks})[1:]
     for name, total in totals.items():
@@ -67,7 +67,7 @@ def test_whatever_was_seen_the_totals_read_back_are_the_same(
         assert counted == pytest.approx(total - found.ticks[0].units[name]["taken_total"], abs=1e-3)
 
 
-def test_series_are_differences_of_totals(history: History) -> None:
+def test_series_are_differences_of_totals(history: RunHistory) -> None:
     points = history.series("a")
     assert [point.rate for point in points[:9]] == [0.0] * 9
     assert points[50].rate == pytest.approx(10.0)
@@ -77,19 +77,19 @@ def test_series_are_differences_of_totals(history: History) -> None:
     assert history.series("no such unit") == []
 
 
-def test_the_bottleneck_over_time_is_in_shares_of_the_time(history: History) -> None:
+def test_the_bottleneck_over_time_is_in_shares_of_the_time(history: RunHistory) -> None:
     assert history.bottlenecks() == {"a": pytest.approx(101 / 110), "b": pytest.approx(9 / 110)}
 
 
-def test_workers_have_their_beginning_and_their_end(history: History) -> None:
-    first, lost, kept = (history.lives[number] for number in (1, 2, 3))
+def test_workers_have_their_beginning_and_their_end(history: RunHistory) -> None:
+    first, lost, kept = (history.worker_lifetimes[number] for number in (1, 2, 3))
     assert (first.started, first.ready, first.ended, first.end, first.why) == (0, 10, 70, "stopped", "the end")
     assert (lost.node, lost.gpus, lost.ended, lost.end, lost.why) == ("node-1", (1,), 50, "lost", "node lost: power")
     assert (kept.unit, kept.ended, kept.end) == ("b", None, "")
 
 
-def test_what_happened_is_told_in_order(history: History) -> None:
-    assert [(it.t, it.text) for it in history.happenings] == [
+def test_what_happened_is_told_in_order(history: RunHistory) -> None:
+    assert [(it.t, it.text) for it in history.timeline] == [
         (0.0, "2 workers of a"),
         (50.0, "worker 2 of a on node-1 was lost: node lost: power"),
         (50.0, "node node-1 left: power"),
@@ -99,11 +99,11 @@ def test_what_happened_is_told_in_order(history: History) -> None:
     assert len(history.set_aside()) == 1
 
 
-def test_the_plan_is_read_when_it_is_asked_for(tmp_path: Path, history: History) -> None:
+def test_the_plan_is_read_when_it_is_asked_for(tmp_path: Path, history: RunHistory) -> None:
     assert history.plan() is None
     made = dt.plan(dt.Pipeline([dt.Stage("a", "m:f")]), "1x(4cpu, 8GB)")
-    assert History.load(recorded(tmp_path / "r", plan=made.to_json())).plan() == made
-    assert History.load(recorded(tmp_path / "s", plan="{torn")).plan() is None
+    assert RunHistory.load(recorded(tmp_path / "r", plan=made.to_json())).plan() == made
+    assert RunHistory.load(recorded(tmp_path / "s", plan="{torn")).plan() is None
 
 
 # ---- what becomes of files
@@ -117,13 +117,13 @@ def test_a_log_torn_at_any_byte_tells_everything_before(folder: Path, share: flo
     path.mkdir(exist_ok=True)
     (path / "run.json").write_bytes((folder / "run.json").read_bytes())
     (path / "events.jsonl").write_bytes(cut)
-    found = History.load(path)
+    found = RunHistory.load(path)
     complete = [json.loads(line) for line in cut.split(b"\n")[:-1]]
     times = [line["t"] for line in complete if line["k"] == "run"]
     # a last line may be whole although its end of line is missing
     assert [tick.t for tick in found.ticks][: len(times)] == times
     assert len(found.ticks) <= len(times) + 1
-    assert summary_lines(summary(found, WALL))
+    assert summary_lines(summarize_run(found, WALL))
 
 
 def test_a_log_torn_in_its_last_lines_is_read_at_every_single_byte(tmp_path: Path) -> None:
@@ -131,15 +131,15 @@ def test_a_log_torn_in_its_last_lines_is_read_at_every_single_byte(tmp_path: Pat
     whole = (path / "events.jsonl").read_bytes()
     for cut in range(len(whole) - 1500, len(whole) + 1):
         (path / "events.jsonl").write_bytes(whole[:cut])
-        assert 11 <= len(History.load(path).ticks) <= 14
+        assert 11 <= len(RunHistory.load(path).ticks) <= 14
 
 
 def test_garbage_unknown_kinds_and_missing_files_are_passed_over(folder: Path, tmp_path: Path) -> None:
     path = tmp_path / "r"
     path.mkdir()
     (path / "run.json").write_text('{"status": "finished", "progress": "none", "name": 7}')
-    assert History.load(path).ticks == []
-    assert summary_lines(summary(History.load(path), WALL))
+    assert RunHistory.load(path).ticks == []
+    assert summary_lines(summarize_run(RunHistory.load(path), WALL))
     strange = [
         b"\xff\xfe\x00",
         b"[]",
@@ -159,10 +159,10 @@ def test_garbage_unknown_kinds_and_missing_files_are_passed_over(folder: Path, t
         b'{"t":0.5,"k":"run"}',
     ]
     (path / "events.jsonl").write_bytes(b"\n".join(strange) + b"\n" + (folder / "events.jsonl").read_bytes())
-    found = History.load(path)
+    found = RunHistory.load(path)
     assert found.run["finished"] == 1000
     assert found.counts[("b", "stop")] == 2
-    assert summary_lines(summary(found, WALL))
+    assert summary_lines(summarize_run(found, WALL))
 
 
 @given(st.binary(max_size=200), st.binary(max_size=200))
@@ -173,9 +173,9 @@ def test_no_bytes_at_all_make_a_reader_fail(
     (path / "run.json").write_bytes(header)
     (path / "events.jsonl").write_bytes(events)
     with pytest.raises(ConfigError, match="DT302"):
-        History.load(path)
+        RunHistory.load(path)
     (path / "run.json").write_text('{"status": 1}')
-    assert summary(History.load(path)).status == "lost"
+    assert summarize_run(RunHistory.load(path)).status == "lost"
 
 
 def test_the_older_file_is_read_before_the_younger(folder: Path, tmp_path: Path) -> None:
@@ -185,14 +185,14 @@ def test_the_older_file_is_read_before_the_younger(folder: Path, tmp_path: Path)
     (path / "run.json").write_bytes((folder / "run.json").read_bytes())
     (path / "events.1.jsonl").write_bytes(b"".join(lines[:200]))
     (path / "events.jsonl").write_bytes(b"".join(lines[200:]))
-    assert len(History.load(path).ticks) == len(History.load(folder).ticks)
+    assert len(RunHistory.load(path).ticks) == len(RunHistory.load(folder).ticks)
 
 
 # ---- running, or lost
 
 
 def beating(**changes: Any) -> dict[str, Any]:
-    mine = {"pid": os.getpid(), "pid_started": process_started(os.getpid()), "host": socket.gethostname()}
+    mine = {"pid": os.getpid(), "pid_started": process_start_time(os.getpid()), "host": socket.gethostname()}
     return {"status": "running", "heartbeat": 1000.0, **mine, **changes}
 
 
@@ -216,19 +216,19 @@ def beating(**changes: Any) -> dict[str, Any]:
 def test_a_run_whose_heart_stopped_is_lost_unless_its_very_process_is_there(
     changes: dict[str, Any], wall: float, status: str
 ) -> None:
-    assert status_of(beating(**changes), wall) == status
+    assert run_status(beating(**changes), wall) == status
 
 
 def test_the_parent_of_this_process_is_recognised_by_its_number_and_its_beginning() -> None:
-    header = beating(pid=os.getppid(), pid_started=process_started(os.getppid()))
-    assert status_of(header, 5000.0) == "running"
+    header = beating(pid=os.getppid(), pid_started=process_start_time(os.getppid()))
+    assert run_status(header, 5000.0) == "running"
 
 
 # ---- the summary
 
 
-def test_the_summary_adds_up(history: History) -> None:
-    told = summary(history, WALL)
+def test_the_summary_adds_up(history: RunHistory) -> None:
+    told = summarize_run(history, WALL)
     assert (told.status, told.finished, told.delivered, told.aside, told.total) == ("finished", 1000, 999, 1, 1000)
     assert told.seconds == 110
     assert told.mean_rate == pytest.approx(1000 / 110)
@@ -247,8 +247,8 @@ def test_the_summary_adds_up(history: History) -> None:
     assert json.loads(json.dumps(told.to_dict()))["steady_rate"] == pytest.approx(10.0)
 
 
-def test_the_summary_is_told_in_one_screen(history: History) -> None:
-    text = "\n".join(summary_lines(summary(history, WALL)))
+def test_the_summary_is_told_in_one_screen(history: RunHistory) -> None:
+    text = "\n".join(summary_lines(summarize_run(history, WALL)))
     for words in (
         "video: finished after 1 min 50 s\n",
         "1000 of 1000 items in, 999 out, 1 set aside",
@@ -268,19 +268,19 @@ def test_the_summary_is_told_in_one_screen(history: History) -> None:
 def test_a_run_in_the_home_is_named_by_its_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOVETAIL_HOME", str(tmp_path))
     path = recorded(tmp_path / "runs" / "20260101-000000-aaaa-video")
-    lines = summary_lines(summary(History.load(path), WALL))
+    lines = summary_lines(summarize_run(RunHistory.load(path), WALL))
     assert "next        dovetail status 20260101-000000-aaaa-video | " in lines[-1]
 
 
-def made_history(counts: list[float], taken: list[float] | None = None, **run: Any) -> History:
-    from dovetail.observe.folder import RunFolder
-    from dovetail.observe.history import Tick
+def made_history(counts: list[float], taken: list[float] | None = None, **run: Any) -> RunHistory:
+    from dovetail.observe.history import ViewRecord
+    from dovetail.observe.run_folder import RunFolder
 
     ticks = [
-        Tick(float(t), {"finished": n, **run}, {"a": {"taken_total": (taken or counts)[t]}})
+        ViewRecord(float(t), {"finished": n, **run}, {"a": {"taken_total": (taken or counts)[t]}})
         for t, n in enumerate(counts)
     ]
-    return History(RunFolder(Path("r")), {}, ticks)
+    return RunHistory(RunFolder(Path("r")), {}, ticks)
 
 
 def test_ramp_up_and_tail_are_no_part_of_the_steady_rate() -> None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from dovetail.control.commands import Hosted, StartWorker
-from dovetail.observe.history import History
-from dovetail.observe.nodes import NodeSummary, node_summaries
-from dovetail.observe.summary import summary
-from dovetail.observe.summary_lines import node_lines, summary_lines
-from dovetail.observe.trace import trace
+from dovetail.control.commands import HostedObject, StartWorker
+from dovetail.observe.history import RunHistory
+from dovetail.observe.summary import NodeSummary, summarize_nodes, summarize_run
+from dovetail.observe.summary_text import node_lines, summary_lines
+from dovetail.observe.trace import make_trace
 from dovetail.resources.seat import Seat
 from observe.made import recorded, recorder, start
 
@@ -20,12 +19,12 @@ if TYPE_CHECKING:
 GB = 1 << 30
 
 
-def made(path: Path, *lines: dict[str, Any], **header: Any) -> History:
+def made(path: Path, *lines: dict[str, Any], **header: Any) -> RunHistory:
     """A run of which only these lines are known."""
     path.mkdir(parents=True, exist_ok=True)
     (path / "run.json").write_text(json.dumps({"version": 1, "status": "finished", "engine": "ray", **header}))
     (path / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return History.load(path)
+    return RunHistory.load(path)
 
 
 def worker(t: float, do: str, number: int, node: str, unit: str = "a", **more: Any) -> dict[str, Any]:
@@ -48,7 +47,7 @@ def test_the_most_workers_at_once_are_counted_by_node_and_unit(tmp_path: Path) -
         worker(5, "start", 4, "x"),  # in the place of the one before
         worker(6, "start", 5, "x", "b"),
     )
-    assert [(it.name, it.workers) for it in node_summaries(history)] == [("x", {"a": 2, "b": 1}), ("y", {"a": 1})]
+    assert [(it.name, it.workers) for it in summarize_nodes(history)] == [("x", {"a": 2, "b": 1}), ("y", {"a": 1})]
 
 
 def test_what_a_node_measured_is_told_and_counts_workers_that_have_no_line(tmp_path: Path) -> None:
@@ -61,7 +60,7 @@ def test_what_a_node_measured_is_told_and_counts_workers_that_have_no_line(tmp_p
         gpu,
         worker(0, "start", 3, "y"),
     )
-    x, y = node_summaries(history)
+    x, y = summarize_nodes(history)
     assert x == NodeSummary("x", {"a": 7}, 2.5, 4, 5 * GB, 8 * GB, 0.7)
     assert y == NodeSummary("y", {"a": 1})
 
@@ -77,29 +76,31 @@ def test_a_node_that_left_says_why_and_one_that_came_back_is_there(tmp_path: Pat
         node(2, "z", "left", why="power"),
         node(3, "z", "joined"),
     )
-    assert [(it.name, it.left) for it in node_summaries(history)] == [
+    assert [(it.name, it.left) for it in summarize_nodes(history)] == [
         ("x", "power"), ("y", "no reason is known"), ("z", None),
     ]  # fmt: skip
 
 
 def test_the_ranks_of_a_gang_are_on_their_nodes(tmp_path: Path) -> None:
     written = recorder(tmp_path / "r")
-    written.saw(0.0, [], [StartWorker(1, (Seat("x", 1000), Seat("y", 1000), Seat("y", 1000)), (Hosted("train"),))])
-    written.saw(1.0, [], [start(2, "a", "x")])
+    written.on_step(
+        0.0, [], [StartWorker(1, (Seat("x", 1000), Seat("y", 1000), Seat("y", 1000)), (HostedObject("train"),))]
+    )
+    written.on_step(1.0, [], [start(2, "a", "x")])
     written.close(2.0)
-    history = History.load(tmp_path / "r")
-    assert [(it.name, it.workers) for it in node_summaries(history)] == [
+    history = RunHistory.load(tmp_path / "r")
+    assert [(it.name, it.workers) for it in summarize_nodes(history)] == [
         ("x", {"a": 1, "train": 1}), ("y", {"train": 1}),
     ]  # fmt: skip
-    gang, single = history.lives[1], history.lives[2]
+    gang, single = history.worker_lifetimes[1], history.worker_lifetimes[2]
     assert [gang.node_of(rank) for rank in range(3)] == ["x", "y", "y"]
     assert (single.nodes, single.node_of(0)) == ((), "x")
-    slices = [event for event in trace(history)["traceEvents"] if event["ph"] == "X"]
+    slices = [event for event in make_trace(history)["traceEvents"] if event["ph"] == "X"]
     assert slices[0]["args"]["nodes"] == "x, y, y"
 
 
 def test_status_has_a_table_of_nodes_and_those_that_left_come_first(tmp_path: Path) -> None:
-    told = summary(History.load(recorded(tmp_path / "r")))
+    told = summarize_run(RunHistory.load(recorded(tmp_path / "r")))
     assert node_lines(told) == [
         "",
         "node           workers at most",
@@ -113,7 +114,7 @@ def test_status_has_a_table_of_nodes_and_those_that_left_come_first(tmp_path: Pa
 
 def test_what_was_measured_has_columns(tmp_path: Path) -> None:
     history = made(tmp_path, use(0, "x", 2.14, GB, a=1), worker(0, "start", 1, "y"))
-    assert node_lines(summary(history))[1:] == [
+    assert node_lines(summarize_run(history))[1:] == [
         "node  workers at most  CPUs busy  memory at most",
         "x     a 1               2.1 of 4      1GB of 8GB",
         "y     a 1                      -               -",
@@ -122,10 +123,10 @@ def test_what_was_measured_has_columns(tmp_path: Path) -> None:
 
 def test_one_node_and_a_simulated_run_have_no_table_and_a_large_cluster_a_short_one(tmp_path: Path) -> None:
     many = [worker(0, "start", number, f"n{number:03}") for number in range(200)]
-    assert node_lines(summary(made(tmp_path / "one", worker(0, "start", 1, "x")))) == []
-    assert node_lines(summary(made(tmp_path / "sim", *many, virtual=True))) == []
-    shown = node_lines(summary(made(tmp_path / "many", *many)))
+    assert node_lines(summarize_run(made(tmp_path / "one", worker(0, "start", 1, "x")))) == []
+    assert node_lines(summarize_run(made(tmp_path / "sim", *many, virtual=True))) == []
+    shown = node_lines(summarize_run(made(tmp_path / "many", *many)))
     assert len(shown) < 20
     assert shown[-1] == "and 184 more nodes"
     units = [worker(0, "start", number, "xy"[number % 2], f"stage-{number // 2}") for number in range(40)]
-    assert node_lines(summary(made(tmp_path / "units", *units)))[2].endswith("stage-11 1 and 16 more")
+    assert node_lines(summarize_run(made(tmp_path / "units", *units)))[2].endswith("stage-11 1 and 16 more")

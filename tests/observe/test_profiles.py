@@ -11,14 +11,22 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dovetail.observe import profiles
-from dovetail.observe.profiles import Key, Measured, blended, forget_oldest, profiles_folder, read, write
+from dovetail.observe.profiles import (
+    ProfileKey,
+    StageMeasurement,
+    blend,
+    delete_oldest,
+    profiles_folder,
+    read_profile,
+    write_profiles,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-KEY = Key("c0de", batch_size=16, slots=1, cpu_milli=1000, gpu="", card="")
-GOOD = Measured(seconds_per_item=0.01, returns=2.0, items=1000, seconds=10.0, setup_s=1.5, peak_bytes=10**8)
-LITTLE = Measured(seconds_per_item=9.0, returns=7.0, items=3, seconds=27.0)
+KEY = ProfileKey("c0de", batch_size=16, slots=1, cpu_milli=1000, gpu="", card="")
+GOOD = StageMeasurement(seconds_per_item=0.01, returns=2.0, items=1000, seconds=10.0, setup_s=1.5, peak_bytes=10**8)
+LITTLE = StageMeasurement(seconds_per_item=9.0, returns=7.0, items=3, seconds=27.0)
 
 
 @pytest.fixture(autouse=True)
@@ -28,9 +36,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_what_was_written_is_read_for_exactly_that_key() -> None:
-    assert read(KEY) is None
-    assert write({KEY: GOOD}, wall=100.0) == ""
-    assert read(KEY) == replace(GOOD, when=100.0)
+    assert read_profile(KEY) is None
+    assert write_profiles({KEY: GOOD}, wall=100.0) == ""
+    assert read_profile(KEY) == replace(GOOD, when=100.0)
     others = [
         replace(KEY, code="other"),
         replace(KEY, batch_size=8),
@@ -40,12 +48,12 @@ def test_what_was_written_is_read_for_exactly_that_key() -> None:
         replace(KEY, reads="jsonl"),
         replace(KEY, writes="jsonl"),
     ]
-    assert [read(key) for key in others] == [None] * len(others)
+    assert [read_profile(key) for key in others] == [None] * len(others)
 
 
 def test_later_runs_count_more() -> None:
     first, second = GOOD, replace(GOOD, seconds_per_item=0.02, returns=3.0, setup_s=2.5, peak_bytes=10**7, when=5.0)
-    both = blended(first, second)
+    both = blend(first, second)
     assert 0.015 < both.seconds_per_item < 0.02
     assert 2.5 < both.returns < 3
     assert both.setup_s is not None
@@ -57,23 +65,23 @@ def test_later_runs_count_more() -> None:
 def test_a_change_of_speed_is_learned_in_a_few_runs() -> None:
     known = GOOD
     for _ in range(4):
-        known = blended(known, replace(GOOD, seconds_per_item=0.05))
+        known = blend(known, replace(GOOD, seconds_per_item=0.05))
     assert known.seconds_per_item == pytest.approx(0.05, rel=0.01)
 
 
 def test_little_does_not_take_the_place_of_much() -> None:
-    assert blended(GOOD, LITTLE) == GOOD
-    assert blended(GOOD, replace(GOOD, items=10**6, seconds=0.01)) == GOOD
-    assert blended(LITTLE, GOOD) == GOOD
-    assert blended(None, LITTLE) == LITTLE
-    short = blended(GOOD, replace(GOOD, seconds=0.1, seconds_per_item=0.02))
+    assert blend(GOOD, LITTLE) == GOOD
+    assert blend(GOOD, replace(GOOD, items=10**6, seconds=0.01)) == GOOD
+    assert blend(LITTLE, GOOD) == GOOD
+    assert blend(None, LITTLE) == LITTLE
+    short = blend(GOOD, replace(GOOD, seconds=0.1, seconds_per_item=0.02))
     assert 0.01 < short.seconds_per_item < 0.015
 
 
 def test_two_runs_of_which_each_knows_something() -> None:
     bare = replace(GOOD, setup_s=None, peak_bytes=None)
-    assert (blended(bare, GOOD).setup_s, blended(GOOD, bare).setup_s) == (1.5, 1.5)
-    assert blended(bare, bare).peak_bytes is None
+    assert (blend(bare, GOOD).setup_s, blend(GOOD, bare).setup_s) == (1.5, 1.5)
+    assert blend(bare, bare).peak_bytes is None
 
 
 @pytest.mark.parametrize(
@@ -98,7 +106,7 @@ def test_two_runs_of_which_each_knows_something() -> None:
     ],
 )
 def test_what_cannot_be_read_was_not_measured_and_is_replaced(text: str) -> None:
-    write({KEY: GOOD})
+    write_profiles({KEY: GOOD})
     file = profiles_folder() / KEY.file
     name, _, value = text.partition(" ")
     if value:
@@ -106,29 +114,29 @@ def test_what_cannot_be_read_was_not_measured_and_is_replaced(text: str) -> None
         assert name.lower() in data
         text = json.dumps(data | {name.lower(): json.loads(value)})
     file.write_text(text, encoding="latin-1")
-    assert read(KEY) is None
-    assert write({KEY: GOOD}, wall=1.0) == ""
-    assert read(KEY) == replace(GOOD, when=1.0)
+    assert read_profile(KEY) is None
+    assert write_profiles({KEY: GOOD}, wall=1.0) == ""
+    assert read_profile(KEY) == replace(GOOD, when=1.0)
 
 
 def test_the_oldest_are_forgotten_and_what_is_not_ours_stays(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profiles, "MOST_FILES", 5)
+    monkeypatch.setattr(profiles, "MAX_FILES", 5)
     folder = home / "profiles"
     folder.mkdir(parents=True)
     (folder / "notes.txt").write_text("mine")
     keys = [replace(KEY, code=str(number)) for number in range(9)]
     for number, key in enumerate(keys):
-        write({key: GOOD})
+        write_profiles({key: GOOD})
         os.utime(folder / key.file, (number, number))
-    forget_oldest(folder, 5)
-    assert [key.code for key in keys if read(key)] == ["4", "5", "6", "7", "8"]
+    delete_oldest(folder, 5)
+    assert [key.code for key in keys if read_profile(key)] == ["4", "5", "6", "7", "8"]
     assert (folder / "notes.txt").read_text() == "mine"
 
 
 def test_many_writers_at_once_leave_whole_files(home: Path) -> None:
     with ThreadPoolExecutor(8) as threads:
-        list(threads.map(lambda n: write({replace(KEY, code=str(n % 3)): GOOD}), range(60)))
-    assert all(read(replace(KEY, code=str(number))) is not None for number in range(3))
+        list(threads.map(lambda n: write_profiles({replace(KEY, code=str(n % 3)): GOOD}), range(60)))
+    assert all(read_profile(replace(KEY, code=str(number))) is not None for number in range(3))
     assert [path.name for path in (home / "profiles").iterdir() if path.suffix != ".json"] == []
 
 
@@ -138,12 +146,12 @@ def test_a_home_that_is_a_file_or_that_may_not_be_written_hinders_nobody(
     file = tmp_path / "file"
     file.write_text("no folder")
     monkeypatch.setenv("DOVETAIL_HOME", str(file))
-    assert "could not be kept" in write({KEY: GOOD})
-    assert read(KEY) is None
+    assert "could not be kept" in write_profiles({KEY: GOOD})
+    assert read_profile(KEY) is None
 
     def refuse(*_: object, **__: object) -> None:
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(profiles, "write_atomically", refuse)
     monkeypatch.setenv("DOVETAIL_HOME", str(tmp_path / "locked"))
-    assert write({KEY: GOOD}) == ""
+    assert write_profiles({KEY: GOOD}) == ""

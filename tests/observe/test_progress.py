@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dovetail.observe.progress import Progress, Pulse, headline, workers_text
+from dovetail.observe.progress import ProgressDisplay, RateWindow, progress_text, workers_text
 from observe.made import Clock, run_at, unit, view
 
 if TYPE_CHECKING:
-    from dovetail.streaming.view import View
+    from dovetail.streaming.view import StreamView
 
 
 class Screen(io.StringIO):
@@ -29,10 +29,10 @@ class Screen(io.StringIO):
 
 def shown(screen: Screen, seconds: int = 110, name: str = "video") -> str:
     wall = Clock(0.0)
-    progress = Progress(run_at, name=name, stream=screen, wall=wall)
+    progress = ProgressDisplay(run_at, name=name, stream=screen, wall=wall)
     for second in range(seconds + 1):
         wall.now = float(second)
-        progress.saw(float(second), [], [])
+        progress.on_step(float(second), [], [])
     progress.close(float(seconds))
     return screen.getvalue()
 
@@ -74,8 +74,8 @@ def test_a_dumb_terminal_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_what_is_printed_to_stdout_stays_on_stdout(capsys: pytest.CaptureFixture[str]) -> None:
-    progress = Progress(run_at, stream=Screen(True), live=True, wall=Clock())
-    progress.saw(0.0, [], [])
+    progress = ProgressDisplay(run_at, stream=Screen(True), live=True, wall=Clock())
+    progress.on_step(0.0, [], [])
     sys.stdout.write("data\n")
     progress.close(1.0)
     assert capsys.readouterr().out == "data\n"
@@ -83,11 +83,11 @@ def test_what_is_printed_to_stdout_stays_on_stdout(capsys: pytest.CaptureFixture
 
 @pytest.mark.parametrize("terminal", [True, False])
 def test_closing_twice_or_before_the_first_step_is_fine(terminal: bool) -> None:
-    progress = Progress(run_at, stream=Screen(terminal), wall=Clock())
+    progress = ProgressDisplay(run_at, stream=Screen(terminal), wall=Clock())
     progress.close(0.0)
     progress.close(0.0)
-    again = Progress(run_at, stream=Screen(terminal), wall=Clock())
-    again.saw(0.0, [], [])
+    again = ProgressDisplay(run_at, stream=Screen(terminal), wall=Clock())
+    again.on_step(0.0, [], [])
     again.close(0.0)
     again.close(0.0)
 
@@ -96,22 +96,22 @@ def test_the_view_is_taken_only_when_it_is_shown() -> None:
     taken: list[float] = []
     wall = Clock()
 
-    def looked(now: float) -> View:
+    def looked(now: float) -> StreamView:
         taken.append(now)
         return run_at(now)
 
-    progress = Progress(looked, stream=Screen(False), wall=wall)
+    progress = ProgressDisplay(looked, stream=Screen(False), wall=wall)
     for step in range(10_000):
-        progress.saw(step / 1000, [], [])
+        progress.on_step(step / 1000, [], [])
     assert taken == [0.0]
     wall.now += 10.0
     for step in range(100):
-        progress.saw(10 + step / 1e6, [], [])
+        progress.on_step(10 + step / 1e6, [], [])
     assert len(taken) == 2
 
 
 def test_rates_are_those_of_the_last_seconds_and_not_of_the_whole_run() -> None:
-    pulse = Pulse(window_s=10)
+    pulse = RateWindow(window_s=10)
     for second in range(100):
         done = max(0, second - 80)
         pulse.add(view(float(second), unit(taken_total=done * 5), finished=done, total=100))
@@ -121,10 +121,10 @@ def test_rates_are_those_of_the_last_seconds_and_not_of_the_whole_run() -> None:
 
 
 def test_the_headline_has_what_is_known() -> None:
-    pulse = Pulse()
+    pulse = RateWindow()
     seen = view(0.0, finished=3, read=9, wave=1, waves=3)
     pulse.add(seen)
-    assert headline(seen, pulse, 0.0) == "3 items (9 read), -, 0.0 s so far, wave 2 of 3"
+    assert progress_text(seen, pulse, 0.0) == "3 items (9 read), -, 0.0 s so far, wave 2 of 3"
     assert workers_text(unit(ready=3, starting=2, draining=1)) == "3 +2 -1"
 
 

@@ -17,24 +17,24 @@ from dovetail.control.events import (
     BatchesDone,
     BatchesReturned,
     CancelRun,
-    Cause,
     Drain,
     Event,
     InputEnded,
     ItemsArrived,
+    LossCause,
     NodeJoined,
-    Repin,
+    PinWorkers,
     WorkerLost,
     WorkerReady,
     WorkerStopped,
 )
-from dovetail.control.segments import Segment
+from dovetail.control.payload import Segment
 from dovetail.errors import ConfigError
-from dovetail.observe.folder import RunFolder
-from dovetail.observe.history import History
-from dovetail.observe.journal import Journal, Pace, as_line, lines_in
-from dovetail.observe.leavings import COMMIT_BYTES, CommitLog, SetAsideItems, item_as_data
-from dovetail.observe.recorder import About
+from dovetail.observe.failed_items import MAX_DELIVERY_LOG_BYTES, DeliveryLog, FailedItemLog, encode_item
+from dovetail.observe.history import RunHistory
+from dovetail.observe.journal import Journal, ViewInterval, json_line, read_json_lines
+from dovetail.observe.recorder import RunDescription
+from dovetail.observe.run_folder import RunFolder
 from dovetail.resources.cluster import Node
 from observe.made import Clock, aside, recorded, recorder, run_at, start, unit, view, worker
 
@@ -42,7 +42,7 @@ CAP_BYTES = 20_000_000
 
 
 def lines(path: Path, kind: str | None = None) -> list[dict[str, Any]]:
-    return [line for line in lines_in(path / "events.jsonl") if kind in (None, line["k"])]
+    return [line for line in read_json_lines(path / "events.jsonl") if kind in (None, line["k"])]
 
 
 def header(path: Path) -> dict[str, Any]:
@@ -116,8 +116,8 @@ def test_notes_nodes_and_workers_are_written_with_their_reasons(tmp_path: Path) 
 
 def test_what_was_asked_of_a_run_is_written(tmp_path: Path) -> None:
     written = recorder(tmp_path / "r")
-    asked: list[Event] = [Drain("Ctrl-C"), CancelRun(), Repin("a", 3), InputEnded(7), NodeJoined(Node("n", 1000))]
-    written.saw(0.0, asked, [])
+    asked: list[Event] = [Drain("Ctrl-C"), CancelRun(), PinWorkers("a", 3), InputEnded(7), NodeJoined(Node("n", 1000))]
+    written.on_step(0.0, asked, [])
     written.close(1.0)
     assert [line["do"] for line in lines(tmp_path / "r", "asked")] == ["drain", "cancel", "repin"]
     assert lines(tmp_path / "r", "input")[0]["items"] == 7
@@ -127,9 +127,9 @@ def test_what_was_asked_of_a_run_is_written(tmp_path: Path) -> None:
 def test_each_delivery_of_a_durable_run_is_in_the_commit_log_before_the_run_goes_on(tmp_path: Path) -> None:
     written = recorder(tmp_path / "r", durable=True)
     outputs = {"b": [Segment(1, 3), Segment(2, 4)]}
-    written.saw(0.0, [], [])
-    written.saw(1.5, [], [Deliver(0, 2, 10, 18, outputs, {"c": [Segment(3, 8)]}, [aside()])])
-    (line,) = lines_in(tmp_path / "r" / "commit.log")
+    written.on_step(0.0, [], [])
+    written.on_step(1.5, [], [Deliver(0, 2, 10, 18, outputs, {"c": [Segment(3, 8)]}, [aside()])])
+    (line,) = read_json_lines(tmp_path / "r" / "commit.log")
     assert line == {
         "v": 1,
         "t": 1.5,
@@ -146,18 +146,18 @@ def test_each_delivery_of_a_durable_run_is_in_the_commit_log_before_the_run_goes
 
 @pytest.mark.parametrize("durable", [True, False])
 def test_only_the_commit_log_of_a_durable_run_may_grow_without_end(tmp_path: Path, durable: bool) -> None:
-    log = CommitLog(tmp_path / "commit.log", durable=durable)
+    log = DeliveryLog(tmp_path / "commit.log", durable=durable)
     large = Deliver(0, 0, 0, 1, {"x" * 200_000: []})
     for _ in range(15):
         log.write(0.0, large)
     log.close()
     assert (log.left_out == 0) == durable
-    assert ((tmp_path / "commit.log").stat().st_size < COMMIT_BYTES + 300_000) == (not durable)
+    assert ((tmp_path / "commit.log").stat().st_size < MAX_DELIVERY_LOG_BYTES + 300_000) == (not durable)
 
 
 def test_an_item_that_was_set_aside_is_kept_with_its_error(tmp_path: Path) -> None:
     path = recorded(tmp_path / "r", item=lambda part: {"frame": part[1]})
-    (line,) = lines_in(path / "errors" / "errors.jsonl")
+    (line,) = read_json_lines(path / "errors" / "errors.jsonl")
     assert line == {
         "v": 1,
         "t": 60.0,
@@ -174,11 +174,11 @@ def test_an_item_that_was_set_aside_is_kept_with_its_error(tmp_path: Path) -> No
 
 
 def test_an_item_that_is_no_json_is_pickled_and_a_large_one_is_only_described() -> None:
-    assert item_as_data({"a": [1, None]}) == {"item": {"a": [1, None]}}
-    packed = item_as_data({"a": (1, 2), "b": b"\x00"})["item_pickle"]
+    assert encode_item({"a": [1, None]}) == {"item": {"a": [1, None]}}
+    packed = encode_item({"a": (1, 2), "b": b"\x00"})["item_pickle"]
     assert pickle.loads(b64decode(packed)) == {"a": (1, 2), "b": b"\x00"}
-    assert item_as_data(math.nan).keys() == {"item_pickle"}
-    assert item_as_data("x" * 100_000).keys() == {"item_lost", "item_repr"}
+    assert encode_item(math.nan).keys() == {"item_pickle"}
+    assert encode_item("x" * 100_000).keys() == {"item_lost", "item_repr"}
 
 
 def test_an_item_that_cannot_be_had_does_not_lose_its_error(tmp_path: Path) -> None:
@@ -186,17 +186,17 @@ def test_an_item_that_cannot_be_had_does_not_lose_its_error(tmp_path: Path) -> N
         raise KeyError("freed")
 
     path = recorded(tmp_path / "r", item=gone)
-    (line,) = lines_in(path / "errors" / "errors.jsonl")
+    (line,) = read_json_lines(path / "errors" / "errors.jsonl")
     assert line["item_lost"] == "KeyError: 'freed'"
     assert line["message"] == "no such frame: 3"
 
 
 def test_errors_are_capped_and_what_was_left_out_is_counted(tmp_path: Path) -> None:
-    kept = SetAsideItems(tmp_path / "errors" / "errors.jsonl", limit_bytes=10_000)
+    kept = FailedItemLog(tmp_path / "errors" / "errors.jsonl", limit_bytes=10_000)
     for number in range(500):
         kept.write(0.0, [aside(number)])
     assert kept.path.stat().st_size < 11_000
-    assert kept.written == len(lines_in(kept.path))
+    assert kept.written == len(read_json_lines(kept.path))
     assert kept.written + kept.left_out == 500
 
 
@@ -206,7 +206,7 @@ def test_the_heart_beats_at_most_every_two_seconds_of_the_wall(tmp_path: Path) -
     beats = []
     for step in range(100):
         wall.now = 1000.0 + step / 10
-        written.saw(float(step), [], [])
+        written.on_step(float(step), [], [])
         beats.append(header(tmp_path / "r")["heartbeat"])
     assert sorted(set(beats)) == pytest.approx([1000.0, 1002.0, 1004.0, 1006.0, 1008.0])
     written.close(100.0)
@@ -215,10 +215,10 @@ def test_the_heart_beats_at_most_every_two_seconds_of_the_wall(tmp_path: Path) -
 def test_what_happened_can_be_read_a_second_later(tmp_path: Path) -> None:
     wall = Clock()
     written = recorder(tmp_path / "r", wall=wall)
-    written.saw(0.0, [], [Note("decision", "more of a")])
+    written.on_step(0.0, [], [Note("decision", "more of a")])
     assert lines(tmp_path / "r", "note") == []
     wall.now += 1.0
-    written.saw(1.0, [], [])
+    written.on_step(1.0, [], [])
     assert len(lines(tmp_path / "r", "note")) == 1
     written.close(1.0)
 
@@ -226,10 +226,10 @@ def test_what_happened_can_be_read_a_second_later(tmp_path: Path) -> None:
 def test_a_busy_run_looks_at_the_clock_although_its_own_hardly_moves(tmp_path: Path) -> None:
     wall = Clock()
     written = recorder(tmp_path / "r", wall=wall)
-    written.saw(0.0, [], [Note("decision", "more of a")])
+    written.on_step(0.0, [], [Note("decision", "more of a")])
     wall.now += 5.0
     for step in range(300):
-        written.saw(step * 1e-6, [], [])
+        written.on_step(step * 1e-6, [], [])
     assert len(lines(tmp_path / "r", "note")) == 1
     assert header(tmp_path / "r")["heartbeat"] == wall.now
     written.close(1.0)
@@ -240,10 +240,10 @@ def test_batches_leave_no_line_and_are_not_even_looked_at(tmp_path: Path) -> Non
     segment = Segment(1, 8)
     events: list[Event] = [BatchesDone(1, 2, [segment], 0.1), BatchesReturned(1, 3), ItemsArrived(0, [segment])]
     commands: list[Command] = [RunBatches(4, 1, "a", [(segment, 0, 8)], 8, 8, 8), Cancel(3, 1), Pull(0, 8)]
-    written.saw(0.0, events, commands)
+    written.on_step(0.0, events, commands)
     before = len(lines(tmp_path / "r"))
     for _ in range(200):
-        written.saw(0.5, events, commands)
+        written.on_step(0.5, events, commands)
     written.close(0.5)
     kinds = {line["k"] for line in lines(tmp_path / "r")[before:]}
     assert kinds == {"run", "unit", "worker_use"}
@@ -251,7 +251,7 @@ def test_batches_leave_no_line_and_are_not_even_looked_at(tmp_path: Path) -> Non
 
 def test_a_step_costs_next_to_nothing(tmp_path: Path) -> None:
     """Far above what is measured on a quiet machine (0.3 us), so that only a mistake fails it."""
-    written = recorder(tmp_path / "r", about=About("x", virtual=True), wall=time.time)
+    written = recorder(tmp_path / "r", about=RunDescription("x", virtual=True), wall=time.time)
     segment = Segment(1, 8)
     events: list[Event] = [BatchesDone(1, 2, [segment], 0.1)]
     commands: list[Command] = [RunBatches(4, 1, "a", [(segment, 0, 8)], 8, 8, 8)]
@@ -259,7 +259,7 @@ def test_a_step_costs_next_to_nothing(tmp_path: Path) -> None:
     for _ in range(5):
         begin = time.thread_time()
         for _ in range(20_000):
-            written.saw(0.5, events, commands)
+            written.on_step(0.5, events, commands)
         best = min(best, (time.thread_time() - begin) / 20_000)
     written.close(1.0)
     assert best < 3e-6
@@ -286,7 +286,7 @@ def test_a_full_disk_drops_the_recorder_with_its_files_closed(tmp_path: Path, mo
 
     monkeypatch.setattr(Journal, "_write", full)
     with pytest.raises(OSError, match="No space left"):
-        written.saw(0.0, [], [])
+        written.on_step(0.0, [], [])
     assert written._journal._file.closed
     assert written._commits._file.closed
     written.close(110.0)
@@ -310,13 +310,13 @@ def test_a_run_that_broke_says_so_even_if_nothing_can_be_seen_of_it(tmp_path: Pa
 
 def test_lines_count_from_the_beginning_of_the_run_whatever_the_engines_clock_says(tmp_path: Path) -> None:
     written = recorder(tmp_path / "r", lambda now: run_at(now - 5000.5))
-    written.saw(5000.5, [], [Note("decision", "begin")])
-    written.saw(5060.5, [], [Deliver(0, 0, 0, 1, {}, aside=[aside()])])
+    written.on_step(5000.5, [], [Note("decision", "begin")])
+    written.on_step(5060.5, [], [Deliver(0, 0, 0, 1, {}, failed_items=[aside()])])
     written.close(5110.5)
     assert lines(tmp_path / "r", "note")[0]["t"] == 0.0
     assert lines(tmp_path / "r", "run")[-1]["t"] == 110.0
-    assert lines_in(tmp_path / "r" / "commit.log")[0]["t"] == 60.0
-    assert lines_in(tmp_path / "r" / "errors" / "errors.jsonl")[0]["t"] == 60.0
+    assert read_json_lines(tmp_path / "r" / "commit.log")[0]["t"] == 60.0
+    assert read_json_lines(tmp_path / "r" / "errors" / "errors.jsonl")[0]["t"] == 60.0
     assert header(tmp_path / "r")["progress"]["seconds"] == 110.0
 
 
@@ -344,10 +344,10 @@ def test_a_resumed_run_goes_on_in_its_folder_after_a_torn_line(tmp_path: Path) -
 def test_thousands_of_workers_are_counted_and_only_some_have_lines(tmp_path: Path) -> None:
     many = 5000
     written = recorder(tmp_path / "r", workers=lambda: [worker(number) for number in range(many)])
-    written.saw(0.0, [], [start(number) for number in range(many)])
-    written.saw(10.0, [WorkerReady(number) for number in range(many)], [])
-    written.saw(20.0, [], [StopWorker(number) for number in range(many)])
-    written.saw(30.0, [WorkerStopped(number) for number in range(many)], [])
+    written.on_step(0.0, [], [start(number) for number in range(many)])
+    written.on_step(10.0, [WorkerReady(number) for number in range(many)], [])
+    written.on_step(20.0, [], [StopWorker(number) for number in range(many)])
+    written.on_step(30.0, [WorkerStopped(number) for number in range(many)], [])
     written.close(40.0)
     own = [line for line in lines(tmp_path / "r", "worker") if line["do"] == "start"]
     counted = sum(line["units"]["a"].get("start", 0) for line in lines(tmp_path / "r", "workers"))
@@ -360,7 +360,7 @@ def test_thousands_of_workers_are_counted_and_only_some_have_lines(tmp_path: Pat
 def test_what_happens_too_often_is_counted_instead_of_written(tmp_path: Path) -> None:
     written = recorder(tmp_path / "r")
     for step in range(20_000):
-        written.saw(step / 1000, [], [Note("error", "x" * 200)])
+        written.on_step(step / 1000, [], [Note("error", "x" * 200)])
     written.close(20.0)
     told = len(lines(tmp_path / "r", "note"))
     assert told + header(tmp_path / "r")["left_out"]["note"] == 20_000
@@ -375,14 +375,14 @@ def test_a_huge_run_stays_under_the_cap(tmp_path: Path, virtual: bool) -> None:
         seen["t"] = now
         return view(now, *(unit(f"stage-{i}", taken_total=int(now), busy_s_total=now / 3) for i in range(20)))
 
-    about = About("long", virtual=virtual)
+    about = RunDescription("long", virtual=virtual)
     written = recorder(tmp_path / "r", many_units, lambda: [worker(i) for i in range(300)], about=about)
     now, step = 0.0, 0
     while now < 2e5:
         step += 1
         now += 10.0
-        lost = WorkerLost(step, Cause.EXIT, "code 1")
-        written.saw(now, [lost], [start(step), Note("decision", "again " * 20)] if step % 10 else [])
+        lost = WorkerLost(step, LossCause.EXIT, "code 1")
+        written.on_step(now, [lost], [start(step), Note("decision", "again " * 20)] if step % 10 else [])
     written.close(now)
     assert size_of(tmp_path / "r") < CAP_BYTES
     assert lines(tmp_path / "r", "run")[-1]["t"] == now - 10.0
@@ -392,30 +392,30 @@ def test_a_stage_that_ended_long_ago_is_still_there_after_rotations(tmp_path: Pa
     written = recorder(tmp_path / "r", lambda now: view(now, unit("done", taken_total=7), unit(taken_total=int(now))))
     written._journal.rotate_bytes = 5000
     for second in range(100):
-        written.saw(float(second), [], [])
-    written._give_up()
+        written.on_step(float(second), [], [])
+    written._close_files()
     assert written._journal.rotations > 3
-    assert History.load(tmp_path / "r").units["done"]["taken_total"] == 7
+    assert RunHistory.load(tmp_path / "r").units["done"]["taken_total"] == 7
 
 
 def test_the_interval_doubles_with_what_was_written_and_a_large_view_waits_longer() -> None:
-    pace = Pace(level_bytes=1000)
-    assert pace.after(0.5, 400) == 1.0
-    assert pace.after(1.0, 700) == 2.0
+    pace = ViewInterval(level_bytes=1000)
+    assert pace.next_due(0.5, 400) == 1.0
+    assert pace.next_due(1.0, 700) == 2.0
     assert pace.interval_s == 2.0
-    assert pace.after(5.0, 400) == 6.0
-    assert Pace().after(0.0, 250_000) == 10.0
-    capped = Pace(most_s=1.0, level_bytes=10)
-    assert capped.after(0.0, 100) == 1.0
+    assert pace.next_due(5.0, 400) == 6.0
+    assert ViewInterval().next_due(0.0, 250_000) == 10.0
+    capped = ViewInterval(most_s=1.0, level_bytes=10)
+    assert capped.next_due(0.0, 100) == 1.0
 
 
 def test_a_full_file_becomes_the_older_one(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
-    journal = Journal(folder.events, folder.older_events, rotate_bytes=1000)
+    journal = Journal(folder.events, folder.rotated_events, rotate_bytes=1000)
     for number in range(100):
-        journal.keep(float(number), "run", {"number": number})
+        journal.write(float(number), "run", {"number": number})
     journal.close()
-    numbers = [line["number"] for file in (folder.older_events, folder.events) for line in lines_in(file)]
+    numbers = [line["number"] for file in (folder.rotated_events, folder.events) for line in read_json_lines(file)]
     assert numbers == list(range(numbers[0], 100))
     assert len(numbers) > 20
     assert size_of(tmp_path) <= 2000
@@ -431,4 +431,4 @@ def test_a_full_file_becomes_the_older_one(tmp_path: Path) -> None:
     ],
 )
 def test_whatever_a_note_holds_is_one_line_of_json(data: dict[str, Any], line: bytes) -> None:
-    assert as_line(data) == line
+    assert json_line(data) == line

@@ -9,7 +9,7 @@ import pytest
 
 from dovetail.control.commands import Command, Note, Pull, RunBatches
 from dovetail.control.events import BatchesDone, Event, ItemsArrived
-from dovetail.control.segments import Segment
+from dovetail.control.payload import Segment
 from dovetail.errors import ConfigError
 from dovetail.observe.replay import ReplayRecorder, replay
 
@@ -50,7 +50,7 @@ def recording(path: Path, steps: int = 10) -> Path:
     for step in range(steps):
         events: list[Event] = [ItemsArrived(step, [Segment(step, 8, 80, "n", ref=object())])] if step % 2 else []
         events.append(BatchesDone(1, step, [], 0.1))
-        written.saw(step / 10, events, controller.step(step / 10, events))
+        written.on_step(step / 10, events, controller.step(step / 10, events))
     written.close(1.0)
     return path
 
@@ -61,7 +61,7 @@ def again(header: dict[str, Any]) -> Echo:
 
 def test_the_same_controller_decides_the_same(tmp_path: Path) -> None:
     found = replay(recording(tmp_path / "replay.log"), again)
-    assert found.same
+    assert found.is_same
     assert found.steps == 10
     assert found.commands == 15
     assert found.header == {"batch_size": 4}
@@ -69,7 +69,7 @@ def test_the_same_controller_decides_the_same(tmp_path: Path) -> None:
 
 def test_the_first_difference_is_shown_with_both_sides(tmp_path: Path) -> None:
     found = replay(recording(tmp_path / "replay.log"), lambda header: Echo(header["batch_size"], odd_from=5))
-    assert not found.same
+    assert not found.is_same
     assert found.difference is not None
     assert (found.difference.step, found.difference.now) == (5, 0.5)
     head, then, now = found.difference.lines()
@@ -95,7 +95,7 @@ def test_a_recording_torn_at_any_byte_is_compared_as_far_as_it_goes(tmp_path: Pa
     for cut in range(first, len(whole)):
         path.write_bytes(whole[:cut])
         found = replay(path, again)
-        assert found.same
+        assert found.is_same
         assert found.steps in (whole[:cut].count(b"\n") - 1, whole[:cut].count(b"\n"))
 
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dovetail.machine.gpu_use import NvmlMeter
-from dovetail.observe.telemetry import MOST_SHARE, Asked, Process, Telemetry
+from dovetail.machine.gpus import NvmlMeter
+from dovetail.observe.telemetry import MAX_CPU_SHARE, RequestedResources, Telemetry, WorkerProcesses
 from machine.scripted_use import GIB, BusyCard, BusyNvml
 from machine.sessions import session, until
 
@@ -22,7 +22,7 @@ MB = 1 << 20
 BUSY = "say()\nwhile True: burn(1)"
 
 
-def of(*workers: Process) -> Any:
+def of(*workers: WorkerProcesses) -> Any:
     return lambda: dict(enumerate(workers))
 
 
@@ -30,7 +30,7 @@ def test_a_thread_looks_until_it_is_stopped() -> None:
     others = set(threading.enumerate())
     with session("data = b'x' * (50 << 20); say()\nwhile True: burn(1)") as worker:
         worker.hear()
-        telemetry = Telemetry(of(Process((worker.pid,), "caption")), every_s=0.05)
+        telemetry = Telemetry(of(WorkerProcesses((worker.pid,), "caption")), every_s=0.05)
         assert telemetry.latest() == {}
         telemetry.start()
 
@@ -68,12 +68,12 @@ def test_it_can_be_stopped_at_once_and_without_a_start() -> None:
 def test_what_is_handed_out_does_not_change() -> None:
     with session(BUSY) as worker:
         worker.hear()
-        telemetry = Telemetry(of(Process((worker.pid,), "a")))
-        telemetry.look()
+        telemetry = Telemetry(of(WorkerProcesses((worker.pid,), "a")))
+        telemetry.sample()
         seen = telemetry.snapshot()
         before = (dict(seen.workers), dict(seen.units))
         assert isinstance(seen.workers, MappingProxyType)
-        telemetry.look()
+        telemetry.sample()
         assert (dict(seen.workers), dict(seen.units)) == before
         assert telemetry.snapshot() is not seen
 
@@ -82,21 +82,21 @@ def test_a_worker_of_several_ranks_is_all_of_them() -> None:
     with session("burn(0.2); say(); wait()") as one, session("burn(0.3); say(); wait()") as two:
         one.hear()
         two.hear()
-        telemetry = Telemetry(of(Process((one.pid, two.pid), "train")))
-        telemetry.look()
+        telemetry = Telemetry(of(WorkerProcesses((one.pid, two.pid), "train")))
+        telemetry.sample()
         assert telemetry.latest()[0].cpu_s_total >= 0.45
         assert telemetry.latest()[0].processes == 2
 
 
 def test_a_worker_that_is_gone_stays_in_its_unit_and_its_peak_is_known() -> None:
-    there: dict[int, Process] = {}
+    there: dict[int, WorkerProcesses] = {}
     telemetry = Telemetry(lambda: there)
     with session("data = b'x' * (40 << 20); burn(0.3); say(); wait()") as worker:
         worker.hear()
-        there[7] = Process((worker.pid,), "a")
-        telemetry.look()
+        there[7] = WorkerProcesses((worker.pid,), "a")
+        telemetry.sample()
     there.clear()
-    telemetry.look()
+    telemetry.sample()
     assert telemetry.latest() == {}
     assert telemetry.units()["a"].cpu_s_total >= 0.25
     assert telemetry.peak(7) > 40 * MB
@@ -120,8 +120,8 @@ made = socket.create_connection(("127.0.0.1", int(wait()))); made.sendall(bytes(
         source.tell(to.hear())
         source.hear()
         to.hear()
-        telemetry = Telemetry(of(Process((source.pid,), "send"), Process((to.pid,), "take")))
-        telemetry.look()
+        telemetry = Telemetry(of(WorkerProcesses((source.pid,), "send"), WorkerProcesses((to.pid,), "take")))
+        telemetry.sample()
         units = telemetry.units()
         if units["send"].sent_bytes_total is None:
             pytest.skip("this kernel does not list its sockets")
@@ -133,8 +133,8 @@ def test_gpu_memory_is_put_to_the_worker_whose_child_holds_it() -> None:
     with session("child = os.fork()\nsay(child if child else '')\nwait() if child else time.sleep(1000)") as worker:
         child = int(worker.hear() or worker.hear())
         library = BusyNvml(BusyCard("GPU-aaa", processes={child: 3 * GIB, 1: GIB}))
-        telemetry = Telemetry(of(Process((worker.pid,), "a")), gpu=NvmlMeter(library))
-        telemetry.look()
+        telemetry = Telemetry(of(WorkerProcesses((worker.pid,), "a")), gpu=NvmlMeter(library))
+        telemetry.sample()
         assert telemetry.latest()[0].gpu_bytes == 3 * GIB
         assert telemetry.units()["a"].gpu_peak_bytes == 3 * GIB
         assert [card.use_percent for card in telemetry.gpus()] == [70]
@@ -145,13 +145,13 @@ def test_gpu_memory_is_put_to_the_worker_whose_child_holds_it() -> None:
 def test_a_stage_that_uses_more_than_it_asked_for_is_told_once() -> None:
     with session("data = b'x' * (40 << 20); say()\nwhile True: burn(1)") as worker:
         worker.hear()
-        asked = Asked(cpus=0.05, memory_bytes=10 * MB)
+        asked = RequestedResources(cpus=0.05, memory_bytes=10 * MB)
 
         def clock() -> float:
             """So slow that the worker is busy also where many others are."""
             return time.monotonic() / 20
 
-        telemetry = Telemetry(of(Process((worker.pid,), "caption")), lambda _: asked, every_s=0.2, clock=clock)
+        telemetry = Telemetry(of(WorkerProcesses((worker.pid,), "caption")), lambda _: asked, every_s=0.2, clock=clock)
         telemetry.start()
         found = []
 
@@ -168,17 +168,17 @@ def test_a_stage_that_uses_more_than_it_asked_for_is_told_once() -> None:
 def test_a_look_that_fails_is_left_out_and_the_next_is_taken() -> None:
     calls = []
 
-    def workers() -> Mapping[int, Process]:
+    def workers() -> Mapping[int, WorkerProcesses]:
         calls.append(1)
         if len(calls) == 1:
             raise RuntimeError("dictionary changed size during iteration")
         return {}
 
     telemetry = Telemetry(workers)
-    telemetry.look()
+    telemetry.sample()
     assert telemetry.problem == "RuntimeError: dictionary changed size during iteration"
     assert telemetry.machine() is None
-    telemetry.look()
+    telemetry.sample()
     assert telemetry.problem == ""
     assert telemetry.machine() is not None
 
@@ -186,8 +186,8 @@ def test_a_look_that_fails_is_left_out_and_the_next_is_taken() -> None:
 def test_a_worker_that_is_not_there_any_more_or_not_yet_is_no_trouble() -> None:
     with session("wait()") as worker:
         pass
-    telemetry = Telemetry(of(Process((worker.pid,), "a"), Process((), "b")))
-    telemetry.look()
+    telemetry = Telemetry(of(WorkerProcesses((worker.pid,), "a"), WorkerProcesses((), "b")))
+    telemetry.sample()
     assert telemetry.problem == ""
     assert [use.cpu_s_total for use in telemetry.latest().values()] == [0.0, 0.0]
 
@@ -199,12 +199,12 @@ def test_ten_workers_cost_less_than_a_hundredth_of_a_core() -> None:
         for worker in workers:
             worker.hear()
         now = [0.0]
-        telemetry = Telemetry(of(*(Process((worker.pid,), "a") for worker in workers)), clock=lambda: now[0])
-        telemetry.look()
+        telemetry = Telemetry(of(*(WorkerProcesses((worker.pid,), "a") for worker in workers)), clock=lambda: now[0])
+        telemetry.sample()
         began = time.thread_time()
         for _ in range(10):
             now[0] += 1.0
-            telemetry.look()
+            telemetry.sample()
         assert (time.thread_time() - began) / 10 < 0.01
 
 
@@ -212,7 +212,7 @@ def test_looks_that_take_long_come_less_often() -> None:
     """The thread never takes more than its share of a core, however slow the answer to who is there."""
     looks: list[float] = []
 
-    def slow() -> Mapping[int, Process]:
+    def slow() -> Mapping[int, WorkerProcesses]:
         looks.append(time.monotonic())
         end = time.thread_time() + 0.01
         while time.thread_time() < end:
@@ -223,4 +223,4 @@ def test_looks_that_take_long_come_less_often() -> None:
     telemetry.start()
     until(lambda: len(looks) >= 2)
     telemetry.stop()
-    assert looks[1] - looks[0] >= 0.01 / MOST_SHARE
+    assert looks[1] - looks[0] >= 0.01 / MAX_CPU_SHARE

@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dovetail.engines.ray.measured import Measured, NodeMeter
-from dovetail.machine.host_use import HostUse
-from dovetail.observe.history import History
-from dovetail.observe.summary import summary
-from dovetail.observe.telemetry import Asked, Process, Telemetry
-from dovetail.observe.use import Accounts, Sample
+from dovetail.engines.ray.metrics import ClusterMetrics, NodeMeter
+from dovetail.machine.host_usage import HostUsage
+from dovetail.observe.history import RunHistory
+from dovetail.observe.summary import summarize_run
+from dovetail.observe.telemetry import RequestedResources, Telemetry, UsageTotals, WorkerProcesses, WorkerSample
 from machine.sessions import session
 from observe.made import recorder, run_at
 
@@ -31,20 +30,20 @@ def data(at: float, *workers: tuple[int, float], machine: str = "m", unit: str =
 class Run:
     """A run on nodes, second by second."""
 
-    def __init__(self, asked: Asked | None = None) -> None:
+    def __init__(self, asked: RequestedResources | None = None) -> None:
         self.now = 0.0
-        self.measured = Measured(self.clock)
+        self.measured = ClusterMetrics(self.clock)
         self.telemetry = Telemetry(self.there, lambda _: asked, source=self.measured, clock=self.clock)
 
     def clock(self) -> float:
         return self.now
 
-    def there(self) -> dict[int, Process]:
-        return {worker: Process((), unit) for worker, unit in self.measured.who().items()}
+    def there(self) -> dict[int, WorkerProcesses]:
+        return {worker: WorkerProcesses((), unit) for worker, unit in self.measured.units_by_worker().items()}
 
-    def look(self, now: float) -> None:
+    def sample(self, now: float) -> None:
         self.now = now
-        self.telemetry.look()
+        self.telemetry.sample()
         assert self.telemetry.problem == ""
 
 
@@ -52,9 +51,9 @@ def test_units_are_counted_over_nodes() -> None:
     run = Run()
     for second in range(4):
         run.now = float(second)
-        run.measured.took("x", data(100.0 + second, (1, 0.5 * second), (2, 1.0 * second)))
-        run.measured.took("y", data(900.0 + second, (3, 2.0 * second), machine="n"))
-        run.look(second + 0.3)
+        run.measured.record("x", data(100.0 + second, (1, 0.5 * second), (2, 1.0 * second)))
+        run.measured.record("y", data(900.0 + second, (3, 2.0 * second), machine="n"))
+        run.sample(second + 0.3)
     unit = run.telemetry.units()["a"]
     assert (unit.workers, unit.uss_bytes) == (3, 30 * MB)
     assert unit.cpu_s_total == pytest.approx(10.5)
@@ -65,17 +64,17 @@ def test_units_are_counted_over_nodes() -> None:
 
 def test_all_machines_together_and_each_node_by_itself() -> None:
     run = Run()
-    run.look(0.0)
+    run.sample(0.0)
     assert run.telemetry.machine() is None
-    run.measured.took("x", data(0.0, (1, 0.0)))
-    run.measured.took("y", data(0.0, machine="n"))
-    run.measured.took("y2", data(0.0, (2, 0.0), machine="n"))
-    run.look(1.0)
+    run.measured.record("x", data(0.0, (1, 0.0)))
+    run.measured.record("y", data(0.0, machine="n"))
+    run.measured.record("y2", data(0.0, (2, 0.0), machine="n"))
+    run.sample(1.0)
     seen = run.telemetry.snapshot()
-    assert seen.machine == HostUse(3.0, 8, 4 * MB, 16 * MB)
+    assert seen.machine == HostUsage(3.0, 8, 4 * MB, 16 * MB)
     assert {name: dict(node.workers) for name, node in seen.nodes.items()} == {"x": {"a": 1}, "y": {}, "y2": {"a": 1}}
-    run.measured.left("x")
-    run.look(2.0)
+    run.measured.on_node_left("x")
+    run.sample(2.0)
     assert run.telemetry.snapshot().nodes.keys() == {"y", "y2"}
     assert run.telemetry.latest().keys() == {2}
     assert run.telemetry.peak(1) == 10 * MB
@@ -83,14 +82,14 @@ def test_all_machines_together_and_each_node_by_itself() -> None:
 
 def test_a_sample_that_was_seen_before_does_not_look_like_a_pause() -> None:
     """A node looks less often than the driver, or its answer is late: its workers are as busy as before."""
-    run = Run(Asked(cpus=1.0))
+    run = Run(RequestedResources(cpus=1.0))
     told = []
     for look in range(24):
         second = look / 2
         if look % 3 == 0:
             run.now = second
-            run.measured.took("x", data(second, (1, 3.0 * second)))
-        run.look(second + 0.1)
+            run.measured.record("x", data(second, (1, 3.0 * second)))
+        run.sample(second + 0.1)
         told += run.telemetry.advice()
         if look >= 3:
             assert run.telemetry.latest()[1].cpus == pytest.approx(3.0)
@@ -102,11 +101,11 @@ def test_a_sample_that_was_seen_before_does_not_look_like_a_pause() -> None:
 
 
 def test_samples_without_a_time_are_of_now() -> None:
-    accounts, timed = Accounts(), Accounts()
+    accounts, timed = UsageTotals(), UsageTotals()
     for second in (0.0, 1.0, 3.0, 4.0):
         cpu_s = second**2
-        here = accounts.take(second, {1: (Process((1,), "a"), Sample(cpu_s, MB, 1, 2))})
-        there = timed.take(second, {1: (Process((1,), "a"), Sample(cpu_s, MB, 1, 2, at=second))})
+        here = accounts.add_samples(second, {1: (WorkerProcesses((1,), "a"), WorkerSample(cpu_s, MB, 1, 2))})
+        there = timed.add_samples(second, {1: (WorkerProcesses((1,), "a"), WorkerSample(cpu_s, MB, 1, 2, at=second))})
         assert here == there
 
 
@@ -120,12 +119,12 @@ def test_a_real_worker_of_another_node_is_written_down(tmp_path: Path) -> None:
             run.now = 20.0 * second  # so that looks are due however busy the machine is
             found = meter.sample(run.now)
             if found is not None:
-                run.measured.took("far", found)
-            run.look(run.now)
-            written.saw(float(second), [], [])
+                run.measured.record("far", found)
+            run.sample(run.now)
+            written.on_step(float(second), [], [])
         written.close(12.0)
         meter.stop()
-    told = summary(History.load(tmp_path / "r"))
+    told = summarize_run(RunHistory.load(tmp_path / "r"))
     assert told.units[0].peak_bytes is not None
     assert told.units[0].peak_bytes > 30 * MB
     (far,) = [node for node in told.nodes if node.name == "far"]

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dovetail.observe.folder import RunFolder
-from dovetail.observe.history import History
-from dovetail.observe.trace import trace, trace_json
+from dovetail.observe.history import RunHistory
+from dovetail.observe.run_folder import RunFolder
+from dovetail.observe.trace import make_trace, trace_json
 from observe.made import recorded
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    history = History.load(recorded(tmp_path_factory.mktemp("runs") / "r"))
+    history = RunHistory.load(recorded(tmp_path_factory.mktemp("runs") / "r"))
     events = json.loads(trace_json(history))["traceEvents"]
     assert isinstance(events, list)
     return events
@@ -74,5 +74,5 @@ def test_decisions_losses_and_errors_are_marks(made: list[dict[str, Any]]) -> No
 
 
 def test_an_empty_run_is_a_valid_trace(tmp_path: Path) -> None:
-    events = trace(History(RunFolder(tmp_path), {}))["traceEvents"]
+    events = make_trace(RunHistory(RunFolder(tmp_path), {}))["traceEvents"]
     assert {event["ph"] for event in events} == {"M"}

@@ -6,24 +6,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dovetail.observe import use
-from dovetail.observe.use import Accounts, Process, Sample, UnitUse
+from dovetail.observe import telemetry
+from dovetail.observe.telemetry import UnitUse, UsageTotals, WorkerProcesses, WorkerSample
 
 MB = 1 << 20
 
 
-def at(cpu_s: float = 0.0, uss: int = 0, read: int = 0, **more: int | None) -> Sample:
-    return Sample(cpu_s, uss, read, 2 * read, **more)  # type: ignore[arg-type]
+def at(cpu_s: float = 0.0, uss: int = 0, read: int = 0, **more: int | None) -> WorkerSample:
+    return WorkerSample(cpu_s, uss, read, 2 * read, **more)  # type: ignore[arg-type]
 
 
-def ready(unit: str = "a") -> Process:
-    return Process((1,), unit)
+def ready(unit: str = "a") -> WorkerProcesses:
+    return WorkerProcesses((1,), unit)
 
 
 def test_a_workers_cpus_are_those_since_the_last_sample_and_its_peak_is_the_largest_memory() -> None:
-    accounts = Accounts()
-    first, _ = accounts.take(10.0, {1: (ready(), at(5.0, 100 * MB))})
-    second, _ = accounts.take(12.0, {1: (ready(), at(8.0, 40 * MB, 7))})
+    accounts = UsageTotals()
+    first, _ = accounts.add_samples(10.0, {1: (ready(), at(5.0, 100 * MB))})
+    second, _ = accounts.add_samples(12.0, {1: (ready(), at(8.0, 40 * MB, 7))})
     assert (first[1].cpus, first[1].cpu_s_total, first[1].peak_bytes) == (None, 5.0, 100 * MB)
     assert (second[1].cpus, second[1].cpu_s_total) == (1.5, 8.0)
     assert (second[1].uss_bytes, second[1].peak_bytes) == (40 * MB, 100 * MB)
@@ -31,10 +31,12 @@ def test_a_workers_cpus_are_those_since_the_last_sample_and_its_peak_is_the_larg
 
 
 def test_a_unit_has_what_its_workers_had_also_those_that_are_gone() -> None:
-    accounts = Accounts()
-    accounts.take(0.0, {1: (ready(), at(1.0, 30 * MB, 5)), 2: (ready("b"), at(9.0))})
-    accounts.take(1.0, {1: (ready(), at(2.0, 50 * MB, 6, sent_bytes=10, received_bytes=20))})
-    _, units = accounts.take(2.0, {3: (ready(), at(4.0, 20 * MB, 3, sent_bytes=1, received_bytes=2, gpu_bytes=8))})
+    accounts = UsageTotals()
+    accounts.add_samples(0.0, {1: (ready(), at(1.0, 30 * MB, 5)), 2: (ready("b"), at(9.0))})
+    accounts.add_samples(1.0, {1: (ready(), at(2.0, 50 * MB, 6, sent_bytes=10, received_bytes=20))})
+    _, units = accounts.add_samples(
+        2.0, {3: (ready(), at(4.0, 20 * MB, 3, sent_bytes=1, received_bytes=2, gpu_bytes=8))}
+    )
     a, b = units["a"], units["b"]
     assert (a.cpu_s_total, a.peak_bytes, a.uss_bytes, a.workers) == (6.0, 50 * MB, 20 * MB, 1)
     assert (a.read_bytes_total, a.write_bytes_total) == (9, 18)
@@ -44,24 +46,24 @@ def test_a_unit_has_what_its_workers_had_also_those_that_are_gone() -> None:
 
 
 def test_the_cpus_of_a_unit_are_those_of_ready_workers_only() -> None:
-    accounts = Accounts()
-    setting_up = Process((2,), "a", ready=False)
-    accounts.take(0.0, {1: (ready(), at(0.0)), 2: (setting_up, at(0.0))})
-    _, units = accounts.take(1.0, {1: (ready(), at(0.5)), 2: (setting_up, at(8.0))})
+    accounts = UsageTotals()
+    setting_up = WorkerProcesses((2,), "a", ready=False)
+    accounts.add_samples(0.0, {1: (ready(), at(0.0)), 2: (setting_up, at(0.0))})
+    _, units = accounts.add_samples(1.0, {1: (ready(), at(0.5)), 2: (setting_up, at(8.0))})
     assert (units["a"].cpus, units["a"].cpus_now, units["a"].cpu_s_total) == (0.5, 8.5, 8.5)
-    _, units = accounts.take(2.0, {1: (ready(), at(1.0)), 2: (ready(), at(16.0))})
+    _, units = accounts.add_samples(2.0, {1: (ready(), at(1.0)), 2: (ready(), at(16.0))})
     assert units["a"].cpus == 0.5  # it became ready somewhere in between
-    _, units = accounts.take(4.0, {1: (ready(), at(2.0)), 2: (ready(), at(19.0))})
+    _, units = accounts.add_samples(4.0, {1: (ready(), at(2.0)), 2: (ready(), at(19.0))})
     assert units["a"].cpus == pytest.approx((0.5 + 0.5 + 1.0 + 3.0) / (1 + 1 + 2 * 2))
 
 
 def used(*cpus: float, every_s: float = 1.0) -> UnitUse:
     """A unit of one worker that used so many CPUs, sample by sample."""
-    accounts, total = Accounts(), 0.0
-    _, units = accounts.take(0.0, {1: (ready(), at(0.0))})
+    accounts, total = UsageTotals(), 0.0
+    _, units = accounts.add_samples(0.0, {1: (ready(), at(0.0))})
     for number, each in enumerate(cpus, 1):
         total += each * every_s
-        _, units = accounts.take(number * every_s, {1: (ready(), at(total))})
+        _, units = accounts.add_samples(number * every_s, {1: (ready(), at(total))})
     return units["a"]
 
 
@@ -74,32 +76,32 @@ def test_what_is_recent_takes_five_samples_or_ten_seconds() -> None:
 
 
 def test_while_no_worker_is_ready_nothing_is_recent() -> None:
-    accounts = Accounts()
+    accounts = UsageTotals()
     for second in range(6):
-        accounts.take(float(second), {1: (ready(), at(float(second)))})
-    _, units = accounts.take(6.0, {1: (ready(), at(6.0))})
+        accounts.add_samples(float(second), {1: (ready(), at(float(second)))})
+    _, units = accounts.add_samples(6.0, {1: (ready(), at(6.0))})
     assert units["a"].cpus_recent == pytest.approx(1.0)
-    _, units = accounts.take(7.0, {})
+    _, units = accounts.add_samples(7.0, {})
     assert units["a"].cpus_recent is None
     assert units["a"].cpus == pytest.approx(1.0)
 
 
 def test_peaks_of_workers_that_went_long_ago_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(use, "PEAKS_KEPT", 10)
-    accounts = Accounts()
+    monkeypatch.setattr(telemetry, "MIN_PEAKS_KEPT", 10)
+    accounts = UsageTotals()
     for number in range(1000):
-        accounts.take(float(number), {0: (ready(), at(0, 5)), number: (ready(), at(0, number))})
+        accounts.add_samples(float(number), {0: (ready(), at(0, 5)), number: (ready(), at(0, number))})
         assert len(accounts._peaks) <= 22
     assert (accounts.peak(0), accounts.peak(1), accounts.peak(990), accounts.peak(999)) == (5, 0, 990, 999)
 
 
 @given(st.lists(st.dictionaries(st.integers(1, 4), st.integers(0, 9)), max_size=10))
 def test_totals_of_units_only_grow_whoever_comes_and_goes(story: list[dict[int, int]]) -> None:
-    accounts, spent, last = Accounts(), dict.fromkeys(range(1, 5), 0), 0.0
+    accounts, spent, last = UsageTotals(), dict.fromkeys(range(1, 5), 0), 0.0
     for second, burnt in enumerate(story):
         for worker, more in burnt.items():
             spent[worker] += more
-        _, units = accounts.take(float(second), {it: (ready(), at(float(spent[it]))) for it in burnt})
+        _, units = accounts.add_samples(float(second), {it: (ready(), at(float(spent[it]))) for it in burnt})
         total = units["a"].cpu_s_total if units else 0.0
         assert total >= last
         last = total

@@ -6,18 +6,23 @@ import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from dovetail.machine.gpu_use import CardUse
-from dovetail.machine.host_use import HostUse
-from dovetail.observe.advice import Advice
-from dovetail.observe.history import History
-from dovetail.observe.journal import lines_in
-from dovetail.observe.recorder import About
-from dovetail.observe.summary import summary
-from dovetail.observe.summary_lines import advice_lines, summary_lines, unit_table
-from dovetail.observe.telemetry import NodeUse, Process, Snapshot, Telemetry
-from dovetail.observe.trace import trace
-from dovetail.observe.use import Accounts, Sample
-from dovetail.observe.use_lines import NODES_SHOWN
+from dovetail.machine.gpus import CardUsage
+from dovetail.machine.host_usage import HostUsage
+from dovetail.observe.history import RunHistory
+from dovetail.observe.journal import read_json_lines
+from dovetail.observe.recorder import MAX_NODES_WRITTEN, RunDescription
+from dovetail.observe.resource_advice import Advice
+from dovetail.observe.summary import summarize_run
+from dovetail.observe.summary_text import advice_lines, summary_lines, unit_table_lines
+from dovetail.observe.telemetry import (
+    NodeTelemetry,
+    Telemetry,
+    UsageSnapshot,
+    UsageTotals,
+    WorkerProcesses,
+    WorkerSample,
+)
+from dovetail.observe.trace import make_trace
 from machine.sessions import session
 from observe.made import Clock, recorded, recorder, run_at, unit, view, worker
 
@@ -34,7 +39,7 @@ class Told(Telemetry):
     def __init__(self, workers: int = 2) -> None:
         super().__init__(dict)
         self.news = [Advice("a", "cpus", 3.1, "stage a uses 3.1 CPUs per worker and asked for 1: Resources(cpus=3)")]
-        self._made, self._second, self._count = Accounts(), 0, workers
+        self._made, self._second, self._count = UsageTotals(), 0, workers
 
         self._step()
 
@@ -42,14 +47,14 @@ class Told(Telemetry):
         self._second += 1
         seen = {
             1 + 2 * number: (
-                Process((5,), "b" if number else "a"),
-                Sample(3.1 * self._second, 100 * MB + self._second, 10, 20, gpu_bytes=5 * MB),
+                WorkerProcesses((5,), "b" if number else "a"),
+                WorkerSample(3.1 * self._second, 100 * MB + self._second, 10, 20, gpu_bytes=5 * MB),
             )
             for number in range(self._count)
         }
-        workers, units = self._made.take(float(self._second), seen)
-        cards = (CardUse(0, "GPU-aaa", use_percent=70, memory_used_bytes=MB), CardUse(1))
-        self._snapshot = Snapshot(workers, units, HostUse(1.5, 4, 2 * MB, 8 * MB), cards)
+        workers, units = self._made.add_samples(float(self._second), seen)
+        cards = (CardUsage(0, "GPU-aaa", use_percent=70, memory_used_bytes=MB), CardUsage(1))
+        self._snapshot = UsageSnapshot(workers, units, HostUsage(1.5, 4, 2 * MB, 8 * MB), cards)
 
     def advice(self) -> list[Advice]:
         """Asked once per view: so much later it is then."""
@@ -59,7 +64,7 @@ class Told(Telemetry):
 
 
 def lines(path: Path, kind: str) -> list[dict[str, Any]]:
-    return [line for line in lines_in(path / "events.jsonl") if line["k"] == kind]
+    return [line for line in read_json_lines(path / "events.jsonl") if line["k"] == kind]
 
 
 def test_units_cards_and_the_machine_are_written_every_five_seconds_and_at_the_end(tmp_path: Path) -> None:
@@ -84,15 +89,15 @@ def test_the_line_of_a_worker_says_what_it_uses(tmp_path: Path) -> None:
 
 
 def test_the_summary_has_what_was_measured_and_what_to_change(tmp_path: Path) -> None:
-    told = summary(History.load(recorded(tmp_path / "r", telemetry=Told())))
+    told = summarize_run(RunHistory.load(recorded(tmp_path / "r", telemetry=Told())))
     a, b = told.units
     assert a.cpus is not None
     assert round(a.cpus, 1) == 3.1
     assert a.peak_bytes is not None
     assert a.peak_bytes > 100 * MB
     assert b.cpus is not None
-    assert "CPUs each  peak memory" in unit_table(told)[0]
-    assert unit_table(told)[1].endswith("3.1        100MB")
+    assert "CPUs each  peak memory" in unit_table_lines(told)[0]
+    assert unit_table_lines(told)[1].endswith("3.1        100MB")
     text = "\n".join(summary_lines(told))
     assert "to change   stage a uses 3.1 CPUs per worker and asked for 1: Resources(cpus=3)" in text
     assert all(len(line) < 120 for line in text.split("folder  ")[0].splitlines())
@@ -104,28 +109,28 @@ def test_the_summary_has_what_was_measured_and_what_to_change(tmp_path: Path) ->
 
 
 def test_what_nobody_measured_is_not_shown(tmp_path: Path) -> None:
-    told = summary(History.load(recorded(tmp_path / "r")))
+    told = summarize_run(RunHistory.load(recorded(tmp_path / "r")))
     assert (told.advice, told.units[0].cpus, told.units[0].peak_bytes) == ((), None, None)
-    assert unit_table(told)[0].endswith("bottleneck")
+    assert unit_table_lines(told)[0].endswith("bottleneck")
     assert not any("to change" in line for line in summary_lines(told))
     half = replace(told, units=(replace(told.units[0], peak_bytes=MB), told.units[1]))
-    assert [line.split()[-1] for line in unit_table(half)] == ["memory", "1MB", "-"]
-    assert "CPUs each" not in unit_table(half)[0]
+    assert [line.split()[-1] for line in unit_table_lines(half)] == ["memory", "1MB", "-"]
+    assert "CPUs each" not in unit_table_lines(half)[0]
 
 
 def test_advice_that_was_said_again_replaces_the_first(tmp_path: Path) -> None:
     telemetry = Told()
     written = recorder(tmp_path / "r", telemetry=telemetry)
-    written.saw(0.0, [], [])
+    written.on_step(0.0, [], [])
     telemetry.news = [Advice("a", "cpus", 7.0, "seven"), Advice("a", "memory", 7.0, "more memory")]
-    written.saw(1.0, [], [])
+    written.on_step(1.0, [], [])
     written.close(2.0)
-    assert summary(History.load(tmp_path / "r")).advice == ("seven", "more memory")
+    assert summarize_run(RunHistory.load(tmp_path / "r")).advice == ("seven", "more memory")
     assert len(lines(tmp_path / "r", "note")) == 3
 
 
 def test_the_trace_has_counters_of_what_was_used(tmp_path: Path) -> None:
-    events = trace(History.load(recorded(tmp_path / "r", telemetry=Told())))["traceEvents"]
+    events = make_trace(RunHistory.load(recorded(tmp_path / "r", telemetry=Told())))["traceEvents"]
     names = {event["name"] for event in events if event["ph"] == "C"}
     assert {"a CPUs used", "b memory", "GPU 0 %", "GPU 1 memory", "machine CPUs used", "machine memory"} <= names
     assert "advice" in {event["cat"] for event in events if event["ph"] == "i"}
@@ -140,15 +145,15 @@ class Spread(Told):
 
     def _step(self) -> None:
         super()._step()
-        cards = (CardUse(0, use_percent=40), CardUse(1, use_percent=60))
+        cards = (CardUsage(0, use_percent=40), CardUsage(1, use_percent=60))
         nodes = {
-            f"node-{number:03}": NodeUse(
-                HostUse(1.5, 4, 2 * MB, 8 * MB), cards if number < 2 else (), {"a": number % 3}
+            f"node-{number:03}": NodeTelemetry(
+                HostUsage(1.5, 4, 2 * MB, 8 * MB), cards if number < 2 else (), {"a": number % 3}
             )
             for number in range(self._spread)
         }
-        machine = HostUse(1.5 * self._spread, 4 * self._spread, 2 * MB * self._spread, 8 * MB * self._spread)
-        self._snapshot = Snapshot(self._snapshot.workers, self._snapshot.units, machine, nodes=nodes)
+        machine = HostUsage(1.5 * self._spread, 4 * self._spread, 2 * MB * self._spread, 8 * MB * self._spread)
+        self._snapshot = UsageSnapshot(self._snapshot.workers, self._snapshot.units, machine, nodes=nodes)
 
 
 def test_nodes_are_written_each_and_all_machines_together(tmp_path: Path) -> None:
@@ -163,7 +168,7 @@ def test_nodes_are_written_each_and_all_machines_together(tmp_path: Path) -> Non
 
 
 def test_the_trace_has_the_counters_of_a_node_beside_its_workers(tmp_path: Path) -> None:
-    events = trace(History.load(recorded(tmp_path / "r", until=10, telemetry=Spread(2))))["traceEvents"]
+    events = make_trace(RunHistory.load(recorded(tmp_path / "r", until=10, telemetry=Spread(2))))["traceEvents"]
     names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
     counters = {(names[event["pid"]], event["name"]) for event in events if event["ph"] == "C"}
     for node in ("node node-000", "node node-001"):
@@ -175,7 +180,7 @@ def test_the_trace_has_the_counters_of_a_node_beside_its_workers(tmp_path: Path)
 def test_of_a_large_cluster_the_first_nodes_are_written_and_all_are_counted(tmp_path: Path) -> None:
     path = recorded(tmp_path / "r", until=1, telemetry=Spread(500))
     first = [line["node"] for line in lines(path, "node_use") if line["t"] == 0]
-    assert first == [f"node-{number:03}" for number in range(NODES_SHOWN)]
+    assert first == [f"node-{number:03}" for number in range(MAX_NODES_WRITTEN)]
     assert lines(path, "machine_use")[0]["nodes"] == 500
 
 
@@ -194,9 +199,9 @@ def test_lines_of_use_that_are_broken_are_passed_over(tmp_path: Path) -> None:
     ]
     with (path / "events.jsonl").open("a") as file:
         file.writelines(json.dumps(line) + "\n" for line in strange)
-    history = History.load(path)
-    assert summary_lines(summary(history))
-    assert trace(history)
+    history = RunHistory.load(path)
+    assert summary_lines(summarize_run(history))
+    assert make_trace(history)
     assert (len(history.unit_uses), len(history.gpu_uses), len(history.machine_uses)) == (1, 2, 1)
     assert history.node_uses.keys() == {"x"}
 
@@ -208,14 +213,14 @@ def test_a_huge_run_with_telemetry_stays_under_the_cap_and_within_its_rate(tmp_p
         tmp_path / "r",
         lambda now: view(now, *(replace(it, taken_total=int(now)) for it in units)),
         lambda: [worker(number) for number in range(300)],
-        about=About("long"),
+        about=RunDescription("long"),
         telemetry=telemetry,
     )
     for second in range(600):
-        written.saw(float(second), [], [])
+        written.on_step(float(second), [], [])
     assert sum(file.stat().st_size for file in (tmp_path / "r").rglob("*")) < 50_000 * 600
     for second in range(600, 20_000, 20):
-        written.saw(float(second), [], [])
+        written.on_step(float(second), [], [])
     written.close(20_000.0)
     assert sum(file.stat().st_size for file in (tmp_path / "r").rglob("*")) < CAP_BYTES
 
@@ -224,14 +229,14 @@ def test_real_workers_are_written_down(tmp_path: Path) -> None:
     with session("data = b'x' * (30 << 20); say()\nwhile True: burn(1)") as real:
         real.hear()
         now = [0.0]
-        telemetry = Telemetry(lambda: {1: Process((real.pid,), "a")}, clock=lambda: now[0])
+        telemetry = Telemetry(lambda: {1: WorkerProcesses((real.pid,), "a")}, clock=lambda: now[0])
         written = recorder(tmp_path / "r", run_at, wall=Clock(), telemetry=telemetry)
         for second in range(12):
             now[0] = float(second)
-            telemetry.look()
-            written.saw(now[0], [], [])
+            telemetry.sample()
+            written.on_step(now[0], [], [])
         written.close(12.0)
-    told = summary(History.load(tmp_path / "r"))
+    told = summarize_run(RunHistory.load(tmp_path / "r"))
     assert told.units[0].peak_bytes is not None
     assert told.units[0].peak_bytes > 30 * MB
     assert told.units[1].peak_bytes is None

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from dovetail.control.loop import drive
-from dovetail.observe.history import History
-from dovetail.observe.progress import Progress
+from dovetail.control.loop import run_loop
+from dovetail.observe.history import RunHistory
+from dovetail.observe.progress import ProgressDisplay
 from dovetail.observe.replay import ReplayRecorder, replay
 from observe.made import STORY, Clock, recorder, run_at
 from observe.test_progress import Screen
@@ -62,14 +62,14 @@ def test_a_whole_run_is_recorded_shown_and_replayed(tmp_path: Path) -> None:
     watching: list[Observer] = [
         recorder(path),
         ReplayRecorder(path / "replay.log", {"pipeline": "video"}),
-        Progress(run_at, stream=screen, wall=Clock()),
+        ProgressDisplay(run_at, stream=screen, wall=Clock()),
     ]
-    assert drive(told, told, told, watching) == []
-    history = History.load(path)
-    assert (history.status(), history.run["finished"], len(history.lives)) == ("finished", 1000, 3)
+    assert run_loop(told, told, told, watching) == []
+    history = RunHistory.load(path)
+    assert (history.status(), history.run["finished"], len(history.worker_lifetimes)) == ("finished", 1000, 3)
     assert "1000 of 1000" in screen.getvalue()
     found = replay(path / "replay.log", lambda header: Told())
-    assert found.same
+    assert found.is_same
     assert found.steps == 111
 
 
@@ -83,7 +83,7 @@ def test_a_full_disk_ends_the_record_and_not_the_run(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(written._journal, "flush", full)
     monkeypatch.setattr(written, "_wall", lambda: Clock().now + 10 * told.second)
-    ((dropped, error),) = drive(told, told, told, [written])
+    ((dropped, error),) = run_loop(told, told, told, [written])
     assert dropped is written
     assert isinstance(error, OSError)
     assert told.done

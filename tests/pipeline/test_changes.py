@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from dovetail.documents.read import parse_document
+from dovetail.documents.parser import parse_document
 from dovetail.errors import ConfigError
-from dovetail.pipeline import file as pipeline_file
-from dovetail.pipeline.changes import changed, parse_change
+from dovetail.pipeline import pipeline_file
+from dovetail.pipeline.overrides import apply_overrides, parse_override
 
 TEXT = """\
 source: a.jsonl
@@ -23,14 +23,14 @@ stages:
 
 def after(*texts: str) -> Any:
     document = parse_document(TEXT, "p.yaml")
-    return changed(document, [parse_change(text, document.data) for text in texts]).data
+    return apply_overrides(document, [parse_override(text, document.data) for text in texts]).data
 
 
 def said(*texts: str) -> list[tuple[str, str, str]]:
     """The problems of a file with these changes."""
     document = parse_document(TEXT, "p.yaml")
-    made = changed(document, [parse_change(text, document.data) for text in texts])
-    return [(one.code, one.place, one.message) for one in pipeline_file.written(made).problems]
+    made = apply_overrides(document, [parse_override(text, document.data) for text in texts])
+    return [(one.code, one.place, one.message) for one in pipeline_file.parse_pipeline_document(made).problems]
 
 
 @pytest.mark.parametrize(
@@ -66,8 +66,8 @@ def test_a_value_is_put_in_its_place(text: str, way: tuple[Any, ...], value: Any
 def test_the_last_one_counts_and_the_file_stays_as_it_is() -> None:
     document = parse_document(TEXT, "p.yaml")
     before = repr(document.data)
-    changes = [parse_change(f"stages.read.workers={n}", document.data) for n in (1, 2)]
-    assert changed(document, changes).data["stages"][0]["workers"] == 2
+    changes = [parse_override(f"stages.read.workers={n}", document.data) for n in (1, 2)]
+    assert apply_overrides(document, changes).data["stages"][0]["workers"] == 2
     assert repr(document.data) == before
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import dovetail as dt
-from dovetail.pipeline.code import code_hash
+from dovetail.pipeline.code_hash import code_hash
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dovetail.errors import PipelineError
-from dovetail.pipeline import file as pipeline_file
-from dovetail.pipeline.ends import MODES, TOP_KEYS
+from dovetail.pipeline import pipeline_file
 from dovetail.pipeline.pipeline import Pipeline
 from dovetail.pipeline.schema import schema
+from dovetail.pipeline.source_sink import MODES, TOP_KEYS
 from pipeline.test_file import allows
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def test_a_pipeline_ignores_what_is_for_the_run(tmp_path: Path) -> None:
     text = "source: a.jsonl\nsink: {stages: {good: g.jsonl, bad: {run: 'm:keep'}}}\nmode: waves\nordered: true\n"
     file.write_text(text + "max_errors: 5\n" + STAGES)
     assert [stage.name for stage in Pipeline.load(file)] == ["a", "good", "bad"]
-    job = pipeline_file.read(file).job
+    job = pipeline_file.read_pipeline_file(file).job
     assert set(job) == set(TOP_KEYS)
     assert job["source"] == "a.jsonl"
     assert "source" not in Pipeline.load(file).to_dict()

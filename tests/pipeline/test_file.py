@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dovetail.errors import DovetailError, PipelineError, Problem
-from dovetail.pipeline.file import FILE_KEYS
 from dovetail.pipeline.pipeline import Pipeline
+from dovetail.pipeline.pipeline_file import FILE_KEYS
 from dovetail.pipeline.schema import schema
 from dovetail.pipeline.stage import Stage
 from dovetail.resources.resources import Resources

@@ -19,8 +19,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from dovetail.pipeline.code import code_hash
-from dovetail.pipeline.held_data import told_data
+from dovetail.pipeline.code_hash import code_hash, describe_data
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -116,7 +115,7 @@ class Strange(decimal.Decimal):
 
 def test_what_is_no_data_or_has_an_address_is_told_by_its_type() -> None:
     for other in (object(), iter([1]), np.random.default_rng(), Strange()):
-        assert told_data(other) is None
+        assert describe_data(other) is None
     first, second = np.random.default_rng(1), np.random.default_rng(2)
     assert code_hash(holding(first)) == code_hash(holding(second)), "its state is another in every process"
 

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dovetail.pipeline.checks import name_mistake, stage_problems
 from dovetail.pipeline.durations import DURATION_LIMIT_S, parse_duration
 from dovetail.pipeline.stage import Each, Stage, each, is_async, is_class
+from dovetail.pipeline.stage_validation import check_name, stage_problems
 from dovetail.resources.resources import Resources
 
 NAN, INF = float("nan"), float("inf")
@@ -212,9 +212,9 @@ def test_a_stage_never_raises_and_neither_do_its_checks(values: dict[str, Any]) 
 
 @given(st.text(max_size=110))
 def test_a_suggested_name_is_a_good_name(name: str) -> None:
-    mistake = name_mistake(name)
+    mistake = check_name(name)
     if mistake:
-        assert name_mistake(mistake[1]) is None
+        assert check_name(mistake[1]) is None
 
 
 # ---- durations

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from dovetail.pipeline.pipeline import Pipeline
 from dovetail.pipeline.stage import Stage, each
-from dovetail.pipeline.units import Unit, multiplicity, rate_of_unit, units_of
+from dovetail.pipeline.units import Unit, fuse_stages, multiplicity, rate_of_unit
 from dovetail.resources.resources import Resources
 
 
@@ -31,7 +31,7 @@ def step(name: str, *after: str, **settings: Any) -> Stage:
 
 
 def names(*stages: Stage) -> list[str]:
-    return [unit.name for unit in units_of(Pipeline(stages))]
+    return [unit.name for unit in fuse_stages(Pipeline(stages))]
 
 
 def both(**settings: Any) -> list[str]:
@@ -148,7 +148,7 @@ def test_units_come_with_their_parents_before_them() -> None:
     pipe = Pipeline(
         [step("a"), step("b"), step("x", "b", batch_size=4), step("c", "b"), step("d"), step("e", "x", "d")]
     )
-    found = {unit.name: unit.parents for unit in units_of(pipe)}
+    found = {unit.name: unit.parents for unit in fuse_stages(pipe)}
     assert found == {"a+b": (), "x": ("a+b",), "c+d": ("a+b",), "e": ("x", "c+d")}
 
 
@@ -157,11 +157,11 @@ def test_a_unit_says_what_its_workers_need() -> None:
     pipe = Pipeline(
         [step("a", resources=resources), step("b", resources=resources), step("c", workers=(2, 4), ranks=2)]
     )
-    assert units_of(pipe) == (
+    assert fuse_stages(pipe) == (
         Unit("a+b", ("a", "b"), resources.shape(), "auto", None, 1, (), barrier=False),
         Unit("c", ("c",), Resources().shape(2), (2, 4), None, 1, ("a+b",), barrier=False),
     )
-    (barrier,) = units_of(Pipeline([step("d", barrier=True, workers_per_node=2, batch_size=4)]))
+    (barrier,) = fuse_stages(Pipeline([step("d", barrier=True, workers_per_node=2, batch_size=4)]))
     assert (barrier.barrier, barrier.workers_per_node, barrier.batch_size) == (True, 2, 4)
 
 
@@ -183,7 +183,7 @@ def pipelines(draw: st.DrawFn) -> Pipeline:
 
 @given(pipelines())
 def test_every_stage_is_in_one_unit_and_units_are_linear(pipe: Pipeline) -> None:
-    units = units_of(pipe)
+    units = fuse_stages(pipe)
     assert sorted(name for unit in units for name in unit.stages) == sorted(stage.name for stage in pipe)
     before: set[str] = set()
     for unit in units:
@@ -224,7 +224,7 @@ def test_a_unit_is_as_fast_as_its_share_of_the_pipeline_says(pipe: Pipeline, dat
     rates = {stage.name: data.draw(positive) for stage in pipe}
     returns = {stage.name: data.draw(positive) for stage in pipe}
     items = multiplicity(pipe, returns)
-    for unit in units_of(pipe):
+    for unit in fuse_stages(pipe):
         seconds = sum(items[name] / rates[name] for name in unit.stages)
         expected = items[unit.stages[0]] / seconds
         assert rate_of_unit(unit.stages, rates, returns) == pytest.approx(expected)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-    from dovetail.observe.summary import Summary
+    from dovetail.observe.summary import RunSummary
 
 SEED_CLUSTER = "1x(32cpu, 128GB, 2xgpu:20GB)"
 HERE = "1x(2cpu, 4GB)"
@@ -96,7 +96,7 @@ def some_rows(count: int = 200) -> list[dict[str, Any]]:
     return [{"text": f"Row {n}: " + "some words here " * (n % 7), "n": n} for n in range(count)]
 
 
-def run(folder: Path, process: str, head: str = "", rows: Iterable[Any] | None = None, **how: Any) -> Summary:
+def run(folder: Path, process: str, head: str = "", rows: Iterable[Any] | None = None, **how: Any) -> RunSummary:
     """From in.jsonl to out.jsonl, or to whatever `head` says."""
     if rows is not None:
         write_rows(folder / "in.jsonl", rows)

@@ -11,11 +11,25 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dovetail.engines.worker import Worker
-from dovetail.recipes.adapter import AdaptedMapper, Adapter, adapted, plain, rows_of
-from dovetail.recipes.catalogue import known
-from dovetail.recipes.nothing_installed import command_of, installs
-from dovetail.recipes.operators.base import HASH, STATS, Deduplicator, Filter, Mapper, Selector, Whole
+from dovetail.engines.worker_context import Worker
+from dovetail.recipes.catalogue import known_operators
+from dovetail.recipes.data_juicer_adapter import (
+    AdaptedMapper,
+    AdaptedOperator,
+    adapt_operator,
+    batch_to_rows,
+    to_plain_types,
+)
+from dovetail.recipes.install_guard import command_text, is_install_command
+from dovetail.recipes.operators.base import (
+    HASH_FIELD,
+    STATS_FIELD,
+    DatasetOperator,
+    Deduplicator,
+    Filter,
+    Mapper,
+    Selector,
+)
 from recipes.golden_aids import WORDS, cases, rows
 
 if TYPE_CHECKING:
@@ -31,7 +45,7 @@ quietly = pytest.mark.filterwarnings("ignore")
 
 
 def made(name: str, params: dict[str, Any] | None = None, keys: dict[str, str] | None = None) -> Any:
-    operator, _ = adapted(known()[name], params or {}, keys)
+    operator, _ = adapt_operator(known_operators()[name], params or {}, keys)
     assert operator is not None
     return operator
 
@@ -60,13 +74,19 @@ def ids(kind: str, *skipped: str) -> list[Any]:
 
 
 def test_operators_are_of_the_kind_that_the_catalogue_says() -> None:
-    kinds = {"mapper": Mapper, "filter": Filter, "deduplicator": Deduplicator, "selector": Selector, "grouper": Whole}
-    for name, entry in known().items():
-        operator, problem = adapted(entry, {})
+    kinds = {
+        "mapper": Mapper,
+        "filter": Filter,
+        "deduplicator": Deduplicator,
+        "selector": Selector,
+        "grouper": DatasetOperator,
+    }
+    for name, entry in known_operators().items():
+        operator, problem = adapt_operator(entry, {})
         if entry.adapter:
-            wanted = Whole if name == "document_line_deduplicator" else kinds.get(entry.kind, AdaptedMapper)
+            wanted = DatasetOperator if name == "document_line_deduplicator" else kinds.get(entry.kind, AdaptedMapper)
             assert isinstance(operator, wanted), name
-            assert isinstance(operator, Adapter)
+            assert isinstance(operator, AdaptedOperator)
         else:
             assert operator is None
             assert problem is not None
@@ -76,7 +96,7 @@ def test_operators_are_of_the_kind_that_the_catalogue_says() -> None:
 
 @pytest.mark.skipif(importlib.util.find_spec("data_juicer") is not None, reason="here it is installed")
 def test_without_data_juicer_one_can_plan_with_it_and_is_told_what_to_install() -> None:
-    operator, problem = adapted(known()["audio_size_filter"], {})
+    operator, problem = adapt_operator(known_operators()["audio_size_filter"], {})
     assert operator is not None
     assert problem is not None
     assert problem.code == "DT414"
@@ -86,7 +106,7 @@ def test_without_data_juicer_one_can_plan_with_it_and_is_told_what_to_install() 
 def test_making_one_imports_nothing_and_it_travels() -> None:
     script = (
         "import sys, pickle\n"
-        "from dovetail.recipes.adapter import adapted\n"
+        "from dovetail.recipes.data_juicer_adapter import adapted\n"
         "from dovetail.recipes.catalogue import known\n"
         "one, _ = adapted(known()['clean_links_mapper'], {'repl': 'X'})\n"
         "assert pickle.loads(pickle.dumps(one)).made_with == {'repl': 'X'}\n"
@@ -105,14 +125,14 @@ def test_two_operators_with_the_same_parameters_are_not_taken_for_each_other() -
 
 
 def test_whole_numbers_are_passed_on_as_such() -> None:
-    assert repr(made("text_length_filter", {"min_len": 1e1}).made_with["min_len"]) == "10"
+    assert repr(made("text_length_filter", {"min_len": 1e1}).recipe_parameters["min_len"]) == "10"
 
 
 def test_a_batch_becomes_rows_also_if_there_are_more_or_none() -> None:
-    assert rows_of({"a": [1, 2], "b": ["x", None]}) == [{"a": 1, "b": "x"}, {"a": 2, "b": None}]
-    assert rows_of({"a": [], "b": []}) == []
+    assert batch_to_rows({"a": [1, 2], "b": ["x", None]}) == [{"a": 1, "b": "x"}, {"a": 2, "b": None}]
+    assert batch_to_rows({"a": [], "b": []}) == []
     with pytest.raises(ValueError, match="'a': 2, 'b': 1"):
-        rows_of({"a": [1, 2], "b": [1]})
+        batch_to_rows({"a": [1, 2], "b": [1]})
 
 
 def test_types_of_numpy_and_subclasses_of_dict_do_not_leave() -> None:
@@ -121,7 +141,9 @@ def test_types_of_numpy_and_subclasses_of_dict_do_not_leave() -> None:
     class Theirs(dict[str, Any]):
         pass
 
-    found = plain(Theirs(a=Theirs(b=numpy.float64(0.5)), c=[numpy.int64(3), "x"], d=numpy.array([1, 2]), e=b"x"))
+    found = to_plain_types(
+        Theirs(a=Theirs(b=numpy.float64(0.5)), c=[numpy.int64(3), "x"], d=numpy.array([1, 2]), e=b"x")
+    )
     assert found == {"a": {"b": 0.5}, "c": [3, "x"], "d": [1, 2], "e": b"x"}
     assert type(found) is type(found["a"]) is dict
     assert type(found["a"]["b"]) is float
@@ -147,7 +169,7 @@ def test_types_of_numpy_and_subclasses_of_dict_do_not_leave() -> None:
     ],
 )
 def test_commands_that_install_are_known_from_those_that_do_not(command: Any, does: bool) -> None:
-    assert installs(command_of(command)) is does
+    assert is_install_command(command_text(command)) is does
 
 
 # --- with Data-Juicer: the golden results were made by the same operators at home
@@ -175,7 +197,7 @@ def test_mappers_give_the_golden_texts(case: dict[str, Any]) -> None:
 def test_filters_give_the_golden_figures_and_keep_the_golden_rows(case: dict[str, Any]) -> None:
     params = {key: str(WORDS) if key.endswith("_dir") else value for key, value in case["params"].items()}
     operator = ready(case["op"], params)
-    found = {row["id"]: row.get(STATS, {}) for row in in_batches(operator, rows())}
+    found = {row["id"]: row.get(STATS_FIELD, {}) for row in in_batches(operator, rows())}
     wanted = {number: want["stats"] for number, want in enumerate(case["rows"]) if want["keep"]}
     assert found == wanted
 
@@ -186,10 +208,10 @@ def test_filters_give_the_golden_figures_and_keep_the_golden_rows(case: dict[str
 def test_deduplicators_keep_the_golden_rows(case: dict[str, Any]) -> None:
     operator = ready(case["op"], case["params"])
     hashed = [operator(row) for row in rows()]
-    kept = list(operator.choose(hashed))
+    kept = list(operator.process_rows(hashed))
     assert [row["id"] for row in kept] == case["rows"]
-    assert kept[0] == {field: value for field, value in rows()[kept[0]["id"]].items() if field != HASH}
-    originals = operator.originals([operator.hash_of(row) for row in rows()])
+    assert kept[0] == {field: value for field, value in rows()[kept[0]["id"]].items() if field != HASH_FIELD}
+    originals = operator.originals([operator.compute_hash(row) for row in rows()])
     assert all(originals[original] == original for original in originals)
 
 
@@ -197,7 +219,7 @@ def test_deduplicators_keep_the_golden_rows(case: dict[str, Any]) -> None:
 @quietly
 @pytest.mark.parametrize("case", ids("selector"))
 def test_selectors_choose_the_golden_rows_in_their_order(case: dict[str, Any]) -> None:
-    found = list(ready(case["op"], case["params"]).choose(rows()))
+    found = list(ready(case["op"], case["params"]).process_rows(rows()))
     assert [row["id"] for row in found] == case["rows"]
     assert found == [rows()[row["id"]] for row in found]
 
@@ -206,7 +228,7 @@ def test_selectors_choose_the_golden_rows_in_their_order(case: dict[str, Any]) -
 @quietly
 @pytest.mark.parametrize("case", ids("grouper"))
 def test_groupers_make_the_golden_groups(case: dict[str, Any]) -> None:
-    found = ready(case["op"], case["params"]).choose(rows())
+    found = ready(case["op"], case["params"]).process_rows(rows())
     assert [row["id"] for row in found] == case["rows"]
 
 
@@ -217,7 +239,7 @@ def test_other_fields_and_fields_inside_of_others_can_hold_the_text() -> None:
     assert one([{"body": "to a@b.org", "text": "c@d.org"}]) == [{"body": "to -", "text": "c@d.org"}]
     inside = ready("text_length_filter", {"min_len": 3}, text_key="meta.text")
     assert inside([{"meta": {"text": "abcd"}}, {"meta": {"text": "a"}}]) == [
-        {"meta": {"text": "abcd"}, STATS: {"text_len": 4}}
+        {"meta": {"text": "abcd"}, STATS_FIELD: {"text_len": 4}}
     ]
 
 
@@ -237,7 +259,7 @@ def test_filters_read_their_bounds_as_the_recipe_says() -> None:
 @quietly
 def test_figures_that_are_there_are_not_worked_out_again() -> None:
     operator = ready("text_length_filter", {"min_len": 10})
-    assert operator([{"text": "a", STATS: {"text_len": 50}}]) == [{"text": "a", STATS: {"text_len": 50}}]
+    assert operator([{"text": "a", STATS_FIELD: {"text_len": 50}}]) == [{"text": "a", STATS_FIELD: {"text_len": 50}}]
 
 
 @needs_data_juicer
@@ -245,7 +267,7 @@ def test_figures_that_are_there_are_not_worked_out_again() -> None:
 def test_rows_of_nothing_but_lists_are_not_taken_for_batches() -> None:
     operator = ready("document_deduplicator", {"lowercase": True})
     same = [{"text": "A", "tags": ["x"]}, {"text": "a", "tags": ["y"]}]
-    assert list(operator.choose([operator(row) for row in same])) == [{"text": "A", "tags": ["x"]}]
+    assert list(operator.process_rows([operator(row) for row in same])) == [{"text": "A", "tags": ["x"]}]
 
 
 @needs_data_juicer
@@ -253,7 +275,7 @@ def test_rows_of_nothing_but_lists_are_not_taken_for_batches() -> None:
 def test_lines_that_repeat_are_dropped_from_the_rows_that_have_them() -> None:
     again = "this line stands in every one of the documents"
     given = [{"id": number, "text": f"{again}\nonly here {number} and nowhere else at all"} for number in range(20)]
-    found = list(ready("document_line_deduplicator").choose(given))
+    found = list(ready("document_line_deduplicator").process_rows(given))
     assert sum(again in row["text"] for row in found) < 20
     assert {*found[0]} == {"id", "text"}
 
@@ -262,16 +284,16 @@ def test_lines_that_repeat_are_dropped_from_the_rows_that_have_them() -> None:
 @quietly
 def test_a_group_can_be_taken_apart_again() -> None:
     given = [{"id": number, "text": f"text {number}"} for number in range(3)]
-    (group,) = ready("naive_grouper").choose(given)
+    (group,) = ready("naive_grouper").process_rows(given)
     assert group == {"id": [0, 1, 2], "text": ["text 0", "text 1", "text 2"]}
-    assert list(ready("naive_reverse_grouper").choose([group])) == given
+    assert list(ready("naive_reverse_grouper").process_rows([group])) == given
 
 
 @needs_data_juicer
 @quietly
 def test_no_rows_make_no_rows() -> None:
     for name in ("document_deduplicator", "document_minhash_deduplicator", "random_selector", "naive_grouper"):
-        assert list(ready(name).choose([])) == []
+        assert list(ready(name).process_rows([])) == []
 
 
 @needs_data_juicer
@@ -281,7 +303,7 @@ def test_a_row_alone_is_as_good_as_a_batch_of_one() -> None:
     assert [row["text"] for row in mapper({"text": "abcde"})] == ["ab", "cd", "e"]
     keeps = ready("text_length_filter", {"min_len": 3})
     assert keeps({"text": "a"}) is None
-    assert keeps({"text": "abc"}) == {"text": "abc", STATS: {"text_len": 3}}
+    assert keeps({"text": "abc"}) == {"text": "abc", STATS_FIELD: {"text_len": 3}}
 
 
 @needs_data_juicer
@@ -304,7 +326,7 @@ def test_an_operator_that_the_installed_one_does_not_have_is_told() -> None:
 def test_nothing_is_installed_whatever_an_operator_wants() -> None:
     script = (
         "import subprocess\n"
-        "from dovetail.recipes.adapter import adapted\n"
+        "from dovetail.recipes.data_juicer_adapter import adapted\n"
         "from dovetail.recipes.catalogue import known\n"
         "one, _ = adapted(known()['clean_links_mapper'], {})\n"
         "one.made()\n"

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 import dovetail as dt
-from dovetail.recipes.advising import AT_ONCE, Advice, advise
+from dovetail.recipes.recommendations import CONCURRENT_OPERATORS, Recommendation, recommend
 
 SEED = "1x(32cpu, 128GB, 2xgpu:20GB)"
 
 
-def plan_of(row: Advice, cluster: dt.Cluster) -> dt.Plan:
+def plan_of(row: Recommendation, cluster: dt.Cluster) -> dt.Plan:
     """The row as it would be written, with as many workers as it says."""
     needs = dt.Resources(cpus=row.cpus, gpus=0 if row.memory else row.gpus, gpu_memory=row.memory or None)
     return dt.plan(dt.Pipeline([dt.Stage("one", "any:thing", needs, workers=row.workers, rate=1)]), cluster)
@@ -19,28 +19,35 @@ def plan_of(row: Advice, cluster: dt.Cluster) -> dt.Plan:
 @pytest.mark.parametrize("spec", [SEED, "1x(2cpu, 8GB)", "4x(16cpu, 64GB, 1xgpu:80GB)", "1x(4cpu, 16GB, 8xgpu:8GB)"])
 def test_every_row_plans_as_it_is_written_and_one_worker_more_does_not(spec: str) -> None:
     cluster = dt.Cluster.of(spec)
-    rows = advise(cluster)
+    rows = recommend(cluster)
     assert rows
     for row in rows:
         assert plan_of(row, cluster).units[0].workers == row.workers
-        more = Advice(row.what, row.memory, row.workers + 1, row.per_card, row.gpus, row.cpus, row.at_once)
+        more = Recommendation(
+            row.what, row.memory, row.workers + 1, row.workers_per_card, row.gpus, row.cpus, row.concurrent_workers
+        )
         with pytest.raises(dt.InfeasibleError):
             plan_of(more, cluster)
 
 
 def test_no_card_of_the_seeds_machine_is_given_more_than_it_has() -> None:
-    rows = {row.memory: row for row in advise(dt.Cluster.of(SEED)) if row.memory}
-    assert rows["1500MB"].per_card == (13, 13)
-    assert rows["8GB"].per_card == (2, 2), "not 5 of them, as 40 GB in all would say"
-    assert all(max(row.per_card) * row.gpus <= 1 for row in rows.values())
+    rows = {row.memory: row for row in recommend(dt.Cluster.of(SEED)) if row.memory}
+    assert rows["1500MB"].workers_per_card == (13, 13)
+    assert rows["8GB"].workers_per_card == (2, 2), "not 5 of them, as 40 GB in all would say"
+    assert all(max(row.workers_per_card) * row.gpus <= 1 for row in rows.values())
 
 
 def test_a_machine_without_gpus_has_only_the_row_for_cpu_operators() -> None:
-    (row,) = advise(dt.Cluster.of("1x(8cpu, 16GB)"))
-    assert (row.what, row.workers, row.gpus, len(row.at_once)) == ("CPU operator", 8, 0, AT_ONCE)
+    (row,) = recommend(dt.Cluster.of("1x(8cpu, 16GB)"))
+    assert (row.what, row.workers, row.gpus, len(row.concurrent_workers)) == (
+        "CPU operator",
+        8,
+        0,
+        CONCURRENT_OPERATORS,
+    )
 
 
 def test_a_model_that_fits_on_no_card_has_no_row() -> None:
-    sizes = [row.memory for row in advise(dt.Cluster.of("1x(8cpu, 16GB, 1xgpu:3GB)"))]
+    sizes = [row.memory for row in recommend(dt.Cluster.of("1x(8cpu, 16GB, 1xgpu:3GB)"))]
     assert "2GB" in sizes
     assert "4GB" not in sizes

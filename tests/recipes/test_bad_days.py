@@ -119,7 +119,7 @@ def test_a_damaged_file_is_one_clear_error(tmp_path: Path) -> None:
 
 
 def test_images_may_come_as_bytes_alone(tmp_path: Path) -> None:
-    from dovetail.recipes.sampling import missing_columns
+    from dovetail.recipes.column_check import missing_columns
 
     recipe = dt.Recipe.load(put(tmp_path, [], "  - image_shape_filter: {min_width: 1}\n"))
     assert list(missing_columns(recipe, [{"image_bytes": [b"..."]}])) == []
@@ -155,7 +155,7 @@ def test_stats_beside_the_results_need_no_cpus_of_their_own(tmp_path: Path) -> N
 
 
 def test_use_checkpoint_begins_anew_when_the_recipe_was_changed(tmp_path: Path) -> None:
-    from dovetail.cli.resuming import Asked, unfinished
+    from dovetail.cli.saved_arguments import RunArguments, find_unfinished_run
 
     path = put(tmp_path, rows_of(3), "  - text_length_filter: {min_len: 1}\n", "use_checkpoint: true")
     folder = tmp_path / "home" / "runs" / "20260101-000000-abcde-x"
@@ -164,9 +164,9 @@ def test_use_checkpoint_begins_anew_when_the_recipe_was_changed(tmp_path: Path) 
     asked = {"file": str(path), "folder": str(tmp_path), "has_sink": True}
     header = {"v": 1, "status": "failed", "more": {"asked": asked, "recipe": recipe.digest()}}
     (folder / "run.json").write_text(json.dumps(header))
-    now = Asked(str(path), folder=str(tmp_path))
-    assert unfinished(now, recipe.digest()) == (folder.name, "")
+    now = RunArguments(str(path), folder=str(tmp_path))
+    assert find_unfinished_run(now, recipe.digest()) == (folder.name, "")
     path.write_text(path.read_text().replace("min_len: 1", "min_len: 9"))
-    taken, why = unfinished(now, dt.Recipe.load(path).digest())
+    taken, why = find_unfinished_run(now, dt.Recipe.load(path).digest())
     assert taken is None
     assert "not what it was" in why

@@ -19,21 +19,21 @@ from dovetail.recipes.catalogue import (
     FILTER_PARAMETERS,
     REQUIRED,
     Parameter,
+    availability_problem,
     class_name,
-    known,
-    own,
-    runs_here,
+    known_operators,
+    native_class,
 )
-from dovetail.recipes.kinds import kinds_of
 from dovetail.recipes.operators.base import Filter, Operator
+from dovetail.recipes.parameter_types import parse_types
 from recipes.golden_aids import cases, errors
 
-OURS = [name for name in known() if own(name) is not None]
+OURS = [name for name in known_operators() if native_class(name) is not None]
 
 
 def test_there_are_228_operators_and_the_one_of_the_seed() -> None:
-    kinds = Counter(entry.kind for entry in known().values())
-    assert len(known()) == 229
+    kinds = Counter(entry.kind for entry in known_operators().values())
+    assert len(known_operators()) == 229
     assert kinds == {
         "mapper": 141,
         "filter": 62,
@@ -43,51 +43,58 @@ def test_there_are_228_operators_and_the_one_of_the_seed() -> None:
         "grouper": 3,
         "pipeline": 3,
     }
-    assert list(known()) == sorted(known())
+    assert list(known_operators()) == sorted(known_operators())
 
 
 def test_an_entry_has_kind_parameters_and_where_it_runs() -> None:
-    entry = known()["image_text_similarity_filter"]
+    entry = known_operators()["image_text_similarity_filter"]
     assert (entry.name, entry.kind, entry.cuda, entry.note) == ("image_text_similarity_filter", "filter", True, "")
     assert entry.parameters["min_score"] == Parameter("min_score", "float", 0.1, nullable=False)
     assert entry.parameters["reduce_mode"] == Parameter("reduce_mode", "'avg'|'max'|'min'", "avg", nullable=False)
-    assert known()["clean_links_mapper"].parameters["pattern"] == Parameter("pattern", "text", None, nullable=True)
-    assert known()["clean_links_mapper"].batched
-    assert not known()["clean_links_mapper"].cuda
-    assert known()["document_minhash_deduplicator"].parameters["jaccard_threshold"].kind == "float 0..1"
+    assert known_operators()["clean_links_mapper"].parameters["pattern"] == Parameter(
+        "pattern", "text", None, nullable=True
+    )
+    assert known_operators()["clean_links_mapper"].batched
+    assert not known_operators()["clean_links_mapper"].cuda
+    assert known_operators()["document_minhash_deduplicator"].parameters["jaccard_threshold"].kind == "float 0..1"
 
 
 def test_the_operator_of_the_seed_is_marked_as_not_registered() -> None:
-    entry = known()["image_maniqa_filter"]
+    entry = known_operators()["image_maniqa_filter"]
     assert entry.cuda
     assert list(entry.parameters) == ["min_score", "max_score", "any_or_all"]
     assert "not part of Data-Juicer 1.6.1" in entry.note
 
 
 def test_what_must_be_given_has_no_default_also_after_travelling() -> None:
-    needed = {(name, key) for name in known() for key, p in known()[name].parameters.items() if p.default is REQUIRED}
+    needed = {
+        (name, key)
+        for name in known_operators()
+        for key, p in known_operators()[name].parameters.items()
+        if p.default is REQUIRED
+    }
     assert needed == {("llm_extract_mapper", "input_keys"), ("llm_extract_mapper", "output_schema")}
     assert pickle.loads(pickle.dumps(REQUIRED)) is REQUIRED
 
 
 def test_every_type_word_can_be_read() -> None:
-    tables = [BASE_PARAMETERS, FILTER_PARAMETERS, *(entry.parameters for entry in known().values())]
+    tables = [BASE_PARAMETERS, FILTER_PARAMETERS, *(entry.parameters for entry in known_operators().values())]
     for parameter in (parameter for table in tables for parameter in table.values()):
-        assert kinds_of(parameter.kind)
+        assert parse_types(parameter.kind)
         assert not parameter.kind.endswith("?")
 
 
 def test_its_own_parameters_go_before_those_that_every_operator_has() -> None:
-    assert known()["sentence_augmentation_mapper"].accepted["text_key"].nullable
-    assert not known()["clean_ip_mapper"].accepted["text_key"].nullable
-    assert "reversed_range" in known()["text_length_filter"].accepted
-    assert "reversed_range" not in known()["clean_ip_mapper"].accepted
+    assert known_operators()["sentence_augmentation_mapper"].accepted["text_key"].nullable
+    assert not known_operators()["clean_ip_mapper"].accepted["text_key"].nullable
+    assert "reversed_range" in known_operators()["text_length_filter"].accepted
+    assert "reversed_range" not in known_operators()["clean_ip_mapper"].accepted
 
 
 def test_the_table_is_read_in_less_than_10_ms() -> None:
     def seconds() -> float:
         began = time.process_time()
-        found = catalogue.known.__wrapped__()
+        found = catalogue.known_operators.__wrapped__()
         assert [found[name] for name in ("clean_ip_mapper", "text_length_filter")]
         return time.process_time() - began
 
@@ -96,26 +103,26 @@ def test_the_table_is_read_in_less_than_10_ms() -> None:
 
 @pytest.mark.parametrize("name", OURS)
 def test_our_operators_take_the_parameters_of_the_table_with_its_defaults(name: str) -> None:
-    made = own(name)
+    made = native_class(name)
     assert made is not None
     taken = {key: parameter.default for key, parameter in inspect.signature(made).parameters.items()}
     taken = {key: list(default) if isinstance(default, tuple) else default for key, default in taken.items()}
-    assert taken == {key: parameter.default for key, parameter in known()[name].parameters.items()}
-    assert issubclass(made, Filter) is (known()[name].kind == "filter")
+    assert taken == {key: parameter.default for key, parameter in known_operators()[name].parameters.items()}
+    assert issubclass(made, Filter) is (known_operators()[name].kind == "filter")
 
 
 def test_every_operator_with_golden_results_is_known_with_the_parameters_it_was_run_with() -> None:
     for case in [*cases(), *errors()]:
-        entry = known()[case["op"]]
+        entry = known_operators()[case["op"]]
         assert case.get("kind", entry.kind) == entry.kind
         assert case["params"].keys() <= entry.accepted.keys()
 
 
 def test_a_name_that_is_not_in_the_table_is_never_imported() -> None:
     for name in ("base", "shared", "..catalogue", "os", "json.tool", "", "base:Filter"):
-        assert own(name) is None
+        assert native_class(name) is None
         with pytest.raises(KeyError):
-            runs_here(name)
+            availability_problem(name)
 
 
 def test_only_the_module_that_is_asked_for_is_imported() -> None:
@@ -129,7 +136,7 @@ def test_only_the_module_that_is_asked_for_is_imported() -> None:
     found = json.loads(subprocess.run([sys.executable, "-c", script], check=True, capture_output=True).stdout)
     operators = {name.rpartition(".")[2] for name in found if name.startswith("dovetail.recipes.operators.")}
     asked = {"text_length_filter", "image_text_similarity_filter", "fix_unicode_mapper"}
-    assert {name for name in operators if name in known()} == asked
+    assert {name for name in operators if name in known_operators()} == asked
     assert not {"torch", "transformers", "ftfy", "PIL", "numpy", "selectolax", "data_juicer"} & set(found)
 
 
@@ -139,7 +146,7 @@ def test_a_class_is_named_like_its_module() -> None:
 
 
 def test_one_that_only_data_juicer_has_says_how_it_runs_through_the_adapter() -> None:
-    problem = runs_here("audio_size_filter")
+    problem = availability_problem("audio_size_filter")
     assert problem is not None
     assert problem.code == "DT414"
     assert problem.fixes == ("adapter: data_juicer", "pip install py-data-juicer==1.6.1 aiohttp ray")
@@ -147,11 +154,11 @@ def test_one_that_only_data_juicer_has_says_how_it_runs_through_the_adapter() ->
 
 def test_one_that_nothing_here_can_run_is_not_said_to_run_through_the_adapter() -> None:
     for name in ("ray_bts_minhash_deduplicator", "llm_ray_vllm_engine_pipeline", "general_fused_op"):
-        problem = runs_here(name)
+        problem = availability_problem(name)
         assert problem is not None
         assert problem.code == "DT414"
         assert problem.fixes == (f"leave {name} out of process",)
-        assert problem.evidence == (f"{name}: {known()[name].note}",)
+        assert problem.evidence == (f"{name}: {known_operators()[name].note}",)
 
 
 class _Wanting(Operator):
@@ -160,8 +167,8 @@ class _Wanting(Operator):
 
 
 def test_a_missing_extra_is_named_and_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(catalogue, "own", lambda _name: _Wanting)
-    problem = runs_here("image_text_similarity_filter")
+    monkeypatch.setattr(catalogue, "native_class", lambda _name: _Wanting)
+    problem = availability_problem("image_text_similarity_filter")
     assert problem is not None
     assert problem.code == "DT413"
     assert problem.message == (
@@ -171,4 +178,4 @@ def test_a_missing_extra_is_named_and_how_to_get_it(monkeypatch: pytest.MonkeyPa
 
 
 def test_one_of_ours_that_needs_nothing_runs_here() -> None:
-    assert runs_here("text_length_filter") is None
+    assert availability_problem("text_length_filter") is None

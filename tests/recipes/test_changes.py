@@ -24,7 +24,7 @@ process:
 
 
 def given(folder: Path, *sets: str) -> list[dict[str, Any]]:
-    return [dict(step.given) for step in load(folder, TEXT, sets).steps]
+    return [dict(step.parameters) for step in load(folder, TEXT, sets).steps]
 
 
 @pytest.mark.parametrize(
@@ -53,19 +53,19 @@ def test_one_operator_is_named_or_numbered_and_the_others_stay(
 def test_a_star_changes_all_that_say_it(tmp_path: Path) -> None:
     assert given(tmp_path, "process.*.num_proc=9") == [{"min_len": 5, "num_proc": 9}, {}, {}, {"num_proc": 9}]
     steps = load(tmp_path, TEXT, ["process.*.num_proc=null"]).steps
-    assert [step.needs.workers for step in steps] == [None, None, None, None]
+    assert [step.requirements.workers for step in steps] == [None, None, None, None]
 
 
 def test_an_operator_of_the_users_is_named_with_its_dots(tmp_path: Path) -> None:
     (tmp_path / "changes_ops.py").write_text("class Inner:\n    @staticmethod\n    def same(row, a=1): return row\n")
     text = "process: ['changes_ops:Inner.same']"
     (step,) = load(tmp_path, text, ["process.changes_ops:Inner.same.a=5"]).steps
-    assert step.given == {"a": 5}
+    assert step.parameters == {"a": 5}
 
 
 def test_the_top_is_changed_too(tmp_path: Path) -> None:
     recipe = load(tmp_path, TEXT, ["mode=sequential", "max_errors=5", "open_tracer=true", "trace_num=3"])
-    assert (recipe.mode, recipe.max_errors, recipe.traced[1]) == ("sequential", 5, 3)
+    assert (recipe.mode, recipe.max_errors, recipe.traced_stages[1]) == ("sequential", 5, 3)
     assert [step.op for step in load(tmp_path, TEXT, ["process=[words_num_filter]"]).steps] == ["words_num_filter"]
 
 
@@ -136,7 +136,7 @@ def test_a_source_that_is_typed_goes_before_both_ways_to_name_one(tmp_path: Path
 
 def test_stdin_and_stdout_are_a_source_and_a_sink(tmp_path: Path) -> None:
     recipe = load(tmp_path, TEXT + "export_path: out.jsonl\n", source="-", sink="-")
-    assert recipe.source == {"run": "dovetail.running.stdin:rows"}
+    assert recipe.source == {"run": "dovetail.runtime.run_spec:stdin_rows"}
     assert recipe.sink is None
     for ends in ({"source": ""}, {"sink": ""}):
         with pytest.raises(dt.ConfigError, match="names nothing"):

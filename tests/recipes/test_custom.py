@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dovetail.recipes.reading import kind_of
+from dovetail.recipes.recipe_file import operator_kind
 from recipes.recipe_aids import errors, load, read_rows, run, some_rows, wrong
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ def test_what_is_said_of_workers_is_not_an_argument(folder: Path, own: str) -> N
     recipe = load(folder, f"process: [{{'{own}:shout': {{{parameters}}}}}]")
     (step,) = recipe.steps
     assert step.operator is not None
-    assert dict(step.operator.made_with) == {"mark": "."}
+    assert dict(step.operator.recipe_parameters) == {"mark": "."}
     (stage,) = recipe.pipeline()
     assert (stage.workers, stage.resources.cpus, stage.rate) == ((1, 2), 0.5, 10)
     assert recipe.notes == (f"accepted, and without meaning here: turbo of {own}:shout",)
@@ -159,7 +159,9 @@ def test_the_kinds_are_told_apart(folder: Path, own: str) -> None:
     entries = [f"'{own}:{name}'" for name in names[:4]] + [f"{{'{own}:Tag': {names[4]}}}"]
     steps = load(folder, f"process: [{', '.join(entries)}]").steps
     assert [step.kind for step in steps] == ["custom", "custom", "filter", "selector", "mapper"]
-    assert [kind_of(step.operator) for step in steps if step.operator is not None] == [step.kind for step in steps]
+    assert [operator_kind(step.operator) for step in steps if step.operator is not None] == [
+        step.kind for step in steps
+    ]
 
 
 @pytest.mark.parametrize(

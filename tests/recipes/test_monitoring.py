@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dovetail.observe.history import History
-from dovetail.recipes.monitoring import MB, grouped, operators_of, write_monitor
+from dovetail.observe.cpu_attribution import spaced_ticks, unit_timeline
+from dovetail.observe.history import RunHistory
+from dovetail.observe.monitor import MB, group_stages, operator_usages, write_monitor
+from dovetail.observe.utilisation import operator_verdicts
 from dovetail.recipes.operators.base import Row, TextMapper
-from dovetail.recipes.stages import Choosing
-from dovetail.recipes.use_of_units import unit_time, views
-from dovetail.recipes.verdicts import verdicts
+from dovetail.recipes.stage_wrappers import BarrierStage
 from recipes.made_runs import GB, STARTED, Made, long_run, shape
 from recipes.watched import Deadly, Fussy, Long, Lower, Same, rows, run, stage
 
@@ -57,7 +57,7 @@ def test_even_a_run_of_a_moment_has_a_sample_and_all_rows_of_every_operator(tmp_
         stage("lower", Lower(), fuse=fuse),
         stage("long", Long(), fuse=fuse),
         stage("same_hash", Same(), fuse=fuse),
-        stage("same", Choosing(Same()), barrier=True),
+        stage("same", BarrierStage(Same()), barrier=True),
         source=source,
         folder=tmp_path / "run",
     )
@@ -105,9 +105,9 @@ def test_a_run_with_a_killed_worker_counts_every_row_once(tmp_path: Path) -> Non
 
 def test_what_fused_operators_used_is_shared_by_the_time_that_each_took(tmp_path: Path) -> None:
     run(stage("heavy", Spins(0.004)), stage("light", Spins(0.0005)), source=rows(100), folder=tmp_path / "run")
-    history = History.load(tmp_path / "run")
+    history = RunHistory.load(tmp_path / "run")
     assert list(history.units) == ["heavy+light"]
-    heavy, light = operators_of(history, [("heavy", "heavy"), ("light", "light")])
+    heavy, light = operator_usages(history, [("heavy", "heavy"), ("light", "light")])
     share = heavy.seconds / (heavy.seconds + light.seconds)
     assert heavy.cpu_s / (heavy.cpu_s + light.cpu_s) == pytest.approx(share, abs=0.02)
     # a hundred rows, of some milliseconds each, and more by the clock of a busy machine
@@ -121,8 +121,8 @@ def test_what_fused_operators_used_is_shared_by_the_time_that_each_took(tmp_path
 
 def test_what_was_measured_is_shared_out_without_anything_lost(tmp_path: Path) -> None:
     stages = long_run(tmp_path / "run", operators=8, seconds=60)
-    history = History.load(tmp_path / "run")
-    operators = operators_of(history, stages)
+    history = RunHistory.load(tmp_path / "run")
+    operators = operator_usages(history, stages)
     for unit, uses in history.unit_uses.items():
         inside = [operator for operator in operators if operator.units == (unit,)]
         assert len(inside) == 4
@@ -175,7 +175,7 @@ def test_a_call_that_takes_long_was_busy_before_it_was_counted(tmp_path: Path) -
             made.uses(float(t))
         made.end()
     made.write()
-    slices = unit_time(History.load(tmp_path / "run"), "a").slices
+    slices = unit_timeline(RunHistory.load(tmp_path / "run"), "a").slices
     assert [round(one.spent_s, 3) for one in slices] == [0.0, 0.0, *[1.0] * 8]
     assert sum(one.cpu_s for one in slices) == pytest.approx(10.0)
     assert max(one.cpu_s for one in slices) < 2
@@ -190,7 +190,7 @@ def test_a_resumed_run_counts_on(tmp_path: Path) -> None:
             made.uses(seconds)
         made.end()
     made.write()
-    (operator,) = operators_of(History.load(tmp_path / "run"), [("a", "a")])
+    (operator,) = operator_usages(RunHistory.load(tmp_path / "run"), [("a", "a")])
     assert operator.cpu_s == pytest.approx(18.0, abs=1.5)
     assert all(cpu_s >= 0 for _, _, cpu_s, _ in operator.times)
 
@@ -201,7 +201,7 @@ def test_views_that_come_fast_are_taken_together(tmp_path: Path) -> None:
         made.view(number / 10, rows=number)
         made.end()
     made.write()
-    seen = [tick.t for tick in views(History.load(tmp_path / "run"))]
+    seen = [tick.t for tick in spaced_ticks(RunHistory.load(tmp_path / "run"))]
     assert (seen[0], seen[-1]) == (0.0, 4.0)
     assert len(seen) == 9
 
@@ -225,7 +225,7 @@ def test_a_run_folder_without_a_single_view_is_told_as_it_is(tmp_path: Path) -> 
 
 def test_both_stages_of_a_deduplicator_are_one_operator_and_repeated_ones_are_two() -> None:
     stages = [("clean", "clean"), ("dedup", "dedup_hash"), ("dedup", "dedup"), ("clean", "clean_2")]
-    assert grouped(stages) == [
+    assert group_stages(stages) == [
         ("clean", ("clean",)),
         ("dedup", ("dedup_hash", "dedup")),
         ("clean_2", ("clean_2",)),
@@ -243,8 +243,8 @@ def judged(made: Made, seconds: int = 20, uses: dict[str, Any] | None = None, **
             if "gpu" in view:
                 made.line("gpu_use", index=0, memory_bytes=20 * GB, **view["gpu"])
         made.end(bottleneck=view.get("bottleneck", ""))
-    history = History.load(made.write())
-    return verdicts(history, operators_of(history, [("a", "a")]))[0]
+    history = RunHistory.load(made.write())
+    return operator_verdicts(history, operator_usages(history, [("a", "a")]))[0]
 
 
 def on_card(tmp_path: Path) -> Made:

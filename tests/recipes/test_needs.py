@@ -11,14 +11,14 @@ from recipes.recipe_aids import load, wrong
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from dovetail.recipes.needs import Needs
+    from dovetail.recipes.requirements import OperatorRequirements
 
 GB, MB = 1024**3, 1024**2
 CPU_OPERATOR, GPU_OPERATOR = "text_length_filter", "image_maniqa_filter"
 
 
-def needs(folder: Path, parameters: str, operator: str = CPU_OPERATOR) -> Needs:
-    return load(folder, f"process: [{{{operator}: {{{parameters}}}}}]").steps[0].needs
+def needs(folder: Path, parameters: str, operator: str = CPU_OPERATOR) -> OperatorRequirements:
+    return load(folder, f"process: [{{{operator}: {{{parameters}}}}}]").steps[0].requirements
 
 
 def message(folder: Path, parameters: str, operator: str = CPU_OPERATOR) -> tuple[str, tuple[str, ...]]:
@@ -151,7 +151,7 @@ def test_workers_are_not_said_twice(tmp_path: Path) -> None:
 def test_resources_are_as_in_a_pipeline(tmp_path: Path) -> None:
     found = needs(tmp_path, "resources: {cpus: 2, gpus: 0.5, gpu_memory: 4GB, memory: 1GB}")
     assert found.cuda
-    assert found.said_cuda
+    assert found.cuda_required
     shape = found.resources.shape()
     assert (shape.cpu_milli, shape.gpu_milli, shape.gpu_memory_bytes, shape.memory_bytes) == (2000, 500, 4 * GB, GB)
     assert not needs(tmp_path, "resources: {cpus: 2}", GPU_OPERATOR).cuda
@@ -187,7 +187,7 @@ def test_an_operator_wants_a_gpu_only_if_it_or_the_file_says_so(tmp_path: Path) 
         ("accelerator: cpu, num_gpus: 0", GPU_OPERATOR, False, False),
     ):
         found = needs(tmp_path, parameters, operator)
-        assert (found.cuda, found.said_cuda) == (cuda, said), (parameters, operator)
+        assert (found.cuda, found.cuda_required) == (cuda, said), (parameters, operator)
         assert bool(found.resources.shape().cards) is cuda, (parameters, operator)
 
 

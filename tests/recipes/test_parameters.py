@@ -11,10 +11,17 @@ import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from dovetail.recipes.catalogue import BASE_PARAMETERS, REQUIRED, Parameter, known, own
-from dovetail.recipes.kinds import as_number, kinds_of, spoken, written
+from dovetail.recipes.catalogue import BASE_PARAMETERS, REQUIRED, Parameter, known_operators, native_class
 from dovetail.recipes.operators.base import Mapper
-from dovetail.recipes.parameters import SCHEDULED, example_of, fits, fitted, own_problems, problems_of
+from dovetail.recipes.parameter_types import parse_number, parse_types, to_yaml, type_text
+from dovetail.recipes.parameters import (
+    WORKER_PARAMETERS,
+    coerce_parameters,
+    constructor_problem,
+    example_value,
+    is_valid,
+    parameter_problems,
+)
 from recipes.golden_aids import cases
 
 if TYPE_CHECKING:
@@ -22,7 +29,7 @@ if TYPE_CHECKING:
 
 PARAMETERS = [
     pytest.param(entry.name, parameter, id=f"{entry.name}-{parameter.name}")
-    for entry in known().values()
+    for entry in known_operators().values()
     for parameter in entry.parameters.values()
 ]
 VALUES = st.recursive(
@@ -33,7 +40,7 @@ VALUES = st.recursive(
 
 
 def told(name: str, **given: Any) -> list[tuple[str, Problem]]:
-    return list(problems_of(known()[name], given))
+    return list(parameter_problems(known_operators()[name], given))
 
 
 def only(name: str, **given: Any) -> Problem:
@@ -46,31 +53,31 @@ def only(name: str, **given: Any) -> Problem:
 
 
 def test_the_default_of_every_parameter_of_every_operator_passes_its_own_check() -> None:
-    for entry in known().values():
+    for entry in known_operators().values():
         needed = {"input_keys": ["text"], "output_schema": {"a": "b"}} if entry.name == "llm_extract_mapper" else {}
         defaults = {key: parameter.default for key, parameter in entry.parameters.items()}
-        assert list(problems_of(entry, {**defaults, **needed})) == []
-        assert list(problems_of(entry, needed)) == []
+        assert list(parameter_problems(entry, {**defaults, **needed})) == []
+        assert list(parameter_problems(entry, needed)) == []
 
 
 def test_every_parameter_has_an_example_that_fits_and_can_be_written() -> None:
-    for entry in known().values():
+    for entry in known_operators().values():
         for parameter in entry.parameters.values():
-            example = example_of(parameter)
-            assert fits(parameter, example), (entry.name, parameter)
-            assert yaml.safe_load(f"key: {written(example)}") == {"key": example}
+            example = example_value(parameter)
+            assert is_valid(parameter, example), (entry.name, parameter)
+            assert yaml.safe_load(f"key: {to_yaml(example)}") == {"key": example}
 
 
 def test_the_configurations_of_the_golden_results_are_right() -> None:
     for case in cases():
-        assert list(problems_of(known()[case["op"]], case["params"])) == []
+        assert list(parameter_problems(known_operators()[case["op"]], case["params"])) == []
 
 
 def test_every_type_word_refuses_something() -> None:
-    for entry in known().values():
+    for entry in known_operators().values():
         for parameter in entry.parameters.values():
             values: list[object] = [5.5, "abc", {}, [{}], True]
-            assert parameter.kind == "any" or not all(fits(parameter, value) for value in values), parameter
+            assert parameter.kind == "any" or not all(is_valid(parameter, value) for value in values), parameter
 
 
 def test_an_unknown_parameter_is_told_with_the_one_that_was_meant() -> None:
@@ -132,12 +139,19 @@ def test_whole_numbers_may_be_written_as_floats_but_must_be_whole() -> None:
 
 
 def test_what_is_fitted_has_the_type_that_is_wanted() -> None:
-    found = fitted(known()["text_length_filter"], {"min_len": 1e3, "max_len": math.inf, "num_proc": 2.0})
+    found = coerce_parameters(
+        known_operators()["text_length_filter"], {"min_len": 1e3, "max_len": math.inf, "num_proc": 2.0}
+    )
     assert found == {"min_len": 1000, "max_len": sys.maxsize, "num_proc": 2.0}
     assert type(found["min_len"]) is type(found["max_len"]) is int
     assert type(found["num_proc"]) is float
-    assert fitted(known()["stopwords_filter"], {"words_aug_group_sizes": [2.0]}) == {"words_aug_group_sizes": [2]}
-    assert repr(fitted(known()["special_characters_filter"], {"max_ratio": 1.0})) == "{'max_ratio': 1.0}"
+    assert coerce_parameters(known_operators()["stopwords_filter"], {"words_aug_group_sizes": [2.0]}) == {
+        "words_aug_group_sizes": [2]
+    }
+    assert (
+        repr(coerce_parameters(known_operators()["special_characters_filter"], {"max_ratio": 1.0}))
+        == "{'max_ratio': 1.0}"
+    )
 
 
 def test_no_number_is_never_right_and_infinity_only_where_it_is_no_bound() -> None:
@@ -247,7 +261,7 @@ def test_bounds_that_meet_or_cannot_be_compared_are_left_alone() -> None:
 
 def test_what_is_said_of_workers_is_left_to_others() -> None:
     assert told("text_length_filter", num_proc="x", memory=-1, batch_size=None, workers={}, adapter=5) == []
-    assert SCHEDULED & BASE_PARAMETERS.keys()
+    assert WORKER_PARAMETERS & BASE_PARAMETERS.keys()
     assert [key for key, _ in told("general_fused_op", batch_size="x")] == ["batch_size"]  # it has one of its own
 
 
@@ -264,10 +278,10 @@ def test_whatever_is_given_the_first_fix_is_right(value: Any, number: int) -> No
     name, parameter = PARAMETERS[number].values
     assert isinstance(name, str)
     assert isinstance(parameter, Parameter)
-    for key, problem in problems_of(known()[name], {parameter.name: value}):
+    for key, problem in parameter_problems(known_operators()[name], {parameter.name: value}):
         if key == parameter.name and "is above" not in problem.message:
             (fixed,) = yaml.safe_load(problem.fixes[0]).values()
-            assert fits(parameter, fixed)
+            assert is_valid(parameter, fixed)
             assert len(problem.message) < 300
 
 
@@ -275,18 +289,18 @@ def test_whatever_is_given_the_first_fix_is_right(value: Any, number: int) -> No
 @given(VALUES.filter(lambda value: "nan" not in repr(value)))
 @example({"Null": None, "yes": 1, "OFF": 2, "True": 3})
 def test_what_is_written_is_read_back(value: Any) -> None:
-    assert yaml.safe_load(f"key: {written(value)}")["key"] == value
+    assert yaml.safe_load(f"key: {to_yaml(value)}")["key"] == value
 
 
 def test_type_words_are_spoken() -> None:
-    assert spoken("'avg'|'max'|'min'") == "'avg', 'max' or 'min'"
-    assert spoken("int>0|ints>0", nullable=True) == "a whole number above 0, a list of whole numbers above 0 or null"
+    assert type_text("'avg'|'max'|'min'") == "'avg', 'max' or 'min'"
+    assert type_text("int>0|ints>0", nullable=True) == "a whole number above 0, a list of whole numbers above 0 or null"
     with pytest.raises(AssertionError, match="no type word"):
-        kinds_of("int<5")
+        parse_types("int<5")
 
 
 def test_only_numbers_in_quotes_are_numbers() -> None:
-    found = [as_number(text) for text in ("5", " 5.5 ", "-1e3", "1e400", "5a", "", "nan", "inf", "1_000", "٣")]
+    found = [parse_number(text) for text in ("5", " 5.5 ", "-1e3", "1e400", "5a", "", "nan", "inf", "1_000", "٣")]
     assert found == [5, 5.5, -1000, None, None, None, None, None, None, None]
 
 
@@ -299,32 +313,32 @@ class _Picky(Mapper):
 
 
 def test_what_the_operator_itself_refuses_is_told_with_what_it_would_take() -> None:
-    assert own_problems(_Picky, {"pattern": "ab", "repl": "x"}) is None
-    problem = own_problems(_Picky, {"pattern": "abc", "limit": 5})
+    assert constructor_problem(_Picky, {"pattern": "ab", "repl": "x"}) is None
+    problem = constructor_problem(_Picky, {"pattern": "abc", "limit": 5})
     assert problem is not None
     assert problem.code == "DT415"
     assert problem.message == "does not take these parameters: pattern has 3 characters, and repl 0"
     assert problem.evidence == ("given: {pattern: 'abc', limit: 5}",)
     assert problem.fixes == ("leave pattern out: it is 'a' then",)
-    problem = own_problems(_Picky, {"limit": 6})
+    problem = constructor_problem(_Picky, {"limit": 6})
     assert problem is not None
     assert problem.fixes == ("leave limit out: it is 5 then",)
 
 
 def test_an_operator_that_names_the_adapter_is_fixed_with_it() -> None:
-    made = own("alphanumeric_filter")
+    made = native_class("alphanumeric_filter")
     assert made is not None
-    problem = own_problems(made, {"tokenization": True})
+    problem = constructor_problem(made, {"tokenization": True})
     assert problem is not None
     assert problem.code == "DT415"
     assert problem.fixes == ("adapter: data_juicer",)
 
 
 def test_the_defaults_of_our_operators_are_taken_by_them() -> None:
-    for name, entry in known().items():
-        made = own(name)
+    for name, entry in known_operators().items():
+        made = native_class(name)
         needs_a_field = name.startswith("specified_") or "_field_" in name
         if made is not None and not needs_a_field:
             defaults = {key: parameter.default for key, parameter in entry.parameters.items()}
             assert REQUIRED not in defaults.values()
-            assert own_problems(made, defaults) is None, name
+            assert constructor_problem(made, defaults) is None, name

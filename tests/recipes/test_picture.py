@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dovetail.observe.history import History
-from dovetail.recipes.charts import Band, lines, stacked, thinned
-from dovetail.recipes.charts import Line as Drawn
-from dovetail.recipes.monitoring import operators_of, write_monitor
-from dovetail.recipes.picture import picture
+from dovetail.observe.charts import Band, downsample, line_chart, stacked_area_chart
+from dovetail.observe.charts import Line as Drawn
+from dovetail.observe.history import RunHistory
+from dovetail.observe.html_report import html_report
+from dovetail.observe.monitor import operator_usages, write_monitor
 from recipes.made_runs import Made, long_run
 from recipes.watched import Long, Lower, rows, run, stage
 
@@ -53,8 +53,8 @@ class Page(HTMLParser):
 
 
 def drawn(folder: Path, stages: list[tuple[str, str]]) -> str:
-    history = History.load(folder)
-    return picture(history, operators_of(history, stages))
+    history = RunHistory.load(folder)
+    return html_report(history, operator_usages(history, stages))
 
 
 def nothing_from_elsewhere(page: Page, text: str) -> None:
@@ -97,8 +97,8 @@ def test_whatever_users_call_things_is_shown_and_never_run(tmp_path: Path, name:
             made.uses(float(t))
         made.end()
     made.write(error=name, cluster=name, engine=name)
-    history = History.load(tmp_path / "run")
-    text = picture(history, operators_of(history, [(name, "a")]))
+    history = RunHistory.load(tmp_path / "run")
+    text = html_report(history, operator_usages(history, [(name, "a")]))
     page = Page(text)
     nothing_from_elsewhere(page, text)
     assert name.encode("utf-8", "backslashreplace").decode() in page.text
@@ -131,16 +131,18 @@ def test_a_run_that_failed_before_it_began_can_still_be_looked_at(tmp_path: Path
 
 def test_thinning_keeps_the_end_and_the_mean() -> None:
     values = [(float(t), float(t % 7)) for t in range(1000)]
-    thin = thinned(values, 100)
+    thin = downsample(values, 100)
     assert len(thin) == 100
     assert thin[-1][0] == 999.0
     assert sum(value for _, value in thin) / 100 == pytest.approx(sum(value for _, value in values) / 1000)
-    assert thinned(values[:5]) == values[:5]
+    assert downsample(values[:5]) == values[:5]
 
 
 @pytest.mark.parametrize("values", [[], [(0.0, 0.0)], [(0.0, 1e-12)], [(1e6, 1e15)], [(0.0, 1.0), (0.0, 2.0)]])
 def test_odd_figures_are_drawn_without_complaint(values: list[tuple[float, float]]) -> None:
-    text = stacked("odd", [Band("1", "a", "red", values)], str) + lines("odd", [Drawn("a", "a", "red", values)], 1, str)
+    text = stacked_area_chart("odd", [Band("1", "a", "red", values)], str) + line_chart(
+        "odd", [Drawn("a", "a", "red", values)], 1, str
+    )
     assert "nan" not in text.lower()
     assert "inf" not in text.lower()
     Page(text)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import dovetail as dt
 from dovetail.recipes import is_recipe
-from dovetail.recipes.keys import IDLE, TOP
+from dovetail.recipes.file_keys import IGNORED_KEYS, TOP_LEVEL_KEYS
 from dovetail.recipes.recipe import Recipe
 from recipes.recipe_aids import load, write, wrong
 
@@ -90,7 +90,7 @@ def test_parameters_that_are_not_indented_are_told_as_such(tmp_path: Path) -> No
 @pytest.mark.parametrize("entry", ["text_length_filter", "{text_length_filter: null}", "{text_length_filter: {}}"])
 def test_an_operator_without_parameters_can_be_written_in_three_ways(tmp_path: Path, entry: str) -> None:
     (step,) = load(tmp_path, f"process: [{entry}]").steps
-    assert (step.op, dict(step.given)) == ("text_length_filter", {})
+    assert (step.op, dict(step.parameters)) == ("text_length_filter", {})
 
 
 def test_an_operator_may_stand_there_several_times(tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_what_a_stage_can_have_is_checked_with_the_rest_and_told_with_its_line(t
     assert "=" not in "".join(problem.message for problem in found)
 
 
-@pytest.mark.parametrize("key", [key for key in TOP if key != "process"])
+@pytest.mark.parametrize("key", [key for key in TOP_LEVEL_KEYS if key != "process"])
 def test_every_key_of_the_top_refuses_what_it_cannot_be_and_takes_null(tmp_path: Path, key: str) -> None:
     (problem,) = wrong(tmp_path, f"{key}: {{no: such}}\nprocess: [text_length_filter]\n")
     assert problem.place == "recipe.yaml:1:1"
@@ -207,7 +207,7 @@ def test_a_file_that_is_not_there_is_told_with_the_nearest_name(tmp_path: Path) 
 def test_json_will_do_and_its_mistakes_have_places_too(tmp_path: Path) -> None:
     data = {"process": [{"text_length_filter": {"min_len": 5}}]}
     recipe = Recipe.load(write(tmp_path, json.dumps(data), "recipe.json"))
-    assert recipe.steps[0].given == {"min_len": 5}
+    assert recipe.steps[0].parameters == {"min_len": 5}
     (problem,) = wrong(tmp_path, '{"process": [\n{"text_length_filter": {"min_len": NaN}}]}', name="recipe.json")
     assert problem.place == "recipe.json:2:25"
 
@@ -274,7 +274,7 @@ def test_all_that_is_acted_on_gives_no_note(tmp_path: Path) -> None:
 
 
 def test_every_idle_key_is_accepted_with_any_value(tmp_path: Path) -> None:
-    text = "".join(f"{key}: {{any: [1, x]}}\n" for key in sorted(IDLE))
+    text = "".join(f"{key}: {{any: [1, x]}}\n" for key in sorted(IGNORED_KEYS))
     assert len(load(tmp_path, f"{text}process: [text_length_filter]").notes) == 1
 
 
@@ -315,7 +315,7 @@ RECIPES = st.one_of(
     ANYTHING,
     st.fixed_dictionaries(
         {"process": st.one_of(ANYTHING, st.lists(ENTRIES, min_size=1, max_size=4))},
-        optional={key: ANYTHING for key in TOP if key != "process"},
+        optional={key: ANYTHING for key in TOP_LEVEL_KEYS if key != "process"},
     ),
     st.fixed_dictionaries(
         {"process": st.lists(st.dictionaries(NAMES, GIVEN, min_size=1, max_size=1), min_size=1, max_size=3)}
@@ -335,7 +335,15 @@ def test_whatever_a_file_holds_it_is_a_recipe_or_a_deliberate_error(
         return
     assert recipe.steps
     assert all(
-        (recipe.name, recipe.mode, recipe.engine, recipe.work_dir, recipe.how(), str(recipe.source), str(recipe.sink))
+        (
+            recipe.name,
+            recipe.mode,
+            recipe.engine,
+            recipe.work_dir,
+            recipe.compile_options(),
+            str(recipe.source),
+            str(recipe.sink),
+        )
     )
     try:
         recipe.plan("2x(8cpu, 32GB, 2xgpu:20GB)")

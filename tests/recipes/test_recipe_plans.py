@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 import dovetail as dt
-from dovetail.recipes.planning import notes
-from dovetail.recipes.showing import operator_table
+from dovetail.recipes.operator_tables import plan_table
+from dovetail.recipes.recipe_plan import plan_notes
 from recipes.recipe_aids import FAILING, GPU_FILTERS, MANUAL, OPTIMIZED, SEED_CLUSTER, load, seven
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def test_what_does_not_fit_at_once_is_planned_one_after_another(tmp_path: Path, 
         plan = recipe.plan(SEED_CLUSTER)
         assert plan.mode == {"auto": "waves"}.get(mode, mode)
         for step in recipe.steps:
-            assert workers(plan)[step.name] == step.given["num_proc"]
+            assert workers(plan)[step.name] == step.parameters["num_proc"]
         check_cards(plan)
 
 
@@ -178,9 +178,9 @@ def test_np_is_noted_where_it_does_not_count(tmp_path: Path) -> None:
     recipe = load(tmp_path, "np: 3\nprocess: [text_length_filter]")
     cluster = dt.Cluster.of("1x(32cpu, 32GB)")
     assert workers(recipe.plan(cluster)) == {"text_length_filter": 32}
-    assert any(note.startswith("np: 3 is not used") for note in notes(recipe, cluster))
+    assert any(note.startswith("np: 3 is not used") for note in plan_notes(recipe, cluster))
     recipe = load(tmp_path, "np: 3\nauto_op_parallelism: false\nprocess: [text_length_filter]")
-    assert notes(recipe, cluster) == []
+    assert plan_notes(recipe, cluster) == []
 
 
 # --- without GPUs
@@ -192,10 +192,11 @@ def test_an_operator_that_would_like_a_gpu_runs_on_cpus_where_there_is_none(tmp_
     plan = recipe.plan(cluster)
     assert 1 <= workers(plan)["image_text_similarity_filter"] <= 2  # its memory is the host's there
     assert any(
-        "there is no GPU: image_text_similarity_filter would run on CPUs" in note for note in notes(recipe, cluster)
+        "there is no GPU: image_text_similarity_filter would run on CPUs" in note
+        for note in plan_notes(recipe, cluster)
     )
     with_gpus = dt.Cluster.of(SEED_CLUSTER)
-    assert not any("no GPU" in note for note in notes(recipe, with_gpus))
+    assert not any("no GPU" in note for note in plan_notes(recipe, with_gpus))
     assert all(seat.gpus for seat in recipe.plan(with_gpus).seats["image_text_similarity_filter"])
 
 
@@ -209,14 +210,14 @@ def test_one_whose_file_insists_does_not_fit_there(tmp_path: Path, parameters: s
 def test_a_card_of_its_own_is_noted_with_how_to_share_it(tmp_path: Path) -> None:
     cluster = dt.Cluster.of(SEED_CLUSTER)
     recipe = load(tmp_path, "process: [image_maniqa_filter]")
-    assert any("with memory: '2GB' several share a card" in note for note in notes(recipe, cluster))
+    assert any("with memory: '2GB' several share a card" in note for note in plan_notes(recipe, cluster))
     recipe = load(tmp_path, "process: [{image_maniqa_filter: {memory: 2GB}}]")
-    assert not any("several share a card" in note for note in notes(recipe, cluster))
+    assert not any("several share a card" in note for note in plan_notes(recipe, cluster))
 
 
 def test_operators_that_cannot_run_here_are_planned_with_a_note(tmp_path: Path) -> None:
     recipe = load(tmp_path, OPTIMIZED)
-    (note,) = (note for note in notes(recipe, dt.Cluster.of(SEED_CLUSTER)) if "cannot run here" in note)
+    (note,) = (note for note in plan_notes(recipe, dt.Cluster.of(SEED_CLUSTER)) if "cannot run here" in note)
     assert "image_aesthetics_filter" in note
     assert "image_aesthetics_filter" in "".join(problem.message for problem in recipe.unready())
 
@@ -226,12 +227,12 @@ def test_operators_that_cannot_run_here_are_planned_with_a_note(tmp_path: Path) 
 
 def test_the_table_has_a_line_per_operator_with_its_cards(tmp_path: Path) -> None:
     recipe = load(tmp_path, seven("memory: 1500MB", "text_length_filter", "words_num_filter"))
-    lines = operator_table(recipe, recipe.plan(SEED_CLUSTER))
+    lines = plan_table(recipe, recipe.plan(SEED_CLUSTER))
     assert len(lines) == 11
     assert lines[1].startswith("image_text_similarity_filter")
     assert " + " in lines[1]
     assert lines[9].split()[:2] == ["words_num_filter", "same"]
-    sequential = operator_table(recipe, recipe.plan(SEED_CLUSTER, "sequential"))
+    sequential = plan_table(recipe, recipe.plan(SEED_CLUSTER, "sequential"))
     assert sequential[0].startswith("wave")
 
 
@@ -252,9 +253,9 @@ def test_the_table_has_a_line_per_operator_with_its_cards(tmp_path: Path) -> Non
     ],
 )
 def test_the_executor_is_an_engine(tmp_path: Path, head: str, engine: str) -> None:
-    from dovetail.engines.ray.where import Where, is_ray
+    from dovetail.engines.ray.address import RayAddress, is_ray_engine
 
     found = load(tmp_path, f"{head}\nprocess: [text_length_filter]").engine
     assert found == engine
-    if is_ray(found):
-        Where.parse(found)
+    if is_ray_engine(found):
+        RayAddress.parse(found)

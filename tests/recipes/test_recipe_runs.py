@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import dovetail as dt
-from dovetail.recipes.catalogue import own
-from dovetail.recipes.operators.base import STATS, Deduplicator, Whole
+from dovetail.recipes.catalogue import native_class
+from dovetail.recipes.operators.base import STATS_FIELD, DatasetOperator, Deduplicator
 from recipes.recipe_aids import errors, load, own_operator, read_rows, run, some_rows
 
 if TYPE_CHECKING:
@@ -32,13 +32,15 @@ def plain(rows: Iterable[dict[str, Any]], *operators: tuple[str, dict[str, Any]]
     """The same operators, one after another, over lists."""
     rows = [dict(row) for row in rows]
     for name, parameters in operators:
-        cls = own(name)
+        cls = native_class(name)
         assert cls is not None
         operator: Any = cls(**parameters)
         if isinstance(operator, Deduplicator):
             rows = [operator(row) for row in rows]
-        rows = list(operator.choose(rows)) if isinstance(operator, Whole) else list(_each(operator, rows))
-    return [{key: value for key, value in row.items() if key != STATS} for row in rows]
+        rows = (
+            list(operator.process_rows(rows)) if isinstance(operator, DatasetOperator) else list(_each(operator, rows))
+        )
+    return [{key: value for key, value in row.items() if key != STATS_FIELD} for row in rows]
 
 
 def _each(operator: Any, rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -144,17 +146,17 @@ def test_stats_are_dropped_kept_or_exported_as_the_file_says(tmp_path: Path) -> 
     assert all(set(row) == {"text", "n", "group"} for row in bare)
     run(tmp_path, process, "keep_stats_in_res_ds: true", run_dir=str(tmp_path / "second"))
     kept = read_rows(tmp_path / "out.jsonl")
-    assert all(set(row[STATS]) == {"text_len", "num_words"} for row in kept)
+    assert all(set(row[STATS_FIELD]) == {"text_len", "num_words"} for row in kept)
     assert [{key: row[key] for key in ("text", "n", "group")} for row in kept] == bare
     run(tmp_path, process, "export_stats: true\nexport_path: new.v1.jsonl", run_dir=str(tmp_path / "third"))
     assert read_rows(tmp_path / "new.v1.jsonl") == bare
-    assert read_rows(tmp_path / "new.v1_stats.jsonl") == [{STATS: row[STATS]} for row in kept]
+    assert read_rows(tmp_path / "new.v1_stats.jsonl") == [{STATS_FIELD: row[STATS_FIELD]} for row in kept]
 
 
 @pytest.mark.parametrize("last", ["document_deduplicator", "text_chunk_mapper: {max_len: 30, split_pattern: null}"])
 def test_stats_are_dropped_whatever_the_last_operator_is(tmp_path: Path, last: str) -> None:
     run(tmp_path, f"\n  - text_length_filter\n  - {last}", rows=varied(40))
-    assert all(STATS not in row for row in read_rows(tmp_path / "out.jsonl"))
+    assert all(STATS_FIELD not in row for row in read_rows(tmp_path / "out.jsonl"))
 
 
 def test_neighbours_share_their_words_and_lines_and_find_the_same(tmp_path: Path) -> None:
@@ -169,10 +171,10 @@ def test_neighbours_share_their_words_and_lines_and_find_the_same(tmp_path: Path
         recipe = load(tmp_path, f"process: {process}")
         recipe.pipeline()
         filters = [step.operator for step in recipe.steps if step.operator is not None and step.kind == "filter"]
-        assert [operator.sharing for operator in filters] == [sharing] * 4
+        assert [operator.use_shared_cache for operator in filters] == [sharing] * 4
         rows = [{"text": text.replace("127.0.0.1", "") + f"\nand the line {n}", "n": n} for n, text in enumerate(TEXTS)]
         run(tmp_path, process, "keep_stats_in_res_ds: true", rows, run_dir=str(tmp_path / f"run{number}"))
-        stats.append([row[STATS] for row in read_rows(tmp_path / "out.jsonl")])
+        stats.append([row[STATS_FIELD] for row in read_rows(tmp_path / "out.jsonl")])
     assert stats[0] == stats[1]
     assert len(stats[0]) == len(TEXTS)
 

@@ -9,7 +9,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from dovetail.recipes.catalogue import REQUIRED, known
+from dovetail.recipes.catalogue import REQUIRED, known_operators
 from dovetail.recipes.schema import schema
 from recipes.golden_aids import cases
 
@@ -117,7 +117,7 @@ def test_a_recipe_that_is_wrong_is_not(recipe: dict[str, Any]) -> None:
 
 def test_every_operator_is_taken_with_all_its_defaults_and_with_none() -> None:
     process: list[Any] = []
-    for name, entry in known().items():
+    for name, entry in known_operators().items():
         defaults = {key: parameter.default for key, parameter in entry.parameters.items()}
         needed = {key: ["x"] if "keys" in key else {} for key, default in defaults.items() if default is REQUIRED}
         process += [{name: {**defaults, **needed}}, {name: needed or None}]

@@ -12,13 +12,12 @@ from typing import Any, ClassVar
 
 import pytest
 
-from dovetail.engines.worker import Worker
-from dovetail.observe.history import History
+from dovetail.engines.worker_context import Worker
+from dovetail.observe.history import RunHistory
 from dovetail.pipeline.stage import is_async
-from dovetail.recipes.operators.base import HASH, STATS, Row, TextMapper
-from dovetail.recipes.samples import PARTS, Samples
-from dovetail.recipes.stages import Choosing
-from dovetail.recipes.tracing import Traced, begin, gather
+from dovetail.recipes.operators.base import HASH_FIELD, STATS_FIELD, Row, TextMapper
+from dovetail.recipes.stage_wrappers import BarrierStage
+from dovetail.recipes.tracer import PARTS_FOLDER, SampleWriter, TracedOperator, merge_samples, prepare_trace_folder
 from recipes.watched import (
     Batched,
     ByLength,
@@ -39,12 +38,12 @@ from recipes.watched import (
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    begin(str(tmp_path / "trace"))
+    prepare_trace_folder(str(tmp_path / "trace"))
     return tmp_path / "trace"
 
 
-def traced(operator: Any, name: str, folder: Path, limit: int = 10) -> Traced:
-    return Traced(operator, name, str(folder), limit)
+def traced(operator: Any, name: str, folder: Path, limit: int = 10) -> TracedOperator:
+    return TracedOperator(operator, name, str(folder), limit)
 
 
 def shown(folder: Path, name: str) -> list[dict[str, Any]]:
@@ -67,17 +66,17 @@ def test_a_run_leaves_exactly_as_many_samples_as_asked_for(tmp_path: Path, folde
         stage("long", traced(Long(), "long", folder)),
         stage("batched", traced(Batched(), "batched", folder, 3), fuse=False),
         stage("same_hash", Same()),
-        stage("same", traced(Choosing(Same()), "same", folder, 4), barrier=True),
-        stage("largest", traced(Choosing(Largest(20)), "largest", folder, 5), barrier=True),
+        stage("same", traced(BarrierStage(Same()), "same", folder, 4), barrier=True),
+        stage("largest", traced(BarrierStage(Largest(20)), "largest", folder, 5), barrier=True),
     )
     out = run(*pipeline, source=source, folder=tmp_path / "run")
-    assert gather(str(folder), ["lower", "long", "same", "largest"], 10, run_folder=tmp_path / "run") == []
+    assert merge_samples(str(folder), ["lower", "long", "same", "largest"], 10, run_folder=tmp_path / "run") == []
     assert len(out) == 20
     lower = shown(folder, "lower")
     assert len(lower) == 10
     assert all(one["processed_text"] == one["original_text"].lower() != one["original_text"] for one in lower)
     for short in shown(folder, "long"):
-        assert short[STATS] == {"text_len": len(short["text"])}
+        assert short[STATS_FIELD] == {"text_len": len(short["text"])}
         assert len(short["text"]) < 6
     assert len(shown(folder, "long")) == 10
     pairs = shown(folder, "same")
@@ -85,7 +84,7 @@ def test_a_run_leaves_exactly_as_many_samples_as_asked_for(tmp_path: Path, folde
     for pair in pairs:
         assert pair["dup1"]["text"] == pair["dup2"]["text"]
         assert pair["dup1"]["id"] < pair["dup2"]["id"]
-        assert HASH not in pair["dup1"] | pair["dup2"]
+        assert HASH_FIELD not in pair["dup1"] | pair["dup2"]
     assert len(shown(folder, "largest")) == 5
     assert sorted(path.name for path in folder.iterdir()) == [
         f"sample_trace-{name}.jsonl" for name in ("largest", "long", "lower", "same")
@@ -99,7 +98,7 @@ def test_one_worker_shows_the_first_rows_in_the_order_of_the_source(tmp_path: Pa
         stage("long", traced(Long(), "long", folder), workers=1),
     )
     out = run(*pipeline, source=source, folder=tmp_path / "run")
-    gather(str(folder), ["lower", "long"], 10)
+    merge_samples(str(folder), ["lower", "long"], 10)
     assert shown(folder, "lower") == changed(source, 10)
     lowered = [{**row, "text": row["text"].lower()} for row in source]
     assert shown(folder, "long") == dropped_by(6, lowered)[:10]
@@ -113,9 +112,9 @@ def test_a_killed_worker_costs_no_sample_and_doubles_none(tmp_path: Path, folder
         stage("deadly", traced(deadly, "deadly", folder, 1000), workers=1), source=source, folder=tmp_path / "run"
     )
     assert (tmp_path / "dead").exists()
-    parts = sorted((folder / PARTS).glob("deadly.*.part"))
+    parts = sorted((folder / PARTS_FOLDER).glob("deadly.*.part"))
     assert len(parts) == 2
-    assert gather(str(folder), ["deadly"], 1000, run_folder=tmp_path / "run") == []
+    assert merge_samples(str(folder), ["deadly"], 1000, run_folder=tmp_path / "run") == []
     assert shown(folder, "deadly") == changed(source, 1000)
     assert [row["id"] for row in out] == list(range(60))
 
@@ -130,8 +129,8 @@ def test_rows_that_are_run_twice_because_a_neighbour_fails_count_once(tmp_path: 
         stage("fussy", traced(Fussy(), "fussy", folder, 1000), on_error="skip", retries=0),
     )
     out = run(*pipeline, source=source, folder=tmp_path / "run")
-    assert list(History.load(tmp_path / "run").units) == ["lower+fussy"]
-    gather(str(folder), ["lower", "fussy"], 1000)
+    assert list(RunHistory.load(tmp_path / "run").units) == ["lower+fussy"]
+    merge_samples(str(folder), ["lower", "fussy"], 1000)
     assert shown(folder, "lower") == expected
     done = [row for row in source if row["id"] % 10 != 7]
     assert [one["processed_text"] for one in shown(folder, "fussy")] == [row["text"].upper() for row in done]
@@ -147,7 +146,7 @@ def test_fewer_samples_than_asked_for_are_all_shown(folder: Path) -> None:
     expected = changed(source, 9)
     for row in source:
         operator(row)
-    gather(str(folder), ["lower"], 10)
+    merge_samples(str(folder), ["lower"], 10)
     assert shown(folder, "lower") == expected
     assert len(expected) == 3
 
@@ -155,7 +154,7 @@ def test_fewer_samples_than_asked_for_are_all_shown(folder: Path) -> None:
 def test_an_operator_that_did_nothing_has_no_file(folder: Path) -> None:
     operator = traced(Lower(), "lower", folder)
     assert operator({"text": "abc"}) == {"text": "abc"}
-    assert gather(str(folder), ["lower"], 10) == []
+    assert merge_samples(str(folder), ["lower"], 10) == []
     assert list(folder.iterdir()) == []
 
 
@@ -163,7 +162,7 @@ def test_each_row_that_a_mapper_makes_of_one_is_a_sample(folder: Path) -> None:
     operator = traced(Words(), "words", folder)
     assert [row["text"] for row in operator({"text": "ab"})] == ["a", "b"]
     assert list(operator({"text": ""})) == []
-    gather(str(folder), ["words"], 10)
+    merge_samples(str(folder), ["words"], 10)
     assert shown(folder, "words") == [{"original_text": "ab", "processed_text": one} for one in "ab"]
 
 
@@ -171,7 +170,7 @@ def test_of_a_batch_the_rows_that_are_gone_are_shown(folder: Path) -> None:
     operator = traced(Batched(), "batched", folder)
     assert operator.batch_size == 8
     assert [row["id"] for row in operator([{"id": n} for n in range(7)])] == [1, 2, 3, 4, 6]
-    gather(str(folder), ["batched"], 10)
+    merge_samples(str(folder), ["batched"], 10)
     assert shown(folder, "batched") == [{"id": 0}, {"id": 5}]
 
 
@@ -185,15 +184,15 @@ def test_a_batch_of_changed_texts_is_shown_text_by_text(folder: Path) -> None:
 
     operator = traced(shout, "shout", folder)
     assert operator([{"text": "a"}, {"text": "B"}, {"text": "c"}]) == [{"text": one} for one in "ABC"]
-    gather(str(folder), ["shout"], 10)
+    merge_samples(str(folder), ["shout"], 10)
     assert [one["original_text"] for one in shown(folder, "shout")] == ["a", "c"]
 
 
 def test_deduplicators_show_one_pair_per_cluster_in_the_order_of_the_source(folder: Path) -> None:
     operator = traced(Same(), "same", folder, 2)
     source = [operator({"id": n, "text": text}) for n, text in enumerate("abcbbacca")]
-    assert [row["id"] for row in operator.choose(source)] == [0, 1, 2]
-    gather(str(folder), ["same"], 2)
+    assert [row["id"] for row in operator.process_rows(source)] == [0, 1, 2]
+    merge_samples(str(folder), ["same"], 2)
     pairs = [(pair["dup1"]["id"], pair["dup2"]["id"]) for pair in shown(folder, "same")]
     assert pairs == [(1, 3), (0, 5)]
     assert "originals" not in vars(operator.operator)
@@ -202,16 +201,16 @@ def test_deduplicators_show_one_pair_per_cluster_in_the_order_of_the_source(fold
 @pytest.mark.parametrize("sort", [True, False])
 def test_selectors_show_the_rows_that_they_left_out(folder: Path, sort: bool) -> None:
     operator = traced(Largest(2, sort=sort), "largest", folder, 3)
-    kept = [row["id"] for row in operator.choose([{"id": n} for n in range(7)])]
+    kept = [row["id"] for row in operator.process_rows([{"id": n} for n in range(7)])]
     assert sorted(kept) == [5, 6]
-    gather(str(folder), ["largest"], 3)
+    merge_samples(str(folder), ["largest"], 3)
     assert shown(folder, "largest") == [{"id": 0}, {"id": 1}, {"id": 2}]
 
 
 def test_groupers_show_nothing(folder: Path) -> None:
     operator = traced(ByLength(), "grouper", folder)
-    assert list(operator.choose([{"text": "a"}, {"text": "b"}])) == [{"text": ["a", "b"]}]
-    gather(str(folder), ["grouper"], 3)
+    assert list(operator.process_rows([{"text": "a"}, {"text": "b"}])) == [{"text": ["a", "b"]}]
+    merge_samples(str(folder), ["grouper"], 3)
     assert list(folder.iterdir()) == []
 
 
@@ -229,7 +228,7 @@ def test_groupers_show_nothing(folder: Path) -> None:
 def test_whatever_a_row_holds_is_a_line_of_json(folder: Path, value: object, expected: object) -> None:
     operator = traced(Long(), "long", folder)
     assert operator({"text": "a", "value": value}) is None
-    gather(str(folder), ["long"], 10)
+    merge_samples(str(folder), ["long"], 10)
     assert json.loads((folder / "sample_trace-long.jsonl").read_bytes())["value"] == expected
 
 
@@ -264,7 +263,7 @@ def test_it_travels_with_its_operator_and_without_its_files(folder: Path) -> Non
     again = pickle.loads(pickle.dumps(operator))
     assert again.least == 3
     assert again({"text": "b"}) is None
-    assert len(list((folder / PARTS).glob("long.*.part"))) == 2
+    assert len(list((folder / PARTS_FOLDER).glob("long.*.part"))) == 2
 
 
 def test_what_was_measured_of_an_operator_is_found_with_tracing(folder: Path) -> None:
@@ -288,7 +287,7 @@ def test_an_operator_that_is_awaited_stays_one(folder: Path) -> None:
     assert is_async(operator)
     assert not is_async(traced(Lower(), "lower", folder))
     assert asyncio.run(operator({"text": "A"})) == {"text": "a"}
-    gather(str(folder), ["later"], 10)
+    merge_samples(str(folder), ["later"], 10)
     assert shown(folder, "later") == [{"original_text": "A", "processed_text": "a"}]
 
 
@@ -314,11 +313,11 @@ def test_with_enough_samples_a_call_costs_next_to_nothing_more(folder: Path) -> 
 def test_a_torn_line_and_a_foreign_file_are_passed_over(folder: Path) -> None:
     operator = traced(Lower(), "lower", folder)
     operator({"text": "A"})
-    (part,) = (folder / PARTS).glob("lower.*.part")
+    (part,) = (folder / PARTS_FOLDER).glob("lower.*.part")
     with part.open("ab") as file:
         file.write(b'{"key": [9], "sam')
-    (folder / PARTS / "lower.other.0123456789abcdef.part").write_text('{"key": [1], "sample": {"other": 1}}\n')
-    gather(str(folder), ["lower"], 10)
+    (folder / PARTS_FOLDER / "lower.other.0123456789abcdef.part").write_text('{"key": [1], "sample": {"other": 1}}\n')
+    merge_samples(str(folder), ["lower"], 10)
     assert shown(folder, "lower") == [{"original_text": "A", "processed_text": "a"}]
 
 
@@ -331,19 +330,19 @@ def test_a_folder_that_cannot_be_written_costs_no_row(tmp_path: Path) -> None:
 
 
 def test_a_worker_on_a_machine_without_the_folder_does_not_make_one(tmp_path: Path) -> None:
-    samples = Samples("lower", str(tmp_path / "trace"), 10, "another-host")
-    samples.arrived("node-1")
+    samples = SampleWriter("lower", str(tmp_path / "trace"), 10, "another-host")
+    samples.mark_node("node-1")
     samples.add((1,), {"text": "a"})
-    assert samples.enough
+    assert samples.is_full
     assert list(tmp_path.iterdir()) == []
 
 
 def test_nodes_that_did_not_see_the_folder_are_named_in_one_line(tmp_path: Path, folder: Path) -> None:
     run_folder = tmp_path / "run"
     run(stage("lower", traced(Lower(), "lower", folder), workers=1), source=rows(9), folder=run_folder)
-    for mark in (folder / PARTS).glob("node-*"):
+    for mark in (folder / PARTS_FOLDER).glob("node-*"):
         mark.unlink()
-    (note,) = gather(str(folder), ["lower"], 10, run_folder=run_folder)
+    (note,) = merge_samples(str(folder), ["lower"], 10, run_folder=run_folder)
     assert "node-0" in note
     assert str(folder) in note
     assert "\n" not in note
@@ -352,19 +351,19 @@ def test_nodes_that_did_not_see_the_folder_are_named_in_one_line(tmp_path: Path,
 def test_names_become_names_of_files_that_are_not_mixed_up(folder: Path) -> None:
     for name in ("a/b", "a_b", "<script>", ".."):
         traced(Lower(), name, folder)({"text": name.upper() + "X"})
-    gather(str(folder), ["a/b", "a_b", "<script>", ".."], 10)
+    merge_samples(str(folder), ["a/b", "a_b", "<script>", ".."], 10)
     assert len(list(folder.iterdir())) == 4
     assert shown(folder, "a%2Fb")[0]["original_text"] == "A/BX"
 
 
 def test_a_new_run_begins_with_an_empty_folder_and_a_resumed_one_adds(folder: Path) -> None:
     traced(Lower(), "lower", folder)({"text": "A"})
-    gather(str(folder), ["lower"], 2)
+    merge_samples(str(folder), ["lower"], 2)
     again = traced(Lower(), "lower", folder)
     for text in "BCD":
         again({"text": text})
-    gather(str(folder), ["lower"], 2, add=True)
+    merge_samples(str(folder), ["lower"], 2, add=True)
     assert [one["original_text"] for one in shown(folder, "lower")] == ["A", "B"]
-    begin(str(folder))
-    assert [path.name for path in folder.iterdir()] == [PARTS]
-    assert os.listdir(folder / PARTS) == []  # noqa: PTH208
+    prepare_trace_folder(str(folder))
+    assert [path.name for path in folder.iterdir()] == [PARTS_FOLDER]
+    assert os.listdir(folder / PARTS_FOLDER) == []  # noqa: PTH208

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import dovetail as dt
 from dovetail.recipes.operators.base import (
-    STATS,
+    STATS_FIELD,
     Deduplicator,
     Filter,
     Grouper,
@@ -68,7 +68,7 @@ class Batched(Filter):
 
 
 class Same(Deduplicator):
-    def hash_of(self, row: Row) -> Any:
+    def compute_hash(self, row: Row) -> Any:
         return self.text_of(row)
 
     def originals(self, hashes: Iterable[Any]) -> Sequence[int]:
@@ -82,7 +82,7 @@ class Largest(Selector):
     def __init__(self, count: int, *, sort: bool = True) -> None:
         self.count, self.sort = count, sort
 
-    def numbers(self, rows: Iterable[Row]) -> Sequence[int]:
+    def select_rows(self, rows: Iterable[Row]) -> Sequence[int]:
         found = sorted(range(len(list(rows))), reverse=True)[: self.count]
         return found if self.sort else found[::-1]
 
@@ -148,4 +148,4 @@ def lines(path: Path) -> list[dict[str, Any]]:
 def dropped_by(least: int, source: Sequence[Row]) -> list[Row]:
     """As `Long` would show them."""
     short = [row for row in source if len(row["text"]) < least]
-    return [{**row, STATS: {"text_len": len(row["text"])}} for row in short]
+    return [{**row, STATS_FIELD: {"text_len": len(row["text"])}} for row in short]

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dovetail.resources.cards import KNOWN_CARDS, card_model, cards_with, model_key
+from dovetail.resources.gpu_models import KNOWN_CARDS, card_model, model_key, models_with_memory
 
 SPELLINGS = [
     ("a100", "A100"),
@@ -140,17 +140,17 @@ def test_no_card_of_the_table_is_without_memory_or_decoders() -> None:
 
 
 def test_all_cards_have_no_engines_at_least() -> None:
-    assert cards_with() == tuple(KNOWN_CARDS)
+    assert models_with_memory() == tuple(KNOWN_CARDS)
 
 
 def test_cards_with_many_decoders_are_those_of_data_centres() -> None:
-    assert cards_with(nvdecs=5) == ("B300", "B200", "GB200", "H200", "H100", "H100NVL", "GH200", "H20", "A100")
+    assert models_with_memory(nvdecs=5) == ("B300", "B200", "GB200", "H200", "H100", "H100NVL", "GH200", "H20", "A100")
 
 
 def test_cards_must_have_the_decoders_and_the_encoders_asked_for() -> None:
-    names = cards_with(nvdecs=3, nvencs=3)
+    names = models_with_memory(nvdecs=3, nvencs=3)
     assert names == ("L40S", "L40", "L20", "RTXPRO6000", "RTX6000Ada")
-    assert cards_with(nvdecs=8) == ()
+    assert models_with_memory(nvdecs=8) == ()
 
 
 @pytest.mark.parametrize(("spelling", "name"), SPELLINGS)

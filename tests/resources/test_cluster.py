@@ -10,12 +10,12 @@ import yaml
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from dovetail.documents.read import _EXPONENT
+from dovetail.documents.parser import _EXPONENT
 from dovetail.errors import ClusterError, DovetailError
-from dovetail.resources.cards import KNOWN_CARDS
 from dovetail.resources.cluster import Cluster, Gpu, Node
+from dovetail.resources.cluster_spec import NODES_LIMIT
+from dovetail.resources.gpu_models import KNOWN_CARDS
 from dovetail.resources.ledger import Ledger
-from dovetail.resources.parse import NODES_LIMIT
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dovetail.resources.cluster import Cluster, Gpu, Node
-from dovetail.resources.fit import Fit, Way
+from dovetail.resources.fit import CardAssignment, Fit
 from dovetail.resources.ledger import Ledger
 from dovetail.resources.resources import Resources
 from dovetail.resources.seat import CardShare
@@ -19,7 +19,7 @@ from dovetail.resources.shape import Shape, ShapeKind
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from dovetail.resources.free import Free
+    from dovetail.resources.free_resources import FreeResources
 
 GB, MB = 1024**3, 1024**2
 
@@ -28,19 +28,19 @@ def ledger_of(spec: str) -> Ledger:
     return Ledger(Cluster.parse(spec))
 
 
-def ways_on(ledger: Ledger, node: int = 0, **asked: Any) -> tuple[Way, ...]:
-    return Fit(Resources(**asked).shape()).ways(ledger.free[node])
+def ways_on(ledger: Ledger, node: int = 0, **asked: Any) -> tuple[CardAssignment, ...]:
+    return Fit(Resources(**asked).shape()).assignments(ledger.free[node])
 
 
-def way_on(ledger: Ledger, **asked: Any) -> Way:
+def way_on(ledger: Ledger, **asked: Any) -> CardAssignment:
     """The first way to sit on the first node."""
     return ways_on(ledger, **asked)[0]
 
 
-def sit(ledger: Ledger, node: int = 0, **asked: Any) -> Way | None:
+def sit(ledger: Ledger, node: int = 0, **asked: Any) -> CardAssignment | None:
     """Takes the first way there is."""
     fit = Fit(Resources(**asked).shape())
-    ways = fit.ways(ledger.free[node])
+    ways = fit.assignments(ledger.free[node])
     if not ways:
         return None
     ledger.take(fit.seat(ledger.cluster.nodes[node].name, ways[0]))
@@ -162,7 +162,7 @@ def test_a_gpu_is_whole_again_once_everybody_left() -> None:
     ledger = ledger_of("(4cpu, A100)")
     untouched = ledger.free[0]
     fit = Fit(Resources(gpus=0.3, gpu_memory="7GB").shape())
-    seats = [fit.seat("node-0", fit.ways(untouched)[0]) for _ in range(3)]
+    seats = [fit.seat("node-0", fit.assignments(untouched)[0]) for _ in range(3)]
     for seat in seats:
         ledger.take(seat)
     assert not ways_on(ledger, gpus=1)
@@ -338,7 +338,7 @@ def test_cards_that_are_alike_now_are_one_way() -> None:
 
 def test_a_gang_sits_rank_by_rank() -> None:
     gang = Resources(gpus=2).shape(4)
-    assert Fit(gang).ways(ledger_of("(4cpu, 2xA100)").free[0]) == ways_on(ledger_of("(4cpu, 2xA100)"), gpus=2)
+    assert Fit(gang).assignments(ledger_of("(4cpu, 2xA100)").free[0]) == ways_on(ledger_of("(4cpu, 2xA100)"), gpus=2)
 
 
 @pytest.mark.parametrize("entire_gpu", [False, True])
@@ -359,7 +359,7 @@ def test_codecs_that_only_the_last_cards_have_are_found_before_anybody_gives_up_
 @pytest.mark.parametrize("name", ["cpus", "memory"])
 def test_a_custom_resource_may_be_called_like_one_that_is_not(name: str) -> None:
     ledger = Ledger(Cluster((Node("n", 4000, 4 * GB, custom=((name, 2000),)),)))
-    assert Fit(Resources(cpus=1, memory="1GB").shape()).room(ledger.free[0]) == 4
+    assert Fit(Resources(cpus=1, memory="1GB").shape()).capacity(ledger.free[0]) == 4
 
 
 @pytest.mark.parametrize(
@@ -378,13 +378,13 @@ def test_a_custom_resource_may_be_called_like_one_that_is_not(name: str) -> None
     ],
 )
 def test_room_is_how_many_fit(spec: str, asked: dict[str, Any], room: int) -> None:
-    assert Fit(Resources(**asked).shape()).room(ledger_of(spec).free[0]) == room
+    assert Fit(Resources(**asked).shape()).capacity(ledger_of(spec).free[0]) == room
 
 
 # ---- against an oracle that knows only the rules
 
 
-def able_cards(shape: Shape, node: Node, free: Free) -> list[int]:
+def able_cards(shape: Shape, node: Node, free: FreeResources) -> list[int]:
     """Cards that could be one of this worker's, by the rules of architecture.md section 4."""
     found = []
     for index, gpu in enumerate(node.gpus):
@@ -415,7 +415,7 @@ def needed(shape: Shape, gpu: Gpu) -> tuple[int, int]:
     return milli, shape.gpu_memory_bytes or gpu.memory_bytes * shape.gpu_milli // 1000
 
 
-def can_sit(shape: Shape, node: Node, free: Free) -> bool:
+def can_sit(shape: Shape, node: Node, free: FreeResources) -> bool:
     labels, custom = dict(node.labels), dict(free.custom)
     if shape.cpu_milli > free.cpu_milli or shape.memory_bytes > free.memory_bytes:
         return False
@@ -434,7 +434,7 @@ def can_sit(shape: Shape, node: Node, free: Free) -> bool:
     )
 
 
-def check_way(shape: Shape, node: Node, way: Way) -> None:
+def check_way(shape: Shape, node: Node, way: CardAssignment) -> None:
     """Takes what was asked for: no more, no less."""
     assert len(way) == shape.cards
     assert [share.card for share in way] == sorted({share.card for share in way})
@@ -517,7 +517,7 @@ def seated(node: Node, workers: list[tuple[Shape, int]]) -> Ledger:
     ledger = Ledger(Cluster((node,)))
     for shape, choice in workers:
         fit = Fit(shape)
-        if found := fit.ways(ledger.free[0]):
+        if found := fit.assignments(ledger.free[0]):
             ledger.take(fit.seat("n", found[choice % len(found)]))
     return ledger
 
@@ -533,10 +533,10 @@ def test_ways_are_what_the_rules_allow_and_each_can_be_taken(
     ledger = seated(node, before)
     free = ledger.free[0]
     fit = Fit(shape)
-    ways = fit.ways(free)
+    ways = fit.assignments(free)
     assert bool(ways) is can_sit(shape, node, free)
     assert len(set(ways)) == len(ways)
-    assert fit.ways(free) == Fit(shape).ways(free)
+    assert fit.assignments(free) == Fit(shape).assignments(free)
     for way in ways:
         check_way(shape, node, way)
         trial = ledger.copy()
@@ -566,7 +566,7 @@ def test_several_gpus_have_together_the_codecs_that_some_cards_have_together(
     node: Node, before: list[tuple[Shape, int]], shape: Shape
 ) -> None:
     free = seated(node, before).free[0]
-    ways = Fit(shape).ways(free)
+    ways = Fit(shape).assignments(free)
     assert bool(ways) is can_sit(shape, node, free)
     for way in ways:
         check_way(shape, node, way)
@@ -582,7 +582,7 @@ def test_every_card_that_will_do_is_a_way_or_is_like_one_that_is(
     free = seated(node, before).free[0]
     if not can_sit(shape, node, free):
         return
-    like = {(free.cards.free[way[0].card], node.gpus[way[0].card]) for way in Fit(shape).ways(free)}
+    like = {(free.cards.free[way[0].card], node.gpus[way[0].card]) for way in Fit(shape).assignments(free)}
     assert like == {(free.cards.free[index], node.gpus[index]) for index in able_cards(shape, node, free)}
 
 
@@ -593,7 +593,7 @@ def test_room_is_how_many_can_sit_down_one_after_the_other(
 ) -> None:
     ledger = seated(node, before)
     fit = Fit(shape)
-    room = fit.room(ledger.free[0])
+    room = fit.capacity(ledger.free[0])
     for _ in range(min(room, 50)):
-        ledger.take(fit.seat("n", fit.ways(ledger.free[0])[0]))
-    assert room > 50 or not fit.ways(ledger.free[0])
+        ledger.take(fit.seat("n", fit.assignments(ledger.free[0])[0]))
+    assert room > 50 or not fit.assignments(ledger.free[0])

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from dovetail.errors import LedgerError
-from dovetail.resources import free as free_module
+from dovetail.resources import free_resources as free_module
 from dovetail.resources import ledger as ledger_module
 from dovetail.resources.cluster import Cluster, Gpu, Node
 from dovetail.resources.ledger import Ledger
 from dovetail.resources.seat import CardShare, Seat
 
 if TYPE_CHECKING:
-    from dovetail.resources.free import Free
+    from dovetail.resources.free_resources import FreeResources
 
 # a tiny world, so that edges are met often: milli-CPUs, bytes and codecs of one digit
 BIG = Gpu("A100", memory_bytes=7, nvdecs=2, nvencs=1)
@@ -74,7 +74,7 @@ class Room:
         return min(numbers) >= 0
 
 
-def room_in(free: Free) -> Room:
+def room_in(free: FreeResources) -> Room:
     return Room(free.cpu_milli, free.memory_bytes, [list(card) for card in free.cards.free], dict(free.custom))
 
 
@@ -128,7 +128,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.ledger = Ledger(TINY)
         self.rooms = {node.name: Room.of(node) for node in TINY.nodes}
         self.taken: list[Seat] = []
-        self.known: dict[tuple[str, tuple[object, ...]], Free] = {}
+        self.known: dict[tuple[str, tuple[object, ...]], FreeResources] = {}
         self.mirror = list(self.ledger.free)
         self.seen = 0
         self.asides: list[tuple[Ledger, tuple[object, ...]]] = []
@@ -464,7 +464,7 @@ def test_ledgers_of_their_own_do_not_mix_their_states() -> None:
 
 @pytest.mark.parametrize("limit", [1, 2, 5])
 def test_alike_nodes_stay_equal_when_old_moves_are_forgotten(monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
-    monkeypatch.setattr(free_module, "EDGES_LIMIT", limit)
+    monkeypatch.setattr(free_module, "TRANSITION_CACHE_LIMIT", limit)
     ledger = Ledger(TINY)
     random_ = random.Random(limit)
     taken: dict[str, list[Seat]] = {"a": [], "b": []}

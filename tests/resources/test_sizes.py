@@ -8,7 +8,14 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from dovetail.resources.sizes import SIZE_LIMIT_BYTES, about_size, exact_size, milli, parse_milli, parse_size
+from dovetail.resources.sizes import (
+    SIZE_LIMIT_BYTES,
+    format_exact_size,
+    format_milli,
+    format_size,
+    parse_milli,
+    parse_size,
+)
 
 KB, MB, GB, TB, PB = (1024**power for power in range(1, 6))
 
@@ -202,13 +209,13 @@ def test_decimals_are_decimals(whole: int, thousandths: int, unit: tuple[str, in
 @example(3 * GB // 2)
 @settings(max_examples=5 * settings().max_examples)
 def test_an_exact_size_is_read_back_to_the_very_same_number(size_bytes: int) -> None:
-    assert parse_size(exact_size(size_bytes)) == size_bytes
+    assert parse_size(format_exact_size(size_bytes)) == size_bytes
 
 
 @given(st.integers(0, 2**30), st.integers(0, 50))
 def test_an_exact_size_of_few_bits_is_read_back_too(number: int, shift: int) -> None:
     size_bytes = min(number << shift, SIZE_LIMIT_BYTES)
-    assert parse_size(exact_size(size_bytes)) == size_bytes
+    assert parse_size(format_exact_size(size_bytes)) == size_bytes
 
 
 @pytest.mark.parametrize(
@@ -227,7 +234,7 @@ def test_an_exact_size_of_few_bits_is_read_back_too(number: int, shift: int) -> 
     ],
 )
 def test_an_exact_size_is_written_in_the_largest_unit_that_is_exact(size_bytes: int, text: str) -> None:
-    assert exact_size(size_bytes) == text
+    assert format_exact_size(size_bytes) == text
 
 
 @pytest.mark.parametrize(
@@ -244,12 +251,12 @@ def test_an_exact_size_is_written_in_the_largest_unit_that_is_exact(size_bytes: 
     ],
 )
 def test_about_size_keeps_three_digits(size_bytes: int, text: str) -> None:
-    assert about_size(size_bytes) == text
+    assert format_size(size_bytes) == text
 
 
 @given(st.integers(0, SIZE_LIMIT_BYTES).flatmap(lambda top: st.integers(0, top)))
 def test_about_size_is_short_and_never_half_a_percent_off(size_bytes: int) -> None:
-    text = about_size(size_bytes)
+    text = format_size(size_bytes)
     assert re.fullmatch(r"\d{1,4}(\.\d{1,2})?(B|KB|MB|GB|TB|PB)", text)
     assert abs(parse_size(text) - size_bytes) <= size_bytes * 0.005
 
@@ -265,7 +272,7 @@ def test_n_workers_of_one_nth_fit_in_one_and_waste_less_than_a_thousandth_each()
 @example(10**9)
 def test_thousandths_are_read_exactly_up_to_the_most_cpus(amount_milli: int) -> None:
     assert parse_milli(amount_milli / 1000) == amount_milli
-    assert parse_milli(float(milli(amount_milli))) == amount_milli
+    assert parse_milli(float(format_milli(amount_milli))) == amount_milli
 
 
 @given(st.integers(0, 10**12))
@@ -287,4 +294,4 @@ def test_a_share_is_rounded_down_never_up(number: float) -> None:
     [(2500, "2.5"), (1000, "1"), (1, "0.001"), (0, "0"), (-250, "-0.25"), (1_000_010, "1000.01")],
 )
 def test_thousandths_are_written_as_people_write_them(amount_milli: int, text: str) -> None:
-    assert milli(amount_milli) == text
+    assert format_milli(amount_milli) == text

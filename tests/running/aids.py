@@ -14,7 +14,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import dovetail as dt
-from dovetail.running.handle import _RUNNING
+from dovetail.runtime.run_handle import _ACTIVE_RUNS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -53,7 +53,7 @@ def patience(seconds: float = 2 * PATIENCE_S) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-        for run in list(_RUNNING):  # of a test that failed: others must not suffer from it
+        for run in list(_ACTIVE_RUNS):  # of a test that failed: others must not suffer from it
             run.cancel("its test is over")
             run._over.wait(PATIENCE_S)
 

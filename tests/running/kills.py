@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from dovetail.data.commits import read
+from dovetail.data.commit_log import read_commit_log
 from running.aids import PATIENCE_S, Script, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from dovetail.data.commits import Told
+    from dovetail.data.commit_log import CommitLogContents
 
 JOB = '''
 import json, os, sys, time
@@ -108,7 +108,7 @@ def die_at(moment):
     """Kills this process at an exact moment."""
     import signal
     from dovetail.data import commits, sinks
-    from dovetail.data.writing import naming
+    from dovetail.data.writers import naming
     name, _, number = moment.partition(":")
     left = [int(number or 1)]
 
@@ -268,8 +268,8 @@ class Killed:
     def log(self) -> Path:
         return self.run_dir / "commit.log"
 
-    def told(self) -> Told:
-        return read(self.log)
+    def told(self) -> CommitLogContents:
+        return read_commit_log(self.log)
 
     def script(self, **more: Any) -> Script:
         said = {"run_dir": str(self.run_dir), **self.said, **more}

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import dovetail as dt
-from dovetail.streaming.options import Options
+from dovetail.streaming.settings import StreamOptions
 from running.aids import (
     CLUSTER,
     LONG,
@@ -105,7 +105,7 @@ def same(rows: list[Any]) -> list[Any]:
     return rows
 
 
-OFTEN = Options(epoch_s=0.001, epoch_batches=4, hop_s=0.0002)
+OFTEN = StreamOptions(target_epoch_s=0.001, target_epoch_batches=4, hop_s=0.0002)
 """Small epochs."""
 SAME = dt.Stage("same", same, batch_size=4)
 

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import dovetail as dt
-from dovetail.claims.owner import Process
-from dovetail.claims.process import this_process
-from dovetail.control.events import Reserved
-from dovetail.resources.amounts import amounts_of, capacity_of, minus, within
+from dovetail.claims.owner import ProcessId, this_process
+from dovetail.control.events import CapacityReserved
+from dovetail.resources.amounts import cluster_capacity, fits_within, subtract_amounts, sum_seats
 from dovetail.resources.seat import Seat
 from ray_aids import driver, foreign_actor, until_available_is
 from running.aids import until
@@ -26,8 +25,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from dovetail.control.events import Event
-    from dovetail.engines.ray.discovery import Seen
-    from dovetail.running.claiming import Place
+    from dovetail.engines.ray.discovery import DiscoveredCluster
+    from dovetail.runtime.admission import Admission
     from ray_aids import FakeCluster
 
 pytestmark = pytest.mark.ray
@@ -53,10 +52,10 @@ def does_nothing(items: list[int]) -> list[int]:
     return items
 
 
-def place(run: str, *stages: dt.Stage, seen: Seen | None = None, **more: Any) -> Place:
+def place(run: str, *stages: dt.Stage, seen: DiscoveredCluster | None = None, **more: Any) -> Admission:
     from dovetail.engines.ray.discovery import discover
-    from dovetail.running.claiming_ray import place_on_ray
-    from dovetail.running.ray_looks import Looks
+    from dovetail.runtime.ray_admission import admit_on_ray
+    from dovetail.runtime.ray_site import NodeDiscovery
 
     seen = seen or discover()
     pipeline = dt.Pipeline(list(stages) or [dt.Stage("x", does_nothing)])
@@ -64,37 +63,37 @@ def place(run: str, *stages: dt.Stage, seen: Seen | None = None, **more: Any) ->
     def planned(cluster: dt.Cluster) -> dt.Plan:
         return dt.plan(pipeline, cluster)
 
-    return place_on_ray(run, planned(seen.cluster), planned, looks=Looks(seen), **({"wait": True} | more))
+    return admit_on_ray(run, planned(seen.cluster), planned, looks=NodeDiscovery(seen), **({"wait": True} | more))
 
 
 def cpus(seats: Any) -> int:
     return sum(seat.cpu_milli for seat in seats)
 
 
-def limit(found: Place) -> dict[Any, int]:
-    return minus(capacity_of(found.plan.cluster), amounts_of(found.reserved))
+def limit(found: Admission) -> dict[Any, int]:
+    return subtract_amounts(cluster_capacity(found.plan.cluster), sum_seats(found.reserved))
 
 
 class Kept:
     """A run without workers: it hears what it must leave to others, and leaves it."""
 
-    def __init__(self, found: Place) -> None:
+    def __init__(self, found: Admission) -> None:
         self.found = found
         self.reserved = found.reserved
         self._ready = threading.Event()
-        [self.keeper] = found.keepers(self._post)
+        [self.keeper] = found.claim_observers(self._post)
         self._ready.set()
 
     def _post(self, event: Event) -> None:
-        assert isinstance(event, Reserved)
+        assert isinstance(event, CapacityReserved)
         self._ready.wait()
         self.reserved = event.seats
-        self.keeper.saw(0.0, [event], [])
+        self.keeper.on_step(0.0, [event], [])
 
     def end(self) -> None:
         self.keeper.close(0.0)
-        self.found.leave()
-        self.found.leave()
+        self.found.release()
+        self.found.release()
 
 
 def test_who_comes_second_gets_half_when_the_first_has_given_back() -> None:
@@ -105,9 +104,9 @@ def test_who_comes_second_gets_half_when_the_first_has_given_back() -> None:
         try:
             until(lambda: cpus(first.reserved) == 8000, "the first leaves half of the CPUs")
             until(lambda: cpus(second.reserved) == 8000, "the second has the other half")
-            assert second.found.holdings is not None
-            assert second.found.holdings.held
-            assert within(second.found.holdings.held, limit(second.found))
+            assert second.found.reservation is not None
+            assert second.found.reservation.held
+            assert fits_within(second.found.reservation.held, limit(second.found))
         finally:
             second.end()
         until(lambda: cpus(first.reserved) == 0, "all is the first's again")
@@ -124,7 +123,7 @@ def test_who_must_not_wait_hears_who_holds_it() -> None:
         assert "run holder (pid " in str(told.value)
         assert "other runs of this cluster hold too much" in str(told.value)
     finally:
-        first.leave()
+        first.release()
 
 
 def test_what_others_hold_is_told_and_planned_around(ray_cluster: FakeCluster, tmp_path: Path) -> None:
@@ -134,9 +133,9 @@ def test_what_others_hold_is_told_and_planned_around(ray_cluster: FakeCluster, t
         try:
             b = ray_cluster.nodes["b"].dovetail_name
             assert {seat.node for seat in found.plan.seats["x"]} == {ray_cluster.nodes["c"].dovetail_name}
-            assert {key[2] for key in amounts_of(found.reserved) if key[0] == b} >= {"cpu_milli", "milli"}
+            assert {key[2] for key in sum_seats(found.reserved) if key[0] == b} >= {"cpu_milli", "milli"}
         finally:
-            found.leave()
+            found.release()
         with pytest.raises(dt.InfeasibleError, match="not Dovetail's hold"):
             place("refused", dt.Stage("x", does_nothing, dt.Resources(cpus=1, gpus=1), workers=4), wait=False)
 
@@ -147,7 +146,7 @@ def test_who_is_alone_hears_of_nobody_else() -> None:
     try:
         assert not [warning for warning in found.plan.warnings if "others" in warning]
     finally:
-        found.leave()
+        found.release()
 
 
 def test_a_share_is_kept_to() -> None:
@@ -156,7 +155,7 @@ def test_a_share_is_kept_to() -> None:
         assert cpus(found.reserved) == 12000
         assert sum(cpus(seats) for seats in found.plan.seats.values()) <= 4000
     finally:
-        found.leave()
+        found.release()
 
 
 def test_a_worker_larger_than_a_share_of_a_node_fits_into_the_share_of_all() -> None:
@@ -165,7 +164,7 @@ def test_a_worker_larger_than_a_share_of_a_node_fits_into_the_share_of_all() -> 
         assert cpus(found.reserved) == 12000
         assert len(found.plan.seats["x"]) == 1
     finally:
-        found.leave()
+        found.release()
 
 
 def test_what_does_not_fit_into_its_share_is_refused() -> None:
@@ -180,8 +179,8 @@ import os, time, ray
 ray.init(address=os.environ["DOVETAIL_TEST_RAY"], log_to_driver=False, logging_level="ERROR")
 import dovetail as dt
 from dovetail.engines.ray.discovery import discover
-from dovetail.running.claiming_ray import place_on_ray
-from dovetail.running.ray_looks import Looks
+from dovetail.runtime.ray_admission import place_on_ray
+from dovetail.runtime.ray_site import Looks
 def same(items): return items
 seen = discover()
 pipeline = dt.Pipeline([dt.Stage("x", same, dt.Resources(cpus=3), workers=4)])
@@ -203,7 +202,7 @@ def test_the_place_of_a_killed_driver_is_free_at_once(ray_cluster: FakeCluster, 
         until_available_is(ray_cluster, before)
         began = time.monotonic()
         found = place("next", stage)
-        found.leave()
+        found.release()
         assert time.monotonic() - began < 8.0, "its row is void as soon as Ray knows, not when its heartbeat is old"
 
 
@@ -217,13 +216,13 @@ def test_the_book_knows_where_the_least_of_a_run_sits(ray_cluster: FakeCluster, 
     with foreign_actor(ray_cluster, tmp_path, node="b", num_gpus=2, num_cpus=4):
         found = place("beside", stage)
         try:
-            assert found.held is not None
-            book, grant = found.held
+            assert found.granted is not None
+            book, grant = found.granted
             assert {seat.node for seat in grant.owner.need} == {c}
             [row] = book.owners()
             assert row.need == grant.owner.need
         finally:
-            found.leave()
+            found.release()
 
 
 def test_two_runs_with_one_card_each_on_one_node_get_one_each_also_when_a_third_was_there() -> None:
@@ -234,7 +233,7 @@ def test_two_runs_with_one_card_each_on_one_node_get_one_each_also_when_a_third_
         second = Kept(place("second", stage))
         first.end()
         third = Kept(place("third", stage))
-        cards = [{key[:2] for key in kept.found.holdings.held if key[1] >= 0} for kept in (second, third)]  # type: ignore[union-attr]
+        cards = [{key[:2] for key in kept.found.reservation.held if key[1] >= 0} for kept in (second, third)]  # type: ignore[union-attr]
         third.end()
         assert [len(each) for each in cards] == [1, 1]
     finally:
@@ -246,7 +245,7 @@ def test_two_runs_with_one_card_each_on_one_node_get_one_each_also_when_a_third_
 # --- nodes that come and go while a run claims its place
 
 
-def ghostly(seen: Seen) -> Seen:
+def ghostly(seen: DiscoveredCluster) -> DiscoveredCluster:
     """With a node that has just left, the first of all and the only one with that label."""
     like = seen.cluster.nodes[0]
     ghost = replace(like, name="a-ghost", labels=(*like.labels, ("alone", "yes")))
@@ -266,14 +265,14 @@ def test_a_node_that_leaves_while_a_run_claims_it_is_planned_around() -> None:
         assert "a-ghost" not in {seat.node for seat in found.plan.seats["x"]}
         assert {node.name for node in found.plan.cluster.nodes} == set(seen.ids)
     finally:
-        found.leave()
+        found.release()
 
 
 def test_who_waits_for_a_node_that_leaves_plans_for_those_that_are_there() -> None:
     """It waits in the book, not for Ray: all CPUs of the node that leaves are somebody else's."""
     from dovetail.engines.ray.discovery import discover
-    from dovetail.running.claiming_ray import place_on_ray
-    from dovetail.running.ray_looks import Looks
+    from dovetail.runtime.ray_admission import admit_on_ray
+    from dovetail.runtime.ray_site import NodeDiscovery
 
     taken = replace(ghostly(discover()), foreign=(Seat("a-ghost", 4000),))
     labelled = dt.Stage("x", does_nothing, dt.Resources(cpus=4, labels={"alone": "yes"}))
@@ -281,16 +280,16 @@ def test_who_waits_for_a_node_that_leaves_plans_for_those_that_are_there() -> No
     with pytest.raises(dt.InfeasibleError, match="must be free"):
         place("refused", labelled, seen=taken, wait=False)
 
-    looks = Looks(taken)
+    looks = NodeDiscovery(taken)
 
     def planned(cluster: dt.Cluster) -> dt.Plan:
-        return dt.plan(dt.Pipeline([labelled if "a-ghost" in looks.seen.ids else plain]), cluster)
+        return dt.plan(dt.Pipeline([labelled if "a-ghost" in looks.latest.ids else plain]), cluster)
 
-    found = place_on_ray("waits", planned(taken.cluster), planned, wait=True, looks=looks)
+    found = admit_on_ray("waits", planned(taken.cluster), planned, wait=True, looks=looks)
     try:
         assert {node.name for node in found.plan.cluster.nodes} == {node.name for node in discover().cluster.nodes}
     finally:
-        found.leave()
+        found.release()
 
 
 def test_a_given_plan_for_other_nodes_is_refused(ray_cluster: FakeCluster) -> None:
@@ -302,14 +301,13 @@ def test_a_given_plan_for_other_nodes_is_refused(ray_cluster: FakeCluster) -> No
 
 
 def a_site(*, private: bool) -> Any:
-    from dovetail.engines.ray.attaching import Attachment
+    from dovetail.engines.ray.attachment import Attachment
     from dovetail.engines.ray.discovery import discover
-    from dovetail.running.on_ray import OnRay
-    from dovetail.running.ray_looks import Looks
+    from dovetail.runtime.ray_site import NodeDiscovery, RaySite
 
-    site = OnRay.__new__(OnRay)
-    site.attached = Attachment("", private, "", "", ours=False)
-    site._looks, site._share = Looks(discover()), None
+    site = RaySite.__new__(RaySite)
+    site.attached = Attachment("", private, "", "", is_ours=False)
+    site._discovery, site._share = NodeDiscovery(discover()), None
     return site
 
 
@@ -320,18 +318,18 @@ def test_runs_of_one_program_share_a_ray_of_their_own_too() -> None:
     def planned(cluster: dt.Cluster) -> dt.Plan:
         return dt.plan(pipeline, cluster)
 
-    found = site.place("first", planned(site.cluster("auto")), planned, wait=True)
+    found = site.admit("first", planned(site.cluster("auto")), planned, wait=True)
     try:
         assert found.held is not None, "the second one finds it in the book"
     finally:
-        found.leave()
+        found.release()
 
 
 def test_the_plan_of_an_earlier_run_keeps_its_units_on_the_nodes_that_are_there() -> None:
     site = a_site(private=False)
     stages = [dt.Stage("x", does_nothing), dt.Stage("y", does_nothing)]
     before = dt.plan(dt.Pipeline(stages), dt.Cluster.of("7x(2cpu, 16GB)"), "sequential")
-    plan, planned = site.adopted(before, earlier=True)
+    plan, planned = site.adapt_plan(before, earlier=True)
     assert [(unit.name, unit.wave) for unit in plan.units] == [(unit.name, unit.wave) for unit in before.units]
     assert plan.cluster == site.cluster("auto")
     assert {seat.node for seats in plan.seats.values() for seat in seats} <= {node.name for node in plan.cluster.nodes}
@@ -348,8 +346,8 @@ def test_the_plan_of_an_earlier_run_keeps_its_units_on_the_nodes_that_are_there(
 def test_a_driver_that_is_there_is_not_enough_where_its_process_cannot_be_seen(
     driver_is_there: bool | None, elsewhere: bool, expected: bool | None
 ) -> None:
-    from dovetail.running.claiming_ray import is_there_by
+    from dovetail.runtime.ray_admission import is_process_alive
 
     mine = this_process()
-    theirs = Process(mine.pid, mine.born, f"{'another machine' if elsewhere else mine.space}|job")
-    assert is_there_by(lambda job: driver_is_there if job == "job" else True, theirs) is expected
+    theirs = ProcessId(mine.pid, mine.born, f"{'another machine' if elsewhere else mine.space}|job")
+    assert is_process_alive(lambda job: driver_is_there if job == "job" else True, theirs) is expected

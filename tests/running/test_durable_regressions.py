@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import dovetail as dt
-from dovetail.data.commits import CommitLog, read
-from dovetail.running.job import absolute
-from dovetail.running.retrying import Again
+from dovetail.data.commit_log import CommitLog, read_commit_log
+from dovetail.runtime.failed_item_retry import FailedItemRetry
+from dovetail.runtime.run_spec import absolute_path
 from running.aids import CLUSTER
 
 if TYPE_CHECKING:
@@ -59,10 +59,10 @@ def test_a_line_of_the_log_that_only_lacks_its_end_does_not_count(tmp_path: Path
     begins = whole.rstrip(b"\n").rfind(b"\n") + 1
     for cut in range(begins, len(whole)):
         path.write_bytes(whole[:cut])
-        told = read(path)
+        told = read_commit_log(path)
         CommitLog(path).close()
         assert [one.last for one in told.entries.values()] == [5]
-        assert [one.last for one in read(path).entries.values()] == [5], "read and opened are of one mind"
+        assert [one.last for one in read_commit_log(path).entries.values()] == [5], "read and opened are of one mind"
 
 
 class DiesOnce:
@@ -131,8 +131,8 @@ def test_one_file_spelled_in_two_ways_is_one_file(tmp_path: Path) -> None:
 
 def test_the_folder_of_a_sink_is_no_pattern(tmp_path: Path) -> None:
     folder = tmp_path / "br[x]"
-    assert absolute("out[1].jsonl", folder, pattern=False) == str(folder / "out[1].jsonl")
-    assert absolute("in*.jsonl", folder, pattern=True) == f"{tmp_path}/br[[]x]/in*.jsonl"
+    assert absolute_path("out[1].jsonl", folder, pattern=False) == str(folder / "out[1].jsonl")
+    assert absolute_path("in*.jsonl", folder, pattern=True) == f"{tmp_path}/br[[]x]/in*.jsonl"
 
 
 def test_what_cannot_be_unpickled_any_more_is_told_and_hides_nothing(tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_what_cannot_be_unpickled_any_more_is_told_and_hides_nothing(tmp_path: P
     broken = next(line for line in lines if "item_pickle" in line)
     broken["item_pickle"] = "gASVAAAA"  # torn, as good as gone
     errors.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    again = Again(tmp_path / "run", None)
+    again = FailedItemRetry(tmp_path / "run", None)
     assert sorted(item for _, _, item in again.items) == [1, 3]
     assert any("unpickled" in note for note in again.notes)
 

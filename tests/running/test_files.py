@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import dovetail as dt
-from dovetail.streaming.options import Options
+from dovetail.streaming.settings import StreamOptions
 from running.aids import CLUSTER, LONG, patience, until
 
 if TYPE_CHECKING:
@@ -387,7 +387,7 @@ def test_a_function_that_raised_gets_only_the_rest_when_the_run_goes_on(tmp_path
         given.extend(row["i"] for row in rows)
 
     source, stage = numbered(tmp_path / "in.jsonl", 1000), dt.Stage("same", same, batch_size=4)
-    often = Options(epoch_s=0.001, epoch_batches=4, hop_s=0.0002)
+    often = StreamOptions(target_epoch_s=0.001, target_epoch_batches=4, hop_s=0.0002)
     run = run_of(stage, source=source, sink=take, options=often)
     with pytest.raises(OSError, match="no place"):
         run.wait()

@@ -12,8 +12,8 @@ import pytest
 from dovetail.data.sinks import SinkSpec
 from dovetail.data.sources import SourceSpec
 from dovetail.errors import ConfigError
-from dovetail.pipeline.ends import SINK_KEYS, SOURCE_KEYS
-from dovetail.running import job as jobs
+from dovetail.pipeline.source_sink import SINK_KEYS, SOURCE_KEYS
+from dovetail.runtime import run_spec as jobs
 
 STAGES = "stages: [{name: a, run: 'job_steps_of_tests:f'}]\n"
 
@@ -28,10 +28,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return made
 
 
-def load(folder: Path, text: str, *sets: str, **typed: Any) -> jobs.Job:
+def load(folder: Path, text: str, *sets: str, **typed: Any) -> jobs.RunSpec:
     file = folder / "p.yaml"
     file.write_text(f"{text}\n{STAGES}")
-    return jobs.load(file, sets, **typed)
+    return jobs.load_pipeline_spec(file, sets, **typed)
 
 
 def test_the_keys_of_a_file_are_those_of_sources_and_sinks() -> None:
@@ -86,14 +86,14 @@ def test_functions_are_found_beside_the_file_and_called(folder: Path) -> None:
     job = load(
         folder, "source: {run: 'job_rows_of_tests:rows', args: {count: 3}}\nsink: {run: 'job_rows_of_tests:keep'}"
     )
-    jobs.importable(folder)
-    jobs.importable(folder)
+    jobs.add_import_path(folder)
+    jobs.add_import_path(folder)
     assert sys.path.count(str(folder)) == 1
-    source, sink = jobs.opened(job)
+    source, sink = jobs.open_source_and_sink(job)
     assert list(source) == [0, 1, 2]
     assert sink.__name__ == "keep"
     job = load(folder, "source: [in.jsonl]\nsink: {stages: {a: {run: 'job_rows_of_tests:Keeper'}}}")
-    source, sink = jobs.opened(job)
+    source, sink = jobs.open_source_and_sink(job)
     assert source == {"path": [str(folder / "in.jsonl")]}
     assert type(sink["a"]).__name__ == "Keeper"
 
@@ -101,10 +101,10 @@ def test_functions_are_found_beside_the_file_and_called(folder: Path) -> None:
 def test_what_goes_wrong_in_a_users_code_is_told_with_the_line(folder: Path) -> None:
     (folder / "job_bad_of_tests.py").write_text("def rows():\n    return 1 / 0\n")
     (folder / "job_torn_of_tests.py").write_text("def rows(:\n")
-    jobs.importable(folder)
+    jobs.add_import_path(folder)
     job = load(folder, "source: {run: 'job_bad_of_tests:rows'}\nsink: {run: 'job_torn_of_tests:keep'}")
     with pytest.raises(ConfigError) as found:
-        jobs.opened(job)
+        jobs.open_source_and_sink(job)
     one, other = found.value.problems
     assert (one.code, other.code) == ("DT363", "DT363")
     assert one.place == f"{folder / 'p.yaml'}:1:10"
@@ -117,17 +117,17 @@ def test_a_module_that_is_nowhere_is_told_before_anything_starts(folder: Path) -
     (problem,) = jobs.missing_modules(load(folder, "source: in.jsonl"))
     assert problem.place == f"{folder / 'p.yaml'}:2:20"
     (folder / "job_steps_of_tests.py").write_text("def g(rows): return rows\n")
-    jobs.importable(folder)
+    jobs.add_import_path(folder)
     job = load(folder, "source: in.jsonl")
     assert jobs.missing_modules(job) == []
-    (problem,) = jobs.imported(job)
+    (problem,) = jobs.import_errors(job)
     assert "has no 'f'" in problem.message
     assert problem.fixes
 
 
 def test_a_sink_that_is_added_to() -> None:
-    assert jobs.added_to("a.jsonl") == {"path": "a.jsonl", "exists": "append"}
-    assert jobs.added_to({"path": "a", "exists": "fail"}) == {"path": "a", "exists": "append"}
-    assert jobs.added_to({"stages": {"a": "b"}}) == {"stages": {"a": {"path": "b", "exists": "append"}}}
-    assert jobs.added_to({"run": "m:f"}) == {"run": "m:f"}
-    assert jobs.added_to(None) is None
+    assert jobs.with_append("a.jsonl") == {"path": "a.jsonl", "exists": "append"}
+    assert jobs.with_append({"path": "a", "exists": "fail"}) == {"path": "a", "exists": "append"}
+    assert jobs.with_append({"stages": {"a": "b"}}) == {"stages": {"a": {"path": "b", "exists": "append"}}}
+    assert jobs.with_append({"run": "m:f"}) == {"run": "m:f"}
+    assert jobs.with_append(None) is None

@@ -5,11 +5,11 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from dovetail.engines.ray.measured import Measured, NodeMeter
-from dovetail.observe.history import History
+from dovetail.engines.ray.metrics import ClusterMetrics, NodeMeter
+from dovetail.observe.history import RunHistory
 from dovetail.resources.cluster import Cluster
-from dovetail.running import measuring
-from dovetail.running.measuring import Measuring
+from dovetail.runtime import delayed_telemetry
+from dovetail.runtime.delayed_telemetry import DelayedTelemetry
 from machine.sessions import session, until
 from observe.made import recorder
 
@@ -39,33 +39,33 @@ class Far(Engine):
 
     def __init__(self, pid: int) -> None:
         super().__init__(pid)
-        self.measured = Measured()
+        self.measured = ClusterMetrics()
 
     def processes(self) -> dict[int, tuple[str, tuple[int, ...]]]:
         raise AssertionError("nobody looks for it here")
 
 
-def measured_by(engine: Engine, path: Path, monkeypatch: pytest.MonkeyPatch, also: Any = lambda: None) -> History:
+def measured_by(engine: Engine, path: Path, monkeypatch: pytest.MonkeyPatch, also: Any = lambda: None) -> RunHistory:
     """A run that goes on until the unit is told, with advice: it uses more memory than it asked for."""
-    monkeypatch.setattr(measuring, "AFTER_S", 0.0)
+    monkeypatch.setattr(delayed_telemetry, "START_DELAY_S", 0.0)
     work: Any = SimpleNamespace(name="a", shape=SimpleNamespace(cpu_milli=100_000, memory_bytes=MB, ranks=1))
     written = recorder(path)
-    one = Measuring(engine, (work,), Cluster.of("1x(4cpu)"), written)
+    one = DelayedTelemetry(engine, (work,), Cluster.of("1x(4cpu)"), written)
     one.start()
     now = [0.0]
 
     def told() -> bool:
         also()
         now[0] += 1.0
-        written.look_now()
-        written.saw(now[0], [], [])
-        return bool(History.load(path).notes("advice"))
+        written.request_view()
+        written.on_step(now[0], [], [])
+        return bool(RunHistory.load(path).notes("advice"))
 
     until(told, "advice is written")
     one.stop()
     assert one.peaks()["a"] > 30 * MB
     written.close(now[0])
-    return History.load(path)
+    return RunHistory.load(path)
 
 
 def test_workers_of_this_machine_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,7 +86,7 @@ def test_workers_of_other_nodes_are_told_by_their_nodes(tmp_path: Path, monkeypa
         def pass_on() -> None:
             found = meter.take()
             if found is not None:
-                engine.measured.took("far", found)
+                engine.measured.record("far", found)
 
         history = measured_by(engine, tmp_path / "r", monkeypatch, pass_on)
         meter.stop()

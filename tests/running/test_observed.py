@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from dovetail.running.observed import run_observed
+from dovetail.runtime.run_loop import run_with_observers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,7 +28,7 @@ class Noted:
     def now(self) -> float:
         return 0.0
 
-    def saw(self, *_: object) -> None:
+    def on_step(self, *_: object) -> None:
         self.told.append(f"{self.name} saw")
 
     def abort(self, *_: object) -> None: ...
@@ -44,7 +44,7 @@ def test_others_are_told_that_a_place_is_free_only_when_it_is(raises: bool) -> N
         cast("Any", Noted(name, told, raises)) for name in ("controller", "engine", "observer", "keeper")
     )
     try:
-        run_observed(controller, engine, cast("Any", None), observer, [observer], keepers=[keeper])
+        run_with_observers(controller, engine, cast("Any", None), observer, [observer], keepers=[keeper])
     except RuntimeError:
         assert raises
     assert ("keeper saw" in told) is not raises

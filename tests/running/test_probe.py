@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import dovetail as dt
-from dovetail.observe.folder import runs_folder
-from dovetail.running.probing import probe
-from dovetail.running.profiling import profiles_for
+from dovetail.observe.run_folder import runs_folder
+from dovetail.runtime.probe import probe
+from dovetail.runtime.stage_profiles import load_profiles
 from running.aids import patience
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def test_so_many_real_items_go_through_one_worker_of_every_stage(tmp_path: Path)
     assert sorted(int(item) for item, _ in names) == list(range(40))
     assert len({pid for _, pid in names}) == 1
     assert os.getpid() not in {int(pid) for _, pid in names}
-    found = profiles_for(pipe, dt.Cluster.of("auto"), "iterable")
+    found = load_profiles(pipe, dt.Cluster.of("auto"), "iterable")
     assert found["twice"].returns == 2
     assert found["note"].items == found["twice"].items == 40
     assert found["note"].rate < 334

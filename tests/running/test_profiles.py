@@ -13,20 +13,20 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import dovetail as dt
-from dovetail.observe.profiles import Key, Measured, profiles_folder
+from dovetail.observe.profiles import ProfileKey, StageMeasurement, profiles_folder
 from dovetail.pipeline.units import rate_of_unit
-from dovetail.running import job as jobs
-from dovetail.running.inputs import open_input
-from dovetail.running.outputs import wanted
-from dovetail.running.profiling import Watch, keys_of_run, kinds_of, profiles_for
-from dovetail.streaming.work import works_of
+from dovetail.runtime import run_spec as jobs
+from dovetail.runtime.inputs import open_input
+from dovetail.runtime.outputs import parse_sinks
+from dovetail.runtime.stage_profiles import ProfileObserver, load_profiles, source_sink_kinds, storage_keys
+from dovetail.streaming.settings import unit_specs
 from observe.made import unit, view
 from running.aids import CLUSTER, patience
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from dovetail.streaming.view import UnitView, View
+    from dovetail.streaming.view import StreamView, UnitView
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "pipelines"
 NAMES = ("clean", "chunks", "heavy", "fetch", "branches")
@@ -53,25 +53,27 @@ class Looks:
     """Views as a run would give them, one per look."""
 
     def __init__(self, pipeline: dt.Pipeline, cluster: str = "1x(8cpu)", reads: str = "", writes: str = "") -> None:
-        self.kept: dict[Key, Measured] = {}
+        self.kept: dict[ProfileKey, StageMeasurement] = {}
         plan = dt.plan(pipeline, cluster)
-        self.keys = keys_of_run(pipeline, plan, reads, writes)
-        self.now: View = view(0.0)
-        self.watch = Watch(self._view, works_of(pipeline, plan), self.keys, keep=self._keep, peaks=lambda: {"a": 7})
+        self.keys = storage_keys(pipeline, plan, reads, writes)
+        self.now: StreamView = view(0.0)
+        self.watch = ProfileObserver(
+            self._view, unit_specs(pipeline, plan), self.keys, keep=self._keep, peaks=lambda: {"a": 7}
+        )
 
-    def _view(self, _now: float) -> View:
+    def _view(self, _now: float) -> StreamView:
         return self.now
 
-    def _keep(self, measured: Mapping[Key, Measured]) -> str:
+    def _keep(self, measured: Mapping[ProfileKey, StageMeasurement]) -> str:
         assert not self.kept
         self.kept.update(measured)
         return ""
 
-    def look(self, now: float, *units: UnitView) -> None:
+    def sample(self, now: float, *units: UnitView) -> None:
         self.now = view(now, *units)
-        self.watch.saw(now, [], [])
+        self.watch.on_step(now, [], [])
 
-    def end(self) -> dict[str, Measured]:
+    def end(self) -> dict[str, StageMeasurement]:
         self.watch.close(self.now.now)
         self.watch.close(self.now.now)
         return {name: self.kept[keys[0]] for name, keys in self.keys.items() if keys[0] in self.kept}
@@ -88,7 +90,7 @@ def saturated(now: float, per_s: float, busy: float, **changes: Any) -> UnitView
 def test_a_saturated_unit_is_as_fast_as_it_was_with_everything_around_its_code() -> None:
     looks = Looks(PIPE)
     for tenth in range(30):
-        looks.look(tenth / 10, saturated(tenth / 10, per_s=50, busy=3.0))
+        looks.sample(tenth / 10, saturated(tenth / 10, per_s=50, busy=3.0))
     found = looks.end()
     assert 1 / found["b"].seconds_per_item == pytest.approx(50, rel=0.05)
     assert found["b"].setup_s == 1.5
@@ -98,7 +100,7 @@ def test_a_saturated_unit_is_as_fast_as_it_was_with_everything_around_its_code()
 def test_a_starved_unit_is_as_fast_as_its_code_and_its_slots() -> None:
     looks = Looks(PIPE)
     for tenth in range(30):
-        looks.look(tenth / 10, saturated(tenth / 10, per_s=5, busy=0.2, backlogged=False))
+        looks.sample(tenth / 10, saturated(tenth / 10, per_s=5, busy=0.2, backlogged=False))
     # 25 items per second in code, and four calls at once, less what messages cost
     assert 1 / looks.end()["b"].seconds_per_item == pytest.approx(100, rel=0.05)
 
@@ -106,14 +108,14 @@ def test_a_starved_unit_is_as_fast_as_its_code_and_its_slots() -> None:
 def test_a_unit_that_waits_for_those_after_it_is_not_taken_for_slow() -> None:
     looks = Looks(PIPE)
     for tenth in range(30):
-        looks.look(tenth / 10, saturated(tenth / 10, per_s=5, busy=0.2))
+        looks.sample(tenth / 10, saturated(tenth / 10, per_s=5, busy=0.2))
     assert 1 / looks.end()["b"].seconds_per_item == pytest.approx(100, rel=0.05)
 
 
 def test_looks_between_which_workers_came_or_went_do_not_count() -> None:
     looks = Looks(PIPE)
     for tenth in range(30):
-        looks.look(tenth / 10, saturated(tenth / 10, per_s=50, busy=3.0, started_total=tenth, starting=1))
+        looks.sample(tenth / 10, saturated(tenth / 10, per_s=50, busy=3.0, started_total=tenth, starting=1))
     # twelve parts of a worker's second in four slots would be 50; nobody was steady, so its code and slots count
     assert 1 / looks.end()["b"].seconds_per_item == pytest.approx(4 * 50 / 3, rel=0.05)
 
@@ -125,7 +127,7 @@ def test_stages_that_share_workers_make_up_the_rate_of_their_unit() -> None:
         now = tenth / 10
         taken = round(100 * now)
         stages = (("a", taken, 2 * taken, 0.3 * now), ("b", 2 * taken, 2 * taken, 0.5 * now))
-        looks.look(
+        looks.sample(
             now,
             unit("a+b", taken_total=taken, busy_s_total=0.8 * now, batches_total=taken, stages=stages)
             if not tenth
@@ -143,9 +145,9 @@ def test_stages_that_share_workers_make_up_the_rate_of_their_unit() -> None:
 
 def test_nothing_is_kept_of_a_run_in_which_nothing_happened(home: Path) -> None:
     looks = Looks(PIPE)
-    looks.look(0.0, unit("a"), unit("b"))
+    looks.sample(0.0, unit("a"), unit("b"))
     assert looks.end() == {}
-    assert profiles_for(PIPE, dt.Cluster.of("1x(8cpu)")) == {}
+    assert load_profiles(PIPE, dt.Cluster.of("1x(8cpu)")) == {}
     assert not home.exists()
 
 
@@ -193,18 +195,18 @@ def test_a_second_run_plans_from_the_first_and_says_so() -> None:
 def test_what_one_function_took_says_nothing_of_another() -> None:
     run_to_end(dt.Pipeline([dt.Stage("s", dt.each(slow))]), range(100))
     changed = dt.Pipeline([dt.Stage("s", dt.each(other))])
-    assert profiles_for(changed, dt.Cluster.of(CLUSTER), "iterable") == {}
+    assert load_profiles(changed, dt.Cluster.of(CLUSTER), "iterable") == {}
     renamed = dt.Pipeline([dt.Stage("renamed", dt.each(slow))])
-    assert list(profiles_for(renamed, dt.Cluster.of(CLUSTER), "iterable")) == ["renamed"]
+    assert list(load_profiles(renamed, dt.Cluster.of(CLUSTER), "iterable")) == ["renamed"]
     larger = dt.Pipeline([dt.Stage("s", dt.each(slow), batch_size=8)])
-    assert profiles_for(larger, dt.Cluster.of(CLUSTER), "iterable") == {}
+    assert load_profiles(larger, dt.Cluster.of(CLUSTER), "iterable") == {}
 
 
 def test_another_kind_of_input_is_better_than_nothing() -> None:
     pipe = dt.Pipeline([dt.Stage("s", dt.each(slow))])
     run_to_end(pipe, range(100))
-    found = profiles_for(pipe, dt.Cluster.of(CLUSTER), "parquet", {"s": "jsonl"})
-    assert found["s"].rate == profiles_for(pipe, dt.Cluster.of(CLUSTER), "iterable")["s"].rate
+    found = load_profiles(pipe, dt.Cluster.of(CLUSTER), "parquet", {"s": "jsonl"})
+    assert found["s"].rate == load_profiles(pipe, dt.Cluster.of(CLUSTER), "iterable")["s"].rate
     assert found["s"].items == 100
 
 
@@ -216,7 +218,7 @@ def test_a_home_full_of_nonsense_is_as_good_as_an_empty_one() -> None:
     for file in files:
         file.write_text("nonsense")
     assert {unit.rate_source for unit in run_to_end(pipe, range(100)).plan.units} == {"assumed"}
-    assert profiles_for(pipe, dt.Cluster.of(CLUSTER), "iterable")["s"].items == 100
+    assert load_profiles(pipe, dt.Cluster.of(CLUSTER), "iterable")["s"].items == 100
 
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.csv", "rows.txt", "*.jsonl"])
@@ -225,16 +227,19 @@ def test_a_plan_calls_source_and_sink_what_a_run_calls_them(name: str, tmp_path:
         (tmp_path / f"rows.{form}").write_text(text)
     stages = "stages: [{name: s, run: 'm:f'}]\n"
     (tmp_path / "p.yaml").write_text(f"source: '{name}'\nsink: out.parquet\n{stages}")
-    job = jobs.load(tmp_path / "p.yaml")
+    job = jobs.load_pipeline_spec(tmp_path / "p.yaml")
     opened = open_input(job.source, None)
     opened.close()
     assert opened.kind != ""
-    assert kinds_of(job) == (opened.kind, wanted(job.sink, job.pipeline, ordered=False).kinds(job.pipeline))
-    assert kinds_of(job)[1] == {"s": "parquet"}
+    assert source_sink_kinds(job) == (
+        opened.kind,
+        parse_sinks(job.sink, job.pipeline, ordered=False).kinds(job.pipeline),
+    )
+    assert source_sink_kinds(job)[1] == {"s": "parquet"}
     (tmp_path / "p.yaml").write_text(f"source: {{run: 'm:rows'}}\nsink: {{run: 'm:keep'}}\n{stages}")
-    assert kinds_of(jobs.load(tmp_path / "p.yaml")) == ("iterable", {"s": ""})
+    assert source_sink_kinds(jobs.load_pipeline_spec(tmp_path / "p.yaml")) == ("iterable", {"s": ""})
     (tmp_path / "p.yaml").write_text(stages)
-    assert kinds_of(jobs.load(tmp_path / "p.yaml")) == ("", {"s": ""})
+    assert source_sink_kinds(jobs.load_pipeline_spec(tmp_path / "p.yaml")) == ("", {"s": ""})
 
 
 # --- the examples
@@ -245,8 +250,8 @@ def example(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], tuple[d
     monkeypatch.syspath_prepend(str(EXAMPLES))
 
     def load(name: str) -> tuple[dt.Pipeline, Callable[[], Any]]:
-        found = jobs.load(EXAMPLES / f"{name}.yaml")
-        return found.pipeline, lambda: jobs.opened(found)[0]
+        found = jobs.load_pipeline_spec(EXAMPLES / f"{name}.yaml")
+        return found.pipeline, lambda: jobs.open_source_and_sink(found)[0]
 
     yield load
     sys.modules.pop("steps", None)
@@ -260,7 +265,7 @@ def test_an_example_runs_and_is_measured(
     pipeline, source = example(name)
     run = run_to_end(pipeline, source(), limit=300, cluster="auto")
     assert run.stats.finished == 300
-    found = profiles_for(pipeline, dt.Cluster.of("auto"), "iterable")
+    found = load_profiles(pipeline, dt.Cluster.of("auto"), "iterable")
     assert sorted(found) == sorted(stage.name for stage in pipeline)
     assert all(profile.rate > 0 for profile in found.values())
 

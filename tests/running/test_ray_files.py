@@ -20,7 +20,7 @@ from running.kills import WRITE, elsewhere, make_rows, rows_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from dovetail.engines.ray.wire import Setup
+    from dovetail.engines.ray.protocol import AgentSetup
     from ray_aids import FakeCluster
 
 pytestmark = pytest.mark.ray
@@ -184,18 +184,18 @@ def test_waves_pass_through_the_spool(
 
 def nobody_sees(monkeypatch: pytest.MonkeyPatch, what: str, node: str = "") -> None:
     """Agents, or that of one node, are on machines where other files lie under these paths."""
-    from dovetail.engines.ray.wire import Setup
+    from dovetail.engines.ray.protocol import AgentSetup
 
-    def elsewhere_(*told: Any) -> Setup:
-        setup = Setup(*told)
+    def elsewhere_(*told: Any) -> AgentSetup:
+        setup = AgentSetup(*told)
         if node and setup.node != node:
             return setup
         if what == "asks":
-            return setup._replace(asks=tuple(f"{path}.other" for path in setup.asks))
-        writes = tuple((folder, "other") for folder, _ in setup.writes)
-        return setup._replace(token="other", writes=writes)
+            return setup._replace(source_paths=tuple(f"{path}.other" for path in setup.source_paths))
+        writes = tuple((folder, "other") for folder, _ in setup.sink_folders)
+        return setup._replace(token="other", sink_folders=writes)
 
-    monkeypatch.setattr("dovetail.engines.ray.fleet.Setup", elsewhere_)
+    monkeypatch.setattr("dovetail.engines.ray.agent_pool.AgentSetup", elsewhere_)
 
 
 def speaks(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -224,7 +224,7 @@ def test_what_a_node_does_not_see_is_said_before_anything_runs(
     ray_cluster: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     """Although others do see it, and however late its agent is."""
-    monkeypatch.setattr("dovetail.engines.ray.fleet.FIRST_S", PATIENCE_S)
+    monkeypatch.setattr("dovetail.engines.ray.agent_pool.FIRST_HELLO_TIMEOUT_S", PATIENCE_S)
     blind = ray_cluster.nodes["d"].dovetail_name
     nobody_sees(monkeypatch, what, blind)
     trace = leaves_a_trace(str(tmp_path))
@@ -251,18 +251,18 @@ def test_a_node_that_comes_later_and_does_not_see_is_left_out(
     ray_cluster: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The run goes on without it."""
-    from dovetail.engines.ray.hearing import Hearing
+    from dovetail.engines.ray.message_handlers import MessageHandlers
 
     known = {node.dovetail_name for node in ray_cluster.nodes.values()}
     refused: list[str] = []
-    real = Hearing._refuse
+    real = MessageHandlers._refuse
 
-    def told(self: Hearing, link: Any, *why: str) -> None:
+    def told(self: MessageHandlers, link: Any, *why: str) -> None:
         refused.append(link.node)
         real(self, link, *why)
         (tmp_path / "go").touch()
 
-    monkeypatch.setattr(Hearing, "_refuse", told)
+    monkeypatch.setattr(MessageHandlers, "_refuse", told)
 
     def slow(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         import time
@@ -275,14 +275,14 @@ def test_a_node_that_comes_later_and_does_not_see_is_left_out(
     stages = [dt.Stage("slow", slow, dt.Resources(cpus=4), workers=(1, 64))]
     out = tmp_path / "out.jsonl"
     run = run_on(ray_cluster.address, stages, jsonl(tmp_path), sink=str(out))
-    from dovetail.engines.ray.wire import Setup
+    from dovetail.engines.ray.protocol import AgentSetup
 
-    def blind(*told: Any) -> Setup:
-        setup = Setup(*told)
-        other = tuple((path, "other") for path, _ in setup.writes)
-        return setup if setup.node in known else setup._replace(writes=other)
+    def blind(*told: Any) -> AgentSetup:
+        setup = AgentSetup(*told)
+        other = tuple((path, "other") for path, _ in setup.sink_folders)
+        return setup if setup.node in known else setup._replace(sink_folders=other)
 
-    monkeypatch.setattr("dovetail.engines.ray.fleet.Setup", blind)
+    monkeypatch.setattr("dovetail.engines.ray.agent_pool.AgentSetup", blind)
     with add_node(ray_cluster):
         assert run.wait().status == "finished"
         assert len(refused) == 1
@@ -306,20 +306,20 @@ def size(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def test_payloads_do_not_pass_through_the_driver(ray_address: str, tmp_path: Path) -> None:
     """300 MB between two nodes; neither the driver's memory nor what it takes out of Ray grows with them."""
-    from dovetail.engines.ray.wire import opened
+    from dovetail.engines.ray.protocol import decode_frame
 
     rows, heard = 150, 0
 
     def counted(frame: bytes) -> Any:
         nonlocal heard
         heard += len(frame)
-        return opened(frame)
+        return decode_frame(frame)
 
     source = jsonl(tmp_path, rows)
     stages = [dt.Stage("large", large, on("a")), dt.Stage("size", size, on("d"))]
     before = psutil.Process().memory_info().rss
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dovetail.engines.ray.links.opened", counted)
+        patch.setattr("dovetail.engines.ray.agent_link.decode_frame", counted)
         run_on(ray_address, stages, source, sink=str(tmp_path / "out.jsonl")).wait()
     grown = psutil.Process().memory_info().rss - before
     assert sorted(row["id"] for row in written(tmp_path / "out.jsonl")) == list(range(rows))
@@ -349,17 +349,17 @@ def test_a_tiny_object_store_neither_spills_nor_stops_the_run(
     ray_cluster: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of 80 MB, while 16 workers elsewhere could take 10 MB each, four at a time."""
-    from dovetail.engines.ray.flights import Flights
+    from dovetail.engines.ray.transfers import TransferQueue
 
     most = 0
-    begin = Flights._begin
+    begin = TransferQueue._begin
 
-    def counted(self: Flights, flight: Any) -> None:
+    def counted(self: TransferQueue, flight: Any) -> None:
         nonlocal most
         begin(self, flight)
         most = max(most, *self._bytes.values())
 
-    monkeypatch.setattr(Flights, "_begin", counted)
+    monkeypatch.setattr(TransferQueue, "_begin", counted)
     rows = 96 if LONG else 48
     before = has_spilled(ray_cluster)
     with add_node(ray_cluster, object_store_memory=80 * MB, labels={"fake": "tiny"}):

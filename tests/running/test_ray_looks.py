@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dovetail.engines.ray.discovery import seen_of
-from dovetail.running.ray_looks import Looks
+from dovetail.engines.ray.discovery import build_cluster
+from dovetail.runtime.ray_site import NodeDiscovery
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from dovetail.engines.ray.discovery import Seen
+    from dovetail.engines.ray.discovery import DiscoveredCluster
 
 
 def row(number: str, host: str) -> dict[str, Any]:
@@ -21,12 +21,12 @@ def row(number: str, host: str) -> dict[str, Any]:
 def test_a_node_keeps_its_name_and_none_gets_that_of_one_that_left() -> None:
     rows = [row("a1", "host")]
 
-    def look(known: Mapping[str, str]) -> Seen:
-        return seen_of(rows, {}, {}, known=known)
+    def look(known: Mapping[str, str]) -> DiscoveredCluster:
+        return build_cluster(rows, {}, {}, known=known)
 
-    looks = Looks(look({}), look)
+    looks = NodeDiscovery(look({}), look)
     by_book, by_engine = looks, looks
-    assert looks.seen.ids == {"host": "a1" * 16}
+    assert looks.latest.ids == {"host": "a1" * 16}
     rows[:] = [row("b2", "host")]
     assert by_book().ids == {"node-b2b2b2b2": "b2" * 16}
     rows[:] = [row("b2", "host"), row("c3", "host")]
@@ -34,4 +34,4 @@ def test_a_node_keeps_its_name_and_none_gets_that_of_one_that_left() -> None:
     assert by_engine().ids == found, "who looks next knows what another one saw"
     rows[:] = [row("d4", "host"), row("c3", "host")]
     assert by_book().ids == {"node-c3c3c3c3": "c3" * 16, "node-d4d4d4d4": "d4" * 16}
-    assert by_engine().ids == looks.seen.ids
+    assert by_engine().ids == looks.latest.ids

@@ -254,9 +254,9 @@ def test_everything_is_back_soon_after_a_run_has_ended_in_whichever_way(ray_clus
 def test_what_no_node_can_ever_give_is_refused_at_once_with_the_reason(
     ray_cluster: FakeCluster, tmp_path: Path
 ) -> None:
-    from dovetail.engines.ray.attaching import Where, attach
+    from dovetail.engines.ray.attachment import RayAddress, attach
 
-    attach(Where.parse(f"ray:{ray_cluster.address}"))
+    attach(RayAddress.parse(f"ray:{ray_cluster.address}"))
     asked = {
         "3 whole GPUs": dt.Resources(gpus=3),
         "5 CPUs": dt.Resources(cpus=5),

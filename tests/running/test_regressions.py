@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import pytest
 
 import dovetail as dt
-from dovetail.data import results
-from dovetail.running import looking, running
+from dovetail.data import iterator_sink
+from dovetail.runtime import assembly, run
 from running.aids import CLUSTER, PATIENCE_S, Script, descriptors, engine_of, is_there, patience, run_of, until
 
 if TYPE_CHECKING:
@@ -233,7 +233,7 @@ def test_results_are_still_there_after_a_wait_that_took_too_long(gated: list[Gat
 def test_who_reads_after_a_wait_that_took_too_long_is_waited_for(
     monkeypatch: pytest.MonkeyPatch, gated: list[Gated]
 ) -> None:
-    monkeypatch.setattr(results, "MOST_ITEMS", 10)
+    monkeypatch.setattr(iterator_sink, "MAX_QUEUED_ITEMS", 10)
     source = Gated(1, 500)
     gated.append(source)
     run = run_of(dt.Stage("same", same), source=source)
@@ -243,12 +243,12 @@ def test_who_reads_after_a_wait_that_took_too_long_is_waited_for(
     source.let_go.set()
     for number in run:
         found.append(number)
-        until(lambda: not run._sink.has_room() or run.done, "more waits than there is room for")
+        until(lambda: not run._sink.has_space() or run.done, "more waits than there is room for")
     assert sorted(found) == list(range(501))
 
 
 def test_results_that_wait_had_to_let_go_are_told_to_who_iterates_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(results, "MOST_ITEMS", 10)
+    monkeypatch.setattr(iterator_sink, "MAX_QUEUED_ITEMS", 10)
     run = run_of(dt.Stage("same", same), source=range(1000))
     assert run.wait().finished == 1000
     found: list[int] = []
@@ -388,7 +388,7 @@ def test_a_share_is_one_of_a_cluster() -> None:
     "wrong", [{"source": "nothing/*.jsonl"}, {"sink": 5}, {"resume": "nobody"}, {"retry_errors": "nobody"}]
 )
 def test_no_cluster_is_reached_for_what_cannot_run(wrong: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "site_of", lambda *_, **__: pytest.fail("it was reached"))
+    monkeypatch.setattr(run, "open_site", lambda *_, **__: pytest.fail("it was reached"))
     with pytest.raises(dt.DovetailError):
         dt.run(dt.Pipeline([dt.Stage("same", same)]), **({"source": range(3), "engine": "ray"} | wrong))
 
@@ -402,7 +402,7 @@ def test_a_plan_must_be_one_for_this_pipeline(of_another: bool) -> None:
 
 
 def test_the_stats_of_a_running_run_are_those_of_now(monkeypatch: pytest.MonkeyPatch, gated: list[Gated]) -> None:
-    monkeypatch.setattr(looking, "REFRESH_S", PATIENCE_S)  # on a busy machine, too
+    monkeypatch.setattr(assembly, "REFRESH_TIMEOUT_S", PATIENCE_S)  # on a busy machine, too
     source = Gated(30, 3)
     gated.append(source)
     run = run_of(dt.Stage("same", same, workers=1), source=source)

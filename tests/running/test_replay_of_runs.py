@@ -7,8 +7,7 @@ import signal
 from typing import TYPE_CHECKING
 
 import dovetail as dt
-from dovetail.observe.replay import replay
-from dovetail.streaming.remake import stream_of
+from dovetail.observe.replay import controller_from_record, replay
 from running.aids import patience, run_of
 
 if TYPE_CHECKING:
@@ -43,6 +42,6 @@ def test_a_recorded_run_with_deaths_and_errors_is_replayed_to_the_same_commands(
         run = run_of(*stages, source=range(200), record=True, run_dir=tmp_path / "run")
         assert sorted(run) == sorted(2 * list(range(200)))
     assert sum(unit.lost for unit in run.stats.units) == 3
-    compared = replay(tmp_path / "run" / "replay.log", stream_of)
-    assert compared.same, compared.difference
+    compared = replay(tmp_path / "run" / "replay.log", controller_from_record)
+    assert compared.is_same, compared.difference
     assert compared.commands > 20

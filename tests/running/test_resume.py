@@ -46,7 +46,7 @@ def kill_and_go_on(killed: Killed, dice: Random, kills: int, most: int = 600) ->
         goal = killed.called() + dice.randrange(1, most)
         if not killed.kill_when(lambda goal=goal: killed.called() >= goal, f"{goal} calls", **named):  # type: ignore[misc]
             return
-        if killed.told().beginning:
+        if killed.told().header:
             named = {"resume": str(killed.run_dir)}
     killed.finish(**named)
 
@@ -107,7 +107,7 @@ def test_a_run_whose_driver_died_after_its_end_is_finished(tmp_path: Path) -> No
 def test_a_run_killed_before_it_began_says_so(tmp_path: Path) -> None:
     killed = job(tmp_path, rows=300)
     killed.dies("torn:1")
-    assert not killed.told().beginning
+    assert not killed.told().header
     said = killed.refused(resume=str(killed.run_dir))
     assert "error[DT" in said
     assert "fix" in said

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 import dovetail as dt
-from dovetail.control.commands import Hosted, RunBatches, StartWorker
+from dovetail.control.commands import HostedObject, RunBatches, StartWorker
 from dovetail.control.events import BatchesDone
 from dovetail.engines.local.engine import LocalEngine
 from dovetail.resources.seat import Seat
-from dovetail.streaming.options import Options
+from dovetail.streaming.settings import StreamOptions
 from running.aids import LONG, Script, patience, run_of, until
 
 if TYPE_CHECKING:
@@ -184,8 +184,8 @@ def _stands(value: Any) -> bool:
     return bool(value() == before)
 
 
-def options(byte_budget: int) -> Options:
-    return Options(byte_budget=byte_budget, hop_s=0.0002, eager=True)
+def options(byte_budget: int) -> StreamOptions:
+    return StreamOptions(byte_budget=byte_budget, hop_s=0.0002, eager=True)
 
 
 def megabytes(items: list[int]) -> list[Any]:
@@ -372,7 +372,7 @@ def same(items: list[Any]) -> list[Any]:
 def test_a_message_may_have_more_payloads_than_one_packet_has_descriptors() -> None:
     engine = LocalEngine()
     try:
-        engine.submit([StartWorker(1, (Seat("node-0", 100),), (Hosted("first", firsts, 1),))])
+        engine.submit([StartWorker(1, (Seat("node-0", 100),), (HostedObject("first", firsts, 1),))])
         segments = [engine.store([n], [np.full(20_000, n)]) for n in range(600)]
         assert {type(segment.ref).__name__ for segment in segments} == {"Shared"}
         parts = [(segment, 0, 1) for segment in segments]
@@ -399,7 +399,7 @@ def firsts(items: list[Any]) -> list[int]:
 def test_payloads_that_do_not_fit_in_memory_come_through_files(tmp_path: Path) -> None:
     engine = LocalEngine(tmp_path, memory_bytes=1 << 20)
     try:
-        hosted = Hosted("add", writes_in_place, 1)
+        hosted = HostedObject("add", writes_in_place, 1)
         engine.submit([StartWorker(1, (Seat("node-0", 100),), (hosted,))])
         segments = [engine.store(range(2), megabytes([number, number])) for number in range(10)]
         log: list[Any] = []
@@ -427,7 +427,7 @@ def test_payloads_that_do_not_fit_in_memory_come_through_files(tmp_path: Path) -
 def test_spilled_payloads_are_not_counted_for_ever(tmp_path: Path) -> None:
     engine = LocalEngine(tmp_path, memory_bytes=1 << 20)
     try:
-        hosted = Hosted("add", writes_in_place, 1)
+        hosted = HostedObject("add", writes_in_place, 1)
         engine.submit([StartWorker(1, (Seat("node-0", 100),), (hosted,))])
         segment = engine.store(range(8), megabytes(list(range(8))))
         for number in range(20):

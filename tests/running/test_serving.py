@@ -20,9 +20,9 @@ import psutil
 import pytest
 
 import dovetail as dt
-from dovetail.data.tickets import ItemFailed, ServiceClosed, Ticket, TooManyRequests
-from dovetail.observe.door import ask
-from dovetail.running.serving import _SERVING, Service, serve
+from dovetail.data.request_queue import ItemFailed, RequestFuture, ServiceClosed, TooManyRequests
+from dovetail.observe.control_socket import send_request
+from dovetail.runtime.service import _ACTIVE_SERVICES, Service, serve
 from running.aids import CLUSTER, LONG, PATIENCE_S, Script, is_there, until
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def serving(*stages: dt.Stage, **settings: Any) -> Iterator[Service]:
     finally:
         service.cancel("its test is over")
         assert service._over.wait(PATIENCE_S), "a service hangs"
-        assert service not in _SERVING
+        assert service not in _ACTIVE_SERVICES
 
 
 def pids_of(service: Service) -> list[int]:
@@ -53,11 +53,11 @@ def busy_pids_of(service: Service) -> list[int]:
     return [pid for worker, (_, pids) in engine.processes().items() if engine.running(worker) for pid in pids]
 
 
-def answer(ticket: Ticket) -> Any:
+def answer(ticket: RequestFuture) -> Any:
     return ticket.result(PATIENCE_S)
 
 
-def failure(ticket: Ticket) -> BaseException:
+def failure(ticket: RequestFuture) -> BaseException:
     error = ticket.exception(PATIENCE_S)
     assert error is not None
     return error
@@ -365,7 +365,7 @@ def test_every_ticket_has_one_end_whatever_happens(seed: int) -> None:
     stages = [dt.Stage("a", odd_one_out, batch_size=3, workers=2), dt.Stage("b", same, fuse=False, workers=1)]
     with serving(*stages, cluster="1x(4cpu, 4GB)", max_wait="3ms") as service:
         answer(service.submit(0))
-        tickets: list[tuple[str, Ticket]] = []
+        tickets: list[tuple[str, RequestFuture]] = []
         for number in range(400):
             deadline = 0.005 if number % 20 == 7 else None
             tickets.append((str(number), service.submit(number, deadline=deadline)))
@@ -458,7 +458,7 @@ def test_leaving_answers_what_is_pending_and_stops_the_workers() -> None:
 def test_it_can_be_ended_from_outside(do: str) -> None:
     with serving(dt.Stage("double", double)) as service:
         tickets = [service.submit(number) for number in range(200)]
-        ask(service.folder, do, "dovetail " + do)
+        send_request(service.folder, do, "dovetail " + do)
         assert service._over.wait(PATIENCE_S)
         with pytest.raises(ServiceClosed, match=f"dovetail {do}"):
             service.submit(1)
@@ -489,7 +489,7 @@ def test_leaving_with_an_error_does_not_wait() -> None:
 SCRIPT = """
 import sys, time
 import dovetail as dt
-from dovetail.running.serving import serve
+from dovetail.runtime.service import serve
 service = serve(dt.Pipeline([dt.Stage("same", lambda items: items)]), cluster="1x(2cpu, 2GB)")
 print(service.submit("answered").result(60), flush=True)
 """
@@ -530,7 +530,7 @@ runpy.run_path({str(HTTP)!r}, run_name="__main__")
 INTERRUPTED = """
 import os, signal, time
 import dovetail as dt
-from dovetail.running.serving import serve
+from dovetail.runtime.service import serve
 def slow(item):
     time.sleep(0.3)
     return item

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from dovetail.resources.cluster import Cluster, Node
-    from dovetail.resources.free import Free
+    from dovetail.resources.free_resources import FreeResources
 
 Way = tuple[CardShare, ...]
 Classes = tuple[tuple[Shape, int], ...]
@@ -89,7 +89,7 @@ def states_of(cluster: Cluster, seats: Iterable[Seat]) -> list[State]:
     return [states[node.name] for node in cluster.nodes]
 
 
-def states_of_ledger(cluster: Cluster, free: Sequence[Free]) -> list[State]:
+def states_of_ledger(cluster: Cluster, free: Sequence[FreeResources]) -> list[State]:
     """What a ledger says, as plain values."""
     return [
         State(

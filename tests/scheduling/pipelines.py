@@ -15,7 +15,7 @@ from scheduling.strategies import clusters, mostly, resources
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dovetail.resources.free import Free
+    from dovetail.resources.free_resources import FreeResources
     from dovetail.resources.shape import Shape
     from dovetail.scheduling.demand import Demand
 
@@ -136,13 +136,13 @@ def all_fit(shapes: Sequence[Shape], counts: Sequence[int], cluster: dt.Cluster)
     fits = [Fit(shape) for shape in shapes]
 
     @cache
-    def rest_fits(states: tuple[Free, ...], left: tuple[int, ...]) -> bool:
+    def rest_fits(states: tuple[FreeResources, ...], left: tuple[int, ...]) -> bool:
         unit = next((number for number, count in enumerate(left) if count), None)
         if unit is None:
             return True
         fewer = tuple(count - (number == unit) for number, count in enumerate(left))
         for position, free in enumerate(states):
-            for way in fits[unit].ways(free) if free not in states[:position] else ():
+            for way in fits[unit].assignments(free) if free not in states[:position] else ():
                 then = free.taken(fits[unit].seat("", way))
                 assert then is not None
                 if rest_fits((*states[:position], then, *states[position + 1 :]), fewer):

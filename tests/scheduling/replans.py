@@ -9,17 +9,16 @@ from hypothesis import strategies as st
 
 import dovetail as dt
 from dovetail.resources.ledger import Ledger
-from dovetail.scheduling.packing import Filler, groups_of
-from dovetail.scheduling.placement import Placer
-from dovetail.scheduling.replan import Rules, replan
-from dovetail.scheduling.scores import BestFit
-from dovetail.scheduling.snapshot import Seated, Snapshot, Standing, UnitNow
+from dovetail.scheduling.packing import NodeFiller, group_nodes
+from dovetail.scheduling.placement import BestFit, Placer
+from dovetail.scheduling.replan.snapshot import Snapshot, UnitSnapshot, WorkerPhase, WorkerSnapshot
+from dovetail.scheduling.replan.steps import ReplanRules, replan
 from scheduling.strategies import clusters, gangs, shapes
 
 if TYPE_CHECKING:
     from dovetail.resources.cluster import Cluster
     from dovetail.resources.shape import Shape
-    from dovetail.scheduling.snapshot import Replan
+    from dovetail.scheduling.replan.snapshot import Replan
 
 RATES = (0.5, 1.0, 1.0, 2.0, 5.0)
 RESOURCES = ((1, 0), (0.5, 0), (2, 0), (0.5, 0.25), (1, 0.5), (1, 1), (1, 2))
@@ -44,10 +43,10 @@ def plain_clusters() -> st.SearchStrategy[Cluster]:
 
 
 @st.composite
-def units(draw: st.DrawFn, name: str, of: st.SearchStrategy[Shape], *, calm: bool) -> UnitNow:
+def units(draw: st.DrawFn, name: str, of: st.SearchStrategy[Shape], *, calm: bool) -> UnitSnapshot:
     """A unit; a calm one has a rate, and nothing about it asks for more or less than its rate does."""
     low, high = draw(st.sampled_from(((1, None), (1, None), (1, None), (2, 2), (1, 3), (2, None))))
-    unit = UnitNow(
+    unit = UnitSnapshot(
         name,
         draw(of),
         rate=draw(st.sampled_from(RATES)),
@@ -63,7 +62,7 @@ def units(draw: st.DrawFn, name: str, of: st.SearchStrategy[Shape], *, calm: boo
     return replace(
         unit,
         rate=draw(st.sampled_from((*RATES, None))),
-        sure=draw(st.sampled_from((1.0, 1.0, 0.2))),
+        confidence=draw(st.sampled_from((1.0, 1.0, 0.2))),
         backlogged=draw(st.booleans()),
         queued=draw(st.sampled_from((0, 50))),
         starved_s=draw(st.sampled_from((0.0, 0.0, 10.0, 100.0))),
@@ -78,37 +77,37 @@ def snapshots(draw: st.DrawFn, *, plain: bool = False, calm: bool = False) -> Sn
     of = plain_shapes() if plain else st.one_of(plain_shapes(), shapes(), gangs(most_ranks=3))
     mine = tuple(draw(units(f"u{number}", of, calm=calm)) for number in range(draw(st.integers(0, 4))))
     placer = Placer(Ledger(cluster), BestFit(cluster))
-    workers: list[Seated] = []
+    workers: list[WorkerSnapshot] = []
     wished = st.lists(st.integers(0, len(mine) - 1), max_size=14) if mine else st.just([])
     for number in draw(wished):
         other = draw(of) if not calm and draw(st.integers(0, 9)) == 0 else mine[number].shape
         seats = placer.place(other)
         if seats is not None:
-            standing = draw(st.sampled_from((Standing.READY,) * 3 + (Standing.STARTING, Standing.DRAINING)))
+            standing = draw(st.sampled_from((WorkerPhase.READY,) * 3 + (WorkerPhase.STARTING, WorkerPhase.DRAINING)))
             moveable = draw(st.integers(0, 9)) > 0
-            standing, moveable = (Standing.READY, True) if calm else (standing, moveable)
-            workers.append(Seated(len(workers), mine[number].name, seats, standing, moveable))
+            standing, moveable = (WorkerPhase.READY, True) if calm else (standing, moveable)
+            workers.append(WorkerSnapshot(len(workers), mine[number].name, seats, standing, moveable))
     return Snapshot(cluster, mine, tuple(workers), horizon_s=draw(st.sampled_from((60.0, 600.0, 1e5))))
 
 
-def carried_out(snapshot: Snapshot, result: Replan, standing: Standing = Standing.READY) -> Snapshot:
+def carried_out(snapshot: Snapshot, result: Replan, standing: WorkerPhase = WorkerPhase.READY) -> Snapshot:
     """The pipeline once all who stop or drain are gone and all who start are there. Fails where somebody cannot be
     seated, or somebody is stopped who is not there."""
     stops = {stop.worker for stop in result.stops}
     assert len(stops) == len(result.stops)
     by_number = {worker.worker: worker for worker in snapshot.workers}
-    drains = {worker.worker for worker in snapshot.workers if worker.standing is Standing.DRAINING}
+    drains = {worker.worker for worker in snapshot.workers if worker.phase is WorkerPhase.DRAINING}
     assert stops <= set(by_number) - drains
-    assert all(by_number[worker].moveable for worker in stops)
-    assert set(result.keeps) <= drains
+    assert all(by_number[worker].movable for worker in stops)
+    assert set(result.cancelled_drains) <= drains
     names = {node.name for node in snapshot.cluster.nodes}
     stay = [
-        replace(worker, standing=Standing.READY)
+        replace(worker, phase=WorkerPhase.READY)
         for worker in snapshot.workers
-        if worker.worker not in stops | (drains - set(result.keeps)) and worker.seats[0].node in names
+        if worker.worker not in stops | (drains - set(result.cancelled_drains)) and worker.seats[0].node in names
     ]
     first = max(by_number, default=-1) + 1
-    come = [Seated(first + i, start.unit, start.seats, standing) for i, start in enumerate(result.starts)]
+    come = [WorkerSnapshot(first + i, start.unit, start.seats, standing) for i, start in enumerate(result.starts)]
     workers = (*stay, *come)
     Ledger(snapshot.cluster, (seat for worker in workers for seat in worker.seats))
     return replace(snapshot, workers=workers)
@@ -118,7 +117,7 @@ def counted(snapshot: Snapshot) -> dict[str, int]:
     return {unit.name: sum(worker.unit == unit.name for worker in snapshot.workers) for unit in snapshot.units}
 
 
-def planned(cluster: Cluster, mine: tuple[UnitNow, ...]) -> Snapshot:
+def planned(cluster: Cluster, mine: tuple[UnitSnapshot, ...]) -> Snapshot:
     """The pipeline as a replan from empty starts it."""
     empty = Snapshot(cluster, mine, ())
     return carried_out(empty, replan(empty))
@@ -126,8 +125,8 @@ def planned(cluster: Cluster, mine: tuple[UnitNow, ...]) -> Snapshot:
 
 def alone(cluster: Cluster, of: Shape) -> int:
     """How many such workers fit on the cluster if nobody else is there, each within one node."""
-    filler = Filler(of)
-    return sum(filler.room(free) // of.ranks * len(nodes) for free, nodes in groups_of(Ledger(cluster)).items())
+    filler = NodeFiller(of)
+    return sum(filler.capacity(free) // of.ranks * len(nodes) for free, nodes in group_nodes(Ledger(cluster)).items())
 
 
-__all__ = ["Rules", "alone", "carried_out", "counted", "planned", "shape", "snapshots"]
+__all__ = ["ReplanRules", "alone", "carried_out", "counted", "planned", "shape", "snapshots"]

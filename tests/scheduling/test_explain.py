@@ -11,9 +11,14 @@ from hypothesis import strategies as st
 
 import dovetail as dt
 from dovetail.resources.fit import Fit
-from dovetail.scheduling.changes import fits, node_that_fits
-from dovetail.scheduling.explain import Wish, largest_count, misfit, problems_of, require
-from dovetail.scheduling.reasons import reasons
+from dovetail.scheduling.diagnose.feasibility import (
+    WorkerRequest,
+    count_that_fit,
+    find_fit_problems,
+    find_misfit,
+    require_fit,
+)
+from dovetail.scheduling.diagnose.misfit import fits_on_some_node, misfit_reasons, smallest_fitting_node
 from scheduling.strategies import clusters, expected, gangs, resources, shapes
 
 
@@ -31,7 +36,7 @@ def only(problems: list[dt.Problem]) -> dt.Problem:
 
 
 def problem_of(spec: str, asked: dt.Resources, count: int = 1, ranks: int = 1) -> dt.Problem:
-    return only(problems_of([Wish("stage 'x'", asked.shape(ranks), count)], ledger_of(spec)))
+    return only(find_fit_problems([WorkerRequest("stage 'x'", asked.shape(ranks), count)], ledger_of(spec)))
 
 
 def pasted(asked: dt.Resources, fix: str) -> dt.Resources | None:
@@ -75,7 +80,7 @@ def test_nvenc_on_an_h100_names_cards_that_have_it() -> None:
 
 def test_reasons_are_counted_over_nodes_and_each_node_once() -> None:
     ledger = ledger_of("2x(8cpu, 2xA100) + 1x(8cpu) + 1x(0.5cpu, 2xA100)", (dt.Resources(cpus=1, gpus=1), 2))
-    problem = only(problems_of([Wish("stage 'caption'", dt.Resources(gpus=2).shape())], ledger))
+    problem = only(find_fit_problems([WorkerRequest("stage 'caption'", dt.Resources(gpus=2).shape())], ledger))
     assert problem.code == "DT110"
     assert problem.message == "stage 'caption' (2 GPUs, 1 CPU) fits on 0 of 4 nodes"
     assert problem.evidence[:3] == (
@@ -87,7 +92,7 @@ def test_reasons_are_counted_over_nodes_and_each_node_once() -> None:
 
 def test_what_is_free_but_split_is_shown_in_pieces() -> None:
     ledger = ledger_of("2x(32cpu, 1xgpu:20GB)", (dt.Resources(gpus=0.4), 2))
-    problem = only(problems_of([Wish("stage 'x'", dt.Resources(gpus=0.7).shape())], ledger))
+    problem = only(find_fit_problems([WorkerRequest("stage 'x'", dt.Resources(gpus=0.7).shape())], ledger))
     assert "1.2 GPUs are free, but as 0.6 + 0.6" in problem.evidence
     assert problem.fixes[0] == "gpus=0.6"
 
@@ -105,16 +110,16 @@ def test_too_many_workers_are_told_the_largest_count() -> None:
 
 
 def test_seven_filters_with_two_whole_gpus_each_are_told_the_sums() -> None:
-    wishes = [Wish(f"filter {i}", dt.Resources(cpus=4, gpus=1).shape(), 2) for i in range(7)]
-    problem = only(problems_of(wishes, ledger_of("1x(32cpu, 128GB, 2xgpu:20GB)")))
+    wishes = [WorkerRequest(f"filter {i}", dt.Resources(cpus=4, gpus=1).shape(), 2) for i in range(7)]
+    problem = only(find_fit_problems(wishes, ledger_of("1x(32cpu, 128GB, 2xgpu:20GB)")))
     assert problem.code == "DT101"
     assert problem.message == "7 kinds of workers need 14 GPUs and 56 CPUs at once; 2 and 32 are free"
     assert problem.fixes[-1] == "or add 6 nodes like 1x(32cpu, 128GB, 2xgpu:20GB)"
 
 
 def test_what_fits_in_total_but_not_together_says_who_is_left_over() -> None:
-    wishes = [Wish("a", dt.Resources(gpus=2).shape(), 2), Wish("b", dt.Resources(gpus=2).shape())]
-    problem = only(problems_of(wishes, ledger_of("2x(8cpu, 3xH100)")))
+    wishes = [WorkerRequest("a", dt.Resources(gpus=2).shape(), 2), WorkerRequest("b", dt.Resources(gpus=2).shape())]
+    problem = only(find_fit_problems(wishes, ledger_of("2x(8cpu, 3xH100)")))
     assert problem.code == "DT102"
     assert problem.evidence == ("b: 1 of 1 workers find no seat",)
     assert problem.fixes == ("add 1 node like 1x(8cpu, 3xH100)",)
@@ -142,12 +147,12 @@ def test_each_kind_of_misfit_has_its_code(asked: dt.Resources, code: str) -> Non
 
 def test_every_problem_is_reported_at_once() -> None:
     wishes = [
-        Wish("a", dt.Resources(gpu_memory="90GB").shape()),
-        Wish("b", dt.Resources(labels={"zone": "z"}).shape()),
-        Wish("c", dt.Resources(gpus=0.5).shape(), 9),
+        WorkerRequest("a", dt.Resources(gpu_memory="90GB").shape()),
+        WorkerRequest("b", dt.Resources(labels={"zone": "z"}).shape()),
+        WorkerRequest("c", dt.Resources(gpus=0.5).shape(), 9),
     ]
     with pytest.raises(dt.InfeasibleError) as raised:
-        require(wishes, ledger_of("2x(32cpu, 64GB, 2xA100)"))
+        require_fit(wishes, ledger_of("2x(32cpu, 64GB, 2xA100)"))
     assert raised.value.codes == ("DT111", "DT114", "DT103")
     assert raised.value.exit_code == 3
 
@@ -160,7 +165,10 @@ def test_memory_that_was_not_given_is_not_guessed() -> None:
 def test_explaining_takes_nothing() -> None:
     ledger = ledger_of("2x(32cpu, 64GB, 2xA100)")
     before = list(ledger.free)
-    problems_of([Wish("a", dt.Resources(gpus=2).shape(), 5), Wish("b", dt.Resources(gpus=1).shape(ranks=9))], ledger)
+    find_fit_problems(
+        [WorkerRequest("a", dt.Resources(gpus=2).shape(), 5), WorkerRequest("b", dt.Resources(gpus=1).shape(ranks=9))],
+        ledger,
+    )
     assert list(ledger.free) == before
 
 
@@ -172,7 +180,7 @@ def test_every_fix_works_when_pasted(
     placer = dt.Placer(ledger, dt.Spread(cluster))
     for shape, count in others:
         placer.fill(shape, count)
-    problem = misfit(Wish("one", asked.shape()), ledger)
+    problem = find_misfit(WorkerRequest("one", asked.shape()), ledger)
     if problem is None:
         assert placer.find(asked.shape()) is not None
         return
@@ -180,12 +188,12 @@ def test_every_fix_works_when_pasted(
     for fix in problem.fixes:
         changed = pasted(asked, fix)
         if changed is not None:
-            assert fits(changed.shape(), ledger), fix
+            assert fits_on_some_node(changed.shape(), ledger), fix
         elif "add a node like " in fix:
             node = dt.Cluster.parse(fix.partition("like ")[2])
-            assert fits(asked.shape(), dt.Ledger(node)), fix
+            assert fits_on_some_node(asked.shape(), dt.Ledger(node)), fix
         elif "stop other workers" in fix:
-            assert fits(asked.shape(), dt.Ledger(cluster)), fix
+            assert fits_on_some_node(asked.shape(), dt.Ledger(cluster)), fix
 
 
 @given(clusters(), resources(), expected(), st.integers(1, 6))
@@ -196,21 +204,21 @@ def test_counts_and_added_nodes_work_when_pasted(
     placer = dt.Placer(ledger, dt.Spread(cluster))
     for shape, taken in others:
         placer.fill(shape, taken)
-    problem = misfit(Wish("one", asked.shape(), count), ledger)
+    problem = find_misfit(WorkerRequest("one", asked.shape(), count), ledger)
     if problem is None or problem.code != "DT103":
         return
     for fix in (fix.removeprefix("or ") for fix in problem.fixes):
         if fix.startswith("workers="):
-            assert largest_count(asked.shape(), ledger) == int(fix.removeprefix("workers="))
+            assert count_that_fit(asked.shape(), ledger) == int(fix.removeprefix("workers="))
         elif fix.startswith("gpus="):
             changed = pasted(asked, fix)
             assert changed is not None
-            assert largest_count(changed.shape(), ledger) >= count
+            assert count_that_fit(changed.shape(), ledger) >= count
         elif fix.startswith("add "):
             more, node = int(fix.split()[1]), dt.Cluster.parse(fix.partition("like ")[2]).nodes[0]
-            room = Fit(asked.shape()).room(dt.Ledger(dt.Cluster((node,))).free[0])
-            assert largest_count(asked.shape(), ledger) + more * room >= count
-            assert largest_count(asked.shape(), ledger) + (more - 1) * room < count
+            room = Fit(asked.shape()).capacity(dt.Ledger(dt.Cluster((node,))).free[0])
+            assert count_that_fit(asked.shape(), ledger) + more * room >= count
+            assert count_that_fit(asked.shape(), ledger) + (more - 1) * room < count
 
 
 @given(clusters(), shapes(), expected())
@@ -223,7 +231,7 @@ def test_the_largest_count_is_what_placement_reaches(
         placer.fill(other, count)
     if shape.cards > 1 and (shape.nvdecs or shape.nvencs):
         return  # there the order in which whole cards are taken decides
-    predicted = largest_count(shape, ledger)
+    predicted = count_that_fit(shape, ledger)
     assert len(placer.fill(shape, 2_000)) == min(predicted, 2_000)
 
 
@@ -236,9 +244,9 @@ def test_a_node_has_reasons_exactly_if_it_cannot_seat_the_worker(
     for other, count in others:
         placer.fill(other, count)
     fit = Fit(shape)
-    able = set(placer.candidates(shape))
+    able = set(placer.fitting_positions(shape))
     for position, free in enumerate(ledger.free):
-        assert bool(reasons(fit, free)) == (position not in able)
+        assert bool(misfit_reasons(fit, free)) == (position not in able)
 
 
 @given(clusters(), gangs(), expected())
@@ -249,14 +257,14 @@ def test_a_gang_is_explained_exactly_if_it_finds_no_place(
     placer = dt.Placer(ledger, dt.FragmentationScore(dt.Workload([(gang, 1)])))
     for other, count in others:
         placer.fill(other, count)
-    problem = misfit(Wish("gang", gang), ledger)
+    problem = find_misfit(WorkerRequest("gang", gang), ledger)
     assert (problem is None) == (placer.find(gang) is not None)
 
 
 @given(resources())
 def test_the_node_that_would_fit_is_one_that_can_be_described(asked: dt.Resources) -> None:
-    spec = node_that_fits(asked.shape())
+    spec = smallest_fitting_node(asked.shape())
     if spec:
-        assert fits(asked.shape(), dt.Ledger(dt.Cluster.parse(spec)))
+        assert fits_on_some_node(asked.shape(), dt.Ledger(dt.Cluster.parse(spec)))
     else:
         assert asked.shape().cards

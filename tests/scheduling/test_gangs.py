@@ -12,14 +12,13 @@ import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
 
-from dovetail.resources import free as free_module
+from dovetail.resources import free_resources as free_module
 from dovetail.resources.cluster import Cluster, Gpu, Node
 from dovetail.resources.ledger import Ledger
 from dovetail.resources.resources import Resources
 from dovetail.resources.seat import CardShare, Seat
 from dovetail.scheduling.fragmentation import Workload
-from dovetail.scheduling.placement import Placer
-from dovetail.scheduling.scores import BestFit, FragmentationScore, Score, Spread
+from dovetail.scheduling.placement import BestFit, FragmentationScore, Placer, Score, Spread
 from scheduling import naive, strategies
 
 if TYPE_CHECKING:
@@ -91,7 +90,7 @@ def test_a_gang_sits_on_one_node_exactly_when_some_arrangement_fits_there(
     states = naive.states_of(cluster, others)
     fits = [position for position, state in enumerate(states) if naive.room_for(gang, state, gang.ranks) == gang.ranks]
     placer = Placer(Ledger(cluster, others), BestFit(cluster))
-    assert placer.candidates(gang) == fits
+    assert placer.fitting_positions(gang) == fits
     seats = placer.place(gang)
     event(f"on {len({seat.node for seat in seats or ()})} nodes")
     assert (seats is not None and len({seat.node for seat in seats}) == 1) == bool(fits)
@@ -259,7 +258,7 @@ def test_a_gang_given_back_leaves_its_nodes_whole_again() -> None:
 def test_a_gang_on_cpus_finds_whole_nodes_also_after_their_states_were_forgotten(states_limit: int) -> None:
     """Cards are compared by identity; a state that was dropped and made anew is another object."""
     cluster = Cluster.parse("2x(4cpu, 2xL4:24GB)")
-    with patch.object(free_module, "EDGES_LIMIT", states_limit):
+    with patch.object(free_module, "TRANSITION_CACHE_LIMIT", states_limit):
         placer = Placer(Ledger(cluster), BestFit(cluster))
         for _ in range(2):
             placed = placer.fill(Resources(cpus=1, gpus=0.5).shape(), 3)

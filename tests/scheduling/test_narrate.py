@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import dovetail as dt
-from dovetail.scheduling.narrate import headline, unit_table, what_more_would_bring
+from dovetail.scheduling.plan_report import headline_lines, rates_with_one_more, unit_table
 from scheduling.pipelines import pipeline, stage
 
 VIDEO = Path(__file__).parents[2] / "examples" / "video.yaml"
@@ -38,8 +38,8 @@ def test_the_whole_plan_is_told() -> None:
 
 def test_one_more_node_gpu_and_cpu_are_told_with_the_rate_that_planning_finds() -> None:
     plan = video()
-    assert all(f"  {what}  " in re.sub(r" {2,}", "  ", plan.explain()) for what, _ in what_more_would_bring(plan))
-    more = dict(what_more_would_bring(plan))
+    assert all(f"  {what}  " in re.sub(r" {2,}", "  ", plan.explain()) for what, _ in rates_with_one_more(plan))
+    more = dict(rates_with_one_more(plan))
     assert [what.split()[0] for what in more] == ["node", "GPU", "CPU"]
     bigger = dt.plan(dt.Pipeline.load(VIDEO), f"{SPEC} + 1x(32cpu, 128GB, 2xL40S:48GB)", headroom=1).rate
     assert next(iter(more.values())) == pytest.approx(bigger, rel=1e-6)
@@ -55,14 +55,14 @@ def test_what_brings_nothing_is_told_so() -> None:
 
 def test_every_kind_of_node_is_offered_once() -> None:
     plan = dt.plan(pipeline(stage("a")), "3x(8cpu) + 2x(16cpu, 1xgpu:20GB)")
-    assert [what.split()[0] for what, _ in what_more_would_bring(plan)] == ["node", "CPU", "node", "GPU", "CPU"]
+    assert [what.split()[0] for what, _ in rates_with_one_more(plan)] == ["node", "CPU", "node", "GPU", "CPU"]
 
 
 def test_one_more_of_anything_for_waves_is_never_a_loss() -> None:
     made = pipeline(*(stage(name, cpus=1, gpus=1, workers=2) for name in "abc"))
     plan = dt.plan(made, "1x(8cpu, 2xgpu:20GB)")
     assert len(plan.waves) == 3
-    assert all(rate >= plan.rate for _, rate in what_more_would_bring(plan))
+    assert all(rate >= plan.rate for _, rate in rates_with_one_more(plan))
     assert "wave 3: throughput" in plan.explain()
     assert unit_table(plan)[0].startswith("wave")
 
@@ -134,5 +134,5 @@ def test_many_nodes_are_cut_short() -> None:
 
 
 def test_the_headline_of_a_plan_without_bound_is_whole() -> None:
-    lines = headline(replace(video(), bound=0.0))
+    lines = headline_lines(replace(video(), bound=0.0))
     assert "100.0 % of the bound" in lines[1]

@@ -10,8 +10,7 @@ from dovetail.resources.cluster import Cluster
 from dovetail.resources.ledger import Ledger
 from dovetail.resources.resources import Resources
 from dovetail.scheduling.fragmentation import Workload
-from dovetail.scheduling.placement import Placer
-from dovetail.scheduling.scores import BestFit, FragmentationScore, Score, Spread
+from dovetail.scheduling.placement import BestFit, FragmentationScore, Placer, Score, Spread
 
 
 def scores_for(cluster: Cluster, asked: Resources) -> list[Score]:

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 
 import dovetail as dt
 from dovetail.scheduling.packing import (
-    NODES_FIRST,
-    Filler,
+    NODE_ORDERS,
+    NodeFiller,
     Packing,
-    Strategy,
-    add_some,
-    groups_of,
+    PackingOrder,
+    add_up_to,
+    group_nodes,
     pack,
-    seats_of,
+    seats_by_unit,
 )
 from scheduling.pipelines import any_clusters, light_resources
 from scheduling.strategies import clusters, gangs, resources, shapes
@@ -30,13 +30,13 @@ def positions_in(packing: Packing) -> list[int]:
 @given(clusters(), shapes(), st.integers(0, 12))
 def test_filling_a_node_gives_the_state_that_its_seats_leave(cluster: dt.Cluster, shape: dt.Shape, count: int) -> None:
     ledger = dt.Ledger(cluster)
-    filler = Filler(shape)
+    filler = NodeFiller(shape)
     free = ledger.free[0]
-    count = min(count, filler.room(free))
+    count = min(count, filler.capacity(free))
     assume(count)
     filled = filler.fill(free, count)
-    assert sum(times for _, times in filled.ways) == count
-    for way, times in filled.ways:
+    assert sum(times for _, times in filled.assignments) == count
+    for way, times in filled.assignments:
         for _ in range(times):
             ledger.take(filler.fit.seat(cluster.nodes[0].name, way))
     assert ledger.free[0] == filled.free
@@ -47,14 +47,14 @@ def test_a_packing_seats_every_worker_and_the_ledger_agrees_with_what_is_left(
     cluster: dt.Cluster, kinds: list[dt.Shape], data: st.DataObject
 ) -> None:
     ledger = dt.Ledger(cluster)
-    fillers = [Filler(shape) for shape in kinds]
+    fillers = [NodeFiller(shape) for shape in kinds]
     counts = data.draw(st.lists(st.integers(0, 3), min_size=len(kinds), max_size=len(kinds)))
     order = tuple(data.draw(st.permutations(range(len(kinds)))))
-    strategy = Strategy(order, data.draw(st.sampled_from(NODES_FIRST)), data.draw(st.integers(1, 3)))
-    packing = pack(Packing([], groups_of(ledger)), fillers, counts, strategy)
+    strategy = PackingOrder(order, data.draw(st.sampled_from(NODE_ORDERS)), data.draw(st.integers(1, 3)))
+    packing = pack(Packing([], group_nodes(ledger)), fillers, counts, strategy)
     assume(packing is not None)
     assert packing is not None
-    workers = seats_of(packing, ledger, fillers)
+    workers = seats_by_unit(packing, ledger, fillers)
     assert [len(found) for found in workers] == counts
     for shape, found in zip(kinds, workers, strict=True):
         assert all(len(seats) == shape.ranks for seats in found)
@@ -65,61 +65,61 @@ def test_a_packing_seats_every_worker_and_the_ledger_agrees_with_what_is_left(
     assert [left[position] for position in range(len(cluster.nodes))] == list(ledger.free)
 
 
-@given(any_clusters(), light_resources(), st.integers(1, 40), st.sampled_from(NODES_FIRST))
+@given(any_clusters(), light_resources(), st.integers(1, 40), st.sampled_from(NODE_ORDERS))
 def test_one_kind_of_worker_is_packed_exactly_when_there_is_room(
     cluster: dt.Cluster, asked: dt.Resources, count: int, nodes_first: str
 ) -> None:
     ledger = dt.Ledger(cluster)
-    filler = Filler(asked.shape())
-    room = sum(filler.room(free) for free in ledger.free)
-    packing = pack(Packing([], groups_of(ledger)), [filler], [count], Strategy((0,), nodes_first))
+    filler = NodeFiller(asked.shape())
+    room = sum(filler.capacity(free) for free in ledger.free)
+    packing = pack(Packing([], group_nodes(ledger)), [filler], [count], PackingOrder((0,), nodes_first))
     assert (packing is not None) == (count <= room)
 
 
 def test_packing_leaves_the_packing_it_starts_from_as_it_was() -> None:
     ledger = dt.Ledger(dt.Cluster.parse("3x(8cpu, 2xgpu:20GB)"))
-    start = Packing([], groups_of(ledger))
+    start = Packing([], group_nodes(ledger))
     before = {free: list(positions) for free, positions in start.groups.items()}
-    fillers = [Filler(dt.Resources(cpus=1, gpus=1).shape()), Filler(dt.Resources(cpus=2).shape())]
-    assert pack(start, fillers, [3, 4], Strategy((0, 1))) is not None
-    assert start.moves == []
+    fillers = [NodeFiller(dt.Resources(cpus=1, gpus=1).shape()), NodeFiller(dt.Resources(cpus=2).shape())]
+    assert pack(start, fillers, [3, 4], PackingOrder((0, 1))) is not None
+    assert start.fills == []
     assert start.groups == before
 
 
 @given(clusters(), resources(), st.integers(0, 50))
 def test_as_many_as_fit_are_added_and_no_more(cluster: dt.Cluster, asked: dt.Resources, count: int) -> None:
     ledger = dt.Ledger(cluster)
-    filler = Filler(asked.shape())
-    room = sum(filler.room(free) for free in ledger.free)
-    packing = Packing([], groups_of(ledger))
-    assert add_some(packing, 0, filler, count) == min(count, room)
-    assert len(seats_of(packing, ledger, [filler])[0]) == min(count, room)
+    filler = NodeFiller(asked.shape())
+    room = sum(filler.capacity(free) for free in ledger.free)
+    packing = Packing([], group_nodes(ledger))
+    assert add_up_to(packing, 0, filler, count) == min(count, room)
+    assert len(seats_by_unit(packing, ledger, [filler])[0]) == min(count, room)
 
 
 def test_a_gang_that_no_node_seats_takes_whole_nodes() -> None:
     ledger = dt.Ledger(dt.Cluster.parse("3x(8cpu, 2xgpu:20GB)"))
-    filler = Filler(dt.Resources(cpus=1, gpus=1).shape(ranks=4))
-    packing = pack(Packing([], groups_of(ledger)), [filler], [1], Strategy((0,)))
+    filler = NodeFiller(dt.Resources(cpus=1, gpus=1).shape(ranks=4))
+    packing = pack(Packing([], group_nodes(ledger)), [filler], [1], PackingOrder((0,)))
     assert packing is not None
-    (worker,) = seats_of(packing, ledger, [filler])[0]
+    (worker,) = seats_by_unit(packing, ledger, [filler])[0]
     assert Counter(seat.node for seat in worker) == {"node-0": 2, "node-1": 2}
-    assert pack(Packing([], groups_of(ledger)), [filler], [2], Strategy((0,))) is None
+    assert pack(Packing([], group_nodes(ledger)), [filler], [2], PackingOrder((0,))) is None
 
 
 def test_shares_go_to_the_card_that_has_the_least_left() -> None:
     ledger = dt.Ledger(dt.Cluster.parse("1x(8cpu, 2xgpu:20GB)"))
-    fillers = [Filler(dt.Resources(cpus=1, gpus=share).shape()) for share in (0.5, 0.25)]
-    packing = pack(Packing([], groups_of(ledger)), fillers, [1, 2], Strategy((0, 1)))
+    fillers = [NodeFiller(dt.Resources(cpus=1, gpus=share).shape()) for share in (0.5, 0.25)]
+    packing = pack(Packing([], group_nodes(ledger)), fillers, [1, 2], PackingOrder((0, 1)))
     assert packing is not None
-    seats = [worker[0] for workers in seats_of(packing, ledger, fillers) for worker in workers]
+    seats = [worker[0] for workers in seats_by_unit(packing, ledger, fillers) for worker in workers]
     assert [seat.gpus for seat in seats] == [(0,), (0,), (0,)]
 
 
-@pytest.mark.parametrize("nodes_first", NODES_FIRST)
+@pytest.mark.parametrize("nodes_first", NODE_ORDERS)
 def test_alike_nodes_are_packed_as_one_group(nodes_first: str) -> None:
     ledger = dt.Ledger(dt.Cluster.parse("500x(8cpu, 2xgpu:20GB)"))
-    filler = Filler(dt.Resources(cpus=4).shape())
-    packing = pack(Packing([], groups_of(ledger)), [filler], [999], Strategy((0,), nodes_first))
+    filler = NodeFiller(dt.Resources(cpus=4).shape())
+    packing = pack(Packing([], group_nodes(ledger)), [filler], [999], PackingOrder((0,), nodes_first))
     assert packing is not None
     assert len(packing.groups) == 2
-    assert len(packing.moves) <= 2
+    assert len(packing.fills) <= 2

@@ -21,17 +21,24 @@ from hypothesis import strategies as st
 
 import dovetail
 from dovetail.resources import fit as fit_module
-from dovetail.resources import free as free_module
+from dovetail.resources import free_resources as free_module
 from dovetail.resources import ledger as ledger_module
 from dovetail.resources.cluster import Cluster
 from dovetail.resources.ledger import Ledger
 from dovetail.resources.resources import Resources
 from dovetail.resources.seat import CardShare, Seat
 from dovetail.scheduling import fragmentation as fragmentation_module
-from dovetail.scheduling import scores as scores_module
+from dovetail.scheduling import placement as scores_module
 from dovetail.scheduling.fragmentation import Fragmentation, Workload
-from dovetail.scheduling.placement import Placer, _Ranking, first_to_leave
-from dovetail.scheduling.scores import BestFit, FragmentationScore, Score, Spread
+from dovetail.scheduling.placement import (
+    BestFit,
+    FragmentationScore,
+    Placer,
+    Score,
+    Spread,
+    _NodeHeap,
+    choose_worker_to_stop,
+)
 from scheduling import naive, strategies
 
 if TYPE_CHECKING:
@@ -169,7 +176,7 @@ def test_what_no_longer_holds_never_shows_even_when_the_heap_is_rebuilt(seed: in
     asked = Resources(cpus=0.5, gpus=0.25).shape()
     others = [Resources(cpus=1).shape(), Resources(cpus=2, gpus=0.25).shape(), Resources(cpus=0.5, gpus=1).shape()]
     both = SideBySide(cluster, *by_spread(cluster, []))
-    with patch.object(_Ranking, "_rank_all", autospec=True, side_effect=_Ranking._rank_all) as ranked_anew:
+    with patch.object(_NodeHeap, "_rank_all", autospec=True, side_effect=_NodeHeap._rank_all) as ranked_anew:
         for _ in range(2000):
             verb = numbers.choice(["take behind its back", "give back behind its back"])
             both.step(verb, numbers.randrange(1000), others)
@@ -222,7 +229,7 @@ def test_finding_a_place_takes_nothing(
     for shape in shapes:
         free, taken, changes = list(ledger.free), list(ledger.seats()), list(ledger.changes)
         found = placer.find(shape)
-        placer.candidates(shape)
+        placer.fitting_positions(shape)
         assert placer.find(shape) == found
         assert (list(ledger.free), list(ledger.seats()), list(ledger.changes)) == (free, taken, changes)
         assert placer.place(shape) == found
@@ -242,7 +249,7 @@ def test_a_worker_is_turned_away_only_if_no_cards_of_any_node_would_do(
     for shape in shapes * 4:
         states = naive.states_of(cluster, seats)
         able = [position for position, state in enumerate(states) if naive.ways(shape, state)]
-        assert placer.candidates(shape) == able
+        assert placer.fitting_positions(shape) == able
         placed = placer.place(shape)
         assert (placed is not None) == bool(able)
         seats += placed or ()
@@ -347,7 +354,7 @@ from dovetail.resources.ledger import Ledger
 from dovetail.resources.resources import Resources
 from dovetail.scheduling.fragmentation import Fragmentation, Workload
 from dovetail.scheduling.placement import Placer, first_to_leave
-from dovetail.scheduling.scores import BestFit, FragmentationScore, Spread
+from dovetail.scheduling.placement import BestFit, FragmentationScore, Spread
 
 cluster = Cluster.parse(
     "3x(32cpu, 128GB, 2xA100:40GB, licence=2, seat=1){pool=red, zone=a}"
@@ -416,7 +423,7 @@ def test_the_first_to_leave_makes_the_most_gpu_usable_again(
     workers = [tuple(order[start:end]) for start, end in pairwise([0, *ends]) if start < end]
     if workers:
         wanted = by_brute_force(cluster, workers, expected)
-        assert first_to_leave(ledger, workers, Fragmentation(Workload(expected))) == wanted
+        assert choose_worker_to_stop(ledger, workers, Fragmentation(Workload(expected))) == wanted
 
 
 def by_brute_force(cluster: Cluster, workers: list[Seats], expected: Expected) -> int:
@@ -448,9 +455,9 @@ def test_whoever_frees_a_whole_card_leaves_before_whoever_frees_a_piece() -> Non
         ("node-1", 0),
         ("node-1", 1),
     ]
-    assert first_to_leave(ledger, workers, Fragmentation(Workload({whole: 1}))) == 5
-    assert first_to_leave(ledger, workers[:5], Fragmentation(Workload({whole: 1}))) == 1
-    assert first_to_leave(ledger, workers[:1] + workers[2:3], Fragmentation(Workload({half: 1}))) == 1
+    assert choose_worker_to_stop(ledger, workers, Fragmentation(Workload({whole: 1}))) == 5
+    assert choose_worker_to_stop(ledger, workers[:5], Fragmentation(Workload({whole: 1}))) == 1
+    assert choose_worker_to_stop(ledger, workers[:1] + workers[2:3], Fragmentation(Workload({half: 1}))) == 1
 
 
 def test_a_gang_on_one_node_and_a_gang_on_two_are_not_mistaken_for_each_other() -> None:
@@ -462,8 +469,8 @@ def test_a_gang_on_one_node_and_a_gang_on_two_are_not_mistaken_for_each_other() 
     assert [(seat.node, seat.cards[0].card) for seat in seats[::3]] == [("node-0", 0), ("node-1", 1)]
     together, apart = (seats[0], seats[1]), (seats[2], seats[5])
     fragmentation = Fragmentation(Workload({two: 1}))
-    assert first_to_leave(ledger, [apart, together], fragmentation) == 1
-    assert first_to_leave(ledger, [together, apart], fragmentation) == 0
+    assert choose_worker_to_stop(ledger, [apart, together], fragmentation) == 1
+    assert choose_worker_to_stop(ledger, [together, apart], fragmentation) == 0
 
 
 def test_leaving_a_shared_card_and_leaving_a_card_alone_are_not_mistaken_for_each_other() -> None:
@@ -476,8 +483,8 @@ def test_leaving_a_shared_card_and_leaving_a_card_alone_are_not_mistaken_for_eac
     ledger.give_back(other[0])
     ledger.take(beside[0])
     fragmentation = Fragmentation(Workload({whole: 1}))
-    assert first_to_leave(ledger, [alone, beside], fragmentation) == 0
-    assert first_to_leave(ledger, [beside, alone], fragmentation) == 1
+    assert choose_worker_to_stop(ledger, [alone, beside], fragmentation) == 0
+    assert choose_worker_to_stop(ledger, [beside, alone], fragmentation) == 1
 
 
 LIMITS = (
@@ -503,9 +510,9 @@ def story(cluster: Cluster, score: Score, expected: Expected, shapes: list[Shape
             if seats is not None:
                 workers.append(seats)
         elif verb == "find":
-            told.append((placer.find(shape), placer.candidates(shape)))
+            told.append((placer.find(shape), placer.fitting_positions(shape)))
         elif workers:
-            leaving = first_to_leave(ledger, workers, fragmentation)
+            leaving = choose_worker_to_stop(ledger, workers, fragmentation)
             told.append((leaving, [fragmentation.of_free(free) for free in ledger.free]))
             placer.give_back(workers.pop(leaving if "behind" in verb else number % len(workers)))
     return "\n".join(str(line) for line in told)

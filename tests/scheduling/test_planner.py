@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 import dovetail as dt
 from dovetail.resources.fit import Fit
-from dovetail.scheduling.narrate import what_more_would_bring
-from dovetail.scheduling.planner import plan_again
+from dovetail.scheduling.plan_report import rates_with_one_more
+from dovetail.scheduling.planner import plan_on_cluster
 from scheduling.pipelines import (
     all_fit,
     any_clusters,
@@ -114,7 +114,7 @@ def test_counts_that_the_author_gave_are_kept(made: dt.Pipeline, cluster: dt.Clu
         if stage_.workers_per_node is not None:
             fit = Fit(stage_.shape)
             empty = zip(cluster.nodes, dt.Ledger(cluster).free, strict=True)
-            able = {node.name: stage_.workers_per_node for node, free in empty if fit.room(free)}
+            able = {node.name: stage_.workers_per_node for node, free in empty if fit.capacity(free)}
             assert Counter(seat.node for seat in plan.seats[stage_.name]) == able
         elif isinstance(stage_.workers, tuple):
             assert stage_.workers[0] <= workers <= stage_.workers[1]
@@ -501,7 +501,7 @@ def test_one_more_node_is_told_with_the_rate_that_a_plan_there_has() -> None:
     stages = (stage("a", **fast), stage("b", **fast), stage("c", **fast), stage("d", cpus=1, gpus=1, rate=1.0))
     made = dt.plan(pipeline(*stages), "3x(8cpu, 1xL4)")
     assert made.mode == "waves"
-    told = dict(what_more_would_bring(made))
+    told = dict(rates_with_one_more(made))
     assert told["node (8cpu, 1xL4)"] == dt.plan(pipeline(*stages), "4x(8cpu, 1xL4)").rate
 
 
@@ -517,8 +517,8 @@ def test_a_plan_is_made_again_for_other_nodes_with_the_same_units_in_the_same_wa
     made = dt.Pipeline([dt.Stage("a", lambda items: items), dt.Stage("b", lambda items: items, dt.Resources(cpus=3))])
     before = dt.plan(made, dt.Cluster.of("4x(4cpu, 16GB)"), mode)
     cluster = dt.Cluster.of("1x(8cpu, 16GB)")
-    found = plan_again(before, cluster)
+    found = plan_on_cluster(before, cluster)
     assert [(unit.name, unit.wave) for unit in found.units] == [(unit.name, unit.wave) for unit in before.units]
     assert found == dt.plan(made, cluster, mode)
     with pytest.raises(dt.InfeasibleError):
-        plan_again(before, dt.Cluster.of("1x(2cpu, 16GB)"))
+        plan_on_cluster(before, dt.Cluster.of("1x(2cpu, 16GB)"))

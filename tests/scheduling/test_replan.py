@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 import dovetail as dt
 from dovetail.scheduling.demand import Demand
-from dovetail.scheduling.replan import Rules, replan
-from dovetail.scheduling.sizing import size
-from dovetail.scheduling.snapshot import Seated, Snapshot, UnitNow
+from dovetail.scheduling.replan.snapshot import Snapshot, UnitSnapshot, WorkerSnapshot
+from dovetail.scheduling.replan.steps import ReplanRules, replan
+from dovetail.scheduling.sizing import size_units
 from scheduling.pipelines import stage
 from scheduling.replans import alone, carried_out, counted, planned, shape, snapshots
 from scheduling.strategies import often
@@ -60,10 +60,10 @@ def test_a_replan_of_what_a_replan_made_changes_nothing(snapshot: Snapshot) -> N
 
 def test_who_has_more_than_its_number_per_node_makes_room_in_the_same_replan() -> None:
     """Found by the search above: it was stopped at once, and who had none waited for the next replan."""
-    has_none = UnitNow("none", shape(cpus=2), 0.5, per_node=1)
-    has_two = UnitNow("two", shape(2, cpus=2), 0.5, per_node=1)
+    has_none = UnitSnapshot("none", shape(cpus=2), 0.5, per_node=1)
+    has_two = UnitSnapshot("two", shape(2, cpus=2), 0.5, per_node=1)
     seat = dt.Seat("node-0", 2000)
-    workers = tuple(Seated(number, "two", (seat, seat)) for number in range(2))
+    workers = tuple(WorkerSnapshot(number, "two", (seat, seat)) for number in range(2))
     result = replan(Snapshot(dt.Cluster.parse("1x(8cpu)"), (has_none, has_two), workers))
     assert [start.unit for start in result.starts] == ["none"]
     assert len(result.stops) == 1
@@ -83,7 +83,7 @@ def test_counts_are_kept_whenever_a_plan_from_empty_keeps_them(snapshot: Snapsho
     demands = [Demand(u.name, u.shape, u.rate or 1.0, u.per_source, u.low, u.high, u.per_node) for u in snapshot.units]
     assume(demands)
     assume(all(unit.per_node is None or unit.shape.ranks == 1 for unit in snapshot.units))
-    feasible = size(demands, dt.Ledger(snapshot.cluster)) is not None
+    feasible = size_units(demands, dt.Ledger(snapshot.cluster)) is not None
     counts = counted(carried_out(snapshot, replan(snapshot)))
     for unit in snapshot.units:
         if unit.per_node is None and unit.high is not None:
@@ -117,16 +117,16 @@ def test_finished_units_give_everything_back(snapshot: Snapshot) -> None:
     result = replan(replace(snapshot, units=finished))
     assert not result.starts
     then = carried_out(replace(snapshot, units=finished), result)
-    assert all(not worker.moveable for worker in then.workers)
+    assert all(not worker.movable for worker in then.workers)
     assert all("finished" in stop.reason for stop in result.stops)
 
 
 @pytest.mark.parametrize(("cpus", "gpus"), [(1, 1), (2, 2), (4, 0), (1, 0.5)])
 def test_a_new_unit_on_a_full_cluster_gets_its_worker(cpus: float, gpus: float) -> None:
     cluster = dt.Cluster.parse("2x(8cpu, 2xgpu)")
-    old = (UnitNow("a", shape(cpus=1), rate=1.0), UnitNow("b", shape(cpus=1, gpus=0.25), rate=1.0))
+    old = (UnitSnapshot("a", shape(cpus=1), rate=1.0), UnitSnapshot("b", shape(cpus=1, gpus=0.25), rate=1.0))
     full = planned(cluster, old)
-    new = UnitNow("new", shape(cpus=cpus, gpus=gpus), rate=3.0)
+    new = UnitSnapshot("new", shape(cpus=cpus, gpus=gpus), rate=3.0)
     then = replan(replace(full, units=(*old, new)))
     assert then.counts["new"] >= 1
     assert min(then.counts.values()) >= 1
@@ -136,8 +136,8 @@ def test_a_new_unit_on_a_full_cluster_gets_its_worker(cpus: float, gpus: float) 
 
 def test_a_raised_pin_on_a_full_cluster_takes_the_seats_that_help() -> None:
     cluster = dt.Cluster.parse("2x(8cpu, 2xgpu)")
-    shares = UnitNow("shares", shape(cpus=1, gpus=0.5), rate=1.0)
-    whole = UnitNow("whole", shape(cpus=1, gpus=1), rate=9.0, low=1, high=1)
+    shares = UnitSnapshot("shares", shape(cpus=1, gpus=0.5), rate=1.0)
+    whole = UnitSnapshot("whole", shape(cpus=1, gpus=1), rate=9.0, low=1, high=1)
     full = planned(cluster, (shares, whole))
     assert counted(full) == {"shares": 6, "whole": 1}
     raised = replace(full, units=(shares, replace(whole, low=2, high=2)))
@@ -150,9 +150,9 @@ def test_a_raised_pin_on_a_full_cluster_takes_the_seats_that_help() -> None:
 
 def test_a_gang_over_several_nodes_is_seated_by_others_leaving() -> None:
     cluster = dt.Cluster.parse("3x(8cpu, 2xgpu)")
-    shares = UnitNow("shares", shape(cpus=1, gpus=0.5), rate=1.0)
+    shares = UnitSnapshot("shares", shape(cpus=1, gpus=0.5), rate=1.0)
     full = planned(cluster, (shares,))
-    gang = UnitNow("gang", shape(4, cpus=1, gpus=1), rate=1.0)
+    gang = UnitSnapshot("gang", shape(4, cpus=1, gpus=1), rate=1.0)
     both = replace(full, units=(shares, gang))
     result = replan(both)
     then = carried_out(both, result)
@@ -167,9 +167,10 @@ def test_a_gang_over_several_nodes_is_seated_by_others_leaving() -> None:
 @pytest.mark.parametrize("held", [2000, 3000])
 def test_a_gang_may_sit_on_nodes_of_which_others_than_the_run_hold_a_part(held: int) -> None:
     cluster = dt.Cluster.parse("2x(4cpu)")
-    gang = UnitNow("gang", shape(2, cpus=2), rate=1.0)
+    gang = UnitSnapshot("gang", shape(2, cpus=2), rate=1.0)
     others = tuple(
-        Seated(-number, "", (dt.Seat(node.name, held),), moveable=False) for number, node in enumerate(cluster.nodes, 1)
+        WorkerSnapshot(-number, "", (dt.Seat(node.name, held),), movable=False)
+        for number, node in enumerate(cluster.nodes, 1)
     )
     result = replan(Snapshot(cluster, (gang,), others))
     seated = [{seat.node for seat in start.seats} for start in result.starts]
@@ -177,8 +178,8 @@ def test_a_gang_may_sit_on_nodes_of_which_others_than_the_run_hold_a_part(held: 
 
 
 def test_when_not_every_unit_fits_as_many_as_possible_do_and_the_others_are_named() -> None:
-    small = [UnitNow(f"u{i}", shape(cpus=2), rate=1.0) for i in range(3)]
-    mine = (*small, UnitNow("large", shape(cpus=100), rate=1.0))
+    small = [UnitSnapshot(f"u{i}", shape(cpus=2), rate=1.0) for i in range(3)]
+    mine = (*small, UnitSnapshot("large", shape(cpus=100), rate=1.0))
     result = replan(Snapshot(dt.Cluster.parse("1x(4cpu)"), mine, ()))
     assert sum(count > 0 for count in result.counts.values()) == 2
     assert sum("no room for" in reason for reason in result.reasons) == 2
@@ -187,14 +188,14 @@ def test_when_not_every_unit_fits_as_many_as_possible_do_and_the_others_are_name
 def test_without_units_or_workers_nothing_is_done() -> None:
     cluster = dt.Cluster.parse("1x(4cpu)")
     assert not replan(Snapshot(cluster, (), ())).changes
-    stranger = Seated(7, "unknown", (dt.Seat("node-0", 1000),))
+    stranger = WorkerSnapshot(7, "unknown", (dt.Seat("node-0", 1000),))
     assert not replan(Snapshot(cluster, (), (stranger,))).changes
 
 
 def test_workers_whose_seats_no_longer_suit_are_replaced_and_one_works_meanwhile() -> None:
     cluster = dt.Cluster.parse("1x(8cpu)")
-    before = planned(cluster, (UnitNow("a", shape(cpus=2), rate=1.0, high=3),))
-    grown = replace(before, units=(UnitNow("a", shape(cpus=3), rate=1.0, high=3),))
+    before = planned(cluster, (UnitSnapshot("a", shape(cpus=2), rate=1.0, high=3),))
+    grown = replace(before, units=(UnitSnapshot("a", shape(cpus=3), rate=1.0, high=3),))
     result = replan(grown)
     assert (len(result.starts), len(result.stops)) == (2, 2)
     then = carried_out(grown, result)
@@ -205,9 +206,9 @@ def test_workers_whose_seats_no_longer_suit_are_replaced_and_one_works_meanwhile
 
 def test_those_who_may_not_be_moved_stay() -> None:
     cluster = dt.Cluster.parse("1x(4cpu)")
-    old = planned(cluster, (UnitNow("a", shape(cpus=1), rate=1.0),))
-    stuck = replace(old, workers=tuple(replace(worker, moveable=False) for worker in old.workers))
-    result = replan(replace(stuck, units=(*old.units, UnitNow("b", shape(cpus=1), rate=1.0))))
+    old = planned(cluster, (UnitSnapshot("a", shape(cpus=1), rate=1.0),))
+    stuck = replace(old, workers=tuple(replace(worker, movable=False) for worker in old.workers))
+    result = replan(replace(stuck, units=(*old.units, UnitSnapshot("b", shape(cpus=1), rate=1.0))))
     assert not result.stops
     assert result.counts["b"] == 0
 
@@ -215,7 +216,7 @@ def test_those_who_may_not_be_moved_stay() -> None:
 def test_a_few_percent_of_noise_rarely_change_anything() -> None:
     chance = random.Random(3)
     mine = tuple(
-        UnitNow(f"u{number}", shape(cpus=cpus, gpus=gpus), rate=rate)
+        UnitSnapshot(f"u{number}", shape(cpus=cpus, gpus=gpus), rate=rate)
         for number, (cpus, gpus, rate) in enumerate(((2, 0, 1.3), (1, 0.25, 0.9), (1, 1, 2.1), (0.5, 0, 0.7)))
     )
     full = planned(dt.Cluster.parse("8x(32cpu, 4xgpu)"), mine)
@@ -232,7 +233,9 @@ REFERENCE = ((4, 0), (1, 0.25), (2, 0.5), (4, 1), (4, 2), (2, 0))
 
 def test_a_thousand_nodes_are_replanned_within_a_second() -> None:
     cluster = dt.Cluster.parse("1024x(128cpu, 8xgpu)")
-    mine = tuple(UnitNow(f"s{i}", shape(cpus=cpus, gpus=gpus), rate=1.0) for i, (cpus, gpus) in enumerate(REFERENCE))
+    mine = tuple(
+        UnitSnapshot(f"s{i}", shape(cpus=cpus, gpus=gpus), rate=1.0) for i, (cpus, gpus) in enumerate(REFERENCE)
+    )
     full = planned(cluster, mine)
     shifted = replace(
         full, units=tuple(replace(u, rate=r) for u, r in zip(mine, (0.5, 2.0, 0.7, 1.6, 0.9, 1.2), strict=True))
@@ -241,7 +244,7 @@ def test_a_thousand_nodes_are_replanned_within_a_second() -> None:
     result = replan(shifted)
     taken_s = time.process_time() - start
     demands = [Demand(unit.name, unit.shape, unit.rate or 1.0) for unit in shifted.units]
-    best = size(demands, dt.Ledger(cluster))
+    best = size_units(demands, dt.Ledger(cluster))
     assert best is not None
     assert result.rate_after >= 0.98 * best.rate
     assert taken_s <= 3.0
@@ -261,9 +264,9 @@ def test_what_a_plan_started_is_left_alone(headroom: float) -> None:
             for asked, rate in zip(problem["stages"], problem["rates"], strict=True)
         ]
         made = dt.plan(dt.Pipeline(stages), cluster, "streaming", headroom=headroom)
-        mine = tuple(UnitNow(unit.name, unit.shape, unit.rate, unit.per_source) for unit in made.units)
+        mine = tuple(UnitSnapshot(unit.name, unit.shape, unit.rate, unit.per_source) for unit in made.units)
         seats = [(unit.name, (seat,)) for unit in made.units for seat in made.seats[unit.stages[0]]]
-        workers = tuple(Seated(number, name, where) for number, (name, where) in enumerate(seats))
+        workers = tuple(WorkerSnapshot(number, name, where) for number, (name, where) in enumerate(seats))
         result = replan(Snapshot(cluster, mine, workers))
         assert not result.changes, (problem["name"], result.reasons)
         assert result.rate_after == pytest.approx(made.rate)
@@ -278,11 +281,11 @@ def test_drifting_speeds_are_followed_closely_and_with_few_restarts() -> None:
         shapes = [shape(cpus=cpus, gpus=gpus) for cpus, gpus in chance.sample(kinds, 5)]
         running = Snapshot(cluster, (), ())
         for step in range(4):
-            mine = tuple(UnitNow(f"u{i}", asked, rate=chance.uniform(0.3, 3)) for i, asked in enumerate(shapes))
+            mine = tuple(UnitSnapshot(f"u{i}", asked, rate=chance.uniform(0.3, 3)) for i, asked in enumerate(shapes))
             running = replace(running, units=mine)
             result = replan(running)
             before, running = len(running.workers), carried_out(running, result)
-            cold = size([Demand(unit.name, unit.shape, unit.rate or 1.0) for unit in mine], dt.Ledger(cluster))
+            cold = size_units([Demand(unit.name, unit.shape, unit.rate or 1.0) for unit in mine], dt.Ledger(cluster))
             assert cold is not None
             if step:
                 shares.append(result.rate_after / cold.rate)
@@ -298,7 +301,7 @@ SWITCHES = ("queues", "lull", "ramp", "reserve", "pays", "spares", "take_back")
 @often
 @given(snapshots(), st.sampled_from(SWITCHES))
 def test_without_any_one_rule_a_replan_can_still_be_carried_out(snapshot: Snapshot, rule: str) -> None:
-    carried_out(snapshot, replan(snapshot, replace(Rules(), **{rule: False})))
+    carried_out(snapshot, replan(snapshot, replace(ReplanRules(), **{rule: False})))
 
 
 @given(snapshots(), st.sampled_from((0.0, 1e-9, 1e12)), st.sampled_from((0.0, 1e-12, 1e12)))
@@ -308,7 +311,7 @@ def test_odd_numbers_do_no_harm(snapshot: Snapshot, number: float, horizon_s: fl
         if i % 3 == 0
         else replace(unit, per_source=number, low=5, high=2)
         if i % 3 == 1
-        else replace(unit, rate=1e-9, per_source=number, low=0, sure=0.0, setup_s=1e12)
+        else replace(unit, rate=1e-9, per_source=number, low=0, confidence=0.0, setup_s=1e12)
         for i, unit in enumerate(snapshot.units)
     )
     carried_out(replace(snapshot, units=odd), replan(replace(snapshot, units=odd, horizon_s=horizon_s)))

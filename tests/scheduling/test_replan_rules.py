@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 import dovetail as dt
-from dovetail.scheduling.replan import Rules, replan
-from dovetail.scheduling.snapshot import Seated, Snapshot, Standing, UnitNow
+from dovetail.scheduling.replan.snapshot import Snapshot, UnitSnapshot, WorkerPhase, WorkerSnapshot
+from dovetail.scheduling.replan.steps import ReplanRules, replan
 from scheduling.replans import carried_out, counted, planned, shape
 
 if TYPE_CHECKING:
@@ -18,56 +18,56 @@ if TYPE_CHECKING:
 CPU = shape(cpus=1)
 
 
-def cpu_workers(**counts: int) -> tuple[Seated, ...]:
+def cpu_workers(**counts: int) -> tuple[WorkerSnapshot, ...]:
     """So many workers with one CPU each, on one node."""
     names = [name for name, count in counts.items() for _ in range(count)]
-    return tuple(Seated(number, name, (dt.Seat("node-0", 1000),)) for number, name in enumerate(names))
+    return tuple(WorkerSnapshot(number, name, (dt.Seat("node-0", 1000),)) for number, name in enumerate(names))
 
 
-def on_card(number: int, unit: str, share: CardShare, cpu_milli: int = 1000) -> Seated:
-    return Seated(number, unit, (dt.Seat("node-0", cpu_milli, 0, (share,)),))
+def on_card(number: int, unit: str, share: CardShare, cpu_milli: int = 1000) -> WorkerSnapshot:
+    return WorkerSnapshot(number, unit, (dt.Seat("node-0", cpu_milli, 0, (share,)),))
 
 
 def test_a_starved_unit_gets_no_workers_while_one_before_it_is_backlogged() -> None:
-    early = UnitNow("early", CPU, rate=2.0, backlogged=True, queued=100)
-    late = UnitNow("late", CPU, rate=1.0, starved_s=50.0)
+    early = UnitSnapshot("early", CPU, rate=2.0, backlogged=True, queued=100)
+    late = UnitSnapshot("late", CPU, rate=1.0, starved_s=50.0)
     snapshot = Snapshot(dt.Cluster.parse("1x(12cpu)"), (early, late), cpu_workers(early=4, late=4))
     assert replan(snapshot).counts == {"early": 8, "late": 4}
-    assert replan(snapshot, Rules(queues=False)).counts == {"early": 4, "late": 8}
+    assert replan(snapshot, ReplanRules(queues=False)).counts == {"early": 4, "late": 8}
 
 
 def test_a_backlogged_unit_is_preferred_to_one_that_is_only_said_to_be_slow() -> None:
-    early = UnitNow("early", CPU, rate=1.0, queued=1)
-    late = UnitNow("late", CPU, rate=1.4, backlogged=True, queued=100)
+    early = UnitSnapshot("early", CPU, rate=1.0, queued=1)
+    late = UnitSnapshot("late", CPU, rate=1.4, backlogged=True, queued=100)
     snapshot = Snapshot(dt.Cluster.parse("1x(10cpu)"), (early, late), cpu_workers(early=4, late=4))
     assert replan(snapshot).counts == {"early": 5, "late": 5}
-    assert replan(snapshot, Rules(queues=False)).counts["late"] == 4
+    assert replan(snapshot, ReplanRules(queues=False)).counts["late"] == 4
 
 
 def test_of_several_backlogged_units_the_last_sets_the_pace() -> None:
-    early = UnitNow("early", CPU, rate=2.0, backlogged=True, queued=100)
-    late = UnitNow("late", CPU, rate=1.0, backlogged=True, queued=100)
+    early = UnitSnapshot("early", CPU, rate=2.0, backlogged=True, queued=100)
+    late = UnitSnapshot("late", CPU, rate=1.0, backlogged=True, queued=100)
     snapshot = Snapshot(dt.Cluster.parse("1x(12cpu)"), (early, late), cpu_workers(early=4, late=4))
     assert replan(snapshot).counts == {"early": 4, "late": 8}
 
 
 def test_a_short_lull_does_not_shrink_a_unit() -> None:
-    busy = UnitNow("busy", CPU, rate=1.0)
-    idle = UnitNow("idle", CPU, rate=3.0, starved_s=20.0, setup_s=60.0, drain_s=5.0)
+    busy = UnitSnapshot("busy", CPU, rate=1.0)
+    idle = UnitSnapshot("idle", CPU, rate=3.0, starved_s=20.0, setup_s=60.0, drain_s=5.0)
     snapshot = Snapshot(dt.Cluster.parse("1x(8cpu)"), (busy, idle), cpu_workers(busy=4, idle=4))
     assert not replan(snapshot).changes
-    assert replan(snapshot, Rules(lull=False)).counts == {"busy": 6, "idle": 2}
+    assert replan(snapshot, ReplanRules(lull=False)).counts == {"busy": 6, "idle": 2}
     waited = replace(snapshot, units=(busy, replace(idle, starved_s=66.0)))
     assert replan(waited).counts == {"busy": 6, "idle": 2}
 
 
 def test_an_unmeasured_unit_begins_with_one_worker_and_grows_by_one_when_all_are_ready() -> None:
-    new = UnitNow("new", CPU, rate=None, backlogged=True, queued=100)
-    snapshot = Snapshot(dt.Cluster.parse("1x(8cpu)"), (UnitNow("old", CPU, rate=5.0), new), cpu_workers(old=2))
+    new = UnitSnapshot("new", CPU, rate=None, backlogged=True, queued=100)
+    snapshot = Snapshot(dt.Cluster.parse("1x(8cpu)"), (UnitSnapshot("old", CPU, rate=5.0), new), cpu_workers(old=2))
     first = replan(snapshot)
     assert first.counts["new"] == 1
-    assert replan(snapshot, Rules(ramp=False)).counts["new"] > 1
-    starting = carried_out(snapshot, first, Standing.STARTING)
+    assert replan(snapshot, ReplanRules(ramp=False)).counts["new"] > 1
+    starting = carried_out(snapshot, first, WorkerPhase.STARTING)
     assert replan(starting).counts["new"] == 1
     ready = carried_out(snapshot, first)
     assert replan(ready).counts["new"] == 2
@@ -76,18 +76,18 @@ def test_an_unmeasured_unit_begins_with_one_worker_and_grows_by_one_when_all_are
 
 
 def test_a_unit_with_an_unsure_rate_at_most_doubles() -> None:
-    guessed = UnitNow("guessed", CPU, rate=0.1, sure=0.2)
-    other = UnitNow("other", CPU, rate=5.0)
+    guessed = UnitSnapshot("guessed", CPU, rate=0.1, confidence=0.2)
+    other = UnitSnapshot("other", CPU, rate=5.0)
     snapshot = Snapshot(dt.Cluster.parse("1x(16cpu)"), (guessed, other), cpu_workers(guessed=2, other=2))
     assert replan(snapshot).counts["guessed"] == 4
-    assert replan(snapshot, Rules(ramp=False)).counts["guessed"] > 4
-    assert replan(replace(snapshot, units=(replace(guessed, sure=0.9), other))).counts["guessed"] > 4
+    assert replan(snapshot, ReplanRules(ramp=False)).counts["guessed"] > 4
+    assert replan(replace(snapshot, units=(replace(guessed, confidence=0.9), other))).counts["guessed"] > 4
 
 
 def test_a_ramping_share_leaves_the_last_whole_card_to_a_unit_that_needs_whole_cards() -> None:
     cluster = dt.Cluster.parse("1x(16cpu, 3xgpu)")
-    share = UnitNow("share", shape(cpus=1, gpus=0.5), rate=None, backlogged=True)
-    whole = UnitNow("whole", shape(cpus=1, gpus=1), rate=None)
+    share = UnitSnapshot("share", shape(cpus=1, gpus=0.5), rate=None, backlogged=True)
+    whole = UnitSnapshot("whole", shape(cpus=1, gpus=1), rate=None)
     workers = (
         on_card(0, "whole", dt.CardShare(0, 1000)),
         on_card(1, "share", dt.CardShare(1, 500)),
@@ -97,72 +97,72 @@ def test_a_ramping_share_leaves_the_last_whole_card_to_a_unit_that_needs_whole_c
     kept = replan(snapshot)
     assert not kept.changes
     assert any("the last free whole card stays for whole" in reason for reason in kept.reasons)
-    assert replan(snapshot, Rules(reserve=False)).counts["share"] == 3
+    assert replan(snapshot, ReplanRules(reserve=False)).counts["share"] == 3
     on_split = replace(snapshot, workers=workers[:2])
     assert [start.seats[0].gpus for start in replan(on_split).starts] == [(1,)]
 
 
 def test_the_hardest_to_seat_are_seated_first() -> None:
     cluster = dt.Cluster.parse("2x(16cpu, 1xgpu)")
-    share = UnitNow("share", shape(cpus=1, gpus=0.25), rate=1.0, low=2, high=4)
-    whole = UnitNow("whole", shape(cpus=1, gpus=1), rate=9.0)
+    share = UnitSnapshot("share", shape(cpus=1, gpus=0.25), rate=1.0, low=2, high=4)
+    whole = UnitSnapshot("whole", shape(cpus=1, gpus=1), rate=9.0)
     counts = replan(Snapshot(cluster, (share, whole), ())).counts
     assert counts == {"share": 4, "whole": 1}
 
 
 def test_a_change_that_does_not_pay_within_the_horizon_is_not_made() -> None:
-    slow = UnitNow("slow", CPU, rate=1.0, setup_s=90.0)
-    fast = UnitNow("fast", CPU, rate=4.0)
+    slow = UnitSnapshot("slow", CPU, rate=1.0, setup_s=90.0)
+    fast = UnitSnapshot("fast", CPU, rate=4.0)
     snapshot = Snapshot(dt.Cluster.parse("1x(6cpu)"), (slow, fast), cpu_workers(slow=3, fast=3), horizon_s=80.0)
     assert not replan(snapshot).changes
-    assert replan(snapshot, Rules(pays=False)).counts == {"slow": 4, "fast": 2}
+    assert replan(snapshot, ReplanRules(pays=False)).counts == {"slow": 4, "fast": 2}
     assert replan(replace(snapshot, horizon_s=6000.0)).counts == {"slow": 4, "fast": 2}
     free = replace(snapshot, units=(replace(slow, setup_s=0.0), fast))
     assert replan(free).counts == {"slow": 4, "fast": 2}
 
 
 def test_a_unit_without_workers_is_started_however_long_that_takes() -> None:
-    new = UnitNow("new", CPU, rate=1.0, setup_s=1000.0)
-    old = UnitNow("old", CPU, rate=1.0)
+    new = UnitSnapshot("new", CPU, rate=1.0, setup_s=1000.0)
+    old = UnitSnapshot("old", CPU, rate=1.0)
     snapshot = Snapshot(dt.Cluster.parse("1x(3cpu)"), (old, new), cpu_workers(old=3), horizon_s=10.0)
     assert replan(snapshot).counts["new"] >= 1
 
 
 def test_a_worker_above_need_whose_seat_nobody_wants_stays() -> None:
-    one = UnitNow("one", CPU, rate=1.0, high=2)
-    other = UnitNow("other", CPU, rate=1.0)
+    one = UnitSnapshot("one", CPU, rate=1.0, high=2)
+    other = UnitSnapshot("other", CPU, rate=1.0)
     snapshot = Snapshot(dt.Cluster.parse("1x(8cpu)"), (one, other), cpu_workers(one=2, other=6))
     assert not replan(snapshot).changes
-    without = replan(snapshot, Rules(spares=False))
+    without = replan(snapshot, ReplanRules(spares=False))
     assert (len(without.starts), len(without.stops)) == (0, 4)
 
 
 def test_a_draining_worker_whose_unit_needs_one_more_is_kept() -> None:
-    unit = UnitNow("unit", CPU, rate=1.0, low=3, high=3)
+    unit = UnitSnapshot("unit", CPU, rate=1.0, low=3, high=3)
     workers = cpu_workers(unit=3)
-    draining = (replace(workers[0], standing=Standing.DRAINING), *workers[1:])
+    draining = (replace(workers[0], phase=WorkerPhase.DRAINING), *workers[1:])
     snapshot = Snapshot(dt.Cluster.parse("1x(8cpu)"), (unit,), draining)
     kept = replan(snapshot)
-    assert (kept.keeps, kept.changes, kept.counts["unit"]) == ((0,), 0, 3)
-    without = replan(snapshot, Rules(take_back=False))
-    assert (without.keeps, len(without.starts)) == ((), 1)
+    assert (kept.cancelled_drains, kept.changes, kept.counts["unit"]) == ((0,), 0, 3)
+    without = replan(snapshot, ReplanRules(take_back=False))
+    assert (without.cancelled_drains, len(without.starts)) == ((), 1)
 
 
 def test_a_draining_worker_whose_seat_was_promised_to_another_is_not_kept() -> None:
-    unit = UnitNow("unit", CPU, rate=1.0, low=2)
-    other = UnitNow("other", CPU, rate=1.0, low=1)
-    drains = Seated(0, "unit", (dt.Seat("node-0", 1000),), Standing.DRAINING)
-    comes = Seated(1, "other", (dt.Seat("node-0", 1000),), Standing.STARTING)
-    stays = Seated(2, "unit", (dt.Seat("node-0", 1000),))
+    unit = UnitSnapshot("unit", CPU, rate=1.0, low=2)
+    other = UnitSnapshot("other", CPU, rate=1.0, low=1)
+    drains = WorkerSnapshot(0, "unit", (dt.Seat("node-0", 1000),), WorkerPhase.DRAINING)
+    comes = WorkerSnapshot(1, "other", (dt.Seat("node-0", 1000),), WorkerPhase.STARTING)
+    stays = WorkerSnapshot(2, "unit", (dt.Seat("node-0", 1000),))
     result = replan(Snapshot(dt.Cluster.parse("1x(2cpu)"), (unit, other), (drains, comes, stays)))
-    assert not result.keeps
+    assert not result.cancelled_drains
     assert result.counts == {"unit": 1, "other": 1}
 
 
 def test_a_move_is_made_when_it_makes_the_room_that_pays() -> None:
     cluster = dt.Cluster.parse("1x(16cpu, 2xgpu)")
-    half = UnitNow("half", shape(cpus=1, gpus=0.5), rate=1.0, low=2, high=2)
-    whole = UnitNow("whole", shape(cpus=1, gpus=1), rate=1.0)
+    half = UnitSnapshot("half", shape(cpus=1, gpus=0.5), rate=1.0, low=2, high=2)
+    whole = UnitSnapshot("whole", shape(cpus=1, gpus=1), rate=1.0)
     workers = (on_card(0, "half", dt.CardShare(0, 500)), on_card(1, "half", dt.CardShare(1, 500)))
     result = replan(Snapshot(cluster, (half, whole), workers))
     assert result.counts == {"half": 2, "whole": 1}
@@ -173,14 +173,14 @@ def test_a_move_is_made_when_it_makes_the_room_that_pays() -> None:
 
 @pytest.mark.parametrize("low", [1, 3])
 def test_what_is_above_the_most_a_unit_may_have_is_stopped(low: int) -> None:
-    unit = UnitNow("unit", CPU, rate=1.0, low=low, high=3)
+    unit = UnitSnapshot("unit", CPU, rate=1.0, low=low, high=3)
     result = replan(Snapshot(dt.Cluster.parse("1x(8cpu)"), (unit,), cpu_workers(unit=6)))
     assert (len(result.starts), len(result.stops), result.counts["unit"]) == (0, 3, 3)
 
 
 def test_a_unit_with_workers_per_node_has_them_on_every_node_also_on_new_ones() -> None:
-    unit = UnitNow("watch", CPU, rate=9.0, per_node=1)
-    other = UnitNow("other", CPU, rate=1.0)
+    unit = UnitSnapshot("watch", CPU, rate=9.0, per_node=1)
+    other = UnitSnapshot("other", CPU, rate=1.0)
     full = planned(dt.Cluster.parse("2x(4cpu)"), (unit, other))
     assert counted(full) == {"watch": 2, "other": 6}
     more = replace(full, cluster=dt.Cluster.parse("3x(4cpu)"))
@@ -190,16 +190,16 @@ def test_a_unit_with_workers_per_node_has_them_on_every_node_also_on_new_ones() 
 
 
 def test_headroom_is_added_only_from_empty_and_only_when_asked_for() -> None:
-    unit = UnitNow("unit", CPU, rate=1.0)
-    pinned = UnitNow("pinned", CPU, rate=1.0, low=2, high=2)
+    unit = UnitSnapshot("unit", CPU, rate=1.0)
+    pinned = UnitSnapshot("pinned", CPU, rate=1.0, low=2, high=2)
     empty = Snapshot(dt.Cluster.parse("1x(8cpu)"), (unit, pinned), ())
     assert replan(empty).counts == {"unit": 2, "pinned": 2}
-    assert replan(empty, Rules(headroom=1.5)).counts == {"unit": 3, "pinned": 2}
-    assert not replan(replace(empty, workers=cpu_workers(unit=2, pinned=2)), Rules(headroom=1.5)).changes
+    assert replan(empty, ReplanRules(headroom=1.5)).counts == {"unit": 3, "pinned": 2}
+    assert not replan(replace(empty, workers=cpu_workers(unit=2, pinned=2)), ReplanRules(headroom=1.5)).changes
 
 
 def test_the_reasons_tell_the_bottleneck_the_rates_and_what_was_tried() -> None:
-    slow, fast = UnitNow("slow", CPU, rate=1.0), UnitNow("fast", CPU, rate=4.0)
+    slow, fast = UnitSnapshot("slow", CPU, rate=1.0), UnitSnapshot("fast", CPU, rate=4.0)
     result = replan(Snapshot(dt.Cluster.parse("1x(6cpu)"), (slow, fast), cpu_workers(slow=3, fast=3)))
     assert result.bottleneck == "slow"
     assert result.reasons[0] == "slow limits the pipeline: 3 -> 4 items/s"

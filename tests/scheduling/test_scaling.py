@@ -11,15 +11,14 @@ from dovetail.resources.cluster import Cluster
 from dovetail.resources.ledger import Ledger
 from dovetail.resources.resources import Resources
 from dovetail.scheduling.fragmentation import Workload
-from dovetail.scheduling.placement import Placer
-from dovetail.scheduling.scores import FragmentationScore, Ranker, Score, Spread
+from dovetail.scheduling.placement import FragmentationScore, Placer, Ranker, Score, Spread
 from scheduling import naive
 
 if TYPE_CHECKING:
     from dovetail.resources.fit import Fit
-    from dovetail.resources.free import Free
+    from dovetail.resources.free_resources import FreeResources
     from dovetail.resources.shape import Shape
-    from dovetail.scheduling.scores import Choice
+    from dovetail.scheduling.placement import SeatChoice
 
 STAGES = [
     Resources(cpus=4).shape(),
@@ -49,7 +48,7 @@ class _CountedRanker:
         self.inner = ranker
         self.fit: Fit = ranker.fit
 
-    def best(self, free: Free) -> Choice | None:
+    def best(self, free: FreeResources) -> SeatChoice | None:
         self.counted.looks += 1
         return self.inner.best(free)
 
@@ -103,7 +102,7 @@ def test_asking_again_when_nothing_changed_looks_at_nothing(nodes: int) -> None:
     placer, counted = placer_on(Cluster.parse(f"{nodes}x{NODE}"))
     for _ in range(20):
         placer.find(STAGES[3])
-        placer.candidates(STAGES[3])
+        placer.fitting_positions(STAGES[3])
     assert counted.looks == 1
 
 

@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import dovetail as dt
 from dovetail.control.commands import Deliver, Note, Pull, RunBatches, StartWorker, StopWorker
 from dovetail.control.events import BatchesDone, InputEnded, ItemsArrived, WorkerReady
-from dovetail.control.loop import drive
-from dovetail.control.segments import Segment
+from dovetail.control.loop import run_loop
+from dovetail.control.payload import Segment
+from dovetail.engines.simulated.data import SimulatedData
 from dovetail.engines.simulated.engine import SimulatedEngine
-from dovetail.engines.simulated.source import SimulatedData
 from dovetail.engines.simulated.world import Behaviour, World
-from dovetail.streaming.backpressure import room_after
-from dovetail.streaming.controller import Stream
-from dovetail.streaming.options import Options
-from dovetail.streaming.work import works_of
+from dovetail.streaming.controller import StreamController
+from dovetail.streaming.dispatch import has_space_downstream
+from dovetail.streaming.settings import StreamOptions, unit_specs
 from streaming.worlds import Watch, same
 
 if TYPE_CHECKING:
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from dovetail.control.commands import Command
     from dovetail.control.events import Event
     from dovetail.control.lifecycle import RunState
-    from dovetail.engines.simulated.world import At, Key
+    from dovetail.engines.simulated.world import Key, ScriptedEvent
 
 C = TypeVar("C")
 SMALL = "1x(8cpu, 64GB)"
@@ -43,13 +42,13 @@ def stage(name: str, **settings: Any) -> dt.Stage:
 class Log(Watch):
     """Everything that was said, and what must hold after every step."""
 
-    def __init__(self, stream: Stream, after_step: Callable[[Stream], None] | None) -> None:
+    def __init__(self, stream: StreamController, after_step: Callable[[StreamController], None] | None) -> None:
         super().__init__(stream)
         self.said: list[Said] = []
         self.after_step = after_step
 
-    def saw(self, now: float, events: Sequence[Event], commands: Sequence[Command]) -> None:
-        super().saw(now, events, commands)
+    def on_step(self, now: float, events: Sequence[Event], commands: Sequence[Command]) -> None:
+        super().on_step(now, events, commands)
         self.said.append((now, list(events), list(commands)))
         if self.after_step is not None:
             self.after_step(self.stream)
@@ -59,18 +58,18 @@ class Log(Watch):
 class Rig:
     """A run that has ended (or was left), and everything about it."""
 
-    stream: Stream
+    stream: StreamController
     engine: SimulatedEngine
     data: SimulatedData
     log: Log
 
     @property
-    def state(self) -> RunState:
-        return self.stream.board.state
+    def run_state(self) -> RunState:
+        return self.stream.state.run_state
 
     @property
     def error(self) -> str:
-        return self.stream.board.error
+        return self.stream.state.error
 
     @property
     def seconds(self) -> float:
@@ -116,11 +115,11 @@ def go(
     items: int | None,
     *,
     cluster: str | dt.Cluster = SMALL,
-    options: Options | None = None,
+    options: StreamOptions | None = None,
     mode: Any = "streaming",
-    script: tuple[At, ...] = (),
+    script: tuple[ScriptedEvent, ...] = (),
     resume: Sequence[Deliver] = (),
-    after_step: Callable[[Stream], None] | None = None,
+    after_step: Callable[[StreamController], None] | None = None,
     source: Mapping[str, Any] | None = None,
     limit_s: float = 50_000.0,
     world: Mapping[str, Any] | None = None,
@@ -129,29 +128,29 @@ def go(
     there = dt.Cluster.of(cluster) if isinstance(cluster, str) else cluster
     pipeline = dt.Pipeline(list(stages))
     plan = dt.plan(pipeline, there, mode)
-    works = works_of(pipeline, plan)
+    works = unit_specs(pipeline, plan)
     known = {work.name: behaviours.get(work.name, Behaviour(0.1)) for work in works}
     setting: dict[str, Any] = {"tracked": True, **(world or {})}
     engine = SimulatedEngine(World(known, script=script, **setting), there, limit_s=limit_s)
     data = SimulatedData(engine, items, **(source or {}))
-    stream = Stream(works, plan, options or Options(), resume)
+    stream = StreamController(works, plan, options or StreamOptions(), resume)
     log = Log(stream, after_step)
-    dropped = drive(stream, engine, data, [log])
+    dropped = run_loop(stream, engine, data, [log])
     if dropped:
         raise dropped[0][1]
     assert engine.workers == 0
     return Rig(stream, engine, data, log)
 
 
-def nobody_idles(stream: Stream) -> None:
+def nobody_idles(stream: StreamController) -> None:
     """No worker idles while a batch waits for it: what can be sent was sent."""
-    board = stream.board
-    if board.ending:
+    state = stream.state
+    if state.is_ending:
         return
-    for lane in board.lanes:
-        if lane.queue.ready and lane.pool.free:
-            assert not room_after(board, lane), f"{lane} could send and does not"
-        if lane.suspects and lane.pool.idle() is not None:
+    for lane in state.units:
+        if lane.queue.ready and lane.pool.free_count:
+            assert not has_space_downstream(state, lane), f"{lane} could send and does not"
+        if lane.suspects and lane.pool.find_idle() is not None:
             assert all(suspect.memory_bytes for suspect in lane.suspects), f"{lane} has idle workers and suspects"
 
 
@@ -159,7 +158,7 @@ def nobody_idles(stream: Stream) -> None:
 class Hand:
     """A stream that is told by hand what happened."""
 
-    stream: Stream
+    stream: StreamController
     now: float = 0.0
     said: list[Command] = field(default_factory=list)
     segments: int = 0
@@ -169,13 +168,13 @@ class Hand:
         cls,
         stages: Sequence[dt.Stage],
         cluster: str = SMALL,
-        options: Options | None = None,
+        options: StreamOptions | None = None,
         mode: Any = "streaming",
         resume: Sequence[Deliver] = (),
     ) -> Hand:
         pipeline = dt.Pipeline(list(stages))
         plan = dt.plan(pipeline, dt.Cluster.of(cluster), mode)
-        return cls(Stream(works_of(pipeline, plan), plan, options or Options(replan=False), resume))
+        return cls(StreamController(unit_specs(pipeline, plan), plan, options or StreamOptions(replan=False), resume))
 
     def step(self, *events: Event, after: float = 0.0) -> list[Command]:
         self.now += after

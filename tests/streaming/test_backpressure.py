@@ -10,27 +10,27 @@ from hypothesis import strategies as st
 
 import dovetail as dt
 from dovetail.control.lifecycle import RunState
-from dovetail.engines.simulated.world import At, Behaviour, Gives, LoseNode
-from dovetail.streaming.options import Options
+from dovetail.engines.simulated.world import Behaviour, Gives, LoseNode, ScriptedEvent
+from dovetail.streaming.settings import StreamOptions
 from streaming.rigs import go, nobody_idles, numbers, stage
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dovetail.streaming.controller import Stream
-    from dovetail.streaming.lane import Lane
+    from dovetail.streaming.controller import StreamController
+    from dovetail.streaming.state import UnitState
 
-STEADY = Options(replan=False, follow_plan=True)
+STEADY = StreamOptions(replan=False, follow_plan=True)
 
 
 class Most:
     """The most that ever waited in front of a unit, as a share of what may."""
 
-    def __init__(self, unit: str, of: Callable[[Lane], float]) -> None:
+    def __init__(self, unit: str, of: Callable[[UnitState], float]) -> None:
         self.unit, self.of, self.most = unit, of, 0.0
 
-    def __call__(self, stream: Stream) -> None:
-        self.most = max(self.most, self.of(stream.board.lane_of[self.unit]))
+    def __call__(self, stream: StreamController) -> None:
+        self.most = max(self.most, self.of(stream.state.units_by_name[self.unit]))
 
 
 @pytest.mark.parametrize("batch", [1, 5])
@@ -39,8 +39,8 @@ def test_a_slow_last_stage_keeps_queues_bounded_by_items(batch: int) -> None:
 
     caps = [0]
 
-    def over(lane: Lane) -> float:
-        caps[0] = max(caps[0], lane.cap)  # it falls when those before it are finished
+    def over(lane: UnitState) -> float:
+        caps[0] = max(caps[0], lane.max_queued_items)  # it falls when those before it are finished
         return lane.queue.items - caps[0] - 4 * 2 * 20  # four workers, one running and one in advance, 20 ms of 1 ms
 
     most = Most("slow", over)
@@ -60,9 +60,9 @@ def test_the_source_is_not_read_far_ahead_of_a_slow_stage() -> None:
     read = Most("slow", lambda lane: lane.queue.items)
     ahead = 0
 
-    def look(stream: Stream) -> None:
+    def look(stream: StreamController) -> None:
         nonlocal ahead
-        ahead = max(ahead, stream.board.read - stream.board.lane_of["slow"].taken)
+        ahead = max(ahead, stream.state.items_read - stream.state.units_by_name["slow"].items_taken)
         read(stream)
 
     go([stage("slow", workers=1)], {"slow": Behaviour(0.2)}, 1000, options=STEADY, after_step=look)
@@ -77,7 +77,7 @@ def test_queues_are_bounded_by_bytes() -> None:
         [stage("fast", workers=4), stage("slow", workers=1)],
         {"fast": Behaviour(0.2, bytes_out=100), "slow": Behaviour(0.5)},
         300,
-        options=Options(replan=False, follow_plan=True, byte_budget=2000, queue_factor=1000.0),
+        options=StreamOptions(replan=False, follow_plan=True, byte_budget=2000, queued_messages_per_slot=1000.0),
         after_step=most,
     )
     assert rig.out("slow") == numbers(300)
@@ -89,7 +89,7 @@ def test_a_batch_larger_than_the_whole_byte_budget_goes_through() -> None:
         [stage("a", workers=3), stage("b", batch_size=50)],
         {"a": Behaviour(0.01, bytes_out=1 << 30), "b": Behaviour(0.01)},
         430,
-        options=Options(byte_budget=1 << 30, epoch_batches=2),
+        options=StreamOptions(byte_budget=1 << 30, target_epoch_batches=2),
     )
     assert rig.out("b") == numbers(430)
 
@@ -118,11 +118,13 @@ def test_tiny_budgets_never_lock_a_diamond(
             "d": Behaviour(0.01),
         },
         90,
-        options=Options(byte_budget=budget, queue_factor=factor, epoch_batches=epoch_batches, epoch_s=0.01),
+        options=StreamOptions(
+            byte_budget=budget, queued_messages_per_slot=factor, target_epoch_batches=epoch_batches, target_epoch_s=0.01
+        ),
         after_step=nobody_idles,
         limit_s=2000,
     )
-    assert rig.state is RunState.FINISHED
+    assert rig.run_state is RunState.FINISHED
     assert rig.data.delivered["d"] == 90 + sum(number % 3 for number in range(90))
 
 
@@ -137,14 +139,14 @@ def test_whoever_waits_for_room_is_woken_when_the_other_parent_gave_nothing() ->
             "d": Behaviour(0.1),
         },
         300,
-        options=Options(byte_budget=1, epoch_batches=3),
+        options=StreamOptions(byte_budget=1, target_epoch_batches=3),
         after_step=nobody_idles,
     )
     assert rig.out("d") == numbers(300)
 
 
 def test_an_item_that_becomes_a_thousand_does_not_flood_the_next_stage() -> None:
-    most = Most("b", lambda lane: lane.queue.items - lane.cap)
+    most = Most("b", lambda lane: lane.queue.items - lane.max_queued_items)
     rig = go(
         [stage("a", workers=2), stage("b", workers=2, batch_size=8)],
         {"a": Behaviour(0.01, item=lambda *_: Gives(1000)), "b": Behaviour(0.001)},
@@ -162,9 +164,9 @@ def test_a_stage_that_drops_everything_lets_the_run_end(batch: int) -> None:
         [stage("a"), stage("b", batch_size=batch), stage("c", batch_size=3)],
         {"b": Behaviour(0.01, item=lambda *_: Gives(0))},
         200,
-        options=Options(byte_budget=1),
+        options=StreamOptions(byte_budget=1),
     )
-    assert rig.state is RunState.FINISHED
+    assert rig.run_state is RunState.FINISHED
     assert rig.data.delivered == {}
     assert not rig.messages("c")
     assert sum(deliver.last - deliver.first for deliver in rig.data.log) == 200
@@ -179,9 +181,9 @@ def test_an_entry_that_waits_for_seats_does_not_stop_the_source_for_the_others()
         {"x": Behaviour(0.5), "y": Behaviour(0.5)},
         200,
         cluster=cluster,
-        script=(At(7.0, LoseNode(big)),),
+        script=(ScriptedEvent(7.0, LoseNode(big)),),
         limit_s=3000,
     )
-    assert rig.state is RunState.FINISHED
+    assert rig.run_state is RunState.FINISHED
     assert rig.notes("waits until those before it are finished")
     assert rig.out("x") == rig.out("y") == numbers(200)

@@ -10,19 +10,18 @@ import dovetail as dt
 from dovetail.control.commands import Note, RunBatches, StartWorker, StopWorker
 from dovetail.control.events import (
     BatchesDone,
+    CallFailure,
     CancelRun,
-    Cause,
-    Failure,
     InputEnded,
     ItemsArrived,
+    LossCause,
     WorkerLost,
     WorkerReady,
     WorkerStopped,
 )
 from dovetail.control.lifecycle import RunState
-from dovetail.control.segments import Segment
+from dovetail.control.payload import Segment
 from dovetail.engines.simulated.world import (
-    At,
     Behaviour,
     Gives,
     Hangs,
@@ -31,16 +30,17 @@ from dovetail.engines.simulated.world import (
     LoseNode,
     OutOfMemory,
     Raises,
+    ScriptedEvent,
     Slow,
 )
-from dovetail.streaming.options import Options
-from dovetail.streaming.queues import Queue
-from dovetail.streaming.speeds import Speeds
+from dovetail.streaming.queues import UnitQueue
+from dovetail.streaming.settings import StreamOptions
+from dovetail.streaming.throughput import ThroughputEstimator
 from streaming.rigs import Hand, Rig, go, numbers, of_kind, stage
 
 if TYPE_CHECKING:
     from dovetail.engines.simulated.world import Key
-    from dovetail.streaming.controller import Stream
+    from dovetail.streaming.controller import StreamController
 
 COUNTED = {"tracked": False}
 
@@ -62,7 +62,7 @@ def test_heavy_tails_move_hardly_anybody(straggle: tuple[float, float], setup_s:
 
 def test_a_unit_that_becomes_slow_is_seen_before_its_messages_end() -> None:
     """Ten times slower from one moment on: with ages, workers move before the first slow message has ended."""
-    speeds = Speeds(None, None)
+    speeds = ThroughputEstimator(None, None)
     for _ in range(100):
         speeds.add(1, 1.0, 1)
     assert speeds.rate([(1, 0.5)] * 10)[0] == pytest.approx(1.0)
@@ -77,7 +77,7 @@ def test_one_poison_item_out_of_memory_does_not_make_batches_small_for_good() ->
         return OutOfMemory() if key == (777,) else Gives(1)
 
     rig = go([stage("a", batch_size=16, on_error="skip")], {"a": Behaviour(0.1, item=item)}, 2000)
-    assert rig.stream.board.lane_of["a"].batch_size == 16
+    assert rig.stream.state.units_by_name["a"].batch_size == 16
     assert set(rig.aside()) == {(777,)}
 
 
@@ -98,7 +98,7 @@ def on_the_way(hand: Hand, bad: str) -> int:
     there = 0
     lost = [start.worker for start in starts if start.seats[0].node == bad]
     for worker in lost:
-        commands = hand.step(WorkerLost(worker, Cause.NODE_LOST, "gone"), after=0.01)
+        commands = hand.step(WorkerLost(worker, LossCause.NODE_LOST, "gone"), after=0.01)
         there += sum(start.seats[0].node == bad for start in of_kind(commands, StartWorker))
     return there
 
@@ -106,7 +106,7 @@ def on_the_way(hand: Hand, bad: str) -> int:
 def test_nobody_is_started_on_a_node_whose_workers_say_it_is_gone_and_replans_are_few() -> None:
     hand = Hand.of([stage("a", rate=1.0)], cluster="4x(16cpu, 64GB)")
     assert on_the_way(hand, "node-1") == 0
-    assert hand.stream.balance.replans <= 2
+    assert hand.stream.replanner.replans <= 2
 
 
 def setup_fails_on(hand: Hand, bad: str, seconds: int) -> None:
@@ -114,7 +114,7 @@ def setup_fails_on(hand: Hand, bad: str, seconds: int) -> None:
     waiting = of_kind(hand.step(), StartWorker)
     for _ in range(seconds):
         events = [
-            WorkerLost(start.worker, Cause.SETUP_FAILED, "RuntimeError: no card")
+            WorkerLost(start.worker, LossCause.SETUP_FAILED, "RuntimeError: no card")
             if start.seats[0].node == bad
             else WorkerReady(start.worker, 1.0)
             for start in waiting
@@ -125,24 +125,24 @@ def setup_fails_on(hand: Hand, bad: str, seconds: int) -> None:
 def test_one_bad_node_does_not_fail_a_run_that_the_others_can_do() -> None:
     hand = Hand.of([stage("a", rate=1.0, resources=dt.Resources(cpus=4))], cluster="10x(4cpu, 64GB)")
     setup_fails_on(hand, "node-3", 2000)
-    assert hand.stream.board.state is RunState.RUNNING, hand.stream.board.error
-    assert len(hand.stream.board.workers) >= 9
+    assert hand.stream.state.run_state is RunState.RUNNING, hand.stream.state.error
+    assert len(hand.stream.state.workers) >= 9
     assert [note for note in of_kind(hand.said, Note) if "times in a row on node-3" in note.text]
 
 
 def test_a_setup_that_fails_everywhere_fails_the_run_at_once() -> None:
     hand = Hand.of([stage("a", rate=1.0)], cluster="2x(4cpu, 64GB)")
     starts = of_kind(hand.step(), StartWorker)
-    hand.step(*[WorkerLost(start.worker, Cause.SETUP_FAILED, "ImportError: torch") for start in starts], after=1.0)
-    assert "ImportError: torch" in hand.stream.board.error
+    hand.step(*[WorkerLost(start.worker, LossCause.SETUP_FAILED, "ImportError: torch") for start in starts], after=1.0)
+    assert "ImportError: torch" in hand.stream.state.error
 
 
 def test_recycling_by_age_never_takes_the_whole_stage_down() -> None:
     least: list[int] = []
 
-    def look(stream: Stream) -> None:
-        if 100 < stream.board.now < 1400:
-            least.append(stream.view(stream.board.now).units[0].ready)
+    def look(stream: StreamController) -> None:
+        if 100 < stream.state.now < 1400:
+            least.append(stream.view(stream.state.now).units[0].ready)
 
     rig = go(
         [stage("gpu", workers=8, recycle="600s")],
@@ -156,10 +156,10 @@ def test_recycling_by_age_never_takes_the_whole_stage_down() -> None:
 
 
 def test_a_teardown_that_hangs_is_ended_by_time_and_by_a_second_request() -> None:
-    hand = Hand.of([stage("a", workers=1)], options=Options(teardown_s=30.0))
+    hand = Hand.of([stage("a", workers=1)], options=StreamOptions(teardown_timeout_s=30.0))
     (start,) = of_kind(hand.step(), StartWorker)
     hand.step(WorkerReady(start.worker, 1.0), InputEnded(0), after=1.0)
-    assert hand.stream.board.state is RunState.STOPPING
+    assert hand.stream.state.run_state is RunState.STOPPING
     assert of_kind(hand.step(CancelRun(), after=1.0), StopWorker) == [
         StopWorker(start.worker, drain=False, reason="cancelled: asked")
     ]
@@ -190,28 +190,28 @@ def test_workers_are_not_started_for_a_rate_that_the_source_does_not_give() -> N
 def test_what_an_epoch_holds_is_bounded_by_bytes() -> None:
     most = [0]
 
-    def look(stream: Stream) -> None:
-        most[0] = max(most[0], stream.board.held_bytes)
+    def look(stream: StreamController) -> None:
+        most[0] = max(most[0], stream.state.held_bytes)
 
     budget = 1 << 30
     rig = go(
         [stage("filter", rate=50.0, returns=0.01), stage("b", batch_size=64, rate=10.0)],
         {"filter": Behaviour(0.02, returns=0.01), "b": Behaviour(0.1)},
         20_000,
-        options=Options(byte_budget=budget),
+        options=StreamOptions(byte_budget=budget),
         source={"item_bytes": 5_000_000},
         after_step=look,
         world=COUNTED,
     )
-    assert rig.state is RunState.FINISHED
+    assert rig.run_state is RunState.FINISHED
     assert most[0] < 12 * budget
 
 
 def test_a_stage_that_gives_a_thousand_for_one_does_not_flood_the_next() -> None:
     most = [0]
 
-    def look(stream: Stream) -> None:
-        most[0] = max(most[0], stream.board.lane_of["b"].queue.bytes)
+    def look(stream: StreamController) -> None:
+        most[0] = max(most[0], stream.state.units_by_name["b"].queue.bytes)
 
     budget = 1 << 30
     go(
@@ -219,7 +219,7 @@ def test_a_stage_that_gives_a_thousand_for_one_does_not_flood_the_next() -> None
         {"a": Behaviour(1.0, returns=1000.0, bytes_out=1_000_000), "b": Behaviour(0.002)},
         200,
         cluster="4x(16cpu, 64GB)",
-        options=Options(byte_budget=budget),
+        options=StreamOptions(byte_budget=budget),
         after_step=look,
         world=COUNTED,
     )
@@ -232,15 +232,15 @@ def test_with_ordered_output_what_waits_for_a_stuck_epoch_is_bounded_by_bytes() 
 
     most = [0]
 
-    def look(stream: Stream) -> None:
-        most[0] = max(most[0], stream.board.held_bytes)
+    def look(stream: StreamController) -> None:
+        most[0] = max(most[0], stream.state.held_bytes)
 
     budget = 1 << 28
     rig = go(
         [stage("a", rate=5.0)],
         {"a": Behaviour(0.2, bytes_out=1_000_000, item=item)},
         4000,
-        options=Options(ordered=True, byte_budget=budget),
+        options=StreamOptions(ordered=True, byte_budget=budget),
         after_step=look,
     )
     assert rig.out("a") == numbers(4000)
@@ -253,17 +253,17 @@ def test_a_card_that_runs_out_of_memory_does_not_make_workers_larger_on_the_host
     (start,) = of_kind(hand.step(), StartWorker)
     commands = hand.step(WorkerReady(start.worker, 1.0), ItemsArrived(0, [Segment(1, 1)]), after=1.0)
     (message,) = of_kind(commands, RunBatches)
-    failure = Failure(0, 1, "OutOfMemoryError: CUDA out of memory", out_of_memory=True, on_gpu=True)
-    before = hand.stream.board.all_lanes[0].shape
+    failure = CallFailure(0, 1, "OutOfMemoryError: CUDA out of memory", out_of_memory=True, on_gpu=True)
+    before = hand.stream.state.all_units[0].shape
     hand.step(BatchesDone(start.worker, message.message, [], 0.1, [failure], peak_bytes=1 << 34), after=1.0)
-    assert hand.stream.board.all_lanes[0].shape == before
+    assert hand.stream.state.all_units[0].shape == before
 
 
 def test_deadlines_need_one_timer_per_worker_however_many_messages_there_are() -> None:
     most = [0]
 
-    def look(stream: Stream) -> None:
-        most[0] = max(most[0], len(stream.board._timers))
+    def look(stream: StreamController) -> None:
+        most[0] = max(most[0], len(stream.state._timers))
 
     go([stage("a", deadline="600s", workers=4)], {"a": Behaviour(0.01)}, 3000, after_step=look, world=COUNTED)
     assert most[0] < 30
@@ -284,38 +284,38 @@ def test_after_a_lost_node_input_comes_again_in_smaller_pieces_and_exactly() -> 
         {"a": Behaviour(0.5, bytes_out=9), "b": Behaviour(0.5)},
         600,
         cluster="4x(4cpu, 16GB)",
-        script=(At(20.0, LoseNode("node-0")), At(24.0, LoseNode("node-1"))),
+        script=(ScriptedEvent(20.0, LoseNode("node-0")), ScriptedEvent(24.0, LoseNode("node-1"))),
     )
     assert rig.out("b") == numbers(600)
     sizes = [deliver.last - deliver.first for deliver in rig.data.log]
     assert min(sizes) < max(sizes) / 2
 
 
-@pytest.mark.parametrize("options", [Options(byte_budget=1000), Options(ordered=True, open_epochs=2)])
-def test_a_unit_that_waits_for_seats_and_a_full_budget_do_not_wait_for_each_other(options: Options) -> None:
+@pytest.mark.parametrize("options", [StreamOptions(byte_budget=1000), StreamOptions(ordered=True, max_open_epochs=2)])
+def test_a_unit_that_waits_for_seats_and_a_full_budget_do_not_wait_for_each_other(options: StreamOptions) -> None:
     rig = go(
         [stage("a", rate=2.0, cpus=4), stage("b", rate=2.0, cpus=4)],
         {"a": Behaviour(0.5, bytes_out=100), "b": Behaviour(0.5)},
         200,
         cluster="2x(4cpu, 16GB)",
         options=options,
-        script=(At(10.0, LoseNode("node-0")),),
+        script=(ScriptedEvent(10.0, LoseNode("node-0")),),
         source={"item_bytes": 100},
     )
-    assert rig.state is RunState.FINISHED
+    assert rig.run_state is RunState.FINISHED
     assert rig.out("b") == numbers(200)
 
 
 def test_what_comes_back_to_a_queue_in_a_hurry_is_in_a_hurry_too() -> None:
-    queue = Queue(4)
+    queue = UnitQueue(4)
     segment = Segment(1, 6)
     queue.add(1, segment, 0.0)
     taken, _ = queue.take(1, 4)
-    queue.hurry(1)
+    queue.flush_stale(1)
     queue.put_back(1, taken[:1], 5.0)
     queue.resize(8)
     assert list(queue.ready) == [1]
-    assert queue.by_epoch[1].partial
+    assert queue.by_epoch[1].can_send_partial
 
 
 def test_recycling_goes_on_for_as_long_as_the_run() -> None:
@@ -324,20 +324,20 @@ def test_recycling_goes_on_for_as_long_as_the_run() -> None:
         {"a": Behaviour(1.0, setup_s=2.0, deaths_per_hour=60.0, setup_failures=0.1)},
         12_000,
         cluster="4x(8cpu, 64GB)",
-        options=Options(setup_failures=1.0),
+        options=StreamOptions(max_setup_failure_share=1.0),
         world=COUNTED,
     )
     recycled = [now for now, stop in rig.stops("a") if stop.reason == "recycled"]
     assert len([now for now in recycled if now > rig.seconds / 2]) > 0.3 * len(recycled)
-    assert rig.stream.board.lane_of["a"].recycling == 0
+    assert rig.stream.state.units_by_name["a"].recycling_workers == 0
 
 
 def test_quick_failures_do_not_fail_a_run_whose_other_workers_are_still_setting_up() -> None:
     hand = Hand.of([stage("a", rate=1.0)], cluster="4x(16cpu, 64GB)")
     starts = of_kind(hand.step(), StartWorker)
-    failed = [WorkerLost(start.worker, Cause.SETUP_FAILED, "OSError: hub timeout") for start in starts[:3]]
+    failed = [WorkerLost(start.worker, LossCause.SETUP_FAILED, "OSError: hub timeout") for start in starts[:3]]
     hand.step(*failed, after=2.0)
-    assert hand.stream.board.state is RunState.RUNNING
+    assert hand.stream.state.run_state is RunState.RUNNING
 
 
 def test_a_unit_is_not_starved_by_the_fan_out_before_it() -> None:
@@ -361,19 +361,19 @@ def test_the_first_of_many_failures_of_a_call_whose_input_is_gone_begins_its_epo
         {"a": Behaviour(0.2, bytes_out=9), "b": Behaviour(2.0, item=item)},
         100,
         cluster="2x(4cpu, 16GB)",
-        script=(At(12.0, LoseNode("node-0")), At(12.5, JoinNode(node))),
+        script=(ScriptedEvent(12.0, LoseNode("node-0")), ScriptedEvent(12.5, JoinNode(node))),
     )
     assert rig.out("b") == numbers(100)
 
 
 def test_one_false_report_of_a_lost_node_is_forgotten_after_a_minute() -> None:
-    hand = Hand.of([stage("a", workers=8)], cluster="1x(16cpu, 64GB)", options=Options())
+    hand = Hand.of([stage("a", workers=8)], cluster="1x(16cpu, 64GB)", options=StreamOptions())
     starts = of_kind(hand.step(), StartWorker)
     hand.step(*[WorkerReady(start.worker, 1.0) for start in starts], after=1.0)
-    hand.step(WorkerLost(starts[0].worker, Cause.NODE_LOST, "maybe"), after=1.0)
+    hand.step(WorkerLost(starts[0].worker, LossCause.NODE_LOST, "maybe"), after=1.0)
     for _ in range(30):
         commands = hand.step(after=5.0)
         hand.step(*[WorkerReady(start.worker, 1.0) for start in of_kind(commands, StartWorker)])
         hand.step(*[WorkerStopped(stop.worker) for stop in of_kind(commands, StopWorker)])
-    assert hand.stream.board.state is RunState.RUNNING
-    assert len(hand.stream.board.workers) == 8
+    assert hand.stream.state.run_state is RunState.RUNNING
+    assert len(hand.stream.state.workers) == 8

@@ -8,15 +8,15 @@ import pytest
 
 import dovetail as dt
 from dovetail.control.commands import Note, RunBatches
-from dovetail.control.events import Repin
+from dovetail.control.events import PinWorkers
 from dovetail.control.lifecycle import RunState
-from dovetail.engines.simulated.world import At, Behaviour, KillWorker, Lognormal, Post, SlowDown
-from dovetail.scheduling.rules import Rules
-from dovetail.streaming.options import Options
+from dovetail.engines.simulated.world import Behaviour, KillWorker, Lognormal, PostEvent, ScriptedEvent, SlowDown
+from dovetail.scheduling.replan.snapshot import ReplanRules
+from dovetail.streaming.settings import StreamOptions
 from streaming.rigs import Rig, go, nobody_idles, numbers, stage
 
 if TYPE_CHECKING:
-    from dovetail.streaming.controller import Stream
+    from dovetail.streaming.controller import StreamController
 
 BIG = "1x(16cpu, 64GB)"
 COUNTED = {"tracked": False}
@@ -28,8 +28,8 @@ class Ready:
     def __init__(self) -> None:
         self.seen: list[tuple[float, dict[str, int]]] = []
 
-    def __call__(self, stream: Stream) -> None:
-        view = stream.view(stream.board.now)
+    def __call__(self, stream: StreamController) -> None:
+        view = stream.view(stream.state.now)
         self.seen.append((view.now, {unit.name: unit.ready for unit in view.units}))
 
     def at(self, time: float) -> dict[str, int]:
@@ -63,18 +63,18 @@ def test_without_replanning_nobody_comes_or_goes() -> None:
         {"a": Behaviour(0.1), "b": Behaviour(1.0)},
         300,
         cluster=BIG,
-        options=Options(replan=False, follow_plan=True),
+        options=StreamOptions(replan=False, follow_plan=True),
         world=COUNTED,
     )
     assert {now for now, _ in rig.starts("a") + rig.starts("b")} == {0.0}
-    assert rig.stream.balance.replans == 0
+    assert rig.stream.replanner.replans == 0
 
 
 def test_pins_are_kept_whatever_the_speeds_say() -> None:
     most: dict[str, int] = {}
 
-    def look(stream: Stream) -> None:
-        for lane in stream.board.lanes:
+    def look(stream: StreamController) -> None:
+        for lane in stream.state.units:
             most[lane.name] = max(most.get(lane.name, 0), len(lane.workers))
 
     go(
@@ -92,14 +92,14 @@ def gpu_run(*, lull: bool) -> Rig:
     """Two workers of a GPU stage that take 90 s to set up. For 20 s the stage before it gives almost nothing, and would
     like their CPUs; somebody makes the run look at its plan meanwhile."""
     begin = 150.3
-    looks = tuple(At(begin + after, Post(Repin("cpu", None))) for after in (6.0, 12.0, 18.0))
+    looks = tuple(ScriptedEvent(begin + after, PostEvent(PinWorkers("cpu", None))) for after in (6.0, 12.0, 18.0))
     return go(
         [stage("cpu"), stage("gpu", resources=dt.Resources(cpus=4, gpus=1))],
         {"cpu": Behaviour(1.0), "gpu": Behaviour(0.25, setup_s=90.0)},
         6000,
         cluster="1x(16cpu, 64GB, 2xL40S:48GB)",
-        script=(At(begin, SlowDown("cpu", 20.0, begin + 20.0)), *looks),
-        options=Options(rules=Rules(lull=lull)),
+        script=(ScriptedEvent(begin, SlowDown("cpu", 20.0, begin + 20.0)), *looks),
+        options=StreamOptions(rules=ReplanRules(lull=lull)),
         world=COUNTED,
     )
 
@@ -123,7 +123,7 @@ def test_a_pause_of_the_source_stops_nobody() -> None:
         world=COUNTED,
     )
     assert not [now for now, _ in rig.stops("gpu") + rig.stops("cpu") if 195 < now < 240]
-    assert rig.state is RunState.FINISHED
+    assert rig.run_state is RunState.FINISHED
 
 
 def cold_start(*, reserve: bool) -> tuple[Rig, Ready]:
@@ -137,7 +137,7 @@ def cold_start(*, reserve: bool) -> tuple[Rig, Ready]:
         {"share": Behaviour(60.0, setup_s=3.0), "whole": Behaviour(60.0, setup_s=3.0)},
         60,
         cluster="1x(16cpu, 64GB, 3xL40S:48GB)",
-        options=Options(rules=Rules(reserve=reserve)),
+        options=StreamOptions(rules=ReplanRules(reserve=reserve)),
         world=COUNTED,
         after_step=ready,
     )
@@ -165,7 +165,7 @@ def quarters_and_wholes(*, reserve: bool) -> Rig:
         {"share": Behaviour(2.0, setup_s=3.0), "whole": Behaviour(0.5, setup_s=3.0)},
         200,
         cluster="1x(4cpu, 64GB, 1xL40S:48GB) + 1x(16cpu, 64GB, 1xL40S:48GB)",
-        options=Options(rules=Rules(reserve=reserve)),
+        options=StreamOptions(rules=ReplanRules(reserve=reserve)),
         world=COUNTED,
     )
 
@@ -183,8 +183,8 @@ def test_a_worker_that_dies_is_replaced_at_once_on_its_seats() -> None:
         [stage("a", workers=2)],
         {"a": Behaviour(1.0)},
         100,
-        options=Options(replan=False, follow_plan=True),
-        script=(At(10.5, KillWorker("a")),),
+        options=StreamOptions(replan=False, follow_plan=True),
+        script=(ScriptedEvent(10.5, KillWorker("a")),),
     )
     first, _, third = rig.starts("a")
     assert third[0] == pytest.approx(10.5, abs=0.01)
@@ -200,7 +200,7 @@ def test_at_the_end_of_the_input_what_the_first_stage_held_goes_to_the_last() ->
         {"a": Behaviour(0.5), "b": Behaviour(0.5)},
         600,
         cluster=BIG,
-        options=Options(queue_factor=30.0),
+        options=StreamOptions(queued_messages_per_slot=30.0),
         world=COUNTED,
         after_step=ready,
     )
@@ -212,8 +212,8 @@ def test_at_the_end_of_the_input_what_the_first_stage_held_goes_to_the_last() ->
 
 
 def test_a_finished_stage_has_no_worker_left_and_gets_none() -> None:
-    def look(stream: Stream) -> None:
-        for lane in stream.board.lanes:
+    def look(stream: StreamController) -> None:
+        for lane in stream.state.units:
             if lane.finished:
                 assert all(worker.state.value in ("draining", "stopping") for worker in lane.workers.values())
 
@@ -233,13 +233,13 @@ def test_a_stage_that_becomes_slow_gets_more_workers() -> None:
         {"a": Behaviour(0.5), "b": Behaviour(0.5)},
         6000,
         cluster=BIG,
-        script=(At(100.0, SlowDown("b", 4.0, 1e9)),),
+        script=(ScriptedEvent(100.0, SlowDown("b", 4.0, 1e9)),),
         world=COUNTED,
         after_step=ready,
     )
     assert ready.at(95)["b"] == 8
     assert ready.at(400)["b"] >= 12
-    assert rig.state is RunState.FINISHED
+    assert rig.run_state is RunState.FINISHED
 
 
 def test_an_even_pipeline_is_left_alone_however_noisy_it_is() -> None:

@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 
 from dovetail.control.commands import Deliver, RunBatches
 from dovetail.control.lifecycle import RunState
-from dovetail.engines.simulated.tracked import keys_of
+from dovetail.engines.simulated.message_execution import part_keys
 from dovetail.engines.simulated.world import Behaviour, Gives
-from dovetail.streaming.options import Options
+from dovetail.streaming.settings import StreamOptions
 from streaming.rigs import Hand, Rig, go, numbers, of_kind, stage
 
 if TYPE_CHECKING:
     from dovetail.engines.simulated.world import Key
 
-STEADY = Options(replan=False, follow_plan=True)
+STEADY = StreamOptions(replan=False, follow_plan=True)
 
 
 def sizes_of_calls(messages: list[RunBatches]) -> list[int]:
@@ -71,13 +71,13 @@ def test_only_the_end_of_an_epoch_has_a_batch_that_is_not_full(
         [stage("a"), stage("b", batch_size=batch)],
         {"a": Behaviour(0.01, item=out), "b": Behaviour(0.01)},
         items,
-        options=Options(epoch_batches=epoch_batches, epoch_s=0.01),
+        options=StreamOptions(target_epoch_batches=epoch_batches, target_epoch_s=0.01),
         source={"segment_items": 7},
     )
     epoch = epoch_of_source(rig)
     small: dict[int, int] = defaultdict(int)
     for message in rig.messages("b"):
-        epochs = {epoch[key[0]] for key in keys_of(message.parts)}
+        epochs = {epoch[key[0]] for key in part_keys(message.parts)}
         assert len(epochs) == 1, "a message mixes epochs"
         small[epochs.pop()] += sum(size < batch for size in sizes_of_calls([message]))
     assert all(count <= 1 for count in small.values())
@@ -114,7 +114,7 @@ def test_what_waits_is_shared_among_the_free_workers() -> None:
     """A message would hold everything that is there; four idle workers get a part each."""
     hand = Hand.of([stage("a", batch_size=2, workers=4, rate=1e6)])
     hand.begin()
-    hand.stream.board.lanes[0].message_items = 1000
+    hand.stream.state.units[0].message_items = 1000
     sent = of_kind(hand.items(20), RunBatches)
     assert [message.items for message in sent] == [6, 6, 4, 4]
 
@@ -126,10 +126,10 @@ def test_output_is_cut_to_what_the_next_stage_takes_per_message() -> None:
         60,
         options=STEADY,
     )
-    assert {message.cut for message in rig.messages("a")} == {7}
+    assert {message.segment_items for message in rig.messages("a")} == {7}
     sizes = {segment.items for message in rig.messages("b") for segment, _, _ in message.parts}
     assert max(sizes) <= 7
-    assert all(message.cut > 1 << 30 for message in rig.messages("b")), "a leaf's output is not cut"
+    assert all(message.segment_items > 1 << 30 for message in rig.messages("b")), "a leaf's output is not cut"
 
 
 def test_of_several_next_stages_the_smallest_message_says_how_output_is_cut() -> None:
@@ -139,11 +139,11 @@ def test_of_several_next_stages_the_smallest_message_says_how_output_is_cut() ->
         60,
         options=STEADY,
     )
-    assert {message.cut for message in rig.messages("a")} == {3}
+    assert {message.segment_items for message in rig.messages("a")} == {3}
 
 
 def test_an_empty_source_is_a_run_that_finishes_without_a_message() -> None:
     rig = go([stage("a"), stage("b", batch_size=4)], {}, 0)
-    assert rig.state is RunState.FINISHED
+    assert rig.run_state is RunState.FINISHED
     assert not rig.all(RunBatches)
     assert not rig.all(Deliver)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dovetail.control.lifecycle import RunState
-from dovetail.engines.simulated.tracked import keys_of
+from dovetail.engines.simulated.message_execution import part_keys
 from streaming.worlds import a_case, run
 
 SEEDS = st.integers(0, 10**9)
@@ -18,7 +18,7 @@ SEEDS = st.integers(0, 10**9)
 def test_every_item_comes_out_exactly_once_or_is_set_aside_with_its_reason(seed: int) -> None:
     case = a_case(seed)
     result = run(case)
-    assert result.state is RunState.FINISHED, result.stream.board.error
+    assert result.run_state is RunState.FINISHED, result.stream.state.error
     assert result.out() == case.expected(result.aside())
     assert all(record.error and record.attempts >= 1 for record in result.data.aside)
 
@@ -29,12 +29,12 @@ def test_a_resume_from_any_prefix_of_the_commit_log_completes_it_exactly(seed: i
     log = run(case).data.log
     kept = log[: round(share * len(log))]
     resumed = run(case, resume=kept)
-    assert resumed.state is RunState.FINISHED, resumed.stream.board.error
+    assert resumed.run_state is RunState.FINISHED, resumed.stream.state.error
     out, aside = resumed.out(), resumed.aside()
     for deliver in kept:
         for leaf, segments in deliver.outputs.items():
-            out.update((leaf, key) for key in keys_of((segment, 0, segment.items) for segment in segments))
-        aside.update((record.unit, key) for record in deliver.aside for key in keys_of([record.part]))
+            out.update((leaf, key) for key in part_keys((segment, 0, segment.items) for segment in segments))
+        aside.update((record.unit, key) for record in deliver.failed_items for key in part_keys([record.part]))
     assert out == case.expected(Counter(aside))
 
 
@@ -42,7 +42,7 @@ def test_a_resume_from_any_prefix_of_the_commit_log_completes_it_exactly(seed: i
 def test_without_mishaps_nothing_is_set_aside_and_no_worker_is_lost(seed: int) -> None:
     case = a_case(seed, mishaps=False)
     result = run(case)
-    assert result.state is RunState.FINISHED
+    assert result.run_state is RunState.FINISHED
     assert result.out() == case.expected(Counter())
     assert not result.data.aside
-    assert sum(lane.lost for lane in result.stream.board.all_lanes) == 0
+    assert sum(lane.workers_lost for lane in result.stream.state.all_units) == 0

@@ -10,16 +10,16 @@ import pytest
 from dovetail.control.commands import Cancel, RunBatches, StartWorker
 from dovetail.control.events import BatchesDone, BatchesReturned, ItemsArrived, WorkerReady
 from dovetail.control.lifecycle import RunState
-from dovetail.engines.simulated.tracked import keys_of
+from dovetail.engines.simulated.message_execution import part_keys
 from dovetail.engines.simulated.world import Behaviour, Gives, Lognormal, Slow, Trace
-from dovetail.streaming.options import Options
+from dovetail.streaming.settings import StreamOptions
 from streaming.rigs import Hand, go, nobody_idles, numbers, of_kind, stage
 
 if TYPE_CHECKING:
-    from dovetail.engines.simulated.world import Key, Outcome
-    from dovetail.streaming.controller import Stream
+    from dovetail.engines.simulated.world import ItemOutcome, Key
+    from dovetail.streaming.controller import StreamController
 
-STEADY = Options(replan=False, follow_plan=True)
+STEADY = StreamOptions(replan=False, follow_plan=True)
 
 
 def test_finished_work_leaves_before_new_work_enters() -> None:
@@ -35,7 +35,7 @@ def test_finished_work_leaves_before_new_work_enters() -> None:
 def test_a_message_goes_to_a_worker_beside_its_data_when_that_costs_nothing() -> None:
     hand = Hand.of([stage("a", workers=1), stage("b", workers_per_node=1)], cluster="3x(4cpu, 16GB)")
     hand.begin()
-    node_of = {worker.id: worker.node for worker in hand.stream.board.workers.values()}
+    node_of = {worker.id: worker.node for worker in hand.stream.state.workers.values()}
     seen = Counter[bool]()
     message = of_kind(hand.items(6), RunBatches)[0]
     for node in ("node-2", "node-1", "node-0"):
@@ -50,7 +50,7 @@ def test_a_message_goes_to_a_worker_beside_its_data_when_that_costs_nothing() ->
 def test_a_free_worker_elsewhere_is_better_than_a_busy_one_beside_the_data() -> None:
     hand = Hand.of([stage("b", workers_per_node=1, slots=2)], cluster="2x(4cpu, 16GB)")
     hand.begin()
-    node_of = {worker.id: worker.node for worker in hand.stream.board.workers.values()}
+    node_of = {worker.id: worker.node for worker in hand.stream.state.workers.values()}
     here = min(node_of.values())
     commands = hand.step(ItemsArrived(0, [hand.segment(1, here), hand.segment(1, here)]))
     assert sorted(node_of[message.worker] for message in of_kind(commands, RunBatches)) == sorted(node_of.values())
@@ -75,9 +75,9 @@ def test_no_worker_idles_while_a_batch_waits_for_it(slots: int, batch: int) -> N
 def test_a_worker_has_as_many_messages_as_slots_and_no_more_when_they_are_long() -> None:
     most = 0
 
-    def look(stream: Stream) -> None:
+    def look(stream: StreamController) -> None:
         nonlocal most
-        for worker in stream.board.workers.values():
+        for worker in stream.state.workers.values():
             most = max(most, len(worker.messages))
 
     rig = go([stage("a", slots=3, workers=2)], {"a": Behaviour(1.0)}, 120, options=STEADY, after_step=look)
@@ -88,19 +88,19 @@ def test_a_worker_has_as_many_messages_as_slots_and_no_more_when_they_are_long()
 def test_a_second_message_is_sent_in_advance_when_the_way_costs_something() -> None:
     """5 ms of work and 1 ms of way: in advance, the way costs nothing."""
     inward = go([stage("a", workers=1)], {"a": Behaviour(0.005)}, 1000, options=STEADY)
-    assert inward.stream.board.lanes[0].pool.depth == 2
+    assert inward.stream.state.units[0].pool.max_messages == 2
     long = go([stage("a", workers=1)], {"a": Behaviour(0.5)}, 20, options=STEADY)
-    assert long.stream.board.lanes[0].pool.depth == 1
+    assert long.stream.state.units[0].pool.max_messages == 1
 
 
 def test_nothing_is_sent_in_advance_to_workers_with_a_deadline() -> None:
     """Or the wait behind another message would count."""
     rig = go([stage("a", workers=1, deadline="1s")], {"a": Behaviour(0.005)}, 500, options=STEADY)
-    assert rig.stream.board.lanes[0].pool.depth == 1
-    assert rig.state is RunState.FINISHED
+    assert rig.stream.state.units[0].pool.max_messages == 1
+    assert rig.run_state is RunState.FINISHED
 
 
-def slow_ones(key: Key, _attempt: int) -> Outcome:
+def slow_ones(key: Key, _attempt: int) -> ItemOutcome:
     return Slow(60.0) if key[0] in (991, 993) else Gives()
 
 
@@ -115,16 +115,16 @@ def test_stealing_shortens_the_tail_and_every_stolen_message_runs_once(
     stolen = with_it.all(Cancel)
     assert stolen
     assert with_it.out("a") == numbers(1000)
-    runs = Counter(key for message in with_it.messages("a") for key in keys_of(message.parts))
+    runs = Counter(key for message in with_it.messages("a") for key in part_keys(message.parts))
     returned = Counter(
         key
         for _, event in with_it.events(BatchesReturned)
         for message in with_it.messages("a")
         if message.message == event.message
-        for key in keys_of(message.parts)
+        for key in part_keys(message.parts)
     )
     assert runs - returned == numbers(1000)
-    monkeypatch.setattr("dovetail.streaming.dispatch._steal", lambda *_: None)
+    monkeypatch.setattr("dovetail.streaming.dispatch._steal_prefetched", lambda *_: None)
     without = go(*arguments, options=STEADY, world=world)
     assert without.out("a") == numbers(1000)
     assert with_it.seconds <= without.seconds + 1e-6
@@ -134,9 +134,9 @@ def laden(workers: int) -> tuple[Hand, list[RunBatches]]:
     """Each of some workers has a message, and another in advance; the input has ended."""
     hand = Hand.of([stage("a", workers=workers)])
     hand.begin()
-    lane = hand.stream.board.lanes[0]
-    lane.pool.set_depth(2)
-    lane.cap = 1000
+    lane = hand.stream.state.units[0]
+    lane.pool.set_max_messages(2)
+    lane.max_queued_items = 1000
     sent = of_kind(hand.items(2 * workers, ends=True), RunBatches)
     assert Counter(message.worker for message in sent) == dict.fromkeys(lane.workers, 2)
     return hand, sent
@@ -169,17 +169,17 @@ def test_a_worker_whose_message_could_not_be_taken_back_does_not_shield_the_othe
     assert len(refused) == 1
     other = third if refused[0].worker == second[0].worker else second
     then = hand.step(done(other[0]))
-    lane = hand.stream.board.lanes[0]
-    assert len(lane.pool.levels[0]) >= 1
+    lane = hand.stream.state.units[0]
+    assert len(lane.pool.by_load[0]) >= 1
     assert not of_kind(then, Cancel), "the only other one has begun its last message"
 
 
 def test_nothing_is_stolen_while_more_may_come() -> None:
     hand = Hand.of([stage("a", workers=2)])
     hand.begin()
-    lane = hand.stream.board.lanes[0]
-    lane.pool.set_depth(2)
-    lane.cap = 1000
+    lane = hand.stream.state.units[0]
+    lane.pool.set_max_messages(2)
+    lane.max_queued_items = 1000
     sent = of_kind(hand.items(4), RunBatches)
     mine = [message for message in sent if message.worker == sent[0].worker]
     assert not of_kind(hand.step(*map(done, mine)), Cancel)

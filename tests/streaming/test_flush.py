@@ -9,15 +9,15 @@ import pytest
 from dovetail.control.commands import Deliver, RunBatches
 from dovetail.control.events import Drain, ItemsArrived
 from dovetail.control.lifecycle import RunState
-from dovetail.engines.simulated.tracked import keys_of
-from dovetail.engines.simulated.world import At, Behaviour, Post
-from dovetail.streaming.options import Options
+from dovetail.engines.simulated.message_execution import part_keys
+from dovetail.engines.simulated.world import Behaviour, PostEvent, ScriptedEvent
+from dovetail.streaming.settings import StreamOptions
 from streaming.rigs import Hand, Rig, go, numbers, of_kind, stage
 
 if TYPE_CHECKING:
     from dovetail.engines.simulated.world import Key
 
-SERVING = Options(serving=True, eager=True, epoch_s=5.0, max_wait_s=0.2, replan=False, follow_plan=True)
+SERVING = StreamOptions(serving=True, eager=True, target_epoch_s=5.0, max_wait_s=0.2, replan=False, follow_plan=True)
 
 
 def latencies(rig: Rig, leaf: str) -> dict[Key, float]:
@@ -25,23 +25,23 @@ def latencies(rig: Rig, leaf: str) -> dict[Key, float]:
     came = {
         key: now
         for now, event in rig.events(ItemsArrived)
-        for key in keys_of((segment, 0, segment.items) for segment in event.segments)
+        for key in part_keys((segment, 0, segment.items) for segment in event.segments)
     }
     found = {}
     for now, deliver in rig.timed(Deliver):
-        for key in keys_of((segment, 0, segment.items) for segment in deliver.outputs.get(leaf, [])):
+        for key in part_keys((segment, 0, segment.items) for segment in deliver.outputs.get(leaf, [])):
             found[key] = now - came[key]
     return found
 
 
-def serve(options: Options, *, rate: float = 4.0, until: float = 60.0) -> Rig:
+def serve(options: StreamOptions, *, rate: float = 4.0, until: float = 60.0) -> Rig:
     return go(
         [stage("a", workers=1), stage("b", batch_size=10, workers=1)],
         {"a": Behaviour(0.01), "b": Behaviour(0.01)},
         None,
         options=options,
         source={"rate": rate},
-        script=(At(until, Post(Drain())),),
+        script=(ScriptedEvent(until, PostEvent(Drain())),),
         limit_s=1000,
     )
 
@@ -49,7 +49,7 @@ def serve(options: Options, *, rate: float = 4.0, until: float = 60.0) -> Rig:
 def test_an_endless_source_is_served_within_the_longest_wait_and_drained() -> None:
     """Four items a second and batches of ten: nobody waits 2.5 s for a full one."""
     rig = serve(SERVING)
-    assert rig.state is RunState.FINISHED
+    assert rig.run_state is RunState.FINISHED
     found = latencies(rig, "b")
     assert len(found) > 200
     assert max(found.values()) < 0.2 + 0.2, "the longest wait, and the work"
@@ -57,7 +57,7 @@ def test_an_endless_source_is_served_within_the_longest_wait_and_drained() -> No
 
 
 def test_without_a_longest_wait_an_epoch_that_grows_old_is_closed() -> None:
-    rig = serve(Options(serving=True, epoch_s=1.0, replan=False, follow_plan=True))
+    rig = serve(StreamOptions(serving=True, target_epoch_s=1.0, replan=False, follow_plan=True))
     found = latencies(rig, "b")
     assert 0.5 < max(found.values()) < 1.0 + 1.0
     assert len(found) > 200
@@ -72,7 +72,7 @@ def test_batches_are_still_filled_when_enough_comes() -> None:
 
 
 def test_the_wait_is_counted_from_when_an_item_came_and_not_from_the_last() -> None:
-    hand = Hand.of([stage("a", batch_size=10, workers=1)], options=Options(replan=False, max_wait_s=1.0))
+    hand = Hand.of([stage("a", batch_size=10, workers=1)], options=StreamOptions(replan=False, max_wait_s=1.0))
     hand.begin()
     assert not of_kind(hand.items(3), RunBatches)
     assert hand.stream.wake_at() == 1.0
@@ -81,7 +81,7 @@ def test_the_wait_is_counted_from_when_an_item_came_and_not_from_the_last() -> N
 
 
 def test_what_came_after_a_late_batch_waits_its_own_time() -> None:
-    hand = Hand.of([stage("a", batch_size=10, workers=1, slots=4)], options=Options(replan=False, max_wait_s=1.0))
+    hand = Hand.of([stage("a", batch_size=10, workers=1, slots=4)], options=StreamOptions(replan=False, max_wait_s=1.0))
     hand.begin()
     hand.items(3)
     sent = of_kind(hand.step(after=1.0), RunBatches)
@@ -97,7 +97,7 @@ def test_a_barrier_is_never_hurried() -> None:
         [stage("a"), stage("all", barrier=True)],
         {"a": Behaviour(0.5), "all": Behaviour(0.01)},
         40,
-        options=Options(max_wait_s=0.1),
+        options=StreamOptions(max_wait_s=0.1),
     )
     assert [message.items for message in rig.messages("all")] == [40]
 
@@ -107,7 +107,7 @@ def test_eager_results_leave_before_their_epoch_ends_and_exactly_once() -> None:
         [stage("a", workers=1)],
         {"a": Behaviour(0.1)},
         50,
-        options=Options(eager=True, epoch_batches=50, replan=False, follow_plan=True),
+        options=StreamOptions(eager=True, target_epoch_batches=50, replan=False, follow_plan=True),
     )
     found = latencies(rig, "a")
     assert rig.out("a") == numbers(50)
@@ -118,7 +118,7 @@ def test_eager_results_leave_before_their_epoch_ends_and_exactly_once() -> None:
 
 
 def test_results_that_are_not_eager_leave_with_their_epoch() -> None:
-    rig = go([stage("a")], {"a": Behaviour(0.1)}, 50, options=Options(epoch_batches=50))
+    rig = go([stage("a")], {"a": Behaviour(0.1)}, 50, options=StreamOptions(target_epoch_batches=50))
     for deliver in rig.all(Deliver):
         assert sum(segment.items for segment in deliver.outputs["a"]) == deliver.last - deliver.first
 
@@ -134,9 +134,9 @@ def test_a_drain_finishes_what_is_in_hand_and_says_so() -> None:
         [stage("a", workers=1), stage("b", batch_size=10, workers=1)],
         {"a": Behaviour(0.1), "b": Behaviour(0.1)},
         1000,
-        script=(At(20.0, Post(Drain("Ctrl-C"))),),
+        script=(ScriptedEvent(20.0, PostEvent(Drain("Ctrl-C"))),),
     )
-    assert rig.state is RunState.DRAINED
+    assert rig.run_state is RunState.DRAINED
     assert rig.notes("draining (Ctrl-C)")
     out = rig.out("b")
     assert 50 < len(out) < 1000

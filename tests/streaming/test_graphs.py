@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from dovetail.control.commands import Deliver
 from dovetail.control.lifecycle import RunState
-from dovetail.engines.simulated.world import At, Behaviour, Gives, LoseNode, Raises
-from dovetail.streaming.options import Options
+from dovetail.engines.simulated.world import Behaviour, Gives, LoseNode, Raises, ScriptedEvent
+from dovetail.streaming.settings import StreamOptions
 from streaming.rigs import go, nobody_idles, numbers, stage
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def twice(items: int) -> Counter[Key]:
 
 def test_several_parents_are_a_union_and_an_item_over_two_paths_comes_out_twice() -> None:
     rig = go(DIAMOND, {}, 83, after_step=nobody_idles)
-    assert rig.state is RunState.FINISHED
+    assert rig.run_state is RunState.FINISHED
     assert rig.out("d") == twice(83)
 
 
@@ -73,7 +73,7 @@ def test_an_epoch_of_a_graph_is_delivered_when_all_its_leaves_are_done() -> None
         [stage("a"), stage("quick", after=["a"]), stage("slow", after=["a"])],
         {"a": Behaviour(0.01), "quick": Behaviour(0.01), "slow": Behaviour(0.5)},
         60,
-        options=Options(epoch_batches=2, epoch_s=0.01),
+        options=StreamOptions(target_epoch_batches=2, target_epoch_s=0.01),
         source={"segment_items": 4},
     )
     assert len(rig.all(Deliver)) > 3
@@ -99,9 +99,9 @@ def test_a_lost_node_does_not_double_or_lose_what_took_two_paths() -> None:
         {name: Behaviour(0.3, bytes_out=5) for name in "abcd"},
         200,
         cluster="3x(4cpu, 16GB)",
-        script=(At(6.0, LoseNode("node-1")), At(11.0, LoseNode("node-2"))),
+        script=(ScriptedEvent(6.0, LoseNode("node-1")), ScriptedEvent(11.0, LoseNode("node-2"))),
     )
-    assert rig.state is RunState.FINISHED, rig.error
+    assert rig.run_state is RunState.FINISHED, rig.error
     assert rig.notes("begin again")
     assert rig.out("d") == twice(200)
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 import dovetail as dt
-from dovetail.control.segments import Segment
-from dovetail.streaming.controller import Stream
-from dovetail.streaming.options import Options
-from dovetail.streaming.work import works_of
+from dovetail.control.payload import Segment
+from dovetail.streaming.controller import StreamController
+from dovetail.streaming.settings import StreamOptions, unit_specs
 from streaming.rigs import SMALL, stage
 
 
@@ -16,20 +15,20 @@ from streaming.rigs import SMALL, stage
 def test_what_came_back_in_another_order_is_sorted_before_a_batch_is_made_of_it(in_order: bool) -> None:
     pipeline = dt.Pipeline([stage("read"), stage("batch", batch_size=4)])
     plan = dt.plan(pipeline, SMALL, mode="streaming")
-    stream = Stream(works_of(pipeline, plan), plan, Options(in_order=in_order))
+    stream = StreamController(unit_specs(pipeline, plan), plan, StreamOptions(ordered_batches=in_order))
     stream.step(0.0, [])
-    read, batch = stream.board.lanes
-    epoch = stream.feeder.open(0)
+    read, batch = stream.state.units
+    epoch = stream.feeder.open_epoch(0)
     sources = [Segment(number, 4, first=(4 * number,)) for number in range(3)]
     for segment in sources:
-        stream.feeder.put(epoch, "", (segment, 0, 4))
-    read.queue.forget(epoch.id)
+        stream.feeder.add_input(epoch, "", (segment, 0, 4))
+    read.queue.remove_epoch(epoch.id)
     for number in (2, 0, 1):  # as three workers came back
-        stream.progress.route(read, epoch, [Segment(10 + number, 4)], (sources[number], 0, 4))
+        stream.epoch_tracker.route(read, epoch, [Segment(10 + number, 4)], (sources[number], 0, 4))
     waiting = batch.queue.by_epoch.get(epoch.id)
     assert (waiting is None) == in_order, "it waits until all of it is there"
     epoch.pending[read.index] = 0
-    stream.progress.close(epoch)
+    stream.epoch_tracker.close_epoch(epoch)
     order = [segment.id for segment, _, _ in batch.queue.by_epoch[epoch.id].parts]
     assert order == ([10, 11, 12] if in_order else [12, 10, 11])
     assert not epoch.unsorted

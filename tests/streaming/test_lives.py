@@ -9,21 +9,21 @@ import pytest
 
 import dovetail as dt
 from dovetail.control.commands import RunBatches, StartWorker, StopWorker
-from dovetail.control.events import Cause, WorkerLost, WorkerReady, WorkerStopped
+from dovetail.control.events import LossCause, WorkerLost, WorkerReady, WorkerStopped
 from dovetail.control.lifecycle import RunState, WorkerState
-from dovetail.engines.simulated.tracked import keys_of
+from dovetail.engines.simulated.message_execution import part_keys
 from dovetail.engines.simulated.world import Behaviour, Gives, Hangs, Kills, OutOfMemory, Slow
-from dovetail.streaming.options import Options
+from dovetail.streaming.settings import StreamOptions
 from streaming.rigs import Hand, go, numbers, of_kind, stage
 
 if TYPE_CHECKING:
-    from dovetail.engines.simulated.world import Key, Outcome
-    from dovetail.streaming.controller import Stream
+    from dovetail.engines.simulated.world import ItemOutcome, Key
+    from dovetail.streaming.controller import StreamController
 
-STEADY = Options(replan=False, follow_plan=True)
+STEADY = StreamOptions(replan=False, follow_plan=True)
 
 
-def hangs(key: Key, _attempt: int) -> Outcome:
+def hangs(key: Key, _attempt: int) -> ItemOutcome:
     return Hangs() if key == (5,) else Gives()
 
 
@@ -38,11 +38,11 @@ def test_a_hung_batch_is_stopped_and_charged(crumbs: float, slots: int) -> None:
         world={"crumbs": crumbs},
         limit_s=500,
     )
-    assert rig.state is RunState.FINISHED
+    assert rig.run_state is RunState.FINISHED
     assert rig.aside() == Counter([(5,)])
     assert rig.out("a") == numbers(60) - rig.aside()
     assert "deadline of 10 s" in rig.data.aside[0].error
-    tries = [message for message in rig.messages("a") if (5,) in keys_of(message.parts)]
+    tries = [message for message in rig.messages("a") if (5,) in part_keys(message.parts)]
     assert len(tries) >= 3
 
 
@@ -59,7 +59,7 @@ def test_short_batches_that_share_a_message_do_not_share_a_deadline() -> None:
         [stage("a", deadline="0.15s", workers=1)],
         {"a": Behaviour(0.1)},
         100,
-        options=Options(replan=False, follow_plan=True, message_s=2.0),
+        options=StreamOptions(replan=False, follow_plan=True, target_message_s=2.0),
     )
     assert max(message.items for message in rig.messages("a")) > 5
     assert len(rig.starts("a")) == 1
@@ -69,13 +69,13 @@ def test_a_draining_worker_that_hangs_is_not_replaced() -> None:
     hand = Hand.of([stage("a", deadline="10s", workers=2)])
     hand.begin()
     sent = of_kind(hand.items(4), RunBatches)
-    worker = hand.stream.board.workers[sent[0].worker]
+    worker = hand.stream.state.workers[sent[0].worker]
     hand.stream.fleet.drain(worker, "not needed")
     assert of_kind(hand.step(after=11.0), StopWorker)
-    commands = hand.step(WorkerLost(worker.id, Cause.STOPPED))
+    commands = hand.step(WorkerLost(worker.id, LossCause.STOPPED))
     assert worker.id not in {s.worker for s in of_kind(commands, StartWorker)}
     started = [start for start in of_kind(commands, StartWorker) if start.seats == worker.seats]
-    assert len(hand.stream.board.workers) - len(started) <= 1
+    assert len(hand.stream.state.workers) - len(started) <= 1
     assert not started
 
 
@@ -86,14 +86,14 @@ def test_a_setup_past_its_deadline_is_stopped_and_tried_again() -> None:
     (stop,) = of_kind(hand.step(after=1.0), StopWorker)
     assert not stop.drain
     assert "setup took longer than its deadline of 30 s" in stop.reason
-    hand.step(WorkerLost(start.worker, Cause.STOPPED))
+    hand.step(WorkerLost(start.worker, LossCause.STOPPED))
     assert hand.stream.wake_at() == pytest.approx(30.5)
     assert len(of_kind(hand.step(after=0.5), StartWorker)) == 1
 
 
 def test_setups_that_never_end_fail_the_run() -> None:
     rig = go([stage("a", setup_deadline="30s", workers=2)], {"a": Behaviour(1, setup_s=100.0)}, 50)
-    assert rig.state is RunState.FAILED
+    assert rig.run_state is RunState.FAILED
     assert "failed in setup" in rig.error
     assert "longer than its deadline" in rig.error
 
@@ -104,44 +104,44 @@ def test_setups_that_mostly_fail_fail_the_run_with_the_exception() -> None:
         {"a": Behaviour(1, setup_failures=1.0, setup_error="ImportError: no module named torch")},
         50,
     )
-    assert rig.state is RunState.FAILED
+    assert rig.run_state is RunState.FAILED
     assert rig.error == "a: 3 of 3 workers failed in setup; the last: ImportError: no module named torch"
 
 
 def test_few_failed_setups_are_tolerated() -> None:
     rig = go([stage("a", recycle=3)], {"a": Behaviour(1, setup_failures=0.1)}, 300, world={"seed": 4})
-    assert rig.state is RunState.FINISHED, rig.error
-    assert rig.stream.board.lanes[0].setups_failed >= 3
+    assert rig.run_state is RunState.FINISHED, rig.error
+    assert rig.stream.state.units[0].setups_failed >= 3
     assert rig.out("a") == numbers(300)
 
 
 def test_a_worker_whose_setup_failed_is_replaced_later_and_later() -> None:
-    hand = Hand.of([stage("a", workers=1)], options=Options(replan=False, setup_failures=1.0))
+    hand = Hand.of([stage("a", workers=1)], options=StreamOptions(replan=False, max_setup_failure_share=1.0))
     (start,) = of_kind(hand.step(), StartWorker)
     waits = []
     for _ in range(9):
-        hand.step(WorkerLost(start.worker, Cause.SETUP_FAILED, "no"), after=1.0)
+        hand.step(WorkerLost(start.worker, LossCause.SETUP_FAILED, "no"), after=1.0)
         wake = hand.stream.wake_at()
         assert wake is not None
         waits.append(wake - hand.now)
         (start,) = of_kind(hand.step(after=waits[-1]), StartWorker)
     assert waits == pytest.approx([0.5, 1, 2, 4, 8, 16, 32, 64, 128])
     hand.step(WorkerReady(start.worker, 1.0))
-    hand.step(WorkerLost(start.worker, Cause.SIGNAL))
-    assert hand.stream.board.lanes[0].failed_in_a_row == 0
+    hand.step(WorkerLost(start.worker, LossCause.SIGNAL))
+    assert hand.stream.state.units[0].setup_failures_in_a_row == 0
 
 
 def test_a_late_replacement_does_not_come_beside_the_one_a_replan_started() -> None:
-    hand = Hand.of([stage("a", workers=2)], options=Options(replan_every_s=1.0, setup_failures=1.0))
+    hand = Hand.of([stage("a", workers=2)], options=StreamOptions(replan_every_s=1.0, max_setup_failure_share=1.0))
     first, second = of_kind(hand.step(), StartWorker)
     hand.step(WorkerReady(first.worker, 1.0))
     for _ in range(4):
-        hand.step(WorkerLost(second.worker, Cause.SETUP_FAILED, "no"), after=0.1)
+        hand.step(WorkerLost(second.worker, LossCause.SETUP_FAILED, "no"), after=0.1)
         second = next((s for _ in range(40) for s in of_kind(hand.step(after=0.25), StartWorker)), second)
     most = 0
     for _ in range(100):
         hand.step(after=0.25)
-        most = max(most, len(hand.stream.board.lanes[0].workers))
+        most = max(most, len(hand.stream.state.units[0].workers))
     assert most == 2
 
 
@@ -149,19 +149,19 @@ def test_workers_that_die_at_once_without_having_worked_fail_the_run() -> None:
     hand = Hand.of([stage("a", workers=1)])
     (start,) = of_kind(hand.step(), StartWorker)
     deaths = 0
-    while not hand.stream.board.error and deaths < 100:
+    while not hand.stream.state.error and deaths < 100:
         hand.step(WorkerReady(start.worker, 1.0), after=0.1)
         deaths += 1
-        commands = hand.step(WorkerLost(start.worker, Cause.SIGNAL, "signal 11"), after=0.1)
+        commands = hand.step(WorkerLost(start.worker, LossCause.SIGNAL, "signal 11"), after=0.1)
         start = next(iter(of_kind(commands, StartWorker)), start)
     assert 10 <= deaths <= 13
-    assert "died without having worked: signal 11" in hand.stream.board.error
+    assert "died without having worked: signal 11" in hand.stream.state.error
 
 
 def test_deaths_with_a_suspect_do_not_count_as_crashes() -> None:
     bad = Behaviour(0.2, item=lambda key, _: Kills() if key[0] < 40 else Gives())
     rig = go([stage("a", workers=1, on_error="skip")], {"a": bad}, 60, options=STEADY)
-    assert rig.state is RunState.FINISHED, rig.error
+    assert rig.run_state is RunState.FINISHED, rig.error
     assert len(rig.aside()) == 40
 
 
@@ -171,8 +171,8 @@ class Counts:
     def __init__(self, full: int) -> None:
         self.full, self.most, self.reached = full, 0, False
 
-    def __call__(self, stream: Stream) -> None:
-        count = len(stream.board.lanes[0].workers)
+    def __call__(self, stream: StreamController) -> None:
+        count = len(stream.state.units[0].workers)
         self.most = max(self.most, count)
         self.reached = self.reached or count == self.full
 
@@ -186,7 +186,7 @@ def test_recycling_keeps_the_count_and_loses_nothing(recycle: int | str, every: 
         {"a": Behaviour(1.0, setup_s=3.0)},
         300,
         after_step=counts,
-        options=Options(replan_every_s=every),
+        options=StreamOptions(replan_every_s=every),
     )
     assert rig.out("a") == numbers(300)
     assert counts.most == 3
@@ -215,7 +215,7 @@ def test_short_batches_do_not_let_a_worker_grow_much_older() -> None:
 
 
 def test_a_recycled_worker_that_is_too_small_by_now_is_not_replaced_by_one_as_small() -> None:
-    def too_large(key: Key, attempt: int) -> Outcome:
+    def too_large(key: Key, attempt: int) -> ItemOutcome:
         return OutOfMemory() if key == (5,) and attempt < 3 else Gives()
 
     rig = go(
@@ -231,15 +231,15 @@ def test_a_recycled_worker_that_is_too_small_by_now_is_not_replaced_by_one_as_sm
 
 def test_a_worker_that_was_recycled_makes_room_for_its_successor_only() -> None:
     """While it drains, a replan neither counts it as missing nor gives its seat away."""
-    hand = Hand.of([stage("a", workers=2, recycle=1), stage("b")], cluster="1x(4cpu, 16GB)", options=Options())
+    hand = Hand.of([stage("a", workers=2, recycle=1), stage("b")], cluster="1x(4cpu, 16GB)", options=StreamOptions())
     hand.begin()
     sent = [m for m in of_kind(hand.items(8), RunBatches) if m.hosted == "a"]
-    worker = hand.stream.board.workers[sent[0].worker]
+    worker = hand.stream.state.workers[sent[0].worker]
     hand.stream.fleet.recycle(worker)
     assert worker.state is WorkerState.DRAINING
     for _ in range(4):
         hand.step(after=5.0)
-        assert len(hand.stream.board.lane_of["a"].workers) == 2
+        assert len(hand.stream.state.units_by_name["a"].workers) == 2
     stop = of_kind(hand.done(sent[0]), StopWorker)
     assert [s.worker for s in stop if s.worker == worker.id] == [worker.id]
     started = of_kind(hand.step(WorkerStopped(worker.id)), StartWorker)
@@ -249,21 +249,21 @@ def test_a_worker_that_was_recycled_makes_room_for_its_successor_only() -> None:
 def test_a_worker_that_was_told_to_stop_while_it_starts_stops() -> None:
     hand = Hand.of([stage("a", workers=1)])
     (start,) = of_kind(hand.step(), StartWorker)
-    hand.stream.fleet.drain(hand.stream.board.workers[start.worker], "no")
+    hand.stream.fleet.drain(hand.stream.state.workers[start.worker], "no")
     assert of_kind(hand.step(), StopWorker)
     assert not of_kind(hand.step(WorkerReady(start.worker, 1.0)), RunBatches)
-    assert start.worker in hand.stream.board.workers
+    assert start.worker in hand.stream.state.workers
     hand.step(WorkerStopped(start.worker))
-    assert start.worker not in hand.stream.board.workers
+    assert start.worker not in hand.stream.state.workers
 
 
 def test_a_drain_can_be_taken_back_and_the_worker_works_again() -> None:
     hand = Hand.of([stage("a", workers=1)])
     hand.begin()
     (sent,) = of_kind(hand.items(4), RunBatches)
-    worker = hand.stream.board.workers[sent.worker]
+    worker = hand.stream.state.workers[sent.worker]
     hand.stream.fleet.drain(worker, "not needed")
-    hand.stream.fleet.take_back(worker)
+    hand.stream.fleet.cancel_drain(worker)
     again = of_kind(hand.done(sent), RunBatches)
     assert [message.worker for message in again] == [worker.id]
     assert not of_kind(hand.said, StopWorker)

@@ -9,13 +9,13 @@ import pytest
 
 import dovetail as dt
 from dovetail.control.lifecycle import RunState
-from dovetail.engines.simulated.tracked import keys_of
+from dovetail.engines.simulated.message_execution import part_keys
 from dovetail.engines.simulated.world import Behaviour, Gives, OutOfMemory
-from dovetail.streaming.options import Options
+from dovetail.streaming.settings import StreamOptions
 from streaming.rigs import Rig, go, numbers, stage
 
 if TYPE_CHECKING:
-    from dovetail.engines.simulated.world import Key, Outcome
+    from dovetail.engines.simulated.world import ItemOutcome, Key
 
 GB = 1 << 30
 How = Literal["death", "raise"]
@@ -34,9 +34,9 @@ def memory_of_workers(rig: Rig) -> list[int]:
 @pytest.mark.parametrize(("batch", "fits", "ends"), [(16, 5, 4), (16, 8, 8), (7, 1, 1), (16, 16, 16)])
 def test_halves_pass_and_are_the_limit_from_then_on(how: How, batch: int, fits: int, ends: int) -> None:
     rig = go([stage("a", batch_size=batch)], {"a": Behaviour(0.1, memory_items=fits, oom=how)}, 400)
-    assert rig.state is RunState.FINISHED, rig.error
+    assert rig.run_state is RunState.FINISHED, rig.error
     assert rig.out("a") == numbers(400)
-    assert rig.stream.board.lanes[0].batch_size == ends
+    assert rig.stream.state.units[0].batch_size == ends
     assert not rig.data.aside
     told = rig.notes("out of memory with")
     assert bool(told) == (fits < batch)
@@ -55,7 +55,7 @@ def test_halves_are_no_charge(how: How) -> None:
     assert rig.out("a") == numbers(64)
 
 
-def large_one(key: Key, _attempt: int) -> Outcome:
+def large_one(key: Key, _attempt: int) -> ItemOutcome:
     return OutOfMemory() if key == (5,) else Gives()
 
 
@@ -66,16 +66,16 @@ def test_a_single_item_gets_a_worker_of_the_measured_size_and_is_then_set_aside(
         [one_gb(on_error="skip")],
         {"a": Behaviour(0.5, item=large_one, oom=how, peak_bytes=4 * GB)},
         60,
-        options=Options(replan=replan),
+        options=StreamOptions(replan=replan),
         limit_s=500,
     )
-    assert rig.state is RunState.FINISHED
+    assert rig.run_state is RunState.FINISHED
     assert rig.aside() == Counter([(5,)])
     assert rig.out("a") == numbers(60) - rig.aside()
     tried_by = [
         next(s.seats[0].memory_bytes for _, s in rig.starts("a") if s.worker == message.worker)
         for message in rig.messages("a")
-        if (5,) in keys_of(message.parts)
+        if (5,) in part_keys(message.parts)
     ]
     assert tried_by[0] == GB
     assert tried_by[-1] == 5 * GB, "what was measured, and a quarter more"
@@ -85,18 +85,18 @@ def test_a_single_item_gets_a_worker_of_the_measured_size_and_is_then_set_aside(
 def test_more_memory_that_helps_stays() -> None:
     """The item fits when its worker has more: so do all others from then on."""
 
-    def first_times(key: Key, attempt: int) -> Outcome:
+    def first_times(key: Key, attempt: int) -> ItemOutcome:
         return OutOfMemory() if key == (5,) and attempt < 3 else Gives()
 
     rig = go([one_gb()], {"a": Behaviour(0.5, item=first_times, peak_bytes=4 * GB)}, 60)
-    assert rig.state is RunState.FINISHED, rig.error
+    assert rig.run_state is RunState.FINISHED, rig.error
     assert rig.out("a") == numbers(60)
-    assert rig.stream.board.lanes[0].shape.memory_bytes == 5 * GB
+    assert rig.stream.state.units[0].shape.memory_bytes == 5 * GB
 
 
 def test_more_memory_that_does_not_help_is_given_back() -> None:
     rig = go([one_gb(on_error="skip")], {"a": Behaviour(0.5, item=large_one, peak_bytes=4 * GB)}, 60)
-    assert rig.stream.board.lanes[0].shape.memory_bytes == GB
+    assert rig.stream.state.units[0].shape.memory_bytes == GB
     assert rig.notes("more memory did not help")
 
 
@@ -108,7 +108,7 @@ def test_a_worker_is_not_made_larger_than_any_node(how: How) -> None:
         60,
         limit_s=500,
     )
-    assert rig.state is RunState.FINISHED
+    assert rig.run_state is RunState.FINISHED
     assert set(memory_of_workers(rig)) == {GB}
     assert rig.aside() == Counter([(5,)])
 
@@ -128,11 +128,11 @@ def test_the_others_go_on_while_one_waits_for_a_larger_worker() -> None:
         cluster="1x(8cpu, 8GB)",
         limit_s=500,
     )
-    assert rig.state is RunState.FINISHED
+    assert rig.run_state is RunState.FINISHED
     assert rig.out("a") == numbers(100) - Counter([(5,)])
 
 
 def test_on_error_fail_names_memory() -> None:
     rig = go([one_gb()], {"a": Behaviour(0.5, item=large_one)}, 60)
-    assert rig.state is RunState.FAILED
+    assert rig.run_state is RunState.FAILED
     assert "out of memory" in rig.error

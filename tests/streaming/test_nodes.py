@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 
 import dovetail as dt
 from dovetail.control.commands import RunBatches, StartWorker
-from dovetail.control.events import BatchesReturned, Cause, NodeJoined, NodeLeft, WorkerLost
+from dovetail.control.events import BatchesReturned, LossCause, NodeJoined, NodeLeft, WorkerLost
 from dovetail.control.lifecycle import RunState
-from dovetail.engines.simulated.world import At, Behaviour, Gives, JoinNode, LoseNode
-from dovetail.streaming.options import Options
+from dovetail.engines.simulated.world import Behaviour, Gives, JoinNode, LoseNode, ScriptedEvent
+from dovetail.streaming.settings import StreamOptions
 from streaming.rigs import Hand, go, nobody_idles, numbers, of_kind, stage
 
 if TYPE_CHECKING:
-    from dovetail.streaming.controller import Stream
+    from dovetail.streaming.controller import StreamController
 
 FOUR = dt.Cluster.of("4x(4cpu, 16GB)")
 NAMES = [node.name for node in FOUR.nodes]
@@ -41,11 +41,11 @@ def test_losing_nodes_with_payloads_loses_and_doubles_nothing(
         },
         150,
         cluster=FOUR,
-        options=Options(epoch_batches=2, epoch_s=0.1 if short else 2.0),
-        script=tuple(At(time, LoseNode(name)) for time, name in zip(times, NAMES, strict=False)),
+        options=StreamOptions(target_epoch_batches=2, target_epoch_s=0.1 if short else 2.0),
+        script=tuple(ScriptedEvent(time, LoseNode(name)) for time, name in zip(times, NAMES, strict=False)),
         world={"seed": seed},
     )
-    assert rig.state is RunState.FINISHED, rig.error
+    assert rig.run_state is RunState.FINISHED, rig.error
     assert rig.data.delivered["c"] == sum(number % 3 for number in range(150)) == len(rig.out("c"))
 
 
@@ -55,7 +55,7 @@ def test_epochs_whose_results_were_lost_begin_again_and_the_run_says_so() -> Non
         {"a": Behaviour(0.1, bytes_out=9), "b": Behaviour(0.1)},
         400,
         cluster=FOUR,
-        script=(At(6.0, LoseNode(NAMES[0])), At(9.0, LoseNode(NAMES[1]))),
+        script=(ScriptedEvent(6.0, LoseNode(NAMES[0])), ScriptedEvent(9.0, LoseNode(NAMES[1]))),
     )
     assert rig.notes("source items begin again: some of their results were lost")
     assert rig.notes(f"node {NAMES[0]} is gone (lost)")
@@ -65,15 +65,15 @@ def test_epochs_whose_results_were_lost_begin_again_and_the_run_says_so() -> Non
 def test_what_is_in_use_follows_the_nodes_that_are_there() -> None:
     seen: dict[tuple[int, int], float] = {}
 
-    def look(stream: Stream) -> None:
-        used, total = stream.view(stream.board.now).use["CPUs"]
-        held = sum(seat.cpu_milli for worker in stream.board.workers.values() for seat in worker.seats)
+    def look(stream: StreamController) -> None:
+        used, total = stream.view(stream.state.now).use["CPUs"]
+        held = sum(seat.cpu_milli for worker in stream.state.workers.values() for seat in worker.seats)
         there = {node.name for node in stream.fleet.cluster.nodes}
-        lost = [seat for worker in stream.board.workers.values() for seat in worker.seats if seat.node not in there]
+        lost = [seat for worker in stream.state.workers.values() for seat in worker.seats if seat.node not in there]
         assert used == held - sum(seat.cpu_milli for seat in lost)
-        seen.setdefault((total, len(there)), stream.board.now)
+        seen.setdefault((total, len(there)), stream.state.now)
 
-    script = (At(5.0, LoseNode(NAMES[2])), At(12.0, JoinNode(dt.Node("new", 8000, 16 << 30))))
+    script = (ScriptedEvent(5.0, LoseNode(NAMES[2])), ScriptedEvent(12.0, JoinNode(dt.Node("new", 8000, 16 << 30))))
     go([stage("a")], {"a": Behaviour(1.0)}, 200, cluster=FOUR, script=script, after_step=look)
     assert list(seen) == [(16_000, 4), (12_000, 3), (20_000, 4)]
 
@@ -84,9 +84,9 @@ def test_the_loss_of_the_last_node_fails_the_run_with_its_name() -> None:
         {"a": Behaviour(1.0)},
         500,
         cluster="2x(4cpu, 16GB)",
-        script=(At(4.0, LoseNode("node-0")), At(8.0, LoseNode("node-1"))),
+        script=(ScriptedEvent(4.0, LoseNode("node-0")), ScriptedEvent(8.0, LoseNode("node-1"))),
     )
-    assert rig.state is RunState.FAILED
+    assert rig.run_state is RunState.FAILED
     assert rig.error == "the last node, 'node-1', is gone"
 
 
@@ -99,17 +99,23 @@ def test_a_loss_after_which_no_worker_fits_fails_the_run_at_once(replan: bool) -
         {"a": Behaviour(1.0)},
         50,
         cluster=cluster,
-        options=Options(replan=replan),
-        script=(At(5.2, LoseNode(big)),),
+        options=StreamOptions(replan=replan),
+        script=(ScriptedEvent(5.2, LoseNode(big)),),
     )
-    assert rig.state is RunState.FAILED
+    assert rig.run_state is RunState.FAILED
     assert rig.error.startswith("no node can seat a worker of a")
     assert rig.seconds == pytest.approx(5.2, abs=0.1)
 
 
 def test_a_node_that_joins_is_used() -> None:
     another = dt.Cluster.of("9x(8cpu, 64GB)").nodes[8]
-    rig = go([stage("a")], {"a": Behaviour(1.0)}, 400, cluster="1x(4cpu, 16GB)", script=(At(12.0, JoinNode(another)),))
+    rig = go(
+        [stage("a")],
+        {"a": Behaviour(1.0)},
+        400,
+        cluster="1x(4cpu, 16GB)",
+        script=(ScriptedEvent(12.0, JoinNode(another)),),
+    )
     there = [start for now, start in rig.starts("a") if start.seats[0].node == another.name]
     assert len(there) == 8
     assert rig.notes(f"node {another.name} joined")
@@ -125,10 +131,10 @@ def test_when_not_all_units_fit_any_more_they_run_one_after_another() -> None:
         {"a": Behaviour(0.5), "b": Behaviour(0.5)},
         200,
         cluster=cluster,
-        script=(At(20.0, LoseNode("node-1")),),
+        script=(ScriptedEvent(20.0, LoseNode("node-1")),),
         after_step=nobody_idles,
     )
-    assert rig.state is RunState.FINISHED, rig.error
+    assert rig.run_state is RunState.FINISHED, rig.error
     assert rig.notes("b waits until those before it are finished")
     assert rig.out("b") == numbers(200)
     last_of_a = max(now for now, m in rig.timed(RunBatches) if m.hosted == "a")
@@ -145,7 +151,7 @@ def test_they_run_together_again_when_a_node_comes_back() -> None:
         {"a": Behaviour(0.5), "b": Behaviour(0.5)},
         300,
         cluster=cluster,
-        script=(At(20.0, LoseNode("node-1")), At(50.0, JoinNode(cluster.nodes[1]))),
+        script=(ScriptedEvent(20.0, LoseNode("node-1")), ScriptedEvent(50.0, JoinNode(cluster.nodes[1]))),
     )
     assert rig.out("b") == numbers(300)
     last_of_a = max(now for now, m in rig.timed(RunBatches) if m.hosted == "a")
@@ -157,7 +163,7 @@ def two_nodes() -> tuple[Hand, RunBatches, str]:
     hand = Hand.of([stage("a", workers=1), stage("b", workers=1)], cluster="2x(1cpu, 16GB)")
     hand.begin()
     (sent,) = of_kind(hand.items(1, ends=True), RunBatches)
-    board = hand.stream.board
+    board = hand.stream.state
     there = board.workers[sent.worker].node
     (message,) = of_kind(hand.done(sent, node=there), RunBatches)
     assert board.workers[message.worker].node != there
@@ -168,9 +174,9 @@ def test_a_message_that_comes_back_because_its_input_is_lost_begins_its_epoch_ag
     hand, message, there = two_nodes()
     hand.step(NodeLeft(there))
     hand.step(BatchesReturned(message.worker, message.message))
-    assert [epoch.first for epoch in hand.stream.board.epochs.values()] == [0]
-    assert hand.stream.board.lane_of["a"].queue.items == 1
-    assert not hand.stream.board.lane_of["b"].queue.items
+    assert [epoch.first for epoch in hand.stream.state.epochs.values()] == [0]
+    assert hand.stream.state.units_by_name["a"].queue.items == 1
+    assert not hand.stream.state.units_by_name["b"].queue.items
 
 
 @pytest.mark.parametrize("dies", [False, True])
@@ -180,37 +186,37 @@ def test_what_was_lost_is_lost_even_if_its_node_is_back(dies: bool) -> None:
     node = next(node for node in hand.stream.fleet.cluster.nodes if node.name == there)
     hand.step(NodeLeft(there), NodeJoined(node))
     if dies:
-        hand.step(WorkerLost(message.worker, Cause.SIGNAL))
+        hand.step(WorkerLost(message.worker, LossCause.SIGNAL))
     else:
         hand.step(BatchesReturned(message.worker, message.message))
-    board = hand.stream.board
-    assert board.lane_of["b"].queue.items == 0
-    assert not board.lane_of["b"].suspects
-    assert board.lane_of["a"].queue.items + board.lane_of["a"].in_flight == 1
+    board = hand.stream.state
+    assert board.units_by_name["b"].queue.items == 0
+    assert not board.units_by_name["b"].suspects
+    assert board.units_by_name["a"].queue.items + board.units_by_name["a"].items_in_flight == 1
 
 
 def test_a_message_that_was_already_running_needs_its_input_no_more() -> None:
     hand, message, there = two_nodes()
     hand.step(NodeLeft(there))
     hand.done(message)
-    assert not hand.stream.board.epochs
+    assert not hand.stream.state.epochs
 
 
 def test_a_worker_lost_with_its_node_is_no_suspect_and_no_crash() -> None:
     hand, message, _ = two_nodes()
-    here = hand.stream.board.workers[message.worker].node
-    hand.step(WorkerLost(message.worker, Cause.NODE_LOST), NodeLeft(here))
-    lane = hand.stream.board.lane_of["b"]
-    assert (lane.crashes, len(lane.suspects), lane.retries) == (0, 0, 0)
+    here = hand.stream.state.workers[message.worker].node
+    hand.step(WorkerLost(message.worker, LossCause.NODE_LOST), NodeLeft(here))
+    lane = hand.stream.state.units_by_name["b"]
+    assert (lane.idle_deaths, len(lane.suspects), lane.retries) == (0, 0, 0)
 
 
 def test_nothing_is_started_on_a_node_that_is_gone() -> None:
     left: set[str] = set()
 
-    def look(stream: Stream) -> None:
+    def look(stream: StreamController) -> None:
         there = {node.name for node in stream.fleet.cluster.nodes}
         left.update(set(NAMES) - there)
-        for worker in stream.board.workers.values():
+        for worker in stream.state.workers.values():
             assert worker.node in there or worker.state.value != "starting"
 
     rig = go(
@@ -218,11 +224,11 @@ def test_nothing_is_started_on_a_node_that_is_gone() -> None:
         {"a": Behaviour(0.5, setup_s=2.0, setup_failures=0.05), "b": Behaviour(0.3)},
         300,
         cluster=FOUR,
-        script=tuple(At(5.0 + 4 * number, LoseNode(name)) for number, name in enumerate(NAMES[:3])),
+        script=tuple(ScriptedEvent(5.0 + 4 * number, LoseNode(name)) for number, name in enumerate(NAMES[:3])),
         after_step=look,
-        options=Options(setup_failures=0.9),
+        options=StreamOptions(max_setup_failure_share=0.9),
     )
-    assert rig.state is RunState.FINISHED, rig.error
+    assert rig.run_state is RunState.FINISHED, rig.error
     assert len(left) == 3
     lost_at = {name: 5.0 + 4 * number for number, name in enumerate(NAMES[:3])}
     late = [s for now, s in rig.timed(StartWorker) if now > lost_at.get(s.seats[0].node, 1e9) + 0.01]

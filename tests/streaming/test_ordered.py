@@ -10,15 +10,24 @@ from hypothesis import strategies as st
 
 from dovetail.control.commands import Deliver
 from dovetail.control.lifecycle import RunState
-from dovetail.engines.simulated.world import At, Behaviour, Gives, Kills, KillWorker, Lognormal, LoseNode, Slow
-from dovetail.streaming.options import Options
+from dovetail.engines.simulated.world import (
+    Behaviour,
+    Gives,
+    Kills,
+    KillWorker,
+    Lognormal,
+    LoseNode,
+    ScriptedEvent,
+    Slow,
+)
+from dovetail.streaming.settings import StreamOptions
 from streaming.rigs import Rig, go, numbers, stage
 
 if TYPE_CHECKING:
-    from dovetail.engines.simulated.world import Key, Outcome
-    from dovetail.streaming.controller import Stream
+    from dovetail.engines.simulated.world import ItemOutcome, Key
+    from dovetail.streaming.controller import StreamController
 
-SHORT_EPOCHS = Options(ordered=True, epoch_batches=1, epoch_s=0.001)
+SHORT_EPOCHS = StreamOptions(ordered=True, target_epoch_batches=1, target_epoch_s=0.001)
 SOURCE = {"segment_items": 3}
 
 
@@ -51,14 +60,14 @@ def test_without_the_option_they_come_as_they_are_finished() -> None:
         [stage("a")],
         {"a": Behaviour(0.1, spread=Lognormal(2.0))},
         120,
-        options=Options(epoch_batches=1, epoch_s=0.001),
+        options=StreamOptions(target_epoch_batches=1, target_epoch_s=0.001),
         source=SOURCE,
     )
     firsts = [deliver.first for deliver in rig.all(Deliver)]
     assert firsts != sorted(firsts)
 
 
-def first_takes_long(key: Key, attempt: int) -> Outcome:
+def first_takes_long(key: Key, attempt: int) -> ItemOutcome:
     return Slow(2000.0) if key == (0,) else Gives()
 
 
@@ -66,9 +75,9 @@ class MostOpen:
     def __init__(self) -> None:
         self.epochs = self.items = 0
 
-    def __call__(self, stream: Stream) -> None:
-        board = stream.board
-        held = stream.progress.held.values()
+    def __call__(self, stream: StreamController) -> None:
+        board = stream.state
+        held = stream.epoch_tracker.undelivered.values()
         self.epochs = max(self.epochs, len(board.epochs) + len(held))
         self.items = max(self.items, sum(epoch.last - epoch.first for epoch in held))
 
@@ -80,13 +89,18 @@ def test_one_that_takes_long_does_not_make_the_run_hold_everything(limit: int) -
         [stage("a", workers=4)],
         {"a": Behaviour(0.05, item=first_takes_long)},
         2000,
-        options=Options(
-            ordered=True, open_epochs=limit, epoch_batches=1, epoch_s=0.001, replan=False, follow_plan=True
+        options=StreamOptions(
+            ordered=True,
+            max_open_epochs=limit,
+            target_epoch_batches=1,
+            target_epoch_s=0.001,
+            replan=False,
+            follow_plan=True,
         ),
         source=SOURCE,
         after_step=most,
     )
-    assert rig.state is RunState.FINISHED
+    assert rig.run_state is RunState.FINISHED
     in_order(rig)
     assert most.epochs <= limit + 8, "what one pull brings may be opened at once"
     assert most.items < 100
@@ -99,7 +113,7 @@ def test_it_is_bounded_in_later_waves_too() -> None:
         {"before": Behaviour(0.001), "a": Behaviour(0.05, item=first_takes_long)},
         1000,
         mode="sequential",
-        options=Options(ordered=True, open_epochs=6, epoch_batches=1, epoch_s=0.001),
+        options=StreamOptions(ordered=True, max_open_epochs=6, target_epoch_batches=1, target_epoch_s=0.001),
         source=SOURCE,
         after_step=most,
     )
@@ -110,7 +124,7 @@ def test_it_is_bounded_in_later_waves_too() -> None:
 
 @given(seed=st.integers(0, 9999))
 def test_deaths_and_lost_nodes_do_not_disturb_the_order(seed: int) -> None:
-    def item(key: Key, attempt: int) -> Outcome:
+    def item(key: Key, attempt: int) -> ItemOutcome:
         return Kills() if (key[0] * 7 + seed) % 31 == 0 and attempt == 1 else Gives()
 
     rig = go(
@@ -124,9 +138,13 @@ def test_deaths_and_lost_nodes_do_not_disturb_the_order(seed: int) -> None:
         cluster="3x(4cpu, 16GB)",
         options=SHORT_EPOCHS,
         source=SOURCE,
-        script=(At(2.0 + seed % 5, LoseNode("node-1")), At(3.0, KillWorker("b")), At(5.5, LoseNode("node-0"))),
+        script=(
+            ScriptedEvent(2.0 + seed % 5, LoseNode("node-1")),
+            ScriptedEvent(3.0, KillWorker("b")),
+            ScriptedEvent(5.5, LoseNode("node-0")),
+        ),
         world={"seed": seed},
     )
-    assert rig.state is RunState.FINISHED, rig.error
+    assert rig.run_state is RunState.FINISHED, rig.error
     assert rig.out("b") == numbers(150)
     in_order(rig)

@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from dovetail.control.segments import Segment, items_in
-from dovetail.streaming.epochs import Epoch, gaps_of
-from dovetail.streaming.queues import Queue
+from dovetail.control.payload import Segment, total_items
+from dovetail.streaming.epochs import Epoch, missing_ranges
+from dovetail.streaming.queues import UnitQueue
 
 if TYPE_CHECKING:
-    from dovetail.control.segments import Part
+    from dovetail.control.payload import SegmentSlice
 
 EPOCHS = st.integers(0, 3)
 
@@ -23,10 +23,10 @@ class QueueAgainstLists(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.queue = Queue(4)
+        self.queue = UnitQueue(4)
         self.model: dict[int, list[tuple[int, int]]] = {}
         self.flushed: set[int] = set()
-        self.out: list[tuple[int, list[Part]]] = []
+        self.out: list[tuple[int, list[SegmentSlice]]] = []
         self.numbers = 0
         self.now = 0.0
 
@@ -60,19 +60,19 @@ class QueueAgainstLists(RuleBasedStateMachine):
 
     @rule(epoch=EPOCHS)
     def flush(self, epoch: int) -> None:
-        self.queue.flush(epoch)
+        self.queue.flush_epoch(epoch)
         self.flushed.add(epoch)
 
     @rule(epoch=EPOCHS)
     def hurry(self, epoch: int) -> None:
         if self.model.get(epoch):
-            self.queue.hurry(epoch)
+            self.queue.flush_stale(epoch)
             assert epoch in self.queue.ready
 
     @rule(epoch=EPOCHS)
-    def forget(self, epoch: int) -> None:
-        given_back = self.queue.forget(epoch)
-        assert items_in(given_back) == len(self.model.pop(epoch, []))
+    def remove_epoch(self, epoch: int) -> None:
+        given_back = self.queue.remove_epoch(epoch)
+        assert total_items(given_back) == len(self.model.pop(epoch, []))
         self.flushed.discard(epoch)
         self.out = [(number, parts) for number, parts in self.out if number != epoch]
 
@@ -83,18 +83,18 @@ class QueueAgainstLists(RuleBasedStateMachine):
     @invariant()
     def counts_are_right(self) -> None:
         there = [part for waiting in self.queue.by_epoch.values() for part in waiting.parts]
-        assert self.queue.items == sum(map(len, self.model.values())) == items_in(there)
+        assert self.queue.items == sum(map(len, self.model.values())) == total_items(there)
         each = {segment.id: segment.size_bytes // segment.items for segment, _, _ in there}
         assert self.queue.bytes == sum(each[number] for items in self.model.values() for number, _ in items)
-        assert all(len(waiting.came) == len(waiting.parts) for waiting in self.queue.by_epoch.values())
+        assert all(len(waiting.arrival_times) == len(waiting.parts) for waiting in self.queue.by_epoch.values())
 
     @invariant()
     def ready_iff_a_message_can_be_made(self) -> None:
         for epoch, waiting in self.queue.by_epoch.items():
-            hurried = bool(waiting.came) and waiting.came[0] <= waiting.hurry
-            can = waiting.items >= self.queue.batch_size or bool(waiting.items and (waiting.flush or hurried))
+            hurried = bool(waiting.arrival_times) and waiting.arrival_times[0] <= waiting.stale_until
+            can = waiting.items >= self.queue.batch_size or bool(waiting.items and (waiting.input_complete or hurried))
             assert (epoch in self.queue.ready) == can
-            assert waiting.flush == (epoch in self.flushed)
+            assert waiting.input_complete == (epoch in self.flushed)
         assert self.queue.ready.keys() <= self.queue.by_epoch.keys()
 
 
@@ -106,7 +106,7 @@ TestQueueAgainstLists = QueueAgainstLists.TestCase
 def test_bytes_that_do_not_divide_evenly_never_go_below_zero_and_end_at_zero(
     sizes: list[int], data: st.DataObject
 ) -> None:
-    queue = Queue(1)
+    queue = UnitQueue(1)
     for number, items in enumerate(sizes):
         queue.add(0, Segment(number, items, 1001), 0.0)
     while queue.items:
@@ -120,10 +120,10 @@ def test_bytes_that_do_not_divide_evenly_never_go_below_zero_and_end_at_zero(
 
 
 def test_a_late_part_is_let_go_and_what_came_after_it_waits_its_own_time() -> None:
-    queue = Queue(10)
+    queue = UnitQueue(10)
     queue.add(0, Segment(1, 3), 1.0)
-    queue.hurry(0)
-    assert queue.by_epoch[0].partial
+    queue.flush_stale(0)
+    assert queue.by_epoch[0].can_send_partial
     queue.take(0, 3)
     queue.add(0, Segment(2, 3), 2.0)
     assert not queue.ready
@@ -132,7 +132,7 @@ def test_a_late_part_is_let_go_and_what_came_after_it_waits_its_own_time() -> No
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 12)), max_size=12))
 def test_gaps_are_exactly_what_is_not_done_below_the_highest_end(pieces: list[tuple[int, int]]) -> None:
     done = [(first, first + length) for first, length in pieces if length]
-    gaps, reached = gaps_of(done)
+    gaps, reached = missing_ranges(done)
     covered = {number for first, last in done for number in range(first, last)}
     assert reached == max((last for _, last in done), default=0)
     missing = [number for first, last in gaps for number in range(first, last)]
@@ -143,7 +143,7 @@ def test_an_epoch_lies_on_every_node_that_holds_a_result_of_it() -> None:
     epoch = Epoch(1, 0, 2, 0.0)
     epoch.outputs["leaf"] = [Segment(1, 1, node="n1")]
     epoch.spooled["later"] = [Segment(2, 1, node="n2"), Segment(3, 1)]
-    assert [node for node in ("n1", "n2", "n3", "") if epoch.lies_on(node)] == ["n1", "n2", ""]
+    assert [node for node in ("n1", "n2", "n3", "") if epoch.has_output_on(node)] == ["n1", "n2", ""]
     assert not epoch.finished
 
 
@@ -154,22 +154,22 @@ def test_an_epoch_lies_on_every_node_that_holds_a_result_of_it() -> None:
 def test_in_order_what_comes_back_goes_where_it_was_and_no_message_reaches_over_a_hole(
     sizes: list[int], steps: list[tuple[int, bool, int]]
 ) -> None:
-    queue = Queue(1)
+    queue = UnitQueue(1)
     queue.in_order = True
     segments = [Segment(number, size) for number, size in enumerate(sizes, 1)]
     before = {segment.id: sum(sizes[: segment.id - 1]) for segment in segments}
     for segment in segments:
         queue.add(0, segment, 0.0)
-    out: list[list[Part]] = []
+    out: list[list[SegmentSlice]] = []
     for items, gives_back, which in steps:
         if gives_back and out:
             queue.put_back(0, out.pop(which % len(out)), 1.0)
         elif queue.items:
-            taken, _ = queue.take(0, queue.front(0, min(items, queue.items)))
+            taken, _ = queue.take(0, queue.sendable_items(0, min(items, queue.items)))
             places = [before[segment.id] + item for segment, start, stop in taken for item in range(start, stop)]
             assert places == list(range(places[0], places[0] + len(places)))
             out.append(taken)
         waits = [before[segment.id] + start for segment, start, _ in queue.by_epoch[0].parts]
         assert waits == sorted(waits)
-    gone = sum(items_in(parts) for parts in out)
+    gone = sum(total_items(parts) for parts in out)
     assert queue.items == sum(sizes) - gone

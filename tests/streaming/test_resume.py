@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from dovetail.control.commands import Pull, RunBatches
 from dovetail.control.events import CancelRun
 from dovetail.control.lifecycle import RunState
-from dovetail.engines.simulated.tracked import keys_of
-from dovetail.engines.simulated.world import At, Behaviour, Gives, Lognormal, Post, Raises
-from dovetail.streaming.options import Options
+from dovetail.engines.simulated.message_execution import part_keys
+from dovetail.engines.simulated.world import Behaviour, Gives, Lognormal, PostEvent, Raises, ScriptedEvent
+from dovetail.streaming.settings import StreamOptions
 from streaming.rigs import Rig, go, numbers, stage
 from streaming.worlds import a_case, run
 
@@ -51,7 +51,7 @@ def once(shape: str, *, resume: Sequence[Deliver] = (), **more: Any) -> Rig:
         ITEMS,
         mode=mode,
         resume=resume,
-        options=Options(epoch_batches=2, epoch_s=0.05),
+        options=StreamOptions(target_epoch_batches=2, target_epoch_s=0.05),
         source={"segment_items": 4},
         **more,
     )
@@ -62,7 +62,7 @@ def out_of(log: Sequence[Deliver]) -> Counter[tuple[str, Key]]:
         (leaf, key)
         for deliver in log
         for leaf, segments in deliver.outputs.items()
-        for key in keys_of((segment, 0, segment.items) for segment in segments)
+        for key in part_keys((segment, 0, segment.items) for segment in segments)
     )
 
 
@@ -73,7 +73,7 @@ def test_every_prefix_of_the_commit_log_can_be_completed(shape: str) -> None:
     assert len(whole.data.log) >= 5
     for upto in range(len(whole.data.log) + 1):
         rest = once(shape, resume=whole.data.log[:upto])
-        assert rest.state is RunState.FINISHED
+        assert rest.run_state is RunState.FINISHED
         assert out_of(whole.data.log[:upto]) + out_of(rest.data.log) == everything
 
 
@@ -83,7 +83,7 @@ def test_a_run_may_be_broken_off_and_resumed_again_and_again(shape: str) -> None
     random = Random(shape)
     log: list[Deliver] = []
     for _ in range(6):
-        rig = once(shape, resume=log, script=(At(random.uniform(1.0, 6.0), Post(CancelRun())),))
+        rig = once(shape, resume=log, script=(ScriptedEvent(random.uniform(1.0, 6.0), PostEvent(CancelRun())),))
         log += rig.data.log
     log += once(shape, resume=log).data.log
     assert out_of(log) == everything
@@ -117,7 +117,7 @@ def test_a_barrier_that_was_delivered_is_not_called_again() -> None:
 def test_numbers_for_people_go_on_where_they_were() -> None:
     bad = Behaviour(0.1, item=lambda key, _: Raises() if key[0] % 10 == 0 else Gives())
     arguments: Any = ([stage("a", on_error="skip", retries=1)], {"a": bad}, 100)
-    options = Options(epoch_batches=2, epoch_s=0.05)
+    options = StreamOptions(target_epoch_batches=2, target_epoch_s=0.05)
     whole = go(*arguments, options=options, source={"segment_items": 4})
     rest = go(*arguments, options=options, source={"segment_items": 4}, resume=whole.data.log[:3])
     view = rest.stream.view(0.0)
@@ -131,7 +131,7 @@ def test_a_source_that_became_longer_is_read_to_its_new_end() -> None:
 
 
 def test_ordered_output_resumes_in_order() -> None:
-    options = Options(ordered=True, epoch_batches=1, epoch_s=0.01)
+    options = StreamOptions(ordered=True, target_epoch_batches=1, target_epoch_s=0.01)
     behaviours = {"a": Behaviour(0.2, spread=Lognormal(1.5))}
     whole = go([stage("a")], behaviours, 60, options=options, source={"segment_items": 3})
     rest = go([stage("a")], behaviours, 60, options=options, source={"segment_items": 3}, resume=whole.data.log[:4])
@@ -149,5 +149,5 @@ def test_any_epochs_of_any_run_may_be_missing_from_its_log(seed: int, random: Ra
     last_wave = max((deliver.wave for deliver in first.data.log), default=0)
     kept = [deliver for deliver in first.data.log if deliver.wave < last_wave or random.random() < 0.5]
     rest = run(case, resume=kept)
-    assert rest.state is RunState.FINISHED
+    assert rest.run_state is RunState.FINISHED
     assert out_of(kept) + rest.out() == first.out()

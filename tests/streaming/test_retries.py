@@ -8,23 +8,23 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dovetail.control.commands import Deliver, RunBatches, StopWorker
-from dovetail.control.events import BatchesDone, Cause, Crumb, Failure, WorkerLost, WorkerReady
+from dovetail.control.events import BatchesDone, Breadcrumb, CallFailure, LossCause, WorkerLost, WorkerReady
 from dovetail.control.lifecycle import RunState
-from dovetail.engines.simulated.tracked import keys_of
+from dovetail.engines.simulated.message_execution import part_keys
 from dovetail.engines.simulated.world import Behaviour, Gives, Kills, Raises
-from dovetail.streaming.options import Options
+from dovetail.streaming.settings import StreamOptions
 from streaming.rigs import Hand, Rig, go, nobody_idles, numbers, of_kind, stage
 
 if TYPE_CHECKING:
     from dovetail.control.commands import Command
-    from dovetail.engines.simulated.world import Key, Outcome
+    from dovetail.engines.simulated.world import ItemOutcome, Key
 
-STEADY = Options(replan=False, follow_plan=True)
+STEADY = StreamOptions(replan=False, follow_plan=True)
 BAD = (5,)
 
 
-def bad_one(outcome: Outcome, times: int = 99) -> Behaviour:
-    def item(key: Key, attempt: int) -> Outcome:
+def bad_one(outcome: ItemOutcome, times: int = 99) -> Behaviour:
+    def item(key: Key, attempt: int) -> ItemOutcome:
         return outcome if key == BAD and attempt <= times else Gives()
 
     return Behaviour(0.1, item=item)
@@ -32,7 +32,7 @@ def bad_one(outcome: Outcome, times: int = 99) -> Behaviour:
 
 def messages_with(rig: Rig, key: Key) -> list[tuple[int, int]]:
     """Items and items per call of every message that had this one."""
-    return [(m.items, m.batch_size) for m in rig.messages("a") if key in keys_of(m.parts)]
+    return [(m.items, m.batch_size) for m in rig.messages("a") if key in part_keys(m.parts)]
 
 
 @pytest.mark.parametrize("outcome", [Raises(), Kills()], ids=["raises", "kills"])
@@ -46,7 +46,7 @@ def messages_with(rig: Rig, key: Key) -> list[tuple[int, int]]:
     ],
 )
 def test_that_batch_alone_then_one_by_one_then_set_aside(
-    outcome: Outcome, retries: int, told: list[tuple[int, int]], attempts: int
+    outcome: ItemOutcome, retries: int, told: list[tuple[int, int]], attempts: int
 ) -> None:
     rig = go(
         [stage("a", batch_size=4, workers=2, retries=retries, on_error="skip")],
@@ -54,7 +54,7 @@ def test_that_batch_alone_then_one_by_one_then_set_aside(
         40,
         options=STEADY,
     )
-    assert rig.state is RunState.FINISHED
+    assert rig.run_state is RunState.FINISHED
     assert messages_with(rig, BAD) == told
     innocent = {(4,), (6,), (7,)} if not retries else set()
     assert rig.aside() == Counter([BAD, *innocent])
@@ -64,9 +64,9 @@ def test_that_batch_alone_then_one_by_one_then_set_aside(
 
 @pytest.mark.parametrize("times", [1, 2])
 @pytest.mark.parametrize("outcome", [Raises(), Kills()], ids=["raises", "kills"])
-def test_an_item_with_bad_luck_comes_out_after_all(outcome: Outcome, times: int) -> None:
+def test_an_item_with_bad_luck_comes_out_after_all(outcome: ItemOutcome, times: int) -> None:
     rig = go([stage("a", batch_size=4)], {"a": bad_one(outcome, times)}, 40)
-    assert rig.state is RunState.FINISHED
+    assert rig.run_state is RunState.FINISHED
     assert rig.out("a") == numbers(40)
     assert not rig.data.aside
 
@@ -75,7 +75,7 @@ def a_message(batch_size: int = 4, items: int = 12, **settings: object) -> tuple
     """A worker with one message of several batches."""
     hand = Hand.of([stage("a", batch_size=batch_size, workers=1, on_error="skip", **settings)])
     hand.begin()
-    hand.stream.board.lanes[0].message_items = items
+    hand.stream.state.units[0].message_items = items
     sent = of_kind(hand.items(items, ends=True), RunBatches)
     assert [message.items for message in sent] == [items]
     return hand, sent[0]
@@ -94,71 +94,71 @@ def places(message: RunBatches) -> list[int]:
 
 def test_a_crumb_makes_one_batch_the_suspect_and_the_others_go_back_uncharged() -> None:
     hand, message = a_message()
-    died = hand.step(WorkerLost(message.worker, Cause.SIGNAL, "signal 9", (Crumb(message.message, 5),)))
+    died = hand.step(WorkerLost(message.worker, LossCause.SIGNAL, "signal 9", (Breadcrumb(message.message, 5),)))
     first = of_kind(next_worker(hand, died), RunBatches)
     assert [(places(m), m.batch_size) for m in first] == [([4, 5, 6, 7], 4)], "the suspect, alone"
-    lane = hand.stream.board.lanes[0]
+    lane = hand.stream.state.units[0]
     assert lane.queue.items == 8
     then = of_kind(hand.done(first[0]), RunBatches)
     assert sorted(places(then[0])) == [0, 1, 2, 3, 8, 9, 10, 11]
-    died = hand.step(WorkerLost(then[0].worker, Cause.SIGNAL, "signal 9", (Crumb(then[0].message, 0),)))
+    died = hand.step(WorkerLost(then[0].worker, LossCause.SIGNAL, "signal 9", (Breadcrumb(then[0].message, 0),)))
     again = of_kind(next_worker(hand, died), RunBatches)
     assert again[0].batch_size == 4, "its first charge: the first death did not count for it"
 
 
 def test_an_inexact_crumb_makes_the_whole_message_the_suspect() -> None:
     hand, message = a_message()
-    died = hand.step(WorkerLost(message.worker, Cause.SIGNAL, "", (Crumb(message.message, 0, exact=False),)))
+    died = hand.step(WorkerLost(message.worker, LossCause.SIGNAL, "", (Breadcrumb(message.message, 0, exact=False),)))
     first = of_kind(next_worker(hand, died), RunBatches)
-    suspects = hand.stream.board.lanes[0].suspects
+    suspects = hand.stream.state.units[0].suspects
     assert [places(m) for m in first] == [[0, 1, 2, 3]]
     assert [suspect.items for suspect in suspects] == [8]
-    assert not hand.stream.board.lanes[0].queue.items
+    assert not hand.stream.state.units[0].queue.items
 
 
 def test_without_a_crumb_what_the_worker_had_is_halved() -> None:
     hand, message = a_message(batch_size=3, items=12)
-    died = hand.step(WorkerLost(message.worker, Cause.SIGNAL))
+    died = hand.step(WorkerLost(message.worker, LossCause.SIGNAL))
     first = of_kind(next_worker(hand, died), RunBatches)
     assert [places(m) for m in first] == [[0, 1, 2, 3, 4, 5]]
-    died = hand.step(WorkerLost(first[0].worker, Cause.SIGNAL))
+    died = hand.step(WorkerLost(first[0].worker, LossCause.SIGNAL))
     other = of_kind(next_worker(hand, died), RunBatches)
     assert [places(m) for m in other] == [[6, 7, 8, 9, 10, 11]], "the other half does not wait for its twin"
 
 
 def test_a_raised_call_of_a_message_is_the_suspect_and_the_others_are_done() -> None:
     hand, message = a_message()
-    failure = Failure(4, 8, "ValueError: no")
+    failure = CallFailure(4, 8, "ValueError: no")
     out = [hand.segment(8)]
     sent = of_kind(hand.step(BatchesDone(message.worker, message.message, out, 1.0, [failure])), RunBatches)
     assert [(places(m), m.batch_size) for m in sent] == [([4, 5, 6, 7], 4)]
-    assert hand.stream.board.lanes[0].taken == 8
+    assert hand.stream.state.units[0].items_taken == 8
 
 
 def test_a_crumb_of_a_stolen_message_that_had_begun_is_charged() -> None:
     """Cancelled too late: it ran, and it is what killed the worker."""
     hand, message = a_message(items=4)
-    worker = hand.stream.board.workers[message.worker]
+    worker = hand.stream.state.workers[message.worker]
     worker.messages[message.message].cancelled = True
-    hand.step(WorkerLost(message.worker, Cause.SIGNAL, "", (Crumb(message.message, 0),)))
-    assert [suspect.charged for suspect in hand.stream.board.lanes[0].suspects] == [1]
+    hand.step(WorkerLost(message.worker, LossCause.SIGNAL, "", (Breadcrumb(message.message, 0),)))
+    assert [suspect.failed_attempts for suspect in hand.stream.state.units[0].suspects] == [1]
 
 
 @pytest.mark.parametrize("outcome", [Raises("KeyError: 'url'"), Kills()], ids=["raises", "kills"])
-def test_on_error_fail_fails_the_run_with_the_stage_and_its_error(outcome: Outcome) -> None:
+def test_on_error_fail_fails_the_run_with_the_stage_and_its_error(outcome: ItemOutcome) -> None:
     rig = go([stage("first"), stage("a", workers=3)], {"a": bad_one(outcome)}, 4000)
-    assert rig.state is RunState.FAILED
+    assert rig.run_state is RunState.FAILED
     assert rig.error.startswith("a: item failed: ")
     assert ("KeyError: 'url'" if isinstance(outcome, Raises) else "signal") in rig.error
     assert all(not stop.drain for stop in rig.all(StopWorker)), "all workers are stopped now"
-    assert rig.stream.board.error == rig.stream.view(0.0).error
+    assert rig.stream.state.error == rig.stream.view(0.0).error
 
 
 @pytest.mark.parametrize("outcome", [Raises(), Kills()], ids=["raises", "kills"])
-def test_an_epoch_in_which_the_run_failed_is_never_delivered(outcome: Outcome) -> None:
+def test_an_epoch_in_which_the_run_failed_is_never_delivered(outcome: ItemOutcome) -> None:
     """Or a resumed run would think that the item was done."""
     rig = go([stage("a", retries=0)], {"a": bad_one(outcome)}, 6)
-    assert rig.state is RunState.FAILED
+    assert rig.run_state is RunState.FAILED
     delivered = [number for deliver in rig.data.log for number in range(deliver.first, deliver.last)]
     assert BAD[0] not in delivered
     fixed = go([stage("a")], {"a": Behaviour(0.1)}, 6, resume=rig.data.log)
@@ -167,10 +167,10 @@ def test_an_epoch_in_which_the_run_failed_is_never_delivered(outcome: Outcome) -
 
 def test_skip_sets_aside_with_the_reason_and_the_item() -> None:
     rig = go([stage("a", on_error="skip")], {"a": bad_one(Raises("KeyError: 'url'"))}, 20)
-    assert rig.state is RunState.FINISHED
+    assert rig.run_state is RunState.FINISHED
     (record,) = rig.data.aside
     assert (record.unit, record.error, record.attempts) == ("a", "KeyError: 'url'", 3)
-    assert keys_of([record.part]) == [BAD]
+    assert part_keys([record.part]) == [BAD]
     assert record.key == BAD, "as the failure named it"
     assert rig.notes("set aside: KeyError: 'url'")
     assert rig.stream.view(0.0).aside == 1
@@ -184,11 +184,11 @@ def test_the_items_of_a_batch_that_is_given_up_whole_keep_their_own_keys() -> No
 
 def test_more_set_aside_than_allowed_fails_the_run() -> None:
     bad = Behaviour(0.1, item=lambda key, _: Raises() if key[0] % 10 == 0 else Gives())
-    rig = go([stage("a", on_error="skip", retries=0)], {"a": bad}, 1000, options=Options(max_aside=3))
-    assert rig.state is RunState.FAILED
+    rig = go([stage("a", on_error="skip", retries=0)], {"a": bad}, 1000, options=StreamOptions(max_failed_items=3))
+    assert rig.run_state is RunState.FAILED
     assert "4 items were set aside, more than 3" in rig.error
-    fine = go([stage("a", on_error="skip", retries=0)], {"a": bad}, 30, options=Options(max_aside=3))
-    assert fine.state is RunState.FINISHED
+    fine = go([stage("a", on_error="skip", retries=0)], {"a": bad}, 30, options=StreamOptions(max_failed_items=3))
+    assert fine.run_state is RunState.FINISHED
 
 
 def test_suspects_run_alone_beside_nothing_else() -> None:
@@ -201,11 +201,11 @@ def test_suspects_run_alone_beside_nothing_else() -> None:
         after_step=_suspects_are_alone,
     )
     assert rig.out("a") == numbers(200)
-    assert rig.stream.board.lanes[0].retries > 20
+    assert rig.stream.state.units[0].retries > 20
 
 
 def _suspects_are_alone(stream: object) -> None:
-    for worker in stream.board.workers.values():  # type: ignore[attr-defined]
+    for worker in stream.state.workers.values():  # type: ignore[attr-defined]
         if any(message.suspect is not None for message in worker.messages.values()):
             assert len(worker.messages) == 1
     nobody_idles(stream)  # type: ignore[arg-type]
@@ -215,9 +215,9 @@ def test_a_suspect_does_not_wait_behind_a_batch_that_is_not_full() -> None:
     hand = Hand.of([stage("a", batch_size=4, workers=1)])
     hand.begin()
     sent = of_kind(hand.items(6), RunBatches)
-    failed = BatchesDone(sent[0].worker, sent[0].message, [], 1.0, [Failure(0, 4, "ValueError: no")])
+    failed = BatchesDone(sent[0].worker, sent[0].message, [], 1.0, [CallFailure(0, 4, "ValueError: no")])
     assert [message.items for message in of_kind(hand.step(failed), RunBatches)] == [4]
-    assert hand.stream.board.lanes[0].queue.items == 2
+    assert hand.stream.state.units[0].queue.items == 2
 
 
 def test_an_epoch_is_delivered_with_what_was_set_aside_of_it() -> None:
@@ -225,11 +225,11 @@ def test_an_epoch_is_delivered_with_what_was_set_aside_of_it() -> None:
         [stage("a", on_error="skip")],
         {"a": bad_one(Raises())},
         60,
-        options=Options(epoch_batches=3, epoch_s=0.01),
+        options=StreamOptions(target_epoch_batches=3, target_epoch_s=0.01),
         source={"segment_items": 4},
     )
     for deliver in rig.all(Deliver):
-        asides = keys_of(record.part for record in deliver.aside)
+        asides = part_keys(record.part for record in deliver.failed_items)
         assert all(deliver.first <= key[0] < deliver.last for key in asides)
         out = sum(segment.items for segments in deliver.outputs.values() for segment in segments)
         assert out + len(asides) == deliver.last - deliver.first

@@ -9,10 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dovetail.control.segments import Segment
+from dovetail.control.payload import Segment
 from dovetail.streaming.epochs import Epoch
-from dovetail.streaming.messages import Suspect
-from dovetail.streaming.retries import after_a_blind_death, after_failure, after_out_of_memory, all_again
+from dovetail.streaming.retry import (
+    retry_after_failure,
+    retry_after_out_of_memory,
+    retry_after_unlocated_death,
+    retry_whole_input,
+)
+from dovetail.streaming.worker_pool import Suspect
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,11 +42,11 @@ def story(items: int, batch: int, retries: int) -> list[tuple[int, int] | None]:
     told: list[tuple[int, int] | None] = []
     now = suspect(items, batch)
     while True:
-        again = after_failure(now, retries)
+        again = retry_after_failure(now, retries)
         if not again:
             return [*told, None]
         told.append((again[0].items, again[0].batch_size))
-        now = suspect(again[0].batch_size, again[0].batch_size, again[0].charged)
+        now = suspect(again[0].batch_size, again[0].batch_size, again[0].failed_attempts)
 
 
 @pytest.mark.parametrize(
@@ -66,30 +71,30 @@ def test_a_single_item_is_tried_as_often_as_was_asked_for(retries: int, tries: i
 
 
 def test_a_death_without_a_crumb_halves_what_the_worker_had_at_a_batch() -> None:
-    halves = after_a_blind_death(suspect(20, 4), 3)
-    assert [(half.items, half.batch_size, half.charged) for half in halves] == [(8, 4, 1), (12, 4, 1)]
-    inside = after_a_blind_death(suspect(4, 4), 3)
+    halves = retry_after_unlocated_death(suspect(20, 4), 3)
+    assert [(half.items, half.batch_size, half.failed_attempts) for half in halves] == [(8, 4, 1), (12, 4, 1)]
+    inside = retry_after_unlocated_death(suspect(4, 4), 3)
     assert [(half.items, half.batch_size) for half in inside] == [(2, 2), (2, 2)]
 
 
 def test_out_of_memory_halves_without_a_charge() -> None:
-    halves = after_out_of_memory(suspect(7, 7, charged=1), 3)
-    assert [(half.items, half.batch_size, half.charged) for half in halves] == [(4, 4, 1), (3, 4, 1)]
-    assert halves[0].halves is halves[1].halves is not None
-    several = after_out_of_memory(suspect(12, 3), 3)
-    assert [(half.items, half.batch_size, half.halves) for half in several] == [(6, 3, None), (6, 3, None)]
+    halves = retry_after_out_of_memory(suspect(7, 7, charged=1), 3)
+    assert [(half.items, half.batch_size, half.failed_attempts) for half in halves] == [(4, 4, 1), (3, 4, 1)]
+    assert halves[0].halved_batch is halves[1].halved_batch is not None
+    several = retry_after_out_of_memory(suspect(12, 3), 3)
+    assert [(half.items, half.batch_size, half.halved_batch) for half in several] == [(6, 3, None), (6, 3, None)]
 
 
 def test_a_single_item_out_of_memory_is_charged() -> None:
-    again = after_out_of_memory(suspect(1, 1), 3)
-    assert [half.charged for half in again] == [1]
-    assert after_out_of_memory(suspect(1, 1), 0) == []
+    again = retry_after_out_of_memory(suspect(1, 1), 3)
+    assert [half.failed_attempts for half in again] == [1]
+    assert retry_after_out_of_memory(suspect(1, 1), 0) == []
 
 
 @pytest.mark.parametrize(("retries", "tries"), [(0, 1), (1, 1), (2, 2), (3, 3)])
 def test_a_barrier_gets_everything_again(retries: int, tries: int) -> None:
     now, count = suspect(9, 9), 1
-    while again := all_again(now, retries):
+    while again := retry_whole_input(now, retries):
         assert [half.items for half in again] == [9]
         now, count = again[0], count + 1
     assert count == tries
@@ -100,7 +105,11 @@ def test_no_item_is_lost_or_doubled_and_it_ends_after_few_tries(
     items: int, batch: int, retries: int, seed: int
 ) -> None:
     random = Random(seed)
-    rules: list[Callable[[Suspect, int], list[Suspect]]] = [after_failure, after_a_blind_death, after_out_of_memory]
+    rules: list[Callable[[Suspect, int], list[Suspect]]] = [
+        retry_after_failure,
+        retry_after_unlocated_death,
+        retry_after_out_of_memory,
+    ]
     waiting = [suspect(items, batch)]
     gone: list[int] = []
     tries = 0
@@ -118,7 +127,7 @@ def test_no_item_is_lost_or_doubled_and_it_ends_after_few_tries(
         assert sorted(number for half in again for number in numbers_in(half)) == before
         # whoever is tried as items one by one fails one by one
         waiting += [
-            Suspect(EPOCH, [part], 1, 1, half.charged) if half.batch_size == 1 else half
+            Suspect(EPOCH, [part], 1, 1, half.failed_attempts) if half.batch_size == 1 else half
             for half in again
             for part in (
                 [(segment, n, n + 1) for segment, start, stop in half.parts for n in range(start, stop)]

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dovetail.control.commands import Deliver, RunBatches
-from dovetail.control.events import BatchesDone, Failure, ItemsArrived
-from dovetail.streaming.options import Options
+from dovetail.control.events import BatchesDone, CallFailure, ItemsArrived
+from dovetail.streaming.settings import StreamOptions
 from streaming.rigs import Hand, of_kind, stage
 
-SERVING = Options(serving=True, eager=True, epoch_s=5.0, max_wait_s=0.2, replan=False, payloads_survive=True)
+SERVING = StreamOptions(
+    serving=True, eager=True, target_epoch_s=5.0, max_wait_s=0.2, replan=False, payloads_survive=True
+)
 
 
-def hand_of(batch_size: int = 1, options: Options = SERVING, workers: int = 1) -> Hand:
+def hand_of(batch_size: int = 1, options: StreamOptions = SERVING, workers: int = 1) -> Hand:
     stages = [stage("a", batch_size=batch_size, workers=workers, retries=1, on_error="skip")]
     hand = Hand.of(stages, options=options)
     hand.begin()
@@ -21,20 +23,20 @@ def test_an_item_that_fails_is_told_before_its_epoch_ends_and_only_once() -> Non
     hand = hand_of()
     (first,) = of_kind(hand.items(1), RunBatches)
     hand.step(ItemsArrived(1, [hand.segment(1)]))
-    failed = BatchesDone(first.worker, first.message, [], 0.01, [Failure(0, 1, "ValueError: no", keys=((0,),))])
+    failed = BatchesDone(first.worker, first.message, [], 0.01, [CallFailure(0, 1, "ValueError: no", keys=((0,),))])
     said = hand.step(failed, after=0.01)
     (told,) = of_kind(said, Deliver)
-    assert [(aside.key, aside.error) for aside in told.aside] == [((0,), "ValueError: no")]
+    assert [(aside.key, aside.error) for aside in told.failed_items] == [((0,), "ValueError: no")]
     assert told.first == told.last, "its epoch is still open: the other item is at work"
     (second,) = of_kind(said, RunBatches)
     ended = of_kind(hand.done(second), Deliver)[-1]
-    assert (ended.first, ended.last, ended.aside) == (0, 2, [])
+    assert (ended.first, ended.last, ended.failed_items) == (0, 2, [])
 
 
 def test_without_serving_it_is_told_with_its_epoch() -> None:
-    hand = hand_of(options=Options(replan=False))
+    hand = hand_of(options=StreamOptions(replan=False))
     (message,) = of_kind(hand.items(1), RunBatches)
-    done = BatchesDone(message.worker, message.message, [], 0.01, [Failure(0, 1, "ValueError: no", keys=((0,),))])
+    done = BatchesDone(message.worker, message.message, [], 0.01, [CallFailure(0, 1, "ValueError: no", keys=((0,),))])
     assert not of_kind(hand.step(done, after=0.01), Deliver)
 
 
@@ -43,7 +45,7 @@ def test_what_was_dropped_is_known_at_once_if_nothing_else_is_there() -> None:
     (message,) = of_kind(hand.items(1), RunBatches)
     (ended,) = of_kind(hand.done(message, out=0), Deliver)
     assert (ended.first, ended.last) == (0, 1)
-    assert not hand.stream.board.epochs
+    assert not hand.stream.state.epochs
 
 
 def test_what_was_dropped_is_known_after_the_longest_wait_while_others_come_and_nobody_is_busy() -> None:
@@ -67,7 +69,7 @@ def test_an_epoch_stays_open_while_its_items_wait_for_workers_that_are_busy() ->
     for _ in range(50):
         assert not of_kind(hand.step(after=0.2), RunBatches), "the worker is busy"
     hand.step(ItemsArrived(6, [hand.segment(2)]))
-    assert len(hand.stream.board.epochs) == 1, "ten seconds, and still one epoch"
+    assert len(hand.stream.state.epochs) == 1, "ten seconds, and still one epoch"
     (second,) = of_kind(hand.done(first), RunBatches)
     assert second.items == 4
     ended = of_kind(hand.done(second), Deliver)[-1]

@@ -12,13 +12,12 @@ import pytest
 
 import dovetail as dt
 from dovetail.control.events import CancelRun
-from dovetail.control.loop import drive
+from dovetail.control.loop import run_loop
+from dovetail.engines.simulated.data import SimulatedData
 from dovetail.engines.simulated.engine import SimulatedEngine
-from dovetail.engines.simulated.source import SimulatedData
-from dovetail.engines.simulated.world import Lognormal, world_of
-from dovetail.streaming.controller import Stream
-from dovetail.streaming.options import Options
-from dovetail.streaming.work import works_of
+from dovetail.engines.simulated.world import Lognormal, world_from_pipeline
+from dovetail.streaming.controller import StreamController
+from dovetail.streaming.settings import StreamOptions, unit_specs
 from streaming.worlds import same
 
 if TYPE_CHECKING:
@@ -39,15 +38,15 @@ MEASURED_S = 200.0
 class Meter:
     """Items that the last unit took in, from soon after the fifth replan on; then the run is cancelled."""
 
-    stream: Stream
+    stream: StreamController
     engine: SimulatedEngine
     from_s: float | None = None
     began: tuple[float, int] | None = None
     ended: tuple[float, int] | None = None
 
-    def saw(self, now: float, events: Sequence[Event], commands: Sequence[Command]) -> None:
-        taken = self.stream.board.all_lanes[-1].taken
-        if self.from_s is None and (self.stream.balance.replans >= REPLANS or now >= MEASURED_S):
+    def on_step(self, now: float, events: Sequence[Event], commands: Sequence[Command]) -> None:
+        taken = self.stream.state.all_units[-1].items_taken
+        if self.from_s is None and (self.stream.replanner.replans >= REPLANS or now >= MEASURED_S):
             self.from_s = now + SETTLED_S
         if self.began is None and self.from_s is not None and now >= self.from_s:
             self.began = (now, taken)
@@ -65,7 +64,7 @@ class Meter:
         return (self.ended[1] - self.began[1]) / (self.ended[0] - self.began[0])
 
 
-def reached(problem: dict[str, Any], options: Options | None = None) -> float:
+def reached(problem: dict[str, Any], options: StreamOptions | None = None) -> float:
     """The share of the bound after at most five replans, from rates that are wrong by a factor of about 1.6."""
     random = Random(problem["name"])
     cluster = dt.Cluster(
@@ -89,11 +88,11 @@ def reached(problem: dict[str, Any], options: Options | None = None) -> float:
         ]
     )
     plan = dt.plan(pipeline, cluster, "streaming")
-    world = world_of(pipeline, rates=true, every={"spread": Lognormal(0.5), "setup_s": 2.0})
+    world = world_from_pipeline(pipeline, rates=true, every={"spread": Lognormal(0.5), "setup_s": 2.0})
     engine = SimulatedEngine(world, cluster)
-    stream = Stream(works_of(pipeline, plan), plan, options)
+    stream = StreamController(unit_specs(pipeline, plan), plan, options)
     meter = Meter(stream, engine)
-    dropped = drive(stream, engine, SimulatedData(engine, None), [meter])
+    dropped = run_loop(stream, engine, SimulatedData(engine, None), [meter])
     assert not dropped, dropped
     return meter.rate / float(problem["bound"])
 
@@ -110,4 +109,4 @@ def test_five_replans_bring_every_pipeline_near_its_bound(problem: dict[str, Any
 
 
 def test_without_replanning_wrong_rates_stay_wrong() -> None:
-    assert min(reached(problem, Options(replan=False)) for problem in PROBLEMS[:IN_SHORT]) < 0.8
+    assert min(reached(problem, StreamOptions(replan=False)) for problem in PROBLEMS[:IN_SHORT]) < 0.8

@@ -11,13 +11,13 @@ import pytest
 from dovetail.control.commands import Deliver, RunBatches, StartWorker, StopWorker
 from dovetail.control.events import Drain, WorkerLost, WorkerStopped
 from dovetail.control.lifecycle import RunState
-from dovetail.engines.simulated.tracked import keys_of
-from dovetail.engines.simulated.world import At, Behaviour, Gives, Kills, LoseNode, Post, Raises
-from dovetail.streaming.options import Options
+from dovetail.engines.simulated.message_execution import part_keys
+from dovetail.engines.simulated.world import Behaviour, Gives, Kills, LoseNode, PostEvent, Raises, ScriptedEvent
+from dovetail.streaming.settings import StreamOptions
 from streaming.rigs import Rig, go, numbers, stage
 
 if TYPE_CHECKING:
-    from dovetail.engines.simulated.world import Key, Outcome
+    from dovetail.engines.simulated.world import ItemOutcome, Key
 
 THREE = [stage("a"), stage("b", batch_size=4), stage("c", batch_size=3)]
 
@@ -75,11 +75,11 @@ def test_a_lost_node_does_not_repeat_a_wave_that_is_over() -> None:
         200,
         mode="sequential",
         cluster="2x(4cpu, 16GB)",
-        script=(At(30.0, LoseNode("node-1")),),
+        script=(ScriptedEvent(30.0, LoseNode("node-1")),),
     )
-    assert rig.state is RunState.FINISHED
+    assert rig.run_state is RunState.FINISHED
     assert span(rig, "a")[1] < 30.0
-    assert Counter(key for message in rig.messages("a") for key in keys_of(message.parts)) == numbers(200)
+    assert Counter(key for message in rig.messages("a") for key in part_keys(message.parts)) == numbers(200)
     assert rig.out("c") == numbers(200)
 
 
@@ -89,7 +89,7 @@ WITH_BARRIER = [stage("a"), stage("all", barrier=True), stage("b", batch_size=4)
 def test_a_barrier_is_called_once_with_everything_and_alone_in_its_wave() -> None:
     rig = go(WITH_BARRIER, {}, 230)
     (message,) = rig.messages("all")
-    assert Counter(keys_of(message.parts)) == numbers(230)
+    assert Counter(part_keys(message.parts)) == numbers(230)
     assert message.items == message.batch_size == 230
     assert rig.out("b") == numbers(230)
     assert span(rig, "a")[1] < span(rig, "all")[0] < span(rig, "b")[0]
@@ -100,7 +100,7 @@ def test_what_comes_after_a_barrier_is_cut_into_epochs_again() -> None:
         WITH_BARRIER,
         {"all": Behaviour(0.01, item=lambda *_: Gives(3)), "b": Behaviour(0.5)},
         300,
-        options=Options(epoch_batches=2, epoch_s=0.1),
+        options=StreamOptions(target_epoch_batches=2, target_epoch_s=0.1),
     )
     assert rig.data.delivered["b"] == 900
     assert len([deliver for deliver in rig.all(Deliver) if deliver.wave == 2]) > 1
@@ -114,14 +114,14 @@ def test_a_barrier_that_ends_the_pipeline_delivers() -> None:
 @pytest.mark.parametrize("items", [0, 20])
 def test_a_barrier_to_which_nothing_comes_is_not_called(items: int) -> None:
     rig = go(WITH_BARRIER, {"a": Behaviour(0.1, item=lambda *_: Gives(0))}, items)
-    assert rig.state is RunState.FINISHED
+    assert rig.run_state is RunState.FINISHED
     assert not rig.messages("all")
     assert not rig.data.outputs
 
 
 @pytest.mark.parametrize("outcome", [Raises(), Kills()], ids=["raises", "kills"])
-def test_a_barrier_that_fails_gets_everything_again(outcome: Outcome) -> None:
-    def once(key: Key, attempt: int) -> Outcome:
+def test_a_barrier_that_fails_gets_everything_again(outcome: ItemOutcome) -> None:
+    def once(key: Key, attempt: int) -> ItemOutcome:
         return outcome if key == (7,) and attempt == 1 else Gives()
 
     rig = go(WITH_BARRIER, {"all": Behaviour(0.01, item=once)}, 60)
@@ -134,11 +134,11 @@ def test_a_barrier_that_never_succeeds_fails_the_run_or_sets_all_aside(crumbs: f
     bad = Behaviour(0.01, item=lambda key, _: Kills() if key == (7,) else Gives())
     world = {"crumbs": crumbs}
     failed = go([stage("a"), stage("all", barrier=True)], {"all": bad}, 30, world=world)
-    assert failed.state is RunState.FAILED
+    assert failed.run_state is RunState.FAILED
     assert failed.error.startswith("all: 30 items failed")
     assert [message.items for message in failed.messages("all")] == [30] * 3
     skipped = go([stage("a"), stage("all", barrier=True, on_error="skip", retries=1)], {"all": bad}, 30, world=world)
-    assert skipped.state is RunState.FINISHED
+    assert skipped.run_state is RunState.FINISHED
     assert skipped.aside() == numbers(30)
     assert [message.items for message in skipped.messages("all")] == [30]
 
@@ -146,8 +146,8 @@ def test_a_barrier_that_never_succeeds_fails_the_run_or_sets_all_aside(crumbs: f
 def test_a_drain_while_a_barrier_is_being_filled_leaves_everything_to_who_resumes() -> None:
     """It is called once with everything, and not with what was there when somebody drained."""
     stages = [stage("all", barrier=True), stage("b")]
-    rig = go(stages, {}, 400, source={"rate": 10.0}, script=(At(20.0, Post(Drain())),))
-    assert rig.state is RunState.DRAINED
+    rig = go(stages, {}, 400, source={"rate": 10.0}, script=(ScriptedEvent(20.0, PostEvent(Drain())),))
+    assert rig.run_state is RunState.DRAINED
     assert not rig.messages("all")
     assert not rig.data.log
     rest = go(stages, {}, 400, resume=rig.data.log)
@@ -166,9 +166,9 @@ def test_a_lost_node_while_a_barrier_runs_gives_it_everything_again() -> None:
         {"a": Behaviour(0.01), "all": Behaviour(1.0)},
         60,
         cluster="2x(4cpu, 16GB)",
-        script=(At(20.0, LoseNode("node-0")), At(25.0, LoseNode("node-9"))),
+        script=(ScriptedEvent(20.0, LoseNode("node-0")), ScriptedEvent(25.0, LoseNode("node-9"))),
     )
-    assert rig.state is RunState.FINISHED
+    assert rig.run_state is RunState.FINISHED
     assert {message.items for message in rig.messages("all")} == {60}
     assert rig.out("b") == numbers(60)
 

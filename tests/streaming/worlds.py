@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING
 
 import dovetail as dt
 from dovetail.control.commands import Note
-from dovetail.control.loop import drive
+from dovetail.control.loop import run_loop
+from dovetail.engines.simulated.data import SimulatedData
 from dovetail.engines.simulated.engine import SimulatedEngine
-from dovetail.engines.simulated.source import SimulatedData
 from dovetail.engines.simulated.world import (
-    At,
     Behaviour,
     Gives,
     Hangs,
@@ -23,12 +22,12 @@ from dovetail.engines.simulated.world import (
     LoseNode,
     OutOfMemory,
     Raises,
+    ScriptedEvent,
     Slow,
     World,
 )
-from dovetail.streaming.controller import Stream
-from dovetail.streaming.options import Options
-from dovetail.streaming.work import works_of
+from dovetail.streaming.controller import StreamController
+from dovetail.streaming.settings import StreamOptions, unit_specs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
     from dovetail.control.commands import Command, Deliver
     from dovetail.control.events import Event
     from dovetail.control.lifecycle import RunState
-    from dovetail.engines.simulated.world import Key, Outcome
+    from dovetail.engines.simulated.world import ItemOutcome, Key
     from dovetail.scheduling.plan import Plan
 
 LIMIT_S = 500_000.0
@@ -49,12 +48,12 @@ def same(items: list[object]) -> list[object]:
 class Watch:
     """Looks at the ledger after every step, and keeps what was said."""
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: StreamController) -> None:
         self.stream = stream
         self.notes: list[str] = []
         self.steps = 0
 
-    def saw(self, now: float, events: Sequence[Event], commands: Sequence[Command]) -> None:
+    def on_step(self, now: float, events: Sequence[Event], commands: Sequence[Command]) -> None:
         self.steps += 1
         self.notes += [command.text for command in commands if isinstance(command, Note)]
         fleet = self.stream.fleet
@@ -64,15 +63,15 @@ class Watch:
             assert all(amount >= 0 for card in free.cards.free for amount in card)
         held = Counter(
             seat
-            for worker in self.stream.board.workers.values()
+            for worker in self.stream.state.workers.values()
             for seat in worker.seats
-            if fleet.ledger.knows(seat.node)
+            if fleet.ledger.has_node(seat.node)
         )
         assert held == Counter(fleet.ledger.seats())
-        for lane in self.stream.board.all_lanes:
+        for lane in self.stream.state.all_units:
             assert lane.queue.items >= 0
             assert lane.queue.bytes >= 0
-            assert lane.in_flight >= 0
+            assert lane.items_in_flight >= 0
 
     def close(self, now: float) -> None:
         pass
@@ -87,13 +86,13 @@ class Case:
     world: World
     items: int
     plan: Plan
-    options: Options
+    options: StreamOptions
 
     def outcome(self, unit: str, key: Key) -> int | None:
         """How many items come out for this one at last; None: it is given up."""
         item = self.world.behaviours[unit].item
         assert item is not None
-        last: Outcome = Gives(1)
+        last: ItemOutcome = Gives(1)
         for attempt in range(1, 6):
             last = item(key, attempt)
             if isinstance(last, Gives):
@@ -105,7 +104,7 @@ class Case:
     def expected(self, aside: Counter[tuple[str, Key]]) -> Counter[tuple[str, Key]]:
         """What must come out when this was set aside: whatever cannot be done must be among it, and nothing that never
         arrived; an item that only had bad luck (workers died around it) may be."""
-        works = works_of(self.pipeline, self.plan)
+        works = unit_specs(self.pipeline, self.plan)
         arriving: dict[str, Counter[Key]] = {work.name: Counter() for work in works}
         out: Counter[tuple[str, Key]] = Counter()
         left = Counter(aside)
@@ -133,13 +132,13 @@ class Case:
 
 @dataclass
 class Result:
-    stream: Stream
+    stream: StreamController
     data: SimulatedData
     watch: Watch
 
     @property
-    def state(self) -> RunState:
-        return self.stream.board.state
+    def run_state(self) -> RunState:
+        return self.stream.state.run_state
 
     def out(self) -> Counter[tuple[str, Key]]:
         return Counter((leaf, key) for leaf, keys in self.data.outputs.items() for key in keys)
@@ -152,9 +151,9 @@ class Result:
 def run(case: Case, resume: Sequence[Deliver] = ()) -> Result:
     engine = SimulatedEngine(case.world, case.cluster, limit_s=LIMIT_S)
     data = SimulatedData(engine, case.items)
-    stream = Stream(works_of(case.pipeline, case.plan), case.plan, case.options, resume)
+    stream = StreamController(unit_specs(case.pipeline, case.plan), case.plan, case.options, resume)
     watch = Watch(stream)
-    dropped = drive(stream, engine, data, [watch])
+    dropped = run_loop(stream, engine, data, [watch])
     assert not dropped, dropped[0][1]
     assert engine.workers == 0
     return Result(stream, data, watch)
@@ -175,34 +174,34 @@ def a_case(seed: int, *, mishaps: bool = True) -> Case:
         plan = dt.plan(pipeline, cluster, "sequential")
     behaviours = {
         work.name: _behaviour(random, work.name, work.deadline_s is not None, mishaps)
-        for work in works_of(pipeline, plan)
+        for work in unit_specs(pipeline, plan)
     }
     script = []
     if mishaps:
         names = list(behaviours)
         script += [
-            At(random.uniform(0, 60), KillWorker(random.choice(names), random.randint(0, 3)))
+            ScriptedEvent(random.uniform(0, 60), KillWorker(random.choice(names), random.randint(0, 3)))
             for _ in range(random.randint(0, 6))
         ]
         lost = random.sample([node.name for node in cluster.nodes], random.randint(0, max(0, nodes - 1)))
-        script += [At(random.uniform(0, 60), LoseNode(name)) for name in lost]
+        script += [ScriptedEvent(random.uniform(0, 60), LoseNode(name)) for name in lost]
     world = World(
         behaviours,
         seed=seed,
         script=tuple(script),
-        crumbs=random.choice((1.0, 1.0, 0.5, 0.0)) if mishaps else 1.0,
-        inexact=random.choice((0.0, 0.3)),
+        breadcrumb_share=random.choice((1.0, 1.0, 0.5, 0.0)) if mishaps else 1.0,
+        inexact_share=random.choice((0.0, 0.3)),
         tracked=True,
     )
-    options = Options(
+    options = StreamOptions(
         ordered=random.random() < 0.3,
-        epoch_batches=random.choice((1, 3, 20)),
-        epoch_s=random.choice((0.01, 0.5)),
-        queue_factor=random.choice((1.0, 2.0)),
+        target_epoch_batches=random.choice((1, 3, 20)),
+        target_epoch_s=random.choice((0.01, 0.5)),
+        queued_messages_per_slot=random.choice((1.0, 2.0)),
         byte_budget=random.choice((1, 10_000, 1 << 32)),
         max_wait_s=random.choice((None, 0.5)),
-        message_s=random.choice((0.004, 3.0)),
-        setup_failures=1.0,
+        target_message_s=random.choice((0.004, 3.0)),
+        max_setup_failure_share=1.0,
     )
     return Case(pipeline, cluster, world, random.choice((0, 1, 7, 60, 200)), plan, options)
 
@@ -242,12 +241,12 @@ def _stages(random: Random) -> list[dt.Stage]:
 def _behaviour(random: Random, unit: str, has_deadline: bool, mishaps: bool) -> Behaviour:
     salt = random.getrandbits(30)
     bad = random.choice((0.0, 0.03)) if mishaps else 0.0
-    fates: list[Outcome] = [Raises("ValueError: bad"), Kills(), OutOfMemory(), Slow(10.0)]
+    fates: list[ItemOutcome] = [Raises("ValueError: bad"), Kills(), OutOfMemory(), Slow(10.0)]
     if has_deadline:
         fates.append(Hangs())
     fan = random.choice(((1,), (1,), (0, 1), (0, 1, 2, 3)))
 
-    def item(key: Key, attempt: int) -> Outcome:
+    def item(key: Key, attempt: int) -> ItemOutcome:
         own = Random(f"{salt} {unit} {key}")
         chance, kind = own.random(), own.randrange(len(fates))
         if chance < bad:

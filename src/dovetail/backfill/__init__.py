@@ -1,1 +1,1 @@
-"""Fill a column of a Lance table: `dt.udf`, `dt.table`."""
+"""Column backfills: fill columns of a Lance table with user functions."""

@@ -1,4 +1,4 @@
-"""What is in a Lance table, and how do finished files get into it? Only the modules `lance_*` import Lance.
+"""LanceTable, one version of a Lance table: read rows, write data files, commit them with conflict retries.
 
 Found by trying (pylance 14.0.2):
 - A writer of data files writes under a hidden temporary name (`data/.tmpXXXXXX`) and renames when it is closed. Killed,
@@ -21,19 +21,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dovetail.backfill.identity import files_hash
-from dovetail.backfill.lance_opening import (
-    address,
+from dovetail.backfill.lance_client import (
+    CANNOT_WRITE,
     as_os_error,
-    check_there,
-    file_session,
+    check_table_exists,
+    error_text,
+    is_permission_error,
     legacy_fix,
-    one_line,
-    opened,
-    opened_anew,
+    normalize_uri,
+    open_dataset,
+    open_dataset_uncached,
+    open_file_session,
+    write_error,
+    write_permission_fix,
 )
-from dovetail.backfill.unchanged import NOT_CHANGED, is_forbidden, may_write, not_changed
-from dovetail.data.reading.files import is_remote
+from dovetail.backfill.target import files_hash
+from dovetail.data.readers.file_discovery import is_remote
 from dovetail.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
@@ -43,10 +46,10 @@ if TYPE_CHECKING:
 
 BAD_WHERE = "DT432"
 
-TRIES = 20
+MAX_COMMIT_ATTEMPTS = 20
 """Of a commit, when others commit at the same time."""
-_OFFSET = 0xFFFFFFFF
-WHOLE: dict[str, Any] = {"blob_handling": "all_binary"}
+_OFFSET_MASK = 0xFFFFFFFF
+READ_BLOB_BYTES: dict[str, Any] = {"blob_handling": "all_binary"}
 """Otherwise Lance gives the place of a blob in its file instead of its bytes."""
 
 
@@ -69,7 +72,7 @@ class Fragment:
 
 
 @dataclass(frozen=True, slots=True)
-class NewFile:
+class NewDataFile:
     fragment: int
     name: str
     fields: tuple[int, ...]
@@ -82,11 +85,11 @@ class NewFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Committed:
+class CommitResult:
     version: int
     inputs: Mapping[int, str]
     """Fragment -> hash of the input files of what it has now."""
-    gone: tuple[int, ...]
+    changed_fragments: tuple[int, ...]
     """There is no such fragment any more, or its files changed: compute them again."""
 
     @property
@@ -98,15 +101,15 @@ class LanceTable:
     """One version of a table. Pickled it is its address; whoever unpickles it opens it again."""
 
     def __init__(self, uri: str, storage: Mapping[str, str] | None = None, version: int | None = None) -> None:
-        self.uri = address(uri)
+        self.uri = normalize_uri(uri)
         self.storage = dict(storage or {})
-        self.dataset = opened(self.uri, self.storage, version)
+        self.dataset = open_dataset(self.uri, self.storage, version)
         """Lance's own object."""
         self.version = int(self.dataset.version)
         self.schema: pa.Schema = self.dataset.schema
         self._fragments: tuple[Fragment, ...] | None = None
         self._ids: dict[str, int] | None = None
-        self._tops: dict[int, int] | None = None
+        self._top_level_ids: dict[int, int] | None = None
         """Id of every field, also of inner ones -> id of the column that it belongs to."""
 
     def __reduce__(self) -> tuple[type[LanceTable], tuple[str, dict[str, str], int]]:
@@ -120,14 +123,16 @@ class LanceTable:
 
     def fragments(self) -> tuple[Fragment, ...]:
         if self._fragments is None:
-            self._fragments = tuple(self.told(found.metadata) for found in self.dataset.get_fragments())
+            self._fragments = tuple(self.describe_fragment(found.metadata) for found in self.dataset.get_fragments())
         return self._fragments
 
-    def told(self, metadata: Any) -> Fragment:
+    def describe_fragment(self, metadata: Any) -> Fragment:
         """Of what Lance says of a fragment, also of one of an older version."""
-        if self._tops is None:
-            self._tops = {id_: top.id() for top in self.dataset.lance_schema.fields() for id_ in _ids(top)}
-        return _fragment(metadata, self._tops)
+        if self._top_level_ids is None:
+            self._top_level_ids = {
+                id_: top.id() for top in self.dataset.lance_schema.fields() for id_ in _nested_field_ids(top)
+            }
+        return _make_fragment(metadata, self._top_level_ids)
 
     def field_ids(self) -> dict[str, int]:
         """Of the columns at the top."""
@@ -138,27 +143,29 @@ class LanceTable:
     def add_columns(self, fields: Sequence[pa.Field]) -> LanceTable:
         """Columns that are null everywhere. Only the table's metadata is written, whatever its size."""
         names = [field.name for field in fields]
-        return self._change(f"add {_names(names)}", lambda dataset: dataset.add_columns(list(fields)))
+        return self._change_schema(f"add {_quoted_names(names)}", lambda dataset: dataset.add_columns(list(fields)))
 
     def drop_columns(self, names: Sequence[str]) -> LanceTable:
-        return self._change(f"drop {_names(names)}", lambda dataset: dataset.drop_columns(list(names)))
+        return self._change_schema(f"drop {_quoted_names(names)}", lambda dataset: dataset.drop_columns(list(names)))
 
-    def _change(self, what: str, change: Callable[[Any], object]) -> LanceTable:
+    def _change_schema(self, what: str, change: Callable[[Any], object]) -> LanceTable:
         from lance.commit import CommitConflictError
 
-        for waited in _tries():
-            dataset = opened_anew(self.uri, self.storage)
+        for waited in _attempts():
+            dataset = open_dataset_uncached(self.uri, self.storage)
             try:
                 change(dataset)  # in place: it is another version then, and must not be among those that are kept open
             except CommitConflictError as error:
                 if waited:
                     continue
-                raise not_changed(self.uri, f"cannot {what}, {TRIES} times: {one_line(error)}") from None
+                raise write_error(
+                    self.uri, f"cannot {what}, {MAX_COMMIT_ATTEMPTS} times: {error_text(error)}"
+                ) from None
             except (OSError, ValueError) as error:
-                message = f"cannot {what}: {one_line(error)}"
-                fix = legacy_fix(dataset, message) or f"the columns are {_names(dataset.schema.names)}"
-                fix = may_write(self.uri) if is_forbidden(message) else fix
-                raise ConfigError(Problem(NOT_CHANGED, message, fixes=(fix,), place=self.uri)) from None
+                message = f"cannot {what}: {error_text(error)}"
+                fix = legacy_fix(dataset, message) or f"the columns are {_quoted_names(dataset.schema.names)}"
+                fix = write_permission_fix(self.uri) if is_permission_error(message) else fix
+                raise ConfigError(Problem(CANNOT_WRITE, message, fixes=(fix,), place=self.uri)) from None
             return self.newest()
         raise AssertionError("the last try returns or raises")
 
@@ -173,39 +180,39 @@ class LanceTable:
         part, names = self._fragment_of(fragment), list(columns)
         rows = max(0, min(stop, part.physical_rows) - start)
         if not part.num_deletions:
-            found: pa.Table = part.scanner(columns=names, offset=start, limit=rows, **WHOLE).to_table()
+            found: pa.Table = part.scanner(columns=names, offset=start, limit=rows, **READ_BLOB_BYTES).to_table()
             return found.select(names), pa.repeat(True, found.num_rows)
         # not with include_deleted_rows: then Lance reads every row from the fragment's first one on
         first = fragment << 32 | start
         where = f"_rowaddr >= {first} AND _rowaddr < {first + rows}"
-        found = part.scanner(columns=names, filter=where, with_row_address=True, **WHOLE).to_table()
+        found = part.scanner(columns=names, filter=where, with_row_address=True, **READ_BLOB_BYTES).to_table()
         there = found.column("_rowaddr").to_numpy().astype(np.int64) - first
         places, missing = np.zeros(rows, np.int64), np.ones(rows, bool)
         places[there], missing[there] = np.arange(len(there)), False
         taken = pa.array(places, mask=missing)
         return found.select(names).take(taken), taken.is_valid()
 
-    def some_row(self, fragment: int, columns: Sequence[str]) -> pa.Table:
+    def any_row(self, fragment: int, columns: Sequence[str]) -> pa.Table:
         """Of those that are not deleted."""
         names = list(columns)
-        found: pa.Table = self._fragment_of(fragment).scanner(columns=names, limit=1, **WHOLE).to_table()
+        found: pa.Table = self._fragment_of(fragment).scanner(columns=names, limit=1, **READ_BLOB_BYTES).to_table()
         return found.select(names)
 
-    def matching(self, fragment: int, where: str) -> pa.UInt32Array:
+    def matching_offsets(self, fragment: int, where: str) -> pa.UInt32Array:
         """Physical offsets of the rows that are not deleted and match, in ascending order."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
         found = self._fragment_of(fragment).scanner(columns=[], filter=where, with_row_address=True).to_table()
-        offsets = pc.bit_wise_and(found.column("_rowaddr"), pa.scalar(_OFFSET, pa.uint64())).cast(pa.uint32())
+        offsets = pc.bit_wise_and(found.column("_rowaddr"), pa.scalar(_OFFSET_MASK, pa.uint64())).cast(pa.uint32())
         ordered: pa.UInt32Array = offsets.combine_chunks().take(pc.array_sort_indices(offsets.combine_chunks()))
         return ordered
 
-    def alive(self, fragment: int, offsets: Sequence[int]) -> set[int]:
+    def undeleted_offsets(self, fragment: int, offsets: Sequence[int]) -> set[int]:
         """Those that are not deleted."""
         first = fragment << 32
         where = f"_rowaddr IN ({', '.join(str(first + offset) for offset in offsets)})"
-        return set(self.matching(fragment, where).to_pylist()) if offsets else set()
+        return set(self.matching_offsets(fragment, where).to_pylist()) if offsets else set()
 
     def count(self, where: str) -> int:
         return int(self.dataset.count_rows(filter=where))
@@ -215,20 +222,20 @@ class LanceTable:
         try:
             self.dataset.scanner(columns=[], filter=where, with_row_address=True).explain_plan()
         except Exception as error:  # Lance raises what it likes; all of it is about this text
-            message = f"where={where!r} is not a condition on this table: {one_line(error)}"
-            fix = f"columns: {_names(self.schema.names)}; write one with spaces or capitals in `backticks`"
+            message = f"where={where!r} is not a condition on this table: {error_text(error)}"
+            fix = f"columns: {_quoted_names(self.schema.names)}; write one with spaces or capitals in `backticks`"
             raise ConfigError(Problem(BAD_WHERE, message, fixes=(fix,), place=self.uri)) from None
 
-    def columns_in(self, where: str) -> tuple[str, ...]:
+    def columns_mentioned(self, where: str) -> tuple[str, ...]:
         """Columns of which the text has the name, be it in quotes: one too many does no harm, one too few does."""
-        return tuple(name for name in self.schema.names if _named(name, where))
+        return tuple(name for name in self.schema.names if _mentions_column(name, where))
 
     def write(self, name: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch], rows: int | None = None) -> int:
         """Makes a data file that no version names yet; its bytes. If it fails there is nothing under that name. `rows`:
         how many it must have, because Lance does not look and the table could not be read any more."""
         from lance.file import LanceFileWriter
 
-        check_there(self.uri)
+        check_table_exists(self.uri)
         writer = LanceFileWriter(
             f"{self.uri}/data/{name}",
             schema,
@@ -247,7 +254,7 @@ class LanceTable:
         finally:
             del writer  # and with it what it wrote, if it was not closed
 
-    def commit(self, files: Sequence[NewFile], inputs_of: Callable[[LanceTable, Fragment], str]) -> Committed:
+    def commit(self, files: Sequence[NewDataFile], inputs_of: Callable[[LanceTable, Fragment], str]) -> CommitResult:
         """Makes files part of the table, all of them in one version, if what they were computed from is still there.
 
         Others may append, delete and update meanwhile. What is decided by the newest version is decided anew when Lance
@@ -255,22 +262,22 @@ class LanceTable:
         """
         from lance.commit import CommitConflictError
 
-        for waited in _tries():
+        for waited in _attempts():
             now = self.newest()
             self._check_columns(now, {field for file in files for field in file.fields})
-            kept = _still_right(now, files, inputs_of)
+            kept = _still_valid(now, files, inputs_of)
             names = {file.name for file in kept}
             gone = tuple(file.fragment for file in files if file.name not in names)
             if not kept:
-                return Committed(now.version, {}, gone)
+                return CommitResult(now.version, {}, gone)
             try:
-                version = now.replace(kept)
+                version = now.commit_files(kept)
             except CommitConflictError as error:
                 if waited:
                     continue
-                message = f"cannot commit {len(kept)} files, {TRIES} times: {one_line(error)}"
-                raise not_changed(self.uri, message) from None
-            return Committed(version, {file.fragment: file.inputs for file in kept}, gone)
+                message = f"cannot commit {len(kept)} files, {MAX_COMMIT_ATTEMPTS} times: {error_text(error)}"
+                raise write_error(self.uri, message) from None
+            return CommitResult(version, {file.fragment: file.inputs for file in kept}, gone)
         raise AssertionError("the last try returns or raises")
 
     def _check_columns(self, now: LanceTable, fields: set[int]) -> None:
@@ -279,11 +286,14 @@ class LanceTable:
         here = {id_: self.schema.field(name) for name, id_ in self.field_ids().items()}
         gone = [id_ for id_ in fields if id_ not in there or not there[id_].equals(here.get(id_, there[id_]))]
         if gone:
-            names = _names(here[id_].name if id_ in here else f"number {id_}" for id_ in sorted(gone))
-            message = f"column {names} was dropped or changed while it was filled: {_names(now.schema.names)} are there"
-            raise not_changed(self.uri, message, "add the column again and call backfill again")
+            names = _quoted_names(here[id_].name if id_ in here else f"number {id_}" for id_ in sorted(gone))
+            message = (
+                f"column {names} was dropped or changed while it was filled: "
+                f"{_quoted_names(now.schema.names)} are there"
+            )
+            raise write_error(self.uri, message, "add the column again and call backfill again")
 
-    def replace(self, files: Sequence[NewFile]) -> int:
+    def commit_files(self, files: Sequence[NewDataFile]) -> int:
         """Commits these files to this version, or to a newer one in which nothing happened that matters."""
         import lance
         from lance.commit import CommitConflictError
@@ -297,15 +307,15 @@ class LanceTable:
             operation = lance.LanceOperation.DataReplacement(groups)
             options = self.storage or None
             done = lance.LanceDataset.commit(
-                self.uri, operation, read_version=self.version, max_retries=TRIES, storage_options=options
+                self.uri, operation, read_version=self.version, max_retries=MAX_COMMIT_ATTEMPTS, storage_options=options
             )
         except CommitConflictError:
             raise
         except (OSError, ValueError) as error:
-            raise not_changed(self.uri, f"cannot commit {len(files)} files: {one_line(error)}") from None
+            raise write_error(self.uri, f"cannot commit {len(files)} files: {error_text(error)}") from None
         return int(done.version)
 
-    def _data_file(self, file: NewFile, layouts: dict[tuple[int, ...], Any]) -> Any:
+    def _data_file(self, file: NewDataFile, layouts: dict[tuple[int, ...], Any]) -> Any:
         """Which columns of a file are which fields depends on the format's version; Lance says it, once for all."""
         from lance.fragment import DataFile
 
@@ -324,15 +334,15 @@ class LanceTable:
     def _fragment_of(self, fragment: int) -> Any:
         found = self.dataset.get_fragment(fragment)
         if found is None:
-            raise not_changed(self.uri, f"version {self.version} has no fragment {fragment}")
+            raise write_error(self.uri, f"version {self.version} has no fragment {fragment}")
         return found
 
 
-def _still_right(
-    table: LanceTable, files: Sequence[NewFile], inputs_of: Callable[[LanceTable, Fragment], str]
-) -> tuple[NewFile, ...]:
+def _still_valid(
+    table: LanceTable, files: Sequence[NewDataFile], inputs_of: Callable[[LanceTable, Fragment], str]
+) -> tuple[NewDataFile, ...]:
     """A file may be gone, too: `cleanup_old_versions(delete_unverified=True)` removes what no version names yet."""
-    is_there = _there(table)
+    is_there = _file_exists_check(table)
     there = {fragment.id: fragment for fragment in table.fragments()}
     return tuple(
         file
@@ -344,11 +354,11 @@ def _still_right(
     )
 
 
-def _there(table: LanceTable) -> Callable[[str], bool]:
+def _file_exists_check(table: LanceTable) -> Callable[[str], bool]:
     folder = f"{table.uri}/data"
     if not is_remote(folder):
         return lambda name: Path(folder, name).exists()
-    session = file_session(folder, table.storage)
+    session = open_file_session(folder, table.storage)
 
     def is_there(name: str) -> bool:
         with as_os_error():
@@ -357,7 +367,7 @@ def _there(table: LanceTable) -> Callable[[str], bool]:
     return is_there
 
 
-def _fragment(found: Any, tops: dict[int, int]) -> Fragment:
+def _make_fragment(found: Any, tops: dict[int, int]) -> Fragment:
     deletions = found.deletion_file
     files = tuple(_file_info(file, tops) for file in found.files)
     return Fragment(int(found.id), int(found.physical_rows), int(deletions.num_deleted_rows) if deletions else 0, files)
@@ -369,25 +379,25 @@ def _file_info(file: Any, tops: dict[int, int]) -> DataFileInfo:
     return DataFileInfo(str(file.path), fields, int(file.file_size_bytes or 0))
 
 
-def _ids(field: Any) -> Iterator[int]:
+def _nested_field_ids(field: Any) -> Iterator[int]:
     yield field.id()
     for child in field.children():
-        yield from _ids(child)
+        yield from _nested_field_ids(child)
 
 
-def _named(name: str, where: str) -> bool:
+def _mentions_column(name: str, where: str) -> bool:
     if not re.fullmatch(r"\w+", name):
         return any(mark in name for mark in "`\"'\\") or name.casefold() in where.casefold()
     return re.search(rf"(?<!\w){re.escape(name)}(?!\w)", where, re.IGNORECASE) is not None
 
 
-def _names(names: Iterable[str]) -> str:
+def _quoted_names(names: Iterable[str]) -> str:
     return ", ".join(repr(name) for name in names)
 
 
-def _tries() -> Iterator[bool]:
+def _attempts() -> Iterator[bool]:
     """Whether there is another one; waits between them, each time for longer and never as long as somebody else."""
-    for at in range(TRIES):
+    for at in range(MAX_COMMIT_ATTEMPTS):
         if at:
             time.sleep(random.uniform(0, min(2.0, 0.05 * 2**at)))  # noqa: S311 - nobody guesses it
-        yield at < TRIES - 1
+        yield at < MAX_COMMIT_ATTEMPTS - 1

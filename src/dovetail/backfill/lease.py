@@ -1,4 +1,4 @@
-"""Who fills a column now? One backfill at a time; one that died is taken over.
+"""Lease of a column: one backfill at a time, by Lamport's bakery algorithm in files with heartbeats.
 
 Object stores have no lock that Lance could give us, so this is Lamport's bakery, in files of `<column>/lease/`:
 
@@ -22,33 +22,33 @@ import socket
 import threading
 import time
 import uuid
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
-from dovetail.backfill.store import folder_of
-from dovetail.claims.owner import Process
-from dovetail.claims.process import is_there, this_process
+from dovetail.backfill.store import column_folder
+from dovetail.claims.owner import ProcessId, is_alive, this_process
 from dovetail.errors import Problem, RunError
-from dovetail.machine.processes import process_started
+from dovetail.machine.processes import process_start_time
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator
 
     from dovetail.backfill.store import Store
 
-TAKEN = "DT434"
-BEAT_S = 5.0
-DEAD_S = 20.0
+COLUMN_TAKEN = "DT434"
+HEARTBEAT_S = 5.0
+LEASE_TIMEOUT_S = 20.0
 """Without a heartbeat."""
-FIRST_LOOK_S = 0.02
-LAST_LOOK_S = 2.0
-_STRAY_NS = 3600 * 10**9
-_OURS: set[str] = set()
+FIRST_POLL_S = 0.02
+MAX_POLL_S = 2.0
+_STALE_FILE_NS = 3600 * 10**9
+_OWN_IDS: set[str] = set()
 """Ids of this process. One that could not be given back, because the store did not answer, is not among them."""
 
 
 @dataclass(frozen=True, slots=True)
-class Holder:
+class LeaseHolder:
     owner: str
     run: str
     host: str
@@ -59,16 +59,16 @@ class Holder:
     """Of one that cannot be seen from here: by the time that it wrote."""
 
 
-def holder(store: Store, column: str) -> Holder | None:
+def read_holder(store: Store, column: str) -> LeaseHolder | None:
     """Who has it, or had it last and died; None: nobody."""
-    found = [claim.holder for claim in _claims(store, _folder(column)) if claim.holds]
+    found = [claim.holder for claim in _read_claims(store, _lease_folder(column)) if claim.holds]
     return max(found, key=lambda one: (one.alive, one.began), default=None)
 
 
 @dataclass(frozen=True, slots=True)
 class _Claim:
     id: str
-    holder: Holder
+    holder: LeaseHolder
     there: bool | None
     """Its process; None: it cannot be seen from here, and only the heartbeat can tell."""
     beat: bytes | None
@@ -77,7 +77,7 @@ class _Claim:
 
 
 @dataclass(frozen=True, slots=True)
-class _Heard:
+class _Heartbeat:
     """A heartbeat, and since when it is the same, by our own clock."""
 
     beat: bytes | None
@@ -92,21 +92,21 @@ class Lease:
     def __init__(self, store: Store, column: str, run: str) -> None:
         self._store = store
         self._column = column
-        self._folder = _folder(column)
+        self._folder = _lease_folder(column)
         self._run = run
         self._id = f"{time.time_ns():020d}-{uuid.uuid4().hex}"
         self._ended = threading.Event()
         self._lost = False
-        self._seen = time.monotonic()
-        self._heard: dict[str, _Heard] = {}
-        self._thread = threading.Thread(target=self._beat_on, name="dovetail-lease", daemon=True)
+        self._last_confirmed = time.monotonic()
+        self._heartbeats: dict[str, _Heartbeat] = {}
+        self._thread = threading.Thread(target=self._run_heartbeat, name="dovetail-lease", daemon=True)
 
     @classmethod
-    def take(cls, store: Store, column: str, run: str, *, wait: bool, say: Callable[[str], None]) -> Lease:
+    def acquire(cls, store: Store, column: str, run: str, *, wait: bool, say: Callable[[str], None]) -> Lease:
         lease = cls(store, column, run)
         try:
-            lease._ask()
-            lease._get(wait, say)
+            lease._announce()
+            lease._wait_until_held(wait, say)
         except BaseException:
             lease.release()
             raise
@@ -118,26 +118,26 @@ class Lease:
     def __exit__(self, *_: object) -> None:
         self.release()
 
-    def lost(self) -> bool:
+    def is_lost(self) -> bool:
         """Somebody took it over because we seemed dead, or may have: for too long the store did not answer."""
-        if not self._lost and time.monotonic() - self._seen > DEAD_S:
-            self._beat()
+        if not self._lost and time.monotonic() - self._last_confirmed > LEASE_TIMEOUT_S:
+            self._send_heartbeat()
         return self._lost
 
-    def still_ours(self) -> bool:
+    def check_still_held(self) -> bool:
         """The same, but looks now: somebody may have taken it over since the last heartbeat."""
         if not self._ended.is_set():
-            self._beat()
+            self._send_heartbeat()
         return not self._lost and not self._ended.is_set()
 
     def release(self) -> None:
         self._ended.set()
-        _OURS.discard(self._id)
+        _OWN_IDS.discard(self._id)
         if self._thread.ident is not None:
             self._thread.join()
         self._remove(self._id)
 
-    def _ask(self) -> None:
+    def _announce(self) -> None:
         process = this_process()
         host = socket.gethostname()
         record = {
@@ -147,50 +147,52 @@ class Lease:
             "process": list(process),
             "began": time.time(),
         }
-        _OURS.add(self._id)
+        _OWN_IDS.add(self._id)
         self._put("asks", json.dumps(record))
         self._thread.start()
 
-    def _get(self, wait: bool, say: Callable[[str], None]) -> None:
+    def _wait_until_held(self, wait: bool, say: Callable[[str], None]) -> None:
         told = ""
-        pause = FIRST_LOOK_S
+        pause = FIRST_POLL_S
         while True:
-            has = self._try(say)
+            has = self._try_acquire(say)
             if has is None:
                 self._put("holds", "")
                 return
             if has.holds:
-                doubted = self._is_doubted(has)
+                doubted = self._may_be_dead(has)
                 if not wait and not doubted:
-                    raise _taken(self._column, has.holder)
-                text = _told(self._column, has.holder, doubted=doubted)
+                    raise _taken_error(self._column, has.holder)
+                text = _waiting_text(self._column, has.holder, doubted=doubted)
                 if text != told:
                     say(text)
                 told = text
             self._ended.wait(pause)
-            pause = min(LAST_LOOK_S, pause * 1.5)
+            pause = min(MAX_POLL_S, pause * 1.5)
 
-    def _try(self, say: Callable[[str], None]) -> _Claim | None:
+    def _try_acquire(self, say: Callable[[str], None]) -> _Claim | None:
         """Who is before us; None: nobody, and whoever asks from now on sees that we are."""
-        before = self._before(say)
+        before = self._find_predecessor(say)
         if before is not None:
             return before
         self._put("tries", "")
-        before = self._before(say)
+        before = self._find_predecessor(say)
         if before is not None:
             self._store.delete(self._path("tries"))
         return before
 
-    def _before(self, say: Callable[[str], None]) -> _Claim | None:
+    def _find_predecessor(self, say: Callable[[str], None]) -> _Claim | None:
         """Who holds it, or else tries to get it, or else asked before us. The dead are removed."""
         looked = time.monotonic()
-        claims = {claim.id: claim for claim in _claims(self._store, self._folder)}
+        claims = {claim.id: claim for claim in _read_claims(self._store, self._folder)}
         if claims.pop(self._id, None) is None:
-            message = f"the claim to column {self._column!r} was removed: nothing was heard of us for {DEAD_S:g} s"
-            raise RunError(Problem(TAKEN, message, fixes=("call backfill again",)))
+            message = (
+                f"the claim to column {self._column!r} was removed: nothing was heard of us for {LEASE_TIMEOUT_S:g} s"
+            )
+            raise RunError(Problem(COLUMN_TAKEN, message, fixes=("call backfill again",)))
         before: list[_Claim] = []
         for id_, claim in claims.items():
-            why = self._why_dead(claim, looked)
+            why = self._reason_dead(claim, looked)
             if why:
                 if claim.holds:
                     say(f"taking over column {self._column!r} from {claim.holder.owner}: {why}")
@@ -199,35 +201,35 @@ class Lease:
                 before.append(claim)
         return max(before, key=lambda one: (one.holds, one.tries), default=None)
 
-    def _why_dead(self, claim: _Claim, looked: float) -> str:
+    def _reason_dead(self, claim: _Claim, looked: float) -> str:
         """Nothing: it is not, or nobody can know yet. `looked`: a time before the claim was read."""
         if claim.there is not None:
             return "" if claim.there else "its process is gone"
-        heard = self._heard.get(claim.id)
+        heard = self._heartbeats.get(claim.id)
         if heard is None or heard.beat != claim.beat:
-            self._heard[claim.id] = _Heard(claim.beat, time.monotonic(), changed=heard is not None)
+            self._heartbeats[claim.id] = _Heartbeat(claim.beat, time.monotonic(), changed=heard is not None)
             return ""
-        return f"no heartbeat for {DEAD_S:g} s" if looked - heard.since > DEAD_S else ""
+        return f"no heartbeat for {LEASE_TIMEOUT_S:g} s" if looked - heard.since > LEASE_TIMEOUT_S else ""
 
-    def _is_doubted(self, claim: _Claim) -> bool:
+    def _may_be_dead(self, claim: _Claim) -> bool:
         """It may be dead: it last wrote long ago, if its clock is right, and nothing was heard of it since we look."""
-        return claim.there is None and not claim.holder.alive and not self._heard[claim.id].changed
+        return claim.there is None and not claim.holder.alive and not self._heartbeats[claim.id].changed
 
-    def _beat_on(self) -> None:
-        while not self._ended.wait(BEAT_S):
-            self._beat()
+    def _run_heartbeat(self) -> None:
+        while not self._ended.wait(HEARTBEAT_S):
+            self._send_heartbeat()
 
-    def _beat(self) -> None:
+    def _send_heartbeat(self) -> None:
         began = time.monotonic()
         try:
             self._put("beat", repr(time.time()))
             if f"{self._id}.asks" in self._store.names(self._folder):
-                self._seen = began
+                self._last_confirmed = began
             else:
                 self._lost = True
                 self._ended.set()
         except OSError:  # the store does not answer; others think us dead after a while, and so must we
-            if time.monotonic() - self._seen > DEAD_S:
+            if time.monotonic() - self._last_confirmed > LEASE_TIMEOUT_S:
                 self._lost = True
 
     def _path(self, what: str) -> str:
@@ -240,54 +242,54 @@ class Lease:
         self._store.delete(*(f"{self._folder}/{id_}.{what}" for what in ("asks", "tries", "holds", "beat")))
 
 
-def _folder(column: str) -> str:
-    return f"{folder_of(column)}/lease"
+def _lease_folder(column: str) -> str:
+    return f"{column_folder(column)}/lease"
 
 
-def _claims(store: Store, folder: str) -> list[_Claim]:
+def _read_claims(store: Store, folder: str) -> list[_Claim]:
     names = set(store.names(folder))
     found: list[_Claim] = []
     for name in names:
         id_, _, what = name.partition(".")
         if what != "asks":
-            _sweep(store, folder, name, names)
+            _delete_stale_file(store, folder, name, names)
             continue
         record = store.get(f"{folder}/{name}")
         if record is None:
             continue  # it left meanwhile
         beat = store.get(f"{folder}/{id_}.beat") if f"{id_}.beat" in names else None
-        who, there = _read(id_, record, beat)
+        who, there = _parse_claim(id_, record, beat)
         found.append(_Claim(id_, who, there, beat, f"{id_}.tries" in names, f"{id_}.holds" in names))
     return found
 
 
-def _sweep(store: Store, folder: str, name: str, names: set[str]) -> None:
+def _delete_stale_file(store: Store, folder: str, name: str, names: set[str]) -> None:
     """What a heartbeat left that came too late. Nothing that is new: a list may be older than what it lacks."""
     id_ = name.partition(".")[0]
     began = id_.partition("-")[0]
-    if f"{id_}.asks" not in names and began.isdecimal() and time.time_ns() - int(began) > _STRAY_NS:
+    if f"{id_}.asks" not in names and began.isdecimal() and time.time_ns() - int(began) > _STALE_FILE_NS:
         store.delete(f"{folder}/{name}")
 
 
-def _read(id_: str, record: bytes, beat: bytes | None) -> tuple[Holder, bool | None]:
+def _parse_claim(id_: str, record: bytes, beat: bytes | None) -> tuple[LeaseHolder, bool | None]:
     """Who it is, and whether its process is there."""
     try:
         said = json.loads(record)
-        process = Process(*said["process"])
+        process = ProcessId(*said["process"])
         owner, run, host, began = said["owner"], said["run"], said["host"], float(said["began"])
-        there = _is_there(id_, process, host)
+        there = _is_process_alive(id_, process, host)
     except (ValueError, KeyError, TypeError, AttributeError):  # not one of ours, or of a version to come
         owner, run, host, began = "somebody whose record cannot be read", "", "", 0.0
-        process, there = Process(0, ""), None
+        process, there = ProcessId(0, ""), None
     try:
         last = float(beat) if beat else began
     except ValueError:
         last = began
-    alive = time.time() - last <= DEAD_S if there is None else there
-    return Holder(owner, run, host, process.pid, began, last, alive), there
+    alive = time.time() - last <= LEASE_TIMEOUT_S if there is None else there
+    return LeaseHolder(owner, run, host, process.pid, began, last, alive), there
 
 
-def _is_there(id_: str, process: Process, host: str) -> bool | None:
+def _is_process_alive(id_: str, process: ProcessId, host: str) -> bool | None:
     """None: it cannot be seen from here. Two machines may have one name; what began with this machine's start is on
     this one."""
     here = this_process()
@@ -295,25 +297,35 @@ def _is_there(id_: str, process: Process, host: str) -> bool | None:
         return None
     if not process.space and host != socket.gethostname():
         return None
-    there = is_there(process)
+    there = is_alive(process)
     if there and process.pid == here.pid:
-        return id_ in _OURS
-    if there is False and process_started(process.pid) is not None:
+        return id_ in _OWN_IDS
+    if there is False and process_start_time(process.pid) is not None:
         return None  # another that got its number, or the clock was set, which moves the beginning of them all
     return there
 
 
-def _told(column: str, has: Holder, *, doubted: bool) -> str:
+def _waiting_text(column: str, has: LeaseHolder, *, doubted: bool) -> str:
     if not doubted:
         return f"column {column!r} is being filled by {has.owner}: waiting for it to end"
-    return f"column {column!r} was being filled by {has.owner}: looking for {DEAD_S:g} s whether it still is"
+    return f"column {column!r} was being filled by {has.owner}: looking for {LEASE_TIMEOUT_S:g} s whether it still is"
 
 
-def _taken(column: str, has: Holder) -> RunError:
+def _taken_error(column: str, has: LeaseHolder) -> RunError:
     message = f"column {column!r} is being filled by {has.owner}"
     wait = "wait for it: pass wait=True"
     if not has.pid:
-        return RunError(Problem(TAKEN, message, fixes=(wait,)))
+        return RunError(Problem(COLUMN_TAKEN, message, fixes=(wait,)))
     since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(has.began))
     evidence = (f"since {since}, last heartbeat {max(0.0, time.time() - has.beat):.0f} s ago",)
-    return RunError(Problem(TAKEN, message, evidence, (wait, f"or end it, on {has.host}: kill {has.pid}")))
+    return RunError(Problem(COLUMN_TAKEN, message, evidence, (wait, f"or end it, on {has.host}: kill {has.pid}")))
+
+
+@contextmanager
+def hold_leases(
+    store: Store, columns: Iterable[str], run: str, *, wait: bool, say: Callable[[str], None]
+) -> Iterator[list[Lease]]:
+    with ExitStack() as stack:
+        yield [
+            stack.enter_context(Lease.acquire(store, column, run, wait=wait, say=say)) for column in sorted({*columns})
+        ]

@@ -1,4 +1,4 @@
-"""What is kept beside a table: which function fills which column, and who filled it when?"""
+"""Column and job records beside the table: which function fills a column, and the history of its backfills."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import time
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from dovetail.backfill.lease import holder
-from dovetail.backfill.store import folder_of
-from dovetail.observe.words import duration
+from dovetail.backfill.lease import read_holder
+from dovetail.backfill.store import column_folder
+from dovetail.observe.text_format import format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 RUNNING, FINISHED, FAILED, DRAINED, LOST = "running", "finished", "failed", "drained", "lost"
 CANCELLED = "cancelled"
-MOST_MADE = 100
-Kept = TypeVar("Kept", "ColumnRecord", "JobRecord")
+MAX_PROVENANCES = 100
+RecordT = TypeVar("RecordT", "ColumnRecord", "JobRecord")
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class Provenance:
     """What values were computed from, and for which rows."""
 
     inputs: tuple[str, ...]
@@ -62,41 +62,41 @@ class ColumnRecord:
 
     @property
     def folder(self) -> str:
-        return folder_of(self.columns[0])
+        return column_folder(self.columns[0])
 
     def generation_of(self, where: str | None) -> int:
         return self.generation if where is None else self.where_generation
 
-    def begin_again(self, where: str | None) -> None:
+    def start_recompute(self, where: str | None) -> None:
         """What is done is to be computed again; said once more before that came to its end, it goes on."""
         if where is None and not self.recomputing:
             self.generation, self.recomputing = self.generation + 1, True
         elif where is not None and self.where_recomputing != where:
             self.where_generation, self.where_recomputing = self.where_generation + 1, where
 
-    def end_again(self, where: str | None) -> None:
+    def finish_recompute(self, where: str | None) -> None:
         """It came to its end."""
         if where is None:
             self.recomputing = False
         elif self.where_recomputing == where:
             self.where_recomputing = None
 
-    def goes_on_from(self, before: ColumnRecord) -> None:
+    def continue_from(self, before: ColumnRecord) -> None:
         """What others wrote down meanwhile counts."""
         self.generation, self.recomputing = before.generation, before.recomputing
         self.where_generation, self.where_recomputing = before.where_generation, before.where_recomputing
         self.made, self.same = dict(before.made), dict(before.same)
 
-    def made_of(self, identity: str) -> Made:
+    def provenance_of(self, identity: str) -> Provenance:
         told = self.made.get(identity, {})
         inputs = told.get("inputs", self.inputs)
         where = told.get("where")
-        return Made(tuple(inputs), where, told.get("generation", self.generation_of(where)))
+        return Provenance(tuple(inputs), where, told.get("generation", self.generation_of(where)))
 
-    def remember(self, identity: str, made: Made) -> None:
+    def add_provenance(self, identity: str, made: Provenance) -> None:
         self.made.pop(identity, None)
         self.made[identity] = {"inputs": list(made.inputs), "where": made.where, "generation": made.generation}
-        for old in list(self.made)[:-MOST_MADE]:
+        for old in list(self.made)[:-MAX_PROVENANCES]:
             del self.made[old]
 
 
@@ -127,23 +127,25 @@ class JobRecord:
 
     def __str__(self) -> str:
         until = self.written if self.status == LOST else self.ended or time.time()
-        took = duration(max(0.0, until - self.began))
+        took = format_duration(max(0.0, until - self.began))
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.began))
         told = f"{when}  {self.column}  {self.status}  {self.rows:,} rows in {took}, {self.fragments} fragments"
         return f"{told}, {self.errors:,} errors  {self.message}".rstrip() if self.errors or self.message else told
 
 
-def columns_read(udf: Udf, there: Sequence[str], filled: Sequence[str]) -> list[str]:
+def columns_to_read(udf: Udf, there: Sequence[str], filled: Sequence[str]) -> list[str]:
     """A function of a RecordBatch that names no columns gets all that it does not fill."""
     return list(udf.inputs) or [name for name in there if name not in filled]
 
 
-def record_of(udf: Udf, columns: Sequence[str], inputs: Sequence[str], before: ColumnRecord | None) -> ColumnRecord:
+def make_column_record(
+    udf: Udf, columns: Sequence[str], inputs: Sequence[str], before: ColumnRecord | None
+) -> ColumnRecord:
     """As it is now; what was said of it before and still holds stays."""
     types = [str(kind) for _, kind in udf.outputs()]
     made = ColumnRecord(list(columns), types, list(inputs), udf.name, udf.reference, udf.version, udf.code)
     if before is not None and before.columns == made.columns:
-        made.goes_on_from(before)
+        made.continue_from(before)
         made.rate = before.rate if before.version == made.version else None
     return made
 
@@ -153,38 +155,38 @@ def record_of(udf: Udf, columns: Sequence[str], inputs: Sequence[str], before: C
 
 def read_column(store: Store, column: str) -> ColumnRecord | None:
     """None, too, if what it was filled together with is filled without it by now."""
-    told = _object(store.get(_place(column)))
+    told = _parse_object(store.get(_record_path(column)))
     if "see" in told:
-        told = _object(store.get(_place(str(told["see"]))))
-    record = _made(ColumnRecord, told)
+        told = _parse_object(store.get(_record_path(str(told["see"]))))
+    record = _from_dict(ColumnRecord, told)
     return record if record is not None and column in record.columns else None
 
 
 def write_column(store: Store, record: ColumnRecord) -> None:
-    store.put(_place(record.columns[0]), _text(asdict(record)))
+    store.put(_record_path(record.columns[0]), _to_json(asdict(record)))
     for other in record.columns[1:]:
-        store.put(_place(other), _text({"see": record.columns[0]}))
+        store.put(_record_path(other), _to_json({"see": record.columns[0]}))
 
 
-def filled_together(store: Store, record: ColumnRecord) -> list[str]:
+def columns_filled_together(store: Store, record: ColumnRecord) -> list[str]:
     """Its columns, without those that another function fills by now."""
     known = {column: read_column(store, column) for column in record.columns}
     return [column for column, its in known.items() if its is not None and its.folder == record.folder]
 
 
-def is_kept(store: Store, column: str) -> bool:
+def has_stored_state(store: Store, column: str) -> bool:
     """Whether something of it lies beside the table, which may have no such column any more."""
-    return store.get(_place(column)) is not None or folder_of(column) in store.folders("")
+    return store.get(_record_path(column)) is not None or column_folder(column) in store.folders("")
 
 
-def forget_columns(store: Store, columns: Iterable[str]) -> None:
+def delete_column_state(store: Store, columns: Iterable[str]) -> None:
     for column in columns:
-        store.delete(_place(column))
-        store.delete_folder(folder_of(column))
+        store.delete(_record_path(column))
+        store.delete_folder(column_folder(column))
 
 
-def _place(column: str) -> str:
-    return f"columns/{folder_of(column)}.json"
+def _record_path(column: str) -> str:
+    return f"columns/{column_folder(column)}.json"
 
 
 # --- jobs
@@ -192,25 +194,25 @@ def _place(column: str) -> str:
 
 def write_job(store: Store, job: JobRecord) -> None:
     job.written = time.time()
-    store.put(f"{folder_of(job.column)}/jobs/{job.run}.json", _text(asdict(job)))
+    store.put(f"{column_folder(job.column)}/jobs/{job.run}.json", _to_json(asdict(job)))
 
 
 def read_jobs(store: Store, column: str | None = None) -> list[JobRecord]:
     """The oldest first. One that says it is running and whose owner is gone is lost."""
-    folders = [folder_of(column)] if column is not None else [it for it in store.folders("") if it.startswith("c-")]
+    folders = [column_folder(column)] if column is not None else [it for it in store.folders("") if it.startswith("c-")]
     found = []
     for folder in folders:
         names = [name for name in store.names(f"{folder}/jobs") if name.endswith(".json")]
         for name in names:
-            job = _made(JobRecord, _object(store.get(f"{folder}/jobs/{name}")))
+            job = _from_dict(JobRecord, _parse_object(store.get(f"{folder}/jobs/{name}")))
             if job is not None:
-                found.append(_as_it_is(store, job))
+                found.append(_with_current_status(store, job))
     return sorted(found, key=lambda job: job.began)
 
 
-def _as_it_is(store: Store, job: JobRecord) -> JobRecord:
+def _with_current_status(store: Store, job: JobRecord) -> JobRecord:
     if job.status == RUNNING:
-        owner = holder(store, job.column)
+        owner = read_holder(store, job.column)
         if owner is None or owner.run != job.run or not owner.alive:
             job.status, job.message = LOST, "its process is gone; the same call again goes on"
     return job
@@ -219,11 +221,11 @@ def _as_it_is(store: Store, job: JobRecord) -> JobRecord:
 # --- as files
 
 
-def _text(told: dict[str, Any]) -> bytes:
+def _to_json(told: dict[str, Any]) -> bytes:
     return json.dumps(told, indent=1).encode()
 
 
-def _object(data: bytes | None) -> dict[str, Any]:
+def _parse_object(data: bytes | None) -> dict[str, Any]:
     try:
         told = json.loads(data or b"{}")
     except ValueError:
@@ -231,7 +233,7 @@ def _object(data: bytes | None) -> dict[str, Any]:
     return told if isinstance(told, dict) else {}
 
 
-def _made(kind: type[Kept], told: dict[str, Any]) -> Kept | None:
+def _from_dict(kind: type[RecordT], told: dict[str, Any]) -> RecordT | None:
     """Of what a file says; None if it is none of those. What a later version added is left out."""
     known = {item.name for item in fields(kind)}
     try:

@@ -1,4 +1,5 @@
-"""What does a function say of itself: which columns it takes, in which form, and what it gives?"""
+"""Signature of a UDF: the columns it takes, the form of its arguments (values, arrays, batch) and its return
+annotation."""
 
 from __future__ import annotations
 
@@ -15,16 +16,16 @@ from dovetail.errors import Problem
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-Kind = Literal["scalar", "arrays", "batch"]
-SIGNATURE = "DT441"
-NOTHING = inspect.Parameter.empty
+UdfKind = Literal["scalar", "arrays", "batch"]
+BAD_SIGNATURE = "DT441"
+NO_ANNOTATION = inspect.Parameter.empty
 """No annotation."""
 AWAITABLES = (Awaitable, Coroutine)
-BY_PLACE = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+POSITIONAL_KINDS = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
 @dataclass(frozen=True, slots=True)
-class Unresolved:
+class UnresolvedAnnotation:
     """An annotation that is a text, of which a name cannot be found."""
 
     text: str
@@ -33,71 +34,73 @@ class Unresolved:
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    kind: Kind
+    kind: UdfKind
     is_async: bool
     inputs: tuple[str, ...]
     annotations: tuple[Any, ...]
     """Of the inputs; NOTHING where there is none."""
     returns: Any
     problems: tuple[Problem, ...]
-    hopeless: bool = False
+    uncallable: bool = False
     """It cannot be called for rows at all: what else is wrong with it does not matter."""
 
 
-def signature_of(fn: Callable[..., Any] | type, name: str, input_columns: Sequence[str] | None) -> Signature:
+def read_signature(fn: Callable[..., Any] | type, name: str, input_columns: Sequence[str] | None) -> Signature:
     """Never raises: what cannot be told is a problem."""
-    called = called_of(fn)
-    problems = _uncalled(fn, called, name)
+    called = call_target(fn)
+    problems = _check_callable(fn, called, name)
     hopeless = bool(problems)
     parameters = _parameters(fn, called, name, problems)
-    hints = _hints(called)
-    returns = _awaited_for(hints.get("return", NOTHING), called, name, problems)
-    annotated = [(one, hints.get(one.name, NOTHING)) for one in parameters]
-    kind = _kind([hint for _, hint in annotated], returns)
-    taken = _taken(annotated, kind, name, input_columns, problems)
+    hints = _read_hints(called)
+    returns = _awaited_annotation(hints.get("return", NO_ANNOTATION), called, name, problems)
+    annotated = [(one, hints.get(one.name, NO_ANNOTATION)) for one in parameters]
+    kind = _detect_kind([hint for _, hint in annotated], returns)
+    taken = _column_parameters(annotated, kind, name, input_columns, problems)
     if input_columns is not None:
         inputs = tuple(input_columns)
     else:
         inputs = () if kind == "batch" else tuple(one.name for one, _ in taken)
     hints_of_inputs = tuple(hint for _, hint in taken)
-    problems += _mixed(annotated, kind, name)
-    return Signature(kind, _awaited(called), inputs, hints_of_inputs, returns, tuple(problems), hopeless)
+    problems += _check_annotations(annotated, kind, name)
+    return Signature(kind, _is_async(called), inputs, hints_of_inputs, returns, tuple(problems), hopeless)
 
 
-def _uncalled(fn: object, called: Callable[..., Any], name: str) -> list[Problem]:
+def _check_callable(fn: object, called: Callable[..., Any], name: str) -> list[Problem]:
     """What no call gives a row's value of."""
     if isinstance(fn, type) and not any("__call__" in vars(kind) for kind in fn.__mro__):
         fix = "def __call__(self, text: str) -> str: ..."
-        return [Problem(SIGNATURE, f"{name}: the class has no method __call__", fixes=(fix,))]
-    if any(inspect.isgeneratorfunction(one) or inspect.isasyncgenfunction(one) for one in _inner(called)):
+        return [Problem(BAD_SIGNATURE, f"{name}: the class has no method __call__", fixes=(fix,))]
+    if any(inspect.isgeneratorfunction(one) or inspect.isasyncgenfunction(one) for one in _function_and_method(called)):
         message = f"{name}: is a generator (it has a yield), and a call gives the value of a row"
-        written = "__call__(self, ...)" if isinstance(fn, type) else f"{_word(name)}(...)"
+        written = "__call__(self, ...)" if isinstance(fn, type) else f"{_example_name(name)}(...)"
         fixes = (f"def {written} -> str: return ..., instead of yield", "or, of several values, -> list[str]")
-        return [Problem(SIGNATURE, message, fixes=fixes)]
+        return [Problem(BAD_SIGNATURE, message, fixes=fixes)]
     return []
 
 
-def _awaited_for(returns: Any, called: Callable[..., Any], name: str, problems: list[Problem]) -> Any:
+def _awaited_annotation(returns: Any, called: Callable[..., Any], name: str, problems: list[Problem]) -> Any:
     """Of a plain function that says that it gives a coroutine: what that gives, and that it must be async."""
-    if typing.get_origin(bare(returns)) not in AWAITABLES or _awaited(called):
+    if typing.get_origin(strip_optional(returns)) not in AWAITABLES or _is_async(called):
         return returns
-    message = f"{name}: gives {_shown(bare(returns))}, which nobody awaits: it is not an async function"
-    problems.append(Problem(SIGNATURE, message, fixes=(f"async def {_word(name)}(...), that awaits it",)))
-    return typing.get_args(bare(returns))[-1]
+    message = (
+        f"{name}: gives {_annotation_name(strip_optional(returns))}, which nobody awaits: it is not an async function"
+    )
+    problems.append(Problem(BAD_SIGNATURE, message, fixes=(f"async def {_example_name(name)}(...), that awaits it",)))
+    return typing.get_args(strip_optional(returns))[-1]
 
 
-def called_of(fn: Callable[..., Any] | type) -> Callable[..., Any]:
+def call_target(fn: Callable[..., Any] | type) -> Callable[..., Any]:
     """What is called for rows: of classes and objects their `__call__`."""
     if isinstance(fn, type):
         return typing.cast("Callable[..., Any]", getattr(fn, "__call__", fn))  # noqa: B004 - of its objects
     return fn
 
 
-def _awaited(called: Callable[..., Any]) -> bool:
-    return any(inspect.iscoroutinefunction(one) for one in _inner(called))
+def _is_async(called: Callable[..., Any]) -> bool:
+    return any(inspect.iscoroutinefunction(one) for one in _function_and_method(called))
 
 
-def _inner(called: Callable[..., Any]) -> tuple[Any, Any]:
+def _function_and_method(called: Callable[..., Any]) -> tuple[Any, Any]:
     """The function itself, and an object's own method."""
     inner = called.func if isinstance(called, functools.partial) else called
     return inner, getattr(inner, "__call__", None)  # noqa: B004
@@ -109,30 +112,30 @@ def _parameters(fn: object, called: Callable[..., Any], name: str, problems: lis
     try:
         found = list(inspect.signature(called).parameters.values())
     except (TypeError, ValueError):
-        fix = f"def {_word(name)}(text: str) -> str: return ..., a function of your own that calls it"
-        problems.append(Problem(SIGNATURE, f"{name}: Python cannot tell its parameters", fixes=(fix,)))
+        fix = f"def {_example_name(name)}(text: str) -> str: return ..., a function of your own that calls it"
+        problems.append(Problem(BAD_SIGNATURE, f"{name}: Python cannot tell its parameters", fixes=(fix,)))
         return []
     if isinstance(fn, type) and not isinstance(inspect.getattr_static(fn, "__call__", None), staticmethod):
         found = found[1:]
     if isinstance(fn, type):
-        problems += [*_unmade(fn, name), *_not_set_up(fn, name)]
+        problems += [*_check_init(fn, name), *_check_setup(fn, name)]
     return found
 
 
-def _unmade(kind: type, name: str) -> list[Problem]:
+def _check_init(kind: type, name: str) -> list[Problem]:
     """The workers make the object, and have nothing to give."""
     try:
         parameters = inspect.signature(kind).parameters.values()
     except (TypeError, ValueError):
         return []
-    needed = _needed(parameters)
+    needed = _required_names(parameters)
     if not needed:
         return []
     message = f"{name}: its __init__ needs {', '.join(needed)}, and workers make the object without arguments"
-    return [Problem(SIGNATURE, message, fixes=(f"give {needed[0]} a default, or load it in setup(self, worker)",))]
+    return [Problem(BAD_SIGNATURE, message, fixes=(f"give {needed[0]} a default, or load it in setup(self, worker)",))]
 
 
-def _not_set_up(kind: type, name: str) -> list[Problem]:
+def _check_setup(kind: type, name: str) -> list[Problem]:
     """What `setup` needs, beside the worker."""
     setup = inspect.getattr_static(kind, "setup", None)
     if setup is None or not callable(getattr(kind, "setup", None)):
@@ -141,39 +144,39 @@ def _not_set_up(kind: type, name: str) -> list[Problem]:
         parameters = list(inspect.signature(kind.setup).parameters.values())  # type: ignore[attr-defined]
     except (TypeError, ValueError):
         return []
-    needed = _needed(parameters if isinstance(setup, staticmethod | classmethod) else parameters[1:])
+    needed = _required_names(parameters if isinstance(setup, staticmethod | classmethod) else parameters[1:])
     by_keyword = [one.name for one in parameters if one.kind is one.KEYWORD_ONLY and one.name in needed]
     if len(needed) < 2 and not by_keyword:
         return []
     message = f"{name}: its setup needs {', '.join(needed)}, and workers give it one thing, the worker"
     fix = "def setup(self, worker) or def setup(self); what it needs besides gets a default"
-    return [Problem(SIGNATURE, message, fixes=(fix,))]
+    return [Problem(BAD_SIGNATURE, message, fixes=(fix,))]
 
 
-def _needed(parameters: Iterable[inspect.Parameter]) -> list[str]:
+def _required_names(parameters: Iterable[inspect.Parameter]) -> list[str]:
     return [
         one.name
         for one in parameters
-        if one.default is NOTHING and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+        if one.default is NO_ANNOTATION and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
     ]
 
 
-def _taken(
+def _column_parameters(
     annotated: list[tuple[inspect.Parameter, Any]],
-    kind: Kind,
+    kind: UdfKind,
     name: str,
     input_columns: Sequence[str] | None,
     problems: list[Problem],
 ) -> list[tuple[inspect.Parameter, Any]]:
     """The parameters that columns go to. Those with a default keep it, unless input_columns= has a name for them."""
-    by_place = [pair for pair in annotated if pair[0].kind in BY_PLACE]
-    needed = [pair for pair in by_place if pair[0].default is NOTHING]
+    by_place = [pair for pair in annotated if pair[0].kind in POSITIONAL_KINDS]
+    needed = [pair for pair in by_place if pair[0].default is NO_ANNOTATION]
     rest = [pair for pair in annotated if pair[0].kind is inspect.Parameter.VAR_POSITIONAL]
     for one, _ in annotated:
-        if one.kind is inspect.Parameter.KEYWORD_ONLY and one.default is NOTHING:
+        if one.kind is inspect.Parameter.KEYWORD_ONLY and one.default is NO_ANNOTATION:
             message = f"{name}: {one.name} is given by keyword only, and columns are given by their place"
             problems.append(
-                Problem(SIGNATURE, message, fixes=(f"remove the * before {one.name}, or give it a default",))
+                Problem(BAD_SIGNATURE, message, fixes=(f"remove the * before {one.name}, or give it a default",))
             )
     if problems:
         return needed
@@ -181,36 +184,41 @@ def _taken(
         if len(needed) != 1:
             message = f"{name}: a function of a RecordBatch has one parameter, this one has {len(needed)}"
             problems.append(
-                Problem(SIGNATURE, message, fixes=(f"def {_word(name)}(batch: pa.RecordBatch) -> pa.Array",))
+                Problem(
+                    BAD_SIGNATURE, message, fixes=(f"def {_example_name(name)}(batch: pa.RecordBatch) -> pa.Array",)
+                )
             )
         return []
     wanted = len(needed) if input_columns is None else len(input_columns)
     if not by_place and not rest:
-        problems.append(_takes_nothing(annotated, name, input_columns))
+        problems.append(_no_parameters_problem(annotated, name, input_columns))
     elif not wanted:
         message = f"{name}: no parameter without a default, so that it reads no column"
-        fixes = (f"def {_word(name)}(text: str) -> str, where text is a column", 'or input_columns=["text"]')
-        problems.append(Problem(SIGNATURE, message, fixes=fixes))
+        fixes = (f"def {_example_name(name)}(text: str) -> str, where text is a column", 'or input_columns=["text"]')
+        problems.append(Problem(BAD_SIGNATURE, message, fixes=fixes))
     elif not rest and not len(needed) <= wanted <= len(by_place):
         takes = f"{len(needed)} to {len(by_place)}" if len(by_place) > len(needed) else f"{len(needed)}"
         message = f"{name}: input_columns= has {wanted} names, the function takes {takes}"
         names = [one.name for one, _ in needed or by_place[:1]]
-        problems.append(Problem(SIGNATURE, message, fixes=(f"input_columns={names!r}",)))
+        problems.append(Problem(BAD_SIGNATURE, message, fixes=(f"input_columns={names!r}",)))
     places = by_place[:wanted] if input_columns is not None else needed
     return places + rest * (wanted - len(places))
 
 
-def _takes_nothing(
+def _no_parameters_problem(
     annotated: list[tuple[inspect.Parameter, Any]], name: str, input_columns: Sequence[str] | None
 ) -> Problem:
     named = [one.name for one, _ in annotated if one.kind is inspect.Parameter.VAR_KEYWORD]
     why = f"**{named[0]} gets none: columns are given by their place" if named else "it has no parameter"
     columns = [column for column in input_columns or named if column.isidentifier()] or ["text"]
-    fix = f"def {_word(name)}({', '.join(f'{column}: str' for column in columns)}) -> str, of columns of the table"
-    return Problem(SIGNATURE, f"{name}: reads no column: {why}", fixes=(fix,))
+    fix = (
+        f"def {_example_name(name)}({', '.join(f'{column}: str' for column in columns)}) -> str, of "
+        "columns of the table"
+    )
+    return Problem(BAD_SIGNATURE, f"{name}: reads no column: {why}", fixes=(fix,))
 
 
-def _word(name: str) -> str:
+def _example_name(name: str) -> str:
     return name if name.isidentifier() else "fill"
 
 
@@ -225,66 +233,68 @@ def is_arrow(annotation: object, *names: str) -> bool:
 
 
 def is_array(annotation: object) -> bool:
-    return is_arrow(bare(annotation), "Array", "ChunkedArray")
+    return is_arrow(strip_optional(annotation), "Array", "ChunkedArray")
 
 
-def bare(annotation: Any) -> Any:
+def strip_optional(annotation: Any) -> Any:
     """Without Annotated and without `| None`."""
     while True:
         if typing.get_origin(annotation) is typing.Annotated:
             annotation = typing.get_args(annotation)[0]
             continue
-        inner = [one for one in _members(annotation) if one is not type(None)]
+        inner = [one for one in _union_arguments(annotation) if one is not type(None)]
         if len(inner) == 1 and inner[0] is not annotation:
             annotation = inner[0]
             continue
         return annotation
 
 
-def _members(annotation: Any) -> tuple[Any, ...]:
+def _union_arguments(annotation: Any) -> tuple[Any, ...]:
     import types
 
     union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
     return typing.get_args(annotation) if union else ()
 
 
-def members(annotation: Any) -> tuple[Any, ...]:
+def union_members(annotation: Any) -> tuple[Any, ...]:
     """Of `A | B` both; else itself."""
-    return _members(annotation) or (annotation,)
+    return _union_arguments(annotation) or (annotation,)
 
 
-def _kind(hints: list[Any], returns: Any) -> Kind:
-    if any(is_arrow(bare(hint), "RecordBatch", "Table") for hint in hints):
+def _detect_kind(hints: list[Any], returns: Any) -> UdfKind:
+    if any(is_arrow(strip_optional(hint), "RecordBatch", "Table") for hint in hints):
         return "batch"
     arrays = any(is_array(hint) for hint in hints)
-    unsaid = bool(hints) and all(hint is NOTHING for hint in hints)
+    unsaid = bool(hints) and all(hint is NO_ANNOTATION for hint in hints)
     return "arrays" if arrays or (unsaid and is_array(returns)) else "scalar"
 
 
-def _mixed(annotated: list[tuple[inspect.Parameter, Any]], kind: Kind, name: str) -> list[Problem]:
+def _check_annotations(annotated: list[tuple[inspect.Parameter, Any]], kind: UdfKind, name: str) -> list[Problem]:
     problems = []
     for one, hint in annotated:
-        plain = bare(hint)
-        said = f"{name}: {one.name} is annotated with {_shown(plain)}"
-        if isinstance(plain, Unresolved):
+        plain = strip_optional(hint)
+        said = f"{name}: {one.name} is annotated with {_annotation_name(plain)}"
+        if isinstance(plain, UnresolvedAnnotation):
             message = f"{said}, of which a name cannot be found: {plain.reason}"
-            problems.append(Problem(SIGNATURE, message, fixes=("import it at the top of the module, not under an if",)))
+            problems.append(
+                Problem(BAD_SIGNATURE, message, fixes=("import it at the top of the module, not under an if",))
+            )
         elif is_arrow(plain, "Table"):
             problems.append(
-                Problem(SIGNATURE, f"{said}, and rows come as batches", fixes=(f"{one.name}: pa.RecordBatch",))
+                Problem(BAD_SIGNATURE, f"{said}, and rows come as batches", fixes=(f"{one.name}: pa.RecordBatch",))
             )
         elif getattr(plain, "__name__", "") in ("ndarray", "Series"):
             message = f"{said}, and columns come as Arrow arrays or as values"
             fix = f"{one.name}: pa.Array, and {one.name}.to_numpy(zero_copy_only=False) in the function"
-            problems.append(Problem(SIGNATURE, message, fixes=(fix,)))
-        elif kind == "arrays" and one.default is NOTHING and hint is not NOTHING and not is_array(hint):
+            problems.append(Problem(BAD_SIGNATURE, message, fixes=(fix,)))
+        elif kind == "arrays" and one.default is NO_ANNOTATION and hint is not NO_ANNOTATION and not is_array(hint):
             message = f"{said}, and others are arrays: a call gets arrays of all columns, or values of all"
-            problems.append(Problem(SIGNATURE, message, fixes=(f"{one.name}: pa.Array",)))
+            problems.append(Problem(BAD_SIGNATURE, message, fixes=(f"{one.name}: pa.Array",)))
     return problems
 
 
-def _shown(annotation: object) -> str:
-    if isinstance(annotation, Unresolved):
+def _annotation_name(annotation: object) -> str:
+    if isinstance(annotation, UnresolvedAnnotation):
         return repr(annotation.text)
     return annotation.__qualname__ if isinstance(annotation, type) else str(annotation).replace("typing.", "")
 
@@ -292,7 +302,7 @@ def _shown(annotation: object) -> str:
 # --- annotations that are texts
 
 
-def _hints(called: Callable[..., Any]) -> dict[str, Any]:
+def _read_hints(called: Callable[..., Any]) -> dict[str, Any]:
     inner: Any = called.func if isinstance(called, functools.partial) else called
     if not hasattr(inner, "__code__") and not hasattr(inner, "__func__"):
         inner = getattr(inner, "__call__", inner)  # noqa: B004 - an object's own method
@@ -312,24 +322,26 @@ def _hints(called: Callable[..., Any]) -> dict[str, Any]:
             names[free] = cell.cell_contents
         except ValueError:  # bound later
             continue
-    return {name: resolved(value, names) for name, value in annotations.items()}
+    return {name: resolve_annotation(value, names) for name, value in annotations.items()}
 
 
-def resolved(annotation: Any, names: dict[str, Any]) -> Any:
+def resolve_annotation(annotation: Any, names: dict[str, Any]) -> Any:
     """As a type, by these names, and by those that Arrow and numpy usually have: many import them for checkers only."""
     reason = ""
     for extra in (False, True):
         try:
             holder = SimpleNamespace(__annotations__={"it": annotation})
-            found = typing.get_type_hints(holder, names | (_usual(names) if extra else {}), {}, include_extras=True)
+            found = typing.get_type_hints(
+                holder, names | (_common_names(names) if extra else {}), {}, include_extras=True
+            )
         except Exception as error:
             reason = f"{error}"
         else:
             return found["it"]
-    return Unresolved(str(annotation), reason)
+    return UnresolvedAnnotation(str(annotation), reason)
 
 
-def _usual(names: dict[str, Any]) -> dict[str, Any]:
+def _common_names(names: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     try:
         import numpy

@@ -1,4 +1,4 @@
-"""Where is what a backfill remembers? In files below `<table>/_dovetail`, in the table's own store."""
+"""Store: files below <table>/_dovetail, on a local disk or in the table's object store, written atomically."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
 
-from dovetail.backfill.lance_opening import address, as_os_error, file_session
-from dovetail.data.reading.files import is_remote
+from dovetail.backfill.lance_client import as_os_error, normalize_uri, open_file_session
+from dovetail.data.readers.file_discovery import is_remote
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-FOLDER = "_dovetail"
-SYNC_BYTES = 1 << 20
+FOLDER_NAME = "_dovetail"
+MAX_SYNC_BYTES = 1 << 20
 """Records are smaller, and on the disk when `put` returns; parts are larger and would wait for slow disks, and of marks
 the name is all there is. No part is lost with a process that is killed, only some with a machine that is."""
-_TEMPORARY = ".tmp-"
-_LONGEST = 255 - len(".json")
+_TEMPORARY_PREFIX = ".tmp-"
+_MAX_NAME_CHARS = 255 - len(".json")
 """Of the names of files on any disk."""
-_SHORT = 100
+_SHORT_NAME_CHARS = 100
 
 
-def folder_of(column: str) -> str:
+def column_folder(column: str) -> str:
     """A folder's name for whatever a column is called; `columns` is not one of them."""
     name = "c-" + quote(column, safe="")
-    if len(name) <= _LONGEST:
+    if len(name) <= _MAX_NAME_CHARS:
         return name
-    short = re.sub("%.?$", "", name[:_SHORT])  # not half of a quoted letter
+    short = re.sub("%.?$", "", name[:_SHORT_NAME_CHARS])  # not half of a quoted letter
     return f"{short}={hashlib.sha256(column.encode()).hexdigest()[:32]}"  # no name that is quoted has a =
 
 
@@ -44,11 +44,13 @@ class Store:
 
     def __init__(self, uri: str, storage: Mapping[str, str] | None = None) -> None:
         """`uri` is the table's."""
-        self.uri = address(uri)
+        self.uri = normalize_uri(uri)
         self.storage = dict(storage or {})
         self.is_local = not is_remote(self.uri)
-        root = f"{self.uri}/{FOLDER}"
-        self._files: _Local | _Remote = _Local(root) if self.is_local else _Remote(root, self.storage)
+        root = f"{self.uri}/{FOLDER_NAME}"
+        self._files: _LocalFiles | _RemoteFiles = (
+            _LocalFiles(root) if self.is_local else _RemoteFiles(root, self.storage)
+        )
 
     def __reduce__(self) -> tuple[type[Store], tuple[str, dict[str, str]]]:
         return type(self), (self.uri, self.storage)
@@ -58,10 +60,10 @@ class Store:
 
     def names(self, folder: str) -> list[str]:
         """Of the files directly in it, sorted; none if it is not there."""
-        return sorted(self._files.listed(folder)[1])
+        return sorted(self._files.list_entries(folder)[1])
 
     def folders(self, folder: str) -> list[str]:
-        return sorted(self._files.listed(folder)[0])
+        return sorted(self._files.list_entries(folder)[0])
 
     def put(self, path: str, data: bytes) -> None:
         """Whole or not at all; replaces what is there."""
@@ -84,14 +86,14 @@ class Store:
         self._files.delete_folder(folder)
 
     def describe(self) -> str:
-        return f"{self.uri}/{FOLDER}"
+        return f"{self.uri}/{FOLDER_NAME}"
 
 
-class _Local:
+class _LocalFiles:
     def __init__(self, root: str) -> None:
         self._root = Path(root)
 
-    def listed(self, folder: str) -> tuple[list[str], list[str]]:
+    def list_entries(self, folder: str) -> tuple[list[str], list[str]]:
         folders: list[str] = []
         files: list[str] = []
         try:
@@ -99,14 +101,14 @@ class _Local:
                 for entry in entries:
                     if entry.is_dir():
                         folders.append(entry.name)
-                    elif not entry.name.startswith(_TEMPORARY):
+                    elif not entry.name.startswith(_TEMPORARY_PREFIX):
                         files.append(entry.name)
         except (FileNotFoundError, NotADirectoryError):
             return [], []
         return folders, files
 
     def put(self, path: str, data: bytes) -> None:
-        temporary = self._written(path, data)
+        temporary = self._write_temporary(path, data)
         try:
             temporary.replace(self._root / path)
         except BaseException:
@@ -116,7 +118,7 @@ class _Local:
     def create(self, path: str, data: bytes) -> bool:
         if (self._root / path).exists():
             return False
-        temporary = self._written(path, data)
+        temporary = self._write_temporary(path, data)
         try:
             os.link(temporary, self._root / path)  # fails if there is one, and what it makes is whole
         except FileExistsError:
@@ -125,38 +127,38 @@ class _Local:
             temporary.unlink(missing_ok=True)
         return True
 
-    def _written(self, path: str, data: bytes) -> Path:
+    def _write_temporary(self, path: str, data: bytes) -> Path:
         target = self._root / path
-        temporary = target.parent / f"{_TEMPORARY}{uuid.uuid4().hex}"
+        temporary = target.parent / f"{_TEMPORARY_PREFIX}{uuid.uuid4().hex}"
         try:
-            with self._opened(temporary) as file:
+            with self._open_new(temporary) as file:
                 file.write(data)
                 file.flush()
-                if 0 < len(data) <= SYNC_BYTES:
+                if 0 < len(data) <= MAX_SYNC_BYTES:
                     os.fsync(file.fileno())
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
         return temporary
 
-    def _opened(self, path: Path) -> Any:
+    def _open_new(self, path: Path) -> Any:
         """Somebody may remove the folder, because it is empty, between the making of it and of a file in it."""
         for _ in range(100):
             with contextlib.suppress(FileNotFoundError):
-                self._make(path.parent)
+                self._make_folder(path.parent)
                 return path.open("xb")
             if not self._root.parent.is_dir():
                 raise FileNotFoundError(errno.ENOENT, "the table is not there any more", str(self._root.parent))
         return path.open("xb")
 
-    def _make(self, folder: Path) -> None:
+    def _make_folder(self, folder: Path) -> None:
         """With those above it, but not the table's own: one that somebody has removed stays away."""
         try:
             folder.mkdir(exist_ok=True)
         except FileNotFoundError:
             if folder == self._root:
                 raise
-            self._make(folder.parent)
+            self._make_folder(folder.parent)
             folder.mkdir(exist_ok=True)
 
     def get(self, path: str) -> bytes | None:
@@ -173,7 +175,7 @@ class _Local:
         shutil.rmtree(self._root / folder, ignore_errors=True)
 
 
-class _Remote:
+class _RemoteFiles:
     """Lance's own client, so that the table's storage options are all that is needed. It encodes names (`%` becomes
     `%25`) on the way in, and does not decode them on the way out."""
 
@@ -185,13 +187,15 @@ class _Remote:
     @property
     def _session(self) -> Any:
         if self._kept is None or self._kept[0] != os.getpid():
-            self._kept = (os.getpid(), file_session(self._root, self._storage))
+            self._kept = (os.getpid(), open_file_session(self._root, self._storage))
         return self._kept[1]
 
-    def listed(self, folder: str) -> tuple[list[str], list[str]]:
+    def list_entries(self, folder: str) -> tuple[list[str], list[str]]:
         with as_os_error():
             found = self._session.list_with_delimiter(folder or None)
-        return [_last(name) for name in found.common_prefixes], [_last(name) for name in found.objects]
+        return [_last_component(name) for name in found.common_prefixes], [
+            _last_component(name) for name in found.objects
+        ]
 
     def put(self, path: str, data: bytes) -> None:
         with tempfile.TemporaryDirectory(prefix="dovetail-") as folder:
@@ -201,7 +205,7 @@ class _Remote:
                 self._session.upload_file(str(local), path)
 
     def create(self, path: str, data: bytes) -> bool:
-        if self._is_there(path):
+        if self._exists(path):
             return False
         self.put(path, data)
         return True
@@ -212,7 +216,7 @@ class _Remote:
             try:
                 self._session.download_file(path, str(local))
             except OSError:
-                if self._is_there(path):
+                if self._exists(path):
                     raise
                 return None
             return local.read_bytes()
@@ -221,7 +225,7 @@ class _Remote:
         try:
             self._session.delete_file(path)
         except OSError:
-            if self._is_there(path):  # S3 says nothing about what is not there, others do
+            if self._exists(path):  # S3 says nothing about what is not there, others do
                 raise
 
     def delete_folder(self, folder: str) -> None:
@@ -230,10 +234,10 @@ class _Remote:
         for name in names:
             self.delete(unquote(name))
 
-    def _is_there(self, path: str) -> bool:
+    def _exists(self, path: str) -> bool:
         with as_os_error():
             return bool(self._session.contains(path))
 
 
-def _last(path: str) -> str:
+def _last_component(path: str) -> str:
     return unquote(path.rstrip("/").rpartition("/")[2])

@@ -1,4 +1,4 @@
-"""What is a function that fills a column: what it reads, what it gives, what one worker needs for it?
+"""The @dt.udf decorator: the Udf class, its options and their validation, and loading by "module:name".
 
 `@dt.udf` on a function of values (annotated), of Arrow arrays, of a RecordBatch, on an async function, or on a class
 with `__call__` and perhaps `setup`. What it gives can be called as before, in unit tests for example.
@@ -13,34 +13,214 @@ import inspect
 import re
 import sys
 import threading
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast, overload
 
-from dovetail.backfill.on_error import OnError, Retry, on_error_of
-from dovetail.backfill.options import Asked, Options, checked
-from dovetail.backfill.signature import Signature, signature_of
-from dovetail.errors import ConfigError, DovetailError, Problem, did_you_mean, shown
-from dovetail.pipeline.code import code_hash
+from dovetail.backfill.error_policy import ErrorPolicy, Retry, parse_error_policy
+from dovetail.backfill.signature import Signature, read_signature
+from dovetail.errors import ConfigError, DovetailError, Problem, ResourceError, did_you_mean, short_repr
+from dovetail.pipeline.code_hash import code_hash
+from dovetail.pipeline.durations import parse_duration
+from dovetail.pipeline.stage_validation import COUNTS
+from dovetail.resources.resources import Resources
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable
 
-    from dovetail.backfill.signature import Kind
-    from dovetail.resources.resources import Resources
+    from dovetail.backfill.signature import UdfKind
 
-__all__ = ["OnError", "Retry", "Udf", "load_udf", "on_error_of", "udf"]
+BAD_OPTION = "DT440"
+MAX_BATCH_ROWS = 1 << 20
+MAX_SLOTS = COUNTS["slots"][1]
+OPTION_ALIASES = {"num_cpus": "cpus", "num_gpus": "gpus"}
+MISPLACED_OPTIONS = {
+    "workers": "table.backfill(column, workers=4)",
+    "concurrency": "table.backfill(column, workers=4)",
+    "where": 'table.backfill(column, where="id < 10")',
+    "name": "table.add_column(name, udf)",
+    "retries": 'on_error=dt.Retry(ConnectionError, times=3, then="skip")',
+}
 
-NOT_FOUND = "DT443"
-MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
+
+class UdfKwargs(TypedDict, total=False):
+    """What `udf` takes besides the function, for type checkers."""
+
+    cpus: float | None
+    gpus: float | None
+    gpu_memory: str | None
+    memory: str | None
+    nvdecs: int
+    nvencs: int
+    entire_gpu: bool
+    accelerator: str | None
+    labels: Mapping[str, Any] | None
+    custom: Mapping[str, float] | None
+    batch_size: int | None
+    version: str | None
+    on_error: str | ErrorPolicy | Retry
+    timeout: float | str | None
+    input_columns: Sequence[str] | None
+    data_type: Any
+    slots: int | None
+    num_cpus: float | None
+    num_gpus: float | None
+
+
+@dataclass(frozen=True)
+class UdfOptions:
+    """Not the code, but what is said of it."""
+
+    resources: Resources
+    batch_size: int | None = None
+    version: str | None = None
+    on_error: ErrorPolicy = field(default_factory=ErrorPolicy)
+    timeout_s: float | None = None
+    input_columns: tuple[str, ...] | None = None
+    data_type: Any = None
+    slots: int | None = None
+
+
+def check_options(given: Mapping[str, object], unknown: Mapping[str, object]) -> tuple[UdfOptions, list[Problem]]:
+    """The options, and everything that is wrong with them; if anything is, they are not to be used."""
+    problems = [_unknown_option(name, [*given]) for name in unknown]
+    values = dict(given)
+    for spelling, name in OPTION_ALIASES.items():
+        asked = values.pop(spelling)
+        if asked is not None and values[name] is not None:
+            message = (
+                f"{spelling}={short_repr(asked)} and {name}={short_repr(values[name])} are the same thing, said twice"
+            )
+            problems.append(Problem(BAD_OPTION, message, fixes=(f"leave {spelling} out",)))
+        elif asked is not None:
+            values[name] = asked
+    resources = _parse_resources(values, problems)
+    found = UdfOptions(
+        resources,
+        _check_count("batch_size", values["batch_size"], MAX_BATCH_ROWS, 256, problems),
+        _check_version(values["version"], problems),
+        _parse_policy(parse_error_policy, values["on_error"], ErrorPolicy(), problems),
+        parse_timeout(values["timeout"], problems),
+        _check_input_columns(values["input_columns"], problems),
+        values["data_type"],
+        _check_count("slots", values["slots"], MAX_SLOTS, 16, problems),
+    )
+    problems += _check_data_type(found.data_type)
+    return found, problems
+
+
+def _unknown_option(name: str, known: list[str]) -> Problem:
+    elsewhere = MISPLACED_OPTIONS.get(name)
+    near = "" if elsewhere else did_you_mean(name, known)
+    fix = elsewhere or f"one of {', '.join(known)}"
+    return Problem(BAD_OPTION, f"udf() has no {name}={near}", fixes=(fix,))
+
+
+def _parse_resources(values: dict[str, object], problems: list[Problem]) -> Resources:
+    names = (
+        "cpus",
+        "gpus",
+        "gpu_memory",
+        "memory",
+        "nvdecs",
+        "nvencs",
+        "entire_gpu",
+        "accelerator",
+        "labels",
+        "custom",
+    )
+    asked: dict[str, Any] = {name: values[name] for name in names if values[name] is not None}
+    try:
+        return Resources(**asked)
+    except ResourceError as error:
+        problems += error.problems
+        return Resources()
+
+
+def _parse_policy(
+    make: Callable[[object], ErrorPolicy], value: object, otherwise: ErrorPolicy, problems: list[Problem]
+) -> ErrorPolicy:
+    try:
+        return make(value)
+    except ConfigError as error:
+        problems += error.problems
+        return otherwise
+
+
+def _check_count(name: str, value: object, limit: int, example: int, problems: list[Problem]) -> int | None:
+    if value is None or (isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= limit):
+        return value
+    message = f"{name}={short_repr(value)} is not a whole number from 1 to {limit:,}"
+    problems.append(Problem(BAD_OPTION, message, fixes=(f"{name}={example}", f"or leave {name} out")))
+    return None
+
+
+def parse_timeout(value: object, problems: list[Problem]) -> float | None:
+    """Seconds for one row; None: any."""
+    if value is None:
+        return None
+    try:
+        return parse_duration(value)
+    except ValueError as error:
+        problems.append(Problem(BAD_OPTION, f"timeout={short_repr(value)} {error}", fixes=('timeout="30s"',)))
+        return None
+
+
+def _check_version(value: object, problems: list[Problem]) -> str | None:
+    if value is None or (isinstance(value, str) and value.strip() and len(value) <= 200):
+        return value
+    text = isinstance(value, int | float) and not isinstance(value, bool)
+    message = f"version={short_repr(value)} is not a text of 1 to 200 characters"
+    problems.append(Problem(BAD_OPTION, message, fixes=(f'version="{value}"' if text else 'version="2"',)))
+    return None
+
+
+def _check_input_columns(value: object, problems: list[Problem]) -> tuple[str, ...] | None:
+    if value is None:
+        return None
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        names = tuple(value)
+        if names and all(isinstance(name, str) and name for name in names) and len(set(names)) == len(names):
+            return names
+    message = f"input_columns={short_repr(value)} is not a list of different names of columns"
+    fix = f"input_columns=[{value!r}]" if isinstance(value, str) and value else 'input_columns=["text"]'
+    problems.append(Problem(BAD_OPTION, message, fixes=(fix,)))
+    return None
+
+
+def _check_data_type(value: object) -> list[Problem]:
+    """Of a data type its text: pyarrow's own are what they are."""
+    if value is None:
+        return []
+    from dovetail.backfill.arrow_types import parse_data_type
+
+    named = value.items() if isinstance(value, Mapping) else [("", value)]
+    problems = []
+    for name, one in named:
+        found = parse_data_type(one)
+        if isinstance(found, str):
+            said = f"data_type={{{name!r}: {short_repr(one)}}}" if name else f"data_type={short_repr(one)}"
+            problems.append(
+                Problem(BAD_OPTION, f"{said} {found}", fixes=('data_type="list<float32>"', "data_type=pa.int32()"))
+            )
+    if isinstance(value, Mapping) and not value:
+        problems.append(Problem(BAD_OPTION, "data_type={} names no column", fixes=('data_type={"words": "int32"}',)))
+    return problems
+
+
+__all__ = ["ErrorPolicy", "Retry", "Udf", "load_udf", "parse_error_policy", "udf"]
+
+UDF_NOT_FOUND = "DT443"
+MODULE_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 NOT_GIVEN = object()
 """`@dt.udf(...)`, whose function comes later; None is none."""
 
 
 @overload
-def udf(fn: Callable[..., Any] | type, **options: Unpack[Asked]) -> Udf: ...
+def udf(fn: Callable[..., Any] | type, **options: Unpack[UdfKwargs]) -> Udf: ...
 @overload
-def udf(**options: Unpack[Asked]) -> Callable[[Callable[..., Any] | type], Udf]: ...
+def udf(**options: Unpack[UdfKwargs]) -> Callable[[Callable[..., Any] | type], Udf]: ...
 
 
 def udf(
@@ -58,7 +238,7 @@ def udf(
     custom: Mapping[str, float] | None = None,
     batch_size: int | None = None,
     version: str | None = None,
-    on_error: str | OnError | Retry = "fail",
+    on_error: str | ErrorPolicy | Retry = "fail",
     timeout: float | str | None = None,
     input_columns: Sequence[str] | None = None,
     data_type: Any = None,
@@ -96,29 +276,29 @@ def udf(
         "num_cpus": num_cpus,
         "num_gpus": num_gpus,
     }
-    options, problems = checked(given, unknown)
-    problems += _wrong_function(fn) if fn is not NOT_GIVEN else []
+    options, problems = check_options(given, unknown)
+    problems += _check_function(fn) if fn is not NOT_GIVEN else []
     if problems:
         raise ConfigError(problems)
     if fn is NOT_GIVEN:
-        return functools.partial(_made, options)
+        return functools.partial(_decorate, options)
     return Udf(cast("Callable[..., Any]", fn), options)
 
 
-def _made(options: Options, fn: Callable[..., Any] | type) -> Udf:
-    problems = _wrong_function(fn)
+def _decorate(options: UdfOptions, fn: Callable[..., Any] | type) -> Udf:
+    problems = _check_function(fn)
     if problems:
         raise ConfigError(problems)
     return Udf(fn, options)
 
 
-def _wrong_function(fn: object) -> list[Problem]:
+def _check_function(fn: object) -> list[Problem]:
     if isinstance(fn, Udf):
         fixes = (f"udf({fn.name}.fn, ...) makes another of its function",)
         return [Problem("DT440", f"{fn.name} is a UDF already", fixes=fixes)]
     if not callable(fn):
         fixes = ("@dt.udf above a def, or udf(function, cpus=2)",)
-        return [Problem("DT440", f"udf: {shown(fn)} is not a function or a class", fixes=fixes)]
+        return [Problem("DT440", f"udf: {short_repr(fn)} is not a function or a class", fixes=fixes)]
     return []
 
 
@@ -127,10 +307,10 @@ class Udf:
 
     fn: Callable[..., Any] | type
 
-    def __init__(self, fn: Callable[..., Any] | type, options: Options) -> None:
-        self._begin(fn, options)
+    def __init__(self, fn: Callable[..., Any] | type, options: UdfOptions) -> None:
+        self._initialize(fn, options)
 
-    def _begin(self, fn: Callable[..., Any] | type, options: Options) -> None:
+    def _initialize(self, fn: Callable[..., Any] | type, options: UdfOptions) -> None:
         inner = fn.func if isinstance(fn, functools.partial) else fn
         functools.update_wrapper(self, inner, updated=())
         self.fn = fn
@@ -154,7 +334,7 @@ class Udf:
         return self.options.batch_size
 
     @property
-    def on_error(self) -> OnError:
+    def on_error(self) -> ErrorPolicy:
         return self.options.on_error
 
     @property
@@ -186,10 +366,10 @@ class Udf:
 
     @functools.cached_property
     def signature(self) -> Signature:
-        return signature_of(self.fn, self.name, self.options.input_columns)
+        return read_signature(self.fn, self.name, self.options.input_columns)
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> UdfKind:
         return self.signature.kind
 
     @property
@@ -207,22 +387,22 @@ class Udf:
 
     def outputs(self) -> tuple[tuple[str, Any], ...]:
         """(name of the field, pyarrow type); one, named "", unless it gives a NamedTuple. ConfigError: nobody said."""
-        from dovetail.backfill.checking import outputs_of
+        from dovetail.backfill.schema_check import output_types
 
-        if self.signature.hopeless:
+        if self.signature.uncallable:
             raise ConfigError(self.signature.problems)
-        found, problems = outputs_of(self)
+        found, problems = output_types(self)
         if problems:
             raise ConfigError(problems)
         return found
 
     def check(self, schema: Any, columns: Sequence[str]) -> list[Problem]:
         """Everything that hinders it from filling these columns of a table with this schema."""
-        from dovetail.backfill.checking import check
+        from dovetail.backfill.schema_check import check_udf
 
-        if self.signature.hopeless:
+        if self.signature.uncallable:
             return list(self.signature.problems)
-        return check(self, schema, columns)
+        return check_udf(self, schema, columns)
 
     @property
     def reference(self) -> str:
@@ -231,7 +411,9 @@ class Udf:
         if found:
             return found
         module, name = getattr(self.fn, "__module__", None), getattr(self.fn, "__qualname__", "")
-        leads = module in sys.modules and module != "__main__" and _at(sys.modules[module], name) is self.fn
+        leads = (
+            module in sys.modules and module != "__main__" and _resolve_attribute(sys.modules[module], name) is self.fn
+        )
         return f"{module}:{name}" if leads else ""
 
     def _own_reference(self) -> str:
@@ -241,7 +423,7 @@ class Udf:
         if loaded is None or module == "__main__":
             return ""
         name = getattr(self.fn, "__qualname__", "")
-        if _at(loaded, name) is self:
+        if _resolve_attribute(loaded, name) is self:
             return f"{module}:{name}"
         return next((f"{module}:{other}" for other, value in list(vars(loaded).items()) if value is self), "")
 
@@ -254,9 +436,9 @@ class Udf:
             fresh = self._object is None
             if fresh:
                 self._object = self.fn()
-            waiting = _set_up(self._object, self.name) if fresh else None
+            waiting = _run_setup(self._object, self.name) if fresh else None
         if inspect.isawaitable(waiting):
-            return _after(waiting, self._object, args, named)
+            return _call_after(waiting, self._object, args, named)
         return self._object(*args, **named)
 
     def __repr__(self) -> str:
@@ -267,39 +449,39 @@ class Udf:
         else its function, which cloudpickle then sends by value: the name leads to this object, not to it. As a state,
         so that functions that name their own UDF do not go round in circles."""
         reference = self._own_reference()
-        if reference and not _sent_by_value(reference.partition(":")[0]):
-            return _by_reference, (reference,)
-        return _blank, (), {"fn": self.fn, "options": self.options, "code": self.code}
+        if reference and not _is_pickled_by_value(reference.partition(":")[0]):
+            return _load_by_reference, (reference,)
+        return _empty_udf, (), {"fn": self.fn, "options": self.options, "code": self.code}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._begin(state["fn"], state["options"])
+        self._initialize(state["fn"], state["options"])
         self.code = state["code"]  # where it arrives, a script's source may not be
 
 
-def _blank() -> Udf:
+def _empty_udf() -> Udf:
     return Udf.__new__(Udf)
 
 
-def _by_reference(reference: str) -> Udf:
-    return _looked_up(reference)
+def _load_by_reference(reference: str) -> Udf:
+    return _resolve_udf(reference)
 
 
-def _sent_by_value(module: str) -> bool:
+def _is_pickled_by_value(module: str) -> bool:
     """Whether the module, or a package of it, is one that cloudpickle was told to send by value."""
     cloudpickle = sys.modules.get("cloudpickle")
     registered = cloudpickle.list_registry_pickle_by_value() if cloudpickle is not None else ()
     return any(module == name or module.startswith(f"{name}.") for name in registered)
 
 
-def _at(holder: object, qualified: str) -> object:
+def _resolve_attribute(holder: object, qualified: str) -> object:
     for name in qualified.split("."):
         holder = getattr(holder, name, None)
     return holder
 
 
-def _set_up(target: Any, name: str) -> Any:
+def _run_setup(target: Any, name: str) -> Any:
     """What the object's setup gives: nothing, or something to wait for."""
-    from dovetail.engines.worker import Worker
+    from dovetail.engines.worker_context import Worker
 
     setup = getattr(target, "setup", None)
     if not callable(setup):
@@ -316,7 +498,7 @@ def takes_worker(setup: Callable[..., Any]) -> bool:
     return any(one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD, one.VAR_POSITIONAL) for one in parameters)
 
 
-async def _after(waiting: Any, target: Any, args: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
+async def _call_after(waiting: Any, target: Any, args: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
     await waiting
     found = target(*args, **named)
     return await found if inspect.isawaitable(found) else found
@@ -329,14 +511,14 @@ def load_udf(reference: str) -> Udf:
     """The UDF at "package.module:name"; functions and classes that are none are made one. The current folder can be
     imported from. ConfigError: there is nothing, or it cannot be imported."""
     module, _, path = str(reference).partition(":")
-    if not path or not MODULE.fullmatch(module) or module.endswith(".py"):
-        message = f"{shown(reference)} is not the module and name of a function"
-        raise ConfigError(Problem(NOT_FOUND, message, fixes=(_meant(str(reference)),)))
-    _from_here()
-    return _looked_up(reference)
+    if not path or not MODULE_NAME.fullmatch(module) or module.endswith(".py"):
+        message = f"{short_repr(reference)} is not the module and name of a function"
+        raise ConfigError(Problem(UDF_NOT_FOUND, message, fixes=(_suggested_reference(str(reference)),)))
+    _add_working_folder()
+    return _resolve_udf(reference)
 
 
-def _meant(reference: str) -> str:
+def _suggested_reference(reference: str) -> str:
     """What somebody means who writes the path of a file, or a dot for the colon."""
     place, _, name = reference.partition(":")
     file = place.endswith(".py") or "/" in place
@@ -347,37 +529,37 @@ def _meant(reference: str) -> str:
         place = parts[-1] if path.is_absolute() else ".".join(part for part in parts if part != "..")
     if not name and not file:
         place, _, name = place.rpartition(".")
-    return f"{place}:{name or 'name'}" if MODULE.fullmatch(place) else "package.module:name"
+    return f"{place}:{name or 'name'}" if MODULE_NAME.fullmatch(place) else "package.module:name"
 
 
-def _looked_up(reference: str) -> Udf:
+def _resolve_udf(reference: str) -> Udf:
     module_name, _, path = reference.partition(":")
-    found: Any = _imported(module_name, reference)
+    found: Any = _import_module(module_name, reference)
     for name in path.split("."):
         if not hasattr(found, name):
             near = did_you_mean(name, [one for one in dir(found) if not one.startswith("_")])
             message = f"{reference}: {getattr(found, '__name__', module_name)} has no {name!r}{near}"
-            raise ConfigError(Problem(NOT_FOUND, message, fixes=(f"define it in {module_name}, or name another",)))
+            raise ConfigError(Problem(UDF_NOT_FOUND, message, fixes=(f"define it in {module_name}, or name another",)))
         found = getattr(found, name)
     if isinstance(found, Udf):
         return found
     if not callable(found):
         message = f"{reference} is of type {type(found).__name__}, not a function or class"
-        raise ConfigError(Problem(NOT_FOUND, message, fixes=("name a function or a class",)))
+        raise ConfigError(Problem(UDF_NOT_FOUND, message, fixes=("name a function or a class",)))
     made: Udf = udf(found)
     return made
 
 
-def _from_here() -> None:
+def _add_working_folder() -> None:
     """Modules of the current folder can be imported, as beside a script."""
-    from dovetail.running.job import importable
+    from dovetail.runtime.run_spec import add_import_path
 
     folder = Path.cwd()
     if not {"", str(folder)} & set(sys.path):
-        importable(folder)
+        add_import_path(folder)
 
 
-def _imported(module: str, reference: str) -> Any:
+def _import_module(module: str, reference: str) -> Any:
     try:
         with contextlib.redirect_stdout(sys.stderr):  # which may be piped into something that reads JSON
             return importlib.import_module(module)
@@ -387,15 +569,15 @@ def _imported(module: str, reference: str) -> Any:
             evidence = (f"searched in {Path.cwd()} and where Python looks",)
             fixes = (f"write {missing.partition('.')[0]}.py in this folder, or pip install what has it",)
             message = f"{reference}: there is no module {missing!r}"
-            raise ConfigError(Problem(NOT_FOUND, message, evidence, fixes)) from None
-        raise _raised(reference, error) from error
+            raise ConfigError(Problem(UDF_NOT_FOUND, message, evidence, fixes)) from None
+        raise _import_failed(reference, error) from error
     except DovetailError as error:
         raise ConfigError(replace(one, place=one.place or reference) for one in error.problems) from error
     except (Exception, SystemExit) as error:
-        raise _raised(reference, error) from error
+        raise _import_failed(reference, error) from error
 
 
-def _raised(reference: str, error: BaseException) -> ConfigError:
+def _import_failed(reference: str, error: BaseException) -> ConfigError:
     module = reference.partition(":")[0]
     message = f"{reference}: its module cannot be imported: {type(error).__name__}: {error}"
-    return ConfigError(Problem(NOT_FOUND, message, fixes=(f'python -c "import {module}" shows where',)))
+    return ConfigError(Problem(UDF_NOT_FOUND, message, fixes=(f'python -c "import {module}" shows where',)))

@@ -1,4 +1,4 @@
-"""How is a call ended that takes too long, and a loop over rows when its time is over?
+"""Timeouts of UDF calls: interrupt by signal, then end the process; stop a loop over rows at a deadline.
 
 A loop through a list that does nothing of its own per row ends after the row it is in when the list is emptied:
 `Watchdog.stop_at` does that from its thread. A call that is over its time is interrupted by a signal (`Soft`), where
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from types import FrameType
 
 EXIT_CODE = 70
-LEAST_GRACE_S = 1.0
+MIN_GRACE_S = 1.0
 
 
 def grace_s(timeout_s: float) -> float:
     """How much longer than its time a call may take before the process ends."""
-    return max(LEAST_GRACE_S, timeout_s / 2)
+    return max(MIN_GRACE_S, timeout_s / 2)
 
 
 class Watchdog:
@@ -34,13 +34,13 @@ class Watchdog:
     def __init__(self) -> None:
         self._changed = threading.Condition(threading.Lock())
         self._thread: threading.Thread | None = None
-        self._ends: dict[int, tuple[float, int]] = {}
+        self._deadlines: dict[int, tuple[float, int]] = {}
         """First row of a call -> when the process ends, the rows of the call."""
         self._until = inf
         self._values: list[Any] | None = None
         self._wakes = -inf
         self._closed = False
-        self.condemn: Callable[[int], None] | None = None
+        self.report_hang: Callable[[int], None] | None = None
         self.running: Callable[[], int | None] = lambda: None
         """The row whose code runs right now, if several are under way and that is known."""
 
@@ -60,12 +60,12 @@ class Watchdog:
         """A call of `rows` rows from `row` on begins, and may take that long."""
         end = monotonic() + allowed_s + grace_s(allowed_s)
         with self._changed:
-            self._ends[row] = (end, rows)
+            self._deadlines[row] = (end, rows)
             self._wake(end)
 
     def end(self, row: int) -> None:
         with self._changed:
-            self._ends.pop(row, None)
+            self._deadlines.pop(row, None)
 
     def close(self) -> None:
         with self._changed:
@@ -87,35 +87,35 @@ class Watchdog:
         with self._changed:
             while not self._closed:
                 now = monotonic()
-                late = [(row, rows) for row, (end, rows) in self._ends.items() if end <= now]
+                late = [(row, rows) for row, (end, rows) in self._deadlines.items() if end <= now]
                 if late:
-                    self._give_up(late)
+                    self._kill_process(late)
                 if self._values is not None and self._until <= now:
                     self._values.clear()
                     self._values, self._until = None, inf
-                self._wakes = min([self._until, *(end for end, _ in self._ends.values())], default=inf)
+                self._wakes = min([self._until, *(end for end, _ in self._deadlines.values())], default=inf)
                 wait = None if self._wakes == inf else max(0.0, min(self._wakes - now, threading.TIMEOUT_MAX))
                 self._changed.wait(wait)
                 self._wakes = -inf
 
-    def _give_up(self, late: list[tuple[int, int]]) -> None:
+    def _kill_process(self, late: list[tuple[int, int]]) -> None:
         """Of a call of several rows nobody knows which it was: none is condemned, so that they are tried one by one."""
         try:
             with suppress(Exception):
                 running = self.running()
                 row, rows = next((one for one in late if one[0] == running), late[0])
-                if rows == 1 and self.condemn is not None:
-                    self.condemn(row)
+                if rows == 1 and self.report_hang is not None:
+                    self.report_hang(row)
         finally:
             os._exit(EXIT_CODE)
 
 
-def within(call: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+def call_interruptibly(call: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     """A call that may be interrupted: `Soft` looks for this function's frame."""
     return call(*args)
 
 
-class Soft:
+class SoftTimeout:
     """Raises TimeoutError in a call that is over its time; only the main thread can be interrupted. The timer is not
     set for every call, which would cost more than most calls: when it fires, it is set anew for the call of then."""
 
@@ -130,7 +130,7 @@ class Soft:
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            self._before = signal.signal(signal.SIGALRM, self._fired)
+            self._before = signal.signal(signal.SIGALRM, self._on_alarm)
             self._active = True
         return self
 
@@ -150,17 +150,17 @@ class Soft:
             self._due = now + timeout_s
             signal.setitimer(signal.ITIMER_REAL, timeout_s)
         try:
-            return within(call, args)
+            return call_interruptibly(call, args)
         finally:
             self._began = inf
 
-    def _fired(self, _number: int, frame: FrameType | None) -> None:
+    def _on_alarm(self, _number: int, frame: FrameType | None) -> None:
         now, end = monotonic(), self._began + self._allowed
         self._due = inf
         if now < end < inf:
             self._due = end
             signal.setitimer(signal.ITIMER_REAL, end - now)
         while end <= now and frame is not None:
-            if frame.f_code is within.__code__:
+            if frame.f_code is call_interruptibly.__code__:
                 raise TimeoutError(f"not done after {self._allowed:g} s")
             frame = frame.f_back

@@ -1,1 +1,1 @@
-"""WHO ELSE IS HERE: how several runs share one machine, each within what it was granted."""
+"""Claims: how several runs share one machine or one Ray cluster, each within the amounts granted to it."""

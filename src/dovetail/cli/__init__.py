@@ -1,28 +1,56 @@
-"""TYPE IT: the command `dovetail`. stdout is data, stderr is talk; a DovetailError is a message and an exit code."""
+"""The command `dovetail`: lazily imported commands, error messages and exit codes. Data goes to stdout, all else to
+stderr."""
 
 from __future__ import annotations
 
 import os
 import sys
-from typing import NoReturn
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
 import dovetail
-from dovetail.cli.lazy import LazyGroup
 from dovetail.errors import DovetailError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are named with their one-line help and the module that holds them."""
+
+    def __init__(self, *arguments: Any, commands_in: Mapping[str, tuple[str, str]], **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self.commands_in = commands_in
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        return sorted(self.commands_in)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        if cmd_name not in self.commands_in:
+            return None
+        module, _ = self.commands_in[cmd_name]
+        command = getattr(import_module(module), cmd_name)
+        assert isinstance(command, click.Command), f"{module}.{cmd_name} is not a command"
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in sorted(self.commands_in.items())])
+
 
 COMMANDS = {
     "backfill": ("dovetail.cli.backfill", "Fill a column of a Lance table by a function."),
-    "cancel": ("dovetail.cli.cancel", "Stop a run now."),
+    "cancel": ("dovetail.cli.runs", "Stop a run now."),
     "cluster": ("dovetail.cli.cluster", "What there is: nodes, cards, codecs, and what would fit."),
     "completion": ("dovetail.cli.completion", "Make the shell complete commands and options."),
     "demo": ("dovetail.cli.demo", "Run a pipeline over generated documents here, and plan one for a cluster."),
-    "drain": ("dovetail.cli.drain", "Let a run finish what it has in hand, and no more."),
+    "drain": ("dovetail.cli.runs", "Let a run finish what it has in hand, and no more."),
     "explain": ("dovetail.cli.explain", "Why this many workers, why there, what one more would bring."),
     "init": ("dovetail.cli.init", "Write an example pipeline or recipe to start from."),
     "logs": ("dovetail.cli.logs", "What the workers of a run printed."),
-    "ls": ("dovetail.cli.ls", "Which runs there are, and how they are doing."),
+    "ls": ("dovetail.cli.runs", "Which runs there are, and how they are doing."),
     "plan": ("dovetail.cli.plan", "What would run where, how fast, what limits it, and why."),
     "recipe": ("dovetail.cli.recipe", "A quick reference for recipes: workers, shares of cards, CPUs."),
     "replay": ("dovetail.cli.replay", "Does a recorded run decide the same today?"),
@@ -30,7 +58,7 @@ COMMANDS = {
     "schema": ("dovetail.cli.schema", "The JSON Schema of a file, for editors."),
     "simulate": ("dovetail.cli.simulate", "The same pipeline on a cluster that nobody has."),
     "status": ("dovetail.cli.status", "How one run is doing, or how it went."),
-    "trace": ("dovetail.cli.trace", "A run as a time line for Perfetto."),
+    "trace": ("dovetail.cli.runs", "A run as a time line for Perfetto."),
 }
 
 EPILOG = """\b
@@ -65,7 +93,7 @@ def command_line() -> None:
 
 def main() -> NoReturn:
     """The entry point; the only place that turns errors into exit codes."""
-    _open_what_is_closed()
+    _reopen_closed_streams()
     colour = False if os.environ.get("NO_COLOR") else None
     try:
         code = command_line.main(prog_name="dovetail", standalone_mode=False, color=colour)
@@ -92,7 +120,7 @@ def main() -> NoReturn:
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _open_what_is_closed() -> None:
+def _reopen_closed_streams() -> None:
     """Some services start programs without stdin, stdout or stderr: then the next file or socket would become them, and
     be written to by whoever prints."""
     for descriptor in range(3):

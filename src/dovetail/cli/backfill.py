@@ -1,4 +1,4 @@
-"""dovetail backfill: a column of a Lance table, filled by a function."""
+"""`dovetail backfill`: compute a column of a Lance table with a function."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ import click
 from click.core import ParameterSource
 
 import dovetail as dt
-from dovetail.backfill.asking import asked_or_problems
+from dovetail.backfill.arguments import validate_arguments
 from dovetail.backfill.udf import load_udf
-from dovetail.cli.backfill_words import as_typed, typed
-from dovetail.cli.engines import LOCAL, contradiction, engine_option
+from dovetail.cli.engine_option import LOCAL, engine_conflicts, engine_option
+from dovetail.cli.fix_text import backfill_error, backfill_text
 from dovetail.errors import Problem
-from dovetail.observe.words import counted
+from dovetail.observe.text_format import format_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from dovetail.backfill.filled import Filled
+    from dovetail.backfill.result import BackfillResult
     from dovetail.backfill.table import Table
     from dovetail.backfill.udf import Udf
 
 ACTIONS = ("plan", "errors", "retry_errors", "history", "drop")
 """Instead of filling it."""
-OTHERS = {"concurrency": "workers", "intra_applier_concurrency": "slots", "num_frags": "fragments"}
+ALIASES = {"concurrency": "workers", "intra_applier_concurrency": "slots", "num_frags": "fragments"}
 """Other spellings that are understood."""
-ALWAYS = ("table", "column", "storage_options")
-FILLING: tuple[str, ...] = (
+COMMON_OPTIONS = ("table", "column", "storage_options")
+FILL_OPTIONS: tuple[str, ...] = (
     *("udf", "workers", "batch_size", "slots", "on_error", "retry", "max_errors", "timeout", "commit_every"),
     *("engine", "cluster", "share", "env_from", "no_wait", "as_json"),
 )
-NUMBERS = ("batch_size", "max_errors", "timeout", "commit_every", "share")
-WHICH = ("where", "fragments", "recompute")
-TAKES: dict[str, tuple[str, ...]] = {
-    "": (*FILLING, *WHICH),
-    "plan": (*FILLING, *WHICH, "no_sample"),
-    "retry_errors": FILLING,
+NUMBER_OPTIONS = ("batch_size", "max_errors", "timeout", "commit_every", "share")
+SELECTION_OPTIONS = ("where", "fragments", "recompute")
+OPTIONS_BY_ACTION: dict[str, tuple[str, ...]] = {
+    "": (*FILL_OPTIONS, *SELECTION_OPTIONS),
+    "plan": (*FILL_OPTIONS, *SELECTION_OPTIONS, "no_sample"),
+    "retry_errors": FILL_OPTIONS,
     "errors": ("as_json",),
     "history": ("as_json",),
     "drop": (),
@@ -121,15 +121,15 @@ def backfill(context: click.Context, /, table: str, column: str | None, **option
     said = {name for name in context.params if context.get_parameter_source(name) is not ParameterSource.DEFAULT}
     problems: list[Problem] = []
     action = _action(options, said, column, problems)
-    words = as_typed(table, column or "COLUMN", filling=action in ("", "plan"))
-    how, storage = _how(options, problems)
+    words = backfill_error(table, column or "COLUMN", filling=action in ("", "plan"))
+    how, storage = _backfill_arguments(options, problems)
     try:
-        function = _function(options["udf"], problems)
-        found, names = _found(table, storage, column, problems)
-        problems += _wrong_names(table, column, names, options["udf"]) if found is not None else []
+        function = _load_function(options["udf"], problems)
+        found, names = _open_table(table, storage, column, problems)
+        problems += _column_errors(table, column, names, options["udf"]) if found is not None else []
         if found is None or problems:
             raise dt.ConfigError(problems)
-        _DO[action](found, names, how, options | {"udf": function, "again": typed(table, column)})
+        _HANDLERS[action](found, names, how, options | {"udf": function, "again": backfill_text(table, column)})
     except dt.DovetailError as error:
         raise words(error) from None
 
@@ -138,47 +138,47 @@ def _action(options: dict[str, Any], said: set[str], column: str | None, problem
     """Which of them; "" is to fill."""
     actions = [name for name in ACTIONS if options[name]]
     action = actions[0] if actions else ""
-    found = [f"{' and '.join(map(_option, actions))} do not go together"] if len(actions) > 1 else []
-    takes = {*ALWAYS, *ACTIONS, *(name for one in actions or [""] for name in TAKES[one])}
-    strange = [name for name in options if name in said and OTHERS.get(name, name) not in takes]
+    found = [f"{' and '.join(map(_flag, actions))} do not go together"] if len(actions) > 1 else []
+    takes = {*COMMON_OPTIONS, *ACTIONS, *(name for one in actions or [""] for name in OPTIONS_BY_ACTION[one])}
+    strange = [name for name in options if name in said and ALIASES.get(name, name) not in takes]
     if strange:
-        what = f"with {' or '.join(map(_option, actions))}" if actions else "without --plan"
-        found.append(f"{', '.join(map(_option, strange))} {'means' if len(strange) == 1 else 'mean'} nothing {what}")
-    for other, name in OTHERS.items():
+        what = f"with {' or '.join(map(_flag, actions))}" if actions else "without --plan"
+        found.append(f"{', '.join(map(_flag, strange))} {'means' if len(strange) == 1 else 'mean'} nothing {what}")
+    for other, name in ALIASES.items():
         if options[other] is not None and options[name] is not None and options[other] != options[name]:
-            found.append(f"{_option(name)} and {_option(other)} are the same, and differ")
+            found.append(f"{_flag(name)} and {_flag(other)} are the same, and differ")
     problems += [Problem("DT367", message, fixes=("leave one of them out",)) for message in found]
     if not found and column is None and action != "history":
         raise click.MissingParameter(param_type="argument", param_hint="COLUMN")
     return action
 
 
-def _option(name: str) -> str:
+def _flag(name: str) -> str:
     return "--json" if name == "as_json" else f"--{name.replace('_', '-')}"
 
 
 # --- what is typed, as `dt.table` and its methods take it
 
 
-def _how(options: dict[str, Any], problems: list[Problem]) -> tuple[dict[str, Any], dict[str, str]]:
+def _backfill_arguments(options: dict[str, Any], problems: list[Problem]) -> tuple[dict[str, Any], dict[str, str]]:
     """The arguments of `Table.backfill`, of those that were typed, and the storage options."""
     how = {name: options[name] for name in ("where", "engine", "cluster")}
-    how |= {name: _number(options[name]) for name in NUMBERS}
-    for ours, read in (("workers", _workers), ("slots", _number), ("fragments", _fragments)):
-        theirs = next(other for other, name in OTHERS.items() if name == ours)
+    how |= {name: _parse_number(options[name]) for name in NUMBER_OPTIONS}
+    for ours, read in (("workers", _parse_workers), ("slots", _parse_number), ("fragments", _parse_fragments)):
+        theirs = next(other for other, name in ALIASES.items() if name == ours)
         name = theirs if options[ours] is None else ours
         how[name] = read(options[name])
-    problems += contradiction(options["engine"], options["cluster"])
-    storage = _storage(options["storage_options"], problems)
-    how["on_error"] = _on_error(options["on_error"], options["retry"], problems)
+    problems += engine_conflicts(options["engine"], options["cluster"])
+    storage = _storage_options(options["storage_options"], problems)
+    how["on_error"] = _error_policy(options["on_error"], options["retry"], problems)
     how = {name: value for name, value in how.items() if value is not None}
     how |= {"recompute": True} if options["recompute"] else {}
     how |= {"wait": not options["no_wait"], "env_from": options["env_from"]}
-    problems += asked_or_problems(how)[1]
+    problems += validate_arguments(how)[1]
     return how, storage
 
 
-def _function(reference: str | None, problems: list[Problem]) -> Udf | None:
+def _load_function(reference: str | None, problems: list[Problem]) -> Udf | None:
     try:
         return None if reference is None else load_udf(reference)
     except dt.ConfigError as error:
@@ -186,18 +186,18 @@ def _function(reference: str | None, problems: list[Problem]) -> Udf | None:
         return None
 
 
-def _found(
+def _open_table(
     address: str, storage: dict[str, str], column: str | None, problems: list[Problem]
 ) -> tuple[Table | None, list[str]]:
     try:
         table = dt.table(address, storage)
-        return table, _names(table, column)
+        return table, _column_names(table, column)
     except dt.ConfigError as error:
         problems += error.problems
         return None, []
 
 
-def _wrong_names(address: str, column: str | None, names: list[str], udf: str | None) -> list[Problem]:
+def _column_errors(address: str, column: str | None, names: list[str], udf: str | None) -> list[Problem]:
     if column is None or (all(names) and len({*names}) == len(names)):
         return []
     message = f"{column!r} is not the name of a column, nor different names with commas"
@@ -206,7 +206,7 @@ def _wrong_names(address: str, column: str | None, names: list[str], udf: str | 
     return [Problem("DT447", message, fixes=(fix,))]
 
 
-def _storage(given: tuple[str, ...], problems: list[Problem]) -> dict[str, str]:
+def _storage_options(given: tuple[str, ...], problems: list[Problem]) -> dict[str, str]:
     pairs = [text.partition("=") for text in given]
     wrong = [text for text, (key, equals, _) in zip(given, pairs, strict=True) if not key.strip() or not equals]
     for text in wrong:
@@ -215,7 +215,7 @@ def _storage(given: tuple[str, ...], problems: list[Problem]) -> dict[str, str]:
     return {key.strip(): value for key, _, value in pairs}
 
 
-def _on_error(then: str | None, retry: tuple[str, ...], problems: list[Problem]) -> Any:
+def _error_policy(then: str | None, retry: tuple[str, ...], problems: list[Problem]) -> Any:
     if not retry:
         return then
     try:
@@ -225,7 +225,7 @@ def _on_error(then: str | None, retry: tuple[str, ...], problems: list[Problem])
         return None
 
 
-def _number(text: str | None) -> int | float | str | None:
+def _parse_number(text: str | None) -> int | float | str | None:
     """What is none is told by who takes it."""
     for kind in (int, float):
         try:
@@ -235,18 +235,18 @@ def _number(text: str | None) -> int | float | str | None:
     return text
 
 
-def _workers(text: str | None) -> int | float | str | tuple[Any, Any] | None:
+def _parse_workers(text: str | None) -> int | float | str | tuple[Any, Any] | None:
     low, dash, high = (text or "").partition("-")
-    return (_number(low), _number(high)) if dash and low else _number(text)
+    return (_parse_number(low), _parse_number(high)) if dash and low else _parse_number(text)
 
 
-def _fragments(text: str | None) -> int | float | str | list[Any] | None:
+def _parse_fragments(text: str | None) -> int | float | str | list[Any] | None:
     if text is None or "," not in text:
-        return _number(text)
-    return [_number(one.strip()) for one in text.split(",") if one.strip()]
+        return _parse_number(text)
+    return [_parse_number(one.strip()) for one in text.split(",") if one.strip()]
 
 
-def _names(table: Table, column: str | None) -> list[str]:
+def _column_names(table: Table, column: str | None) -> list[str]:
     """`a,b` are two columns, unless the table has one of that name."""
     if column is None:
         return []
@@ -257,15 +257,15 @@ def _names(table: Table, column: str | None) -> list[str]:
 
 
 def _fill(table: Table, names: list[str], how: dict[str, Any], options: dict[str, Any]) -> None:
-    _ended(lambda: table.backfill(names, options["udf"], progress=True, **how), options)
+    _run_and_report(lambda: table.backfill(names, options["udf"], progress=True, **how), options)
 
 
 def _retry(table: Table, names: list[str], how: dict[str, Any], options: dict[str, Any]) -> None:
-    how = {name: value for name, value in how.items() if name not in WHICH}
-    _ended(lambda: table.retry_errors(names[0], options["udf"], progress=True, **how), options)
+    how = {name: value for name, value in how.items() if name not in SELECTION_OPTIONS}
+    _run_and_report(lambda: table.retry_errors(names[0], options["udf"], progress=True, **how), options)
 
 
-def _ended(fill: Callable[[], Filled], options: dict[str, Any]) -> None:
+def _run_and_report(fill: Callable[[], BackfillResult], options: dict[str, Any]) -> None:
     """Prints what was done; a program that was told to stop says so by its exit code."""
     again: Callable[[str], str] = options["again"]
     with _sigterm_as_ctrl_c() as by:
@@ -274,7 +274,7 @@ def _ended(fill: Callable[[], Filled], options: dict[str, Any]) -> None:
         except KeyboardInterrupt:
             click.echo("interrupted; what was finished is kept: the same command goes on", err=True)
             sys.exit(128 + by[-1])
-    click.echo(json.dumps(_told(filled), indent=2) if options["as_json"] else again(str(filled)))
+    click.echo(json.dumps(_result_json(filled), indent=2) if options["as_json"] else again(str(filled)))
     if filled.status != "finished":
         click.echo("stopped before its end: the same command goes on", err=True)
         sys.exit(128 + by[-1])
@@ -298,7 +298,7 @@ def _sigterm_as_ctrl_c() -> Iterator[list[int]]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _told(filled: Filled) -> dict[str, Any]:
+def _result_json(filled: BackfillResult) -> dict[str, Any]:
     told = asdict(filled) | {"folder": None if filled.folder is None else str(filled.folder)}
     return told | {"rows_per_s": filled.rows_per_s, "slowest": filled.slowest if filled.rows else None}
 
@@ -314,7 +314,7 @@ def _errors(table: Table, names: list[str], how: dict[str, Any], options: dict[s
         place = f"row {row.row} (fragment {row.fragment}, offset {row.offset})"
         click.echo(json.dumps(asdict(row)) if options["as_json"] else f"{place}: {row.error}: {row.message}")
     if not options["as_json"]:
-        said = f"{counted(len(rows), 'row')} set aside; once the function is mended: --retry-errors"
+        said = f"{format_count(len(rows), 'row')} set aside; once the function is mended: --retry-errors"
         click.echo(said if rows else "no row is set aside", err=True)
 
 
@@ -331,7 +331,7 @@ def _drop(table: Table, names: list[str], how: dict[str, Any], options: dict[str
     click.echo(f"removed: {', '.join(names)}; older versions of the table still have it", err=True)
 
 
-_DO: dict[str, Callable[[Table, list[str], dict[str, Any], dict[str, Any]], None]] = {
+_HANDLERS: dict[str, Callable[[Table, list[str], dict[str, Any], dict[str, Any]], None]] = {
     "": _fill,
     "plan": _plan,
     "errors": _errors,

@@ -1,21 +1,81 @@
-"""dovetail cluster: what there is, and what would fit."""
+"""`dovetail cluster`: nodes, GPUs and codecs of a cluster, and how many workers of a requested shape fit."""
 
 from __future__ import annotations
 
+import ast
 import json
+import re
+from dataclasses import fields
 from typing import Any
 
 import click
 
 import dovetail as dt
-from dovetail.cli.engines import contradiction, engine_option, used
-from dovetail.cli.picture import picture, summary
-from dovetail.cli.request import EXAMPLE, parse_request
-from dovetail.resources.sizes import exact_size
-from dovetail.scheduling.explain import Wish, largest_count, require
-from dovetail.scheduling.largest import largest_worker
+from dovetail.cli.cluster_diagram import cluster_summary, draw_cluster
+from dovetail.cli.engine_option import engine_conflicts, engine_option, ray_cluster_usage
+from dovetail.cli.largest_worker import largest_worker
+from dovetail.errors import did_you_mean
+from dovetail.resources.sizes import format_exact_size
+from dovetail.scheduling.diagnose.feasibility import WorkerRequest, count_that_fit, require_fit
 
-DRAWN_LIMIT = 10_000
+REQUEST_EXAMPLE = "cpus=2, gpus=0.25, gpu_memory=4GB"
+
+
+def parse_request(text: str) -> dt.Shape:
+    """A shape from comma-separated name=value pairs; names are those of dt.Resources, and `ranks`."""
+    known = [item.name for item in fields(dt.Resources)]
+    known = [name for name in known if name not in ("labels", "custom")] + ["ranks", "labels.NAME", "custom.NAME"]
+    given: dict[str, Any] = {"labels": {}, "custom": {}}
+    problems = []
+    parts = [part.strip() for part in re.split(r",(?![^{]*})", text) if part.strip()]
+    if not parts:
+        problems.append(dt.Problem("DT024", "the request is empty", fixes=(f"write '{REQUEST_EXAMPLE}'",)))
+    for part in parts:
+        name, equals, value = (piece.strip() for piece in part.partition("="))
+        value = value.strip("'\"") if not value.startswith("{") else value
+        group, dot, item = name.partition(".")
+        if not equals or not value:
+            problems.append(dt.Problem("DT024", f"{part!r} is not name=value", fixes=(f"write '{REQUEST_EXAMPLE}'",)))
+        elif dot and group in ("labels", "custom") and item:
+            given[group][item] = _parse_value(value) if group == "custom" else value
+        elif name in ("labels", "custom") and value.startswith("{"):
+            problems += _parse_mapping(given[name], part, value)
+        elif name not in known:
+            message = f"unknown name {name!r}{did_you_mean(name, known)}"
+            problems.append(
+                dt.Problem("DT024", message, (f"names: {', '.join(known)}",), (f"write '{REQUEST_EXAMPLE}'",))
+            )
+        elif name in given:
+            problems.append(dt.Problem("DT024", f"{name!r} is given twice", fixes=("remove one of the two",)))
+        else:
+            given[name] = value if name in ("memory", "gpu_memory", "accelerator") else _parse_value(value)
+    if problems:
+        raise dt.ConfigError(problems)
+    ranks = given.pop("ranks", 1)
+    return dt.Resources(**given).shape(ranks)
+
+
+def _parse_mapping(given: dict[str, Any], part: str, value: str) -> list[dt.Problem]:
+    """'{"pool": "gpu"}', as it is written in Python and in fixes."""
+    try:
+        given.update(ast.literal_eval(value))
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return [dt.Problem("DT024", f"{part!r} is not a mapping", fixes=("write 'labels.pool=gpu, custom.licence=1'",))]
+    return []
+
+
+def _parse_value(text: str) -> object:
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    for read in (int, float):
+        try:
+            return read(text)
+        except ValueError:
+            continue
+    return text
+
+
+MAX_DRAWN_WORKERS = 10_000
 
 
 @click.group()
@@ -35,38 +95,40 @@ Examples:
 )
 @click.argument("spec", default="auto")
 @engine_option("local")
-@click.option("--fit", metavar="REQUEST", help=f"Fill it with workers of one kind, such as '{EXAMPLE}'.")
+@click.option("--fit", metavar="REQUEST", help=f"Fill it with workers of one kind, such as '{REQUEST_EXAMPLE}'.")
 @click.option("--keep-back", metavar="SHARE", type=float, help="Keep this share of the CPUs for the system: 0.05.")
 @click.option("--json", "as_json", is_flag=True, help="Print data instead of a picture.")
 def show(spec: str, engine: str, fit: str | None, keep_back: float | None, as_json: bool) -> None:
     """Show this machine, the cluster described by SPEC (a text, or a YAML or JSON file), or with --engine ray:... that
     of Ray: what there is of it, what is used, who sits where, and who waits."""
-    problems = contradiction(engine, spec, "SPEC")
+    problems = engine_conflicts(engine, spec, "SPEC")
     if problems:
         raise dt.ConfigError(problems)
-    described, taken, using = (dt.Cluster.of(spec), (), None) if engine == "local" else used(engine)
+    described, taken, using = (dt.Cluster.of(spec), (), None) if engine == "local" else ray_cluster_usage(engine)
     if keep_back is not None:
         described = described.keeping_back(keep_back)
     ledger = dt.Ledger(described)
-    sitting = [(seat,) for seat in taken if ledger.takes(seat)]
+    sitting = [(seat,) for seat in taken if ledger.try_take(seat)]
     shape = parse_request(fit) if fit is not None else None
     count = 0
     workers: list[tuple[dt.Seat, ...]] = []
     if shape is not None and fit is not None:
-        require([Wish("one worker", shape)], ledger)
-        count = largest_count(shape, ledger)
-        workers = dt.Placer(ledger, dt.FragmentationScore(dt.Workload({shape: 1}))).fill(shape, DRAWN_LIMIT)
+        require_fit([WorkerRequest("one worker", shape)], ledger)
+        count = count_that_fit(shape, ledger)
+        workers = dt.Placer(ledger, dt.FragmentationScore(dt.Workload({shape: 1}))).fill(shape, MAX_DRAWN_WORKERS)
     for note in described.notes:
         click.echo(f"note: {note}", err=True)
     drawn = ({"in use": sitting} if sitting else {}) | ({fit: workers} if fit is not None else {})
     if as_json:
-        data = _data(described, ledger) | ({"fit": {"request": fit, "workers": count}} if fit is not None else {})
+        data = _cluster_json(described, ledger) | (
+            {"fit": {"request": fit, "workers": count}} if fit is not None else {}
+        )
         data |= {"ray": using.to_dict()} if using is not None else {}
         click.echo(json.dumps(data, indent=2))
         return
-    click.echo(summary(described))
+    click.echo(cluster_summary(described))
     click.echo()
-    click.echo("\n".join(picture(ledger, drawn)))
+    click.echo("\n".join(draw_cluster(ledger, drawn)))
     click.echo()
     if len(workers) < count:
         click.echo(f"drawn: the first {len(workers)}")
@@ -78,7 +140,7 @@ def show(spec: str, engine: str, fit: str | None, keep_back: float | None, as_js
         click.echo(line)
 
 
-def _data(described: dt.Cluster, ledger: dt.Ledger) -> dict[str, Any]:
+def _cluster_json(described: dt.Cluster, ledger: dt.Ledger) -> dict[str, Any]:
     nodes = described.nodes
     largest = largest_worker(ledger)
     return {
@@ -96,9 +158,9 @@ def _data(described: dt.Cluster, ledger: dt.Ledger) -> dict[str, Any]:
         "largest": {
             "node": largest.node,
             "gpus": largest.whole_gpus or largest.gpu_share_milli / 1000,
-            "gpu_memory": exact_size(largest.gpu_memory_bytes),
+            "gpu_memory": format_exact_size(largest.gpu_memory_bytes),
             "cpus": largest.cpu_milli / 1000,
-            "memory": exact_size(largest.memory_bytes),
+            "memory": format_exact_size(largest.memory_bytes),
         },
         "notes": list(described.notes),
     }

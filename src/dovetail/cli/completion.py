@@ -1,9 +1,24 @@
-"""dovetail completion: TAB in the shell."""
+"""`dovetail completion` and shell completion of run ids."""
 
 from __future__ import annotations
 
 import click
 from click.shell_completion import get_completion_class
+
+MAX_COMPLETIONS = 50
+
+
+def complete_runs(context: click.Context, parameter: click.Parameter, begun: str) -> list[str]:  # noqa: ARG001
+    """Ids that begin so, the youngest first."""
+    from dovetail.errors import DovetailError
+    from dovetail.observe.run_folder import LAST_RUN, list_runs
+
+    try:
+        names = [LAST_RUN, *(run.id for run in list_runs())]
+    except DovetailError:
+        return []
+    return [name for name in names if name.startswith(begun)][:MAX_COMPLETIONS]
+
 
 SHELLS = ("bash", "zsh", "fish")
 

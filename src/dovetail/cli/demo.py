@@ -1,42 +1,113 @@
-"""dovetail demo: a real pipeline over generated documents on this machine, then a cluster that nobody has."""
+"""`dovetail demo`: run a pipeline over generated documents, then plan and simulate a video pipeline on a cluster."""
 
 from __future__ import annotations
 
 import json
 import shlex
+import tempfile
 import textwrap
 import time
+from importlib.resources import files
+from pathlib import Path
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 import click
 
 import dovetail as dt
-from dovetail.cli.demo_files import DOCUMENTS, PIPELINE_FILE, RESULTS, STEPS, prepared
-from dovetail.cli.engines import there
-from dovetail.cli.picture import summary
-from dovetail.cli.plan import planned
-from dovetail.observe.naming import name_for
-from dovetail.observe.summary_lines import headline as run_headline
-from dovetail.observe.summary_lines import rate_lines, result_lines
-from dovetail.running import job as jobs
-from dovetail.running.probing import probe
-from dovetail.scheduling.largest import largest_worker
-from dovetail.scheduling.narrate import headline, unit_table
-from dovetail.scheduling.planner import HEADROOM
+from dovetail.cli.cluster_diagram import cluster_summary
+from dovetail.cli.engine_option import target_cluster
+from dovetail.cli.largest_worker import largest_worker
+from dovetail.cli.output_file import file_error, write_file
+from dovetail.cli.plan import plan_run_spec
+from dovetail.observe.run_folder import run_reference
+from dovetail.observe.summary_text import headline_lines as run_headline
+from dovetail.observe.summary_text import rate_lines, result_lines
+from dovetail.runtime import run_spec as jobs
+from dovetail.runtime.probe import probe
+from dovetail.scheduling.plan_report import headline_lines, unit_table
+from dovetail.scheduling.planner import DEFAULT_HEADROOM
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
+
+PIPELINE_TEXT = """\
+# What `dovetail demo` ran. Run it again:  dovetail run pipeline.yaml
+# Keys and their meaning: dovetail schema pipeline
+name: documents
+source: documents.jsonl
+sink: {path: clean.jsonl, ordered: true}
+
+stages:
+  - name: clean
+    run: steps:clean              # module:name; steps.py is beside this file
+    resources: {cpus: 1}
+  - name: judge                   # needs the same as the stage before it: both run in the same workers
+    run: steps:judge
+    resources: {cpus: 1}
+  - name: describe
+    run: steps:Describe           # a class: set up once per worker, then lists in, lists out
+    resources: {cpus: 1}
+    batch_size: 32
+"""
+DOCUMENTS, RESULTS, PIPELINE_FILE, STEPS = "documents.jsonl", "clean.jsonl", "pipeline.yaml", "steps.py"
+SUBJECTS = {
+    "gardens": "soil seed root leaf rain shade prune compost tomato hedge orchard frost bloom harvest spade",
+    "harbours": "boat tide rope quay cargo crane pilot anchor storm lighthouse ferry net dock hull sailor",
+    "kitchens": "flour salt oven knife stew onion butter yeast dough simmer taste pan recipe spice sugar",
+    "planets": "orbit moon crater dust probe telescope gravity ring comet star rocket lens signal ice axis",
+    "railways": "train track signal bridge station engine tunnel freight guard timetable whistle coal platform axle",
+}
+FILLER_WORDS = "the of and to in a is that for it as was with by on not at are this have from or had an which one"
+
+
+def write_demo_files(folder: str | None, documents: int) -> Path:
+    """A folder with everything in it: this one, if there is nothing of the kind in it, or a new one."""
+    try:
+        where = Path(tempfile.mkdtemp(prefix="dovetail-demo-") if folder is None else folder).absolute()
+        where.mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        fix = "dovetail demo --folder /a/folder/of/yours"
+        raise file_error(folder or "a temporary folder", f"cannot be made: {reason}", fix) from None
+    again = f"dovetail demo --folder {shlex.quote(f'{where}-2')}"
+    steps = files("dovetail.cli").joinpath("demo_steps.py").read_text(encoding="utf-8")
+    rows = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in generate_documents(documents))
+    for name, text in ((PIPELINE_FILE, PIPELINE_TEXT), (STEPS, steps), (DOCUMENTS, rows)):
+        write_file(str(where / name), text, fix=again, fix_if_there=again)
+    return where
+
+
+def generate_documents(count: int) -> Iterator[dict[str, Any]]:
+    """The same ones every time; three in ten are not worth keeping."""
+    chance = Random(7)  # noqa: S311
+    subjects = {name: [*words.split(), *words.split(), *FILLER_WORDS.split()] for name, words in SUBJECTS.items()}
+    for number in range(count):
+        subject = chance.choice(list(subjects))
+        yield {"id": number, "subject": subject, "text": _random_text(chance, subjects[subject], chance.random())}
+
+
+def _random_text(chance: Random, words: list[str], kind: float) -> str:
+    if kind < 0.1:
+        return " ".join(chance.choices(words, k=chance.randint(2, 12)))
+    if kind < 0.2:
+        return "".join(chance.choices("#$%^&*()_+=-[]{}<>/|~ abc123", k=chance.randint(200, 600)))
+    if kind < 0.3:
+        return f"{' '.join(chance.choices(words, k=5))} " * chance.randint(20, 60)
+    sentences = [" ".join(chance.choices(words, k=chance.randint(8, 18))).capitalize() for _ in range(20)]
+    link = f" see  https://example.org/{chance.randrange(10**6)} \u00a0" if kind > 0.8 else ""
+    return ".  ".join(sentences) + f".{link}"
+
 
 EXAMPLE_CLUSTER = "1x(32cpu, 128GB, 2xL40S:48GB)"
 EXAMPLE_ITEMS = 2000
-WITHOUT_ENCODERS = "1x(32cpu, 128GB, 2xH100)"
-PROBED = 200
-SHOWN = 160
+CLUSTER_WITHOUT_ENCODERS = "1x(32cpu, 128GB, 2xH100)"
+PROBE_ITEMS = 200
+MAX_TEXT_CHARS = 160
 """Letters of a document."""
 
 
-def example() -> dt.Pipeline:
+def example_pipeline() -> dt.Pipeline:
     """The pipeline of examples/video.yaml, which is not there when Dovetail was installed from a wheel."""
     stages = {
         "download": (dt.Resources(cpus=1, memory="1GB"), 4),
@@ -69,44 +140,44 @@ def demo(folder: str | None, documents: int) -> None:
     here = dt.Cluster.local()
     for note in here.notes:
         click.echo(f"note: {note}", err=True)
-    click.echo(summary(here))
+    click.echo(cluster_summary(here))
     click.echo(f"largest worker: {largest_worker(dt.Ledger(here)).describe()}")
-    where = prepared(folder, documents)
+    where = write_demo_files(folder, documents)
     run = _run_documents(where, documents)
-    _on_a_cluster_that_nobody_has()
+    _show_simulated_cluster()
     click.echo()
-    for line in next_lines(where, name_for(run)):
+    for line in next_lines(where, run_reference(run)):
         click.echo(line, err=True)
 
 
 def _run_documents(where: Path, documents: int) -> Path:
     """Its run folder."""
     file = where / PIPELINE_FILE
-    job = jobs.load(file)
-    jobs.importable(where)
+    job = jobs.load_pipeline_spec(file)
+    jobs.add_import_path(where)
     names = ", ".join(stage.name for stage in job.pipeline)
     _heading(f"{documents} documents, generated into {where}")
     click.echo(f"{PIPELINE_FILE} says what is done to them ({names}), {STEPS} how")
-    if documents >= PROBED:
-        probe(job.pipeline, job.source, PROBED)
-        _heading(f"The plan, after {PROBED} documents went through every stage to see how fast they are")
+    if documents >= PROBE_ITEMS:
+        probe(job.pipeline, job.source, PROBE_ITEMS)
+        _heading(f"The plan, after {PROBE_ITEMS} documents went through every stage to see how fast they are")
     else:
         _heading("The plan")
-    click.echo("\n".join(_told(planned(job, there("local", "auto"), None, HEADROOM))))
+    click.echo("\n".join(_plan_lines(plan_run_spec(job, target_cluster("local", "auto"), None, DEFAULT_HEADROOM))))
     _heading("The run")
     run = dt.run(job.pipeline, job.source, sink=job.sink, progress=True, what="dovetail demo")
     click.echo("\n".join(result_lines(run.wait())))
     _heading("One document, before and after")
-    for line in one_document(where):
+    for line in before_and_after(where):
         click.echo(line)
     return run.folder
 
 
-def _told(plan: dt.Plan) -> list[str]:
-    return [*headline(plan), "", *unit_table(plan)]
+def _plan_lines(plan: dt.Plan) -> list[str]:
+    return [*headline_lines(plan), "", *unit_table(plan)]
 
 
-def one_document(where: Path) -> Iterator[str]:
+def before_and_after(where: Path) -> Iterator[str]:
     """The first of which something was cleaned away, as it was and as it is."""
     with (where / RESULTS).open(encoding="utf-8") as results, (where / DOCUMENTS).open(encoding="utf-8") as documents:
         before = (json.loads(line) for line in documents)
@@ -114,31 +185,31 @@ def one_document(where: Path) -> Iterator[str]:
             row = json.loads(line)
             was = next(it for it in before if it["id"] == row["id"])
             if was["text"].count("http") and not row["text"].count("http"):
-                yield f"before  {_short(was)}"
-                yield f"after   {_short(row)}"
+                yield f"before  {_shortened(was)}"
+                yield f"after   {_shortened(row)}"
                 return
 
 
-def _short(row: dict[str, Any]) -> str:
+def _shortened(row: dict[str, Any]) -> str:
     """The end of its text, where the link was, and what else it has."""
     row = {key: value[:3] if isinstance(value, list) else value for key, value in row.items()}
-    row["text"] = f"...{row['text'][-SHOWN // 2 :]}"
-    return textwrap.shorten(json.dumps(row, ensure_ascii=False), 2 * SHOWN, placeholder=" ...")
+    row["text"] = f"...{row['text'][-MAX_TEXT_CHARS // 2 :]}"
+    return textwrap.shorten(json.dumps(row, ensure_ascii=False), 2 * MAX_TEXT_CHARS, placeholder=" ...")
 
 
-def _on_a_cluster_that_nobody_has() -> None:
-    pipeline = example()
+def _show_simulated_cluster() -> None:
+    pipeline = example_pipeline()
     started = time.perf_counter()
     plan = dt.plan(pipeline, EXAMPLE_CLUSTER)
     took_ms = (time.perf_counter() - started) * 1000
     _heading(f"And a cluster that is not here: a video pipeline on {EXAMPLE_CLUSTER}, planned in {took_ms:.0f} ms")
-    click.echo("\n".join(_told(plan)))
+    click.echo("\n".join(_plan_lines(plan)))
     click.echo()
     simulated = dt.simulate(pipeline, plan=plan, items=EXAMPLE_ITEMS, progress=True, what="dovetail demo")
     click.echo("\n".join([*run_headline(simulated.summary), *rate_lines(simulated.summary)]))
-    _heading(f"The same on {WITHOUT_ENCODERS} does not fit, and why")
+    _heading(f"The same on {CLUSTER_WITHOUT_ENCODERS} does not fit, and why")
     try:
-        dt.plan(pipeline, WITHOUT_ENCODERS)
+        dt.plan(pipeline, CLUSTER_WITHOUT_ENCODERS)
     except dt.InfeasibleError as error:
         click.echo(str(error))
 

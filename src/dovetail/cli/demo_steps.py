@@ -1,4 +1,4 @@
-"""What is done to each document? Ordinary functions and a class: change them, and run the pipeline again."""
+"""Stages of the demo pipeline: ordinary functions and a class. Change them and run the pipeline again."""
 
 import re
 import zlib

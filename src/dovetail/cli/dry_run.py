@@ -1,4 +1,4 @@
-"""dovetail run --dry-run: would it begin? Everything is looked at; nothing is started, nothing is written."""
+"""`dovetail run --dry-run`: check code, source, sink and plan without starting or writing anything."""
 
 from __future__ import annotations
 
@@ -12,60 +12,60 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import dovetail as dt
-from dovetail.cli.engines import there
-from dovetail.cli.loading import explained, on_cluster, recipe_of
-from dovetail.cli.plan_check import read_plan
-from dovetail.cli.run_ending import sink_names
-from dovetail.control.splits import BLANK, BadRow, Unusable
-from dovetail.errors import shown
-from dovetail.recipes.sampling import missing_columns, sample
-from dovetail.running.job import imported, opened
-from dovetail.running.profiling import kinds_of, profiles_for
-from dovetail.scheduling.narrate import headline, unit_table
+from dovetail.cli.engine_option import target_cluster
+from dovetail.cli.run_report import sink_names
+from dovetail.cli.run_spec_loader import fit_to_cluster, infeasible_error_for_file, recipe_of
+from dovetail.cli.saved_plan import read_plan
+from dovetail.control.payload import BLANK_ROW, BadRow, SourceSinkError
+from dovetail.errors import short_repr
+from dovetail.recipes.column_check import missing_columns, sample_rows
+from dovetail.runtime.run_spec import import_errors, open_source_and_sink
+from dovetail.runtime.stage_profiles import load_profiles, source_sink_kinds
+from dovetail.scheduling.plan_report import headline_lines, unit_table
 
 if TYPE_CHECKING:
-    from dovetail.cli.resuming import Asked
-    from dovetail.running.job import Job
+    from dovetail.cli.saved_arguments import RunArguments
+    from dovetail.runtime.run_spec import RunSpec
 
-NOTHING = object()
+EMPTY_SOURCE = object()
 
 
-def dry_run(job: Job, asked: Asked, engine: str, plan_file: str | None, again: str) -> None:
+def dry_run(job: RunSpec, asked: RunArguments, engine: str, plan_file: str | None, again: str) -> None:
     """A ConfigError with everything that would go wrong, or what would be done, on stdout."""
     recipe = recipe_of(job)
-    problems = imported(job) if recipe is None else recipe.unready()
+    problems = import_errors(job) if recipe is None else recipe.unready()
     source: Any = None
     lines: list[str] = []
     try:
-        source, _ = opened(job)
+        source, _ = open_source_and_sink(job)
         lines = _source_lines(source, asked.limit) if source is not None else []
         if recipe is not None and source is not None:
-            problems += missing_columns(recipe, sample(recipe.source))
+            problems += missing_columns(recipe, sample_rows(recipe.source))
     except dt.DovetailError as error:
         problems += error.problems
-    except Unusable as error:
+    except SourceSinkError as error:
         problems.append(dt.Problem(error.code, error.message, fixes=(error.fix,), place=error.place))
     except Exception as error:  # the user's generator
         message = f"the source raised at its first item: {type(error).__name__}: {error}"
         problems.append(dt.Problem("DT363", message, fixes=("mend the function that `source: {run: ...}` names",)))
-    problems += [problem for path in _sink_paths(job.sink) for problem in _unwritable(path)]
+    problems += [problem for path in _sink_paths(job.sink) for problem in _sink_errors(path)]
     if problems:
         raise dt.ConfigError(problems)
-    on = there(engine, asked.cluster)
-    job = on_cluster(job, on.cluster)
-    profiles = profiles_for(job.pipeline, on.cluster, *kinds_of(job)) if plan_file is None else {}
+    on = target_cluster(engine, asked.cluster)
+    job = fit_to_cluster(job, on.cluster)
+    profiles = load_profiles(job.pipeline, on.cluster, *source_sink_kinds(job)) if plan_file is None else {}
     try:
         plan = (
-            on.planned(partial(dt.plan, job.pipeline, mode=asked.mode or job.mode, profiles=profiles), asked.share)
+            on.plan(partial(dt.plan, job.pipeline, mode=asked.mode or job.mode, profiles=profiles), asked.share)
             if plan_file is None
             else read_plan(plan_file, job.pipeline, on.cluster, again)
         )
     except dt.InfeasibleError as error:
-        raise explained(error, job, on.cluster, asked.mode, on_ray=on.on_ray) from None
+        raise infeasible_error_for_file(error, job, on.cluster, asked.mode, on_ray=on.on_ray) from None
     sinks = sink_names(job.sink) or ["a function" if job.sink else "stdout, one JSON value per line"]
-    for line in [*headline(plan), "", *unit_table(plan), "", *lines, *(f"sink        {name}" for name in sinks)]:
+    for line in [*headline_lines(plan), "", *unit_table(plan), "", *lines, *(f"sink        {name}" for name in sinks)]:
         click.echo(line)
-    for line in [*(f"note: {note}" for note in plan.notes[1:]), *on.lines()]:
+    for line in [*(f"note: {note}" for note in plan.notes[1:]), *on.usage_lines()]:
         click.echo(line)
     click.echo(f"\n{len(job.pipeline)} stages can be imported; nothing was started or written", err=True)
 
@@ -76,23 +76,23 @@ def _source_lines(source: Any, limit: int | None) -> list[str]:
 
     cursor = open_source(source, limit)
     if cursor is None:
-        first = next(iter(source), NOTHING)
-        return [f"source      {type(source).__name__}", *_first(first)]
+        first = next(iter(source), EMPTY_SOURCE)
+        return [f"source      {type(source).__name__}", *_first_row_lines(first)]
     try:
-        first = BLANK
-        while first is BLANK:
+        first = BLANK_ROW
+        while first is BLANK_ROW:
             split = cursor.take(1)
-            first = NOTHING if split is None else split.read()[0]
+            first = EMPTY_SOURCE if split is None else split.read()[0]
         total = "" if cursor.total is None else f", {cursor.total} rows"
-        return [f"source      {cursor.describe()}{total}", *_first(first)]
+        return [f"source      {cursor.describe()}{total}", *_first_row_lines(first)]
     finally:
         cursor.close()
 
 
-def _first(row: object) -> list[str]:
+def _first_row_lines(row: object) -> list[str]:
     if isinstance(row, BadRow):
         return [f"first row   is bad: {row.place}: {row.error_text}"]
-    return ["first row   none: the source is empty" if row is NOTHING else f"first row   {shown(row)}"]
+    return ["first row   none: the source is empty" if row is EMPTY_SOURCE else f"first row   {short_repr(row)}"]
 
 
 def _sink_paths(sink: Any) -> Iterator[tuple[str, bool]]:
@@ -106,7 +106,7 @@ def _sink_paths(sink: Any) -> Iterator[tuple[str, bool]]:
             yield sink["path"], sink.get("exists") == "fail"
 
 
-def _unwritable(sink: tuple[str, bool]) -> Iterator[dt.Problem]:
+def _sink_errors(sink: tuple[str, bool]) -> Iterator[dt.Problem]:
     path, must_be_new = Path(sink[0]), sink[1]
     fix = "name a file in a folder that you may write"
     with suppress(OSError):

@@ -1,4 +1,4 @@
-"""dovetail explain: why this many workers, why there, and what one more of everything would bring."""
+"""`dovetail explain`: reasons for worker counts and placement, and the gain from one more of each resource."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 import click
 
 import dovetail as dt
-from dovetail.cli.engines import there
-from dovetail.cli.loading import load_job, on_cluster
-from dovetail.cli.plan import is_pipeline, planned
-from dovetail.scheduling.narrate import other_modes, what_more_would_bring
-from dovetail.scheduling.planner import HEADROOM
+from dovetail.cli.engine_option import target_cluster
+from dovetail.cli.plan import is_pipeline, plan_run_spec
+from dovetail.cli.run_spec_loader import fit_to_cluster, load_run_spec
+from dovetail.scheduling.plan_report import rates_in_other_modes, rates_with_one_more
+from dovetail.scheduling.planner import DEFAULT_HEADROOM
 
 
 @click.command(
@@ -34,16 +34,16 @@ def explain(
 ) -> None:
     """Explain the plan of FILE, a pipeline, a recipe or a plan.json, or of one STAGE of it."""
     if file.endswith(".json") and not is_pipeline(file):
-        made = _read(file, cluster_spec, mode, headroom)
+        made = _read_plan(file, cluster_spec, mode, headroom)
     else:
-        on = there("local", cluster_spec)
-        job = on_cluster(load_job(file), on.cluster)
-        made = planned(job, on, mode, HEADROOM if headroom is None else headroom)
+        on = target_cluster("local", cluster_spec)
+        job = fit_to_cluster(load_run_spec(file), on.cluster)
+        made = plan_run_spec(job, on, mode, DEFAULT_HEADROOM if headroom is None else headroom)
     told = made.explain(stage)
-    click.echo(json.dumps(_data(made, stage), indent=2) if as_json else told)
+    click.echo(json.dumps(_plan_json(made, stage), indent=2) if as_json else told)
 
 
-def _read(file: str, cluster_spec: str, mode: str | None, headroom: float | None) -> dt.Plan:
+def _read_plan(file: str, cluster_spec: str, mode: str | None, headroom: float | None) -> dt.Plan:
     given = [name for name, value in (("--mode", mode), ("--headroom", headroom)) if value is not None]
     if given:
         message = f"{' and '.join(given)} cannot change a plan that is made"
@@ -55,11 +55,11 @@ def _read(file: str, cluster_spec: str, mode: str | None, headroom: float | None
     return made
 
 
-def _data(made: dt.Plan, stage: str | None) -> dict[str, Any]:
+def _plan_json(made: dt.Plan, stage: str | None) -> dict[str, Any]:
     data = made.to_dict()
     if stage is None:
-        more = [{"what": what, "rate": rate} for what, rate in what_more_would_bring(made)]
-        return {**data, "one_more": more, "other_modes": dict(other_modes(made))}
+        more = [{"what": what, "rate": rate} for what, rate in rates_with_one_more(made)]
+        return {**data, "one_more": more, "other_modes": dict(rates_in_other_modes(made))}
     unit = next(unit for unit in data["units"] if stage in unit["stages"])
     return {
         "stage": stage,

@@ -1,4 +1,4 @@
-"""dovetail init: an example file to begin with."""
+"""`dovetail init`: write a commented example pipeline or recipe."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import shlex
 
 import click
 
-from dovetail.cli.files import write_atomically
+from dovetail.cli.output_file import write_file
 
 PIPELINE = """\
 # A pipeline: stages, and what ONE worker of each needs. How many workers run, and where, is worked out.
@@ -106,7 +106,7 @@ def init(kind: str, path: str | None, force: bool) -> None:
         click.echo(EXAMPLES[kind], nl=False)
         return
     again = f"dovetail init {kind} {shlex.quote(path)} --force"
-    write_atomically(path, EXAMPLES[kind], fix=f"dovetail init {kind} -", fix_if_there=None if force else again)
+    write_file(path, EXAMPLES[kind], fix=f"dovetail init {kind} -", fix_if_there=None if force else again)
     click.echo(f"wrote {path}", err=True)
     where = " --cluster '1x(32cpu, 128GB, 2xL40S:48GB)'" if kind == "pipeline" else " --source data.jsonl"
     click.echo(f"Next:  dovetail plan {shlex.quote(path)}{where}", err=True)

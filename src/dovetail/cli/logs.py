@@ -1,4 +1,4 @@
-"""dovetail logs: what the workers of a run printed."""
+"""`dovetail logs`: output of the workers of a run."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dovetail.cli.run_names import complete_runs
+from dovetail.cli.completion import complete_runs
 from dovetail.errors import ConfigError, Problem, did_you_mean
-from dovetail.observe.folder import find_run, read_object
-from dovetail.observe.history import History, status_of
+from dovetail.observe.history import RunHistory, run_status
+from dovetail.observe.run_folder import find_run, read_json_object
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from dovetail.observe.folder import RunFolder
+    from dovetail.observe.run_folder import RunFolder
 
-LOOK_S = 0.2
-AT_ONCE = 1 << 16
+POLL_S = 0.2
+READ_BYTES = 1 << 16
 
 
 @dataclass(slots=True)
-class Log:
+class WorkerLog:
     """The file of one worker process, and how far it was shown."""
 
     path: Path
@@ -33,13 +33,13 @@ class Log:
     rank: int
     unit: str
     node: str = ""
-    at: int = 0
-    rest: bytes = b""
+    offset: int = 0
+    partial_line: bytes = b""
     show_node: bool = False
     """If the run has several."""
 
     @property
-    def who(self) -> str:
+    def label(self) -> str:
         where = f" on {self.node}" if self.node and self.show_node else ""
         return f"{self.unit} {self.worker}" + (f" rank {self.rank}" if self.rank else "") + where
 
@@ -47,18 +47,18 @@ class Log:
         """Whole lines that are new; the last one waits for its end."""
         try:
             with self.path.open("rb") as file:
-                file.seek(self.at)
-                while data := file.read(AT_ONCE):
-                    self.at += len(data)
-                    *lines, self.rest = (self.rest + data).split(b"\n")
+                file.seek(self.offset)
+                while data := file.read(READ_BYTES):
+                    self.offset += len(data)
+                    *lines, self.partial_line = (self.partial_line + data).split(b"\n")
                     yield from (line.decode(errors="replace").rstrip("\r") for line in lines)
         except FileNotFoundError:
             return
 
-    def ended(self) -> Iterator[str]:
-        if self.rest:
-            yield self.rest.decode(errors="replace")
-            self.rest = b""
+    def remainder(self) -> Iterator[str]:
+        if self.partial_line:
+            yield self.partial_line.decode(errors="replace")
+            self.partial_line = b""
 
 
 @click.command(
@@ -78,62 +78,66 @@ def logs(run: str, worker: str | None, follow: bool, tail: int | None, as_json: 
     """Print what the workers of RUN (an id, the beginning of one, `last`, or a folder) printed; or one WORKER, by its
     number or its stage."""
     folder = find_run(run)
-    found = _logs(folder, worker)
+    found = _find_logs(folder, worker)
     if not found and not follow:
         click.echo(f"no worker of {folder.id} printed anything" + (f" for {worker}" if worker else ""), err=True)
         return
     one = len({(log.worker, log.rank) for log in found}) == 1 and worker is not None and worker.isdigit()
     for log in found:
-        lines = [*log.read(), *(() if follow else log.ended())]
+        lines = [*log.read(), *(() if follow else log.remainder())]
         for line in lines[max(0, len(lines) - tail) :] if tail is not None else lines:
-            _show(log, line, as_json, plain=one)
+            _print_line(log, line, as_json, plain=one)
     if follow:
         _follow(folder, worker, {log.path: log for log in found}, as_json, plain=one)
 
 
-def _follow(folder: RunFolder, worker: str | None, known: dict[Path, Log], as_json: bool, *, plain: bool) -> None:
+def _follow(folder: RunFolder, worker: str | None, known: dict[Path, WorkerLog], as_json: bool, *, plain: bool) -> None:
     """Until the run is over and all of it was shown."""
     while True:
-        running = status_of(read_object(folder.header), time.time()) == "running"
-        for log in _logs(folder, worker, quick=known):
+        running = run_status(read_json_object(folder.header), time.time()) == "running"
+        for log in _find_logs(folder, worker, quick=known):
             log = known.setdefault(log.path, log)
-            for line in [*log.read(), *(() if running else log.ended())]:
-                _show(log, line, as_json, plain=plain)
+            for line in [*log.read(), *(() if running else log.remainder())]:
+                _print_line(log, line, as_json, plain=plain)
         if not running:
             return
-        time.sleep(LOOK_S)
+        time.sleep(POLL_S)
 
 
-def _show(log: Log, line: str, as_json: bool, *, plain: bool) -> None:
+def _print_line(log: WorkerLog, line: str, as_json: bool, *, plain: bool) -> None:
     if as_json:
         about = {"worker": log.worker, "rank": log.rank, "unit": log.unit, "node": log.node}
         click.echo(json.dumps({**about, "line": line}))
     else:
-        click.echo(line if plain else f"[{log.who}] {line}")
+        click.echo(line if plain else f"[{log.label}] {line}")
 
 
-def _logs(folder: RunFolder, wanted: str | None, quick: dict[Path, Log] | None = None) -> list[Log]:
+def _find_logs(folder: RunFolder, wanted: str | None, quick: dict[Path, WorkerLog] | None = None) -> list[WorkerLog]:
     """Of one worker, of the workers of a stage or unit, or of all, in the order in which they were started."""
-    paths = [path for path in folder.logs.glob("*.log") if _numbers(path) is not None] if folder.logs.is_dir() else []
+    paths = (
+        [path for path in folder.logs.glob("*.log") if _worker_and_rank(path) is not None]
+        if folder.logs.is_dir()
+        else []
+    )
     if quick is not None and all(path in quick for path in paths):
         return list(quick.values())
-    lives = History.load(folder.path).lives
+    lives = RunHistory.load(folder.path).worker_lifetimes
     units = {number: life.unit for number, life in lives.items()}
     several = len({node for life in lives.values() for node in (life.nodes or (life.node,))}) > 1
     found = []
-    for path in sorted(paths, key=lambda path: _numbers(path) or (0, 0)):
-        worker, rank = _numbers(path) or (0, 0)
+    for path in sorted(paths, key=lambda path: _worker_and_rank(path) or (0, 0)):
+        worker, rank = _worker_and_rank(path) or (0, 0)
         node = lives[worker].node_of(rank) if worker in lives else ""
-        found.append(Log(path, worker, rank, units.get(worker, "worker"), node, show_node=several))
+        found.append(WorkerLog(path, worker, rank, units.get(worker, "worker"), node, show_node=several))
     if wanted is None:
         return found
     chosen = [log for log in found if wanted == str(log.worker) or wanted in (log.unit, *log.unit.split("+"))]
     if not chosen:
-        _complain(folder, wanted, found, units)
+        _check_worker_exists(folder, wanted, found, units)
     return chosen
 
 
-def _numbers(path: Path) -> tuple[int, int] | None:
+def _worker_and_rank(path: Path) -> tuple[int, int] | None:
     """(worker, rank) of a file such as 12.log or 12.1.log."""
     worker, _, rank = path.stem.partition(".")
     try:
@@ -142,7 +146,7 @@ def _numbers(path: Path) -> tuple[int, int] | None:
         return None
 
 
-def _complain(folder: RunFolder, wanted: str, logs: list[Log], units: dict[int, str]) -> None:
+def _check_worker_exists(folder: RunFolder, wanted: str, logs: list[WorkerLog], units: dict[int, str]) -> None:
     names = sorted({name for unit in units.values() for name in (unit, *unit.split("+"))})
     if wanted in names or (wanted.isdigit() and int(wanted) in units):
         return  # it is there, and has printed nothing yet

@@ -1,4 +1,4 @@
-"""dovetail recipe: what a machine can do for recipes."""
+"""`dovetail recipe`: reference of worker counts and resource shares for recipe operators on a machine."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import click
 
 import dovetail as dt
-from dovetail.observe.words import table
+from dovetail.observe.text_format import align_table
 
 
 @click.group(
@@ -38,27 +38,27 @@ worked out for the operators that you really have.
 @click.option("--json", "as_json", is_flag=True, help="Print data instead of text.")
 def advise(cluster_spec: str, as_json: bool) -> None:
     """Print a quick reference: workers, share of a card and CPUs for light, heavy and CPU operators."""
-    from dovetail.recipes.advising import AT_ONCE, advise
+    from dovetail.recipes.recommendations import CONCURRENT_OPERATORS, recommend
 
     cluster = dt.Cluster.of(cluster_spec)
-    rows = advise(cluster)
+    rows = recommend(cluster)
     if as_json:
         click.echo(json.dumps([row.to_dict() for row in rows], indent=2))
         return
     click.echo(f"operators on {cluster.spec()}\n")
-    header = ("operator", "num_proc", "per card", "num_gpus", "num_cpus", f"{AT_ONCE} at once")
+    header = ("operator", "num_proc", "per card", "num_gpus", "num_cpus", f"{CONCURRENT_OPERATORS} at once")
     cells = [
         (
             row.what,
             str(row.workers),
-            _range(row.per_card),
+            _range_text(row.workers_per_card),
             f"{row.gpus:g}" if row.gpus else "-",
             str(row.cpus),
-            f"{_range(row.at_once)} each" if row.at_once else "do not fit",
+            f"{_range_text(row.concurrent_workers)} each" if row.concurrent_workers else "do not fit",
         )
         for row in rows
     ]
-    for line in table([header, *cells]):
+    for line in align_table([header, *cells]):
         click.echo(line)
     if not any(row.gpus for row in rows):
         click.echo("\nno GPU: operators that would like one run on CPUs, unless they say accelerator: cuda", err=True)
@@ -68,7 +68,7 @@ def advise(cluster_spec: str, as_json: bool) -> None:
         click.echo(f"or only:  memory: '{example.memory}'   # and the rest is worked out")
 
 
-def _range(counts: tuple[int, ...]) -> str:
+def _range_text(counts: tuple[int, ...]) -> str:
     if not counts:
         return "-"
     low, high = min(counts), max(counts)

@@ -1,4 +1,4 @@
-"""dovetail replay: does the controller decide today what it decided in a recorded run?"""
+"""`dovetail replay`: feed a recorded run to a new controller and compare its commands."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import sys
 
 import click
 
-from dovetail.observe.folder import find_run
+from dovetail.observe.replay import controller_from_record
 from dovetail.observe.replay import replay as replay_log
-from dovetail.streaming.remake import stream_of
+from dovetail.observe.run_folder import find_run
 
 
 @click.command(
@@ -21,7 +21,7 @@ Examples:
 @click.argument("run")
 def replay(run: str) -> None:
     """Feed what was recorded of RUN to a fresh controller and compare its commands. RUN was run with --record."""
-    result = replay_log(find_run(run).replay_log, stream_of)
+    result = replay_log(find_run(run).replay_log, controller_from_record)
     if result.difference is None:
         click.echo(f"same: {result.steps} steps, {result.commands} commands")
         return

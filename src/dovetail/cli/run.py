@@ -1,4 +1,4 @@
-"""dovetail run: from a file to results."""
+"""`dovetail run`: run a pipeline file or recipe, resume a run, or retry its failed items."""
 
 from __future__ import annotations
 
@@ -12,22 +12,28 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import dovetail as dt
-from dovetail.cli.engines import LOCAL, SIMULATED, contradiction, engine_option, there
-from dovetail.cli.loading import explained, load_job, on_cluster, recipe_of
-from dovetail.cli.plan_check import read_plan
-from dovetail.cli.resuming import RECIPE, Asked, remembered, unfinished, with_what_was_asked
-from dovetail.cli.run_names import complete_runs
-from dovetail.engines.ray.where import Where, is_ray
-from dovetail.running.arguments import check_share
-from dovetail.running.job import added_to, importable, missing_modules, opened
+from dovetail.cli.completion import complete_runs
+from dovetail.cli.engine_option import LOCAL, SIMULATED, engine_conflicts, engine_option, target_cluster
+from dovetail.cli.run_spec_loader import fit_to_cluster, infeasible_error_for_file, load_run_spec, recipe_of
+from dovetail.cli.saved_arguments import (
+    RECIPE_DIGEST_KEY,
+    RunArguments,
+    arguments_for_header,
+    find_unfinished_run,
+    merge_saved_arguments,
+)
+from dovetail.cli.saved_plan import read_plan
+from dovetail.engines.ray.address import RayAddress, is_ray_engine
+from dovetail.runtime.arguments import check_share
+from dovetail.runtime.run_spec import add_import_path, missing_modules, open_source_and_sink, with_append
 from dovetail.scheduling.modes import MODES
 
 if TYPE_CHECKING:
-    from dovetail.running.job import Job
+    from dovetail.runtime.run_spec import RunSpec
 
 
 @dataclass(frozen=True, slots=True)
-class How:
+class RunOptions:
     """The part of a command line that says how it is run this time."""
 
     engine: str
@@ -97,21 +103,21 @@ Exit codes: 0 finished, 1 the run failed, 2 usage or configuration, 3 does not f
 def run(file: str | None, **options: Any) -> None:
     """Run the pipeline or the recipe in FILE: read its source, write its sink, and say how it went."""
     place = {key: options.pop(key) for key in ("engine", "share", "env_from")}
-    how = How(
+    how = RunOptions(
         **place | {"engine": place["engine"] or LOCAL},
         wait=not options.pop("no_wait"),
         probe=not options.pop("no_probe"),
-        **{key: options.pop(key) for key in How.__slots__ if key not in ("wait", "probe") and key not in place},
+        **{key: options.pop(key) for key in RunOptions.__slots__ if key not in ("wait", "probe") and key not in place},
     )
-    asked = _asked(file, how, options | place | {"env_from": how.env_from or None})
+    asked = _run_arguments(file, how, options | place | {"env_from": how.env_from or None})
     how = replace(how, engine=asked.engine or LOCAL, share=asked.share, env_from=asked.env_from or ())
-    job = load_job(asked.file, asked.sets, asked.source, asked.sink, Path(asked.folder) if asked.folder else None)
-    asked, how = _as_the_recipe_says(job, asked, how)
-    _check(job, asked, how)
+    job = load_run_spec(asked.file, asked.sets, asked.source, asked.sink, Path(asked.folder) if asked.folder else None)
+    asked, how = _apply_recipe_settings(job, asked, how)
+    _check_runnable(job, asked, how)
     if how.dry_run:
         from dovetail.cli.dry_run import dry_run  # late, like all that most runs do not need
 
-        dry_run(job, asked, how.engine, how.plan, _plan_again(asked, how.plan or "plan.json", how.engine))
+        dry_run(job, asked, how.engine, how.plan, _plan_command(asked, how.plan or "plan.json", how.engine))
         return
     if how.engine == SIMULATED:
         _simulate(job, asked, how)
@@ -119,16 +125,16 @@ def run(file: str | None, **options: Any) -> None:
     sys.exit(_run(job, asked, how))
 
 
-def _as_the_recipe_says(job: Job, asked: Asked, how: How) -> tuple[Asked, How]:
+def _apply_recipe_settings(job: RunSpec, asked: RunArguments, how: RunOptions) -> tuple[RunArguments, RunOptions]:
     """On Ray if its file says so and nobody typed otherwise; a run that did not come to its end is gone on with."""
     recipe = recipe_of(job)
     if recipe is None:
         return asked, how
     if asked.engine is None and recipe.engine != LOCAL:
-        Where.parse(recipe.engine)
+        RayAddress.parse(recipe.engine)
         asked, how = replace(asked, engine=recipe.engine), replace(how, engine=recipe.engine)
-    if recipe.top.get("use_checkpoint") and not (how.resume or how.retry_errors or how.dry_run or how.run_dir):
-        before, why_not = unfinished(asked, recipe.digest())
+    if recipe.settings.get("use_checkpoint") and not (how.resume or how.retry_errors or how.dry_run or how.run_dir):
+        before, why_not = find_unfinished_run(asked, recipe.digest())
         if before is not None:
             click.echo(f"use_checkpoint: goes on with run {before}; --set use_checkpoint=false begins anew", err=True)
             how = replace(how, resume=before)
@@ -137,8 +143,8 @@ def _as_the_recipe_says(job: Job, asked: Asked, how: How) -> tuple[Asked, How]:
     return asked, how
 
 
-def _asked(file: str | None, how: How, options: dict[str, Any]) -> Asked:
-    problems = list(_contradictions(how))
+def _run_arguments(file: str | None, how: RunOptions, options: dict[str, Any]) -> RunArguments:
+    problems = list(_option_conflicts(how))
     if problems:
         raise dt.ConfigError(problems)
     options["ordered"] = options["ordered"] or None
@@ -146,11 +152,11 @@ def _asked(file: str | None, how: How, options: dict[str, Any]) -> Asked:
     if before is None and file is None:
         raise click.MissingParameter(param_type="argument", param_hint="FILE")
     sets = options.pop("sets")
-    asked = None if file is None else Asked(file, sets, **options)
-    return asked if before is None and asked is not None else with_what_was_asked(before or "", asked, sets, options)
+    asked = None if file is None else RunArguments(file, sets, **options)
+    return asked if before is None and asked is not None else merge_saved_arguments(before or "", asked, sets, options)
 
 
-def _contradictions(how: How) -> list[dt.Problem]:
+def _option_conflicts(how: RunOptions) -> list[dt.Problem]:
     """Options that do not go together."""
     again = "--resume" if how.resume else "--retry-errors" if how.retry_errors else ""
     pairs = [
@@ -167,18 +173,18 @@ def _contradictions(how: How) -> list[dt.Problem]:
     return [dt.Problem("DT367", message, fixes=("leave one of them out",)) for message in found]
 
 
-def _check(job: Job, asked: Asked, how: How) -> None:
+def _check_runnable(job: RunSpec, asked: RunArguments, how: RunOptions) -> None:
     """What a file alone cannot tell; a simulation needs neither code nor data."""
     if how.engine == SIMULATED:
         return
     check_share(how.engine, how.share, how.env_from)
-    importable(job.file.parent)
-    problems = [*contradiction(how.engine, asked.cluster), *([] if how.dry_run else missing_modules(job))]
+    add_import_path(job.file.parent)
+    problems = [*engine_conflicts(how.engine, asked.cluster), *([] if how.dry_run else missing_modules(job))]
     recipe = recipe_of(job)
     if recipe is not None and not how.dry_run:
-        from dovetail.recipes.running import check, check_operators
+        from dovetail.recipes.runner import check_operators, check_recipe
 
-        check_operators(recipe) if how.retry_errors else check(recipe)
+        check_operators(recipe) if how.retry_errors else check_recipe(recipe)
     elif job.source is None and not how.retry_errors:
         fixes = ("source: data/*.jsonl", "or on the command line: --source data.jsonl")
         problems.append(dt.Problem("DT364", "says no source: where do items come from?", fixes=fixes, place=asked.file))
@@ -192,69 +198,71 @@ def _check(job: Job, asked: Asked, how: How) -> None:
         raise dt.ConfigError(problems)
 
 
-def _run(job: Job, asked: Asked, how: How) -> int:
-    from dovetail.cli.run_ending import tell, until_the_end
-    from dovetail.cli.stops import Stops
+def _run(job: RunSpec, asked: RunArguments, how: RunOptions) -> int:
+    from dovetail.cli.run_report import report_run, wait_for_results
+    from dovetail.cli.signals import SignalHandler
 
-    stops = Stops()
+    stops = SignalHandler()
     try:
         with stops:
-            started = _started(job, asked, how)
+            started = _start(job, asked, how)
             stops.run = started
             _show_plan(started.plan)
-            error = until_the_end(started, to_stdout=job.sink is None)
+            error = wait_for_results(started, to_stdout=job.sink is None)
     except KeyboardInterrupt as interrupted:
         if stops.run is None:
             click.echo("interrupted", err=True)
             return stops.exit_code
         error = interrupted
-    code = tell(stops, job, error, as_json=how.as_json)
+    code = report_run(stops, job, error, as_json=how.as_json)
     recipe = recipe_of(job)
     if recipe is not None and stops.run is not None:
-        from dovetail.recipes.running import finish
-        from dovetail.recipes.telling import operator_lines, operators
+        from dovetail.recipes.operator_tables import operator_summaries, summary_table
+        from dovetail.recipes.runner import write_reports
 
-        for line in ["", *operator_lines(operators(recipe, stops.run.stats))]:
+        for line in ["", *summary_table(operator_summaries(recipe, stops.run.stats))]:
             click.echo(line, err=True)
 
         resumed = bool(how.resume or how.retry_errors)
-        for line in finish(recipe, stops.run.stats.folder, resumed=resumed):
+        for line in write_reports(recipe, stops.run.stats.folder, resumed=resumed):
             click.echo(line, err=True)
     return code
 
 
-def _measure(job: Job, how: How, cluster: dt.Cluster) -> None:
+def _probe_recipe(job: RunSpec, how: RunOptions, cluster: dt.Cluster) -> None:
     """The speed of a recipe's operators, where it is not known yet and something depends on it."""
     recipe = recipe_of(job)
     again = how.resume or how.retry_errors
     if recipe is None:
         return
-    from dovetail.recipes.planning import notes
-    from dovetail.recipes.running import begin, probe
+    from dovetail.recipes.recipe_plan import plan_notes
+    from dovetail.recipes.runner import prepare_traces, probe_recipe
 
-    for note in notes(recipe, cluster):
+    for note in plan_notes(recipe, cluster):
         click.echo(f"note: {note}", err=True)
     if how.retry_errors and any(stage.barrier for stage in job.pipeline):
         click.echo("note: rows that are tried again meet only each other in operators that need all rows", err=True)
     if how.probe and how.plan is None and not again:
-        probe(recipe, cluster, lambda said: click.echo(said, err=True))
+        probe_recipe(recipe, cluster, lambda said: click.echo(said, err=True))
     if not again:
-        begin(recipe)
+        prepare_traces(recipe)
 
 
-def _started(job: Job, asked: Asked, how: How) -> dt.Run:
-    on = there(how.engine, asked.cluster, start=how.plan is not None)  # else dt.run starts it, once all is checked
-    job = on_cluster(job, on.cluster)
-    _measure(job, how, on.cluster)
+def _start(job: RunSpec, asked: RunArguments, how: RunOptions) -> dt.Run:
+    on = target_cluster(
+        how.engine, asked.cluster, start=how.plan is not None
+    )  # else dt.run starts it, once all is checked
+    job = fit_to_cluster(job, on.cluster)
+    _probe_recipe(job, how, on.cluster)
     mode = asked.mode or job.mode
     plan = None
     if how.plan is not None:
-        plan = read_plan(how.plan, job.pipeline, on.cluster, _plan_again(asked, how.plan, how.engine))
-    for line in on.lines():
+        plan = read_plan(how.plan, job.pipeline, on.cluster, _plan_command(asked, how.plan, how.engine))
+    for line in on.usage_lines():
         click.echo(line, err=True)
     if how.retry_errors:  # which reads what was set aside, not the source
-        job = replace(job, source=(), sink=added_to(job.sink))
-    source, sink = opened(job)
+        job = replace(job, source=(), sink=with_append(job.sink))
+    source, sink = open_source_and_sink(job)
     rows_in_a_terminal = job.sink is None and sys.stdout.isatty()
     try:
         return dt.run(
@@ -280,18 +288,20 @@ def _started(job: Job, asked: Asked, how: How) -> dt.Run:
             share=how.share,
             env_from=how.env_from,
             what=f"dovetail run {shlex.quote(asked.file)}",
-            more=remembered(asked, has_sink=job.sink is not None) | _digest(job),
+            more=arguments_for_header(asked, has_sink=job.sink is not None) | _recipe_digest(job),
         )
     except dt.InfeasibleError as error:
-        raise explained(_as_typed(error), job, on.cluster, asked.mode, on_ray=on.on_ray) from None
+        raise infeasible_error_for_file(
+            _infeasible_for_command_line(error), job, on.cluster, asked.mode, on_ray=on.on_ray
+        ) from None
 
 
-def _digest(job: Job) -> dict[str, str]:
+def _recipe_digest(job: RunSpec) -> dict[str, str]:
     recipe = recipe_of(job)
-    return {} if recipe is None else {RECIPE: recipe.digest()}
+    return {} if recipe is None else {RECIPE_DIGEST_KEY: recipe.digest()}
 
 
-def _as_typed(error: dt.InfeasibleError) -> dt.InfeasibleError:
+def _infeasible_for_command_line(error: dt.InfeasibleError) -> dt.InfeasibleError:
     """In the words of the command line instead of Python's."""
 
     def typed(fix: str) -> str:
@@ -301,27 +311,27 @@ def _as_typed(error: dt.InfeasibleError) -> dt.InfeasibleError:
     return dt.InfeasibleError(replace(one, fixes=tuple(map(typed, one.fixes))) for one in error.problems)
 
 
-def _plan_again(asked: Asked, out: str, engine: str = LOCAL) -> str:
+def _plan_command(asked: RunArguments, out: str, engine: str = LOCAL) -> str:
     options = ["--cluster", asked.cluster] if asked.cluster else []
-    options += ["--engine", engine] if is_ray(engine) else []
+    options += ["--engine", engine] if is_ray_engine(engine) else []
     options += ["--mode", asked.mode] if asked.mode else []
     return shlex.join(["dovetail", "plan", asked.file, *options, "--out", out])
 
 
 def _show_plan(plan: dt.Plan) -> None:
-    from dovetail.scheduling.narrate import headline, unit_table
+    from dovetail.scheduling.plan_report import headline_lines, unit_table
 
-    for line in [*headline(plan), "", *unit_table(plan), *(f"note: {note}" for note in plan.notes[1:]), ""]:
+    for line in [*headline_lines(plan), "", *unit_table(plan), *(f"note: {note}" for note in plan.notes[1:]), ""]:
         click.echo(line, err=True)
 
 
-def _simulate(job: Job, asked: Asked, how: How) -> None:
-    from dovetail.observe.summary_lines import next_lines, result_lines
-    from dovetail.running.simulating import simulate
+def _simulate(job: RunSpec, asked: RunArguments, how: RunOptions) -> None:
+    from dovetail.observe.summary_text import next_step_lines, result_lines
+    from dovetail.runtime.simulation import simulate
 
     cluster = dt.Cluster.of(asked.cluster or "auto")
-    job = on_cluster(job, cluster)
-    again = _plan_again(asked, how.plan or "")
+    job = fit_to_cluster(job, cluster)
+    again = _plan_command(asked, how.plan or "")
     plan = None if how.plan is None else read_plan(how.plan, job.pipeline, cluster, again)
     mode, what = asked.mode or job.mode, f"dovetail run {shlex.quote(asked.file)} --engine sim"
     try:
@@ -337,9 +347,9 @@ def _simulate(job: Job, asked: Asked, how: How) -> None:
             what=what,
         )
     except dt.InfeasibleError as error:
-        raise explained(error, job, cluster, asked.mode) from None
+        raise infeasible_error_for_file(error, job, cluster, asked.mode) from None
     for line in [json.dumps(made.summary.to_dict(), indent=2)] if how.as_json else result_lines(made.summary):
         click.echo(line)
-    for line in [] if how.as_json else ["", *next_lines(made.summary)]:
+    for line in [] if how.as_json else ["", *next_step_lines(made.summary)]:
         click.echo(line, err=True)
     sys.exit(0 if made.status == "finished" else 1)

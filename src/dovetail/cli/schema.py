@@ -1,4 +1,4 @@
-"""dovetail schema: what may be written in a file, for editors."""
+"""`dovetail schema`: JSON Schema of pipeline and recipe files, for editors."""
 
 from __future__ import annotations
 

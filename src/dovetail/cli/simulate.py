@@ -1,4 +1,4 @@
-"""dovetail simulate: the same pipeline on a cluster that nobody has."""
+"""`dovetail simulate`: simulate a pipeline on a hypothetical cluster."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from dataclasses import replace
 import click
 
 import dovetail as dt
-from dovetail.cli.loading import explained, load_job, on_cluster
-from dovetail.observe.summary_lines import next_lines, result_lines
-from dovetail.running.simulating import SETTING_UP_S, SPREAD
-from dovetail.running.simulating import simulate as run_simulated
+from dovetail.cli.run_spec_loader import fit_to_cluster, infeasible_error_for_file, load_run_spec
+from dovetail.observe.summary_text import next_step_lines, result_lines
+from dovetail.runtime.simulation import DEFAULT_SETUP_S, DEFAULT_SPREAD
+from dovetail.runtime.simulation import simulate as run_simulated
 from dovetail.scheduling.modes import MODES
 
-OPTIONS = {
+OPTION_BY_ARGUMENT = {
     "items": "--items",
     "seed": "--seed",
     "spread": "--spread",
@@ -39,9 +39,9 @@ Examples:
 @click.option("--mode", metavar="MODE", help=f"One of {', '.join(MODES)}; by default as FILE says, or auto.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Same seed, same run.")
 @click.option(
-    "--spread", type=float, default=SPREAD, show_default=True, help="How much calls differ: sigma, lognormal."
+    "--spread", type=float, default=DEFAULT_SPREAD, show_default=True, help="How much calls differ: sigma, lognormal."
 )
-@click.option("--setup", "setup_s", type=float, default=SETTING_UP_S, show_default=True, help="Seconds per worker.")
+@click.option("--setup", "setup_s", type=float, default=DEFAULT_SETUP_S, show_default=True, help="Seconds per worker.")
 @click.option("--deaths", type=float, default=0.0, metavar="N", help="Deaths of each worker per hour.")
 @click.option("--node-losses", type=float, default=0.0, metavar="N", help="Losses of each node per hour.")
 @click.option("--run-dir", metavar="DIR", help="Write the run folder here.")
@@ -63,7 +63,7 @@ def simulate(
 ) -> None:
     """Run the pipeline in FILE on a simulated cluster, in virtual time: same plan, same controller, no work done."""
     cluster = dt.Cluster.of(cluster_spec)
-    job = on_cluster(load_job(file), cluster)
+    job = fit_to_cluster(load_run_spec(file), cluster)
     try:
         result = run_simulated(
             job.pipeline,
@@ -81,24 +81,24 @@ def simulate(
             what=f"dovetail simulate {file}",
         )
     except dt.InfeasibleError as error:
-        raise explained(error, job, cluster, mode) from None
+        raise infeasible_error_for_file(error, job, cluster, mode) from None
     except dt.ConfigError as error:
-        raise dt.ConfigError(_as_options(problem) for problem in error.problems) from None
+        raise dt.ConfigError(_problem_for_command_line(problem) for problem in error.problems) from None
     if as_json:
         click.echo(json.dumps(result.summary.to_dict(), indent=2))
     else:
         for line in result_lines(result.summary):
             click.echo(line)
-        for line in ["", *next_lines(result.summary)]:
+        for line in ["", *next_step_lines(result.summary)]:
             click.echo(line, err=True)
     if result.status != "finished":
         sys.exit(1)
 
 
-def _as_options(problem: dt.Problem) -> dt.Problem:
+def _problem_for_command_line(problem: dt.Problem) -> dt.Problem:
     """In the words of the command line instead of Python's."""
     message, fixes = problem.message, problem.fixes
-    for keyword, option in OPTIONS.items():
+    for keyword, option in OPTION_BY_ARGUMENT.items():
         if message.startswith(f"{keyword}="):
             message = message.replace(f"{keyword}=", f"{option} ", 1)
             fixes = tuple(fix.replace(f"{keyword}=", f"{option} ", 1) for fix in fixes)

@@ -1,4 +1,4 @@
-"""dovetail status: how one run is doing, or how it went."""
+"""`dovetail status`: progress or result of one run, with recent decisions, errors and failed items."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Any
 
 import click
 
-from dovetail.cli.resuming import asked_before
-from dovetail.cli.run_ending import ways_on
-from dovetail.cli.run_names import complete_runs
-from dovetail.observe.folder import find_run
-from dovetail.observe.history import History
-from dovetail.observe.summary import summary
-from dovetail.observe.summary_lines import next_lines, result_lines
-from dovetail.observe.words import duration
+from dovetail.cli.completion import complete_runs
+from dovetail.cli.run_report import resume_lines
+from dovetail.cli.saved_arguments import read_saved_arguments
+from dovetail.observe.history import RunHistory
+from dovetail.observe.run_folder import find_run
+from dovetail.observe.summary import summarize_run
+from dovetail.observe.summary_text import next_step_lines, result_lines
+from dovetail.observe.text_format import format_duration
 
-SHOWN = 5
+MAX_SHOWN_LINES = 5
 
 
 @click.command(
@@ -32,28 +32,28 @@ Examples:
 def status(run: str, as_json: bool) -> None:
     """Show RUN: an id, the beginning of one, `last`, or a folder."""
     folder = find_run(run)
-    history = History.load(folder.path)
-    told = summary(history)
+    history = RunHistory.load(folder.path)
+    told = summarize_run(history)
     if as_json:
         click.echo(json.dumps(told.to_dict(), indent=2))
         return
-    aside = _aside(history.set_aside()) if told.aside else []
-    decided, went_wrong = _latest("decisions", told.decisions), _latest("errors", told.errors)
+    aside = _failed_item_lines(history.set_aside()) if told.aside else []
+    decided, went_wrong = _latest_lines("decisions", told.decisions), _latest_lines("errors", told.errors)
     for line in [*result_lines(told), *decided, *went_wrong, *aside]:
         click.echo(line)
-    asked = asked_before(folder)
-    further = ways_on(told, has_sink=asked.has_sink) if asked else []
-    for line in ["", *next_lines(told), *further]:
+    asked = read_saved_arguments(folder)
+    further = resume_lines(told, has_sink=asked.has_sink) if asked else []
+    for line in ["", *next_step_lines(told), *further]:
         click.echo(line, err=True)
 
 
-def _aside(entries: list[dict[str, Any]]) -> list[str]:
+def _failed_item_lines(entries: list[dict[str, Any]]) -> list[str]:
     """The first items that were set aside: where they come from, and why."""
     if not entries:
         return []
-    more = f", the first {SHOWN} of {len(entries)}" if len(entries) > SHOWN else ""
+    more = f", the first {MAX_SHOWN_LINES} of {len(entries)}" if len(entries) > MAX_SHOWN_LINES else ""
     lines = ["", f"set aside{more}"]
-    for entry in entries[:SHOWN]:
+    for entry in entries[:MAX_SHOWN_LINES]:
         key = entry.get("key")
         number = ".".join(map(str, key)) if isinstance(key, list) else "?"
         place = entry.get("place") or f"item {number}"
@@ -62,8 +62,8 @@ def _aside(entries: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
-def _latest(what: str, entries: tuple[tuple[float, str], ...]) -> list[str]:
+def _latest_lines(what: str, entries: tuple[tuple[float, str], ...]) -> list[str]:
     if not entries:
         return []
-    more = f", the last {SHOWN} of {len(entries)}" if len(entries) > SHOWN else ""
-    return ["", f"{what}{more}", *(f"  {duration(t):>12}  {text}" for t, text in entries[-SHOWN:])]
+    more = f", the last {MAX_SHOWN_LINES} of {len(entries)}" if len(entries) > MAX_SHOWN_LINES else ""
+    return ["", f"{what}{more}", *(f"  {format_duration(t):>12}  {text}" for t, text in entries[-MAX_SHOWN_LINES:])]

@@ -1,4 +1,4 @@
-"""What can be asked of an engine, and of the data's two ends?
+"""Commands that a controller gives to an engine, a source or a sink, and notes for observers.
 
 Plain slots dataclasses and not frozen ones: thousands are made per second, and frozen costs four times as much. Nobody
 changes one after it was made.
@@ -12,22 +12,22 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from dovetail.control.segments import Part, Segment
+    from dovetail.control.payload import Segment, SegmentSlice
     from dovetail.resources.seat import Seats
 
 
 @dataclass(frozen=True, slots=True)
-class Hosted:
+class HostedObject:
     """An object that a worker holds: the stages of a unit, a role's object, a job's function."""
 
     name: str
-    work: object = None
+    definition: object = None
     """What the engine needs to make it; engines agree with who starts the worker on what that is."""
     slots: int = 1
     """Batches or calls that may be inside it at the same time."""
     writer: object = None
     """Who writes its results where they belong (control.writing.Writer); None: they are given to who asked."""
-    home: bool = False
+    results_to_driver: bool = False
     """Whether its results leave the run through the driver: then no lost node may take them away."""
 
 
@@ -37,7 +37,7 @@ class StartWorker:
 
     worker: int
     seats: Seats
-    hosted: tuple[Hosted, ...]
+    hosted: tuple[HostedObject, ...]
 
 
 @dataclass(slots=True)
@@ -50,10 +50,10 @@ class RunBatches:
     message: int
     worker: int
     hosted: str
-    parts: list[Part]
+    parts: list[SegmentSlice]
     items: int
     batch_size: int
-    cut: int
+    segment_items: int
     """Items per segment of the output: what the next stage takes per message."""
     spool: bool = False
     """Whether the output must outlive every worker: it is for a later wave."""
@@ -83,16 +83,16 @@ class Pull:
 
     first: int
     items: int
-    cut: int = 1 << 10
+    segment_items: int = 1 << 10
     """Items per segment: what the first unit takes per message."""
 
 
 @dataclass(slots=True)
-class SetAside:
+class FailedItem:
     """An item that is given up: where it failed, why, and the item itself."""
 
     unit: str
-    part: Part
+    part: SegmentSlice
     error: str
     """Type and message, one line."""
     detail: str = ""
@@ -117,7 +117,7 @@ class Deliver:
     """Leaf unit -> what it gave: this leaves the run."""
     spooled: dict[str, list[Segment]] = field(default_factory=dict)
     """Unit of a later wave -> what it will get."""
-    aside: list[SetAside] = field(default_factory=list)
+    failed_items: list[FailedItem] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -137,4 +137,4 @@ EngineCommand = StartWorker | RunBatches | Cancel | StopWorker
 DataCommand = Pull | Deliver
 Command = EngineCommand | DataCommand | Note
 
-FOR_DATA = frozenset({Pull, Deliver})
+DATA_COMMANDS = frozenset({Pull, Deliver})

@@ -1,4 +1,4 @@
-"""What must an engine be able to do? The port; one contract suite (tests/engines) is run over every implementation."""
+"""Ports of the control loop: Engine, Controller, DataPort and Observer, and the errors of the engine port."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ class Engine(Protocol):
         ...
 
 
-class WorkerGone(Exception):
+class WorkerLostError(Exception):
     """A call on a worker that is not there any more."""
 
 
-class Unsendable(Exception):
+class UnsendableItemError(Exception):
     """An item that cannot be sent: its place among those given (-1: not known), and why."""
 
     def __init__(self, index: int, error_text: str) -> None:
@@ -68,7 +68,7 @@ class Unsendable(Exception):
         self.error_text = error_text
 
 
-class Unreadable:
+class UnreadableItem:
     """Stands for an item that was sent and cannot be made again, and says why."""
 
     __slots__ = ("error_text",)
@@ -77,7 +77,7 @@ class Unreadable:
         self.error_text = error_text
 
 
-class Data(Protocol):
+class DataPort(Protocol):
     """The two ends of a stream: answers Pull by posting, and takes what is delivered."""
 
     def submit(self, commands: Sequence[DataCommand]) -> None: ...
@@ -99,6 +99,6 @@ class Controller(Protocol):
 class Observer(Protocol):
     """Watches, never steers."""
 
-    def saw(self, now: float, events: Sequence[Event], commands: Sequence[Command]) -> None: ...
+    def on_step(self, now: float, events: Sequence[Event], commands: Sequence[Command]) -> None: ...
 
     def close(self, now: float) -> None: ...

@@ -1,4 +1,4 @@
-"""What can an engine, or whoever posts, report?"""
+"""Events that engines, sources and users report to a controller."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dovetail.control.segments import Segment
+    from dovetail.control.payload import Segment
     from dovetail.resources.cluster import Node
     from dovetail.resources.seat import Seats
 
 
-AGAIN, ASIDE, FATAL = "again", "aside", "fatal"
+VERDICT_RETRY, VERDICT_SKIP, VERDICT_FATAL = "again", "aside", "fatal"
 
 
-class Cause(Enum):
+class LossCause(Enum):
     """Why a worker is gone without having been drained."""
 
     EXIT = "exit"
@@ -30,7 +30,7 @@ class Cause(Enum):
 
 
 @dataclass(slots=True)
-class Crumb:
+class Breadcrumb:
     """What a dead worker was doing: the message, and the place of the call in it."""
 
     message: int
@@ -41,7 +41,7 @@ class Crumb:
 
 
 @dataclass(slots=True)
-class Failure:
+class CallFailure:
     """Items [start, stop) of a message whose call raised."""
 
     start: int
@@ -78,10 +78,10 @@ class WorkerLost:
     """It is gone with whatever it had in hand. Everything it finished was reported before this."""
 
     worker: int
-    cause: Cause
+    cause: LossCause
     detail: str = ""
     """Exit code, signal, exception: a line for people; after it perhaps more, such as the traceback of a setup."""
-    crumbs: tuple[Crumb, ...] = ()
+    breadcrumbs: tuple[Breadcrumb, ...] = ()
     """Of every call that was running; none: nothing is known of that."""
     peak_bytes: int = 0
     """The most host memory it was seen to use; 0: not known."""
@@ -96,7 +96,7 @@ class BatchesDone:
     segments: list[Segment]
     seconds: float
     """Spent in the user's code."""
-    failures: list[Failure] = field(default_factory=list)
+    failures: list[CallFailure] = field(default_factory=list)
     peak_bytes: int = 0
     stages: list[tuple[int, int, float]] | None = None
     """Per fused stage: items in, items out, seconds."""
@@ -170,7 +170,7 @@ class FailRun:
 
 
 @dataclass(slots=True)
-class Repin:
+class PinWorkers:
     """From now on so many workers of a unit; None: decide again."""
 
     unit: str
@@ -178,7 +178,7 @@ class Repin:
 
 
 @dataclass(slots=True)
-class Reserved:
+class CapacityReserved:
     """What others hold of our nodes from now on, all of it: it replaces what was said before. Seats are amounts here,
     one or several per node; nobody of ours may be started there, and who sits there already is drained."""
 
@@ -199,6 +199,6 @@ Event = (
     | Drain
     | CancelRun
     | FailRun
-    | Repin
-    | Reserved
+    | PinWorkers
+    | CapacityReserved
 )

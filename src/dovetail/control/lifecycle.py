@@ -1,4 +1,4 @@
-"""Through which states do workers and runs go, and which moves are legal?"""
+"""States of workers and runs, and the tables of legal moves between them."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ LEGAL_RUN_MOVES = frozenset(
         (_R.STOPPING, _R.CANCELLED),
     }
 )
-ENDED = frozenset({_R.FINISHED, _R.DRAINED, _R.FAILED, _R.CANCELLED})
-GONE = frozenset({_W.STOPPED, _W.LOST})
+FINAL_RUN_STATES = frozenset({_R.FINISHED, _R.DRAINED, _R.FAILED, _R.CANCELLED})
+FINAL_WORKER_STATES = frozenset({_W.STOPPED, _W.LOST})
 
 
 def checked_worker_move(old: WorkerState, new: WorkerState, what: object) -> WorkerState:

@@ -1,23 +1,23 @@
-"""The one loop: events to the controller, its commands to those who carry them out."""
+"""The control loop: passes events to the controller and its commands to the engine, the data port and the observers."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dovetail.control.commands import FOR_DATA, Note
+from dovetail.control.commands import DATA_COMMANDS, Note
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from dovetail.control.commands import Command, DataCommand, EngineCommand
-    from dovetail.control.engine import Controller, Data, Engine, Observer
+    from dovetail.control.engine import Controller, DataPort, Engine, Observer
     from dovetail.control.events import Event
 
 
-def drive(
+def run_loop(
     controller: Controller,
     engine: Engine,
-    data: Data | None = None,
+    data: DataPort | None = None,
     observers: Sequence[Observer] = (),
     *,
     beat_s: float | None = None,
@@ -36,12 +36,12 @@ def drive(
         commands = controller.step(now, events)
         for observer in watching.copy():
             try:
-                observer.saw(now, events, commands)
+                observer.on_step(now, events, commands)
             except Exception as error:
                 dropped.append((observer, error))
                 watching.remove(observer)
         if commands:
-            _hand_out(commands, engine, data)
+            _submit_commands(commands, engine, data)
         if controller.done:
             break
         wake = controller.wake_at()
@@ -59,14 +59,14 @@ def drive(
     return dropped
 
 
-def _hand_out(commands: Sequence[Command], engine: Engine, data: Data | None) -> None:
+def _submit_commands(commands: Sequence[Command], engine: Engine, data: DataPort | None) -> None:
     for_engine: list[EngineCommand] = []
     for_data: list[DataCommand] = []
     for command in commands:
         kind = type(command)
         if kind is Note:
             continue
-        (for_data if kind in FOR_DATA else for_engine).append(command)  # type: ignore[arg-type]
+        (for_data if kind in DATA_COMMANDS else for_engine).append(command)  # type: ignore[arg-type]
     if for_engine:
         engine.submit(for_engine)
     if for_data:

@@ -1,1 +1,1 @@
-"""WHERE ITEMS COME FROM AND GO: the two ends of a stream."""
+"""Sources, sinks and commits of a run."""

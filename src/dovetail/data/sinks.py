@@ -1,4 +1,4 @@
-"""Where do results go, and how do they get there exactly once? A file or a table that appears when it is complete.
+"""File sinks (JSONL, CSV, Parquet, Lance): prepare, write by workers, commit, and publish the final files exactly once.
 
 Workers append to part files (`writing/`), the run commits what is in them, and the end makes the final file of it:
 
@@ -25,25 +25,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-from dovetail.control.splits import Unusable
-from dovetail.data.writing import naming
-from dovetail.data.writing.job import Job, Old
-from dovetail.data.writing.parts import PartReader, Syncer, are_there, sync_folder
-from dovetail.data.writing.remote import Remote, is_remote
-from dovetail.data.writing.spec import SinkSpec, check, needed, sink, spec_of
-from dovetail.data.writing.trouble import gone, resume, unusable
+from dovetail.control.payload import SourceSinkError
+from dovetail.data.io_errors import results_missing, resume_command, write_failed
+from dovetail.data.sink_spec import SinkSpec, as_sink_spec, check_sink_spec, missing_packages, sink
+from dovetail.data.writers import destination
+from dovetail.data.writers.destination import RemoteStore, is_remote_sink
+from dovetail.data.writers.part_files import PartReader, PartSyncer, sync_folder, which_pieces_exist
+from dovetail.data.writers.piece_merge import MergeJob, OldFile
 from dovetail.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from dovetail.control.writing import Piece, Writer
+    from dovetail.control.payload import PartFileRange, Writer
 
-__all__ = ["FileSink", "SinkSpec", "open_sink", "sink", "spec_of"]
+__all__ = ["FileSink", "SinkSpec", "open_sink", "sink", "as_sink_spec"]
 
-OUT = ".out"
-BASE = ".base"
-PLACED = ".placed"
+OUT_FOLDER = ".out"
+BASE_FILE = ".base"
+PLACED_FILE = ".placed"
 """In the folder for parts; no part has such a name."""
 
 
@@ -52,37 +52,37 @@ def open_sink(spec: SinkSpec, run_id: str, spare: Path) -> FileSink:
 
     A relative path is one of the current folder; a link is followed, so that what it shows is replaced, not the link.
     """
-    check(spec)
-    problems = needed(spec)
+    check_sink_spec(spec)
+    problems = missing_packages(spec)
     if problems:
         raise ConfigError(problems)
-    if not is_remote(spec.path):
-        spec = replace(spec, path=_local(spec.path), format=".".join(filter(None, spec.form)))
+    if not is_remote_sink(spec.path):
+        spec = replace(spec, path=_local_path(spec.path), format=".".join(filter(None, spec.form)))
     return FileSink(spec, run_id, spare)
 
 
-def takes_the_place_of(spec: SinkSpec, files: Iterable[str]) -> str | None:
+def find_replaced_input(spec: SinkSpec, files: Iterable[str]) -> str | None:
     """Which of these files and tables would be replaced by what is written, if any."""
-    if is_remote(spec.path):
+    if is_remote_sink(spec.path):
         return next((path for path in files if path.rstrip("/") == spec.path.rstrip("/")), None)
-    final = Path(_local(spec.path))
+    final = Path(_local_path(spec.path))
     for path in files:
-        if is_remote(path):
+        if is_remote_sink(path):
             continue
         real = Path(os.path.realpath(path))
         if real == final:
             return path
-        if spec.shard_bytes and real.parent == final.parent and naming.shard_numbers([real.name], final.name):
+        if spec.shard_bytes and real.parent == final.parent and destination.shard_numbers([real.name], final.name):
             return path
     return None
 
 
-def place_of(spec: SinkSpec) -> str:
+def canonical_path(spec: SinkSpec) -> str:
     """The same for the same file, however it is spelled."""
-    return spec.path.rstrip("/") if is_remote(spec.path) else _local(spec.path)
+    return spec.path.rstrip("/") if is_remote_sink(spec.path) else _local_path(spec.path)
 
 
-def _local(path: str) -> str:
+def _local_path(path: str) -> str:
     path = unquote(path.removeprefix("file://")) if path.startswith("file://") else path
     return os.path.realpath(Path(path).expanduser())
 
@@ -95,11 +95,11 @@ class FileSink:
         self.kind, self._packing = spec.form
         self._run_id = run_id
         self._shards = spec.shard_bytes if self.kind != "lance" else None
-        self._remote = Remote(spec.path, run_id) if is_remote(spec.path) and self.kind != "lance" else None
-        self._final = None if is_remote(spec.path) else Path(spec.path)
-        name = naming.parts_name(spec.path.rpartition("/")[2], run_id)
+        self._remote = RemoteStore(spec.path, run_id) if is_remote_sink(spec.path) and self.kind != "lance" else None
+        self._final = None if is_remote_sink(spec.path) else Path(spec.path)
+        name = destination.parts_folder_name(spec.path.rpartition("/")[2], run_id)
         self.parts = spare / name if self._final is None else self._final.parent / name
-        self._syncer = Syncer(self.parts, run_id)
+        self._syncer = PartSyncer(self.parts, run_id)
         self._base: Any = None
 
     # --- before anything runs
@@ -107,12 +107,12 @@ class FileSink:
     def prepare(self, *, resumed: bool) -> None:
         """Finds out whether results can be written there, and makes the folder for parts. ConfigError: they cannot."""
         try:
-            self._look()
+            self._check_path()
         except OSError as error:  # a name that is too long, a loop of links, ...
-            raise self._refused(f"nothing can be written there: {error.strerror or error}") from None
+            raise self._refused_error(f"nothing can be written there: {error.strerror or error}") from None
         if not resumed and self._final is None:
             self._probe()
-        if not resumed and self.spec.exists == "fail" and self._there():
+        if not resumed and self.spec.exists == "fail" and self._exists():
             folder, slash, name = self.spec.path.rpartition("/")
             stem, dot, suffix = name.partition(".")
             other = f"{folder}{slash}{stem}-2{dot}{suffix}"
@@ -124,63 +124,65 @@ class FileSink:
             self.parts.mkdir(parents=True, exist_ok=True)
             sync_folder(self.parts.parent)
             if not resumed and self.spec.exists == "append":
-                self._base = self._look_at_base()
+                self._base = self._read_base()
                 if self._final is not None:
-                    self._old()
-                    self._check_old()
+                    self._keep_old_file()
+                    self._check_old_readable()
         except OSError as error:
-            raise self._refused(f"nothing can be written there: {error.strerror or error}") from None
-        except Unusable as error:
-            raise self._refused(error.message) from None
+            raise self._refused_error(f"nothing can be written there: {error.strerror or error}") from None
+        except SourceSinkError as error:
+            raise self._refused_error(error.message) from None
 
     def _probe(self) -> None:
         """Whether the store can be written to. Lance brings its own way there, so that fsspec's may be missing."""
         try:
-            remote = self._remote or Remote(self.spec.path, self._run_id)
+            remote = self._remote or RemoteStore(self.spec.path, self._run_id)
         except ConfigError:
             return
         remote.check()
 
-    def _look(self) -> None:
+    def _check_path(self) -> None:
         """That a file is not a folder, a folder not a file, and neither a device."""
         final = self._final
         if final is None:
             return
         for folder in final.parents:
             if folder.exists() and not folder.is_dir():
-                raise self._refused(f"{folder} is a file, and would have to be a folder")
+                raise self._refused_error(f"{folder} is a file, and would have to be a folder")
         with suppress(FileNotFoundError, NotADirectoryError):
             mode = final.stat().st_mode
             if self.kind == "lance":
                 if not stat.S_ISDIR(mode):
-                    raise self._refused("there is a file, and a Lance dataset is a folder")
+                    raise self._refused_error("there is a file, and a Lance dataset is a folder")
                 if not (final / "_versions").is_dir() and any(final.iterdir()):
-                    raise self._refused("there is a folder that is not a Lance dataset, and it will not be replaced")
+                    raise self._refused_error(
+                        "there is a folder that is not a Lance dataset, and it will not be replaced"
+                    )
             elif self._shards is None and stat.S_ISDIR(mode):
-                raise self._refused("there is a folder of that name: name a file in it")
+                raise self._refused_error("there is a folder of that name: name a file in it")
             elif self._shards is None and not stat.S_ISREG(mode):
-                raise self._refused("what is there is not a file")
+                raise self._refused_error("what is there is not a file")
 
-    def _refused(self, message: str) -> ConfigError:
+    def _refused_error(self, message: str) -> ConfigError:
         fixes = ("choose a path of a file in a folder that you may write to",)
         return ConfigError(Problem("DT351", message, (), fixes, self.spec.path))
 
-    def _there(self) -> bool:
+    def _exists(self) -> bool:
         if self.kind == "lance" and self._final is None:
-            from dovetail.data.writing import lances
+            from dovetail.data.writers import lance_dataset
 
-            return lances.version_of(self.spec.path) is not None
+            return lance_dataset.dataset_version(self.spec.path) is not None
         if self._shards is not None:
             return bool(self._shard_numbers())
         return self._final.exists() if self._final is not None else self._size() is not None
 
     def _shard_numbers(self) -> list[int]:
         if self._remote is not None:
-            return self._remote.shards()
+            return self._remote.list_shards()
         assert self._final is not None
         if not self._final.parent.is_dir():
             return []
-        return naming.shard_numbers([path.name for path in self._final.parent.iterdir()], self._final.name)
+        return destination.shard_numbers([path.name for path in self._final.parent.iterdir()], self._final.name)
 
     def _size(self) -> int | None:
         if self._remote is not None:
@@ -197,68 +199,72 @@ class FileSink:
     def set_base(self, base: Any) -> None:
         self._base = base
 
-    def _look_at_base(self) -> dict[str, Any]:
+    def _read_base(self) -> dict[str, Any]:
         if self.kind == "lance":
-            from dovetail.data.writing import lances
+            from dovetail.data.writers import lance_dataset
 
-            return {"version": lances.version_of(self.spec.path) if self._there() else None}
+            return {"version": lance_dataset.dataset_version(self.spec.path) if self._exists() else None}
         if self._shards is not None:
             return {"shards": max(self._shard_numbers(), default=-1) + 1}
-        stamp = _stamp(self._final) if self._final is not None else None
+        stamp = _size_and_mtime(self._final) if self._final is not None else None
         return {"size": self._size(), **({} if self._final is None else {"stamp": stamp})}
 
-    def _old(self) -> Old | None:
+    def _keep_old_file(self) -> OldFile | None:
         """The old file under a name of our own, so that the end can be repeated after the new one took its place."""
         size = self._base.get("size")
         if size is None:
             return None
-        kept = self.parts / BASE
+        kept = self.parts / BASE_FILE
         if not kept.exists():
             if self._size() != size:
-                raise self._changed()
-            fresh = self.parts / f"{BASE}.new"
+                raise self._changed_error()
+            fresh = self.parts / f"{BASE_FILE}.new"
             fresh.unlink(missing_ok=True)
             if self._remote is not None:
-                self._remote.fetch(fresh)
+                self._remote.download(fresh)
             else:
                 _link_or_copy(self.spec.path, fresh)
             fresh.replace(kept)
         if kept.stat().st_size != size:
-            raise self._changed()
-        return Old(kept, size)
+            raise self._changed_error()
+        return OldFile(kept, size)
 
     def _check_unchanged(self, made: list[Path], first: int) -> None:
         """That nobody else has written there since: not to the same file, not another one, not more shards. What we are
         about to place is written down before, so that the end can be repeated."""
         assert self._final is not None
-        notes = self.parts / PLACED
+        notes = self.parts / PLACED_FILE
         placed = set(json.loads(notes.read_text())) if notes.exists() else set()
         if self._shards is not None:
-            there = [self._final.with_name(naming.shard_name(self._final.name, at)) for at in self._shard_numbers()]
+            there = [
+                self._final.with_name(destination.shard_name(self._final.name, at)) for at in self._shard_numbers()
+            ]
             changed = any(path.stat().st_ino not in placed for path in there[first:])
         else:
-            stamp = _stamp(self._final)
+            stamp = _size_and_mtime(self._final)
             ours = stamp is not None and self._final.stat().st_ino in placed
             changed = not ours and stamp != self._base.get("stamp", stamp)
         if changed:
-            raise self._changed()
-        fresh = self.parts / f"{PLACED}.new"
+            raise self._changed_error()
+        fresh = self.parts / f"{PLACED_FILE}.new"
         fresh.write_text(json.dumps(sorted(placed | {path.stat().st_ino for path in made})))
         fresh.replace(notes)
 
-    def _check_old(self) -> None:
+    def _check_old_readable(self) -> None:
         """That what is there already can be read, as far as that can be seen at once."""
         if self.kind == "parquet" and self._shards is None and self._base.get("size") is not None:
             import pyarrow.parquet as pq
 
             try:
-                pq.read_schema(self.parts / BASE)
+                pq.read_schema(self.parts / BASE_FILE)
             except Exception as error:
-                raise self._refused(f"rows are to be added to it, and it cannot be read: {error}") from None
+                raise self._refused_error(f"rows are to be added to it, and it cannot be read: {error}") from None
 
-    def _changed(self) -> Unusable:
+    def _changed_error(self) -> SourceSinkError:
         message = "the file to append to was changed by somebody else since the run began"
-        return Unusable("DT357", message, "run it again from the beginning, or with `exists: replace`", self.spec.path)
+        return SourceSinkError(
+            "DT357", message, "run it again from the beginning, or with `exists: replace`", self.spec.path
+        )
 
     # --- while it runs
 
@@ -266,16 +272,16 @@ class FileSink:
         """For the workers; it can be pickled."""
         ordered = self.spec.ordered
         if self.kind == "jsonl":
-            from dovetail.data.writing.jsonl import JsonlWriter
+            from dovetail.data.writers.encoders import JsonlWriter
 
             return JsonlWriter(self.parts, self._run_id, ordered=ordered)
         columns = self.spec.columns
         if self.kind in ("csv", "tsv"):
-            from dovetail.data.writing.csvs import DELIMITERS, CsvWriter
+            from dovetail.data.writers.encoders import CSV_DELIMITERS, CsvWriter
 
-            delimiter = DELIMITERS[self.kind]
+            delimiter = CSV_DELIMITERS[self.kind]
             return CsvWriter(self.parts, self._run_id, ordered=ordered, delimiter=delimiter, columns=columns)
-        from dovetail.data.writing.arrow import ArrowWriter
+        from dovetail.data.writers.encoders import ArrowWriter
 
         lance = self.kind == "lance"
         return ArrowWriter(self.parts, self._run_id, ordered=ordered, columns=columns, lance=lance)
@@ -284,38 +290,41 @@ class FileSink:
         """What is in these part files is on the disk when it returns. Unusable: it is not."""
         self._syncer.sync(parts)
 
-    def there(self, pieces: Iterable[Piece]) -> list[bool]:
+    def which_exist(self, pieces: Iterable[PartFileRange]) -> list[bool]:
         """Per piece, whether it is still there; a resumed run computes again what is not."""
-        return are_there(self.parts, pieces)
+        return which_pieces_exist(self.parts, pieces)
 
     # --- the end
 
-    def finish(self, pieces: Sequence[Piece]) -> list[str]:
+    def finish(self, pieces: Sequence[PartFileRange]) -> list[str]:
         """Makes the final files of these pieces and gives them their names, which it returns. Can be repeated after a
         crash at any moment, and after an Unusable when its cause is gone: the parts stay until `discard`."""
         reader = PartReader(self.parts, self._run_id)
-        out = self.parts / OUT
+        out = self.parts / OUT_FOLDER
         try:
-            if not all(are_there(self.parts, pieces)):
-                raise gone(str(self.parts), self._run_id)
-            naming.remove(out)
+            if not all(which_pieces_exist(self.parts, pieces)):
+                raise results_missing(str(self.parts), self._run_id)
+            destination.remove_folder(out)
             out.mkdir(parents=True)
             return self._finish(reader, pieces, out)
         except OSError as error:
-            raise unusable(error, self.spec.path, self._run_id) from None
+            raise write_failed(error, self.spec.path, self._run_id) from None
         except (ValueError, RuntimeError) as error:  # what pyarrow and lance say of what they cannot write
             message = f"the results cannot be written: {type(error).__name__}: {error}"
-            fix = f"see whether a newer version can (pip install -U pyarrow pylance), then: {resume(self._run_id)}"
-            raise Unusable("DT355", message, fix, self.spec.path) from error
+            fix = (
+                "see whether a newer version can (pip install -U pyarrow pylance), then: "
+                f"{resume_command(self._run_id)}"
+            )
+            raise SourceSinkError("DT355", message, fix, self.spec.path) from error
         finally:
             reader.close()
-            naming.remove(out)
+            destination.remove_folder(out)
 
-    def _finish(self, reader: PartReader, pieces: Sequence[Piece], out: Path) -> list[str]:
+    def _finish(self, reader: PartReader, pieces: Sequence[PartFileRange], out: Path) -> list[str]:
         appends = self.spec.exists == "append"
         if appends and self._base is None:
-            self._base = self._look_at_base()
-        job = Job(
+            self._base = self._read_base()
+        job = MergeJob(
             reader,
             pieces,
             out,
@@ -327,57 +336,58 @@ class FileSink:
             self.spec.shard_bytes,
             self.spec.columns,
             self.spec.compression,
-            self._old() if appends else None,
+            self._keep_old_file() if appends else None,
         )
         if self.kind == "lance":
             return self._finish_lance(job)
-        made = self._make(job)
+        made = self._make_files(job)
         sync_folder(out)
         first = (self._base or {}).get("shards") or 0
         if self._remote is not None:
-            return self._remote.place(made, sharded=self._shards is not None, first=first)
+            return self._remote.upload(made, sharded=self._shards is not None, first=first)
         assert self._final is not None
         if appends:
             self._check_unchanged(made, first)
         return [
-            str(path) for path in naming.place_files(made, self._final, sharded=self._shards is not None, first=first)
+            str(path)
+            for path in destination.publish_files(made, self._final, sharded=self._shards is not None, first=first)
         ]
 
-    def _make(self, job: Job) -> list[Path]:
+    def _make_files(self, job: MergeJob) -> list[Path]:
         if self.kind != "parquet":
-            from dovetail.data.writing.lines import write_lines
+            from dovetail.data.writers.line_files import write_line_files
 
-            return write_lines(job)
-        from dovetail.data.writing.tables import write_parquet
+            return write_line_files(job)
+        from dovetail.data.writers.parquet import write_parquet
 
         return write_parquet(job)
 
-    def _finish_lance(self, job: Job) -> list[str]:
-        from dovetail.data.writing import lances
+    def _finish_lance(self, job: MergeJob) -> list[str]:
+        from dovetail.data.writers import lance_dataset
 
         base = (self._base or {}).get("version")
         if self.spec.exists == "append" and base is not None:
-            lances.append(job, self.spec.path, base)
+            lance_dataset.append_rows(job, self.spec.path, base)
         elif self._final is None:
-            lances.write_new(job, self.spec.path, mode="overwrite")
+            lance_dataset.write_dataset(job, self.spec.path, mode="overwrite")
         else:
             made = job.out / "dataset.lance"
-            lances.write_new(job, str(made), mode="create")
-            lances.sync_tree(made)
-            naming.give_name_to_folder(made, self._final, job.out / "old")
+            lance_dataset.write_dataset(job, str(made), mode="create")
+            lance_dataset.sync_tree(made)
+            destination.replace_folder(made, self._final, job.out / "old")
             sync_folder(self._final.parent)
         return [self.spec.path]
 
     def discard(self) -> None:
         """Removes the parts; nothing else."""
         self._syncer.close()
-        naming.remove(self.parts)
+        destination.remove_folder(self.parts)
 
     def close(self) -> None:
         self._syncer.close()
 
 
-def _stamp(path: Path) -> list[int] | None:
+def _size_and_mtime(path: Path) -> list[int] | None:
     try:
         found = path.stat()
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""What can a run read? Files of many kinds, folders, tables: what is said of a source, checked, and opened."""
+"""Source specification (`dt.source`): validation of its settings, format detection and opening."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import os
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from dovetail.errors import ConfigError, Problem, did_you_mean, shown
+from dovetail.errors import ConfigError, Problem, did_you_mean, short_repr
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from dovetail.data.reading.cursor import Cursor
+    from dovetail.data.readers.cursor import Cursor
 
 FORMATS = ("jsonl", "csv", "text", "parquet", "lance", "paths", "bytes")
 SUFFIXES = {
@@ -25,10 +25,21 @@ SUFFIXES = {
     ".parquet": "parquet",
     ".lance": "lance",
 }
-PACKED = (".gz", ".zst", ".zstd")
-LINES = ("jsonl", "csv", "text")
-SETTING = "DT340"
-NOT_ASCII = ("utf_7", "utf_16", "utf_32", "iso2022", "hz", "punycode", "idna", "unicode_escape", "raw_unicode", "cp037")
+COMPRESSED_SUFFIXES = (".gz", ".zst", ".zstd")
+LINE_FORMATS = ("jsonl", "csv", "text")
+INVALID_SETTING = "DT340"
+NON_ASCII_CODECS = (
+    "utf_7",
+    "utf_16",
+    "utf_32",
+    "iso2022",
+    "hz",
+    "punycode",
+    "idna",
+    "unicode_escape",
+    "raw_unicode",
+    "cp037",
+)
 """Codecs in which an ASCII byte is not always itself: where lines end cannot be seen from outside."""
 
 
@@ -52,82 +63,87 @@ class SourceSpec:
         return (self.path,) if isinstance(self.path, str) else self.path
 
 
-KEYS = tuple(field.name for field in fields(SourceSpec))
+SETTING_NAMES = tuple(field.name for field in fields(SourceSpec))
 
 
 def source(path: Any, **settings: Any) -> SourceSpec:
     """Checks everything at once, except what only the files can tell."""
-    return _checked({"path": path, **settings})
+    return _validate({"path": path, **settings})
 
 
-def spec_of(value: object) -> SourceSpec | None:
+def as_source_spec(value: object) -> SourceSpec | None:
     """Of a path, of a mapping as a pipeline file has it, or of a spec; None: it is something else."""
     if isinstance(value, SourceSpec):
         return value
     if isinstance(value, str | os.PathLike):
-        return _checked({"path": value})
-    return _checked(value) if type(value) is dict else None
+        return _validate({"path": value})
+    return _validate(value) if type(value) is dict else None
 
 
 def open_source(value: object, limit: int | None = None, before: Mapping[str, Any] | None = None) -> Cursor | None:
     """Where its rows lie; None if it is a plain iterable. `before`: the fingerprint of a run that is resumed: what has
     versions is opened at the version that it had."""
-    from dovetail.data.reading.cursor import Limited
-    from dovetail.data.reading.tables import table_cursor
+    from dovetail.data.readers.cursor import LimitedCursor
+    from dovetail.data.readers.dataframes import table_cursor
 
-    spec = spec_of(value)
-    found: Cursor | None = table_cursor(value) if spec is None else _open(spec, before or {})
+    spec = as_source_spec(value)
+    found: Cursor | None = table_cursor(value) if spec is None else _open_spec(spec, before or {})
     limits = [most for most in (limit, spec.limit if spec else None) if most is not None]
-    return Limited(found, min(limits)) if found is not None and limits else found
+    return LimitedCursor(found, min(limits)) if found is not None and limits else found
 
 
-def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+def source_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """What differs between two fingerprints, in sentences; empty: nothing does."""
-    from dovetail.data.reading.comparing import differences
+    from dovetail.data.readers.cursor import fingerprint_differences
 
-    return differences(before, now)
+    return fingerprint_differences(before, now)
 
 
 # --- what is said
 
 
-def _checked(said: dict[Any, Any]) -> SourceSpec:
+def _validate(said: dict[Any, Any]) -> SourceSpec:
     problems: list[Problem] = []
 
     def wrong(message: str, *fixes: str) -> None:
-        problems.append(Problem(SETTING, message, fixes=fixes, place="source"))
+        problems.append(Problem(INVALID_SETTING, message, fixes=fixes, place="source"))
 
     for key in said:
-        if key not in KEYS:
-            wrong(f"unknown setting {shown(key)}{did_you_mean(str(key), KEYS)}", f"settings are: {', '.join(KEYS)}")
-    values = {key: value for key, value in said.items() if key in KEYS and (value is not None or key == "path")}
-    values["path"] = _paths(said.get("path"), wrong)
-    _check_texts(values, wrong)
+        if key not in SETTING_NAMES:
+            wrong(
+                f"unknown setting {short_repr(key)}{did_you_mean(str(key), SETTING_NAMES)}",
+                f"settings are: {', '.join(SETTING_NAMES)}",
+            )
+    values = {
+        key: value for key, value in said.items() if key in SETTING_NAMES and (value is not None or key == "path")
+    }
+    values["path"] = _validate_paths(said.get("path"), wrong)
+    _validate_format_settings(values, wrong)
     if isinstance(columns := values.get("columns"), list | tuple):
         values["columns"] = tuple(columns)
         if not columns or not all(isinstance(name, str) for name in columns) or len(set(columns)) < len(columns):
-            wrong(f"columns is {shown(columns)}, not a list of different names", "columns: [id, text]")
+            wrong(f"columns is {short_repr(columns)}, not a list of different names", "columns: [id, text]")
     elif columns is not None:
-        wrong(f"columns is {shown(columns)}, not a list of names", "columns: [id, text]")
+        wrong(f"columns is {short_repr(columns)}, not a list of names", "columns: [id, text]")
     limit = values.get("limit")
     if limit is not None and (type(limit) is not int or limit < 0):
-        wrong(f"limit is {shown(limit)}, not a number of rows", "limit: 1000")
+        wrong(f"limit is {short_repr(limit)}, not a number of rows", "limit: 1000")
     if type(values.get("header", True)) is not bool:
-        wrong(f"header is {shown(values['header'])}, not true or false", "header: true")
+        wrong(f"header is {short_repr(values['header'])}, not true or false", "header: true")
     if not problems:
-        _check_together(SourceSpec(**values), said, wrong)
+        _validate_combination(SourceSpec(**values), said, wrong)
     if problems:
         raise ConfigError(problems)
     return SourceSpec(**values)
 
 
-def _paths(path: object, wrong: Any) -> str | tuple[str, ...]:
+def _validate_paths(path: object, wrong: Any) -> str | tuple[str, ...]:
     many = list(path) if isinstance(path, list | tuple) else [path]
     paths: list[str] = []
     for one in many:
         text = os.fspath(one) if isinstance(one, os.PathLike) else one
         if not isinstance(text, str) or not text.strip() or "\0" in text:
-            wrong(f"path is {shown(one)}, not the name of a file, folder or pattern", "path: data/*.jsonl")
+            wrong(f"path is {short_repr(one)}, not the name of a file, folder or pattern", "path: data/*.jsonl")
         else:
             paths.append(text)
     if not many:
@@ -135,30 +151,30 @@ def _paths(path: object, wrong: Any) -> str | tuple[str, ...]:
     return tuple(paths) if isinstance(path, list | tuple) else "".join(paths)
 
 
-def _check_texts(values: dict[str, Any], wrong: Any) -> None:
+def _validate_format_settings(values: dict[str, Any], wrong: Any) -> None:
     form = values.get("format")
     if form is not None and form not in FORMATS:
         near = did_you_mean(form, FORMATS) if isinstance(form, str) else ""
-        wrong(f"format is {shown(form)}, which is none{near}", f"format: one of {', '.join(FORMATS)}")
+        wrong(f"format is {short_repr(form)}, which is none{near}", f"format: one of {', '.join(FORMATS)}")
     encoding = values.get("encoding", "utf-8")
     try:
         name = codecs.lookup(encoding).name.replace("-", "_")
         if name == "utf_8_sig":
             name = values["encoding"] = "utf-8"
-        if name.startswith(NOT_ASCII) or bytes(range(128)).decode(encoding) != "".join(map(chr, range(128))):
+        if name.startswith(NON_ASCII_CODECS) or bytes(range(128)).decode(encoding) != "".join(map(chr, range(128))):
             wrong(
                 f"encoding {encoding!r} cannot be read line by line", "iconv -f THAT -t utf-8 old > new, then read new"
             )
     except (LookupError, TypeError, ValueError):
-        wrong(f"encoding is {shown(encoding)}, which Python does not know", "encoding: utf-8", "encoding: latin-1")
+        wrong(f"encoding is {short_repr(encoding)}, which Python does not know", "encoding: utf-8", "encoding: latin-1")
     delimiter = values.get("delimiter")
     if delimiter is not None and not (
         isinstance(delimiter, str) and len(delimiter) == 1 and delimiter.isascii() and delimiter not in '"\r\n\0'
     ):
-        wrong(f"delimiter is {shown(delimiter)}, not one ASCII character", 'delimiter: ";"', r'delimiter: "\t"')
+        wrong(f"delimiter is {short_repr(delimiter)}, not one ASCII character", 'delimiter: ";"', r'delimiter: "\t"')
 
 
-def _check_together(spec: SourceSpec, said: dict[Any, Any], wrong: Any) -> None:
+def _validate_combination(spec: SourceSpec, said: dict[Any, Any], wrong: Any) -> None:
     form = spec.format
     if form is None:
         return
@@ -167,50 +183,52 @@ def _check_together(spec: SourceSpec, said: dict[Any, Any], wrong: Any) -> None:
     for key in ("delimiter", "header"):
         if said.get(key) is not None and form != "csv":
             wrong(f"{key} makes no sense for {form}", "format: csv")
-    if said.get("encoding") is not None and form not in LINES:
+    if said.get("encoding") is not None and form not in LINE_FORMATS:
         wrong(f"encoding makes no sense for {form}", "leave encoding out")
 
 
 # --- opened
 
 
-def suffix_format(name: str) -> str | None:
+def format_from_suffix(name: str) -> str | None:
     """The format that a name's suffix says."""
     lower = name.lower()
-    packed = next((end for end in PACKED if lower.endswith(end)), "")
+    packed = next((end for end in COMPRESSED_SUFFIXES if lower.endswith(end)), "")
     stem = lower.removesuffix(packed)
     found = next((form for end, form in SUFFIXES.items() if stem.rstrip("/").endswith(end)), None)
-    return None if packed and found not in LINES else found
+    return None if packed and found not in LINE_FORMATS else found
 
 
-def _open(spec: SourceSpec, before: Mapping[str, Any]) -> Cursor:
+def _open_spec(spec: SourceSpec, before: Mapping[str, Any]) -> Cursor:
     said = ", ".join(spec.paths[:3]) + (f" and {len(spec.paths) - 3} more" if len(spec.paths) > 3 else "")
-    if spec.format == "lance" or (spec.format is None and any(suffix_format(path) == "lance" for path in spec.paths)):
-        from dovetail.data.reading.lance_tables import LanceCursor
+    if spec.format == "lance" or (
+        spec.format is None and any(format_from_suffix(path) == "lance" for path in spec.paths)
+    ):
+        from dovetail.data.readers.lance_tables import LanceCursor
 
         versions = dict(before.get("tables", ())) if before.get("kind") == "lance" else {}
         return LanceCursor(said, spec.paths, spec.columns, versions)
-    from dovetail.data.reading.opening import find, open_lines
+    from dovetail.data.readers.format_detection import find_files, open_line_files
 
-    form, files = find(spec)
+    form, files = find_files(spec)
     if spec.format is None:  # the names of the files said which it is
-        spec = source(list(spec.paths), **_given(spec), format=form)
+        spec = source(list(spec.paths), **_non_default_settings(spec), format=form)
     if form in ("paths", "bytes"):
-        from dovetail.data.reading.listing import PathsCursor
+        from dovetail.data.readers.path_list import PathCursor
 
-        return PathsCursor(said, files, contents=form == "bytes")
+        return PathCursor(said, files, contents=form == "bytes")
     if form == "parquet":
-        from dovetail.data.reading.parquet import ParquetCursor
+        from dovetail.data.readers.parquet import ParquetCursor
 
         return ParquetCursor(said, files, spec.columns)
-    return open_lines(said, replace(spec, format=form), files)
+    return open_line_files(said, replace(spec, format=form), files)
 
 
-def _given(spec: SourceSpec) -> dict[str, Any]:
+def _non_default_settings(spec: SourceSpec) -> dict[str, Any]:
     """The settings that are not as they are by themselves."""
     plain = SourceSpec("")
     return {
         key: getattr(spec, key)
-        for key in KEYS
+        for key in SETTING_NAMES
         if key not in ("path", "format") and getattr(spec, key) != getattr(plain, key)
     }

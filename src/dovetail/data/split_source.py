@@ -1,4 +1,4 @@
-"""How do files and tables become the input of a run? The driver hands out splits as far as the run asks."""
+"""Source that hands out splits of files and tables, which workers read themselves."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from threading import Lock, Thread
 from typing import TYPE_CHECKING
 
 from dovetail.control.events import FailRun, InputEnded, InputExpected, ItemsArrived
-from dovetail.control.splits import Unusable
+from dovetail.control.payload import SourceSinkError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from dovetail.control.commands import Pull
-    from dovetail.control.segments import Segment
-    from dovetail.data.ends import Store
-    from dovetail.data.reading.cursor import Cursor
+    from dovetail.control.payload import Segment
+    from dovetail.data.interfaces import PayloadStore
+    from dovetail.data.readers.cursor import Cursor
 
-COARSE_CUTS, COARSE_ROWS = 16, 8192
+COARSE_SPLIT_FACTOR, MAX_COARSE_SPLIT_ROWS = 16, 8192
 """Where opening a split is dear it has so many times the rows of a message, but not more than this."""
-NEWS = 0.02
+MIN_ESTIMATE_CHANGE_SHARE = 0.02
 """The share by which a guess must have changed to be worth telling."""
-TOGETHER = 16
+MAX_SEGMENTS_PER_EVENT = 16
 """Segments that are posted at once, ..."""
-PATIENCE_S = 0.002
+MAX_EVENT_WAIT_S = 0.002
 """... unless finding them takes longer."""
 
 
 class SplitSource:
     """Splits one after another, in segments of about as many rows as the first stage's messages have items."""
 
-    def __init__(self, cursor: Cursor, store: Store, marks: Mapping[int, object] | None = None) -> None:
+    def __init__(self, cursor: Cursor, store: PayloadStore, marks: Mapping[int, object] | None = None) -> None:
         """`marks`: row -> what `mark_of` gave there, in an earlier run."""
         self._cursor = cursor
         self._store = store
@@ -40,10 +40,10 @@ class SplitSource:
         self.error: BaseException | None = None
         """What went wrong; the run then ends."""
         self._closed = False
-        self._told = 0
+        self._posted_estimate = 0
         """Rows that were said to be expected."""
         self._pulls: SimpleQueue[Pull | None] = SimpleQueue()
-        Thread(target=self._answer, name="dovetail-source", daemon=True).start()
+        Thread(target=self._read_loop, name="dovetail-source", daemon=True).start()
 
     def pull(self, pull: Pull) -> None:
         self._pulls.put(pull)
@@ -64,22 +64,26 @@ class SplitSource:
             for row in below[:-1]:
                 del self._marks[row]
 
-    def _answer(self) -> None:
+    def _read_loop(self) -> None:
         while (pull := self._pulls.get()) is not None:
             if self.error is None and not self._closed:
                 try:
-                    self._bring(pull)
+                    self._read_splits(pull)
                 except BaseException as error:
                     self._fail(error)
         self._cursor.close()
 
-    def _bring(self, pull: Pull) -> None:
+    def _read_splits(self, pull: Pull) -> None:
         cursor = self._cursor
         if cursor.row != pull.first:
             with self._lock:
                 marks = dict(self._marks)
             cursor.seek(pull.first, marks)
-        rows = max(pull.cut, min(COARSE_CUTS * pull.cut, COARSE_ROWS)) if cursor.coarse else max(1, pull.cut)
+        rows = (
+            max(pull.segment_items, min(COARSE_SPLIT_FACTOR * pull.segment_items, MAX_COARSE_SPLIT_ROWS))
+            if cursor.prefers_large_splits
+            else max(1, pull.segment_items)
+        )
         end = pull.first + pull.items
         found: list[Segment] = []
         first, since = cursor.row, time.monotonic()
@@ -91,20 +95,20 @@ class SplitSource:
             with self._lock:
                 self._marks[at] = mark
             found.append(self._store.store_split(range(at, cursor.row), split))
-            if len(found) >= TOGETHER or time.monotonic() - since > PATIENCE_S:
+            if len(found) >= MAX_SEGMENTS_PER_EVENT or time.monotonic() - since > MAX_EVENT_WAIT_S:
                 self._store.post(ItemsArrived(first, found))
                 found, first, since = [], cursor.row, time.monotonic()
         if found:
             self._store.post(ItemsArrived(first, found))
-        self._tell_expected()
+        self._post_estimate()
         if cursor.row < end and not self._closed:
             self._store.post(InputEnded(cursor.row))
 
-    def _tell_expected(self) -> None:
+    def _post_estimate(self) -> None:
         """When there is something new to say."""
         now = self._cursor.total if self._cursor.total is not None else self._cursor.expected
-        if now is not None and abs(now - self._told) > NEWS * self._told:
-            self._told = now
+        if now is not None and abs(now - self._posted_estimate) > MIN_ESTIMATE_CHANGE_SHARE * self._posted_estimate:
+            self._posted_estimate = now
             self._store.post(InputExpected(now))
 
     def _fail(self, error: BaseException) -> None:
@@ -112,7 +116,7 @@ class SplitSource:
             return  # nobody wants it any more
         self.error = error
         try:
-            why = str(error) if isinstance(error, Unusable) else f"{type(error).__name__}: {error}"
+            why = str(error) if isinstance(error, SourceSinkError) else f"{type(error).__name__}: {error}"
         except Exception:
             why = type(error).__name__
         self._store.post(FailRun(f"the source cannot be read: {why}"))

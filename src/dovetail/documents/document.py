@@ -1,4 +1,4 @@
-"""Where in a file does a part of its data stand?"""
+"""A parsed document, and the file:line:column of each of its values."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import yaml
 
-Steps = tuple["str | int", ...]
+KeyPath = tuple["str | int", ...]
 """The way from the top of a document to a part of it: ("nodes", 2, "memory")."""
 
 
@@ -20,11 +20,11 @@ class Document:
     data: Any
     root: yaml.Node | None = None
 
-    def place(self, path: Steps = ()) -> str:
+    def place(self, path: KeyPath = ()) -> str:
         """'cluster.yaml:3:9' for the part at this path, or for the nearest part around it; for data without a file the
         path itself, 'cluster.nodes[2].memory'."""
         if self.root is None:
-            return dotted(self.name, path)
+            return dotted_path(self.name, path)
         node, at = self.root, self.root.start_mark
         for step in path:
             found = _child(node, step)
@@ -35,7 +35,7 @@ class Document:
         return f"{self.name}:{at.line + 1}:{at.column + 1}"
 
 
-def dotted(name: str, path: Steps) -> str:
+def dotted_path(name: str, path: KeyPath) -> str:
     text = name
     for step in path:
         text += f"[{step}]" if isinstance(step, int) else f".{step}" if text else str(step)

@@ -1,1 +1,1 @@
-"""WHO REALLY DOES IT: implementations of the engine port. `simulated` needs nothing but virtual time."""
+"""Engines: implementations of the engine port (simulated, local processes, Ray) and the worker-side code they share."""

@@ -1,4 +1,4 @@
-"""What is on this machine?"""
+"""CPUs, memory, GPUs and processes of this machine: what there is and how much of it is used."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dovetail.machine.facts import MachineFacts
     from dovetail.machine.gpus import CardFacts, GpuReader
-    from dovetail.machine.read import read_machine
+    from dovetail.machine.inventory import MachineFacts, read_machine
 
 __all__ = ["read_machine", "MachineFacts", "CardFacts", "GpuReader"]
 
-_HOMES = {"read_machine": "read", "MachineFacts": "facts", "CardFacts": "gpus", "GpuReader": "gpus"}
+_HOMES = {"read_machine": "inventory", "MachineFacts": "inventory", "CardFacts": "gpus", "GpuReader": "gpus"}
 
 
 def __getattr__(name: str) -> object:

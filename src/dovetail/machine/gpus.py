@@ -1,4 +1,4 @@
-"""Which GPUs does this machine have, and which of them may this process use?"""
+"""NVIDIA GPUs through NVML: cards, MIG instances, CUDA_VISIBLE_DEVICES, and current utilisation."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-_HIDES_ALL = ("", "-1", "NoDevFiles")
+_HIDE_ALL_VALUES = ("", "-1", "NoDevFiles")
 # CUDA reads a number as strtoul does: what follows the digits does not count.
 _NUMBER = re.compile(r"\+?0*([0-9]{1,9})(?![0-9])", re.ASCII)
 _OLD_MIG_NAME = re.compile(r"MIG-GPU-[^/]+/[0-9]+/[0-9]+", re.ASCII)
@@ -47,11 +46,11 @@ class GpuReader(Protocol):
         ...
 
 
-SIGNS = ("dev/nvidiactl", "dev/nvidia0", "proc/driver/nvidia", "dev/dxg", "dev/nvhost-gpu")
+DRIVER_PATHS = ("dev/nvidiactl", "dev/nvidia0", "proc/driver/nvidia", "dev/dxg", "dev/nvhost-gpu")
 """Where a driver shows itself: on Linux, under WSL, on a Jetson."""
 
 
-class Nvml:
+class NvmlReader:
     """The cards as the NVIDIA driver reports them. Never raises: what cannot be read is left out, with a note."""
 
     def __init__(self, library: Any = None, root: Path = Path("/")) -> None:
@@ -60,16 +59,16 @@ class Nvml:
         self._root = root
 
     def cards(self) -> tuple[list[CardFacts], list[str]]:
-        if self._library is None and not self._has_signs():
+        if self._library is None and not self._has_driver_paths():
             return [], []  # importing pynvml would cost more than the rest of the look
-        nvml = self._library or _pynvml()
+        nvml = self._library or _import_pynvml()
         if nvml is None:
             fix = "pip install 'dovetail-ml[gpu]'"
-            return [], self._if_nvidia(f"NVML not installed: GPUs, if any, are not seen; {fix}")
+            return [], self._note_if_nvidia(f"NVML not installed: GPUs, if any, are not seen; {fix}")
         try:
             nvml.nvmlInit()
         except (nvml.NVMLError_LibraryNotFound, nvml.NVMLError_DriverNotLoaded) as error:
-            return [], self._if_nvidia(f"NVIDIA driver missing ({error}): GPUs, if any, are not seen")
+            return [], self._note_if_nvidia(f"NVIDIA driver missing ({error}): GPUs, if any, are not seen")
         except nvml.NVMLError as error:
             return [], [f"NVML does not start ({error}): GPUs, if any, are not seen"]
         cards: list[CardFacts] = []
@@ -84,16 +83,16 @@ class Nvml:
                 nvml.nvmlShutdown()
         return cards, notes
 
-    def _if_nvidia(self, note: str) -> list[str]:
+    def _note_if_nvidia(self, note: str) -> list[str]:
         """The note, but not on a machine without NVIDIA hardware, where it would only nag."""
-        return [note] if self._has_signs() else []
+        return [note] if self._has_driver_paths() else []
 
-    def _has_signs(self) -> bool:
+    def _has_driver_paths(self) -> bool:
         """Whether there is anything of NVIDIA's here."""
-        return any((self._root / sign).exists() for sign in SIGNS)
+        return any((self._root / sign).exists() for sign in DRIVER_PATHS)
 
 
-def _pynvml() -> Any:
+def _import_pynvml() -> Any:
     try:
         import pynvml
     except ImportError:
@@ -106,9 +105,9 @@ def _read_card(nvml: Any, index: int, notes: list[str]) -> list[CardFacts]:
     name = f"GPU {index}"
     try:
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
-        uuid = _text(nvml.nvmlDeviceGetUUID(handle))
+        uuid = _decode(nvml.nvmlDeviceGetUUID(handle))
         name += f" ({uuid})"
-        model = _text(nvml.nvmlDeviceGetName(handle))
+        model = _decode(nvml.nvmlDeviceGetName(handle))
         card = CardFacts(model=model, memory_bytes=0, uuid=uuid, index=index)
         if _in_mig_mode(nvml, handle):
             return _read_instances(nvml, handle, card, notes)
@@ -153,18 +152,18 @@ def _read_instances(nvml: Any, parent: Any, card: CardFacts, notes: list[str]) -
 
 def _read_instance(nvml: Any, parent: Any, handle: Any, card: CardFacts) -> CardFacts:
     attributes = nvml.nvmlDeviceGetAttributes(handle)
-    named = _MIG_PROFILE.search(_text(nvml.nvmlDeviceGetName(handle)))
+    named = _MIG_PROFILE.search(_decode(nvml.nvmlDeviceGetName(handle)))
     return replace(
         card,
-        uuid=_text(nvml.nvmlDeviceGetUUID(handle)),
+        uuid=_decode(nvml.nvmlDeviceGetUUID(handle)),
         memory_bytes=nvml.nvmlDeviceGetMemoryInfo(handle).total,
         nvdecs=attributes.sharedDecoderCount,
         nvencs=attributes.sharedEncoderCount,
-        mig=named[1] if named else _profile(attributes, nvml.nvmlDeviceGetMemoryInfo(parent).total),
+        mig=named[1] if named else _mig_profile(attributes, nvml.nvmlDeviceGetMemoryInfo(parent).total),
     )
 
 
-def _profile(attributes: Any, parent_bytes: int) -> str:
+def _mig_profile(attributes: Any, parent_bytes: int) -> str:
     """NVIDIA's name for an instance: "3g.40gb", or "1c.3g.40gb" for one compute slice of it.
 
     The gigabytes are those of the slices the instance takes, not those it can use: an H200's 1g.18gb has 16.
@@ -175,18 +174,18 @@ def _profile(attributes: Any, parent_bytes: int) -> str:
     return f"{f'{compute}c.' if compute < slices else ''}{slices}g.{gigabytes}gb"
 
 
-def _text(value: str | bytes) -> str:
+def _decode(value: str | bytes) -> str:
     # Old releases of pynvml return bytes.
     return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
 @dataclass(frozen=True, slots=True)
-class _NotChosen:
+class _NoMatch:
     why: str
     ends_the_list: bool = True
 
 
-def visible(cards: Sequence[CardFacts], value: str | None) -> tuple[list[CardFacts], list[str]]:
+def visible_cards(cards: Sequence[CardFacts], value: str | None) -> tuple[list[CardFacts], list[str]]:
     """The cards that CUDA_VISIBLE_DEVICES=value leaves, in the order it names them; and notes for people.
 
     CUDA's rules: an entry is a number or the beginning of exactly one UUID; the first invalid entry ends the list; a
@@ -196,14 +195,14 @@ def visible(cards: Sequence[CardFacts], value: str | None) -> tuple[list[CardFac
     """
     if value is None or not cards:
         return list(cards), []
-    setting = f"CUDA_VISIBLE_DEVICES={_shown(value)}"
+    setting = f"CUDA_VISIBLE_DEVICES={_printable(value)}"
     chosen: list[int] = []
     notes: list[str] = []
-    for entry in [] if value.strip() in _HIDES_ALL else value.split(","):
-        found = _named(entry.strip(), cards)
-        if isinstance(found, _NotChosen):
+    for entry in [] if value.strip() in _HIDE_ALL_VALUES else value.split(","):
+        found = _find_card(entry.strip(), cards)
+        if isinstance(found, _NoMatch):
             effect = "CUDA ignores it and all that follows" if found.ends_the_list else "passed over"
-            notes.append(f"{setting}: '{_shown(entry.strip())}' {found.why}: {effect}")
+            notes.append(f"{setting}: '{_printable(entry.strip())}' {found.why}: {effect}")
             if found.ends_the_list:
                 break
         elif found in chosen:
@@ -215,49 +214,166 @@ def visible(cards: Sequence[CardFacts], value: str | None) -> tuple[list[CardFac
     return [cards[position] for position in chosen], notes
 
 
-def _named(entry: str, cards: Sequence[CardFacts]) -> int | _NotChosen:
+def _find_card(entry: str, cards: Sequence[CardFacts]) -> int | _NoMatch:
     """The position in `cards` of the card that one entry of the list names."""
     if number := _NUMBER.match(entry):
-        return _numbered(int(number[1]), cards)
+        return _find_numbered_card(int(number[1]), cards)
     if not entry.startswith(("GPU-", "MIG-")):
-        return _NotChosen("is neither the number nor the UUID of a GPU")
+        return _NoMatch("is neither the number nor the UUID of a GPU")
     exact = [position for position, card in enumerate(cards) if card.uuid == entry]
     begun = [position for position, card in enumerate(cards) if card.uuid.startswith(entry)]
     if len(exact or begun) == 1:
         return (exact or begun)[0]
     if begun:
-        return _NotChosen(f"is the beginning of {len(begun)} UUIDs")
+        return _NoMatch(f"is the beginning of {len(begun)} UUIDs")
     if _OLD_MIG_NAME.fullmatch(entry):
         why = "is a MIG name of drivers before R470, use the UUID that nvidia-smi -L prints"
-        return _NotChosen(why, ends_the_list=False)
+        return _NoMatch(why, ends_the_list=False)
     mig = " (a GPU in MIG mode is chosen by the UUIDs of its instances)" if any(card.mig for card in cards) else ""
-    return _NotChosen(f"names no GPU of this machine{mig}")
+    return _NoMatch(f"names no GPU of this machine{mig}")
 
 
-def _numbered(number: int, cards: Sequence[CardFacts]) -> int | _NotChosen:
+def _find_numbered_card(number: int, cards: Sequence[CardFacts]) -> int | _NoMatch:
     numbers = [position if card.index is None else card.index for position, card in enumerate(cards)]
     if number > max(numbers):
-        return _NotChosen("names no GPU of this machine")
+        return _NoMatch("names no GPU of this machine")
     if number not in numbers:
-        return _NotChosen("is a GPU that was left out", ends_the_list=False)
+        return _NoMatch("is a GPU that was left out", ends_the_list=False)
     position = numbers.index(number)
     if cards[position].mig:
-        return _NotChosen("is a GPU in MIG mode, and only UUIDs choose a MIG instance", ends_the_list=False)
+        return _NoMatch("is a GPU in MIG mode, and only UUIDs choose a MIG instance", ends_the_list=False)
     return position
 
 
-def numbering_doubts(cards: Sequence[CardFacts], value: str | None, order: str | None) -> list[str]:
+def card_order_notes(cards: Sequence[CardFacts], value: str | None, order: str | None) -> list[str]:
     """A note if CUDA, which by default counts the fastest card first, may count these cards in another order."""
     numbered = any(_NUMBER.match(entry.strip()) for entry in (value or "").split(","))
     if not numbered or order == "PCI_BUS_ID" or len({card.model for card in cards}) < 2:
         return []
     fix = "set CUDA_DEVICE_ORDER=PCI_BUS_ID or name the cards by UUID"
     return [
-        f"CUDA_VISIBLE_DEVICES={_shown(value or '')} is read in PCI order, CUDA may count unlike cards otherwise: {fix}"
+        f"CUDA_VISIBLE_DEVICES={_printable(value or '')} is read in PCI order, CUDA may count unlike "
+        f"cards otherwise: {fix}"
     ]
 
 
-def _shown(value: str) -> str:
+def _printable(value: str) -> str:
     """Safe to print on any terminal, and not longer than a note should be."""
     text = value.encode("unicode_escape").decode("ascii")
     return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+@dataclass(frozen=True, slots=True)
+class CardUsage:
+    """One physical card now. What the driver does not tell of it is None."""
+
+    index: int
+    uuid: str | None = None
+    use_percent: int | None = None
+    """Of the last moments, in how many something ran on it: 100 does not mean that it could do no more."""
+    memory_used_bytes: int | None = None
+    memory_bytes: int | None = None
+    power_w: float | None = None
+    encoder_percent: int | None = None
+    decoder_percent: int | None = None
+    temperature_c: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GpuReading:
+    cards: tuple[CardUsage, ...] = ()
+    processes: tuple[tuple[int, int], ...] = ()
+    """(pid, bytes), once per card that a process is on. In a container the driver may tell the pids of the host."""
+
+    def memory_of(self, pids: set[int]) -> int | None:
+        """Bytes that these processes hold together; None if they are on no card."""
+        held = [size for pid, size in self.processes if pid in pids]
+        return sum(held) if held else None
+
+
+class GpuMeter(Protocol):
+    """Where the use of GPUs is read from: NVML, or a script in a test."""
+
+    def read(self) -> GpuReading | None:
+        """None: it cannot be known. Never raises."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class NvmlMeter:
+    """As the NVIDIA driver reports it. NVML stays open between two readings, for opening it is what takes long."""
+
+    def __init__(self, library: Any = None) -> None:
+        """`library` is shaped like the module pynvml, which is imported when it is not given."""
+        self._library = library
+        self._open: bool | None = None
+        """None: not tried yet."""
+
+    def read(self) -> GpuReading | None:
+        nvml = self._nvml()
+        if nvml is None:
+            return None
+        count = _query(nvml, nvml.nvmlDeviceGetCount) or 0
+        found = [_read_usage(nvml, index) for index in range(count)]
+        held = (pair for _, processes in found for pair in processes)
+        return GpuReading(tuple(card for card, _ in found), tuple(held))
+
+    def close(self) -> None:
+        if self._open:
+            with contextlib.suppress(self._library.NVMLError):
+                self._library.nvmlShutdown()
+        self._open = False
+
+    def _nvml(self) -> Any:
+        if self._open is None:
+            self._library = self._library or _import_pynvml()
+            self._open = self._library is not None and _nvml_starts(self._library)
+        return self._library if self._open else None
+
+
+def _nvml_starts(nvml: Any) -> bool:
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError:
+        return False
+    return True
+
+
+def _read_usage(nvml: Any, index: int) -> tuple[CardUsage, list[tuple[int, int]]]:
+    handle = _query(nvml, nvml.nvmlDeviceGetHandleByIndex, index)
+    if handle is None:
+        return CardUsage(index), []
+    uuid = _query(nvml, nvml.nvmlDeviceGetUUID, handle)
+    rates = _query(nvml, nvml.nvmlDeviceGetUtilizationRates, handle)
+    memory = _query(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
+    milliwatts = _query(nvml, nvml.nvmlDeviceGetPowerUsage, handle)
+    encoder = _query(nvml, nvml.nvmlDeviceGetEncoderUtilization, handle)
+    decoder = _query(nvml, nvml.nvmlDeviceGetDecoderUtilization, handle)
+    card = CardUsage(
+        index,
+        uuid.decode(errors="replace") if isinstance(uuid, bytes) else uuid,
+        use_percent=None if rates is None else rates.gpu,
+        memory_used_bytes=None if memory is None else memory.used,
+        memory_bytes=None if memory is None else memory.total,
+        power_w=None if milliwatts is None else milliwatts / 1000,
+        # each is [percent, the microseconds it is sampled over]
+        encoder_percent=None if encoder is None else encoder[0],
+        decoder_percent=None if decoder is None else decoder[0],
+        temperature_c=_query(nvml, nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU),
+    )
+    return card, _read_processes(nvml, handle)
+
+
+def _read_processes(nvml: Any, handle: Any) -> list[tuple[int, int]]:
+    listed = _query(nvml, nvml.nvmlDeviceGetComputeRunningProcesses, handle) or []
+    # the driver may know that a process is there, and not how much it holds
+    return [(process.pid, process.usedGpuMemory) for process in listed if process.usedGpuMemory is not None]
+
+
+def _query(nvml: Any, ask: Callable[..., Any], *arguments: Any) -> Any:
+    """What the driver answers; None for what it does not support or cannot tell now."""
+    try:
+        return ask(*arguments)
+    except nvml.NVMLError:
+        return None

@@ -1,4 +1,4 @@
-"""What do workers, the machine and its cards use now? One look at all of it, at a bounded price."""
+"""Meter: one bounded-cost sample of workers, host and GPUs."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dovetail.machine.host_use import HostMeter
+from dovetail.machine.host_usage import HostMeter
 from dovetail.machine.network import TcpMeter, Traffic
-from dovetail.machine.usage import Sampler
+from dovetail.machine.processes import SessionSampler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from dovetail.machine.gpu_use import CardUse, GpuMeter, GpuReading
-    from dovetail.machine.host_use import HostUse
-    from dovetail.machine.usage import Use
+    from dovetail.machine.gpus import CardUsage, GpuMeter, GpuReading
+    from dovetail.machine.host_usage import HostUsage
+    from dovetail.machine.processes import SessionUsage
 
-MOST_SHARE = 0.01
+MAX_CPU_SHARE = 0.01
 """Of a core, at most, for looking at workers; with thousands of them the looks come less often."""
-NETWORK_SHARE = 0.002
+MAX_NETWORK_CPU_SHARE = 0.002
 """And of that for their connections."""
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class WorkerSample:
     """All ranks of a worker at one moment. Totals since they began; None: not known."""
 
     cpu_s: float
@@ -40,13 +40,13 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class MachineReading:
     """What one look gave."""
 
-    samples: Mapping[int, Sample]
+    samples: Mapping[int, WorkerSample]
     """Of the workers of whom something is known."""
-    host: HostUse
-    cards: tuple[CardUse, ...]
+    host: HostUsage
+    cards: tuple[CardUsage, ...]
 
 
 class Meter:
@@ -54,11 +54,11 @@ class Meter:
 
     def __init__(self, gpu: GpuMeter | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._gpu, self._clock = gpu, clock
-        self._sampler, self._tcp, self._host = Sampler(clock), TcpMeter(), HostMeter(clock=clock)
+        self._sampler, self._tcp, self._host = SessionSampler(clock), TcpMeter(), HostMeter(clock=clock)
         self._traffic: dict[int, Traffic] | None = {}
         self._network_due = float("-inf")
 
-    def read(self, workers: Mapping[int, Sequence[int]]) -> Reading:
+    def read(self, workers: Mapping[int, Sequence[int]]) -> MachineReading:
         """Worker -> the pids of its ranks, each of which leads a session of its own."""
         uses = self._sampler.sample(pid for pids in workers.values() for pid in pids)
         traffic = self._read_traffic(uses)
@@ -68,54 +68,57 @@ class Meter:
             for worker, pids in workers.items()
             if all(pid in uses for pid in pids)
         }
-        return Reading(samples, self._host.read(), reading.cards if reading is not None else ())
+        return MachineReading(samples, self._host.read(), reading.cards if reading is not None else ())
 
     def close(self) -> None:
         if self._gpu is not None:
             self._gpu.close()
 
-    def _read_traffic(self, uses: Mapping[int, Use]) -> dict[int, Traffic] | None:
+    def _read_traffic(self, uses: Mapping[int, SessionUsage]) -> dict[int, Traffic] | None:
         """As it was last, while reading it again would cost too much."""
         if self._traffic is not None and self._clock() >= self._network_due:
             began = time.thread_time()
             self._traffic = self._tcp.sample({session: use.pids for session, use in uses.items()})
-            self._network_due = self._clock() + (time.thread_time() - began) / NETWORK_SHARE
+            self._network_due = self._clock() + (time.thread_time() - began) / MAX_NETWORK_CPU_SHARE
         return self._traffic
 
 
 def sample_of(
-    ranks: Sequence[Use], pids: Sequence[int], traffic: Mapping[int, Traffic] | None, reading: GpuReading | None
-) -> Sample:
+    ranks: Sequence[SessionUsage],
+    pids: Sequence[int],
+    traffic: Mapping[int, Traffic] | None,
+    reading: GpuReading | None,
+) -> WorkerSample:
     """A worker: all its ranks."""
     moved = None if traffic is None else sum((traffic.get(pid, Traffic()) for pid in pids), Traffic())
-    return Sample(
+    return WorkerSample(
         cpu_s=sum(use.cpu_s for use in ranks),
         uss_bytes=sum(use.uss_bytes for use in ranks),
         read_bytes=sum(use.read_bytes for use in ranks),
         write_bytes=sum(use.write_bytes for use in ranks),
         sent_bytes=None if moved is None else moved.sent_bytes,
         received_bytes=None if moved is None else moved.received_bytes,
-        gpu_bytes=None if reading is None else reading.of({pid for use in ranks for pid in use.pids}),
+        gpu_bytes=None if reading is None else reading.memory_of({pid for use in ranks for pid in use.pids}),
         processes=sum(use.processes for use in ranks),
     )
 
 
-def together(samples: Sequence[Sample]) -> Sample:
+def merge_samples(samples: Sequence[WorkerSample]) -> WorkerSample:
     """A worker whose ranks are on several machines."""
-    return Sample(
+    return WorkerSample(
         cpu_s=sum(it.cpu_s for it in samples),
         uss_bytes=sum(it.uss_bytes for it in samples),
         read_bytes=sum(it.read_bytes for it in samples),
         write_bytes=sum(it.write_bytes for it in samples),
-        sent_bytes=_known(it.sent_bytes for it in samples),
-        received_bytes=_known(it.received_bytes for it in samples),
-        gpu_bytes=_known(it.gpu_bytes for it in samples),
+        sent_bytes=_sum_known(it.sent_bytes for it in samples),
+        received_bytes=_sum_known(it.received_bytes for it in samples),
+        gpu_bytes=_sum_known(it.gpu_bytes for it in samples),
         processes=sum(it.processes for it in samples),
         at=max((it.at for it in samples if it.at is not None), default=None),
     )
 
 
-def _known(figures: Iterable[int | None]) -> int | None:
+def _sum_known(figures: Iterable[int | None]) -> int | None:
     """What is known of them; None: nothing is."""
     known = [it for it in figures if it is not None]
     return sum(known) if known else None

@@ -1,4 +1,4 @@
-"""How many bytes do the processes of a worker send and receive?
+"""TCP bytes sent and received per worker, from the sock_diag counters of the kernel.
 
 The kernel counts them per TCP connection and tells them to anybody (sock_diag); a connection is known by the number of
 its socket, and /proc/PID/fd says who has it. Not counted: UDP, what a connection did after the last look at it, and
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 NETLINK_SOCK_DIAG = 4
 SOCK_DIAG_BY_FAMILY = 20
-DUMP = 0x1 | 0x300
+DUMP_FLAGS = 0x1 | 0x300
 NLMSG_ERROR, NLMSG_DONE = 2, 3
 INET_DIAG_INFO = 2
 NOT_CONNECTED = (6, 7, 10, 12)
@@ -83,10 +83,10 @@ class TcpMeter:
             return None
         by_inode = {connection.inode: connection for connection in found}
         self._sessions = {number: self._sessions.get(number) or _Session() for number in sessions}
-        return {number: _traffic(it, inodes[number], by_inode) for number, it in self._sessions.items()}
+        return {number: _session_traffic(it, inodes[number], by_inode) for number, it in self._sessions.items()}
 
 
-def _traffic(session: _Session, inodes: set[int], by_inode: Mapping[int, Connection]) -> Traffic:
+def _session_traffic(session: _Session, inodes: set[int], by_inode: Mapping[int, Connection]) -> Traffic:
     here = [by_inode[inode] for inode in inodes if inode in by_inode]
     now = {connection.cookie: connection.traffic for connection in here}
     gone = (traffic for cookie, traffic in session.open.items() if cookie not in now)
@@ -118,16 +118,16 @@ def connections() -> list[Connection] | None:
             return [
                 connection
                 for family in (socket.AF_INET, socket.AF_INET6)
-                for payload in _dump(asking, family)
+                for payload in _dump_connections(asking, family)
                 if (connection := parse_connection(payload))
             ]
     except (OSError, AttributeError, struct.error):
         return None
 
 
-def _dump(asking: socket.socket, family: int) -> Iterator[bytes]:
+def _dump_connections(asking: socket.socket, family: int) -> Iterator[bytes]:
     body = REQUEST.pack(family, socket.IPPROTO_TCP, 1 << (INET_DIAG_INFO - 1), WANTED_STATES)
-    asking.send(MESSAGE.pack(MESSAGE.size + len(body), SOCK_DIAG_BY_FAMILY, DUMP, family, 0) + body)
+    asking.send(MESSAGE.pack(MESSAGE.size + len(body), SOCK_DIAG_BY_FAMILY, DUMP_FLAGS, family, 0) + body)
     while True:
         for kind, payload in parse_messages(asking.recv(1 << 17)):
             if kind == NLMSG_DONE:

@@ -1,1 +1,1 @@
-"""WHAT HAPPENED: a run writes its folder, and everything a person sees is computed from that."""
+"""Recording of runs, and reports about them."""

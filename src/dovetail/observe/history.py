@@ -1,4 +1,4 @@
-"""What happened in a run, read back from its folder? Works while it runs, after it, and on another machine."""
+"""History of a run read back from its journal: views, worker lifetimes, events, resource use, status."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dovetail.errors import ConfigError, Problem
-from dovetail.machine.processes import process_started
-from dovetail.observe.folder import RunFolder, num, read_object
-from dovetail.observe.journal import lines_in
+from dovetail.machine.processes import process_start_time
+from dovetail.observe.journal import read_json_lines
+from dovetail.observe.run_folder import RunFolder, number_field, read_json_object
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 LOST_AFTER_S = 10.0
 KNOWN_STATUS = frozenset({"running", "finished", "drained", "failed", "cancelled"})
-BACKWARDS_S = 1e-9
+MIN_INTERVAL_S = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class UnitPoint:
     """One unit between two views: rates are differences of totals."""
 
     t: float
@@ -43,7 +43,7 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
-class Tick:
+class ViewRecord:
     """One view: the run, and every unit as it was last seen."""
 
     t: float
@@ -52,7 +52,7 @@ class Tick:
 
 
 @dataclass(slots=True)
-class WorkerLife:
+class WorkerLifetime:
     """When a worker came and went, as far as that was recorded one by one."""
 
     worker: int
@@ -74,7 +74,7 @@ class WorkerLife:
 
 
 @dataclass(frozen=True, slots=True)
-class Happening:
+class TimelineEvent:
     """A line that was written when it happened: a note, a node, something asked for, the loss of a worker."""
 
     t: float
@@ -84,14 +84,14 @@ class Happening:
 
 
 @dataclass(slots=True)
-class History:
+class RunHistory:
     """Everything in a run's folder but the plan, which is read when it is asked for."""
 
     folder: RunFolder
     header: Mapping[str, Any]
-    ticks: list[Tick] = field(default_factory=list)
-    happenings: list[Happening] = field(default_factory=list)
-    lives: dict[int, WorkerLife] = field(default_factory=dict)
+    ticks: list[ViewRecord] = field(default_factory=list)
+    timeline: list[TimelineEvent] = field(default_factory=list)
+    worker_lifetimes: dict[int, WorkerLifetime] = field(default_factory=dict)
     counts: dict[tuple[str, str], int] = field(default_factory=dict)
     """(unit, start | ready | stop | stopped | lost) -> workers that have no line of their own."""
     unit_uses: dict[str, list[Mapping[str, Any]]] = field(default_factory=dict)
@@ -104,10 +104,10 @@ class History:
     """On a cluster the same by node, with `workers`: unit -> how many are there."""
 
     @classmethod
-    def load(cls, path: str | Path) -> History:
+    def load(cls, path: str | Path) -> RunHistory:
         """Whatever can be read; a ConfigError only if this is no run folder at all."""
         folder = RunFolder(Path(path))
-        header = read_object(folder.header)
+        header = read_json_object(folder.header)
         if not header:
             message = "is not the folder of a run: there is no run.json in it that can be read"
             raise ConfigError(
@@ -115,8 +115,8 @@ class History:
             )
         history = cls(folder, header)
         seen: dict[str, Mapping[str, Any]] = {}
-        for line in (*lines_in(folder.older_events), *lines_in(folder.events)):
-            _take(history, line, seen)
+        for line in (*read_json_lines(folder.rotated_events), *read_json_lines(folder.events)):
+            _apply_line(history, line, seen)
         return history
 
     @property
@@ -147,7 +147,7 @@ class History:
         return self.ticks[-1].t if self.ticks else 0.0
 
     def status(self, wall: float | None = None) -> str:
-        return status_of(self.header, time.time() if wall is None else wall)
+        return run_status(self.header, time.time() if wall is None else wall)
 
     def plan(self) -> Plan | None:
         """The plan it started with, if there is one that can be read."""
@@ -158,20 +158,20 @@ class History:
         except (OSError, UnicodeDecodeError, ConfigError):
             return None
 
-    def series(self, unit: str) -> list[Point]:
+    def series(self, unit: str) -> list[UnitPoint]:
         """One point per interval between two views in which the unit was seen."""
         return [
-            point(unit, before, after)
+            unit_point(unit, before, after)
             for before, after in pairwise(self.ticks)
-            if unit in after.units and after.t - before.t > BACKWARDS_S
+            if unit in after.units and after.t - before.t > MIN_INTERVAL_S
         ]
 
     def rates(self, what: str = "finished") -> list[tuple[float, float]]:
         """(time, source items per second up to it) between two views."""
         return [
-            (after.t, max(0.0, (num(after.run, what) - num(before.run, what)) / (after.t - before.t)))
+            (after.t, max(0.0, (number_field(after.run, what) - number_field(before.run, what)) / (after.t - before.t)))
             for before, after in pairwise(self.ticks)
-            if after.t - before.t > BACKWARDS_S
+            if after.t - before.t > MIN_INTERVAL_S
         ]
 
     def bottlenecks(self) -> dict[str, float]:
@@ -185,16 +185,16 @@ class History:
         shares = ((name, seconds / total) for name, seconds in held.items() if total > 0)
         return dict(sorted(shares, key=lambda pair: -pair[1]))
 
-    def notes(self, what: str) -> list[Happening]:
+    def notes(self, what: str) -> list[TimelineEvent]:
         """The notes of one kind: decision, error, ..."""
-        return [it for it in self.happenings if it.kind == "note" and it.data.get("what") == what]
+        return [it for it in self.timeline if it.kind == "note" and it.data.get("what") == what]
 
     def set_aside(self) -> list[dict[str, Any]]:
         """The items that were given up, as far as they were kept."""
-        return lines_in(self.folder.errors)
+        return read_json_lines(self.folder.errors)
 
 
-def status_of(header: Mapping[str, Any], wall: float) -> str:
+def run_status(header: Mapping[str, Any], wall: float) -> str:
     """running, finished, drained, failed, cancelled; or lost: its heart has stopped, and nobody vouches for it."""
     status = header.get("status")
     if status not in KNOWN_STATUS:
@@ -215,28 +215,33 @@ def _is_alive(header: Mapping[str, Any]) -> bool | None:
         return None
     if pid == os.getpid():
         return True
-    there = process_started(pid) if 0 < pid < 1 << 31 else None
+    there = process_start_time(pid) if 0 < pid < 1 << 31 else None
     return there is not None and abs(there - started) < 1.0
 
 
-def point(unit: str, before: Tick, after: Tick) -> Point:
+def unit_point(unit: str, before: ViewRecord, after: ViewRecord) -> UnitPoint:
     old, new = before.units.get(unit, {}), after.units[unit]
     seconds = after.t - before.t
-    workers = (num(old, "ready") + num(old, "draining") + num(new, "ready") + num(new, "draining")) / 2
-    busy = max(0.0, num(new, "busy_s_total") - num(old, "busy_s_total"))
-    return Point(
+    workers = (
+        number_field(old, "ready")
+        + number_field(old, "draining")
+        + number_field(new, "ready")
+        + number_field(new, "draining")
+    ) / 2
+    busy = max(0.0, number_field(new, "busy_s_total") - number_field(old, "busy_s_total"))
+    return UnitPoint(
         t=after.t,
-        rate=max(0.0, num(new, "taken_total") - num(old, "taken_total")) / seconds,
-        queued=int(num(new, "queued")),
-        in_flight=int(num(new, "in_flight")),
-        ready=int(num(new, "ready")),
-        starting=int(num(new, "starting")),
-        draining=int(num(new, "draining")),
+        rate=max(0.0, number_field(new, "taken_total") - number_field(old, "taken_total")) / seconds,
+        queued=int(number_field(new, "queued")),
+        in_flight=int(number_field(new, "in_flight")),
+        ready=int(number_field(new, "ready")),
+        starting=int(number_field(new, "starting")),
+        draining=int(number_field(new, "draining")),
         busy=busy / (workers * seconds) if workers else None,
     )
 
 
-def _take(history: History, line: Mapping[str, Any], seen: dict[str, Mapping[str, Any]]) -> None:
+def _apply_line(history: RunHistory, line: Mapping[str, Any], seen: dict[str, Mapping[str, Any]]) -> None:
     t, kind = line.get("t"), line.get("k")
     if not isinstance(t, int | float):
         return
@@ -244,20 +249,22 @@ def _take(history: History, line: Mapping[str, Any], seen: dict[str, Mapping[str
         seen[line["name"]] = line
     elif kind == "run":
         if not history.ticks or t >= history.ticks[-1].t:
-            history.ticks.append(Tick(float(t), line, dict(seen)))
+            history.ticks.append(ViewRecord(float(t), line, dict(seen)))
     elif kind == "worker" and isinstance(line.get("w"), int):
-        _take_worker(history, float(t), line)
+        _apply_worker(history, float(t), line)
     elif kind == "workers" and isinstance(line.get("units"), dict):
         for unit, counts in line["units"].items():
             for did, count in counts.items() if isinstance(counts, dict) else ():
-                history.counts[unit, did] = history.counts.get((unit, did), 0) + int(num(counts, did) and count)
+                history.counts[unit, did] = history.counts.get((unit, did), 0) + int(
+                    number_field(counts, did) and count
+                )
     elif kind in ("unit_use", "gpu_use", "machine_use", "node_use"):
-        _take_use(history, line)
+        _apply_usage(history, line)
     elif kind in ("note", "node", "asked", "input"):
-        history.happenings.append(Happening(float(t), str(kind), _said(line), line))
+        history.timeline.append(TimelineEvent(float(t), str(kind), _event_text(line), line))
 
 
-def _take_use(history: History, line: Mapping[str, Any]) -> None:
+def _apply_usage(history: RunHistory, line: Mapping[str, Any]) -> None:
     match line:
         case {"k": "unit_use", "unit": str(unit)}:
             history.unit_uses.setdefault(unit, []).append(line)
@@ -269,7 +276,7 @@ def _take_use(history: History, line: Mapping[str, Any]) -> None:
             history.machine_uses.append(line)
 
 
-def _said(line: Mapping[str, Any]) -> str:
+def _event_text(line: Mapping[str, Any]) -> str:
     match line.get("k"):
         case "note":
             return str(line.get("text", ""))
@@ -283,11 +290,13 @@ def _said(line: Mapping[str, Any]) -> str:
             return f"the input ended after {line.get('items')} items"
 
 
-def _take_worker(history: History, t: float, line: Mapping[str, Any]) -> None:
+def _apply_worker(history: RunHistory, t: float, line: Mapping[str, Any]) -> None:
     worker, did = line["w"], line.get("do")
-    life = history.lives.get(worker)
+    life = history.worker_lifetimes.get(worker)
     if life is None:
-        life = history.lives[worker] = WorkerLife(worker, str(line.get("unit", "")), str(line.get("node", "")))
+        life = history.worker_lifetimes[worker] = WorkerLifetime(
+            worker, str(line.get("unit", "")), str(line.get("node", ""))
+        )
     match did:
         case "start":
             gpus, nodes = line.get("gpus"), line.get("nodes")
@@ -302,4 +311,4 @@ def _take_worker(history: History, t: float, line: Mapping[str, Any]) -> None:
             life.why = str(line.get("why") or life.why)
             if did == "lost":
                 text = f"worker {worker} of {life.unit} on {life.node} was lost: {life.why}"
-                history.happenings.append(Happening(t, "lost", text, line))
+                history.timeline.append(TimelineEvent(t, "lost", text, line))

@@ -1,4 +1,4 @@
-"""How does the log of a run stay small, whatever the run does?
+"""Event journal of a run (events.jsonl) with a byte budget, decreasing view rate and rotation.
 
 Three limits. What is written now and then (views) comes ever less often in a long run: each two megabytes of it double
 the interval. What is written when it happens has a budget of bytes per second; what is beyond is counted, not written.
@@ -12,50 +12,52 @@ import math
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from dovetail.control.plain import plain
+from dovetail.control.codec import to_jsonable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-VERSION = 1
-ROTATE_BYTES = 8_000_000
+JOURNAL_VERSION = 1
+MAX_FILE_BYTES = 8_000_000
 BYTES_PER_SECOND = 25_000
 """Of views, and again of what happens: 50 kB/s in all."""
 BURST_BYTES = 500_000
-LEVEL_BYTES = 2_000_000
+BYTES_PER_INTERVAL_DOUBLING = 2_000_000
 
 
-def as_line(data: Mapping[str, Any]) -> bytes:
+def json_line(data: Mapping[str, Any]) -> bytes:
     """One line of JSON, whatever the data holds."""
     try:
         text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     except (TypeError, ValueError):
-        text = json.dumps(_finite(plain(data)), separators=(",", ":"))
+        text = json.dumps(_without_nan(to_jsonable(data)), separators=(",", ":"))
     return text.encode() + b"\n"
 
 
-def _finite(value: Any) -> Any:
+def _without_nan(value: Any) -> Any:
     """Without NaN and infinities, which are not JSON."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, list):
-        return [_finite(inner) for inner in value]
+        return [_without_nan(inner) for inner in value]
     if isinstance(value, dict):
-        return {key: _finite(inner) for key, inner in value.items()}
+        return {key: _without_nan(inner) for key, inner in value.items()}
     return value
 
 
-class Pace:
+class ViewInterval:
     """When the next view is due."""
 
-    def __init__(self, first_s: float = 1.0, most_s: float = math.inf, level_bytes: int = LEVEL_BYTES) -> None:
+    def __init__(
+        self, first_s: float = 1.0, most_s: float = math.inf, level_bytes: int = BYTES_PER_INTERVAL_DOUBLING
+    ) -> None:
         self.interval_s = first_s
         self.most_s = most_s
         self.level_bytes = level_bytes
         self.written = 0
 
-    def after(self, now: float, size_bytes: int) -> float:
+    def next_due(self, now: float, size_bytes: int) -> float:
         """The next time, after so much was written now."""
         self.written += size_bytes
         if self.written > self.level_bytes and self.interval_s < self.most_s:
@@ -68,26 +70,26 @@ class Pace:
 class Journal:
     """Appends lines to a file that is rotated."""
 
-    def __init__(self, path: Path, older: Path, *, rotate_bytes: int = ROTATE_BYTES) -> None:
+    def __init__(self, path: Path, older: Path, *, rotate_bytes: int = MAX_FILE_BYTES) -> None:
         self.path = path
-        self.older = older
+        self.rotated_path = older
         self.rotate_bytes = rotate_bytes
         self.left_out: Counter[str] = Counter()
-        self.zero = 0.0
+        self.started_at = 0.0
         """The engine's time at which the run began: lines count from there."""
         self.rotations = 0
         self._tokens = float(BURST_BYTES)
         self._filled_at = -math.inf
-        self._size = mend(path)
+        self._size = terminate_last_line(path)
         self._file = path.open("ab", buffering=1 << 16)
 
-    def keep(self, now: float, kind: str, data: Mapping[str, Any]) -> int:
+    def write(self, now: float, kind: str, data: Mapping[str, Any]) -> int:
         """Written in any case; how many bytes that took."""
-        return self._write(as_line({"v": VERSION, "t": round(now - self.zero, 6), "k": kind, **data}))
+        return self._write(json_line({"v": JOURNAL_VERSION, "t": round(now - self.started_at, 6), "k": kind, **data}))
 
-    def tell(self, now: float, kind: str, data: Mapping[str, Any]) -> bool:
+    def try_write(self, now: float, kind: str, data: Mapping[str, Any]) -> bool:
         """Written if the budget allows it; whether it was."""
-        line = as_line({"v": VERSION, "t": round(now - self.zero, 6), "k": kind, **data})
+        line = json_line({"v": JOURNAL_VERSION, "t": round(now - self.started_at, 6), "k": kind, **data})
         if self._filled_at < now:
             more = BURST_BYTES if self._filled_at == -math.inf else (now - self._filled_at) * BYTES_PER_SECOND
             self._tokens, self._filled_at = min(BURST_BYTES, self._tokens + more), now
@@ -101,7 +103,7 @@ class Journal:
     def _write(self, line: bytes) -> int:
         if self._size + len(line) > self.rotate_bytes and self._size:
             self._file.close()
-            self.path.replace(self.older)
+            self.path.replace(self.rotated_path)
             self._file = self.path.open("ab", buffering=1 << 16)
             self._size = 0
             self.rotations += 1
@@ -115,7 +117,7 @@ class Journal:
         self._file.close()
 
 
-def mend(path: Path) -> int:
+def terminate_last_line(path: Path) -> int:
     """Ends a line that an earlier process left torn, so that ours begins a new one. The file's size."""
     try:
         with path.open("rb+") as file:
@@ -129,7 +131,7 @@ def mend(path: Path) -> int:
         return 0
 
 
-def lines_in(path: Path) -> list[dict[str, Any]]:
+def read_json_lines(path: Path) -> list[dict[str, Any]]:
     """The objects in a file of lines; what is torn or no object is passed over."""
     try:
         text = path.read_bytes()

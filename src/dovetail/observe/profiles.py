@@ -1,4 +1,4 @@
-"""What did earlier runs measure of a stage? One small file per stage, batch size, place and kind of input and output.
+"""Profile store: speeds, setup times and memory of stages measured in earlier runs.
 
 Nothing here raises: what cannot be read was not measured, and what cannot be written is not kept.
 """
@@ -15,28 +15,28 @@ from dataclasses import asdict, dataclass, fields, replace
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from dovetail.observe.folder import home, read_object, write_atomically
+from dovetail.observe.run_folder import home_folder, read_json_object, write_atomically
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-VERSION = 1
-MOST_FILES = 2000
-LEAST_ITEMS = 8
-LEAST_S = 0.05
+PROFILE_VERSION = 1
+MAX_FILES = 2000
+MIN_ITEMS = 8
+MIN_SECONDS = 0.05
 """Less of either says little: it never takes the place of what is known better."""
-NEW_SHARE = 0.7
-LITTLE_SHARE = 0.3
+NEW_RUN_WEIGHT = 0.7
+SHORT_RUN_WEIGHT = 0.3
 """How much the newest run counts beside all before it; less if it was a short one."""
-LONG_S = 1.0
-PEAK_FADES = 0.9
-_WRITING = Lock()
+LONG_RUN_S = 1.0
+PEAK_DECAY = 0.9
+_WRITE_LOCK = Lock()
 """Runs of one process would write to the same temporary file."""
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
+class ProfileKey:
     """What a measurement holds for."""
 
     code: str
@@ -60,7 +60,7 @@ class Key:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class StageMeasurement:
     """What runs measured of a stage, the later ones counting more."""
 
     seconds_per_item: float
@@ -80,49 +80,49 @@ class Measured:
     """Of the last run; seconds since 1970."""
 
     @property
-    def is_little(self) -> bool:
-        return self.items < LEAST_ITEMS or self.seconds < LEAST_S
+    def is_small_sample(self) -> bool:
+        return self.items < MIN_ITEMS or self.seconds < MIN_SECONDS
 
 
 def profiles_folder() -> Path:
-    return home() / "profiles"
+    return home_folder() / "profiles"
 
 
-def read(key: Key) -> Measured | None:
+def read_profile(key: ProfileKey) -> StageMeasurement | None:
     """None: nothing was measured yet, or it cannot be read."""
     try:
-        data = read_object(profiles_folder() / key.file)
+        data = read_json_object(profiles_folder() / key.file)
     except (OSError, RuntimeError):
         return None
-    if data.get("version") != VERSION or data.get("key") != asdict(key):
+    if data.get("version") != PROFILE_VERSION or data.get("key") != asdict(key):
         return None
-    return _measured(data)
+    return _parse_measurement(data)
 
 
-def _measured(data: Mapping[str, Any]) -> Measured | None:
-    values: dict[str, Any] = {item.name: data.get(item.name) for item in fields(Measured)}
+def _parse_measurement(data: Mapping[str, Any]) -> StageMeasurement | None:
+    values: dict[str, Any] = {item.name: data.get(item.name) for item in fields(StageMeasurement)}
     for name, value in values.items():
         missing = value is None and name in ("setup_s", "peak_bytes")
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if not missing and not (number and math.isfinite(value) and value >= 0):
             return None
-    found = Measured(**values)
+    found = StageMeasurement(**values)
     return found if found.seconds_per_item > 0 and found.items > 0 else None
 
 
-def write(measured: Mapping[Key, Measured], wall: float | None = None) -> str:
+def write_profiles(measured: Mapping[ProfileKey, StageMeasurement], wall: float | None = None) -> str:
     """Blends each with what is known of it. What went wrong, in words; nothing if all is well or the home is not to be
     written."""
     when = time.time() if wall is None else wall
     folder = profiles_folder()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with _WRITING:
+        with _WRITE_LOCK:
             for key, new in measured.items():
-                kept = blended(read(key), replace(new, when=when))
-                text = json.dumps({"version": VERSION, "key": asdict(key), **asdict(kept)}, indent=1)
+                kept = blend(read_profile(key), replace(new, when=when))
+                text = json.dumps({"version": PROFILE_VERSION, "key": asdict(key), **asdict(kept)}, indent=1)
                 write_atomically(folder / key.file, text)
-            forget_oldest(folder)
+            delete_oldest(folder)
     except PermissionError:
         return ""
     except OSError as error:
@@ -131,13 +131,13 @@ def write(measured: Mapping[Key, Measured], wall: float | None = None) -> str:
     return ""
 
 
-def blended(old: Measured | None, new: Measured) -> Measured:
+def blend(old: StageMeasurement | None, new: StageMeasurement) -> StageMeasurement:
     """Recent runs count more; little never takes the place of much."""
-    if old is None or (old.is_little and not new.is_little):
+    if old is None or (old.is_small_sample and not new.is_small_sample):
         return new
-    if new.is_little and not old.is_little:
+    if new.is_small_sample and not old.is_small_sample:
         return old
-    share = NEW_SHARE if new.seconds >= min(LONG_S, old.seconds) else LITTLE_SHARE
+    share = NEW_RUN_WEIGHT if new.seconds >= min(LONG_RUN_S, old.seconds) else SHORT_RUN_WEIGHT
 
     def mix(before: float, now: float) -> float:
         return (1 - share) * before + share * now
@@ -145,8 +145,8 @@ def blended(old: Measured | None, new: Measured) -> Measured:
     setup = (
         new.setup_s if old.setup_s is None else old.setup_s if new.setup_s is None else mix(old.setup_s, new.setup_s)
     )
-    peak = max(round(PEAK_FADES * (old.peak_bytes or 0)), new.peak_bytes or 0) or None
-    return Measured(
+    peak = max(round(PEAK_DECAY * (old.peak_bytes or 0)), new.peak_bytes or 0) or None
+    return StageMeasurement(
         seconds_per_item=mix(old.seconds_per_item, new.seconds_per_item),
         returns=mix(old.returns, new.returns),
         items=old.items + new.items,
@@ -158,7 +158,7 @@ def blended(old: Measured | None, new: Measured) -> Measured:
     )
 
 
-def forget_oldest(folder: Path, most: int = MOST_FILES) -> None:
+def delete_oldest(folder: Path, most: int = MAX_FILES) -> None:
     """Down to so many; other runs may do the same at this moment."""
     files = [path for path in folder.iterdir() if path.suffix == ".json"]
     if len(files) <= most:

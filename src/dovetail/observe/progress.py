@@ -1,4 +1,4 @@
-"""How far is the run, and what holds it up? A table in place in a terminal, else a plain line now and then."""
+"""Progress display of a run: live table in a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dovetail.observe.words import duration, number, percent, rate
-from dovetail.pipeline.units import shown_as
+from dovetail.observe.text_format import format_duration, format_number, format_percent, format_rate
+from dovetail.pipeline.units import short_unit_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
 
     from dovetail.control.commands import Command
     from dovetail.control.events import Event
-    from dovetail.streaming.view import UnitView, View
+    from dovetail.streaming.view import StreamView, UnitView
 
-LIVE_S = 0.25
-PLAIN_S = 10.0
-WINDOW_S = 10.0
+LIVE_INTERVAL_S = 0.25
+PLAIN_INTERVAL_S = 10.0
+RATE_WINDOW_S = 10.0
 """Of the run's clock: rates are those of the last so many seconds."""
-LOOK_EVERY_STEPS = 64
-LOOK_AFTER_S = 0.25
+CHECK_EVERY_STEPS = 64
+CHECK_INTERVAL_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class StageRow:
     """One stage, as it is shown."""
 
     unit: UnitView
@@ -37,14 +37,14 @@ class Row:
     busy: float | None
 
 
-class Pulse:
+class RateWindow:
     """The last views, and the rates between the oldest and the youngest of them."""
 
-    def __init__(self, window_s: float = WINDOW_S) -> None:
+    def __init__(self, window_s: float = RATE_WINDOW_S) -> None:
         self.window_s = window_s
-        self._views: deque[View] = deque()
+        self._views: deque[StreamView] = deque()
 
-    def add(self, view: View) -> None:
+    def add(self, view: StreamView) -> None:
         views = self._views
         views.append(view)
         while len(views) > 2 and view.now - views[1].now >= self.window_s:
@@ -62,26 +62,26 @@ class Pulse:
         total = new.total if new.total is not None else new.expected
         return max(0, total - new.finished) / speed if total is not None and speed else None
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[StageRow]:
         old, new = self._views[0], self._views[-1]
         before = {unit.name: unit for unit in old.units}
         return [_row(before.get(unit.name, unit), unit, new.now - old.now) for unit in new.units]
 
 
-def _row(old: UnitView, new: UnitView, seconds: float) -> Row:
+def _row(old: UnitView, new: UnitView, seconds: float) -> StageRow:
     if seconds <= 0:
-        return Row(new, None, None)
+        return StageRow(new, None, None)
     workers = (old.ready + old.draining + new.ready + new.draining) / 2
     busy = (new.busy_s_total - old.busy_s_total) / (workers * seconds) if workers else None
-    return Row(new, (new.taken_total - old.taken_total) / seconds, None if busy is None else min(1.0, busy))
+    return StageRow(new, (new.taken_total - old.taken_total) / seconds, None if busy is None else min(1.0, busy))
 
 
-class Progress:
+class ProgressDisplay:
     """An observer that shows the run on stderr."""
 
     def __init__(
         self,
-        view: Callable[[float], View],
+        view: Callable[[float], StreamView],
         *,
         name: str = "",
         virtual: bool = False,
@@ -93,26 +93,26 @@ class Progress:
         self._view, self._wall = view, wall
         self._name, self._virtual = name, virtual
         self._stream = stream or sys.stderr
-        self._pulse = Pulse()
+        self._rate_window = RateWindow()
         self._began: float | None = None
         self._steps = 0
         self._look_at = float("-inf")
         is_live = _is_terminal(self._stream) if live is None else live
-        self._live = _live(self._stream) if is_live else None
-        self._interval_s = LIVE_S if is_live else PLAIN_S
+        self._live = _open_live_display(self._stream) if is_live else None
+        self._interval_s = LIVE_INTERVAL_S if is_live else PLAIN_INTERVAL_S
         # a plain line about nothing helps nobody, so the first comes after a while; a table is there at once
-        self._show_at = wall() + (0.0 if is_live else PLAIN_S)
+        self._show_at = wall() + (0.0 if is_live else PLAIN_INTERVAL_S)
 
-    def saw(self, now: float, events: Sequence[Event], commands: Sequence[Command]) -> None:  # noqa: ARG002 - the port's
+    def on_step(self, now: float, events: Sequence[Event], commands: Sequence[Command]) -> None:  # noqa: ARG002 - the port's
         self._steps -= 1
         if self._steps <= 0 or now >= self._look_at:
-            self._look(now)
+            self._check_timers(now)
 
-    def _look(self, now: float) -> None:
-        self._steps, self._look_at = LOOK_EVERY_STEPS, now + LOOK_AFTER_S
+    def _check_timers(self, now: float) -> None:
+        self._steps, self._look_at = CHECK_EVERY_STEPS, now + CHECK_INTERVAL_S
         if self._began is None:
             self._began = now
-            self._pulse.add(self._view(now))
+            self._rate_window.add(self._view(now))
         wall = self._wall()
         if wall >= self._show_at:
             self._show_at = wall + self._interval_s
@@ -120,13 +120,13 @@ class Progress:
 
     def _show(self, now: float) -> None:
         view = self._view(now)
-        self._pulse.add(view)
+        self._rate_window.add(view)
         since = now - (self._began or 0.0)
         if self._live is None:
-            print(plain_line(view, self._pulse, since, self._name), file=self._stream, flush=True)
+            print(progress_line(view, self._rate_window, since, self._name), file=self._stream, flush=True)
         else:
             self._live.start()
-            self._live.update(_table(view, self._pulse, since, self._title()), refresh=True)
+            self._live.update(_render_table(view, self._rate_window, since, self._title()), refresh=True)
 
     def _title(self) -> str:
         return f"{self._name} (simulated)" if self._virtual else self._name
@@ -142,40 +142,40 @@ class Progress:
                 self._live.stop()
 
 
-def headline(view: View, pulse: Pulse, since_s: float) -> str:
+def progress_text(view: StreamView, pulse: RateWindow, since_s: float) -> str:
     """'1200 of 5000 items (24 %), 41.2/s, 1 min 32 s left, bottleneck caption'."""
     if view.total is not None:
-        share = f" ({percent(view.finished / view.total)})" if view.total else ""
+        share = f" ({format_percent(view.finished / view.total)})" if view.total else ""
         parts = [f"{view.finished} of {view.total} items{share}"]
     elif view.expected:
         expected = max(view.expected, view.read)
-        parts = [f"{view.finished} of about {expected} items ({percent(view.finished / expected)})"]
+        parts = [f"{view.finished} of about {expected} items ({format_percent(view.finished / expected)})"]
     else:
         parts = [f"{view.finished} items ({view.read} read)"]
-    parts.append(rate(pulse.rate))
+    parts.append(format_rate(pulse.rate))
     left = pulse.eta_s
     if view.state != "running":
         parts.append(view.state)
     elif left is not None:
-        parts.append(f"{duration(left)} left")
-    parts.append(f"{duration(since_s)} so far")
+        parts.append(f"{format_duration(left)} left")
+    parts.append(f"{format_duration(since_s)} so far")
     if view.waves > 1:
         parts.append(f"wave {view.wave + 1} of {view.waves}")
     if view.aside:
         parts.append(f"{view.aside} set aside")
     if view.bottleneck:
-        parts.append(f"bottleneck {shown_as(view.bottleneck)}")
+        parts.append(f"bottleneck {short_unit_name(view.bottleneck)}")
     return ", ".join(parts)
 
 
-def plain_line(view: View, pulse: Pulse, since_s: float, name: str = "") -> str:
+def progress_line(view: StreamView, pulse: RateWindow, since_s: float, name: str = "") -> str:
     stages = (
-        f"{shown_as(row.unit.name)} {row.unit.ready}w {rate(row.rate)}"
+        f"{short_unit_name(row.unit.name)} {row.unit.ready}w {format_rate(row.rate)}"
         for row in pulse.rows()
         if row.unit.wave == view.wave
     )
     head = f"{name}: " if name else ""
-    return f"{head}{headline(view, pulse, since_s)} | {', '.join(stages)}"
+    return f"{head}{progress_text(view, pulse, since_s)} | {', '.join(stages)}"
 
 
 def workers_text(unit: UnitView) -> str:
@@ -190,7 +190,7 @@ def _is_terminal(stream: TextIO) -> bool:
     return bool(stream.isatty()) and os.environ.get("TERM", "") not in ("dumb", "unknown")
 
 
-def _live(stream: TextIO) -> Any:
+def _open_live_display(stream: TextIO) -> Any:
     from rich.console import Console
     from rich.live import Live
 
@@ -200,7 +200,7 @@ def _live(stream: TextIO) -> Any:
     return Live(console=console, auto_refresh=False, redirect_stdout=False, redirect_stderr=stream is sys.stderr)
 
 
-def _table(view: View, pulse: Pulse, since_s: float, title: str) -> Any:
+def _render_table(view: StreamView, pulse: RateWindow, since_s: float, title: str) -> Any:
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
@@ -213,12 +213,17 @@ def _table(view: View, pulse: Pulse, since_s: float, title: str) -> Any:
         unit = row.unit
         style = "yellow" if unit.name == view.bottleneck else "dim" if unit.finished else ""
         mark = " *" if unit.name == view.bottleneck else ""
-        cells = (number(unit.queued), number(unit.in_flight), workers_text(unit), percent(row.busy))
+        cells = (
+            format_number(unit.queued),
+            format_number(unit.in_flight),
+            workers_text(unit),
+            format_percent(row.busy),
+        )
         aside = str(unit.aside_total) if unit.aside_total else ""
-        speed = "-" if row.rate is None else number(float(row.rate))
-        table.add_row(Text(f"{shown_as(unit.name)}{mark}"), speed, *cells, aside, style=style)
-    parts = [Text(f"{title}: " if title else "", style="bold").append(headline(view, pulse, since_s), style="")]
+        speed = "-" if row.rate is None else format_number(float(row.rate))
+        table.add_row(Text(f"{short_unit_name(unit.name)}{mark}"), speed, *cells, aside, style=style)
+    parts = [Text(f"{title}: " if title else "", style="bold").append(progress_text(view, pulse, since_s), style="")]
     if view.use:
-        held = ", ".join(f"{name} {percent(used / total)}" for name, (used, total) in view.use.items() if total)
+        held = ", ".join(f"{name} {format_percent(used / total)}" for name, (used, total) in view.use.items() if total)
         return Group(*parts, table, Text(f"held  {held}", style="dim"))
     return Group(*parts, table)

@@ -1,14 +1,21 @@
-"""Does a controller decide today what it decided then? The exact input of a run, written down and fed again."""
+"""Recording of every controller step, and replay against a fresh controller."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from dovetail.control.wire import decode_event, encode_command, encode_event
+from dovetail.control.codec import decode_command, decode_event, encode_command, encode_event
+from dovetail.control.commands import Deliver, HostedObject
 from dovetail.errors import ConfigError, Problem
-from dovetail.observe.folder import cannot_write
+from dovetail.observe.run_folder import cannot_write_error
+from dovetail.resources.seat import Seat
+from dovetail.resources.shape import Shape
+from dovetail.scheduling.plan import Plan
+from dovetail.scheduling.replan.snapshot import ReplanRules
+from dovetail.streaming.controller import StreamController
+from dovetail.streaming.settings import StreamOptions, UnitSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,9 +24,10 @@ if TYPE_CHECKING:
     from dovetail.control.commands import Command
     from dovetail.control.engine import Controller
     from dovetail.control.events import Event
+    from dovetail.resources.seat import Seats
 
-VERSION = 1
-RECORD = "dovetail simulate FILE --record writes one: replay.log in the run's folder"
+REPLAY_VERSION = 1
+RECORD_HINT = "dovetail simulate FILE --record writes one: replay.log in the run's folder"
 
 
 class ReplayRecorder:
@@ -29,11 +37,11 @@ class ReplayRecorder:
         """`header` is whatever is needed to make the same controller again; plain data."""
         try:
             self._file = path.open("w", encoding="utf-8", buffering=1 << 16)
-            self._write({"version": VERSION, "header": dict(header)})
+            self._write({"version": REPLAY_VERSION, "header": dict(header)})
         except OSError as error:
-            raise cannot_write(path, error) from None
+            raise cannot_write_error(path, error) from None
 
-    def saw(self, now: float, events: Sequence[Event], commands: Sequence[Command]) -> None:
+    def on_step(self, now: float, events: Sequence[Event], commands: Sequence[Command]) -> None:
         step = [now, [encode_event(event) for event in events], [encode_command(command) for command in commands]]
         try:
             self._write(step)
@@ -49,7 +57,7 @@ class ReplayRecorder:
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class ReplayDifference:
     """The first step that went another way."""
 
     step: int
@@ -72,26 +80,30 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class ReplayResult:
     """How far a recording and a fresh controller agree."""
 
     header: dict[str, Any]
     steps: int
     """That were compared, the differing one included."""
     commands: int
-    difference: Difference | None = None
+    difference: ReplayDifference | None = None
 
     @property
-    def same(self) -> bool:
+    def is_same(self) -> bool:
         return self.difference is None
 
 
-def replay(path: Path, make_controller: Callable[[dict[str, Any]], Controller]) -> Comparison:
+def replay(path: Path, make_controller: Callable[[dict[str, Any]], Controller]) -> ReplayResult:
     """Feeds a recording to a controller made from its header, until they differ or the recording ends."""
-    lines = _lines(path)
+    lines = _read_lines(path)
     header = next(lines, None)
-    if not isinstance(header, dict) or header.get("version") != VERSION or not isinstance(header.get("header"), dict):
-        fixes = (RECORD,)
+    if (
+        not isinstance(header, dict)
+        or header.get("version") != REPLAY_VERSION
+        or not isinstance(header.get("header"), dict)
+    ):
+        fixes = (RECORD_HINT,)
         raise ConfigError(Problem("DT305", "is not the recording of a run", fixes=fixes, place=str(path)))
     controller = make_controller(header["header"])
     steps = commands = 0
@@ -104,17 +116,17 @@ def replay(path: Path, make_controller: Callable[[dict[str, Any]], Controller]) 
         replayed = json.loads(json.dumps([encode_command(command) for command in made]))
         steps += 1
         commands += len(replayed)
-        if not _same(recorded, replayed):
-            return Comparison(header["header"], steps, commands, Difference(steps - 1, now, recorded, replayed))
-    return Comparison(header["header"], steps, commands)
+        if not _is_same_json(recorded, replayed):
+            return ReplayResult(header["header"], steps, commands, ReplayDifference(steps - 1, now, recorded, replayed))
+    return ReplayResult(header["header"], steps, commands)
 
 
-def _same(one: object, other: object) -> bool:
+def _is_same_json(one: object, other: object) -> bool:
     """Equal as text, so that NaN equals itself."""
     return one == other or json.dumps(one) == json.dumps(other)
 
 
-def _lines(path: Path) -> Iterator[Any]:
+def _read_lines(path: Path) -> Iterator[Any]:
     """The lines of a file up to one that is torn: what comes after a gap cannot be compared."""
     try:
         with path.open("rb") as file:
@@ -124,6 +136,45 @@ def _lines(path: Path) -> Iterator[Any]:
                 except ValueError:
                     return
     except OSError as error:
-        fixes = (RECORD,)
+        fixes = (RECORD_HINT,)
         problem = Problem("DT305", f"cannot be read: {error.strerror}", fixes=fixes, place=str(path))
         raise ConfigError(problem) from None
+
+
+def controller_record(
+    works: Sequence[UnitSpec], plan: Plan, options: StreamOptions, resume: Sequence[Deliver] = (), reserved: Seats = ()
+) -> dict[str, Any]:
+    """Plain data, all of it."""
+    return {
+        "works": [_spec_to_dict(work) for work in works],
+        "plan": plan.to_dict(),
+        "options": asdict(options),
+        "resume": [encode_command(deliver) for deliver in resume],
+        "reserved": [seat.to_dict() for seat in reserved],
+    }
+
+
+def controller_from_record(header: Mapping[str, Any]) -> StreamController:
+    """A fresh controller, as it was at the beginning."""
+    options = StreamOptions(**{**header["options"], "rules": ReplanRules(**header["options"]["rules"])})
+    resume = [command for command in map(decode_command, header["resume"]) if isinstance(command, Deliver)]
+    works = [_spec_from_dict(data) for data in header["works"]]
+    reserved = tuple(map(Seat.from_dict, header.get("reserved", ())))
+    return StreamController(works, Plan.from_dict(header["plan"]), options, resume, reserved)
+
+
+def _spec_to_dict(work: UnitSpec) -> dict[str, Any]:
+    plain = {item.name: getattr(work, item.name) for item in fields(work)}
+    return plain | {
+        "shape": work.shape.to_dict(),
+        "hosted": [work.hosted.name, work.hosted.slots],
+        "parents": list(work.parents),
+        "stages": list(work.stages),
+    }
+
+
+def _spec_from_dict(data: Mapping[str, Any]) -> UnitSpec:
+    name, slots = data["hosted"]
+    shape, hosted = Shape.from_dict(data["shape"]), HostedObject(name, slots=slots)
+    names = {"parents": tuple(data["parents"]), "stages": tuple(data.get("stages", ()))}
+    return UnitSpec(**{**data, "shape": shape, "hosted": hosted, **names})

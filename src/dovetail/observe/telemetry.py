@@ -1,4 +1,4 @@
-"""What do the workers of a running run use? A thread that looks once per second, and costs next to nothing."""
+"""Telemetry of a run: a sampling thread, and the resource use of workers, units and nodes over time."""
 
 from __future__ import annotations
 
@@ -9,50 +9,285 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
-from dovetail.machine.host_use import HostUse, all_hosts
-from dovetail.machine.meter import MOST_SHARE, Meter
-from dovetail.observe.advice import Advice, Adviser, Asked, overuse
-from dovetail.observe.use import Accounts, Process, UnitUse, WorkerUse
+from dovetail.machine.host_usage import HostUsage, sum_hosts
+from dovetail.machine.meter import MAX_CPU_SHARE, Meter, WorkerSample
+from dovetail.observe.resource_advice import Advice, Adviser, RequestedResources, overuse_texts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from dovetail.machine.gpu_use import CardUse, GpuMeter
-    from dovetail.observe.use import Sample
+    from dovetail.machine.gpus import CardUsage, GpuMeter
 
-__all__ = ["MOST_SHARE", "Telemetry", "Snapshot", "Source", "Process", "Asked", "WorkerUse", "UnitUse", "overuse"]
+__all__ = ["UsageTotals", "WorkerProcesses", "WorkerSample", "UnitUse", "WorkerUse"]
 
-ADVICE_KEPT = 100
+RECENT_SAMPLE_COUNT = 5
+RECENT_S = 10.0
+MIN_PEAKS_KEPT = 10_000
+"""At least, of workers that are gone."""
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class WorkerProcesses:
+    """Where a worker is."""
+
+    pids: tuple[int, ...]
+    """Of its ranks on this machine; each leads a session of its own."""
+    unit: str
+    ready: bool = True
+    """While it is set up it may use what it likes: importing a model says nothing about what its stage needs."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerUse:
+    """One worker, its children and all its ranks included. Everything that ends in `_total` only grows."""
+
+    worker: int
+    unit: str
+    cpus: float | None
+    """CPUs it used since the sample before; None: there was none."""
+    cpu_s_total: float
+    uss_bytes: int
+    peak_bytes: int
+    """The largest USS that was seen."""
+    read_bytes_total: int
+    write_bytes_total: int
+    sent_bytes_total: int | None
+    """Over TCP; None: not known."""
+    received_bytes_total: int | None
+    gpu_bytes: int | None
+    """On all its cards; None: on none, or not known."""
+    processes: int
+
+
+@dataclass(frozen=True, slots=True)
+class UnitUse:
+    """All workers of a unit, those that are gone included."""
+
+    unit: str
+    workers: int
+    """That are there now."""
+    cpus_now: float | None
+    """CPUs that they used together since the sample before; None: there was none."""
+    cpus: float | None
+    """CPUs that one ready worker used, on average over the run; None: there was none."""
+    cpus_recent: float | None
+    """The same over the last few samples; None: too few of them."""
+    cpus_least: float | None
+    """And in the sample of them in which it was least."""
+    cpu_s_total: float
+    uss_bytes: int
+    """Of all workers together, now."""
+    peak_bytes: int
+    """Of that worker that had most."""
+    read_bytes_total: int
+    write_bytes_total: int
+    sent_bytes_total: int | None
+    received_bytes_total: int | None
+    gpu_peak_bytes: int | None
+    """Of that worker that had most."""
+
+
+@dataclass(slots=True)
+class _UnitTotals:
+    cpu_s: float = 0.0
+    read: int = 0
+    written: int = 0
+    sent: int | None = None
+    received: int | None = None
+    peak: int = 0
+    gpu_peak: int | None = None
+    ready_s: float = 0.0
+    ready_cpu_s: float = 0.0
+    recent: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=RECENT_SAMPLE_COUNT))
+    """(seconds, CPUs per ready worker)."""
+
+
+@dataclass(slots=True)
+class _Interval:
+    seconds: float
+    """Since the last look."""
+    workers: int = 0
+    uss: int = 0
+    cpus: float = 0.0
+    ready: int = 0
+    ready_s: float = 0.0
+    ready_cpu_s: float = 0.0
+    longest_s: float = 0.0
+    """Between two samples of a ready worker."""
+
+
+@dataclass(frozen=True, slots=True)
+class _LastSample:
+    """A worker at the last look."""
+
+    process: WorkerProcesses
+    sample: WorkerSample
+    at: float
+    cpus: float | None
+
+
+class UsageTotals:
+    """Takes samples of workers; says what each uses, and each unit."""
+
+    def __init__(self) -> None:
+        self._units: dict[str, _UnitTotals] = {}
+        self._before: dict[int, _LastSample] = {}
+        self._at: float | None = None
+        self._peaks: dict[int, int] = {}
+
+    def peak(self, worker: int) -> int:
+        """The largest USS that was seen of a worker, also of one that is gone; 0: it never was."""
+        return self._peaks.get(worker, 0)
+
+    def add_samples(
+        self, now: float, seen: Mapping[int, tuple[WorkerProcesses, WorkerSample]]
+    ) -> tuple[dict[int, WorkerUse], dict[str, UnitUse]]:
+        seconds = 0.0 if self._at is None else now - self._at
+        intervals: dict[str, _Interval] = {}
+        uses: dict[int, WorkerUse] = {}
+        after: dict[int, _LastSample] = {}
+        for worker, (process, sample) in seen.items():
+            interval = intervals.setdefault(process.unit, _Interval(seconds))
+            after[worker], uses[worker] = self._worker(worker, process, sample, now, interval)
+        self._before, self._at = after, now
+        for name, unit in self._units.items():
+            _add_interval(unit, intervals.setdefault(name, _Interval(seconds)))
+        if len(self._peaks) > 2 * MIN_PEAKS_KEPT + len(seen):
+            gone = [worker for worker in self._peaks if worker not in seen]
+            for worker in gone[:-MIN_PEAKS_KEPT]:
+                del self._peaks[worker]
+        return uses, {name: _unit_use(name, unit, intervals[name]) for name, unit in self._units.items()}
+
+    def _worker(
+        self, number: int, process: WorkerProcesses, sample: WorkerSample, now: float, interval: _Interval
+    ) -> tuple[_LastSample, WorkerUse]:
+        unit = self._units.setdefault(process.unit, _UnitTotals())
+        old = self._before.get(number)
+        at = now if sample.at is None else sample.at
+        seconds = at - old.at if old else interval.seconds
+        before = old.sample if old else WorkerSample(0.0, 0, 0, 0)
+        cpu_s = max(0.0, sample.cpu_s - before.cpu_s)
+        # a sample that was seen before says nothing new: what it used last counts until the next
+        cpus = cpu_s / seconds if seconds > 0 else old.cpus if old else None
+        _add_sample(unit, before, sample, cpu_s)
+        peak = self._peaks[number] = max(self._peaks.get(number, 0), sample.uss_bytes)
+        unit.peak = max(unit.peak, peak)
+        interval.workers += 1
+        interval.uss += sample.uss_bytes
+        interval.cpus += cpus or 0.0
+        if old and old.process.ready and process.ready:
+            interval.ready += 1
+            interval.ready_s += max(0.0, seconds)
+            interval.ready_cpu_s += cpu_s
+            interval.longest_s = max(interval.longest_s, seconds)
+        shown = cpus if old else None
+        return _LastSample(process, sample, at, shown), _worker_use(number, process.unit, sample, peak, shown)
+
+
+def _worker_use(number: int, unit: str, sample: WorkerSample, peak: int, cpus: float | None) -> WorkerUse:
+    return WorkerUse(
+        worker=number,
+        unit=unit,
+        cpus=cpus,
+        cpu_s_total=sample.cpu_s,
+        uss_bytes=sample.uss_bytes,
+        peak_bytes=peak,
+        read_bytes_total=sample.read_bytes,
+        write_bytes_total=sample.write_bytes,
+        sent_bytes_total=sample.sent_bytes,
+        received_bytes_total=sample.received_bytes,
+        gpu_bytes=sample.gpu_bytes,
+        processes=sample.processes,
+    )
+
+
+def _add_sample(unit: _UnitTotals, before: WorkerSample, now: WorkerSample, cpu_s: float) -> None:
+    unit.cpu_s += cpu_s
+    unit.read += max(0, now.read_bytes - before.read_bytes)
+    unit.written += max(0, now.write_bytes - before.write_bytes)
+    unit.sent = _add_optional(unit.sent, before.sent_bytes, now.sent_bytes)
+    unit.received = _add_optional(unit.received, before.received_bytes, now.received_bytes)
+    if now.gpu_bytes is not None:
+        unit.gpu_peak = max(unit.gpu_peak or 0, now.gpu_bytes)
+
+
+def _add_optional(total: int | None, before: int | None, now: int | None) -> int | None:
+    return total if now is None else (total or 0) + max(0, now - (before or 0))
+
+
+def _add_interval(unit: _UnitTotals, interval: _Interval) -> None:
+    unit.ready_s += interval.ready_s
+    unit.ready_cpu_s += interval.ready_cpu_s
+    if interval.ready_s > 0:
+        unit.recent.append((interval.longest_s, interval.ready_cpu_s / interval.ready_s))
+    elif interval.seconds > 0 and not interval.ready:
+        unit.recent.clear()
+
+
+def _unit_use(name: str, unit: _UnitTotals, interval: _Interval) -> UnitUse:
+    seconds = sum(seconds for seconds, _ in unit.recent)
+    enough = len(unit.recent) == RECENT_SAMPLE_COUNT or seconds >= RECENT_S
+    return UnitUse(
+        unit=name,
+        workers=interval.workers,
+        cpus_now=interval.cpus if interval.seconds > 0 else None,
+        cpus=unit.ready_cpu_s / unit.ready_s if unit.ready_s else None,
+        cpus_recent=sum(each * cpus for each, cpus in unit.recent) / seconds if enough else None,
+        cpus_least=min(cpus for _, cpus in unit.recent) if enough else None,
+        cpu_s_total=unit.cpu_s,
+        uss_bytes=interval.uss,
+        peak_bytes=unit.peak,
+        read_bytes_total=unit.read,
+        write_bytes_total=unit.written,
+        sent_bytes_total=unit.sent,
+        received_bytes_total=unit.received,
+        gpu_peak_bytes=unit.gpu_peak,
+    )
+
+
+__all__ = [
+    "MAX_CPU_SHARE",
+    "Telemetry",
+    "UsageSnapshot",
+    "SampleSource",
+    "WorkerProcesses",
+    "RequestedResources",
+    "WorkerUse",
+    "UnitUse",
+    "overuse_texts",
+]
+
+MAX_ADVICE_KEPT = 100
+
+
+@dataclass(frozen=True, slots=True)
+class UsageSnapshot:
     """What one look gave. Nothing of it ever changes."""
 
     workers: Mapping[int, WorkerUse] = field(default_factory=lambda: MappingProxyType({}))
     units: Mapping[str, UnitUse] = field(default_factory=lambda: MappingProxyType({}))
-    machine: HostUse | None = None
+    machine: HostUsage | None = None
     """All machines together."""
-    gpus: tuple[CardUse, ...] = ()
+    gpus: tuple[CardUsage, ...] = ()
     """Of this machine; those of other nodes are in `nodes`."""
-    nodes: Mapping[str, NodeUse] = field(default_factory=lambda: MappingProxyType({}))
+    nodes: Mapping[str, NodeTelemetry] = field(default_factory=lambda: MappingProxyType({}))
     """Of a run on a cluster, each by itself; else empty."""
 
 
 @dataclass(frozen=True, slots=True)
-class NodeUse:
+class NodeTelemetry:
     """One node of a cluster."""
 
-    host: HostUse | None
-    gpus: tuple[CardUse, ...]
+    host: HostUsage | None
+    gpus: tuple[CardUsage, ...]
     workers: Mapping[str, int]
     """Unit -> how many of its workers are there, all or in part."""
 
 
-class Source(Protocol):
+class SampleSource(Protocol):
     """Where samples come from that others took, on the nodes of a cluster. All of it is asked from the thread."""
 
-    def uses(self) -> Mapping[int, Sample]:
+    def uses(self) -> Mapping[int, WorkerSample]:
         """Worker -> its last sample, with the time at which it was taken."""
         ...
 
@@ -60,15 +295,15 @@ class Source(Protocol):
         """Node -> unit -> how many of its workers are there; every node of which something is known."""
         ...
 
-    def hosts(self) -> Mapping[str, HostUse]:
+    def hosts(self) -> Mapping[str, HostUsage]:
         """Node -> the machine under it."""
         ...
 
-    def machines(self) -> Sequence[HostUse]:
+    def machines(self) -> Sequence[HostUsage]:
         """Every machine once, also if several nodes are on it."""
         ...
 
-    def cards(self) -> Mapping[str, tuple[CardUse, ...]]:
+    def cards(self) -> Mapping[str, tuple[CardUsage, ...]]:
         """Node -> its cards."""
         ...
 
@@ -82,30 +317,30 @@ class Telemetry:
 
     def __init__(
         self,
-        workers: Callable[[], Mapping[int, Process]],
-        asked: Callable[[int], Asked | None] = lambda _: None,
+        workers: Callable[[], Mapping[int, WorkerProcesses]],
+        asked: Callable[[int], RequestedResources | None] = lambda _: None,
         every_s: float = 1.0,
         gpu: GpuMeter | None = None,
         *,
-        source: Source | None = None,
+        source: SampleSource | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.every_s = every_s
         self.problem = ""
         """Why the last look failed; empty if it did not."""
-        self._workers, self._asked, self._clock = workers, asked, clock
+        self._workers, self._requested, self._clock = workers, asked, clock
         self._source, self._meter = source, Meter(gpu, clock)
-        self._accounts, self._adviser = Accounts(), Adviser()
-        self._asked_of: dict[str, Asked] = {}
-        self._snapshot = Snapshot()
-        self._advice: deque[Advice] = deque(maxlen=ADVICE_KEPT)
-        self._looking = threading.Lock()
+        self._totals, self._adviser = UsageTotals(), Adviser()
+        self._requested_by_unit: dict[str, RequestedResources] = {}
+        self._snapshot = UsageSnapshot()
+        self._advice: deque[Advice] = deque(maxlen=MAX_ADVICE_KEPT)
+        self._sample_lock = threading.Lock()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
     # ---- what is known
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> UsageSnapshot:
         return self._snapshot
 
     def latest(self) -> Mapping[int, WorkerUse]:
@@ -116,15 +351,15 @@ class Telemetry:
         """All units that ever had a worker."""
         return self._snapshot.units
 
-    def machine(self) -> HostUse | None:
+    def machine(self) -> HostUsage | None:
         return self._snapshot.machine
 
-    def gpus(self) -> Sequence[CardUse]:
+    def gpus(self) -> Sequence[CardUsage]:
         return self._snapshot.gpus
 
     def peak(self, worker: int) -> int:
         """The largest USS that was seen of a worker, also of one that is gone; 0: it never was."""
-        return self._accounts.peak(worker)
+        return self._totals.peak(worker)
 
     def advice(self) -> list[Advice]:
         """What is new since this was asked last: workers that use more than they asked for."""
@@ -152,47 +387,47 @@ class Telemetry:
         pause_s = 0.0
         while not self._stop.wait(pause_s):
             began = time.thread_time()
-            self.look()
-            pause_s = max(self.every_s, (time.thread_time() - began) / MOST_SHARE)
+            self.sample()
+            pause_s = max(self.every_s, (time.thread_time() - began) / MAX_CPU_SHARE)
 
-    def look(self) -> None:
+    def sample(self) -> None:
         """Now; the thread calls it again and again. A look that fails is left out: a run must not suffer from it."""
-        with self._looking:
+        with self._sample_lock:
             try:
-                self._snapshot = self._taken()
+                self._snapshot = self._take_snapshot()
                 self.problem = ""
             except Exception as error:
                 self.problem = f"{type(error).__name__}: {error}"
 
-    def _taken(self) -> Snapshot:
+    def _take_snapshot(self) -> UsageSnapshot:
         workers = dict(self._workers())
         if self._source is not None:
-            of_workers, of_units = self._counted(workers, self._source.uses())
-            nodes, machine = nodes_of(self._source), all_hosts(self._source.machines())
-            return Snapshot(of_workers, of_units, machine, nodes=MappingProxyType(nodes))
+            of_workers, of_units = self._update_totals(workers, self._source.uses())
+            nodes, machine = node_telemetry(self._source), sum_hosts(self._source.machines())
+            return UsageSnapshot(of_workers, of_units, machine, nodes=MappingProxyType(nodes))
         reading = self._meter.read({worker: process.pids for worker, process in workers.items()})
-        of_workers, of_units = self._counted(workers, reading.samples)
-        return Snapshot(of_workers, of_units, reading.host, reading.cards)
+        of_workers, of_units = self._update_totals(workers, reading.samples)
+        return UsageSnapshot(of_workers, of_units, reading.host, reading.cards)
 
-    def _counted(
-        self, workers: Mapping[int, Process], samples: Mapping[int, Sample]
+    def _update_totals(
+        self, workers: Mapping[int, WorkerProcesses], samples: Mapping[int, WorkerSample]
     ) -> tuple[Mapping[int, WorkerUse], Mapping[str, UnitUse]]:
         seen = {worker: (process, samples[worker]) for worker, process in workers.items() if worker in samples}
-        of_workers, of_units = self._accounts.take(self._clock(), seen)
+        of_workers, of_units = self._totals.add_samples(self._clock(), seen)
         self._advise(workers, of_units)
         return MappingProxyType(of_workers), MappingProxyType(of_units)
 
-    def _advise(self, workers: Mapping[int, Process], units: Mapping[str, UnitUse]) -> None:
+    def _advise(self, workers: Mapping[int, WorkerProcesses], units: Mapping[str, UnitUse]) -> None:
         for worker, process in workers.items():
-            if asked := self._asked(worker):
-                self._asked_of[process.unit] = asked
+            if asked := self._requested(worker):
+                self._requested_by_unit[process.unit] = asked
         for name, use in units.items():
-            if name in self._asked_of:
-                self._advice.extend(self._adviser.news(use, self._asked_of[name]))
+            if name in self._requested_by_unit:
+                self._advice.extend(self._adviser.new_advice(use, self._requested_by_unit[name]))
 
 
-def nodes_of(source: Source) -> dict[str, NodeUse]:
+def node_telemetry(source: SampleSource) -> dict[str, NodeTelemetry]:
     """By name, in order."""
     units, hosts, cards = source.units(), source.hosts(), source.cards()
     names = sorted({*units, *hosts, *cards})
-    return {name: NodeUse(hosts.get(name), cards.get(name, ()), units.get(name, {})) for name in names}
+    return {name: NodeTelemetry(hosts.get(name), cards.get(name, ()), units.get(name, {})) for name in names}

@@ -1,1 +1,1 @@
-"""WHAT YOU WANT: stages, the pipeline they form, and the units that share workers. Pure."""
+"""Pipelines: stages, the graph they form, the units that share workers, and pipeline files."""

@@ -1,4 +1,4 @@
-"""How many seconds is "5m"?"""
+"""Parse durations such as "90s" or "1h30m"."""
 
 from __future__ import annotations
 

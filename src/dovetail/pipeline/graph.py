@@ -1,13 +1,13 @@
-"""Which stage comes after which, in what order can they be read, and what is wrong with that?"""
+"""The graph of stages: edges, topological order, cycles and other mistakes."""
 
 from __future__ import annotations
 
 import heapq
 from typing import TYPE_CHECKING
 
-from dovetail.errors import Problem, did_you_mean, shown
-from dovetail.pipeline.checks import NAME_LIMIT, name_mistake, quoted, stage_problems
+from dovetail.errors import Problem, did_you_mean, short_repr
 from dovetail.pipeline.stage import Stage
+from dovetail.pipeline.stage_validation import NAME_LIMIT, check_name, quote_value, stage_problems
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -22,24 +22,24 @@ PIPELINE_EXAMPLE = 'dt.Pipeline([dt.Stage("read", "my_package.my_module:read")])
 def pipeline_problems(stages: Sequence[object], name: object) -> list[Located]:
     """Everything that is wrong with these stages as a pipeline."""
     found: list[Located] = []
-    mistake = name_mistake(name)
+    mistake = check_name(name)
     if mistake:
-        message = f"pipeline: name={shown(name)} {mistake[0]}"
-        found.append((("name",), Problem("DT034", message, fixes=(f"name={quoted(mistake[1])}",))))
+        message = f"pipeline: name={short_repr(name)} {mistake[0]}"
+        found.append((("name",), Problem("DT034", message, fixes=(f"name={quote_value(mistake[1])}",))))
     if not stages:
         fixes = (f"write at least one: {PIPELINE_EXAMPLE}",)
         found.append((("stages",), Problem("DT030", "a pipeline without stages does nothing", fixes=fixes)))
     for number, stage in enumerate(stages):
         if isinstance(stage, Stage):
-            wrong = stage_problems(stage, _called(stage, number))
+            wrong = stage_problems(stage, _stage_label(stage, number))
             found += [(("stages", number, field), problem) for field, problem in wrong]
         else:
-            message = f"stage {number + 1}: {shown(stage)} is not a dt.Stage"
+            message = f"stage {number + 1}: {short_repr(stage)} is not a dt.Stage"
             found.append((("stages", number), Problem("DT034", message, fixes=(PIPELINE_EXAMPLE,))))
     usable = {number: stage for number, stage in enumerate(stages) if isinstance(stage, Stage)}
     named = {number: stage for number, stage in usable.items() if _is_named(stage)}
     names = list(dict.fromkeys(stage.name for stage in named.values()))
-    return [*found, *_twice(named), *_after(usable, names), *_cycles(named)]
+    return [*found, *_duplicate_names(named), *_after(usable, names), *_cycles(named)]
 
 
 def _is_named(stage: Stage) -> bool:
@@ -47,16 +47,16 @@ def _is_named(stage: Stage) -> bool:
     return isinstance(name, str) and name != ""
 
 
-def _called(stage: Stage, number: int) -> str:
-    return f"stage {shown(stage.name)}" if _is_named(stage) else f"stage {number + 1}"
+def _stage_label(stage: Stage, number: int) -> str:
+    return f"stage {short_repr(stage.name)}" if _is_named(stage) else f"stage {number + 1}"
 
 
-def listing(names: Iterable[str]) -> str:
+def format_names(names: Iterable[str]) -> str:
     text = f"stages: {', '.join(names)}"
     return text if len(text) <= 300 else f"{text[:297]}..."
 
 
-def edges_of(stages: Sequence[Stage]) -> Edges:
+def stage_edges(stages: Sequence[Stage]) -> Edges:
     """The stages that each stage gets items from."""
     before = [(), *((stage.name,) for stage in stages)]
     return {
@@ -65,7 +65,7 @@ def edges_of(stages: Sequence[Stage]) -> Edges:
     }
 
 
-def reversed_edges(edges: Mapping[str, tuple[str, ...]]) -> Edges:
+def reverse_edges(edges: Mapping[str, tuple[str, ...]]) -> Edges:
     children: dict[str, list[str]] = {name: [] for name in edges}
     for name, parents in edges.items():
         for parent in parents:
@@ -73,11 +73,11 @@ def reversed_edges(edges: Mapping[str, tuple[str, ...]]) -> Edges:
     return {name: tuple(found) for name, found in children.items()}
 
 
-def in_order(edges: Mapping[str, tuple[str, ...]]) -> list[str]:
+def topological_order(edges: Mapping[str, tuple[str, ...]]) -> list[str]:
     """Names with parents before children, otherwise as given; what is in or behind a cycle is left out."""
     position = {name: number for number, name in enumerate(edges)}
     names = list(edges)
-    children = reversed_edges(edges)
+    children = reverse_edges(edges)
     missing = {name: len(parents) for name, parents in edges.items()}
     ready = [position[name] for name, count in missing.items() if not count]
     heapq.heapify(ready)
@@ -92,7 +92,7 @@ def in_order(edges: Mapping[str, tuple[str, ...]]) -> list[str]:
     return order
 
 
-def _twice(stages: Mapping[int, Stage]) -> Iterator[Located]:
+def _duplicate_names(stages: Mapping[int, Stage]) -> Iterator[Located]:
     first: dict[str, int] = {}
     names = {stage.name for stage in stages.values()}
     for number, stage in stages.items():
@@ -102,8 +102,8 @@ def _twice(stages: Mapping[int, Stage]) -> Iterator[Located]:
         base = stage.name[: NAME_LIMIT - 8]
         free = next(f"{base}_{n}" for n in range(2, len(stages) + 3) if f"{base}_{n}" not in names)
         names.add(free)
-        message = f"stages {first[stage.name] + 1} and {number + 1} are both called {shown(stage.name)}"
-        yield ("stages", number, "name"), Problem("DT031", message, fixes=(f"name={quoted(free)}",))
+        message = f"stages {first[stage.name] + 1} and {number + 1} are both called {short_repr(stage.name)}"
+        yield ("stages", number, "name"), Problem("DT031", message, fixes=(f"name={quote_value(free)}",))
 
 
 def _after(stages: Mapping[int, Stage], names: list[str]) -> Iterator[Located]:
@@ -114,16 +114,16 @@ def _after(stages: Mapping[int, Stage], names: list[str]) -> Iterator[Located]:
         for entry, name in given.items():
             path = ("stages", number, "after", entry)
             if name == stage.name:
-                message = f"stage {shown(name)} comes after itself: {name} -> {name}"
+                message = f"stage {short_repr(name)} comes after itself: {name} -> {name}"
                 yield path, Problem("DT033", message, fixes=_fixes(good, number))
             elif name not in names:
                 near = did_you_mean(name, [other for other in names if other != stage.name])
                 meant = [*good, near.split("'")[1]] if near else good
-                message = f"{_called(stage, number)}: after names {shown(name)}, which is no stage{near}"
+                message = f"{_stage_label(stage, number)}: after names {short_repr(name)}, which is no stage{near}"
                 fixes = _fixes(list(dict.fromkeys(meant)), number)
-                yield path, Problem("DT032", message, evidence=(listing(names),), fixes=fixes)
+                yield path, Problem("DT032", message, evidence=(format_names(names),), fixes=fixes)
             elif name in list(given.values())[: list(given).index(entry)]:
-                message = f"{_called(stage, number)}: after names {shown(name)} twice"
+                message = f"{_stage_label(stage, number)}: after names {short_repr(name)} twice"
                 yield path, Problem("DT034", message, fixes=_fixes(good, number))
 
 
@@ -136,7 +136,7 @@ def _names_in(stage: Stage) -> dict[int, str]:
 
 def _fixes(names: list[str], number: int) -> tuple[str, ...]:
     if names:
-        return (f"after={quoted(names)}",)
+        return (f"after={quote_value(names)}",)
     source = "after=[], for a source"
     return (f"leave after out: it then follows stage {number}", f"or {source}") if number else (source,)
 
@@ -147,10 +147,10 @@ def _cycles(stages: Mapping[int, Stage]) -> Iterator[Located]:
     kept = [stages[number] for number in sorted(number_of.values())]
     edges = {
         name: tuple(parent for parent in dict.fromkeys(parents) if parent in number_of and parent != name)
-        for name, parents in edges_of(kept).items()
+        for name, parents in stage_edges(kept).items()
     }
     while edges := _only_cycles(edges):
-        children = reversed_edges(edges)
+        children = reverse_edges(edges)
         walk = [next(iter(edges))]
         while walk.count(walk[-1]) == 1:
             walk.append(children[walk[-1]][0])
@@ -161,17 +161,17 @@ def _cycles(stages: Mapping[int, Stage]) -> Iterator[Located]:
         entry = next(entry for entry, name in given.items() if name == ring[-1])
         rest = [name for name in given.values() if name != ring[-1]]
         message = f"the stages go round in a circle: {' -> '.join([*ring, head])}"
-        evidence = (f"stage {shown(head)} has after={quoted([*given.values()])}",)
-        problem = Problem("DT033", message, evidence=evidence, fixes=(f"after={quoted(rest)}",))
+        evidence = (f"stage {short_repr(head)} has after={quote_value([*given.values()])}",)
+        problem = Problem("DT033", message, evidence=evidence, fixes=(f"after={quote_value(rest)}",))
         yield ("stages", number_of[head], "after", entry), problem
         edges = _among([name for name in edges if name not in ring], edges)
 
 
 def _only_cycles(edges: Edges) -> Edges:
     """What is left when stages that nothing leads to, or that lead nowhere, are taken away again and again."""
-    forward = set(in_order(edges))
+    forward = set(topological_order(edges))
     rest = _among([name for name in edges if name not in forward], edges)
-    backward = set(in_order(reversed_edges(rest)))
+    backward = set(topological_order(reverse_edges(rest)))
     return _among([name for name in rest if name not in backward], rest)
 
 

@@ -1,4 +1,4 @@
-"""Which stages are there, and which comes after which? Checked when it is built, every mistake at once."""
+"""Pipeline: stages and their order, validated on construction."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from dovetail.errors import ConfigError, PipelineError, Problem, did_you_mean, shown
+from dovetail.errors import ConfigError, PipelineError, Problem, did_you_mean, short_repr
 from dovetail.pipeline.graph import (
     PIPELINE_EXAMPLE,
     Edges,
-    edges_of,
-    in_order,
-    listing,
+    format_names,
     pipeline_problems,
-    reversed_edges,
+    reverse_edges,
+    stage_edges,
+    topological_order,
 )
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from dovetail.pipeline.file import Written
+    from dovetail.pipeline.pipeline_file import ParsedPipelineFile
     from dovetail.pipeline.stage import Stage
 
 
@@ -41,10 +41,10 @@ class Pipeline:
         found = pipeline_problems(given, name)
         if found:
             raise PipelineError(problem for _, problem in found)
-        parents = edges_of(given)
+        parents = stage_edges(given)
         by_name = {stage.name: stage for stage in given}
-        self._set(stages=given, name=name, order=tuple(by_name[item] for item in in_order(parents)))
-        self._set(_parents=parents, _children=reversed_edges(parents))
+        self._set(stages=given, name=name, order=tuple(by_name[item] for item in topological_order(parents)))
+        self._set(_parents=parents, _children=reverse_edges(parents))
 
     def _set(self, **values: object) -> None:
         for key, value in values.items():
@@ -80,9 +80,9 @@ class Pipeline:
     def load(cls, path: str | Path) -> Pipeline:
         """A YAML or JSON file; mistakes are reported with line and column."""
         try:
-            from dovetail.pipeline import file  # late: most pipelines are made by code
+            from dovetail.pipeline import pipeline_file  # late: most pipelines are made by code
 
-            written = file.read(path)
+            written = pipeline_file.read_pipeline_file(path)
         except ConfigError as error:
             raise PipelineError(error.problems) from None
         return cls._from(written)
@@ -90,21 +90,21 @@ class Pipeline:
     @classmethod
     def from_dict(cls, data: object) -> Pipeline:
         """What a pipeline file holds, as plain data."""
-        from dovetail.pipeline import file
+        from dovetail.pipeline import pipeline_file
 
-        return cls._from(file.read_data(data))
+        return cls._from(pipeline_file.parse_pipeline_data(data))
 
     @classmethod
-    def _from(cls, written: Written) -> Pipeline:
+    def _from(cls, written: ParsedPipelineFile) -> Pipeline:
         if written.problems:
             raise PipelineError(written.problems)
         return cls(written.stages, written.name)
 
     def to_dict(self) -> dict[str, Any]:
         """What a pipeline file would hold; a function that a file cannot name is an error."""
-        from dovetail.pipeline import file
+        from dovetail.pipeline import pipeline_file
 
-        data, problems = file.data_of(self.stages, self.name)
+        data, problems = pipeline_file.pipeline_to_data(self.stages, self.name)
         if problems:
             raise PipelineError(problems)
         return data
@@ -112,14 +112,14 @@ class Pipeline:
     def _known(self, name: str) -> None:
         if name not in self._parents:
             near = did_you_mean(name, list(self._parents))
-            message = f"pipeline {self.name!r} has no stage {shown(name)}{near}"
+            message = f"pipeline {self.name!r} has no stage {short_repr(name)}{near}"
             raise PipelineError(
-                Problem("DT032", message, evidence=(listing(self._parents),), fixes=("name one of its stages",))
+                Problem("DT032", message, evidence=(format_names(self._parents),), fixes=("name one of its stages",))
             )
 
 
 def _listed(stages: object) -> tuple[Any, ...]:
     if isinstance(stages, Iterable) and not isinstance(stages, str | bytes | Mapping):
         return tuple(stages)
-    message = f"a pipeline is made of a list of stages, not {shown(stages)}"
+    message = f"a pipeline is made of a list of stages, not {short_repr(stages)}"
     raise PipelineError(Problem("DT030", message, fixes=(PIPELINE_EXAMPLE,)))

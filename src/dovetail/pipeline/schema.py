@@ -1,11 +1,14 @@
-"""How does an editor know what may be written in a pipeline file? JSON Schema, draft 2020-12."""
+"""JSON Schema of pipeline files."""
 
 from __future__ import annotations
 
 from dataclasses import MISSING, fields
 from typing import Any
 
-from dovetail.pipeline.checks import (
+from dovetail.pipeline.durations import DURATION_LIMIT_S, DURATION_PATTERN
+from dovetail.pipeline.source_sink import SIZE_PATTERN, source_sink_schemas
+from dovetail.pipeline.stage import Stage
+from dovetail.pipeline.stage_validation import (
     COUNTS,
     NAME_LIMIT,
     NAME_PATTERN,
@@ -15,9 +18,6 @@ from dovetail.pipeline.checks import (
     RUN_PATTERN,
     WORKERS_LIMIT,
 )
-from dovetail.pipeline.durations import DURATION_LIMIT_S, DURATION_PATTERN
-from dovetail.pipeline.ends import SIZE_PATTERN, end_schemas
-from dovetail.pipeline.stage import Stage
 from dovetail.resources.resources import CODECS_LIMIT, CPUS_LIMIT, CUSTOM_LIMIT, GPUS_LIMIT, Resources
 
 Schema = dict[str, Any]
@@ -105,7 +105,7 @@ def schema() -> Schema:
             **_list({"$ref": "#/$defs/stage"}, minItems=1),
             "description": "The steps, each after the one before it unless it says otherwise.",
         },
-        **end_schemas(),
+        **source_sink_schemas(),
     }
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",

@@ -1,4 +1,4 @@
-"""What is one step of a pipeline, as its author writes it?"""
+"""Stage: one step of a pipeline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which stages share workers, and how fast is such a unit?
+"""Units: stages fused so that they share workers.
 
 Fused are linear neighbours between which nothing is gained by having workers of their own: equal needs and settings,
 nothing expensive to set up, and no batch that would reach a function smaller than it asked for.
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from dovetail.pipeline.stage import Stage, Workers
     from dovetail.resources.shape import Shape
 
-ROOM = 60
+NAME_WIDTH = 60
 """Letters of a unit's name in tables."""
 
 
@@ -39,7 +39,7 @@ class Unit:
     barrier: bool
 
 
-def units_of(pipeline: Pipeline) -> tuple[Unit, ...]:
+def fuse_stages(pipeline: Pipeline) -> tuple[Unit, ...]:
     """Parents before children."""
     groups: list[list[Stage]] = []
     group_of: dict[str, list[Stage]] = {}
@@ -92,10 +92,10 @@ def _name(group: Sequence[Stage]) -> str:
     return "+".join(stage.name for stage in group)
 
 
-def shown_as(unit: str) -> str:
+def short_unit_name(unit: str) -> str:
     """The name of a unit where there is little room: of many fused stages the first and the last."""
     stages = unit.split("+")
-    if len(stages) < 3 or len(unit) <= ROOM:
+    if len(stages) < 3 or len(unit) <= NAME_WIDTH:
         return unit
     return f"{stages[0]}+...+{stages[-1]} ({len(stages)} stages)"
 

@@ -1,4 +1,4 @@
-"""Which operators are there, what may be said to each, and which of them run here?
+"""Catalogue of Data-Juicer operators: kinds, parameters, defaults, and which of them run natively here.
 
 `operators/known.json` has every operator of Data-Juicer 1.6.1, one per line. A parameter there is its type word and its
 default, or the type word alone if it must be given. Type words, with "?" behind them if null will do:
@@ -24,8 +24,8 @@ from dovetail.errors import Problem
 if TYPE_CHECKING:
     from dovetail.recipes.operators.base import Operator
 
-OPERATORS = "dovetail.recipes.operators"
-DATA_JUICER = "py-data-juicer==1.6.1 aiohttp ray"
+OPERATORS_PACKAGE = "dovetail.recipes.operators"
+DATA_JUICER_REQUIREMENTS = "py-data-juicer==1.6.1 aiohttp ray"
 """What the adapter needs. The table was made from this version; it imports the other two, but does not bring them."""
 
 
@@ -53,7 +53,7 @@ class Parameter:
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class OperatorSpec:
     """One operator."""
 
     name: str
@@ -75,7 +75,7 @@ class Known:
         return {**BASE_PARAMETERS, **(FILTER_PARAMETERS if self.kind == "filter" else {}), **self.parameters}
 
 
-def _table(words: Mapping[str, list[Any]]) -> Mapping[str, Parameter]:
+def _parameter_table(words: Mapping[str, list[Any]]) -> Mapping[str, Parameter]:
     return MappingProxyType({name: _parameter(name, *said) for name, said in words.items()})
 
 
@@ -83,7 +83,7 @@ def _parameter(name: str, word: str, default: Any = REQUIRED) -> Parameter:
     return Parameter(name, word.removesuffix("?"), default, word.endswith("?"))
 
 
-_KEYS = {
+_FIELD_KEYS = {
     "text_key": "text",
     "image_key": "images",
     "audio_key": "audios",
@@ -96,9 +96,9 @@ _KEYS = {
     "response_key": "response",
     "history_key": "history",
 }
-BASE_PARAMETERS: Final = _table(
+BASE_PARAMETERS: Final = _parameter_table(
     {
-        **{key: ["text", field] for key, field in _KEYS.items()},
+        **{key: ["text", field] for key, field in _FIELD_KEYS.items()},
         "index_key": ["text?", None],
         "work_dir": ["text?", None],
         "input_columns": ["text|texts?", None],
@@ -122,7 +122,7 @@ BASE_PARAMETERS: Final = _table(
     }
 )
 """What every operator accepts."""
-FILTER_PARAMETERS: Final = _table(
+FILTER_PARAMETERS: Final = _parameter_table(
     {
         "stats_export_path": ["text?", None],
         "min_closed_interval": ["flag", True],
@@ -133,21 +133,21 @@ FILTER_PARAMETERS: Final = _table(
 """What every filter accepts besides."""
 
 
-class _Catalogue(Mapping[str, Known]):
+class _Catalogue(Mapping[str, OperatorSpec]):
     """Entries are made when they are asked for: a recipe has ten operators, the table 229."""
 
     def __init__(self, said: Mapping[str, Mapping[str, Any]]) -> None:
         self._said = said
-        self._made: dict[str, Known] = {}
+        self._made: dict[str, OperatorSpec] = {}
 
-    def __getitem__(self, name: str) -> Known:
+    def __getitem__(self, name: str) -> OperatorSpec:
         found = self._made.get(name)
         if found is None:
             said = self._said[name]
-            found = self._made[name] = Known(
+            found = self._made[name] = OperatorSpec(
                 name,
                 said["kind"],
-                _table(said["parameters"]),
+                _parameter_table(said["parameters"]),
                 cuda=said.get("cuda", False),
                 batched=said.get("batched", False),
                 note=said.get("note", ""),
@@ -166,16 +166,16 @@ class _Catalogue(Mapping[str, Known]):
 
 
 @cache
-def known() -> Mapping[str, Known]:
+def known_operators() -> Mapping[str, OperatorSpec]:
     """Every operator by its name, in alphabetical order."""
-    return _Catalogue(json.loads(resources.files(OPERATORS).joinpath("known.json").read_bytes()))
+    return _Catalogue(json.loads(resources.files(OPERATORS_PACKAGE).joinpath("known.json").read_bytes()))
 
 
-def own(name: str) -> type[Operator] | None:
+def native_class(name: str) -> type[Operator] | None:
     """Our class of this name, if there is one; only its own module is imported."""
-    if name not in known() or importlib.util.find_spec(f"{OPERATORS}.{name}") is None:
+    if name not in known_operators() or importlib.util.find_spec(f"{OPERATORS_PACKAGE}.{name}") is None:
         return None
-    module = importlib.import_module(f"{OPERATORS}.{name}")
+    module = importlib.import_module(f"{OPERATORS_PACKAGE}.{name}")
     made: type[Operator] = getattr(module, class_name(name))
     return made
 
@@ -185,12 +185,12 @@ def class_name(name: str) -> str:
     return "".join(part[:1].upper() + part[1:] for part in name.split("_"))
 
 
-def runs_here(name: str) -> Problem | None:
+def availability_problem(name: str) -> Problem | None:
     """Why a known operator cannot run in this environment; None if it can."""
-    entry = known()[name]
-    made = own(name)
+    entry = known_operators()[name]
+    made = native_class(name)
     if made is None:
-        return _elsewhere(entry)
+        return _not_native_problem(entry)
     missing = [module for module in made.needs if not is_installed(module)]
     if not missing:
         return None
@@ -201,13 +201,13 @@ def runs_here(name: str) -> Problem | None:
     )
 
 
-def _elsewhere(entry: Known) -> Problem:
+def _not_native_problem(entry: OperatorSpec) -> Problem:
     """There is none of ours."""
     message = f"{entry.name} is known, but Dovetail has no {entry.kind} of this name of its own"
     evidence = (f"{entry.name}: {entry.note}",) if entry.note else ()
     if not entry.adapter:
         return Problem("DT414", message, evidence, (f"leave {entry.name} out of process",))
-    return Problem("DT414", message, evidence, ("adapter: data_juicer", f"pip install {DATA_JUICER}"))
+    return Problem("DT414", message, evidence, ("adapter: data_juicer", f"pip install {DATA_JUICER_REQUIREMENTS}"))
 
 
 def is_installed(module: str) -> bool:

@@ -1,4 +1,4 @@
-"""How does an editor know what may be written in a recipe? JSON Schema, draft 2020-12."""
+"""JSON Schema (draft 2020-12) of recipe files, for editors."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from typing import TYPE_CHECKING, Any
 
 from dovetail.pipeline.schema import NULL, SIZE, STAGE_KEYS
 from dovetail.pipeline.schema import schema as pipeline_schema
-from dovetail.recipes.catalogue import BASE_PARAMETERS, FILTER_PARAMETERS, REQUIRED, known
-from dovetail.recipes.keys import ADAPTERS, IDLE, OURS, TOP
-from dovetail.recipes.kinds import Kind, kinds_of
+from dovetail.recipes.catalogue import BASE_PARAMETERS, FILTER_PARAMETERS, REQUIRED, known_operators
+from dovetail.recipes.file_keys import ADAPTERS, DOVETAIL_KEYS, IGNORED_KEYS, TOP_LEVEL_KEYS
+from dovetail.recipes.parameter_types import ParameterType, parse_types
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from dovetail.recipes.catalogue import Known, Parameter
+    from dovetail.recipes.catalogue import OperatorSpec, Parameter
 
 Schema = dict[str, Any]
 
-NAMED = r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$"
+CUSTOM_NAME_PATTERN = r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$"
 """A function or class of the user's own: package.module:name."""
 _AMOUNT: Schema = {"type": "number", "minimum": 0}
 _COUNT: Schema = {"type": "integer", "minimum": 1}
@@ -31,7 +31,7 @@ _TYPES: dict[str, Schema] = {
     "list": {"type": "array"},
     "any": {},
 }
-_SAID: dict[str, tuple[Schema, str]] = {
+_WORKER_KEYS: dict[str, tuple[Schema, str]] = {
     "num_proc": (_WORKERS, "How many workers: -1 or auto, n, or [least, most]."),
     "num_cpus": (_AMOUNT, "CPUs of one worker."),
     "num_gpus": (_AMOUNT, "A share of one card (0.25), or whole cards (2), of one worker."),
@@ -50,16 +50,23 @@ _SAID: dict[str, tuple[Schema, str]] = {
 
 def schema() -> Schema:
     """The JSON Schema of a recipe."""
-    keys = {key: _described(form.schema, words, nullable=nullable) for key, (form, nullable, words) in TOP.items()}
-    idle = {key: {"description": "Known from Data-Juicer; it means nothing here."} for key in sorted(IDLE)}
+    keys = {
+        key: _described(form.schema, words, nullable=nullable)
+        for key, (form, nullable, words) in TOP_LEVEL_KEYS.items()
+    }
+    idle = {key: {"description": "Known from Data-Juicer; it means nothing here."} for key in sorted(IGNORED_KEYS)}
     keys["process"] = {**keys["process"], "minItems": 1}
-    operators = {name: {"$ref": f"#/$defs/{name}"} for name in known()}
+    operators = {name: {"$ref": f"#/$defs/{name}"} for name in known_operators()}
     own: Schema = {"type": ["object", "null"]}
     # with operators of your own any name may be one
     either = {
         "if": {"required": ["custom_operator_paths"]},
-        "then": _process({"type": "string"}, operators, own),
-        "else": _process({"anyOf": [{"enum": list(known())}, {"pattern": NAMED}], "type": "string"}, operators, False),
+        "then": _process_schema({"type": "string"}, operators, own),
+        "else": _process_schema(
+            {"anyOf": [{"enum": list(known_operators())}, {"pattern": CUSTOM_NAME_PATTERN}], "type": "string"},
+            operators,
+            False,
+        ),
     }
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -72,35 +79,35 @@ def schema() -> Schema:
         **either,
         "$defs": {
             "resources": pipeline_schema()["$defs"]["resources"],
-            "every_operator": {"properties": _every()},
+            "every_operator": {"properties": _common_properties()},
             "every_filter": {"$ref": "#/$defs/every_operator", "properties": _properties(FILTER_PARAMETERS.values())},
-            **{name: _operator(entry) for name, entry in known().items()},
+            **{name: _operator_schema(entry) for name, entry in known_operators().items()},
         },
     }
 
 
-def _process(name: Schema, operators: Schema, other: Schema | bool) -> Schema:
+def _process_schema(name: Schema, operators: Schema, other: Schema | bool) -> Schema:
     one: Schema = {"type": "object", "minProperties": 1, "maxProperties": 1, "properties": operators}
-    one |= {"patternProperties": {NAMED: {"type": ["object", "null"]}}, "additionalProperties": other}
+    one |= {"patternProperties": {CUSTOM_NAME_PATTERN: {"type": ["object", "null"]}}, "additionalProperties": other}
     return {"properties": {"process": {"items": {"anyOf": [name, one]}}}}
 
 
-def _every() -> Schema:
+def _common_properties() -> Schema:
     """What every operator accepts."""
     found = {**_properties(BASE_PARAMETERS.values())}
-    for key in OURS:
-        found[key] = _described(*(_SAID.get(key) or STAGE_KEYS[key]), nullable=True)
-    for key in BASE_PARAMETERS.keys() & _SAID.keys():
-        found[key] = _described(*_SAID[key], nullable=True)
+    for key in DOVETAIL_KEYS:
+        found[key] = _described(*(_WORKER_KEYS.get(key) or STAGE_KEYS[key]), nullable=True)
+    for key in BASE_PARAMETERS.keys() & _WORKER_KEYS.keys():
+        found[key] = _described(*_WORKER_KEYS[key], nullable=True)
     return found
 
 
-def _operator(entry: Known) -> Schema:
+def _operator_schema(entry: OperatorSpec) -> Schema:
     """Its parameters, or null if all are left out and may be."""
     own = _properties(entry.parameters.values())
     every = "every_filter" if entry.kind == "filter" else "every_operator"
-    shared = {**_every(), **(_properties(FILTER_PARAMETERS.values()) if entry.kind == "filter" else {})}
-    if any(_type(own[key]) != _type(shared[key]) for key in own.keys() & shared.keys()):
+    shared = {**_common_properties(), **(_properties(FILTER_PARAMETERS.values()) if entry.kind == "filter" else {})}
+    if any(_without_annotations(own[key]) != _without_annotations(shared[key]) for key in own.keys() & shared.keys()):
         # its own say goes before that of every operator, so that one cannot be referred to
         found: Schema = {"properties": {**shared, **own}, "additionalProperties": False}
     else:
@@ -113,14 +120,14 @@ def _operator(entry: Known) -> Schema:
     return {"type": ["object", "null"], **found}
 
 
-def _type(part: Schema) -> Schema:
+def _without_annotations(part: Schema) -> Schema:
     return {key: value for key, value in part.items() if key not in ("default", "description")}
 
 
 def _properties(parameters: Iterable[Parameter]) -> Schema:
     found = {}
     for parameter in parameters:
-        kinds = [_kind(kind) for kind in kinds_of(parameter.kind)]
+        kinds = [_type_schema(kind) for kind in parse_types(parameter.kind)]
         if all("const" in kind for kind in kinds):
             kinds = [{"enum": [kind["const"] for kind in kinds]}]
         part = _nullable(kinds) if parameter.nullable else kinds[0] if len(kinds) == 1 else {"anyOf": kinds}
@@ -130,14 +137,14 @@ def _properties(parameters: Iterable[Parameter]) -> Schema:
     return found
 
 
-def _kind(kind: Kind) -> Schema:
+def _type_schema(kind: ParameterType) -> Schema:
     if not kind.name:
         return {"const": kind.constant}
     if kind.name in _TYPES:
         return _TYPES[kind.name]
     part: Schema = {"type": "number" if kind.name == "float" else "integer"}
     if kind.low is not None:
-        part["exclusiveMinimum" if kind.above else "minimum"] = kind.low
+        part["exclusiveMinimum" if kind.exclusive else "minimum"] = kind.low
     if kind.high is not None:
         part["maximum"] = kind.high
     return {"type": "array", "items": part} if kind.name == "ints" else part

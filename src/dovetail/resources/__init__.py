@@ -1,1 +1,1 @@
-"""WHAT THERE IS: what one worker needs, what a cluster has, and who sits where. Pure."""
+"""Resource model: what one worker needs, what a cluster has, and which worker holds what."""

@@ -1,49 +1,49 @@
-"""How much is that, node by node and card by card? Seats and clusters as plain sums that can be compared."""
+"""Sums of resources per node and card: add, subtract and compare them."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dovetail.resources.free import WHOLE_CARD_MILLI
+from dovetail.resources.free_resources import WHOLE_CARD_MILLI
 from dovetail.resources.seat import CardShare, Seat
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from dovetail.resources.cluster import Cluster
-    from dovetail.resources.free import Free
+    from dovetail.resources.free_resources import FreeResources
     from dovetail.resources.seat import Seats
 
-Key = tuple[str, int, str]
+AmountKey = tuple[str, int, str]
 """Node, card or HOST, and what of it."""
-Amounts = dict[Key, int]
+Amounts = dict[AmountKey, int]
 """Only what is above zero, so that equal amounts are equal dicts."""
 
 HOST = -1
 CPU, MEMORY = "cpu_milli", "memory_bytes"
-OF_CARD = CardShare._fields[1:]
-CUSTOM = "custom "
+CARD_FIELDS = CardShare._fields[1:]
+CUSTOM_PREFIX = "custom "
 """What the names of custom resources begin with, so that none of them is taken for something else."""
 
 
-def amounts_of(seats: Iterable[Seat]) -> Amounts:
+def sum_seats(seats: Iterable[Seat]) -> Amounts:
     """What all these seats take together."""
     found: Amounts = {}
     for seat in seats:
         node = seat.node
         parts = [((node, HOST, CPU), seat.cpu_milli), ((node, HOST, MEMORY), seat.memory_bytes)]
-        parts += [((node, HOST, CUSTOM + name), amount) for name, amount in seat.custom]
+        parts += [((node, HOST, CUSTOM_PREFIX + name), amount) for name, amount in seat.custom]
         for share in seat.cards:
-            parts += [((node, share.card, what), amount) for what, amount in zip(OF_CARD, share[1:], strict=True)]
+            parts += [((node, share.card, what), amount) for what, amount in zip(CARD_FIELDS, share[1:], strict=True)]
         for key, amount in parts:
             if amount > 0:
                 found[key] = found.get(key, 0) + amount
     return found
 
 
-def capacity_of(cluster: Cluster) -> Amounts:
+def cluster_capacity(cluster: Cluster) -> Amounts:
     """Everything that can be taken of a cluster."""
-    return amounts_of(
+    return sum_seats(
         Seat(
             node.name,
             node.usable_cpu_milli,
@@ -58,13 +58,13 @@ def capacity_of(cluster: Cluster) -> Amounts:
     )
 
 
-def free_on(node: str, free: Free) -> Amounts:
+def free_amounts(node: str, free: FreeResources) -> Amounts:
     """What is left of a node."""
     cards = tuple(CardShare(card, *left) for card, left in enumerate(free.cards.free))
-    return amounts_of((Seat(node, free.cpu_milli, free.memory_bytes, cards, free.custom),))
+    return sum_seats((Seat(node, free.cpu_milli, free.memory_bytes, cards, free.custom),))
 
 
-def seats_of(amounts: Amounts) -> Seats:
+def seats_from_amounts(amounts: Amounts) -> Seats:
     """One seat per node that takes just this, in the order of their names."""
     return tuple(_seat(node, amounts) for node in sorted({key[0] for key in amounts}))
 
@@ -76,30 +76,52 @@ def _seat(node: str, amounts: Amounts) -> Seat:
         node,
         mine.get((HOST, CPU), 0),
         mine.get((HOST, MEMORY), 0),
-        tuple(CardShare(card, *(mine.get((card, what), 0) for what in OF_CARD)) for card in cards),
+        tuple(CardShare(card, *(mine.get((card, what), 0) for what in CARD_FIELDS)) for card in cards),
         tuple(
-            sorted((what.removeprefix(CUSTOM), amount) for (_, what), amount in mine.items() if what.startswith(CUSTOM))
+            sorted(
+                (what.removeprefix(CUSTOM_PREFIX), amount)
+                for (_, what), amount in mine.items()
+                if what.startswith(CUSTOM_PREFIX)
+            )
         ),
     )
 
 
-def plus(one: Amounts, other: Amounts) -> Amounts:
+def add_amounts(one: Amounts, other: Amounts) -> Amounts:
     return {key: one.get(key, 0) + other.get(key, 0) for key in one | other}
 
 
-def minus(one: Amounts, other: Amounts) -> Amounts:
+def subtract_amounts(one: Amounts, other: Amounts) -> Amounts:
     """What is left, and never less than nothing."""
     return {key: amount - other.get(key, 0) for key, amount in one.items() if amount > other.get(key, 0)}
 
 
-def least(one: Amounts, other: Amounts) -> Amounts:
+def min_amounts(one: Amounts, other: Amounts) -> Amounts:
     return {key: min(amount, other[key]) for key, amount in one.items() if key in other}
 
 
-def most(one: Amounts, other: Amounts) -> Amounts:
+def max_amounts(one: Amounts, other: Amounts) -> Amounts:
     return {key: max(one.get(key, 0), other.get(key, 0)) for key in one | other}
 
 
-def within(one: Amounts, other: Amounts) -> bool:
+def fits_within(one: Amounts, other: Amounts) -> bool:
     """Whether the other has at least as much of everything."""
     return all(amount <= other.get(key, 0) for key, amount in one.items())
+
+
+CARD_RESOURCES = ("GPUs", "GPU memory", "NVDECs", "NVENCs")
+"""What a card holds, in the order in which cards hold it."""
+RESOURCES = ("CPUs", "memory", *CARD_RESOURCES)
+
+
+def total_free(nodes: Mapping[FreeResources, int]) -> dict[str, int]:
+    """Of so many nodes in each state: milli-CPUs, bytes, milli-GPUs, codecs, and custom resources by their names."""
+    totals = dict.fromkeys(RESOURCES, 0)
+    for free, count in nodes.items():
+        totals["CPUs"] += count * free.cpu_milli
+        totals["memory"] += count * free.memory_bytes
+        for column, name in enumerate(CARD_RESOURCES):
+            totals[name] += count * sum(card[column] for card in free.cards.free)
+        for name, amount in free.custom:
+            totals[name] = totals.get(name, 0) + count * amount
+    return totals

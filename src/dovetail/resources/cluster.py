@@ -1,4 +1,4 @@
-"""What is there: cards on nodes in a cluster, from this machine, a spec, a file or plain data."""
+"""Cluster, Node and Gpu: built from this machine, a spec, a file or plain data."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from dovetail.errors import ClusterError, Problem
-from dovetail.resources import parse
-from dovetail.resources.cards import card_model, model_key
-from dovetail.resources.sizes import exact_size, milli, parse_size
+from dovetail.resources import cluster_spec
+from dovetail.resources.gpu_models import card_model, model_key
+from dovetail.resources.sizes import format_exact_size, format_milli, parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -61,7 +61,9 @@ class Gpu:
         """The shortest text that `Gpu.of` and the spec parser read back to this card."""
         plain = Gpu.of(self.model)
         text = (
-            self.model if self.memory_bytes == plain.memory_bytes else f"{self.model}:{exact_size(self.memory_bytes)}"
+            self.model
+            if self.memory_bytes == plain.memory_bytes
+            else f"{self.model}:{format_exact_size(self.memory_bytes)}"
         )
         if self.nvdecs != plain.nvdecs:
             text += f":nvdec={self.nvdecs}"
@@ -90,13 +92,13 @@ class Node:
 
     def spec(self) -> str:
         """The node without its name, as `Cluster.parse` reads it."""
-        parts = [f"{milli(self.cpu_milli)}cpu"]
+        parts = [f"{format_milli(self.cpu_milli)}cpu"]
         if self.kept_back_milli:
-            parts.append(f"keep {milli(self.kept_back_milli)}cpu")
+            parts.append(f"keep {format_milli(self.kept_back_milli)}cpu")
         if self.memory_bytes:
-            parts.append(exact_size(self.memory_bytes))
+            parts.append(format_exact_size(self.memory_bytes))
         parts += [f"{count}x{text}" for count, text in _runs(gpu.spec() for gpu in self.gpus)]
-        parts += [f"{name}={milli(amount)}" for name, amount in self.custom]
+        parts += [f"{name}={format_milli(amount)}" for name, amount in self.custom]
         labels = ", ".join(f"{name}={value}" for name, value in self.labels)
         return f"({', '.join(parts)})" + (f"{{{labels}}}" if labels else "")
 
@@ -131,22 +133,22 @@ class Cluster:
     @classmethod
     def parse(cls, spec: object) -> Cluster:
         """'4x(32cpu, 128GB, 2xA100:40GB) + 16x(32cpu, 64GB){pool=cpu}'; every mistake is reported at once."""
-        return _from_groups(parse.parse_cluster(spec))
+        return _from_groups(cluster_spec.parse_cluster_spec(spec))
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Cluster:
         """The inverse of `to_dict`; also what a YAML or JSON file holds."""
-        from dovetail.resources import cluster_file  # late: most clusters are not described by a file
+        from dovetail.resources import cluster_spec  # late: most clusters are not described by a file
 
-        return _from_groups(cluster_file.groups_of(data))
+        return _from_groups(cluster_spec.parse_cluster_data(data))
 
     @classmethod
     def load(cls, path: str | Path) -> Cluster:
         """A YAML or JSON file; mistakes are reported with line and column."""
         try:
-            from dovetail.resources import cluster_file
+            from dovetail.resources import cluster_spec
 
-            return _from_groups(cluster_file.groups_in(path))
+            return _from_groups(cluster_spec.read_cluster_file(path))
         except ClusterError as error:
             raise ClusterError(
                 problem if problem.place else problem.at(str(path)) for problem in error.problems
@@ -158,7 +160,7 @@ class Cluster:
         from dovetail import machine  # the only thing here that looks outside; costs psutil
 
         facts = machine.read_machine(gpus=gpus)
-        cards = tuple(_measured(card) for card in facts.cards)
+        cards = tuple(_local_cluster(card) for card in facts.cards)
         node = Node(name=facts.hostname, cpu_milli=facts.cpu_milli, memory_bytes=facts.memory_bytes, gpus=cards)
         return cls((node,), facts.notes)
 
@@ -182,7 +184,7 @@ class Cluster:
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON and YAML, names included; alike neighbours with made-up names are one entry."""
         keyed = (
-            (_entry(node) | ({} if node.name == _made_up_name(i) else {"name": node.name}))
+            (_entry(node) | ({} if node.name == _generated_name(i) else {"name": node.name}))
             for i, node in enumerate(self.nodes)
         )
         entries: list[dict[str, Any]] = []
@@ -192,7 +194,7 @@ class Cluster:
         return {"nodes": entries}
 
 
-def _measured(card: CardFacts) -> Gpu:
+def _local_cluster(card: CardFacts) -> Gpu:
     """A card as the driver describes it, with what only the table knows. A MIG instance is a model of its own, so that
     nobody who asks for an A100 gets a seventh of one."""
     gpu = Gpu.of(card.model, nvdecs=card.nvdecs, nvencs=card.nvencs, uuid=card.uuid)
@@ -200,7 +202,7 @@ def _measured(card: CardFacts) -> Gpu:
     return replace(gpu, model=model, memory_bytes=card.memory_bytes)
 
 
-def _made_up_name(position: int) -> str:
+def _generated_name(position: int) -> str:
     return f"node-{position}"
 
 
@@ -209,7 +211,7 @@ def _entry(node: Node) -> dict[str, Any]:
     if node.kept_back_milli:
         entry["keep_back"] = _plain(node.kept_back_milli)
     if node.memory_bytes:
-        entry["memory"] = exact_size(node.memory_bytes)
+        entry["memory"] = format_exact_size(node.memory_bytes)
     if node.gpus:
         entry["gpus"] = [f"{count}x{text}" for count, text in _runs(gpu.spec() for gpu in node.gpus)]
     if node.labels:
@@ -228,7 +230,7 @@ def _runs(texts: Iterable[str]) -> list[tuple[int, str]]:
     return [(len(list(alike)), text) for text, alike in groupby(texts)]
 
 
-def _from_groups(groups: Iterable[parse.NodeSpec]) -> Cluster:
+def _from_groups(groups: Iterable[cluster_spec.NodeSpec]) -> Cluster:
     nodes: list[Node] = []
     for group in groups:
         cards = tuple(
@@ -245,5 +247,5 @@ def _from_groups(groups: Iterable[parse.NodeSpec]) -> Cluster:
             custom=tuple(sorted((name, amount) for name, amount in group.custom.items() if amount)),
             kept_back_milli=group.kept_back_milli,
         )
-        nodes += [replace(node, name=group.name or _made_up_name(len(nodes) + i)) for i in range(group.count)]
+        nodes += [replace(node, name=group.name or _generated_name(len(nodes) + i)) for i in range(group.count)]
     return Cluster(tuple(nodes))

@@ -1,10 +1,10 @@
-"""Can this shape sit on a node in this state, and on which of its cards?"""
+"""Test whether a shape fits on a node, and on which of its cards."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dovetail.resources.free import WHOLE_CARD_MILLI, CardFree, Cards, Free, NodeKind
+from dovetail.resources.free_resources import WHOLE_CARD_MILLI, FreeCard, FreeCards, FreeResources, NodeKind
 from dovetail.resources.seat import CardShare, Seat
 from dovetail.resources.shape import Shape, ShapeKind
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
     from dovetail.resources.cluster import Gpu
 
-Way = tuple[CardShare, ...]
+CardAssignment = tuple[CardShare, ...]
 """One way of sitting on the cards of a node."""
 
-WAYS_LIMIT = 100_000
-ROOM_LIMIT = 10**9
+ASSIGNMENT_CACHE_LIMIT = 100_000
+CAPACITY_LIMIT = 10**9
 """As good as endless: what a node without limits for a shape has room for."""
 
 
@@ -29,46 +29,46 @@ class Fit:
     def __init__(self, shape: Shape) -> None:
         self.shape = shape
         self._shares: dict[NodeKind, tuple[CardShare | None, ...] | None] = {}
-        self._ways: dict[Cards, tuple[Way, ...]] = {}
+        self._ways: dict[FreeCards, tuple[CardAssignment, ...]] = {}
 
-    def ways(self, free: Free) -> tuple[Way, ...]:
+    def assignments(self, free: FreeResources) -> tuple[CardAssignment, ...]:
         """Every different way to sit there now, lowest cards first; none if it does not fit."""
         shape = self.shape
         if free.cpu_milli < shape.cpu_milli or free.memory_bytes < shape.memory_bytes:
             return ()
-        if shape.custom and free.custom_left(shape.custom) is None:
+        if shape.custom and free.custom_after(shape.custom) is None:
             return ()
-        return self.ways_on_cards(free.cards)
+        return self.card_assignments(free.cards)
 
-    def ways_on_cards(self, cards: Cards) -> tuple[Way, ...]:
+    def card_assignments(self, cards: FreeCards) -> tuple[CardAssignment, ...]:
         """The same without a look at CPUs, memory and custom resources."""
         found = self._ways.get(cards)
         if found is None:
-            if len(self._ways) >= WAYS_LIMIT:
+            if len(self._ways) >= ASSIGNMENT_CACHE_LIMIT:
                 self._ways.clear()
             found = self._ways[cards] = tuple(self._find_ways(cards))
         return found
 
-    def room(self, free: Free) -> int:
+    def capacity(self, free: FreeResources) -> int:
         """How many such workers fit on a node in this state, all at once."""
         shape = self.shape
         custom = dict(free.custom)
         pairs = [(free.cpu_milli, shape.cpu_milli), (free.memory_bytes, shape.memory_bytes)]
         pairs += [(custom.get(name, 0), amount) for name, amount in shape.custom]
-        on_host = min((have // need for have, need in pairs if need), default=ROOM_LIMIT)
-        return min(on_host, self._room_on_cards(free.cards), ROOM_LIMIT)
+        on_host = min((have // need for have, need in pairs if need), default=CAPACITY_LIMIT)
+        return min(on_host, self._room_on_cards(free.cards), CAPACITY_LIMIT)
 
-    def _room_on_cards(self, cards: Cards) -> int:
+    def _room_on_cards(self, cards: FreeCards) -> int:
         shares = self.shares(cards.kind)
         if shares is None:
             return 0
         if self.shape.kind is ShapeKind.CPU_ONLY:
-            return ROOM_LIMIT
+            return CAPACITY_LIMIT
         if self.shape.kind in (ShapeKind.CODEC, ShapeKind.FRACTIONAL_GPU):
-            return sum(_times(cards.free[share.card], share) for share in shares if share is not None)
+            return sum(_shares_that_fit(cards.free[share.card], share) for share in shares if share is not None)
         count = 0
-        now: Cards | None = cards
-        while now is not None and (ways := self.ways_on_cards(now)):
+        now: FreeCards | None = cards
+        while now is not None and (ways := self.card_assignments(now)):
             now = now.after(ways[0])
             count += 1
         return count
@@ -80,7 +80,7 @@ class Fit:
             allowed = all(kind.labels.get(name) in values for name, values in self.shape.labels)
             self._shares[kind] = (
                 tuple(
-                    share_of(self.shape, index, gpu, key)
+                    card_share(self.shape, index, gpu, key)
                     for index, (gpu, key) in enumerate(zip(kind.gpus, kind.keys, strict=True))
                 )
                 if allowed
@@ -88,27 +88,27 @@ class Fit:
             )
         return self._shares[kind]
 
-    def seat(self, node: str, way: Way) -> Seat:
+    def seat(self, node: str, way: CardAssignment) -> Seat:
         shape = self.shape
         return Seat(node, shape.cpu_milli, shape.memory_bytes, way, shape.custom)
 
-    def _find_ways(self, cards: Cards) -> Iterable[Way]:
+    def _find_ways(self, cards: FreeCards) -> Iterable[CardAssignment]:
         shares = self.shares(cards.kind)
         if shares is None:
             return ()
         if self.shape.kind is ShapeKind.CPU_ONLY:
             return ((),)
-        able = [share for share in shares if share is not None and seats(self.shape, share, cards)]
+        able = [share for share in shares if share is not None and card_accepts(self.shape, share, cards)]
         match self.shape.kind:
             case ShapeKind.WHOLE_NUMBERED_GPU:
-                return _with_codecs(self.shape, able, cards)
+                return _assignments_with_codecs(self.shape, able, cards)
             case ShapeKind.ENTIRE_GPU:
-                return _with_enough_codecs(self.shape, able, cards)
+                return _entire_card_assignments(self.shape, able, cards)
             case _:
-                return _one_each(able, cards)
+                return _single_card_assignments(able, cards)
 
 
-def share_of(shape: Shape, index: int, gpu: Gpu, key: str) -> CardShare | None:
+def card_share(shape: Shape, index: int, gpu: Gpu, key: str) -> CardShare | None:
     """What a worker takes of this card when it sits there; None if it can never sit there."""
     if shape.kind is ShapeKind.CPU_ONLY or (shape.accelerators and key not in shape.accelerators):
         return None
@@ -127,7 +127,7 @@ def share_of(shape: Shape, index: int, gpu: Gpu, key: str) -> CardShare | None:
     return CardShare(index, milli, memory_bytes, shape.nvdecs, shape.nvencs)
 
 
-def seats(shape: Shape, share: CardShare, cards: Cards) -> bool:
+def card_accepts(shape: Shape, share: CardShare, cards: FreeCards) -> bool:
     """Whether this card can take this share now. Codecs of several cards are counted together, so not here."""
     card = cards.free[share.card]
     if shape.cards == 1 and (card.nvdecs < shape.nvdecs or card.nvencs < shape.nvencs):
@@ -139,12 +139,12 @@ def seats(shape: Shape, share: CardShare, cards: Cards) -> bool:
     return card.milli >= share.milli and card.memory_bytes >= share.memory_bytes
 
 
-def _times(card: CardFree, share: CardShare) -> int:
+def _shares_that_fit(card: FreeCard, share: CardShare) -> int:
     """How often this share goes into what is free of a card."""
     return min(have // take for have, take in zip(card, share[1:], strict=True) if take)
 
 
-def _one_each(able: list[CardShare], cards: Cards) -> Iterable[Way]:
+def _single_card_assignments(able: list[CardShare], cards: FreeCards) -> Iterable[CardAssignment]:
     """One way per card; of cards that are alike now only the first."""
     seen = set()
     for share in able:
@@ -154,9 +154,9 @@ def _one_each(able: list[CardShare], cards: Cards) -> Iterable[Way]:
             yield (share,)
 
 
-def _with_codecs(shape: Shape, able: list[CardShare], cards: Cards) -> Iterable[Way]:
+def _assignments_with_codecs(shape: Shape, able: list[CardShare], cards: FreeCards) -> Iterable[CardAssignment]:
     """The first cards that together have the codecs asked for, which are dealt from the first card on."""
-    chosen = _first_with(shape, [(share, cards.free[share.card]) for share in able])
+    chosen = _cards_with_codecs(shape, [(share, cards.free[share.card]) for share in able])
     if chosen is None:
         return ()
     nvdecs, nvencs, dealt = shape.nvdecs, shape.nvencs, []
@@ -168,17 +168,17 @@ def _with_codecs(shape: Shape, able: list[CardShare], cards: Cards) -> Iterable[
     return (tuple(dealt),)
 
 
-def _with_enough_codecs(shape: Shape, able: list[CardShare], cards: Cards) -> Iterable[Way]:
+def _entire_card_assignments(shape: Shape, able: list[CardShare], cards: FreeCards) -> Iterable[CardAssignment]:
     """The first entire cards; together they must have the codecs that were also asked for."""
-    chosen = _first_with(shape, [(share, cards.free[share.card]) for share in able])
+    chosen = _cards_with_codecs(shape, [(share, cards.free[share.card]) for share in able])
     return () if chosen is None else (tuple(chosen),)
 
 
-def _codecs_asked_for(shape: Shape, card: CardFree) -> int:
+def _requested_codecs(shape: Shape, card: FreeCard) -> int:
     return (card.nvdecs if shape.nvdecs else 0) + (card.nvencs if shape.nvencs else 0)
 
 
-def _first_with(shape: Shape, able: list[tuple[CardShare, CardFree]]) -> list[CardShare] | None:
+def _cards_with_codecs(shape: Shape, able: list[tuple[CardShare, FreeCard]]) -> list[CardShare] | None:
     """As many cards as the shape needs that together have its codecs, those with few codecs first, so that the others
     stay for workers that need theirs; simply the first where there is nothing to add up."""
     count = shape.cards
@@ -186,7 +186,7 @@ def _first_with(shape: Shape, able: list[tuple[CardShare, CardFree]]) -> list[Ca
         return None
     if count == 1 or not (shape.nvdecs or shape.nvencs):
         return [share for share, _ in able[:count]]
-    able = sorted(able, key=lambda item: _codecs_asked_for(shape, item[1]))
+    able = sorted(able, key=lambda item: _requested_codecs(shape, item[1]))
     for codec, need in (("nvdecs", shape.nvdecs), ("nvencs", shape.nvencs)):
         if sum(sorted((getattr(card, codec) for _, card in able), reverse=True)[:count]) < need:
             return None

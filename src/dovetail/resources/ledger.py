@@ -1,4 +1,4 @@
-"""Who sits where now? Seats are taken and given back exactly; nothing can go negative."""
+"""The ledger of a cluster: seats taken and released, with exact integer sums."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from copy import copy
 from typing import TYPE_CHECKING
 
 from dovetail.errors import LedgerError, Problem
-from dovetail.resources.free import Free, NodeKind
-from dovetail.resources.sizes import about_size, milli
+from dovetail.resources.free_resources import FreeResources, NodeKind
+from dovetail.resources.sizes import format_milli, format_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -33,8 +33,8 @@ class Ledger:
         self.era = 0
         self._index = {node.name: index for index, node in enumerate(cluster.nodes)}
         self._seated: dict[Seat, int] = {}
-        untouched: dict[object, Free] = {}
-        self._free: list[Free] = []
+        untouched: dict[object, FreeResources] = {}
+        self._free: list[FreeResources] = []
         for node in cluster.nodes:
             alike = (node.usable_cpu_milli, node.memory_bytes, node.gpus, node.labels, node.custom)
             if alike not in untouched:
@@ -56,11 +56,11 @@ class Ledger:
         self.era = 0
 
     @property
-    def free(self) -> Sequence[Free]:
+    def free(self) -> Sequence[FreeResources]:
         """What is free, node by node in the order of the cluster."""
         return self._free
 
-    def free_on(self, node: str) -> Free:
+    def free_on(self, node: str) -> FreeResources:
         return self._free[self.position(node)]
 
     def position(self, node: str) -> int:
@@ -71,7 +71,7 @@ class Ledger:
             fix = f"one of: {', '.join(list(self._index)[:5])}" + (", ..." if len(self._index) > 5 else "")
             raise LedgerError(Problem("DT203", f"there is no node {node!r}", fixes=(fix,))) from None
 
-    def knows(self, node: str) -> bool:
+    def has_node(self, node: str) -> bool:
         return node in self._index
 
     def seats(self) -> Iterator[Seat]:
@@ -82,10 +82,10 @@ class Ledger:
 
     def take(self, seat: Seat) -> None:
         """Seats a worker; a LedgerError, and nothing changed, where there is not enough room."""
-        if not self.takes(seat):
+        if not self.try_take(seat):
             raise self._refused("DT201", seat, self.free_on(seat.node), "is taken")
 
-    def takes(self, seat: Seat) -> bool:
+    def try_take(self, seat: Seat) -> bool:
         """Seats a worker if there is room; for those who wait for it and need no reason."""
         index = self.position(seat.node)
         then = self._free[index].taken(seat)
@@ -108,19 +108,21 @@ class Ledger:
             self._seated[seat] = count - 1
         self._set(index, free.given_back(seat))
 
-    def _set(self, index: int, free: Free) -> None:
+    def _set(self, index: int, free: FreeResources) -> None:
         self._free[index] = free
         if len(self.changes) >= CHANGES_LIMIT:
             self.changes.clear()
             self.era += 1
         self.changes.append(index)
 
-    def _refused(self, code: str, seat: Seat, free: Free, what: str) -> LedgerError:
+    def _refused(self, code: str, seat: Seat, free: FreeResources, what: str) -> LedgerError:
         cards = ", ".join(_card(f"#{share.card} ", *share[1:]) for share in seat.cards) or "no card"
         left = " + ".join(_card("", *card) for card in free.cards.free) or "none"
         evidence = (
-            f"asked: {milli(seat.cpu_milli)} CPUs, {about_size(seat.memory_bytes)}, {cards}{_custom(seat.custom)}",
-            f"free:  {milli(free.cpu_milli)} CPUs, {about_size(free.memory_bytes)}, cards {left}{_custom(free.custom)}",
+            f"asked: {format_milli(seat.cpu_milli)} CPUs, {format_size(seat.memory_bytes)}, "
+            f"{cards}{_custom(seat.custom)}",
+            f"free:  {format_milli(free.cpu_milli)} CPUs, {format_size(free.memory_bytes)}, cards "
+            f"{left}{_custom(free.custom)}",
         )
         fixes = ("place workers with a Placer, and give a seat back once",)
         return LedgerError(Problem(code, f"a seat on {seat.node!r} {what}", evidence, fixes))
@@ -128,8 +130,8 @@ class Ledger:
 
 def _card(name: str, share_milli: int, memory_bytes: int, nvdecs: int, nvencs: int) -> str:
     codecs = f" {nvdecs}/{nvencs} codecs" if nvdecs or nvencs else ""
-    return f"{name}{milli(share_milli)} {about_size(memory_bytes)}{codecs}"
+    return f"{name}{format_milli(share_milli)} {format_size(memory_bytes)}{codecs}"
 
 
 def _custom(amounts: tuple[tuple[str, int], ...]) -> str:
-    return "".join(f", {milli(amount)} {name}" for name, amount in amounts)
+    return "".join(f", {format_milli(amount)} {name}" for name, amount in amounts)

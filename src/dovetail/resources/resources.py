@@ -1,4 +1,4 @@
-"""What does one worker need, as its author writes it?"""
+"""Resources: what one worker needs, as the user writes it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from numbers import Real
 from typing import TYPE_CHECKING, TypeGuard
 
-from dovetail.errors import Problem, ResourceError, shown
-from dovetail.resources.cards import model_key
+from dovetail.errors import Problem, ResourceError, short_repr
+from dovetail.resources.gpu_models import model_key
 from dovetail.resources.shape import Shape, ShapeKind
 from dovetail.resources.sizes import parse_milli, parse_size
 
@@ -59,7 +59,9 @@ class Resources:
         if not _is_count(ranks) or not 1 <= ranks <= RANKS_LIMIT:
             raise ResourceError(
                 Problem(
-                    "DT008", f"ranks={shown(ranks)} is not a whole number from 1 to {RANKS_LIMIT}", fixes=("ranks=1",)
+                    "DT008",
+                    f"ranks={short_repr(ranks)} is not a whole number from 1 to {RANKS_LIMIT}",
+                    fixes=("ranks=1",),
                 )
             )
         kind = self._kind()
@@ -131,7 +133,7 @@ class _Checker:
             self._gpu_count(asked.gpus)
         entire: object = asked.entire_gpu
         if not isinstance(entire, bool):
-            self._add("DT001", f"entire_gpu={shown(entire)} is not True or False", "entire_gpu=True")
+            self._add("DT001", f"entire_gpu={short_repr(entire)} is not True or False", "entire_gpu=True")
         self._size("memory", asked.memory, may_be_zero=True)
         self._size("gpu_memory", asked.gpu_memory, may_be_zero=False)
         self._codecs("nvdecs", asked.nvdecs)
@@ -148,7 +150,7 @@ class _Checker:
 
     def _number(self, name: str, value: object, limit: float, example: str) -> bool:
         before = len(self.found)
-        asked = f"{name}={shown(value)}"
+        asked = f"{name}={short_repr(value)}"
         if not _is_number(value):
             quoted = isinstance(value, str) and self._would_do(name, value, limit)
             self._add("DT001", f"{asked} is not a number", f"{name}={value}" if quoted else example)
@@ -194,18 +196,20 @@ class _Checker:
             self._add("DT007", f"{name}={said}", f"write {name} {how}")
             return
         if not size and not may_be_zero:
-            self._add("DT007", f"{name}={shown(value)} is no memory at all", f'{name}="4GB"', f"or leave {name} out")
+            self._add(
+                "DT007", f"{name}={short_repr(value)} is no memory at all", f'{name}="4GB"', f"or leave {name} out"
+            )
 
     def _codecs(self, name: str, value: object) -> None:
         if self._number(name, value, CODECS_LIMIT, f"{name}=1") and not _is_count(value):
-            self._add("DT006", f"{name}={shown(value)}: codecs cannot be shared, ask for whole ones", f"{name}=1")
+            self._add("DT006", f"{name}={short_repr(value)}: codecs cannot be shared, ask for whole ones", f"{name}=1")
 
     def _accelerator(self) -> None:
         value: object = self.asked.accelerator
         if value is None:
             return
         if not isinstance(value, str) or not all(part.strip() for part in value.split("|")):
-            message = f"accelerator={shown(value)} is not the name of a card, or several with | between them"
+            message = f"accelerator={short_repr(value)} is not the name of a card, or several with | between them"
             self._add("DT001", message, 'accelerator="A100|H100"')
         elif not self.found and not self._uses_cards():
             message = f"accelerator={value!r} without anything of a card"
@@ -219,21 +223,23 @@ class _Checker:
         labels: object = self.asked.labels
         example = 'labels={"pool": "gpu"}'
         if not isinstance(labels, Mapping):
-            self._add("DT001", f"labels={shown(labels)} is not a mapping of names to values", example)
+            self._add("DT001", f"labels={short_repr(labels)} is not a mapping of names to values", example)
             return
         for name, value in labels.items():
             alternatives = value.split("|") if isinstance(value, str) else [""]
             if not isinstance(name, str) or not name.strip() or not all(part.strip() for part in alternatives):
-                self._add("DT001", f"labels: {shown(name)}: {shown(value)} is not a name and a text", example)
+                self._add("DT001", f"labels: {short_repr(name)}: {short_repr(value)} is not a name and a text", example)
 
     def _custom(self) -> None:
         custom: object = self.asked.custom
         if not isinstance(custom, Mapping):
-            self._add("DT001", f"custom={shown(custom)} is not a mapping of names to amounts", 'custom={"licence": 1}')
+            self._add(
+                "DT001", f"custom={short_repr(custom)} is not a mapping of names to amounts", 'custom={"licence": 1}'
+            )
             return
         for name, amount in custom.items():
             if not isinstance(name, str) or not name.strip():
-                self._add("DT001", f"custom: {shown(name)} is not a name", 'custom={"licence": 1}')
+                self._add("DT001", f"custom: {short_repr(name)} is not a name", 'custom={"licence": 1}')
             else:
                 self._custom_amount(name, amount)
 

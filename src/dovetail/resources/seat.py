@@ -1,4 +1,4 @@
-"""Which place exactly does one worker take?
+"""Seat: the node, CPUs, memory and card shares of one worker.
 
 Named tuples, because placement makes and hashes them by the million: a frozen dataclass costs five times as much.
 """

@@ -1,4 +1,4 @@
-"""What does one worker need, in integers, and what kind of need is that?"""
+"""Shape: what one worker needs, in integers."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from dovetail.resources.cards import model_name
-from dovetail.resources.sizes import about_size, milli
+from dovetail.resources.gpu_models import model_name
+from dovetail.resources.sizes import format_milli, format_size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -111,7 +111,7 @@ class Shape:
 
     def _gpu_text(self) -> str:
         on = f" {'|'.join(map(model_name, self.accelerators))}" if self.accelerators else ""
-        size = about_size(self.gpu_memory_bytes) if self.gpu_memory_bytes else ""
+        size = format_size(self.gpu_memory_bytes) if self.gpu_memory_bytes else ""
         match self.kind:
             case ShapeKind.CPU_ONLY:
                 return ""
@@ -120,7 +120,7 @@ class Shape:
             case ShapeKind.FRACTIONAL_GPU if not self.gpu_milli:
                 return f"{size} of a GPU{on}"
             case ShapeKind.FRACTIONAL_GPU:
-                return f"{milli(self.gpu_milli)} GPU{on}" + (f" with {size}" if size else "")
+                return f"{format_milli(self.gpu_milli)} GPU{on}" + (f" with {size}" if size else "")
             case ShapeKind.WHOLE_NUMBERED_GPU | ShapeKind.ENTIRE_GPU:
                 entire = "entire " if self.kind is ShapeKind.ENTIRE_GPU else ""
                 return f"{self.cards} {entire}GPU{'s' if self.cards > 1 else ''}{on}" + (
@@ -130,13 +130,13 @@ class Shape:
     def _host_texts(self) -> list[str]:
         texts = []
         if self.cpu_milli:
-            texts.append(f"{milli(self.cpu_milli)} CPU{'s' if self.cpu_milli > 1000 else ''}")
+            texts.append(f"{format_milli(self.cpu_milli)} CPU{'s' if self.cpu_milli > 1000 else ''}")
         if self.memory_bytes:
-            texts.append(f"{about_size(self.memory_bytes)} memory")
+            texts.append(f"{format_size(self.memory_bytes)} memory")
         if self.nvdecs:
             texts.append(f"{self.nvdecs} NVDEC{'s' if self.nvdecs > 1 else ''}")
         if self.nvencs:
             texts.append(f"{self.nvencs} NVENC{'s' if self.nvencs > 1 else ''}")
-        texts += [f"{milli(amount)} {name}" for name, amount in self.custom]
+        texts += [f"{format_milli(amount)} {name}" for name, amount in self.custom]
         texts += [f"{name}={'|'.join(values)}" for name, values in self.labels]
         return texts

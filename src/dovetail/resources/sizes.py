@@ -1,4 +1,4 @@
-"""How many bytes is "1.5GB", and how is a number of bytes or thousandths written?"""
+"""Parse and format byte sizes and thousandths."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 import re
 from decimal import Decimal
 
-from dovetail.errors import shown
+from dovetail.errors import short_repr
 
 SIZE_LIMIT_BYTES = 1 << 60
 """1 EB: more than any machine has, so a larger number is a slip of the pen."""
@@ -23,11 +23,11 @@ def parse_size(value: object) -> int:
     MB and MiB are both 1024-based: that is what users of '2GB' cards and GPU memory hints mean.
     """
     if not isinstance(value, str):
-        raise ValueError(f"{shown(value)} has no unit: write {_with_units(value)}")  # noqa: TRY004
+        raise ValueError(f"{short_repr(value)} has no unit: write {_with_units(value)}")  # noqa: TRY004
     text = value.strip()
     match = _SIZE.fullmatch(text)
     if match is None or len(text) > 100:
-        raise ValueError(f"{shown(value)} is not a size: write it like '1.5GB', '500MB' or '64KiB'")
+        raise ValueError(f"{short_repr(value)} is not a size: write it like '1.5GB', '500MB' or '64KiB'")
     if text.startswith("-"):
         raise ValueError(f"{value!r} is negative: write a size of 0 or more, like '2GB'")
     if not match["unit"] and not match["b"]:
@@ -49,16 +49,16 @@ def _with_units(value: object) -> str:
     return f"'{number}GB', '{number}MB' or '{number}B'"
 
 
-def exact_size(size_bytes: int) -> str:
+def format_exact_size(size_bytes: int) -> str:
     """The shortest text that `parse_size` reads back to the very same number."""
     for unit, power in (("PB", 5), ("TB", 4), ("GB", 3), ("MB", 2), ("KB", 1)):
         whole, rest = divmod(size_bytes * 1000, 1024**power)
         if whole >= 1000 and not rest:
-            return f"{_decimals(whole)}{unit}"
+            return f"{_format_decimal(whole)}{unit}"
     return f"{size_bytes}B"
 
 
-def about_size(size_bytes: int) -> str:
+def format_size(size_bytes: int) -> str:
     """A size for people: three digits are enough."""
     for unit, power in (("PB", 5), ("TB", 4), ("GB", 3), ("MB", 2), ("KB", 1)):
         if size_bytes >= 1024**power:
@@ -73,12 +73,12 @@ def parse_milli(number: float) -> int:
     return nearest if math.isclose(nearest / 1000, number, rel_tol=1e-12) else math.floor(number * 1000)
 
 
-def milli(amount_milli: int) -> str:
+def format_milli(amount_milli: int) -> str:
     """Thousandths as people write them: 2500 is '2.5'."""
-    return _decimals(amount_milli)
+    return _format_decimal(amount_milli)
 
 
-def _decimals(thousandths: int) -> str:
+def _format_decimal(thousandths: int) -> str:
     sign = "-" if thousandths < 0 else ""
     whole, rest = divmod(abs(thousandths), 1000)
     return f"{sign}{whole}" + (f".{rest:03d}".rstrip("0") if rest else "")

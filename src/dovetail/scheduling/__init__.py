@@ -1,1 +1,1 @@
-"""HOW MANY, AND WHERE: placement, its scores, and why something does not fit. Pure."""
+"""Scheduling: worker counts, placement, plans, replans and diagnosis. Pure."""

@@ -1,4 +1,4 @@
-"""How much of the free GPUs can the expected work not use?
+"""GPU fragmentation of a node: the free GPU share that the expected workload cannot use.
 
 The measure of "Beware of Fragmentation" (ATC'23) over all our dimensions. For a node n and a class m of work, the
 GPU share that m cannot use is
@@ -16,15 +16,15 @@ from __future__ import annotations
 from bisect import bisect_right
 from typing import TYPE_CHECKING
 
-from dovetail.resources.fit import Fit, seats
+from dovetail.resources.fit import Fit, card_accepts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from dovetail.resources.free import Cards, Free, NodeKind
+    from dovetail.resources.free_resources import FreeCards, FreeResources, NodeKind
     from dovetail.resources.shape import Shape
 
-MEMO_LIMIT = 1_000_000
+MAX_CACHED_STATES = 1_000_000
 
 
 class Workload:
@@ -58,15 +58,15 @@ class Fragmentation:
         self.host = HostMasks([shape for shape, _ in on_gpu])
         self._fits = [(Fit(shape), count) for shape, count in on_gpu]
         self._by_kind: dict[NodeKind, list[tuple[Fit, list[tuple[int, int]]]]] = {}
-        self._usable: dict[Cards, list[tuple[int, list[tuple[int, int]]]]] = {}
-        self._fragments: dict[tuple[Cards, int], int] = {}
+        self._usable: dict[FreeCards, list[tuple[int, list[tuple[int, int]]]]] = {}
+        self._fragments: dict[tuple[FreeCards, int], int] = {}
 
-    def of(self, cards: Cards, mask: int) -> int:
+    def of(self, cards: FreeCards, mask: int) -> int:
         """F times the total weight, in milli-GPUs, for cards in this state on a host that seats these classes."""
         key = (cards, mask)
         found = self._fragments.get(key)
         if found is None:
-            if len(self._fragments) >= MEMO_LIMIT:
+            if len(self._fragments) >= MAX_CACHED_STATES:
                 self._fragments.clear()
                 self._usable.clear()
             found = self.weight * cards.idle_milli
@@ -75,10 +75,10 @@ class Fragmentation:
             self._fragments[key] = found
         return found
 
-    def of_free(self, free: Free) -> int:
+    def of_free(self, free: FreeResources) -> int:
         return self.of(free.cards, self.host.mask(free.cpu_milli, free.memory_bytes, free.custom))
 
-    def _usable_by(self, cards: Cards) -> list[tuple[int, list[tuple[int, int]]]]:
+    def _usable_by(self, cards: FreeCards) -> list[tuple[int, list[tuple[int, int]]]]:
         """(milli-GPUs, the classes that can use them: bit and weight)."""
         usable = self._usable.get(cards)
         if usable is None:
@@ -101,16 +101,16 @@ class Fragmentation:
         return needs
 
 
-def _usable_milli(fit: Fit, cards: Cards) -> int:
+def _usable_milli(fit: Fit, cards: FreeCards) -> int:
     """What is idle on the cards that can seat this class, if there are enough of them."""
     shape = fit.shape
     shares = fit.shares(cards.kind)
     if shares is None:
         return 0
-    able = [share.card for share in shares if share is not None and seats(shape, share, cards)]
+    able = [share.card for share in shares if share is not None and card_accepts(shape, share, cards)]
     if len(able) < shape.cards:
         return 0
-    if shape.cards > 1 and (shape.nvdecs or shape.nvencs) and not fit.ways_on_cards(cards):
+    if shape.cards > 1 and (shape.nvdecs or shape.nvencs) and not fit.card_assignments(cards):
         return 0
     return sum(cards.free[index].milli for index in able)
 
@@ -124,10 +124,12 @@ class HostMasks:
     __slots__ = ("by_cpus", "by_custom", "by_memory", "only_cpus")
 
     def __init__(self, shapes: list[Shape]) -> None:
-        self.by_cpus = _Steps([shape.cpu_milli for shape in shapes])
-        self.by_memory = _Steps([shape.memory_bytes for shape in shapes])
+        self.by_cpus = _MaskByAmount([shape.cpu_milli for shape in shapes])
+        self.by_memory = _MaskByAmount([shape.memory_bytes for shape in shapes])
         names = sorted({name for shape in shapes for name, _ in shape.custom})
-        self.by_custom = [(name, _Steps([dict(shape.custom).get(name, 0) for shape in shapes])) for name in names]
+        self.by_custom = [
+            (name, _MaskByAmount([dict(shape.custom).get(name, 0) for shape in shapes])) for name in names
+        ]
         self.only_cpus = not names and not any(shape.memory_bytes for shape in shapes)
 
     def mask(self, cpu_milli: int, memory_bytes: int, custom: tuple[tuple[str, int], ...]) -> int:
@@ -140,7 +142,7 @@ class HostMasks:
         return mask
 
 
-class _Steps(dict[int, int]):
+class _MaskByAmount(dict[int, int]):
     """amount -> mask of the classes that need no more; amounts that were asked for before are plain look-ups."""
 
     def __init__(self, needs: list[int]) -> None:
@@ -150,7 +152,7 @@ class _Steps(dict[int, int]):
         self.masks = [0, *masks]
 
     def __missing__(self, amount: int) -> int:
-        if len(self) >= MEMO_LIMIT:
+        if len(self) >= MAX_CACHED_STATES:
             self.clear()
         found = self[amount] = self.masks[bisect_right(self.amounts, amount)]
         return found

@@ -1,4 +1,4 @@
-"""Which units run at the same time: all, one by one, or in waves, and why?"""
+"""Execution modes: streaming, sequential or waves, and the choice between them."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from dovetail.errors import InfeasibleError
-from dovetail.resources.sizes import milli
-from dovetail.scheduling.sizing import Sizing, size
+from dovetail.resources.sizes import format_milli
+from dovetail.scheduling.sizing import Sizing, size_units
 
 if TYPE_CHECKING:
     from dovetail.resources.ledger import Ledger
     from dovetail.scheduling.plan import UnitPlan
 
 MODES = ("auto", "streaming", "sequential", "waves")
-BETTER = 1.01
+MIN_RATE_RATIO = 1.01
 """From here on another rate is another one. At the same rate, fewer waves are worth a word, too: less waits on disk."""
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class ModeChoice:
     """A mode with its reason, and the units of each wave with how they are sized."""
 
     mode: str
@@ -34,97 +34,97 @@ class Chosen:
         return rates[0] if len(rates) == 1 else 1 / sum(1 / rate for rate in rates)
 
 
-def choose(units: list[UnitPlan], ledger: Ledger, mode: str) -> Chosen:
+def choose_mode(units: list[UnitPlan], ledger: Ledger, mode: str) -> ModeChoice:
     """The waves of a mode; `auto` streams if every unit gets its workers, else takes the fewest waves."""
-    parts = _cut_at_barriers(units)
+    parts = _split_at_barriers(units)
     cut = f", cut at {len(parts) - 1} barrier{'s' if len(parts) > 2 else ''}" if len(parts) > 1 else ""
     if mode in ("auto", "streaming"):
-        sized = [(part, size([unit.demand for unit in part], ledger)) for part in parts]
+        sized = [(part, size_units([unit.demand for unit in part], ledger)) for part in parts]
         if all(sizing is not None for _, sizing in sized):
             reason = f"streaming{cut}: every unit gets at least its least number of workers at the same time"
-            return Chosen("streaming", reason, [(part, sizing) for part, sizing in sized if sizing is not None])
+            return ModeChoice("streaming", reason, [(part, sizing) for part, sizing in sized if sizing is not None])
         short = [part for part, sizing in sized if sizing is None]
         if mode == "streaming":
-            raise _explained(short, units, ledger)
-        _require_alone(units, ledger)
+            raise _infeasible_error(short, units, ledger)
+        _require_each_alone(units, ledger)
         return _fewest_waves(units, ledger, short[0])
-    _require_alone(units, ledger)
+    _require_each_alone(units, ledger)
     if mode == "waves":
         return _fewest_waves(units, ledger, None)
-    waves = [([unit], _sized([unit], ledger)) for unit in units]
-    return Chosen("sequential", "sequential: asked for; one unit at a time, each on the whole cluster", waves)
+    waves = [([unit], _require_sizing([unit], ledger)) for unit in units]
+    return ModeChoice("sequential", "sequential: asked for; one unit at a time, each on the whole cluster", waves)
 
 
-def as_before(units: tuple[UnitPlan, ...], ledger: Ledger, mode: str, reason: str) -> Chosen:
+def size_same_waves(units: tuple[UnitPlan, ...], ledger: Ledger, mode: str, reason: str) -> ModeChoice:
     """The same units in the same waves, sized anew."""
     waves = [[unit for unit in units if unit.wave == wave] for wave in range(max(unit.wave for unit in units) + 1)]
-    sized = [(wave, size([unit.demand for unit in wave], ledger)) for wave in waves]
+    sized = [(wave, size_units([unit.demand for unit in wave], ledger)) for wave in waves]
     short = [wave for wave, sizing in sized if sizing is None]
     if short:
-        raise _explained(short, list(units), ledger)
-    return Chosen(mode, reason, [(wave, sizing) for wave, sizing in sized if sizing is not None])
+        raise _infeasible_error(short, list(units), ledger)
+    return ModeChoice(mode, reason, [(wave, sizing) for wave, sizing in sized if sizing is not None])
 
 
-def _fewest_waves(units: list[UnitPlan], ledger: Ledger, short: list[UnitPlan] | None) -> Chosen:
+def _fewest_waves(units: list[UnitPlan], ledger: Ledger, short: list[UnitPlan] | None) -> ModeChoice:
     """Neighbours run together as long as they fit together. Taking as many as fit each time gives the fewest waves."""
     waves: list[tuple[list[UnitPlan], Sizing]] = []
-    for part in _cut_at_barriers(units):
+    for part in _split_at_barriers(units):
         group: list[UnitPlan] = []
         for unit in part:
-            if group and not _fit_together([*group, unit], ledger):
-                waves.append((group, _sized(group, ledger)))
+            if group and not _can_run_together([*group, unit], ledger):
+                waves.append((group, _require_sizing(group, ledger)))
                 group = []
             group.append(unit)
-        waves.append((group, _sized(group, ledger)))
+        waves.append((group, _require_sizing(group, ledger)))
     count = f"{len(waves)} wave{'s' if len(waves) > 1 else ''}"
     if short is None:
-        return Chosen("waves", f"waves: asked for; {count}", waves)
-    reason = f"{count}: all at once do not fit ({_sums(short, ledger)})"
-    chosen = Chosen("waves", reason, waves)
-    return replace(chosen, warnings=_without_counts(units, ledger, chosen))
+        return ModeChoice("waves", f"waves: asked for; {count}", waves)
+    reason = f"{count}: all at once do not fit ({_shortage_text(short, ledger)})"
+    chosen = ModeChoice("waves", reason, waves)
+    return replace(chosen, warnings=_worker_count_warnings(units, ledger, chosen))
 
 
-def feasible(units: list[UnitPlan], ledger: Ledger, mode: str) -> bool:
+def is_feasible(units: list[UnitPlan], ledger: Ledger, mode: str) -> bool:
     """Whether every unit would get its least number of workers in this mode."""
-    groups = _cut_at_barriers(units) if mode == "streaming" else [[unit] for unit in units]
-    return all(_fit_together(group, ledger) for group in groups)
+    groups = _split_at_barriers(units) if mode == "streaming" else [[unit] for unit in units]
+    return all(_can_run_together(group, ledger) for group in groups)
 
 
-def _fit_together(units: list[UnitPlan], ledger: Ledger) -> bool:
-    return size([replace(unit.demand, high=unit.low) for unit in units], ledger) is not None
+def _can_run_together(units: list[UnitPlan], ledger: Ledger) -> bool:
+    return size_units([replace(unit.demand, high=unit.low) for unit in units], ledger) is not None
 
 
-def _sized(units: list[UnitPlan], ledger: Ledger) -> Sizing:
-    sizing = size([unit.demand for unit in units], ledger)
+def _require_sizing(units: list[UnitPlan], ledger: Ledger) -> Sizing:
+    sizing = size_units([unit.demand for unit in units], ledger)
     assert sizing is not None, f"{[unit.name for unit in units]} fitted a moment ago"
     return sizing
 
 
-def _explained(short: list[list[UnitPlan]], units: list[UnitPlan], ledger: Ledger) -> InfeasibleError:
-    from dovetail.scheduling.infeasible import explained  # late: most plans need no excuse
+def _infeasible_error(short: list[list[UnitPlan]], units: list[UnitPlan], ledger: Ledger) -> InfeasibleError:
+    from dovetail.scheduling.diagnose.feasibility import infeasible_error  # late: most plans need no excuse
 
-    return explained(short, units, ledger, feasible)
+    return infeasible_error(short, units, ledger, is_feasible)
 
 
-def _require_alone(units: list[UnitPlan], ledger: Ledger) -> None:
+def _require_each_alone(units: list[UnitPlan], ledger: Ledger) -> None:
     """Whatever the mode, each unit must fit when it has the cluster to itself; all that do not are told at once."""
-    short = [[unit] for unit in units if not _fit_together([unit], ledger)]
+    short = [[unit] for unit in units if not _can_run_together([unit], ledger)]
     if short:
-        raise _explained(short, units, ledger)
+        raise _infeasible_error(short, units, ledger)
 
 
-def _without_counts(units: list[UnitPlan], ledger: Ledger, chosen: Chosen) -> tuple[str, ...]:
+def _worker_count_warnings(units: list[UnitPlan], ledger: Ledger, chosen: ModeChoice) -> tuple[str, ...]:
     """What dropping the worker counts would bring, if there are any."""
     pinned = [unit for unit in units if unit.low > 1 or unit.high is not None or unit.per_node is not None]
     if not pinned:
         return ()
     freed = [replace(unit, low=1, high=None, per_node=None) for unit in units]
     try:
-        other = choose(freed, ledger, "auto")
+        other = choose_mode(freed, ledger, "auto")
     except InfeasibleError:
         return ()
     gain = other.rate / chosen.rate
-    if gain < 1 / BETTER or (gain < BETTER and len(other.waves) == len(chosen.waves)):
+    if gain < 1 / MIN_RATE_RATIO or (gain < MIN_RATE_RATIO and len(other.waves) == len(chosen.waves)):
         return ()
     how = "all at once" if len(other.waves) == 1 else f"in {len(other.waves)} waves"
     names = ", ".join(unit.name for unit in pinned)
@@ -133,15 +133,18 @@ def _without_counts(units: list[UnitPlan], ledger: Ledger, chosen: Chosen) -> tu
     )
 
 
-def _sums(units: list[UnitPlan], ledger: Ledger) -> str:
+def _shortage_text(units: list[UnitPlan], ledger: Ledger) -> str:
     free = sum(state.cards.idle_milli for state in ledger.free)
     cpus = sum(state.cpu_milli for state in ledger.free)
     need_gpu = sum(unit.low * unit.shape.ranks * unit.shape.cards * unit.shape.gpu_milli for unit in units)
     need_cpu = sum(unit.low * unit.shape.ranks * unit.shape.cpu_milli for unit in units)
-    return f"they need {milli(need_gpu)} GPUs of {milli(free)} and {milli(need_cpu)} CPUs of {milli(cpus)}"
+    return (
+        f"they need {format_milli(need_gpu)} GPUs of {format_milli(free)} and "
+        f"{format_milli(need_cpu)} CPUs of {format_milli(cpus)}"
+    )
 
 
-def _cut_at_barriers(units: list[UnitPlan]) -> list[list[UnitPlan]]:
+def _split_at_barriers(units: list[UnitPlan]) -> list[list[UnitPlan]]:
     parts: list[list[UnitPlan]] = [[]]
     for unit in units:
         if unit.barrier and parts[-1]:

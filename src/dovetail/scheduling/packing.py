@@ -1,4 +1,4 @@
-"""Do so many workers of each unit fit together, and on which nodes?
+"""Bin packing of workers onto groups of nodes in the same state.
 
 Nodes in the same state are packed as one group, so the work depends on how many different states there are and hardly
 on how many nodes.
@@ -9,57 +9,57 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from dovetail.resources.fit import ROOM_LIMIT, Fit
-from dovetail.resources.free import Free
+from dovetail.resources.fit import CAPACITY_LIMIT, Fit
+from dovetail.resources.free_resources import FreeResources
 from dovetail.resources.seat import CardShare, Seat, Seats
 from dovetail.resources.shape import Shape, ShapeKind
-from dovetail.scheduling.gangs import dealt, is_whole
+from dovetail.scheduling.placement import deal_ranks, is_whole_node
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from dovetail.resources.fit import Way
+    from dovetail.resources.fit import CardAssignment
     from dovetail.resources.ledger import Ledger
 
-Groups = dict[Free, list[int]]
+NodeGroups = dict[FreeResources, list[int]]
 """State -> positions of the nodes that are in it."""
 
 
-class Filled(NamedTuple):
+class FilledNode(NamedTuple):
     """A node's state once some workers of one shape sit there, and what each took of its cards."""
 
-    free: Free
-    ways: tuple[tuple[Way, int], ...]
+    free: FreeResources
+    assignments: tuple[tuple[CardAssignment, int], ...]
     """(way, how many workers sit just so), in order."""
 
 
-class Filler:
+class NodeFiller:
     """Fills nodes with workers of one shape, each sitting on the tightest cards that have room."""
 
-    __slots__ = ("_filled", "_ranked", "_room", "fit", "shape")
+    __slots__ = ("_capacity", "_filled", "_rankings", "fit", "shape")
 
     def __init__(self, shape: Shape) -> None:
         self.shape = shape
         self.fit = Fit(shape.rank)
-        self._room: dict[Free, int] = {}
-        self._filled: dict[tuple[Free, int], Filled] = {}
-        self._ranked: dict[str, _Ranked] = {}
+        self._capacity: dict[FreeResources, int] = {}
+        self._filled: dict[tuple[FreeResources, int], FilledNode] = {}
+        self._rankings: dict[str, _NodeRanking] = {}
 
-    def ranked(self, nodes_first: str) -> _Ranked:
+    def node_ranking(self, nodes_first: str) -> _NodeRanking:
         """State -> (room for workers, how early such nodes are filled), each worked out once."""
-        found = self._ranked.get(nodes_first)
+        found = self._rankings.get(nodes_first)
         if found is None:
-            found = self._ranked[nodes_first] = _Ranked(self, nodes_first)
+            found = self._rankings[nodes_first] = _NodeRanking(self, nodes_first)
         return found
 
-    def room(self, free: Free) -> int:
+    def capacity(self, free: FreeResources) -> int:
         """How many processes fit on a node in this state."""
-        found = self._room.get(free)
+        found = self._capacity.get(free)
         if found is None:
-            found = self._room[free] = self.fit.room(free)
+            found = self._capacity[free] = self.fit.capacity(free)
         return found
 
-    def fill(self, free: Free, count: int) -> Filled:
+    def fill(self, free: FreeResources, count: int) -> FilledNode:
         """The state once `count` processes, for which there is room, sit there."""
         key = (free, count)
         found = self._filled.get(key)
@@ -67,9 +67,9 @@ class Filler:
             found = self._filled[key] = self._fill(free, count)
         return found
 
-    def _fill(self, free: Free, count: int) -> Filled:
+    def _fill(self, free: FreeResources, count: int) -> FilledNode:
         shape = self.shape
-        ways: list[tuple[Way, int]] = []
+        ways: list[tuple[CardAssignment, int]] = []
         cards = free.cards
         if shape.kind is ShapeKind.CPU_ONLY:
             ways.append(((), count))
@@ -77,29 +77,29 @@ class Filler:
             ways = self._shares(free, count)
         else:
             for _ in range(count):
-                way = self.fit.ways_on_cards(cards)[0]
+                way = self.fit.card_assignments(cards)[0]
                 ways.append((way, 1))
                 then = cards.after(way)
                 assert then is not None, (shape, cards.free, way)
                 cards = then
         for way, times in ways if shape.kind in (ShapeKind.CODEC, ShapeKind.FRACTIONAL_GPU) else ():
-            then = cards.after(tuple(_multiplied(share, times) for share in way))
+            then = cards.after(tuple(_scaled(share, times) for share in way))
             assert then is not None, (shape, cards.free, way, times)
             cards = then
         custom = free.custom
         if shape.custom:
-            left = free.custom_left(tuple((name, amount * count) for name, amount in shape.custom))
+            left = free.custom_after(tuple((name, amount * count) for name, amount in shape.custom))
             assert left is not None, (shape, free, count)
             custom = left
         host = (free.cpu_milli - count * shape.cpu_milli, free.memory_bytes - count * shape.memory_bytes)
-        return Filled(Free(*host, cards, custom), tuple(ways))
+        return FilledNode(FreeResources(*host, cards, custom), tuple(ways))
 
-    def _shares(self, free: Free, count: int) -> list[tuple[Way, int]]:
+    def _shares(self, free: FreeResources, count: int) -> list[tuple[CardAssignment, int]]:
         """Card by card, those with the least left first."""
         cards = free.cards
         shares = [share for share in self.fit.shares(cards.kind) or () if share is not None]
         shares.sort(key=lambda share: (cards.free[share.card].milli, cards.free[share.card].memory_bytes, share.card))
-        ways: list[tuple[Way, int]] = []
+        ways: list[tuple[CardAssignment, int]] = []
         for share in shares:
             have = cards.free[share.card]
             times = min(have[i] // share[i + 1] for i in range(4) if share[i + 1])
@@ -109,27 +109,27 @@ class Filler:
         return ways
 
 
-class _Ranked(dict[Free, tuple[int, tuple[int, ...]]]):
-    def __init__(self, filler: Filler, nodes_first: str) -> None:
+class _NodeRanking(dict[FreeResources, tuple[int, tuple[int, ...]]]):
+    def __init__(self, filler: NodeFiller, nodes_first: str) -> None:
         super().__init__()
         self.filler = filler
-        self.rank = _RANKS[nodes_first]
+        self.rank = _NODE_ORDER_KEYS[nodes_first]
 
-    def __missing__(self, free: Free) -> tuple[int, tuple[int, ...]]:
-        room = self.filler.room(free) // self.filler.shape.ranks
+    def __missing__(self, free: FreeResources) -> tuple[int, tuple[int, ...]]:
+        room = self.filler.capacity(free) // self.filler.shape.ranks
         found = self[free] = (room, self.rank(free, self.filler) if room else ())
         return found
 
 
-def _multiplied(share: CardShare, times: int) -> CardShare:
+def _scaled(share: CardShare, times: int) -> CardShare:
     return CardShare(share.card, *(amount * times for amount in share[1:]))
 
 
-class Move(NamedTuple):
+class GroupFill(NamedTuple):
     """On each of these nodes, which are all in one state, so many processes of a unit."""
 
     unit: int
-    free: Free
+    free: FreeResources
     positions: list[int]
     processes: int
     gang: int = -1
@@ -140,61 +140,63 @@ class Move(NamedTuple):
 class Packing:
     """Workers on nodes: what was moved where, and what is left."""
 
-    moves: list[Move]
-    groups: Groups
+    fills: list[GroupFill]
+    groups: NodeGroups
 
 
 @dataclass(frozen=True, slots=True)
-class Strategy:
+class PackingOrder:
     """One way of packing: which unit first, which nodes first, and in how many rounds."""
 
     order: tuple[int, ...]
-    nodes_first: str = "first"
+    node_order: str = "first"
     rounds: int = 1
 
 
-def groups_of(ledger: Ledger) -> Groups:
-    groups: Groups = {}
+def group_nodes(ledger: Ledger) -> NodeGroups:
+    groups: NodeGroups = {}
     for position, free in enumerate(ledger.free):
         groups.setdefault(free, []).append(position)
     return groups
 
 
-def pack(start: Packing, fillers: Sequence[Filler], counts: Sequence[int], strategy: Strategy) -> Packing | None:
+def pack(
+    start: Packing, fillers: Sequence[NodeFiller], counts: Sequence[int], strategy: PackingOrder
+) -> Packing | None:
     """All of these workers beside those who sit there, or None; `start` stays as it is."""
-    packing = Packing(list(start.moves), dict(start.groups))
+    packing = Packing(list(start.fills), dict(start.groups))
     for number in range(strategy.rounds):
         for unit in strategy.order:
             part = counts[unit] * (number + 1) // strategy.rounds - counts[unit] * number // strategy.rounds
-            if part and not _add(packing, unit, fillers[unit], part, strategy.nodes_first):
+            if part and not _add_workers(packing, unit, fillers[unit], part, strategy.node_order):
                 return None
     return packing
 
 
-def add_some(packing: Packing, unit: int, filler: Filler, count: int, nodes_first: str = "tight") -> int:
+def add_up_to(packing: Packing, unit: int, filler: NodeFiller, count: int, nodes_first: str = "tight") -> int:
     """As many more workers of a unit as fit, `count` at most; how many were added."""
     ranks = filler.shape.ranks
-    room = sum(filler.room(free) // ranks * len(positions) for free, positions in packing.groups.items())
+    room = sum(filler.capacity(free) // ranks * len(positions) for free, positions in packing.groups.items())
     count = min(count, room)
-    fitted = _add(packing, unit, filler, count, nodes_first) if count else True
+    fitted = _add_workers(packing, unit, filler, count, nodes_first) if count else True
     assert fitted, f"there was room for {count} more of {filler.shape}"
     return count
 
 
-def _add(packing: Packing, unit: int, filler: Filler, count: int, nodes_first: str) -> bool:
+def _add_workers(packing: Packing, unit: int, filler: NodeFiller, count: int, nodes_first: str) -> bool:
     """Adds workers to a packing that it changes; False, and a packing of no use, if they do not all fit."""
     ranks = filler.shape.ranks
     groups = packing.groups
-    ranked = filler.ranked(nodes_first)
+    ranked = filler.node_ranking(nodes_first)
     able = sorted([(rank[1], groups[free][0], rank[0], free) for free in groups if (rank := ranked[free])[0]])
     for _, _, room, free in able:
         positions = groups.pop(free)
         full = min(len(positions), count // room)
         rest = min(count - full * room, room) if full < len(positions) else 0
         if full:
-            add_to(packing, Move(unit, free, positions[:full], room * ranks), filler)
+            apply_fill(packing, GroupFill(unit, free, positions[:full], room * ranks), filler)
         if rest:
-            add_to(packing, Move(unit, free, positions[full : full + 1], rest * ranks), filler)
+            apply_fill(packing, GroupFill(unit, free, positions[full : full + 1], rest * ranks), filler)
         untouched = positions[full + (1 if rest else 0) :]
         if untouched:
             groups[free] = untouched
@@ -204,72 +206,72 @@ def _add(packing: Packing, unit: int, filler: Filler, count: int, nodes_first: s
     return all(_add_gang(packing, unit, filler) for _ in range(count)) if ranks > 1 else False
 
 
-def add_to(packing: Packing, move: Move, filler: Filler) -> None:
+def apply_fill(packing: Packing, move: GroupFill, filler: NodeFiller) -> None:
     """Makes a move whose nodes were taken out of their group, and puts them where they belong now."""
-    packing.moves.append(move)
+    packing.fills.append(move)
     then = filler.fill(move.free, move.processes).free
     joined = packing.groups.get(then)
     packing.groups[then] = move.positions if joined is None else [*joined, *move.positions]
 
 
-def _add_gang(packing: Packing, unit: int, filler: Filler) -> bool:
+def _add_gang(packing: Packing, unit: int, filler: NodeFiller) -> bool:
     """One gang on the fewest whole nodes."""
     groups, ranks = packing.groups, filler.shape.ranks
     whole = [
-        (-min(filler.room(free), ranks), position)
+        (-min(filler.capacity(free), ranks), position)
         for free, positions in groups.items()
-        if is_whole(free, filler.shape) and filler.room(free)
+        if is_whole_node(free, filler.shape) and filler.capacity(free)
         for position in positions
     ]
     state_of = {position: free for free, positions in groups.items() for position in positions}
-    chosen = dealt(ranks, sorted(whole))
-    gang = len(packing.moves)
+    chosen = deal_ranks(ranks, sorted(whole))
+    gang = len(packing.fills)
     for position, processes in chosen:
         free = state_of[position]
         left = [other for other in groups.pop(free) if other != position]
         if left:
             groups[free] = left
-        add_to(packing, Move(unit, free, [position], processes, gang), filler)
+        apply_fill(packing, GroupFill(unit, free, [position], processes, gang), filler)
     return bool(chosen)
 
 
-def _in_order(_free: Free, _filler: Filler) -> tuple[int, ...]:
+def _in_order(_free: FreeResources, _filler: NodeFiller) -> tuple[int, ...]:
     return ()
 
 
-def _tightest(free: Free, _filler: Filler) -> tuple[int, ...]:
+def _tightest(free: FreeResources, _filler: NodeFiller) -> tuple[int, ...]:
     """For those without cards: where no GPU waits for CPUs; for the others: where the fewest cards are left."""
     return (free.cards.idle_milli, free.cpu_milli)
 
 
-def _least_waste(free: Free, filler: Filler) -> tuple[int, ...]:
+def _least_waste(free: FreeResources, filler: NodeFiller) -> tuple[int, ...]:
     """Where what is left once the node is full of this unit is the least."""
-    then = filler.fill(free, filler.room(free)).free if filler.room(free) < ROOM_LIMIT else free
+    then = filler.fill(free, filler.capacity(free)).free if filler.capacity(free) < CAPACITY_LIMIT else free
     return (then.cards.idle_milli, then.cpu_milli)
 
 
-def _roomiest(free: Free, _filler: Filler) -> tuple[int, ...]:
+def _roomiest(free: FreeResources, _filler: NodeFiller) -> tuple[int, ...]:
     return (-free.cards.idle_milli, -free.cpu_milli)
 
 
-_RANKS: dict[str, Callable[[Free, Filler], tuple[int, ...]]] = {
+_NODE_ORDER_KEYS: dict[str, Callable[[FreeResources, NodeFiller], tuple[int, ...]]] = {
     "first": _in_order,
     "tight": _tightest,
     "least waste": _least_waste,
     "roomy": _roomiest,
 }
-NODES_FIRST = tuple(_RANKS)
+NODE_ORDERS = tuple(_NODE_ORDER_KEYS)
 
 
-def seats_of(packing: Packing, ledger: Ledger, fillers: Sequence[Filler]) -> list[list[Seats]]:
+def seats_by_unit(packing: Packing, ledger: Ledger, fillers: Sequence[NodeFiller]) -> list[list[Seats]]:
     """For each unit its workers, each with one seat per rank, in a fixed order."""
     workers: list[list[Seats]] = [[] for _ in fillers]
     gangs: dict[int, list[Seat]] = {}
     nodes = ledger.cluster.nodes
-    for move in packing.moves:
+    for move in packing.fills:
         filler = fillers[move.unit]
         ranks = filler.shape.ranks
-        ways = [way for way, times in filler.fill(move.free, move.processes).ways for _ in range(times)]
+        ways = [way for way, times in filler.fill(move.free, move.processes).assignments for _ in range(times)]
         for position in move.positions:
             name = nodes[position].name
             seats = [filler.fit.seat(name, way) for way in ways]

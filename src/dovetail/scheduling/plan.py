@@ -1,11 +1,13 @@
-"""What would run where, how fast, and what limits it? Plain data, JSON both ways."""
+"""Plan of a pipeline (units, seats, rate, bottleneck) and its checked JSON form."""
 
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
+from dovetail.documents import Document, validate_document
 from dovetail.errors import ClusterError, ConfigError, LedgerError, Problem
 from dovetail.resources.cluster import Cluster
 from dovetail.resources.ledger import Ledger
@@ -15,7 +17,6 @@ from dovetail.scheduling.demand import Demand
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
 
 PLAN_VERSION = 1
 
@@ -51,7 +52,7 @@ class UnitPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Use:
+class PlannedUse:
     """How much of a resource is in use when the plan runs, in its own integers (milli, bytes, pieces)."""
 
     used: int
@@ -80,7 +81,7 @@ class Plan:
     bottleneck: str
     binding: str
     """The resource that limits the bound."""
-    use: Mapping[str, Use]
+    use: Mapping[str, PlannedUse]
     fragmentation: float
     """Share of all GPUs that is idle and of no use to this work."""
     idle_gpus: int
@@ -108,9 +109,9 @@ class Plan:
 
     def explain(self, stage: str | None = None) -> str:
         """The plan in words and numbers, with what one more of each thing would bring; or why one stage is as it is."""
-        from dovetail.scheduling.narrate import explain, explain_stage
+        from dovetail.scheduling.plan_report import plan_text, stage_text
 
-        return explain(self) if stage is None else explain_stage(self, stage)
+        return plan_text(self) if stage is None else stage_text(self, stage)
 
     def to_json(self) -> str:
         return json.dumps(self.to_dict(), indent=2, ensure_ascii=False)
@@ -147,23 +148,23 @@ class Plan:
         try:
             data = json.loads(text)
         except (ValueError, RecursionError) as error:
-            from dovetail.scheduling.plan_file import not_a_plan  # late: most plans are made, not read
+            from dovetail.scheduling.plan import invalid_plan_error  # late: most plans are made, not read
 
-            raise not_a_plan([str(error)]) from None
+            raise invalid_plan_error([str(error)]) from None
         return cls.from_dict(data)
 
     @classmethod
     def from_dict(cls, data: object) -> Plan:
         """The inverse of `to_dict`, checked: form, numbers, and seats that can be taken."""
-        from dovetail.scheduling.plan_file import checked, not_a_plan
+        from dovetail.scheduling.plan import check_plan_data, invalid_plan_error
 
         try:
-            plan = cls._from_checked(checked(data))
+            plan = cls._from_checked(check_plan_data(data))
             for wave in range(len(plan.waves)):
                 stages = [unit.stages[0] for unit in plan.units if unit.wave == wave]
                 Ledger(plan.cluster, (seat for stage in stages for seat in plan.seats[stage]))
         except (ClusterError, LedgerError, ValueError) as error:
-            raise not_a_plan([str(error)]) from None
+            raise invalid_plan_error([str(error)]) from None
         return plan
 
     @classmethod
@@ -180,7 +181,7 @@ class Plan:
             bound=data["bound"],
             bottleneck=data["bottleneck"],
             binding=data["binding"],
-            use={name: Use(use["used"], use["total"]) for name, use in data["use"].items()},
+            use={name: PlannedUse(use["used"], use["total"]) for name, use in data["use"].items()},
             fragmentation=data["fragmentation"],
             idle_gpus=data["idle_gpus"],
             headroom=data["headroom"],
@@ -230,3 +231,153 @@ def _unit_to_dict(unit: UnitPlan) -> dict[str, Any]:
 def _unit_from_dict(data: dict[str, Any]) -> UnitPlan:
     known = {item.name: data[item.name] for item in fields(UnitPlan)}
     return UnitPlan(**known | {"stages": tuple(data["stages"]), "shape": Shape.from_dict(data["shape"])})
+
+
+MAX_INTEGER = 1 << 62
+
+
+@dataclass(frozen=True)
+class ShapeEntry:
+    kind: str
+    cpu_milli: int
+    memory_bytes: int
+    cards: int
+    gpu_milli: int
+    gpu_memory_bytes: int
+    nvdecs: int
+    nvencs: int
+    accelerators: list[str]
+    labels: dict[str, list[str]]
+    custom: dict[str, int]
+    ranks: int
+
+
+@dataclass(frozen=True)
+class UnitEntry:
+    name: str
+    stages: list[str]
+    shape: ShapeEntry
+    workers: int
+    rate: float
+    rate_source: str
+    per_source: float
+    wave: int
+    low: int
+    high: int | None
+    per_node: int | None
+    barrier: bool
+
+
+@dataclass(frozen=True)
+class UseEntry:
+    used: int
+    total: int
+
+
+@dataclass(frozen=True)
+class ShareEntry:
+    card: int
+    milli: int
+    memory_bytes: int
+    nvdecs: int
+    nvencs: int
+
+
+@dataclass(frozen=True)
+class SeatEntry:
+    node: str
+    cpu_milli: int
+    memory_bytes: int
+    cards: list[ShareEntry]
+    custom: dict[str, int]
+
+
+@dataclass(frozen=True)
+class PlanFile:
+    version: int
+    name: str
+    mode: str
+    requested: str
+    reason: str
+    rate: float
+    bound: float
+    bottleneck: str
+    binding: str
+    units: list[UnitEntry]
+    use: dict[str, UseEntry]
+    fragmentation: float
+    idle_gpus: int
+    headroom: float
+    assumptions: list[str]
+    warnings: list[str]
+    phases: list[str]
+    cluster: dict[str, Any]
+    seats: dict[str, list[SeatEntry]]
+
+
+def check_plan_data(data: object) -> dict[str, Any]:
+    """The data of a plan, of the right form and with numbers in range; else a ConfigError that says what is wrong."""
+    if not isinstance(data, dict) or data.get("version") != PLAN_VERSION:
+        said = data.get("version") if isinstance(data, dict) else type(data).__name__
+        raise invalid_plan_error([f"its version is {said!r}, not {PLAN_VERSION}"])
+    try:
+        written = validate_document(Document("plan", data), PlanFile)
+    except ConfigError as error:
+        raise invalid_plan_error([problem.message for problem in error.problems]) from None
+    wrong = [*_number_errors(data, "plan"), *_consistency_errors(written)]
+    if wrong:
+        raise invalid_plan_error(wrong)
+    return data
+
+
+def invalid_plan_error(why: list[str]) -> ConfigError:
+    shown = tuple(why[:8]) + ((f"and {len(why) - 8} more",) if len(why) > 8 else ())
+    return ConfigError(Problem("DT038", "this is not a plan", shown, ("dovetail plan FILE --out plan.json",)))
+
+
+def _number_errors(value: object, path: str) -> list[str]:
+    """Every number is finite, not negative and not absurd."""
+    if isinstance(value, dict):
+        return [line for key, inner in value.items() for line in _number_errors(inner, f"{path}.{key}")]
+    if isinstance(value, list):
+        return [line for number, inner in enumerate(value) for line in _number_errors(inner, f"{path}[{number}]")]
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return []
+    if isinstance(value, float):
+        return [] if math.isfinite(value) and value >= 0 else [f"{path} is out of range"]
+    return [] if 0 <= value <= MAX_INTEGER else [f"{path} is out of range"]
+
+
+def _consistency_errors(plan: PlanFile) -> list[str]:
+    """What the form does not show: units that are complete, and numbers that belong together."""
+    wrong = []
+    stages = [stage for unit in plan.units for stage in unit.stages]
+    waves = sorted({unit.wave for unit in plan.units})
+    if not plan.units or not all(unit.stages for unit in plan.units) or len(set(stages)) < len(stages):
+        wrong.append("its units have no stages, or share some")
+    if waves != list(range(len(waves))):
+        wrong.append("its waves are not numbered from 0 on")
+    if plan.requested not in ("auto", "streaming", "sequential", "waves"):
+        wrong.append(f"{plan.requested!r} is not a mode")
+    if plan.rate <= 0 or plan.bound <= 0:
+        wrong.append("its rate or bound is not above 0")
+    if any(use.total < use.used or not use.total for use in plan.use.values()):
+        wrong.append("more is in use than there is")
+    for unit in plan.units:
+        wrong += _unit_errors(unit)
+        for stage in unit.stages:
+            if len(plan.seats.get(stage, ())) != unit.workers * unit.shape.ranks:
+                wrong.append(f"{stage} has not as many seats as processes")
+    if set(plan.seats) != set(stages):
+        wrong.append("it has seats for other stages than it has units")
+    return wrong
+
+
+def _unit_errors(unit: UnitEntry) -> list[str]:
+    shape = unit.shape
+    fine = unit.rate > 0 and unit.workers >= 1 and unit.low >= 1 and shape.ranks >= 1
+    fine = fine and (unit.high is None or unit.high >= unit.low) and (unit.per_node is None or unit.per_node >= 1)
+    fine = fine and shape.gpu_milli <= 1000 and (shape.cards > 0) == (shape.kind != "cpu only")
+    sized = shape.kind != "fractional gpu" or shape.gpu_milli or shape.gpu_memory_bytes
+    codecs = shape.kind != "codec" or shape.nvdecs or shape.nvencs
+    return [] if fine and sized and codecs else [f"the numbers of {unit.name} make no sense together"]

@@ -1,4 +1,4 @@
-"""From a pipeline and a cluster to a plan: which mode, how many workers, where, how fast, and why."""
+"""Planner: from a pipeline and a cluster to a plan with mode, worker counts, seats and predicted rate."""
 
 from __future__ import annotations
 
@@ -6,29 +6,29 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dovetail.errors import ConfigError, PipelineError, Problem, did_you_mean
-from dovetail.pipeline.units import multiplicity, rate_of_unit, units_of
+from dovetail.pipeline.units import fuse_stages, multiplicity, rate_of_unit
+from dovetail.resources.amounts import total_free
 from dovetail.resources.cluster import Cluster
 from dovetail.resources.ledger import Ledger
-from dovetail.resources.totals import totals_of
-from dovetail.scheduling.bounds import limits_of
+from dovetail.scheduling.bounds import resource_limits
+from dovetail.scheduling.demand import ASSUMED, GIVEN, MEASURED, StageRates, stage_rates
 from dovetail.scheduling.fragmentation import Fragmentation, Workload
-from dovetail.scheduling.modes import MODES, Chosen, as_before, choose
-from dovetail.scheduling.packing import Filler, groups_of, seats_of
-from dovetail.scheduling.plan import Plan, UnitPlan, Use
-from dovetail.scheduling.rates import ASSUMED, GIVEN, MEASURED, Rates, rates_of
-from dovetail.scheduling.sizing import Sizing, with_headroom
+from dovetail.scheduling.modes import MODES, ModeChoice, choose_mode, size_same_waves
+from dovetail.scheduling.packing import NodeFiller, group_nodes, seats_by_unit
+from dovetail.scheduling.plan import Plan, PlannedUse, UnitPlan
+from dovetail.scheduling.sizing import Sizing, add_headroom
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from dovetail.pipeline.pipeline import Pipeline
     from dovetail.resources.seat import Seat
-    from dovetail.scheduling.packing import Groups
-    from dovetail.scheduling.rates import Profile
+    from dovetail.scheduling.demand import Profile
+    from dovetail.scheduling.packing import NodeGroups
 
-HEADROOM = 1.5
-IDLE_WARNING = 0.5
-PER_SOURCE_LIMIT = 1e15
+DEFAULT_HEADROOM = 1.5
+IDLE_GPU_WARNING_SHARE = 0.5
+MAX_ITEMS_PER_SOURCE_ITEM = 1e15
 
 
 def plan(
@@ -36,7 +36,7 @@ def plan(
     cluster: Cluster | str = "auto",
     mode: str = "auto",
     *,
-    headroom: float = HEADROOM,
+    headroom: float = DEFAULT_HEADROOM,
     profiles: Mapping[str, Profile] | None = None,
 ) -> Plan:
     """What would run where. An InfeasibleError says what does not fit and what would; nothing is started."""
@@ -44,16 +44,16 @@ def plan(
     if problems:
         raise ConfigError(problems)
     described = Cluster.of(cluster)
-    rates = rates_of(pipeline, profiles)
-    units = _units(pipeline, rates)
-    chosen = choose(units, Ledger(described), mode)
-    return _assembled(pipeline.name, described, rates, chosen, mode, headroom)
+    rates = stage_rates(pipeline, profiles)
+    units = _unit_plans(pipeline, rates)
+    chosen = choose_mode(units, Ledger(described), mode)
+    return _assemble_plan(pipeline.name, described, rates, chosen, mode, headroom)
 
 
-def plan_again(before: Plan, cluster: Cluster) -> Plan:
+def plan_on_cluster(before: Plan, cluster: Cluster) -> Plan:
     """The same units in the same waves on another cluster. An InfeasibleError if they do not fit there."""
-    chosen = as_before(before.units, Ledger(cluster), before.mode, before.reason)
-    found = _assembled(before.name, cluster, Rates({}, {}, {}), chosen, before.requested, before.headroom)
+    chosen = size_same_waves(before.units, Ledger(cluster), before.mode, before.reason)
+    found = _assemble_plan(before.name, cluster, StageRates({}, {}, {}), chosen, before.requested, before.headroom)
     return replace(found, assumptions=before.assumptions)
 
 
@@ -69,14 +69,14 @@ def _argument_problems(mode: str, headroom: float) -> list[Problem]:
     return problems
 
 
-def _units(pipeline: Pipeline, rates: Rates) -> list[UnitPlan]:
+def _unit_plans(pipeline: Pipeline, rates: StageRates) -> list[UnitPlan]:
     per_source = multiplicity(pipeline, rates.returns)
-    absurd = [name for name, items in per_source.items() if not items <= PER_SOURCE_LIMIT]
+    absurd = [name for name, items in per_source.items() if not items <= MAX_ITEMS_PER_SOURCE_ITEM]
     if absurd:
         message = f"stage {absurd[0]!r}: {per_source[absurd[0]]:g} items would reach it per source item"
         raise PipelineError(Problem("DT034", message, fixes=("returns=1 for stages before it, or what is true",)))
     units = []
-    for unit in units_of(pipeline):
+    for unit in fuse_stages(pipeline):
         sources = {rates.source[name] for name in unit.stages}
         low, high = 1, None
         if isinstance(unit.workers, tuple):
@@ -101,7 +101,9 @@ def _units(pipeline: Pipeline, rates: Rates) -> list[UnitPlan]:
     return units
 
 
-def _assembled(name: str, cluster: Cluster, rates: Rates, chosen: Chosen, requested: str, headroom: float) -> Plan:
+def _assemble_plan(
+    name: str, cluster: Cluster, rates: StageRates, chosen: ModeChoice, requested: str, headroom: float
+) -> Plan:
     ledger = Ledger(cluster)
     units: list[UnitPlan] = []
     seats: dict[str, tuple[Seat, ...]] = {}
@@ -109,21 +111,23 @@ def _assembled(name: str, cluster: Cluster, rates: Rates, chosen: Chosen, reques
     finals: list[Sizing] = []
     for wave, (members, sizing) in enumerate(chosen.waves):
         demands = [unit.demand for unit in members]
-        fillers = [Filler(demand.shape) for demand in demands]
-        final = with_headroom(demands, fillers, sizing, headroom)
+        fillers = [NodeFiller(demand.shape) for demand in demands]
+        final = add_headroom(demands, fillers, sizing, headroom)
         finals.append(final)
         prefix = f"wave {wave + 1}: " if len(chosen.waves) > 1 else ""
-        phases += [prefix + line for line in _phases(members, sizing, final, headroom)]
-        for unit, count, workers in zip(members, final.counts, seats_of(final.packing, ledger, fillers), strict=True):
+        phases += [prefix + line for line in _phase_lines(members, sizing, final, headroom)]
+        for unit, count, workers in zip(
+            members, final.counts, seats_by_unit(final.packing, ledger, fillers), strict=True
+        ):
             units.append(replace(unit, workers=count, wave=wave))
             for stage in unit.stages:
                 seats[stage] = tuple(seat for worker in workers for seat in worker)
-    start = groups_of(ledger)
-    limits = [limits_of([unit.demand for unit in members], start)[0] for members, _ in chosen.waves]
+    start = group_nodes(ledger)
+    limits = [resource_limits([unit.demand for unit in members], start)[0] for members, _ in chosen.waves]
     slowest = min(range(len(limits)), key=lambda wave: limits[wave].rate)
     bound = limits[0].rate if len(limits) == 1 else 1 / sum(1 / limit.rate for limit in limits)
     workload = Workload((unit.shape, unit.workers) for unit in units)
-    use, idle, fragmentation = _use(start, [final.packing.groups for final in finals], workload)
+    use, idle, fragmentation = _planned_use(start, [final.packing.groups for final in finals], workload)
     return Plan(
         name=name,
         mode=chosen.mode,
@@ -132,7 +136,7 @@ def _assembled(name: str, cluster: Cluster, rates: Rates, chosen: Chosen, reques
         cluster=cluster,
         units=tuple(units),
         seats={stage: seats[stage] for unit in units for stage in unit.stages},
-        rate=Chosen(chosen.mode, "", [(w[0], f) for w, f in zip(chosen.waves, finals, strict=True)]).rate,
+        rate=ModeChoice(chosen.mode, "", [(w[0], f) for w, f in zip(chosen.waves, finals, strict=True)]).rate,
         bound=bound,
         bottleneck=min(units, key=lambda unit: unit.throughput).name,
         binding=limits[slowest].resource,
@@ -146,7 +150,7 @@ def _assembled(name: str, cluster: Cluster, rates: Rates, chosen: Chosen, reques
     )
 
 
-def _phases(units: Sequence[UnitPlan], sizing: Sizing, final: Sizing, headroom: float) -> list[str]:
+def _phase_lines(units: Sequence[UnitPlan], sizing: Sizing, final: Sizing, headroom: float) -> list[str]:
     manual = [
         f"{unit.name} {count}"
         for unit, count in zip(units, sizing.counts, strict=True)
@@ -165,11 +169,12 @@ def _phases(units: Sequence[UnitPlan], sizing: Sizing, final: Sizing, headroom: 
         f"manual: {', '.join([*manual, *ranged]) or 'no counts are given'}",
         "minimum: every unit has at least one worker",
         f"throughput: {counts} for {sizing.rate:.4g} items/s",
-        f"headroom up to {headroom:g} x the slowest: {', '.join(added) or _no_headroom(units, sizing, headroom)}",
+        f"headroom up to {headroom:g} x the slowest: "
+        f"{', '.join(added) or _no_headroom_reason(units, sizing, headroom)}",
     ]
 
 
-def _no_headroom(units: Sequence[UnitPlan], sizing: Sizing, headroom: float) -> str:
+def _no_headroom_reason(units: Sequence[UnitPlan], sizing: Sizing, headroom: float) -> str:
     """Why no worker was added: nobody wants one, nobody may have one, or nothing is left."""
     target = sizing.rate * headroom * (1 - 1e-9)
     slow = [unit for unit, count in zip(units, sizing.counts, strict=True) if count * unit.demand.speed < target]
@@ -179,12 +184,16 @@ def _no_headroom(units: Sequence[UnitPlan], sizing: Sizing, headroom: float) -> 
     return "off, nothing is left for it" if free else "none, the counts of the slower ones are given"
 
 
-def _use(start: Groups, after: list[Groups], workload: Workload) -> tuple[dict[str, Use], int, float]:
+def _planned_use(
+    start: NodeGroups, after: list[NodeGroups], workload: Workload
+) -> tuple[dict[str, PlannedUse], int, float]:
     """The most that any wave uses of each resource; whole cards that stay idle in the wave that uses the most GPU, and
     how much of all GPU is fragmented then."""
-    total = _sums_of(start)
-    lefts = [_sums_of(groups) for groups in after]
-    use = {name: Use(amount - min(left[name] for left in lefts), amount) for name, amount in total.items() if amount}
+    total = _group_totals(start)
+    lefts = [_group_totals(groups) for groups in after]
+    use = {
+        name: PlannedUse(amount - min(left[name] for left in lefts), amount) for name, amount in total.items() if amount
+    }
     busiest = after[min(range(len(after)), key=lambda wave: lefts[wave]["GPUs"])]
     idle = sum(
         len(nodes) * sum(free.cards.is_whole(index) for index in range(len(free.cards.free)))
@@ -196,14 +205,14 @@ def _use(start: Groups, after: list[Groups], workload: Workload) -> tuple[dict[s
     return use, idle, fragments / (workload.weight * gpus) if gpus and workload.weight else 0.0
 
 
-def _sums_of(groups: Groups) -> dict[str, int]:
-    return totals_of({free: len(nodes) for free, nodes in groups.items()})
+def _group_totals(groups: NodeGroups) -> dict[str, int]:
+    return total_free({free: len(nodes) for free, nodes in groups.items()})
 
 
-def _warnings(use: Mapping[str, Use], idle: int, cluster: Cluster, units: Sequence[UnitPlan]) -> list[str]:
+def _warnings(use: Mapping[str, PlannedUse], idle: int, cluster: Cluster, units: Sequence[UnitPlan]) -> list[str]:
     gpus = sum(len(node.gpus) for node in cluster.nodes)
     found = []
-    if gpus and idle >= max(1, IDLE_WARNING * gpus):
+    if gpus and idle >= max(1, IDLE_GPU_WARNING_SHARE * gpus):
         why = "no stage asks for one" if not any(unit.shape.computes_on_gpu for unit in units) else "see what limits it"
         found.append(f"{idle} of {gpus} GPUs stay idle: {why}")
     codecs = [name for name in ("NVDECs", "NVENCs") if name in use and use[name].used == use[name].total]

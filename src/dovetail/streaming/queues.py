@@ -1,4 +1,4 @@
-"""What waits in front of a unit, and can a full batch be made of it?
+"""Input queues of a unit, one per epoch, and the batches that can be made of them.
 
 One queue per epoch, because a command never mixes epochs.
 """
@@ -9,46 +9,46 @@ import math
 from collections import deque
 from typing import TYPE_CHECKING
 
-from dovetail.control.segments import bytes_in, items_in
+from dovetail.control.payload import total_bytes, total_items
 
 if TYPE_CHECKING:
-    from dovetail.control.segments import Part, Segment
+    from dovetail.control.payload import Segment, SegmentSlice
 
 
 class EpochQueue:
     """What waits of one epoch."""
 
-    __slots__ = ("base", "came", "flush", "hurry", "items", "length", "parts")
+    __slots__ = ("arrival_times", "arrived_items", "input_complete", "items", "parts", "segment_offsets", "stale_until")
 
     def __init__(self) -> None:
-        self.parts: deque[Part] = deque()
-        self.came: deque[float] = deque()
+        self.parts: deque[SegmentSlice] = deque()
+        self.arrival_times: deque[float] = deque()
         """When each part came."""
         self.items = 0
-        self.flush = False
+        self.input_complete = False
         """Nothing more will come: a batch that is not full may go."""
-        self.base: dict[int, int] = {}
+        self.segment_offsets: dict[int, int] = {}
         """In order: segment -> where its first item stands in all that ever came of the epoch."""
-        self.length = 0
+        self.arrived_items = 0
         """Items that ever came, without those that came back."""
-        self.hurry = -math.inf
+        self.stale_until = -math.inf
         """With what came until then: it has waited long enough, and goes although its batch is not full."""
 
-    def came_in_order(self, part: Part) -> None:
+    def record_position(self, part: SegmentSlice) -> None:
         segment, start, stop = part
-        self.base.setdefault(segment.id, self.length - start)
-        self.length += stop - start
+        self.segment_offsets.setdefault(segment.id, self.arrived_items - start)
+        self.arrived_items += stop - start
 
-    def place(self, part: Part) -> int:
-        return self.base[part[0].id] + part[1]
+    def position_of(self, part: SegmentSlice) -> int:
+        return self.segment_offsets[part[0].id] + part[1]
 
-    def neighbours(self, most: int) -> int:
+    def contiguous_items(self, most: int) -> int:
         """Items at the front that stand side by side, as far as `most` are wanted: a message must not reach over those
         that are elsewhere now."""
         found = 0
-        at = self.place(self.parts[0]) if self.parts else 0
+        at = self.position_of(self.parts[0]) if self.parts else 0
         for part in self.parts:
-            if self.place(part) != at + found:
+            if self.position_of(part) != at + found:
                 break
             found += part[2] - part[1]
             if found >= most:
@@ -56,12 +56,12 @@ class EpochQueue:
         return found
 
     @property
-    def partial(self) -> bool:
+    def can_send_partial(self) -> bool:
         """Whether a batch that is not full may go."""
-        return self.flush or (bool(self.came) and self.came[0] <= self.hurry)
+        return self.input_complete or (bool(self.arrival_times) and self.arrival_times[0] <= self.stale_until)
 
 
-class Queue:
+class UnitQueue:
     """What waits in front of one unit. `ready` are the epochs that a message can be made of now."""
 
     __slots__ = ("batch_size", "by_epoch", "bytes", "in_order", "items", "ready")
@@ -81,58 +81,60 @@ class Queue:
         if waiting is None:
             waiting = self.by_epoch[epoch] = EpochQueue()
         waiting.parts.append((segment, 0, segment.items))
-        waiting.came.append(now)
+        waiting.arrival_times.append(now)
         if self.in_order:
-            waiting.came_in_order((segment, 0, segment.items))
+            waiting.record_position((segment, 0, segment.items))
         waiting.items += segment.items
         self.items += segment.items
         self.bytes += segment.size_bytes
-        if waiting.items >= self.batch_size or waiting.flush:
+        if waiting.items >= self.batch_size or waiting.input_complete:
             self.ready[epoch] = waiting
 
-    def add_part(self, epoch: int, part: Part, now: float) -> None:
+    def add_part(self, epoch: int, part: SegmentSlice, now: float) -> None:
         """At the end."""
         waiting = self.by_epoch.setdefault(epoch, EpochQueue())
         waiting.parts.append(part)
-        waiting.came.append(now)
+        waiting.arrival_times.append(now)
         if self.in_order:
-            waiting.came_in_order(part)
-        self._came(epoch, [part])
+            waiting.record_position(part)
+        self._count_added(epoch, [part])
 
-    def put_back(self, epoch: int, parts: list[Part], now: float) -> None:
+    def put_back(self, epoch: int, parts: list[SegmentSlice], now: float) -> None:
         """To the front, as they were; in order, to where they were."""
         waiting = self.by_epoch.setdefault(epoch, EpochQueue())
         waiting.parts.extendleft(reversed(parts))
         # at least as old as what waits: it came before that
-        waiting.came.extendleft([waiting.came[0] if waiting.came else now] * len(parts))
+        waiting.arrival_times.extendleft([waiting.arrival_times[0] if waiting.arrival_times else now] * len(parts))
         if self.in_order:
-            pairs = sorted(zip(waiting.parts, waiting.came, strict=True), key=lambda pair: waiting.place(pair[0]))
+            pairs = sorted(
+                zip(waiting.parts, waiting.arrival_times, strict=True), key=lambda pair: waiting.position_of(pair[0])
+            )
             waiting.parts = deque(part for part, _ in pairs)
-            waiting.came = deque(when for _, when in pairs)
-        self._came(epoch, parts)
+            waiting.arrival_times = deque(when for _, when in pairs)
+        self._count_added(epoch, parts)
 
-    def _came(self, epoch: int, parts: list[Part]) -> None:
+    def _count_added(self, epoch: int, parts: list[SegmentSlice]) -> None:
         """Counts what was put into a queue."""
         waiting = self.by_epoch[epoch]
-        items = items_in(parts)
+        items = total_items(parts)
         waiting.items += items
         self.items += items
-        self.bytes += bytes_in(parts)
-        if waiting.items >= self.batch_size or waiting.flush:
+        self.bytes += total_bytes(parts)
+        if waiting.items >= self.batch_size or waiting.input_complete:
             self.ready[epoch] = waiting
 
-    def front(self, epoch: int, items: int) -> int:
+    def sendable_items(self, epoch: int, items: int) -> int:
         """How many of so many a message can be made of: in order, only of those that stand side by side."""
         waiting = self.by_epoch[epoch]
-        return min(items, waiting.neighbours(items)) if self.in_order and len(waiting.parts) > 1 else items
+        return min(items, waiting.contiguous_items(items)) if self.in_order and len(waiting.parts) > 1 else items
 
-    def take(self, epoch: int, items: int) -> tuple[list[Part], int]:
+    def take(self, epoch: int, items: int) -> tuple[list[SegmentSlice], int]:
         """The first `items` of an epoch, and their bytes."""
         waiting = self.by_epoch[epoch]
-        parts: list[Part] = []
+        parts: list[SegmentSlice] = []
         missing = items
         size = 0
-        waiting_parts, came = waiting.parts, waiting.came
+        waiting_parts, came = waiting.parts, waiting.arrival_times
         while missing:
             part = waiting_parts.popleft()
             when = came.popleft()
@@ -149,28 +151,28 @@ class Queue:
         waiting.items -= items
         self.items -= items
         self.bytes -= size
-        if not waiting.items or (waiting.items < self.batch_size and not waiting.partial):
+        if not waiting.items or (waiting.items < self.batch_size and not waiting.can_send_partial):
             self.ready.pop(epoch, None)
         if not self.items:
             self.bytes = 0  # cutting rounds down: nothing waits, so nothing weighs
         return parts, size
 
-    def flush(self, epoch: int) -> None:
+    def flush_epoch(self, epoch: int) -> None:
         """Nothing more comes to it of this epoch."""
         waiting = self.by_epoch.get(epoch)
         if waiting is None:
             waiting = self.by_epoch[epoch] = EpochQueue()
-        waiting.flush = True
+        waiting.input_complete = True
         if waiting.items:
             self.ready[epoch] = waiting
 
-    def hurry(self, epoch: int) -> None:
+    def flush_stale(self, epoch: int) -> None:
         """What waits longest of this epoch has waited long enough."""
         waiting = self.by_epoch[epoch]
-        waiting.hurry = waiting.came[0]
+        waiting.stale_until = waiting.arrival_times[0]
         self.ready[epoch] = waiting
 
-    def forget(self, epoch: int) -> list[Part]:
+    def remove_epoch(self, epoch: int) -> list[SegmentSlice]:
         """The epoch is over, or begins anew; what still waits of it is given back."""
         waiting = self.by_epoch.pop(epoch, None)
         self.ready.pop(epoch, None)
@@ -178,14 +180,14 @@ class Queue:
             return []
         parts = list(waiting.parts)
         self.items -= waiting.items
-        self.bytes = max(0, self.bytes - bytes_in(parts)) if self.items else 0
+        self.bytes = max(0, self.bytes - total_bytes(parts)) if self.items else 0
         return parts
 
     def resize(self, batch_size: int) -> None:
         """From now on batches of another size; what waits may be enough now, or no longer."""
         self.batch_size = batch_size
         for epoch, waiting in self.by_epoch.items():
-            if waiting.items >= batch_size or (waiting.items and waiting.partial):
+            if waiting.items >= batch_size or (waiting.items and waiting.can_send_partial):
                 self.ready[epoch] = waiting
             else:
                 self.ready.pop(epoch, None)

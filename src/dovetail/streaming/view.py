@@ -1,12 +1,17 @@
-"""What can be seen of a running stream? Plain values, taken when an observer asks, never kept by the controller."""
+"""Read-only views of a running stream, its units and its workers, for observers."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from dovetail.control.lifecycle import WorkerState
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from dovetail.streaming.replanner import Replanner
+    from dovetail.streaming.state import StreamState, UnitState
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +69,7 @@ class WorkerView:
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class StreamView:
     """A run at one moment."""
 
     now: float
@@ -92,3 +97,79 @@ class View:
     """Resource -> (taken by seats, there in all), in the resource's own integers, as in scheduling.plan.Use."""
     expected: int | None = None
     """Source items there will be, about; None: nobody knows."""
+
+
+def make_view(board: StreamState, balance: Replanner, waves: int, now: float) -> StreamView:
+    return StreamView(
+        now=now,
+        state=board.run_state.value,
+        wave=max(board.wave, 0),
+        waves=waves,
+        read=board.items_read,
+        total=board.total_items,
+        expected=board.expected_items,
+        finished=board.finished_items,
+        delivered=board.items_delivered,
+        aside=board.items_failed,
+        bottleneck=balance.bottleneck,
+        predicted=balance.predicted_rate,
+        replans=balance.replans,
+        error=board.error,
+        units=tuple(_unit_view(lane) for lane in board.all_units),
+        use=balance.fleet.resource_use(),
+    )
+
+
+def _unit_view(lane: UnitState) -> UnitView:
+    states = [worker.state for worker in lane.workers.values()]
+    seconds = lane.throughput.seconds_per_item
+    return UnitView(
+        name=lane.name,
+        wave=lane.spec.wave,
+        queued=lane.queue.items + sum(suspect.items for suspect in lane.suspects),
+        queued_bytes=lane.queue.bytes,
+        in_flight=lane.items_in_flight,
+        taken_total=lane.items_taken,
+        given_total=lane.items_given,
+        batches_total=lane.batches,
+        busy_s_total=lane.busy_s,
+        aside_total=lane.items_failed,
+        retries_total=lane.retries,
+        starting=states.count(WorkerState.STARTING),
+        ready=states.count(WorkerState.READY),
+        draining=states.count(WorkerState.DRAINING) + states.count(WorkerState.STOPPING),
+        started_total=lane.workers_started,
+        stopped_total=lane.workers_stopped,
+        lost_total=lane.workers_lost,
+        setup_s_total=lane.setup_s,
+        rate=1 / seconds if seconds else None,
+        returns=lane.throughput.returns,
+        backlogged=lane.queue.items >= max(lane.batch_size, lane.items_in_flight),
+        finished=lane.finished,
+        stages=_stage_totals(lane),
+    )
+
+
+def _stage_totals(lane: UnitState) -> tuple[tuple[str, int, int, float], ...]:
+    if not any(total[2] for total in lane.stage_totals):
+        return ()
+    return tuple(
+        (name, int(total[0]), int(total[1]), total[2])
+        for name, total in zip(lane.spec.stages, lane.stage_totals, strict=True)
+    )
+
+
+def make_worker_views(board: StreamState) -> list[WorkerView]:
+    return [
+        WorkerView(
+            worker=worker.id,
+            unit=worker.unit,
+            node=worker.node,
+            gpus=worker.seats[0].gpus,
+            state=worker.state.value,
+            in_flight=len(worker.messages),
+            batches_total=worker.batches,
+            busy_s_total=worker.busy_s,
+        )
+        for worker in board.workers.values()
+    ]

@@ -17,17 +17,17 @@ from typing import Any
 
 import pytest
 
-from dovetail.engines.worker import Worker
+from dovetail.engines.worker_context import Worker
 from dovetail.errors import ConfigError
-from dovetail.recipes.operators.base import STATS, BadField
+from dovetail.recipes.operators.base import STATS_FIELD, BadField
 from dovetail.recipes.operators.image_text_similarity_filter import (
-    END,
-    IMAGE,
-    MOST_IMAGES,
-    SIMILARITY,
+    END_OF_CHUNK_TOKEN,
+    IMAGE_TOKEN,
+    MAX_IMAGES_PER_PASS,
+    STAT_NAME,
     ImageTextSimilarityFilter,
     chunks_of,
-    without_special,
+    strip_special_tokens,
 )
 
 pytest.importorskip("torch", reason="torch is not installed: pip install 'dovetail-ml[models]'")
@@ -105,22 +105,25 @@ def row_of(text: str, images: list[Any]) -> dict[str, Any]:
 
 def test_each_row_of_a_batch_gets_the_score_that_it_gets_alone(clip: str, pictures: list[str]) -> None:
     texts = ["a red cat", "dog", "the sky is blue and far away", "x"]
-    rows = [row_of(f"{IMAGE} {text}", [path]) for text, path in zip(texts, pictures, strict=False)]
+    rows = [row_of(f"{IMAGE_TOKEN} {text}", [path]) for text, path in zip(texts, pictures, strict=False)]
     ImageTextSimilarityFilter(clip, min_score=-1.0)(rows)
     for row, text, path in zip(rows, texts, pictures, strict=False):
-        assert row[STATS][SIMILARITY] == pytest.approx(scored_alone(clip, text, [picture(path)]), abs=1e-5)
-    assert len({round(row[STATS][SIMILARITY][0], 4) for row in rows}) > 1
+        assert row[STATS_FIELD][STAT_NAME] == pytest.approx(scored_alone(clip, text, [picture(path)]), abs=1e-5)
+    assert len({round(row[STATS_FIELD][STAT_NAME][0], 4) for row in rows}) > 1
 
 
 @pytest.mark.parametrize(("mode", "reduce"), [("avg", lambda s: sum(s) / len(s)), ("max", max), ("min", min)])
 def test_each_piece_of_a_text_has_its_own_images(clip: str, pictures: list[str], mode: str, reduce: Any) -> None:
-    text = f"{IMAGE}a cat {END} no image here {END} {IMAGE} two {IMAGE} dogs {END}"
+    text = (
+        f"{IMAGE_TOKEN}a cat {END_OF_CHUNK_TOKEN} no image here {END_OF_CHUNK_TOKEN} {IMAGE_TOKEN} "
+        f"two {IMAGE_TOKEN} dogs {END_OF_CHUNK_TOKEN}"
+    )
     rows = [row_of(text, pictures[:3])]
     ImageTextSimilarityFilter(clip, min_score=-1.0, reduce_mode=mode)(rows)
     # the place in the middle leaves two spaces, as it does in Data-Juicer
     first = scored_alone(clip, "a cat", [picture(pictures[0])])
     second = scored_alone(clip, "two  dogs", [picture(pictures[1]), picture(pictures[2])])
-    assert rows[0][STATS][SIMILARITY] == pytest.approx([reduce(first), reduce(second)], abs=1e-5)
+    assert rows[0][STATS_FIELD][STAT_NAME] == pytest.approx([reduce(first), reduce(second)], abs=1e-5)
 
 
 def test_flipped_images_are_scored_flipped(clip: str, pictures: list[str]) -> None:
@@ -135,13 +138,13 @@ def test_flipped_images_are_scored_flipped(clip: str, pictures: list[str]) -> No
     plain = scored_alone(clip, "cat", [original])
     for (horizontal, vertical), image in wanted.items():
         operator = ImageTextSimilarityFilter(clip, horizontal_flip=horizontal, vertical_flip=vertical)
-        found = operator.similarities([row_of(f"{IMAGE} cat", [pictures[0]])])[0]
+        found = operator.similarities([row_of(f"{IMAGE_TOKEN} cat", [pictures[0]])])[0]
         assert found == pytest.approx(scored_alone(clip, "cat", [image]), abs=1e-5)
         assert found != pytest.approx(plain, abs=1e-6)
 
 
 def test_rows_out_of_range_are_dropped_by_any_or_by_all(clip: str, pictures: list[str]) -> None:
-    text = f"{IMAGE} cat {END} {IMAGE} zebra"
+    text = f"{IMAGE_TOKEN} cat {END_OF_CHUNK_TOKEN} {IMAGE_TOKEN} zebra"
     scores = ImageTextSimilarityFilter(clip).similarities([row_of(text, pictures[:2])])[0]
     middle = sum(scores) / 2
     assert min(scores) < middle < max(scores)
@@ -150,7 +153,7 @@ def test_rows_out_of_range_are_dropped_by_any_or_by_all(clip: str, pictures: lis
         assert len(operator([row_of(text, pictures[:2])])) == kept
     operator = ImageTextSimilarityFilter(clip, min_score=middle, any_or_all="all")
     operator.reversed_range = True
-    kept_outside = operator([row_of(f"{IMAGE} cat", pictures[:1])])
+    kept_outside = operator([row_of(f"{IMAGE_TOKEN} cat", pictures[:1])])
     assert bool(kept_outside) is (scores[0] < middle)
 
 
@@ -163,35 +166,35 @@ def test_rows_without_images_or_places_are_kept(clip: str, pictures: list[str]) 
         row_of("", pictures[:1]),
     ]
     assert ImageTextSimilarityFilter(clip, min_score=0.99)(rows) == rows
-    assert [row[STATS][SIMILARITY] for row in rows] == [[], [], [], [], []]
+    assert [row[STATS_FIELD][STAT_NAME] for row in rows] == [[], [], [], [], []]
 
 
 def test_one_row_is_taken_as_well_as_a_list(clip: str, pictures: list[str]) -> None:
-    row = row_of(f"{IMAGE} cat", pictures[:1])
+    row = row_of(f"{IMAGE_TOKEN} cat", pictures[:1])
     assert ImageTextSimilarityFilter(clip, min_score=-1.0)(row) is row
     assert ImageTextSimilarityFilter(clip, min_score=0.999)(row) is None
 
 
 def test_what_is_known_already_is_not_computed_again(clip: str) -> None:
-    row = {**row_of(f"{IMAGE} cat", ["/nowhere.png"]), STATS: {SIMILARITY: [0.5]}}
+    row = {**row_of(f"{IMAGE_TOKEN} cat", ["/nowhere.png"]), STATS_FIELD: {STAT_NAME: [0.5]}}
     assert ImageTextSimilarityFilter(clip)([row]) == [row]
-    assert row[STATS] == {SIMILARITY: [0.5]}
+    assert row[STATS_FIELD] == {STAT_NAME: [0.5]}
 
 
 def test_long_strange_and_right_to_left_texts_are_scored(clip: str, pictures: list[str]) -> None:
     texts = ["cat " * 250_000, "\U0001f600 \U0001f468‍\U0001f469", "שלום עולם", ""]
-    rows = [row_of(IMAGE + text, pictures[:1]) for text in texts]
+    rows = [row_of(IMAGE_TOKEN + text, pictures[:1]) for text in texts]
     ImageTextSimilarityFilter(clip, min_score=-1.0)(rows)
-    assert all(len(row[STATS][SIMILARITY]) == 1 for row in rows)
+    assert all(len(row[STATS_FIELD][STAT_NAME]) == 1 for row in rows)
 
 
 def test_bytes_are_scored_like_the_file(clip: str, pictures: list[str]) -> None:
     operator = ImageTextSimilarityFilter(clip)
     content = Path(pictures[1]).read_bytes()
     rows = [
-        row_of(f"{IMAGE} cat", [pictures[1]]),
-        row_of(f"{IMAGE} cat", [content]),
-        {"text": f"{IMAGE} cat", "images": ["gone.png"], "image_bytes": [content]},
+        row_of(f"{IMAGE_TOKEN} cat", [pictures[1]]),
+        row_of(f"{IMAGE_TOKEN} cat", [content]),
+        {"text": f"{IMAGE_TOKEN} cat", "images": ["gone.png"], "image_bytes": [content]},
     ]
     first, second, third = operator.similarities(rows)
     assert second == pytest.approx(first)
@@ -199,10 +202,10 @@ def test_bytes_are_scored_like_the_file(clip: str, pictures: list[str]) -> None:
 
 
 def test_a_batch_with_a_broken_row_fails_whole_and_changes_nothing(clip: str, pictures: list[str]) -> None:
-    rows = [row_of(f"{IMAGE} cat", [path]) for path in [*pictures[:3], "/nowhere/at/all.png"]]
+    rows = [row_of(f"{IMAGE_TOKEN} cat", [path]) for path in [*pictures[:3], "/nowhere/at/all.png"]]
     with pytest.raises(BadField, match=r"'/nowhere/at/all\.png'"):
         ImageTextSimilarityFilter(clip)(rows)
-    assert not any(STATS in row for row in rows)
+    assert not any(STATS_FIELD in row for row in rows)
     assert len(ImageTextSimilarityFilter(clip, min_score=-1.0)(rows[:3])) == 3
 
 
@@ -214,19 +217,19 @@ def test_a_missing_or_wrong_text_is_told(clip: str, row: dict[str, Any]) -> None
 
 def test_more_places_than_images_are_told(pictures: list[str]) -> None:
     with pytest.raises(BadField, match="places for 3 images, and the row has 2"):
-        list(chunks_of(0, f"{IMAGE}{IMAGE}{END}{IMAGE}", pictures[:2]))
+        list(chunks_of(0, f"{IMAGE_TOKEN}{IMAGE_TOKEN}{END_OF_CHUNK_TOKEN}{IMAGE_TOKEN}", pictures[:2]))
 
 
 def test_more_images_than_one_pass_takes_are_scored_alike(clip: str, pictures: list[str]) -> None:
-    count = MOST_IMAGES // 6 + 3
-    rows = [row_of(IMAGE * 6 + "cat", pictures) for _ in range(count)]
+    count = MAX_IMAGES_PER_PASS // 6 + 3
+    rows = [row_of(IMAGE_TOKEN * 6 + "cat", pictures) for _ in range(count)]
     found = ImageTextSimilarityFilter(clip).similarities(rows)
     alone = scored_alone(clip, "cat", [picture(path) for path in pictures])
     assert found == [pytest.approx([sum(alone) / 6], abs=1e-5)] * count
 
 
 def test_special_tokens_are_no_text() -> None:
-    assert without_special(f" {IMAGE} a <__dj__audio>cat<__dj__video> {END}") == "a cat"
+    assert strip_special_tokens(f" {IMAGE_TOKEN} a <__dj__audio>cat<__dj__video> {END_OF_CHUNK_TOKEN}") == "a cat"
 
 
 def test_values_that_are_none_are_refused() -> None:
@@ -257,7 +260,7 @@ def test_a_worker_without_a_gpu_gets_the_model_on_the_cpu_and_none_travels(clip:
         torch.set_num_threads(threads)
     assert len(pickle.dumps(operator)) < 1000
     again = pickle.loads(pickle.dumps(operator))
-    assert len(again([row_of(f"{IMAGE} cat", pictures[:1])])) == 1
+    assert len(again([row_of(f"{IMAGE_TOKEN} cat", pictures[:1])])) == 1
 
 
 def test_a_folder_without_a_model_is_told(tmp_path: Path) -> None:
@@ -270,7 +273,7 @@ def test_a_folder_without_a_model_is_told(tmp_path: Path) -> None:
 def test_a_broken_row_costs_one_row_of_a_run(clip: str, pictures: list[str]) -> None:
     import dovetail as dt
 
-    rows = [{"number": number, **row_of(f"{IMAGE} cat", [pictures[number % 6]])} for number in range(40)]
+    rows = [{"number": number, **row_of(f"{IMAGE_TOKEN} cat", [pictures[number % 6]])} for number in range(40)]
     rows[21]["images"] = ["/nowhere.png"]
     operator = ImageTextSimilarityFilter(clip, min_score=-1.0)
     stage = dt.Stage("clip", operator, batch_size=operator.batch_size, on_error="skip", workers=1)
@@ -286,7 +289,7 @@ def refuse(*_args, **_named):
     raise AssertionError("somebody asked the network")
 
 socket.socket.connect = socket.getaddrinfo = refuse
-from dovetail.engines.worker import Worker
+from dovetail.engines.worker_context import Worker
 from dovetail.errors import ConfigError
 from dovetail.recipes.operators.image_text_similarity_filter import ImageTextSimilarityFilter
 

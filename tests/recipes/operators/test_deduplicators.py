@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dovetail.recipes.operators.base import HASH, BadField
+from dovetail.recipes.operators.base import HASH_FIELD, BadField
 from dovetail.recipes.operators.document_deduplicator import DocumentDeduplicator
 from dovetail.recipes.operators.document_minhash_deduplicator import DocumentMinhashDeduplicator
 from recipes.golden_aids import cases, errors, rows
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 np = pytest.importorskip("numpy", reason="numpy is not installed: pip install 'dovetail-ml[recipes]'")
 
-from dovetail.recipes.operators import minhash, union  # noqa: E402
-from dovetail.recipes.operators.shingles import punctuation, shingler  # noqa: E402
+from dovetail.recipes.operators.support import duplicate_groups, minhash  # noqa: E402
+from dovetail.recipes.operators.support.ngrams import punctuation_pattern, shingler  # noqa: E402
 
 Deduplicators = (DocumentDeduplicator, DocumentMinhashDeduplicator)
 
@@ -48,7 +48,7 @@ def clusters(originals: Sequence[int]) -> list[list[int]]:
 
 
 def originals_of(operator: Any, texts: Iterable[str]) -> list[int]:
-    return list(operator.originals(operator.hash_of({"text": text}) for text in texts))
+    return list(operator.originals(operator.compute_hash({"text": text}) for text in texts))
 
 
 # exact
@@ -57,7 +57,7 @@ def originals_of(operator: Any, texts: Iterable[str]) -> list[int]:
 @pytest.mark.parametrize("case", cases(op="document_deduplicator"), ids=named)
 def test_equal_texts_are_found_as_data_juicer_finds_them(case: dict[str, Any]) -> None:
     operator = DocumentDeduplicator(**case["params"])
-    hashes = [operator.hash_of(row) for row in rows()]
+    hashes = [operator.compute_hash(row) for row in rows()]
     assert [one.hex() for one in hashes] == case["hashes"]
     originals = operator.originals(iter(hashes))
     assert kept(originals) == case["rows"]
@@ -80,7 +80,7 @@ def test_white_space_around_a_text_does_not_count() -> None:
 def test_repeats_are_those_that_a_dictionary_finds(digests: list[bytes]) -> None:
     first: dict[bytes, int] = {}
     wanted = [first.setdefault(digest, number) for number, digest in enumerate(digests)]
-    assert union.repeats(iter(digests)) == array("q", wanted)
+    assert duplicate_groups.first_equal(iter(digests)) == array("q", wanted)
 
 
 # minhash
@@ -104,7 +104,7 @@ def test_signatures_are_those_of_data_juicer_unless_a_text_is_short(case: dict[s
     assert len(samples.keys() & found.keys()) >= 3
     short = [number for number in range(len(texts)) if number not in found]
     assert len({case["minhash_md5"][number] for number in short}) == 1
-    assert len({operator.hash_of({"text": texts[number]}) for number in short}) > 1
+    assert len({operator.compute_hash({"text": texts[number]}) for number in short}) > 1
 
 
 def shingles_of(operator: DocumentMinhashDeduplicator, text: str) -> set[bytes]:
@@ -157,7 +157,7 @@ def test_tokens_between_punctuation_are_kept_even_if_empty() -> None:
     shingles_and_whole = shingler("punctuation", 2)
     assert shingles_and_whole("a, b。c,")[1] == {b"a  b", b" b c", b"c "}
     assert shingles_and_whole("plain") == (b"plain", set())
-    assert punctuation().split("a\u2e60b\u2014c") == ["a", "b", "c"]
+    assert punctuation_pattern().split("a\u2e60b\u2014c") == ["a", "b", "c"]
 
 
 @given(st.text(alphabet="ab \n,é😀", max_size=40), st.integers(1, 6), st.sampled_from(["space", "character"]))
@@ -221,7 +221,7 @@ def test_values_at_the_edge_of_the_modulus_are_right() -> None:
 @given(st.lists(st.lists(st.integers(0, 3), min_size=6, max_size=6), min_size=2, max_size=2))
 def test_bands_are_equal_if_their_values_are(signatures: list[list[int]]) -> None:
     hashing = minhash.MinHash(3, 2, 6)
-    one, other = (hashing.bands_of(np.array(values, dtype=np.uint32)) for values in signatures)
+    one, other = (hashing.band_hashes(np.array(values, dtype=np.uint32)) for values in signatures)
     for band in range(3):
         same = signatures[0][2 * band : 2 * band + 2] == signatures[1][2 * band : 2 * band + 2]
         assert (one[8 * band : 8 * band + 8] == other[8 * band : 8 * band + 8]) is same
@@ -270,7 +270,7 @@ def test_bands_are_those_that_data_juicer_chooses(permutations: int) -> None:
 def test_bands_as_written_are_used_only_if_both_are() -> None:
     assert DocumentMinhashDeduplicator(num_bands=8, num_rows_per_band=4).bands() == (8, 4)
     assert DocumentMinhashDeduplicator(num_bands=8).bands() == (25, 10)
-    assert len(DocumentMinhashDeduplicator(num_bands=8, num_rows_per_band=4).hash_of({"text": "a b"})) == 64
+    assert len(DocumentMinhashDeduplicator(num_bands=8, num_rows_per_band=4).compute_hash({"text": "a b"})) == 64
 
 
 def test_texts_of_one_cluster_are_all_that_a_chain_joins() -> None:
@@ -299,10 +299,10 @@ def test_a_union_is_the_one_of_small_steps(columns: list[list[int]]) -> None:
                 if column[one] == column[other]:
                     low, high = sorted((root(one), root(other)))
                     parents[high] = low
-    found = union.Union(12)
+    found = duplicate_groups.UnionFind(12)
     for column in columns:
-        found.join_equals(np.array(column, dtype=np.uint64))
-    assert list(found.firsts()) == [root(number) for number in range(12)]
+        found.join_equal(np.array(column, dtype=np.uint64))
+    assert list(found.representatives()) == [root(number) for number in range(12)]
 
 
 def test_long_chains_and_large_groups_are_joined_quickly() -> None:
@@ -310,31 +310,31 @@ def test_long_chains_and_large_groups_are_joined_quickly() -> None:
     size = 200_000
     numbers = np.arange(size, dtype=np.uint64)
     begun = time.process_time()
-    chain = union.Union(size)
-    chain.join_equals(numbers // 2)
-    chain.join_equals((numbers + 1) // 2)
-    assert set(chain.firsts()) == {0}
-    group = union.Union(size)
-    group.join_equals(np.zeros(size, dtype=np.uint64))
-    assert set(group.firsts()) == {0}
+    chain = duplicate_groups.UnionFind(size)
+    chain.join_equal(numbers // 2)
+    chain.join_equal((numbers + 1) // 2)
+    assert set(chain.representatives()) == {0}
+    group = duplicate_groups.UnionFind(size)
+    group.join_equal(np.zeros(size, dtype=np.uint64))
+    assert set(group.representatives()) == {0}
     assert time.process_time() - begun < 5
 
 
 def test_bands_in_a_file_are_read_back_column_by_column(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(union, "BLOCK_ROWS", 7)
-    monkeypatch.setattr(union, "MOST_BYTES_IN_MEMORY", 100)
+    monkeypatch.setattr(duplicate_groups, "BLOCK_ROWS", 7)
+    monkeypatch.setattr(duplicate_groups, "MAX_BYTES_IN_MEMORY", 100)
     table = np.arange(60, dtype="<u8").reshape(20, 3)
-    with union.Bands((row.tobytes() for row in table), 3) as bands:
+    with duplicate_groups.BandColumns((row.tobytes() for row in table), 3) as bands:
         assert bands.size == 20
         assert [column.tolist() for column in bands.columns()] == table.T.tolist()
 
 
 def test_an_operator_is_sent_as_it_was_written() -> None:
     operator = DocumentMinhashDeduplicator(ignore_pattern="x+")
-    before = operator.hash_of({"text": "a b c d e f"})
+    before = operator.compute_hash({"text": "a b c d e f"})
     sent = pickle.dumps(operator)
     assert len(sent) < 1000
-    assert pickle.loads(sent).hash_of({"text": "a b c d e fxx"}) == before
+    assert pickle.loads(sent).compute_hash({"text": "a b c d e fxx"}) == before
 
 
 # both
@@ -352,15 +352,15 @@ def test_the_first_of_equals_is_kept_and_its_hash_does_not_stay(kind: Any) -> No
     operator = kind()
     texts = ["one", "two", "one", "", "two", ""]
     hashed = [operator({"text": text, "number": number}) for number, text in enumerate(texts)]
-    assert all(HASH in row for row in hashed)
-    assert list(operator.choose(hashed)) == [{"text": texts[number], "number": number} for number in (0, 1, 3)]
+    assert all(HASH_FIELD in row for row in hashed)
+    assert list(operator.process_rows(hashed)) == [{"text": texts[number], "number": number} for number in (0, 1, 3)]
 
 
 @pytest.mark.parametrize("kind", Deduplicators)
 @pytest.mark.parametrize("row", [{}, {"other": "a"}, {"text": None}, {"text": 5}, {"text": ["a"]}, {"text": b"a"}])
 def test_a_missing_or_wrong_text_is_told(kind: Any, row: dict[str, Any]) -> None:
     with pytest.raises(BadField, match="'text'"):
-        kind().hash_of(row)
+        kind().compute_hash(row)
 
 
 @pytest.mark.parametrize("kind", Deduplicators)
@@ -368,7 +368,7 @@ def test_the_text_is_in_the_field_that_was_named(kind: Any) -> None:
     operator = kind()
     operator.text_key = "body"
     assert operator.columns() == ("body",)
-    assert operator.hash_of({"body": "a"}) == kind().hash_of({"text": "a"})
+    assert operator.compute_hash({"body": "a"}) == kind().compute_hash({"text": "a"})
 
 
 NASTY = ["", "\0", "\ud800", "😀👨‍👩‍👧", "שלום עולם مرحبا", "e\u0301", "\u00e9", "\ufeff", "İ", "a" * 50]
@@ -389,8 +389,8 @@ def test_a_text_of_a_megabyte_takes_no_more_than_seconds(tokenization: str, piec
     operator = DocumentMinhashDeduplicator(tokenization)
     text = (piece * (1_000_000 // len(piece)))[:1_000_000]
     begun = time.process_time()
-    assert operator.hash_of({"text": text}) == operator.hash_of({"text": text})
-    assert DocumentDeduplicator(True, True).hash_of({"text": text})
+    assert operator.compute_hash({"text": text}) == operator.compute_hash({"text": text})
+    assert DocumentDeduplicator(True, True).compute_hash({"text": text})
     assert time.process_time() - begun < 10
 
 
@@ -403,7 +403,7 @@ def test_a_text_of_many_different_words_needs_little_memory() -> None:
     operator.tools()
     tracemalloc.start()
     try:
-        operator.hash_of({"text": text})
+        operator.compute_hash({"text": text})
         assert tracemalloc.get_traced_memory()[1] < 100_000_000
     finally:
         tracemalloc.stop()

@@ -14,18 +14,18 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from dovetail.engines.worker import Worker
-from dovetail.recipes.operators.base import STATS, BadField, Filter
-from dovetail.recipes.operators.characters import SPECIAL, counter
-from dovetail.recipes.operators.lines import LineFilter
-from dovetail.recipes.operators.runs import repeated_characters, repeated_words
+from dovetail.engines.worker_context import Worker
+from dovetail.recipes.operators.base import STATS_FIELD, BadField, Filter
 from dovetail.recipes.operators.specified_field_filter import SpecifiedFieldFilter
 from dovetail.recipes.operators.specified_numeric_field_filter import SpecifiedNumericFieldFilter
 from dovetail.recipes.operators.stopwords_filter import StopwordsFilter
 from dovetail.recipes.operators.suffix_filter import SuffixFilter
+from dovetail.recipes.operators.support.characters import SPECIAL_CHARACTERS, character_counter
+from dovetail.recipes.operators.support.ngrams import repeated_characters, repeated_words
+from dovetail.recipes.operators.support.text_filters import LineFilter
+from dovetail.recipes.operators.support.words import WordFilter, count_words, lowercase_words, strip_special
 from dovetail.recipes.operators.text_length_filter import TextLengthFilter
 from dovetail.recipes.operators.word_repetition_filter import WordRepetitionFilter
-from dovetail.recipes.operators.words import WordFilter, lowered_words, number_of_words, stripped
 from dovetail.recipes.operators.words_num_filter import WordsNumFilter
 from recipes.golden_aids import WORDS, cases, errors, rows
 
@@ -51,7 +51,7 @@ CASES = [case for case in cases(kind="filter") if case["op"] in (*ABOUT_TEXTS, *
 ABOUT_WORDS = ("flagged_words_filter", "stopwords_filter", "word_repetition_filter")
 ABOUT_LINES = ("average_line_length_filter", "maximum_line_length_filter")
 OF_BASE = ("min_closed_interval", "max_closed_interval", "reversed_range")
-TEXTS = st.text(st.one_of(st.characters(), st.sampled_from([*sorted(SPECIAL), *" \n\tΣσςİГг"])), max_size=40)  # noqa: RUF001
+TEXTS = st.text(st.one_of(st.characters(), st.sampled_from([*sorted(SPECIAL_CHARACTERS), *" \n\tΣσςİГг"])), max_size=40)  # noqa: RUF001
 
 
 def filter_named(name: str, **parameters: Any) -> Any:
@@ -69,7 +69,7 @@ def filter_named(name: str, **parameters: Any) -> Any:
 def measured(operator: Filter, text: str) -> float:
     row: dict[str, Any] = {"text": text}
     operator(row)
-    (figure,) = row[STATS].values()
+    (figure,) = row[STATS_FIELD].values()
     assert isinstance(figure, int | float)
     return figure
 
@@ -88,15 +88,15 @@ def test_figures_are_exactly_those_of_data_juicer_and_the_same_rows_are_kept(cas
     zeros = set()
     for row, expected in zip(rows(), case["rows"], strict=True):
         kept = operator(row) is row
-        assert row[STATS] == expected["stats"], row["id"]
-        assert {key: type(value) for key, value in row[STATS].items()} == {
+        assert row[STATS_FIELD] == expected["stats"], row["id"]
+        assert {key: type(value) for key, value in row[STATS_FIELD].items()} == {
             key: type(value) for key, value in expected["stats"].items()
         }
         if kept != expected["keep"]:
             zeros.add(row["id"])
             assert case["op"] == "specified_numeric_field_filter", row["id"]
             assert kept, row["id"]
-            assert list(row[STATS].values()) == [0], row["id"]
+            assert list(row[STATS_FIELD].values()) == [0], row["id"]
     # that it drops the number 0 is called wrong; with texts, or with 0 out of bounds, nothing differs
     assert bool(zeros) == (case["name"] in ("specified_numeric_field_filter__0", "specified_numeric_field_filter__2"))
     assert case["dataset_run_keep_diff"] == []
@@ -168,7 +168,7 @@ def test_a_list_or_a_mapping_is_no_number(value: object) -> None:
 def test_a_field_that_is_not_there_is_told_with_those_that_are(name: str, row: dict[str, Any]) -> None:
     operator = filter_named(name, field_key="a.b")
     assert operator.columns() == ("a.b",)
-    there = ", ".join(repr(field) for field in [*row, STATS])
+    there = ", ".join(repr(field) for field in [*row, STATS_FIELD])
     with pytest.raises(BadField, match=re.escape(f"there is no field 'a.b'; the row has {there}")):
         operator(dict(row))
 
@@ -221,22 +221,22 @@ def test_the_text_may_be_in_another_field(name: str) -> None:
     assert operator.columns() == ("content",)
     row: dict[str, Any] = {"content": "the same, the same.\nthe lazy dog"}
     operator(row)
-    assert row[STATS][ABOUT_TEXTS[name]] == measured(filter_named(name), row["content"])
+    assert row[STATS_FIELD][ABOUT_TEXTS[name]] == measured(filter_named(name), row["content"])
 
 
 @pytest.mark.parametrize("name", ABOUT_TEXTS)
 def test_a_figure_that_is_there_already_is_not_measured_again(name: str) -> None:
-    row = {"text": 0, STATS: {ABOUT_TEXTS[name]: 0.4, "other": 1}}
+    row = {"text": 0, STATS_FIELD: {ABOUT_TEXTS[name]: 0.4, "other": 1}}
     operator = filter_named(name)
     assert (operator(row) is row) == (operator.low <= 0.4 <= operator.high)
-    assert row[STATS] == {ABOUT_TEXTS[name]: 0.4, "other": 1}
+    assert row[STATS_FIELD] == {ABOUT_TEXTS[name]: 0.4, "other": 1}
 
 
 def test_a_field_that_is_in_the_stats_already_is_not_read_again() -> None:
-    row = {"a": 9, STATS: {"a": 1}}
+    row = {"a": 9, STATS_FIELD: {"a": 1}}
     assert filter_named("specified_numeric_field_filter", field_key="a", max_value=5)(row) is row
     assert filter_named("specified_field_filter", field_key="a", target_value=[9])(row) is None
-    assert row[STATS] == {"a": 1}
+    assert row[STATS_FIELD] == {"a": 1}
 
 
 @pytest.mark.parametrize(
@@ -448,7 +448,7 @@ def test_a_list_that_will_not_do_is_told_with_its_file(tmp_path: Path, content: 
 def neighbours(names: tuple[str, ...], *, sharing: bool) -> list[Any]:
     made = [filter_named(name, **({"rep_len": 2} if name == "word_repetition_filter" else {})) for name in names]
     for operator in made:
-        operator.sharing = sharing
+        operator.use_shared_cache = sharing
         operator.setup(Worker(0, "unit"))
     return made
 
@@ -483,7 +483,9 @@ def test_groups_of_words_are_not_added_to_the_words_that_others_share() -> None:
 def test_filters_say_what_they_share() -> None:
     for name in (*ABOUT_TEXTS, *ABOUT_FIELDS):
         operator = filter_named(name, field_key="a") if name.startswith("specified") else filter_named(name)
-        assert operator.shares == (("words",) if name in ABOUT_WORDS else ("lines",) if name in ABOUT_LINES else ())
+        assert operator.shared_intermediates == (
+            ("words",) if name in ABOUT_WORDS else ("lines",) if name in ABOUT_LINES else ()
+        )
         assert isinstance(operator, WordFilter) == (name in ABOUT_WORDS)
         assert isinstance(operator, LineFilter) == (name in ABOUT_LINES)
 
@@ -501,9 +503,9 @@ def test_filters_travel(name: str) -> None:
 
 
 def plainly_stripped(word: str) -> str:
-    while word and word[0] in SPECIAL:
+    while word and word[0] in SPECIAL_CHARACTERS:
         word = word[1:]
-    while word and word[-1] in SPECIAL:
+    while word and word[-1] in SPECIAL_CHARACTERS:
         word = word[:-1]
     return word
 
@@ -514,23 +516,23 @@ def plainly_stripped(word: str) -> str:
 @example("a\xa0b c\r\nd\x1ce")
 def test_words_are_what_is_left_of_parts_without_special_characters_around_them(text: str) -> None:
     parts = [part for part in re.split("[ \n\t]", text) if part]
-    assert [stripped(part) for part in parts] == [plainly_stripped(part) for part in parts]
-    assert lowered_words(text) == [word for part in parts if (word := plainly_stripped(part.lower()))]
-    assert number_of_words(text) == sum(1 for part in parts if plainly_stripped(part))
+    assert [strip_special(part) for part in parts] == [plainly_stripped(part) for part in parts]
+    assert lowercase_words(text) == [word for part in parts if (word := plainly_stripped(part.lower()))]
+    assert count_words(text) == sum(1 for part in parts if plainly_stripped(part))
 
 
 @given(TEXTS)
 def test_characters_are_counted_as_one_by_one(text: str) -> None:
-    assert counter(str.isalnum)(text) == sum(map(str.isalnum, text))
-    assert counter(SPECIAL.__contains__)(text) == sum(map(SPECIAL.__contains__, text))
+    assert character_counter(str.isalnum)(text) == sum(map(str.isalnum, text))
+    assert character_counter(SPECIAL_CHARACTERS.__contains__)(text) == sum(map(SPECIAL_CHARACTERS.__contains__, text))
 
 
 def test_special_characters_are_those_of_data_juicer() -> None:
-    assert len(SPECIAL) == 1618
-    assert all(len(character) == 1 for character in SPECIAL)
+    assert len(SPECIAL_CHARACTERS) == 1618
+    assert all(len(character) == 1 for character in SPECIAL_CHARACTERS)
     # those around which tables go wrong: no-break space, joiners and regional indicators are not special
-    assert SPECIAL.isdisjoint("\xa0\u200c\u200d\u2060\ufe0f\x1b\x7f\x94aAé日🇦🇿")
-    assert SPECIAL.issuperset("\x93\xad\u200b\ufeff\u3000\u2800一上士シ１øπГ🏽❤♥©🫨🛜")  # noqa: RUF001
+    assert SPECIAL_CHARACTERS.isdisjoint("\xa0\u200c\u200d\u2060\ufe0f\x1b\x7f\x94aAé日🇦🇿")
+    assert SPECIAL_CHARACTERS.issuperset("\x93\xad\u200b\ufeff\u3000\u2800一上士シ１øπГ🏽❤♥©🫨🛜")  # noqa: RUF001
 
 
 @given(st.text("ab", max_size=300), st.integers(1, 90))

@@ -20,7 +20,7 @@ GROUPERS: dict[str, Any] = {"key_value_grouper": KeyValueGrouper, "naive_grouper
 @pytest.mark.parametrize("case", cases(kind="grouper"), ids=lambda case: str(case["name"]))
 def test_rows_are_put_together_as_in_data_juicer(case: dict[str, Any]) -> None:
     operator = pickle.loads(pickle.dumps(GROUPERS[case["op"]](**case["params"])))
-    found = list(operator.choose(rows()))
+    found = list(operator.process_rows(rows()))
     assert [row["id"] for row in found] == case["rows"]
     all_rows = rows()
     for row in found:
@@ -37,16 +37,16 @@ def test_a_field_that_is_not_there_is_the_same_for_all_rows_as_in_data_juicer(er
     assert error["exception"] is None
     operator = KeyValueGrouper(**error["params"])
     assert operator.columns() == ()
-    assert [row["id"] for row in operator.choose(rows())] == [list(range(400))]
+    assert [row["id"] for row in operator.process_rows(rows())] == [list(range(400))]
 
 
 @pytest.mark.parametrize("operator", [KeyValueGrouper(), NaiveGrouper()], ids=["key_value", "naive"])
 def test_of_no_rows_there_is_no_group(operator: Any) -> None:
-    assert list(operator.choose([])) == []
+    assert list(operator.process_rows([])) == []
 
 
 def test_rows_with_other_fields_have_none_in_their_place() -> None:
-    found = list(NaiveGrouper().choose([{"a": 1}, {"b": "x"}, {"a": None, "b": [2]}]))
+    found = list(NaiveGrouper().process_rows([{"a": 1}, {"b": "x"}, {"a": None, "b": [2]}]))
     assert found == [{"a": [1, None, None], "b": [None, "x", [2]]}]
 
 
@@ -54,32 +54,32 @@ def test_the_text_is_what_counts_unless_fields_are_named() -> None:
     operator = KeyValueGrouper(group_by_keys=[])
     operator.text_key = "content"
     texts = ["b", "a", "b", "\ud800", "\x00", "\ud800", "😀"]
-    found = [row["content"] for row in operator.choose([{"content": text} for text in texts])]
+    found = [row["content"] for row in operator.process_rows([{"content": text} for text in texts])]
     assert found == [["b", "b"], ["a"], ["\ud800", "\ud800"], ["\x00"], ["😀"]]
 
 
 def test_values_are_the_same_if_they_are_written_the_same() -> None:
     values: list[Any] = [1, 1.0, "1", True, None, [1], 1, [1], {"x": 1}]
-    found = [row["a"] for row in KeyValueGrouper(group_by_keys=["a"]).choose([{"a": value} for value in values])]
+    found = [row["a"] for row in KeyValueGrouper(group_by_keys=["a"]).process_rows([{"a": value} for value in values])]
     assert found == [[1, 1], [1.0], ["1"], [True], [None], [[1], [1]], [{"x": 1}]]
     assert [type(group[0]) for group in found[:4]] == [int, float, str, bool]
 
 
 def test_several_fields_and_items_of_lists_are_looked_at_together() -> None:
     given_rows = [{"a": {"b": [1, 2]}, "c": n % 2} for n in range(4)] + [{"a": {"b": []}, "c": 0}, {"c": 0}]
-    found = [row["c"] for row in KeyValueGrouper(group_by_keys=["a.b.1", "c"]).choose(given_rows)]
+    found = [row["c"] for row in KeyValueGrouper(group_by_keys=["a.b.1", "c"]).process_rows(given_rows)]
     assert found == [[0, 0], [1, 1], [0, 0]]
 
 
 def test_values_of_two_fields_are_not_run_together() -> None:
     given_rows = [{"a": "x', 'y", "b": "z"}, {"a": "x", "b": "y', 'z"}]
-    assert len(list(KeyValueGrouper(group_by_keys=["a", "b"]).choose(given_rows))) == 2
+    assert len(list(KeyValueGrouper(group_by_keys=["a", "b"]).process_rows(given_rows))) == 2
 
 
 @given(st.lists(st.sampled_from("abcd"), max_size=40))
 def test_groups_leave_in_the_order_of_their_first_rows_and_no_row_is_lost(values: list[str]) -> None:
     given_rows = [{"text": value, "n": number} for number, value in enumerate(values)]
-    found = list(KeyValueGrouper().choose(given_rows))
+    found = list(KeyValueGrouper().process_rows(given_rows))
     assert [row["text"][0] for row in found] == list(dict.fromkeys(values))
     assert [row["n"] for row in found] == [[n for n, v in enumerate(values) if v == row["text"][0]] for row in found]
 

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dovetail.recipes.operators.base import STATS, BadField
+from dovetail.recipes.operators.base import STATS_FIELD, BadField
 from dovetail.recipes.operators.image_aspect_ratio_filter import ImageAspectRatioFilter
 from dovetail.recipes.operators.image_deduplicator import ImageDeduplicator
 from dovetail.recipes.operators.image_shape_filter import ImageShapeFilter
 from dovetail.recipes.operators.image_size_filter import ImageSizeFilter
-from dovetail.recipes.operators.images import file_size, pixels, shape, sources
+from dovetail.recipes.operators.support.images import file_size, image_shape, image_sources, load_rgb
 from recipes.golden_aids import cases, errors
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def test_filters_measure_and_keep_as_data_juicer_does(case: dict[str, Any], how:
     operator = FILTERS[case["op"]](**case["params"])
     for row, wanted in zip(given_as(how, case, tmp_path), case["rows"], strict=True):
         kept = operator(row)
-        assert row[STATS] == wanted["stats"]
+        assert row[STATS_FIELD] == wanted["stats"]
         if case["params"] != HALF_A_KB:
             assert (kept is row) is wanted["keep"]
 
@@ -149,9 +149,9 @@ def test_bounds_may_be_open_and_ranges_reversed() -> None:
 def test_figures_that_are_there_are_not_made_again() -> None:
     stats = {"image_width": [5], "image_height": [6], "aspect_ratios": [2.5], "image_sizes": [7]}
     for make in FILTERS.values():
-        row = {"images": ["/nowhere"], STATS: dict(stats)}
+        row = {"images": ["/nowhere"], STATS_FIELD: dict(stats)}
         assert make()(row) is row
-        assert row[STATS] == stats
+        assert row[STATS_FIELD] == stats
 
 
 @pytest.mark.parametrize("make", FILTERS.values())
@@ -161,7 +161,7 @@ def test_figures_that_are_there_are_not_made_again() -> None:
 def test_rows_without_images_are_kept(make: Any, row: dict[str, Any]) -> None:
     row = dict(row)
     assert make()(row) is row
-    assert all(value == [] for value in row[STATS].values())
+    assert all(value == [] for value in row[STATS_FIELD].values())
 
 
 @pytest.mark.parametrize("make", [*FILTERS.values(), ImageDeduplicator])
@@ -189,7 +189,7 @@ def test_a_file_whose_end_is_missing_is_told_by_who_looks_at_pixels(tmp_path: Pa
     path = tmp_path / "cut.png"
     Image.effect_noise((64, 64), 90).save(path)
     path.write_bytes(path.read_bytes()[:1500])
-    assert shape(str(path)) == (64, 64)
+    assert image_shape(str(path)) == (64, 64)
     with pytest.raises(BadField, match=r"cut\.png' cannot be read"):
         ImageDeduplicator()({"images": [str(path)]})
 
@@ -216,17 +216,17 @@ def test_images_are_named_in_several_ways(tmp_path: Path) -> None:
     ways = [str(path), path.as_uri(), path, path.read_bytes(), bytearray(path.read_bytes())]
     ways += [{"bytes": path.read_bytes(), "path": None}, {"bytes": None, "path": str(path)}]
     for way in ways:
-        found = sources({"images": [way]}, "images", "image_bytes")
-        assert [shape(source) for source in found] == [(7, 5)]
+        found = image_sources({"images": [way]}, "images", "image_bytes")
+        assert [image_shape(source) for source in found] == [(7, 5)]
         assert file_size(found[0]) == path.stat().st_size
-    assert sources({"images": str(path)}, "images", "image_bytes") == [str(path)]
+    assert image_sources({"images": str(path)}, "images", "image_bytes") == [str(path)]
 
 
 def test_bytes_count_only_if_there_are_as_many_as_paths() -> None:
     row = {"images": ["a", "b"], "image_bytes": [b"1"]}
-    assert sources(row, "images", "image_bytes") == ["a", "b"]
-    assert sources({**row, "images": ["a"]}, "images", "image_bytes") == [b"1"]
-    assert sources({"image_bytes": [b"1"]}, "images", "image_bytes") == [b"1"]
+    assert image_sources(row, "images", "image_bytes") == ["a", "b"]
+    assert image_sources({**row, "images": ["a"]}, "images", "image_bytes") == [b"1"]
+    assert image_sources({"image_bytes": [b"1"]}, "images", "image_bytes") == [b"1"]
 
 
 def test_images_are_in_the_field_that_was_named() -> None:
@@ -236,7 +236,7 @@ def test_images_are_in_the_field_that_was_named() -> None:
         assert operator.columns() == ("pictures",)
         row = {"pictures": [png()]}
         operator(row)
-        assert all(len(value) == 1 for value in row[STATS].values())  # type: ignore[attr-defined]
+        assert all(len(value) == 1 for value in row[STATS_FIELD].values())  # type: ignore[attr-defined]
 
 
 def test_an_image_that_a_camera_stored_sideways_is_turned() -> None:
@@ -247,8 +247,8 @@ def test_an_image_that_a_camera_stored_sideways_is_turned() -> None:
     exif = image.getexif()
     exif[0x0112] = 6
     image.save(file, "JPEG", exif=exif)
-    assert shape(file.getvalue()) == (20, 40)
-    assert pixels(file.getvalue()).size == (20, 40)
+    assert image_shape(file.getvalue()) == (20, 40)
+    assert load_rgb(file.getvalue()).size == (20, 40)
 
 
 # hashes
@@ -258,7 +258,7 @@ def test_an_image_that_a_camera_stored_sideways_is_turned() -> None:
 @pytest.mark.parametrize("case", OF_DEDUPLICATOR, ids=named)
 def test_images_are_hashed_and_compared_as_data_juicer_does(case: dict[str, Any], how: str, tmp_path: Path) -> None:
     operator = ImageDeduplicator(**case["params"])
-    hashes = [operator.hash_of(row) for row in given_as(how, case, tmp_path)]
+    hashes = [operator.compute_hash(row) for row in given_as(how, case, tmp_path)]
     assert [one.hex() for one in hashes] == case["hashes"]
     originals = operator.originals(iter(hashes))
     assert [number for number, original in enumerate(originals) if number == original] == case["rows"]
@@ -276,9 +276,9 @@ def test_texts_are_compared_too_if_wanted() -> None:
         {"text": "a", "images": [red, blue]},
     ]
     with_text, without = ImageDeduplicator(consider_text=True), ImageDeduplicator()
-    assert list(with_text.originals(with_text.hash_of(row) for row in rows)) == [0, 1, 0, 3, 3, 5, 6]
+    assert list(with_text.originals(with_text.compute_hash(row) for row in rows)) == [0, 1, 0, 3, 3, 5, 6]
     # rows without images are all kept
-    assert list(without.originals(without.hash_of(row) for row in rows)) == [0, 0, 0, 3, 4, 5, 6]
+    assert list(without.originals(without.compute_hash(row) for row in rows)) == [0, 0, 0, 3, 4, 5, 6]
     assert with_text.columns() == ("images", "text")
 
 
@@ -286,17 +286,17 @@ def test_a_path_that_a_row_has_twice_counts_once(tmp_path: Path) -> None:
     path = tmp_path / "a.png"
     path.write_bytes(png())
     operator = ImageDeduplicator()
-    once = operator.hash_of({"images": [str(path)]})
-    assert operator.hash_of({"images": [str(path)] * 2}) == once
-    assert operator.hash_of({"images": [str(path)] * 2, "image_bytes": [png()] * 2}) == once
-    assert operator.hash_of({"images": [png()] * 2}) == once * 2
+    once = operator.compute_hash({"images": [str(path)]})
+    assert operator.compute_hash({"images": [str(path)] * 2}) == once
+    assert operator.compute_hash({"images": [str(path)] * 2, "image_bytes": [png()] * 2}) == once
+    assert operator.compute_hash({"images": [png()] * 2}) == once * 2
 
 
 def test_a_text_that_is_wrong_is_told_only_if_it_matters() -> None:
     row = {"text": 5, "images": [png()]}
-    assert ImageDeduplicator().hash_of(row)
+    assert ImageDeduplicator().compute_hash(row)
     with pytest.raises(BadField, match="'text' is int"):
-        ImageDeduplicator(consider_text=True).hash_of(row)
+        ImageDeduplicator(consider_text=True).compute_hash(row)
 
 
 @pytest.mark.parametrize("method", ["phash", "dhash", "whash", "ahash"])
@@ -309,7 +309,7 @@ def test_images_of_all_kinds_are_hashed(method: str, mode: str) -> None:
     if mode == "I;16":
         file = io.BytesIO()
         Image.new("I;16", (9, 7), 999).save(file, "TIFF")
-    assert len(ImageDeduplicator(method).hash_of({"images": [file.getvalue()]})) == 8
+    assert len(ImageDeduplicator(method).compute_hash({"images": [file.getvalue()]})) == 8
 
 
 def test_a_copy_that_is_smaller_has_the_same_look() -> None:
@@ -320,7 +320,7 @@ def test_a_copy_that_is_smaller_has_the_same_look() -> None:
     for image in (large, large.resize((128, 128))):
         file = io.BytesIO()
         image.save(file, "PNG")
-        hashes.add(ImageDeduplicator("dhash").hash_of({"images": [file.getvalue()]}))
+        hashes.add(ImageDeduplicator("dhash").compute_hash({"images": [file.getvalue()]}))
     assert len(hashes) == 1
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dovetail.recipes.operators.patterns import compiled, spelled_out
+from dovetail.recipes.operators.support.regex import compile_pattern, expand_escapes
 from recipes.mapper_aids import changed, made, texts_of
 
 ADAPTER = "run this operator through Data-Juicer: adapter: data_juicer"
@@ -144,7 +144,7 @@ ASCII_PATTERNS = (
 @pytest.mark.parametrize("pattern", ASCII_PATTERNS.split(" | "))
 def test_for_ascii_a_pattern_finds_what_it_says(pattern: str) -> None:
     text = "ab, a-b [a] ]b \\w a_b\tA\n  [x] []\n" * 2
-    assert re.findall(spelled_out(pattern), text) == re.findall(pattern, text)
-    assert [found[0] for found in compiled("pattern", pattern).finditer(text)] == [
+    assert re.findall(expand_escapes(pattern), text) == re.findall(pattern, text)
+    assert [found[0] for found in compile_pattern("pattern", pattern).finditer(text)] == [
         found[0] for found in re.finditer(pattern, text, re.DOTALL)
     ]

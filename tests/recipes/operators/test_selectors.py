@@ -19,8 +19,8 @@ from dovetail.recipes.operators.base import BadField
 from dovetail.recipes.operators.frequency_specified_field_selector import FrequencySpecifiedFieldSelector
 from dovetail.recipes.operators.random_selector import RandomSelector
 from dovetail.recipes.operators.range_specified_field_selector import RangeSpecifiedFieldSelector
+from dovetail.recipes.operators.support.fields import sort_number
 from dovetail.recipes.operators.topk_specified_field_selector import TopkSpecifiedFieldSelector
-from dovetail.recipes.operators.values import as_number
 from recipes.golden_aids import cases, errors, rows
 
 if TYPE_CHECKING:
@@ -60,8 +60,8 @@ class Passes:
 @pytest.mark.parametrize("case", cases(kind="selector"), ids=lambda case: str(case["name"]))
 def test_the_rows_of_data_juicer_leave_in_its_order(case: dict[str, Any]) -> None:
     operator = selector_named(case["op"], **case["params"])
-    assert list(operator.numbers(rows())) == case["rows"]
-    assert [row["id"] for row in operator.choose(rows())] == case["rows"]
+    assert list(operator.select_rows(rows())) == case["rows"]
+    assert [row["id"] for row in operator.process_rows(rows())] == case["rows"]
 
 
 def test_every_selector_with_expected_values_is_here() -> None:
@@ -79,29 +79,29 @@ def test_what_data_juicer_refuses_is_refused(error: dict[str, Any]) -> None:
     operator = selector_named(error["op"], **error["params"])
     assert operator.columns() == (error["params"]["field_key"],)
     with pytest.raises(BadField, match=re.escape(repr(error["params"]["field_key"]))):
-        operator.numbers(rows())
+        operator.select_rows(rows())
 
 
 @pytest.mark.parametrize("kind", BY_FIELD)
 @pytest.mark.parametrize("row", [{}, {"a": None}, {"a": 7}, {"a": {"c": 1}}])
 def test_a_field_that_is_not_there_is_told(kind: Any, row: dict[str, Any]) -> None:
     with pytest.raises(BadField, match=r"there is no field 'a\.b'"):
-        kind(field_key="a.b", **ENOUGH[kind]).numbers([{"a": {"b": 1}}, row])
+        kind(field_key="a.b", **ENOUGH[kind]).select_rows([{"a": {"b": 1}}, row])
 
 
 @pytest.mark.parametrize("kind", BY_FIELD)
 def test_without_a_field_or_without_a_number_all_rows_are_kept_as_they_are(kind: Any) -> None:
     for operator in (kind(), kind(field_key="a"), kind(**ENOUGH[kind])):
         assert operator.columns() == ()
-        assert list(operator.choose([{"b": 2}, {"b": 1}, {}])) == [{"b": 2}, {"b": 1}, {}]
-        assert list(operator.choose([])) == []
+        assert list(operator.process_rows([{"b": 2}, {"b": 1}, {}])) == [{"b": 2}, {"b": 1}, {}]
+        assert list(operator.process_rows([])) == []
 
 
 @pytest.mark.parametrize("kind", BY_FIELD)
 def test_no_row_and_a_single_row_are_kept(kind: Any) -> None:
     operator = kind(field_key="a", **ENOUGH[kind])
-    assert list(operator.choose([])) == []
-    assert list(operator.choose([{"a": 1}])) == [{"a": 1}]
+    assert list(operator.process_rows([])) == []
+    assert list(operator.process_rows([{"a": 1}])) == [{"a": 1}]
 
 
 def test_a_single_row_is_kept_whatever_the_share() -> None:
@@ -110,7 +110,7 @@ def test_a_single_row_is_kept_whatever_the_share() -> None:
         FrequencySpecifiedFieldSelector(field_key="a", top_ratio=0.1),
         RandomSelector(select_ratio=0.1),
     ):
-        assert list(operator.choose([{"a": 1}])) == [{"a": 1}]
+        assert list(operator.process_rows([{"a": 1}])) == [{"a": 1}]
 
 
 # top
@@ -123,21 +123,21 @@ def test_the_highest_or_lowest_come_first_and_of_equals_the_earlier(
     operator = TopkSpecifiedFieldSelector(field_key=field, topk=topk, top_ratio=share, reverse=reverse)
     wanted = min(topk, int(share * len(values))) if share else topk
     expected = sorted(range(len(values)), key=values.__getitem__, reverse=reverse)
-    numbers = list(operator.numbers(with_values(values)))
+    numbers = list(operator.select_rows(with_values(values)))
     assert numbers == (expected[:wanted] if len(values) > 1 else list(range(len(values))))
 
 
 def test_a_share_alone_is_a_share_of_all_rows() -> None:
     operator = TopkSpecifiedFieldSelector(field_key="a", top_ratio=0.5)
-    assert list(operator.numbers(with_values([3, 1, 4, 1, 5]))) == [4, 2]
+    assert list(operator.select_rows(with_values([3, 1, 4, 1, 5]))) == [4, 2]
 
 
 def test_values_at_the_top_are_compared_as_they_are_and_those_inside_as_numbers() -> None:
     values = ["10", "9", "x", "8"]
-    assert TopkSpecifiedFieldSelector(field_key="a", topk=4).numbers(with_values(values)) == [2, 1, 3, 0]
-    assert TopkSpecifiedFieldSelector(field_key="in.a", topk=4).numbers(with_values(values)) == [0, 1, 3, 2]
+    assert TopkSpecifiedFieldSelector(field_key="a", topk=4).select_rows(with_values(values)) == [2, 1, 3, 0]
+    assert TopkSpecifiedFieldSelector(field_key="in.a", topk=4).select_rows(with_values(values)) == [0, 1, 3, 2]
     lowest = TopkSpecifiedFieldSelector(field_key="in.a", topk=4, reverse=False)
-    assert lowest.numbers(with_values(values)) == [3, 1, 0, 2]
+    assert lowest.select_rows(with_values(values)) == [3, 1, 0, 2]
 
 
 def test_values_that_cannot_be_compared_are_told() -> None:
@@ -146,14 +146,14 @@ def test_values_that_cannot_be_compared_are_told() -> None:
         TopkSpecifiedFieldSelector(field_key="a", top_ratio=0.9),
     ):
         with pytest.raises(BadField, match=r"the values of field 'a' cannot be compared: .*'NoneType'"):
-            operator.numbers(with_values([1, None, 2]))
+            operator.select_rows(with_values([1, None, 2]))
 
 
 def test_only_as_many_values_are_held_as_are_wanted() -> None:
     source = Passes(20_000)
     operator = TopkSpecifiedFieldSelector(field_key="a", topk=5)
     tracemalloc.start()
-    numbers = operator.numbers(source)
+    numbers = operator.select_rows(source)
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert [number * 7919 % 20_000 for number in numbers] == [19_999, 19_998, 19_997, 19_996, 19_995]
@@ -173,9 +173,9 @@ def test_only_as_many_values_are_held_as_are_wanted() -> None:
 )
 def test_rows_are_passed_over_once_and_travelling_changes_nothing(operator: Any) -> None:
     source = Passes(1000)
-    numbers = list(operator.numbers(source))
+    numbers = list(operator.select_rows(source))
     assert source.passes == 1
-    assert list(pickle.loads(pickle.dumps(operator)).numbers(source)) == numbers
+    assert list(pickle.loads(pickle.dumps(operator)).select_rows(source)) == numbers
 
 
 # range
@@ -189,12 +189,17 @@ def test_a_range_is_what_data_juicer_takes_the_lowest_and_then_the_highest_of(
     upper = max(low, min(high, len(values)))
     lowest = heapq.nsmallest(upper, range(len(values)), values.__getitem__)
     expected = heapq.nlargest(upper - low, lowest, values.__getitem__)
-    assert list(operator.numbers(with_values(values))) == (expected if len(values) > 1 else list(range(len(values))))
+    assert list(operator.select_rows(with_values(values))) == (
+        expected if len(values) > 1 else list(range(len(values)))
+    )
 
 
 def test_one_bound_is_no_range() -> None:
     assert RangeSpecifiedFieldSelector(field_key="a", lower_rank=2).columns() == ()
-    assert list(RangeSpecifiedFieldSelector(field_key="a", upper_percentile=0.1).numbers(with_values([1, 2]))) == [0, 1]
+    assert list(RangeSpecifiedFieldSelector(field_key="a", upper_percentile=0.1).select_rows(with_values([1, 2]))) == [
+        0,
+        1,
+    ]
 
 
 # frequency
@@ -205,7 +210,7 @@ def test_all_rows_with_a_frequent_value_are_kept_one_value_after_the_other(
     values: list[int], topk: int, reverse: bool
 ) -> None:
     operator = FrequencySpecifiedFieldSelector(field_key="in.a", topk=topk, reverse=reverse)
-    kept = [values[number] for number in operator.numbers(with_values(values))]
+    kept = [values[number] for number in operator.select_rows(with_values(values))]
     if len(values) > 1:
         chosen = list(dict.fromkeys(kept))
         assert len(chosen) == min(topk, len(set(values)))
@@ -215,21 +220,23 @@ def test_all_rows_with_a_frequent_value_are_kept_one_value_after_the_other(
 
 def test_values_that_are_texts_numbers_or_nothing_are_counted_and_equal_numbers_are_the_same() -> None:
     operator = FrequencySpecifiedFieldSelector(field_key="a", topk=1)
-    assert operator.numbers(with_values(["1", 1, 1.0, True, None, "", None])) == [1, 2, 3]
+    assert operator.select_rows(with_values(["1", 1, 1.0, True, None, "", None])) == [1, 2, 3]
     with pytest.raises(BadField, match="field 'a' is dict, neither a text nor a number"):
-        operator.numbers(with_values([1, {}]))
+        operator.select_rows(with_values([1, {}]))
 
 
 # lots
 
 
 def test_lots_are_the_same_for_a_seed_and_differ_for_another() -> None:
-    drawn = {seed: [row["id"] for row in RandomSelector(select_num=40, seed=seed).choose(rows())] for seed in range(5)}
+    drawn = {
+        seed: [row["id"] for row in RandomSelector(select_num=40, seed=seed).process_rows(rows())] for seed in range(5)
+    }
     assert all(len(set(numbers)) == 40 and numbers == sorted(numbers) for numbers in drawn.values())
     assert len(set(map(tuple, drawn.values()))) == 5
-    assert [row["id"] for row in RandomSelector(select_num=40, seed=3).choose(rows())] == drawn[3]
+    assert [row["id"] for row in RandomSelector(select_num=40, seed=3).process_rows(rows())] == drawn[3]
     # the same in every process and with every Python: a run that is resumed must draw the rows that it drew
-    assert list(RandomSelector(select_num=4).numbers(rows())) == [12, 57, 327, 379]
+    assert list(RandomSelector(select_num=4).select_rows(rows())) == [12, 57, 327, 379]
 
 
 @pytest.mark.parametrize(
@@ -246,13 +253,13 @@ def test_lots_are_the_same_for_a_seed_and_differ_for_another() -> None:
     ],
 )
 def test_the_smaller_number_counts_and_no_row_is_given_twice(parameters: dict[str, Any], kept: int) -> None:
-    assert len({row["id"] for row in RandomSelector(**parameters).choose(rows())}) == kept
-    assert len(list(RandomSelector(**parameters).choose(rows()))) == kept
+    assert len({row["id"] for row in RandomSelector(**parameters).process_rows(rows())}) == kept
+    assert len(list(RandomSelector(**parameters).process_rows(rows()))) == kept
 
 
 @given(st.integers(2, 200), st.integers(0, 10**9))
 def test_every_row_may_be_drawn(total: int, seed: int) -> None:
-    numbers = RandomSelector(select_num=1, seed=seed).numbers(with_values([0] * total))
+    numbers = RandomSelector(select_num=1, seed=seed).select_rows(with_values([0] * total))
     assert len(numbers) == 1
     assert 0 <= numbers[0] < total
 
@@ -291,11 +298,11 @@ def test_wrong_values_are_told_when_an_operator_is_made(kind: Any, parameters: d
     [(7, 7.0), ("7.5", 7.5), (" 7 ", 7.0), (True, 1.0), ([1, 2], 1.5), ((1, 2), 1.5), ([[1, 2], [3, 6]], 3.0)],
 )
 def test_values_are_sorted_by_the_number_that_they_are(value: object, number: float) -> None:
-    assert as_number(value) == as_number(value, lowest=False) == number
+    assert sort_number(value) == sort_number(value, lowest=False) == number
 
 
 @pytest.mark.parametrize(
     "value", [None, "x", "", [], {}, ["1"], [None], [[1], [2, 3]], [1, [2]], pytest.param(10**400, id="huge")]
 )
 def test_what_is_no_number_comes_last_whichever_way_values_are_sorted(value: object) -> None:
-    assert (as_number(value), as_number(value, lowest=False)) == (-sys.maxsize - 1, sys.maxsize + 1)
+    assert (sort_number(value), sort_number(value, lowest=False)) == (-sys.maxsize - 1, sys.maxsize + 1)

@@ -1,1 +1,1 @@
-"""Real processes on one machine: the embedded default."""
+"""Local engine: worker processes on this machine, started by a fork server."""

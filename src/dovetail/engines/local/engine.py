@@ -1,44 +1,82 @@
-"""The engine port with real processes on this machine: commands go out as frames, frames come back as events."""
+"""Local engine: the engine port with worker processes on this machine.
+
+machine, the names of cards, and the end of a worker.
+"""
 
 from __future__ import annotations
 
+import os
 import select
 import time
 from collections import deque
 from contextlib import suppress
 from itertools import count
-from threading import Lock, get_ident
+from threading import Lock, RLock, get_ident
 from typing import TYPE_CHECKING, Any
 
 from dovetail.control.commands import Cancel, RunBatches, StartWorker, StopWorker
-from dovetail.control.engine import WorkerGone
-from dovetail.control.events import BatchesReturned, Cause, WorkerLost, WorkerReady, WorkerStopped
-from dovetail.engines.local import limits
-from dovetail.engines.local.agreed import dumps
-from dovetail.engines.local.bell import Bell
-from dovetail.engines.local.calling import Calls, settle
-from dovetail.engines.local.crumbs import Crumbs
-from dovetail.engines.local.deaths import OutOfMemoryWatch, cause_of
-from dovetail.engines.local.guest import AsGuest
-from dovetail.engines.local.nursing import NurseryLink
-from dovetail.engines.local.payloads import Payloads
-from dovetail.engines.local.starting import Starter
+from dovetail.control.engine import WorkerLostError
+from dovetail.control.events import BatchesReturned, LossCause, WorkerLost, WorkerReady, WorkerStopped
+from dovetail.engines.local import process_setup
+from dovetail.engines.local.breadcrumbs import BreadcrumbTable
+from dovetail.engines.local.exit_cause import OomKillCounter, describe_exit
+from dovetail.engines.local.forkserver_client import ForkServerClient
+from dovetail.engines.local.launcher import WorkerLauncher, find_free_port
+from dovetail.engines.local.payload_table import PayloadTable
+from dovetail.engines.local.protocol import pickle_value
+from dovetail.engines.local.remote_calls import CallRouter, RawAnswer, resolve_future
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from concurrent.futures import Future
     from pathlib import Path
 
-    from dovetail.control.commands import EngineCommand, Hosted
+    from dovetail.control.commands import EngineCommand, HostedObject
     from dovetail.control.events import Event
-    from dovetail.engines.local.children import Child, Rank
-    from dovetail.engines.local.frames import Frame, Piece
-    from dovetail.engines.local.spec import Home
+    from dovetail.engines.local.protocol import Chunk, Frame
+    from dovetail.engines.local.worker_spec import DriverContext
+    from dovetail.engines.local.worker_state import LocalWorker, RankProcess
     from dovetail.resources.cluster import Cluster
 
+    OnForeignCall = Callable[[int, int, int, str, str, bytes], None]
 
-class LocalEngine(AsGuest):
+
+class Wakeup:
+    """A descriptor that can be waited for."""
+
+    def __init__(self) -> None:
+        self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._is_pending = False
+        self._lock = RLock()
+        """Reentrant: a signal's handler rings too, perhaps in the midst of a ring."""
+        self.polling_thread = 0
+        """The thread that polls: it need not wake itself."""
+
+    def wake(self) -> None:
+        if self._is_pending or get_ident() == self.polling_thread:
+            return
+        self._is_pending = True
+        with self._lock:  # or its number could be somebody else's by now
+            if self.fd >= 0:
+                os.eventfd_write(self.fd, 1)
+
+    def clear(self) -> None:
+        with suppress(BlockingIOError):
+            os.eventfd_read(self.fd)
+        self._is_pending = False  # only now: who rings meanwhile must not be taken for one that was heard
+
+    def close(self) -> None:
+        with self._lock:
+            os.close(self.fd)
+            self.fd = -1
+
+
+class LocalEngine:
     """See `control.engine.Engine`. One thread polls and submits; `post`, `call`, `store` and `load` are for any."""
+
+    on_foreign_call: OnForeignCall | None = None
+    """Passes on a call of a worker to a worker of another node: (token of the calling process, number of the call,
+    worker, hosted, method, body). `answer_foreign_call` answers it."""
 
     def __init__(
         self,
@@ -47,40 +85,42 @@ class LocalEngine(AsGuest):
         *,
         memory_bytes: int | None = None,
         pin_cpus: bool = False,
-        home: Home | None = None,
+        home: DriverContext | None = None,
     ) -> None:
         """`folder`: for logs and spilled payloads. `memory_bytes`: what payloads may fill. `home`: see `spec.Home`."""
-        limits.raise_limit_of_descriptors()
-        limits.open_standard_descriptors()
-        self._folder = folder or limits.a_folder()
-        self._crumbs = Crumbs()
-        self._starter = Starter(folder, self._folder / "spool", cluster, self._crumbs, pin_cpus=pin_cpus, home=home)
-        there = limits.memory_there() // limits.SHARE_OF_MEMORY
+        process_setup.raise_descriptor_limit()
+        process_setup.open_standard_descriptors()
+        self._folder = folder or process_setup.make_temporary_folder()
+        self._breadcrumbs = BreadcrumbTable()
+        self._launcher = WorkerLauncher(
+            folder, self._folder / "spool", cluster, self._breadcrumbs, pin_cpus=pin_cpus, home=home
+        )
+        there = process_setup.total_memory_bytes() // process_setup.PAYLOAD_MEMORY_DIVISOR
         self._numbers = count(1)
-        self._payloads = Payloads(self._folder / "spool", min(memory_bytes or there, there), self._numbers)
+        self._payloads = PayloadTable(self._folder / "spool", min(memory_bytes or there, there), self._numbers)
         # what the ends of a stream need (data.ends.Store): any thread, but `store` only one at a time
         self.store, self.store_split = self._payloads.store, self._payloads.store_split
-        self.load, self.let_go = self._payloads.load, self._payloads.let_go
-        self.keepsake, self.from_keepsake = self._payloads.keepsake, self._payloads.from_keepsake
-        self.adopt, self.raw = self._payloads.adopt, self._payloads.raw
-        self._deaths = OutOfMemoryWatch()
-        self._children: dict[int, Child] = {}
-        self._calls = Calls(self._children, self._numbers, self._put)
-        self._ranks: dict[int, Rank] = {}
-        self._by_fd: dict[int, Rank] = {}
+        self.load, self.release_mappings = self._payloads.load, self._payloads.release_mappings
+        self.spool_record, self.from_spool_record = self._payloads.spool_record, self._payloads.from_spool_record
+        self.adopt, self.read_raw = self._payloads.adopt, self._payloads.read_raw
+        self._oom_kills = OomKillCounter()
+        self._workers: dict[int, LocalWorker] = {}
+        self._calls = CallRouter(self._workers, self._numbers, self._queue_frame)
+        self._ranks: dict[int, RankProcess] = {}
+        self._by_fd: dict[int, RankProcess] = {}
         self._posted: deque[Event] = deque()
-        self._bell = Bell()
+        self._wakeup = Wakeup()
         self._epoll = select.epoll()
-        self._epoll.register(self._bell.fd, select.EPOLLIN)
+        self._epoll.register(self._wakeup.fd, select.EPOLLIN)
         self._lock = Lock()
         """For calls, which come from any thread, against the end of a worker and other sending."""
         self._nudged = False
-        self._dirty: dict[Rank, None] = {}
+        self._unflushed: dict[RankProcess, None] = {}
         self._closed = False
         self.keep_spool = False
         """Whether what lies in the spool is needed by who goes on with the run."""
-        self._heard: list[Event] = []
-        self._nursery: NurseryLink | None = None
+        self._events: list[Event] = []
+        self._forkserver: ForkServerClient | None = None
         self.pids: list[int] = []
         """Of all processes that were ever started for workers."""
 
@@ -103,20 +143,20 @@ class LocalEngine(AsGuest):
             self._flush()
 
     def poll(self, timeout_s: float | None) -> list[Event]:
-        self._bell.listener = get_ident()
+        self._wakeup.polling_thread = get_ident()
         until = None if timeout_s is None else time.monotonic() + timeout_s
         while not self._closed:
             left = -1.0 if until is None else max(0.0, until - time.monotonic())
-            if self._posted or self._heard or (self._nursery is not None and self._nursery.has_said):
+            if self._posted or self._events or (self._forkserver is not None and self._forkserver.has_frames):
                 left = 0.0
             for fd, what in self._epoll.poll(left):
-                self._look(fd, what)
-            if self._nursery is not None and self._nursery.has_said:
-                self._look_at_nursery()
+                self._on_readable(fd, what)
+            if self._forkserver is not None and self._forkserver.has_frames:
+                self._read_forkserver()
             with self._lock:
-                self._give_back()
+                self._return_buffers()
                 self._flush()
-            events, self._heard = self._heard, []
+            events, self._events = self._events, []
             while self._posted:
                 events.append(self._posted.popleft())
             nudged, self._nudged = self._nudged, False
@@ -126,22 +166,22 @@ class LocalEngine(AsGuest):
 
     def post(self, event: Event) -> None:
         self._posted.append(event)
-        self._bell.ring()
+        self._wakeup.wake()
 
     def nudge(self) -> None:
         """Wakes `poll`, which returns although nothing happened. From any thread."""
         self._nudged = True
-        self._bell.ring()
+        self._wakeup.wake()
 
     def call(self, worker: int, hosted: str, method: str, /, *args: Any, **named: Any) -> Future[Any]:
         from concurrent.futures import Future  # late: most runs call nobody
 
         future: Future[Any] = Future()
         future.set_running_or_notify_cancel()
-        body = dumps((args, named))
+        body = pickle_value((args, named))
         with self._lock:
-            self._calls.ask(worker, hosted, method, body, future)
-        self._bell.ring()
+            self._calls.call_from_driver(worker, hosted, method, body, future)
+        self._wakeup.wake()
         return future
 
     def now(self) -> float:
@@ -152,21 +192,21 @@ class LocalEngine(AsGuest):
             closed, self._closed = self._closed, True
         if closed:
             return
-        if self._nursery is not None:
-            self._nursery.close()
-        for child in list(self._children.values()):
-            self._forget(child)
+        if self._forkserver is not None:
+            self._forkserver.close()
+        for child in list(self._workers.values()):
+            self._remove_worker(child)
         self._epoll.close()
         self._payloads.close()
         if not self.keep_spool:
-            limits.remove(self._folder / "spool")
-        self._crumbs.close()
-        self._bell.close()
+            process_setup.remove_folder(self._folder / "spool")
+        self._breadcrumbs.close()
+        self._wakeup.close()
 
-    def prepare(self, hosted: Iterable[Hosted]) -> None:
+    def prepare(self, hosted: Iterable[HostedObject]) -> None:
         """Packs the code of what will be started: what cannot be sent is said before anything runs."""
         for one in hosted:
-            self._starter.packed(one)
+            self._launcher.pickled_work(one)
 
     # --- who is there
 
@@ -177,169 +217,229 @@ class LocalEngine(AsGuest):
 
     def processes(self) -> Mapping[int, tuple[str, tuple[int, ...]]]:
         """Worker -> what it hosts by name, and its processes, each of which leads a session of its own."""
-        return {child.number: (child.name, child.pids) for child in list(self._children.values())}
+        return {child.number: (child.name, child.pids) for child in list(self._workers.values())}
 
     def is_ready(self, worker: int) -> bool:
-        return worker in self._children and self._children[worker].ready
+        return worker in self._workers and self._workers[worker].ready
 
     def running(self, worker: int) -> tuple[int, ...]:
         """The messages that are in a call of the user's code right now."""
-        ranks = self._children[worker].ranks if worker in self._children else ()
-        return tuple(crumb.message for rank in ranks for crumb in self._crumbs.read(rank.cells))
+        ranks = self._workers[worker].ranks if worker in self._workers else ()
+        return tuple(crumb.message for rank in ranks for crumb in self._breadcrumbs.read(rank.cells))
 
     # --- out
+
+    # --- for the agent of a node of a Ray cluster, which hosts this engine
+
+    def start_ranks(self, command: StartWorker, ranks: tuple[int, ...], meeting: tuple[str, int] | None) -> None:
+        """Like `submit([command])`, for these ranks only; the others live on other nodes. `meeting` is the address and
+        a free port of rank 0's node; None: there is one rank, or all are here."""
+        assert meeting is not None or len(ranks) == len(command.seats), "ranks on several nodes need a place to meet"
+        with self._lock:
+            if not self._closed:
+                self._start(command, ranks, meeting)
+                self._flush()
+
+    def free_port(self) -> int:
+        """Of this machine, for a gang to meet at."""
+        return find_free_port()
+
+    def set_devices(self, node: str, devices: Mapping[int, str]) -> None:
+        """The names under which CUDA knows the cards of a node, by position; for workers that are started from now."""
+        self._launcher.devices[node] = dict(devices)
+
+    def end_worker(self, worker: int, cause: LossCause, detail: str) -> None:
+        """Ends it now, for this reason; nothing happens if it is ending already."""
+        with self._lock:
+            child = self._workers.get(worker)
+            if child is None or child.end is not None:
+                return
+            child.end = WorkerLost(worker, cause, detail)
+            self._kill(child)
+            self._flush()
+
+    def call_pickled(self, worker: int, hosted: str, method: str, body: bytes) -> Future[tuple[bool, bytes]]:
+        """Like `call`, with pickled arguments; (False, a pickled error) also if there is no such worker."""
+        waits = RawAnswer()
+        with self._lock:
+            self._calls.call_from_driver(worker, hosted, method, body, waits)
+            if get_ident() == self._wakeup.polling_thread:
+                self._flush()
+        self._wakeup.wake()
+        return waits.future
+
+    def answer_foreign_call(self, token: int, number: int, fine: bool, body: bytes) -> None:
+        """To the process that asked; ignored, if it is gone."""
+        with self._lock:
+            rank = self._ranks.get(token)
+            if rank is not None and not rank.has_exited:
+                self._queue_frame(rank, ("answer", number, fine), [body])
+                self._flush()
+
+    def _on_call(self, rank: RankProcess, frame: Frame) -> None:
+        """A worker calls another."""
+        foreign = self.on_foreign_call
+        with self._lock:
+            here = self._calls.relay_call(rank, frame, elsewhere=foreign is not None)
+        if not here and foreign is not None:
+            _, number, worker, hosted, method = frame.head
+            foreign(rank.number, number, worker, hosted, method, bytes(frame.body))
 
     def _start(
         self, command: StartWorker, ranks: Sequence[int] | None = None, meeting: tuple[str, int] | None = None
     ) -> None:
-        nursery = self._the_nursery()
-        child = self._starter.start(command, nursery, self._numbers, ranks, meeting)
-        self._children[child.number] = child
+        nursery = self._get_forkserver()
+        child = self._launcher.start(command, nursery, self._numbers, ranks, meeting)
+        self._workers[child.number] = child
         for rank in child.ranks:
             self._ranks[rank.number] = rank
             self._by_fd[rank.channel.fileno()] = rank
             self._epoll.register(rank.channel.fileno(), select.EPOLLIN)
 
-    def _the_nursery(self) -> NurseryLink:
-        if self._nursery is None:
-            self._nursery = NurseryLink(self._crumbs.fd, self._starter.inherited)
-            self._epoll.register(self._nursery.channel.fileno(), select.EPOLLIN)
-        return self._nursery
+    def _get_forkserver(self) -> ForkServerClient:
+        if self._forkserver is None:
+            self._forkserver = ForkServerClient(self._breadcrumbs.fd, self._launcher.inherited)
+            self._epoll.register(self._forkserver.channel.fileno(), select.EPOLLIN)
+        return self._forkserver
 
     def _run(self, command: RunBatches) -> None:
-        child = self._children.get(command.worker)
+        child = self._workers.get(command.worker)
         if child is not None and child.end is None:
             self._payloads.send(child, command)
             for rank in child.ranks:
-                self._dirty[rank] = None
+                self._unflushed[rank] = None
 
     def _cancel(self, command: Cancel) -> None:
         """A busy worker does not listen; whether it has begun is seen without its help (see `inside.Inside`)."""
-        child = self._children.get(command.worker)
-        sent = child.sent.get(command.message) if child is not None else None
-        if child is None or sent is None or child.gang:
+        child = self._workers.get(command.worker)
+        sent = child.in_flight.get(command.message) if child is not None else None
+        if child is None or sent is None or child.is_gang:
             return
         rank = child.ranks[0]
-        self._put(rank, ("cancel", command.message))
-        if sent.turn and rank.channel.flush() and self._crumbs.begun(rank.cells) < sent.turn:
-            del child.sent[command.message]
-            self._heard.append(BatchesReturned(child.number, command.message))
+        self._queue_frame(rank, ("cancel", command.message))
+        if (
+            sent.prefetch_number
+            and rank.channel.flush()
+            and self._breadcrumbs.last_begun(rank.cells) < sent.prefetch_number
+        ):
+            del child.in_flight[command.message]
+            self._events.append(BatchesReturned(child.number, command.message))
 
     def _stop(self, command: StopWorker) -> None:
-        child = self._children.get(command.worker)
+        child = self._workers.get(command.worker)
         if child is None or (child.end is not None and not isinstance(child.end, WorkerStopped)):
             return
         if command.drain:
             if child.end is None and not child.stopping:
                 child.stopping = True
-                if child.ready or child.sent:
+                if child.ready or child.in_flight:
                     for rank in child.ranks:
-                        self._put(rank, ("stop",))
+                        self._queue_frame(rank, ("stop",))
                 else:  # nothing was sent: nobody waits for the end of its setup
                     child.end = WorkerStopped(child.number)
                     self._kill(child)
             return
-        child.end = WorkerLost(child.number, Cause.STOPPED, command.reason)
+        child.end = WorkerLost(child.number, LossCause.STOPPED, command.reason)
         self._kill(child)
 
-    def _kill(self, child: Child) -> None:
+    def _kill(self, child: LocalWorker) -> None:
         for rank in child.ranks:
-            if self._nursery is not None and not rank.gone:
-                self._nursery.kill(rank.number)
+            if self._forkserver is not None and not rank.has_exited:
+                self._forkserver.kill(rank.number)
 
-    def _put(self, rank: Rank, head: tuple[Any, ...], body: Sequence[Piece] = ()) -> None:
+    def _queue_frame(self, rank: RankProcess, head: tuple[Any, ...], body: Sequence[Chunk] = ()) -> None:
         rank.channel.put(head, body)
-        self._dirty[rank] = None
+        self._unflushed[rank] = None
 
     def _flush(self) -> None:
-        if self._nursery is not None:
-            self._nursery.flush()
-            self._starter.handed_over()
-        if not self._dirty:
+        if self._forkserver is not None:
+            self._forkserver.flush()
+            self._launcher.close_passed()
+        if not self._unflushed:
             return
-        dirty, self._dirty = self._dirty, {}
+        dirty, self._unflushed = self._unflushed, {}
         for rank in dirty:
-            if rank.gone:
+            if rank.has_exited:
                 continue
             unsent = not rank.channel.flush()
-            if unsent != rank.unsent:
-                rank.unsent = unsent
+            if unsent != rank.has_unsent:
+                rank.has_unsent = unsent
                 fd = rank.channel.fileno()
                 if fd in self._by_fd:  # not of one that has said its last
                     self._epoll.modify(fd, select.EPOLLIN | (select.EPOLLOUT if unsent else 0))
 
-    def _give_back(self) -> None:
-        for number, unused, kept in self._payloads.freed(self._ranks):
-            self._put(self._ranks[number], ("free", unused, kept))
+    def _return_buffers(self) -> None:
+        for number, unused, kept in self._payloads.take_freed(self._ranks):
+            self._queue_frame(self._ranks[number], ("free", unused, kept))
 
     # --- in
 
-    def _look(self, fd: int, what: int) -> None:
-        if fd == self._bell.fd:
-            self._bell.heard()
+    def _on_readable(self, fd: int, what: int) -> None:
+        if fd == self._wakeup.fd:
+            self._wakeup.clear()
             return
         rank = self._by_fd.get(fd)
         if rank is None:
-            self._look_at_nursery()
+            self._read_forkserver()
             return
         if what & select.EPOLLOUT:
-            self._dirty[rank] = None
+            self._unflushed[rank] = None
         with suppress(BlockingIOError):
             if what & ~select.EPOLLOUT and not self._read(rank):
                 self._epoll.unregister(fd)  # its end is decided by who waits for it, not by its socket
                 del self._by_fd[fd]
 
-    def _read(self, rank: Rank) -> bool:
+    def _read(self, rank: RankProcess) -> bool:
         """One read; False when nothing more can come. BlockingIOError: nothing is there now."""
         frames, there = rank.channel.receive()
         for frame in frames:
-            self._hear(rank, frame)
+            self._on_frame(rank, frame)
         return there
 
-    def _hear(self, rank: Rank, frame: Frame) -> None:
+    def _on_frame(self, rank: RankProcess, frame: Frame) -> None:
         head = frame.head
         kind = head[0]
         child = rank.child
         if kind == "done":
-            done = self._payloads.received(rank, frame)
+            done = self._payloads.on_done(rank, frame)
             if done is not None:
-                self._heard.append(done)
+                self._events.append(done)
         elif kind == "ready":
-            self._ready(rank, head[1], head[2])
+            self._on_ready(rank, head[1], head[2])
         elif kind == "failed":
-            child.end = child.end or WorkerLost(child.number, Cause.SETUP_FAILED, f"{head[1]}\n{head[2]}".rstrip())
+            child.end = child.end or WorkerLost(child.number, LossCause.SETUP_FAILED, f"{head[1]}\n{head[2]}".rstrip())
         elif kind == "stopped":
             rank.stopped = True
         elif kind == "returned":
-            if rank is child.ranks[0] and child.sent.pop(head[1], None) is not None:
-                self._heard.append(BatchesReturned(child.number, head[1]))
+            if rank is child.ranks[0] and child.in_flight.pop(head[1], None) is not None:
+                self._events.append(BatchesReturned(child.number, head[1]))
         elif kind == "answer":
-            self._answered(child, frame)
+            self._on_answer(child, frame)
         elif kind == "closed":
-            self._payloads.closed(rank, head[1])
+            self._payloads.on_buffers_closed(rank, head[1])
         elif kind == "ask":
-            self._ask(rank, frame)
+            self._on_call(rank, frame)
 
-    def _ready(self, rank: Rank, setup_s: float, simple: bool) -> None:
+    def _on_ready(self, rank: RankProcess, setup_s: float, simple: bool) -> None:
         child = rank.child
-        child.simple = simple and not child.gang
+        child.is_single_slot = simple and not child.is_gang
         rank.ready = True
         child.setup_s = max(child.setup_s, setup_s)
         if not child.ready and all(rank.ready for rank in child.ranks):
             child.ready = True
             if child.end is None:
-                self._heard.append(WorkerReady(child.number, child.setup_s))
+                self._events.append(WorkerReady(child.number, child.setup_s))
 
-    def _answered(self, child: Child, frame: Frame) -> None:
+    def _on_answer(self, child: LocalWorker, frame: Frame) -> None:
         with self._lock:
-            future = self._calls.answered(child, frame)
+            future = self._calls.on_answer(child, frame)
         if future is not None:
-            settle(future, frame.head[2], frame.body)
+            resolve_future(future, frame.head[2], frame.body)
 
     # --- ends
 
-    def _look_at_nursery(self) -> None:
-        nursery = self._nursery
+    def _read_forkserver(self) -> None:
+        nursery = self._forkserver
         if nursery is None:
             return
         frames, there = nursery.receive()
@@ -352,19 +452,19 @@ class LocalEngine(AsGuest):
                         self._ranks[number].pid = pid
                 case ("exited", number, status, why, peak, _seconds):
                     nursery.pids.pop(number, None)
-                    self._exited(number, status, why, peak)
+                    self._on_exit(number, status, why, peak)
         if not there:
-            self._nursery_died(nursery)
+            self._on_forkserver_died(nursery)
 
-    def _nursery_died(self, nursery: NurseryLink) -> None:
+    def _on_forkserver_died(self, nursery: ForkServerClient) -> None:
         """Somebody killed it: everybody it forked is ended, and the next start makes another."""
         self._epoll.unregister(nursery.channel.fileno())
-        nursery.died()
-        self._nursery = None
+        nursery.kill_orphans()
+        self._forkserver = None
         for rank in list(self._ranks.values()):
-            self._exited(rank.number, 9, "the process that waits for workers was killed, and they with it", 0)
+            self._on_exit(rank.number, 9, "the process that waits for workers was killed, and they with it", 0)
 
-    def _exited(self, number: int, status: int, why: str, peak: int) -> None:
+    def _on_exit(self, number: int, status: int, why: str, peak: int) -> None:
         rank = self._ranks.pop(number, None)
         if rank is None:
             return
@@ -375,36 +475,36 @@ class LocalEngine(AsGuest):
         if self._by_fd.pop(fd, None) is not None:
             self._epoll.unregister(fd)
         child = rank.child
-        rank.gone = True
+        rank.has_exited = True
         child.peak = max(child.peak, peak)
-        crumbs = self._crumbs.read(rank.cells)
+        crumbs = self._breadcrumbs.read(rank.cells)
         with self._lock:
             if child.end is None and not rank.stopped:
-                cause, detail = cause_of(status, self._deaths)
-                child.died(rank, cause, why or detail)
+                cause, detail = describe_exit(status, self._oom_kills)
+                child.on_process_died(rank, cause, why or detail)
             if not rank.stopped:
                 self._kill(child)  # a gang lives and dies together
-            child.was_doing(crumbs)
-        self._crumbs.give_back(rank.cells)
-        if all(rank.gone for rank in child.ranks):
-            self._bury(child)
+            child.add_breadcrumbs(crumbs)
+        self._breadcrumbs.release(rank.cells)
+        if all(rank.has_exited for rank in child.ranks):
+            self._report_end(child)
 
-    def _bury(self, child: Child) -> None:
-        end = child.last_word()
-        self._forget(child)
-        self._heard.append(end)
+    def _report_end(self, child: LocalWorker) -> None:
+        end = child.final_event()
+        self._remove_worker(child)
+        self._events.append(end)
 
-    def _forget(self, child: Child) -> None:
+    def _remove_worker(self, child: LocalWorker) -> None:
         with self._lock:
-            self._children.pop(child.number, None)
+            self._workers.pop(child.number, None)
             for rank in child.ranks:
                 self._by_fd.pop(rank.channel.fileno(), None)
                 self._ranks.pop(rank.number, None)
-                self._dirty.pop(rank, None)
-                rank.gone = True
+                self._unflushed.pop(rank, None)
+                rank.has_exited = True
                 rank.channel.close()
-                self._payloads.gone(rank)
-            child.sent.clear()
-            waiting = self._calls.gone(child)
+                self._payloads.on_process_gone(rank)
+            child.in_flight.clear()
+            waiting = self._calls.on_worker_gone(child)
         for future in waiting:
-            future.set_exception(WorkerGone(f"worker {child.number} is gone"))
+            future.set_exception(WorkerLostError(f"worker {child.number} is gone"))

@@ -1,4 +1,4 @@
-"""Who must go when the memory of a node runs out? One of the workers, before somebody kills all of them at once.
+"""Memory watch of a node: chooses the worker to end before memory runs out.
 
 Ray's own watch would take the agent, and with it every worker of its node, at 95 percent; the kernel takes anybody."""
 
@@ -6,38 +6,38 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dovetail.machine.memory_use import MemoryMeter
-from dovetail.machine.usage import own_bytes
-from dovetail.resources.sizes import about_size
+from dovetail.machine.host_usage import MemoryMeter
+from dovetail.machine.processes import private_bytes
+from dovetail.resources.sizes import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from dovetail.machine.memory_use import MemoryUse
+    from dovetail.machine.host_usage import MemoryUsage
 
-FULL = 0.93
+FULL_SHARE = 0.93
 """Of the memory; below the mark of Ray's own watch by as much as workers may take between two looks."""
-SLACK = 0.01
+SLACK_SHARE = 0.01
 """Of the memory: who uses so little more than it asked for is not to blame."""
-PATIENCE_S = 5.0
+VICTIM_EXIT_S = 5.0
 """For the memory of one that was chosen to come back, before the next is."""
 
 
-def victim(
-    used: int, limit: int, workers: Mapping[int, int], asked: Mapping[int, int], full: float = FULL
+def choose_victim(
+    used: int, limit: int, workers: Mapping[int, int], asked: Mapping[int, int], full: float = FULL_SHARE
 ) -> tuple[int, str] | None:
     """The worker to end, and why: the one that is above what it asked for by most, else the largest; None: there is
     memory left, or nobody to end. `workers`: bytes that each uses. `asked`: bytes that each asked for, if it did."""
     if used <= full * limit or not workers:
         return None
     over = {worker: size - asked.get(worker, 0) for worker, size in workers.items()}
-    to_blame = [worker for worker in workers if over[worker] > SLACK * limit]
+    to_blame = [worker for worker in workers if over[worker] > SLACK_SHARE * limit]
     found = max(to_blame or workers, key=lambda worker: (over[worker] if to_blame else workers[worker], worker))
-    wanted = f"had asked for {about_size(asked[found])}" if asked.get(found) else "had not said how much it needs"
+    wanted = f"had asked for {format_size(asked[found])}" if asked.get(found) else "had not said how much it needs"
     largest = "" if to_blame else "; nobody used more than it had asked for, and this was the largest"
     return found, (
-        f"ended before memory ran out: {about_size(used)} of {about_size(limit)} were used ({used / limit:.0%}); "
-        f"it used {about_size(workers[found])} and {wanted}{largest}"
+        f"ended before memory ran out: {format_size(used)} of {format_size(limit)} were used ({used / limit:.0%}); "
+        f"it used {format_size(workers[found])} and {wanted}{largest}"
     )
 
 
@@ -46,29 +46,29 @@ class MemoryWatch:
 
     def __init__(
         self,
-        use: Callable[[], MemoryUse | None] | None = None,
-        sizes: Callable[[Iterable[int]], dict[int, int]] = own_bytes,
-        full: float = FULL,
+        use: Callable[[], MemoryUsage | None] | None = None,
+        sizes: Callable[[Iterable[int]], dict[int, int]] = private_bytes,
+        full: float = FULL_SHARE,
     ) -> None:
-        self._use = use or MemoryMeter().read
+        self._read_usage = use or MemoryMeter().read
         self._sizes = sizes
         self._full = full
-        self._chosen: tuple[int, float] | None = None
+        self._victim: tuple[int, float] | None = None
 
-    def look(
+    def check(
         self, now: float, processes: Mapping[int, tuple[str, tuple[int, ...]]], asked: Mapping[int, int]
     ) -> tuple[int, str] | None:
         """`processes`: see `LocalEngine.processes`. Who was chosen is given time to go."""
-        use = self._use()
-        if use is None or use.used_bytes <= self._full * use.limit_bytes or self._waits(now, processes):
+        use = self._read_usage()
+        if use is None or use.used_bytes <= self._full * use.limit_bytes or self._victim_is_exiting(now, processes):
             return None
         found = self._sizes(pid for _, pids in processes.values() for pid in pids)
         workers = {worker: sum(found.get(pid, 0) for pid in pids) for worker, (_, pids) in processes.items() if pids}
-        chosen = victim(*use, workers, asked, self._full)
+        chosen = choose_victim(*use, workers, asked, self._full)
         if chosen is not None:
-            self._chosen = chosen[0], now + PATIENCE_S
+            self._victim = chosen[0], now + VICTIM_EXIT_S
         return chosen
 
-    def _waits(self, now: float, processes: Mapping[int, object]) -> bool:
+    def _victim_is_exiting(self, now: float, processes: Mapping[int, object]) -> bool:
         """Whether one that was chosen is still there, and may be for a while."""
-        return self._chosen is not None and self._chosen[0] in processes and now < self._chosen[1]
+        return self._victim is not None and self._victim[0] in processes and now < self._victim[1]

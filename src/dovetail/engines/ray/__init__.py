@@ -1,1 +1,2 @@
-"""Who really does it, on a Ray cluster? The only package that imports ray, and only when it is used."""
+"""Engine on a Ray cluster: one agent per node hosts a local engine. The only package that imports Ray, and only when
+it is used."""

@@ -1,27 +1,344 @@
-"""Who starts workers on a node of a Ray cluster? One agent there, an actor, that hosts a local engine for a run.
+"""Agent: the Ray actor on each node, and its session per run that hosts a local engine. Node side.
+
+Ray's calls only bring frames and take some away; one thread does all the rest, as the loop of a run does on one
+machine. Whatever needs Ray and may take its time (fetching payloads, sending calls to other agents) has its own.
 
 A driver keeps its agents for its next run. Ray's calls name the run they are for: one that comes late finds nobody.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import pickle
+import sys
+import time
 import traceback
-from threading import Condition
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Condition, Event, Thread
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import ray
+from ray.exceptions import GetTimeoutError
 
-from dovetail.engines.ray.hosting import Host
-from dovetail.engines.ray.wire import BEAT_S
+from dovetail.control.commands import Cancel, HostedObject, StartWorker
+from dovetail.engines.local import process_setup
+from dovetail.engines.local.engine import LocalEngine
+from dovetail.engines.local.payload_codec import join_layout, pack_items, pack_split, part_lengths
+from dovetail.engines.ray.agent_payloads import AgentPayloads
+from dovetail.engines.ray.node_monitor import NodeMonitor
+from dovetail.engines.ray.peer_calls import PeerCalls
+from dovetail.engines.ray.protocol import (
+    FRAME_BYTES,
+    HEARTBEAT_S,
+    MESSAGE_OVERHEAD_BYTES,
+    AgentHello,
+    EventEncoder,
+    Op,
+    SizedOp,
+    decode_frame,
+    dovetail_version,
+    split_payloads,
+)
+from dovetail.engines.ray.shared_storage import missing_files, sees_marker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
-    from dovetail.engines.ray.logs import Piece
-    from dovetail.engines.ray.wire import Setup
+    from dovetail.engines.local.worker_spec import DriverContext
+    from dovetail.engines.ray.protocol import AgentSetup
+    from dovetail.engines.ray.worker_logs import LogPiece
 
-GROUPS = {"do": 1, "listen": 1, "give": 4, "peer": 2}
+LARGE_BACKLOG_BYTES, MAX_ANSWER_BYTES = 1 << 20, 8 << 20
+"""With so much to tell, an answer is large: between the two sizes Ray is at its worst."""
+MIN_ANSWER_GAP_S = 0.005
+"""Between two answers, if all there is to tell can wait: more is in each then, and each costs a call of Ray."""
+NOT_URGENT = ("done", "use", "over", "log")
+FETCH_THREADS = 4
+FETCH_POLL_S = 1.0
+"""So often who fetches looks whether it is still waited for."""
+JOIN_TIMEOUT_S = 2.0
+LOST_PAYLOAD_DELAY_S = 0.5
+"""Who waits for a payload that is lost is told after this: by then it is known whether its node is, too."""
+
+
+class Outbox:
+    """What is to be told, from several threads to one; by few words that say much."""
+
+    def __init__(self) -> None:
+        self._queue: deque[SizedOp] = deque()
+        self._size = 0
+        self._urgent = False
+        self._taken_at = 0.0
+        self._has_messages = Condition()
+
+    def put(self, told: Iterable[SizedOp]) -> None:
+        with self._has_messages:
+            for one in told:
+                self._queue.append(one)
+                self._size += one.size
+                self._urgent = self._urgent or one.op[0] not in NOT_URGENT
+            self._has_messages.notify()
+
+    def take(self, wait_s: float) -> list[Op]:
+        with self._has_messages:
+            self._has_messages.wait_for(lambda: bool(self._queue), wait_s)
+            left = self._taken_at + MIN_ANSWER_GAP_S - time.monotonic()
+            if left > 0 and self._queue:
+                self._has_messages.wait_for(lambda: self._urgent or self._size >= FRAME_BYTES, left)
+            self._taken_at, self._urgent = time.monotonic(), False
+            limit = MAX_ANSWER_BYTES if self._size >= LARGE_BACKLOG_BYTES else FRAME_BYTES
+            found: list[Op] = []
+            while self._queue and (not found or limit >= self._queue[0].size):
+                op, size = self._queue.popleft()
+                self._size -= size
+                limit -= size
+                found.append(op)
+            return found
+
+
+class AgentSession:
+    def __init__(self, setup: AgentSetup) -> None:
+        shared = bool(setup.folder) and sees_marker(Path(setup.folder), setup.token)
+        self._folder = Path(setup.folder) if shared else process_setup.make_temporary_folder()
+        self._shared = shared
+        self._engine = LocalEngine(
+            self._folder, memory_bytes=setup.memory_bytes or None, pin_cpus=setup.pin_cpus, home=worker_home(setup)
+        )
+        self._engine.keep_spool = shared
+        self._node = setup.node
+        self._payloads = AgentPayloads(self._engine)
+        self._encoder = EventEncoder(self._engine, self._payloads)
+        self._monitor = NodeMonitor(self._engine, None if shared else self._folder, setup.memory_full)
+        self._units: dict[str, HostedObject] = {}
+        self._inbox: deque[tuple[int, list[Op], Any]] = deque()
+        self._early: dict[int, tuple[list[Op], Any]] = {}
+        self._next = 0
+        self._internal: deque[Op] = deque()
+        """From our own threads."""
+        self._outbox = Outbox()
+        self._fetching = ThreadPoolExecutor(FETCH_THREADS, "fetch")
+        self.peers = PeerCalls(self._engine, setup.session, self._outbox.put)
+        self.peers.enqueue = self._enqueue
+        self._engine.on_foreign_call = self.peers.call
+        self._closing = Event()
+        address = ray.util.get_node_ip_address()
+        unwritable = tuple(folder for folder, token in setup.sink_folders if not sees_marker(folder, token))
+        hello = AgentHello(
+            os.getpid(), address, shared, tuple(missing_files(setup.source_paths)), unwritable, dovetail_version()
+        )
+        self._outbox.put([SizedOp(("hello", *hello))])
+        self._ops = self._make_handlers()
+        self._thread = Thread(target=self._run, name="dovetail-agent", daemon=True)
+        self._thread.start()
+        Thread(target=self._monitor.probe_raylet, args=(self._closing,), name="dovetail-pulse", daemon=True).start()
+
+    # --- what Ray's calls bring and take
+
+    def receive(self, number: int, frame: bytes, beside: Any = ()) -> None:
+        """The numbered frames of the driver; `beside` is what only Ray can carry."""
+        try:
+            self._inbox.append((number, decode_frame(frame), beside))
+            self._engine.nudge()
+        except Exception:
+            self._outbox.put([SizedOp(("broken", traceback.format_exc()))])
+
+    def next_messages(self) -> list[Op]:
+        """What happened; after a beat also nothing."""
+        return self._outbox.take(HEARTBEAT_S)
+
+    def read_payloads(self, keys: list[int]) -> bytes:
+        """Payloads, one behind another."""
+        return b"".join(self._payloads.read(keys))
+
+    def running_messages(self, worker: int) -> tuple[int, ...]:
+        return self._engine.running(worker)
+
+    def close(self) -> list[LogPiece]:
+        """Everybody gone; what workers printed last, if only this node sees it."""
+        self._closing.set()
+        self._engine.nudge()
+        self._thread.join(
+            JOIN_TIMEOUT_S
+        )  # or it takes the end of the nursery for a death, and kills it before it is done
+        self._engine.close()
+        self._fetching.shutdown(wait=False, cancel_futures=True)
+        self.peers.close()
+        last = self._monitor.close()
+        if not self._shared:
+            process_setup.remove_folder(self._folder)
+        return last
+
+    # --- the one thread
+
+    def _run(self) -> None:
+        try:
+            while not self._closing.is_set():
+                told = [one for event in self._engine.poll(HEARTBEAT_S) for one in self._encoder.encode(event)]
+                self._handle_inbox()
+                told += self._monitor.check(time.monotonic())
+                if told:
+                    self._outbox.put(told)
+        except BaseException:
+            if not self._closing.is_set():
+                self._outbox.put([SizedOp(("broken", traceback.format_exc()))])
+
+    def _handle_inbox(self) -> None:
+        while self._inbox:
+            number, ops, beside = self._inbox.popleft()
+            self._early[number] = ops, beside
+        while self._next in self._early:
+            ops, beside = self._early.pop(self._next)
+            self._next += 1
+            for op in ops:
+                self._handle(op, beside)
+        while self._internal:
+            self._handle(self._internal.popleft(), ())
+
+    def _handle(self, op: Op, beside: Any) -> None:
+        kind = op[0]
+        if kind == "run":
+            if not self._payloads.run(op):
+                self._outbox.put([SizedOp(("returned", op[2], op[1]))])
+        elif kind == "fetch":
+            self._fetching.submit(self._fetch, op[1], op[2], beside[op[3]])
+        elif kind == "block":
+            self._payloads.expect([op[1]])
+            self._fetching.submit(self._fetch_block, op[1], op[2], op[3], beside[op[4]])
+        elif kind == "found":
+            self.peers.on_peer_found(op[1], None if op[2] is None else beside[op[2]])
+        else:
+            self._ops[kind](*op[1:])
+
+    def _make_handlers(self) -> dict[str, Callable[..., None]]:
+        return {
+            "put": self._on_put,
+            "file": self._payloads.put_file,
+            "comes": self._payloads.expect,
+            "free": self._payloads.free,
+            "unit": self._on_unit,
+            "devices": lambda devices: self._engine.set_devices(self._node, devices),
+            "start": self._on_start,
+            "port": lambda worker: self._outbox.put([SizedOp(("port", worker, self._engine.free_port()))]),
+            "cancel": self._on_cancel,
+            "stop": self._payloads.stop,
+            "call": self._on_call,
+            "arrived": self._on_arrived,
+            "lost": self._on_lost,
+            "over": lambda number: self._outbox.put([SizedOp(("over", number))]),
+            "answered": self.peers.on_answer,
+            "gone": self.peers.on_worker_gone,
+        }
+
+    def _on_put(self, key: int, items: int, sizes: tuple[int, ...], data: bytes) -> None:
+        self._payloads.put(key, items, sizes, data)
+
+    def _on_unit(self, name: str, work: Any, slots: int, writer: bytes | None) -> None:
+        self._units[name] = HostedObject(name, work, slots, writer)
+
+    def _on_start(
+        self, worker: int, seats: Any, names: tuple[str, ...], ranks: tuple[int, ...], meeting: tuple[str, int] | None
+    ) -> None:
+        command = StartWorker(worker, seats, tuple(self._units[name] for name in names))
+        self._monitor.requested_bytes[worker] = sum(seats[rank].memory_bytes for rank in ranks)
+        if len(ranks) == len(seats):
+            self._engine.submit([command])
+        else:
+            self._engine.start_ranks(command, ranks, meeting)
+
+    def _on_cancel(self, message: int, worker: int) -> None:
+        if self._payloads.cancel(message, worker):
+            self._outbox.put([SizedOp(("returned", worker, message))])
+        else:
+            self._engine.submit([Cancel(message, worker)])
+
+    # --- what Ray brings
+
+    def _enqueue(self, op: Op) -> None:
+        """By the one thread. From any."""
+        self._internal.append(op)
+        self._engine.nudge()
+
+    def _fetch(self, number: int, about: list[tuple[int, int, tuple[int, ...]]], ref: Any) -> None:
+        """Payloads that another agent, or a store of Ray's, holds."""
+        try:
+            data = self._get_payloads(ref, [key for key, _, _ in about])
+            found = split_payloads(data, [sizes for _, _, sizes in about])
+            self._enqueue(("arrived", [(*one, part) for one, part in zip(about, found, strict=True)]))
+        except Exception:  # it is lost, with its node or its agent
+            self._closing.wait(LOST_PAYLOAD_DELAY_S)
+            self._enqueue(("lost", [key for key, _, _ in about]))
+        self._enqueue(("over", number))
+
+    def _get_payloads(self, ref: Any, keys: list[int]) -> Any:
+        """Unless nobody waits for it any more: Ray looks for what lies on a node that hangs for a minute."""
+        while True:
+            try:
+                return ray.get(ref, timeout=FETCH_POLL_S)
+            except GetTimeoutError:
+                if self._closing.is_set() or not any(map(self._payloads.is_coming, keys)):
+                    raise
+
+    def _fetch_block(self, key: int, items: int, place: tuple[Any, Any, int, int], ref: Any) -> None:
+        """Rows of a Ray Dataset, for workers who know nothing of Ray."""
+        keys, cut, start, stop = place
+        try:
+            found = cut(ray.get(ref), start, stop)
+            packed = pack_items(keys, found) if type(found) is list else pack_split(keys, found)
+            self._enqueue(("arrived", [(key, items, part_lengths(packed), join_layout(packed))]))
+        except Exception as error:
+            if not self._closing.is_set():
+                self._outbox.put([SizedOp(("unusable", f"DT406 a block of the Ray Dataset cannot be read: {error}"))])
+
+    def _on_arrived(self, payloads: list[tuple[int, int, tuple[int, ...], memoryview]]) -> None:
+        for key, items, sizes, data in payloads:
+            if self._payloads.is_coming(key):  # and was not freed before it came
+                self._payloads.put(key, items, sizes, data)
+        self._payloads.on_arrived()
+
+    def _on_lost(self, keys: list[int]) -> None:
+        """These will not come: who would have given them is gone, or had them no more."""
+        keys = [key for key in keys if not self._payloads.holds(key)]
+        if not keys:
+            return
+        told = [SizedOp(("lack", keys))]
+        told += [SizedOp(("returned", worker, message)) for worker, message in self._payloads.drop_missing(keys)]
+        self._outbox.put(told)
+
+    # --- calls
+
+    def _on_call(self, number: int, worker: int, hosted: str, method: str, body: bytes) -> None:
+        """From the driver."""
+
+        def answered(future: Any) -> None:
+            error = future.exception()
+            fine, found = future.result() if error is None else (False, pickle.dumps(error))
+            self._outbox.put([SizedOp(("answer", number, fine, found), MESSAGE_OVERHEAD_BYTES + len(found))])
+
+        self._engine.call_pickled(worker, hosted, method, body).add_done_callback(answered)
+
+
+def worker_home(setup: AgentSetup) -> DriverContext:
+    """What workers get of the driver's place: where they have a runtime_env, that comes first."""
+    home = setup.home
+    if not setup.runtime_env:
+        return home
+    asked: dict[str, Any] = json.loads(setup.runtime_env)
+    own = [entry for entry in sys.path if entry]
+    others = [entry for entry in home.path if not _is_library_path(entry)]
+    return home._replace(path=(*own, *others), variables={**home.variables, **asked.get("env_vars", {})})
+
+
+def _is_library_path(entry: str) -> bool:
+    """Whether a folder of sys.path holds packages, or the library of Python, and not what the user wrote."""
+    parts = Path(entry).parts
+    library = len(parts) > 1 and parts[-2] in ("lib", "lib64") and parts[-1].startswith("python3.")
+    return library or entry.endswith(".zip") or not {"site-packages", "dist-packages", "lib-dynload"}.isdisjoint(parts)
+
+
+CONCURRENCY_GROUPS = {"do": 1, "listen": 1, "give": 4, "peer": 2}
 Method = TypeVar("Method", bound="Callable[..., Any]")
 
 
@@ -35,72 +352,72 @@ class Agent:
     """`session` is one run's use of it."""
 
     def __init__(self) -> None:
-        self._hosts: dict[str, Host] = {}
+        self._sessions: dict[str, AgentSession] = {}
         self._failed: dict[str, str] = {}
         """Session -> why it could not begin."""
-        self._over: set[str] = set()
+        self._closed_sessions: set[str] = set()
         """Sessions that were closed: what still comes for them is dropped at once."""
         self._begun = Condition()
 
     @_in_group("give")
-    def begin(self, setup: Setup) -> None:
+    def begin(self, setup: AgentSetup) -> None:
         try:
-            host = Host(setup)
+            host = AgentSession(setup)
         except Exception:
             self._failed[setup.session] = traceback.format_exc()
             return
         with self._begun:
-            self._hosts[setup.session] = host
+            self._sessions[setup.session] = host
             self._begun.notify_all()
 
-    def _host(self, session: str, wait_s: float = BEAT_S) -> Host | None:
+    def _session_for(self, session: str, wait_s: float = HEARTBEAT_S) -> AgentSession | None:
         """None: it is over, or not begun yet."""
         with self._begun:
-            self._begun.wait_for(lambda: session in self._hosts or session in self._over, wait_s)
-            return self._hosts.get(session)
+            self._begun.wait_for(lambda: session in self._sessions or session in self._closed_sessions, wait_s)
+            return self._sessions.get(session)
 
     @_in_group("do")
-    def do(self, session: str, number: int, frame: bytes, beside: Any = ()) -> None:
+    def receive(self, session: str, number: int, frame: bytes, beside: Any = ()) -> None:
         """The numbered frames of the driver; `beside` is what only Ray can carry."""
-        host = self._host(session)
+        host = self._session_for(session)
         if host is not None:
-            host.do(number, frame, beside)
+            host.receive(number, frame, beside)
 
     @_in_group("listen")
-    def listen(self, session: str) -> bytes:
+    def next_messages(self, session: str) -> bytes:
         """What happened; after a beat also nothing."""
-        host = self._host(session)
+        host = self._session_for(session)
         if host is None:
             return pickle.dumps([("broken", self._failed[session])] if session in self._failed else [], 5)
-        return pickle.dumps(host.listen(), 5)
+        return pickle.dumps(host.next_messages(), 5)
 
     @_in_group("give")
-    def give(self, session: str, keys: list[int]) -> bytes:
+    def read_payloads(self, session: str, keys: list[int]) -> bytes:
         """Payloads, one behind another."""
-        return self._hosts[session].give(keys)
+        return self._sessions[session].read_payloads(keys)
 
     @_in_group("give")
-    def running(self, session: str, worker: int) -> tuple[int, ...]:
-        host = self._host(session)
-        return host.running(worker) if host is not None else ()
+    def running_messages(self, session: str, worker: int) -> tuple[int, ...]:
+        host = self._session_for(session)
+        return host.running_messages(worker) if host is not None else ()
 
     @_in_group("peer")
-    def ask(self, session: str, back: Any, *call: Any) -> None:
+    def on_peer_call(self, session: str, back: Any, *call: Any) -> None:
         """For a worker of another agent; answered by a call of `back`, an agent and its session."""
-        host = self._hosts.get(session)
+        host = self._sessions.get(session)
         if host is not None:
-            host.peers.ask(back, *call)
+            host.peers.on_peer_call(back, *call)
 
     @_in_group("peer")
-    def answer(self, session: str, number: int, fine: bool, body: bytes) -> None:
+    def on_peer_answer(self, session: str, number: int, fine: bool, body: bytes) -> None:
         """To what we asked."""
-        host = self._hosts.get(session)
+        host = self._sessions.get(session)
         if host is not None:
-            host.peers.answer(number, fine, body)
+            host.peers.on_peer_answer(number, fine, body)
 
     @_in_group("give")
-    def close(self, session: str) -> list[Piece]:
+    def close(self, session: str) -> list[LogPiece]:
         """Everybody gone; what workers printed last, if only this node sees it."""
-        self._over.add(session)
-        host = self._hosts.pop(session, None)
+        self._closed_sessions.add(session)
+        host = self._sessions.pop(session, None)
         return host.close() if host is not None else []

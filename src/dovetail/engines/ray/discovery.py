@@ -1,48 +1,157 @@
-"""What is there on a Ray cluster, and what of it do others than Dovetail use? From Ray's own tables, in some ms."""
+"""Discovery of a Ray cluster: nodes, GPUs, labels and custom resources, and what others than Dovetail use of them."""
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
+import re
 import time
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from dovetail.engines.ray.cards import ACCELERATOR, MEMORY_LABEL, cards_looked, cards_said, is_unknown, look_on
-from dovetail.engines.ray.library import import_ray, module
-from dovetail.errors import EngineError, Problem
-from dovetail.resources.cluster import Cluster, Node
-from dovetail.resources.free import WHOLE_CARD_MILLI
-from dovetail.resources.parse import Mistake, check_custom_name, check_label
+from dovetail.engines.ray.ray_import import import_ray, ray_module, suppress_warnings
+from dovetail.errors import ConfigError, EngineError, Problem
+from dovetail.resources.cluster import Cluster, Gpu, Node
+from dovetail.resources.cluster_spec import SpecError, check_custom_name, check_label
+from dovetail.resources.free_resources import WHOLE_CARD_MILLI
 from dovetail.resources.seat import CardShare, Seat
+from dovetail.resources.sizes import parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Mapping, Sequence
 
-    from dovetail.engines.ray.cards import Looked
-    from dovetail.resources.cluster import Gpu
     from dovetail.resources.seat import Seats
 
-OURS = "dovetail:"
+ACCELERATOR_PREFIX = "accelerator_type:"
+ACCELERATOR_LABEL = "ray.io/accelerator-type"
+GPU_MEMORY_LABEL = "dovetail.io/gpu-memory"
+"""Says how much memory each card has, for those that are sold with more than one size: 80GB."""
+UNKNOWN_MODEL = "gpu"
+PROBE_TIMEOUT_S = 10.0
+KV_NAMESPACE = b"dovetail"
+CARDS_KEY_PREFIX = "cards:"
+CUDA_VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
+
+ProbedCards = list[dict[str, Any]]
+"""The cards that were seen on a node, plain."""
+
+_PROBE_LOCK = Lock()
+_FAILED_PROBES: dict[str, str] = {}
+"""Ray's ids of nodes whose cards could not be looked at, and why: nobody in this process tries that again."""
+
+
+def reported_cards(resources: Mapping[str, float], labels: Mapping[str, str]) -> tuple[Gpu, ...]:
+    """By what Ray says: the model's name, its memory and codecs from the table, unknown where it is not there."""
+    count = int(resources.get("GPU", 0))
+    named = sorted(name.removeprefix(ACCELERATOR_PREFIX) for name in resources if name.startswith(ACCELERATOR_PREFIX))
+    model = (named or [labels.get(ACCELERATOR_LABEL, "")])[0] or UNKNOWN_MODEL
+    gpu = Gpu.of(model)
+    gpu = replace(gpu, model=re.sub(r"[^\w.+-]+", "-", gpu.model).strip("-") or UNKNOWN_MODEL)
+    with contextlib.suppress(KeyError, ConfigError):
+        gpu = replace(gpu, memory_bytes=parse_size(labels[GPU_MEMORY_LABEL]))
+    return (gpu,) * count
+
+
+def are_cards_unknown(cards: tuple[Gpu, ...]) -> bool:
+    return bool(cards) and (cards[0].model == UNKNOWN_MODEL or not cards[0].memory_bytes)
+
+
+def merge_probed_cards(said: tuple[Gpu, ...], looked: ProbedCards) -> tuple[Gpu, ...]:
+    """Ray's number of cards, each with what was seen there of it."""
+    seen = [Gpu(card["model"], card["memory_bytes"], card["nvdecs"], card["nvencs"]) for card in looked]
+    return (*seen[: len(said)], *said[len(seen) :])
+
+
+def probe_nodes(ids: Iterable[str]) -> tuple[dict[str, ProbedCards], list[str]]:
+    """What a task on each node sees there, remembered in the cluster for who asks next; and notes."""
+    with _PROBE_LOCK:  # who comes at the same time finds what the first one saw
+        wanted = list(ids)
+        found = _probe_all([node for node in wanted if node not in _FAILED_PROBES])
+    return found, [_FAILED_PROBES[node] for node in wanted if node in _FAILED_PROBES]
+
+
+def _probe_all(wanted: list[str]) -> dict[str, ProbedCards]:
+    found: dict[str, ProbedCards] = {}
+    asked: dict[Any, str] = {}
+    for node in wanted:
+        known = _internal_kv("get")(f"{CARDS_KEY_PREFIX}{node}".encode(), namespace=KV_NAMESPACE)
+        if known is not None:
+            found[node] = json.loads(known)
+        else:
+            asked[_probe_task(node)] = node
+    ray = import_ray()
+    ready = ray.wait(list(asked), num_returns=len(asked), timeout=PROBE_TIMEOUT_S)[0] if asked else []
+    for task in ready:
+        try:
+            found[asked[task]] = ray.get(task)
+        except ray.exceptions.RayError as error:
+            reason = (str(error).strip().splitlines() or [""])[-1][:120]
+            _FAILED_PROBES[asked[task]] = (
+                f"node {asked[task][:8]}: its GPUs could not be looked at ({reason}): their memory is not known"
+            )
+        else:
+            _internal_kv("put")(
+                f"{CARDS_KEY_PREFIX}{asked[task]}".encode(),
+                json.dumps(found[asked[task]]).encode(),
+                namespace=KV_NAMESPACE,
+            )
+    for task in asked.keys() - set(ready):
+        ray.cancel(task, force=True)
+        _FAILED_PROBES[asked[task]] = (
+            f"node {asked[task][:8]}: no look at its GPUs in {PROBE_TIMEOUT_S:g} s: their memory is not known"
+        )
+    return found
+
+
+def _internal_kv(what: str) -> Any:
+    return getattr(ray_module("ray.experimental.internal_kv"), f"_internal_kv_{what}")
+
+
+def _probe_task(node: str) -> Any:
+    ray = import_ray()
+    there = ray_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy(node, soft=False)
+    with suppress_warnings():
+        return ray.remote(probe_this_node).options(num_cpus=0, max_retries=0, scheduling_strategy=there).remote()
+
+
+def probe_this_node() -> ProbedCards:
+    """All cards of the machine that this runs on; Ray hides them from a task that asked for none."""
+    hidden = os.environ.pop(CUDA_VISIBLE_DEVICES, None)
+    try:
+        gpus = Cluster.local().nodes[0].gpus
+    finally:
+        if hidden is not None:
+            os.environ[CUDA_VISIBLE_DEVICES] = hidden
+    return [
+        {"model": gpu.model, "memory_bytes": gpu.memory_bytes, "nvdecs": gpu.nvdecs, "nvencs": gpu.nvencs}
+        for gpu in gpus
+    ]
+
+
+GROUP_NAME_PREFIX = "dovetail:"
 """What the names of our placement groups begin with; the run's id follows."""
-STORE = "object_store_memory"
-RAYS_OWN = ("CPU", "GPU", "memory", STORE)
-NODE_ID = "ray.io/node-id"
-SHORT = 8
-YOUNG_MS = 1000
-BUNDLE = "bundle_group_"
-HOLDING = ("CREATED", "RESCHEDULING")
+OBJECT_STORE = "object_store_memory"
+BUILTIN_RESOURCES = ("CPU", "GPU", "memory", OBJECT_STORE)
+NODE_ID_LABEL = "ray.io/node-id"
+SHORT_ID_LENGTH = 8
+NEW_GROUP_MS = 1000
+BUNDLE_PREFIX = "bundle_group_"
+HOLDING_STATES = ("CREATED", "RESCHEDULING")
 """States of placement groups whose placed bundles hold something."""
 
-Held = dict[str, dict[str, float]]
+NodeResources = dict[str, dict[str, float]]
 """Ray node id -> resource -> how much."""
 
 
-class NoNodes(EngineError):
+class NoNodesError(EngineError):
     """There is a Ray, and nothing that could run something; who has a run on it must know that from other trouble."""
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class DiscoveredCluster:
     """A Ray cluster at one moment. Names are those of `cluster`."""
 
     cluster: Cluster
@@ -58,67 +167,71 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True)
-class Changes:
+class NodeChanges:
     """What is different between two looks."""
 
     joined: tuple[Node, ...]
-    left: tuple[str, ...]
+    departed: tuple[str, ...]
 
     def __bool__(self) -> bool:
-        return bool(self.joined or self.left)
+        return bool(self.joined or self.departed)
 
 
-def discover(*, known: Mapping[str, str] | None = None, ours: Held | None = None) -> Seen:
+def discover(*, known: Mapping[str, str] | None = None, ours: NodeResources | None = None) -> DiscoveredCluster:
     """The cluster that this process is attached to. `known`: name -> node id of all that was seen before, gone or not,
     so that names stay and are never given twice. `ours`: what Dovetail's placement groups hold; asked, if not given."""
     rows = [row for row in import_ray().nodes() if row["Alive"]]
-    state = module("ray._private.state")
-    totals: Held = state.total_resources_per_node() if ours is None else {}  # first: see `held_by_groups`
-    available: Held = state.available_resources_per_node()
-    held = _held(totals) if ours is None else ours
-    unknown = [row["NodeID"] for row in rows if is_unknown(cards_said(row["Resources"], row.get("Labels") or {}))]
-    looked, notes = look_on(unknown) if unknown else ({}, [])
-    return seen_of(rows, available, held, looked, known or {}, notes)
+    state = ray_module("ray._private.state")
+    totals: NodeResources = state.total_resources_per_node() if ours is None else {}  # first: see `held_by_groups`
+    available: NodeResources = state.available_resources_per_node()
+    held = _held_by_dovetail(totals) if ours is None else ours
+    unknown = [
+        row["NodeID"] for row in rows if are_cards_unknown(reported_cards(row["Resources"], row.get("Labels") or {}))
+    ]
+    looked, notes = probe_nodes(unknown) if unknown else ({}, [])
+    return build_cluster(rows, available, held, looked, known or {}, notes)
 
 
-def groups_now() -> list[dict[str, Any]]:
+def current_placement_groups() -> list[dict[str, Any]]:
     """Ray's placement groups, without those that are gone."""
-    return groups_of(_group_rows(), {})
+    return parse_groups(_group_rows(), {})
 
 
-def _held(totals: Held) -> Held:
+def _held_by_dovetail(totals: NodeResources) -> NodeResources:
     rows, now_ms = _group_rows(), time.time() * 1000
-    young = frozenset(row.placement_group_id.hex() for row in rows if _is_young(row, now_ms))
-    return held_by_groups(groups_of(rows, totals, young), totals, young)
+    young = frozenset(row.placement_group_id.hex() for row in rows if _is_new_group(row, now_ms))
+    return held_by_groups(parse_groups(rows, totals, young), totals, young)
 
 
 def _group_rows() -> list[Any]:
     """Ray keeps a row of every group that ever was; its public call makes dicts of all, and leaves the times out."""
-    parse = module("ray.core.generated.gcs_pb2").PlacementGroupTableData.FromString
-    accessor = module("ray._private.state").state._connect_and_get_accessor()  # noqa: SLF001 - see above
+    parse = ray_module("ray.core.generated.gcs_pb2").PlacementGroupTableData.FromString
+    accessor = ray_module("ray._private.state").state._connect_and_get_accessor()  # noqa: SLF001 - see above
     return [parse(row) for row in accessor.get_placement_group_table()]
 
 
-def held_by_groups(groups: Iterable[Mapping[str, Any]], totals: Held, young: Container[str] = ()) -> Held:
+def held_by_groups(
+    groups: Iterable[Mapping[str, Any]], totals: NodeResources, young: Container[str] = ()
+) -> NodeResources:
     """What our groups hold, node by node. Nodes report ten times a second: until then what a removed group had is not
     free, and must not be taken for somebody else's. The node's totals still list it, unless it was so young that they
     never did."""
-    found: Held = {}
+    found: NodeResources = {}
     for group in groups:
-        if is_ours(group["name"]):
-            held = group["state"] in HOLDING or group["placement_group_id"] in young
-            mark = f"{BUNDLE}{group['placement_group_id']}"
+        if is_dovetail_group(group["name"]):
+            held = group["state"] in HOLDING_STATES or group["placement_group_id"] in young
+            mark = f"{BUNDLE_PREFIX}{group['placement_group_id']}"
             for number, node in group["bundles_to_node_id"].items():
                 if node and (held or mark in totals.get(node, {})):
-                    add(found.setdefault(node, {}), group["bundles"][number])
+                    add_resources(found.setdefault(node, {}), group["bundles"][number])
     return found
 
 
-def is_ours(name: str) -> bool:
-    return name.startswith(OURS)
+def is_dovetail_group(name: str) -> bool:
+    return name.startswith(GROUP_NAME_PREFIX)
 
 
-def add(total: dict[str, float], more: Mapping[str, float]) -> None:
+def add_resources(total: dict[str, float], more: Mapping[str, float]) -> None:
     for name, amount in more.items():
         total[name] = total.get(name, 0.0) + amount
 
@@ -126,20 +239,20 @@ def add(total: dict[str, float], more: Mapping[str, float]) -> None:
 # --- pure
 
 
-def groups_of(rows: Iterable[Any], totals: Held, young: Container[str] = ()) -> list[dict[str, Any]]:
+def parse_groups(rows: Iterable[Any], totals: NodeResources, young: Container[str] = ()) -> list[dict[str, Any]]:
     """Plain rows of the placement groups that may hold something: of those that are gone the young ones, and those that
     the totals of a node still list."""
-    listed = {name.rpartition("_")[2] for total in totals.values() for name in total if name.startswith(BUNDLE)}
+    listed = {name.rpartition("_")[2] for total in totals.values() for name in total if name.startswith(BUNDLE_PREFIX)}
     found = []
     for row in rows:
         number = row.placement_group_id.hex()
         gone = row.PlacementGroupState.Name(row.state) == "REMOVED"
         if not gone or number in young or number in listed:
-            found.append(_group(row, number))
+            found.append(_parse_group(row, number))
     return found
 
 
-def _group(row: Any, number: str) -> dict[str, Any]:
+def _parse_group(row: Any, number: str) -> dict[str, Any]:
     """As `ray.util.placement_group_table` has it, as far as somebody here asks."""
     return {
         "placement_group_id": number,
@@ -151,47 +264,49 @@ def _group(row: Any, number: str) -> dict[str, Any]:
     }
 
 
-def _is_young(row: Any, now_ms: float) -> bool:
+def _is_new_group(row: Any, now_ms: float) -> bool:
     """Whether it was placed a moment ago."""
-    return bool(abs(now_ms - row.placement_group_final_bundle_placement_timestamp_ms) < YOUNG_MS)
+    return bool(abs(now_ms - row.placement_group_final_bundle_placement_timestamp_ms) < NEW_GROUP_MS)
 
 
-def seen_of(
+def build_cluster(
     rows: Sequence[Mapping[str, Any]],
-    available: Held,
-    ours: Held,
-    looked: Mapping[str, Looked] | None = None,
+    available: NodeResources,
+    ours: NodeResources,
+    looked: Mapping[str, ProbedCards] | None = None,
     known: Mapping[str, str] | None = None,
     notes: Sequence[str] = (),
-) -> Seen:
+) -> DiscoveredCluster:
     """From rows of `ray.nodes()`, all alive; in the order of their names, the same on every look."""
     useful = [row for row in rows if row["Resources"].get("CPU", 0) or row["Resources"].get("GPU", 0)]
     idle = [row for row in rows if row not in useful]
-    names = names_of(useful, known or {})
+    names = node_names(useful, known or {})
     told = list(notes)
-    told += [f"node {row['NodeManagerHostname']} ({row['NodeID'][:SHORT]}) has no CPU: left out" for row in idle]
+    told += [
+        f"node {row['NodeManagerHostname']} ({row['NodeID'][:SHORT_ID_LENGTH]}) has no CPU: left out" for row in idle
+    ]
     if not useful:
         fixes = ("ray start --address=HOST:PORT on a machine with CPUs", "or give the head some: --num-cpus=4")
-        raise NoNodes(Problem("DT393", "the Ray cluster has no node with CPUs or GPUs", tuple(told), fixes))
+        raise NoNodesError(Problem("DT393", "the Ray cluster has no node with CPUs or GPUs", tuple(told), fixes))
     order = sorted(useful, key=lambda row: names[row["NodeID"]])
     nodes = [_node(row, names[row["NodeID"]], (looked or {}).get(row["NodeID"], []), told) for row in order]
     foreign = [
         seat
         for row, node in zip(order, nodes, strict=True)
-        if (seat := taken_on(node, _used(row, available, ours))) is not None
+        if (seat := used_seat(node, _used_by_others(row, available, ours))) is not None
     ]
-    return Seen(
+    return DiscoveredCluster(
         Cluster(tuple(nodes), tuple(told)),
         {node.name: row["NodeID"] for row, node in zip(order, nodes, strict=True)},
         {node.name: row["NodeManagerAddress"] for row, node in zip(order, nodes, strict=True)},
-        {node.name: int(row["Resources"].get(STORE, 0)) for row, node in zip(order, nodes, strict=True)},
+        {node.name: int(row["Resources"].get(OBJECT_STORE, 0)) for row, node in zip(order, nodes, strict=True)},
         tuple(foreign),
         tuple(told),
         frozenset(row["NodeID"] for row in idle),
     )
 
 
-def names_of(rows: Sequence[Mapping[str, Any]], known: Mapping[str, str]) -> dict[str, str]:
+def node_names(rows: Sequence[Mapping[str, Any]], known: Mapping[str, str]) -> dict[str, str]:
     """Ray node id -> name: what it was called before, its hostname if no other has that, else by its id."""
     before = {node: name for name, node in known.items()}
     hosts = Counter(row["NodeManagerHostname"] for row in rows)
@@ -200,24 +315,24 @@ def names_of(rows: Sequence[Mapping[str, Any]], known: Mapping[str, str]) -> dic
     for row in sorted(rows, key=lambda row: str(row["NodeID"])):
         node, name = row["NodeID"], row["NodeManagerHostname"]
         if hosts[name] > 1 or name in taken or not name:
-            length = SHORT
+            length = SHORT_ID_LENGTH
             while (name := f"node-{node[:length]}") in taken and length < len(node):
-                length += SHORT
+                length += SHORT_ID_LENGTH
         found[node] = before.get(node, name)
         taken.add(found[node])
     return found
 
 
-def _node(row: Mapping[str, Any], name: str, looked: Looked, notes: list[str]) -> Node:
+def _node(row: Mapping[str, Any], name: str, looked: ProbedCards, notes: list[str]) -> Node:
     resources, labels = row["Resources"], row.get("Labels") or {}
-    cards = cards_said(resources, labels)
+    cards = reported_cards(resources, labels)
     return Node(
         name,
-        _milli(resources.get("CPU", 0)),
+        _to_milli(resources.get("CPU", 0)),
         int(resources.get("memory", 0)),
-        cards_looked(cards, looked) if is_unknown(cards) else cards,
+        merge_probed_cards(cards, looked) if are_cards_unknown(cards) else cards,
         _labels(labels),
-        _custom(resources, name, notes),
+        _node_custom(resources, name, notes),
     )
 
 
@@ -227,52 +342,55 @@ def _labels(labels: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     for name, value in sorted(labels.items()):
         try:
             check_label(name, value)
-        except Mistake:
+        except SpecError:
             continue
-        if name not in (NODE_ID, MEMORY_LABEL):
+        if name not in (NODE_ID_LABEL, GPU_MEMORY_LABEL):
             found.append((name, value))
     return tuple(found)
 
 
-def custom_of(resources: Mapping[str, float]) -> dict[str, float]:
+def custom_resources(resources: Mapping[str, float]) -> dict[str, float]:
     """Without what Ray has put there itself, for nodes, cards and placement groups."""
     return {
         name: amount
         for name, amount in sorted(resources.items())
-        if name not in RAYS_OWN and not name.startswith(("node:", ACCELERATOR)) and "_group_" not in name and amount
+        if name not in BUILTIN_RESOURCES
+        and not name.startswith(("node:", ACCELERATOR_PREFIX))
+        and "_group_" not in name
+        and amount
     }
 
 
-def _custom(resources: Mapping[str, float], node: str, notes: list[str]) -> tuple[tuple[str, int], ...]:
+def _node_custom(resources: Mapping[str, float], node: str, notes: list[str]) -> tuple[tuple[str, int], ...]:
     found = []
-    for name, amount in custom_of(resources).items():
+    for name, amount in custom_resources(resources).items():
         try:
             check_custom_name(name)
-        except Mistake:
+        except SpecError:
             notes.append(f"node {node}: the resource {name!r} cannot be asked for by a stage: left out")
         else:
-            found.append((name, _milli(amount)))
+            found.append((name, _to_milli(amount)))
     return tuple(found)
 
 
-def _used(row: Mapping[str, Any], available: Held, ours: Held) -> dict[str, float]:
+def _used_by_others(row: Mapping[str, Any], available: NodeResources, ours: NodeResources) -> dict[str, float]:
     """By others: all but what is free and what is ours."""
     node, total = row["NodeID"], row["Resources"]
     free, mine = available.get(node, total), ours.get(node, {})
     return {name: max(0.0, have - free.get(name, 0.0) - mine.get(name, 0.0)) for name, have in total.items()}
 
 
-def taken_on(node: Node, used: Mapping[str, float]) -> Seat | None:
+def used_seat(node: Node, used: Mapping[str, float]) -> Seat | None:
     """What is used, as a seat; None, if that is nothing."""
-    custom = tuple((name, amount) for name, _ in node.custom if (amount := _milli(used.get(name, 0))))
-    cpu_milli, memory_bytes = _milli(used.get("CPU", 0)), int(used.get("memory", 0))
-    cards = _cards_taken(node.gpus, _milli(used.get("GPU", 0)))
+    custom = tuple((name, amount) for name, _ in node.custom if (amount := _to_milli(used.get(name, 0))))
+    cpu_milli, memory_bytes = _to_milli(used.get("CPU", 0)), int(used.get("memory", 0))
+    cards = _used_cards(node.gpus, _to_milli(used.get("GPU", 0)))
     if not (cpu_milli or memory_bytes or cards or custom):
         return None
     return Seat(node.name, cpu_milli, memory_bytes, cards, custom)
 
 
-def _cards_taken(gpus: tuple[Gpu, ...], milli: int) -> tuple[CardShare, ...]:
+def _used_cards(gpus: tuple[Gpu, ...], milli: int) -> tuple[CardShare, ...]:
     """The last ones: positions are ours to give, and whoever came first plans from the first."""
     found: list[CardShare] = []
     for card in reversed(range(len(gpus))):
@@ -286,17 +404,17 @@ def _cards_taken(gpus: tuple[Gpu, ...], milli: int) -> tuple[CardShare, ...]:
     return tuple(reversed(found))
 
 
-def _milli(amount: float) -> int:
+def _to_milli(amount: float) -> int:
     return round(amount * 1000)
 
 
-def changes(before: Seen, now: Seen) -> Changes:
+def node_changes(before: DiscoveredCluster, now: DiscoveredCluster) -> NodeChanges:
     """By Ray's ids: a machine that came back is another node, with another name."""
     old, new = set(before.ids.values()), set(now.ids.values())
     joined = tuple(node for node in now.cluster.nodes if now.ids[node.name] not in old)
-    return Changes(joined, tuple(name for name, node in before.ids.items() if node not in new))
+    return NodeChanges(joined, tuple(name for name, node in before.ids.items() if node not in new))
 
 
-def same_nodes(before: Seen, rows: Iterable[Mapping[str, Any]]) -> bool:
+def has_same_nodes(before: DiscoveredCluster, rows: Iterable[Mapping[str, Any]]) -> bool:
     """Whether `ray.nodes()` has just the nodes that were seen: most looks need no more than this."""
     return {row["NodeID"] for row in rows if row["Alive"]} == set(before.ids.values()) | before.left_out

@@ -1,4 +1,4 @@
-"""Which of Ray's helpers does a Ray of our own do without? An autoscaler for one machine, a log monitor and a dashboard
+"""Patches that start a local Ray without dashboard, monitor and prestarted workers. (To be deleted.)
 that are switched off, workers in advance: each is a Python process of 50 MB and most of a CPU-second to start."""
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ import contextlib
 import sys
 from typing import TYPE_CHECKING, Any
 
-from dovetail.engines.ray.library import module
+from dovetail.engines.ray.ray_import import ray_module
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,7 +23,7 @@ DASHBOARD = "ray.dashboard.optional_deps"
 def without_helpers() -> Iterator[None]:
     """While Ray is started. Nothing public says this; where Ray has changed, it starts with all of its helpers."""
     try:
-        parameters, node = module("ray._private.parameter").RayParams, module("ray._private.node").Node
+        parameters, node = ray_module("ray._private.parameter").RayParams, ray_module("ray._private.node").Node
         fill, dashboard = parameters.update_if_absent, node.start_api_server
     except (AttributeError, ImportError):
         yield

@@ -1,1 +1,1 @@
-"""What would happen on a cluster of any size? The engine port in virtual time, with a world that can be described."""
+"""Simulated engine: the engine port in virtual time, for a hypothetical cluster described by a World."""

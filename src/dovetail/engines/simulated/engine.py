@@ -1,33 +1,69 @@
-"""How does a described world answer commands? The engine port in virtual time: `poll` jumps to what happens next."""
+"""Simulated engine: the engine port over an event queue in virtual time."""
 
 from __future__ import annotations
 
 from collections import deque
 from concurrent.futures import Future
+from heapq import heappop, heappush
 from itertools import islice
 from math import inf
 from random import Random
 from typing import TYPE_CHECKING, Any, assert_never
 
 from dovetail.control.commands import Cancel, RunBatches, StartWorker, StopWorker
-from dovetail.control.engine import WorkerGone
-from dovetail.control.events import Cause, NodeJoined, NodeLeft, WorkerLost, WorkerReady, WorkerStopped
-from dovetail.engines.simulated.agenda import Agenda
-from dovetail.engines.simulated.messages import Messages
-from dovetail.engines.simulated.workers import Asked, Unit, Worker
-from dovetail.engines.simulated.world import JoinNode, KillWorker, LoseNode, Post, SlowDown
+from dovetail.control.engine import WorkerLostError
+from dovetail.control.events import LossCause, NodeJoined, NodeLeft, WorkerLost, WorkerReady, WorkerStopped
+from dovetail.engines.simulated.message_execution import MessageExecutor
+from dovetail.engines.simulated.worker_model import CallRequest, SimulatedUnit, SimulatedWorker
+from dovetail.engines.simulated.world import JoinNode, KillWorker, LoseNode, PostEvent, SlowDown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from dovetail.control.commands import EngineCommand
-    from dovetail.control.events import Crumb, Event
-    from dovetail.control.segments import Segment
-    from dovetail.engines.simulated.world import At, World
+    from dovetail.control.events import Breadcrumb, Event
+    from dovetail.control.payload import Segment
+    from dovetail.engines.simulated.world import ScriptedEvent, World
     from dovetail.resources.cluster import Cluster, Node
 
+
+class EventQueue:
+    """Virtual time. What is due at the same time happens in the order in which it was put here."""
+
+    __slots__ = ("_entries", "_waiting", "now", "out")
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.out: list[Event] = []
+        """What happened and was not reported yet."""
+        self._waiting: list[tuple[float, int, Callable[[Any], None], Any]] = []
+        self._entries = 0
+
+    def schedule(self, time_s: float, do: Callable[[Any], None], what: Any) -> None:
+        self._entries += 1
+        heappush(self._waiting, (time_s, self._entries, do, what))
+
+    def run(self, end: float, grain_s: float) -> None:
+        """Until something is to be reported, with what happens up to a grain later; not beyond the end."""
+        waiting = self._waiting
+        limit = self.now
+        while True:
+            while waiting and waiting[0][0] <= limit:
+                self.now, _, do, what = heappop(waiting)
+                do(what)
+            if self.out or not waiting or waiting[0][0] > end:
+                break
+            limit = min(waiting[0][0] + grain_s, end)
+        if not self.out and end < inf:
+            self.now = end
+
+    def clear(self) -> None:
+        self._waiting.clear()
+        self.out = []
+
+
 HOUR_S = 3600.0
-STILL = 100_000
+MAX_POLLS_WITHOUT_PROGRESS = 100_000
 """So many polls at one and the same time: whoever drives is going round in circles."""
 
 
@@ -43,25 +79,25 @@ class SimulatedEngine:
         """Those that are there now."""
         self._grain_s = grain_s
         self._limit_s = limit_s
-        self._agenda = Agenda()
-        self._messages = Messages(world, self._agenda, self._lose, self._stop_if_drained)
-        self._outside: deque[Event | Asked] = deque()
+        self._queue = EventQueue()
+        self._messages = MessageExecutor(world, self._queue, self._lose, self._stop_if_idle)
+        self._from_threads: deque[Event | CallRequest] = deque()
         """From other threads: only appended to there, only emptied in `poll` and `close`."""
-        self._units: dict[str, Unit] = {}
-        self._workers: dict[int, Worker] = {}
-        self._workers_on: dict[str, dict[int, Worker]] = {}
+        self._units: dict[str, SimulatedUnit] = {}
+        self._workers: dict[int, SimulatedWorker] = {}
+        self._workers_on: dict[str, dict[int, SimulatedWorker]] = {}
         self._random = Random(f"{world.seed} nodes")  # noqa: S311
-        self._still = 0
+        self._idle_polls = 0
         self._closed = False
         for node in cluster.nodes:
-            self._add(node)
+            self._add_node(node)
         for at in world.script:
-            self.at(at.time_s, self._happen, at)
+            self.schedule(at.time_s, self._run_script, at)
 
     def submit(self, commands: Sequence[EngineCommand]) -> None:
         if self._closed:
             return
-        workers, enter = self._workers, self._messages.enter
+        workers, enter = self._workers, self._messages.enqueue
         for command in commands:
             if isinstance(command, StartWorker):
                 self._start(command)
@@ -74,17 +110,19 @@ class SimulatedEngine:
             elif isinstance(command, StopWorker):
                 self._stop(worker, command)
             elif isinstance(command, Cancel):
-                self._messages.take_back(worker, command.message)
+                self._messages.cancel(worker, command.message)
             else:
                 assert_never(command)
 
     def poll(self, timeout_s: float | None) -> list[Event]:
-        agenda, answered, before = self._agenda, self._messages.answered, self._agenda.now
-        self._take_in()
+        agenda, answered, before = self._queue, self._messages.answered, self._queue.now
+        self._take_posted()
         agenda.run(inf if timeout_s is None else agenda.now + timeout_s, self._grain_s)
         assert agenda.now <= self._limit_s, f"the run is still going after {self._limit_s} s; {self.state()}"
-        self._still = self._still + 1 if agenda.now == before else 0
-        assert self._still < STILL, f"the run goes round in circles at {agenda.now:.3f} s; {self.state()}"
+        self._idle_polls = self._idle_polls + 1 if agenda.now == before else 0
+        assert self._idle_polls < MAX_POLLS_WITHOUT_PROGRESS, (
+            f"the run goes round in circles at {agenda.now:.3f} s; {self.state()}"
+        )
         happened, agenda.out = agenda.out, []
         # a call that ended is no event, but whoever waited for it may do something now
         if not happened and timeout_s is None and self._messages.answered == answered and not self._closed:
@@ -92,45 +130,45 @@ class SimulatedEngine:
         return happened
 
     def post(self, event: Event) -> None:
-        self._outside.append(event)
+        self._from_threads.append(event)
 
     def call(self, worker: int, hosted: str, method: str, /, *args: Any, **named: Any) -> Future[Any]:
         """It takes as long as one item, and is made when that time has passed."""
         future: Future[Any] = Future()
         future.set_running_or_notify_cancel()
-        self._outside.append(Asked(worker, hosted, method, args, named, future))
+        self._from_threads.append(CallRequest(worker, hosted, method, args, named, future))
         if self._closed:
-            self._take_in()
+            self._take_posted()
         return future
 
     def now(self) -> float:
-        return self._agenda.now
+        return self._queue.now
 
     def close(self) -> None:
         self._closed = True
-        self._take_in()
+        self._take_posted()
         for worker in list(self._workers.values()):
             self._remove(worker, "the engine is closed")
-        self._agenda.clear()
+        self._queue.clear()
 
     # What tests and simulated data ask for. Like submit and poll, not for other threads.
 
-    def at(self, time_s: float, do: Callable[[Any], None], what: Any) -> None:
+    def schedule(self, time_s: float, do: Callable[[Any], None], what: Any) -> None:
         """Calls `do(what)` at that time."""
-        self._agenda.at(time_s, do, what)
+        self._queue.schedule(time_s, do, what)
 
-    def tell(self, event: Event) -> None:
+    def report(self, event: Event) -> None:
         """Reports an event now."""
-        self._agenda.out.append(event)
+        self._queue.out.append(event)
 
     def new_segment(self, items: int, size_bytes: int, node: str, ref: object = None) -> Segment:
         return self._messages.new_segment(items, size_bytes, node, ref)
 
-    def kill(self, worker: int, cause: Cause = Cause.SIGNAL, detail: str = "signal 9") -> None:
+    def kill(self, worker: int, cause: LossCause = LossCause.SIGNAL, detail: str = "signal 9") -> None:
         """Now, as if from outside; nothing happens if it is gone."""
         found = self._workers.get(worker)
         if found is not None:
-            self._lose(found, cause, detail, self._messages.crumbs_of(found))
+            self._lose(found, cause, detail, self._messages.breadcrumbs_of(found))
 
     def runs(self, worker: int, message: int) -> bool:
         """Whether the message has begun and not ended."""
@@ -157,31 +195,31 @@ class SimulatedEngine:
 
     # Workers
 
-    def _take_in(self) -> None:
+    def _take_posted(self) -> None:
         while True:
             try:
-                item = self._outside.popleft()
+                item = self._from_threads.popleft()
             except IndexError:
                 break
-            if not isinstance(item, Asked):
-                self._agenda.out.append(item)
+            if not isinstance(item, CallRequest):
+                self._queue.out.append(item)
                 continue
             worker = self._workers.get(item.worker)
             item.hosting = worker.hosting.get(item.hosted) if worker else None
             if item.hosting is not None:
-                self._messages.enter(item.hosting, item)
+                self._messages.enqueue(item.hosting, item)
                 continue
             self._messages.answered += 1
             gone, strange = f"worker {item.worker} is gone", f"worker {item.worker} hosts no {item.hosted!r}"
-            item.future.set_exception(LookupError(strange) if worker else WorkerGone(gone))
+            item.future.set_exception(LookupError(strange) if worker else WorkerLostError(gone))
 
     def _start(self, command: StartWorker) -> None:
         assert command.worker not in self._workers, f"worker {command.worker} is started twice"
         units = [self._unit(hosted.name) for hosted in command.hosted]
-        worker = Worker(command, units)
+        worker = SimulatedWorker(command, units)
         gone = [node for node in worker.nodes if node not in self.nodes]
         if gone:
-            self.tell(WorkerLost(worker.number, Cause.NODE_LOST, f"node {gone[0]!r} is not there"))
+            self.report(WorkerLost(worker.number, LossCause.NODE_LOST, f"node {gone[0]!r} is not there"))
             return
         self._workers[worker.number] = worker
         for node in worker.nodes:
@@ -190,91 +228,93 @@ class SimulatedEngine:
             unit.workers[worker.number] = worker
         setup_s = sum([unit.setup_seconds() for unit in units])
         failed = [unit for unit in units if unit.setup_fails()]
-        self.at(self.now() + self.world.hop_s + setup_s, self._set_up, (worker, setup_s, failed))
+        self.schedule(self.now() + self.world.hop_s + setup_s, self._finish_setup, (worker, setup_s, failed))
 
-    def _unit(self, name: str) -> Unit:
+    def _unit(self, name: str) -> SimulatedUnit:
         unit = self._units.get(name)
         if unit is None:
-            unit = self._units[name] = Unit(name, self.world.behaviour_of(name), self.world.seed)
+            unit = self._units[name] = SimulatedUnit(name, self.world.behaviour_of(name), self.world.seed)
         return unit
 
-    def _set_up(self, what: tuple[Worker, float, list[Unit]]) -> None:
+    def _finish_setup(self, what: tuple[SimulatedWorker, float, list[SimulatedUnit]]) -> None:
         worker, setup_s, failed = what
         if self._workers.get(worker.number) is not worker:
             return
         if failed:
-            self._lose(worker, Cause.SETUP_FAILED, failed[0].behaviour.setup_error)
+            self._lose(worker, LossCause.SETUP_FAILED, failed[0].behaviour.setup_error)
             return
         worker.ready = True
-        self.tell(WorkerReady(worker.number, setup_s))
+        self.report(WorkerReady(worker.number, setup_s))
         for hosting in worker.hosting.values():
             deaths = hosting.unit.behaviour.deaths_per_hour
             if deaths:
-                self.at(self.now() + hosting.unit.random.expovariate(deaths / HOUR_S), self._die, worker)
-            self._messages.go_on(hosting)
+                self.schedule(self.now() + hosting.unit.random.expovariate(deaths / HOUR_S), self._die, worker)
+            self._messages.start_waiting(hosting)
 
-    def _die(self, worker: Worker) -> None:
+    def _die(self, worker: SimulatedWorker) -> None:
         if self._workers.get(worker.number) is worker:
             self.kill(worker.number)
 
-    def _stop(self, worker: Worker, command: StopWorker) -> None:
+    def _stop(self, worker: SimulatedWorker, command: StopWorker) -> None:
         if command.drain:
             worker.stopping = True
-            self._stop_if_drained(worker)
+            self._stop_if_idle(worker)
         else:
-            self._lose(worker, Cause.STOPPED, command.reason, self._messages.crumbs_of(worker))
+            self._lose(worker, LossCause.STOPPED, command.reason, self._messages.breadcrumbs_of(worker))
 
-    def _stop_if_drained(self, worker: Worker) -> None:
+    def _stop_if_idle(self, worker: SimulatedWorker) -> None:
         if worker.idle and self._workers.get(worker.number) is worker:
             self._remove(worker, "it was stopped")
-            self.tell(WorkerStopped(worker.number))
+            self.report(WorkerStopped(worker.number))
 
-    def _lose(self, worker: Worker, cause: Cause, detail: str, crumbs: tuple[Crumb, ...] = ()) -> None:
+    def _lose(
+        self, worker: SimulatedWorker, cause: LossCause, detail: str, crumbs: tuple[Breadcrumb, ...] = ()
+    ) -> None:
         self._remove(worker, f"{cause.value}, {detail}")
-        self.tell(WorkerLost(worker.number, cause, detail, crumbs, worker.peak_bytes))
+        self.report(WorkerLost(worker.number, cause, detail, crumbs, worker.peak_bytes))
 
-    def _remove(self, worker: Worker, why: str) -> None:
+    def _remove(self, worker: SimulatedWorker, why: str) -> None:
         del self._workers[worker.number]
         for node in worker.nodes:
             self._workers_on[node].pop(worker.number, None)
         calls = list(worker.calls.values())
         for hosting in worker.hosting.values():
             hosting.unit.workers.pop(worker.number, None)
-            calls += [item for item in hosting.waiting if isinstance(item, Asked)]
+            calls += [item for item in hosting.waiting if isinstance(item, CallRequest)]
         for running in worker.running.values():
             running.live = False
         for asked in calls:
             asked.live = False
             self._messages.answered += 1
-            asked.future.set_exception(WorkerGone(f"worker {worker.number} is gone: {why}"))
+            asked.future.set_exception(WorkerLostError(f"worker {worker.number} is gone: {why}"))
 
     # Nodes and the script
 
-    def _happen(self, at: At) -> None:
-        match at.what:
-            case Post(event):
-                self.tell(event)
+    def _run_script(self, at: ScriptedEvent) -> None:
+        match at.action:
+            case PostEvent(event):
+                self.report(event)
             case LoseNode(name):
                 self._lose_node(name)
             case JoinNode(node):
-                self._add(node)
-                self.tell(NodeJoined(node))
+                self._add_node(node)
+                self.report(NodeJoined(node))
             case KillWorker(unit, nth):
                 for worker in list(islice(self._unit(unit).workers, nth, nth + 1)):
                     self.kill(worker)
             case SlowDown(unit, factor, until_s):
                 self._unit(unit).slow_down(factor)
-                self.at(until_s, self._unit(unit).speed_up, factor)
+                self.schedule(until_s, self._unit(unit).speed_up, factor)
             case other:
                 assert_never(other)
 
-    def _add(self, node: Node) -> None:
+    def _add_node(self, node: Node) -> None:
         assert node.name not in self.nodes, f"node {node.name!r} joins although it is there"
         self.nodes[node.name] = node
         self._workers_on[node.name] = {}
         if self.world.node_losses_per_hour:
             age_s = self._random.expovariate(self.world.node_losses_per_hour / HOUR_S)
-            self.at(self.now() + age_s, self._lose_by_chance, node)
+            self.schedule(self.now() + age_s, self._lose_by_chance, node)
 
     def _lose_by_chance(self, node: Node) -> None:
         if self.nodes.get(node.name) is node:
@@ -285,5 +325,5 @@ class SimulatedEngine:
             return
         self._messages.lost_before[name] = self._messages.segments
         for worker in list(self._workers_on[name].values()):
-            self._lose(worker, Cause.NODE_LOST, f"node {name!r} is gone", self._messages.crumbs_of(worker))
-        self.tell(NodeLeft(name, "lost"))
+            self._lose(worker, LossCause.NODE_LOST, f"node {name!r} is gone", self._messages.breadcrumbs_of(worker))
+        self.report(NodeLeft(name, "lost"))

@@ -1,12 +1,12 @@
-"""What are the simulated workers, items and nodes like? Plain values: the same world gives the same run."""
+"""Description of a simulated world: behaviour of units and items, scripted events, node losses."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from dovetail.control.events import Cause
-from dovetail.pipeline.units import rate_of_unit, units_of
+from dovetail.control.events import LossCause
+from dovetail.pipeline.units import fuse_stages, rate_of_unit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -62,12 +62,12 @@ class Raises:
 class Kills:
     """The worker dies in the call, by a signal or with an exit code."""
 
-    cause: Cause = Cause.SIGNAL
+    cause: LossCause = LossCause.SIGNAL
     code: int = 9
 
     @property
     def detail(self) -> str:
-        return f"{'exit code' if self.cause is Cause.EXIT else 'signal'} {self.code}"
+        return f"{'exit code' if self.cause is LossCause.EXIT else 'signal'} {self.code}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class OutOfMemory:
     """The call needs more memory than there is; `Behaviour.oom` says how that shows."""
 
 
-Outcome = Gives | Raises | Kills | Hangs | Slow | OutOfMemory
+ItemOutcome = Gives | Raises | Kills | Hangs | Slow | OutOfMemory
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ class Behaviour:
     oom: Literal["death", "raise"] = "death"
     peak_bytes: int = 0
     """Host memory that a worker is seen to use."""
-    item: Callable[[Key, int], Outcome] | None = None
+    item: Callable[[Key, int], ItemOutcome] | None = None
     """Of a tracked run: what an item does at this attempt of the unit, counted from 1."""
 
 
@@ -148,16 +148,16 @@ class SlowDown:
 
 
 @dataclass(frozen=True, slots=True)
-class Post:
+class PostEvent:
     """As if it were posted at that time."""
 
     event: Event
 
 
 @dataclass(frozen=True, slots=True)
-class At:
+class ScriptedEvent:
     time_s: float
-    what: KillWorker | LoseNode | JoinNode | SlowDown | Post
+    action: KillWorker | LoseNode | JoinNode | SlowDown | PostEvent
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,12 +167,12 @@ class World:
     seed: int = 0
     hop_s: float = 0.001
     """What every message and every call takes besides the user's code."""
-    script: tuple[At, ...] = ()
+    script: tuple[ScriptedEvent, ...] = ()
     node_losses_per_hour: float = 0.0
     """Of one node."""
-    crumbs: float = 1.0
+    breadcrumb_share: float = 1.0
     """The share of deaths in a call after which it is known which call it was; True and False will do."""
-    inexact: float = 0.0
+    inexact_share: float = 0.0
     """The share of crumbs that name only the message."""
     tracked: bool = False
     """Whether items have keys and fates of their own (`Behaviour.item`); otherwise they are only counted."""
@@ -184,7 +184,7 @@ class World:
         return found
 
 
-def world_of(
+def world_from_pipeline(
     pipeline: Pipeline,
     *,
     rates: Mapping[str, float] | None = None,
@@ -201,7 +201,7 @@ def world_of(
     returns_of = {stage.name: 1.0 if stage.returns is None else stage.returns for stage in pipeline.order}
     returns_of |= returns or {}
     behaviours = {}
-    for unit in units_of(pipeline):
+    for unit in fuse_stages(pipeline):
         out = 1.0
         for name in unit.stages:
             out *= returns_of[name]

@@ -5,19 +5,18 @@ from __future__ import annotations
 import sys
 from typing import ClassVar
 
-from dovetail.recipes.operators.figures import bound
-from dovetail.recipes.operators.lines import LineFilter
+from dovetail.recipes.operators.support.text_filters import LineFilter, check_bound
 
 
 class AverageLineLengthFilter(LineFilter):
     """Keeps texts by their number of characters, line ends included, per line; 0.0 if there are no lines."""
 
-    figure: ClassVar[str] = "avg_line_length"
+    stat_name: ClassVar[str] = "avg_line_length"
 
     def __init__(self, *, min_len: float | None = 10, max_len: float | None = sys.maxsize) -> None:
-        self.low = bound("min_len", min_len)
-        self.high = bound("max_len", max_len)
+        self.low = check_bound("min_len", min_len)
+        self.high = check_bound("max_len", max_len)
 
-    def figure_of(self, text: str) -> float:
+    def compute_stat(self, text: str) -> float:
         lines = self.lines(text)
         return len(text) / len(lines) if lines else 0.0

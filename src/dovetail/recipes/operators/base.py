@@ -1,4 +1,4 @@
-"""What is an operator? An object that is made with its parameters, travels to workers, and is given rows there.
+"""Base classes of operators: Mapper, TextMapper, Filter, DatasetOperator, Deduplicator, Selector, Grouper.
 
 A row is a dict. Which of its fields hold texts and images is set after an operator is made (`text_key`, ...), so that
 its `__init__` has its own parameters only, with Data-Juicer's names and defaults. Rows are changed in place. What
@@ -12,15 +12,15 @@ from itertools import pairwise
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dovetail.pipeline.code import code_hash
+from dovetail.pipeline.code_hash import code_hash
 
 if TYPE_CHECKING:
-    from dovetail.engines.worker import Worker
+    from dovetail.engines.worker_context import Worker
 
 Row = dict[str, Any]
-STATS = "__dj__stats__"
+STATS_FIELD = "__dj__stats__"
 """The field with what filters found, one entry per figure."""
-HASH = "__dj__hash__"
+HASH_FIELD = "__dj__hash__"
 """The field with what a deduplicator compares, between its two stages; it never leaves a recipe."""
 
 
@@ -37,15 +37,15 @@ class Operator:
     """The modules that this extra must bring, by their import names."""
     batch_size: ClassVar[int] = 1
     """Rows per call if nobody says otherwise. 1: `__call__` gets a row; more: a list of rows."""
-    shares: ClassVar[tuple[str, ...]] = ()
+    shared_intermediates: ClassVar[tuple[str, ...]] = ()
     """Intermediates it gets from `shared.py` ("words", "lines"): neighbours that need the same one make it once."""
 
     text_key: str = "text"
     image_key: str = "images"
     image_bytes_key: str = "image_bytes"
-    made_with: Mapping[str, Any] = MappingProxyType({})
+    recipe_parameters: Mapping[str, Any] = MappingProxyType({})
     """Its parameters as the recipe has them, which tell it apart from others of its class."""
-    sharing: bool = False
+    use_shared_cache: bool = False
     """Whether a neighbour in the same worker needs one of `shares`, too."""
 
     def __call__(self, row: Any) -> Any:
@@ -60,26 +60,26 @@ class Operator:
         """The fields that rows must have; a missing one is told before anything starts. Dots go into mappings."""
         return (self.text_key,)
 
-    def absent(self) -> str:
+    def missing_assets(self) -> str:
         """What it needs besides packages, and is not on this machine; empty if nothing is missing."""
         return ""
 
     def code_key(self) -> str:
         """What makes it what it is, for what was measured of it to be found again (`pipeline/code.py`)."""
         fields = (self.text_key, self.image_key, self.image_bytes_key)
-        return f"{code_hash(type(self))} {sorted(self.made_with.items())!r} {fields!r}"
+        return f"{code_hash(type(self))} {sorted(self.recipe_parameters.items())!r} {fields!r}"
 
     def text_of(self, row: Row) -> str:
         try:
             text = row[self.text_key]
         except KeyError:
-            raise missing(row, self.text_key) from None
+            raise missing_field(row, self.text_key) from None
         if type(text) is not str:
             raise not_a_text(self.text_key, text)
         return text
 
 
-def missing(row: Row, field: str) -> BadField:
+def missing_field(row: Row, field: str) -> BadField:
     there = ", ".join(repr(name) for name in list(row)[:20])
     return BadField(f"there is no field {field!r}; the row has {there or 'none'}")
 
@@ -121,9 +121,9 @@ class Filter(Operator):
         raise NotImplementedError
 
     def __call__(self, row: Row) -> Row | None:
-        stats = row.get(STATS)
+        stats = row.get(STATS_FIELD)
         if stats is None:
-            stats = row[STATS] = {}
+            stats = row[STATS_FIELD] = {}
         self.measure(row, stats)
         return row if self.keeps(row, stats) else None
 
@@ -139,11 +139,11 @@ class Filter(Operator):
         return kept is not reverse
 
 
-class Whole(Operator):
+class DatasetOperator(Operator):
     """Needs all rows before it gives any. `rows` can be passed over as often as wanted, and holds few of them in memory
     at a time: keep what you need of a row, not the row."""
 
-    def choose(self, rows: Iterable[Row]) -> Iterator[Row]:
+    def process_rows(self, rows: Iterable[Row]) -> Iterator[Row]:
         raise NotImplementedError
 
     def check(self, row: Row) -> None:
@@ -154,14 +154,14 @@ class Whole(Operator):
             value: Any = row
             for name in [field] if field in row else field.split("."):
                 if not isinstance(value, dict) or name not in value:
-                    raise missing(row, field)
+                    raise missing_field(row, field)
                 value = value[name]
 
 
-class Deduplicator(Whole):
+class Deduplicator(DatasetOperator):
     """Keeps the first of rows that are alike: they are hashed in parallel, then compared in one place."""
 
-    def hash_of(self, row: Row) -> Any:
+    def compute_hash(self, row: Row) -> Any:
         """What is compared, as small as can be: bytes, or a tuple of numbers."""
         raise NotImplementedError
 
@@ -170,27 +170,27 @@ class Deduplicator(Whole):
         raise NotImplementedError
 
     def __call__(self, row: Row) -> Row:
-        row[HASH] = self.hash_of(row)
+        row[HASH_FIELD] = self.compute_hash(row)
         return row
 
-    def choose(self, rows: Iterable[Row]) -> Iterator[Row]:
-        originals = self.originals(row[HASH] for row in rows)
+    def process_rows(self, rows: Iterable[Row]) -> Iterator[Row]:
+        originals = self.originals(row[HASH_FIELD] for row in rows)
         for number, row in enumerate(rows):
             if originals[number] == number:
-                del row[HASH]
+                del row[HASH_FIELD]
                 yield row
 
 
-class Selector(Whole):
+class Selector(DatasetOperator):
     """Keeps some rows, in an order of its own. If that is not the order in which they came, the chosen rows are held in
     memory until they leave."""
 
-    def numbers(self, rows: Iterable[Row]) -> Sequence[int]:
+    def select_rows(self, rows: Iterable[Row]) -> Sequence[int]:
         """Which rows, counted from 0, in the order in which they leave."""
         raise NotImplementedError
 
-    def choose(self, rows: Iterable[Row]) -> Iterator[Row]:
-        numbers = self.numbers(rows)
+    def process_rows(self, rows: Iterable[Row]) -> Iterator[Row]:
+        numbers = self.select_rows(rows)
         if all(one < other for one, other in pairwise(numbers)):
             wanted = iter([*numbers, -1])
             following = next(wanted)
@@ -205,20 +205,20 @@ class Selector(Whole):
             yield kept[number]
 
 
-class Grouper(Whole):
+class Grouper(DatasetOperator):
     """Makes one row of several: each field becomes a list."""
 
     def groups(self, rows: Iterable[Row]) -> Iterator[list[Row]]:
         raise NotImplementedError
 
-    def choose(self, rows: Iterable[Row]) -> Iterator[Row]:
+    def process_rows(self, rows: Iterable[Row]) -> Iterator[Row]:
         for group in self.groups(rows):
-            yield together(group)
+            yield rows_to_columns(group)
 
 
-def together(rows: Sequence[Row]) -> Row:
+def rows_to_columns(rows: Sequence[Row]) -> Row:
     """Field -> its values in all rows, None where a row has none. What filters found of each is not kept."""
-    fields = dict.fromkeys(field for row in rows for field in row if field != STATS)
+    fields = dict.fromkeys(field for row in rows for field in row if field != STATS_FIELD)
     return {field: [row.get(field) for row in rows] for field in fields}
 
 

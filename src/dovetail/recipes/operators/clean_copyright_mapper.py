@@ -8,7 +8,7 @@ from dovetail.recipes.operators.base import TextMapper
 
 NOTICE = re.compile("[Cc][Oo][Pp][Yy][Rr][Ii\u0130][Gg][Hh][Tt]")
 COMMENT_LINE = r"(?:#|//|--)[^\n]*+"
-TOP = re.compile(rf"(?:(?:{COMMENT_LINE})?+\n)*+(?:{COMMENT_LINE}\Z)?+")
+TOP_COMMENTS = re.compile(rf"(?:(?:{COMMENT_LINE})?+\n)*+(?:{COMMENT_LINE}\Z)?+")
 
 
 class CleanCopyrightMapper(TextMapper):
@@ -19,7 +19,7 @@ class CleanCopyrightMapper(TextMapper):
         start = text.find("/*")
         end = text.find("*/", start + 2) if start >= 0 else -1
         if end < 0:
-            top = TOP.match(text)
+            top = TOP_COMMENTS.match(text)
             return text[top.end() :] if top else text
         end += 2
         return text[:start] + text[end:] if NOTICE.search(text, start, end) else text

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 
 from dovetail.recipes.operators.base import TextMapper
-from dovetail.recipes.operators.patterns import Replacement, checked_replacement, compiled
+from dovetail.recipes.operators.support.regex import Replacement, check_replacement, compile_pattern
 
-BEFORE_THE_SIGN = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789.-+_"
+LOCAL_PART_CHARACTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789.-+_"
 DOMAIN = re.compile(r"[a-z0-9.\-+_]+\.[a-z]+")
 
 
@@ -19,9 +19,9 @@ class CleanEmailMapper(TextMapper):
     """
 
     def __init__(self, pattern: str | None = None, repl: str = "") -> None:
-        self.pattern = None if pattern is None else compiled("pattern", pattern)
+        self.pattern = None if pattern is None else compile_pattern("pattern", pattern)
         if self.pattern:
-            checked_replacement("repl", repl, self.pattern)
+            check_replacement("repl", repl, self.pattern)
         self.repl = repl
         self.replacement = Replacement("repl", repl) if self.pattern is None else None
 
@@ -35,11 +35,11 @@ class CleanEmailMapper(TextMapper):
         parts: list[str] = []
         done = looked_at = 0
         while sign >= 0:
-            start = looked_at + len(text[looked_at:sign].rstrip(BEFORE_THE_SIGN))
+            start = looked_at + len(text[looked_at:sign].rstrip(LOCAL_PART_CHARACTERS))
             domain = DOMAIN.match(text, sign + 1) if start < sign else None
             looked_at = sign + 1
             if domain:
-                parts += (text[done:start], self.replacement.of(text[start : domain.end()]))
+                parts += (text[done:start], self.replacement.expand(text[start : domain.end()]))
                 done = looked_at = domain.end()
             sign = text.find("@", looked_at)
         return "".join((*parts, text[done:])) if parts else text

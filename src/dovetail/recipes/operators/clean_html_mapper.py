@@ -10,13 +10,13 @@ from dovetail.recipes.operators.base import BadField, TextMapper
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dovetail.engines.worker import Worker
+    from dovetail.engines.worker_context import Worker
 
-CLOSED_BY_THEMSELVES = (
+OPTIONAL_END_TAGS = (
     "area|base|br|col|dd|dt|embed|hr|img|input|li|link|meta|option|p|param|source|tbody|td|tfoot|th|thead|tr|track|wbr"
 )
-OPENED = re.compile(rf"<(?!(?:{CLOSED_BY_THEMSELVES})\b)[a-z]", re.IGNORECASE)
-MOST_OPEN = 20_000
+OPENING_TAG = re.compile(rf"<(?!(?:{OPTIONAL_END_TAGS})\b)[a-z]", re.IGNORECASE)
+MAX_OPEN_ELEMENTS = 20_000
 """The parser's time grows with the square of the elements that are open at once; so many take it half a second."""
 
 
@@ -41,11 +41,12 @@ class CleanHtmlMapper(TextMapper):
 
     def change(self, text: str) -> str:
         parse = self.parse or self._load()
-        if text.count("<") > MOST_OPEN:
-            unclosed = len(OPENED.findall(text)) - text.count("</")
-            if unclosed > MOST_OPEN:
+        if text.count("<") > MAX_OPEN_ELEMENTS:
+            unclosed = len(OPENING_TAG.findall(text)) - text.count("</")
+            if unclosed > MAX_OPEN_ELEMENTS:
                 raise BadField(
-                    f"{unclosed:,} elements of HTML are never closed; the most that can be read is {MOST_OPEN:,}"
+                    f"{unclosed:,} elements of HTML are never closed; the most that can be read is "
+                    f"{MAX_OPEN_ELEMENTS:,}"
                 )
         text = text.replace("<li>", "\n*").replace("</li>", "").replace("<ol>", "\n*").replace("</ol>", "")
         plain: str = parse(text).text()

@@ -5,17 +5,17 @@ from __future__ import annotations
 import re
 
 from dovetail.recipes.operators.base import TextMapper
-from dovetail.recipes.operators.patterns import checked_replacement, compiled
+from dovetail.recipes.operators.support.regex import check_replacement, compile_pattern
 
-NUMBER = "(?:25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
-OLD = rf"(?<![0-9]){NUMBER}\.{NUMBER}\.{NUMBER}\.{NUMBER}(?![0-9])"
-NEW = r"([\da-fA-F]{1,4}:){7}[\da-fA-F]{1,4}"
-BOTH = re.compile(f"{OLD}|{NEW}")
-ONLY_OLD = re.compile(f"{OLD}|(?!)()")
+OCTET = "(?:25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
+IPV4 = rf"(?<![0-9]){OCTET}\.{OCTET}\.{OCTET}\.{OCTET}(?![0-9])"
+IPV6 = r"([\da-fA-F]{1,4}:){7}[\da-fA-F]{1,4}"
+IPV4_OR_IPV6 = re.compile(f"{IPV4}|{IPV6}")
+IPV4_ONLY = re.compile(f"{IPV4}|(?!)()")
 """With the same group, to which a replacement may refer."""
-HINT = re.compile(r"[0-9]\.[0-9]{1,3}\.[0-9]")
+IPV4_HINT = re.compile(r"[0-9]\.[0-9]{1,3}\.[0-9]")
 """Quickly found, because it starts with a digit; an old address has it."""
-COLONS = 7
+IPV6_COLONS = 7
 """A new address has so many."""
 
 
@@ -27,12 +27,12 @@ class CleanIpMapper(TextMapper):
     """
 
     def __init__(self, pattern: str | None = None, repl: str = "") -> None:
-        self.pattern = None if pattern is None else compiled("pattern", pattern)
-        self.repl = checked_replacement("repl", repl, self.pattern or BOTH)
+        self.pattern = None if pattern is None else compile_pattern("pattern", pattern)
+        self.repl = check_replacement("repl", repl, self.pattern or IPV4_OR_IPV6)
 
     def change(self, text: str) -> str:
         if self.pattern:
             return self.pattern.sub(self.repl, text)
-        if text.count(":") >= COLONS:
-            return BOTH.sub(self.repl, text)
-        return ONLY_OLD.sub(self.repl, text) if HINT.search(text) else text
+        if text.count(":") >= IPV6_COLONS:
+            return IPV4_OR_IPV6.sub(self.repl, text)
+        return IPV4_ONLY.sub(self.repl, text) if IPV4_HINT.search(text) else text

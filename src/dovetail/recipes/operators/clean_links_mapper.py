@@ -11,22 +11,29 @@ import re
 from functools import cache
 
 from dovetail.recipes.operators.base import TextMapper
-from dovetail.recipes.operators.patterns import SPACE, Replacement, checked_replacement, compiled, edge, word
+from dovetail.recipes.operators.support.regex import (
+    SPACE_CLASS,
+    Replacement,
+    check_replacement,
+    compile_pattern,
+    word_boundary,
+    word_class,
+)
 
 LETTER = "A-Za-z\u0130\u017f\u212a"
 """With what is one of them in some case, as the package regex has it."""
-HINT = re.compile(rf":[/{LETTER}0-9%]|\.[{LETTER}]{{2,4}}/|w[Ww][Ww]|W[Ww][Ww]")
+LINK_HINT = re.compile(rf":[/{LETTER}0-9%]|\.[{LETTER}]{{2,4}}/|w[Ww][Ww]|W[Ww][Ww]")
 """Every link has one of these."""
 IN_DOMAIN = rf"{LETTER}0-9.\-"
 
 
-def _path() -> str:
+def _path_pattern() -> str:
     """What follows: runs of characters and brackets with their insides, up to the last that may end a link.
 
     Of all ends that a pattern could try, the last bracket, or the last good character behind it, is the one it takes.
     """
-    one = rf"[^{SPACE}()<>]"
-    last = rf"[^{SPACE}`!()\[\]{{}};:'\".,<>?«»“”‘’]"  # noqa: RUF001
+    one = rf"[^{SPACE_CLASS}()<>]"
+    last = rf"[^{SPACE_CLASS}`!()\[\]{{}};:'\".,<>?«»“”‘’]"  # noqa: RUF001
     brackets = rf"\((?:{one}++|\({one}++\))*+\)"
     return (
         rf"(?:(?:{one}++{brackets}(?:{one}*+{brackets})*+|{brackets}(?:{one}*+{brackets})++)(?:{one}*{last})?"
@@ -35,13 +42,13 @@ def _path() -> str:
 
 
 @cache
-def link() -> re.Pattern[str]:
+def link_pattern() -> re.Pattern[str]:
     """Groups 1 and 2 are what stands before the link in the same run of characters: it is kept.
 
     A run is looked at where it starts, and only if it ends as a link's head must; then the head starts at the first
     edge of a word in it.
     """
-    in_word = word()
+    in_word = word_class()
     scheme = (
         rf"(?<![{in_word}\-])(?=[{in_word}\-]++:[/{LETTER}0-9%])"
         rf"(?>([{in_word}\-]*?)(?<![{in_word}])[{LETTER}][{in_word}\-]++:)(?:/{{1,3}}|[{LETTER}0-9%])"
@@ -50,18 +57,18 @@ def link() -> re.Pattern[str]:
     ends = "|".join(rf"(?<=\.[{LETTER}]{{{length}}})" for length in (2, 3, 4))
     domain = (
         rf"(?<![{IN_DOMAIN}])(?=[{IN_DOMAIN}]++(?:{ends})/)"
-        rf"(?>([{IN_DOMAIN}]*?){edge()}[{IN_DOMAIN}]+\.[{LETTER}]{{2,4}}/)"
+        rf"(?>([{IN_DOMAIN}]*?){word_boundary()}[{IN_DOMAIN}]+\.[{LETTER}]{{2,4}}/)"
     )
-    return re.compile(f"(?:{scheme}|{www}|{domain}){_path()}")
+    return re.compile(f"(?:{scheme}|{www}|{domain}){_path_pattern()}")
 
 
 class CleanLinksMapper(TextMapper):
     """Replaces links, or whatever `pattern` finds, by `repl`, in which `\\1` is the link."""
 
     def __init__(self, pattern: str | None = None, repl: str = "") -> None:
-        self.pattern = None if pattern is None else compiled("pattern", pattern)
+        self.pattern = None if pattern is None else compile_pattern("pattern", pattern)
         if self.pattern:
-            checked_replacement("repl", repl, self.pattern)
+            check_replacement("repl", repl, self.pattern)
         self.repl = repl
         self.replacement = Replacement("repl", repl, as_group=True) if self.pattern is None else None
 
@@ -73,16 +80,16 @@ class CleanLinksMapper(TextMapper):
             return text
         parts: list[str] = []
         done = 0
-        while hint := HINT.search(text, done):
+        while hint := LINK_HINT.search(text, done):
             # no link has a space in it, so the rest of the text need not be looked at
             start = text.rfind(" ", done, hint.start()) + 1 or done
             end = text.find(" ", hint.end())
             end = len(text) if end < 0 else end
-            parts += (text[done:start], link().sub(self._put, text[start:end]))
+            parts += (text[done:start], link_pattern().sub(self._put, text[start:end]))
             done = end
         return "".join((*parts, text[done:])) if parts else text
 
     def _put(self, match: re.Match[str]) -> str:
         assert self.replacement is not None
         before = match[1] or match[2] or ""
-        return before + self.replacement.of(match[0][len(before) :])
+        return before + self.replacement.expand(match[0][len(before) :])

@@ -12,7 +12,7 @@ from dovetail.recipes.operators.base import Deduplicator, Row
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-_NO_CHARACTERS = re.compile(
+_NON_CHARACTERS = re.compile(
     r"[\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000\d" + re.escape(string.punctuation) + "]+"
 )
 """Unicode's white space, spelt out because Python's `\\s` has four control characters more."""
@@ -30,17 +30,17 @@ class DocumentDeduplicator(Deduplicator):
         self.lowercase = lowercase
         self.ignore_non_character = ignore_non_character
 
-    def hash_of(self, row: Row) -> bytes:
+    def compute_hash(self, row: Row) -> bytes:
         return self.digest(self.text_of(row))
 
     def digest(self, text: str) -> bytes:
         if self.lowercase:
             text = text.lower()
         if self.ignore_non_character:
-            text = _NO_CHARACTERS.sub("", text)
+            text = _NON_CHARACTERS.sub("", text)
         return hashlib.md5(text.strip().encode("utf-8", "surrogatepass"), usedforsecurity=False).digest()
 
     def originals(self, hashes: Iterable[bytes]) -> Sequence[int]:
-        from dovetail.recipes.operators.union import repeats
+        from dovetail.recipes.operators.support.duplicate_groups import first_equal
 
-        return repeats(hashes)
+        return first_equal(hashes)

@@ -7,13 +7,13 @@ import re
 from typing import TYPE_CHECKING
 
 from dovetail.recipes.operators.base import Deduplicator, Row
-from dovetail.recipes.operators.shingles import TOKENIZATIONS, shingler
+from dovetail.recipes.operators.support.ngrams import TOKENIZATIONS, shingler
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from dovetail.recipes.operators.minhash import MinHash
-    from dovetail.recipes.operators.shingles import Shingles
+    from dovetail.recipes.operators.support.minhash import MinHash
+    from dovetail.recipes.operators.support.ngrams import Shingles
 
 
 class DocumentMinhashDeduplicator(Deduplicator):
@@ -55,7 +55,7 @@ class DocumentMinhashDeduplicator(Deduplicator):
         self.tokenization = tokenization
         self.window_size = window_size
         self.lowercase = lowercase
-        self.ignore_pattern = _compiled(ignore_pattern)
+        self.ignore_pattern = _compile_ignore_pattern(ignore_pattern)
         self.num_permutations = num_permutations
         self.jaccard_threshold = jaccard_threshold
         self.num_bands = num_bands
@@ -69,7 +69,7 @@ class DocumentMinhashDeduplicator(Deduplicator):
 
     def tools(self) -> tuple[Shingles, MinHash]:
         if self._tools is None:
-            from dovetail.recipes.operators.minhash import MinHash
+            from dovetail.recipes.operators.support.minhash import MinHash
 
             bands, rows_per_band = self.bands()
             hashing = MinHash(bands, rows_per_band, self.num_permutations)
@@ -78,13 +78,13 @@ class DocumentMinhashDeduplicator(Deduplicator):
 
     def bands(self) -> tuple[int, int]:
         """Their number, and the rows of each: as written if both were, else the best for the threshold."""
-        from dovetail.recipes.operators.minhash import best_bands
+        from dovetail.recipes.operators.support.minhash import best_bands
 
         if self.num_bands is None or self.num_rows_per_band is None:
             return best_bands(self.jaccard_threshold, self.num_permutations)
         return self.num_bands, self.num_rows_per_band
 
-    def hash_of(self, row: Row) -> bytes:
+    def compute_hash(self, row: Row) -> bytes:
         shingles_of, hashing = self._tools or self.tools()
         text = self.text_of(row)
         if self.lowercase:
@@ -93,17 +93,17 @@ class DocumentMinhashDeduplicator(Deduplicator):
             text = self.ignore_pattern.sub("", text)
         whole, shingles = shingles_of(text)
         if not shingles:
-            return hashing.bands_of_whole(whole)
-        return hashing.bands_of(hashing.signature(shingles))
+            return hashing.exact_text_hashes(whole)
+        return hashing.band_hashes(hashing.signature(shingles))
 
     def originals(self, hashes: Iterable[bytes]) -> Sequence[int]:
-        from dovetail.recipes.operators.union import Bands, Union
+        from dovetail.recipes.operators.support.duplicate_groups import BandColumns, UnionFind
 
-        with Bands(hashes, self.bands()[0]) as bands:
-            union = Union(bands.size)
+        with BandColumns(hashes, self.bands()[0]) as bands:
+            union = UnionFind(bands.size)
             for column in bands.columns():
-                union.join_equals(column)
-        return union.firsts()
+                union.join_equal(column)
+        return union.representatives()
 
 
 def _check_tokenization(tokenization: str) -> None:
@@ -131,7 +131,7 @@ def _check_product(bands: int, rows_per_band: int, permutations: int) -> None:
         )
 
 
-def _compiled(pattern: str | None) -> re.Pattern[str] | None:
+def _compile_ignore_pattern(pattern: str | None) -> re.Pattern[str] | None:
     if not pattern:
         return None
     try:

@@ -6,20 +6,20 @@ import re
 from typing import TYPE_CHECKING
 
 from dovetail.recipes.operators.base import BadField, TextMapper
-from dovetail.recipes.operators.patterns import SPACE
+from dovetail.recipes.operators.support.regex import SPACE_CLASS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 COMMAND = re.compile(r"\\newcommand\*?\{(\\[a-zA-Z0-9]++)\}\{")
-DEFINITION = re.compile(rf"\\def[{SPACE}]*+(\\[a-zA-Z0-9]++)[{SPACE}]*+\{{")
-MOST_CHARACTERS = 10_000_000
+DEFINITION = re.compile(rf"\\def[{SPACE_CLASS}]*+(\\[a-zA-Z0-9]++)[{SPACE_CLASS}]*+\{{")
+MAX_EXPANDED_CHARACTERS = 10_000_000
 """Macros that use macros can double a text with each: no text of a corpus gets that long."""
-MOST_WORK = 1_000_000_000
+MAX_SCANNED_CHARACTERS = 1_000_000_000
 """The text is gone through once per macro; so many characters take a second or two."""
 
 
-def definitions(opening: re.Pattern[str], text: str) -> Iterator[tuple[str, str]]:
+def macro_definitions(opening: re.Pattern[str], text: str) -> Iterator[tuple[str, str]]:
     """Names and values. A value ends at the brace that ends its line; without one, it is no definition."""
     at = 0
     line_end = -1
@@ -39,13 +39,13 @@ class ExpandMacroMapper(TextMapper):
     def change(self, text: str) -> str:
         if "\\newcommand" not in text and "\\def" not in text:
             return text
-        macros = dict(definitions(COMMAND, text))
-        macros.update(definitions(DEFINITION, text))
-        if len(macros) * len(text) > MOST_WORK:
+        macros = dict(macro_definitions(COMMAND, text))
+        macros.update(macro_definitions(DEFINITION, text))
+        if len(macros) * len(text) > MAX_SCANNED_CHARACTERS:
             raise BadField(f"{len(macros):,} macros in a text of {len(text):,} characters are too many to expand")
         for name, value in macros.items():
-            if len(value) * text.count(name) > MOST_CHARACTERS:
-                raise BadField(f"its macros make it longer than {MOST_CHARACTERS:,} characters")
+            if len(value) * text.count(name) > MAX_EXPANDED_CHARACTERS:
+                raise BadField(f"its macros make it longer than {MAX_EXPANDED_CHARACTERS:,} characters")
             # the character behind a name is taken with it, so of two names that touch only the first is replaced
             uses = re.compile(re.escape(name) + "([^a-zA-Z0-9])")
             text = uses.sub(value.replace("\\", r"\\") + r"\1", text)

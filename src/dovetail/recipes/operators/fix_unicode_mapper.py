@@ -6,16 +6,16 @@ import re
 from typing import TYPE_CHECKING, ClassVar
 
 from dovetail.recipes.operators.base import TextMapper
-from dovetail.recipes.operators.checks import text, wrong
+from dovetail.recipes.operators.support.parameter_checks import check_text, parameter_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dovetail.engines.worker import Worker
+    from dovetail.engines.worker_context import Worker
 
-TO_LOOK_AT = re.compile(r"[^\t\n -%'-~]")
+MAYBE_BROKEN = re.compile(r"[^\t\n -%'-~]")
 """Texts of ASCII without entities and control characters are never changed, in any form."""
-FORMS = ("NFC", "NFKC", "NFD", "NFKD")
+NORMAL_FORMS = ("NFC", "NFKC", "NFD", "NFKD")
 
 
 class FixUnicodeMapper(TextMapper):
@@ -25,9 +25,9 @@ class FixUnicodeMapper(TextMapper):
     needs: ClassVar[tuple[str, ...]] = ("ftfy",)
 
     def __init__(self, normalization: str | None = None) -> None:
-        self.normalization = text("normalization", normalization or "NFC").upper()
-        if self.normalization not in FORMS:
-            raise wrong("normalization", f"one of {', '.join(FORMS)}", normalization)
+        self.normalization = check_text("normalization", normalization or "NFC").upper()
+        if self.normalization not in NORMAL_FORMS:
+            raise parameter_error("normalization", f"one of {', '.join(NORMAL_FORMS)}", normalization)
         self.fix: Callable[..., str] | None = None
 
     def setup(self, worker: Worker) -> None:  # noqa: ARG002
@@ -40,6 +40,6 @@ class FixUnicodeMapper(TextMapper):
         return self.fix
 
     def change(self, text: str) -> str:
-        if not TO_LOOK_AT.search(text):
+        if not MAYBE_BROKEN.search(text):
             return text
         return (self.fix or self._load())(text, normalization=self.normalization)

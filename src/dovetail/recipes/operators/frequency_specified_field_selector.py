@@ -8,9 +8,8 @@ from numbers import Number
 from typing import TYPE_CHECKING
 
 from dovetail.recipes.operators.base import BadField, Row, Selector
-from dovetail.recipes.operators.fields import Reader, field_name
-from dovetail.recipes.operators.figures import count, share
-from dovetail.recipes.operators.values import how_many
+from dovetail.recipes.operators.support.fields import FieldReader, check_field_name, count_rows
+from dovetail.recipes.operators.support.text_filters import check_count, check_ratio
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -27,9 +26,9 @@ class FrequencySpecifiedFieldSelector(Selector):
     def __init__(
         self, *, field_key: str = "", top_ratio: float | None = None, topk: int | None = None, reverse: bool = True
     ) -> None:
-        self.field_key = field_name(field_key)
-        self.top_ratio = share("top_ratio", top_ratio) if top_ratio is not None else None
-        self.topk = count("topk", topk) if topk is not None else None
+        self.field_key = check_field_name(field_key)
+        self.top_ratio = check_ratio("top_ratio", top_ratio) if top_ratio is not None else None
+        self.topk = check_count("topk", topk) if topk is not None else None
         self.reverse = reverse
 
     def columns(self) -> tuple[str, ...]:
@@ -38,17 +37,17 @@ class FrequencySpecifiedFieldSelector(Selector):
     def check(self, row: Row) -> None:
         super().check(row)
         if self.columns():
-            self._checked(Reader(self.field_key)(row))
+            self._checked(FieldReader(self.field_key)(row))
 
     def _checked(self, value: object) -> object:
         if value is not None and not isinstance(value, str | Number):
             raise BadField(f"field {self.field_key!r} is {type(value).__name__}, neither a text nor a number")
         return value
 
-    def numbers(self, rows: Iterable[Row]) -> Sequence[int]:
+    def select_rows(self, rows: Iterable[Row]) -> Sequence[int]:
         if not self.columns():
-            return range(how_many(rows))
-        read = Reader(self.field_key)
+            return range(count_rows(rows))
+        read = FieldReader(self.field_key)
         places: dict[object, array[int]] = {}
         total = 0
         for number, row in enumerate(rows):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dovetail.recipes.operators.images import ImageFilter, shape
+from dovetail.recipes.operators.support.images import ImageFilter, image_shape
 
 if TYPE_CHECKING:
     from dovetail.recipes.operators.base import Row
@@ -20,10 +20,10 @@ class ImageAspectRatioFilter(ImageFilter):
 
     def measure(self, row: Row, stats: dict[str, Any]) -> None:
         if "aspect_ratios" not in stats:
-            shapes = [shape(source) for source in self.images_of(row)]
+            shapes = [image_shape(source) for source in self.images_of(row)]
             stats["aspect_ratios"] = [width / height for width, height in shapes]
 
     def keeps(self, row: Row, stats: dict[str, Any]) -> bool:  # noqa: ARG002
-        return self.keeps_with(
+        return self.keeps_by_images(
             [self.in_range(ratio, self.min_ratio, self.max_ratio) for ratio in stats["aspect_ratios"]]
         )

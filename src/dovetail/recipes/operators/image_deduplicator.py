@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from dovetail.recipes.operators.base import Deduplicator, Row
 from dovetail.recipes.operators.document_deduplicator import DocumentDeduplicator
-from dovetail.recipes.operators.images import Source, pixels, sources
+from dovetail.recipes.operators.support.images import ImageSource, image_sources, load_rgb
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -32,23 +32,23 @@ class ImageDeduplicator(Deduplicator):
     def columns(self) -> tuple[str, ...]:
         return (self.image_key, self.text_key) if self.consider_text else (self.image_key,)
 
-    def hash_of(self, row: Row) -> bytes:
+    def compute_hash(self, row: Row) -> bytes:
         """8 bytes per image; nothing, if there is none; the 16 of the text behind them."""
-        from dovetail.recipes.operators.image_hashes import METHODS
+        from dovetail.recipes.operators.support.image_hashes import HASH_METHODS
 
-        look = METHODS[self.method]
-        images = sources(row, self.image_key, self.image_bytes_key)
-        found = b"".join([look(pixels(image)) for image in _by_path(row.get(self.image_key), images)])
+        look = HASH_METHODS[self.method]
+        images = image_sources(row, self.image_key, self.image_bytes_key)
+        found = b"".join([look(load_rgb(image)) for image in _unique_by_path(row.get(self.image_key), images)])
         return found + self._text.digest(self.text_of(row)) if self.consider_text else found
 
     def originals(self, hashes: Iterable[bytes]) -> Sequence[int]:
-        from dovetail.recipes.operators.union import repeats
+        from dovetail.recipes.operators.support.duplicate_groups import first_equal
 
         # a row without images gets a digest of its own: its number, which is shorter than any hash
-        return repeats(_digest(found or number.to_bytes(7, "little")) for number, found in enumerate(hashes))
+        return first_equal(_digest(found or number.to_bytes(7, "little")) for number, found in enumerate(hashes))
 
 
-def _by_path(given: object, images: list[Source]) -> Iterable[Source]:
+def _unique_by_path(given: object, images: list[ImageSource]) -> Iterable[ImageSource]:
     if isinstance(given, list) and len(given) == len(images) and all(isinstance(one, str) for one in given):
         return dict(zip(given, images, strict=True)).values()
     return images

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from dovetail.recipes.operators.images import ImageFilter, shape
+from dovetail.recipes.operators.support.images import ImageFilter, image_shape
 
 if TYPE_CHECKING:
     from dovetail.recipes.operators.base import Row
@@ -32,13 +32,13 @@ class ImageShapeFilter(ImageFilter):
     def measure(self, row: Row, stats: dict[str, Any]) -> None:
         if "image_width" in stats and "image_height" in stats:
             return
-        shapes = [shape(source) for source in self.images_of(row)]
+        shapes = [image_shape(source) for source in self.images_of(row)]
         stats["image_width"] = [width for width, _ in shapes]
         stats["image_height"] = [height for _, height in shapes]
 
     def keeps(self, row: Row, stats: dict[str, Any]) -> bool:  # noqa: ARG002
         shapes = zip(stats["image_width"], stats["image_height"], strict=True)
-        return self.keeps_with(
+        return self.keeps_by_images(
             [
                 self.in_range(width, self.min_width, self.max_width)
                 and self.in_range(height, self.min_height, self.max_height)

@@ -7,22 +7,22 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 from dovetail.errors import ConfigError, Problem
-from dovetail.recipes.operators.base import STATS, BadField, Row
-from dovetail.recipes.operators.images import ImageFilter, Source, pixels
+from dovetail.recipes.operators.base import STATS_FIELD, BadField, Row
+from dovetail.recipes.operators.support.images import ImageFilter, ImageSource, load_rgb
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from PIL import Image
 
-    from dovetail.engines.worker import Worker
+    from dovetail.engines.worker_context import Worker
 
-SIMILARITY = "image_text_similarity"
-IMAGE, END = "<__dj__image>", "<|__dj__eoc|>"
-_SPECIAL = (IMAGE, "<__dj__audio>", "<__dj__video>", END)
-MOST_IMAGES = 64
+STAT_NAME = "image_text_similarity"
+IMAGE_TOKEN, END_OF_CHUNK_TOKEN = "<__dj__image>", "<|__dj__eoc|>"
+_SPECIAL_TOKENS = (IMAGE_TOKEN, "<__dj__audio>", "<__dj__video>", END_OF_CHUNK_TOKEN)
+MAX_IMAGES_PER_PASS = 64
 """Of one pass through the model, so that rows with many images do not decide how much memory is needed."""
-DOWNLOADS = "DOVETAIL_ALLOW_DOWNLOADS"
+DOWNLOADS_VARIABLE = "DOVETAIL_ALLOW_DOWNLOADS"
 """An environment variable: set to 1, models are fetched from the hub of Hugging Face; else they must be here."""
 
 
@@ -31,7 +31,7 @@ class Chunk(NamedTuple):
 
     row: int
     text: str
-    images: list[Source]
+    images: list[ImageSource]
 
 
 class ImageTextSimilarityFilter(ImageFilter):
@@ -92,7 +92,7 @@ class ImageTextSimilarityFilter(ImageFilter):
         transformers: Any = import_module("transformers")
         transformers.utils.logging.disable_progress_bar()
         how = {
-            "local_files_only": os.environ.get(DOWNLOADS) != "1",
+            "local_files_only": os.environ.get(DOWNLOADS_VARIABLE) != "1",
             "trust_remote_code": self.trust_remote_code,
         }
         try:
@@ -115,7 +115,7 @@ class ImageTextSimilarityFilter(ImageFilter):
         fixes = (
             f"hf download {self.hf_clip}",
             "hf_clip: /path/to/a/folder/with/the/model",
-            f"{DOWNLOADS}=1 in the environment of the run, to have it fetched by each machine",
+            f"{DOWNLOADS_VARIABLE}=1 in the environment of the run, to have it fetched by each machine",
         )
         return Problem("DT421", message, (lines[0],), fixes)
 
@@ -129,22 +129,24 @@ class ImageTextSimilarityFilter(ImageFilter):
         found = self.similarities(rows)
         kept = []
         for one, similarities in zip(rows, found, strict=True):
-            stats = one.setdefault(STATS, {})
-            stats[SIMILARITY] = similarities
+            stats = one.setdefault(STATS_FIELD, {})
+            stats[STAT_NAME] = similarities
             if self.keeps(one, stats):
                 kept.append(one)
         return kept if isinstance(row, list) else next(iter(kept), None)
 
     def measure(self, row: Row, stats: dict[str, Any]) -> None:
-        if SIMILARITY not in stats:
-            stats[SIMILARITY] = self.similarities([row])[0]
+        if STAT_NAME not in stats:
+            stats[STAT_NAME] = self.similarities([row])[0]
 
     def keeps(self, row: Row, stats: dict[str, Any]) -> bool:  # noqa: ARG002
-        return self.keeps_with([self.in_range(score, self.min_score, self.max_score) for score in stats[SIMILARITY]])
+        return self.keeps_by_images(
+            [self.in_range(score, self.min_score, self.max_score) for score in stats[STAT_NAME]]
+        )
 
     def similarities(self, rows: Sequence[Row]) -> list[list[float]]:
         """One per chunk of each row; those that are known already are not computed again."""
-        known = [(row.get(STATS) or {}).get(SIMILARITY) for row in rows]
+        known = [(row.get(STATS_FIELD) or {}).get(STAT_NAME) for row in rows]
         found: list[list[float]] = [[] if similarities is None else similarities for similarities in known]
         chunks = [
             chunk
@@ -152,7 +154,7 @@ class ImageTextSimilarityFilter(ImageFilter):
             if known[number] is None
             for chunk in chunks_of(number, self.text_of(row), self.images_of(row))
         ]
-        for some in _passes(chunks):
+        for some in _model_passes(chunks):
             for chunk, score in zip(some, self._scores(some), strict=True):
                 found[chunk.row].append(score)
         return found
@@ -162,7 +164,7 @@ class ImageTextSimilarityFilter(ImageFilter):
 
         if self._model is None:
             self._load("cpu")
-        images = [self._turned(pixels(source)) for chunk in chunks for source in chunk.images]
+        images = [self._turned(load_rgb(source)) for chunk in chunks for source in chunk.images]
         inputs = self._processor(
             text=[chunk.text for chunk in chunks],
             images=images,
@@ -189,32 +191,32 @@ class ImageTextSimilarityFilter(ImageFilter):
         return ImageOps.flip(image) if self.vertical_flip else image
 
 
-def chunks_of(row: int, text: str, images: Sequence[Source]) -> Iterator[Chunk]:
+def chunks_of(row: int, text: str, images: Sequence[ImageSource]) -> Iterator[Chunk]:
     """The pieces of a text that have places for images, each with its own; none if the row has no images."""
     if not images:
         return
     start = 0
-    for piece in text.split(END):
-        end = start + piece.count(IMAGE)
+    for piece in text.split(END_OF_CHUNK_TOKEN):
+        end = start + piece.count(IMAGE_TOKEN)
         if end > len(images):
-            raise BadField(f"the text has places for {text.count(IMAGE)} images, and the row has {len(images)}")
+            raise BadField(f"the text has places for {text.count(IMAGE_TOKEN)} images, and the row has {len(images)}")
         if end > start:
-            yield Chunk(row, without_special(piece), list(images[start:end]))
+            yield Chunk(row, strip_special_tokens(piece), list(images[start:end]))
         start = end
 
 
-def without_special(text: str) -> str:
-    for token in _SPECIAL:
+def strip_special_tokens(text: str) -> str:
+    for token in _SPECIAL_TOKENS:
         text = text.replace(token, "").strip()
     return text
 
 
-def _passes(chunks: Sequence[Chunk]) -> Iterator[list[Chunk]]:
+def _model_passes(chunks: Sequence[Chunk]) -> Iterator[list[Chunk]]:
     """Chunks whose images go through the model together."""
     some: list[Chunk] = []
     images = 0
     for chunk in chunks:
-        if some and images + len(chunk.images) > MOST_IMAGES:
+        if some and images + len(chunk.images) > MAX_IMAGES_PER_PASS:
             yield some
             some, images = [], 0
         some.append(chunk)

@@ -32,12 +32,12 @@ class KeyValueGrouper(Grouper):
 
     def groups(self, rows: Iterable[Row]) -> Iterator[list[Row]]:
         paths = [key.split(".") for key in self.group_by_keys or (self.text_key,)]
-        left = Counter(_same(row, paths) for row in rows)
+        left = Counter(_group_key(row, paths) for row in rows)
         order = iter(list(left))
         first = next(order, b"")
         waiting: dict[bytes, list[Row]] = {}
         for row in rows:
-            key = _same(row, paths)
+            key = _group_key(row, paths)
             waiting.setdefault(key, []).append(row)
             left[key] -= 1
             while first and not left[first]:
@@ -45,13 +45,13 @@ class KeyValueGrouper(Grouper):
                 first = next(order, b"")
 
 
-def _same(row: Row, paths: Sequence[Sequence[str]]) -> bytes:
+def _group_key(row: Row, paths: Sequence[Sequence[str]]) -> bytes:
     """Few bytes that are the same for the same values: values may be long texts, and there may be many."""
-    values = repr([_value(row, path) for path in paths])
+    values = repr([_value_at(row, path) for path in paths])
     return blake2b(values.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
-def _value(row: Row, path: Sequence[str]) -> Any:
+def _value_at(row: Row, path: Sequence[str]) -> Any:
     value: Any = row
     for name in path:
         try:

@@ -5,18 +5,17 @@ from __future__ import annotations
 import sys
 from typing import ClassVar
 
-from dovetail.recipes.operators.figures import bound
-from dovetail.recipes.operators.lines import LineFilter
+from dovetail.recipes.operators.support.text_filters import LineFilter, check_bound
 
 
 class MaximumLineLengthFilter(LineFilter):
     """Keeps texts by the number of characters of their longest line; 0 if there are no lines."""
 
-    figure: ClassVar[str] = "max_line_length"
+    stat_name: ClassVar[str] = "max_line_length"
 
     def __init__(self, *, min_len: float | None = 10, max_len: float | None = sys.maxsize) -> None:
-        self.low = bound("min_len", min_len)
-        self.high = bound("max_len", max_len)
+        self.low = check_bound("min_len", min_len)
+        self.high = check_bound("max_len", max_len)
 
-    def figure_of(self, text: str) -> float:
+    def compute_stat(self, text: str) -> float:
         return max(map(len, self.lines(text)), default=0)

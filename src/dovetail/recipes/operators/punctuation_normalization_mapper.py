@@ -6,7 +6,7 @@ import re
 
 from dovetail.recipes.operators.base import TextMapper
 
-PLAIN = {
+ASCII_FORMS = {
     **dict.fromkeys("„”“«»」「《》", '"'),
     **dict.fromkeys("´’", "'"),  # noqa: RUF001
     **dict.fromkeys("，、", ","),  # noqa: RUF001
@@ -17,11 +17,11 @@ PLAIN = {
     "．": ". ",  # noqa: RUF001
     "…": "...",
 }
-OTHER = re.compile(f"[{''.join(PLAIN)}]")
+REPLACEABLE = re.compile(f"[{''.join(ASCII_FORMS)}]")
 
 
 class PunctuationNormalizationMapper(TextMapper):
     """Replaces 33 characters. Unlike Data-Juicer's, which makes a quotation mark of it, the wide digit 1 stays."""
 
     def change(self, text: str) -> str:
-        return text if text.isascii() else OTHER.sub(lambda found: PLAIN[found[0]], text)
+        return text if text.isascii() else REPLACEABLE.sub(lambda found: ASCII_FORMS[found[0]], text)

@@ -6,8 +6,8 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from dovetail.recipes.operators.base import Row, Selector
-from dovetail.recipes.operators.figures import count, share
-from dovetail.recipes.operators.values import how_many
+from dovetail.recipes.operators.support.fields import count_rows
+from dovetail.recipes.operators.support.text_filters import check_count, check_ratio
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -24,8 +24,8 @@ class RandomSelector(Selector):
     """
 
     def __init__(self, *, select_ratio: float | None = None, select_num: int | None = None, seed: int = SEED) -> None:
-        self.select_ratio = share("select_ratio", select_ratio) if select_ratio is not None else None
-        self.select_num = count("select_num", select_num) if select_num is not None else None
+        self.select_ratio = check_ratio("select_ratio", select_ratio) if select_ratio is not None else None
+        self.select_num = check_count("select_num", select_num) if select_num is not None else None
         if isinstance(seed, bool) or not isinstance(seed, int):
             raise ValueError(f"seed is {seed!r}, which is not a whole number")  # noqa: TRY004
         self.seed = seed
@@ -33,8 +33,8 @@ class RandomSelector(Selector):
     def columns(self) -> tuple[str, ...]:
         return ()
 
-    def numbers(self, rows: Iterable[Row]) -> Sequence[int]:
-        total = how_many(rows)
+    def select_rows(self, rows: Iterable[Row]) -> Sequence[int]:
+        total = count_rows(rows)
         wanted = total
         if self.select_num is not None:
             wanted = min(wanted, self.select_num)

@@ -7,9 +7,8 @@ from heapq import nlargest, nsmallest
 from typing import TYPE_CHECKING
 
 from dovetail.recipes.operators.base import Row, Selector
-from dovetail.recipes.operators.fields import Reader, field_name
-from dovetail.recipes.operators.figures import count, share
-from dovetail.recipes.operators.values import as_number, how_many
+from dovetail.recipes.operators.support.fields import FieldReader, check_field_name, count_rows, sort_number
+from dovetail.recipes.operators.support.text_filters import check_count, check_ratio
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -32,22 +31,26 @@ class RangeSpecifiedFieldSelector(Selector):
         lower_rank: int | None = None,
         upper_rank: int | None = None,
     ) -> None:
-        self.field_key = field_name(field_key)
-        self.lower_percentile = share("lower_percentile", lower_percentile) if lower_percentile is not None else None
-        self.upper_percentile = share("upper_percentile", upper_percentile) if upper_percentile is not None else None
-        self.lower_rank = count("lower_rank", lower_rank) if lower_rank is not None else None
-        self.upper_rank = count("upper_rank", upper_rank) if upper_rank is not None else None
+        self.field_key = check_field_name(field_key)
+        self.lower_percentile = (
+            check_ratio("lower_percentile", lower_percentile) if lower_percentile is not None else None
+        )
+        self.upper_percentile = (
+            check_ratio("upper_percentile", upper_percentile) if upper_percentile is not None else None
+        )
+        self.lower_rank = check_count("lower_rank", lower_rank) if lower_rank is not None else None
+        self.upper_rank = check_count("upper_rank", upper_rank) if upper_rank is not None else None
 
     def columns(self) -> tuple[str, ...]:
         low = self.lower_percentile is not None or self.lower_rank is not None
         high = self.upper_percentile is not None or self.upper_rank is not None
         return (self.field_key,) if self.field_key and low and high else ()
 
-    def numbers(self, rows: Iterable[Row]) -> Sequence[int]:
+    def select_rows(self, rows: Iterable[Row]) -> Sequence[int]:
         if not self.columns():
-            return range(how_many(rows))
-        read = Reader(self.field_key)
-        values = array("d", (as_number(read(row)) for row in rows))
+            return range(count_rows(rows))
+        read = FieldReader(self.field_key)
+        values = array("d", (sort_number(read(row)) for row in rows))
         if len(values) <= 1:
             return range(len(values))
         low, high = self._bounds(len(values))

@@ -6,8 +6,8 @@ import re
 
 from dovetail.recipes.operators.base import TextMapper
 
-OPEN = "\\bibliography{"
-START = re.compile(r"\\(?:appendix|begin\{(?:references|REFERENCES|thebibliography)\}|bibliography\{)")
+OPENING = "\\bibliography{"
+BIBLIOGRAPHY_START = re.compile(r"\\(?:appendix|begin\{(?:references|REFERENCES|thebibliography)\}|bibliography\{)")
 
 
 class RemoveBibliographyMapper(TextMapper):
@@ -15,8 +15,8 @@ class RemoveBibliographyMapper(TextMapper):
 
     def change(self, text: str) -> str:
         last_brace = -2
-        for start in START.finditer(text):
-            if start[0] == OPEN:
+        for start in BIBLIOGRAPHY_START.finditer(text):
+            if start[0] == OPENING:
                 # looked for from the end, and once: a pattern would go through the text for each start
                 last_brace = text.rfind("}") if last_brace == -2 else last_brace
                 if last_brace < start.end():

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 
 from dovetail.recipes.operators.base import TextMapper
-from dovetail.recipes.operators.checks import texts
+from dovetail.recipes.operators.support.parameter_checks import check_texts
 
-INLINE = re.compile(r"(?:\A%|\n|(?<=[^\\\n%])|(?<=\\%))%.+$", re.MULTILINE)
-LINES = re.compile(r"^%.*\n?", re.MULTILINE)
+INLINE_COMMENT = re.compile(r"(?:\A%|\n|(?<=[^\\\n%])|(?<=\\%))%.+$", re.MULTILINE)
+COMMENT_LINE = re.compile(r"^%.*\n?", re.MULTILINE)
 
 
 class RemoveCommentsMapper(TextMapper):
@@ -18,7 +18,7 @@ class RemoveCommentsMapper(TextMapper):
     """
 
     def __init__(self, doc_type: str | list[str] = "tex", inline: bool = True, multiline: bool = True) -> None:
-        if set(texts("doc_type", doc_type)) != {"tex"}:
+        if set(check_texts("doc_type", doc_type)) != {"tex"}:
             raise ValueError(f"doc_type must be 'tex', the only kind whose comments are known, not {doc_type!r}")
         self.inline = inline
         self.multiline = multiline
@@ -27,5 +27,5 @@ class RemoveCommentsMapper(TextMapper):
         if "%" not in text:
             return text
         if self.inline:
-            text = INLINE.sub("", text)
-        return LINES.sub("", text) if self.multiline else text
+            text = INLINE_COMMENT.sub("", text)
+        return COMMENT_LINE.sub("", text) if self.multiline else text

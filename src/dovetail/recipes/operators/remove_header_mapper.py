@@ -7,7 +7,7 @@ import re
 from dovetail.recipes.operators.base import TextMapper
 
 HEADING = re.compile(r"\\(chapter|part|(?:sub){0,2}section|paragraph)\*?([\[{])")
-BEHIND_PARAGRAPH = re.compile(r"\}\\subparagraph\*?([\[{])")
+SUBPARAGRAPH = re.compile(r"\}\\subparagraph\*?([\[{])")
 
 
 class RemoveHeaderMapper(TextMapper):
@@ -19,11 +19,11 @@ class RemoveHeaderMapper(TextMapper):
         self.drop_no_head = drop_no_head
 
     def change(self, text: str) -> str:
-        ends = _Ends(text, text.rfind("}"))
-        behind: _Ends | None = None
+        ends = _LastClosings(text, text.rfind("}"))
+        behind: _LastClosings | None = None
         for heading in HEADING.finditer(text):
             if heading[1] == "paragraph":
-                behind = behind or _Ends(text, _last_behind_paragraph(text, ends))
+                behind = behind or _LastClosings(text, _last_subparagraph(text, ends))
                 closed = behind.close(heading)
             else:
                 closed = ends.close(heading)
@@ -32,7 +32,7 @@ class RemoveHeaderMapper(TextMapper):
         return "" if self.drop_no_head else text
 
 
-class _Ends:
+class _LastClosings:
     """Where {...} and [...]{...} can end at the latest: found once per text, not once per heading."""
 
     def __init__(self, text: str, last: int) -> None:
@@ -43,5 +43,5 @@ class _Ends:
         return (self.bracket if opening[0][-1] == "[" else self.brace) >= opening.end()
 
 
-def _last_behind_paragraph(text: str, ends: _Ends) -> int:
-    return max((behind.start() for behind in BEHIND_PARAGRAPH.finditer(text) if ends.close(behind)), default=-1)
+def _last_subparagraph(text: str, ends: _LastClosings) -> int:
+    return max((behind.start() for behind in SUBPARAGRAPH.finditer(text) if ends.close(behind)), default=-1)

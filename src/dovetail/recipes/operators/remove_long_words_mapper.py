@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 
 from dovetail.recipes.operators.base import TextMapper
-from dovetail.recipes.operators.checks import whole
-from dovetail.recipes.operators.kept_words import stripped, words_kept
+from dovetail.recipes.operators.support.parameter_checks import check_int
+from dovetail.recipes.operators.support.words import keep_words, strip_special_by_loop
 
 
 class RemoveLongWordsMapper(TextMapper):
@@ -14,18 +14,18 @@ class RemoveLongWordsMapper(TextMapper):
     between words becomes one space, tab or line end."""
 
     def __init__(self, min_len: int = 1, max_len: int = sys.maxsize) -> None:
-        self.min_len = whole("min_len", min_len)
-        self.max_len = whole("max_len", max_len)
+        self.min_len = check_int("min_len", min_len)
+        self.max_len = check_int("max_len", max_len)
         if min_len > max_len:
             raise ValueError(f"min_len {min_len} must not be greater than max_len {max_len}")
 
     def change(self, text: str) -> str:
         all_fit = self.min_len <= 1 and len(text) <= self.max_len
-        return words_kept(text, None if all_fit else self._fits)
+        return keep_words(text, None if all_fit else self._fits)
 
     def _fits(self, word: str) -> bool:
         length = len(word)
         if length <= self.max_len:
             # a word that is too short does not get longer without its special characters
             return length >= self.min_len
-        return self.min_len <= len(stripped(word)) <= self.max_len
+        return self.min_len <= len(strip_special_by_loop(word)) <= self.max_len

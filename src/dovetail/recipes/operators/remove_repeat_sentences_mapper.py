@@ -5,25 +5,25 @@ from __future__ import annotations
 import re
 
 from dovetail.recipes.operators.base import TextMapper
-from dovetail.recipes.operators.checks import whole
-from dovetail.recipes.operators.patterns import ADAPTER
+from dovetail.recipes.operators.support.parameter_checks import check_int
+from dovetail.recipes.operators.support.regex import ADAPTER_HINT
 
-END = re.compile("([.。！!？?])([^’”])")  # noqa: RUF001
-DOTS_END = re.compile("(…{2})([^’”])")  # noqa: RUF001
-QUOTED_END = re.compile("([.。!！？?{6}…2][’”])([^’”])")  # noqa: RUF001
-SPECIAL = re.compile(r"[^a-zA-Z0-9\u4e00-\u9fa5\n\t ]+")
+SENTENCE_END = re.compile("([.。！!？?])([^’”])")  # noqa: RUF001
+ELLIPSIS_END = re.compile("(…{2})([^’”])")  # noqa: RUF001
+QUOTED_SENTENCE_END = re.compile("([.。!！？?{6}…2][’”])([^’”])")  # noqa: RUF001
+SPECIAL_CHARACTERS = re.compile(r"[^a-zA-Z0-9\u4e00-\u9fa5\n\t ]+")
 
 
-def sentences(line: str) -> list[str]:
+def split_sentences(line: str) -> list[str]:
     """Parts of a line that end with a full stop or the like, or with a quotation mark behind one.
 
     Where Data-Juicer looks for six full stops in a row there are none left: its first step has divided them.
     """
-    line = END.sub(r"\1\n\2", line)
+    line = SENTENCE_END.sub(r"\1\n\2", line)
     if "……" in line:
-        line = DOTS_END.sub(r"\1\n\2", line)
+        line = ELLIPSIS_END.sub(r"\1\n\2", line)
     if "’" in line or "”" in line:  # noqa: RUF001
-        line = QUOTED_END.sub(r"\1\n\2", line)
+        line = QUOTED_SENTENCE_END.sub(r"\1\n\2", line)
     return line.split("\n")
 
 
@@ -39,10 +39,10 @@ class RemoveRepeatSentencesMapper(TextMapper):
         tokenizer: str | None = None,
     ) -> None:
         if tokenizer is not None:
-            raise ValueError(f"tokenizer must be left out: code in a recipe is not run here; {ADAPTER}")
+            raise ValueError(f"tokenizer must be left out: code in a recipe is not run here; {ADAPTER_HINT}")
         self.lowercase = lowercase
         self.ignore_special_character = ignore_special_character
-        self.min_repeat_sentence_length = whole("min_repeat_sentence_length", min_repeat_sentence_length)
+        self.min_repeat_sentence_length = check_int("min_repeat_sentence_length", min_repeat_sentence_length)
 
     def change(self, text: str) -> str:
         seen: set[str] = set()
@@ -50,12 +50,12 @@ class RemoveRepeatSentencesMapper(TextMapper):
 
     def _new(self, line: str, seen: set[str]) -> list[str]:
         kept = []
-        for sentence in sentences(line):
+        for sentence in split_sentences(line):
             compared = sentence.strip()
             if self.lowercase:
                 compared = compared.lower()
             if self.ignore_special_character:
-                compared = SPECIAL.sub("", compared)
+                compared = SPECIAL_CHARACTERS.sub("", compared)
             if len(compared) >= self.min_repeat_sentence_length:
                 if compared in seen:
                     continue

@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 
 from dovetail.recipes.operators.base import TextMapper
-from dovetail.recipes.operators.checks import texts
+from dovetail.recipes.operators.support.parameter_checks import check_texts
 
 
 class RemoveSpecificCharsMapper(TextMapper):
     """Removes each of `chars_to_remove`, a text or a list of texts."""
 
     def __init__(self, chars_to_remove: str | list[str] = "◆●■►▼▲▴∆▻▷❖♡□") -> None:
-        characters = "".join(texts("chars_to_remove", chars_to_remove))
+        characters = "".join(check_texts("chars_to_remove", chars_to_remove))
         self.pattern = re.compile(f"[{re.escape(characters)}]+") if characters else None
         self.beyond_ascii = bool(characters) and all(ord(character) > 127 for character in characters)
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import re
 
 from dovetail.recipes.operators.base import TextMapper
-from dovetail.recipes.operators.checks import whole
-from dovetail.recipes.operators.patterns import SPACE
+from dovetail.recipes.operators.support.parameter_checks import check_int
+from dovetail.recipes.operators.support.regex import SPACE_CLASS
 
-PARTS = re.compile(r"([^\n]+)(\n*)")
-ROW = re.compile(rf"[^{SPACE}]+(?:[ \t][^{SPACE}]+)*+")
-BAR = re.compile(rf"[^{SPACE}]\|(?=[^{SPACE}])")
-FEWEST_LINE_ENDS = 3
+LINE_AND_LINE_ENDS = re.compile(r"([^\n]+)(\n*)")
+ROW = re.compile(rf"[^{SPACE_CLASS}]+(?:[ \t][^{SPACE_CLASS}]+)*+")
+BAR = re.compile(rf"[^{SPACE_CLASS}]\|(?=[^{SPACE_CLASS}])")
+MIN_LINE_ENDS = 3
 """One before a table, and one at each end of its two rows."""
-LEAST, MOST = 2, 20
+MIN_COLUMNS, MAX_COLUMNS = 2, 20
 
 
 class _Line:
@@ -36,17 +36,17 @@ class RemoveTableTextMapper(TextMapper):
     Data-Juicer's pattern tries all ways to divide a line; here each line is measured once.
     """
 
-    def __init__(self, min_col: int = LEAST, max_col: int = MOST) -> None:
-        self.min_col = whole("min_col", min_col, LEAST, MOST)
-        self.max_col = whole("max_col", max_col, LEAST, MOST)
+    def __init__(self, min_col: int = MIN_COLUMNS, max_col: int = MAX_COLUMNS) -> None:
+        self.min_col = check_int("min_col", min_col, MIN_COLUMNS, MAX_COLUMNS)
+        self.max_col = check_int("max_col", max_col, MIN_COLUMNS, MAX_COLUMNS)
         if min_col > max_col:
             raise ValueError(f"min_col {min_col} must not be greater than max_col {max_col}")
 
     def change(self, text: str) -> str:
-        if text.count("\n") < FEWEST_LINE_ENDS:
+        if text.count("\n") < MIN_LINE_ENDS:
             return text
         first = len(text) - len(text.lstrip("\n"))
-        lines = [_Line(*found) for found in PARTS.findall(text, first)]
+        lines = [_Line(*found) for found in LINE_AND_LINE_ENDS.findall(text, first)]
         if first == 0 and lines:
             # nothing is before it, so it is the heading of a table at most
             lines[0].least, lines[0].most = 1, 0

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dovetail.recipes.operators.base import TextMapper
-from dovetail.recipes.operators.checks import texts
-from dovetail.recipes.operators.kept_words import stripped, words_kept
-from dovetail.recipes.operators.patterns import ADAPTER
+from dovetail.recipes.operators.support.parameter_checks import check_texts
+from dovetail.recipes.operators.support.regex import ADAPTER_HINT
+from dovetail.recipes.operators.support.words import keep_words, strip_special_by_loop
 
-SUBSTRINGS = ("http", "www", ".com", "href", "//")
+DEFAULT_SUBSTRINGS = ("http", "www", ".com", "href", "//")
 
 
 class RemoveWordsWithIncorrectSubstringsMapper(TextMapper):
@@ -16,20 +16,22 @@ class RemoveWordsWithIncorrectSubstringsMapper(TextMapper):
 
     def __init__(self, lang: str = "en", tokenization: bool = False, substrings: list[str] | None = None) -> None:
         if tokenization:
-            raise ValueError(f"tokenization: true needs a sentencepiece model, which Data-Juicer downloads; {ADAPTER}")
+            raise ValueError(
+                f"tokenization: true needs a sentencepiece model, which Data-Juicer downloads; {ADAPTER_HINT}"
+            )
         self.lang = lang
-        self.substrings = SUBSTRINGS if substrings is None else tuple(texts("substrings", substrings))
+        self.substrings = DEFAULT_SUBSTRINGS if substrings is None else tuple(check_texts("substrings", substrings))
 
     def change(self, text: str) -> str:
         found = tuple(one for one in self.substrings if one in text)
         if not found:
-            return words_kept(text, None)
+            return keep_words(text, None)
 
         def keeps(word: str) -> bool:
             for one in found:
                 if one in word:
-                    word = stripped(word)
+                    word = strip_special_by_loop(word)
                     return not any(other in word for other in found)
             return True
 
-        return words_kept(text, keeps)
+        return keep_words(text, keeps)

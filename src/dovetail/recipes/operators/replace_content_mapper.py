@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from dovetail.recipes.operators.base import TextMapper
-from dovetail.recipes.operators.checks import texts
-from dovetail.recipes.operators.patterns import checked_replacement, compiled
+from dovetail.recipes.operators.support.parameter_checks import check_texts
+from dovetail.recipes.operators.support.regex import check_replacement, compile_pattern
 
 
 class ReplaceContentMapper(TextMapper):
     """One pattern after another, each by its replacement, or all by the only one."""
 
     def __init__(self, pattern: str | list[str] | None = None, repl: str | list[str] = "") -> None:
-        patterns = [] if pattern is None else texts("pattern", pattern)
-        replacements = [repl] * len(patterns) if isinstance(repl, str) else texts("repl", repl)
+        patterns = [] if pattern is None else check_texts("pattern", pattern)
+        replacements = [repl] * len(patterns) if isinstance(repl, str) else check_texts("repl", repl)
         if patterns and len(replacements) != len(patterns):
             raise ValueError(
                 f"pattern and repl must be lists of one length: there are {len(patterns)} patterns and "
@@ -21,8 +21,8 @@ class ReplaceContentMapper(TextMapper):
         self.steps = []
         for number, (one, replacement) in enumerate(zip(patterns, replacements, strict=False)):
             name, other = ("pattern", "repl") if isinstance(pattern, str) else (f"pattern[{number}]", f"repl[{number}]")
-            ready = compiled(name, one)
-            self.steps.append((ready, checked_replacement(other, replacement, ready)))
+            ready = compile_pattern(name, one)
+            self.steps.append((ready, check_replacement(other, replacement, ready)))
 
     def change(self, text: str) -> str:
         for pattern, replacement in self.steps:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dovetail.recipes.operators.base import Filter, Row
-from dovetail.recipes.operators.fields import Reader, field_name
+from dovetail.recipes.operators.support.fields import FieldReader, check_field_name
 
 
 class SpecifiedFieldFilter(Filter):
@@ -16,11 +16,11 @@ class SpecifiedFieldFilter(Filter):
     """
 
     def __init__(self, *, field_key: str = "", target_value: list[Any] | tuple[Any, ...] | None = ()) -> None:
-        self.field_key = field_name(field_key, needed=True)
+        self.field_key = check_field_name(field_key, needed=True)
         if target_value is not None and not isinstance(target_value, list | tuple):
             raise ValueError(f"target_value is {target_value!r}, which is not a list; write [{target_value!r}]")
         self.targets = list(target_value or ())
-        self._read = Reader(field_key)
+        self._read = FieldReader(field_key)
 
     def columns(self) -> tuple[str, ...]:
         return (self.field_key,)

@@ -7,8 +7,8 @@ import sys
 from typing import Any
 
 from dovetail.recipes.operators.base import BadField, Filter, Row
-from dovetail.recipes.operators.fields import Reader, field_name
-from dovetail.recipes.operators.figures import bound
+from dovetail.recipes.operators.support.fields import FieldReader, check_field_name
+from dovetail.recipes.operators.support.text_filters import check_bound
 
 
 class SpecifiedNumericFieldFilter(Filter):
@@ -25,10 +25,10 @@ class SpecifiedNumericFieldFilter(Filter):
         min_value: float | None = -sys.maxsize,
         max_value: float | None = sys.maxsize,
     ) -> None:
-        self.field_key = field_name(field_key, needed=True)
-        self.low = bound("min_value", min_value)
-        self.high = bound("max_value", max_value)
-        self._read = Reader(field_key)
+        self.field_key = check_field_name(field_key, needed=True)
+        self.low = check_bound("min_value", min_value)
+        self.high = check_bound("max_value", max_value)
+        self._read = FieldReader(field_key)
 
     def columns(self) -> tuple[str, ...]:
         return (self.field_key,)

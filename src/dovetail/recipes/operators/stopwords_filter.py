@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from dovetail.recipes.operators.word_lists import WordListFilter
+from dovetail.recipes.operators.support.word_lists import WordListFilter
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,7 +16,7 @@ class StopwordsFilter(WordListFilter):
     Lists are read from `stopwords_dir`, by default from where Data-Juicer keeps them, but never downloaded.
     """
 
-    figure: ClassVar[str] = "stopwords_ratio"
+    stat_name: ClassVar[str] = "stopwords_ratio"
     kind: ClassVar[str] = "stopwords"
 
     def __init__(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from dovetail.recipes.operators.base import Filter, Row, missing
+from dovetail.recipes.operators.base import Filter, Row, missing_field
 
-SUFFIX = "__dj__suffix__"
+SUFFIX_FIELD = "__dj__suffix__"
 """The field with the ending of the file that a row was read from, such as ".txt"."""
 
 
@@ -20,7 +20,7 @@ class SuffixFilter(Filter):
         self.suffixes: tuple[str, ...] = tuple(wanted)
 
     def columns(self) -> tuple[str, ...]:
-        return (SUFFIX,) if self.suffixes else ()
+        return (SUFFIX_FIELD,) if self.suffixes else ()
 
     def measure(self, row: Row, stats: dict[str, Any]) -> None:
         """There is nothing to measure."""
@@ -28,6 +28,6 @@ class SuffixFilter(Filter):
     def keeps(self, row: Row, stats: dict[str, Any]) -> bool:  # noqa: ARG002
         if not self.suffixes:
             return True
-        if SUFFIX not in row:
-            raise missing(row, SUFFIX)
-        return (row[SUFFIX] in self.suffixes) is not self.reversed_range
+        if SUFFIX_FIELD not in row:
+            raise missing_field(row, SUFFIX_FIELD)
+        return (row[SUFFIX_FIELD] in self.suffixes) is not self.reversed_range

@@ -7,8 +7,8 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from dovetail.recipes.operators.base import Mapper, Row
-from dovetail.recipes.operators.checks import text, whole
-from dovetail.recipes.operators.patterns import ADAPTER
+from dovetail.recipes.operators.support.parameter_checks import check_int, check_text
+from dovetail.recipes.operators.support.regex import ADAPTER_HINT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,14 +30,14 @@ class TextChunkMapper(Mapper):
         trust_remote_code: bool = False,
     ) -> None:
         if tokenizer is not None:
-            raise ValueError(f"tokenizer {tokenizer!r} is a model, which Data-Juicer downloads; {ADAPTER}")
+            raise ValueError(f"tokenizer {tokenizer!r} is a model, which Data-Juicer downloads; {ADAPTER_HINT}")
         if max_len is None and split_pattern is None:
             raise ValueError("max_len and split_pattern must not both be null: give at least one")
-        self.max_len = None if max_len is None else whole("max_len", max_len, 1)
-        self.overlap_len = whole("overlap_len", overlap_len, 0)
+        self.max_len = None if max_len is None else check_int("max_len", max_len, 1)
+        self.overlap_len = check_int("overlap_len", overlap_len, 0)
         if max_len is not None and overlap_len >= max_len:
             raise ValueError(f"overlap_len {overlap_len} must be less than max_len {max_len}")
-        self.pattern = None if split_pattern is None else _compiled(split_pattern)
+        self.pattern = None if split_pattern is None else _compile_split_pattern(split_pattern)
         self.trust_remote_code = trust_remote_code
 
     def __call__(self, row: Row) -> Iterator[Row]:
@@ -45,7 +45,7 @@ class TextChunkMapper(Mapper):
 
     def _rows(self, row: Row, pieces: list[str]) -> Iterator[Row]:
         for piece in pieces[:-1]:
-            copy = {field: own(value) for field, value in row.items()}
+            copy = {field: copy_value(value) for field, value in row.items()}
             copy[self.text_key] = piece
             yield copy
         if pieces:
@@ -79,17 +79,17 @@ class TextChunkMapper(Mapper):
         return [*pieces, text[at:]]
 
 
-def own(value: Any) -> Any:
+def copy_value(value: Any) -> Any:
     """A copy whose lists and mappings are its own: operators that follow change rows in place."""
     if isinstance(value, dict):
-        return {key: own(inner) for key, inner in value.items()}
+        return {key: copy_value(inner) for key, inner in value.items()}
     if isinstance(value, list):
-        return [own(inner) for inner in value]
+        return [copy_value(inner) for inner in value]
     return value
 
 
-def _compiled(pattern: object) -> re.Pattern[str]:
-    checked = text("split_pattern", pattern)
+def _compile_split_pattern(pattern: object) -> re.Pattern[str]:
+    checked = check_text("split_pattern", pattern)
     try:
         return re.compile(checked)
     except re.error as error:

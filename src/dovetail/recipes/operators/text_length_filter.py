@@ -5,17 +5,17 @@ from __future__ import annotations
 import sys
 from typing import ClassVar
 
-from dovetail.recipes.operators.figures import FigureFilter, bound
+from dovetail.recipes.operators.support.text_filters import TextStatFilter, check_bound
 
 
-class TextLengthFilter(FigureFilter):
+class TextLengthFilter(TextStatFilter):
     """Keeps texts by their number of characters."""
 
-    figure: ClassVar[str] = "text_len"
+    stat_name: ClassVar[str] = "text_len"
 
     def __init__(self, *, min_len: float | None = 10, max_len: float | None = sys.maxsize) -> None:
-        self.low = bound("min_len", min_len)
-        self.high = bound("max_len", max_len)
+        self.low = check_bound("min_len", min_len)
+        self.high = check_bound("max_len", max_len)
 
-    def figure_of(self, text: str) -> float:
+    def compute_stat(self, text: str) -> float:
         return len(text)

@@ -7,9 +7,8 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from dovetail.recipes.operators.base import BadField, Row, Selector
-from dovetail.recipes.operators.fields import Reader, field_name
-from dovetail.recipes.operators.figures import count, share
-from dovetail.recipes.operators.values import as_number, how_many
+from dovetail.recipes.operators.support.fields import FieldReader, check_field_name, count_rows, sort_number
+from dovetail.recipes.operators.support.text_filters import check_count, check_ratio
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -26,18 +25,18 @@ class TopkSpecifiedFieldSelector(Selector):
     def __init__(
         self, *, field_key: str = "", top_ratio: float | None = None, topk: int | None = None, reverse: bool = True
     ) -> None:
-        self.field_key = field_name(field_key)
-        self.top_ratio = share("top_ratio", top_ratio) if top_ratio is not None else None
-        self.topk = count("topk", topk) if topk is not None else None
+        self.field_key = check_field_name(field_key)
+        self.top_ratio = check_ratio("top_ratio", top_ratio) if top_ratio is not None else None
+        self.topk = check_count("topk", topk) if topk is not None else None
         self.reverse = reverse
 
     def columns(self) -> tuple[str, ...]:
         return (self.field_key,) if self.field_key and (self.top_ratio or self.topk) else ()
 
-    def numbers(self, rows: Iterable[Row]) -> Sequence[int]:
+    def select_rows(self, rows: Iterable[Row]) -> Sequence[int]:
         if not self.columns():
-            return range(how_many(rows))
-        values = _Counted(self._values(rows))
+            return range(count_rows(rows))
+        values = _NumberedValues(self._values(rows))
         best = nlargest if self.reverse else nsmallest
         try:
             if self.topk is None:
@@ -54,13 +53,13 @@ class TopkSpecifiedFieldSelector(Selector):
         return [number for number, _ in top]
 
     def _values(self, rows: Iterable[Row]) -> Iterator[Any]:
-        read = Reader(self.field_key)
+        read = FieldReader(self.field_key)
         if "." not in self.field_key:
             return map(read, rows)
-        return (as_number(read(row), lowest=self.reverse) for row in rows)
+        return (sort_number(read(row), lowest=self.reverse) for row in rows)
 
 
-class _Counted:
+class _NumberedValues:
     """Values with their numbers, and how many there were."""
 
     def __init__(self, values: Iterator[Any]) -> None:

@@ -6,7 +6,7 @@ import re
 
 from dovetail.recipes.operators.base import TextMapper
 
-OTHER = re.compile("[\t\x84\xa0\u2000-\u200d\u202f\u205f\u2060\u3000\ufffc]")
+OTHER_SPACES = re.compile("[\t\x84\xa0\u2000-\u200d\u202f\u205f\u2060\u3000\ufffc]")
 
 
 class WhitespaceNormalizationMapper(TextMapper):
@@ -15,4 +15,4 @@ class WhitespaceNormalizationMapper(TextMapper):
 
     def change(self, text: str) -> str:
         text = text.strip()
-        return text.replace("\t", " ") if text.isascii() else OTHER.sub(" ", text)
+        return text.replace("\t", " ") if text.isascii() else OTHER_SPACES.sub(" ", text)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from dovetail.recipes.operators.figures import bound, count, no_tokenization
-from dovetail.recipes.operators.runs import repeated_words
-from dovetail.recipes.operators.words import WordFilter
+from dovetail.recipes.operators.support.ngrams import repeated_words
+from dovetail.recipes.operators.support.text_filters import check_bound, check_count, reject_tokenization
+from dovetail.recipes.operators.support.words import WordFilter
 
 
 class WordRepetitionFilter(WordFilter):
@@ -15,7 +15,7 @@ class WordRepetitionFilter(WordFilter):
     `lang` is accepted and changes nothing: it names the model of `tokenization`.
     """
 
-    figure: ClassVar[str] = "word_rep_ratio"
+    stat_name: ClassVar[str] = "word_rep_ratio"
 
     def __init__(
         self,
@@ -26,12 +26,12 @@ class WordRepetitionFilter(WordFilter):
         min_ratio: float | None = 0.0,
         max_ratio: float | None = 0.5,
     ) -> None:
-        no_tokenization(tokenization)
-        self.length = count("rep_len", rep_len)
-        self.low = bound("min_ratio", min_ratio)
-        self.high = bound("max_ratio", max_ratio)
+        reject_tokenization(tokenization)
+        self.length = check_count("rep_len", rep_len)
+        self.low = check_bound("min_ratio", min_ratio)
+        self.high = check_bound("max_ratio", max_ratio)
 
-    def figure_of(self, text: str) -> float:
+    def compute_stat(self, text: str) -> float:
         words = self.words(text)
         _, repeated = repeated_words(words, self.length)
         return sum(repeated) / (len(words) - self.length + 1) if repeated else 0.0

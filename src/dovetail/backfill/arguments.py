@@ -1,0 +1,209 @@
+"""BackfillArguments: validation of the arguments of Table.backfill, with all problems reported at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dovetail.backfill.error_policy import parse_error_policy
+from dovetail.backfill.udf import MAX_BATCH_ROWS, MAX_SLOTS, parse_timeout
+from dovetail.errors import ConfigError, DovetailError, Problem, did_you_mean, short_repr
+from dovetail.pipeline.durations import parse_duration
+from dovetail.runtime.arguments import engine_errors, share_errors
+
+if TYPE_CHECKING:
+    from dovetail.backfill.error_policy import ErrorPolicy
+    from dovetail.pipeline.stage import Workers
+    from dovetail.resources.cluster import Cluster
+
+BAD_ARGUMENT = "DT437"
+MAX_COUNT = 1_000_000
+DEFAULT_COMMIT_EVERY = "10s"
+ARGUMENT_NAMES: tuple[str, ...] = (
+    *("workers", "batch_size", "slots", "where", "fragments", "on_error", "max_errors", "timeout", "engine"),
+    *("cluster", "commit_every", "recompute", "wait", "progress", "share", "env_from"),
+)
+ALIASES = {"concurrency": "workers", "intra_applier_concurrency": "slots", "num_frags": "fragments"}
+"""Other spellings that are understood."""
+
+
+@dataclass(frozen=True, slots=True)
+class BackfillArguments:
+    """The arguments of a backfill, each as it is used."""
+
+    workers: Workers = "auto"
+    batch_size: int | None = None
+    slots: int | None = None
+    where: str | None = None
+    fragments: int | tuple[int, ...] | None = None
+    """So many of those that are not done, or these."""
+    on_error: ErrorPolicy | None = None
+    max_errors: int | float | None = None
+    """How many rows may fail, or which share of them."""
+    timeout_s: float | None = None
+    engine: str = "local"
+    cluster: Cluster | str = "auto"
+    commit_every_s: float = 10.0
+    recompute: bool = False
+    wait: bool = True
+    progress: bool | None = None
+    share: float | None = None
+    env_from: tuple[str, ...] = ()
+
+    @property
+    def recompute_fragments(self) -> bool:
+        """Fragments that are named are computed again; that says nothing of the others."""
+        return self.recompute and isinstance(self.fragments, tuple)
+
+
+def parse_arguments(given: Mapping[str, Any]) -> BackfillArguments:
+    """ConfigError with everything that is wrong."""
+    found, problems = validate_arguments(given)
+    if found is None:
+        raise ConfigError(problems)
+    return found
+
+
+def validate_arguments(given: Mapping[str, Any]) -> tuple[BackfillArguments | None, list[Problem]]:
+    """For who has more to find fault with: everything that is wrong; None if anything is."""
+    said = _ArgumentChecker(given)
+    found: dict[str, Any] = {
+        "workers": said.workers(),
+        "batch_size": said.count("batch_size", MAX_BATCH_ROWS),
+        "slots": said.count("slots", MAX_SLOTS),
+        "where": said.where(),
+        "fragments": said.fragments(),
+        "on_error": said.on_error(),
+        "max_errors": said.max_errors(),
+        "timeout_s": parse_timeout(said.values.get("timeout"), said.problems),
+        "commit_every_s": said.commit_interval(),
+        "recompute": said.flag("recompute", otherwise=False),
+        "wait": said.flag("wait", otherwise=True),
+    }
+    values = said.values
+    engine, env_from = values.get("engine", "local"), values.get("env_from", ())
+    said.problems += [*engine_errors(engine), *share_errors(engine, values.get("share"), env_from)]
+    if "progress" in values:
+        found["progress"] = said.flag("progress", otherwise=True)
+    found |= {name: values[name] for name in ("engine", "cluster", "share") if name in values}
+    if said.problems:
+        return None, said.problems
+    return BackfillArguments(**found, env_from=tuple(env_from)), []
+
+
+class _ArgumentChecker:
+    """What was given, by our names, and what is wrong with it, by the names that were written."""
+
+    def __init__(self, given: Mapping[str, Any]) -> None:
+        self.problems: list[Problem] = []
+        self.values: dict[str, Any] = {}
+        """What is None was not said."""
+        self.written: dict[str, str] = {}
+        for name, value in given.items():
+            ours = ALIASES.get(name, name)
+            if ours not in ARGUMENT_NAMES:
+                fix = f"one of: {', '.join(ARGUMENT_NAMES)}"
+                near = did_you_mean(name, [*ARGUMENT_NAMES, *ALIASES])
+                self.problems.append(Problem(BAD_ARGUMENT, f"there is no {name}={near}", fixes=(fix,)))
+            elif value is not None:
+                self._add_value(ours, name, value)
+
+    def _add_value(self, ours: str, name: str, value: Any) -> None:
+        if ours in self.values and self.values[ours] != value:
+            message = f"{self.written[ours]} and {name} are the same, and differ"
+            self.problems.append(Problem(BAD_ARGUMENT, message, fixes=(f"only {ours}=",)))
+        else:
+            self.values[ours], self.written[ours] = value, name
+
+    def _add_problem(self, ours: str, what: str, fix: str) -> None:
+        name = self.written[ours]
+        self.problems.append(
+            Problem(BAD_ARGUMENT, f"{name}={short_repr(self.values[ours])} is {what}", fixes=(f"{name}={fix}",))
+        )
+
+    def count(self, ours: str, most: int) -> int | None:
+        value = self.values.get(ours)
+        if value is None or _is_count(value, most=most):
+            return value
+        self._add_problem(ours, f"not a whole number from 1 to {most:,}", "64")
+        return None
+
+    def workers(self) -> Workers:
+        value = self.values.get("workers", "auto")
+        if value == "auto" or _is_count(value):
+            return value  # type: ignore[no-any-return]
+        pair = isinstance(value, Sequence) and not isinstance(value, str) and len(value) == 2
+        if pair and all(map(_is_count, value)) and value[0] <= value[1]:
+            return value[0], value[1]
+        self._add_problem("workers", 'not "auto", a number, or (least, most)', '"auto"')
+        return "auto"
+
+    def where(self) -> str | None:
+        value = self.values.get("where")
+        if value is None or (isinstance(value, str) and value.strip()):
+            return value
+        self._add_problem("where", "not a condition as SQL has it", '"length(text) > 100"')
+        return None
+
+    def fragments(self) -> int | tuple[int, ...] | None:
+        value = self.values.get("fragments")
+        if value is None or _is_count(value):
+            return value
+        listed = isinstance(value, Sequence) and not isinstance(value, str) and value
+        if listed and all(_is_count(it, 0) for it in value):
+            return tuple(dict.fromkeys(value))
+        self._add_problem("fragments", "neither a number of fragments nor a list of their ids", "[0]")
+        return None
+
+    def on_error(self) -> ErrorPolicy | None:
+        value = self.values.get("on_error")
+        try:
+            return None if value is None else parse_error_policy(value)
+        except DovetailError as error:
+            self.problems += error.problems
+            return None
+
+    def max_errors(self) -> int | float | None:
+        """A count, or a share: 0.01, "1%"."""
+        value = self.values.get("max_errors")
+        if value is None or _is_count(value, 0):
+            return value
+        if isinstance(value, float) and 0 <= value < 1:
+            return value
+        share = _parse_percent(value)
+        if share is not None and 0 <= share <= 1:
+            return share
+        self._add_problem("max_errors", 'neither a number of rows nor a share ("1%", 0.01)', "100")
+        return None
+
+    def commit_interval(self) -> float:
+        value = self.values.get("commit_every", DEFAULT_COMMIT_EVERY)
+        if value == 0 and not isinstance(value, bool):
+            return 0.0
+        try:
+            return parse_duration(value)
+        except ValueError as error:
+            message = f"commit_every={short_repr(value)} {error}"
+            self.problems.append(Problem(BAD_ARGUMENT, message, fixes=('commit_every="10s"',)))
+            return 10.0
+
+    def flag(self, name: str, *, otherwise: bool) -> bool:
+        value = self.values.get(name, otherwise)
+        if isinstance(value, bool):
+            return value
+        self._add_problem(name, "neither True nor False", "True")
+        return otherwise
+
+
+def _is_count(value: object, least: int = 1, most: int = MAX_COUNT) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+
+
+def _parse_percent(value: object) -> float | None:
+    if not isinstance(value, str) or not value.strip().endswith("%"):
+        return None
+    try:
+        return float(value.strip()[:-1]) / 100
+    except ValueError:
+        return None

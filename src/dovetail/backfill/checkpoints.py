@@ -1,0 +1,317 @@
+"""Checkpoints of a fragment beside the table: parts, attempt marks and error files; arithmetic of row ranges."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from dovetail.backfill.failed_rows import to_json_line
+from dovetail.backfill.store import Store
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from dovetail.backfill.task import FailedRow, FillJob, RangeTask
+
+PART_PREFIX, ATTEMPT_PREFIX, HANG_PREFIX, FINISHED_PREFIX = "p", "t", "x", "f"
+MIN_PARTS_TO_MERGE = 8
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Part:
+    """Rows [start, stop) that were computed."""
+
+    start: int
+    stop: int
+    size_bytes: int = 0
+
+    @property
+    def name(self) -> str:
+        return f"{PART_PREFIX}.{self.start}.{self.stop}.{self.size_bytes}"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class AttemptMark:
+    """A worker of a run began with these rows; whoever finds it there knows that it did not come to their end."""
+
+    start: int
+    stop: int
+    run: str
+    time: int = 1
+
+    @property
+    def name(self) -> str:
+        return f"{ATTEMPT_PREFIX}.{self.start}.{self.stop}.{self.time}.{self.run}"
+
+
+@dataclass(frozen=True, slots=True)
+class HangMark:
+    """A row whose call did not come back in its time."""
+
+    row: int
+    run: str
+
+    @property
+    def name(self) -> str:
+        return f"{HANG_PREFIX}.{self.row}.{self.run}"
+
+
+@dataclass(slots=True)
+class FragmentFiles:
+    """What lies in a fragment's folder."""
+
+    parts: list[Part] = field(default_factory=list)
+    tried: list[AttemptMark] = field(default_factory=list)
+    hung: list[HangMark] = field(default_factory=list)
+    finished: list[tuple[str, str]] = field(default_factory=list)
+    """Data files that are whole, and may not be committed yet; each with the hash of what its other rows kept."""
+
+
+def parse_file_names(names: Iterable[str]) -> FragmentFiles:
+    """What is not ours is left alone."""
+    found = FragmentFiles()
+    for name in names:
+        kind, _, rest = name.partition(".")
+        pieces = rest.split(".")
+        if kind == FINISHED_PREFIX:
+            before, _, name = ("", "", rest) if rest.startswith("dt-") else rest.partition(".")
+            found.finished.append((name, before))
+        elif kind == PART_PREFIX and len(pieces) == 3 and all(map(str.isdecimal, pieces)):
+            found.parts.append(Part(int(pieces[0]), int(pieces[1]), int(pieces[2])))
+        elif kind == ATTEMPT_PREFIX and len(pieces) >= 4 and all(map(str.isdecimal, pieces[:3])):
+            found.tried.append(AttemptMark(int(pieces[0]), int(pieces[1]), ".".join(pieces[3:]), int(pieces[2])))
+        elif kind == HANG_PREFIX and len(pieces) >= 2 and pieces[0].isdecimal():
+            found.hung.append(HangMark(int(pieces[0]), ".".join(pieces[1:])))
+    found.parts.sort()
+    return found
+
+
+def finished_file_name(file: str, before: str = "") -> str:
+    return f"{FINISHED_PREFIX}.{before}.{file}" if before else f"{FINISHED_PREFIX}.{file}"
+
+
+def uncovered_ranges(parts: Iterable[Part], start: int, stop: int) -> list[tuple[int, int]]:
+    """What of [start, stop) no part covers."""
+    missing = []
+    at = start
+    for part in sorted(parts):
+        if part.stop <= at:
+            continue
+        if part.start >= stop:
+            break
+        if part.start > at:
+            missing.append((at, part.start))
+        at = max(at, part.stop)
+    if at < stop:
+        missing.append((at, stop))
+    return missing
+
+
+def covering_parts(parts: Iterable[Part], rows: int) -> list[tuple[Part, int, int]]:
+    """Parts that cover [0, rows), each with the rows to take of it; they may overlap. Empty if there is a gap."""
+    chosen = []
+    at = 0
+    waiting = sorted(parts)
+    while at < rows:
+        best = max((part for part in waiting if part.start <= at < part.stop), key=lambda part: part.stop, default=None)
+        if best is None:
+            return []
+        end = min(best.stop, rows)
+        chosen.append((best, at, end))
+        at = end
+    return chosen
+
+
+def parts_to_merge(parts: Iterable[Part], end: int, most_bytes: int) -> list[Part]:
+    """Small neighbours up to `end` that should become one file, so that there are few; empty if they are few."""
+    by_stop = {part.stop: part for part in sorted(parts)}
+    run: list[Part] = []
+    size, at = 0, end
+    while at in by_stop:
+        part = by_stop[at]
+        size += part.size_bytes
+        if size > most_bytes or part.start >= at:
+            break
+        run.append(part)
+        at = part.start
+    return run[::-1] if len(run) >= MIN_PARTS_TO_MERGE else []
+
+
+def split_range(start: int, stop: int, pieces: int, least: int) -> list[tuple[int, int]]:
+    """A range in about equal pieces of at least so many rows."""
+    rows = stop - start
+    pieces = max(1, min(pieces, rows // max(1, least)))
+    edges = [start + rows * number // pieces for number in range(pieces + 1)]
+    return list(pairwise(edges))
+
+
+def narrowest_attempt(tried: Sequence[AttemptMark], start: int, stop: int) -> tuple[int, int, int] | None:
+    """Of what was tried within [start, stop) the fewest rows, and how often those; None if nothing was."""
+    inside = [item for item in tried if max(start, item.start) < min(stop, item.stop)]
+    if not inside:
+        return None
+    least = min(inside, key=lambda item: (item.stop - item.start, item.start))
+    times = max(item.time for item in inside if (item.start, item.stop) == (least.start, least.stop))
+    return max(start, least.start), min(stop, least.stop), times
+
+
+CARRIED_OVER = "before"
+"""In the name of a record of rows that failed earlier, and that this backfill does not compute."""
+
+
+class PartMissingError(Exception):
+    """A part is not there any more: somebody has written its fragment already, or it was damaged."""
+
+
+class CheckpointStore:
+    """The folder of each fragment."""
+
+    def __init__(self, job: FillJob) -> None:
+        self._job = job
+        self._store = Store(job.uri, job.storage)
+
+    def _folder(self, task: RangeTask) -> str:
+        return f"{parts_folder(self._job.folder, self._job.parts)}/{task.checkpoint_key}"
+
+    def scan(self, task: RangeTask) -> FragmentFiles:
+        return parse_file_names(self._store.names(self._folder(task)))
+
+    def mark(self, task: RangeTask, mark: AttemptMark | HangMark) -> None:
+        self._store.put(f"{self._folder(task)}/{mark.name}", b"")
+
+    def unmark(self, task: RangeTask, mark: AttemptMark) -> None:
+        self._store.delete(f"{self._folder(task)}/{mark.name}")
+
+    def save_failures(self, task: RangeTask, failures: Sequence[FailedRow]) -> None:
+        if failures:
+            first, last = failures[0].offset, failures[-1].offset
+            text = "".join(to_json_line(failure) for failure in failures)
+            folder = errors_folder(self._job.folder, self._job.parts)
+            self._store.put(f"{folder}/{task.key}.{first}.{last + 1}.jsonl", text.encode())
+
+    def has_failures(self, task: RangeTask) -> bool:
+        """Whether rows of its fragment were set aside, by whomever."""
+        names = self._store.names(errors_folder(self._job.folder, self._job.parts))
+        if any(name.startswith(f"{task.key}.") for name in names):
+            return True
+        if not self._job.masked or task.only is not None:
+            return False
+        before = self._store.names(errors_folder(self._job.folder, self._job.identity))
+        return any(name.startswith(f"{task.key}.{CARRIED_OVER}.") for name in before)
+
+    def save(
+        self, task: RangeTask, start: int, stop: int, batches: Sequence[Any], failures: Sequence[FailedRow]
+    ) -> None:
+        """The errors first: rows of a part are not computed again."""
+        self.save_failures(task, failures)
+        if stop > start:
+            data = serialize_batches(batches)
+            self._store.put(f"{self._folder(task)}/{Part(start, stop, len(data)).name}", data)
+
+    def load(self, task: RangeTask, part: Part) -> list[Any]:
+        """One that is damaged (the machine died while it was written) is removed: its rows are computed again."""
+        import pyarrow as pa
+
+        path = f"{self._folder(task)}/{part.name}"
+        data = self._store.get(path)
+        try:
+            if data is not None and len(data) == part.size_bytes:
+                return deserialize_batches(data)
+        except pa.ArrowException:
+            pass
+        self._store.delete(path)
+        raise PartMissingError(f"{part.name} of fragment {task.fragment}")
+
+    def mark_finished(self, task: RangeTask, name: str) -> None:
+        """A data file is whole; if the driver dies before it is committed, the next one finds it."""
+        self._store.put(f"{self._folder(task)}/{name}", b"")
+
+    def clean_up(self, task: RangeTask, run: str, *, merge: bool) -> None:
+        """Removes the marks of a task that came to its end, and makes one part of many small ones."""
+        folder = self._folder(task)
+        found = parse_file_names(self._store.names(folder))
+        marks: list[AttemptMark | HangMark] = [it for it in found.tried if it.run != run or _overlaps(it, task)]
+        marks += [it for it in found.hung if it.run != run or not _is_unresolved(it.row, task, found.parts)]
+        self._store.delete(*(f"{folder}/{it.name}" for it in marks))
+        small = parts_to_merge(found.parts, _last_saved_row(task, found.parts), self._job.part_bytes) if merge else []
+        with suppress(PartMissingError):  # whoever needs that part computes it again
+            self._merge(task, small)
+
+    def _merge(self, task: RangeTask, small: Sequence[Part]) -> None:
+        folder = self._folder(task)
+        if small:
+            batches = [batch for part in small for batch in self.load(task, part)]
+            self.save(task, small[0].start, small[-1].stop, batches, ())
+            self._store.delete(*(f"{folder}/{part.name}" for part in small))
+
+
+def _overlaps(mark: AttemptMark, task: RangeTask) -> bool:
+    """Whether a mark is this task's, which has come to an end without dying."""
+    return mark.start < task.stop and mark.stop > task.start
+
+
+def _is_unresolved(row: int, task: RangeTask, parts: Sequence[Part]) -> bool:
+    """Whether a row that hung has not been settled yet."""
+    return not (task.start <= row < task.stop) or not any(part.start <= row < part.stop for part in parts)
+
+
+def _last_saved_row(task: RangeTask, parts: Sequence[Part]) -> int:
+    """Up to where parts of this task reach."""
+    return max((part.stop for part in parts if task.start < part.stop <= task.stop), default=task.start)
+
+
+def parts_folder(column: str, identity: str) -> str:
+    return f"{column}/parts/{identity}"
+
+
+def errors_folder(column: str, identity: str) -> str:
+    return f"{column}/errors/{identity}"
+
+
+# --- parts as bytes
+
+
+def serialize_batches(batches: Sequence[Any]) -> bytes:
+    import pyarrow as pa
+
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batches[0].schema) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+    return bytes(sink.getvalue())
+
+
+def deserialize_batches(data: bytes) -> list[Any]:
+    import pyarrow as pa
+
+    with pa.ipc.open_stream(pa.py_buffer(data)) as reader:
+        return list(reader)
+
+
+def slice_batches(batches: Iterable[Any], begin: int, start: int, stop: int) -> Iterator[tuple[Any, int]]:
+    """Of batches whose first row is `begin` the rows [start, stop), each batch with the number of its first row."""
+    at = begin
+    for batch in batches:
+        low, high = max(at, start), min(at + batch.num_rows, stop)
+        if low < high:
+            yield batch.slice(low - at, high - low), low
+        at += batch.num_rows
+
+
+def merge_kept_values(batch: Any, new: Any, old: Any, schema: Any) -> Any:
+    """New values where there are some, and else what was there."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    def chosen(given: Any, before: Any) -> Any:
+        try:
+            return pc.if_else(new, given, before)
+        except (pa.ArrowNotImplementedError, pa.ArrowInvalid):  # of types that Arrow has no such function for
+            places = pc.if_else(new, pa.array(range(rows)), pa.array(range(rows, 2 * rows)))
+            return pa.concat_arrays([given, before]).take(places)
+
+    rows = batch.num_rows
+    arrays = [chosen(batch.column(number), old.column(number)) for number in range(len(schema))]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)

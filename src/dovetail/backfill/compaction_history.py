@@ -1,0 +1,135 @@
+"""Recognise results that a compaction copied into new fragments, from the table's transaction history.
+
+Found by trying (pylance 14.0.2): a compaction is a transaction `Rewrite`, whose groups name the fragments that were
+there, with their files and deletions, and those that took their place. Reading one takes 0.1 ms on a local disk.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from typing import TYPE_CHECKING
+
+from dovetail.backfill.target import HASH_DIGITS, current_identity, files_with_fields, is_done, is_incomplete
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dovetail.backfill.lance_table import Fragment, LanceTable
+    from dovetail.backfill.store import Store
+    from dovetail.backfill.target import FillTarget
+
+MAX_VERSIONS = 2_000
+MAX_READ_S = 3.0
+"""On an object store a version may take 50 ms."""
+
+
+def read_compactions(table: LanceTable) -> Iterator[tuple[list[Fragment], list[Fragment]]]:
+    """(before, after), the newest first."""
+    import lance
+
+    began = time.monotonic()
+    for version in range(table.version, max(0, table.version - MAX_VERSIONS), -1):
+        try:
+            transaction = table.dataset.read_transaction(version)
+        except (OSError, ValueError, NotImplementedError):  # cleaned up, or of a writer that keeps none
+            return
+        operation = getattr(transaction, "operation", None)
+        if isinstance(operation, lance.LanceOperation.Rewrite):
+            for group in operation.groups:
+                yield (
+                    [table.describe_fragment(it) for it in group.old_fragments],
+                    [table.describe_fragment(it) for it in group.new_fragments],
+                )
+        if time.monotonic() - began > MAX_READ_S:
+            return
+
+
+class CompactionHistory:
+    """What was compacted into the fragments of a table. Nothing is read unless somebody asks.
+
+    That a fragment was found done is kept beside the table: versions, and with them this, are cleaned up some day.
+    """
+
+    def __init__(self, table: LanceTable, store: Store, aim: FillTarget) -> None:
+        self._table, self._store, self._aim = table, store, aim
+        self._fields = set(aim.fields(table))
+        ids = table.field_ids()
+        self._all = self._fields | {ids[name] for name in aim.dependencies(table) if name in ids}
+        self._compactions: Iterator[tuple[list[Fragment], list[Fragment]]] | None = None
+        self._sources: dict[str, list[Fragment]] = {}
+        """Files of a fragment -> fragments that were compacted into it, and beside it into others."""
+        self._known: set[str] | None = None
+        self.done: set[str] = set()
+        """Files of fragments that were asked about, and are done."""
+
+    def is_done(self, fragment: Fragment) -> bool:
+        """Whether all that was compacted into it was done, and neither its input nor its values changed since."""
+        if not self._may_be_copied(fragment):
+            return False
+        key = self._key(fragment)
+        if self._known is None:
+            self._known = read_carried_fragments(self._store, self._aim)
+        if key in self._known or self._descends_from_done(fragment):
+            self.done.add(key)
+            return True
+        return False
+
+    def _descends_from_done(self, fragment: Fragment) -> bool:
+        asked = [fragment]
+        while asked:
+            before = self._sources_of(asked.pop())
+            if before is None:
+                return False
+            asked += [one for one in before if one.rows > one.deleted and not self._was_done(one)]
+        return True
+
+    def _may_be_copied(self, fragment: Fragment) -> bool:
+        """It has values, in a file of somebody else."""
+        filled = self._fields <= {number for file in fragment.files for number in file.fields}
+        return filled and not current_identity(fragment, self._fields)
+
+    def _was_done(self, fragment: Fragment) -> bool:
+        """Rows that were set aside are not: their addresses are gone, and they are computed again."""
+        inputs = self._aim.input_hash(self._table, fragment)
+        done = is_done(fragment, self._aim.identity, inputs, self._fields)
+        return done and not is_incomplete(fragment, self._fields)
+
+    def _sources_of(self, fragment: Fragment) -> list[Fragment] | None:
+        if not self._may_be_copied(fragment):
+            return None
+        if self._compactions is None:
+            self._compactions = read_compactions(self._table)
+        key = self._key(fragment)
+        while key not in self._sources:
+            found = next(self._compactions, None)
+            if found is None:
+                return None
+            before, after = found
+            self._sources.update((self._key(one), before) for one in after)
+        return self._sources[key]
+
+    def _key(self, fragment: Fragment) -> str:
+        """The files of what it has and of what that depends on; names of files are never used twice."""
+        return hashlib.sha256(json.dumps(files_with_fields(fragment, self._all)).encode()).hexdigest()[:HASH_DIGITS]
+
+
+def read_carried_fragments(store: Store, aim: FillTarget) -> set[str]:
+    try:
+        told = json.loads(store.get(_carried_path(aim)) or b"[]")
+    except ValueError:
+        return set()
+    return {one for one in told if isinstance(one, str)} if isinstance(told, list) else set()
+
+
+def write_carried_fragments(store: Store, aim: FillTarget, done: set[str]) -> None:
+    """`done`: of all fragments that the aim is about."""
+    before = read_carried_fragments(store, aim)
+    now = done if aim.fragments is None else before | done
+    if now != before:
+        store.put(_carried_path(aim), json.dumps(sorted(now)).encode())
+
+
+def _carried_path(aim: FillTarget) -> str:
+    return f"{aim.folder}/carried/{aim.identity}.json"

@@ -1,0 +1,412 @@
+"""BackfillDriver: one call of Table.backfill, from lease to last commit, in rounds while others change the table.
+the table under it."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from dovetail.backfill.change_notes import (
+    call_arguments_text,
+    change_note,
+    column_dropped_error,
+    lease_lost_error,
+    recompute_notes,
+    rows_not_retried_error,
+    task_failed_error,
+)
+from dovetail.backfill.checkpoints import parts_folder
+from dovetail.backfill.commit_thread import Committer
+from dovetail.backfill.compaction_history import write_carried_fragments
+from dovetail.backfill.error_cleanup import (
+    RETRY_INFIX,
+    delete_orphaned_errors,
+    delete_pending_errors,
+    delete_superseded_errors,
+    replace_retried_errors,
+)
+from dovetail.backfill.error_policy import ErrorBudget
+from dovetail.backfill.failed_rows import make_row_failed
+from dovetail.backfill.lance_table import NewDataFile
+from dovetail.backfill.lease import hold_leases
+from dovetail.backfill.pending_work import add_missing_column_files, find_pending_work
+from dovetail.backfill.progress_line import ProgressLine
+from dovetail.backfill.records import CANCELLED, DRAINED, FAILED, FINISHED, RUNNING, JobRecord, write_job
+from dovetail.backfill.result import BackfillResult
+from dovetail.backfill.task import FillJob, OutputColumn
+from dovetail.backfill.task_queue import FragmentTracker, TaskQueue
+from dovetail.backfill.worker_stage import clamp_note, explain_infeasible, make_stage, run_arguments
+from dovetail.errors import DovetailError, InfeasibleError, Problem, RunError
+from dovetail.pipeline.pipeline import Pipeline
+from dovetail.runtime.run import run as start
+from dovetail.scheduling.planner import plan as make_plan
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from dovetail.backfill.arguments import BackfillArguments
+    from dovetail.backfill.lance_table import CommitResult, LanceTable
+    from dovetail.backfill.lease import Lease
+    from dovetail.backfill.pending_work import PendingWork
+    from dovetail.backfill.store import Store
+    from dovetail.backfill.target import FillTarget
+    from dovetail.backfill.task import RangeResult
+    from dovetail.backfill.udf import Udf
+    from dovetail.runtime.run_handle import Run
+
+MAX_ROUNDS = 20
+"""How often others may change the table under it before it gives up."""
+DEFAULT_ASYNC_SLOTS = 16
+MIN_RATE_SECONDS, MIN_RATE_ROWS = 1.0, 1_000
+
+
+@dataclass
+class BackfillDriver:
+    """One call of `backfill`."""
+
+    table: LanceTable
+    store: Store
+    udf: Udf
+    target: FillTarget
+    arguments: BackfillArguments
+    run_id: str
+    rate: float | None = None
+    reads: tuple[str, ...] = ()
+    """The function's columns, if they are others than those by which it counts as done."""
+    refresh_target: Callable[[], FillTarget] | None = None
+    """Asked once nobody else fills the column."""
+    count_earlier_failures: Callable[[], int] = lambda: 0
+    """Rows that were set aside, and are not computed again."""
+    on_commit: Callable[[CommitResult], None] = lambda _: None
+    """Told of every commit, after what belongs to it is tidied up."""
+    on_finished: Callable[[], None] = lambda: None
+    """Called when all is done, before somebody else may fill the column."""
+    result: BackfillResult = field(init=False)
+    progress: ProgressLine = field(init=False)
+    _began: float = field(default_factory=time.monotonic)
+    _changed_fragments: set[int] = field(default_factory=set)
+    _run_started: float | None = None
+    """Until something came back."""
+    _budget: ErrorBudget = field(init=False)
+    _tracker: FragmentTracker = field(default_factory=FragmentTracker)
+    _errors_by_fragment: Counter[int] = field(default_factory=Counter)
+    """Rows of each fragment that failed."""
+    _leases: list[Lease] = field(default_factory=list)
+    _job_record: JobRecord = field(init=False)
+
+    def __post_init__(self) -> None:
+        column = self.target.columns[0]
+        self.result = BackfillResult(column, run=self.run_id, version=self.table.version)
+        self._job_record = JobRecord(self.run_id, column, RUNNING, time.time())
+        self._budget = ErrorBudget(column, None, 0, 0)
+        self.progress = ProgressLine(self.result, self.arguments.progress)
+
+    # --- the whole
+
+    def fill(self) -> BackfillResult:
+        """Raises what ended it; what is finished is committed in any case."""
+        job = self._job_record
+        job.udf, job.version = self.udf.reference or self.udf.name, self.udf.version
+        job.where, job.engine = self.target.where, self.arguments.engine
+        with hold_leases(
+            self.store, self.target.columns, self.run_id, wait=self.arguments.wait, say=self.progress.print_note
+        ) as self._leases:
+            if self.refresh_target is not None:
+                self.target = self.refresh_target()
+            write_job(self.store, job)
+            try:
+                self._run_rounds()
+                job.status = self.result.status
+                if job.status == FINISHED:
+                    self._delete_stale_checkpoints()
+                    self.on_finished()
+            except KeyboardInterrupt:
+                job.status = CANCELLED
+                raise
+            except BaseException as error:
+                job.status, job.message = FAILED, _error_summary(error)
+                raise
+            finally:
+                self.progress.close()
+                self.result.seconds = time.monotonic() - self._began
+                job.ended = time.time()
+                self._save_job_record()
+        return self.result
+
+    def _delete_stale_checkpoints(self) -> None:
+        """Checkpoints that nobody goes on with: of fragments that are gone, and of other versions if all is done."""
+        aim, store = self.target, self.store
+        if aim.fragments is None and aim.where is None and aim.only is None:
+            store.delete_folder(f"{aim.folder}/parts")
+        elif aim.fragments is None or aim.recompute_fragments:
+            store.delete_folder(parts_folder(aim.folder, aim.parts))
+        for name in store.folders(f"{aim.folder}/parts") if aim.only is not None else ():
+            if name.startswith(f"{aim.identity}{RETRY_INFIX}"):  # an attempt with another version of the function
+                store.delete_folder(parts_folder(aim.folder, name))
+        delete_orphaned_errors(store, aim, {fragment.id for fragment in self.table.newest().fragments()})
+
+    def _save_job_record(self) -> None:
+        job, filled = self._job_record, self.result
+        job.rows, job.errors = filled.rows, filled.errors
+        job.fragments, job.workers = filled.fragments, filled.workers
+        job.table_version = filled.version if filled.commits else 0
+        with suppress(OSError, DovetailError):  # a full disk: what happened is told by what is raised
+            write_job(self.store, job)
+
+    def _run_rounds(self) -> None:
+        for number in range(MAX_ROUNDS):
+            self.table = add_missing_column_files(self.table.newest(), self.target)
+            work = find_pending_work(self.table, self.store, self._target_of_round(number))
+            if not number:
+                self._report_existing_values(work)
+            self._changed_fragments.clear()
+            if self.target.only is None and not self.target.recompute_fragments:
+                write_carried_fragments(self.store, self._target_of_round(number), work.carried)
+            delete_pending_errors(self.store, self.target, work)
+            if not number:
+                self._check_error_budget(work)
+            if not (work.tasks or work.files):
+                return
+            self._run_round(work)
+            if not self._changed_fragments or self.result.status == DRAINED:
+                return
+            self._check_inputs_exist()
+            self._report_changes()
+            self._subtract_errors(
+                self._errors_by_fragment.keys() - {fragment.id for fragment in self.table.newest().fragments()}
+            )
+        message = f"the table was changed {MAX_ROUNDS} times while it was filled"
+        raise RunError(Problem("DT438", message, fixes=("call it again when nobody compacts or updates the table",)))
+
+    def _check_inputs_exist(self) -> None:
+        there = self.table.newest().schema.names
+        names = [
+            name
+            for name in (*(self.reads or self.target.inputs), *self.target.dependencies(self.table))
+            if name not in there
+        ]
+        if names:
+            raise column_dropped_error(self.udf.name, names, there)
+
+    def _check_error_budget(self, work: PendingWork) -> None:
+        """Rows that failed in an earlier call, and are not computed again, count, too."""
+        filled, limit = self.result, self.arguments.max_errors
+        if limit is not None or not (work.tasks or work.files):
+            filled.set_aside = self.count_earlier_failures()
+        self._budget = ErrorBudget(self.target.columns[0], limit, filled.set_aside, self._count_requested_rows(work))
+        if self._budget.is_over(0):
+            raise self._budget.error(0)
+
+    def _count_requested_rows(self, work: PendingWork) -> int:
+        aim = self.target
+        if aim.only is not None:
+            return sum(map(len, aim.only.values()))
+        if aim.where is not None and isinstance(self.arguments.max_errors, float):
+            return self.table.count(aim.where)
+        return work.rows + work.done_rows
+
+    def _target_of_round(self, number: int) -> FillTarget:
+        """In later rounds what is left of it: of fragments that were named those that changed and are still there."""
+        wanted = self.target.fragments
+        if not number or wanted is None:
+            return self.target
+        if isinstance(wanted, int):
+            return replace(self.target, fragments=max(0, wanted - self.result.fragments))
+        return replace(self.target, fragments=tuple(sorted(self._changed_fragments - self._removed_fragments())))
+
+    def _removed_fragments(self) -> set[int]:
+        return self._changed_fragments - {fragment.id for fragment in self.table.newest().fragments()}
+
+    def _add_notes(self, notes: Iterable[str]) -> None:
+        for note in notes:
+            self.result.notes.append(note)
+            self.progress.print_note(note)
+
+    def _report_existing_values(self, work: PendingWork) -> None:
+        self.result.done_before, self.result.kept = work.done_rows, work.kept
+        if work.kept:
+            self.progress.print_note(f"going on: {work.kept:,} of {work.rows:,} rows are kept from an earlier call")
+        if self.target.where is None and not self.arguments.recompute:
+            self._add_notes(recompute_notes(work, self.target.columns[0]))
+
+    def _report_changes(self) -> None:
+        """Raises where going on makes no sense: rows have other addresses now."""
+        vanished = self._removed_fragments()
+        if self.target.only is not None:
+            raise rows_not_retried_error(self.target.columns[0], len(self._changed_fragments), vanished=bool(vanished))
+        named = isinstance(self.target.fragments, tuple)
+        self._add_notes([change_note(self.target.columns[0], self._changed_fragments, vanished if named else set())])
+
+    # --- one run
+
+    def _run_round(self, work: PendingWork) -> None:
+        self.progress.start_round(work.rows, work.rows - work.kept, work.fragments)
+        self._tracker = FragmentTracker(work.tasks)
+        committer = Committer(
+            self.table, self.arguments.commit_every_s, self.target.input_hash, self._on_commit, self._check_leases
+        )
+        try:
+            for file in work.files:
+                committer.add(file)
+            if work.tasks:
+                self._run_workers(work, committer)
+                self._changed_fragments.update(self._tracker.incomplete_fragments())
+        except BaseException as error:
+            try:
+                committer.finish()
+            except Exception as second:
+                error.add_note(f"and what was finished could not be committed: {second}")
+            raise
+        else:
+            committer.finish()
+        finally:
+            self.result.times.commit += committer.seconds
+
+    def _subtract_errors(self, fragments: Iterable[int]) -> None:
+        """Their rows are computed again."""
+        self.result.errors -= sum(self._errors_by_fragment.pop(number, 0) for number in list(fragments))
+
+    def _check_leases(self) -> None:
+        """Whoever has taken the column over has values of its own there."""
+        if not all(lease.check_still_held() for lease in self._leases):
+            raise lease_lost_error(self.target.columns[0])
+
+    def _on_commit(self, committed: CommitResult) -> None:
+        filled = self.result
+        self._changed_fragments.update(committed.changed_fragments)
+        self._subtract_errors(committed.changed_fragments)
+        if committed.fragments:
+            filled.first_commit_s = filled.first_commit_s or time.monotonic() - self._began
+            filled.commits += 1
+            filled.fragments += len(committed.fragments)
+            filled.version = committed.version
+            self.progress.committed += len(committed.fragments)
+        folder = parts_folder(self.target.folder, self.target.parts)
+        done = {str(number) for number in (*committed.fragments, *committed.changed_fragments)}
+        for name in self.store.folders(folder):
+            if name.partition("-")[0] in done:
+                self.store.delete_folder(f"{folder}/{name}")
+        delete_superseded_errors(self.store, self.target, committed.inputs)
+        if self.target.recompute_fragments:
+            replace_retried_errors(self.store, self.target, committed.fragments)
+        self.on_commit(committed)
+        self._save_job_record()
+
+    def _run_workers(self, work: PendingWork, committer: Committer) -> None:
+        pipeline = Pipeline([make_stage(self._make_job(), self.udf, self.arguments)], name="backfill")
+        slots = pipeline.stages[0].slots or 1
+        workers = self._planned_workers(pipeline)
+        dealer = TaskQueue(work.tasks, workers, slots, self.rate)
+        self._run_started = time.monotonic()
+        try:
+            run = start(pipeline, iter(dealer), **run_arguments(self.arguments, self.table.uri, self.target.columns[0]))
+        except InfeasibleError as error:
+            raise explain_infeasible(self.udf, self.arguments, error) from None
+        self.result.folder = run.folder
+        self._report_workers(run)
+        dealer.expect_workers(self.result.workers)
+        try:
+            for done in run:
+                self._on_result(done, dealer, committer)
+            if dealer.has_more:  # a run that serves is finished also if it was drained
+                self.result.status = DRAINED
+        finally:
+            dealer.abandon()
+        measured = dealer.measured
+        if (
+            measured.seconds >= MIN_RATE_SECONDS or measured.rows >= MIN_RATE_ROWS
+        ):  # of less it is mostly the first call's
+            self.rate = measured.rate
+
+    def _planned_workers(self, pipeline: Pipeline) -> int:
+        """How many there will be, as far as that can be said before; what cannot fit at all fails here, at once."""
+        from dovetail.engines.ray.address import is_ray_engine
+
+        if is_ray_engine(self.arguments.engine):
+            return 1
+        try:
+            return make_plan(pipeline, self.arguments.cluster).units[0].workers
+        except InfeasibleError as error:
+            raise explain_infeasible(self.udf, self.arguments, error) from None
+
+    def _report_workers(self, run: Run) -> None:
+        self.result.workers = run.plan.units[0].workers
+        note = clamp_note(self.udf, self.arguments, run.plan)
+        if note and note not in self.result.notes:
+            self.result.notes.append(note)
+            self.progress.print_note(note)
+
+    def _make_job(self) -> FillJob:
+        ids = self.table.field_ids()
+        outputs = tuple(
+            OutputColumn(name, ids[name], self.table.schema.field(name).type) for name in self.target.columns
+        )
+        asked, udf = self.arguments, self.udf
+        slots = asked.slots or udf.slots
+        return FillJob(
+            uri=self.table.uri,
+            storage=self.table.storage,
+            version=self.table.version,
+            folder=self.target.folder,
+            inputs=self.reads or self.target.inputs,
+            outputs=outputs,
+            identity=self.target.identity,
+            parts=self.target.parts,
+            run=self.run_id,
+            on_error=asked.on_error or udf.on_error,
+            batch_size=asked.batch_size or udf.batch_size,
+            timeout_s=asked.timeout_s or udf.timeout_s,
+            slots=(slots or DEFAULT_ASYNC_SLOTS) if udf.is_async else 1,
+            where=self.target.where,
+            masked=self.target.masked,
+            dependencies=self.target.dependencies(self.table),
+        )
+
+    # --- what comes back
+
+    def _on_result(self, done: RangeResult, dealer: TaskQueue, committer: Committer) -> None:
+        filled = self.result
+        if self._run_started is not None:
+            filled.times.start += max(0.0, time.monotonic() - self._run_started - done.busy_s)
+            self._run_started = None
+        filled.rows += done.computed
+        filled.errors += done.errors
+        self._errors_by_fragment[done.task.fragment] += done.errors
+        filled.times.add(done.times)
+        self._on_rows(done, dealer, committer)
+        if self._tracker.has_failed_repeatedly(done):
+            dealer.stop(task_failed_error(done, self.table.uri))
+        elif done.failed is not None:
+            more = call_arguments_text(
+                "" if self.udf.reference else self.udf.name, self.target.where, self.arguments.fragments
+            )
+            dealer.stop(make_row_failed(done.failed, self.target.columns[0], "what is finished is committed", more))
+        elif self._budget.is_over(filled.errors):
+            dealer.stop(self._budget.error(filled.errors))
+        elif any(lease.is_lost() for lease in self._leases):
+            dealer.stop(lease_lost_error(self.target.columns[0]))
+        elif committer.error is not None:  # nothing of what is computed could be kept
+            dealer.stop(committer.error)
+        dealer.task_done(done)
+        self.progress.rows_left = dealer.rows_left
+        self.progress.on_result()
+
+    def _on_rows(self, done: RangeResult, dealer: TaskQueue, committer: Committer) -> None:
+        task, more = done.task, self._tracker.on_result(done)
+        if more is None:
+            return
+        for one in more:
+            dealer.add(one)
+        if done.fragment_changed:
+            self._changed_fragments.add(task.fragment)
+        if done.file:
+            fields = self.target.fields(self.table)
+            committer.add(NewDataFile(task.fragment, done.file, fields, task.inputs, done.size_bytes, task.before))
+
+
+def _error_summary(error: BaseException) -> str:
+    problems = getattr(error, "problems", ())
+    return problems[0].message if problems else f"{type(error).__name__}: {error}".splitlines()[0][:500]

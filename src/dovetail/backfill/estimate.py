@@ -1,0 +1,285 @@
+"""Dry run of a backfill: work, workers, resources and a time estimate from a sampled rate."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from dovetail.backfill.lance_table import LanceTable
+from dovetail.backfill.pending_work import find_pending_work
+from dovetail.backfill.row_reader import to_single_batch
+from dovetail.backfill.target import make_target
+from dovetail.backfill.task import FillJob, OutputColumn
+from dovetail.backfill.udf_caller import UdfCaller
+from dovetail.backfill.worker_stage import clamp_note, explain_infeasible, make_stage
+from dovetail.errors import DovetailError, InfeasibleError
+from dovetail.observe.text_format import format_count, format_duration, format_number
+from dovetail.pipeline.pipeline import Pipeline
+from dovetail.pipeline.stage import Stage
+from dovetail.resources.sizes import format_size
+from dovetail.scheduling.planner import plan as make_plan
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dovetail.backfill.arguments import BackfillArguments
+    from dovetail.backfill.pending_work import PendingWork
+    from dovetail.backfill.records import ColumnRecord
+    from dovetail.backfill.store import Store
+    from dovetail.backfill.udf import Udf
+    from dovetail.engines.worker_context import Worker
+    from dovetail.scheduling.plan import Plan
+
+SAMPLE_ROWS = 2_000
+SAMPLE_S = 1.0
+SAMPLE_DEADLINE_S = 10.0
+"""A sample that takes longer is given up: a row may never come back."""
+WORKER_START_S = 0.7
+"""Until workers are there: they import pyarrow and Lance."""
+
+
+@dataclass(slots=True)
+class BackfillPlan:
+    """Print it; nothing of it has begun."""
+
+    column: str
+    udf: str
+    fragments: int
+    """To be computed."""
+    rows: int
+    done_fragments: int
+    done_rows: int
+    kept: int
+    """Rows of those to be computed that an earlier call has left."""
+    workers: int
+    slots: int
+    cpus: float
+    """That all workers ask for together."""
+    memory_bytes: int
+    gpus: float
+    there_cpus: float
+    there_memory_bytes: int
+    there_gpus: int
+    rate: float | None = None
+    """Rows per second of one worker."""
+    rate_from: str = ""
+    notes: list[str] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)
+    """What is asked for, one component each."""
+
+    @property
+    def rows_left(self) -> int:
+        return self.rows - self.kept
+
+    @property
+    def seconds(self) -> float | None:
+        """About how long it takes; None: nobody knows how fast the function is."""
+        if not self.rows_left:
+            return 0.0
+        return WORKER_START_S + self.rows_left / (self.rate * self.workers * self.slots) if self.rate else None
+
+    def to_dict(self) -> dict[str, object]:
+        told = {name: getattr(self, name) for name in self.__slots__ if name not in ("notes", "lines")}
+        return told | {"rows_left": self.rows_left, "seconds": self.seconds, "notes": list(self.notes)}
+
+    def __str__(self) -> str:
+        told = (
+            f"{self.column} by {self.udf}: {self.rows:,} rows in {format_count(self.fragments, 'fragment')} to compute"
+        )
+        if self.done_rows:
+            told += f", {self.done_rows:,} in {format_count(self.done_fragments, 'fragment')} done"
+        if self.kept:
+            told += f", {self.kept:,} of them kept from an earlier call"
+        return "\n".join([told, "", *self.lines, "", self._estimate(), *(f"note: {note}" for note in self.notes)])
+
+    def _estimate(self) -> str:
+        if not self.rows_left:
+            return "Nothing is left to compute."
+        if self.seconds is None or self.rate is None:
+            return "How long it takes is not known: no row was tried."
+        speed = format_number(self.rate * self.workers * self.slots)
+        return (
+            f"About {format_duration(self.seconds)}: {speed} rows/s, {format_number(self.rate)} "
+            f"rows/s of one ({self.rate_from})."
+        )
+
+
+def estimate_backfill(
+    table: LanceTable, store: Store, udf: Udf, record: ColumnRecord, asked: BackfillArguments, *, sample: bool
+) -> BackfillPlan:
+    """InfeasibleError: it can never start, and why."""
+    work = _find_work(table, store, udf, record, asked)
+    job = _sample_job(table, udf, record, asked)
+    pipeline = Pipeline([make_stage(job, udf, asked)], name="backfill")
+    plan = _plan_workers(pipeline, udf, asked)
+    made = _build_plan(udf, record, plan, work, pipeline.stages[0].slots or 1)
+    note = clamp_note(udf, asked, plan)
+    made.notes += [note] if note else []
+    if record.rate is not None:
+        made.rate, made.rate_from = record.rate, "measured when it ran last"
+    elif sample and work.tasks:
+        _measure_rate(made, udf, job, work)
+    return made
+
+
+def _plan_workers(pipeline: Pipeline, udf: Udf, asked: BackfillArguments) -> Plan:
+    from dovetail.engines.ray.address import is_ray_engine
+
+    cluster: Any = asked.cluster
+    if is_ray_engine(asked.engine):
+        from dovetail.runtime.sites import open_site
+
+        cluster = open_site(asked.engine, share=asked.share, env_from=asked.env_from).cluster(asked.cluster)
+    try:
+        return make_plan(pipeline, cluster)
+    except InfeasibleError as error:
+        raise explain_infeasible(udf, asked, error) from None
+
+
+def _find_work(
+    table: LanceTable, store: Store, udf: Udf, record: ColumnRecord, asked: BackfillArguments
+) -> PendingWork:
+    """Of a column that is not there yet it is everything."""
+    aim = make_target(table, udf, record, asked)
+    work = find_pending_work(table, store, aim)
+    if aim.where is not None:
+        _keep_matching_rows(
+            work, {task.fragment: len(table.matching_offsets(task.fragment, aim.where)) for task in work.tasks}
+        )
+    return work
+
+
+def _keep_matching_rows(work: PendingWork, rows: dict[int, int]) -> None:
+    """Of fragments in which a condition names no row nothing is to be done."""
+    work.tasks = [task for task in work.tasks if rows[task.fragment]]
+    work.fragments = len(work.files) + len({task.fragment for task in work.tasks})
+    work.rows = sum(rows.values()) + work.kept * bool(work.files)
+    work.kept = min(work.kept, work.rows)
+
+
+def _sample_job(table: LanceTable, udf: Udf, record: ColumnRecord, asked: BackfillArguments) -> FillJob:
+    outputs = tuple(OutputColumn(name, -1, kind) for name, (_, kind) in zip(record.columns, udf.outputs(), strict=True))
+    on_error = asked.on_error or udf.on_error
+    batch_size, timeout_s = asked.batch_size or udf.batch_size, asked.timeout_s or udf.timeout_s
+    slots = asked.slots or udf.slots or 16 if udf.is_async else 1
+    return FillJob(
+        table.uri,
+        table.storage,
+        table.version,
+        record.folder,
+        tuple(record.inputs),
+        outputs,
+        "",
+        "",
+        "",
+        on_error,
+        batch_size,
+        timeout_s,
+        slots,
+        asked.where,
+    )
+
+
+def _build_plan(udf: Udf, record: ColumnRecord, plan: Plan, work: PendingWork, slots: int) -> BackfillPlan:
+    shape, needs = udf.resources.shape(), udf.resources
+    nodes = plan.cluster.nodes
+    workers = plan.units[0].workers
+    made = BackfillPlan(
+        column=", ".join(record.columns),
+        udf=udf.reference or udf.name,
+        fragments=work.fragments,
+        rows=work.rows,
+        done_fragments=work.done_fragments,
+        done_rows=work.done_rows,
+        kept=work.kept,
+        workers=workers,
+        slots=slots,
+        cpus=workers * shape.cpu_milli / 1000,
+        memory_bytes=workers * shape.memory_bytes,
+        gpus=workers * needs.gpus,
+        there_cpus=sum(node.cpu_milli for node in nodes) / 1000,
+        there_memory_bytes=sum(node.memory_bytes for node in nodes),
+        there_gpus=sum(len(node.gpus) for node in nodes),
+    )
+    made.lines += _resource_lines(made, shape.cpu_milli / 1000, shape.memory_bytes, needs.gpus)
+    return made
+
+
+def _resource_lines(plan: BackfillPlan, cpus: float, memory: int, gpus: float) -> list[str]:
+    """As the guide of the third seed counts, with what is not there said, too."""
+    count = plan.workers
+    each = [f"{cpus:g} CPU"] + [f"{gpus:g} GPU"] * bool(gpus) + [format_size(memory)] * bool(memory)
+    total = [f"{plan.cpus:g} CPUs"] + [f"{plan.gpus:g} GPUs"] * bool(gpus)
+    total += [format_size(plan.memory_bytes)] * bool(memory)
+    return [
+        f"Workers:    {count} x {', '.join(each)} = {', '.join(total)}",
+        "Driver:     this program; it takes nothing of the plan",
+        "Tracker:    none; what is done is in the table's own files",
+        "Writers:    none; the worker that completes a fragment writes its file",
+        "Queues:     none; workers read the table themselves",
+        f"Total:      {', '.join(total)} of {plan.there_cpus:g} CPUs"
+        + f", {format_size(plan.there_memory_bytes)}" * bool(plan.there_memory_bytes)
+        + f", {plan.there_gpus} GPUs" * bool(plan.there_gpus),
+    ]
+
+
+# --- the sample
+
+
+class SampleWorker:
+    """A stage's function: some rows of a fragment in, how many were done in how many seconds out."""
+
+    def __init__(self, job: FillJob, udf: Udf) -> None:
+        self.job, self.udf = job, udf
+
+    def setup(self, worker: Worker) -> None:
+        job = self.job
+        self.table = LanceTable(job.uri, job.storage, job.version)
+        types = [output.type for output in job.outputs]
+        self.caller = UdfCaller(self.udf, types, job.on_error, job.batch_size, job.timeout_s, job.slots)
+        self.caller.setup(worker)
+
+    def teardown(self) -> None:
+        self.caller.teardown()
+
+    def __call__(self, ranges: Sequence[tuple[int, int, int]]) -> list[tuple[int, float, str]]:
+        return [self._time_range(*one) for one in ranges]
+
+    def _time_range(self, fragment: int, start: int, stop: int) -> tuple[int, float, str]:
+        """Rows, seconds, and why it stopped if a row failed."""
+        import pyarrow as pa
+
+        began = time.perf_counter()
+        table, alive = self.table.read(fragment, self.job.inputs, start, stop)
+        table = table.filter(pa.array(alive))
+        if not table.num_rows:
+            return 0, 0.0, ""
+        called = self.caller.run(to_single_batch(table), time.monotonic() + SAMPLE_S, lambda _: None)
+        failed = called.failures[-1] if called.failures else None
+        why = "" if failed is None else f"{failed.error_type}: {failed.message}"
+        return called.rows, time.perf_counter() - began, why
+
+
+def _measure_rate(made: BackfillPlan, udf: Udf, job: FillJob, work: PendingWork) -> None:
+    """In a worker process on this machine: a function that crashes must not take its caller along."""
+    from tempfile import TemporaryDirectory
+
+    from dovetail.runtime.run import run
+
+    task = work.tasks[0]
+    stop = min(task.stop, task.start + SAMPLE_ROWS)
+    ranges = [(task.fragment, task.start, min(stop, task.start + 64)), (task.fragment, task.start, stop)]
+    stage = Stage("sample", SampleWorker(job, udf), udf.resources, workers=1, retries=0, deadline=SAMPLE_DEADLINE_S)
+    how: dict[str, Any] = {"progress": False, "profiles": False, "ordered": True, "what": "sample", "wait": False}
+    try:
+        with TemporaryDirectory(prefix="dovetail-sample-") as folder:
+            tried = list(run(Pipeline([stage], name="sample"), ranges, run_dir=folder, **how))
+    except DovetailError as error:
+        made.notes.append(f"no row was tried: {error.problems[0].message}")
+        return
+    rows, seconds, failed = tried[-1]  # the first one has warmed it up
+    if rows and seconds > 0:
+        made.rate, made.rate_from = rows / seconds, f"by a sample of {rows:,} rows"
+    else:
+        made.notes.append(f"no row was tried: {failed or 'those at the beginning are deleted'}")

@@ -1,0 +1,256 @@
+"""Failed rows: capture of a row's exception in a worker, error records on disk, and RowFailed, which is raised to the
+caller."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from dovetail.engines.exception_summary import drop_traceback, summarize_exception
+from dovetail.errors import Problem, RunError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from types import TracebackType
+
+    from dovetail.backfill.store import Store
+    from dovetail.backfill.task import FailedRow
+
+MAX_MESSAGE_CHARS = 2_000
+MAX_TRACEBACK_CHARS = 4_000
+MAX_EXCEPTION_BYTES = 64 << 10
+OWN_FOLDER = __file__.removesuffix("failed_rows.py")
+
+
+@dataclass(slots=True)
+class CallFailure:
+    index: int
+    """In the batch."""
+    error_type: str
+    message: str
+    traceback: str
+    """From the user's frame on."""
+    exception: bytes
+    """Pickled by cloudpickle, or else its type and what it has; b"": neither can be."""
+
+
+def capture_failure(index: int, error: BaseException) -> CallFailure:
+    """Never raises, whatever the exception is like. Its frames are let go."""
+    with suppress(BaseException):
+        BaseException.with_traceback(error, _user_traceback(error.__traceback__))
+    detail = summarize_exception(error).detail
+    if len(detail) > MAX_TRACEBACK_CHARS:
+        head = MAX_TRACEBACK_CHARS // 4
+        left = f"\n... {len(detail) - MAX_TRACEBACK_CHARS + 40} characters left out ...\n"
+        detail = f"{detail[:head]}{left}{detail[-(MAX_TRACEBACK_CHARS - head - len(left)) :]}"
+    drop_traceback(error)
+    return CallFailure(index, _type_name(error), _message(error), detail, _pickle_exception(error))
+
+
+def _user_traceback(trace: TracebackType | None) -> TracebackType | None:
+    """Without our own frames, if others are left: what we raised ourselves has no others."""
+    first = trace
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(OWN_FOLDER):
+        trace = trace.tb_next
+    return trace if trace is not None or first is None else None
+
+
+def _type_name(error: BaseException) -> str:
+    return str(type(error).__name__)
+
+
+def _message(error: BaseException) -> str:
+    try:
+        text = str(error)
+    except BaseException:  # whatever a user's __str__ does
+        return "its text cannot be shown: __str__ failed"
+    return text if len(text) <= MAX_MESSAGE_CHARS else f"{text[: MAX_MESSAGE_CHARS - 3]}..."
+
+
+def _pickle_exception(error: BaseException) -> bytes:
+    """Only what really comes back: exceptions with parameters of their own often pickle, and do not unpickle."""
+    found = _pickle_if_loadable(error)
+    if found:
+        return found
+    has = {name: value for name, value in vars(error).items() if _pickle_if_loadable(value)}
+    return _pickle_if_loadable((type(error), _message(error), has)) or _pickle_if_loadable(
+        (type(error), _message(error), {})
+    )
+
+
+def _pickle_if_loadable(value: object) -> bytes:
+    import cloudpickle
+
+    try:
+        found: bytes = cloudpickle.dumps(value)
+        back = cloudpickle.loads(found) if len(found) <= MAX_EXCEPTION_BYTES else None
+    except BaseException:  # whatever a user's class does
+        return b""
+    return found if type(back) is type(value) or type(back).__qualname__ == type(value).__qualname__ else b""
+
+
+def rebuild_exception(kind: type[BaseException], message: str, has: dict[str, object]) -> BaseException:
+    """An exception of that type that nobody raised: its own parameters are not known."""
+    made = kind.__new__(kind)
+    made.args = (message,)
+    vars(made).update(has)
+    return made
+
+
+ROW_FAILED = "DT435"
+TOO_MANY_FAILED_ROWS = "DT436"
+
+
+@dataclass(frozen=True, slots=True)
+class RowError:
+    """A row that was set aside: its value is NULL, and `retry_errors` computes it again."""
+
+    column: str
+    row: int
+    """Its address: fragment << 32 | offset, as `_rowaddr` has it."""
+    fragment: int
+    offset: int
+    error: str
+    """The exception's type."""
+    message: str
+    traceback: str = field(default="", repr=False)
+
+
+def to_json_line(failed: FailedRow) -> str:
+    told = {
+        "fragment": failed.fragment,
+        "offset": failed.offset,
+        "error": failed.error_type,
+        "message": failed.message,
+        "traceback": failed.traceback,
+    }
+    return json.dumps(told, ensure_ascii=True) + "\n"
+
+
+def read_error_files(store: Store, folder: str, column: str) -> dict[str, list[RowError]]:
+    """File of the folder -> rows it tells of, of the files of one fragment and input each row once; a torn line is
+    none."""
+    found: dict[str, list[RowError]] = {}
+    seen: set[tuple[str, int]] = set()
+    for name in sorted(store.names(folder), reverse=True):
+        key = name.partition(".")[0]
+        rows = [row for row in map(_parse_error_line, _split_lines(store.get(f"{folder}/{name}"))) if row is not None]
+        fresh = [RowError(column, row.address, *_error_fields(row)) for row in rows if (key, row.address) not in seen]
+        seen.update((key, row.address) for row in rows)
+        found[name] = fresh
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _ErrorLine:
+    fragment: int
+    offset: int
+    error: str
+    message: str
+    traceback: str
+
+    @property
+    def address(self) -> int:
+        return self.fragment << 32 | self.offset
+
+
+def _error_fields(row: _ErrorLine) -> tuple[int, int, str, str, str]:
+    return row.fragment, row.offset, row.error, row.message, row.traceback
+
+
+def _parse_error_line(line: str) -> _ErrorLine | None:
+    try:
+        told: dict[str, Any] = json.loads(line)
+        return _ErrorLine(told["fragment"], told["offset"], told["error"], told["message"], told["traceback"])
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _split_lines(data: bytes | None) -> Iterable[str]:
+    return () if data is None else data.decode("utf-8", "replace").splitlines()
+
+
+class RowFailed(RunError):
+    """One row failed, and with on_error="fail" that ends the backfill. It is also of the exception's own type."""
+
+    def __init__(self, problems: Problem | Iterable[Problem]) -> None:
+        RunError.__init__(self, problems)
+        self.row = self.fragment = self.offset = -1
+        self.error_type = ""
+
+
+def make_row_failed(failed: FailedRow, column: str, committed: str, more: str = "") -> RowFailed:
+    """Of the type of the exception that the function raised: so `except ValueError` works. `more`: what the call was
+    given besides the column, as it is typed."""
+    original = _load_exception(failed)
+    place = f"row {failed.address} (fragment {failed.fragment}, offset {failed.offset})"
+    lines = tuple(line for line in failed.traceback.splitlines() if line.strip())[-8:]
+    again = f'table.backfill("{column}"{more}'
+    fixes = (
+        f'{again}, on_error="skip")  leaves such rows NULL; table.errors("{column}") lists them',
+        f"or mend the function and call it again; {committed}",
+    )
+    problem = Problem(ROW_FAILED, f"column {column!r}, {place}: {failed.error_type}: {failed.message}", lines, fixes)
+    error = _merge_with_exception(original, problem) if original is not None else RowFailed(problem)
+    error.row, error.fragment, error.offset = failed.address, failed.fragment, failed.offset
+    error.error_type = failed.error_type
+    error.__cause__ = original
+    return error
+
+
+def _load_exception(failed: FailedRow) -> BaseException | None:
+    if not failed.exception:
+        return None
+    import pickle
+
+    try:
+        found = pickle.loads(failed.exception)  # noqa: S301 - a worker of this very run made it
+        found = rebuild_exception(*found) if isinstance(found, tuple) else found
+    except Exception:
+        return None
+    return found if isinstance(found, BaseException) else None
+
+
+def _merge_with_exception(original: BaseException, problem: Problem) -> RowFailed:
+    """Both at once, with what the original has. A type that does not go together with ours (its memory has another
+    shape) is only the cause, and so are those that mean something to Python: SystemExit would end the caller, quietly.
+    """
+    if not isinstance(original, Exception) or isinstance(original, StopIteration | StopAsyncIteration):
+        return RowFailed(problem)
+    kind = type(original)
+    own = {
+        "__module__": kind.__module__,
+        "__init__": _set_problem,
+        "__str__": _error_text,
+        "__reduce__": _reduce_to_row_failed,
+    }
+    try:
+        made: RowFailed = type(kind.__name__, (RowFailed, kind), own)(problem)
+        for name, value in {**_os_error_attributes(original), **vars(original)}.items():
+            setattr(made, name, value)
+        _set_problem(made, problem)
+    except Exception:
+        return RowFailed(problem)
+    return made
+
+
+def _os_error_attributes(original: Exception) -> dict[str, object]:
+    names = ("errno", "strerror", "filename") if isinstance(original, OSError) else ()
+    return {name: getattr(original, name) for name in names}
+
+
+def _set_problem(error: RowFailed, problem: Problem) -> None:
+    """Without the other type's own, which may want any arguments."""
+    error.problems = (problem,)
+    error.args = (problem.render(),)
+
+
+def _error_text(error: RowFailed) -> str:
+    return str(error.args[0])
+
+
+def _reduce_to_row_failed(error: RowFailed) -> tuple[type[RowFailed], tuple[tuple[Problem, ...]]]:
+    """A class made here cannot be found by who unpickles it."""
+    return RowFailed, (error.problems,)

@@ -1,0 +1,168 @@
+"""Fragments of a table that are done, stale or pending, and the range tasks that remain."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from dovetail.backfill.checkpoints import errors_folder, parse_file_names, parts_folder, uncovered_ranges
+from dovetail.backfill.compaction_history import CompactionHistory
+from dovetail.backfill.lance_table import NewDataFile
+from dovetail.backfill.target import current_identity, is_done, is_incomplete
+from dovetail.backfill.task import RangeTask
+from dovetail.errors import ConfigError, Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from dovetail.backfill.lance_table import Fragment, LanceTable
+    from dovetail.backfill.store import Store
+    from dovetail.backfill.target import FillTarget
+
+EMPTY_BATCH_ROWS = 8_192
+"""Of one batch without values."""
+
+
+@dataclass(slots=True)
+class PendingWork:
+    """Of one version of a table."""
+
+    tasks: list[RangeTask] = field(default_factory=list)
+    files: list[NewDataFile] = field(default_factory=list)
+    """Whole, and only to be committed."""
+    fragments: int = 0
+    """That are not done."""
+    rows: int = 0
+    """Of those, with what lies in parts."""
+    kept: int = 0
+    """Rows of those that lie in parts, or in files."""
+    done_fragments: int = 0
+    done_rows: int = 0
+    stale: int = 0
+    """Fragments that an other version of the function filled, or of which the input changed."""
+    foreign: int = 0
+    """Fragments with values of unknown origin: updated, filled by others, or compacted with what was not done."""
+    carried: set[str] = field(default_factory=set)
+    """What is told of fragments that are done because a compaction has copied what was (see `Past`)."""
+
+
+def find_pending_work(table: LanceTable, store: Store, aim: FillTarget) -> PendingWork:
+    work = PendingWork()
+    fields = aim.fields(table)
+    folder = parts_folder(aim.folder, aim.parts)
+    begun = set(store.folders(folder))
+    past = CompactionHistory(table, store, aim)
+    # an older version of the table may be back, and what was told of its rows is not: those rows are not done
+    failed = {name.partition(".")[0] for name in store.names(errors_folder(aim.folder, aim.identity))}
+    for fragment in _selected_fragments(table, aim):
+        inputs = aim.input_hash(table, fragment)
+        only = None if aim.only is None else aim.only.get(fragment.id, ())
+        if only == () or not fragment.rows:
+            continue
+        done = is_done(fragment, aim.identity, inputs, fields) and (
+            f"{fragment.id}-{inputs}" in failed or not is_incomplete(fragment, fields)
+        )
+        if only is not None and not done:  # others filled it since, or its input changed: its errors are history
+            continue
+        if only is None and not aim.recompute_fragments and (done or past.is_done(fragment)):
+            work.done_fragments += 1
+            work.done_rows += fragment.rows - fragment.deleted
+            continue
+        if isinstance(aim.fragments, int) and (
+            work.fragments >= aim.fragments or _matches_no_row(table, fragment, aim)
+        ):
+            continue
+        _count_existing_values(work, fragment, fields, aim)
+        work.fragments += 1
+        work.rows += fragment.rows
+        before = aim.kept_values_hash(table, fragment)
+        whole = RangeTask(fragment.id, fragment.rows, inputs, 0, fragment.rows, only, before)
+        _add_fragment(
+            work,
+            whole,
+            store.names(f"{folder}/{whole.checkpoint_key}") if whole.checkpoint_key in begun else (),
+            fields,
+        )
+    work.carried = past.done
+    return work
+
+
+def _add_fragment(work: PendingWork, whole: RangeTask, names: Sequence[str], fields: tuple[int, ...]) -> None:
+    found = parse_file_names(names)
+    finished = [name for name, before in found.finished if before == whole.before]
+    if finished:
+        work.files.append(NewDataFile(whole.fragment, finished[0], fields, whole.inputs, before=whole.before))
+        work.kept += whole.rows
+        return
+    missing = uncovered_ranges(found.parts, 0, whole.rows)
+    work.kept += whole.rows - sum(stop - start for start, stop in missing)
+    for start, stop in missing or [(whole.rows, whole.rows)]:  # only its file is missing
+        work.tasks.append(replace(whole, start=start, stop=stop))
+
+
+def _matches_no_row(table: LanceTable, fragment: Fragment, aim: FillTarget) -> bool:
+    """Whether a condition names none of its rows."""
+    return aim.where is not None and not len(table.matching_offsets(fragment.id, aim.where))
+
+
+def _count_existing_values(work: PendingWork, fragment: Fragment, fields: Collection[int], aim: FillTarget) -> None:
+    if aim.only is not None:
+        return
+    if not any(number in fields for file in fragment.files for number in file.fields):
+        return
+    before = current_identity(fragment, fields)
+    if before:
+        work.stale += 1
+    else:
+        work.foreign += 1
+
+
+def add_missing_column_files(table: LanceTable, aim: FillTarget) -> LanceTable:
+    """Lance takes a file of several columns only where a fragment has files of all of them, or of none: those that are
+    missing beside others (a column that was there before, or was dropped and added anew) are added, empty."""
+    import pyarrow as pa
+
+    numbers = dict(zip(aim.columns, aim.fields(table), strict=True))
+    files = []
+    for fragment in table.fragments():
+        there = {number for file in fragment.files for number in file.fields}
+        names = [name for name, number in numbers.items() if number not in there]
+        if not fragment.rows or not 0 < len(names) < len(numbers):
+            continue
+        schema = pa.schema([table.schema.field(name) for name in names])
+        empty = pa.record_batch(
+            [pa.nulls(min(fragment.rows, EMPTY_BATCH_ROWS), one.type) for one in schema], schema=schema
+        )
+        batches = (empty.slice(0, fragment.rows - at) for at in range(0, fragment.rows, EMPTY_BATCH_ROWS))
+        name = f"empty-{uuid.uuid4().hex}.lance"
+        size = table.write(name, schema, batches)
+        fields = tuple(numbers[name] for name in names)
+        files.append(NewDataFile(fragment.id, name, fields, aim.input_hash(table, fragment), size))
+    if not files:
+        return table
+    table.commit(files, aim.input_hash)
+    return table.newest()
+
+
+def _selected_fragments(table: LanceTable, aim: FillTarget) -> Sequence[Fragment]:
+    fragments = table.fragments()
+    if aim.fragments is None or isinstance(aim.fragments, int):
+        return fragments
+    problems = unknown_fragment_problems(table, aim.fragments)
+    if problems:
+        raise ConfigError(problems)
+    by_id = {fragment.id: fragment for fragment in fragments}
+    return [by_id[number] for number in aim.fragments]
+
+
+def unknown_fragment_problems(table: LanceTable, wanted: int | tuple[int, ...] | None) -> list[Problem]:
+    there = [fragment.id for fragment in table.fragments()]
+    missing = [number for number in wanted if number not in {*there}] if isinstance(wanted, tuple) else []
+    if not missing:
+        return []
+    known = ", ".join(map(str, there[:10])) + (", ..." if len(there) > 10 else "")
+    message = f"the table has no fragment {', '.join(map(str, missing))}"
+    if not there:
+        return [Problem("DT437", f"{message}: it has no rows", fixes=("add rows, or leave fragments= out",))]
+    return [Problem("DT437", message, (f"it has {len(there)}: {known}",), (f"fragments={there[:1]}",))]

@@ -1,0 +1,104 @@
+"""BackfillResult: rows, fragments, commits, errors and time by phase of a finished backfill."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from dovetail.backfill.task import PhaseTimes
+from dovetail.observe.text_format import format_count, format_duration, format_number
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PHASE_NAMES = {
+    "read": "reading the table",
+    "compute": "the function",
+    "checkpoint": "checkpoints",
+    "write": "writing data files",
+    "commit": "commits",
+    "start": "starting the workers",
+}
+WORKER_PHASES = ("read", "compute", "checkpoint", "write")
+
+
+@dataclass(slots=True)
+class BackfillResult:
+    """Given back by `table.backfill`; print it."""
+
+    column: str
+    status: str = "finished"
+    """finished, drained (the same call again goes on)."""
+    rows: int = 0
+    """Computed by this call."""
+    done_before: int = 0
+    """Rows that were filled already."""
+    kept: int = 0
+    """Rows that an earlier call had left as checkpoints."""
+    errors: int = 0
+    """Rows set aside by this call; `table.errors(column)` has them."""
+    fragments: int = 0
+    """Committed by this call."""
+    commits: int = 0
+    version: int = 0
+    """Of the table, after the last commit."""
+    seconds: float = 0.0
+    first_commit_s: float | None = None
+    workers: int = 0
+    times: PhaseTimes = field(default_factory=PhaseTimes)
+    """Where the seconds went, of all workers together; commits are made beside them."""
+    set_aside: int = 0
+    """Rows of what was done before that have no value, because they failed."""
+    notes: list[str] = field(default_factory=list)
+    run: str = ""
+    folder: Path | None = None
+    """Of the run; None: there was nothing to do."""
+
+    @property
+    def rows_per_s(self) -> float:
+        return self.rows / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def slowest(self) -> str:
+        """The part that took most of the time, by the clock."""
+        parts = self.times.parts()
+        for name in WORKER_PHASES:
+            parts[name] /= max(1, self.workers)
+        return max(parts, key=lambda name: parts[name])
+
+    def __str__(self) -> str:
+        lines = [self._headline()]
+        if self.rows:
+            lines.append(f"  time of {format_count(self.workers, 'worker')}: {time_breakdown_text(self.times)}")
+            lines.append(f"  slowest: {PHASE_NAMES[self.slowest]}")
+        if self.errors:
+            rows = format_count(self.errors, "row")
+            lines.append(f'  {rows} set aside: table.errors("{self.column}"), table.retry_errors("{self.column}")')
+        return "\n".join(lines + [f"  note: {note}" for note in self.notes])
+
+    def _headline(self) -> str:
+        if not self.rows and not self.fragments:
+            aside = f", {self.set_aside:,} of them set aside (NULL)" if self.set_aside else ""
+            done = f", {self.done_before:,} rows are done already{aside}" if self.done_before else ""
+            return f"{self.column}: nothing to do{done}"
+        rows = "1 row" if self.rows == 1 else f"{self.rows:,} rows"
+        told = f"{self.column}: {self.status}, {rows} in {format_duration(self.seconds)}"
+        if self.rows:
+            told += f" ({format_number(self.rows_per_s)} rows/s)"
+        told += f", {format_count(self.fragments, 'fragment')} in {format_count(self.commits, 'commit')}"
+        if self.kept or self.done_before:
+            told += f"; {self.done_before + self.kept:,} rows were done before"
+        return told
+
+
+def time_breakdown_text(times: PhaseTimes) -> str:
+    """'the function 78 %, reading the table 12 %, ...': the largest first, what is nothing left out; then what is not
+    the workers'."""
+    parts = times.parts()
+    beside = {name: parts.pop(name) for name in ("start", "commit")}
+    total = sum(parts.values()) or 1.0
+    shares = sorted(((seconds / total, name) for name, seconds in parts.items()), reverse=True)
+    told = ", ".join(f"{PHASE_NAMES[name]} {100 * share:.0f} %" for share, name in shares if share >= 0.005)
+    return f"{told}; " + ", ".join(
+        f"{PHASE_NAMES[name]} {format_duration(seconds)}" for name, seconds in beside.items()
+    )

@@ -1,0 +1,183 @@
+"""Check a UDF against a table schema: input columns, accepted types, output types."""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from dovetail.backfill.arrow_types import (
+    accepts,
+    annotation_text,
+    arrow_type,
+    can_store,
+    data_type_fixes,
+    is_blob,
+    parse_data_type,
+    record_fields,
+)
+from dovetail.backfill.signature import BAD_SIGNATURE, NO_ANNOTATION, is_array, strip_optional
+from dovetail.errors import Problem, did_you_mean
+
+if TYPE_CHECKING:
+    from dovetail.backfill.udf import Udf
+
+BAD_COLUMN_NAME = "DT433"
+MISSING_INPUT = "DT444"
+INPUT_TYPE_MISMATCH = "DT445"
+OUTPUT_MISMATCH = "DT446"
+
+OutputTypes = tuple[tuple[str, Any], ...]
+
+
+def output_types(udf: Udf) -> tuple[OutputTypes, list[Problem]]:
+    """(name of the field, pyarrow type) of what it gives, or why that cannot be told."""
+    said, returns = udf.options.data_type, udf.signature.returns
+    record = strip_optional(returns)
+    fields = record_fields(record) if _is_named_tuple(record) else None
+    if fields is None:
+        if isinstance(said, Mapping):
+            return tuple((name, parse_data_type(one)) for name, one in said.items()), []
+        found = parse_data_type(said) if said is not None else arrow_type(_value_annotation(udf, returns))
+        if isinstance(found, str):
+            return (), [Problem(BAD_SIGNATURE, f"{udf.name} {found}", fixes=data_type_fixes(udf.name, found))]
+        return (("", found),), []
+    if said is not None and not isinstance(said, Mapping):
+        return (("", parse_data_type(said)),), []
+    return _field_types(udf, fields, said or {})
+
+
+def _field_types(udf: Udf, fields: dict[str, Any], said: Mapping[str, Any]) -> tuple[OutputTypes, list[Problem]]:
+    problems = []
+    for name in said:
+        if name not in fields:
+            near = did_you_mean(str(name), [*fields])
+            message = f"{udf.name}: data_type= names {name!r}, and it gives {', '.join(fields)}{near}"
+            problems.append(Problem(BAD_SIGNATURE, message, fixes=(f"one of {', '.join(fields)}",)))
+    found = []
+    for name, annotation in fields.items():
+        kind = parse_data_type(said[name]) if name in said else arrow_type(_value_annotation(udf, annotation))
+        if isinstance(kind, str):
+            message = f"{udf.name}: its field {name} {kind}"
+            problems.append(Problem(BAD_SIGNATURE, message, fixes=(f'data_type={{"{name}": "string"}}',)))
+        found.append((name, kind))
+    return tuple(found), problems
+
+
+def _is_named_tuple(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, tuple) and hasattr(kind, "_fields")
+
+
+def _value_annotation(udf: Udf, annotation: Any) -> Any:
+    """Of one row: functions of arrays that say `list[str]` give a list with a text for every row."""
+    if udf.kind == "scalar" or annotation is NO_ANNOTATION:
+        return annotation
+    if typing.get_origin(annotation) is typing.Annotated:
+        return annotation
+    plain = strip_optional(annotation)
+    if typing.get_origin(plain) in (list, tuple, Sequence):
+        return typing.get_args(plain)[0]
+    if getattr(typing.get_origin(plain), "__name__", "") == "ndarray":
+        found = arrow_type(plain)
+        return plain if isinstance(found, str) else found.value_type
+    return plain if is_array(plain) else annotation
+
+
+def check_udf(udf: Udf, schema: Any, columns: Sequence[str]) -> list[Problem]:
+    """Everything at once."""
+    outputs, problems = output_types(udf)
+    problems = [*udf.signature.problems, *problems]
+    problems += _check_names(udf, schema, columns)
+    problems += _check_inputs(udf, schema, columns)
+    problems += _check_outputs(udf, outputs, schema, columns)
+    return problems
+
+
+def _check_names(udf: Udf, schema: Any, columns: Sequence[str]) -> list[Problem]:
+    """Lance adds columns with a backtick in their names, and then neither reads them nor commits a file for them."""
+    problems = []
+    for column in columns:
+        if "`" in column:
+            message = f"{udf.name}: cannot fill {column!r}: Lance commits no column with a backtick in its name"
+            problems.append(Problem(BAD_COLUMN_NAME, message, fixes=(f"call it {column.replace('`', '')!r}",)))
+    named = udf.inputs or (schema.names if udf.kind == "batch" else ())
+    read = [name for name in named if name in schema.names and name not in columns]
+    odd = [name for name in read if "`" in name]
+    if odd:
+        message = f"{udf.name}: reads {', '.join(map(repr, odd))}: Lance reads no column with a backtick in its name"
+        fix = f"read others: input_columns={[name for name in read if name not in odd]!r}"
+        problems.append(Problem(MISSING_INPUT, message, fixes=(fix,)))
+    return problems
+
+
+def _check_inputs(udf: Udf, schema: Any, columns: Sequence[str]) -> list[Problem]:
+    problems = []
+    names = list(schema.names)
+    annotations = udf.signature.annotations or (NO_ANNOTATION,) * len(udf.inputs)
+    for number, column in enumerate(udf.inputs):
+        if column not in names:
+            message = f"{udf.name}: the table has no column {column!r}{did_you_mean(column, names)}"
+            evidence = (f"columns: {', '.join(names[:50])}{', ...' if len(names) > 50 else ''}",)
+            fixes = (f"input_columns={_corrected_inputs(udf, column, names)!r}", "or rename the parameter")
+            problems.append(Problem(MISSING_INPUT, message, evidence, fixes))
+            continue
+        if column in columns:
+            message = f"{udf.name}: reads {column!r}, the column that it fills"
+            problems.append(Problem(MISSING_INPUT, message, fixes=("fill another column, or read another",)))
+        annotation = annotations[number] if number < len(annotations) else NO_ANNOTATION
+        kind = schema.field(column).type
+        if not accepts(annotation, kind):
+            message = f"{udf.name}: takes {annotation_text(annotation)} for {column}, and the column is {kind}"
+            problems.append(
+                Problem(
+                    INPUT_TYPE_MISMATCH, message, fixes=(_parameter_example(kind, column), "or read another column")
+                )
+            )
+    return problems
+
+
+def _corrected_inputs(udf: Udf, column: str, names: list[str]) -> list[str]:
+    import difflib
+
+    near = difflib.get_close_matches(column, names, n=1, cutoff=0.6) or names[:1]
+    return [(near[0] if near else "text") if name == column else name for name in udf.inputs]
+
+
+def _parameter_example(kind: Any, column: str) -> str:
+    from dovetail.backfill.arrow_types import is_list, python_class, underlying_type
+
+    inner = underlying_type(kind)
+    name = python_class(inner).__name__
+    if is_list(inner):
+        name = f"list[{python_class(underlying_type(inner.value_type)).__name__}]"
+    return f"def ...({column if column.isidentifier() else 'value'}: {name})"
+
+
+def _check_outputs(udf: Udf, outputs: OutputTypes, schema: Any, columns: Sequence[str]) -> list[Problem]:
+    if not outputs:
+        return []
+    if len(outputs) != len(columns):
+        given = (
+            "one column" if len(outputs) == 1 else f"{len(outputs)} columns ({', '.join(name for name, _ in outputs)})"
+        )
+        message = f"{udf.name} gives {given}, and {len(columns)} are to be filled: {', '.join(columns)}"
+        fix = f"add_column({[name or udf.name for name, _ in outputs]!r}, {udf.name})"
+        return [Problem(OUTPUT_MISMATCH, message, fixes=(fix,))]
+    problems = []
+    explicit = udf.options.data_type is not None
+    for column, (_, kind) in zip(columns, outputs, strict=True):
+        if isinstance(kind, str) or column not in schema.names:
+            continue
+        there = schema.field(column).type
+        if is_blob(there):
+            message = f"{udf.name}: cannot fill {column!r}: it is a column of blobs, which Lance writes only by itself"
+            problems.append(Problem(OUTPUT_MISMATCH, message, fixes=(f"fill another column: {column}_new",)))
+            continue
+        if not (kind.equals(there) if explicit else can_store(kind, there)):
+            message = f"{udf.name} gives {kind}, and the column {column!r} is {there}"
+            fixes = (
+                f'data_type="{there}", if its values are of that type',
+                f"or table.drop({column!r}), and add it again",
+            )
+            problems.append(Problem(OUTPUT_MISMATCH, message, fixes=fixes))
+    return problems

@@ -1,0 +1,399 @@
+"""Call a UDF over rows: batch size, time limit, retries, failures of single rows.
+
+A function of values is looped over by C code (`list.extend(map(...))`): what is done per row is the call. When one
+raises, the results so far are in the list and the same iterator goes on behind it; when the time is over, the watchdog
+empties the list of values, which ends the loop after the row it is in.
+"""
+
+from __future__ import annotations
+
+import inspect
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from dovetail.backfill.failed_rows import CallFailure, capture_failure
+from dovetail.backfill.udf import takes_worker
+from dovetail.backfill.value_conversion import ValueConverter
+from dovetail.backfill.watchdog import SoftTimeout, Watchdog
+from dovetail.engines.object_loader import bound_call
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable, Sequence
+
+    from dovetail.backfill.error_policy import ErrorPolicy
+    from dovetail.backfill.udf import Udf
+    from dovetail.engines.worker_context import Worker
+
+__all__ = ["BatchResult", "UdfCaller", "CallFailure"]
+
+DEFAULT_ASYNC_SLOTS = 16
+"""Rows at once of an async function, unless somebody says how many."""
+MAX_RESULT_BYTES = 64 << 20
+"""A `run` ends early with that much in hand."""
+SINGLE_ROW_CALLS = 2
+"""Calls of one row before those of many, if there is a timeout: the first may load things, the next tells the pace."""
+MAX_SLOWDOWN = 10
+"""So many times the seconds that its rows took before a call of many may take beside the timeout of one row."""
+
+
+@dataclass(slots=True)
+class BatchResult:
+    rows: int
+    arrays: list[Any]
+    failures: list[CallFailure]
+    stopped: bool
+    """By a row that failed, which is the next one."""
+
+
+@dataclass(slots=True)
+class CallSizer:
+    """How many rows go into one call: few at first, then as many as take about `target_s`."""
+
+    target_s: float = 0.1
+    rows: int = 1
+    most: int = 65_536
+    row_s: float = 0.0
+    """What one row takes, as far as is known."""
+    calls: int = 0
+
+    def next_rows(self, left_s: float) -> int:
+        """No more than fit into the time that is left."""
+        return min(self.rows, max(1, int(left_s / self.row_s))) if self.row_s > 0 and left_s < 1e9 else self.rows
+
+    def record(self, rows: int, seconds: float) -> None:
+        self.calls += 1
+        self.row_s = max(seconds, 1e-9) / max(1, rows)
+        self.rows = max(1, min(int(self.target_s / self.row_s), max(rows, self.rows) * 4, self.most))
+
+
+@dataclass(slots=True)
+class ResultBuffer:
+    """What a `run` has so far: pieces of arrays, in the order of the rows."""
+
+    outputs: int
+    pieces: list[list[Any]] = field(default_factory=list)
+    failures: list[CallFailure] = field(default_factory=list)
+    rows: int = 0
+    nbytes: int = 0
+    stopped: bool = False
+
+    def add(self, arrays: list[Any], rows: int) -> None:
+        self.pieces.append(arrays)
+        self.rows += rows
+        self.nbytes += sum(array.nbytes for array in arrays)
+
+    def to_result(self, types: Sequence[Any]) -> BatchResult:
+        import pyarrow as pa
+
+        joined = []
+        for number, kind in enumerate(types):
+            arrays = [piece[number] for piece in self.pieces if len(piece[number])]
+            joined.append(arrays[0] if len(arrays) == 1 else pa.concat_arrays(arrays) if arrays else pa.nulls(0, kind))
+        return BatchResult(self.rows, joined, self.failures, self.stopped)
+
+
+class UdfCaller:
+    """One UDF in one worker. `run` may be called any number of times, by one thread."""
+
+    def __init__(
+        self,
+        udf: Udf,
+        types: Sequence[Any],
+        on_error: ErrorPolicy,
+        batch_size: int | None = None,
+        timeout_s: float | None = None,
+        slots: int = DEFAULT_ASYNC_SLOTS,
+    ) -> None:
+        self.udf = udf
+        self.types = tuple(types)
+        self.on_error = on_error
+        self.batch_size = batch_size
+        self.timeout_s = timeout_s
+        self.slots = max(1, slots)
+        self.kind = udf.kind
+        names = [name for name, _ in udf.outputs()]
+        self.converter = ValueConverter(types, names)
+        self.watchdog = Watchdog()
+        self.pace = CallSizer(0.25, 16) if self.kind == "scalar" else CallSizer()
+        self._soft_timeout = SoftTimeout()
+        self._single_rows_left = 0
+        """Rows to come of a call that failed, when there was no time to go through them one by one."""
+        self._target: Any = None
+        self._call: Callable[..., Any] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    # life
+
+    def setup(self, worker: Worker) -> None:
+        """Raises what a user's `setup` raises."""
+        target = self.udf.fn() if isinstance(self.udf.fn, type) else self.udf.fn
+        setup = getattr(target, "setup", None) if self.udf.is_class else None
+        if callable(setup):
+            self._run_if_awaitable(setup(worker) if takes_worker(setup) else setup())
+        self._target, self._call = target, bound_call(target)
+
+    def clone_for_thread(self) -> UdfCaller:
+        """For another thread: the same object, with a pace and a watchdog of its own. It is not set up or torn down."""
+        other = UdfCaller(self.udf, self.types, self.on_error, self.batch_size, self.timeout_s, self.slots)
+        other._target, other._call = self._target, self._call
+        return other
+
+    def teardown(self) -> None:
+        """Raises what a user's `teardown` raises; twice does nothing."""
+        target, self._target, self._call = self._target, None, None
+        try:
+            teardown = getattr(target, "teardown", None) if self.udf.is_class and target is not None else None
+            if callable(teardown):
+                self._run_if_awaitable(teardown())
+        finally:
+            self.watchdog.close()
+            loop, self._loop = self._loop, None
+            if loop is not None:
+                loop.run_until_complete(loop.shutdown_asyncgens())
+                loop.close()
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """Of everything that is awaited: what a setup opened lives in it."""
+        if self._loop is None:
+            import asyncio
+
+            self._loop = asyncio.new_event_loop()
+        return self._loop
+
+    @property
+    def call(self) -> Callable[..., Any]:
+        if self._call is None:
+            from dovetail.engines.worker_context import Worker
+
+            self.setup(Worker(0, self.udf.name))
+        assert self._call is not None
+        return self._call
+
+    def _run_if_awaitable(self, given: Any) -> None:
+        if inspect.isawaitable(given):
+            self.loop.run_until_complete(_await_value(given))
+
+    # rows
+
+    def run(self, batch: Any, until: float, condemn: Callable[[int], None]) -> BatchResult:
+        """Calls it for the rows of a pyarrow RecordBatch, whose columns are its inputs, until all are done, or
+        `time.monotonic()` is `until`, or 64 MB of results are there. One call at least is made."""
+        gathered = ResultBuffer(len(self.types))
+        self.watchdog.report_hang = condemn
+        if self.udf.is_async:
+            from dovetail.backfill.async_udf_caller import run_async
+
+            run_async(self, batch, until, gathered)
+            return gathered.to_result(self.types)
+        do = self._call_values if self.kind == "scalar" else self._call_arrays
+        if self.kind == "scalar" and self.timeout_s is not None:
+            do = self._call_values_timed
+        with self._soft_timeout if self.timeout_s is not None else NullContext():
+            while gathered.rows < batch.num_rows and not gathered.stopped:
+                late = time.monotonic() >= until
+                if (late and gathered.rows) or gathered.nbytes >= MAX_RESULT_BYTES:
+                    break
+                do(batch, until, gathered, late)
+        return gathered.to_result(self.types)
+
+    # functions of values
+
+    def _call_values(self, batch: Any, until: float, gathered: ResultBuffer, late: bool) -> None:
+        """A stretch of rows, as fast as Python loops."""
+        start = gathered.rows
+        began = time.perf_counter()
+        piece = batch.slice(start, 1 if late else self._next_row_count(gathered))
+        try:
+            columns = [column.to_pylist() for column in piece.columns]
+        except Exception:  # of some row there is no such value in Python: that row's failure
+            self._call_values_timed(batch, until, gathered, late)
+            return
+        results: list[Any] = []
+        values = map(self.call, *columns)
+        error: BaseException | None = None
+        with self.watchdog.stop_at(until, columns[0]) if not late else NullContext():
+            while True:
+                try:
+                    results.extend(values)
+                    if len(results) == piece.num_rows or not columns[0]:
+                        break
+                    error = StopIteration("raised by the function")  # which ends the loop as if all were done
+                except BaseException as raised:
+                    error = raised  # also SystemExit: it is the row's
+                at = len(results)
+                error = self._retry_row(batch, start + at, error, results)
+                if error is not None:
+                    gathered.failures.append(capture_failure(start + at, error))
+                    if self.on_error.then == "fail":
+                        break
+                    results.append(self.converter.null_result)
+                    error = None
+        if results:
+            self.pace.record(len(results), time.perf_counter() - began)
+        self._store_results(results, gathered, failed=error is not None)
+
+    def _next_row_count(self, gathered: ResultBuffer) -> int:
+        """By the time they take, and few if they are large."""
+        row_bytes = gathered.nbytes / gathered.rows if gathered.rows else 0
+        return min(self.pace.rows, max(1, int(MAX_RESULT_BYTES / 4 / row_bytes))) if row_bytes else self.pace.rows
+
+    def _call_values_timed(self, batch: Any, until: float, gathered: ResultBuffer, late: bool) -> None:
+        """The same, row by row, with each call watched."""
+        start = gathered.rows
+        began = time.perf_counter()
+        results: list[Any] = []
+        error: BaseException | None = None
+        piece = batch.slice(start, 1 if late else self._next_row_count(gathered))
+        call, given = self.call, _rows_as_arguments(piece)
+        for at in range(piece.num_rows):
+            if results and time.monotonic() >= until:
+                break
+            row = start + at
+            try:
+                args = self.row_arguments(batch, row) if given is None else given[at]
+                results.append(self.call_timed(call, args, row, 1))
+            except BaseException as raised:
+                error = self._retry_row(batch, row, raised, results)
+            if error is not None:
+                gathered.failures.append(capture_failure(row, error))
+                if self.on_error.then == "fail":
+                    break
+                results.append(self.converter.null_result)
+                error = None
+        if results:
+            self.pace.record(len(results), time.perf_counter() - began)
+        self._store_results(results, gathered, failed=error is not None)
+
+    def row_arguments(self, batch: Any, row: int) -> tuple[Any, ...]:
+        """What is given to the call for one row."""
+        if self.kind == "scalar":
+            return tuple(column[row].as_py() for column in batch.columns)
+        piece = batch.slice(row, 1)
+        return tuple(piece.columns) if self.kind == "arrays" else (piece,)
+
+    def call_timed(self, call: Callable[..., Any], args: tuple[Any, ...], row: int, rows: int) -> Any:
+        """A call, ended when it takes too long."""
+        if self.timeout_s is None:
+            return call(*args)
+        allowed_s = self.allowed_s(self.timeout_s, rows)
+        self.watchdog.begin(row, rows, allowed_s)
+        try:
+            return self._soft_timeout.call(call, args, allowed_s)
+        finally:
+            self.watchdog.end(row)
+
+    def allowed_s(self, timeout_s: float, rows: int) -> float:
+        """One row that hangs must not wait for the time of all others; what is too slow so is tried one by one."""
+        if rows == 1:
+            return timeout_s
+        return min(timeout_s * rows, timeout_s + MAX_SLOWDOWN * self.pace.row_s * rows)
+
+    def _retry_row(self, batch: Any, row: int, error: BaseException, results: list[Any]) -> BaseException | None:
+        """Tries a row again that failed, if its exception is one to try again; its result is then added. Else what it
+        failed with last."""
+        tried = 0
+        while tried < self.on_error.retries_for(error):
+            time.sleep(self.on_error.wait_s(tried))
+            tried += 1
+            try:
+                results.append(self.call_timed(self.call, self.row_arguments(batch, row), row, 1))
+            except BaseException as raised:
+                error = raised
+            else:
+                return None
+        return error
+
+    def _store_results(self, results: list[Any], gathered: ResultBuffer, *, failed: bool) -> None:
+        """Converts what a stretch of rows gave. `failed`: its last row did, and ends the run."""
+        if not results:
+            gathered.stopped |= failed
+            return
+        arrays, wrong = self.converter.values(results)
+        start, rows = gathered.rows, len(results)
+        if wrong and self.on_error.then == "fail":
+            rows = min(wrong)
+            gathered.failures = [capture_failure(start + rows, wrong[rows])]
+            failed, arrays = True, [array.slice(0, rows) for array in arrays]
+        elif wrong:
+            gathered.failures += [capture_failure(start + index, error) for index, error in wrong.items()]
+            gathered.failures.sort(key=lambda failure: failure.index)
+        gathered.add(arrays, rows)
+        gathered.stopped |= failed
+
+    # functions of arrays and batches
+
+    def rows_per_call(self, left_s: float) -> int:
+        if self.timeout_s is not None and self.pace.calls < SINGLE_ROW_CALLS:
+            return 1
+        return self.batch_size or self.pace.next_rows(left_s)
+
+    def _call_arrays(self, batch: Any, until: float, gathered: ResultBuffer, late: bool) -> None:  # noqa: ARG002
+        """One call; if it raises, one for each of its rows."""
+        start = gathered.rows
+        rows = 1 if self._single_rows_left else self.rows_per_call(until - time.monotonic())
+        self._single_rows_left = max(0, self._single_rows_left - 1)
+        piece = batch.slice(start, rows)
+        args = tuple(piece.columns) if self.kind == "arrays" else (piece,)
+        began = time.perf_counter()
+        try:
+            arrays = self.converter.arrays(self.call_timed(self.call, args, start, piece.num_rows), piece.num_rows)
+        except BaseException as error:
+            self._call_rows_singly(batch, start, piece.num_rows, until, gathered, error)
+        else:
+            self.pace.record(piece.num_rows, time.perf_counter() - began)
+            gathered.add(arrays, piece.num_rows)
+
+    def _call_rows_singly(
+        self, batch: Any, start: int, rows: int, until: float, gathered: ResultBuffer, error: BaseException
+    ) -> None:
+        for row in range(start, start + rows):
+            if row > start and time.monotonic() >= until:
+                self._single_rows_left = start + rows - row
+                return
+            found: BaseException | None = error if rows == 1 else None
+            arrays: list[Any] = []
+            tried = 0
+            while not arrays and (found is None or tried < self.on_error.retries_for(found)):
+                if found is not None:
+                    time.sleep(self.on_error.wait_s(tried))
+                    tried += 1
+                try:
+                    arrays = self.converter.arrays(
+                        self.call_timed(self.call, self.row_arguments(batch, row), row, 1), 1
+                    )
+                except BaseException as raised:
+                    found = raised
+            if not arrays and found is not None:
+                gathered.failures.append(capture_failure(row, found))
+                if self.on_error.then == "fail":
+                    gathered.stopped = True
+                    return
+            gathered.add(arrays or self.nulls(1), 1)
+
+    def nulls(self, rows: int) -> list[Any]:
+        import pyarrow as pa
+
+        return [pa.nulls(rows, kind) for kind in self.types]
+
+
+class NullContext:
+    """A context that does nothing; contextlib's is slower than what it surrounds here."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+def _rows_as_arguments(piece: Any) -> list[tuple[Any, ...]] | None:
+    """What is given to the calls of these rows; None: some value cannot be made."""
+    try:
+        return list(zip(*(column.to_pylist() for column in piece.columns), strict=True))
+    except Exception:
+        return None
+
+
+async def _await_value(given: Any) -> Any:
+    return await given

@@ -1,0 +1,214 @@
+"""Claim store of a cluster: nodes join and leave, and foreign usage (work that is not Dovetail's) is planned around.
+
+Nodes are known to others by their ids, because names may differ from one driver to the next; cards are taken whole.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from dovetail.claims.allocation import Allocation, labels_match
+from dovetail.claims.owner import is_alive, this_process
+from dovetail.claims.quota import even_cap, packed_cap, round_amounts_to_cards, round_seats_to_cards
+from dovetail.claims.store import ClaimStore
+from dovetail.resources.amounts import CARD_FIELDS, HOST, add_amounts, cluster_capacity, min_amounts, sum_seats
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence
+
+    from dovetail.claims.owner import Owner, ProcessId
+    from dovetail.claims.store import ClaimRequest, ClaimRows, Grant, Wait
+    from dovetail.resources.amounts import Amounts
+    from dovetail.resources.cluster import Cluster, Node
+    from dovetail.resources.seat import Seat, Seats
+
+FOREIGN_DEBOUNCE_S = 3.0
+"""What others are seen to hold counts when it was there so long: for moments that is what somebody of us just took or
+gave back, and no worker should be drained for that."""
+
+
+class UsageDebouncer:
+    """What others hold for some time. The first look counts at once; less counts at once, too."""
+
+    def __init__(self, steady_s: float = FOREIGN_DEBOUNCE_S) -> None:
+        self._steady_s = steady_s
+        self._looks: list[tuple[float, Amounts]] = []
+
+    def update(self, now: float, amounts: Amounts) -> Amounts:
+        while len(self._looks) > 1 and self._looks[1][0] <= now - self._steady_s:
+            del self._looks[0]
+        self._looks.append((now, amounts))
+        found = amounts
+        for _, earlier in self._looks:
+            found = min_amounts(found, earlier)
+        return found
+
+
+def place_foreign_usage(cluster: Cluster, foreign: Amounts, owners: Sequence[Owner]) -> Amounts:
+    """The same where it is least in the way: nobody knows which card of a node others have, only how many. So it is
+    one that none of us was granted, else one that none of us holds, the last first."""
+    capacity = cluster_capacity(cluster)
+    granted: Amounts = {}
+    held: Amounts = {}
+    for owner in owners:
+        granted, held = add_amounts(granted, owner.granted), add_amounts(held, owner.held)
+    found = min_amounts({key: amount for key, amount in foreign.items() if key[1] == HOST}, capacity)
+    for node in cluster.nodes:
+        count = len({card for name, card, _ in foreign if name == node.name and card != HOST})
+
+        def in_the_way(card: int, name: str = node.name) -> tuple[bool, bool, int]:
+            return _is_card_used(held, name, card), _is_card_used(granted, name, card), -card
+
+        for card in sorted(range(len(node.gpus)), key=in_the_way)[:count]:
+            keys = [(node.name, card, what) for what in CARD_FIELDS]
+            found |= {key: capacity[key] for key in keys if key in capacity}
+    return found
+
+
+def _is_card_used(amounts: Amounts, node: str, card: int) -> bool:
+    return any((node, card, what) in amounts for what in CARD_FIELDS)
+
+
+REFRESH_S = 1.0
+"""Between two looks at what there is and what others hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterView:
+    """One look at a cluster."""
+
+    cluster: Cluster
+    ids: Mapping[str, str]
+    """Node -> what all drivers call it."""
+    foreign: Seats = ()
+    """What others hold who are none of us."""
+
+
+class ClusterClaimStore(ClaimStore):
+    """The owners of one cluster. `look` is called at most once per `look_s`, by whoever asks or updates."""
+
+    where = "this cluster"
+    stale_s, beat_s = 30.0, 2.0
+
+    def __init__(
+        self,
+        rows: ClaimRows,
+        seen: ClusterView,
+        look: Callable[[], ClusterView] | None = None,
+        *,
+        share: float | None = None,
+        look_s: float = REFRESH_S,
+        steady_s: float = FOREIGN_DEBOUNCE_S,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+        alive: Callable[[ProcessId], bool | None] = is_alive,
+        process: Callable[[], ProcessId] = this_process,
+    ) -> None:
+        super().__init__(rows, "", seen.cluster, wall=wall, alive=alive, process=process)
+        self._look, self._look_s, self._clock, self._share = look, look_s, clock, share
+        self._foreign_usage = UsageDebouncer(steady_s)
+        self._nodes: dict[str, Node] = {}
+        self._heartbeats: dict[str, tuple[float, float]] = {}
+        """Owner -> its last heartbeat, and when we first saw that."""
+        self._refreshed_at = clock()
+        self._initial_nodes = {node.name for node in seen.cluster.nodes}
+        self.set_cluster(seen)
+
+    def set_cluster(self, seen: ClusterView) -> None:
+        """What there is from now on."""
+        self.view = seen
+        self.cluster = seen.cluster
+        self.capacity = cluster_capacity(self.cluster)
+        self.foreign = self._foreign_usage.update(self._clock(), sum_seats(seen.foreign))
+        self._cards = {}  # which card of a node is which is not known before it is held
+        self._names = dict(seen.ids)
+        self._nodes |= {node.name: node for node in seen.cluster.nodes}
+
+    def request(
+        self, about: ClaimRequest, need: Seats, ideal: Seats | None = None, *, hurry: bool = False
+    ) -> Grant | Wait:
+        self.refresh()
+        need = self._relocate(need, about.required_labels)
+        all_of = None if ideal is None else round_seats_to_cards(ideal, self.cluster)
+        return super().request(about, round_seats_to_cards(need, self.cluster), all_of, hurry=hurry)
+
+    def update(self, me: Owner, held: Amounts, believes: Amounts) -> Owner:
+        self.refresh()
+        me = replace(me, need=self._relocate(me.need, me.required_labels))
+        me = replace(me, cap=self._updated_cap(me))
+        held, believes = (
+            self._on_present_nodes(round_amounts_to_cards(each, self.capacity)) for each in (held, believes)
+        )
+        return super().update(me, held, believes)
+
+    def _is_alive(self, owner: Owner) -> bool:
+        """Clocks of other machines may be wrong: how old a heartbeat is, is how long we have seen no other."""
+        there = self._alive(owner.process)
+        if there is not None:
+            return there
+        now = self._clock()
+        if self._heartbeats.get(owner.id, (None, now))[0] != owner.heartbeat:
+            self._heartbeats[owner.id] = owner.heartbeat, now
+        return now - self._heartbeats[owner.id][1] < self.stale_s
+
+    def foreign_usage(self, owners: list[Owner]) -> Amounts:
+        return place_foreign_usage(self.cluster, self.foreign, owners)
+
+    def refresh(self) -> None:
+        """If it is time for it."""
+        now = self._clock()
+        if self._look is not None and now >= self._refreshed_at + self._look_s:
+            self._refreshed_at = now
+            self.set_cluster(self._look())
+
+    def _on_present_nodes(self, amounts: Amounts) -> Amounts:
+        return {key: amount for key, amount in amounts.items() if key in self.capacity}
+
+    def _relocate(self, need: Seats, asks: Collection[str] | None) -> Seats:
+        """Seats on nodes that have left, on others of their kind: without that nobody would find them a place again."""
+        present = {node.name for node in self.cluster.nodes}
+        return tuple(seat if seat.node in present else self._relocate_seat(seat, asks) for seat in need)
+
+    def _relocate_seat(self, seat: Seat, asks: Collection[str] | None) -> Seat:
+        before = self._nodes.get(seat.node)
+        if before is None:
+            return seat
+        for node in sorted(self.cluster.nodes, key=lambda node: node.gpus != before.gpus):
+            cards = _equivalent_cards(seat, before, node) if labels_match(node, before, asks) else None
+            if cards is not None and node.usable_cpu_milli >= seat.cpu_milli:
+                shares = tuple(share._replace(card=card) for share, card in zip(seat.cards, cards, strict=True))
+                return seat._replace(node=node.name, cards=shares)
+        return seat
+
+    def _updated_cap(self, me: Owner) -> Amounts | None:
+        """With its share of nodes that have joined; anew when one has left of which it had some."""
+        cap, present = me.cap, {node.name for node in self.cluster.nodes}
+        if cap is None or self._share is None:
+            return cap
+        if any(node not in present for node, _, _ in cap):
+            self._initial_nodes = present
+            return self._new_cap(me, self._share)
+        known = self._initial_nodes | {node for node, _, _ in cap}
+        new = tuple(node for node in self.cluster.nodes if node.name not in known)
+        return cap if not new else cap | even_cap(replace(self.cluster, nodes=new), self._share)
+
+    def _new_cap(self, me: Owner, share: float) -> Amounts:
+        """The share of every node if its least fits into that, else as much on fewer nodes."""
+        liked = {(seat.node, card) for seat in me.need for card in seat.gpus}
+        evened = replace(me, cap=even_cap(self.cluster, share, liked))
+        fits = Allocation(self.cluster, [evened], {}).try_seat(evened)
+        return evened.cap if fits and evened.cap is not None else packed_cap(self.cluster, share, liked)
+
+
+def _equivalent_cards(seat: Seat, before: Node, node: Node) -> list[int] | None:
+    """Cards of another node like those of this seat; None if it has not enough of them."""
+    found: list[int] = []
+    for share in seat.cards:
+        kind = before.gpus[share.card] if share.card < len(before.gpus) else None
+        free = [card for card, gpu in enumerate(node.gpus) if gpu == kind and card not in found]
+        if not free:
+            return None
+        found.append(free[0])
+    return found

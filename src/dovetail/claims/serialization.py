@@ -1,0 +1,183 @@
+"""Rows of the claim store: an owner to and from a row, GPUs matched by UUID, nodes by id; SQL statements.
+
+Cards are told apart by their uuid where that is known (CUDA_VISIBLE_DEVICES hides some from a run), else by position.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from dovetail.claims.owner import Owner, ProcessId
+from dovetail.resources.amounts import HOST, seats_from_amounts, sum_seats
+from dovetail.resources.seat import Seat
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from dovetail.resources.amounts import Amounts
+    from dovetail.resources.cluster import Cluster
+    from dovetail.resources.seat import Seats
+
+CardUuids = dict[str, list[str]]
+"""Node -> the uuid of each of its cards."""
+
+
+def card_uuids(cluster: Cluster) -> CardUuids:
+    return {node.name: [gpu.uuid for gpu in node.gpus] for node in cluster.nodes if node.gpus}
+
+
+def remap_cards(owner: Owner, theirs: CardUuids, ours: CardUuids) -> Owner:
+    """The same owner with its cards at our positions; what we do not see of them is left out."""
+    if theirs == ours:
+        return owner
+    places = {
+        (node, card): _card_position(uuid, card, ours.get(node, []))
+        for node, uuids in theirs.items()
+        for card, uuid in enumerate(uuids)
+    }
+    return replace(
+        owner,
+        need=_remap_seats(owner.need, places),
+        ideal=None if owner.ideal is None else _remap_seats(owner.ideal, places),
+        granted=_remap_amounts(owner.granted, places),
+        limit=_remap_amounts(owner.limit, places),
+        held=_remap_amounts(owner.held, places),
+        cap=None if owner.cap is None else _remap_amounts(owner.cap, places),
+    )
+
+
+def _card_position(uuid: str, card: int, ours: Sequence[str]) -> int | None:
+    if uuid in ours and uuid:
+        return ours.index(uuid)
+    known = bool(uuid) and all(ours)
+    return None if known or card >= len(ours) else card
+
+
+def _remap_amounts(amounts: Amounts, places: Mapping[tuple[str, int], int | None]) -> Amounts:
+    found: Amounts = {}
+    for (node, card, what), amount in amounts.items():
+        place = HOST if card == HOST else places.get((node, card))
+        if place is not None:
+            found[node, place, what] = amount
+    return found
+
+
+def _remap_seats(seats: Seats, places: Mapping[tuple[str, int], int | None]) -> Seats:
+    return tuple(_remap_seat(seat, places) for seat in seats)
+
+
+def _remap_seat(seat: Seat, places: Mapping[tuple[str, int], int | None]) -> Seat:
+    there = ((share, places.get((seat.node, share.card))) for share in seat.cards)
+    return seat._replace(cards=tuple(share._replace(card=place) for share, place in there if place is not None))
+
+
+APPLICATION_ID = 0x44544C47
+"""Tells our files from those of others."""
+SCHEMA_VERSION = 1
+COLUMNS = (
+    *("id", "machine", "name", "pid", "born", "space", "since", "heartbeat", "waiting"),
+    *("need", "ideal", "granted", "limits", "held", "cards"),
+)
+CREATE_SQL = f"CREATE TABLE claims ({COLUMNS[0]} TEXT PRIMARY KEY, {', '.join(COLUMNS[1:])})"
+SELECT_SQL = f"SELECT {', '.join(COLUMNS)} FROM claims WHERE machine = ? ORDER BY since, id"  # noqa: S608 - our own names
+UPSERT_SQL = f"INSERT OR REPLACE INTO claims VALUES ({', '.join('?' * len(COLUMNS))})"  # noqa: S608
+DELETE_SQL = "DELETE FROM claims WHERE id = ?"
+
+
+def owner_to_row(
+    owner: Owner, machine: str, cards: CardUuids, names: Mapping[str, str] | None = None
+) -> tuple[Any, ...]:
+    """`names`: what a node is called in rows, where that is not our own name for it."""
+    owner = rename_nodes(owner, names) if names else owner
+    pid, born, space = owner.process
+    ideal = None if owner.ideal is None else _seats_to_json(owner.ideal)
+    if owner.cap is not None or owner.required_labels is not None:
+        cap = None if owner.cap is None else _seats_to_json(seats_from_amounts(owner.cap))
+        ideal = json.dumps({"ideal": ideal, "cap": cap, "asks": owner.required_labels})
+    amounts = [_seats_to_json(seats_from_amounts(each)) for each in (owner.granted, owner.limit, owner.held)]
+    times = (owner.since, owner.heartbeat, int(owner.waiting))
+    return (
+        owner.id,
+        machine,
+        owner.name,
+        pid,
+        born,
+        space,
+        *times,
+        _seats_to_json(owner.need),
+        ideal,
+        *amounts,
+        json.dumps(cards),
+    )
+
+
+class InvalidRowError(ValueError):
+    """A row that no `row_of` made."""
+
+
+def owner_from_row(row: tuple[Any, ...], cards: CardUuids, names: Mapping[str, str] | None = None) -> Owner:
+    """As it is seen by who has these cards, and these names for the nodes of rows."""
+    try:
+        owner = _parse_row(row, cards)
+        return rename_nodes(owner, names) if names else owner
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InvalidRowError(f"a row that cannot be read: {row!r:.200}: {error!r}") from None
+
+
+def _parse_row(row: tuple[Any, ...], cards: CardUuids) -> Owner:
+    found = dict(zip(COLUMNS, row, strict=True))
+    ideal, cap, asks = _parse_ideal_column(found["ideal"])
+    owner = Owner(
+        id=found["id"],
+        name=found["name"],
+        process=ProcessId(found["pid"], found["born"], found["space"]),
+        since=found["since"],
+        need=_seats_from_json(found["need"]),
+        ideal=None if ideal is None else _seats_from_json(ideal),
+        granted=sum_seats(_seats_from_json(found["granted"])),
+        limit=sum_seats(_seats_from_json(found["limits"])),
+        held=sum_seats(_seats_from_json(found["held"])),
+        waiting=bool(found["waiting"]),
+        heartbeat=found["heartbeat"],
+        cap=None if cap is None else sum_seats(_seats_from_json(cap)),
+        required_labels=None if asks is None else tuple(map(str, asks)),
+    )
+    return remap_cards(owner, json.loads(found["cards"]), cards)
+
+
+def _parse_ideal_column(text: str | None) -> tuple[str | None, str | None, list[str] | None]:
+    """Ideal, cap and asks are in one column, so that files of earlier versions stay readable."""
+    if text is None or not text.startswith("{"):
+        return text, None, None
+    found = json.loads(text)
+    return found["ideal"], found["cap"], found.get("asks")
+
+
+def rename_nodes(owner: Owner, names: Mapping[str, str]) -> Owner:
+    """The same owner with other names for its nodes."""
+
+    def seats(given: Seats) -> Seats:
+        return tuple(seat._replace(node=names.get(seat.node, seat.node)) for seat in given)
+
+    def amounts(given: Amounts) -> Amounts:
+        return {(names.get(node, node), card, what): amount for (node, card, what), amount in given.items()}
+
+    return replace(
+        owner,
+        need=seats(owner.need),
+        ideal=None if owner.ideal is None else seats(owner.ideal),
+        granted=amounts(owner.granted),
+        limit=amounts(owner.limit),
+        held=amounts(owner.held),
+        cap=None if owner.cap is None else amounts(owner.cap),
+    )
+
+
+def _seats_to_json(seats: Seats) -> str:
+    return json.dumps([seat.to_dict() for seat in seats], separators=(",", ":"))
+
+
+def _seats_from_json(text: str) -> Seats:
+    return tuple(Seat.from_dict(data) for data in json.loads(text))

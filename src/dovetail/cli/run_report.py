@@ -1,0 +1,168 @@
+"""Output of `dovetail run`: results on stdout as JSON lines, summary, next commands and exit code."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import sys
+import time
+import traceback
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dovetail.cli.run_spec_loader import recipe_of
+from dovetail.errors import DovetailError, Problem, RunError, short_repr
+from dovetail.observe.run_folder import run_reference
+from dovetail.observe.summary_text import next_step_lines, result_lines
+
+if TYPE_CHECKING:
+    import dovetail as dt
+    from dovetail.cli.signals import SignalHandler
+    from dovetail.observe.summary import RunSummary
+    from dovetail.runtime.run_spec import RunSpec
+
+WRITE_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+
+
+def print_rows(run: dt.Run) -> bool:
+    """False: whoever read them left (`| head`), and the run was told to stop."""
+    encode = json.JSONEncoder(ensure_ascii=False, default=_jsonable).encode
+    out = sys.stdout.buffer
+    try:
+        for item in run:
+            out.write(_json_line(item, encode))
+            out.flush()
+    except BrokenPipeError:
+        run.cancel("nobody reads the results any more")
+        # what is still in the buffer must not be written at exit, when nobody is there to hear of it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return False
+    except OSError as error:
+        if error.errno not in WRITE_ERRNOS:
+            raise  # the source's, or somebody else's
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        message = f"results cannot be written to stdout: {error.strerror}"
+        raise RunError(Problem("DT369", message, fixes=("--sink with a path where there is room",))) from None
+    return True
+
+
+def _json_line(item: object, encode: Any) -> bytes:
+    try:
+        text: str = encode(item)
+        return text.encode("utf-8", "surrogatepass") + b"\n"
+    except (TypeError, ValueError, RecursionError) as error:
+        message = f"a result cannot be printed as JSON: {error}: {short_repr(item)}"
+        fixes = ("return plain values from the last stage", "--sink out.parquet, which takes more kinds of values")
+        raise RunError(Problem("DT369", message, fixes=fixes)) from None
+
+
+def _jsonable(value: Any) -> Any:
+    """Of numpy and dates, which many rows hold."""
+    for name in ("tolist", "isoformat"):
+        convert = getattr(value, name, None)
+        if callable(convert):
+            return convert()
+    raise TypeError(f"{type(value).__name__} is not JSON")
+
+
+STOP_TIMEOUT_S = 15.0
+"""How long a run that was told to stop has for it."""
+
+
+class OutputClosed(Exception):
+    """Whoever read our output has enough of it."""
+
+
+def wait_for_results(run: dt.Run, *, to_stdout: bool) -> BaseException | None:
+    """What went wrong, if something did."""
+    try:
+        if not to_stdout:
+            run.wait()
+        elif not print_rows(run):
+            return OutputClosed()
+    except Exception as error:
+        if not run.done:
+            run.cancel(f"{type(error).__name__} in the driver")
+        return error
+    return None
+
+
+def report_run(stops: SignalHandler, job: RunSpec, error: BaseException | None, *, as_json: bool) -> int:
+    """Says how it went, and gives the exit code."""
+    run = stops.run
+    assert run is not None, "nothing is told of a run that did not begin"
+    _wait_for_end(run)
+    if isinstance(error, OutputClosed):
+        return 0
+    if isinstance(error, DovetailError):
+        click.echo(str(error_for_command_line(error, of_recipe=recipe_of(job) is not None)), err=True)
+    elif error is not None and not isinstance(error, KeyboardInterrupt):
+        click.echo("".join(traceback.format_exception(error)).rstrip(), err=True)
+    told = run.stats
+    if as_json:
+        click.echo(json.dumps(told.to_dict(), indent=2))
+    for line in [
+        *result_lines(told),
+        *_output_lines(told, job),
+        "",
+        *next_step_lines(told),
+        *resume_lines(told, has_sink=job.sink is not None),
+    ]:
+        click.echo(line, err=True)
+    if isinstance(error, DovetailError):
+        return error.exit_code
+    if error is not None and not isinstance(error, KeyboardInterrupt):
+        return 1
+    return {"finished": 0, "failed": 1}.get(told.status, stops.exit_code)
+
+
+def error_for_command_line(error: DovetailError, *, of_recipe: bool = False) -> DovetailError:
+    """In the words of files and the command line instead of Python's."""
+    skip = "skip_op_error: true in the file" if of_recipe else "on_error: skip in the file"
+
+    def typed(fix: str) -> str:
+        if fix.startswith("max_errors=None, or a larger number;"):
+            return "--max-errors with a larger number"
+        return fix.replace('on_error="skip"', skip)
+
+    return type(error)(replace(one, fixes=tuple(map(typed, one.fixes))) for one in error.problems)
+
+
+def _wait_for_end(run: dt.Run) -> None:
+    end = time.monotonic() + STOP_TIMEOUT_S
+    while not run.done and time.monotonic() < end:
+        time.sleep(0.01)
+
+
+def _output_lines(told: RunSummary, job: RunSpec) -> list[str]:
+    names = sink_names(job.sink)
+    if told.status == "finished":
+        return [f"output      {name}" for name in names]
+    return [f"output      {name}: written when the run is complete; what is done so far is kept" for name in names]
+
+
+def sink_names(sink: Any) -> list[str]:
+    """Where results go, for people."""
+    if isinstance(sink, str):
+        return [sink]
+    if isinstance(sink, Mapping):
+        if "stages" in sink:
+            return [f"{name}: {text}" for name, part in sink["stages"].items() for text in sink_names(part)]
+        return [str(sink["path"])] if "path" in sink else []
+    return []
+
+
+def resume_lines(told: RunSummary, *, has_sink: bool) -> list[str]:
+    """What to type to have the rest."""
+    run, lines = run_reference(told.folder), []
+    if told.status in ("failed", "drained", "cancelled", "lost"):
+        lines.append(f"resume      dovetail run --resume {run}")
+        if not has_sink:
+            lines = ["resume      not possible: results went to stdout; with --sink out.jsonl a run can be resumed"]
+    if told.aside and has_sink and told.status == "finished":
+        lines.append(f"again       dovetail run --retry-errors {run}   # only what was set aside, once it is mended")
+    return lines

@@ -1,0 +1,61 @@
+"""Loading of pipeline and recipe files into a `RunSpec`, and planning errors with lines of the file."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dovetail.cli.fix_text import error_for_file
+from dovetail.documents import read_document
+from dovetail.errors import InfeasibleError
+from dovetail.recipes import is_recipe
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from dovetail.errors import DovetailError
+    from dovetail.recipes.recipe import Recipe
+    from dovetail.resources.cluster import Cluster
+    from dovetail.runtime.run_spec import RunSpec
+
+
+def load_run_spec(
+    file: str,
+    sets: Sequence[str] = (),
+    source: str | None = None,
+    sink: str | None = None,
+    folder: Path | None = None,
+) -> RunSpec:
+    if is_recipe(read_document(file).data):
+        from dovetail.recipes.recipe import load_recipe_spec as load_recipe  # late: most files are pipelines
+
+        return load_recipe(file, sets, source, sink, folder)
+    from dovetail.runtime.run_spec import load_pipeline_spec
+
+    return load_pipeline_spec(file, sets, source, sink, folder)
+
+
+def recipe_of(job: RunSpec) -> Recipe | None:
+    """What it was compiled from, if it is a recipe."""
+    return getattr(job, "recipe", None)
+
+
+def fit_to_cluster(job: RunSpec, cluster: Cluster) -> RunSpec:
+    """The job as it is where it is planned."""
+    if recipe_of(job) is None:
+        return job
+    from dovetail.recipes.recipe import spec_for_cluster
+
+    return spec_for_cluster(job, cluster)
+
+
+def infeasible_error_for_file(
+    error: DovetailError, job: RunSpec, cluster: Cluster, mode: str | None, *, on_ray: bool = False
+) -> DovetailError:
+    """What does not fit, with the lines of the file."""
+    recipe = recipe_of(job)
+    if recipe is not None and isinstance(error, InfeasibleError):
+        from dovetail.recipes.recipe_plan import explain_infeasible
+
+        return explain_infeasible(recipe, cluster, mode, error)
+    return error_for_file(error, job.document.name, cluster, on_ray=on_ray)

@@ -1,0 +1,130 @@
+"""Arguments of `dovetail run` saved in run.json, so that `--resume` needs neither file nor options."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dovetail.engines.ray.address import is_ray_engine
+from dovetail.errors import ConfigError, Problem
+from dovetail.observe.history import run_status
+from dovetail.observe.run_folder import find_run, list_runs, read_json_object, run_reference
+from dovetail.runtime.run_spec import STDIO, absolute_path
+
+if TYPE_CHECKING:
+    from dovetail.observe.run_folder import RunFolder
+
+ARGUMENTS_KEY = "asked"
+RECIPE_DIGEST_KEY = "recipe"
+"""Under which run.json has the digest of a recipe."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunArguments:
+    """The part of a command line that says what is run, and on what: a resumed run keeps it."""
+
+    file: str
+    sets: tuple[str, ...] = ()
+    source: str | None = None
+    sink: str | None = None
+    cluster: str | None = None
+    mode: str | None = None
+    ordered: bool | None = None
+    max_errors: int | None = None
+    limit: int | None = None
+    folder: str | None = None
+    """The current folder when it was typed: what was typed is relative to it."""
+    has_sink: bool = False
+    """Whether results go to a file: only then it can be resumed."""
+    engine: str | None = None
+    share: float | None = None
+    env_from: tuple[str, ...] | None = None
+    """Where it runs; None: not said."""
+
+
+def arguments_for_header(asked: RunArguments, *, has_sink: bool) -> dict[str, Any]:
+    """For run.json."""
+    here = {"file": str(Path(asked.file).absolute()), "folder": asked.folder or str(Path.cwd()), "has_sink": has_sink}
+    if asked.cluster is not None and os.path.isfile(asked.cluster):  # noqa: PTH113 - a spec may be too long for a Path
+        here["cluster"] = str(Path(asked.cluster).absolute())
+    return {ARGUMENTS_KEY: asdict(asked) | here}
+
+
+def read_saved_arguments(folder: RunFolder) -> RunArguments | None:
+    """What run.json says; None, if a program started the run."""
+    header = read_json_object(folder.header)
+    more = header.get("more")
+    told = (more if isinstance(more, Mapping) else header).get(ARGUMENTS_KEY)
+    if not isinstance(told, Mapping) or not isinstance(told.get("file"), str):
+        return None
+    known = {item.name: told[item.name] for item in fields(RunArguments) if item.name in told}
+    texts = {key: tuple(map(str, told.get(key) or ())) for key in ("sets", "env_from")}
+    return RunArguments(**known | texts | {"engine": told.get("engine") or saved_ray_engine(folder)})
+
+
+def saved_ray_engine(folder: RunFolder) -> str | None:
+    """The Ray that a run was on, whoever started it; None: it was on none."""
+    engine = read_json_object(folder.header).get("engine")
+    return engine if isinstance(engine, str) and is_ray_engine(engine) else None
+
+
+def merge_saved_arguments(
+    run: str, now: RunArguments | None, sets: tuple[str, ...], given: Mapping[str, Any]
+) -> RunArguments:
+    """What the run was started with, and on top of it what is typed now. A file that is typed says everything but where
+    it runs: that it goes on elsewhere must be said."""
+    folder = find_run(run)
+    before = read_saved_arguments(folder)
+    if now is not None:
+        return _with_saved_engine(now, before or RunArguments("", engine=saved_ray_engine(folder)))
+    if before is None:
+        name = run_reference(folder.path)
+        message = f"run {folder.id} was not started by `dovetail run`, so nobody knows its file"
+        fixes = (f"dovetail run FILE --resume {name}", f'or where it was started: dt.run(..., resume="{folder.id}")')
+        raise ConfigError(Problem("DT365", message, fixes=fixes))
+    if not Path(before.file).is_file():
+        message = f"run {folder.id} was started from a file that is gone: {before.file}"
+        fix = f"dovetail run FILE --resume {run_reference(folder.path)}"
+        raise ConfigError(Problem("DT365", message, fixes=(fix,)))
+    changed = {key: value for key, value in given.items() if value is not None}
+    for key in changed.keys() & {"source", "sink"}:  # typed now and here, not where the run was started
+        if changed[key] not in ("", STDIO):
+            changed[key] = absolute_path(changed[key], Path.cwd(), pattern=key == "source")
+    nowhere = replace(before, engine=None, share=None, env_from=None)
+    return _with_saved_engine(replace(nowhere, sets=(*before.sets, *sets), **changed), before)
+
+
+def _with_saved_engine(now: RunArguments, before: RunArguments) -> RunArguments:
+    """Where it runs, as it is typed now, else as before; a share is one of a cluster."""
+    engine = now.engine or before.engine
+    share = before.share if now.share is None and is_ray_engine(engine) else now.share
+    return replace(now, engine=engine, share=share, env_from=now.env_from or before.env_from)
+
+
+def find_unfinished_run(asked: RunArguments, digest: str) -> tuple[str | None, str]:
+    """The youngest run of the same recipe that did not come to its end and is not going on; or why it is not taken."""
+    wall = time.time()
+    now = str(Path(asked.file).absolute())
+    for folder in list_runs():
+        before = read_saved_arguments(folder)
+        if before is None or before.file != now or _comparable(before) != _comparable(asked):
+            continue
+        header = read_json_object(folder.header)
+        if not before.has_sink or run_status(header, wall) in ("finished", "running", "waiting"):
+            return None, ""
+        more = header.get("more")
+        same = (more if isinstance(more, Mapping) else header).get(RECIPE_DIGEST_KEY) == digest
+        return (folder.id, "") if same else (None, f"the recipe is not what it was in run {folder.id}")
+    return None, ""
+
+
+def _comparable(asked: RunArguments) -> tuple[object, ...]:
+    """What was typed; paths as they are found from where it was typed."""
+    here = Path(asked.folder) if asked.folder else Path.cwd()
+    ends = (asked.source, asked.sink)
+    paths = [end and absolute_path(end, here, pattern=number == 0) for number, end in enumerate(ends)]
+    return (tuple(asked.sets), *paths)

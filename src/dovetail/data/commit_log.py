@@ -1,0 +1,170 @@
+"""Commit log of a run (commit.log): one durable line per finished epoch, and its reader.
+
+The first line says what the run was about when it began: its source, its sinks, its units. A line that the end of a
+process tore is no line. What no line tells of is computed again by whoever goes on with the run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from dovetail.control.payload import PartFileRange, SourceSinkError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+LOG_VERSION = 1
+
+
+@dataclass(slots=True)
+class CommitEntry:
+    """An epoch that is done: see `control.commands.Deliver`."""
+
+    wave: int
+    epoch: int
+    first: int
+    last: int
+    outputs: dict[str, list[PartFileRange]] = field(default_factory=dict)
+    """Sink -> where its results lie."""
+    result_count: int = 0
+    """How many results left the run."""
+    spooled: dict[str, list[Any]] = field(default_factory=dict)
+    """Unit of a later wave -> what it will get, as the engine wrote it down."""
+    aside: list[Any] = field(default_factory=list)
+    """Unit and key of every item that was set aside."""
+    mark: Any = None
+    """Where in the source `first` is."""
+    durable: bool = True
+    """False: a part of it was in memory only, and it has to be done again."""
+
+    def to_dict(self) -> dict[str, Any]:
+        found: dict[str, Any] = {"wave": self.wave, "epoch": self.epoch, "first": self.first, "last": self.last}
+        found["out"] = {sink: [list(piece) for piece in pieces] for sink, pieces in self.outputs.items()}
+        found |= {"items": self.result_count, "spool": self.spooled, "aside": self.aside, "mark": self.mark}
+        return found if self.durable else found | {"lasting": False}
+
+
+def parse_entry(data: Mapping[str, Any]) -> CommitEntry:
+    return CommitEntry(
+        data["wave"],
+        data["epoch"],
+        data["first"],
+        data["last"],
+        {sink: [PartFileRange(*piece) for piece in pieces] for sink, pieces in data["out"].items()},
+        data["items"],
+        data["spool"],
+        data["aside"],
+        data["mark"],
+        data.get("lasting", True),
+    )
+
+
+@dataclass(slots=True)
+class CommitLogContents:
+    """What commit.log tells of a run."""
+
+    header: dict[str, Any] = field(default_factory=dict)
+    entries: dict[int, CommitEntry] = field(default_factory=dict)
+    """By their number in the file."""
+    lines: int = 0
+    """Entries that were ever written."""
+    finished: list[str] | None = None
+    """The files that the run has left under their final names; None: it has not come to that."""
+
+
+def read_commit_log(path: Path) -> CommitLogContents:
+    """Empty if there is no such file."""
+    told = CommitLogContents()
+    for data in _read_lines(path):
+        if "begin" in data:
+            told.header = told.header or data
+        elif "finished" in data:
+            told.finished = data["finished"]
+        elif "units" in data:
+            told.header["units"] = data["units"]
+        elif "void" in data:
+            for number in data["void"]:
+                told.entries.pop(number, None)
+        elif "out" in data and told.header:
+            told.entries[told.lines] = parse_entry(data)
+            told.lines += 1
+    return told
+
+
+def _read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    try:
+        with path.open("rb") as file:
+            for line in file:
+                if not line.endswith(b"\n"):
+                    continue  # torn, though what is there of it may be whole: it is cut off by who goes on
+                try:
+                    data = json.loads(line)
+                except ValueError:
+                    continue  # torn
+                if isinstance(data, dict):
+                    yield data
+    except FileNotFoundError:
+        return
+
+
+class CommitLog:
+    """Written by one thread."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            whole = _complete_line_bytes(path)
+            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            os.ftruncate(self._file, whole)
+            os.lseek(self._file, whole, os.SEEK_SET)
+        except OSError as error:
+            raise _write_error(path, error) from None
+
+    def write(self, *entries: Mapping[str, Any]) -> None:
+        """On the disk when it returns, all of them."""
+        data = b"".join(json.dumps(entry, separators=(",", ":")).encode() + b"\n" for entry in entries)
+        at = os.lseek(self._file, 0, os.SEEK_CUR)
+        view = memoryview(data)
+        try:
+            while view:
+                view = view[os.write(self._file, view) :]
+            os.fsync(self._file)
+        except OSError as error:
+            os.ftruncate(self._file, at)
+            os.lseek(self._file, at, os.SEEK_SET)
+            raise _write_error(self.path, error) from None
+
+    def begin(self, about: Mapping[str, Any]) -> None:
+        self.write({"begin": LOG_VERSION, **about})
+
+    def units(self, units: Sequence[tuple[str, int]]) -> None:
+        """From now on the spool is for these: a run may go on with other units until it has spooled something."""
+        self.write({"units": units})
+
+    def void_entries(self, numbers: list[int]) -> None:
+        """What these entries tell of is lost: they do not count any more."""
+        self.write({"void": numbers})
+
+    def finish(self, files: list[str]) -> None:
+        self.write({"finished": files})
+
+    def close(self) -> None:
+        os.close(self._file)
+
+
+def _complete_line_bytes(path: Path) -> int:
+    """How many bytes of it are whole lines: the last one may be torn."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return 0
+    return data.rfind(b"\n") + 1
+
+
+def _write_error(path: Path, error: OSError) -> SourceSinkError:
+    message = f"the commit log cannot be written: {error.strerror}"
+    return SourceSinkError("DT380", message, "make room or mend the disk", str(path))

@@ -1,0 +1,256 @@
+"""Sink that makes results durable epoch by epoch in its own thread: sync part files, then append to the commit log.
+
+The loop only hands epochs over. Files and tables were written by workers; here their parts are synced. A callable gets
+the results of an epoch before that epoch counts as done.
+"""
+
+from __future__ import annotations
+
+import heapq
+import os
+from contextlib import suppress
+from queue import SimpleQueue
+from threading import Lock, Thread
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from dovetail.control.commands import Deliver
+from dovetail.control.engine import UnreadableItem
+from dovetail.control.events import FailRun
+from dovetail.control.payload import PartFileRange, SourceSinkError
+from dovetail.data.commit_log import CommitEntry, read_commit_log
+from dovetail.data.iterator_sink import MAX_FAILED_ITEMS_IN_MEMORY, load_in_order
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
+
+    from dovetail.control.commands import FailedItem
+    from dovetail.control.payload import Segment
+    from dovetail.data.commit_log import CommitLog
+    from dovetail.data.interfaces import PayloadStore, RunOutputs
+    from dovetail.data.iterator_sink import IteratorSink
+
+MAX_PENDING_EPOCHS = 64
+"""Epochs that may wait for the disk before nothing more is read."""
+
+
+class SpoolRecords(Protocol):
+    """What of an engine outlives its driver."""
+
+    def spool_record(self, segment: Segment) -> list[Any] | None: ...
+
+
+@runtime_checkable
+class SeekableSource(Protocol):
+    """A source that can tell where a row is, so that nobody has to read up to it again."""
+
+    def mark_of(self, row: int) -> object | None: ...
+    def forget(self, below_row: int) -> None: ...
+
+
+class CommitSink:
+    """Takes epochs as the loop delivers them. What belongs to none of the sinks goes to the run's iterator."""
+
+    def __init__(
+        self,
+        log: CommitLog,
+        outputs: RunOutputs,
+        iterator: IteratorSink,
+        store: PayloadStore,
+        keeping: SpoolRecords,
+        spool: Path,
+        *,
+        ordered: bool = False,
+        done: Iterable[tuple[int, int]] = (),
+    ) -> None:
+        """`done`: stretches of the source that are committed already."""
+        self._log = log
+        self._outputs = outputs
+        self._iterator = iterator
+        self._store = store
+        self._spool_records = keeping
+        self._spool = spool
+        self._ordered = ordered
+        self.source: SeekableSource | None = None
+        self.on_space: Callable[[], None] = lambda: None
+        self.error: BaseException | None = None
+        self.aside: list[FailedItem] = iterator.aside
+        self._queue: SimpleQueue[Deliver | None] = SimpleQueue()
+        self._waiting = 0
+        self._lock = Lock()
+        self._committed_below = 0
+        """Everything below this row is committed."""
+        self._committed_ranges: list[tuple[int, int]] = sorted(done)
+        self._thread = Thread(target=self._commit_all, name="dovetail-commits", daemon=True)
+        self._thread.start()
+
+    # --- the loop's side
+
+    def take(self, deliver: Deliver) -> None:
+        self.aside += deliver.failed_items[: max(0, MAX_FAILED_ITEMS_IN_MEMORY - len(self.aside))]
+        with self._lock:
+            self._waiting += 1
+        self._queue.put(deliver)
+
+    def has_space(self) -> bool:
+        return self._waiting < MAX_PENDING_EPOCHS and self._iterator.has_space()
+
+    # --- the end
+
+    def finish(self, *, complete: bool) -> list[str]:
+        """Everything taken is committed; if that is all there ever will be, the files get their names. Raises what went
+        wrong, here or before."""
+        self._queue.put(None)
+        self._thread.join()
+        if self.error is not None:
+            raise self.error
+        if not complete:
+            return []
+        told = read_commit_log(self._log.path)
+        names: list[str] = []
+        for label, sink in self._outputs.files.items():
+            pieces = [piece for entry in told.entries.values() for piece in entry.outputs.get(label, ())]
+            names += sink.finish(pieces)
+        self._log.finish(names)
+        for sink in self._outputs.files.values():
+            sink.discard()
+        return names
+
+    def close(self) -> None:
+        self._queue.put(None)
+        self._thread.join()
+        self._log.close()
+        for sink in self._outputs.files.values():
+            sink.close()
+
+    # --- the thread
+
+    def _commit_all(self) -> None:
+        over = False
+        while not over:
+            batch = [self._queue.get()]
+            while not self._queue.empty():
+                batch.append(self._queue.get())
+            over = None in batch
+            epochs = [deliver for deliver in batch if deliver is not None]
+            try:
+                if epochs and self.error is None:
+                    self._commit(epochs)
+            except BaseException as error:
+                self._fail(error)
+            with self._lock:
+                self._waiting -= len(epochs)
+            self.on_space()
+
+    def _commit(self, epochs: list[Deliver]) -> None:
+        entries = [self._entry(deliver) for deliver in epochs]
+        self._sync(epochs)
+        given = 0
+        try:
+            for deliver in epochs:
+                self._call_functions(deliver)
+                given += 1
+        finally:  # what a function has taken before it raised is not given to it again
+            self._log.write(*(entry.to_dict() for entry in entries[:given]))
+        for deliver in epochs:
+            left = {unit: out for unit, out in deliver.outputs.items() if unit not in self._outputs.label_of}
+            if left:
+                self._iterator.take(Deliver(deliver.wave, deliver.epoch, deliver.first, deliver.last, left))
+        self._release_marks([(entry.first, entry.last) for entry in entries if not entry.wave])
+
+    def _entry(self, deliver: Deliver) -> CommitEntry:
+        spooled = {
+            unit: [self._spool_records.spool_record(one) for one in out] for unit, out in deliver.spooled.items()
+        }
+        lasting = all(None not in kept for kept in spooled.values())
+        mark = self.source.mark_of(deliver.first) if self.source is not None and not deliver.wave else None
+        return CommitEntry(
+            deliver.wave,
+            deliver.epoch,
+            deliver.first,
+            deliver.last,
+            self._pieces(deliver),
+            sum(segment.items for out in deliver.outputs.values() for segment in out),
+            spooled if lasting else {},
+            [[one.unit, self._key(one)] for one in deliver.failed_items],
+            mark,
+            lasting,
+        )
+
+    def _key(self, aside: FailedItem) -> list[int] | None:
+        if aside.key is not None:
+            return list(aside.key)
+        segment, start, _ = aside.part
+        try:
+            key = self._store.load(segment)[0][start]
+        except Exception:  # its payload cannot be read, whatever the reason
+            return None
+        return list(key) if isinstance(key, tuple) else [key]
+
+    def _pieces(self, deliver: Deliver) -> dict[str, list[PartFileRange]]:
+        """By sink; several leaves may share one."""
+        found: dict[str, list[PartFileRange]] = {}
+        for unit, segments in deliver.outputs.items():
+            label = self._outputs.label_of.get(unit)
+            if label in self._outputs.files:
+                refs = (segment.ref for segment in segments)
+                found.setdefault(label, []).extend(ref for ref in refs if isinstance(ref, PartFileRange))
+        return found
+
+    def _sync(self, epochs: list[Deliver]) -> None:
+        parts: dict[str, set[str]] = {}
+        for deliver in epochs:
+            for label, pieces in self._pieces(deliver).items():
+                parts.setdefault(label, set()).update(piece.part for piece in pieces)
+        for label, names in parts.items():
+            self._outputs.files[label].sync(names)
+        if any(deliver.failed_items for deliver in epochs):
+            with suppress(OSError):  # what cannot be kept of them is told when they are to be run again
+                _sync_file(self._log.path.parent / "errors" / "errors.jsonl")
+        kept = (self._spool_records.spool_record(one) for it in epochs for out in it.spooled.values() for one in out)
+        for name in {one[0] for one in kept if one is not None}:
+            try:
+                _sync_file(self._spool / name)
+            except OSError as error:
+                message = f"the spool cannot be written: {error.strerror}"
+                raise SourceSinkError("DT381", message, "make room or mend the disk", str(self._spool)) from None
+
+    def _call_functions(self, deliver: Deliver) -> None:
+        """To callables. Whoever is killed before the line is written is called again: at least once, not exactly."""
+        for label, function in self._outputs.functions.items():
+            units = [unit for unit in deliver.outputs if self._outputs.label_of.get(unit) == label]
+            segments = [segment for unit in units for segment in deliver.outputs[unit]]
+            if segments:
+                items = load_in_order(self._store, segments) if self._ordered else _load_items(self._store, segments)
+                bad = [item for item in items if isinstance(item, UnreadableItem)] if self._store.unreadable else []
+                if bad:
+                    message = f"{len(bad)} results cannot be unpickled here: {bad[0].error_text}"
+                    raise SourceSinkError("DT336", message, "return plain values, or objects of importable classes")
+                function(items)
+
+    def _release_marks(self, done: list[tuple[int, int]]) -> None:
+        for pair in done:
+            heapq.heappush(self._committed_ranges, pair)
+        while self._committed_ranges and self._committed_ranges[0][0] <= self._committed_below:
+            self._committed_below = max(self._committed_below, heapq.heappop(self._committed_ranges)[1])
+        if self.source is not None:
+            self.source.forget(self._committed_below)
+
+    def _fail(self, error: BaseException) -> None:
+        self.error = self.error or error
+        if isinstance(error, SourceSinkError):
+            self._store.post(FailRun(f"{error.code} {error}", error.fix))
+        else:
+            self._store.post(FailRun(f"the sink raised {type(error).__name__}: {error}"))
+
+
+def _load_items(store: PayloadStore, segments: Iterable[Segment]) -> list[Any]:
+    return [item for segment in segments for item in store.load(segment)[1]]
+
+
+def _sync_file(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,100 @@
+"""Errors of sources and sinks: changed or unreadable input, full disk, missing results, missing packages."""
+
+from __future__ import annotations
+
+import errno
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dovetail.control.payload import SourceSinkError
+from dovetail.errors import ConfigError, Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+INVALID_SETTING = "DT340"
+NOT_FOUND = "DT341"
+UNKNOWN_FORMAT = "DT342"
+MISSING_PACKAGE = "DT343"
+SOURCE_CHANGED = "DT344"
+CANNOT_READ = "DT345"
+CONTENT_MISMATCH = "DT346"
+
+MAX_PATHS_SHOWN = 10
+"""Files that a message names at most."""
+
+
+def source_changed(path: str, how: str) -> SourceSinkError:
+    fix = "run again from the beginning, or put the file back as it was and resume; copy a file that others still write"
+    return SourceSinkError(SOURCE_CHANGED, f"changed while it was read: {how}", fix, path)
+
+
+def cannot_read(path: str, error: BaseException) -> SourceSinkError:
+    """The file is there no more, forbidden, damaged, or its disk fails."""
+    if isinstance(error, SourceSinkError):
+        return error
+    if isinstance(error, FileNotFoundError):
+        return source_changed(path, "it is gone")
+    if isinstance(error, PermissionError):
+        return SourceSinkError(CANNOT_READ, "may not be read", f"chmod u+r {shlex.quote(path)}", path)
+    said = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
+    return SourceSinkError(CANNOT_READ, f"cannot be read: {said}", "resume when the cause is gone", path)
+
+
+def archive_damaged(path: str, error: BaseException | str) -> SourceSinkError:
+    said = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
+    return SourceSinkError(
+        CANNOT_READ, f"the archive is damaged or cut off: {said}", "make or fetch the file again", path
+    )
+
+
+def missing_source_package(package: str, extra: str | None, what: str) -> ConfigError:
+    install = f"pip install 'dovetail-ml[{extra}]'" if extra else f"pip install {package}"
+    return ConfigError(
+        Problem(MISSING_PACKAGE, f"{what} needs the package {package}, which is not installed", fixes=(install,))
+    )
+
+
+def list_paths(paths: Iterable[str], count: int) -> str:
+    """Some of them, and how many more there are."""
+    few = [path for path, _ in zip(paths, range(MAX_PATHS_SHOWN), strict=False)]
+    more = f" and {count - len(few)} more" if count > len(few) else ""
+    return ", ".join(few) + more
+
+
+DISK_FULL_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+PATH_GONE_ERRNOS = {errno.ENOENT, errno.ENOTDIR, errno.ESTALE}
+
+
+def resume_command(run_id: str) -> str:
+    return f"dovetail run --resume {run_id}"
+
+
+def write_failed(error: OSError, path: str, run_id: str) -> SourceSinkError:
+    """The error that ends a run because of its sink; what was committed so far stays."""
+    folder = shlex.quote(str(Path(path).parent))
+    again = f"then go on with: {resume_command(run_id)}"
+    said = error.strerror or str(error)
+    # pyarrow and lance give the number only as text
+    if error.errno in DISK_FULL_ERRNOS or "No space left" in said or "File too large" in said:
+        message = f"no room for the results: {said}"
+        return SourceSinkError("DT353", message, f"make room (df -h {folder} shows how much there is), {again}", path)
+    if error.errno in PATH_GONE_ERRNOS:
+        return results_missing(path, run_id)
+    return SourceSinkError("DT355", f"the results cannot be written: {said}", f"see that it can be, {again}", path)
+
+
+def results_missing(
+    path: str, run_id: str, what: str = "results that were written are not there any more"
+) -> SourceSinkError:
+    fix = f"compute them again, and go on, with: {resume_command(run_id)}"
+    return SourceSinkError("DT354", what, fix, path)
+
+
+def missing_sink_package(package: str, extra: str, path: str) -> ConfigError:
+    return ConfigError(
+        Problem(
+            "DT358", f"{package} is needed for this sink", fixes=(f"pip install 'dovetail-ml[{extra}]'",), place=path
+        )
+    )

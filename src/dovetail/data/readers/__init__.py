@@ -1,0 +1,1 @@
+"""Cursors and splits for every input format."""

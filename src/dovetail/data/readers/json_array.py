@@ -1,0 +1,52 @@
+"""Reader of files that hold one JSON array; read whole, in the driver.
+
+Whole, and by whoever starts the run: an array has no lines that workers could share out.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dovetail.errors import ConfigError, Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+READ_ROWS_TARGET = "dovetail.data.readers.json_array:read_rows"
+SNIFF_BYTES = 1 << 16
+JSON_WHITESPACE = b"\xef\xbb\xbf \t\r\n"
+
+
+def is_json_array(path: str) -> bool:
+    """Whether it is called .json and holds one array. A list on each of several lines is rows, and not one."""
+    if not path.lower().endswith(".json") or "://" in path or not Path(path).is_file():
+        return False
+    with Path(path).open("rb") as file:
+        first = b""
+        while not first.strip(JSON_WHITESPACE):
+            line = file.readline(SNIFF_BYTES)
+            if not line:
+                return False
+            first = line
+        more = bool(file.read(SNIFF_BYTES).strip(JSON_WHITESPACE))
+    if not first.lstrip(JSON_WHITESPACE).startswith(b"["):
+        return False
+    try:
+        json.loads(first)
+    except ValueError:
+        return True
+    return not more
+
+
+def read_rows(paths: Sequence[str]) -> Iterator[Any]:
+    """Of all files, one after another."""
+    for path in paths:
+        try:
+            with Path(path).open(encoding="utf-8-sig") as file:
+                found = json.load(file)
+        except ValueError as error:
+            fix = "mend the file, or write one row per line and call it .jsonl"
+            raise ConfigError(Problem("DT418", f"is no JSON array: {error}", fixes=(fix,), place=path)) from None
+        yield from found

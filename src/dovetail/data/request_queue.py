@@ -1,0 +1,409 @@
+"""Requests to a running service: futures, deadlines, and the source and sink that carry requests and responses.
+
+Requests are numbered as they enter the stream. Results carry the number in their keys. A result whose key is a plain
+number came by a way on which nothing was dropped or multiplied: if there is one for every way through the pipeline,
+nothing more can come. For all others, the end of their epoch says so.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+from itertools import islice
+from queue import SimpleQueue
+from threading import Condition, Lock, Thread
+from typing import TYPE_CHECKING, Any
+
+from dovetail.control.engine import UnreadableItem, UnsendableItemError
+from dovetail.control.events import InputEnded, ItemsArrived
+from dovetail.errors import Problem, RunError
+
+if TYPE_CHECKING:
+    from dovetail.control.commands import Deliver, FailedItem, Pull
+    from dovetail.control.payload import Segment
+    from dovetail.data.interfaces import PayloadStore
+
+MIN_DEADLINES_KEPT = 64
+"""Deadlines that are kept however few requests are pending."""
+MAX_TRACEBACK_LINES = 12
+
+
+class ItemFailed(RunError):
+    """This one item could not be done; the service goes on."""
+
+    def __init__(self, problem: Problem, stage: str = "", error: str = "", traceback: str = "") -> None:
+        super().__init__(problem)
+        self.stage = stage
+        """The unit: fused stages are joined by +. Empty: it never came to one."""
+        self.error = error
+        """Type and message of what was raised."""
+        self.traceback = traceback
+
+    def __reduce__(self) -> tuple[type[ItemFailed], tuple[Any, ...]]:
+        return type(self), (self.problems[0], self.stage, self.error, self.traceback)
+
+
+class TooManyRequests(RunError):
+    """As many requests are pending as the service was told to keep."""
+
+
+class ServiceClosed(RunError):
+    """The service is drained, cancelled or failed, and answers no more."""
+
+
+class RequestFuture(Future[Any]):
+    """One request. `result(timeout)` is what the pipeline made of the item; `cancel()` gives it up."""
+
+    def __init__(self, item: Any, *, many: bool = False, deadline_s: float | None = None) -> None:
+        super().__init__()
+        self.item = item
+        """Until it is sent."""
+        self.many = many
+        self.due = None if deadline_s is None else time.monotonic() + deadline_s
+        self.deadline_s = deadline_s
+        self.one_to_one_count = 0
+        """Results that came by a way on which nothing was dropped or multiplied."""
+        self.collected: list[tuple[tuple[int, ...], str, Any]] = []
+        """Results so far, while more may come: key, leaf, result."""
+
+    def resolve(self, result: Any) -> None:
+        with suppress(InvalidStateError):  # it was given up, or its deadline passed
+            self.set_result(result)
+
+    def reject(self, error: BaseException) -> None:
+        with suppress(InvalidStateError):
+            self.set_exception(error)
+
+    def complete(self) -> None:
+        """Nothing more comes: what there is is the answer."""
+        found = self.collected
+        if len(found) > 1:
+            found.sort(key=lambda one: one[:2])
+        results = [result for _, _, result in found]
+        if self.many:
+            self.resolve(results)
+        elif len(results) > 1:
+            self.reject(_several_results_error(len(results)))
+        else:
+            self.resolve(results[0] if results else None)
+
+
+def _several_results_error(count: int) -> ItemFailed:
+    message = f"the pipeline made {count} results of this item, and one was asked for"
+    fixes = ("submit(item, many=True) gives the list of them",)
+    return ItemFailed(Problem("DT379", message, fixes=fixes))
+
+
+def item_failed_error(stage: str, error: str, traceback: str, attempts: int) -> ItemFailed:
+    lines = tuple([line for line in traceback.splitlines() if line.strip()][-MAX_TRACEBACK_LINES:])
+    times = f", {attempts} times" if attempts > 1 else ""
+    problem = Problem("DT378", f"this item failed in {stage}{times}: {error}", lines, ("mend the item or the stage",))
+    return ItemFailed(problem, stage, error, traceback)
+
+
+class DeadlineWatch:
+    """Refuses tickets whose time is over. One thread, from the first deadline on, that sleeps until the next."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, RequestFuture]] = []
+        self._changed = Condition()
+        self._numbers = 0
+        self._purged = MIN_DEADLINES_KEPT
+        self._thread: Thread | None = None
+        self._closed = False
+
+    def watch(self, ticket: RequestFuture) -> None:
+        assert ticket.due is not None, "a ticket without a deadline"
+        with self._changed:
+            self._numbers += 1
+            heapq.heappush(self._heap, (ticket.due, self._numbers, ticket))
+            if len(self._heap) > self._purged:  # most were answered long ago
+                self._heap = [entry for entry in self._heap if not entry[2].done()]
+                heapq.heapify(self._heap)
+                self._purged = max(MIN_DEADLINES_KEPT, 2 * len(self._heap))
+            if self._thread is None:
+                self._thread = Thread(target=self._wait, name="dovetail-deadlines", daemon=True)
+                self._thread.start()
+            if self._heap and self._heap[0][2] is ticket:
+                self._changed.notify()
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+
+    def _wait(self) -> None:
+        while True:
+            with self._changed:
+                if self._closed:
+                    return
+                if not self._heap or (left := self._heap[0][0] - time.monotonic()) > 0:
+                    self._changed.wait(left if self._heap else None)
+                    continue
+                ticket = heapq.heappop(self._heap)[2]
+            ticket.reject(TimeoutError(f"no result within {ticket.deadline_s:g} s"))
+
+
+RejectCallback = Callable[[RequestFuture, BaseException], None]
+
+
+class RequestSource:
+    """Requests, as many at a time as the stream asks for. Whoever submits sends, and what others submitted meanwhile:
+    no thread of its own, nothing to wake."""
+
+    def __init__(self, store: PayloadStore, most: int, refuse: RejectCallback) -> None:
+        """At most so many are pending; `refuse` is told of those that cannot be sent, and must not block."""
+        self._store = store
+        self._most = most
+        self._reject = refuse
+        self._lock = Lock()
+        self._space = Condition(self._lock)
+        self._waiting: OrderedDict[RequestFuture, None] = OrderedDict()
+        """Not asked for yet, oldest first."""
+        self._sending = Lock()
+        self._requested = 0
+        self._cut = 1
+        self._position = 0
+        self.pending = 0
+        """Requests without an answer."""
+        self.sent: dict[int, RequestFuture] = {}
+        """Those in the stream, by their number."""
+        self._closed: BaseException | None = None
+        self.error: BaseException | None = None
+        """A source that fails ends the run; this one never does: what cannot be sent is its ticket's matter."""
+        self._finishing = False
+        self._ended = False
+
+    # --- whoever asks
+
+    def submit(self, ticket: RequestFuture, *, block: bool = True, timeout: float | None = None) -> None:
+        """Waits for room; without `block`, or after the timeout, TooManyRequests. ServiceClosed: no more are taken."""
+        with self._space:
+            if self.pending >= self._most and not (block and self._space.wait_for(self._has_space, timeout)):
+                raise _too_many_error(self.pending)
+            if self._closed is not None:
+                raise self._closed
+            self.pending += 1
+            self._waiting[ticket] = None
+        ticket.add_done_callback(self._answered)
+        self._send()
+
+    def _has_space(self) -> bool:
+        return self.pending < self._most or self._closed is not None
+
+    def _answered(self, ticket: Any) -> None:
+        """Also of those that were given up: whatever waits of them is not sent."""
+        with self._space:
+            self.pending -= 1
+            self._waiting.pop(ticket, None)
+            self._space.notify()
+
+    def close_intake(self, why: BaseException) -> None:
+        """Nothing is taken any more; what was is still sent."""
+        with self._space:
+            self._closed = self._closed or why
+            self._space.notify_all()
+
+    def finish(self) -> None:
+        """After what waits is sent, the input is at its end."""
+        self._finishing = True
+        self._send()
+
+    def take_unanswered(self) -> list[RequestFuture]:
+        """Whatever has no answer yet, out of our hands."""
+        with self._lock:
+            left = [*self.sent.values(), *self._waiting]
+            self.sent.clear()
+            self._waiting.clear()
+        return left
+
+    # --- the stream
+
+    def pull(self, pull: Pull) -> None:
+        with self._lock:
+            self._requested += pull.items
+            self._cut = max(1, pull.segment_items)
+        self._send()
+
+    def close(self) -> None:
+        self.close_intake(service_closed_error("is over"))
+
+    def _send(self) -> None:
+        """By whoever comes first; others leave theirs to them."""
+        while self._has_work() and self._sending.acquire(blocking=False):
+            try:
+                while tickets := self._next():
+                    self._post(tickets)
+                if self._finishing and not self._waiting and not self._ended:
+                    self._ended = True
+                    self._store.post(InputEnded(self._position))
+            finally:
+                self._sending.release()
+
+    def _has_work(self) -> bool:
+        if self._waiting:
+            return self._requested > 0
+        return self._finishing and not self._ended
+
+    def _next(self) -> list[RequestFuture]:
+        with self._lock:
+            count = min(self._requested, self._cut, len(self._waiting))
+            tickets = list(islice(self._waiting, count))
+            for ticket in tickets:
+                del self._waiting[ticket]
+            self._requested -= count
+        return tickets
+
+    def _post(self, tickets: list[RequestFuture]) -> None:
+        """As one segment; those that cannot be sent are told so, and take no number."""
+        first = self._position
+        segment, sent = self._stored(first, tickets)
+        with self._lock:
+            self._requested += len(tickets) - len(sent)
+            for number, ticket in enumerate(sent, first):
+                ticket.item = None
+                self.sent[number] = ticket
+        self._position += len(sent)
+        if segment is not None:
+            self._store.post(ItemsArrived(first, [segment]))
+
+    def _stored(self, first: int, tickets: list[RequestFuture]) -> tuple[Segment | None, list[RequestFuture]]:
+        left = tickets
+        while left:
+            try:
+                return self._store.store(range(first, first + len(left)), [ticket.item for ticket in left]), left
+            except UnsendableItemError as error:
+                at = error.index if error.index >= 0 else self._find_unsendable(first, left)
+                self._reject(left[at], _unsendable_request_error(error.error_text))
+            except Exception as error:  # the user's item: anything can happen while it is packed
+                at = self._find_unsendable(first, left)
+                self._reject(left[at], _unsendable_request_error(f"{type(error).__name__}: {error}"))
+            left = left[:at] + left[at + 1 :]
+        return None, []
+
+    def _find_unsendable(self, first: int, tickets: list[RequestFuture]) -> int:
+        """Where it is not known: the first that cannot be stored alone."""
+        for at, ticket in enumerate(tickets[:-1]):
+            try:
+                self._store.store(range(first, first + 1), [ticket.item])
+            except Exception:
+                return at
+        return len(tickets) - 1
+
+
+class ResponseSink:
+    """Gives results to whom they belong, in a thread of its own: what is called when a ticket is done is not ours."""
+
+    def __init__(self, store: PayloadStore, ways: int) -> None:
+        """`ways`: how many ways lead from the source through the pipeline to its leaves."""
+        self._store = store
+        self._ways = ways
+        self.source: RequestSource | None = None
+        self.on_crash: Callable[[BaseException], None] = lambda _: None
+        """Told when answers cannot be given any more."""
+        self._queue: SimpleQueue[Deliver | tuple[RequestFuture, BaseException] | BaseException] = SimpleQueue()
+        self._thread = Thread(target=self._answer, name="dovetail-answers", daemon=True)
+        self._thread.start()
+
+    # --- the loop's side
+
+    def take(self, deliver: Deliver) -> None:
+        self._queue.put(deliver)
+
+    def has_space(self) -> bool:
+        return True  # what is pending is bounded where it comes in
+
+    def reject(self, ticket: RequestFuture, error: BaseException) -> None:
+        """A request that never came into the stream."""
+        self._queue.put((ticket, error))
+
+    def end(self, why: BaseException) -> None:
+        """Nothing more comes; whoever has no answer by then gets this one."""
+        self._queue.put(why)
+        self._thread.join()
+
+    # --- the answers
+
+    def _answer(self) -> None:
+        while True:
+            said = self._queue.get()
+            if isinstance(said, BaseException):
+                break
+            try:
+                if isinstance(said, tuple):
+                    said[0].reject(said[1])
+                else:
+                    self._deliver(said)
+            except BaseException as error:  # results are the user's objects: reading one may do anything
+                self.on_crash(error)
+        self._store.release_mappings()
+        if self.source is not None:
+            for ticket in self.source.take_unanswered():
+                ticket.reject(said)
+
+    def _deliver(self, deliver: Deliver) -> None:
+        assert self.source is not None, "results, and nobody asked"
+        sent = self.source.sent
+        for leaf, segments in deliver.outputs.items():
+            for segment in segments:
+                self._hand_out(sent, leaf, *self._store.load(segment))
+        for aside in deliver.failed_items:
+            ticket = sent.pop(self._number(aside), None)
+            if ticket is not None:
+                ticket.reject(item_failed_error(aside.unit, aside.error, aside.detail, aside.attempts))
+        for number in range(deliver.first, deliver.last):
+            ticket = sent.pop(number, None)
+            if ticket is not None:
+                ticket.complete()
+
+    def _hand_out(self, sent: dict[int, RequestFuture], leaf: str, keys: Any, items: list[Any]) -> None:
+        for key, item in zip(keys, items, strict=True):
+            plain = type(key) is int
+            number = key if plain else key[0]
+            ticket = sent.get(number)
+            if ticket is None:
+                continue
+            if type(item) is UnreadableItem:
+                del sent[number]
+                ticket.reject(_unreadable_result_error(leaf, item.error_text))
+                continue
+            ticket.collected.append(((key,) if plain else key, leaf, item))
+            ticket.one_to_one_count += plain
+            if ticket.one_to_one_count == self._ways:
+                del sent[number]
+                ticket.complete()
+
+    def _number(self, aside: FailedItem) -> int:
+        """Of the request an item came from."""
+        if aside.key is not None:
+            return aside.key[0]
+        segment, start, _ = aside.part
+        key = self._store.load(segment)[0][start]
+        number: int = key[0] if isinstance(key, tuple) else key
+        return number
+
+
+def service_closed_error(why: str) -> ServiceClosed:
+    return ServiceClosed(Problem("DT376", f"the service {why}", fixes=("dt.serve(pipeline) starts another one",)))
+
+
+def _too_many_error(pending: int) -> TooManyRequests:
+    message = f"{pending} requests are pending, and no more are kept"
+    fixes = ("submit(item) without block=False waits for room", "dt.serve(pipeline, max_pending=100_000) keeps more")
+    return TooManyRequests(Problem("DT377", message, fixes=fixes))
+
+
+def _unsendable_request_error(error: str) -> ItemFailed:
+    message = f"this item cannot be sent to a worker: {error}"
+    fixes = ("submit what a worker needs to make it there: a path, a key",)
+    return ItemFailed(Problem("DT378", message, fixes=fixes), error=error)
+
+
+def _unreadable_result_error(stage: str, error: str) -> ItemFailed:
+    message = f"the result of {stage} came back and cannot be unpickled here: {error}"
+    fixes = ("return plain values, or objects of importable classes",)
+    return ItemFailed(Problem("DT378", message, fixes=fixes), stage=stage, error=error)

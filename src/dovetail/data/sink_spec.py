@@ -1,0 +1,207 @@
+"""Sink specification (`dt.sink`) and validation of its settings."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, fields
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from dovetail.data.writers.destination import COMPRESSION_SUFFIXES, is_remote_sink, stem_and_suffix
+from dovetail.errors import ConfigError, Problem, did_you_mean, short_repr
+from dovetail.resources.sizes import parse_size
+
+KINDS = ("jsonl", "csv", "tsv", "parquet", "lance")
+FORMATS = (*KINDS, *(f"{kind}.{packing}" for kind in ("jsonl", "csv", "tsv") for packing in COMPRESSION_SUFFIXES))
+SUFFIXES = {"ndjson": "jsonl", "pq": "parquet", **{name: name for name in FORMATS}}
+EXISTS_POLICIES = ("replace", "fail", "append")
+COMPRESSIONS = ("zstd", "snappy", "none")
+MIN_SHARD_BYTES = 1024
+SETTINGS_TEXT = "path, format, ordered, shard_size, exists, columns, compression"
+REQUIRED_PACKAGES = {"parquet": (("pyarrow", "tables"),), "lance": (("lance", "lance"), ("pyarrow", "lance"))}
+
+
+@dataclass(frozen=True, slots=True)
+class SinkSpec:
+    """Where results go: what `sink:` in a pipeline file holds, and what `dt.sink(...)` returns."""
+
+    path: str
+    """x.jsonl, x.jsonl.gz, x.jsonl.zst, x.csv, x.tsv, x.parquet, x.lance; or an address like s3://bucket/x.jsonl."""
+    format: str | None = None
+    """By the name if None."""
+    ordered: bool = False
+    """Rows in the order of the source."""
+    shard_size: str | None = None
+    """'256MB': several files of about that size."""
+    exists: str = "replace"
+    """What about a file that is there already: `replace` (at the end, at once), `fail` (before anything starts) or
+    `append` (its rows come first)."""
+    columns: tuple[str, ...] | None = None
+    """Of CSV, Parquet and Lance: which, and in which order."""
+    compression: str | None = None
+    """Of Parquet: zstd (if None), snappy, none."""
+
+    @property
+    def form(self) -> tuple[str, str | None]:
+        """Kind (jsonl, csv, tsv, parquet, lance) and packing (gz, zst, None)."""
+        found = self.format or _format_from_name(self.path)
+        assert found is not None
+        kind, _, packing = found.partition(".")
+        return kind, packing or None
+
+    @property
+    def shard_bytes(self) -> int | None:
+        return None if self.shard_size is None else parse_size(self.shard_size)
+
+
+def sink(path: Any, **settings: Any) -> SinkSpec:
+    """A sink: `dt.sink("out.jsonl", ordered=True)`. Everything that is wrong with it is said at once.
+
+    Settings: format, ordered, shard_size ("256MB"), exists ("replace", "fail", "append"), columns, compression.
+    """
+    known = [field.name for field in fields(SinkSpec)]
+    problems = [
+        _problem(
+            f"unknown setting {name!r}{did_you_mean(str(name), known)}", f"settings of a sink are: {SETTINGS_TEXT}"
+        )
+        for name in settings
+        if name not in known
+    ]
+    given = {name: value for name, value in settings.items() if name in known}
+    if isinstance(given.get("columns"), list):
+        given["columns"] = tuple(given["columns"])
+    spec = SinkSpec(os.fspath(path) if isinstance(path, Path) else path, **given)
+    problems += find_problems(spec)
+    if problems:
+        raise ConfigError(problems)
+    return spec
+
+
+def as_sink_spec(value: Any) -> SinkSpec | None:
+    """A SinkSpec, a path, or a dict of settings (one with `path`, or with anything that is only a sink's): checked.
+    None for anything else."""
+    if isinstance(value, str | Path):
+        return sink(value)
+    if isinstance(value, SinkSpec):
+        check_sink_spec(value)
+        return value
+    known = {field.name for field in fields(SinkSpec)}
+    if not isinstance(value, dict) or not known & {key for key in value if isinstance(key, str)}:
+        return None
+    if "path" not in value:
+        raise ConfigError(_problem("a sink without `path`", "path: out.jsonl"))
+    wrong = [key for key in value if not isinstance(key, str)]
+    if wrong:
+        raise ConfigError(
+            _problem(f"unknown setting {short_repr(wrong[0])}", f"settings of a sink are: {SETTINGS_TEXT}")
+        )
+    return sink(**value)
+
+
+def check_sink_spec(spec: SinkSpec) -> None:
+    problems = find_problems(spec)
+    if problems:
+        raise ConfigError(problems)
+
+
+def missing_packages(spec: SinkSpec) -> list[Problem]:
+    """Packages that are not installed."""
+    kind, packing = spec.form
+    packages = list(REQUIRED_PACKAGES.get(kind, ()))
+    packages += [("zstandard", "files")] if packing == "zst" else []
+    packages += [("fsspec", "files")] if is_remote_sink(spec.path) and kind != "lance" else []
+    return [
+        Problem(
+            "DT358", f"{name} is needed for this sink", fixes=(f"pip install 'dovetail-ml[{extra}]'",), place=spec.path
+        )
+        for name, extra in packages
+        if find_spec(name) is None
+    ]
+
+
+def find_problems(spec: SinkSpec) -> list[Problem]:
+    """All that is wrong with it as it is written."""
+    found = _path_problems(spec.path)
+    if found:
+        return found
+    if spec.format is not None and spec.format not in FORMATS:
+        guess = did_you_mean(str(spec.format), FORMATS)
+        found.append(
+            _problem(f"unknown format {short_repr(spec.format)}{guess}", f"format: one of {', '.join(FORMATS)}", spec)
+        )
+    elif spec.format is None and _format_from_name(spec.path) is None:
+        suffix = stem_and_suffix(Path(spec.path).name)[1]
+        said = f"the name does not say which format: {suffix!r}" if suffix else "the name does not say which format"
+        guess = did_you_mean(suffix[1:], list(SUFFIXES)) if suffix else ""
+        fix = f"end it with .jsonl, .csv, .tsv, .parquet or .lance, or say format: one of {', '.join(FORMATS)}"
+        found.append(_problem(f"{said}{guess}", fix, spec))
+    else:
+        found += _format_problems(spec, *spec.form)
+    if spec.ordered not in (True, False):
+        found.append(_problem(f"`ordered` is {short_repr(spec.ordered)}", "ordered: true or false", spec))
+    if spec.exists not in EXISTS_POLICIES:
+        guess = did_you_mean(str(spec.exists), EXISTS_POLICIES)
+        found.append(
+            _problem(
+                f"`exists` is {short_repr(spec.exists)}{guess}", f"exists: one of {', '.join(EXISTS_POLICIES)}", spec
+            )
+        )
+    return found + _size_problems(spec)
+
+
+def _path_problems(path: Any) -> list[Problem]:
+    example = "write a path like out.jsonl, or an address like s3://bucket/out.jsonl"
+    if not isinstance(path, str):
+        return [_problem(f"the path of a sink is {short_repr(path)}", example)]
+    if not path.strip() or "\0" in path:
+        return [_problem(f"the path of a sink is {short_repr(path)}", example)]
+    if path.endswith(("/", "/.", "/..")) or path in (".", ".."):
+        return [_problem(f"{short_repr(path)} is a folder: name a file in it", f"{path.rstrip('./') or '.'}/out.jsonl")]
+    scheme, found, rest = path.partition("://")
+    if found and scheme != "file" and "/" not in rest.strip("/"):
+        return [_problem(f"{short_repr(path)} names no file", f"{path.rstrip('/')}/out.jsonl")]
+    return []
+
+
+def _size_problems(spec: SinkSpec) -> list[Problem]:
+    if spec.shard_size is None:
+        return []
+    try:
+        size = parse_size(spec.shard_size)
+    except ValueError as error:
+        return [_problem(f"`shard_size`: {error}", "shard_size: 256MB", spec)]
+    if size < MIN_SHARD_BYTES:
+        return [_problem(f"`shard_size` is {spec.shard_size}, which is less than 1KB", "shard_size: 256MB", spec)]
+    return []
+
+
+def _format_problems(spec: SinkSpec, kind: str, packing: str | None) -> list[Problem]:
+    found = []
+    if spec.compression is not None and kind != "parquet":
+        more = f"name it {spec.path}.gz or .zst" if kind in ("jsonl", "csv", "tsv") and not packing else "leave it out"
+        found.append(_problem(f"`compression` is a setting of Parquet, and this is {kind}", more, spec))
+    elif spec.compression is not None and spec.compression not in COMPRESSIONS:
+        fix = f"compression: one of {', '.join(COMPRESSIONS)}"
+        found.append(_problem(f"`compression` is {short_repr(spec.compression)}", fix, spec))
+    if kind == "lance" and any(ord(letter) < 32 for letter in spec.path):
+        found.append(_problem("Lance has no names with control characters", "choose another name", spec))
+    columns: Any = spec.columns
+    if columns is None:
+        return found
+    if kind == "jsonl":
+        found.append(_problem("`columns` is a setting of tables, and this is jsonl", "leave `columns` out", spec))
+    elif not isinstance(columns, tuple) or not columns or not all(isinstance(name, str) and name for name in columns):
+        found.append(_problem(f"`columns` is {short_repr(columns)}", "columns: [id, text]", spec))
+    elif len(set(columns)) < len(columns):
+        twice = next(name for at, name in enumerate(columns) if name in columns[:at])
+        found.append(_problem(f"`columns` has {twice!r} twice", "name each column once", spec))
+    return found
+
+
+def _format_from_name(path: str) -> str | None:
+    return SUFFIXES.get(stem_and_suffix(path.rpartition("/")[2])[1][1:].lower())
+
+
+def _problem(message: str, fix: str, spec: SinkSpec | None = None) -> Problem:
+    return Problem("DT350", message, fixes=(fix,), place=spec.path if spec else "sink")

@@ -1,0 +1,1 @@
+"""Encoders, part files and final files for every output format."""

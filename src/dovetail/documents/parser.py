@@ -1,0 +1,242 @@
+"""Parse YAML and JSON files into documents; every syntax error has its line and column."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dovetail.documents.document import Document
+from dovetail.errors import ConfigError, Problem, did_you_mean
+
+if TYPE_CHECKING:
+    import yaml
+
+_EXPONENT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
+SIZE_LIMIT_BYTES = 16 << 20
+DEPTH_LIMIT = 100
+NODES_LIMIT = 1_000_000
+"""Parts of a document with its aliases written out; more is a bomb, not a configuration."""
+
+
+def read_document(path: str | Path) -> Document:
+    """The one document in a file."""
+    path = Path(path)
+    name = str(path)
+    try:
+        with path.open("rb") as file:
+            raw = file.read(SIZE_LIMIT_BYTES + 1)
+    except FileNotFoundError:
+        raise _config_error(name, "no such file" + _similar_file_hint(path), "name a file that is there") from None
+    except IsADirectoryError:
+        raise _config_error(name, "is a folder, not a file", "name a file in it") from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise _config_error(name, f"cannot be read: {reason}", "name a file that can be read") from None
+    if len(raw) > SIZE_LIMIT_BYTES:
+        raise _config_error(name, "is larger than 16 MB: this is not a configuration file", "name the right file")
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        message = f"is not UTF-8 text (byte 0x{error.object[error.start]:02x} on line {line})"
+        raise _config_error(f"{name}:{line}", message, f"iconv -f LATIN1 -t UTF-8 {name} > utf8.yaml") from None
+    return parse_document(text, name)
+
+
+def parse_document(text: str, name: str) -> Document:
+    """JSON if the name ends in .json, else YAML: plain data only, duplicate keys and endless aliases are errors."""
+    if not text.strip():
+        raise _config_error(name, "is empty", "write at least one key")
+    if name.endswith(".json"):
+        return Document(name, _json(text, name), _compose_json_as_yaml(text))
+    import yaml
+
+    try:
+        root = _compose(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(_syntax_problem(error, name, text)) from None
+    except RecursionError:
+        raise _config_error(name, f"is nested more than {DEPTH_LIMIT} deep", "write it flatter") from None
+    except (OverflowError, ValueError) as error:  # yaml's own reading of escapes such as "\\U99999999"
+        raise _config_error(name, f"not valid YAML: {error}", "look for escapes that are no letters") from None
+    if root is None:
+        raise _config_error(name, "is empty", "write at least one key")
+    builder = _Builder(name)
+    data = builder.build(root, root.start_mark, 0)
+    if builder.problems:
+        raise ConfigError(builder.problems)
+    return Document(name, data, root)
+
+
+def _compose(text: str) -> yaml.Node | None:
+    import yaml
+
+    loader = yaml.SafeLoader(text)
+    try:
+        return loader.get_single_node()
+    finally:
+        loader.dispose()
+
+
+def _compose_json_as_yaml(text: str) -> yaml.Node | None:
+    """Places in JSON, as far as it is also YAML; without them errors name the path instead."""
+    import yaml
+
+    try:
+        return _compose(text)
+    except (yaml.YAMLError, RecursionError):
+        return None
+
+
+def _json(text: str, name: str) -> Any:
+    twice: list[str] = []
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        twice.extend(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+        return dict(pairs)
+
+    try:
+        data = json.loads(text, object_pairs_hook=once)
+    except json.JSONDecodeError as error:
+        place = f"{name}:{error.lineno}:{error.colno}"
+        raise _config_error(
+            place, f"not valid JSON: {error.msg}", "look at this line: commas, quotes, brackets"
+        ) from None
+    except RecursionError:
+        raise _config_error(name, f"is nested more than {DEPTH_LIMIT} deep", "write it flatter") from None
+    except ValueError as error:
+        raise _config_error(name, f"holds a value that cannot be read: {error}", "put it in quotes") from None
+    if twice:
+        raise ConfigError(_locate_duplicate_keys(text, name) or [_duplicate_key(key, name) for key in twice])
+    return data
+
+
+def _duplicate_key(key: str, place: str) -> Problem:
+    return Problem("DT014", f"key {key!r} is given twice", fixes=("remove one of the two",), place=place)
+
+
+def _locate_duplicate_keys(text: str, name: str) -> list[Problem]:
+    """The same problems with line and column, as far as this JSON is also YAML."""
+    root = _compose_json_as_yaml(text)
+    if root is None:
+        return []
+    builder = _Builder(name)
+    builder.build(root, root.start_mark, 0)
+    return builder.problems
+
+
+class _Builder:
+    """Plain data from the nodes of a YAML document: mappings with texts for keys, lists, texts, numbers, true, false
+    and null. Aliases are followed and merge keys (<<) merged; anything else is a problem with its place."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.problems: list[Problem] = []
+        self._parts = 0
+        self._above: set[int] = set()
+
+    def build(self, node: yaml.Node, at: yaml.Mark, depth: int) -> Any:
+        self._parts += 1
+        if self._parts > NODES_LIMIT:
+            raise _config_error(
+                self.name, f"has more than {NODES_LIMIT} parts once its aliases are written out", "write less"
+            )
+        if id(node) in self._above:
+            return self._wrong(at, "an alias contains itself", "write the part out")
+        if depth > DEPTH_LIMIT:
+            return self._wrong(at, f"nested more than {DEPTH_LIMIT} deep", "write it flatter")
+        if not isinstance(node.value, list):
+            return self._scalar(node, at)
+        if node.tag not in ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq"):
+            return self._wrong(
+                at, f"{node.tag.rsplit(':', 1)[-1]!r} is not plain data", "write a mapping or a list", "DT010"
+            )
+        self._above.add(id(node))
+        if node.tag.endswith(":seq"):
+            built: Any = [self.build(item, item.start_mark, depth + 1) for item in node.value]
+        else:
+            built = self._mapping(node, depth)
+        self._above.discard(id(node))
+        return built
+
+    def _mapping(self, node: yaml.Node, depth: int) -> dict[str, Any]:
+        own: dict[str, Any] = {}
+        lines: dict[str, int] = {}
+        merged: dict[str, Any] = {}
+        for key, value in node.value:
+            at = key.start_mark
+            if isinstance(key.value, list):
+                self._wrong(at, "a key must be a word", "put it in quotes")
+            elif key.tag == "tag:yaml.org,2002:merge":
+                merged = {**self._merged(value, at, depth), **merged}
+            elif key.value in own:
+                message = f"key {key.value!r} is given twice; the first is on line {lines[key.value]}"
+                self._wrong(at, message, "remove one of the two")
+            else:
+                lines[key.value] = at.line + 1
+                own[key.value] = self.build(value, at, depth + 1)
+        return {**merged, **own}
+
+    def _merged(self, value: yaml.Node, at: yaml.Mark, depth: int) -> dict[str, Any]:
+        built = self.build(value, at, depth + 1)
+        parts = built if isinstance(built, list) else [built]
+        result: dict[str, Any] = {}
+        for part in reversed(parts):
+            if isinstance(part, dict):
+                result.update(part)
+            elif not self.problems:
+                self._wrong(at, "only mappings can be merged with <<", "write '<<: *name' for a mapping", "DT010")
+        return result
+
+    def _scalar(self, node: yaml.Node, at: yaml.Mark) -> Any:
+        from yaml.constructor import SafeConstructor
+
+        kind = node.tag.removeprefix("tag:yaml.org,2002:")
+        if kind == "str" and not getattr(node, "style", None) and _EXPONENT.fullmatch(node.value):
+            return float(node.value)  # 1e3 is a number to everybody but YAML 1.1
+        if kind in ("str", "timestamp", "value", "merge"):
+            return node.value
+        if kind not in ("null", "bool", "int", "float"):
+            return self._wrong(at, f"{node.tag!r} is not plain data", "use a text or a number", "DT010")
+        try:
+            return SafeConstructor().construct_object(node)
+        except Exception as error:  # whatever yaml's converters trip over, it is the text that is wrong
+            shown = node.value if len(node.value) <= 40 else f"{node.value[:37]}..."
+            return self._wrong(
+                at, f"{shown!r} is not a {kind} that can be read ({error})"[:300], "put it in quotes", "DT010"
+            )
+
+    def _wrong(self, at: yaml.Mark, message: str, fix: str, code: str = "DT014") -> None:
+        place = f"{self.name}:{at.line + 1}:{at.column + 1}"
+        self.problems.append(Problem(code, message, fixes=(fix,), place=place))
+
+
+def _syntax_problem(error: yaml.YAMLError, name: str, text: str) -> Problem:
+    mark, position = getattr(error, "problem_mark", None), getattr(error, "position", None)
+    place = f"{name}:{mark.line + 1}:{mark.column + 1}" if mark else name
+    if isinstance(position, int):
+        before = text[:position]
+        place = f"{name}:{before.count(chr(10)) + 1}:{position - before.rfind(chr(10))}"
+    said = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error)
+    character = getattr(error, "character", None)
+    if isinstance(character, int):
+        said = f"{said} (character 0x{character:04x} at position {getattr(error, 'position', '?')})"
+    context = getattr(error, "context", None)
+    message = f"not valid YAML: {said}" + (f" ({context})" if context else "")
+    return Problem(
+        "DT010", message, fixes=("look at this line: indentation, quotes, a tab, a missing colon",), place=place
+    )
+
+
+def _config_error(place: str, message: str, fix: str) -> ConfigError:
+    return ConfigError(Problem("DT010", message, fixes=(fix,), place=place))
+
+
+def _similar_file_hint(path: Path) -> str:
+    try:
+        return did_you_mean(path.name, [entry.name for entry in path.parent.iterdir()])
+    except OSError:
+        return ""

@@ -1,0 +1,168 @@
+"""Barrier stages: a re-readable sequence of all input rows, and output in chunks.
+
+It is given `AllRows`: its input, passed over as often as it likes, of which one payload is in memory at a time. What it
+yields is taken in chunks, and each chunk is gone before the next is made. An item that it yields while it is at that
+very item keeps its key, so that a row is still known by its number behind a barrier that only leaves rows out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, overload
+
+from dovetail.control.payload import SourceSinkError
+from dovetail.engines.exception_summary import FailureCollector
+from dovetail.engines.item_keys import child_key
+from dovetail.engines.stage_calls import results_iterator
+
+if TYPE_CHECKING:
+    from dovetail.control.events import CallFailure
+    from dovetail.engines.item_keys import Key, Keys
+    from dovetail.engines.stage_calls import Step
+    from dovetail.engines.stage_chain import ActiveMessage
+
+LoadPayload = Callable[[int], tuple["Keys", list[Any], Callable[[], object]]]
+"""Keys and items of one payload, and what to call when they are not needed any more."""
+EmitChunk = Callable[["Keys", list[Any]], None]
+PayloadRange = tuple[int, int, int]
+"""Number of a payload, and from where to where in it."""
+
+
+class BarrierRows(Sequence[Any]):
+    """A sequence that is read anew whenever it is passed over. Its items are fresh ones each time."""
+
+    def __init__(
+        self, load: LoadPayload, parts: Sequence[PayloadRange], odd: Callable[[Any], bool], *, from_files: bool = False
+    ) -> None:
+        self._load = load
+        self._from_files = from_files
+        self._parts = parts
+        self._is_skipped = odd
+        self.skipped: dict[int, Any] = {}
+        """Place in the message -> what stands there and is no item; known once it was passed over."""
+        self.position = -1
+        self.key: Key = 0
+        self.item: Any = None
+        """Where the last pass is now."""
+        self._length: int | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        place = number = 0
+        for keys, items in self._loaded_parts():
+            for key, item in zip(keys, items, strict=True):
+                if self._is_skipped(item):
+                    self.skipped[place] = item
+                else:
+                    self.position, self.key, self.item = number, key, item
+                    number += 1
+                    yield item
+                place += 1
+            del items
+        self._length = number
+        self.item = None
+
+    def __len__(self) -> int:
+        """Only the lines of a file can stand for no row: without any, nothing has to be read for this."""
+        if self._length is None:
+            if not self._from_files:
+                return sum(stop - start for _, start, stop in self._parts) - len(self.skipped)
+            self._length = sum(not self._is_skipped(item) for _, items in self._loaded_parts() for item in items)
+        return self._length
+
+    @overload
+    def __getitem__(self, index: int) -> Any: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Any]: ...
+    def __getitem__(self, index: int | slice) -> Any:
+        """Slow: everything before it is read."""
+        if isinstance(index, slice):
+            return list(self)[index]
+        wanted = index if index >= 0 else len(self) + index
+        for number, item in enumerate(self):
+            if number == wanted:
+                return item
+        raise IndexError(f"row {index} of {len(self)}")
+
+    def keys(self) -> list[Key]:
+        """Of everything in the message, items or not."""
+        return [key for keys, _ in self._loaded_parts() for key in keys]
+
+    def _loaded_parts(self) -> Iterator[tuple[Keys, list[Any]]]:
+        for payload, start, stop in self._parts:
+            keys, items, close = self._load(payload)
+            yield keys[start:stop], items[start:stop]
+            del items
+            close()
+
+
+class KeyAssigner:
+    """Which key does each result get? That of the item it is, or those of children of the item that was reached; they
+    only ever grow. The last result waits until it is known whether it is the only one there."""
+
+    def __init__(self) -> None:
+        self._position = -1
+        self._key: Key = 0
+        self._pending: list[tuple[Any, bool]] = []
+        self._children = 0
+
+    def add(self, at: int, key: Key, item: Any, *, same: bool) -> list[tuple[Key, Any]]:
+        """What can leave now that this one came."""
+        if at > self._position or not (self._pending or self._children):
+            ready = self.flush()
+            self._position, self._key, self._pending = max(at, self._position), key, [(item, same)]
+            return ready
+        found = [self._child_of_current(one) for one, _ in self._pending]
+        self._pending.clear()
+        return [*found, self._child_of_current(item)]
+
+    def flush(self) -> list[tuple[Key, Any]]:
+        ready = [(self._key if same else child_key(self._key, 0), item) for item, same in self._pending]
+        self._pending, self._children = [], 0
+        return ready
+
+    def _child_of_current(self, item: Any) -> tuple[Key, Any]:
+        self._children += 1
+        return child_key(self._key, self._children - 1), item
+
+
+def run_barrier(
+    step: Step, rows: BarrierRows, visit: ActiveMessage, chunk: int, give: EmitChunk
+) -> tuple[int, float, list[CallFailure]]:
+    """How much came out, how long the step itself took, and whether it failed: all of it, or nothing."""
+    numbering = KeyAssigner()
+    waiting: list[tuple[Key, Any]] = []
+    count, given_s = 0, 0.0
+    began = perf_counter()
+
+    def gave() -> None:
+        nonlocal count, given_s
+        begin = perf_counter()
+        count += len(waiting)
+        give([key for key, _ in waiting], [item for _, item in waiting])
+        waiting.clear()
+        given_s += perf_counter() - begin
+
+    visit.breadcrumb[1], visit.breadcrumb[2], visit.breadcrumb[3] = 0, 1, 0
+    try:
+        for item in results_iterator(step.fn(rows), step.name):
+            waiting += numbering.add(rows.position, rows.key, item, same=item is rows.item)
+            if len(waiting) >= chunk:
+                gave()
+        waiting += numbering.flush()
+        if waiting:
+            gave()
+    except SourceSinkError:
+        raise
+    except BaseException as error:  # the user's
+        keys = rows.keys()
+        failures = FailureCollector(keys)
+        failures.add(0, len(keys), error)
+        return 0, perf_counter() - began - given_s, failures.found
+    return count, perf_counter() - began - given_s, []
+
+
+def output_chunk_items(cut: int, items: int, size: int, most: int, most_bytes: int) -> int:
+    """Results that are kept at a time: not more than the next stage wants, nor than weigh too much."""
+    each = max(1, size // max(1, items))
+    return max(1, min(cut, most, most_bytes // each))

@@ -1,0 +1,143 @@
+"""Summary of an exception raised by user code: one line, traceback, out-of-memory classification.
+
+Whatever it is: one whose text cannot be had, one with a million frames, one that ends processes. Nothing here raises.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dovetail.control.events import CallFailure
+from dovetail.engines.item_keys import as_tuples, slice_keys
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import TracebackType
+
+    from dovetail.engines.item_keys import Keys
+
+MAX_LINE_CHARS = 500
+MAX_DETAIL_CHARS = 20_000
+MAX_MESSAGE_DETAIL_CHARS = 400_000
+"""Of all failures of a message together; then come lines only."""
+MAX_FRAMES = 100
+MAX_CHAIN_LENGTH = 20
+ENGINES_FOLDER = __file__.removesuffix("exception_summary.py")
+GPU_MEMORY_PHRASES = (
+    "CUDA out of memory",
+    "CUDA error: out of memory",
+    "HIP out of memory",
+    "cudaErrorMemoryAllocation",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "RESOURCE_EXHAUSTED: Out of memory",
+)
+HOST_MEMORY_PHRASES = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory")
+
+
+@dataclass(slots=True)
+class ExceptionSummary:
+    line: str
+    """Type and message."""
+    detail: str
+    """The traceback, of the user's frames."""
+    out_of_memory: bool
+    on_gpu: bool
+
+
+def summarize_exception(error: BaseException, *, detailed: bool = True) -> ExceptionSummary:
+    try:
+        out_of_memory, on_gpu = classify_memory_error(error)
+        return ExceptionSummary(_summary_line(error), _traceback_text(error) if detailed else "", out_of_memory, on_gpu)
+    except BaseException:  # nothing of a user's exception can be relied on, not even its name
+        return ExceptionSummary("an exception that cannot be shown", "", out_of_memory=False, on_gpu=False)
+
+
+class FailureCollector:
+    """Those of one message."""
+
+    __slots__ = ("_chars", "_keys", "found")
+
+    def __init__(self, keys: Keys) -> None:
+        self.found: list[CallFailure] = []
+        self._keys = keys
+        self._chars = 0
+
+    def add(self, start: int, stop: int, error: BaseException, stage: str = "") -> None:
+        """Items [start, stop) of the message; the stage is named if the unit has several."""
+        told = summarize_exception(error, detailed=self._chars < MAX_MESSAGE_DETAIL_CHARS)
+        detail = f"in stage {stage!r}\n{told.detail}" if stage and told.detail else told.detail
+        self._chars += len(detail)
+        keys = as_tuples(slice_keys(self._keys, start, stop))
+        self.found.append(CallFailure(start, stop, told.line, detail, told.out_of_memory, told.on_gpu, keys))
+        drop_traceback(error)
+
+
+def drop_traceback(error: BaseException) -> None:
+    """Its frames hold what was in memory when it failed, and one that is raised again would gather more and more."""
+    BaseException.with_traceback(error, None)
+
+
+def _summary_line(error: BaseException) -> str:
+    name = type(error).__name__
+    text = " ".join(_exception_text(error)[: 4 * MAX_LINE_CHARS].split())
+    line = f"{name}: {text}" if text else name
+    return line if len(line) <= MAX_LINE_CHARS else f"{line[: MAX_LINE_CHARS - 3]}..."
+
+
+def _traceback_text(error: BaseException) -> str:
+    import traceback  # only where something failed
+
+    try:
+        theirs = _without_own_frames(error.__traceback__)
+        told = traceback.TracebackException(type(error), error, theirs, limit=-MAX_FRAMES, compact=True)
+        text = "".join(told.format())
+    except BaseException:  # the user's __str__, __notes__, source files: all of it can fail
+        return _summary_line(error)
+    if len(text) <= MAX_DETAIL_CHARS:
+        return text
+    head, tail = MAX_DETAIL_CHARS // 4, MAX_DETAIL_CHARS * 3 // 4 - 50
+    return f"{text[:head]}\n... {len(text) - head - tail} characters left out ...\n{text[-tail:]}"
+
+
+def classify_memory_error(error: BaseException) -> tuple[bool, bool]:
+    """Whether memory ran out, and whether it was a card's. By names: torch is not imported for that."""
+    for one in _related_exceptions(error):
+        if any(kind.__name__ == "OutOfMemoryError" for kind in type(one).__mro__):
+            return True, True
+        if isinstance(one, MemoryError):
+            return True, False
+        if isinstance(one, RuntimeError):
+            text = _exception_text(one)
+            on_gpu = any(phrase in text for phrase in GPU_MEMORY_PHRASES)
+            if on_gpu or any(phrase in text for phrase in HOST_MEMORY_PHRASES):
+                return True, on_gpu
+    return False, False
+
+
+def _related_exceptions(error: BaseException) -> Iterator[BaseException]:
+    """Itself, what it was raised from, and the members of groups."""
+    waiting = [error]
+    for _ in range(MAX_CHAIN_LENGTH):
+        if not waiting:
+            return
+        one = waiting.pop()
+        yield one
+        if one.__cause__ is not None:
+            waiting.append(one.__cause__)
+        if isinstance(one, BaseExceptionGroup):
+            waiting += one.exceptions[:MAX_CHAIN_LENGTH]
+
+
+def _exception_text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except BaseException:  # whatever a user's __str__ does
+        return "its text cannot be shown: __str__ failed"
+
+
+def _without_own_frames(trace: TracebackType | None) -> TracebackType | None:
+    """Without the frames of our own at the top."""
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(ENGINES_FOLDER):
+        trace = trace.tb_next
+    return trace

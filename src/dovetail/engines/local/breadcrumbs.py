@@ -1,0 +1,57 @@
+"""Breadcrumbs: a shared-memory table in which each slot records the call it is running."""
+
+from __future__ import annotations
+
+import os
+from mmap import mmap
+
+from dovetail.control.events import Breadcrumb
+from dovetail.engines.local.protocol import BEGUN_WORD, BREADCRUMB_WORDS
+from dovetail.errors import EngineError, Problem
+
+MAX_CELLS = 1 << 14
+"""More slots than one machine runs processes."""
+NO_MESSAGE = -1
+
+
+class BreadcrumbTable:
+    """The memory that all workers of an engine share, cut into cells of 64 bytes."""
+
+    def __init__(self) -> None:
+        self.fd = os.memfd_create("dovetail-crumbs", os.MFD_CLOEXEC)
+        os.ftruncate(self.fd, MAX_CELLS * BREADCRUMB_WORDS * 8)
+        self._map = mmap(self.fd, 0)
+        self._numbers = memoryview(self._map).cast("q")
+        self._free = list(range(MAX_CELLS - 1, -1, -1))
+
+    def allocate(self, count: int) -> tuple[int, ...]:
+        """Cells for the slots of a worker."""
+        if count > len(self._free):
+            message = f"{MAX_CELLS} slots on one machine are taken; {count} more are too many"
+            raise EngineError(Problem("DT334", message, fixes=("slots=64 or less, or fewer workers",)))
+        found = tuple(self._free.pop() for _ in range(count))
+        for cell in found:
+            self._numbers[cell * BREADCRUMB_WORDS] = NO_MESSAGE
+            self._numbers[cell * BREADCRUMB_WORDS + BEGUN_WORD] = 0
+        return found
+
+    def last_begun(self, cells: tuple[int, ...]) -> int:
+        """The last of the messages sent in advance that has begun."""
+        return self._numbers[cells[0] * BREADCRUMB_WORDS + BEGUN_WORD]
+
+    def release(self, cells: tuple[int, ...]) -> None:
+        self._free += cells
+
+    def read(self, cells: tuple[int, ...]) -> tuple[Breadcrumb, ...]:
+        """Of every call that was running."""
+        found = []
+        for cell in cells:
+            message, index, exact = self._numbers[cell * BREADCRUMB_WORDS : cell * BREADCRUMB_WORDS + 3]
+            if message != NO_MESSAGE:
+                found.append(Breadcrumb(message, index, bool(exact)))
+        return tuple(found)
+
+    def close(self) -> None:
+        self._numbers.release()
+        self._map.close()
+        os.close(self.fd)

@@ -1,0 +1,406 @@
+"""Shared-memory buffers for large payloads: a pool for the writer, mapped or copied views for readers.
+
+In unnamed memory that is passed on as descriptors: no names, nothing to clean up, gone with the last descriptor or
+mapping. Fresh pages are nearly the whole cost (10 MB: 6 ms, against 0.4 ms into pages that are there), so a producer
+keeps its buffers and uses them again once nobody reads them.
+
+Nothing here can end in SIGBUS: pages are made by `pwritev`, which fails with an error when memory is short, and only
+pages that exist are written through a mapping.
+
+A mapping costs nothing until it is written to; then every page is a fault and a copy of its own, four times as dear as
+one copy of everything into memory that is there already. Which of the two a function does is looked up now and then in
+the page tables.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import sys
+from array import array
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+from dovetail.engines.local.payload_codec import layout_bytes, layout_chunks, part_lengths, split_layout
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from _typeshed import ReadableBuffer
+
+    from dovetail.engines.local.payload_codec import PackedPayload
+
+MAX_IDLE_BUFFERS = 32
+"""At most so many buffers are kept without a payload."""
+MAX_PARTS_PER_WRITE = 1024
+"""IOV_MAX: at most so many parts go into one pwritev."""
+MADV_POPULATE_WRITE = 23
+"""Linux 5.14; the `mmap` module does not name it."""
+# before Python 3.13 a mapping keeps a duplicate of its descriptor as long as it lives
+_NO_DUPLICATE: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
+
+
+class PlacedPayload:
+    """A payload that lies in memory or in a file."""
+
+    __slots__ = ("buffer", "fd", "fresh", "lengths", "size", "spilled")
+
+    def __init__(self, buffer: int, fd: int, lengths: tuple[int, ...], spilled: bool, fresh: bool) -> None:
+        self.buffer = buffer
+        """The buffer's number in its pool, the same when it is used again. A spilled payload's is never used again."""
+        self.fd = fd
+        """In memory: the pool's, leave it open. Spilled: the caller's, who closes it once it is sent."""
+        self.lengths = lengths
+        """What `Reading` needs besides the descriptor."""
+        self.size = layout_bytes(lengths)
+        self.spilled = spilled
+        self.fresh = fresh
+        """Whether nobody has been sent this descriptor before."""
+
+
+class BufferPool:
+    """The buffers of one producer. For one thread."""
+
+    __slots__ = ("_closed", "_idle", "_last_number", "_limit_bytes", "_spill_dir", "_used")
+
+    def __init__(self, limit_bytes: int, spill_dir: str | os.PathLike[str]) -> None:
+        self._limit_bytes = limit_bytes
+        self._spill_dir = os.fspath(spill_dir)
+        self._last_number = 0
+        self._closed: list[int] = []
+        self._used: dict[int, _Buffer] = {}
+        self._idle: dict[int, _Buffer] = {}
+        """By number, the longest idle first."""
+
+    @property
+    def idle_bytes(self) -> int:
+        return sum(buffer.filled for buffer in self._idle.values())
+
+    @property
+    def used_bytes(self) -> int:
+        """Memory of payloads that were neither freed nor discarded."""
+        return sum(buffer.filled for buffer in self._used.values())
+
+    def put(self, packed: PackedPayload, spill: bool = False) -> PlacedPayload:
+        """Copies a payload: into memory, or into a file if so wanted or memory is short. OSError if neither can be."""
+        parts = layout_chunks(packed)
+        layout = part_lengths(packed)
+        buffer = None if spill else self._write(parts, layout_bytes(layout))
+        if buffer is not None:
+            fresh, buffer.sent = not buffer.sent, True
+            return PlacedPayload(buffer.number, buffer.fd, layout, spilled=False, fresh=fresh)
+        fd = _write_spill_file(self._spill_dir, parts)
+        self._last_number += 1
+        return PlacedPayload(self._last_number, fd, layout, spilled=True, fresh=True)
+
+    def free(self, buffer: int) -> None:
+        """Nobody reads it any more: it may be used again. Once per `put`; a spilled payload's number means nothing."""
+        freed = self._used.pop(buffer, None)
+        if freed is None:
+            return
+        self._idle[buffer] = freed
+        self._trim_idle(MAX_IDLE_BUFFERS, self._limit_bytes)
+
+    def discard(self, buffer: int) -> None:
+        """Somebody keeps a view of it: it is theirs now and never used again."""
+        discarded = self._used.pop(buffer, None)
+        if discarded is not None:
+            discarded.close()
+
+    def drop_idle(self) -> None:
+        """Nothing more will be put: what nobody reads is given back."""
+        self._trim_idle(0, 0)
+
+    def close(self) -> None:
+        """Forgets everything. Payloads that were sent live on with those who have their descriptors."""
+        for buffer in (*self._idle.values(), *self._used.values()):
+            buffer.close()
+        self._idle.clear()
+        self._used.clear()
+
+    def _write(self, parts: list[ReadableBuffer], size: int) -> _Buffer | None:
+        """Into the best idle buffer, or a new one; None if memory is short: then idle buffers are given back, too."""
+        buffer = None
+        try:
+            buffer = self._take_best_idle(size) or self._new(size)
+            buffer.write(parts, size)
+        except BaseException as error:
+            if buffer is not None:
+                buffer.close()
+                self._closed.append(buffer.number)  # whoever has its descriptor must let it go
+            if not isinstance(error, OSError):
+                raise
+            self._trim_idle(0, 0)
+            return None
+        self._used[buffer.number] = buffer
+        return buffer
+
+    def _trim_idle(self, buffers: int, size_bytes: int) -> None:
+        while self._idle and (len(self._idle) > buffers or self.idle_bytes > size_bytes):
+            number = next(iter(self._idle))
+            self._idle.pop(number).close()
+            self._closed.append(number)
+
+    def take_closed(self) -> list[int]:
+        """Buffers that were given back since it was last asked: whoever keeps their descriptors can close them."""
+        found, self._closed = self._closed, []
+        return found
+
+    def _take_best_idle(self, size: int) -> _Buffer | None:
+        """The idle buffer whose pages suffice, and of those the smallest; none that is over twice too large."""
+        fitting = [buffer for buffer in self._idle.values() if size <= buffer.capacity <= 2 * size]
+        best = min(fitting, key=lambda buffer: (buffer.filled < size, buffer.capacity), default=None)
+        return None if best is None else self._idle.pop(best.number)
+
+    def _new(self, size: int) -> _Buffer:
+        if not hasattr(os, "memfd_create"):
+            raise OSError("this system has no unnamed memory")
+        self._last_number += 1
+        return _Buffer(self._last_number, size)
+
+
+class _Buffer:
+    """Unnamed memory. It is mapped when it is used the second time: many are used only once."""
+
+    __slots__ = ("_is_populated", "_memory", "_view", "capacity", "fd", "filled", "number", "sent")
+
+    def __init__(self, number: int, size: int) -> None:
+        self.number = number
+        self.sent = False
+        self.capacity = _capacity_for(size)
+        self.filled = 0
+        """The bytes whose pages exist. The rest up to the capacity costs nothing until it is written."""
+        self._memory: mmap.mmap | None = None
+        self._view = memoryview(b"")
+        self._is_populated = False
+        """Whether the mapping has all pages that exist."""
+        self.fd = os.memfd_create("dovetail", os.MFD_CLOEXEC)
+        try:
+            os.ftruncate(self.fd, self.capacity)
+        except OSError:
+            os.close(self.fd)
+            raise
+
+    def write(self, parts: list[ReadableBuffer], size: int) -> None:
+        if size <= self.filled and self._ensure_mapped():
+            _copy_parts(parts, self._view)
+        else:
+            _write_all(self.fd, parts)
+        if size > self.filled:
+            self.filled = min(self.capacity, -(-size // mmap.PAGESIZE) * mmap.PAGESIZE)
+            self._is_populated = False
+
+    def _ensure_mapped(self) -> bool:
+        """Whether all existing pages can be written through the mapping, now at the latest."""
+        try:
+            if self._memory is None:
+                self._memory = mmap.mmap(self.fd, self.capacity, **_NO_DUPLICATE)
+                self._view = memoryview(self._memory)
+            if not self._is_populated:
+                self._is_populated = True
+                self._memory.madvise(MADV_POPULATE_WRITE, 0, self.filled)  # half as dear as a fault per page
+        except OSError:  # an older kernel, or no room for a mapping
+            pass
+        return self._memory is not None
+
+    def close(self) -> None:
+        self._view.release()
+        if self._memory is not None:
+            self._memory.close()
+        os.close(self.fd)
+
+
+class MappedPayload:
+    """A payload as its reader sees it: mapped copy-on-write, so that what is written in place is seen by nobody else.
+
+    The descriptor stays the caller's, who may close it at once. Before Python 3.13 the mapping keeps a duplicate of it:
+    a process needs one descriptor for each payload that it reads.
+    """
+
+    __slots__ = ("_memory", "_view", "buffers", "stream")
+
+    def __init__(self, fd: int, lengths: Sequence[int], offset: int = 0) -> None:
+        """`offset`: where in the file it begins, at a page."""
+        prot = mmap.PROT_READ | mmap.PROT_WRITE
+        size = layout_bytes(lengths)
+        self._memory = mmap.mmap(fd, size, mmap.MAP_PRIVATE, prot, offset=offset, **_NO_DUPLICATE)
+        self._view = memoryview(self._memory)
+        self.stream, self.buffers = split_layout(self._view, lengths)
+
+    @property
+    def pages(self) -> int:
+        return -(-len(self._memory) // mmap.PAGESIZE)
+
+    @property
+    def address(self) -> int:
+        """Where it is mapped."""
+        import ctypes  # late: only asked for now and then
+
+        return ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
+
+    def close(self) -> bool:
+        """Whether it could be unmapped. If not, somebody keeps a view: its buffer must be discarded, not freed.
+
+        It is then unmapped when that view goes. Drop what was loaded first, and any exception whose traceback holds it.
+        """
+        for view in (self.stream, *self.buffers, self._view):
+            try:
+                view.release()
+            except BufferError:
+                return False
+        try:
+            self._memory.close()
+        except BufferError:
+            return False
+        return True
+
+
+def _capacity_for(size: int) -> int:
+    """At most a quarter more than `size`, so that the next payload, slightly larger, fits too."""
+    step = max(mmap.PAGESIZE, 1 << max(0, size.bit_length() - 3))
+    return -(-size // step) * step
+
+
+def _copy_parts(parts: list[ReadableBuffer], memory: memoryview) -> None:
+    at = 0
+    for part in parts:
+        end = at + memoryview(part).nbytes
+        memory[at:end] = part
+        at = end
+
+
+def _write_all(fd: int, parts: list[ReadableBuffer]) -> None:
+    """From the file's first byte on, however little each call writes."""
+    at = 0
+    for start in range(0, len(parts), MAX_PARTS_PER_WRITE):
+        views = [memoryview(part) for part in parts[start : start + MAX_PARTS_PER_WRITE]]
+        waiting = [view for view in views if len(view)]
+        while waiting:
+            written = os.pwritev(fd, waiting, at)
+            at += written
+            while waiting and written >= len(waiting[0]):
+                written -= len(waiting.pop(0))
+            if written:
+                waiting[0] = waiting[0][written:]
+
+
+def _write_spill_file(folder: str, parts: list[ReadableBuffer]) -> int:
+    """The descriptor of a file without a name that holds the parts."""
+    fd = _unnamed_file(folder)
+    try:
+        _write_all(fd, parts)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _unnamed_file(folder: str) -> int:
+    os.makedirs(folder, exist_ok=True)  # noqa: PTH103  pathlib would be imported for this alone
+    try:
+        return os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    except (AttributeError, OSError):  # not Linux, or a file system that has no such files
+        from tempfile import mkstemp
+
+        fd, path = mkstemp(prefix="dovetail-", dir=folder)
+        os.unlink(path)  # noqa: PTH108
+        return fd
+
+
+PROBE_EVERY_MESSAGES = 16
+"""Messages between two looks, after the first few."""
+WRITTEN_SHARE = 0.5
+"""A function that touches this share of the pages writes in place."""
+MAX_WARM_BUFFERS = 8
+"""Buffers that are kept."""
+PAGE_PRESENT, PAGE_OF_FILE = 1 << 63, 1 << 61
+_WARM_LOCK = Lock()
+
+
+class PayloadReader:
+    """The payloads of one worker."""
+
+    def __init__(self) -> None:
+        self._copy_next = False
+        self._messages = 0
+        self._warm: list[mmap.mmap] = []
+        self._pagemap = -2
+
+    def read(self, fd: int, lengths: Sequence[int], offset: int = 0) -> MappedPayload | CopiedPayload:
+        if self._copy_next:
+            return CopiedPayload(fd, lengths, offset, self._warm)
+        return MappedPayload(fd, lengths, offset)
+
+    def probe_writes(self, readings: Sequence[MappedPayload | CopiedPayload]) -> None:
+        """After a message, before its payloads are closed: does the function write into them?"""
+        self._messages += 1
+        if self._messages > 4 and self._messages % PROBE_EVERY_MESSAGES:
+            return
+        if self._copy_next:
+            self._copy_next = (
+                self._messages % (PROBE_EVERY_MESSAGES * 16) != 0
+            )  # map the next ones, to see whether it still does
+            return
+        mapped = [reading for reading in readings if isinstance(reading, MappedPayload)]
+        pages = sum(reading.pages for reading in mapped)
+        self._copy_next = bool(pages) and sum(map(self._written_pages, mapped)) >= WRITTEN_SHARE * pages
+
+    def _written_pages(self, reading: MappedPayload) -> int:
+        """Pages of a private mapping that are copies by now; 0 if that cannot be known."""
+        if self._pagemap == -2:
+            try:
+                self._pagemap = os.open("/proc/self/pagemap", os.O_RDONLY | os.O_CLOEXEC)
+            except OSError:
+                self._pagemap = -1
+        if self._pagemap < 0:
+            return 0
+        entries = array("Q")
+        try:
+            entries.frombytes(os.pread(self._pagemap, 8 * reading.pages, reading.address // mmap.PAGESIZE * 8))
+        except (OSError, ValueError):
+            return 0
+        return sum(1 for entry in entries if entry & PAGE_PRESENT and not entry & PAGE_OF_FILE)
+
+
+class CopiedPayload:
+    """A payload in memory of our own. Whoever keeps a view of it has it to himself."""
+
+    __slots__ = ("_memory", "_view", "_warm", "buffers", "stream")
+
+    def __init__(self, fd: int, lengths: Sequence[int], offset: int, warm: list[mmap.mmap]) -> None:
+        size = layout_bytes(lengths)
+        self._warm = warm
+        self._memory = self._take(size)
+        self._view = memoryview(self._memory)[:size]
+        done = 0
+        while done < size:
+            count = os.preadv(fd, [self._view[done:]], offset + done)
+            if not count:
+                raise EOFError(f"a payload of {size} bytes has only {done}")
+            done += count
+        self.stream, self.buffers = split_layout(self._view, lengths)
+
+    def _take(self, size: int) -> mmap.mmap:
+        with _WARM_LOCK:
+            fitting = [memory for memory in self._warm if size <= len(memory) <= 2 * size]
+            if fitting:
+                best = min(fitting, key=len)
+                self._warm.remove(best)
+                return best
+        # private: a process that user code forks has its own
+        return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+
+    def close(self) -> bool:
+        """Always: nobody else is concerned. Kept for the next one, unless somebody keeps a view."""
+        try:
+            for view in (self.stream, *self.buffers, self._view):
+                view.release()
+            self._memory.resize(len(self._memory))  # refuses while there are views
+        except (BufferError, OSError, SystemError):
+            return True
+        with _WARM_LOCK:
+            if len(self._warm) < MAX_WARM_BUFFERS:
+                self._warm.append(self._memory)
+                return True
+        self._memory.close()
+        return True

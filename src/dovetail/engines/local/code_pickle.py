@@ -1,0 +1,175 @@
+"""Pickling of user code for workers: by reference where importable, otherwise by value."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from contextlib import contextmanager
+from types import FunctionType, ModuleType
+from typing import TYPE_CHECKING, NamedTuple
+
+from dovetail.errors import ConfigError, Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dovetail.control.commands import HostedObject
+
+MAX_PARTS = 100
+MAX_CODE_BYTES = 4 << 20
+"""Of what goes to a worker; beyond it, definitions that are not small stay here."""
+MAX_DEFINITION_BYTES = 64 << 10
+
+
+class PickledWork(NamedTuple):
+    """The work of a hosted object, ready to be sent: in place of the work itself, for an engine on another machine."""
+
+    code: bytes
+    """See `ship`."""
+    env: dict[str, str]
+    """What its stages ask for."""
+
+
+def pickle_hosted(hosted: HostedObject) -> PickledWork:
+    """ConfigError: it cannot be sent."""
+    if isinstance(hosted.definition, PickledWork):
+        return hosted.definition
+    return PickledWork(pickle_work(hosted.name, hosted.definition), work_environment(hosted.definition))
+
+
+def work_environment(work: object) -> dict[str, str]:
+    """The variables that the stages of a hosted object ask for."""
+    if isinstance(work, PickledWork):
+        return work.env
+    found: dict[str, str] = {}
+    for stage in work if isinstance(work, tuple) else ():
+        found |= getattr(stage, "env", None) or {}
+    return found
+
+
+def pickle_work(name: str, work: object) -> bytes:
+    """A hosted object's work, pickled together with what the user's script defines: items and calls refer to that by
+    its name. Together, so that what both hold is the same object there too."""
+    modules = _unimportable_modules(work)
+    main = sys.modules.get("__main__")
+    with _pickled_by_value(modules):
+        defined = {module.__name__: _definitions(module) for module in (*modules, main) if module is not None}
+        try:
+            found = _cloudpickle((defined, work))
+            if len(found) <= MAX_CODE_BYTES:
+                return found
+        except Exception:  # noqa: S110 - one of the definitions, or the work itself: that is seen now
+            pass
+        try:
+            return _cloudpickle((_sendable_definitions(defined), work))
+        except Exception as error:
+            raise _unpicklable_error(name, error) from None
+
+
+def _unpicklable_error(name: str, error: Exception) -> ConfigError:
+    message = f"stage {name!r} cannot be sent to a worker: {type(error).__name__}: {error}"
+    fixes = ("open files, locks and connections in the setup(worker) of a class, instead of before the run",)
+    return ConfigError(Problem("DT333", message, fixes=fixes))
+
+
+def _cloudpickle(value: object) -> bytes:
+    import cloudpickle
+
+    found: bytes = cloudpickle.dumps(value, 5)
+    return found
+
+
+def _definitions(module: ModuleType) -> dict[str, object]:
+    """The classes and functions that a module that workers cannot import defines itself."""
+    found: dict[str, object] = {}
+    for name, value in list(vars(module).items()):
+        ours = getattr(value, "__module__", None) == module.__name__ and getattr(value, "__qualname__", None) == name
+        if ours and isinstance(value, type | FunctionType):
+            found[name] = value
+    return found
+
+
+def _sendable_definitions(defined: dict[str, dict[str, object]]) -> dict[str, dict[str, object]]:
+    return {
+        module: {name: value for name, value in values.items() if _is_sendable(value)}
+        for module, values in defined.items()
+    }
+
+
+def _is_sendable(value: object) -> bool:
+    """Whether it can, and is small: a function brings the globals it uses, perhaps a table that no worker needs."""
+    try:
+        return len(_cloudpickle(value)) <= MAX_DEFINITION_BYTES
+    except Exception:
+        return False
+
+
+def _unimportable_modules(work: object) -> set[ModuleType]:
+    """The modules of a unit's functions that a worker could not import, such as tests that pytest loaded by path."""
+    found = set()
+    for stage in work if isinstance(work, tuple) else (work,):
+        for part in _wrapped_parts(getattr(stage, "run", stage)):
+            kind = part if isinstance(part, type) or hasattr(part, "__code__") else type(part)
+            module = sys.modules.get(getattr(kind, "__module__", "") or "")
+            if module is not None and module.__name__ != "__main__" and not _is_importable(module):
+                found.add(module)
+    return found
+
+
+def _wrapped_parts(run: object) -> list[object]:
+    """What a function is made of: what `each`, partials, decorators and methods wrap, and what objects hold."""
+    found: list[object] = []
+    todo = [run]
+    while todo and len(found) < MAX_PARTS:
+        part = todo.pop()
+        if any(part is other for other in found):
+            continue
+        found.append(part)
+        inner = [getattr(part, name, None) for name in ("fn", "func", "__wrapped__", "__func__", "__self__")]
+        inner += [*getattr(part, "args", ()), *(getattr(part, "keywords", None) or {}).values()]
+        held = getattr(part, "__dict__", None) if not isinstance(part, type | ModuleType) else None
+        inner += list(held.values()) if isinstance(held, dict) else []
+        todo += [one for one in inner if callable(one) or hasattr(one, "__dict__")]
+    return found
+
+
+def _is_importable(module: ModuleType) -> bool:
+    """Whether the same file would be found again by name."""
+    file = getattr(module, "__file__", None)
+    if file is None:
+        return getattr(module, "__spec__", None) is not None
+    name, _, rest = module.__name__.partition(".")
+    try:
+        spec = importlib.machinery.PathFinder.find_spec(name)
+        for part in rest.split(".") if rest else ():
+            if spec is None or not spec.submodule_search_locations:
+                return False
+            name = f"{name}.{part}"
+            spec = importlib.machinery.PathFinder.find_spec(name, list(spec.submodule_search_locations))
+    except (ImportError, ValueError):
+        return False
+    if spec is None:
+        # an editable install or an archive has finders of its own
+        return module.__name__ in sys.modules and _has_other_finder(module.__name__)
+    return spec.origin == file or spec.origin is None
+
+
+def _has_other_finder(name: str) -> bool:
+    top = name.partition(".")[0]
+    finders = [finder for finder in sys.meta_path if finder is not importlib.machinery.PathFinder]
+    return any(getattr(finder, "find_spec", lambda *_: None)(top, None) is not None for finder in finders)
+
+
+@contextmanager
+def _pickled_by_value(modules: set[ModuleType]) -> Iterator[None]:
+    import cloudpickle
+
+    known = set(cloudpickle.list_registry_pickle_by_value())
+    new = [module for module in modules if module.__name__ not in known]
+    for module in new:
+        cloudpickle.register_pickle_by_value(module)
+    try:
+        yield
+    finally:
+        for module in new:
+            cloudpickle.unregister_pickle_by_value(module)

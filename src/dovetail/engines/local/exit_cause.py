@@ -1,0 +1,78 @@
+"""Cause of exit of a worker process from its wait status and the OOM-kill counters of the kernel."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+from dovetail.control.events import LossCause
+from dovetail.machine.cgroups import memory_cgroups
+
+CGROUP_OOM_FILES = ("memory.events", "memory.oom_control")
+"""Files of a cgroup in which the kernel counts whom it killed for want of memory, in both versions."""
+VMSTAT_PATH = "/proc/vmstat"
+OOM_KILL_FIELD = "oom_kill"
+SIGNAL_MEANINGS = {
+    signal.SIGSEGV: "invalid memory access",
+    signal.SIGBUS: "memory that is not there: a truncated file or a full /dev/shm",
+    signal.SIGABRT: "aborted by itself, often by a failed check in native code",
+    signal.SIGILL: "an instruction that this CPU does not have",
+    signal.SIGFPE: "division by zero in native code",
+    signal.SIGKILL: "killed from outside",
+    signal.SIGTERM: "asked to end from outside",
+}
+
+
+class OomKillCounter:
+    """Whether the kernel killed somebody for want of memory: one death for each that it counts."""
+
+    def __init__(self, counters: tuple[tuple[str, str], ...] | None = None) -> None:
+        counters = oom_counters(Path("/")) if counters is None else counters
+        found = ((Path(path), name) for path, name in counters)
+        self._counter = next((one for one in found if _read_counter(*one) is not None), None)
+        """The narrowest there is: what happens elsewhere on the machine is not ours."""
+        self._seen = self._read()
+
+    def _read(self) -> int:
+        return (_read_counter(*self._counter) or 0) if self._counter is not None else 0
+
+    def take_kill(self) -> bool:
+        if self._read() <= self._seen:
+            return False
+        self._seen += 1
+        return True
+
+
+def oom_counters(root: Path) -> tuple[tuple[str, str], ...]:
+    """Where to look, the narrowest first: this process's cgroup (in version 1 those around it do not count what happens
+    in it), those around it, the machine."""
+    files = [folder / name for folder in memory_cgroups(root) for name in CGROUP_OOM_FILES]
+    return tuple((str(file), OOM_KILL_FIELD) for file in (*files, root / VMSTAT_PATH.lstrip("/")))
+
+
+def _read_counter(path: Path, name: str) -> int | None:
+    """None: it is not counted there."""
+    try:
+        lines = path.read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError:
+        return None
+    return next((int(words[1]) for words in map(str.split, lines) if words[:1] == [name]), None)
+
+
+def describe_exit(status: int, watch: OomKillCounter) -> tuple[LossCause, str]:
+    """Of a wait status (-1: it never began): the cause, and one line for people."""
+    if status == -1:
+        return LossCause.EXIT, "it was never there"
+    if not os.WIFSIGNALED(status):
+        code = os.WEXITSTATUS(status)
+        return LossCause.EXIT, f"it left by itself with exit code {code}"
+    number = os.WTERMSIG(status)
+    if number == signal.SIGKILL and watch.take_kill():
+        return LossCause.OUT_OF_MEMORY, "killed by the kernel: out of memory"
+    try:
+        name = signal.Signals(number).name
+    except ValueError:
+        name = "a real-time signal"
+    meaning = f": {SIGNAL_MEANINGS[signal.Signals(number)]}" if number in SIGNAL_MEANINGS else ""
+    return LossCause.SIGNAL, f"signal {number} ({name}{meaning})"

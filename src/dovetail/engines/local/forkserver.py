@@ -1,0 +1,233 @@
+"""Fork server process: forks workers, reaps them and kills them when the driver is gone.
+
+It forks, waits, reports how each child ended, and kills everybody when the driver is gone. It imports what workers need
+once; forking it costs a few milliseconds and no second import of anything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import select
+import signal
+import socket
+import sys
+from typing import TYPE_CHECKING, NoReturn
+
+import cloudpickle  # noqa: F401 - every worker needs it, and only here it costs once
+
+from dovetail.engines.local import worker_main
+from dovetail.engines.local.protocol import Channel, send_frame
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dovetail.engines.local.protocol import Frame
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+MAX_KILL_ROUNDS = 1000
+
+
+class ForkServer:
+    """The state of the process: its children, by their numbers."""
+
+    def __init__(self, sock: socket.socket, crumbs: int) -> None:
+        self._channel = Channel(sock)
+        self._breadcrumbs_fd = crumbs
+        self._numbers: dict[int, int] = {}
+        """Process -> the number that the driver gave it."""
+        self._pids: dict[int, int] = {}
+        self._environment: dict[str, str] = dict(os.environ)
+        self._prctl = _load_prctl()
+        self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._driver_pidfd = _open_pidfd(os.getppid())
+
+    def run(self) -> None:
+        self._prctl(PR_SET_CHILD_SUBREAPER, 1)  # what workers leave behind comes to us, so that we can end it
+        signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        poll = select.poll()
+        for fd in (self._channel.fileno(), self._wake_read, self._driver_pidfd):
+            if fd >= 0:
+                poll.register(fd, select.POLLIN)
+        there = True
+        while there:
+            for fd, _ in poll.poll():
+                if fd == self._wake_read:
+                    os.read(fd, 4096)
+                    self._reap()
+                elif fd == self._channel.fileno():
+                    frames, there = self._channel.receive()
+                    for frame in frames:
+                        self._on_frame(frame)
+                else:
+                    there = False  # the driver, although something it started holds its socket
+        self.kill_all()
+
+    def _on_frame(self, frame: Frame) -> None:
+        match frame.head:
+            case ("spawn", number, environment, fresh, cells):
+                if environment is not None:
+                    self._environment = environment
+                self._spawn(number, bytes(frame.body), frame.descriptors, cells, fresh=fresh or _thread_count() != 1)
+            case ("kill", number, how) if number in self._pids:
+                _kill(self._pids[number], how)
+
+    def _spawn(
+        self, number: int, spec: bytes, descriptors: tuple[int, ...], cells: tuple[int, ...], *, fresh: bool
+    ) -> None:
+        try:
+            pid = os.fork()
+        except OSError as error:
+            for fd in descriptors:
+                os.close(fd)
+            self._send("exited", number, -1, f"cannot start a process: {error}", 0, 0.0)
+            return
+        if not pid:
+            self._in_child(spec, descriptors, cells, fresh=fresh)
+        for fd in descriptors:
+            os.close(fd)
+        self._numbers[pid] = number
+        self._pids[number] = pid
+        self._send("forked", number, pid)
+
+    def _in_child(self, spec: bytes, descriptors: tuple[int, ...], cells: tuple[int, ...], *, fresh: bool) -> NoReturn:
+        code = 70
+        try:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            os.setsid()
+            self._prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            sock, log = descriptors
+            os.dup2(log, 1)
+            os.dup2(log, 2)
+            os.close(log)
+            self._channel.sock.close()
+            for fd in (self._wake_read, self._wake_write, self._driver_pidfd):
+                if fd >= 0:
+                    os.close(fd)
+            if fresh:
+                _exec_interpreter((sock, self._breadcrumbs_fd), cells, spec, self._environment)
+            os.environ.clear()
+            os.environ.update(self._environment)
+            gc.unfreeze()
+            gc.enable()
+            code = worker_main.main(socket.socket(fileno=sock), self._breadcrumbs_fd, cells, spec)
+        except BaseException:
+            worker_main.report_crash()
+        finally:
+            with contextlib.suppress(Exception):
+                sys.stdout.flush()
+                sys.stderr.flush()
+            os._exit(code)
+
+    def _reap(self) -> None:
+        """Everybody who ended, also what workers left behind."""
+        while True:
+            try:
+                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return
+            if ended is None:
+                return
+            pid = ended.si_pid
+            if pid in self._numbers:
+                _kill(pid, signal.SIGKILL)  # the rest of its group, while its number cannot be anybody else's
+            _, status, usage = os.wait4(pid, 0)
+            number = self._numbers.pop(pid, None)
+            if number is not None:
+                del self._pids[number]
+                seconds = usage.ru_utime + usage.ru_stime
+                self._send("exited", number, status, "", usage.ru_maxrss << 10, seconds)
+
+    def _send(self, *what: object) -> None:
+        with contextlib.suppress(OSError):
+            send_frame(self._channel.sock, what)
+
+    def kill_all(self) -> None:
+        """Until nobody is left: first whole groups, then those who left their group and came to us as orphans."""
+        for pid in self._numbers:
+            _kill(pid, signal.SIGKILL)
+        for _ in range(MAX_KILL_ROUNDS):
+            for pid in _child_pids():
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+            try:
+                os.waitpid(-1, 0)
+            except ChildProcessError:
+                return
+
+
+def _kill(pid: int, how: int) -> None:
+    """A child that is not waited for yet, and all of its group; it may be so young that it has none."""
+    for kill in (os.killpg, os.kill):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            kill(pid, how)
+
+
+def _open_pidfd(pid: int) -> int:
+    """A descriptor that tells of the end of a process, also if others hold its sockets; -1 where there is no such."""
+    try:
+        return os.pidfd_open(pid)
+    except (AttributeError, OSError):
+        return -1
+
+
+def _thread_count() -> int:
+    try:
+        return len(os.listdir("/proc/self/task"))  # noqa: PTH208 - pathlib is not loaded
+    except OSError:
+        return 1
+
+
+def _child_pids() -> list[int]:
+    try:
+        with open(f"/proc/self/task/{os.getpid()}/children") as file:  # noqa: PTH123 - pathlib is not loaded
+            return [int(pid) for pid in file.read().split()]
+    except OSError:
+        return []
+
+
+def _load_prctl() -> Callable[..., int]:
+    try:
+        import ctypes
+
+        found: Callable[..., int] = ctypes.CDLL(None).prctl
+    except (ImportError, OSError, AttributeError):
+        return lambda *_: -1
+    return found
+
+
+def _exec_interpreter(
+    descriptors: tuple[int, ...], cells: tuple[int, ...], spec: bytes, environment: dict[str, str]
+) -> NoReturn:
+    """A new interpreter in the same process: for variables that count only at its start."""
+    box = os.memfd_create("spec", 0) if hasattr(os, "memfd_create") else -1
+    with os.fdopen(os.dup(box), "wb") as file:
+        file.write(spec)
+    for fd in (*descriptors, box):
+        os.set_inheritable(fd, True)
+    numbers = ",".join(map(str, (*descriptors, box, *cells)))
+    code = (
+        f"import sys; sys.path[:] = {sys.path!r}; from dovetail.engines.local.worker_main import "
+        f"main_after_exec; main_after_exec({numbers})"
+    )
+    os.execve(sys.executable, [sys.executable, "-P", "-c", code], environment)  # noqa: S606
+
+
+def main() -> None:
+    """`python -c ... SOCKET CRUMBS`: descriptors that the driver gave us."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # a driver that blocks SIGCHLD would make us deaf
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sock, crumbs = map(int, sys.argv[1:3])
+    gc.disable()
+    gc.freeze()
+    nursery = ForkServer(socket.socket(fileno=sock), crumbs)
+    try:
+        nursery.run()
+    finally:
+        nursery.kill_all()
+    os._exit(0)

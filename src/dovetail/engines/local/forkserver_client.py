@@ -1,0 +1,131 @@
+"""Driver side of the fork server: start it, request processes, kill them."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dovetail.engines.local.protocol import Channel
+from dovetail.errors import EngineError, Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from dovetail.engines.local.protocol import Frame
+
+PACKAGE_ROOT = str(Path(__file__).resolve().parents[3])
+BOOTSTRAP_CODE = "import sys; sys.path[:0] = [it for it in sys.argv[3:] if it not in sys.path]; " + (
+    "from dovetail.engines.local.forkserver import main; main()"
+)
+"""Our package and cloudpickle as the driver has them, from wherever; whatever else the user's folders hold never."""
+EXIT_TIMEOUT_S = 10.0
+
+
+class ForkServerClient:
+    """A nursery and the numbers of its children."""
+
+    def __init__(self, crumbs: int, environment: Mapping[str, str] | None = None) -> None:
+        """`environment`: its own, if not that of this process; workers need another only for their seats."""
+        ours, theirs = socket.socketpair()
+        if not sys.executable:
+            message = "the local engine starts Python processes, and sys.executable does not say where Python is"
+            raise EngineError(Problem("DT334", message, fixes=("run it with a python command",)))
+        arguments = [sys.executable, "-P", "-c", BOOTSTRAP_CODE, str(theirs.fileno()), str(crumbs), *_import_paths()]
+        try:
+            self._process = subprocess.Popen(  # noqa: S603 - our own code
+                arguments,
+                pass_fds=(theirs.fileno(), crumbs),
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+                env=environment,
+            )
+        except OSError as error:
+            ours.close()
+            message = f"the local engine cannot start a process: {error}"
+            fixes = ("ulimit -u, ulimit -n and the memory that is left say what is short",)
+            raise EngineError(Problem("DT334", message, fixes=fixes)) from None
+        finally:
+            theirs.close()
+        ours.setblocking(False)
+        self.channel = Channel(ours)
+        self._frames: list[Frame] = []
+        self._is_alive = True
+        self.pids: dict[int, int] = {}
+        """Number of a process that was asked for -> its pid, once it is known."""
+
+    def spawn(
+        self,
+        number: int,
+        spec: bytes,
+        descriptors: Sequence[int],
+        cells: tuple[int, ...],
+        environment: dict[str, str],
+        *,
+        fresh: bool,
+    ) -> None:
+        """The descriptors must stay open until the channel is flushed."""
+        self.channel.put(("spawn", number, environment, fresh, cells), [spec], descriptors)
+
+    def kill(self, number: int, how: int = signal.SIGKILL) -> None:
+        """The whole group of a process, by who waits for it: its number cannot have become another's."""
+        self.channel.put(("kill", number, int(how)))
+
+    def flush(self) -> None:
+        """Waits for moments, if ever: it has nothing to do but read and fork. What it says meanwhile is kept."""
+        both = select.poll()
+        both.register(self.channel.fileno(), select.POLLIN | select.POLLOUT)
+        while self._is_alive and not self.channel.flush():
+            if any(what & ~select.POLLOUT for _, what in both.poll()):
+                self._read()
+
+    def receive(self) -> tuple[list[Frame], bool]:
+        """What it said, and whether it is still there."""
+        self._read()
+        said, self._frames = self._frames, []
+        return said, self._is_alive
+
+    def _read(self) -> None:
+        try:
+            frames, self._is_alive = self.channel.receive()
+        except BlockingIOError:
+            return
+        self._frames += frames
+
+    @property
+    def has_frames(self) -> bool:
+        """Whether something came that was not asked for yet."""
+        return bool(self._frames) or not self._is_alive
+
+    def kill_orphans(self) -> None:
+        """It is gone; its children are not ours to wait for, so their groups are ended by number."""
+        for pid in self.pids.values():
+            with suppress(OSError):
+                os.killpg(pid, signal.SIGKILL)
+        self.channel.close()
+        self._process.kill()
+        self._process.wait()
+
+    def close(self) -> None:
+        """It ends all of its children, waits for them, and goes."""
+        self.channel.close()
+        try:
+            self._process.wait(EXIT_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self.kill_orphans()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+
+def _import_paths() -> list[str]:
+    import cloudpickle
+
+    return list(dict.fromkeys((PACKAGE_ROOT, str(Path(cloudpickle.__file__).resolve().parents[1]))))

@@ -1,0 +1,223 @@
+"""Launch of workers: log, environment, rendezvous and CPU pinning of each rank process."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import socket
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dovetail.engines.local.code_pickle import PickledWork, pickle_work, work_environment
+from dovetail.engines.local.protocol import Channel
+from dovetail.engines.local.worker_spec import (
+    RAY_PATH_SUFFIXES,
+    HostedSpec,
+    WorkerSpec,
+    agent_environment,
+    local_rank,
+    needs_fresh_interpreter,
+    rendezvous_variables,
+    seat_environment,
+)
+from dovetail.engines.local.worker_state import LocalWorker, RankProcess
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from dovetail.control.commands import HostedObject, StartWorker
+    from dovetail.engines.local.breadcrumbs import BreadcrumbTable
+    from dovetail.engines.local.forkserver_client import ForkServerClient
+    from dovetail.engines.local.worker_spec import DriverContext
+    from dovetail.resources.cluster import Cluster
+
+LOOPBACK = "127.0.0.1"
+FIRST_PORT, PORT_COUNT, PORT_ATTEMPTS = 20_000, 12_000, 20
+"""Below those that the kernel gives to whoever connects to somewhere, and above those of Ray's workers: what is free
+now is likely to be free when it is used."""
+WORKER_POOL_BYTES = 256 << 20
+"""Shared memory that one worker keeps warm while nobody reads it."""
+
+
+class WorkerLauncher:
+    """Remembers what does not change between two workers of a unit."""
+
+    def __init__(
+        self,
+        folder: Path | None,
+        spill: Path,
+        cluster: Cluster | None,
+        crumbs: BreadcrumbTable,
+        *,
+        pin_cpus: bool,
+        home: DriverContext | None = None,
+    ) -> None:
+        """`home`: where the driver is, if that is not this process."""
+        self._logs = folder / "logs" if folder is not None else None
+        self._spill = str(spill)
+        self._crumbs = crumbs
+        self._pin_cpus = pin_cpus
+        self._pinned = 0
+        self._pickled_works: dict[int, tuple[object, bytes]] = {}
+        self._passed: list[Any] = []
+        """What must stay open until the nursery has it."""
+        nodes = cluster.nodes if cluster is not None else ()
+        self.devices: dict[str, Mapping[int, str]] = {
+            node.name: dict(enumerate(card.uuid for card in node.gpus if card.uuid)) for node in nodes
+        }
+        """Node -> position of a card -> the name under which CUDA knows it."""
+        self._driver = home
+        self.inherited = None if home is None else agent_environment(os.environ, _environment_at_start(), home)
+        """What all workers have of their environment; None: what this process has, whenever one is started."""
+
+    def start(
+        self,
+        command: StartWorker,
+        nursery: ForkServerClient,
+        numbers: Iterator[int],
+        ranks: Sequence[int] | None = None,
+        meeting: tuple[str, int] | None = None,
+    ) -> LocalWorker:
+        """`ranks`: only these of a gang. `meeting`: where they all meet, an address and a port of the first's node."""
+        names = frozenset(hosted.name for hosted in command.hosted)
+        here = range(len(command.seats)) if ranks is None else sorted(ranks)
+        child = LocalWorker(command.worker, command.seats[here[0]].node, names, gang=len(command.seats) > 1)
+        guests = tuple(
+            HostedSpec(hosted.name, self.pickled_work(hosted), hosted.slots, _pickled_writer(hosted))
+            for hosted in command.hosted
+        )
+        own = _hosted_environment(command.hosted)
+        inherited = os.environ if self.inherited is None else self.inherited
+        address, port = meeting or (LOOPBACK, find_free_port(LOOPBACK) if child.is_gang else 0)
+        path, folder = self._driver_paths()
+        for rank in here:
+            seat = command.seats[rank]
+            variables = seat_environment(inherited, seat, own, self.devices.get(seat.node))
+            if child.is_gang:
+                variables |= rendezvous_variables(command.seats, rank, port, address)
+            spec = WorkerSpec(
+                command.worker,
+                guests,
+                seat,
+                rank,
+                len(command.seats),
+                local_rank(command.seats, rank),
+                path,
+                folder,
+                self._spill,
+                WORKER_POOL_BYTES,
+                self._next_cpus(seat.cpu_milli),
+            )
+            child.ranks.append(
+                self._launch_process(child, rank, spec, variables, nursery, next(numbers), needs_fresh_interpreter(own))
+            )
+        return child
+
+    def _driver_paths(self) -> tuple[tuple[str, ...], str]:
+        """Where modules are looked for, and the working folder: the driver's, as far as they are here."""
+        own = tuple(map(str, sys.path))
+        if self._driver is None:
+            return own, _working_folder()
+        folder = Path(self._driver.folder)
+        there = self._driver.folder if self._driver.folder and folder.is_dir() else _working_folder()
+        # an empty entry is the working folder, and others may be relative to it
+        path = [entry for entry in self._driver.path if not entry or (folder / entry).exists()]
+        return tuple(entry for entry in dict.fromkeys((*path, *own)) if not entry.endswith(RAY_PATH_SUFFIXES)), there
+
+    def _launch_process(
+        self,
+        child: LocalWorker,
+        rank: int,
+        spec: WorkerSpec,
+        variables: dict[str, str],
+        nursery: ForkServerClient,
+        number: int,
+        fresh: bool,
+    ) -> RankProcess:
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        cells = self._crumbs.allocate(sum(guest.slots for guest in spec.hosted))
+        log = self._log(child.number, rank)
+        nursery.spawn(number, pickle.dumps(spec, 5), (theirs.fileno(), log), cells, variables, fresh=fresh)
+        self._passed += [theirs, os.fdopen(log, "ab", buffering=0)]
+        return RankProcess(number, rank, child, Channel(ours), cells)
+
+    def close_passed(self) -> None:
+        for one in self._passed:
+            one.close()
+        self._passed.clear()
+
+    def _log(self, worker: int, rank: int) -> int:
+        if self._logs is None:
+            return os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+        self._logs.mkdir(parents=True, exist_ok=True)
+        name = f"{worker}.log" if not rank else f"{worker}.{rank}.log"
+        return os.open(self._logs / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+
+    def pickled_work(self, hosted: HostedObject) -> bytes:
+        """Its code, by cloudpickle; once for all workers."""
+        if isinstance(hosted.definition, PickledWork):
+            return hosted.definition.code
+        found = self._pickled_works.get(id(hosted.definition))
+        if found is None:
+            found = self._pickled_works[id(hosted.definition)] = (
+                hosted.definition,
+                pickle_work(hosted.name, hosted.definition),
+            )
+        return found[1]
+
+    def _next_cpus(self, milli: int) -> tuple[int, ...]:
+        """Of those that we may use ourselves, one after another."""
+        if not self._pin_cpus:
+            return ()
+        all_of_them = sorted(os.sched_getaffinity(0))
+        count = min(len(all_of_them), max(1, -(-milli // 1000)))
+        found = tuple(all_of_them[(self._pinned + i) % len(all_of_them)] for i in range(count))
+        self._pinned += count
+        return found
+
+
+def _pickled_writer(hosted: HostedObject) -> bytes:
+    if isinstance(hosted.writer, bytes):
+        return hosted.writer  # by the driver
+    return b"" if hosted.writer is None else pickle.dumps(hosted.writer, 5)
+
+
+def _hosted_environment(hosted: tuple[HostedObject, ...]) -> dict[str, str]:
+    """What the stages ask for; those of a unit agree on it."""
+    found: dict[str, str] = {}
+    for one in hosted:
+        found |= work_environment(one.definition)
+    return found
+
+
+def _working_folder() -> str:
+    """Where the driver is; nowhere, if that was removed."""
+    try:
+        return os.getcwd()  # noqa: PTH109
+    except OSError:
+        return ""
+
+
+def _environment_at_start() -> Mapping[str, str]:
+    """What this process began with; what it has now, where nobody says."""
+    try:
+        found = os.fsdecode(Path("/proc/self/environ").read_bytes())
+    except OSError:
+        return os.environ
+    return dict(entry.partition("=")[::2] for entry in found.split("\0") if "=" in entry)
+
+
+def find_free_port(address: str = "") -> int:
+    """For the ranks of a gang to meet at; somebody may take it before they do, then they are started again."""
+    for _ in range(PORT_ATTEMPTS):
+        port = FIRST_PORT + int.from_bytes(os.urandom(4), "big") % PORT_COUNT
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind((address, port))
+            return port
+    with socket.socket() as probe:
+        probe.bind((address, 0))
+        given: int = probe.getsockname()[1]
+        return given

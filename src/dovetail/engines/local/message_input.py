@@ -1,0 +1,213 @@
+"""Input of one message in a worker: items, rows read from splits, skipped items, and results that cannot be sent."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from itertools import pairwise
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from dovetail.control.events import VERDICT_FATAL, VERDICT_RETRY, VERDICT_SKIP, CallFailure
+from dovetail.control.payload import BLANK_ROW, BadRow, SourceSinkError
+from dovetail.engines.exception_summary import summarize_exception
+from dovetail.engines.item_keys import as_tuple, as_tuples, join_keys, slice_keys
+from dovetail.engines.local.payload_codec import find_unpicklable
+from dovetail.engines.stage_chain import MessageOutcome
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dovetail.control.engine import UnsendableItemError
+    from dovetail.control.payload import Split
+    from dovetail.engines.item_keys import Keys
+    from dovetail.engines.local.buffer_pool import CopiedPayload, MappedPayload
+
+
+class SkippedItem(NamedTuple):
+    """An item of a message that no stage gets to see."""
+
+    at: int
+    error: str
+    """Empty: it is dropped without a word."""
+    verdict: str = ""
+
+
+def read_split(split: Split) -> tuple[list[Any], float]:
+    """Its rows, and how long that took."""
+    began = perf_counter()
+    rows = split.read()
+    assert len(rows) == split.items, f"{split} gave {len(rows)} rows"
+    return rows, perf_counter() - began
+
+
+def find_skipped(items: list[Any], offset: int) -> list[SkippedItem]:
+    """What is no row among the rows of a split."""
+    found = []
+    for at, item in enumerate(items, offset):
+        if item is BLANK_ROW:
+            found.append(SkippedItem(at, ""))
+        elif type(item) is BadRow:
+            found.append(SkippedItem(at, f"BadRow: {item.place}: {item.error_text}", VERDICT_SKIP))
+    return found
+
+
+def add_stage_seconds(outcome: MessageOutcome, seconds: float, *, stage: int) -> None:
+    """Reading and parsing is work of the first stage, writing of the last."""
+    if seconds and outcome.stages:
+        outcome.seconds += seconds
+        taken, given, before = outcome.stages[stage]
+        outcome.stages[stage] = taken, given, before + seconds
+
+
+def failure_of_unusable(error: SourceSinkError, items: int) -> CallFailure:
+    """Nobody can go on. Its code, message and fix are told apart again by `problem_of`."""
+    return CallFailure(0, items, f"{error.code} {error}", error.fix, verdict=VERDICT_FATAL)
+
+
+MAX_ERROR_CHARS = 500
+UNPICKLABLE_TEXT, UNWRITABLE_TEXT = "the result cannot be pickled", "the result cannot be written"
+
+
+class MessageInput:
+    """The items of a message, and what must be closed after it."""
+
+    __slots__ = ("items", "keys", "read_s", "readings", "skipped")
+
+    def __init__(self, keys: Keys, items: list[Any], readings: list[tuple[int, MappedPayload | CopiedPayload]]) -> None:
+        self.keys = keys
+        self.items = items
+        self.skipped: list[SkippedItem] = []
+        """Those that no stage gets to see, in order."""
+        self.read_s = 0.0
+        """Seconds that went into reading and parsing splits."""
+        self.readings = readings
+        """Number of the payload in the message, and its mapping."""
+
+
+class ShiftedBreadcrumb:
+    """A crumb for a message that is run in pieces."""
+
+    def __init__(self, crumb: memoryview, by: int) -> None:
+        self._crumb, self._by = crumb, by
+
+    def __setitem__(self, at: int, value: int) -> None:
+        self._crumb[at] = value + self._by if at == 1 else value
+
+    def __getitem__(self, at: int) -> int:
+        return self._crumb[at] - self._by if at == 1 else self._crumb[at]
+
+
+def shift_breadcrumb(crumb: memoryview, by: int) -> Any:
+    return ShiftedBreadcrumb(crumb, by) if by else crumb
+
+
+def readable_spans(opened: MessageInput) -> Iterator[tuple[int, Keys, list[Any]]]:
+    """What can be read, between what cannot: where it begins, its keys and items. Mostly all at once."""
+    if not opened.skipped:
+        yield 0, opened.keys, opened.items
+        return
+    begin = 0
+    for end in (*(odd.at for odd in opened.skipped), len(opened.items)):
+        if begin < end:
+            yield begin, slice_keys(opened.keys, begin, end), opened.items[begin:end]
+        begin = end + 1
+
+
+def join_outcomes(pieces: list[tuple[int, MessageOutcome]], opened: MessageInput) -> MessageOutcome:
+    """One outcome, with what could not be read among its failures."""
+    if len(pieces) == 1 and not opened.skipped:
+        return pieces[0][1]
+    outcomes = [outcome for _, outcome in pieces]
+    whole = MessageOutcome(
+        join_keys([outcome.keys for outcome in outcomes]),
+        [item for outcome in outcomes for item in outcome.items],
+        [],
+        sum(outcome.seconds for outcome in outcomes),
+        [tuple(map(sum, zip(*stages, strict=True))) for stages in zip(*(o.stages for o in outcomes), strict=True)],  # type: ignore[misc]
+    )
+    for begin, outcome in pieces:
+        for failure in outcome.failures:
+            failure.start, failure.stop = failure.start + begin, failure.stop + begin
+            whole.failures.append(failure)
+    for at, error, verdict in opened.skipped:
+        if error:
+            its_keys = as_tuples(slice_keys(opened.keys, at, at + 1))
+            whole.failures.append(CallFailure(at, at + 1, error, keys=its_keys, verdict=verdict))
+    whole.failures.sort(key=lambda failure: failure.start)
+    return whole
+
+
+def segment_bounds(keys: Keys, size: int, failures: list[CallFailure]) -> list[tuple[int, int]]:
+    """Where each segment of the output begins and ends: so many items, and none reaches over items that failed; those
+    come later, and belong in between."""
+    edges = {0, len(keys)}
+    if failures:
+        ordered = as_tuples(keys)
+        edges |= {bisect_left(ordered, failure.keys[0]) for failure in failures if failure.keys}
+    begins = sorted(edges)
+    return [(start, min(start + size, end)) for begin, end in pairwise(begins) for start in range(begin, end, size)]
+
+
+def fail_unsendable(
+    outcome: MessageOutcome, opened: MessageInput, batch_size: int, error: UnsendableItemError, why: str
+) -> None:
+    """The calls whose results cannot be sent, or written, have failed; all others' results go on.
+
+    Whose result it was is told by its key. Where keys are not unique (an item that came by two ways), nobody can tell:
+    then every call is run again by itself, uncharged, and what fails alone is to blame.
+    """
+    calls = _call_ranges(opened, batch_size, outcome)
+    place = {as_tuple(key): at for at, key in enumerate(opened.keys)}
+    blind = len(place) < len(opened.items) and len(calls) > 1
+    call_of = {at: call for call in calls for at in range(*call)}
+    origins = [call_of.get(_input_position(as_tuple(key), place)) for key in outcome.keys] if not blind else []
+    # the index counts within what was packed; whichever it was, look for all that cannot be sent
+    indices = (
+        [error.index] if why != UNPICKLABLE_TEXT or blind else [index for index, _ in find_unpicklable(outcome.items)]
+    )
+    bad = set(calls) if blind else {origins[index] for index in indices if index >= 0} - {None}
+    bad = bad or set(calls)
+    for start, stop in sorted(call for call in bad if call is not None):
+        its_keys = as_tuples(slice_keys(opened.keys, start, stop))
+        failure = CallFailure(start, stop, f"{why}: {error.error_text}"[:MAX_ERROR_CHARS], keys=its_keys)
+        failure.verdict = VERDICT_RETRY if blind else ""
+        outcome.failures.append(failure)
+    outcome.failures.sort(key=lambda failure: failure.start)
+    stays = [index for index, call in enumerate(origins) if call not in bad] if bad != set(calls) else []
+    outcome.keys = [outcome.keys[index] for index in stays]
+    outcome.items = [outcome.items[index] for index in stays]
+
+
+def _call_ranges(opened: MessageInput, batch_size: int, outcome: MessageOutcome) -> list[tuple[int, int]]:
+    """From where to where the calls went that did not fail: they begin anew behind every item that no stage sees."""
+    failed = {failure.start for failure in outcome.failures}
+    found = []
+    for begin, _, items in readable_spans(opened):
+        end = begin + len(items)
+        found += [(start, min(start + batch_size, end)) for start in range(begin, end, batch_size)]
+    return [call for call in found if call[0] not in failed]
+
+
+def _input_position(key: tuple[int, ...], place: dict[tuple[int, ...], int]) -> int:
+    while key not in place:
+        key = key[:-1]
+    return place[key]
+
+
+def failure_from_error(keys: Keys, start: int, stop: int, error: BaseException) -> CallFailure:
+    told = summarize_exception(error)
+    its_keys = as_tuples(slice_keys(keys, start, stop))
+    return CallFailure(start, stop, told.line, told.detail, told.out_of_memory, told.on_gpu, its_keys)
+
+
+def failure_as_tuple(failure: CallFailure) -> tuple[Any, ...]:
+    return (
+        failure.start,
+        failure.stop,
+        failure.error,
+        failure.detail,
+        failure.out_of_memory,
+        failure.on_gpu,
+        failure.keys,
+        failure.verdict,
+    )

@@ -1,0 +1,621 @@
+"""Execution of one message in a worker: open its payloads, run the stages, pack or write the results, report.
+
+comes out is packed or written as it comes, so that neither is in memory as a whole.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import resource
+import time
+from functools import partial
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+from dovetail.control.engine import UnreadableItem
+from dovetail.control.events import VERDICT_SKIP, CallFailure
+from dovetail.control.payload import BLANK_ROW, BadRow, SourceSinkError, UnwritableItemError
+from dovetail.engines.barrier import BarrierRows, output_chunk_items
+from dovetail.engines.exception_summary import summarize_exception
+from dovetail.engines.item_keys import as_tuple, as_tuples, join_keys, slice_keys
+from dovetail.engines.local import message_input
+from dovetail.engines.local.buffer_pool import BufferPool, PayloadReader
+from dovetail.engines.local.message_input import (
+    UNPICKLABLE_TEXT,
+    UNWRITABLE_TEXT,
+    MessageInput,
+    fail_unsendable,
+    failure_as_tuple,
+    failure_from_error,
+    join_outcomes,
+    readable_spans,
+    segment_bounds,
+    shift_breadcrumb,
+)
+from dovetail.engines.local.payload_codec import (
+    MAX_INLINE_BYTES,
+    Unpicklable,
+    join_layout,
+    layout_bytes,
+    pack_items,
+    part_lengths,
+    split_layout,
+    unpack_payload,
+)
+from dovetail.engines.local.protocol import (
+    FLAG_NO_MEMFD,
+    FLAG_NO_OUTPUT,
+    FLAG_SPILL,
+    FLAG_SPOOL,
+    KIND_FILE,
+    KIND_INLINE,
+    KIND_SHARED,
+    KIND_WRITTEN,
+    close_descriptors,
+    map_file,
+    pickle_value,
+    send_frame,
+)
+from dovetail.engines.stage_chain import MessageOutcome
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable, Sequence
+
+    from dovetail.control.engine import UnsendableItemError
+    from dovetail.control.payload import Writer
+    from dovetail.engines.item_keys import Keys
+    from dovetail.engines.local.buffer_pool import CopiedPayload, MappedPayload, PlacedPayload
+    from dovetail.engines.local.payload_codec import PackedPayload
+    from dovetail.engines.local.protocol import Chunk, Frame
+    from dovetail.engines.local.worker_spec import WorkerSpec
+    from dovetail.engines.unit_executor import UnitExecutor
+
+
+class OutgoingPayloads:
+    """What is told of each payload, and what goes with it."""
+
+    __slots__ = ("_placed", "body", "descriptions", "descriptors", "spilled")
+
+    def __init__(self) -> None:
+        self.descriptions: list[Any] = []
+        self.body: list[Chunk] = []
+        """The small ones."""
+        self.descriptors: list[int] = []
+        """Of the large ones."""
+        self.spilled: list[int] = []
+        """Those that are closed when they are sent."""
+        self._placed: list[PlacedPayload] = []
+
+    def add(
+        self, placed: tuple[list[Any], list[Chunk], list[int], list[int]], placing: Sequence[PlacedPayload]
+    ) -> None:
+        outs, body, descriptors, spilled = placed
+        self.descriptions += outs
+        self.body += body
+        self.descriptors += descriptors
+        self.spilled += spilled
+        self._placed += placing
+
+    def undo(self, pool: BufferPool | None) -> None:
+        """Nothing leaves. What was appended to files stays there, and nobody is told of it."""
+        discard_placed(self._placed, pool)
+        self.descriptions, self.body, self.descriptors, self.spilled, self._placed = [], [], [], [], []
+
+
+def discard_placed(placed: Sequence[PlacedPayload], pool: BufferPool | None) -> None:
+    for one in placed:
+        if one.spilled:
+            os.close(one.fd)
+        elif pool is not None:
+            pool.discard(one.buffer)
+
+
+MAX_CHUNK_ROWS = 2048
+MAX_CHUNK_BYTES = 16 << 20
+"""Of results that wait to be packed."""
+
+
+class BarrierInput:
+    """The payloads of a frame: those in files are opened when their turn comes, the others are mapped already."""
+
+    def __init__(self, frame: Frame, bodies: Sequence[tuple[Any, Sequence[Any]]], load: Callable[..., Any]) -> None:
+        self._payloads, parts = frame.head[6], frame.head[7]
+        self._bodies = bodies
+        self._unpack = load
+        self.read_s = 0.0
+        self._unsendable: list[tuple[tuple[int, ...], str]] = []
+        """Keys of results that cannot be sent on, and why."""
+        self.items = sum(stop - start for _, start, stop in parts)
+        self.size = sum(layout_bytes(sizes) for _, sizes, _ in self._payloads)
+        first = self._load(parts[0][0])
+        self._from_files = first[3]
+        first[2]()
+        self.rows = BarrierRows(self.load, parts, _is_skipped, from_files=self._from_files)
+
+    def load(self, number: int) -> tuple[Keys, list[Any], Callable[[], object]]:
+        keys, items, close, _ = self._load(number)
+        return keys, items, close
+
+    def _load(self, number: int) -> tuple[Keys, list[Any], Callable[[], object], bool]:
+        kind, sizes, place = self._payloads[number]
+        close: Callable[[], object] = _no_close
+        if kind == KIND_FILE:
+            reading = map_file(place[0], place[1], sizes)
+            keys, items = self._unpack(reading.stream, reading.buffers)
+            close = reading.close
+        else:
+            keys, items = self._unpack(*self._bodies[number])
+        is_split = type(items) is not list
+        if is_split:
+            items, took = message_input.read_split(items)
+            self.read_s += took
+        return keys, items, close, is_split
+
+    def skipped_items(self) -> list[message_input.SkippedItem]:
+        """What no stage gets to see, of what was passed over."""
+        found = []
+        for at, item in sorted(self.rows.skipped.items()):
+            if item is BLANK_ROW:
+                found.append(message_input.SkippedItem(at, ""))
+            elif type(item) is BadRow:
+                found += [
+                    message_input.SkippedItem(at, odd.error, odd.verdict)
+                    for odd in message_input.find_skipped([item], at)
+                ]
+            else:
+                found.append(message_input.SkippedItem(at, f"the item cannot be unpickled: {item.error_text}"))
+        return found
+
+    def drop_unsendable(self, keys: Keys, items: list[Any], error: UnsendableItemError) -> tuple[Keys, list[Any]]:
+        """The rest of some results of which one cannot be sent on or written: the row it came from is set aside."""
+        if error.index < 0:
+            raise error
+        why = UNWRITABLE_TEXT if isinstance(error, UnwritableItemError) else UNPICKLABLE_TEXT
+        self._unsendable.append((as_tuple(keys[error.index]), f"{why}: {error.error_text}"))
+        stays = [index for index in range(len(items)) if index != error.index]
+        return [keys[index] for index in stays], [items[index] for index in stays]
+
+    def chunk_items(self, cut: int) -> int:
+        return output_chunk_items(cut, self.items, self.size, MAX_CHUNK_ROWS, MAX_CHUNK_BYTES)
+
+    def outcome(self, count: int, seconds: float, failures: list[CallFailure]) -> MessageOutcome:
+        """As of any other message; what came out of it is packed already."""
+        given = count - len(self._unsendable)
+        found = MessageOutcome([], [], failures, seconds, [(0 if failures else self.items, given, seconds)])
+        odd = [] if failures else [*(one for one in self.skipped_items() if one.error), *self._skipped_outputs()]
+        keys = self.rows.keys() if odd else []
+        for at, error, verdict in sorted(odd):
+            found.failures.append(CallFailure(at, at + 1, error, keys=as_tuples(keys[at : at + 1]), verdict=verdict))
+        return found
+
+    def _skipped_outputs(self) -> list[message_input.SkippedItem]:
+        """The rows that gave what cannot be sent on, each once."""
+        if not self._unsendable:
+            return []
+        places = {as_tuple(key): at for at, key in enumerate(self.rows.keys())}
+        found = {}
+        for key, why in self._unsendable:
+            while key not in places:
+                key = key[:-1]  # its parent's
+            found[places[key]] = why
+        return [message_input.SkippedItem(at, why, VERDICT_SKIP) for at, why in found.items()]
+
+
+def _is_skipped(item: Any) -> bool:
+    return item is BLANK_ROW or isinstance(item, UnreadableItem)
+
+
+def _no_close() -> None:
+    pass
+
+
+class MessageRunner:
+    """Reads and writes payloads for whoever runs messages, one at a time or several in threads."""
+
+    def __init__(self, sock: socket.socket, spec: WorkerSpec) -> None:
+        self._sock = sock
+        self._spec = spec
+        self._pid = os.getpid()
+        self._has_forked = False
+        """Whether user code forked during this message: who knows what the child still reads."""
+        os.register_at_fork(after_in_parent=self._on_fork)
+        self._send_lock = Lock()
+        self._pack_lock = Lock()
+        self._pool: BufferPool | None = None
+        self._placed_now: list[PlacedPayload] = []
+        """What the message that is being packed has in shared memory by now."""
+        self._reader = PayloadReader()
+        self._spool: tuple[int, str] | None = None
+        self._begun_writers: list[Writer] = []
+        """Those that have begun."""
+
+    # --- saying
+
+    def send(self, *head: object, body: Sequence[Chunk] = (), descriptors: Sequence[int] = ()) -> None:
+        self._exit_if_forked()
+        with self._send_lock:
+            try:
+                send_frame(self._sock, head, body, descriptors)
+            except (BrokenPipeError, ConnectionError):
+                os._exit(0)  # the driver is gone
+
+    def _on_fork(self) -> None:
+        self._has_forked = True
+
+    def _exit_if_forked(self) -> None:
+        """A process that user code forked, and that came back from its call, is not the worker: it writes nothing."""
+        if os.getpid() != self._pid:
+            os._exit(0)
+
+    def free_buffers(self, unused: Sequence[int], kept: Sequence[int]) -> None:
+        """Payloads of ours that nobody needs any more, and those of which somebody keeps views."""
+        with self._pack_lock:
+            if self._pool is not None:
+                for buffer in unused:
+                    self._pool.free(buffer)
+                for buffer in kept:
+                    self._pool.discard(buffer)
+                closed = self._pool.take_closed()
+                if closed:
+                    self.send("closed", closed)
+
+    # --- messages
+
+    def run(self, host: UnitExecutor, frame: Frame, crumb: memoryview) -> None:
+        if host.barrier is not None:
+            self._run_barrier(host, frame, crumb)
+            return
+        _, message, _, batch_size, cut, flags, payloads, parts, _ = frame.head
+        try:
+            opened = self.open(payloads, parts, frame)
+            writer = host.writer
+            # comprehensions, because a loop's variables would keep views of the input alive
+            outcomes = [
+                (
+                    begin,
+                    host.run(
+                        keys,
+                        items,
+                        batch_size,
+                        shift_breadcrumb(crumb, begin),
+                        message,
+                        partial(self._reload_items, opened, frame, begin, len(items)),
+                    ),
+                )
+                for begin, keys, items in readable_spans(opened)
+            ]
+            self.finish_message(message, join_outcomes(outcomes, opened), opened, batch_size, cut, flags, writer)
+        except BaseException as error:
+            self._report_error(frame, error)
+        finally:
+            close_descriptors(frame.descriptors)
+
+    def _run_barrier(self, host: UnitExecutor, frame: Frame, crumb: memoryview) -> None:
+        """Everything at once; what comes out is packed or written chunk by chunk."""
+        _, message, _, _, cut, flags, payloads, _, _ = frame.head
+        leaving = OutgoingPayloads()
+        try:
+            bodies, readings = self._map_payloads(payloads, frame, files=False)
+            given = BarrierInput(frame, bodies, _load_payload)
+
+            def give(keys: Keys, items: list[Any]) -> None:
+                self._exit_if_forked()
+                if flags & FLAG_NO_OUTPUT:
+                    return
+                with self._pack_lock:
+                    while items:
+                        try:
+                            if host.writer is not None:
+                                leaving.descriptions.append(self._write_items(host.writer, keys, items))
+                            else:
+                                leaving.add(self._place_or_discard([_pack_items(keys, items)], flags), self._placed_now)
+                            items = []
+                        except (UnwritableItemError, Unpicklable) as error:
+                            keys, items = given.drop_unsendable(keys, items, error)
+
+            count, seconds, failures = host.run_barrier(given.rows, crumb, message, given.chunk_items(cut), give)
+            if failures:
+                leaving.undo(self._pool)
+            outcome = given.outcome(count, seconds, failures)
+            self._report(message, outcome, readings, given.read_s, leaving)
+        except BaseException as error:
+            leaving.undo(self._pool)
+            self._report_error(frame, error)
+        finally:
+            close_descriptors(frame.descriptors)
+
+    async def run_async(self, host: UnitExecutor, frame: Frame, crumb: memoryview) -> None:
+        _, message, _, batch_size, cut, flags, payloads, parts, _ = frame.head
+        try:
+            opened = self.open(payloads, parts, frame)
+            outcomes = [
+                (begin, await host.run_async(keys, items, batch_size, shift_breadcrumb(crumb, begin), message))
+                for begin, keys, items in readable_spans(opened)
+            ]
+            self.finish_message(message, join_outcomes(outcomes, opened), opened, batch_size, cut, flags, host.writer)
+        except BaseException as error:
+            self._report_error(frame, error)
+        finally:
+            close_descriptors(frame.descriptors)
+
+    def _report_error(self, frame: Frame, error: BaseException) -> None:
+        """Something around the user's code went wrong: memory, a disk that is full, a payload that is too large."""
+        message, payloads, parts = frame.head[1], frame.head[6], frame.head[7]
+        told = summarize_exception(error)
+        # nobody can tell whose views are left: of none of them the memory is used again
+        kept = [number for number, (kind, _, _) in enumerate(payloads) if kind == KIND_SHARED]
+        items = sum(stop - start for _, start, stop in parts)
+        failure = (0, items, told.line, told.detail, told.out_of_memory, told.on_gpu, ())
+        if isinstance(error, SourceSinkError):
+            failure = failure_as_tuple(message_input.failure_of_unusable(error, items))
+        self.send("done", message, 0.0, [failure], 0, None, [], kept, [])
+
+    def _reload_items(self, opened: MessageInput, frame: Frame, begin: int, count: int) -> list[Any]:
+        """Some of the items as they came, without what was done to them meanwhile."""
+        fresh = self.open(frame.head[6], frame.head[7], frame)
+        opened.readings += fresh.readings
+        return fresh.items[begin : begin + count]
+
+    def open(self, payloads: Sequence[Any], parts: Sequence[Any], frame: Frame) -> MessageInput:
+        bodies, readings = self._map_payloads(payloads, frame)
+        keys: list[Keys] = []
+        items: list[Any] = []
+        loaded: dict[int, tuple[Keys, list[Any]]] = {}
+        odd: list[message_input.SkippedItem] = []
+        splits: set[int] = set()
+        seconds = 0.0
+        for number, start, stop in parts:
+            at = len(items)
+            if number not in loaded:
+                its_keys, its_items = _load_payload(*bodies[number])
+                if type(its_items) is not list:
+                    its_items, took = message_input.read_split(its_items)
+                    seconds += took
+                    splits.add(number)
+                loaded[number] = its_keys, its_items
+            its_keys, its_items = loaded[number]
+            if number in splits:  # of a split there may be several parts
+                odd += message_input.find_skipped(its_items[start:stop], at)
+            if start == 0 and stop == len(its_items):
+                keys.append(its_keys)
+                items = its_items if not at and len(parts) == 1 else items + its_items
+            else:
+                keys.append(slice_keys(its_keys, start, stop))
+                items += its_items[start:stop]
+        opened = MessageInput(keys[0] if len(keys) == 1 else join_keys(keys), items, readings)
+        opened.read_s = seconds
+        opened.skipped = odd
+        if _BROKEN_TYPE:
+            broken = [(at, item.error_text) for at, item in enumerate(items) if type(item) is _BROKEN_TYPE[0]]
+            told = [message_input.SkippedItem(at, f"the item cannot be unpickled: {why}") for at, why in broken]
+            opened.skipped = sorted([*odd, *told])
+        return opened
+
+    def _map_payloads(
+        self, payloads: Sequence[Any], frame: Frame, *, files: bool = True
+    ) -> tuple[list[tuple[Any, Sequence[Any]]], list[tuple[int, MappedPayload | CopiedPayload]]]:
+        """Stream and buffers of each payload; those in files only if they are wanted now."""
+        bodies: list[tuple[Any, Sequence[Any]]] = []
+        readings: list[tuple[int, MappedPayload | CopiedPayload]] = []
+        at = fds = 0
+        for number, (kind, sizes, place) in enumerate(payloads):
+            if kind == KIND_INLINE:
+                body = frame.body[at : at + place]
+                at += place
+                # users may write into arrays
+                bodies.append((body, ()) if len(sizes) == 1 else split_layout(memoryview(bytearray(body)), sizes))
+                continue
+            if kind == KIND_FILE and not files:
+                bodies.append((b"", ()))
+                continue
+            if kind == KIND_SHARED:
+                reading = self._reader.read(frame.descriptors[fds], sizes)
+                fds += 1
+            else:
+                reading = map_file(place[0], place[1], sizes)
+            readings.append((number, reading))
+            bodies.append((reading.stream, reading.buffers))
+        return bodies, readings
+
+    def finish_message(
+        self,
+        message: int,
+        outcome: MessageOutcome,
+        opened: MessageInput,
+        batch_size: int,
+        cut: int,
+        flags: int,
+        writer: Writer | None = None,
+    ) -> None:
+        """Packs or writes what came out and reports; then the input's memory is given back, unless somebody keeps
+        it."""
+        self._exit_if_forked()
+        if flags & FLAG_NO_OUTPUT:
+            outcome.keys, outcome.items = [], []
+        leaving = OutgoingPayloads()
+        with self._pack_lock:
+            written = self._write_results(writer, outcome, opened, batch_size) if writer is not None else []
+            packed = self._pack_results(outcome, opened, batch_size, cut) if writer is None else []
+            leaving.add(self._place_or_discard(packed, flags), self._placed_now)
+            leaving.descriptions += written
+        if opened.readings:
+            self._reader.probe_writes([reading for _, reading in opened.readings])
+        outcome.items = opened.items = []  # or they keep views of what is closed now
+        self._report(message, outcome, opened.readings, opened.read_s, leaving)
+
+    def _report(
+        self,
+        message: int,
+        outcome: MessageOutcome,
+        readings: Sequence[tuple[int, MappedPayload | CopiedPayload]],
+        read_s: float,
+        leaving: OutgoingPayloads,
+    ) -> None:
+        with self._pack_lock:
+            closed = self._pool.take_closed() if self._pool is not None else []
+        kept = [number for number, reading in readings if not reading.close() or self._has_forked]
+        self._has_forked = False
+        message_input.add_stage_seconds(outcome, read_s, stage=0)
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+        failures = [failure_as_tuple(failure) for failure in outcome.failures]
+        report = ("done", message, outcome.seconds, failures, peak, outcome.stages, leaving.descriptions, kept, closed)
+        self.send(*report, body=leaving.body, descriptors=leaving.descriptors)
+        close_descriptors(leaving.spilled)
+
+    def _pack_results(
+        self, outcome: MessageOutcome, opened: MessageInput, batch_size: int, cut: int
+    ) -> list[PackedPayload]:
+        while True:
+            keys, items = outcome.keys, outcome.items
+            try:
+                if len(items) <= cut and not outcome.failures:
+                    return [_pack_items(keys, items)] if items else []
+                return [
+                    _pack_items(slice_keys(keys, start, stop), items[start:stop])
+                    for start, stop in segment_bounds(keys, cut, outcome.failures)
+                ]
+            except Unpicklable as error:
+                fail_unsendable(outcome, opened, batch_size, error, UNPICKLABLE_TEXT)
+            except MemoryError as error:
+                outcome.failures[:] = [failure_from_error(opened.keys, 0, len(opened.items), error)]
+                outcome.keys, outcome.items = [], []
+
+    def _write_results(
+        self, writer: Writer, outcome: MessageOutcome, opened: MessageInput, batch_size: int
+    ) -> list[Any]:
+        """Where they belong. It is part of the last stage's work, and its time counts as such."""
+        began = time.perf_counter()
+        while outcome.items:
+            try:
+                written = self._write_items(writer, outcome.keys, outcome.items)
+            except UnwritableItemError as error:
+                fail_unsendable(outcome, opened, batch_size, error, UNWRITABLE_TEXT)
+                continue
+            message_input.add_stage_seconds(outcome, time.perf_counter() - began, stage=-1)
+            return [written]
+        return []
+
+    def _write_items(self, writer: Writer, keys: Keys, items: list[Any]) -> Any:
+        if writer not in self._begun_writers:
+            writer.begin(self._spec.part_name())
+            self._begun_writers.append(writer)
+        return (len(items), 0, KIND_WRITTEN, (), tuple(writer.write(keys, items)), None)
+
+    def _place_or_discard(
+        self, packed: list[PackedPayload], flags: int
+    ) -> tuple[list[Any], list[Chunk], list[int], list[int]]:
+        """See `_place`. If it cannot be done, nothing is left of it."""
+        self._placed_now.clear()
+        try:
+            return self._place(packed, flags)
+        except BaseException:
+            discard_placed(self._placed_now, self._pool)
+            raise
+
+    def _place(
+        self, packed: Sequence[PackedPayload], flags: int
+    ) -> tuple[list[Any], list[Chunk], list[int], list[int]]:
+        """What is told of each payload, the small ones, the descriptors of the large ones, and which of those are to be
+        closed when they are sent."""
+        outs: list[Any] = []
+        body: list[Chunk] = []
+        descriptors: list[int] = []
+        spilled: list[int] = []
+        for one in packed:
+            sizes = part_lengths(one)
+            if flags & FLAG_SPOOL:
+                outs.append((one.items, one.size, KIND_FILE, sizes, self._append_to_spool(one), one.first))
+            elif one.size <= MAX_INLINE_BYTES or flags & FLAG_NO_MEMFD:
+                piece = join_layout(one)
+                body.append(piece)
+                outs.append((one.items, one.size, KIND_INLINE, sizes, len(piece), one.first))
+            else:
+                placed = self._get_pool().put(one, spill=bool(flags & FLAG_SPILL))
+                self._placed_now.append(placed)
+                if placed.fresh:
+                    descriptors.append(placed.fd)
+                if placed.spilled:
+                    spilled.append(placed.fd)
+                buffer = -1 if placed.spilled else placed.buffer
+                outs.append((one.items, placed.size, KIND_SHARED, sizes, (buffer, placed.fresh), one.first))
+        return outs, body, descriptors, spilled
+
+    def _get_pool(self) -> BufferPool:
+        if self._pool is None:
+            self._pool = BufferPool(self._spec.pool_bytes, self._spec.spool_folder)
+        return self._pool
+
+    def _append_to_spool(self, packed: PackedPayload) -> tuple[str, int]:
+        """To this worker's part of the spool: file and place."""
+        try:
+            return self._write_to_spool(packed)
+        except OSError as error:
+            fix = "make room or mend the disk"
+            raise SourceSinkError(
+                "DT381", f"the spool cannot be written: {error.strerror}", fix, self._spec.spool_folder
+            ) from None
+
+    def _write_to_spool(self, packed: PackedPayload) -> tuple[str, int]:
+        if self._spool is None:
+            os.makedirs(self._spec.spool_folder, exist_ok=True)  # noqa: PTH103 - pathlib is not loaded
+            path = os.path.join(self._spec.spool_folder, f"{self._spec.part_name()}.part")  # noqa: PTH118
+            self._spool = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600), path
+        fd, path = self._spool
+        at = os.fstat(fd).st_size
+        at += os.write(fd, b"\0" * (-at % 4096))
+        data = memoryview(join_layout(packed))
+        while data:
+            data = data[os.write(fd, data) :]
+        return path, at
+
+    # --- calls
+
+    def send_call(self, number: int, worker: int, hosted: str, method: str, args: Any, named: Any) -> None:
+        self.send("ask", number, worker, hosted, method, body=[pickle_value((args, named))])
+
+    def answer_call(self, host: UnitExecutor | None, frame: Frame) -> None:
+        """A call on what this worker hosts."""
+        _, number, name, method = frame.head
+        if host is None:
+            self.reply_error(number, LookupError(f"worker {self._spec.worker} hosts no {name!r}"))
+            return
+        try:
+            args, named = pickle.loads(frame.body)  # noqa: S301 - from our driver or a worker of the same run
+            value = getattr(host.target, method)(*args, **named)
+            self.reply(number, value)
+        except BaseException as error:  # the caller's
+            self.reply_error(number, error)
+
+    def reply(self, number: int, value: object) -> None:
+        self.send("answer", number, True, body=[pickle_value(value)])
+
+    def reply_error(self, number: int, error: BaseException) -> None:
+        try:
+            body = pickle_value(error)
+            pickle.loads(body)  # noqa: S301 - exceptions with an __init__ of their own may not come back
+        except Exception:
+            body = pickle_value(RuntimeError(summarize_exception(error).line))
+        self.send("answer", number, False, body=[body])
+
+
+def _pack_items(keys: Keys, items: list[Any]) -> PackedPayload:
+    found = pack_items(keys, items)
+    found.first = as_tuple(keys[0])
+    return found
+
+
+_BROKEN_TYPE: list[type[Any]] = []
+"""The type of unreadable items, once there was one."""
+
+
+def _load_payload(stream: Any, buffers: Sequence[Any]) -> tuple[Keys, Any]:
+    """The keys, and the items or the split that stands for them."""
+    try:
+        return unpack_payload(stream, buffers)
+    except Exception:  # whatever the classes of the items do
+        from dovetail.engines.local.payload_recovery import BrokenItem, recover_items
+
+        _BROKEN_TYPE[:] = [BrokenItem]
+        return recover_items(stream, buffers)

@@ -1,0 +1,253 @@
+"""Protocol between driver, fork server and workers: frames with file descriptors over Unix sockets, payload kinds and
+flags.
+
+A frame is a small head (marshalled: texts, numbers, tuples), a body that nobody on the way opens, and descriptors. Both
+ends run the same interpreter, and nobody else can reach the socket, which has no name.
+"""
+
+from __future__ import annotations
+
+import errno
+import marshal
+import os
+import pickle
+import resource
+import socket
+import time
+from array import array
+from collections import deque
+from contextlib import suppress
+from struct import Struct
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from dovetail.engines.local.buffer_pool import MappedPayload
+from dovetail.errors import EngineError, Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    Chunk = bytes | memoryview
+
+FRAME_HEADER = Struct("<II")
+MAX_DESCRIPTORS_PER_SEND = 250
+"""Of one sendmsg; the kernel takes 253."""
+MAX_CHUNKS_PER_SEND = 512
+"""Of one sendmsg; the kernel takes 1024."""
+READ_BYTES = 1 << 18
+_ANCILLARY_BYTES = socket.CMSG_SPACE(MAX_DESCRIPTORS_PER_SEND * 4)
+# plain numbers, because enums cost as much as half of the system call
+DONT_WAIT = int(socket.MSG_DONTWAIT)
+_CLOSE_ON_EXEC, _ANCILLARY_TRUNCATED = int(socket.MSG_CMSG_CLOEXEC), int(socket.MSG_CTRUNC)
+_SOCKET, _RIGHTS = int(socket.SOL_SOCKET), int(socket.SCM_RIGHTS)
+TRANSIENT_ERRNOS = (errno.ENOBUFS, errno.ENOMEM, errno.ETOOMANYREFS)
+RETRY_PAUSE_S = 0.005
+EXTRA_DESCRIPTORS_HEAD = ("+",)
+"""The head of a frame that only brings descriptors for the one behind it."""
+
+
+class Frame(NamedTuple):
+    head: tuple[Any, ...]
+    body: memoryview
+    descriptors: tuple[int, ...]
+
+
+def encode_frame(head: tuple[Any, ...], body: Sequence[Chunk] = (), count: int = 0) -> list[Chunk]:
+    """The pieces of a frame with so many descriptors beside it."""
+    marshalled = marshal.dumps((count, head))
+    size = sum(map(len, body))
+    if size + len(marshalled) >= 1 << 32:
+        raise OverflowError(f"a message of {size} bytes is more than a frame holds")
+    first = FRAME_HEADER.pack(len(marshalled), size) + marshalled
+    if size < READ_BYTES:
+        return [b"".join((first, *body))]
+    return [first, *body]
+
+
+def send_frame(
+    sock: socket.socket, head: tuple[Any, ...], body: Sequence[Chunk] = (), descriptors: Sequence[int] = ()
+) -> None:
+    """Blocks until all of it is on its way: for workers and the nursery, whose driver always reads."""
+    pieces: deque[tuple[Chunk, Sequence[int]]] = deque(_attach_descriptors(head, body, descriptors))
+    while pieces:
+        _send_some(sock, pieces)
+
+
+def _attach_descriptors(
+    head: tuple[Any, ...], body: Sequence[Chunk], descriptors: Sequence[int]
+) -> list[tuple[Chunk, Sequence[int]]]:
+    found: list[tuple[Chunk, Sequence[int]]] = []
+    count = len(descriptors)
+    while len(descriptors) > MAX_DESCRIPTORS_PER_SEND:
+        found.append((encode_frame(EXTRA_DESCRIPTORS_HEAD)[0], descriptors[:MAX_DESCRIPTORS_PER_SEND]))
+        descriptors = descriptors[MAX_DESCRIPTORS_PER_SEND:]
+    pieces = encode_frame(head, body, count)
+    found.append((pieces[0], descriptors))
+    found += [(piece, ()) for piece in pieces[1:]]
+    return found
+
+
+def _send_some(sock: socket.socket, pieces: deque[tuple[Chunk, Sequence[int]]]) -> None:
+    """One sendmsg; what was not taken stays. Raises BlockingIOError if a socket that does not block is full."""
+    first, descriptors = pieces[0]
+    if descriptors:
+        beside = [(_SOCKET, _RIGHTS, array("i", descriptors))]
+        sent = sock.sendmsg([first], beside)
+        pieces[0] = (first, ())
+    elif len(pieces) == 1:
+        sent = sock.send(first)
+    else:
+        together: list[Chunk] = []
+        for piece, fds in pieces:
+            if fds or len(together) == MAX_CHUNKS_PER_SEND:
+                break
+            together.append(piece)
+        sent = sock.sendmsg(together)
+    while sent:
+        piece, fds = pieces[0]
+        if sent < len(piece):
+            pieces[0] = (memoryview(piece)[sent:], fds)
+            return
+        sent -= len(piece)
+        pieces.popleft()
+
+
+class Channel:
+    """One end of a socket: what comes is cut into frames, what goes never blocks if the socket does not."""
+
+    __slots__ = ("_buffer", "_descriptors", "_unsent", "sock")
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self._buffer = bytearray()
+        self._descriptors: deque[int] = deque()
+        self._unsent: deque[tuple[Chunk, Sequence[int]]] = deque()
+
+    def fileno(self) -> int:
+        return self.sock.fileno()
+
+    # --- out
+
+    def put(self, head: tuple[Any, ...], body: Sequence[Chunk] = (), descriptors: Sequence[int] = ()) -> None:
+        """Only remembers it: see `flush`."""
+        if descriptors:
+            self._unsent += _attach_descriptors(head, body, descriptors)
+        else:
+            self._unsent += [(piece, ()) for piece in encode_frame(head, body)]
+
+    def flush(self) -> bool:
+        """As much as goes now. Whether all of it went; what is meant for one who is gone counts as gone."""
+        waiting = self._unsent
+        try:
+            while waiting:
+                _send_some(self.sock, waiting)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            if error.errno in TRANSIENT_ERRNOS:
+                time.sleep(RETRY_PAUSE_S)  # of memory or of room for descriptors: it will come back
+                return False
+            waiting.clear()
+        return True
+
+    def close(self) -> None:
+        """For everybody: a process that was forked meanwhile may hold the socket, too."""
+        with suppress(OSError):
+            self.sock.shutdown(socket.SHUT_RDWR)
+        self.sock.close()
+
+    # --- in
+
+    def receive(self, flags: int = 0) -> tuple[list[Frame], bool]:
+        """One read: the frames that are whole now, and whether the other end is still there.
+
+        Raises BlockingIOError if there is nothing and the socket (or MSG_DONTWAIT) does not block.
+        """
+        try:
+            data, beside, told, _ = self.sock.recvmsg(READ_BYTES, _ANCILLARY_BYTES, _CLOSE_ON_EXEC | flags)
+        except (ConnectionError, InterruptedError):
+            return [], False
+        if told & _ANCILLARY_TRUNCATED:
+            limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+            message = f"too many open files: payloads are descriptors, and the limit is {limit}"
+            raise EngineError(Problem("DT334", message, fixes=("ulimit -n 65536",)))
+        for level, kind, fds in beside:
+            if level == _SOCKET and kind == _RIGHTS:
+                numbers = array("i")
+                numbers.frombytes(fds[: len(fds) - len(fds) % 4])
+                self._descriptors += numbers
+        if not data:
+            return [], False
+        if self._buffer:
+            self._buffer += data
+            return self._parse_buffer(), True
+        frames, used = self._parse_frames(data)
+        if used < len(data):
+            self._buffer += memoryview(data)[used:]
+        return frames, True
+
+    def _parse_buffer(self) -> list[Frame]:
+        buffer = self._buffer
+        if len(buffer) >= FRAME_HEADER.size:
+            head, body = FRAME_HEADER.unpack_from(buffer)
+            if len(buffer) < FRAME_HEADER.size + head + body:
+                return []  # without copying what is not whole yet
+        data = bytes(buffer)
+        frames, used = self._parse_frames(data)
+        if used:
+            del buffer[:used]
+        return frames
+
+    def _parse_frames(self, data: bytes) -> tuple[list[Frame], int]:
+        """The whole frames at the beginning of the data, and how many bytes they are."""
+        frames: list[Frame] = []
+        at, end = 0, len(data)
+        view = memoryview(data)
+        while end - at >= FRAME_HEADER.size:
+            head_size, body_size = FRAME_HEADER.unpack_from(data, at)
+            body_at = at + FRAME_HEADER.size + head_size
+            if body_at + body_size > end:
+                break
+            count, head = marshal.loads(view[at + FRAME_HEADER.size : body_at])  # noqa: S302 - from our own processes only
+            at = body_at + body_size
+            if head != EXTRA_DESCRIPTORS_HEAD:
+                taken = tuple(self._descriptors.popleft() for _ in range(count)) if count else ()
+                frames.append(Frame(head, view[body_at:at], taken))
+        return frames, at
+
+
+KIND_INLINE, KIND_SHARED, KIND_FILE, KIND_WRITTEN = 0, 1, 2, 3
+"""How a payload travels: in the body, as a descriptor of memory, as a place in a file; or not, because it is written
+where it belongs."""
+FLAG_SPILL, FLAG_NO_MEMFD, FLAG_SPOOL, FLAG_NO_OUTPUT = 1, 2, 4, 8
+"""Flags of a message: shared memory is full; descriptors are; the output is for a later wave; another rank gives it."""
+BREADCRUMB_WORDS = 8
+"""Numbers per crumb: 64 bytes, so that no two workers write to one cache line."""
+BEGUN_WORD = 4
+"""Which number of a cell says what has begun of all that was sent in advance."""
+
+
+def close_descriptors(descriptors: Sequence[int]) -> None:
+    for fd in descriptors:
+        os.close(fd)
+
+
+def map_file(path: str, offset: int, sizes: Sequence[int]) -> MappedPayload:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return MappedPayload(fd, sizes, offset)
+    finally:
+        os.close(fd)
+
+
+def pickle_value(value: object) -> bytes:
+    """By pickle, and what it cannot do by cloudpickle."""
+    try:
+        return pickle.dumps(value, 5)
+    except Exception:
+        import cloudpickle
+
+        found: bytes = cloudpickle.dumps(value, 5)
+        return found

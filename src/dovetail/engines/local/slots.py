@@ -1,0 +1,237 @@
+"""Concurrent slots of a worker: a thread per slot, or an event loop for async stages."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import pickle
+import select
+import traceback
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from queue import SimpleQueue
+from threading import Lock, Thread
+from typing import TYPE_CHECKING, Any
+
+from dovetail.engines.local.protocol import DONT_WAIT, close_descriptors
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dovetail.engines.exception_summary import ExceptionSummary
+    from dovetail.engines.local.message_runner import MessageRunner
+    from dovetail.engines.local.protocol import Channel, Frame
+    from dovetail.engines.local.worker_main import WorkerProcess
+    from dovetail.engines.unit_executor import UnitExecutor
+
+
+class ReaderThread:
+    """A thread that reads for everybody, once answers are waited for while the main thread is busy."""
+
+    def __init__(self, channel: Channel, answered: Callable[[Frame], bool]) -> None:
+        self._channel = channel
+        self._on_answer = answered
+        self._frames: SimpleQueue[Frame] = SimpleQueue()
+        self._read_lock = Lock()
+        Thread(target=self._run, name="reader", daemon=True).start()
+
+    def _run(self) -> None:
+        readable = select.poll()
+        readable.register(self._channel.fileno(), select.POLLIN)
+        try:
+            while True:
+                readable.poll()
+                self._read()
+        except BaseException:
+            traceback.print_exc()
+            os._exit(70)  # a worker that does not hear would hold up the run
+
+    def _read(self) -> None:
+        """All there is."""
+        with self._read_lock, suppress(BlockingIOError):
+            there = True
+            while there:
+                frames, there = self._channel.receive(DONT_WAIT)
+                for frame in frames:
+                    if not self._on_answer(frame):
+                        self._frames.put(frame)
+            os._exit(0)  # the driver is gone
+
+    def take(self, *, wait: bool) -> list[Frame]:
+        if not wait:
+            self._read()  # what the thread has not seen yet counts, too
+        found = [self._frames.get()] if wait else []
+        while not self._frames.empty():
+            found.append(self._frames.get())
+        return found
+
+
+class SlotDispatcher:
+    """The main thread reads; messages and calls run in threads, or in the loop of an async object."""
+
+    def __init__(self, inside: WorkerProcess, desk: MessageRunner) -> None:
+        self._worker = inside
+        self._runner = desk
+        cells = list(inside.breadcrumbs)
+        self._slots: dict[str, ThreadSlots | AsyncSlots] = {}
+        for guest in inside.spec.hosted:
+            own, cells = cells[: guest.slots], cells[guest.slots :]
+            loop = inside.async_slots.get(guest.name)
+            self._slots[guest.name] = loop or ThreadSlots(inside.executors[guest.name], desk, own)
+
+    def run(self) -> None:
+        while True:
+            for frame in self._worker.receive_frames(wait=True):
+                kind = frame.head[0]
+                if kind == "run":
+                    self._slots[frame.head[2]].run(frame)
+                elif kind == "call":
+                    line = self._slots.get(frame.head[2])
+                    line.call(frame) if line is not None else self._runner.answer_call(None, frame)
+                elif kind == "cancel":
+                    any(line.cancel(frame.head[1]) for line in self._slots.values())
+                elif kind == "free":
+                    self._runner.free_buffers(*frame.head[1:])
+                elif kind == "stop":
+                    for line in self._slots.values():
+                        line.finish()
+                    return
+
+
+class ThreadSlots:
+    """The slots of an object whose calls block."""
+
+    def __init__(self, host: UnitExecutor, desk: MessageRunner, crumbs: list[memoryview]) -> None:
+        self._executor = host
+        self._runner = desk
+        self._free_breadcrumbs = crumbs
+        self._lock = Lock()
+        self._threads = ThreadPoolExecutor(len(crumbs), thread_name_prefix="slot")
+        self._waiting: dict[int, tuple[Future[None], Frame]] = {}
+
+    def run(self, frame: Frame) -> None:
+        message = frame.head[1]
+        with self._lock:
+            self._waiting[message] = self._threads.submit(self._run_message, message, frame), frame
+
+    def _run_message(self, message: int, frame: Frame) -> None:
+        with self._lock:
+            del self._waiting[message]
+        crumb = self._free_breadcrumbs.pop()
+        try:
+            self._runner.run(self._executor, frame, crumb)
+        finally:
+            self._free_breadcrumbs.append(crumb)
+
+    def call(self, frame: Frame) -> None:
+        self._threads.submit(self._runner.answer_call, self._executor, frame)
+
+    def cancel(self, message: int) -> bool:
+        with self._lock:
+            future, frame = self._waiting.get(message, (None, None))
+            if future is None or frame is None or not future.cancel():
+                return False
+            del self._waiting[message]
+        close_descriptors(frame.descriptors)
+        self._runner.send("returned", message)
+        return True
+
+    def finish(self) -> None:
+        self._threads.shutdown()
+
+
+class AsyncSlots:
+    """The slots of an object whose calls are awaited: one event loop, in a thread of its own."""
+
+    def __init__(self, host: UnitExecutor, desk: MessageRunner, crumbs: list[memoryview]) -> None:
+        self._executor = host
+        self._runner = desk
+        self._free_breadcrumbs = crumbs
+        self._loop = asyncio.new_event_loop()
+        self._slots = asyncio.Semaphore(len(crumbs))
+        self._waiting: dict[int, Frame] = {}
+        self._running: set[asyncio.Task[None]] = set()
+        self._is_closed = False
+        self._thread = Thread(target=self._run, name="loop", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        """A task of the user's that exits must not stop everybody else's."""
+        while not self._is_closed:
+            try:
+                self._loop.run_forever()
+            except BaseException:
+                traceback.print_exc()
+
+    def _start_task(self, work: Any) -> None:
+        task = self._loop.create_task(work)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+
+    def run(self, frame: Frame) -> None:
+        self._waiting[frame.head[1]] = frame
+        self._loop.call_soon_threadsafe(self._start_task, self._run_message(frame))
+
+    async def _run_message(self, frame: Frame) -> None:
+        message = frame.head[1]
+        async with self._slots:
+            if self._waiting.pop(message, None) is None:
+                return  # cancelled
+            crumb = self._free_breadcrumbs.pop()
+            try:
+                await self._runner.run_async(self._executor, frame, crumb)
+            finally:
+                self._free_breadcrumbs.append(crumb)
+
+    def call(self, frame: Frame) -> None:
+        self._loop.call_soon_threadsafe(self._start_task, self._answer(frame))
+
+    async def _answer(self, frame: Frame) -> None:
+        _, number, _, method = frame.head
+        async with self._slots:
+            try:
+                args, named = pickle.loads(frame.body)  # noqa: S301 - from our driver or a worker of the same run
+                value = getattr(self._executor.target, method)(*args, **named)
+                if inspect.isawaitable(value):
+                    value = await value
+                self._runner.reply(number, value)
+            except BaseException as error:  # the caller's
+                self._runner.reply_error(number, error)
+
+    def cancel(self, message: int) -> bool:
+        frame = self._waiting.pop(message, None)
+        if frame is None:
+            return False
+        close_descriptors(frame.descriptors)
+        self._runner.send("returned", message)
+        return True
+
+    def setup(self) -> None:
+        error = asyncio.run_coroutine_threadsafe(self._setup_catching(), self._loop).result()
+        if error is not None:
+            raise error
+
+    async def _setup_catching(self) -> BaseException | None:
+        """Raised in a task, SystemExit would end the loop and never be heard of."""
+        try:
+            await self._executor.setup_async()
+        except BaseException as error:  # the user's
+            return error
+        return None
+
+    def finish(self) -> None:
+        """Waits for what was sent."""
+        asyncio.run_coroutine_threadsafe(self._wait_for_tasks(), self._loop).result()
+
+    def teardown(self) -> list[ExceptionSummary]:
+        told = asyncio.run_coroutine_threadsafe(self._executor.teardown_async(), self._loop).result()
+        self._is_closed = True
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        return told
+
+    async def _wait_for_tasks(self) -> None:
+        own = asyncio.current_task()
+        while rest := [task for task in self._running if task is not own]:
+            await asyncio.wait(rest)

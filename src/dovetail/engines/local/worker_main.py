@@ -1,0 +1,283 @@
+"""Main function and message loop of a worker process."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import socket
+import sys
+import time
+import traceback
+from collections import deque
+from itertools import count
+from mmap import mmap
+from threading import Lock
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from dovetail.engines.exception_summary import summarize_exception
+from dovetail.engines.local.message_runner import MessageRunner
+from dovetail.engines.local.protocol import BEGUN_WORD, BREADCRUMB_WORDS, DONT_WAIT, Channel, Frame, close_descriptors
+from dovetail.engines.local.remote_calls import resolve_future
+from dovetail.engines.unit_executor import make_executor
+from dovetail.engines.worker_context import Worker
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from dovetail.engines.local.slots import AsyncSlots
+    from dovetail.engines.local.worker_spec import WorkerSpec
+    from dovetail.engines.unit_executor import UnitExecutor
+
+SETUP_FAILED_EXIT_CODE = 71
+
+
+def main(sock: socket.socket, crumbs: int, cells: tuple[int, ...], pickled: bytes) -> int:
+    """Returns the exit code."""
+    spec: WorkerSpec = pickle.loads(pickled)  # noqa: S301 - from our driver
+    _enter_driver_context(spec)
+    with open(os.devnull) as nothing:  # noqa: PTH123 - pathlib is not loaded
+        os.dup2(nothing.fileno(), 0)
+    numbers = memoryview(mmap(crumbs, 0)).cast("q")
+    views = [numbers[cell * BREADCRUMB_WORDS : (cell + 1) * BREADCRUMB_WORDS] for cell in cells]
+    return WorkerProcess(Channel(sock), spec, views).run()
+
+
+def main_after_exec(sock: int, crumbs: int, box: int, *cells: int) -> None:
+    """The beginning of a worker that is an interpreter of its own."""
+    code = 70
+    try:
+        spec = os.pread(box, os.fstat(box).st_size, 0)
+        os.close(box)
+        for fd in (sock, crumbs):
+            os.set_inheritable(fd, False)
+        code = main(socket.socket(fileno=sock), crumbs, cells, spec)
+    except BaseException:
+        report_crash()
+    finally:
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def report_crash() -> None:
+    """Our own mistake, into the worker's log."""
+    with contextlib.suppress(Exception):
+        traceback.print_exc()
+
+
+def _enter_driver_context(spec: WorkerSpec) -> None:
+    """The folder, the paths and the log of the driver's world."""
+    with contextlib.suppress(OSError):
+        os.chdir(spec.folder)
+    sys.path[:] = list(spec.path)
+    sys.argv = [""]
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:  # of a driver that has neither
+            stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    with contextlib.suppress(ImportError, OSError, RuntimeError):
+        import faulthandler
+
+        faulthandler.enable()
+    if spec.cpus:
+        with contextlib.suppress(OSError, AttributeError):
+            os.sched_setaffinity(0, spec.cpus)
+
+
+class WorkerProcess:
+    """One worker process. Its main thread takes what comes; with one object and one slot it also runs it."""
+
+    def __init__(self, channel: Channel, spec: WorkerSpec, crumbs: list[memoryview]) -> None:
+        self.spec = spec
+        self.breadcrumbs = crumbs
+        self._channel = channel
+        self._numbers = count(1)
+        self._pending_calls: dict[int, Future[Any]] = {}
+        self._reader: Any = None
+        """A thread that takes over reading, once somebody here waits for an answer."""
+        self._reader_lock = Lock()
+        self._main_thread_reads = False
+        """The main thread does nothing else."""
+        self.executors: dict[str, UnitExecutor] = {}
+        self.async_slots: dict[str, AsyncSlots] = {}
+        """Of the async ones."""
+        self.runner = MessageRunner(channel.sock, spec)
+
+    def run(self) -> int:
+        began = time.perf_counter()
+        if not self._set_up():
+            return SETUP_FAILED_EXIT_CODE
+        guests = self.spec.hosted
+        simple = len(guests) == 1 and guests[0].slots == 1 and not self.async_slots
+        self.runner.send("ready", time.perf_counter() - began, simple)
+        if simple:
+            self._run_single_slot()
+        else:
+            from dovetail.engines.local.slots import SlotDispatcher
+
+            self._main_thread_reads = True
+            SlotDispatcher(self, self.runner).run()
+        for name, host in self.executors.items():
+            told = self.async_slots[name].teardown() if name in self.async_slots else host.teardown()
+            for error in told:
+                print(f"teardown of {name}: {error.line}\n{error.detail}", file=sys.stderr)  # noqa: T201 - its own log
+            if host.writer is not None:
+                host.writer.end()
+        self.runner.send("stopped")
+        return 0
+
+    def _set_up(self) -> bool:
+        try:
+            cells = list(self.breadcrumbs)
+            for guest in self.spec.hosted:
+                own, cells = cells[: guest.slots], cells[guest.slots :]
+                defined, work = pickle.loads(guest.work)  # noqa: S301 - from our driver
+                _install_definitions(defined)
+                host = self.executors[guest.name] = make_executor(work, self._worker(guest.name), guest.slots)
+                if host.is_async:
+                    from dovetail.engines.local.slots import AsyncSlots
+
+                    loop = self.async_slots[guest.name] = AsyncSlots(host, self.runner, own)
+                    loop.setup()
+                else:
+                    host.setup()
+                if guest.writer:
+                    host.writer = pickle.loads(guest.writer)  # noqa: S301 - from our driver
+        except BaseException as error:  # the user's
+            told = summarize_exception(error)
+            print(f"{told.line}\n{told.detail}", file=sys.stderr)  # noqa: T201 - its own log
+            self.runner.send("failed", told.line, told.detail[-8000:])
+            return False
+        return True
+
+    def _worker(self, unit: str) -> Worker:
+        spec = self.spec
+        return Worker(
+            id=spec.worker,
+            unit=unit,
+            node=spec.seat.node,
+            rank=spec.rank,
+            ranks=spec.ranks,
+            local_rank=spec.local_rank,
+            seat=spec.seat,
+            gpus=tuple(range(len(spec.seat.cards))),
+            cpus=spec.seat.cpu_milli / 1000,
+            memory_bytes=spec.seat.memory_bytes,
+            caller=self.call,
+        )
+
+    # --- what comes
+
+    def receive_frames(self, *, wait: bool) -> list[Frame]:
+        """What came; waits for the first, or takes all there is: a single read ends behind every descriptor."""
+        if self._reader is not None:
+            found: list[Frame] = self._reader.take(wait=wait)
+            return found
+        frames, there = [], True
+        try:
+            while there:
+                more, there = self._channel.receive(0 if wait else DONT_WAIT)
+                frames += more
+                if wait:
+                    break
+        except BlockingIOError:
+            pass
+        if not there:
+            os._exit(0)  # the driver is gone
+        return [frame for frame in frames if not self.on_answer(frame)]
+
+    def on_answer(self, frame: Frame) -> bool:
+        """Whether that was the answer to a call of ours."""
+        if frame.head[0] != "answer":
+            return False
+        future = self._pending_calls.pop(frame.head[1], None)
+        if future is not None:
+            resolve_future(future, frame.head[2], frame.body)
+        return True
+
+    def call(self, worker: int, hosted: str, method: str, /, *args: Any, **named: Any) -> Future[Any]:
+        """A method of an object that another worker hosts; the driver passes it on unopened."""
+        from concurrent.futures import Future
+
+        with self._reader_lock:
+            if self._reader is None and not self._main_thread_reads:
+                from dovetail.engines.local.slots import ReaderThread
+
+                self._reader = ReaderThread(self._channel, self.on_answer)
+        future: Future[Any] = Future()
+        future.set_running_or_notify_cancel()
+        number = next(self._numbers)
+        self._pending_calls[number] = future
+        self.runner.send_call(number, worker, hosted, method, args, named)
+        return future
+
+    # --- one thing at a time
+
+    def _run_single_slot(self) -> None:
+        ((name, host),) = self.executors.items()
+        todo: deque[Frame] = deque()
+        while True:
+            if not todo:
+                self._receive_into(todo, wait=True)
+                continue
+            frame = todo.popleft()
+            kind = frame.head[0]
+            if kind == "run":
+                if self._claim_message(frame, todo):
+                    self.runner.run(host, frame, self.breadcrumbs[0])
+                else:
+                    self._return_message(frame)
+            elif kind == "call":
+                self.runner.answer_call(host if frame.head[2] == name else None, frame)
+            elif kind == "stop":
+                return
+
+    def _receive_into(self, todo: deque[Frame], *, wait: bool) -> list[int]:
+        """Takes in what came; returns the messages that were taken back."""
+        cancelled = []
+        for frame in self.receive_frames(wait=wait):
+            kind = frame.head[0]
+            if kind == "cancel":
+                cancelled.append(frame.head[1])
+            elif kind == "free":
+                self.runner.free_buffers(*frame.head[1:])
+            else:
+                todo.append(frame)
+        for message in cancelled:
+            for frame in todo:
+                if frame.head[0] == "run" and frame.head[1] == message:
+                    todo.remove(frame)
+                    self._return_message(frame)
+                    break
+        return cancelled
+
+    def _claim_message(self, frame: Frame, todo: deque[Frame]) -> bool:
+        """Whether the message is still to be run. We say first that it begins, and look then; the driver takes it back
+        first, and looks then. So at least one of us sees the other."""
+        number = frame.head[8]
+        if not number:
+            return True  # it was not sent in advance: nobody takes it back
+        self.breadcrumbs[0][BEGUN_WORD] = number
+        return frame.head[1] not in self._receive_into(todo, wait=False)
+
+    def _return_message(self, frame: Frame) -> None:
+        close_descriptors(frame.descriptors)
+        self.runner.send("returned", frame.head[1])
+
+
+def _install_definitions(defined: dict[str, dict[str, object]]) -> None:
+    """What the user's script defines, under the names by which items refer to it."""
+    for module, values in defined.items():
+        vars(_ensure_module(module)).update(values)
+
+
+def _ensure_module(name: str) -> ModuleType:
+    """The module; made up, with the packages it lies in, if there is none here."""
+    parent, _, _ = name.rpartition(".")
+    if name not in sys.modules:
+        if parent:
+            _ensure_module(parent).__path__ = []
+        sys.modules[name] = ModuleType(name)
+    return sys.modules[name]

@@ -1,0 +1,121 @@
+"""Engine texts of Ray: parse ray, ray:auto, ray:HOST:PORT. Pure, without Ray."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import Enum
+
+from dovetail.errors import ConfigError, Problem, did_you_mean, short_repr
+
+DEFAULT_GCS_PORT = 6379
+"""Where `ray start --head` listens unless told otherwise."""
+MAX_PORT = 65535
+FORMS = ("ray", "ray:auto", "ray:HOST:PORT")
+FIX_NEW, FIX_RUNNING, FIX_ADDRESS = (
+    "ray starts a Ray of its own on this machine",
+    "ray:auto attaches to the Ray that runs here",
+    f"ray:HOST:{DEFAULT_GCS_PORT} attaches to a cluster by the address of its head",
+)
+_HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
+_IPV6 = re.compile(r"[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*(%[A-Za-z0-9._-]+)?")
+
+
+class AddressKind(Enum):
+    """Whose Ray it is."""
+
+    PRIVATE = "private"
+    """One that we start, and that ends with this process."""
+    AUTO = "auto"
+    """One that runs on this machine, or that RAY_ADDRESS names."""
+    ADDRESS = "address"
+    """One that was named."""
+
+
+@dataclass(frozen=True, slots=True)
+class RayAddress:
+    """A Ray to start or to attach to."""
+
+    kind: AddressKind
+    host: str = ""
+    port: int = 0
+
+    @classmethod
+    def parse(cls, text: object) -> RayAddress:
+        """Everything else is a ConfigError with the text that was meant."""
+        if text == "ray":
+            return cls(AddressKind.PRIVATE)
+        if text == "ray:auto":
+            return cls(AddressKind.AUTO)
+        if not isinstance(text, str) or not text.startswith("ray:") or "://" in text:
+            raise ConfigError(_format_problem(text))
+        return cls(AddressKind.ADDRESS, *_host_and_port(text, text.removeprefix("ray:")))
+
+    @property
+    def address(self) -> str:
+        """HOST:PORT, as Ray writes it; empty unless it was named."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}" if self.kind is AddressKind.ADDRESS else ""
+
+    def __str__(self) -> str:
+        return {AddressKind.PRIVATE: "ray", AddressKind.AUTO: "ray:auto"}.get(self.kind, f"ray:{self.address}")
+
+
+def is_ray_engine(engine: object) -> bool:
+    """Whether an engine text is about Ray at all, right or wrong."""
+    return isinstance(engine, str) and (engine == "ray" or engine.startswith("ray:"))
+
+
+def parse_address(text: str) -> RayAddress | None:
+    """HOST:PORT as found in RAY_ADDRESS or in Ray's own file; None, if it is something else."""
+    if "://" in text:
+        return None
+    try:
+        return RayAddress(AddressKind.ADDRESS, *_host_and_port(f"ray:{text}", text.strip()))
+    except ConfigError:
+        return None
+
+
+def _format_problem(text: object) -> Problem:
+    client = re.fullmatch(r"(?:ray:)?ray://(?P<host>[^/]*?)(?::[0-9]*)?/?", text) if isinstance(text, str) else None
+    if client is not None:
+        message = f"{short_repr(text)} is an address of Ray Client, which puts a proxy between the run and its workers"
+        evidence = ("Ray Client costs 7 ms per message, and sees neither nodes nor placement groups as they are",)
+        fixes = (
+            f"ray:{client['host'] or 'HOST'}:{DEFAULT_GCS_PORT} on a machine that is a node of the cluster",
+            FIX_RUNNING,
+        )
+        return Problem("DT390", message, evidence, fixes)
+    hint = did_you_mean(text, FORMS) if isinstance(text, str) else ""
+    return Problem("DT390", f"there is no engine {short_repr(text)}{hint}", fixes=(FIX_NEW, FIX_RUNNING, FIX_ADDRESS))
+
+
+def _host_and_port(text: str, rest: str) -> tuple[str, int]:
+    if rest in ("", "local", "new"):
+        raise ConfigError(
+            Problem("DT390", f"{short_repr(text)} names no Ray", fixes=(FIX_NEW, FIX_RUNNING, FIX_ADDRESS))
+        )
+    bracketed = re.fullmatch(r"\[(?P<host>[^\]]*)\](?::(?P<port>.*))?", rest)
+    host, port = bracketed.group("host", "port") if bracketed else _split_port(text, rest)
+    if not (_IPV6 if bracketed else _HOST).fullmatch(host):
+        message = f"{short_repr(text)}: {short_repr(host)} is not the name or address of a host"
+        raise ConfigError(Problem("DT390", message, fixes=(FIX_ADDRESS, FIX_RUNNING)))
+    if port is None or port == "":
+        fix = f"ray:{rest.rstrip(':')}:{DEFAULT_GCS_PORT}, the port that `ray start --head` uses"
+        raise ConfigError(Problem("DT390", f"{short_repr(text)} names no port", fixes=(fix, FIX_RUNNING)))
+    if not port.isascii() or not port.isdigit() or not 0 < int(port[:6]) <= MAX_PORT:
+        message = f"{short_repr(text)}: {short_repr(port)} is not a port from 1 to {MAX_PORT}"
+        shape = f"[{host}]" if bracketed else host
+        raise ConfigError(Problem("DT390", message, fixes=(f"ray:{shape}:{DEFAULT_GCS_PORT}", FIX_RUNNING)))
+    return host, int(port)
+
+
+def _split_port(text: str, rest: str) -> tuple[str, str | None]:
+    if rest.count(":") > 1:
+        message = f"{short_repr(text)}: an IPv6 address is written in brackets"
+        host, _, port = rest.rpartition(":")
+        raise ConfigError(
+            Problem("DT390", message, fixes=(f"ray:[{host}]:{port}", f"or ray:[{rest}]:{DEFAULT_GCS_PORT}"))
+        )
+    host, colon, port = rest.partition(":")
+    return host, port if colon else None

@@ -1,0 +1,473 @@
+"""Placement groups of a run: the reservation of CPUs, memory and GPUs that Ray gives to nobody else.
+
+One atomic group has what the run cannot do without and never changes. What it uses beyond grows and shrinks: per node
+groups of CPUs, memory and the rest, and a group per card, because a group owns particular cards. Groups belong to the
+driver's job: when that ends, in whichever way, Ray removes them.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import threading
+import time
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+import ray
+from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from dovetail.engines.ray.bundles import (
+    add,
+    amounts_per_node,
+    cards_per_node,
+    removable_groups,
+    shrinkable_group,
+    subtract,
+    to_bundle,
+)
+from dovetail.errors import EngineError, Problem
+from dovetail.resources.amounts import HOST, Amounts, subtract_amounts, sum_seats
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+    from concurrent.futures import Future
+
+    from dovetail.engines.ray.bundles import NodeAmounts
+    from dovetail.resources.seat import Seats
+
+GROUP_NAME_PREFIX = "dovetail:"
+"""What the names of all our groups begin with; then the run, a colon, and a number: Ray has no name twice."""
+NODE_ID_LABEL = "ray.io/node-id"
+_GROUP_NUMBERS = itertools.count(1)
+
+
+class GroupState(Enum):
+    """What Ray says to a group, in its own words."""
+
+    GRANTED = "FINISHED"
+    NOT_NOW = "NO_RESOURCES"
+    NEVER = "INFEASIBLE"
+    UNDECIDED = "PENDING"
+
+
+DECIDED_STATES = frozenset(taken.value for taken in (GroupState.GRANTED, GroupState.NOT_NOW, GroupState.NEVER))
+
+
+@dataclass(eq=False)
+class ReservedGroup:
+    """One placement group. `parts` is what it has of each node, cards apart."""
+
+    handle: Any
+    parts: dict[str, NodeAmounts]
+    bundles: tuple[str, ...]
+    """The node of each bundle."""
+    granted: bool = False
+    replaces: bool = False
+    """It stands for a part of one that was granted and is gone."""
+    card_id_futures: dict[str, Future[list[str]]] = field(default_factory=dict)
+    """Node -> the question which cards it has there."""
+
+
+def request_group(
+    run: str, ids: Mapping[str, str], hosts: Mapping[str, NodeAmounts], cards: Mapping[str, int]
+) -> ReservedGroup | None:
+    """All of it or nothing, one bundle per node; None: one of the nodes is not there."""
+    nodes = tuple(sorted({*hosts, *cards}))
+    if not all(node in ids for node in nodes):
+        return None
+    with ray_errors():
+        handle = placement_group(
+            [to_bundle(hosts.get(node, {}), cards.get(node, 0)) for node in nodes],
+            name=f"{GROUP_NAME_PREFIX}{run}:{os.getpid()}.{next(_GROUP_NUMBERS)}",
+            bundle_label_selector=[{NODE_ID_LABEL: ids[node]} for node in nodes],
+        )
+    return ReservedGroup(handle, {node: dict(hosts.get(node, {})) for node in nodes}, nodes)
+
+
+def group_state(group: ReservedGroup) -> str:
+    with ray_errors():
+        return str(placement_group_table(group.handle)["stats"]["scheduling_state"])
+
+
+def remove_group(group: ReservedGroup) -> None:
+    with ray_errors():
+        remove_placement_group(group.handle)
+
+
+def remove_groups(groups: Iterable[ReservedGroup]) -> None:
+    """As many as can be."""
+    for group in groups:
+        with suppress(Exception):
+            remove_placement_group(group.handle)
+
+
+def request_card_ids(group: ReservedGroup, node: str, count: int) -> None:
+    """Which cards it owns there is asked, from inside: nothing else knows."""
+    inside = PlacementGroupSchedulingStrategy(group.handle, placement_group_bundle_index=group.bundles.index(node))
+    with ray_errors():
+        answer = _card_ids_task().options(num_gpus=count, scheduling_strategy=inside).remote()
+        group.card_id_futures[node] = (
+            answer.future()
+        )  # which takes errors, too: of a group that is removed nobody asks for them
+
+
+def poll_card_ids(group: ReservedGroup, node: str) -> list[str] | None:
+    """None: not yet. An exception: whoever was asked has died."""
+    return list(group.card_id_futures.pop(node).result()) if group.card_id_futures[node].done() else None
+
+
+@functools.cache
+def _card_ids_task() -> Any:
+    return ray.remote(num_cpus=0, max_retries=0)(_card_ids)
+
+
+def _card_ids() -> list[str]:
+    return [str(card) for card in ray.get_gpu_ids()]
+
+
+@contextmanager
+def ray_errors() -> Iterator[None]:
+    try:
+        yield
+    except EngineError:
+        raise
+    except Exception as error:  # Ray has no common kind for this
+        raise no_answer_error(f"{type(error).__name__}: {error}") from error
+
+
+def no_answer_error(reason: str) -> EngineError:
+    fixes = ("ray status: is the cluster still there?", "then go on: dovetail run --resume last")
+    return EngineError(Problem("DT397", "Ray does not answer where a run asks for what it may use", (reason,), fixes))
+
+
+__all__ = ["Reservation", "GroupState"]
+SPARE_KEEP_S = 3.0
+"""What nobody needs for so long is given back: soon enough for others, late enough for a worker that is restarted."""
+POLL_S = 0.02
+"""Between two looks at groups that are not granted yet: each costs Ray a millisecond."""
+DECISION_TIMEOUT_S = 10.0
+"""Ray says within milliseconds whether it grants a group; after this time it does not answer."""
+CLOSE_TIMEOUT_S = 3.0
+MILLI = "milli"
+WHOLE_CARD_MILLI = 1000
+
+
+@dataclass(eq=False)
+class ReservedCard:
+    """One card: which position of its node it is for us, and Ray's name for it once that is known."""
+
+    node: str
+    position: int
+    group: ReservedGroup
+    id: str | None = None
+    idle_since: float | None = None
+
+
+class Reservation:
+    """For one thread; `held` can be read by all."""
+
+    def __init__(self, name: str, ids: Mapping[str, str], *, spare_s: float = SPARE_KEEP_S) -> None:
+        """`ids`: node -> Ray's id of it."""
+        self.name = name
+        self.ids = dict(ids)
+        self.held: Amounts = {}
+        """What Ray gives to nobody else now, cards at our positions and by their `milli` only. A new dict at every
+        change."""
+        self._spare_s = spare_s
+        self._need: ReservedGroup | None = None
+        self._groups: list[ReservedGroup] = []
+        self._cards: list[ReservedCard] = []
+        self._wanted: Amounts = {}
+        self._spare_since: dict[str, float] = {}
+        self._polled_at = 0.0
+        self._abandoned = False
+
+    # --- what it cannot do without
+
+    def try_acquire(self, need: Seats, wait_s: float = 0.0) -> GroupState:
+        """All of it or nothing, decided by what Ray says. `wait_s`: how long it may be held by somebody else, for those
+        who know that it is about to be given back. UNDECIDED: Ray asks a node that does not answer."""
+        assert self._need is None, "taken once"
+        amounts = sum_seats(need)
+        if not amounts:
+            return GroupState.GRANTED
+        group = self._request_group(
+            amounts_per_node(amounts), {node: len(cards) for node, cards in cards_per_node(amounts).items()}
+        )
+        if group is None:
+            return GroupState.NEVER
+        try:
+            state = self._wait_for_decision(group, wait_s)
+            if state is GroupState.GRANTED:
+                self._accept(group, amounts)
+        except BaseException:
+            self._need, self._cards = None, []
+            self._publish_held()
+            remove_groups([group])  # what is raised already says what is wrong
+            raise
+        if state is not GroupState.GRANTED:
+            remove_group(group)
+        return state
+
+    def _accept(self, group: ReservedGroup, amounts: Amounts) -> None:
+        self._need = group
+        for node, positions in cards_per_node(amounts).items():
+            self._cards += [ReservedCard(node, position, group) for position in positions]
+        self._on_granted(group)
+
+    def _wait_for_decision(self, group: ReservedGroup, wait_s: float) -> GroupState:
+        began = time.monotonic()
+        while True:
+            state, now = group_state(group), time.monotonic()
+            known = state in DECIDED_STATES
+            if known and (state != GroupState.NOT_NOW.value or now >= began + wait_s):
+                return GroupState(state)
+            if not known and now >= began + max(DECISION_TIMEOUT_S, wait_s):
+                return GroupState.UNDECIDED
+            time.sleep(0.002 if not known else POLL_S)
+
+    # --- what it uses beyond
+
+    def set_wanted(self, amounts: Amounts, now: float) -> None:
+        """All that workers who live or start now sit on. Asks Ray for what is missing, and gives back what has been too
+        much for some time: call it from time to time, too."""
+        self._wanted = {key: amount for key, amount in amounts.items() if key[0] in self.ids}
+        self._bind_cards()
+        self._request_node_groups()
+        self._give_back_spare(now, at_once=False)
+        self._publish_held()
+
+    def release(self, amounts: Amounts) -> None:
+        """These are not needed any more, and others wait for them: Ray has them at once."""
+        self._wanted = subtract_amounts(self._wanted, amounts)
+        self._give_back_spare(time.monotonic(), at_once=True)
+        self._publish_held()
+
+    def _bind_cards(self) -> None:
+        """A card for every position that is wanted: one that is there and idle, or a new one."""
+        for node, positions in cards_per_node(self._wanted).items():
+            mine = [card for card in self._cards if card.node == node]
+            bound = {card.position for card in mine}
+            idle = [card for card in mine if card.position not in positions]
+            idle.sort(key=lambda card: (card.id is None, not card.group.granted))
+            for position in positions:
+                if position in bound:
+                    continue
+                if idle:
+                    idle.pop(0).position = position
+                    continue
+                group = self._request_group({node: {}}, {node: 1})
+                if group is not None:
+                    self._groups.append(group)
+                    self._cards.append(ReservedCard(node, position, group))
+
+    def _request_node_groups(self) -> None:
+        for node, host in amounts_per_node(self._wanted).items():
+            missing = subtract(host, self._covered(node))
+            if missing:
+                group = self._request_group({node: missing}, {})
+                if group is not None:
+                    self._groups.append(group)
+
+    def _covered(self, node: str, *, granted: bool = False) -> NodeAmounts:
+        """What all groups together have of a node, or have been asked for."""
+        found: NodeAmounts = {}
+        for group in self._all():
+            if node in group.parts and (group.granted or not granted):
+                found = add(found, group.parts[node])
+        return found
+
+    def _all(self) -> list[ReservedGroup]:
+        return [*([self._need] if self._need is not None else ()), *self._groups]
+
+    def _give_back_spare(self, now: float, *, at_once: bool) -> None:
+        wanted = {(node, card) for node, card, _ in self._wanted if card != HOST}
+        for card in list(self._cards):
+            if (card.node, card.position) in wanted:
+                card.idle_since = None
+                continue
+            card.idle_since = now if card.idle_since is None else card.idle_since
+            old = at_once or now >= card.idle_since + self._spare_s
+            if card.group is not self._need and (old or not card.group.granted):
+                self._drop(card.group)
+        hosts = amounts_per_node(self._wanted)
+        for node in {node for group in self._groups for node, host in group.parts.items() if host}:
+            self._shrink(node, hosts.get(node, {}), now, at_once=at_once)
+
+    def _shrink(self, node: str, wanted: NodeAmounts, now: float, *, at_once: bool) -> None:
+        if not self._surplus(node, wanted):
+            self._spare_since.pop(node, None)
+            return
+        old = at_once or now >= self._spare_since.setdefault(node, now) + self._spare_s
+        for granted in (False, True) if old else (False,):  # first what is only asked for
+            able = [group for group in self._groups_on(node) if group.granted is granted]
+            for number in removable_groups([group.parts[node] for group in able], self._surplus(node, wanted)):
+                self._drop(able[number])
+        while old and (found := self._find_shrinkable(node, wanted)) is not None:
+            self._replace(found[0], node, found[1])
+        if old:
+            self._spare_since.pop(node, None)
+
+    def _find_shrinkable(self, node: str, wanted: NodeAmounts) -> tuple[ReservedGroup, NodeAmounts] | None:
+        """A group that has more than it should, and what it should have."""
+        groups = self._groups_on(node)
+        found = shrinkable_group([group.parts[node] for group in groups], self._surplus(node, wanted))
+        return None if found is None else (groups[found[0]], found[1])
+
+    def _surplus(self, node: str, wanted: NodeAmounts) -> NodeAmounts:
+        """What is too much, as far as it can be given back."""
+        kept = self._need.parts.get(node, {}) if self._need is not None else {}
+        return subtract(subtract(self._covered(node), kept), subtract(wanted, kept))
+
+    def _groups_on(self, node: str) -> list[ReservedGroup]:
+        return [group for group in self._groups if group.parts.get(node)]
+
+    def _replace(self, group: ReservedGroup, node: str, left: NodeAmounts) -> None:
+        """A group cannot shrink: it goes, and a smaller one is asked for."""
+        was = group.granted or group.replaces
+        self._drop(group)
+        new = self._request_group({node: left}, {}) if left else None
+        if new is not None:
+            new.replaces = was
+            self._groups.append(new)
+
+    # --- what Ray says
+
+    def poll(self) -> bool:
+        """Whether something is held now that was not. Does not wait, and costs nothing when all is granted."""
+        now = time.monotonic()
+        pending = [group for group in self._all() if not group.granted]
+        if now < self._polled_at + POLL_S or not (pending or any(group.card_id_futures for group in self._all())):
+            return False
+        self._polled_at = now
+        news = False
+        for group in pending:
+            if group_state(group) == GroupState.GRANTED.value:
+                self._on_granted(group)
+                news = True
+        for group in self._all():
+            for node in list(group.card_id_futures):
+                news |= self._receive_card_ids(group, node)
+        if news:
+            self._publish_held()
+        return news
+
+    def _on_granted(self, group: ReservedGroup) -> None:
+        group.granted = True
+        for node in {card.node for card in self._cards if card.group is group}:
+            self._request_card_ids(group, node)
+        self._publish_held()
+
+    def _request_card_ids(self, group: ReservedGroup, node: str) -> None:
+        request_card_ids(group, node, sum(card.group is group and card.node == node for card in self._cards))
+
+    def _receive_card_ids(self, group: ReservedGroup, node: str) -> bool:
+        try:
+            names = poll_card_ids(group, node)
+        except EngineError:
+            raise
+        except Exception:  # whoever was asked has died: another is asked
+            self._request_card_ids(group, node)
+            return False
+        cards = [card for card in self._cards if card.group is group and card.node == node]
+        for card, name in zip(cards, names or (), strict=names is not None):
+            card.id = name
+        return names is not None
+
+    # --- what can be asked
+
+    def covers(self, amounts: Amounts) -> bool:
+        """Whether all of it is held now, and it is known which cards those are."""
+        known = {(card.node, card.position) for card in self._cards if card.id is not None}
+        wanted = cards_per_node(amounts)
+        return all((node, position) in known for node, mine in wanted.items() for position in mine) and not any(
+            subtract(host, self._covered(node, granted=True)) for node, host in amounts_per_node(amounts).items()
+        )
+
+    def pending(self) -> Amounts:
+        """What is wanted and not held yet."""
+        known = {(card.node, card.position) for card in self._cards if card.id is not None}
+        missing = {
+            node: subtract(host, self._covered(node, granted=True))
+            for node, host in amounts_per_node(self._wanted).items()
+        }
+        return {
+            key: amount if key[1] != HOST else missing[key[0]][key[2]]
+            for key, amount in self._wanted.items()
+            if (key[2] in missing[key[0]] if key[1] == HOST else key[:2] not in known)
+        }
+
+    def devices(self, node: str) -> dict[int, str]:
+        """Position -> Ray's name of the card. Stays as it is while somebody sits there."""
+        return {card.position: card.id for card in self._cards if card.node == node and card.id is not None}
+
+    # --- nodes, and the end
+
+    def on_node_joined(self, name: str, number: str) -> None:
+        if self.ids.get(name, number) != number:
+            self.on_node_left(name)
+        self.ids[name] = number
+
+    def on_node_left(self, name: str) -> None:
+        """What was held there is forgotten. The rest of the atomic group stays: Ray keeps it for us, and looks for the
+        lost part for ever, in vain."""
+        self.ids.pop(name, None)
+        self._spare_since.pop(name, None)
+        self._wanted = {key: amount for key, amount in self._wanted.items() if key[0] != name}
+        for group in [group for group in self._groups if name in group.parts]:
+            self._drop(group)
+        self._cards = [card for card in self._cards if card.node != name]
+        need = self._need
+        if need is not None and need.parts.pop(name, None) is not None:
+            need.card_id_futures.pop(name, None)
+            if not need.parts:
+                self._need = None
+                remove_group(need)
+        self._publish_held()
+
+    @property
+    def is_ray_lost(self) -> bool:
+        """Whether there is no Ray any more to give it back to."""
+        return self._abandoned or not ray.is_initialized()
+
+    def abandon(self) -> None:
+        """Ray does not answer: it takes all of it back itself when this process ends, or has done so."""
+        self._abandoned = True
+        self._need, self._groups, self._cards, self._wanted = None, [], [], {}
+        self._publish_held()
+
+    def close(self) -> None:
+        """All of it goes back. Never raises, and does not wait for a cluster that is gone."""
+        groups = self._all()
+        self._need, self._groups, self._cards, self._wanted = None, [], [], {}
+        self._publish_held()
+        if groups and ray.is_initialized():
+            thread = threading.Thread(target=remove_groups, args=(groups,), name="dovetail-holdings", daemon=True)
+            thread.start()
+            thread.join(CLOSE_TIMEOUT_S)
+
+    def _publish_held(self) -> None:
+        held: Amounts = {}
+        for group in self._all():
+            if group.granted or group.replaces:
+                for node, host in group.parts.items():
+                    for what, amount in host.items():
+                        held[node, HOST, what] = held.get((node, HOST, what), 0) + amount
+        held |= {(card.node, card.position, MILLI): WHOLE_CARD_MILLI for card in self._cards if card.group.granted}
+        self.held = held
+
+    # --- groups
+
+    def _request_group(self, hosts: Mapping[str, NodeAmounts], cards: Mapping[str, int]) -> ReservedGroup | None:
+        return request_group(self.name, self.ids, hosts, cards)
+
+    def _drop(self, group: ReservedGroup) -> None:
+        if group in self._groups:
+            self._groups.remove(group)
+            self._cards = [card for card in self._cards if card.group is not group]
+            remove_group(group)

@@ -1,0 +1,192 @@
+"""Worker logs of nodes that do not see the run folder: read there in pieces, appended at the driver.
+
+Pieces are bytes, cut behind a line where there is one, so that a character that is torn between two pieces is whole
+again in the file. What is printed faster than it may be sent is left out in the middle, and the file says how much.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+READ_LIMIT_BYTES = 1 << 16
+"""Per look, of all files together."""
+MAX_BACKLOG_BYTES = 1 << 18
+"""A file of which so much waits grows faster than it is sent."""
+FINAL_LIMIT_BYTES = 1 << 20
+"""At a node's end."""
+RESEND_BYTES = 4 * READ_LIMIT_BYTES
+LOG_NAME = re.compile(r"[0-9]+(\.[0-9]+)?\.log")
+"""As the local engine calls the file of a worker, or of a rank."""
+
+LogPiece = tuple[str, int, bytes, tuple[int, int]]
+"""The name of a file, how many bytes were left out before these, bytes, and where both begin: which file of that name,
+and how far in it. A piece may come twice; the keeper has it once."""
+
+
+@dataclass(slots=True)
+class _LogFile:
+    inode: int
+    number: int
+    """Which file of this name it is, of those there were."""
+    at: int = 0
+
+
+class LogShipper:
+    """On a node: reads what is new in the logs of its workers. For one thread."""
+
+    def __init__(self, folder: str | Path) -> None:
+        """`folder`: where the files are; it may come later."""
+        self._folder = str(folder)
+        self._files: dict[str, _LogFile] = {}
+        self._seen = 0
+
+    def read_new(self, limit_bytes: int = READ_LIMIT_BYTES) -> list[LogPiece]:
+        """What is new, at most so much of it: all files get the same, and what one does not need goes to the others."""
+        return self._pieces(limit_bytes, MAX_BACKLOG_BYTES)
+
+    def read_last(self, limit_bytes: int = FINAL_LIMIT_BYTES) -> list[LogPiece]:
+        """When nothing is printed any more: of what was not read yet the end, for there it says why; and what was sent
+        lately once more, because nobody knows whether it was still heard."""
+        waiting = self._waiting()
+        left = limit_bytes - sum(split_limit(waiting, limit_bytes).values())
+        sent = {name: min(file.at, RESEND_BYTES) for name, file in self._files.items() if file.at}
+        again = [self._read_again(name, share) for name, share in split_limit(sent, left).items()]
+        return [*(piece for piece in again if piece is not None), *self._pieces(limit_bytes, 0)]
+
+    def _read_again(self, name: str, size: int) -> LogPiece | None:
+        file = self._files[name]
+        at = file.at - size
+        try:
+            with Path(self._folder, name).open("rb") as opened:
+                opened.seek(at)
+                return name, 0, opened.read(size), (file.number, at)
+        except OSError:
+            return None
+
+    def _pieces(self, limit_bytes: int, behind_bytes: int) -> list[LogPiece]:
+        waiting = self._waiting()
+        found = []
+        for name, share in split_limit(waiting, limit_bytes).items():
+            skipped = waiting[name] - share if waiting[name] - share > behind_bytes else 0
+            piece = self._read(name, skipped, share)
+            if piece is not None:
+                found.append(piece)
+        return found
+
+    def _waiting(self) -> dict[str, int]:
+        """Name -> bytes that were not read yet. One that is another file by now, or was cut, begins anew."""
+        try:
+            with os.scandir(self._folder) as entries:
+                stats = {it.name: it.stat() for it in entries if LOG_NAME.fullmatch(it.name) and it.is_file()}
+        except OSError:
+            return {}
+        for name, stat in stats.items():
+            known = self._files.get(name)
+            if known is None or known.inode != stat.st_ino or known.at > stat.st_size:
+                self._seen += 1
+                self._files[name] = _LogFile(stat.st_ino, self._seen)
+        for name in self._files.keys() - stats.keys():
+            del self._files[name]
+        waiting = {name: stat.st_size - self._files[name].at for name, stat in stats.items()}
+        return {name: size for name, size in waiting.items() if size}
+
+    def _read(self, name: str, skipped: int, size: int) -> LogPiece | None:
+        file = self._files[name]
+        try:
+            with Path(self._folder, name).open("rb") as opened:
+                opened.seek(file.at + skipped)
+                data = opened.read(size)
+                at_end = not opened.read(1)
+        except OSError:
+            return None
+        if skipped:
+            begin = first_line_start(data)
+            skipped, data = skipped + begin, data[begin:]
+        if not at_end:
+            data = data[: data.rfind(b"\n") + 1] or data
+        began = file.number, file.at
+        file.at += skipped + len(data)
+        return (name, skipped, data, began) if data or skipped else None
+
+
+def split_limit(waiting: Mapping[str, int], limit_bytes: int) -> dict[str, int]:
+    """Name -> how much of it may be read now; those that want little get all of it."""
+    found: dict[str, int] = {}
+    for place, (name, size) in enumerate(sorted(waiting.items(), key=lambda pair: pair[1])):
+        share = min(size, limit_bytes // (len(waiting) - place))
+        limit_bytes -= share
+        if share:
+            found[name] = share
+    return found
+
+
+def first_line_start(data: bytes) -> int:
+    """Where the first whole line begins; without one, the first whole character."""
+    end = data.find(b"\n")
+    if 0 <= end < len(data) - 1:
+        return end + 1
+    return next((place for place in range(min(4, len(data))) if data[place] & 0xC0 != 0x80), 0)
+
+
+class LogWriter:
+    """At the driver: appends what came to the files of the same names. For one thread."""
+
+    def __init__(self, folder: str | Path) -> None:
+        """`folder`: the logs of the run's folder."""
+        self.problem = ""
+        """Why something could not be written last; a run goes on without."""
+        self.skipped_bytes = 0
+        """That no file has: left out on the way, or not written."""
+        self._folder = Path(folder)
+        self._known: dict[tuple[str, int], int] = {}
+        """How far each file has come."""
+
+    def write(self, pieces: Iterable[LogPiece]) -> None:
+        for name, skipped, data, (file, at) in pieces:
+            if not LOG_NAME.fullmatch(name):
+                self.skipped_bytes += skipped
+                continue
+            skipped, data = self._new(name, file, at, skipped, data)
+            self.skipped_bytes += skipped
+            if not data and not skipped:
+                continue
+            try:
+                self._append(self._folder / name, skipped, data)
+            except OSError as error:
+                self.problem = f"{name}: {error.strerror or error}"
+                self.skipped_bytes += len(data)
+
+    def _new(self, name: str, file: int, at: int, skipped: int, data: bytes) -> tuple[int, bytes]:
+        """What of a piece is not here yet: how much was left out, and the bytes."""
+        known = self._known.get((name, file), 0)
+        began = at + skipped
+        self._known[name, file] = max(known, began + len(data))
+        return max(0, began - known), data[max(0, known - began) :]
+
+    def _append(self, path: Path, skipped: int, data: bytes) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        with path.open("ab") as file:
+            if skipped:
+                file.write(_skipped_note(skipped, new_line=_ends_with_newline(path)))
+            file.write(data)
+
+
+def _skipped_note(skipped: int, *, new_line: bool) -> bytes:
+    text = f"[dovetail: {skipped} bytes were left out here: more was printed than is sent from this node]\n"
+    return text.encode() if new_line else b"\n" + text.encode()
+
+
+def _ends_with_newline(path: Path) -> bool:
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        if not size:
+            return True
+        file.seek(size - 1)
+        return file.read(1) == b"\n"

@@ -1,0 +1,284 @@
+"""Simulated execution of messages and calls, counted or tracked item by item."""
+
+from __future__ import annotations
+
+from collections import Counter
+from random import Random
+from typing import TYPE_CHECKING, cast
+
+from dovetail.control.commands import RunBatches
+from dovetail.control.events import BatchesDone, BatchesReturned, Breadcrumb, CallFailure, LossCause
+from dovetail.control.payload import Segment
+from dovetail.engines.simulated.worker_model import CallRequest, RunningMessage
+from dovetail.engines.simulated.world import Gives, Hangs, Key, Kills, OutOfMemory, Raises, Slow
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from dovetail.control.payload import SegmentSlice
+    from dovetail.engines.simulated.engine import EventQueue
+    from dovetail.engines.simulated.worker_model import SimulatedObject, SimulatedWorker
+    from dovetail.engines.simulated.world import ItemOutcome, World
+
+Attempts = Counter[tuple[str, Key]]
+
+
+def part_keys(parts: Iterable[SegmentSlice]) -> list[Key]:
+    return [key for segment, start, stop in parts for key in cast("list[Key]", segment.ref)[start:stop]]
+
+
+class TrackedMessage:
+    """A message in the hands of a worker, call by call."""
+
+    __slots__ = ("_attempts", "_batch_size", "_call", "_end", "_hosting", "_keys", "failures", "index", "out")
+
+    def __init__(self, command: RunBatches, hosting: SimulatedObject, attempts: Attempts) -> None:
+        self._keys = part_keys(command.parts)
+        assert len(self._keys) == command.items, (
+            f"message {command.message} says {command.items} items, has {self._keys}"
+        )
+        self._batch_size = command.batch_size
+        self._hosting = hosting
+        self._attempts = attempts
+        self.index = 0
+        self.out: list[Key] = []
+        self.failures: list[CallFailure] = []
+        self._call: list[Key] = []
+        self._end: ItemOutcome | None = None
+
+    @property
+    def has_more(self) -> bool:
+        return self.index < len(self._keys)
+
+    def begin_call(self) -> tuple[float, Kills | Hangs | None]:
+        """Its seconds, and what it does to the worker."""
+        keys = self._keys[self.index : self.index + self._batch_size]
+        unit = self._hosting.unit
+        behaviour = unit.behaviour
+        weight = 0.0
+        self._call, self._end = [], None
+        for key in keys:
+            outcome = self._draw_outcome(key, len(keys))
+            match outcome:
+                case Gives(n):
+                    self._call += [key] if n == 1 else [(*key, child) for child in range(n)]
+                case Slow(factor):
+                    weight += factor - 1
+                    self._call.append(key)
+                case _:
+                    self._end = outcome
+                    break
+        time = behaviour.seconds_per_batch + (len(keys) + weight) * behaviour.seconds_per_item
+        if isinstance(self._end, OutOfMemory) and behaviour.oom == "death":
+            self._end = Kills(LossCause.OUT_OF_MEMORY, 9)
+        seconds = time * unit.factor(1) * self._hosting.slower * unit.slowed
+        return seconds, self._end if isinstance(self._end, Kills | Hangs) else None
+
+    def end_call(self) -> None:
+        start, stop = self.index, min(self.index + self._batch_size, len(self._keys))
+        if self._end is None:
+            self.out += self._call
+        else:
+            memory = isinstance(self._end, OutOfMemory)
+            error = self._end.text if isinstance(self._end, Raises) else "MemoryError: simulated"
+            keys = tuple(self._keys[start:stop])
+            self.failures.append(CallFailure(start, stop, error, out_of_memory=memory, keys=keys))
+        self.index = stop
+
+    def _draw_outcome(self, key: Key, together: int) -> ItemOutcome:
+        unit = self._hosting.unit
+        limit = unit.behaviour.memory_items
+        if limit is not None and together > limit:
+            return OutOfMemory()
+        if unit.behaviour.item is None:
+            return Gives(unit.outputs_of_item(sum(key)))
+        self._attempts[unit.name, key] += 1
+        return unit.behaviour.item(key, self._attempts[unit.name, key])
+
+
+class MessageExecutor:
+    def __init__(
+        self,
+        world: World,
+        agenda: EventQueue,
+        lose: Callable[[SimulatedWorker, LossCause, str, tuple[Breadcrumb, ...]], None],
+        drained: Callable[[SimulatedWorker], None],
+    ) -> None:
+        """`lose` and `drained`: who is told that a worker dies of a message, or may have nothing left to do."""
+        self._world = world
+        self._agenda = agenda
+        self._lose_worker = lose
+        self._on_drained = drained
+        self._hop_s = world.hop_s
+        self._random = Random(f"{world.seed} crumbs")  # noqa: S311
+        self._attempts = Attempts()
+        self.segments = 0
+        """How many were written so far: the number of the last."""
+        self.lost_before: dict[str, int] = {}
+        """Node that was lost -> the last segment that may have lain there."""
+        self.answered = 0
+
+    def enqueue(self, hosting: SimulatedObject, item: RunBatches | CallRequest) -> None:
+        if hosting.free and hosting.worker.ready:
+            self._start(hosting, item)
+        else:
+            hosting.waiting.append(item)
+
+    def start_waiting(self, hosting: SimulatedObject) -> None:
+        """With what waits; and when nothing does, a worker that is to stop is done."""
+        waiting = hosting.waiting
+        while waiting and hosting.free and hosting.worker.ready:
+            self._start(hosting, waiting.popleft())
+        if hosting.worker.stopping:
+            self._on_drained(hosting.worker)
+
+    def cancel(self, worker: SimulatedWorker, message: int) -> None:
+        for hosting in worker.hosting.values():
+            for item in hosting.waiting:
+                if isinstance(item, RunBatches) and item.message == message:
+                    hosting.waiting.remove(item)
+                    self._agenda.out.append(BatchesReturned(worker.number, message))
+                    self.start_waiting(hosting)
+                    return
+
+    def breadcrumbs_of(self, worker: SimulatedWorker) -> tuple[Breadcrumb, ...]:
+        """Of every call that it was in."""
+        if not worker.running or self._random.random() >= self._world.breadcrumb_share:
+            return ()
+        return tuple(self._breadcrumb(running) for running in worker.running.values())
+
+    def _breadcrumb(self, running: RunningMessage) -> Breadcrumb:
+        message = running.command.message
+        if self._random.random() < self._world.inexact_share:
+            return Breadcrumb(message, 0, exact=False)
+        return Breadcrumb(message, running.call_at(self._agenda.now, self._hop_s))
+
+    def new_segment(self, items: int, size_bytes: int, node: str, ref: object = None) -> Segment:
+        self.segments += 1
+        return Segment(self.segments, items, size_bytes, node, ref)
+
+    def _start(self, hosting: SimulatedObject, item: RunBatches | CallRequest) -> None:
+        """Takes a slot, unless the message's input is not there any more."""
+        if type(item) is CallRequest:
+            hosting.free -= 1
+            hosting.worker.calls[id(item)] = item
+            seconds = hosting.unit.behaviour.seconds_per_item * hosting.slower * hosting.unit.slowed
+            self._agenda.schedule(self._agenda.now + self._hop_s + seconds, self._answer, item)
+            return
+        assert type(item) is RunBatches
+        assert item.items, f"{item} has no items"
+        if self.lost_before and self._input_is_lost(item):
+            self._agenda.out.append(BatchesReturned(item.worker, item.message))
+            return
+        hosting.free -= 1
+        running = RunningMessage(item, hosting, self._agenda.now)
+        hosting.worker.running[item.message] = running
+        if self._world.tracked:
+            running.tracked = TrackedMessage(item, hosting, self._attempts)
+            self._next_call(running, self._agenda.now + self._hop_s)
+        else:
+            self._run_counted(running)
+
+    def _input_is_lost(self, command: RunBatches) -> bool:
+        return any(segment.id <= self.lost_before.get(segment.node, 0) for segment, _, _ in command.parts)
+
+    def _run_counted(self, running: RunningMessage) -> None:
+        command, hosting = running.command, running.hosting
+        unit = hosting.unit
+        behaviour = unit.behaviour
+        calls = -(-command.items // command.batch_size)
+        seconds = calls * behaviour.seconds_per_batch + command.items * behaviour.seconds_per_item
+        running.seconds = seconds = seconds * unit.factor(calls) * hosting.slower * unit.slowed
+        do = self._finish
+        if behaviour.memory_items is not None and behaviour.oom == "death" and _out_of_memory_failures(running):
+            do, seconds = self._die_of_memory, seconds / calls
+        self._agenda.schedule(self._agenda.now + self._hop_s + seconds, do, running)
+
+    def _die_of_memory(self, running: RunningMessage) -> None:
+        if running.live:
+            worker = running.hosting.worker
+            running.seconds = 0.0  # it is the first call, however long it took
+            self._lose_worker(worker, LossCause.OUT_OF_MEMORY, "signal 9", self.breadcrumbs_of(worker))
+
+    def _next_call(self, running: RunningMessage, begins: float) -> None:
+        assert running.tracked is not None
+        seconds, end = running.tracked.begin_call()
+        running.seconds += seconds
+        if not isinstance(end, Hangs):
+            self._agenda.schedule(begins + seconds, self._call_ended, (running, end))
+
+    def _call_ended(self, what: tuple[RunningMessage, Kills | None]) -> None:
+        running, kills = what
+        assert running.tracked is not None
+        if not running.live:
+            return
+        if kills is not None:
+            worker = running.hosting.worker
+            self._lose_worker(worker, kills.cause, kills.detail, self.breadcrumbs_of(worker))
+            return
+        running.tracked.end_call()
+        if running.tracked.has_more:
+            self._next_call(running, self._agenda.now)
+        else:
+            self._finish(running)
+
+    def _finish(self, running: RunningMessage) -> None:
+        if not running.live:
+            return
+        command, hosting, tracked = running.command, running.hosting, running.tracked
+        worker, behaviour = hosting.worker, hosting.unit.behaviour
+        del worker.running[command.message]
+        if tracked is not None:
+            failures = tracked.failures
+            segments = self._cut_segments(running, len(tracked.out), tracked.out)
+        else:
+            failures = [] if behaviour.memory_items is None else _out_of_memory_failures(running)
+            passed = command.items
+            for failure in failures:
+                passed -= failure.stop - failure.start
+            segments = self._cut_segments(running, hosting.unit.output_count(passed), None)
+        self._agenda.out.append(
+            BatchesDone(worker.number, command.message, segments, running.seconds, failures, worker.peak_bytes)
+        )
+        hosting.free += 1
+        if hosting.waiting or worker.stopping:
+            self.start_waiting(hosting)
+
+    def _cut_segments(self, running: RunningMessage, items: int, keys: list[Key] | None) -> list[Segment]:
+        command, each = running.command, running.hosting.unit.behaviour.bytes_out
+        node = "" if command.spool else running.hosting.worker.nodes[0]
+        segments = []
+        for start in range(0, items, command.segment_items):
+            n = min(command.segment_items, items - start)
+            self.segments += 1
+            ref = None if keys is None else keys[start : start + n]
+            segments.append(Segment(self.segments, n, n * each, node, ref))
+        return segments
+
+    def _answer(self, asked: CallRequest) -> None:
+        if not asked.live:
+            return
+        hosting = asked.hosting
+        assert hosting is not None
+        del hosting.worker.calls[id(asked)]
+        self.answered += 1
+        try:
+            asked.future.set_result(hosting.answer(asked))
+        except Exception as error:  # it is the caller's
+            asked.future.set_exception(error)
+        hosting.free += 1
+        self.start_waiting(hosting)
+
+
+def _out_of_memory_failures(running: RunningMessage) -> list[CallFailure]:
+    """The calls of a counted message that have more items than there is memory for."""
+    command, limit = running.command, running.hosting.unit.behaviour.memory_items
+    if limit is None or min(command.batch_size, command.items) <= limit:
+        return []
+    starts = range(0, command.items, command.batch_size)
+    ranges = [(start, min(start + command.batch_size, command.items)) for start in starts]
+    return [
+        CallFailure(start, stop, "MemoryError: simulated", out_of_memory=True)
+        for start, stop in ranges
+        if stop - start > limit
+    ]

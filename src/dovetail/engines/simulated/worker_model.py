@@ -1,0 +1,236 @@
+"""Model of simulated units and workers: durations, random outcomes, slots and queued work."""
+
+from __future__ import annotations
+
+from collections import deque
+from fractions import Fraction
+from itertools import accumulate
+from math import exp, expm1, log1p, sqrt
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+from dovetail.engines.simulated.world import Constant, Lognormal, Trace
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from concurrent.futures import Future
+
+    from dovetail.control.commands import HostedObject, RunBatches, StartWorker
+    from dovetail.engines.simulated.message_execution import TrackedMessage
+    from dovetail.engines.simulated.world import Behaviour, Spread
+
+
+class SimulatedUnit:
+    """The workers of one name: their behaviour, and the chance in it.
+
+    Every unit has a random stream of its own, drawn from in the order of events, so that one unit's luck does not
+    change with another's.
+    """
+
+    __slots__ = (
+        "_given",
+        "_returns",
+        "_taken",
+        "behaviour",
+        "factor",
+        "name",
+        "random",
+        "slowdowns",
+        "slowed",
+        "workers",
+    )
+
+    def __init__(self, name: str, behaviour: Behaviour, seed: int) -> None:
+        self.name = name
+        self.behaviour = behaviour
+        self.random = Random(f"{seed} unit {name}")  # noqa: S311 - a text, because hash() differs between processes
+        self.factor = mean_factor(behaviour.spread, self.random)
+        self.slowed = 1.0
+        self.slowdowns: list[float] = []
+        self.workers: dict[int, SimulatedWorker] = {}
+        share = Fraction(behaviour.returns).limit_denominator(10**6)
+        self._returns = None if share == 1 else share.as_integer_ratio()
+        self._taken = self._given = 0
+
+    def output_count(self, items: int) -> int:
+        """How many come out, so that the sum is exact whatever the sizes were."""
+        if self._returns is None:
+            return items
+        self._taken += items
+        given = self._taken * self._returns[0] // self._returns[1]
+        out = given - self._given
+        self._given = given
+        return out
+
+    def outputs_of_item(self, number: int) -> int:
+        """What item `number` gives: the same at every attempt, and over a row of numbers as many as `out_of` them."""
+        if self._returns is None:
+            return 1
+        up, down = self._returns
+        return (number + 1) * up // down - number * up // down
+
+    def setup_seconds(self) -> float:
+        setup = self.behaviour.setup_s
+        if isinstance(setup, tuple):
+            mean, sigma = setup
+            return mean * exp(self.random.gauss(-sigma * sigma / 2, sigma))
+        return setup
+
+    def setup_fails(self) -> bool:
+        share = self.behaviour.setup_failures
+        return share > 0 and self.random.random() < share
+
+    def draw_slowness(self) -> float:
+        """Of a new worker."""
+        share, factor = self.behaviour.stragglers
+        return factor if share and self.random.random() < share else 1.0
+
+    def slow_down(self, factor: float) -> None:
+        self.slowdowns.append(factor)
+        self._update_slowdown()
+
+    def speed_up(self, factor: float) -> None:
+        self.slowdowns.remove(factor)
+        self._update_slowdown()
+
+    def _update_slowdown(self) -> None:
+        self.slowed = 1.0
+        for factor in self.slowdowns:
+            self.slowed *= factor
+
+
+def mean_factor(spread: Spread, random: Random) -> Callable[[int], float]:
+    """A function of n: the mean factor of the next n calls, at the cost of one draw however many they are."""
+    match spread:
+        case Constant():
+            return lambda _: 1.0
+        case Trace(factors):
+            return _trace_factor(factors)
+        case Lognormal(sigma):
+            return _lognormal_factor(sigma, random)
+
+
+def _trace_factor(factors: tuple[float, ...]) -> Callable[[int], float]:
+    sums = [0.0, *accumulate(factors)]
+    length, place = len(factors), 0
+
+    def mean_of(n: int) -> float:
+        nonlocal place
+        if n == 1:
+            factor = factors[place]
+            place = (place + 1) % length
+            return factor
+        rounds, end = divmod(place + n, length)
+        total = rounds * sums[-1] + sums[end] - sums[place]
+        place = end
+        return total / n
+
+    return mean_of
+
+
+def _lognormal_factor(sigma: float, random: Random) -> Callable[[int], float]:
+    """The mean of n lognormals is taken as one lognormal with its mean and variance (Fenton and Wilkinson)."""
+    known: dict[int, tuple[float, float]] = {}
+    gauss = random.gauss
+
+    def mean_of(n: int) -> float:
+        if n not in known:
+            variance = log1p(expm1(sigma * sigma) / n)
+            known[n] = (-variance / 2, sqrt(variance))
+        return exp(gauss(*known[n]))
+
+    return mean_of
+
+
+class RunningMessage:
+    """A message that has begun."""
+
+    __slots__ = ("began", "command", "hosting", "live", "seconds", "tracked")
+
+    def __init__(self, command: RunBatches, hosting: SimulatedObject, began: float) -> None:
+        self.command = command
+        self.hosting = hosting
+        self.began = began
+        self.seconds = 0.0
+        self.live = True
+        """False when its worker was lost meanwhile; its place in the agenda is then passed over."""
+        self.tracked: TrackedMessage | None = None
+
+    def call_at(self, now: float, hop_s: float) -> int:
+        """The first item of the call that runs now."""
+        if self.tracked is not None:
+            return self.tracked.index
+        command = self.command
+        calls = -(-command.items // command.batch_size)
+        share = (now - self.began - hop_s) / self.seconds if self.seconds > 0 else 0.0
+        return min(max(int(share * calls), 0), calls - 1) * command.batch_size
+
+
+class CallRequest:
+    """A call on a hosted object, past the controller."""
+
+    __slots__ = ("arguments", "future", "hosted", "hosting", "live", "method", "named", "worker")
+
+    def __init__(
+        self,
+        worker: int,
+        hosted: str,
+        method: str,
+        arguments: tuple[Any, ...],
+        named: dict[str, Any],
+        future: Future[Any],
+    ) -> None:
+        self.worker = worker
+        self.hosted = hosted
+        self.method = method
+        self.arguments = arguments
+        self.named = named
+        self.future = future
+        self.hosting: SimulatedObject | None = None
+        self.live = True
+
+
+class SimulatedObject:
+    """One object in a worker: free slots, and what waits for one, in the order sent."""
+
+    __slots__ = ("_instance", "free", "hosted", "slower", "unit", "waiting", "worker")
+
+    def __init__(self, worker: SimulatedWorker, hosted: HostedObject, unit: SimulatedUnit) -> None:
+        self.worker = worker
+        self.hosted = hosted
+        self.unit = unit
+        self.slower = unit.draw_slowness()
+        self.free = hosted.slots
+        self.waiting: deque[RunBatches | CallRequest] = deque()
+        self._instance: Any = None
+
+    def answer(self, asked: CallRequest) -> Any:
+        """Calls are really made, on the object itself; only their time is simulated. With no object they give None."""
+        if self.hosted.definition is None:
+            return None
+        if self._instance is None:
+            # not before the first call: a stream's objects are never called, and may be expensive models
+            work = self.hosted.definition
+            self._instance = work() if isinstance(work, type) else work
+        return getattr(self._instance, asked.method)(*asked.arguments, **asked.named)
+
+
+class SimulatedWorker:
+    __slots__ = ("calls", "hosting", "nodes", "number", "peak_bytes", "ready", "running", "stopping")
+
+    def __init__(self, command: StartWorker, units: list[SimulatedUnit]) -> None:
+        self.number = command.worker
+        self.nodes = tuple(dict.fromkeys(seat.node for seat in command.seats))
+        self.hosting = {
+            hosted.name: SimulatedObject(self, hosted, unit) for hosted, unit in zip(command.hosted, units, strict=True)
+        }
+        self.running: dict[int, RunningMessage] = {}
+        self.calls: dict[int, CallRequest] = {}
+        """Begun, by the identity of the call."""
+        self.peak_bytes = sum([unit.behaviour.peak_bytes for unit in units])
+        self.ready = False
+        self.stopping = False
+
+    @property
+    def idle(self) -> bool:
+        return not (self.running or self.calls or any(hosting.waiting for hosting in self.hosting.values()))

@@ -1,0 +1,238 @@
+"""Call loops: call the function of one stage on all items of a message (sync and async) and check what it returns.
+
+The hot loops: per call they store the crumb's index, call, and look at the type of what came back. What changed in
+number is written down (`CountChange`), so that keys cost nothing where nothing changed.
+
+One call after another; of a `dt.each` the items of one batch at once. Whoever cancels the task, or closes it, ends the
+message; a user's code that raises CancelledError by itself has only failed.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from dovetail.engines.item_keys import slice_keys
+from dovetail.engines.worker_context import CURRENT_CALL, CallContext
+from dovetail.errors import short_repr
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dovetail.engines.item_keys import CountChange, Keys
+    from dovetail.engines.worker_context import BreadcrumbCell
+
+NOT_BATCH_TYPES = (str, bytes, bytearray, dict)
+MAX_SINGLE_TYPES = 1000
+RETURN_FIX = "return a list: [] drops, a list goes on; for one item in, one out use dt.each"
+ASYNC_FIX = "its function must itself be `async def`, so that the call is awaited"
+
+
+def results_as_list(returned: Any, stage: str) -> list[Any]:
+    """What a function of lists gave; a generator runs here."""
+    return list(results_iterator(returned, stage))
+
+
+def results_iterator(returned: Any, stage: str) -> Iterator[Any]:
+    """The same, item by item."""
+    if isinstance(returned, NOT_BATCH_TYPES):
+        raise _return_type_error(returned, stage)
+    try:
+        return iter(returned)
+    except TypeError:
+        raise _return_type_error(returned, stage) from None
+
+
+def expand_iterator(returned: Any, single: set[type], stage: str) -> list[Any] | None:
+    """What a `dt.each` function gave, if it was an iterator; None: it is one item, and so are all of its type."""
+    kind = type(returned)
+    if hasattr(kind, "__next__"):
+        return list(returned)
+    if _is_coroutine(returned):
+        raise _return_type_error(returned, stage)
+    if len(single) >= MAX_SINGLE_TYPES:
+        single.clear()  # whoever makes a class per item must not fill the memory
+    single.add(kind)
+    return None
+
+
+def _return_type_error(returned: Any, stage: str) -> TypeError:
+    what = "None" if returned is None else f"a {type(returned).__name__} ({short_repr(returned)})"
+    how = ASYNC_FIX if _is_coroutine(returned) else RETURN_FIX
+    if inspect.iscoroutine(returned):
+        returned.close()
+    return TypeError(f"stage {stage!r} returned {what}; {how}")
+
+
+def _is_coroutine(returned: Any) -> bool:
+    return inspect.iscoroutine(returned) or inspect.isasyncgen(returned)
+
+
+OnCallError = Callable[[int, int, BaseException], None]
+"""Told of items [start, stop) whose call raised; if it returns, the loop goes on without them."""
+StepResult = tuple[list[Any], "list[CountChange]"]
+
+
+class Step:
+    """A stage inside of a worker: its function made, its size known."""
+
+    __slots__ = ("barrier", "batch_size", "each", "fn", "name", "single")
+
+    def __init__(
+        self, name: str, fn: Callable[..., Any], *, each: bool = False, batch_size: int = 1, barrier: bool = False
+    ) -> None:
+        self.name = name
+        self.fn = fn
+        self.each = each
+        self.batch_size = batch_size
+        self.barrier = barrier
+        self.single: set[type] = set()
+        """Types of results that are one item each."""
+
+
+def run_step(step: Step, items: list[Any], size: int, crumb: BreadcrumbCell, failed: OnCallError) -> StepResult:
+    """What the step makes of all items, in calls of `size`."""
+    if step.each:
+        return _call_each(step, items, crumb, failed)
+    return (
+        _call_with_one(step, items, crumb, failed) if size == 1 else _call_with_batch(step, items, size, crumb, failed)
+    )
+
+
+def _call_each(step: Step, items: list[Any], crumb: BreadcrumbCell, failed: OnCallError) -> StepResult:
+    out: list[Any] = []
+    changes: list[CountChange] = []
+    add, fn, single = out.append, step.fn, step.single
+    for index, item in enumerate(items):
+        crumb[1] = index
+        try:
+            result = fn(item)
+            if type(result) not in single:
+                if result is None:
+                    changes.append((index, index + 1, 0))
+                    continue
+                given = expand_iterator(result, single, step.name)
+                if given is not None:
+                    out += given
+                    changes.append((index, index + 1, len(given)))
+                    continue
+        except BaseException as error:  # the user's: SystemExit too is only a failed call
+            failed(index, index + 1, error)
+            changes.append((index, index + 1, 0))
+            continue
+        add(result)
+    return out, changes
+
+
+def _call_with_one(step: Step, items: list[Any], crumb: BreadcrumbCell, failed: OnCallError) -> StepResult:
+    out: list[Any] = []
+    changes: list[CountChange] = []
+    add, fn = out.append, step.fn
+    for index, item in enumerate(items):
+        crumb[1] = index
+        try:
+            result = fn([item])
+            if type(result) is not list:
+                result = results_as_list(result, step.name)
+        except BaseException as error:  # the user's
+            failed(index, index + 1, error)
+            changes.append((index, index + 1, 0))
+            continue
+        if len(result) == 1:
+            add(result[0])
+        else:
+            out += result
+            changes.append((index, index + 1, len(result)))
+    return out, changes
+
+
+def _call_with_batch(step: Step, items: list[Any], size: int, crumb: BreadcrumbCell, failed: OnCallError) -> StepResult:
+    out: list[Any] = []
+    changes: list[CountChange] = []
+    fn = step.fn
+    for start in range(0, len(items), size):
+        crumb[1] = start
+        batch = items[start : start + size]
+        stop = start + len(batch)  # before the call: the list is the function's own, and it may empty it
+        try:
+            result = fn(batch)
+            if type(result) is not list:
+                result = results_as_list(result, step.name)
+        except BaseException as error:  # the user's
+            failed(start, stop, error)
+            changes.append((start, stop, 0))
+            continue
+        out += result
+        if len(result) != stop - start:
+            changes.append((start, stop, len(result)))
+    return out, changes
+
+
+CallResult = tuple[list[Any], bool] | BaseException
+"""What a call gave, and whether that is row by row what went in; or what it raised."""
+
+
+async def run_step_async(
+    step: Step, keys: Keys, items: list[Any], size: int, crumb: BreadcrumbCell, failed: OnCallError
+) -> StepResult:
+    """What the step makes of all items, in calls of `size`; of a `dt.each` so many calls at once."""
+    out: list[Any] = []
+    changes: list[CountChange] = []
+    for start in range(0, len(items), size):
+        crumb[1] = start
+        batch = items[start : start + size]
+        count = 1 if step.each else len(batch)
+        if step.each and len(batch) > 1:
+            calls = await _call_concurrently(step, slice_keys(keys, start, start + size), batch)
+        else:
+            calls = [await _call_async(step, batch[0] if step.each else batch)]
+        for number, came in enumerate(calls):
+            first = start + number * count
+            if isinstance(came, BaseException):
+                failed(first, first + count, came)
+            given, same = ([], False) if isinstance(came, BaseException) else came
+            out += given
+            if not same:
+                changes.append((first, first + count, len(given)))
+    return out, changes
+
+
+async def _call_concurrently(step: Step, keys: Keys, items: list[Any]) -> list[CallResult]:
+    import asyncio  # not every worker needs it
+
+    async def one(index: int) -> CallResult:
+        CURRENT_CALL.set(CallContext([0, index], keys))  # gather gives each a task, and so a context, of its own
+        return await _call_async(step, items[index])
+
+    return await asyncio.gather(*[one(index) for index in range(len(items))])
+
+
+async def _call_async(step: Step, argument: Any) -> CallResult:
+    count = 1 if step.each else len(argument)
+    try:
+        result = await _await_result(step.fn(argument))
+        if step.each:
+            given = [] if result is None else expand_iterator(result, step.single, step.name)
+            return ([result], True) if given is None else (given, False)
+        given = results_as_list(result, step.name)
+        return given, len(given) == count
+    except GeneratorExit:
+        raise  # somebody closes the slot: nothing can be awaited any more
+    except BaseException as error:  # the user's; inside a task SystemExit would end the whole loop
+        if _is_cancelled(error):
+            raise
+        return error
+
+
+async def _await_result(made: Any) -> Any:
+    if hasattr(made, "__await__"):
+        made = await made
+    return iter([item async for item in made]) if hasattr(made, "__anext__") else made
+
+
+def _is_cancelled(error: BaseException) -> bool:
+    import asyncio
+
+    task = asyncio.current_task()
+    return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0

@@ -1,0 +1,198 @@
+"""Setup, execution and teardown of the stage objects that a worker hosts under one name."""
+
+from __future__ import annotations
+
+import inspect
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from dovetail.engines.barrier import run_barrier
+from dovetail.engines.exception_summary import summarize_exception
+from dovetail.engines.object_loader import bound_call, load_object
+from dovetail.engines.stage_calls import Step
+from dovetail.engines.stage_chain import ActiveMessage, MessageOutcome, run_message, run_message_async
+from dovetail.errors import PipelineError, Problem
+from dovetail.pipeline.stage import Stage, is_async
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+    from dovetail.control.events import CallFailure
+    from dovetail.control.payload import Writer
+    from dovetail.engines.barrier import BarrierRows, EmitChunk
+    from dovetail.engines.exception_summary import ExceptionSummary
+    from dovetail.engines.item_keys import Keys
+    from dovetail.engines.stage_chain import ReloadItems
+    from dovetail.engines.worker_context import BreadcrumbCell, Worker
+
+T = TypeVar("T")
+
+
+def make_executor(work: Any, worker: Worker, slots: int = 1) -> UnitExecutor:
+    """Looks up texts and makes objects; `work` is the stages of a unit, or a class, function or object by itself."""
+    stages = work if isinstance(work, tuple) and work and isinstance(work[0], Stage) else (work,)
+    return UnitExecutor([_StageObject(one, worker) for one in stages], slots)
+
+
+class _StageObject:
+    """One stage's object."""
+
+    def __init__(self, work: Any, worker: Worker) -> None:
+        stage = work if isinstance(work, Stage) else None
+        self.name = worker.unit if stage is None else stage.name
+        try:
+            self.target, each = load_object(work if stage is None else stage.run, self.name)
+        except BaseException as error:
+            _add_note(error, f"while stage {self.name!r} was made")
+            raise
+        self.worker = worker.for_stage(self.name)
+        self.is_async = is_async(self.target)
+        self.step = Step(
+            self.name,
+            bound_call(self.target),
+            each=each,
+            batch_size=1 if stage is None else stage.batch_size,
+            barrier=stage is not None and stage.barrier,
+        )
+
+
+class UnitExecutor:
+    """What a worker hosts under one name: the objects of a unit's stages, or one object. Any number of threads, or
+    tasks of one loop, may be in `run` at a time, each with a crumb of its own."""
+
+    def __init__(self, hosted: list[_StageObject], slots: int) -> None:
+        self._objects = hosted
+        self._steps = [one.step for one in hosted]
+        self._set_up_objects: list[_StageObject] = []
+        self.writer: Writer | None = None
+        """Who writes what comes out of it; None: it is sent on."""
+        self.slots = slots
+        self.stages = tuple(one.name for one in hosted)
+        self.target: Any = hosted[-1].target
+        """What calls go to: the object, of several that of the last stage."""
+        self.is_async = hosted[0].is_async
+        first = hosted[0].step
+        self.barrier = first if first.barrier and not first.each and not self.is_async else None
+        """The step that is given everything at once, if this is one."""
+        for one in hosted if len(hosted) > 1 else ():
+            if one.is_async:
+                what = f"stage {one.name!r}: its calls are awaited, so that it cannot share workers"
+                raise PipelineError(Problem("DT034", what, (f"unit {'+'.join(self.stages)}",), ("fuse=False",)))
+
+    # life
+
+    def setup(self) -> None:
+        """Raises what a user's `setup` raises; what was set up by then is torn down."""
+        _run_without_loop(self.setup_async())
+
+    async def setup_async(self) -> None:
+        """The same in the loop of an async host: there `setup` may be a coroutine function."""
+        for one in self._objects:
+            setup = getattr(one.target, "setup", None)
+            try:
+                if callable(setup):
+                    await _await_if_needed(_call_setup(setup, one.worker))
+            except BaseException as error:
+                _add_note(error, f"in the setup of stage {one.name!r}")
+                await self.teardown_async()
+                raise
+            self._set_up_objects.append(one)
+
+    def teardown(self) -> list[ExceptionSummary]:
+        """All that was set up, the last first. Those that raise are told of, and hinder nobody; twice does nothing."""
+        return _run_without_loop(self.teardown_async())
+
+    async def teardown_async(self) -> list[ExceptionSummary]:
+        told: list[ExceptionSummary] = []
+        while self._set_up_objects:
+            one = self._set_up_objects.pop()
+            teardown = getattr(one.target, "teardown", None)
+            try:
+                if callable(teardown):
+                    await _await_if_needed(teardown())
+            except GeneratorExit:
+                raise
+            except BaseException as error:  # the user's
+                _add_note(error, f"in the teardown of stage {one.name!r}")
+                told.append(summarize_exception(error))
+        return told
+
+    # work
+
+    def run(
+        self,
+        keys: Keys,
+        items: list[Any],
+        batch_size: int,
+        crumb: BreadcrumbCell,
+        message: int,
+        fresh: ReloadItems | None = None,
+    ) -> MessageOutcome:
+        """All items of a message. `fresh` brings them once more, as they came; without it, functions that change items
+        in place see their own changes when a failure makes fused stages run twice."""
+        assert not self.is_async, f"{self.stages} must be awaited"
+        with ActiveMessage(crumb, message) as visit:
+            return run_message(self._steps, keys, items, batch_size, visit, fresh)
+
+    def run_barrier(
+        self, rows: BarrierRows, crumb: BreadcrumbCell, message: int, chunk: int, give: EmitChunk
+    ) -> tuple[int, float, list[CallFailure]]:
+        """Everything that a barrier waits for; see `whole.run_whole`."""
+        assert self.barrier is not None, f"{self.stages} is no barrier"
+        with ActiveMessage(crumb, message) as visit:
+            return run_barrier(self.barrier, rows, visit, chunk, give)
+
+    async def run_async(
+        self,
+        keys: Keys,
+        items: list[Any],
+        batch_size: int,
+        crumb: BreadcrumbCell,
+        message: int,
+        fresh: ReloadItems | None = None,
+    ) -> MessageOutcome:
+        if not self.is_async:
+            return self.run(keys, items, batch_size, crumb, message, fresh)
+        with ActiveMessage(crumb, message) as visit:
+            return await run_message_async(self._steps[0], keys, items, batch_size, visit)
+
+    def call(self, method: str, /, *args: Any, **named: Any) -> Any:
+        """One method of the object; what it gives may have to be awaited."""
+        return getattr(self.target, method)(*args, **named)
+
+
+def _call_setup(setup: Callable[..., Any], worker: Worker) -> Any:
+    """`setup(worker)`, or without it where there is no place for it."""
+    try:
+        parameters = list(inspect.signature(setup).parameters.values())
+    except (TypeError, ValueError):
+        return setup(worker)
+    if any(one.name == "worker" and one.kind is one.KEYWORD_ONLY for one in parameters):
+        return setup(worker=worker)
+    first = parameters[0] if parameters else None
+    if first is None or first.kind in (first.KEYWORD_ONLY, first.VAR_KEYWORD):
+        return setup()
+    # a first parameter with a value of its own and another name is not meant for us
+    meant = first.default is first.empty or first.name == "worker"
+    return setup(worker) if meant else setup()
+
+
+async def _await_if_needed(made: Any) -> None:
+    if inspect.isawaitable(made):
+        await made
+
+
+def _run_without_loop(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Its result, without a loop: nothing in it waits, unless a user's setup does although calls are not awaited."""
+    try:
+        coroutine.send(None)
+    except StopIteration as end:
+        value: T = end.value
+        return value
+    coroutine.close()
+    raise TypeError("setup and teardown can only wait (`await`) where the stage's __call__ is `async def` too")
+
+
+def _add_note(error: BaseException, text: str) -> None:
+    with suppress(Exception):  # a user's exception can be anything
+        error.add_note(text)

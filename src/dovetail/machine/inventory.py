@@ -1,0 +1,49 @@
+"""Inventory of this machine: CPUs, memory and GPUs that this process may use, with notes on limits."""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dovetail.machine.cgroups import usable_cpu_milli, usable_memory_bytes
+from dovetail.machine.gpus import NvmlReader, card_order_notes, visible_cards
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from dovetail.machine.gpus import CardFacts, GpuReader
+
+
+@dataclass(frozen=True, slots=True)
+class MachineFacts:
+    """What this process may use of its machine, and why that is less than all of it."""
+
+    hostname: str
+    cpu_milli: int
+    memory_bytes: int
+    cards: tuple[CardFacts, ...]
+    notes: tuple[str, ...]
+    """Every limit that was applied and everything that went wrong, one sentence each, for people."""
+
+
+def read_machine(
+    *, gpus: GpuReader | None = None, environ: Mapping[str, str] | None = None, root: Path = Path("/")
+) -> MachineFacts:
+    """Read the machine now; the arguments stand in for NVML, the environment and the file system."""
+    environ = os.environ if environ is None else environ
+    asked = environ.get("CUDA_VISIBLE_DEVICES")
+    cpu_milli, cpu_notes = usable_cpu_milli(root)
+    memory_bytes, memory_notes = usable_memory_bytes(root)
+    present, card_notes = (gpus or NvmlReader(root=root)).cards()
+    cards, hidden_notes = visible_cards(present, asked)
+    doubts = card_order_notes(present, asked, environ.get("CUDA_DEVICE_ORDER"))
+    return MachineFacts(
+        hostname=socket.gethostname(),
+        cpu_milli=cpu_milli,
+        memory_bytes=memory_bytes,
+        cards=tuple(cards),
+        notes=(*cpu_notes, *memory_notes, *card_notes, *hidden_notes, *doubts),
+    )

@@ -1,0 +1,255 @@
+"""Control socket of a run: drain, cancel, ping and stats as JSON lines over a Unix socket.
+
+    {"do": "drain", "reason": "dovetail drain"}   ->   {"ok": true, "do": "drain", "run": "...", "pid": 4711}
+
+Only the user who started the run can open it (mode 0600). Whatever comes in, the run goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import socket
+import time
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from threading import Thread
+from typing import TYPE_CHECKING, Any
+
+from dovetail.errors import ConfigError, Problem, did_you_mean, short_repr
+from dovetail.observe.history import run_status
+from dovetail.observe.run_folder import RunFolder, read_json_object, run_reference
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+SOCKET_NAME = "control.sock"
+ACTIONS = ("drain", "cancel")
+QUERIES = ("ping", "stats")
+MAX_LINE_BYTES = 1 << 16
+MAX_REASON_CHARACTERS = 1000
+EXCHANGE_TIMEOUT_S = 2.0
+"""A visitor who takes longer to say one line is sent away."""
+ANSWER_TIMEOUT_S = 10.0
+"""A driver may be busy with other things."""
+CONNECT_TIMEOUT_S = 3.0
+"""A run that has just begun opens its door in a moment."""
+MAX_ADDRESS_BYTES = 100
+"""Longer paths do not fit into the address of a socket everywhere."""
+
+
+class ControlSocket:
+    """The driver's side, while a run lives. `act(do, reason)` is called for "drain" and "cancel", in a thread of its
+    own: it should only post."""
+
+    def __init__(self, folder: Path, act: Callable[[str, str], None]) -> None:
+        self.folder = Path(folder)
+        self.unavailable_reason = ""
+        """Why there is no door, if there is none: some file systems have no sockets, and a run goes on without."""
+        self._on_action = act
+        self._socket: socket.socket | None = None
+        self._wake, self._woken = socket.socketpair()
+        self._thread: Thread | None = None
+
+    def start(self) -> None:
+        """ConfigError if another driver, which is alive, answers at this door."""
+        self._check_no_other_driver()
+        try:
+            self._socket = _listen(self.folder)
+        except OSError as error:
+            self.unavailable_reason = f"{SOCKET_NAME} cannot be made in {self.folder}: {error.strerror or error}"
+            return
+        self._thread = Thread(target=self._serve, args=(self._socket,), name="dovetail-door", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """The socket is gone when it returns. May be called twice, and without a start."""
+        with suppress(OSError):
+            self._wake.send(b"x")
+        if self._thread is not None:
+            self._thread.join(EXCHANGE_TIMEOUT_S + 1)
+            self._thread = None
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+            with suppress(OSError):
+                (self.folder / SOCKET_NAME).unlink()
+        self._wake.close()
+        self._woken.close()
+
+    def _check_no_other_driver(self) -> None:
+        try:
+            found = _exchange(self.folder, {"do": "ping"}, EXCHANGE_TIMEOUT_S)
+        except (OSError, ValueError, TypeError):
+            return  # nobody there, or what a dead driver left
+        if found.get("pid") != os.getpid():
+            message = f"another process, {found.get('pid')}, is running this run now"
+            fixes = (f"dovetail status {run_reference(self.folder)}",)
+            raise ConfigError(Problem("DT362", message, fixes=fixes, place=str(self.folder)))
+
+    def _serve(self, listening: socket.socket) -> None:
+        with selectors.DefaultSelector() as selector:
+            selector.register(listening, selectors.EVENT_READ)
+            selector.register(self._woken, selectors.EVENT_READ)
+            while not any(key.fileobj is self._woken for key, _ in selector.select()):
+                try:
+                    visitor, _ = listening.accept()
+                except BlockingIOError:
+                    continue  # it left again
+                except OSError:
+                    time.sleep(0.1)  # no descriptors left: perhaps there are some in a moment
+                    continue
+                with visitor, suppress(OSError):
+                    self._handle_client(visitor)
+
+    def _handle_client(self, visitor: socket.socket) -> None:
+        try:
+            answer = self._answer(_read_line(visitor, EXCHANGE_TIMEOUT_S))
+        except Exception as error:  # whatever was said, the run goes on
+            answer = {"ok": False, "error": str(error) or type(error).__name__}
+        visitor.settimeout(EXCHANGE_TIMEOUT_S)
+        visitor.sendall(json.dumps(answer).encode() + b"\n")
+
+    def _answer(self, line: bytes) -> dict[str, Any]:
+        asked = json.loads(line)
+        if not isinstance(asked, dict):
+            raise TypeError(f'one JSON object is expected, such as {{"do": "ping"}}, not {short_repr(asked)}')
+        do, reason = asked.get("do"), asked.get("reason", "")
+        known = (*ACTIONS, *QUERIES)
+        if do not in known:
+            raise ValueError(
+                f"there is no {short_repr(do)}{did_you_mean(str(do), known)}; there are: {', '.join(known)}"
+            )
+        if not isinstance(reason, str):
+            raise TypeError(f"reason is a text, not {short_repr(reason)}")
+        answer = {"ok": True, "do": do, "run": self.folder.name, "pid": os.getpid()}
+        if do in ACTIONS:
+            self._on_action(do, reason[:MAX_REASON_CHARACTERS] or f"asked to {do}")
+        elif do == "stats":
+            answer["stats"] = read_json_object(RunFolder(self.folder).header).get("progress") or {}
+        return answer
+
+
+def send_request(folder: Path, do: str, reason: str = "") -> dict[str, Any]:
+    """What the driver of the run in this folder answers. ConfigError, if it is not running, or cannot be reached."""
+    folder = Path(folder)
+    give_up = time.monotonic() + CONNECT_TIMEOUT_S
+    while True:
+        _check_running(folder)
+        try:
+            return _check_answer(_exchange(folder, {"do": do, "reason": reason}, ANSWER_TIMEOUT_S), folder, do)
+        except PermissionError:
+            owner = _owner(folder)
+            raise _unreachable_error(folder, do, f"belongs to another user, {owner}", f"sudo -u {owner}") from None
+        except (OSError, ValueError, TypeError) as error:
+            if time.monotonic() > give_up:
+                message = f"does not answer: {getattr(error, 'strerror', None) or error}"
+                raise _unreachable_error(folder, do, message) from None
+            time.sleep(0.05)
+
+
+def _check_answer(answer: dict[str, Any], folder: Path, do: str) -> dict[str, Any]:
+    if answer.get("ok") is not True:
+        raise _unreachable_error(folder, do, f"refused: {answer.get('error')}")
+    return answer
+
+
+def _check_running(folder: Path) -> None:
+    header = read_json_object(RunFolder(folder).header)
+    status = run_status(header, time.time()) if header else "lost"
+    name = run_reference(folder)
+    if status != "running":
+        words = {"lost": "lost: its process is gone"}.get(status, status)
+        fixes: tuple[str, ...] = (f"dovetail status {name}",)
+        if status != "finished" and RunFolder(folder).is_resumable:
+            fixes = (f"dovetail run --resume {name}", *fixes)
+        raise ConfigError(Problem("DT361", f"run {folder.name} is not running: it is {words}", fixes=fixes))
+    host = header.get("host")
+    if host != socket.gethostname():
+        message = f"run {folder.name} runs on {host}, and only there it can be told anything"
+        raise ConfigError(Problem("DT362", message, fixes=(f"ssh {host} and then the same command",)))
+
+
+def _unreachable_error(folder: Path, do: str, message: str, prefix: str = "") -> ConfigError:
+    header = read_json_object(RunFolder(folder).header)
+    fixes = [f"{prefix} dovetail {do} {run_reference(folder)}"] if prefix else []
+    if not prefix and header.get("pid"):
+        fixes = [f"kill -INT {header['pid']} lets it finish what it has in hand"]
+    return ConfigError(Problem("DT362", f"run {folder.name} {message}", fixes=tuple(fixes)))
+
+
+def _owner(folder: Path) -> str:
+    try:
+        return folder.owner()
+    except (OSError, KeyError):
+        return "root"
+
+
+# --- sockets
+
+
+@contextmanager
+def _address(folder: Path, name: str) -> Iterator[str]:
+    """A socket's address has room for 107 bytes: a longer path is reached through a descriptor of its folder."""
+    path = folder / name
+    if len(os.fsencode(path)) <= MAX_ADDRESS_BYTES:
+        yield str(path)
+        return
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{descriptor}/{name}"
+    finally:
+        os.close(descriptor)
+
+
+def _listen(folder: Path) -> socket.socket:
+    """Under its name only when it is private and listens; what stood there before is replaced."""
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    name = f".{SOCKET_NAME}.{os.getpid()}"
+    try:
+        with suppress(FileNotFoundError):
+            (folder / name).unlink()
+        os.fchmod(made.fileno(), 0o600)
+        with _address(folder, name) as address:
+            made.bind(address)
+        (folder / name).chmod(0o600)  # before it listens; some systems do not heed the line above
+        made.setblocking(False)
+        made.listen(16)
+        (folder / name).replace(folder / SOCKET_NAME)
+    except BaseException:
+        made.close()
+        with suppress(OSError):
+            (folder / name).unlink()
+        raise
+    return made
+
+
+def _exchange(folder: Path, said: dict[str, Any], patience_s: float) -> dict[str, Any]:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as ours:
+        ours.settimeout(patience_s)
+        with _address(folder, SOCKET_NAME) as address:
+            ours.connect(address)
+        ours.sendall(json.dumps(said).encode() + b"\n")
+        answer = json.loads(_read_line(ours, patience_s))
+    if not isinstance(answer, dict):
+        raise TypeError("an answer that is none")
+    return answer
+
+
+def _read_line(talking: socket.socket, patience_s: float) -> bytes:
+    """Up to its end, and not for ever."""
+    end = time.monotonic() + patience_s
+    found = b""
+    while b"\n" not in found:
+        left = end - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("no whole line came")
+        talking.settimeout(left)
+        more = talking.recv(MAX_LINE_BYTES)
+        if not more:
+            break
+        found += more
+        if len(found) > MAX_LINE_BYTES:
+            raise ValueError(f"a line has at most {MAX_LINE_BYTES} bytes")
+    return found.partition(b"\n")[0]

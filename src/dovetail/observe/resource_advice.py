@@ -1,0 +1,100 @@
+"""Advice for stages whose workers use more CPUs or memory than they request."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dovetail.observe.text_format import format_number
+from dovetail.resources.sizes import format_exact_size, format_size
+
+if TYPE_CHECKING:
+    from dovetail.observe.telemetry import UnitUse
+
+CPU_TOLERANCE_FACTOR, CPU_TOLERANCE = 1.25, 0.25
+"""Up to 1.25 times as many CPUs as asked for, and a quarter, is noise."""
+MEMORY_MARGIN_FACTOR = 1.15
+REPEAT_GROWTH_FACTOR = 2.0
+"""What was said is said again when it has grown to so many times as much."""
+MB, GB = 1 << 20, 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class RequestedResources:
+    """What a worker asked for, as its author wrote it: for a gang, what each rank asked for."""
+
+    cpus: float
+    memory_bytes: int | None = None
+    """None: nothing was said about memory."""
+    ranks: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    unit: str
+    about: str
+    """cpus or memory."""
+    used: float
+    text: str
+
+
+class Adviser:
+    """Says everything once."""
+
+    def __init__(self) -> None:
+        self._said: dict[tuple[str, str], float] = {}
+
+    def new_advice(self, use: UnitUse, asked: RequestedResources) -> list[Advice]:
+        """What was not said yet of this unit, or has doubled since."""
+        fresh = [
+            it
+            for it in find_overuse(use, asked)
+            if it.used >= REPEAT_GROWTH_FACTOR * self._said.get((it.unit, it.about), 0.0)
+        ]
+        self._said |= {(it.unit, it.about): it.used for it in fresh}
+        return fresh
+
+
+def overuse_texts(use: UnitUse, asked: RequestedResources) -> list[str]:
+    """In what the workers of a unit use more than they asked for, and what to write instead: one sentence each."""
+    return [it.text for it in find_overuse(use, asked)]
+
+
+def find_overuse(use: UnitUse, asked: RequestedResources) -> list[Advice]:
+    each = "worker" if asked.ranks == 1 else "rank"
+    return [*_cpu_overuse(use, asked, each), *_memory_overuse(use, asked, each)]
+
+
+def _cpu_overuse(use: UnitUse, asked: RequestedResources, each: str) -> list[Advice]:
+    if use.cpus_recent is None or use.cpus_least is None:
+        return []
+    if use.cpus_least / asked.ranks <= CPU_TOLERANCE_FACTOR * asked.cpus + CPU_TOLERANCE:
+        return []
+    used = use.cpus_recent / asked.ranks
+    text = (
+        f"stage {use.unit} uses {format_number(round(used, 1))} CPUs per {each} and asked for "
+        f"{format_number(float(asked.cpus))}"
+    )
+    return [Advice(use.unit, "cpus", used, f"{text}: Resources(cpus={_suggested_cpus(used):g})")]
+
+
+def _memory_overuse(use: UnitUse, asked: RequestedResources, each: str) -> list[Advice]:
+    peak = use.peak_bytes / asked.ranks
+    if asked.memory_bytes is None or peak <= asked.memory_bytes:
+        return []
+    shown = f"peak memory {format_size(round(peak))} per {each}, asked for {format_size(asked.memory_bytes)}"
+    text = f'stage {use.unit}: {shown}: Resources(memory="{format_exact_size(_suggested_memory_bytes(peak))}")'
+    return [Advice(use.unit, "memory", peak, text)]
+
+
+def _suggested_cpus(used: float) -> float:
+    """To the nearest half, from 4 on to the nearest whole."""
+    step = 0.5 if used < 4 else 1.0
+    return max(step, math.floor(used / step + 0.5) * step)
+
+
+def _suggested_memory_bytes(peak_bytes: float) -> int:
+    """With a margin, and round."""
+    step = 128 * MB if peak_bytes < GB else GB // 2 if peak_bytes < 4 * GB else GB
+    return math.ceil(MEMORY_MARGIN_FACTOR * peak_bytes / step) * step

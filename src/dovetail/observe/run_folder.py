@@ -1,0 +1,245 @@
+"""Run folder: its files, creation, lookup by id or path, and how to refer to a run on the command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dovetail.errors import ConfigError, Problem, did_you_mean
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+LAST_RUN = "last"
+MAX_RUNS_SHOWN = 5
+MAX_NAME_BYTES = 255
+"""Longer than any name a file system takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """The files of one run."""
+
+    path: Path
+
+    @property
+    def id(self) -> str:
+        return self.path.name
+
+    @property
+    def header(self) -> Path:
+        return self.path / "run.json"
+
+    @property
+    def plan(self) -> Path:
+        return self.path / "plan.json"
+
+    @property
+    def events(self) -> Path:
+        return self.path / "events.jsonl"
+
+    @property
+    def rotated_events(self) -> Path:
+        return self.path / "events.1.jsonl"
+
+    @property
+    def errors(self) -> Path:
+        return self.path / "errors" / "errors.jsonl"
+
+    @property
+    def logs(self) -> Path:
+        """One file per worker process: what it printed."""
+        return self.path / "logs"
+
+    @property
+    def commit_log(self) -> Path:
+        return self.path / "commit.log"
+
+    @property
+    def is_resumable(self) -> bool:
+        """Whether what it did is kept, so that it can be resumed."""
+        try:
+            with self.commit_log.open("rb") as file:
+                return b'"begin"' in file.read(64)
+        except OSError:
+            return False
+
+    @property
+    def replay_log(self) -> Path:
+        return self.path / "replay.log"
+
+
+def home_folder() -> Path:
+    """$DOVETAIL_HOME, or a folder of this user."""
+    given = os.environ.get("DOVETAIL_HOME")
+    if given:
+        return _expand_user(given)
+    data = os.environ.get("XDG_DATA_HOME", "")
+    # the XDG specification: a relative path there is to be ignored
+    base = Path(data) if Path(data).is_absolute() else Path("~/.local/share").expanduser()
+    return base / "dovetail"
+
+
+def _expand_user(path: str | Path) -> Path:
+    """With the ~ of a user; as it is, if there is no such user."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        return Path(path)
+
+
+def runs_folder() -> Path:
+    return home_folder() / "runs"
+
+
+def new_run_id(name: str, wall: float, salt: str) -> str:
+    """Sorts by time, is told apart by its salt, and is recognised by its name: '20261116-030533-9f3a-video'."""
+    slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40].strip("-") or "run"
+    return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime(wall))}-{salt}-{slug}"
+
+
+def create_run(
+    name: str, where: str | Path | None = None, *, again: bool = False, wall: Callable[[], float] = time.time
+) -> RunFolder:
+    """A new folder under the home, or exactly `where`, which must be new or empty; with `again`, a run's already."""
+    if where is not None:
+        folder = RunFolder(_expand_user(where).absolute())
+        _make_folder(folder.path)
+        if any(folder.path.iterdir()) and not (again and folder.header.exists()):
+            message = (
+                "has a run in it already" if folder.header.exists() else "is not empty, and not the folder of a run"
+            )
+            raise _error("DT302", message, fixes=("name a new folder for the run",), place=str(where))
+        return folder
+    while True:
+        now = wall()
+        # first the fraction of the second, so that ids sort by time
+        path = runs_folder() / new_run_id(name, now, f"{int(now % 1 * 4096):03x}{os.urandom(1).hex()}")
+        if not path.exists():
+            _make_folder(path)
+            return RunFolder(path)
+
+
+def _make_folder(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        if not os.access(path, os.W_OK | os.X_OK):
+            raise PermissionError(13, "Permission denied")
+    except (OSError, ValueError) as error:
+        raise cannot_write_error(path, error) from None
+
+
+def cannot_write_error(path: Path, error: Exception) -> ConfigError:
+    reason = getattr(error, "strerror", None) or str(error)
+    fix = "export DOVETAIL_HOME=/a/folder/of/yours, or name a folder for the run that you may write"
+    return _error("DT303", f"cannot be written: {reason}", fixes=(fix,), place=str(path))
+
+
+def list_runs() -> list[RunFolder]:
+    """The youngest first; whatever else lies there is passed over."""
+    folder = runs_folder()
+    try:
+        found = [RunFolder(path) for path in folder.iterdir() if (path / "run.json").is_file()]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        message, fix = f"cannot be read: {error.strerror}", "export DOVETAIL_HOME=/a/folder/of/yours"
+        raise _error("DT303", message, fixes=(fix,), place=str(folder)) from None
+    return sorted(found, key=lambda run: run.id, reverse=True)
+
+
+def find_run(what: str) -> RunFolder:
+    """By its id, the beginning of it, `last`, or the path of its folder; else a ConfigError that lists runs."""
+    runs = list_runs()
+    if what == LAST_RUN and runs:
+        return runs[0]
+    exact = [run for run in runs if run.id == what]
+    if exact:
+        return exact[0]
+    if _is_folder(what):
+        return _require_run_folder(Path(what))
+    alike = [run for run in runs if what and run.id.startswith(what)]
+    if len(alike) == 1:
+        return alike[0]
+    if alike:
+        raise _error("DT304", f"{len(alike)} runs begin with {what!r}", _run_ids(alike), ("write more of the id",))
+    raise _no_such_run(what, runs)
+
+
+def _is_folder(what: str) -> bool:
+    try:
+        return bool(what) and len(what) < 16 * MAX_NAME_BYTES and Path(what).expanduser().is_dir()
+    except (OSError, ValueError, RuntimeError):  # the last for ~ of a user who is not there
+        return False
+
+
+def _require_run_folder(path: Path) -> RunFolder:
+    folder = RunFolder(path.expanduser().absolute())
+    if not folder.header.is_file():
+        fixes = ("dovetail ls shows the runs there are",)
+        raise _error("DT302", "is not the folder of a run: there is no run.json in it", fixes=fixes, place=str(path))
+    return folder
+
+
+def _no_such_run(what: str, runs: list[RunFolder]) -> ConfigError:
+    if not runs:
+        message = f"there is no run {what!r}: no run was kept in {runs_folder()} yet"
+        return _error("DT301", message, fixes=("dovetail run FILE, or set DOVETAIL_HOME to where the runs are",))
+    message = f"there is no run {what!r}{did_you_mean(what, [LAST_RUN, *(run.id for run in runs)])}"
+    return _error("DT301", message, _run_ids(runs), (f"dovetail status {runs[0].id}", "dovetail ls shows all"))
+
+
+def _run_ids(runs: list[RunFolder]) -> tuple[str, ...]:
+    more = (f"and {len(runs) - MAX_RUNS_SHOWN} more",) if len(runs) > MAX_RUNS_SHOWN else ()
+    return (*(run.id for run in runs[:MAX_RUNS_SHOWN]), *more)
+
+
+def _error(
+    code: str, message: str, evidence: tuple[str, ...] = (), fixes: tuple[str, ...] = (), place: str = ""
+) -> ConfigError:
+    return ConfigError(Problem(code, message, evidence, fixes, place))
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """All of it or nothing, so that a reader never sees half of it."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def overwrite_in_place(path: Path, text: str) -> None:
+    """In the place of what is there, without another file: for a disk that is full."""
+    data = text.encode()
+    with path.open("r+b") as file:
+        file.write(data)
+        file.truncate()
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; empty if there is none that can be read."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8", errors="replace"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return data if isinstance(data, dict) else {}
+
+
+def number_field(data: Mapping[str, Any], key: str) -> float:
+    """A number of a line; 0 for what an older or broken line does not have."""
+    value = data.get(key)
+    return value if isinstance(value, int | float) else 0.0
+
+
+def run_reference(folder: str | Path) -> str:
+    path = Path(folder)
+    return shlex.quote(path.name if path.parent == runs_folder() else str(path))

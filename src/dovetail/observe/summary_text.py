@@ -1,0 +1,180 @@
+"""Text of a run summary: what a run prints at its end and `dovetail status` shows."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dovetail.observe.run_folder import runs_folder
+from dovetail.observe.text_format import (
+    align_table,
+    format_amount,
+    format_count,
+    format_duration,
+    format_number,
+    format_percent,
+    format_rate,
+    sparkline,
+)
+from dovetail.pipeline.units import short_unit_name
+from dovetail.resources.sizes import format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dovetail.observe.summary import NodeSummary, RunSummary, UnitSummary
+
+MAX_NODES_SHOWN, MAX_UNITS_PER_NODE = 16, 4
+REACHED_SHARE = 0.9
+"""Of what was predicted: from this share on it counts as reached, however short the run."""
+RATE_SOURCE_TEXTS = {"measured": "from earlier runs", "given": "speeds as given"}
+MIN_COMPARABLE_WORK_S = 20.0
+"""A run with less work than this at full speed never gets there."""
+
+
+def summary_lines(told: RunSummary) -> list[str]:
+    """What every run prints at its end."""
+    return [*result_lines(told), "", *next_step_lines(told)]
+
+
+def result_lines(told: RunSummary) -> list[str]:
+    """The same without where to look further."""
+    return [
+        *headline_lines(told),
+        "",
+        *unit_table_lines(told),
+        "",
+        *stage_lines(told),
+        *rate_lines(told),
+        *resource_lines(told),
+        *setup_lines(told),
+        *advice_lines(told),
+        *node_lines(told),
+    ]
+
+
+def headline_lines(told: RunSummary) -> list[str]:
+    clock = " of simulated time" if told.virtual else ""
+    of_all = f" of {told.total}" if told.total is not None else ""
+    head = f"{told.name or told.id}: {told.status} after {format_duration(told.seconds)}{clock}"
+    dropped = f", {told.dropped} dropped" if told.dropped else ""
+    items = f"  {told.finished}{of_all} items in, {told.delivered} out{dropped}, {told.aside} set aside"
+    return [head, *([f"  {told.error}"] if told.error else []), items]
+
+
+def unit_table_lines(told: RunSummary) -> list[str]:
+    if not told.units:
+        return ["no stage was seen yet"]
+    of_items, of_workers = ("items in", "out", "aside", "items/s", "busy"), ("workers", "started", "stopped", "lost")
+    rows = [("stage", *of_items, *of_workers, "bottleneck")]
+    for unit in told.units:
+        counts = (str(unit.most_workers), str(unit.started), str(unit.stopped), str(unit.lost))
+        busy = format_percent(unit.busy if unit.busy is None else min(1.0, unit.busy))
+        items = (str(unit.taken), str(unit.given), str(unit.aside), format_number(unit.rate), busy)
+        rows.append((short_unit_name(unit.name), *items, *counts, format_percent(unit.bottleneck or None)))
+    return align_table([(*row, *more) for row, more in zip(rows, _measured_cells(told.units), strict=True)])
+
+
+def _measured_cells(units: Sequence[UnitSummary]) -> list[tuple[str, ...]]:
+    """More cells for the header and every row; none, if nobody measured."""
+    cpus = ["-" if unit.cpus is None else format_number(round(unit.cpus, 2)) for unit in units]
+    peaks = ["-" if unit.peak_bytes is None else format_size(unit.peak_bytes) for unit in units]
+    columns = [column for column in (["CPUs each", *cpus], ["peak memory", *peaks]) if set(column[1:]) != {"-"}]
+    return list(zip(*columns, strict=True)) or [()] * (len(units) + 1)
+
+
+def stage_lines(told: RunSummary) -> list[str]:
+    """Of fused stages, which share their workers: whose code took how long."""
+    lines = []
+    for unit in told.units:
+        seconds = sum(stage.seconds for stage in unit.stages)
+        if len(unit.stages) > 1 and seconds:
+            shares = (
+                f"{stage.name} {format_percent(stage.seconds / seconds)} ({stage.taken} in)" for stage in unit.stages
+            )
+            lines.append(f"inside      {short_unit_name(unit.name)}: {', '.join(shares)} of {format_duration(seconds)}")
+    return lines
+
+
+def rate_lines(told: RunSummary) -> list[str]:
+    lines = [
+        f"rate        {sparkline(told.rates)}  mean {format_rate(told.mean_rate)}, steady "
+        f"{format_rate(told.steady_rate)}"
+    ]
+    if told.expected:
+        reached = told.reached
+        work_s = told.finished / told.expected
+        share = f", {format_percent(reached / told.expected)} of it reached" if reached else ""
+        by = f" by the plan ({RATE_SOURCE_TEXTS[told.planned_from]})" if told.planned and not told.virtual else ""
+        comparable = work_s >= MIN_COMPARABLE_WORK_S or (by and told.steady_rate)
+        if reached and not comparable and reached < REACHED_SHARE * told.expected:
+            share = (
+                f" (not reached: {told.finished} items are {format_duration(work_s)} of work, too little to get going)"
+            )
+        lines.append(f"predicted   {format_rate(told.expected)}{by}{share}; {format_count(told.replans, 'replan')}")
+    limits = [(unit.bottleneck, unit.name) for unit in told.units] + [(told.source_limited, "the source")]
+    limits = sorted((limit for limit in limits if limit[0]), key=lambda limit: -limit[0])
+    if limits:
+        shares = ", ".join(f"{short_unit_name(name)} {format_percent(share)} of the time" for share, name in limits[:4])
+        lines.append(f"bottleneck  {shares}")
+    return lines
+
+
+def resource_lines(told: RunSummary) -> list[str]:
+    lines = []
+    for name, use in told.use.items():
+        if use.peak and use.total:
+            mean, peak = (
+                f"{format_amount(name, it)} ({format_percent(it / use.total)})" for it in (use.mean, use.peak)
+            )
+            lines.append(f"{name:11} {mean} on average, {peak} at most, of {format_amount(name, use.total)}")
+    return lines
+
+
+def setup_lines(told: RunSummary) -> list[str]:
+    if not told.setup_s:
+        return []
+    return [
+        f"setup       {format_duration(told.setup_s)} of workers' time, {format_percent(told.setup_share)} of all of it"
+    ]
+
+
+def advice_lines(told: RunSummary) -> list[str]:
+    return [f"{'' if place else 'to change':11} {text}" for place, text in enumerate(told.advice)]
+
+
+def node_lines(told: RunSummary) -> list[str]:
+    """What was where, of a run on several nodes: who is gone comes first."""
+    if told.virtual or len(told.nodes) < 2:
+        return []
+    nodes = sorted(told.nodes, key=lambda node: (node.left is None, node.name))
+    rows = [
+        ("node", "workers at most", "CPUs busy", "memory at most", "GPUs busy"),
+        *map(_node_row, nodes[:MAX_NODES_SHOWN]),
+    ]
+    silent = [place for place in range(2, 5) if all(row[place] == "-" for row in rows[1:])]
+    shown = [tuple(cell for place, cell in enumerate(row) if place not in silent) for row in rows]
+    more = [f"and {format_count(len(nodes) - MAX_NODES_SHOWN, 'more node')}"] if len(nodes) > MAX_NODES_SHOWN else []
+    gone = [f"{node.name} left the cluster: {node.left}" for node in nodes if node.left][:MAX_NODES_SHOWN]
+    return ["", *align_table(shown, left=2), *more, *gone]
+
+
+def _node_row(node: NodeSummary) -> tuple[str, ...]:
+    workers = ", ".join(f"{unit} {count}" for unit, count in list(node.workers.items())[:MAX_UNITS_PER_NODE])
+    workers += f" and {len(node.workers) - MAX_UNITS_PER_NODE} more" if len(node.workers) > MAX_UNITS_PER_NODE else ""
+    cpus = "-" if node.cpus is None else f"{format_number(round(node.cpus, 1))} of {node.cpu_count}"
+    memory = "-" if node.peak_bytes is None else format_size(node.peak_bytes)
+    memory += "" if node.memory_bytes is None else f" of {format_size(node.memory_bytes)}"
+    cards = "-" if node.gpu_share is None else format_percent(node.gpu_share)
+    return node.name + ("" if node.left is None else " (left)"), workers or "-", cpus, memory, cards
+
+
+def next_step_lines(told: RunSummary) -> list[str]:
+    """Where the run's files are, and what to type next."""
+    kept = Path(told.folder).parent == runs_folder()
+    run = shlex.quote(told.id if kept else told.folder)
+    lines = [f"folder      {told.folder}"]
+    if told.aside:
+        lines.append(f"set aside   {told.folder}/errors/errors.jsonl")
+    return [*lines, f"next        dovetail status {run} | dovetail trace {run} -o trace.json"]

@@ -1,0 +1,84 @@
+"""Formatting of durations, rates, counts and tables for people."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from dovetail.resources.sizes import format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+BARS = "▁▂▃▄▅▆▇█"
+
+
+def format_duration(seconds: float) -> str:
+    """'0.8 s', '42 s', '3 min 20 s', '5 h 03 min', '2 d 4 h'."""
+    seconds = max(0.0, seconds)
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    if whole < 86400:
+        return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    return f"{whole // 86400} d {whole % 86400 // 3600} h"
+
+
+def format_number(value: float) -> str:
+    """Three digits, and a letter for thousands: '7', '12.3', '45.6k', '1.2M'."""
+    for least, unit, letter in ((1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "k")):
+        if abs(value) >= least:
+            return f"{_three_digits(value / unit)}{letter}"
+    return f"{value:.0f}" if abs(value) >= 1000 or isinstance(value, int) else _three_digits(value)
+
+
+def _three_digits(value: float) -> str:
+    return f"{float(f'{value:.3g}'):g}"
+
+
+def format_rate(value: float | None) -> str:
+    return "-" if value is None else f"{format_number(float(value))}/s"
+
+
+def format_percent(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.0f} %"
+
+
+def format_amount(name: str, value: float) -> str:
+    """Of a resource, from its own integers, as scheduling.plan.Use has them."""
+    if "memory" in name:
+        return format_size(round(value))
+    return format_number(value if name in ("NVDECs", "NVENCs") else value / 1000)
+
+
+def format_count(count: int, one: str, many: str = "") -> str:
+    return f"{count} {one if count == 1 else many or one + 's'}"
+
+
+def sparkline(values: Sequence[float], width: int = 40) -> str:
+    """One bar per value, the highest is full; more values than width are averaged."""
+    if not values:
+        return ""
+    count = min(width, len(values))
+    cut = [values[len(values) * i // count : len(values) * (i + 1) // count] for i in range(count)]
+    means = [sum(part) / len(part) for part in cut]
+    top = max(means)
+    if not math.isfinite(top) or top <= 0:
+        return BARS[0] * count
+    return "".join(BARS[min(len(BARS) - 1, max(0, math.ceil(mean / top * len(BARS)) - 1))] for mean in means)
+
+
+def align_table(rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:
+    """Columns that line up; the first `left` to the left, the others, which are numbers, to the right."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return [
+        "  ".join(
+            cell.ljust(width) if column < left else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]

@@ -1,0 +1,137 @@
+"""Overrides of values in a pipeline file: `--set stages.caption.workers=4`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import dataclass, field
+from typing import Any
+
+from dovetail.documents.document import Document, KeyPath, dotted_path
+from dovetail.documents.parser import parse_document
+from dovetail.errors import ConfigError, Problem, did_you_mean, short_repr
+from dovetail.pipeline.source_sink import SOURCE_AND_SINK
+
+EXAMPLE = "--set stages.caption.workers=4"
+PLAIN_TEXT_PREFIXES = tuple("*&!#%@`|>")
+"""A value that begins with one of these is a text such as *.jsonl, whatever YAML makes of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Override:
+    """One value that the command line puts in the place of the file's."""
+
+    path: KeyPath
+    value: Any
+    said: str
+    """As it was typed, for messages: '--set mode=waves'."""
+
+
+@dataclass(frozen=True, slots=True)
+class OverriddenDocument(Document):
+    """A document in which some parts were not written by the file."""
+
+    said: Mapping[KeyPath, str] = field(default_factory=dict)
+
+    def place(self, path: KeyPath = ()) -> str:
+        for length in range(len(path), 0, -1):
+            if path[:length] in self.said:
+                return self.said[path[:length]]
+        return Document.place(self, path)
+
+
+def parse_override(text: str, data: object) -> Override:
+    """`path=value`, where a stage is named or numbered, and the value is read as YAML."""
+    said = f"--set {text}"
+    where, equals, value = text.partition("=")
+    if not equals or not where.strip():
+        raise _override_error(said, f"{text!r} is not path=value", EXAMPLE)
+    if not value.strip():
+        raise _override_error(said, "there is no value behind the =", f"--set {where}=null")
+    return Override(_parse_path(where.strip(), data, said), _parse_value(value.strip(), said), said)
+
+
+def apply_overrides(document: Document, changes: list[Override]) -> OverriddenDocument:
+    """The document with all of them, the last one last; what has no place for one is a ConfigError."""
+    data = deepcopy(document.data)
+    problems: list[Problem] = []
+    for change in changes:
+        try:
+            data = _set_value(data, change, 0)
+        except ConfigError as error:
+            problems += error.problems
+    if problems:
+        raise ConfigError(problems)
+    said = {change.path: change.said for change in changes}
+    return OverriddenDocument(document.name, data, document.root, said)
+
+
+def _parse_value(text: str, said: str) -> Any:
+    if text.startswith(PLAIN_TEXT_PREFIXES):
+        return text
+    try:
+        return parse_document(text, "value").data
+    except ConfigError as error:
+        raise _override_error(said, error.problems[0].message, "put the value in quotes") from None
+
+
+def _parse_path(where: str, data: object, said: str) -> KeyPath:
+    words = where.split(".")
+    if not all(words):
+        raise _override_error(said, f"{where!r} has an empty part", EXAMPLE)
+    if words[0] == "sink" and words[1:2] == ["stages"]:
+        return ("sink", "stages", *_split_stage_name(words[2:], _stage_names(data)))
+    if words[0] != "stages" or len(words) == 1:
+        return tuple(words)
+    names = _stage_names(data)
+    if words[1].isascii() and words[1].isdigit():
+        number, rest = int(words[1]), words[2:]
+    else:
+        name, *rest = _split_stage_name(words[1:], names)
+        if name not in names:
+            fixes = tuple(f"--set stages.{name}.{'.'.join(rest) or 'workers'}=..." for name in names[:1])
+            raise _override_error(said, f"there is no stage {name!r}{did_you_mean(name, names)}", *fixes, listed=names)
+        number = names.index(name)
+    if number >= len(names):
+        raise _override_error(said, f"there is no stage {number}: the first is 0, the last {len(names) - 1}", EXAMPLE)
+    return ("stages", number, *rest)
+
+
+def _split_stage_name(words: list[str], names: list[str]) -> list[str]:
+    """A stage's name may have dots in it: the longest that is one counts."""
+    for length in range(len(words), 0, -1):
+        if ".".join(words[:length]) in names:
+            return [".".join(words[:length]), *words[length:]]
+    return words
+
+
+def _stage_names(data: object) -> list[str]:
+    stages = data.get("stages") if isinstance(data, Mapping) else None
+    entries = stages if isinstance(stages, list) else []
+    return [str(entry.get("name", "")) if isinstance(entry, Mapping) else "" for entry in entries]
+
+
+def _set_value(data: Any, change: Override, depth: int) -> Any:
+    """The data with the value in its place; what lies on the way there is made."""
+    if depth == len(change.path):
+        return change.value
+    step = change.path[depth]
+    if isinstance(step, int):
+        data[step] = _set_value(data[step], change, depth + 1)
+        return data
+    if data is None:
+        data = {}
+    if depth == 1 and change.path[0] in SOURCE_AND_SINK and isinstance(data, str | list):
+        data = {"path": data}  # the short form of the same
+    if depth == 3 and change.path[:2] == ("sink", "stages") and isinstance(data, str):
+        data = {"path": data}
+    if not isinstance(data, dict):
+        message = f"{dotted_path('', change.path[:depth])} is {short_repr(data)}, which has no {step!r}"
+        raise _override_error(change.said, message, f"--set {dotted_path('', change.path[:depth])}=...")
+    data[step] = _set_value(data.get(step), change, depth + 1)
+    return data
+
+
+def _override_error(said: str, message: str, *fixes: str, listed: list[str] | None = None) -> ConfigError:
+    evidence = (f"stages: {', '.join(listed)}",) if listed else ()
+    return ConfigError(Problem("DT360", message, evidence, fixes, place=said))

@@ -1,0 +1,66 @@
+"""Field access by dotted name (`meta.score`), and values as sortable numbers."""
+
+from __future__ import annotations
+
+import math
+import sys
+from typing import TYPE_CHECKING, Any
+
+from dovetail.recipes.operators.base import Row, missing_field
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+
+def check_field_name(value: object, *, needed: bool = False) -> str:
+    """The value of a parameter `field_key`."""
+    if not isinstance(value, str):
+        raise ValueError(f"field_key is {value!r}, which is not the name of a field")  # noqa: TRY004
+    if needed and not value:
+        raise ValueError(
+            "field_key is empty: name the field, with dots for what is inside, such as field_key: meta.score"
+        )
+    return value
+
+
+class FieldReader:
+    """What gives a field of any row, or raises BadField."""
+
+    def __init__(self, field: str) -> None:
+        self.field = field
+        self.path = field.split(".")
+
+    def __call__(self, row: Row) -> Any:
+        value: Any = row
+        for name in self.path:
+            if not isinstance(value, dict) or name not in value:
+                raise missing_field(row, self.field)
+            value = value[name]
+        return value
+
+
+def sort_number(value: object, *, lowest: bool = True) -> float:
+    """What is no number is the lowest there is, or the highest: Data-Juicer has the same two."""
+    try:
+        if isinstance(value, str):
+            return float(value)
+        numbers = list(_flatten(value))
+        return math.fsum(numbers) / len(numbers)
+    except (ValueError, TypeError, OverflowError, ZeroDivisionError):
+        return float(-sys.maxsize if lowest else sys.maxsize)
+
+
+def _flatten(value: Any) -> Iterator[float]:
+    if isinstance(value, str):
+        raise TypeError("a text in a list is no number")
+    if not isinstance(value, list | tuple):
+        yield float(value)
+        return
+    if len({len(one) if isinstance(one, list | tuple) else -1 for one in value}) > 1:
+        raise ValueError("a list with lists of several lengths has no mean")
+    for one in value:
+        yield from _flatten(one)
+
+
+def count_rows(rows: Iterable[Row]) -> int:
+    return sum(1 for _ in rows)

@@ -1,0 +1,148 @@
+"""Images of a row: sources, opening, orientation, size, RGB pixels; base class of image filters.
+
+The field for images holds a list of paths, of `file://` addresses or of the bytes of files; where there is a field with
+as many bytes besides, these are taken. Images are opened one at a time, and only as far as is needed: for their shape
+the first bytes of a file are enough.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, ClassVar
+from urllib.parse import unquote, urlsplit
+
+from dovetail.recipes.operators.base import BadField, Filter, Row, not_a_text
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+ImageSource = str | bytes
+"""A path, or what is in the file."""
+_ROTATED_ORIENTATIONS = frozenset({5, 6, 7, 8})
+"""Orientations (as cameras write them into a file) whose width is stored as height."""
+_ORIENTATION_TAG = 0x0112
+
+
+def image_sources(row: Row, key: str, bytes_key: str) -> list[ImageSource]:
+    """None if the row has no such field, or nothing in it: rows without images are no mistake."""
+    given = _as_list(row, key)
+    contents = _as_list(row, bytes_key)
+    if contents and (not given or len(contents) == len(given)):
+        return [_source(bytes_key, content) for content in contents]
+    return [_source(key, one) for one in given]
+
+
+def _as_list(row: Row, key: str) -> Sequence[Any]:
+    given = row.get(key)
+    if given is None:
+        return ()
+    if isinstance(given, str | bytes | bytearray | memoryview | Mapping):
+        return (given,) if given else ()
+    if isinstance(given, list | tuple):
+        return given
+    if hasattr(given, "tolist"):  # an array, as tables give it
+        return list(given.tolist())
+    raise BadField(f"field {key!r} is {type(given).__name__}, not a list of paths or bytes")
+
+
+def _source(key: str, one: object) -> ImageSource:
+    if isinstance(one, Mapping):  # as the library `datasets` stores images
+        one = one.get("bytes") or one.get("path")
+    if isinstance(one, bytearray | memoryview):
+        return bytes(one)
+    if isinstance(one, bytes):
+        return one
+    if isinstance(one, os.PathLike):
+        one = os.fspath(one)
+    if not isinstance(one, str) or not one:
+        raise not_a_text(key, one) if not isinstance(one, str) else BadField(f"field {key!r} has an empty path")
+    return _local_path(one)
+
+
+def _local_path(path: str) -> str:
+    scheme, separator, _ = path.partition("://")
+    if not separator:
+        return path
+    if scheme.lower() == "file":
+        return unquote(urlsplit(path).path)
+    raise BadField(f"image {path!r} is not a file here: images are read from paths, file:// addresses or bytes")
+
+
+def source_name(source: ImageSource) -> str:
+    return repr(source) if isinstance(source, str) else f"of {len(source)} bytes"
+
+
+@contextmanager
+def open_image(source: ImageSource) -> Iterator[Image.Image]:
+    """An image of which only the head was read. What is wrong with it, here or inside of the block, is a `BadField`
+    with its path; so is one of more than 178 million pixels (`PIL.Image.MAX_IMAGE_PIXELS` twice), which a small file
+    can claim to have."""
+    from PIL import Image
+
+    try:
+        with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
+            yield image
+    except (BadField, MemoryError):
+        raise
+    except OSError as error:
+        raise BadField(f"image {source_name(source)} cannot be read: {error.strerror or error}") from error
+    except Exception as error:  # decoders raise whatever they like
+        raise BadField(f"image {source_name(source)} cannot be read: {type(error).__name__}: {error}") from error
+
+
+def image_shape(source: ImageSource) -> tuple[int, int]:
+    """Width and height, as it is to be looked at."""
+    with open_image(source) as image:
+        width, height = image.size
+        return (height, width) if _orientation(image) in _ROTATED_ORIENTATIONS else (width, height)
+
+
+def _orientation(image: Image.Image) -> int:
+    if image.format == "PNG" and "exif" not in image.info:
+        return 1  # asking would decode all of it
+    return int(image.getexif().get(_ORIENTATION_TAG, 1))
+
+
+def load_rgb(source: ImageSource) -> Image.Image:
+    """All of it, upright, in red, green and blue."""
+    from PIL import ImageOps
+
+    with open_image(source) as image:
+        image.load()
+        upright = ImageOps.exif_transpose(image) if image.getexif().get(_ORIENTATION_TAG) is not None else image
+        return upright.convert("RGB")
+
+
+def file_size(source: ImageSource) -> int:
+    if isinstance(source, bytes):
+        return len(source)
+    try:
+        return os.path.getsize(source)  # noqa: PTH202 - a Path is made of every one of millions
+    except (OSError, ValueError) as error:
+        raise BadField(
+            f"image {source_name(source)} cannot be read: {getattr(error, 'strerror', None) or error}"
+        ) from error
+
+
+class ImageFilter(Filter):
+    """Measures images, and keeps rows of which any image, or every one, is in range; those without images, too."""
+
+    extra = "recipes"
+    needs: ClassVar[tuple[str, ...]] = ("PIL",)
+
+    def __init__(self, any_or_all: str) -> None:
+        if any_or_all not in ("any", "all"):
+            raise ValueError(f"any_or_all is {any_or_all!r}: write any or all")
+        self.combine: Callable[[Sequence[bool]], bool] = any if any_or_all == "any" else all
+
+    def columns(self) -> tuple[str, ...]:
+        return (self.image_key,)
+
+    def images_of(self, row: Row) -> list[ImageSource]:
+        return image_sources(row, self.image_key, self.image_bytes_key)
+
+    def keeps_by_images(self, in_range: Sequence[bool]) -> bool:
+        return not in_range or self.combine(in_range)

@@ -1,0 +1,239 @@
+"""Worker requirements of an operator (num_proc, num_cpus, num_gpus, memory) as Resources, workers and stage settings.
+
+`memory` of an operator on a GPU is GPU memory, of all others host memory. `num_proc` is workers: -1 is auto, n, or
+[least, most].
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from dovetail.documents.validation import unknown_key_problem
+from dovetail.errors import Problem, ResourceError, short_repr
+from dovetail.pipeline.pipeline_file import RESOURCE_KEYS
+from dovetail.pipeline.stage import Stage
+from dovetail.pipeline.stage_validation import stage_problems
+from dovetail.recipes.file_keys import ACCELERATORS, ADAPTERS, DEPRECATED_NAMES
+from dovetail.resources.resources import Resources
+from dovetail.resources.sizes import parse_size
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dovetail.pipeline.stage import Workers
+
+MAX_WORKERS = 1_000_000
+AMOUNT_KEYS = ("num_cpus", "num_gpus", "memory")
+STAGE_SETTINGS = ("rate", "returns", "retries", "deadline", "setup_deadline", "env", "runtime_env")
+"""Of a stage, as a pipeline file has them."""
+RECIPE_RESOURCE_NAMES = {"cpus": "num_cpus", "gpus": "num_gpus", "gpu_memory": "memory", "memory": "memory"}
+"""How a recipe says what Resources says."""
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorRequirements:
+    """As far as it is written; what is not is decided by whoever plans."""
+
+    cuda: bool = False
+    cuda_required: bool = False
+    """Whether the file itself asks for a GPU; else it is the operator's own wish, which a machine without any may
+    leave unmet."""
+    resources: Resources = field(default_factory=Resources)
+    workers: Workers | None = None
+    """None: nothing is said."""
+    batch_size: int | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Of a stage: rate, returns, retries, deadline, env, runtime_env."""
+
+    def without_gpu(self) -> OperatorRequirements:
+        """The same where there is no GPU: its memory is then the host's."""
+        asked = self.resources
+        host = Resources(cpus=asked.cpus, memory=asked.gpu_memory)
+        return replace(self, cuda=False, resources=host)
+
+
+def parse_requirements(
+    given: Mapping[str, Any], *, cuda_by_default: bool, tell: Callable[[str, Problem], None]
+) -> OperatorRequirements:
+    """What the parameters of an operator say; what makes no sense is told with its key."""
+    amounts = _amounts(given, tell)
+    said = given.get("accelerator")
+    if said is not None and said not in ACCELERATORS:
+        tell("accelerator", _value_problem("accelerator", said, "cpu or cuda", "accelerator: cpu"))
+        said = None
+    wants = said == "cuda" or bool(amounts.get("num_gpus"))
+    cuda = wants or (said is None and cuda_by_default and amounts.get("num_gpus") != 0)
+    if said == "cpu" and amounts.get("num_gpus"):
+        message = (
+            f"num_gpus: {short_repr(amounts['num_gpus'])} with accelerator: cpu: it would hold a GPU and not use it"
+        )
+        tell("num_gpus", Problem("DT412", message, fixes=("accelerator: cuda", "or num_gpus: 0")))
+    if said == "cuda" and amounts.get("num_gpus") == 0 and amounts.get("memory") is None:
+        message = "num_gpus: 0 with accelerator: cuda: it would have no GPU to run on"
+        tell("num_gpus", Problem("DT412", message, fixes=("num_gpus: 1", "or accelerator: cpu")))
+    resources = _resources(amounts, cuda, tell)
+    if given.get("resources") is not None:
+        resources = _explicit_resources(given, tell) or resources
+        cuda = bool(resources.gpus or resources.gpu_memory)
+        wants = cuda
+    adapter = given.get("adapter")
+    if adapter is not None and adapter not in ADAPTERS:
+        tell("adapter", _value_problem("adapter", adapter, "data_juicer", "adapter: data_juicer"))
+    return OperatorRequirements(
+        cuda, wants, resources, _workers(given, tell), _batch_size(given, tell), _settings(given, tell)
+    )
+
+
+def _amounts(given: Mapping[str, Any], tell: Callable[[str, Problem], None]) -> dict[str, Any]:
+    """num_cpus, num_gpus and memory, under whichever name; those that make no sense are left out."""
+    found: dict[str, Any] = {}
+    said: dict[str, str] = {}
+    for key, value in given.items():
+        name = DEPRECATED_NAMES.get(key, key)
+        if name not in AMOUNT_KEYS or value is None:
+            continue
+        before = said.setdefault(name, key)
+        if before != key:
+            message = f"{before} and {key} say the same thing twice"
+            tell(key, Problem("DT412", message, fixes=(f"remove {before if key == name else key}",)))
+        elif name == "memory":
+            try:
+                parse_size(value)
+                found[name] = value
+            except ValueError as error:
+                tell(key, Problem("DT412", f"{key}: {error}", fixes=(f"{key}: {_suggest_size(value)}",)))
+        elif not _is_number(value) or value < 0:
+            example = 1 if name == "num_cpus" else 0.25
+            tell(key, _value_problem(key, value, "a number from 0 on", f"{key}: {example}"))
+        else:
+            found[name] = value
+    return found
+
+
+def _suggest_size(value: object) -> str:
+    """A size that whoever wrote this may have meant."""
+    found = re.search(r"(\d+(?:[.,]\d+)?)\s*([kKmMgGtT]?)", str(value))
+    number, unit = (found[1].replace(",", "."), found[2].upper() or "M") if found else ("2", "M")
+    size = f"{number if float(number) else 2}{unit}B"
+    try:
+        parse_size(size)
+    except ValueError:
+        return "'2GB'"
+    return f"'{size}'"
+
+
+def _resources(amounts: Mapping[str, Any], cuda: bool, tell: Callable[[str, Problem], None]) -> Resources:
+    cpus = amounts.get("num_cpus", 1)
+    memory = amounts.get("memory")
+    gpus = amounts.get("num_gpus")
+    try:
+        if not cuda:
+            return Resources(cpus=cpus, memory=memory)
+        if gpus is None and memory is None:
+            gpus = 1  # nobody said how much: a card for itself, and the plan says how to share it
+        return Resources(cpus=cpus, gpus=gpus or 0, gpu_memory=memory)
+    except ResourceError as error:
+        for problem in error.problems:
+            about, translated = _translate_problem(problem)
+            tell(about, translated)
+        return Resources()
+
+
+def _translate_problem(problem: Problem) -> tuple[str, Problem]:
+    """A problem of Resources in the words of a recipe, and the key it is about."""
+    found = re.match(r"\w+", problem.message)
+    word = found[0] if found else ""
+
+    def said(text: str) -> str:
+        for ours, theirs in RECIPE_RESOURCE_NAMES.items():
+            text = re.sub(rf"\b{ours}=", f"{theirs}: ", text)
+            text = re.sub(rf"\b{ours}\b", theirs, text)
+        return text
+
+    translated = replace(problem, message=said(problem.message), fixes=tuple(map(said, problem.fixes)))
+    return RECIPE_RESOURCE_NAMES.get(word, "num_gpus"), translated
+
+
+def _explicit_resources(given: Mapping[str, Any], tell: Callable[[str, Problem], None]) -> Resources | None:
+    """`resources: {cpus: 2, gpu_memory: 4GB}`, as a pipeline file has it."""
+    value = given["resources"]
+    if not isinstance(value, Mapping):
+        tell("resources", _value_problem("resources", value, "a mapping", "resources: {cpus: 1}"))
+        return None
+    both = [key for key in given if DEPRECATED_NAMES.get(key, key) in AMOUNT_KEYS and given[key] is not None]
+    if both:
+        message = f"resources and {', '.join(both)} say the same thing twice"
+        tell("resources", Problem("DT412", message, fixes=(f"remove {both[0]}", "or remove resources")))
+    unknown = [key for key in value if key not in RESOURCE_KEYS]
+    for key in unknown:
+        tell("resources", unknown_key_problem(str(key), RESOURCE_KEYS, ""))
+    try:
+        return Resources(**{key: value[key] for key in value if key not in unknown})
+    except ResourceError as error:
+        for problem in error.problems:
+            tell("resources", problem)
+        return None
+
+
+def _workers(given: Mapping[str, Any], tell: Callable[[str, Problem], None]) -> Workers | None:
+    keys = [key for key in ("num_proc", "workers") if given.get(key) is not None]
+    if len(keys) == 2:
+        tell("workers", Problem("DT412", "num_proc and workers say the same thing twice", fixes=("remove num_proc",)))
+    for key in keys:
+        try:
+            return _parse_workers(given[key])
+        except ValueError as error:
+            tell(key, _value_problem(key, given[key], str(error), f"{key}: 4"))
+    return None
+
+
+def _parse_workers(value: object) -> Workers:
+    match value:
+        case "auto":
+            return "auto"
+        case bool() | [bool(), _] | [_, bool()]:
+            pass
+        case int() if value == -1:
+            return "auto"
+        case int() if 1 <= value <= MAX_WORKERS:
+            return value
+        case [int() as low, int() as high] if 1 <= low <= high <= MAX_WORKERS:
+            return (low, high)
+        case _:
+            pass
+    raise ValueError("-1 (auto), a number of workers, or [least, most]")
+
+
+def _batch_size(given: Mapping[str, Any], tell: Callable[[str, Problem], None]) -> int | None:
+    value = given.get("batch_size")
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 10_000_000:
+        tell("batch_size", _value_problem("batch_size", value, "a whole number from 1 on", "batch_size: 16"))
+        return None
+    return value
+
+
+def _settings(given: Mapping[str, Any], tell: Callable[[str, Problem], None]) -> dict[str, Any]:
+    """What a stage can have besides, checked as one is."""
+    found = {key: given[key] for key in STAGE_SETTINGS if given.get(key) is not None}
+    for key, problem in stage_problems(Stage("operator", print, **found), "operator") if found else ():
+        message, *fixes = (
+            re.sub(rf"\b{key}=", f"{key}: ", text)
+            for text in (problem.message.removeprefix("operator: "), *problem.fixes)
+        )
+        tell(key, replace(problem, message=message, fixes=tuple(fixes)))
+        found.pop(key, None)
+    return found
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _value_problem(key: str, value: object, wanted: str, fix: str) -> Problem:
+    return Problem("DT412", f"{key} should be {wanted}, not {short_repr(value)}", fixes=(fix,))

@@ -1,0 +1,148 @@
+"""What a recipe's stages run around or besides operators: barriers, row checks, lines to rows, removal of stats."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from dovetail.pipeline.code_hash import code_hash
+from dovetail.recipes.operators.base import STATS_FIELD, DatasetOperator, Mapper, Operator, Row
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from dovetail.engines.worker_context import Worker
+
+
+class BarrierStage:
+    """The part of an operator that needs all rows: a barrier."""
+
+    def __init__(self, operator: DatasetOperator) -> None:
+        self.operator = operator
+
+    def setup(self, worker: Worker) -> None:
+        self.operator.setup(worker)
+
+    def code_key(self) -> str:
+        return f"whole {self.operator.code_key()}"
+
+    def __call__(self, rows: Iterable[Row]) -> Iterator[Row]:
+        return self.operator.process_rows(rows)
+
+
+class RowCheck(Mapper):
+    """In front of what needs all rows: one that it could not use is set aside by itself."""
+
+    def __init__(self, operator: DatasetOperator) -> None:
+        self.operator = operator
+
+    def code_key(self) -> str:
+        return f"check {self.operator.code_key()}"
+
+    def __call__(self, row: Row) -> Row:
+        self.operator.check(row)
+        return row
+
+
+class UnavailableOperator(Operator):
+    """Stands for an operator that can be planned here, and not run."""
+
+    def __init__(self, op: str) -> None:
+        self.op = op
+
+    def code_key(self) -> str:
+        return self.op
+
+    def __call__(self, row: Row) -> Row:  # noqa: ARG002
+        raise RuntimeError(f"{self.op} cannot run here")
+
+
+class RunWrapper:
+    """Something around what a stage runs: the same to the engine, to profiles and to whoever sets it up."""
+
+    def __init__(self, run: Callable[..., Any]) -> None:
+        self.run = run
+
+    def setup(self, worker: Worker) -> None:
+        inner = getattr(self.run, "setup", None)
+        if inner is not None:
+            inner(worker)
+
+    def teardown(self) -> None:
+        inner = getattr(self.run, "teardown", None)
+        if inner is not None:
+            inner()
+
+    def code_key(self) -> str:
+        return f"{type(self).__name__} {code_hash(self.run)}"
+
+
+class LinesToRows(RunWrapper):
+    """The first operator over lines of text, which it is given as rows."""
+
+    def __init__(self, run: Callable[..., Any], text_key: str, *, by_row: bool) -> None:
+        super().__init__(run)
+        self.text_key = text_key
+        self.by_row = by_row
+
+    def __call__(self, given: Any) -> Any:
+        if self.by_row:
+            return self.run(self._row(given))
+        return self.run(
+            [self._row(line) for line in given] if isinstance(given, list) else _MappedRows(self._row, given)
+        )
+
+    def _row(self, line: Any) -> Row:
+        return line if isinstance(line, dict) else {self.text_key: line}
+
+
+class _MappedRows:
+    """Rows made of lines whenever they are passed over."""
+
+    def __init__(self, make: Callable[[Any], Row], lines: Iterable[Any]) -> None:
+        self._make = make
+        self._lines = lines
+
+    def __iter__(self) -> Iterator[Row]:
+        return map(self._make, self._lines)
+
+    def __len__(self) -> int:
+        return len(self._lines)  # type: ignore[arg-type]
+
+
+class StripStats(RunWrapper):
+    """The last operator of a recipe that does not keep what its filters found."""
+
+    def __call__(self, given: Any) -> Any:
+        made = self.run(given)
+        if isinstance(made, Iterator):
+            return map(_strip_stats, made)
+        for row in made if isinstance(made, list) else (made,):
+            _strip_stats(row)
+        return made
+
+
+def _strip_stats(row: Any) -> Any:
+    """A user's operator may give anything."""
+    if isinstance(row, dict):
+        row.pop(STATS_FIELD, None)
+    return row
+
+
+class PassThrough(Mapper):
+    """Rows as they are, where results and stats part."""
+
+    def __init__(self, *, keep_stats: bool) -> None:
+        self.keep_stats = keep_stats
+
+    def __call__(self, row: Row) -> Row:
+        if not self.keep_stats:
+            row.pop(STATS_FIELD, None)
+        return row
+
+
+class StatsOnly(Mapper):
+    """What filters found, for a file of its own."""
+
+    def __call__(self, row: Row) -> Row:
+        return {STATS_FIELD: row.get(STATS_FIELD) or {}}

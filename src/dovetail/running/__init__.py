@@ -1,1 +1,0 @@
-"""RUN IT: engine, controller, observers, data and the loop put together."""

@@ -1,0 +1,1 @@
+"""Runs, services and simulations: engine, controller, observers, source and sink assembled and driven."""

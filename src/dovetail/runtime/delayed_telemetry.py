@@ -1,0 +1,111 @@
+"""Telemetry of worker processes, started half a second after the run so that short runs do not pay for it."""
+
+from __future__ import annotations
+
+from threading import Lock, Timer
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from dovetail.engines.ray.metrics import ClusterMetrics
+    from dovetail.observe.recorder import Recorder
+    from dovetail.observe.telemetry import RequestedResources, Telemetry, WorkerProcesses
+    from dovetail.resources.cluster import Cluster
+    from dovetail.streaming.settings import UnitSpec
+
+START_DELAY_S = 0.5
+
+
+class MeasurableEngine(Protocol):
+    """An engine. If it has an attribute `measured`, its workers are measured where they are, and else here."""
+
+    def is_ready(self, worker: int) -> bool: ...
+
+    def processes(self) -> Mapping[int, tuple[str, tuple[int, ...]]]:
+        """Worker -> its unit, and its pids on this machine."""
+        ...
+
+
+class DelayedTelemetry:
+    """Telemetry from half a second after the start on."""
+
+    def __init__(
+        self, workers: MeasurableEngine, works: tuple[UnitSpec, ...], cluster: Cluster, recorder: Recorder
+    ) -> None:
+        self._workers = workers
+        self._measured: ClusterMetrics | None = getattr(workers, "measured", None)
+        self._units: Mapping[int, str] = {}
+        self._shapes = {work.name: work.shape for work in works}
+        self._real_cards = any(card.uuid for node in cluster.nodes for card in node.gpus)
+        self._recorder = recorder
+        self._telemetry: Telemetry | None = None
+        self._is_stopped = False
+        self._lock = Lock()
+        self._timer = Timer(START_DELAY_S, self._start_telemetry)
+        self._timer.daemon = True
+
+    def start(self) -> None:
+        self._timer.start()
+
+    def stop(self) -> None:
+        self._timer.cancel()
+        with self._lock:
+            self._is_stopped = True
+        if self._telemetry is not None:
+            self._telemetry.stop()
+
+    def peaks(self) -> dict[str, int]:
+        """Unit -> the most memory that one of its workers was seen to use."""
+        telemetry = self._telemetry
+        return {} if telemetry is None else {name: use.peak_bytes for name, use in telemetry.units().items()}
+
+    def _start_telemetry(self) -> None:
+        telemetry = self._create_telemetry()
+        with self._lock:
+            if self._is_stopped:
+                return
+            self._telemetry = telemetry
+            telemetry.start()
+        self._recorder.watch(telemetry)
+
+    def _create_telemetry(self) -> Telemetry:
+        from dovetail.observe.telemetry import Telemetry
+
+        if self._measured is not None:
+            return Telemetry(self._process_lister(), self._requested, source=self._measured)
+        if not self._real_cards:
+            return Telemetry(self._process_lister(), self._requested)
+        from dovetail.machine.gpus import NvmlMeter
+
+        return Telemetry(self._process_lister(), self._requested, gpu=NvmlMeter())
+
+    def _process_lister(self) -> Callable[[], dict[int, WorkerProcesses]]:
+        """Who is there now; it is asked at every look, before what they asked for."""
+        from dovetail.observe.telemetry import WorkerProcesses
+
+        workers, measured = self._workers, self._measured
+
+        def here() -> dict[int, WorkerProcesses]:
+            found = workers.processes()
+            self._units = {worker: unit for worker, (unit, _) in found.items()}
+            return {
+                worker: WorkerProcesses(pids, unit, workers.is_ready(worker)) for worker, (unit, pids) in found.items()
+            }
+
+        def elsewhere() -> dict[int, WorkerProcesses]:
+            assert measured is not None
+            self._units = measured.units_by_worker()
+            return {worker: WorkerProcesses((), unit, workers.is_ready(worker)) for worker, unit in self._units.items()}
+
+        return here if measured is None else elsewhere
+
+    def _requested(self, worker: int) -> RequestedResources | None:
+        from dovetail.observe.telemetry import RequestedResources
+
+        shape = self._shapes.get(self._units.get(worker, ""))
+        return (
+            None
+            if shape is None
+            else RequestedResources(shape.cpu_milli / 1000, shape.memory_bytes or None, shape.ranks)
+        )

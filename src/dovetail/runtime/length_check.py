@@ -1,0 +1,74 @@
+"""Length check for batches of requests: a stage must return as many results as it received items.
+
+Of a list of another length nobody can tell: that is an error, and whatever failed is tried again with single items,
+where it is clear.
+"""
+
+from __future__ import annotations
+
+import inspect
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from dovetail.engines.object_loader import import_object
+from dovetail.engines.stage_calls import results_as_list
+from dovetail.engines.unit_executor import _call_setup
+from dovetail.pipeline.stage import Each, is_async
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dovetail.pipeline.stage import Stage
+
+
+def with_length_check(stage: Stage) -> Stage:
+    """The same stage, but a batch must give as many as it got."""
+    if stage.batch_size == 1:
+        return stage
+    run: Any = stage.run
+    with suppress(Exception):  # workers will tell what is wrong with it
+        while isinstance(run, str):
+            run = import_object(run, stage.name)
+    if isinstance(run, str | Each):
+        return stage
+    return replace(stage, run=(LengthCheckedAsync if is_async(run) else LengthChecked)(run, stage.name))
+
+
+class LengthChecked:
+    """A function of lists, or a class of workers, whose lists are counted."""
+
+    def __init__(self, fn: Callable[..., Any], stage: str) -> None:
+        self.fn = fn
+        self.stage = stage
+        self._target: Any = None
+
+    def setup(self, worker: Any) -> Any:
+        self._target = self.fn() if isinstance(self.fn, type) else self.fn
+        setup = getattr(self._target, "setup", None)
+        return _call_setup(setup, worker) if callable(setup) else None
+
+    def teardown(self) -> Any:
+        teardown = getattr(self._target, "teardown", None)
+        return teardown() if callable(teardown) else None
+
+    def __call__(self, items: list[Any]) -> list[Any]:
+        count = len(items)  # before the call: the list is the function's own
+        return self._checked(self._target(items), count)
+
+    def _checked(self, given: Any, count: int) -> list[Any]:
+        results = given if type(given) is list else results_as_list(given, self.stage)
+        if len(results) != count and count > 1:
+            raise ValueError(
+                f"stage {self.stage!r} made {len(results)} results of {count} requests, so that nobody can tell whose "
+                "they are; with dt.each, or batch_size=1, a stage may drop and multiply"
+            )
+        return results
+
+
+class LengthCheckedAsync(LengthChecked):
+    async def __call__(self, items: list[Any]) -> list[Any]:  # type: ignore[override]
+        count = len(items)
+        given = self._target(items)
+        given = [one async for one in given] if inspect.isasyncgen(given) else await given
+        return self._checked(given, count)

@@ -1,0 +1,75 @@
+"""Probe run: measures every stage with a few real items before planning."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from dovetail.errors import ConfigError, InfeasibleError, Problem, RunError
+from dovetail.scheduling.planner import plan as make_plan
+from dovetail.streaming.settings import StreamOptions
+
+if TYPE_CHECKING:
+    from dovetail.observe.summary import RunSummary
+    from dovetail.pipeline.pipeline import Pipeline
+    from dovetail.scheduling.plan import Plan, UnitPlan
+
+HOP_S = 0.0002
+"""What a message to a process on this machine costs, about."""
+
+
+def probe(pipeline: Pipeline, source: Any, items: int, *, wait: bool = True) -> RunSummary:
+    """Runs the first `items` of the source through every stage, in one worker each on this machine, and throws the
+    results away. What was measured is kept like that of any run, for `profiles_for` to find. What the stages do besides
+    they do for real."""
+    from dovetail.runtime.run import run  # late: it is heavy, and it may ask for profiles itself
+
+    options = StreamOptions(hop_s=HOP_S, eager=True, follow_plan=True, replan=False)
+    with TemporaryDirectory(prefix="dovetail-probe-") as folder:
+        running = run(
+            pipeline,
+            source,
+            plan=_with_min_workers(_local_plan(pipeline)),
+            limit=items,
+            options=options,
+            run_dir=folder,
+            progress=False,
+            wait=wait,
+            what="probe",
+        )
+        told = running.wait()
+    if not told.read:
+        raise ConfigError(
+            Problem("DT372", "the source is empty: there is nothing to probe with", fixes=("--source FILE",))
+        )
+    untouched = [unit.name for unit in told.units if not unit.taken]
+    if told.status != "finished":
+        raise RunError(
+            Problem("DT373", f"the probe did not come to its end: it is {told.status}", fixes=("try again",))
+        )
+    if untouched:
+        message = f"no item reached {', '.join(untouched)}: those before drop all of the first {told.read}"
+        raise ConfigError(Problem("DT374", message, fixes=(f"--probe {20 * items}", "or leave out --probe")))
+    return told
+
+
+def _local_plan(pipeline: Pipeline) -> Plan:
+    try:
+        return make_plan(pipeline, "auto")
+    except InfeasibleError as error:
+        evidence = tuple(line for problem in error.problems for line in (problem.message, *problem.evidence))
+        message = "the probe needs one worker of every stage on this machine, and they do not fit here"
+        fixes = ("leave out --probe: the plan itself starts nothing", "or probe on a machine that has what they need")
+        raise InfeasibleError(Problem("DT370", message, evidence, fixes)) from None
+
+
+def _with_min_workers(plan: Plan) -> Plan:
+    """The same plan with as few workers as may be."""
+    units = tuple(replace(unit, workers=_min_workers(unit)) for unit in plan.units)
+    seats = {stage: plan.seats[stage][: unit.workers * unit.shape.ranks] for unit in units for stage in unit.stages}
+    return replace(plan, units=units, seats=seats)
+
+
+def _min_workers(unit: UnitPlan) -> int:
+    return unit.workers if unit.per_node is not None else min(unit.workers, unit.low)

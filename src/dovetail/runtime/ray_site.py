@@ -1,0 +1,141 @@
+"""Execution on a Ray cluster: attach, discover nodes under stable names, admit the run, start the engine."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from dovetail.engines.local.process_setup import PAYLOAD_MEMORY_DIVISOR
+from dovetail.engines.local.worker_spec import DriverContext
+from dovetail.engines.ray.attachment import AUTO_INIT, RayAddress, attach
+from dovetail.engines.ray.discovery import discover
+from dovetail.engines.ray.environment import select_variables
+from dovetail.errors import ConfigError, Problem
+from dovetail.runtime.run_handle import register_exit_handler
+from dovetail.scheduling.planner import plan_on_cluster
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dovetail.engines.ray.discovery import DiscoveredCluster
+    from dovetail.pipeline.pipeline import Pipeline
+    from dovetail.resources.cluster import Cluster
+    from dovetail.runtime.admission import Admission
+    from dovetail.runtime.sites import RunEngine, WorkerEnvironment
+    from dovetail.scheduling.plan import Plan
+    from dovetail.streaming.settings import StreamOptions
+
+
+class NodeDiscovery:
+    """Called for a new look, by any thread."""
+
+    def __init__(self, seen: DiscoveredCluster, look: Callable[..., DiscoveredCluster] = discover) -> None:
+        """`seen`: the first look; `look` is given the names and ids of all nodes that there ever were."""
+        self.latest = seen
+        self._known = dict(seen.ids)
+        self._look = look
+        self._lock = threading.Lock()
+
+    def __call__(self) -> DiscoveredCluster:
+        with self._lock:
+            self.latest = self._look(known=dict(self._known))
+            self._known |= self.latest.ids
+            return self.latest
+
+
+HOP_S = 0.003
+"""What a message to a worker costs, there and back, about."""
+MIN_MESSAGE_S, MAX_MESSAGE_ITEMS = 0.1, 4096
+"""Larger messages than on one machine: each costs more."""
+OBJECT_STORE_DIVISOR = 2
+"""Payloads on their way between nodes may fill one part in so many of Ray's object stores."""
+
+
+class RaySite:
+    """A Ray cluster: one of our own on this machine, or one that is there already."""
+
+    def __init__(self, engine: str, share: float | None, env_from: tuple[str, ...]) -> None:
+        self._variables = select_variables(os.environ, env_from)
+        self.engine = engine
+        self._share = share
+        self.attached = attach(RayAddress.parse(engine))
+        register_exit_handler()
+        self._discovery = NodeDiscovery(discover())
+
+    def cluster(self, asked: Cluster | str) -> Cluster | str:
+        if asked != "auto":
+            message = "on Ray the cluster is what Ray has; cluster= is for this machine and for simulations"
+            fixes = ('cluster="auto"', "share=0.5 (--share 0.5) uses at most half of it")
+            raise ConfigError(Problem("DT402", message, fixes=fixes))
+        return self._discovery.latest.cluster
+
+    def check_pipeline(self, pipeline: Pipeline) -> None:
+        from dovetail.engines.ray.agent_pool import check_runtime_env
+
+        for stage in pipeline.stages:
+            check_runtime_env(stage.name, stage.runtime_env)
+
+    def adapt_plan(self, plan: Plan, *, earlier: bool) -> tuple[Plan, Callable[[Cluster], Plan] | None]:
+        cluster = self._discovery.latest.cluster
+        if not earlier:
+            plan.require_cluster(cluster)
+            return plan, None
+        planned = partial(plan_on_cluster, plan)  # its nodes may be gone, and what it has spooled is for its units
+        return planned(cluster), planned
+
+    def admit(self, run: str, alone: Plan, planned: Callable[[Cluster], Plan] | None, *, wait: bool) -> Admission:
+        from dovetail.runtime.ray_admission import admit_on_ray
+
+        with AUTO_INIT.disabled():
+            return admit_on_ray(run, alone, planned, wait=wait, looks=self._discovery, share=self._share)
+
+    def start_engine(self, place: Admission, needs: WorkerEnvironment) -> RunEngine:
+        from dovetail.engines.ray.agent_pool import RayRunContext
+        from dovetail.engines.ray.engine import RayEngine
+        from dovetail.engines.ray.shared_storage import write_marker
+
+        cluster = place.plan.cluster
+        variables = {**self._variables, "RAY_ADDRESS": self.attached.address}
+        local = tuple(path for path in needs.files if "://" not in path)
+        around = RayRunContext(
+            run=needs.folder.name,
+            nodes={node.name: node for node in cluster.nodes},
+            ids=dict(place.reservation.ids if place.reservation is not None else self._discovery.latest.ids),
+            home=DriverContext(tuple(map(str, sys.path)), _current_folder(), variables),
+            token=write_marker(needs.folder),
+            memory_bytes=min(node.memory_bytes for node in cluster.nodes) // PAYLOAD_MEMORY_DIVISOR,
+            pin_cpus=needs.pin_cpus,
+            source_paths=local,
+            sink_folders=tuple((folder, write_marker(folder)) for folder in needs.writes),
+            stores=dict(self._discovery.latest.object_store_bytes),
+            reservation=place.reservation,
+            discover=self._discovery,
+            environ=dict(os.environ),
+        )
+        return RayEngine(needs.folder, around)
+
+    def adjust_options(self, options: StreamOptions, *, given: bool) -> StreamOptions:
+        """A lost node takes payloads with it: results are delivered by whole epochs."""
+        found = replace(options, payloads_survive=False, eager=False)
+        stores = sum(self._discovery.latest.object_store_bytes.values())
+        if stores:
+            found = replace(found, byte_budget=min(found.byte_budget, stores // OBJECT_STORE_DIVISOR))
+        if given:
+            return found
+        return replace(
+            found,
+            hop_s=HOP_S,
+            target_message_s=max(found.target_message_s, MIN_MESSAGE_S),
+            max_message_items=MAX_MESSAGE_ITEMS,
+        )
+
+
+def _current_folder() -> str:
+    try:
+        return os.getcwd()  # noqa: PTH109
+    except OSError:
+        return ""

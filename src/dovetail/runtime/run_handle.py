@@ -1,0 +1,331 @@
+"""`Run`, the user's handle of a run: results, statistics, errors, drain and cancel."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import re
+import signal
+import sys
+import weakref
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from threading import Event, Lock, Thread, current_thread, main_thread
+from typing import TYPE_CHECKING, Any, Self
+
+from dovetail.control.events import CancelRun, Drain
+from dovetail.control.payload import SourceSinkError
+from dovetail.errors import ConfigError, DovetailError, EngineError, Problem, RunError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+    from types import TracebackType
+
+    from dovetail.control.engine import Engine
+    from dovetail.control.payload import SegmentSlice
+    from dovetail.data.iterator_sink import IteratorSink
+    from dovetail.observe.summary import RunSummary
+    from dovetail.runtime.assembly import RunOutput
+    from dovetail.scheduling.plan import Plan
+
+MAX_TRACEBACK_LINES = 12
+EXIT_TIMEOUT_S = 10.0
+RAY_LOST_CODE = "DT397"
+"""Ray went away while it ran."""
+NOT_STARTED_CODES = ("DT401", "DT405")
+"""Of a run that ended with one of these nothing has begun: nodes do not see the source, or the place for results."""
+
+
+@dataclass(frozen=True, slots=True)
+class ItemError:
+    """An item that was set aside."""
+
+    stage: str
+    """The unit: fused stages are joined by +."""
+    error: str
+    """Type and message."""
+    traceback: str
+    key: tuple[int, ...] | None
+    """The number of the source item, and of children; None: not known."""
+    attempts: int
+    item: Any
+    """The item itself, if it can still be read."""
+
+
+class Run:
+    """Iterate over it for the results, or `wait()` for its end. Leaving a `with` block before the end cancels it."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        folder: Path,
+        engine: Engine,
+        sink: IteratorSink,
+        go: Callable[[], None],
+        open_: tuple[Callable[[SegmentSlice], Any], Callable[[SegmentSlice], tuple[int, ...]]],
+        failed: Callable[[], BaseException | tuple[str, str] | None],
+        refresh: Callable[[], None],
+        ended: RunOutput | None = None,
+    ) -> None:
+        self.plan = plan
+        self.folder = folder
+        self._engine = engine
+        self._sink = sink
+        self._go = go
+        self._item_of, self._key_of = open_
+        self._output = ended
+        self._refresh = refresh
+        """Writes down how it stands now."""
+        self._failed = failed
+        """What the source raised, or error and detail."""
+        self._over = Event()
+        self._crash: BaseException | None = None
+        self._interrupts = 0
+        self._fetching = Lock()
+        self._items: Iterator[Any] = iter(())
+        """Results that were opened and not given out yet; whoever stops iterating can go on later."""
+        self._thread = Thread(target=self._drive, name=f"dovetail-{plan.name}", daemon=True)
+        _ACTIVE_RUNS.add(self)
+        self._thread.start()
+
+    # --- results
+
+    def __iter__(self) -> Iterator[Any]:
+        """Results as they come, each once, whoever iterates. Raises RunError at the end if the run failed. Ctrl-C once
+        drains, twice stops."""
+        with self._interruptible():
+            while True:
+                items = self._items
+                yield from items  # an iterator: whoever stops in the midst can go on later
+                with self._fetching:
+                    if self._items is not items:
+                        continue  # another one fetched more meanwhile
+                    fetched = self._sink.next_batch()
+                    if fetched is None:
+                        break
+                    self._items = iter(fetched)
+        self._finish()
+        if self._sink.dropped:
+            message = f"{self._sink.dropped} results were let go: wait() was called, and nobody read them"
+            raise RunError(Problem("DT339", message, fixes=("iterate over the run instead of run.wait()",)))
+
+    def wait(self, timeout: float | None = None) -> RunSummary:
+        """Until the end, without reading the results: those that find no room meanwhile are let go. Raises RunError if
+        the run failed, and TimeoutError if it takes longer. Ctrl-C once drains, twice stops."""
+        self._sink.set_may_drop()
+        with self._interruptible():
+            if not self._over.wait(timeout):
+                self._sink.set_may_drop(False)
+                raise TimeoutError(f"the run is still going after {timeout} s")
+        self._finish()
+        return self.stats
+
+    @contextmanager
+    def _interruptible(self) -> Iterator[None]:
+        """While somebody iterates or waits in the main thread, Ctrl-C is ours, also in the body of their loop: unless
+        they have a handler of their own."""
+        before = signal.getsignal(signal.SIGINT)
+        if current_thread() is not main_thread() or before is not signal.default_int_handler:
+            yield
+            return
+        signal.signal(signal.SIGINT, self._on_interrupt)
+        try:
+            yield
+        except KeyboardInterrupt:
+            self._over.wait(EXIT_TIMEOUT_S)
+            raise
+        finally:
+            if signal.getsignal(signal.SIGINT) == self._on_interrupt:  # and not one that was set meanwhile
+                with suppress(ValueError):  # a generator may be finalised in any thread
+                    signal.signal(signal.SIGINT, before)
+
+    # --- how it stands
+
+    @property
+    def status(self) -> str:
+        """running, finished, drained, failed, cancelled."""
+        return self.stats.status
+
+    @property
+    def stats(self) -> RunSummary:
+        """What happened so far; `print(run.stats)` shows it as a table."""
+        if not self.done:
+            self._refresh()
+        from dovetail.observe.history import RunHistory  # late: to start a run it is not needed
+        from dovetail.observe.summary import summarize_run
+
+        return summarize_run(RunHistory.load(self.folder))
+
+    @property
+    def errors(self) -> list[ItemError]:
+        """The items that were set aside so far."""
+        found = []
+        for aside in list(self._sink.aside):
+            item, key = None, aside.key
+            with suppress(Exception):
+                item = self._item_of(aside.part)
+                key = key or self._key_of(aside.part)
+            found.append(ItemError(aside.unit, aside.error, aside.detail, key, aside.attempts, item))
+        return found
+
+    @property
+    def files(self) -> list[str]:
+        """What it has left under its final name; empty until the end."""
+        return list(self._output.files) if self._output is not None else []
+
+    @property
+    def done(self) -> bool:
+        return self._over.is_set()
+
+    def __repr__(self) -> str:
+        return f"<Run {self.folder.name}: {'over' if self.done else 'running'}>"
+
+    # --- ends
+
+    def drain(self, reason: str = "asked") -> None:
+        """Read nothing more, finish what is in hand."""
+        self._engine.post(Drain(reason))
+
+    def cancel(self, reason: str = "asked") -> None:
+        """Stop now; what was not delivered is lost to this run."""
+        self._engine.post(CancelRun(reason))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if not self.done:
+            self.cancel("left" if error is None else f"left with {type(error).__name__}")
+            self._sink.set_may_drop()
+        self._over.wait()
+        if error is None:
+            failed = self._failed()
+            if failed is not None:
+                self._finish()
+
+    def _drive(self) -> None:
+        try:
+            self._go()
+        except BaseException as error:
+            self._crash = error
+        finally:
+            self._sink.end()
+            self._over.set()
+            _ACTIVE_RUNS.discard(self)
+
+    def _on_interrupt(self, *_: object) -> None:
+        """Ctrl-C: once drains, twice stops."""
+        self._interrupts += 1
+        if self._interrupts == 1 and not self.done:
+            with suppress(RuntimeError, OSError):  # the signal may have come while this thread was printing
+                print("\ndraining: what is in hand is finished; Ctrl-C again stops now", file=sys.stderr)  # noqa: T201
+            self.drain("Ctrl-C")
+            return
+        self.cancel("Ctrl-C twice")
+        raise KeyboardInterrupt
+
+    def _last_stats(self) -> RunSummary | None:
+        """None: its folder is gone, or cannot be read."""
+        with suppress(DovetailError, OSError):
+            return self.stats
+        return None
+
+    def _finish(self) -> None:
+        self._over.wait()
+        failed = self._crash or self._failed()
+        if isinstance(failed, SourceSinkError):
+            raise RunError(_unusable_problem(failed, self.folder)) from None
+        if isinstance(failed, BaseException):
+            raise failed
+        if failed is not None:
+            problem = _run_problem(*failed, self._last_stats(), self.folder)
+            kind = (
+                ConfigError
+                if problem.code in NOT_STARTED_CODES
+                else EngineError
+                if problem.code == RAY_LOST_CODE
+                else RunError
+            )
+            raise kind(problem)
+        bad = self._sink.unreadable
+        if bad:
+            message = f"{len(bad)} results came back and cannot be unpickled here: {bad[0]}"
+            raise RunError(Problem("DT336", message, fixes=("return plain values, or objects of importable classes",)))
+
+
+def _unusable_problem(error: SourceSinkError, folder: Path) -> Problem:
+    return Problem(error.code, error.message, fixes=_fixes_with_resume(error.fix, folder), place=error.place)
+
+
+def _fixes_with_resume(fix: str, folder: Path) -> tuple[str, ...]:
+    """What is said, and how to go on; who said it did not know where the run lies, nor who began it."""
+    hint = _resume_hint(folder)
+    if hint:
+        fix = fix.replace(f"dovetail run --resume {folder.name}", hint)
+    return tuple(filter(None, (fix, "" if hint in fix else hint)))
+
+
+def _resume_hint(folder: Path) -> str:
+    """How to go on, if what it did is kept: as it was begun, by the command line or by a program."""
+    from dovetail.observe.run_folder import (
+        RunFolder,
+        read_json_object,
+        run_reference,  # late: most runs end well
+    )
+
+    run = RunFolder(folder)
+    if not run.is_resumable:
+        return ""
+    more = read_json_object(run.header).get("more")
+    if isinstance(more, dict) and "asked" in more:
+        return f"dovetail run --resume {run_reference(folder)}"
+    where = folder.name if run_reference(folder) == folder.name else str(folder)
+    return f'dt.run(..., resume="{where}"), all else as it was'
+
+
+def _run_problem(error: str, detail: str, found: RunSummary | None, folder: Path) -> Problem:
+    told = re.match(r"(DT\d{3}) (.*)", error, re.DOTALL)
+    if told:  # nobody's item is to blame: a source that changed, a disk that is full
+        return Problem(
+            told[1], told[2], fixes=(detail,) if told[1] in NOT_STARTED_CODES else _fixes_with_resume(detail, folder)
+        )
+    lines = [line for line in detail.splitlines() if line.strip()][-MAX_TRACEBACK_LINES:]
+    evidence = tuple(lines)
+    if found is not None:
+        evidence += (f"{found.finished} of {found.read} items read were finished; more is in {folder}",)
+    from dovetail.observe.run_folder import run_reference  # late: most runs end well
+
+    fixes: tuple[str, ...] = (f"dovetail status {run_reference(folder)} shows the whole run",)
+    if "set aside, more than" in error:
+        fixes += ("max_errors=None, or a larger number; run.errors has what was set aside",)
+    elif "in setup" not in error:
+        fixes += ('on_error="skip" sets items that fail aside',)
+    hint = _resume_hint(folder)
+    if hint:
+        fixes += (f"or mend it and go on: {hint}",)
+    return Problem("DT330", error or "the run failed", evidence, fixes)
+
+
+_ACTIVE_RUNS: weakref.WeakSet[Run] = weakref.WeakSet()
+
+
+def _cancel_all_at_exit() -> None:
+    """A script that ends while a run goes: workers are stopped, and the run's folder says so."""
+    for run in list(_ACTIVE_RUNS):
+        print(f"run {run.folder.name} is cancelled: the program ended; run.wait() waits for it", file=sys.stderr)  # noqa: T201
+        run.cancel("the program ended")
+    for run in list(_ACTIVE_RUNS):
+        run._over.wait(EXIT_TIMEOUT_S)  # noqa: SLF001
+
+
+def register_exit_handler() -> None:
+    """At the program's end, before what was imported meanwhile (Ray) goes away."""
+    atexit.unregister(_cancel_all_at_exit)
+    atexit.register(_cancel_all_at_exit)
+
+
+register_exit_handler()
+os.register_at_fork(after_in_child=_ACTIVE_RUNS.clear)  # what a driver forks has no runs of its own

@@ -1,0 +1,68 @@
+"""The control loop with observers: runs to the end, records a crash, and closes everything on every path."""
+
+from __future__ import annotations
+
+import warnings
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from dovetail.control.loop import run_loop
+from dovetail.control.payload import SourceSinkError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from dovetail.control.engine import Controller, DataPort, Engine, Observer
+    from dovetail.observe.recorder import Recorder
+
+
+def run_with_observers(
+    controller: Controller,
+    engine: Engine,
+    data: DataPort,
+    recorder: Recorder,
+    observers: Sequence[Observer],
+    *,
+    keepers: Sequence[Observer] = (),
+    beat_s: float | None = None,
+    last: Callable[[], None] | None = None,
+) -> None:
+    """Observers that failed are told of. `keepers` are closed after the engine: others must not be told that a place is
+    free before it is."""
+    watching = [*observers, *map(_ClosedLater, keepers)]
+    try:
+        for observer, error in run_loop(controller, engine, data, watching, beat_s=beat_s, last=last):
+            warnings.warn(f"{type(observer).__name__} was dropped: {error}", RuntimeWarning, stacklevel=3)
+    except BaseException as error:
+        interrupted = isinstance(error, KeyboardInterrupt)
+        why = str(error) if isinstance(error, SourceSinkError) else repr(error)
+        with suppress(OSError):  # the disk may be what is wrong: that is told by what is raised
+            recorder.abort(
+                engine.now(), "interrupted" if interrupted else why, "cancelled" if interrupted else "failed"
+            )
+        raise
+    finally:
+        try:
+            _close_observers(observers, engine.now())
+        finally:
+            try:
+                engine.close()
+            finally:
+                _close_observers(keepers, engine.now())
+
+
+class _ClosedLater:
+    """An observer that is closed later than the others."""
+
+    def __init__(self, observer: Observer) -> None:
+        self.on_step = observer.on_step
+
+    def close(self, now: float) -> None:
+        """Not yet."""
+
+
+def _close_observers(observers: Sequence[Observer], now: float) -> None:
+    """Also those that were dropped, for their files; whatever they say to that."""
+    for observer in observers:
+        with suppress(Exception):
+            observer.close(now)

@@ -1,0 +1,319 @@
+"""`RunSpec`: a pipeline file with the overrides of the command line, resolved to what `dt.run` takes.
+
+Paths in the file are relative to its folder; paths typed on the command line (`--source`, `--sink`, `--set`) are
+relative to the
+current folder. The driver and the workers can import modules beside the file.
+"""
+
+from __future__ import annotations
+
+import glob
+import importlib.util
+import json
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dovetail.documents.parser import read_document
+from dovetail.errors import ConfigError, DovetailError, PipelineError, Problem, short_repr
+from dovetail.pipeline import pipeline_file
+from dovetail.pipeline.overrides import Override, apply_overrides, parse_override
+from dovetail.pipeline.pipeline import Pipeline
+from dovetail.pipeline.source_sink import SOURCE_AND_SINK
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from dovetail.documents.document import Document, KeyPath
+
+
+def stdin_rows() -> Iterator[Any]:
+    if sys.stdin is None:
+        raise ConfigError(Problem("DT363", "stdin is closed", fixes=("--source data.jsonl",), place="stdin"))
+    for number, line in enumerate(sys.stdin.buffer, 1):
+        if not line.strip():
+            continue
+        try:
+            yield json.loads(line)
+        except (ValueError, RecursionError) as error:
+            message = f"is not JSON: {error}: {short_repr(line.decode(errors='replace'))}"
+            fixes = ("one JSON value per line: jq -c . does that",)
+            raise ConfigError(Problem("DT363", message, fixes=fixes, place=f"stdin:{number}")) from None
+
+
+STDIO = "-"
+"""stdin as a source, stdout as a sink."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunSpec:
+    """A pipeline and what a file says besides. `source` and `sink` are as `dt.run` takes them, except for functions,
+    which are still named: see `opened`."""
+
+    file: Path
+    document: Document
+    pipeline: Pipeline
+    source: Any
+    """None: nobody said."""
+    sink: Any
+    """None: results are read by whoever runs it."""
+    mode: str = "auto"
+    ordered: bool = False
+    max_errors: int | None = None
+
+
+def load_pipeline_spec(
+    file: str | Path,
+    sets: Sequence[str] = (),
+    source: str | None = None,
+    sink: str | None = None,
+    typed_in: Path | None = None,
+) -> RunSpec:
+    """The job of a file, with what the command line, typed in some folder, says instead; everything that is wrong with
+    it at once."""
+    path = Path(file).absolute()
+    document = read_document(file)
+    own = replace(document, data=_with_absolute_paths(document.data, path.parent))
+    asked = apply_overrides(own, _changes(own, sets, source, sink, typed_in or Path.cwd()))
+    written = pipeline_file.parse_pipeline_document(asked)
+    problems = [*written.problems, *(() if written.problems else _source_sink_errors(written.job, asked))]
+    if problems:
+        raise PipelineError(problems)
+    job = written.job
+    return RunSpec(
+        path,
+        asked,
+        Pipeline(written.stages, written.name),
+        job.get("source"),
+        job.get("sink"),
+        job.get("mode", "auto"),
+        job.get("ordered", False),
+        job.get("max_errors"),
+    )
+
+
+def _changes(
+    document: Document, sets: Sequence[str], source: str | None, sink: str | None, folder: Path
+) -> list[Override]:
+    found: list[Override] = []
+    ends: list[Override] = []
+    """First, so that what is set applies to them."""
+    problems: list[Problem] = []
+    for text in sets:
+        try:
+            change = parse_override(text, document.data)
+            found.append(replace(change, value=_absolute_set_value(change, folder)))
+        except ConfigError as error:
+            problems += error.problems
+    for key, path in (("source", source), ("sink", sink)):
+        if path == "":
+            problems.append(Problem("DT360", f"--{key} names nothing", fixes=(f"--{key} data.jsonl",)))
+        elif path is not None:
+            value: Any = absolute_path(path, folder, pattern=key == "source")
+            if path == STDIO:
+                value = {"run": "dovetail.runtime.run_spec:stdin_rows"} if key == "source" else None
+            ends.append(Override((key,), value, f"--{key} {path}"))
+    if problems:
+        raise ConfigError(problems)
+    return [*ends, *found]
+
+
+# --- paths
+
+
+def _with_absolute_paths(data: Any, folder: Path) -> Any:
+    """The data of a file with its source and sink in this folder; what has no form stays, and is told later."""
+    if not isinstance(data, Mapping):
+        return data
+    return {
+        key: _absolute_value(value, folder, key == "source") if key in SOURCE_AND_SINK else value
+        for key, value in data.items()
+    }
+
+
+def _absolute_value(value: Any, folder: Path, pattern: bool) -> Any:
+    if isinstance(value, str):
+        return absolute_path(value, folder, pattern=pattern)
+    if isinstance(value, list):
+        return [_absolute_value(item, folder, pattern) for item in value]
+    if isinstance(value, Mapping):
+        inner = {key: _absolute_value(part, folder, pattern) for key, part in value.items() if key == "path"}
+        if isinstance(value.get("stages"), Mapping):
+            inner["stages"] = {name: _absolute_value(part, folder, pattern) for name, part in value["stages"].items()}
+        return {**value, **inner}
+    return value
+
+
+def _absolute_set_value(change: Override, folder: Path) -> Any:
+    """The value of a --set: a path in it is relative to where it was typed."""
+    path = change.path
+    whole = len(path) == 1 or (len(path) == 3 and path[:2] == ("sink", "stages"))
+    if path[0] in SOURCE_AND_SINK and (whole or path[-1] == "path"):
+        return _absolute_value(change.value, folder, path[0] == "source")
+    if path == ("sink", "stages"):
+        return _absolute_value({"stages": change.value}, folder, False)["stages"]
+    return change.value
+
+
+def absolute_path(text: str, folder: Path, *, pattern: bool) -> str:
+    """URLs stay as they are. The folder is no pattern, whatever its name; `pattern`: the rest may be one."""
+    if "://" in text or not text:
+        return text
+    path = os.path.expanduser(text)  # noqa: PTH111 - a Path would lose a slash at the end
+    if os.path.isabs(path):  # noqa: PTH117
+        return path
+    is_pattern = pattern and glob.has_magic(path) and not (folder / path).exists()
+    return os.path.join(glob.escape(str(folder)) if is_pattern else folder, path)  # noqa: PTH118
+
+
+# --- values
+
+
+def _source_sink_errors(job: Mapping[str, Any], document: Document) -> Iterator[Problem]:
+    """What only those who read and write can tell: unknown formats, settings that do not go together."""
+    from dovetail.data import sinks, sources
+
+    for path, value in _source_and_sinks(job):
+        if isinstance(value, Mapping) and "run" in value:
+            continue
+        try:
+            (sources if path[0] == "source" else sinks).spec_of(_paths_as_mapping(value))
+        except ConfigError as error:
+            for problem in error.problems:
+                yield replace(problem, place=document.place(_problem_path(path, value, problem)))
+
+
+def _source_and_sinks(job: Mapping[str, Any]) -> Iterator[tuple[KeyPath, Any]]:
+    """The source, and each sink."""
+    if "source" in job:
+        yield ("source",), job["source"]
+    sink = job.get("sink")
+    if isinstance(sink, Mapping) and "stages" in sink:
+        for name, value in sink["stages"].items():
+            yield ("sink", "stages", name), value
+    elif sink is not None:
+        yield ("sink",), sink
+
+
+def _paths_as_mapping(value: Any) -> Any:
+    """Several paths are a source of their own."""
+    return {"path": value} if isinstance(value, list) else value
+
+
+def _problem_path(path: KeyPath, value: Any, problem: Problem) -> KeyPath:
+    """Which key a problem is about, if it names one first."""
+    word = problem.message.split("=")[0].split(" ")[0].strip("'\"`:")
+    return (*path, word) if isinstance(value, Mapping) and word in value else path
+
+
+def with_append(sink: Any) -> Any:
+    """The same sink, of which nothing is replaced; a function stays what it is."""
+    if isinstance(sink, str):
+        return {"path": sink, "exists": "append"}
+    if isinstance(sink, Mapping):
+        if "stages" in sink:
+            return {"stages": {name: with_append(part) for name, part in sink["stages"].items()}}
+        return {**sink, "exists": "append"} if "path" in sink else sink
+    return sink
+
+
+# --- code
+
+
+def add_import_path(folder: Path) -> None:
+    """Modules in this folder come first, as beside a script."""
+    text = str(folder)
+    if sys.path[:1] != [text]:
+        sys.path.insert(0, text)
+
+
+def missing_modules(job: RunSpec) -> list[Problem]:
+    """Stages whose module is nowhere; found without importing anything, which may take long."""
+    found = []
+    for number, stage in enumerate(job.pipeline.stages):
+        top = stage.run.partition(":")[0].partition(".")[0] if isinstance(stage.run, str) else ""
+        if top and top not in sys.modules and not _module_exists(top):
+            message = f"stage {stage.name!r}: there is no module {top!r}"
+            evidence = (f"searched beside the file, in {job.file.parent}, and where Python looks",)
+            fixes = (f"write {top}.py beside {job.file.name}, or pip install what has it",)
+            place = job.document.place(("stages", number, "run"))
+            found.append(Problem("DT034", message, evidence, fixes, place))
+    return found
+
+
+def _module_exists(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def import_errors(job: RunSpec) -> list[Problem]:
+    """What goes wrong when the code of every stage is imported here."""
+    problems = []
+    for number, stage in enumerate(job.pipeline.stages):
+        if isinstance(stage.run, str):
+            try:
+                _import_target(stage.run, f"stage {stage.name!r}")
+            except DovetailError as error:
+                place = job.document.place(("stages", number, "run"))
+                problems += [replace(problem, place=place) for problem in error.problems]
+    return problems
+
+
+def open_source_and_sink(job: RunSpec) -> tuple[Any, Any]:
+    """(source, sink) with the functions that the file names; a source's function is called."""
+    problems: list[Problem] = []
+    found: dict[KeyPath, Any] = {}
+    for path, value in _source_and_sinks({"source": job.source, "sink": job.sink}):
+        found[path] = _paths_as_mapping(value)
+        if isinstance(value, Mapping) and "run" in value:
+            try:
+                found[path] = _load_function(path, value)
+            except DovetailError as error:
+                place = job.document.place((*path, "run"))
+                problems += [replace(problem, place=place) for problem in error.problems]
+    if problems:
+        raise ConfigError(problems)
+    if ("sink",) in found or job.sink is None:
+        return found[("source",)], found.get(("sink",))
+    return found[("source",)], {path[-1]: value for path, value in found.items() if path[0] == "sink"}
+
+
+def _load_function(path: KeyPath, value: Mapping[str, Any]) -> Any:
+    target = _import_target(value["run"], str(path[0]))
+    if path[0] == "sink" and not isinstance(target, type):
+        return target
+    try:
+        return target(**value.get("args", {}))
+    except Exception as error:
+        raise _user_code_error(f"{path[0]}: {value['run']!r} failed when it was called", error) from error
+
+
+def _import_target(run: str, called: str) -> Any:
+    """The function or class; whatever its module does when it is imported is a ConfigError."""
+    from dovetail.engines.object_loader import import_object
+
+    try:
+        return import_object(run, "")
+    except DovetailError as error:
+        fix = ("run: package.module:name of a function or class, in a module beside the file or installed",)
+        raise ConfigError(
+            replace(one, message=one.message.replace("stage ''", called, 1), fixes=one.fixes or fix)
+            for one in error.problems
+        ) from None
+    except Exception as error:
+        raise _user_code_error(f"{called}: the module of {run!r} cannot be imported", error) from error
+
+
+def _user_code_error(message: str, error: BaseException) -> ConfigError:
+    """With the last lines of the traceback: where in the user's code."""
+    import traceback
+
+    lines = [line.rstrip() for line in traceback.format_exception(error)]
+    evidence = tuple(line for text in lines[-3:] for line in text.splitlines())
+    fixes = ("mend the line above; python -c with the same import shows the whole of it",)
+    return ConfigError(Problem("DT363", message, evidence, fixes))

@@ -1,0 +1,197 @@
+"""`dt.simulate`: the real controller on a simulated cluster in virtual time."""
+
+from __future__ import annotations
+
+import gc
+import math
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
+
+import dovetail
+from dovetail.engines.simulated.data import SimulatedData
+from dovetail.engines.simulated.engine import SimulatedEngine
+from dovetail.engines.simulated.world import Behaviour, Constant, Lognormal, World
+from dovetail.errors import ConfigError, Problem, short_repr
+from dovetail.observe.history import RunHistory
+from dovetail.observe.progress import ProgressDisplay
+from dovetail.observe.recorder import Recorder, RunDescription
+from dovetail.observe.replay import ReplayRecorder, controller_record
+from dovetail.observe.run_folder import create_run
+from dovetail.observe.summary import summarize_run
+from dovetail.observe.summary_text import summary_lines
+from dovetail.runtime.run_loop import run_with_observers
+from dovetail.scheduling.planner import plan as make_plan
+from dovetail.streaming.controller import StreamController
+from dovetail.streaming.settings import StreamOptions, unit_specs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from dovetail.control.engine import Observer
+    from dovetail.observe.summary import RunSummary
+    from dovetail.pipeline.pipeline import Pipeline
+    from dovetail.resources.cluster import Cluster
+    from dovetail.scheduling.plan import Plan
+
+DEFAULT_SETUP_S = 1.0
+DEFAULT_SPREAD = 0.3
+DEFAULT_DURATION_S = 60.0
+MAX_DEFAULT_ITEMS = 100_000
+"""At most, when nobody says how many."""
+MAX_ITEMS = 10**12
+MAX_SPREAD = 5.0
+GC_THRESHOLD_OBJECTS = 200_000
+"""Objects that come and stay between two looks of the garbage collector, instead of 700."""
+
+
+@dataclass(frozen=True, slots=True)
+class Randomness:
+    """What is left to chance in a simulated run, and how much."""
+
+    seed: int
+    spread: float
+    setup_s: float
+    deaths_per_hour: float
+    node_losses_per_hour: float
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """How a simulated run went. `str()` of it is what a real run prints at its end."""
+
+    plan: Plan
+    summary: RunSummary
+    folder: Path
+
+    def __str__(self) -> str:
+        return "\n".join(summary_lines(self.summary))
+
+    @property
+    def status(self) -> str:
+        """finished, failed or cancelled."""
+        return self.summary.status
+
+    @property
+    def error(self) -> str:
+        return self.summary.error
+
+    @property
+    def seconds(self) -> float:
+        """Virtual ones."""
+        return self.summary.seconds
+
+    @property
+    def delivered(self) -> int:
+        return self.summary.delivered
+
+    @property
+    def rate(self) -> float:
+        """Source items per second in the steady state; over the whole run, if it was too short for one."""
+        steady = self.summary.steady_rate
+        return self.summary.mean_rate if steady is None else steady
+
+
+def simulate(
+    pipeline: Pipeline,
+    cluster: Cluster | str = "auto",
+    items: int | None = None,
+    *,
+    mode: str = "auto",
+    seed: int = 0,
+    spread: float = DEFAULT_SPREAD,
+    setup_s: float = DEFAULT_SETUP_S,
+    deaths_per_hour: float = 0.0,
+    node_losses_per_hour: float = 0.0,
+    plan: Plan | None = None,
+    world: World | None = None,
+    options: StreamOptions | None = None,
+    run_dir: str | Path | None = None,
+    record: bool = False,
+    progress: bool = False,
+    what: str = "dt.simulate",
+) -> Simulation:
+    """Runs the pipeline on a simulated cluster, in virtual time: the same controller as a real run, made-up workers.
+
+    Workers are as fast as `rate=` says (as the plan assumed, where it does not), each call by chance: lognormal with
+    sigma `spread`. `items`: how many the source has; by default what the plan does in a minute. `world` describes
+    everything instead. A run folder is written; `record=True` adds the controller's exact input.
+    """
+    chances = Randomness(seed, spread, setup_s, deaths_per_hour, node_losses_per_hour)
+    _check_numbers(chances, items)
+    made = plan or make_plan(pipeline, cluster, mode)
+    count = items if items is not None else min(MAX_DEFAULT_ITEMS, max(1, round(DEFAULT_DURATION_S * made.rate)))
+    world = world or _world(pipeline, made, chances)
+    engine = SimulatedEngine(world, made.cluster)
+    works = unit_specs(pipeline, made)
+    stream = StreamController(works, made, options or StreamOptions(hop_s=world.hop_s))
+    folder = create_run(made.name, run_dir)
+    recorder = Recorder(folder, _about(made, what, count, world), stream.view, stream.workers, plan=made.to_json())
+    observers: list[Observer] = [recorder]
+    if record:
+        observers.append(ReplayRecorder(folder.replay_log, controller_record(works, made, stream.state.options)))
+    if progress:
+        observers.append(ProgressDisplay(stream.view, name=made.name, virtual=True))
+    with _reduced_gc():
+        run_with_observers(stream, engine, SimulatedData(engine, count), recorder, observers)
+    return Simulation(made, summarize_run(RunHistory.load(folder.path)), folder.path)
+
+
+def _about(plan: Plan, what: str, items: int, world: World) -> RunDescription:
+    return RunDescription(
+        plan.name,
+        what,
+        "sim",
+        plan.cluster.spec(),
+        version=dovetail.__version__,
+        virtual=True,
+        more={"items": items, "seed": world.seed},
+    )
+
+
+@contextmanager
+def _reduced_gc() -> Iterator[None]:
+    """The controller makes no cycles, but thousands of workers that the collector would look through again and again: a
+    quarter of the time of a large simulation."""
+    before = gc.get_threshold()
+    gc.set_threshold(GC_THRESHOLD_OBJECTS, *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+
+
+def _check_numbers(chances: Randomness, items: int | None) -> None:
+    numbers = {item.name: getattr(chances, item.name) for item in fields(chances)}
+    if items is not None:
+        numbers["items"] = items
+    problems = [problem for name, value in numbers.items() for problem in _range_errors(name, value)]
+    if problems:
+        raise ConfigError(problems)
+
+
+def _range_errors(name: str, value: object) -> list[Problem]:
+    whole = name in ("items", "seed")
+    kind = int if whole else (int, float)
+    limit = MAX_ITEMS if whole else MAX_SPREAD if name == "spread" else 1e9
+    if isinstance(value, bool) or not isinstance(value, kind) or not math.isfinite(value) or not 0 <= value <= limit:
+        sort = "a whole number" if whole else "a number"
+        message = f"{name}={short_repr(value)} is not {sort} from 0 to {limit:g}"
+        return [Problem("DT310", message, fixes=(f"{name}={'1000' if whole else '0'}",))]
+    return []
+
+
+def _world(pipeline: Pipeline, plan: Plan, chances: Randomness) -> World:
+    """Workers that are exactly as fast as the plan expects, on average."""
+    behaviours = {}
+    for unit in plan.units:
+        returns = math.prod(stage.returns for stage in map(pipeline.stage, unit.stages) if stage.returns is not None)
+        behaviours[unit.name] = Behaviour(
+            seconds_per_item=(pipeline.stage(unit.stages[0]).slots or 1) / unit.rate,
+            returns=returns,
+            spread=Lognormal(chances.spread) if chances.spread else Constant(),
+            setup_s=chances.setup_s,
+            deaths_per_hour=chances.deaths_per_hour,
+        )
+    return World(behaviours, seed=chances.seed, node_losses_per_hour=chances.node_losses_per_hour)

@@ -1,0 +1,125 @@
+"""`Site`: where a run executes (this machine or Ray), and everything that differs between the two."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+from dovetail.control.engine import Engine
+from dovetail.data.interfaces import PayloadStore
+from dovetail.engines.local.process_setup import PAYLOAD_MEMORY_DIVISOR
+from dovetail.engines.ray.address import is_ray_engine
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+    from pathlib import Path
+
+    from dovetail.control.commands import HostedObject
+    from dovetail.control.payload import Segment
+    from dovetail.pipeline.pipeline import Pipeline
+    from dovetail.resources.cluster import Cluster
+    from dovetail.runtime.admission import Admission
+    from dovetail.scheduling.plan import Plan
+    from dovetail.streaming.settings import StreamOptions
+
+    PlanFactory = Callable[[Cluster], Plan]
+    """Makes a plan for what others leave."""
+
+HOP_S = 0.0002
+"""What a message to a process on this machine costs, about."""
+
+
+class RunEngine(Engine, PayloadStore, Protocol):
+    """An engine with all that a run wants of it."""
+
+    keep_spool: bool
+    """Whether what lies in the spool is needed by who goes on with the run."""
+
+    def prepare(self, hosted: Iterable[HostedObject]) -> None: ...
+
+    def nudge(self) -> None: ...
+
+    def spool_record(self, segment: Segment) -> list[Any] | None: ...
+
+    def from_spool_record(self, kept: list[Any]) -> Segment | None: ...
+
+    def processes(self) -> Mapping[int, tuple[str, tuple[int, ...]]]: ...
+
+    def is_ready(self, worker: int) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerEnvironment:
+    """What a run wants of the place where its workers are."""
+
+    folder: Path
+    pin_cpus: bool = False
+    files: tuple[str, ...] = ()
+    """What workers read."""
+    writes: tuple[str, ...] = ()
+    """Folders into which they write results."""
+
+
+class Site(Protocol):
+    engine: str
+
+    def cluster(self, asked: Cluster | str) -> Cluster | str:
+        """What to plan for."""
+        ...
+
+    def check_pipeline(self, pipeline: Pipeline) -> None:
+        """ConfigError: it asks for something that cannot be had here."""
+        ...
+
+    def adapt_plan(self, plan: Plan, *, earlier: bool) -> tuple[Plan, PlanFactory | None]:
+        """A plan that was not made just now, as it can run here, and how one is made for what others leave. `earlier`:
+        that of the run that goes on; else somebody has given it."""
+        ...
+
+    def admit(self, run: str, alone: Plan, planned: PlanFactory | None, *, wait: bool) -> Admission: ...
+
+    def start_engine(self, place: Admission, needs: WorkerEnvironment) -> RunEngine: ...
+
+    def adjust_options(self, options: StreamOptions, *, given: bool) -> StreamOptions:
+        """As this place demands them; `given`: by the user."""
+        ...
+
+
+class LocalSite:
+    """This machine."""
+
+    engine = "local"
+
+    def cluster(self, asked: Cluster | str) -> Cluster | str:
+        return asked
+
+    def check_pipeline(self, pipeline: Pipeline) -> None: ...
+
+    def adapt_plan(self, plan: Plan, *, earlier: bool) -> tuple[Plan, PlanFactory | None]:  # noqa: ARG002 - the port's
+        return plan, None
+
+    def admit(self, run: str, alone: Plan, planned: PlanFactory | None, *, wait: bool) -> Admission:
+        from dovetail.runtime.admission import admit
+
+        return admit(run, alone, planned, wait=wait)
+
+    def start_engine(self, place: Admission, needs: WorkerEnvironment) -> RunEngine:
+        from dovetail.engines.local.engine import LocalEngine
+
+        cluster = place.plan.cluster
+        memory_bytes = sum(node.memory_bytes for node in cluster.nodes) // PAYLOAD_MEMORY_DIVISOR
+        return LocalEngine(needs.folder, cluster, memory_bytes=memory_bytes, pin_cpus=needs.pin_cpus)
+
+    def adjust_options(self, options: StreamOptions, *, given: bool) -> StreamOptions:
+        return (
+            replace(options, payloads_survive=True) if given else replace(options, payloads_survive=True, hop_s=HOP_S)
+        )
+
+
+def open_site(engine: str, *, share: float | None, env_from: tuple[str, ...]) -> Site:
+    """Ray is imported, and reached, only where it is asked for."""
+    if not is_ray_engine(engine):
+        return LocalSite()
+    from dovetail.runtime.ray_site import RaySite
+
+    return RaySite(engine, share, env_from)

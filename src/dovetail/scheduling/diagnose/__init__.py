@@ -1,0 +1,1 @@
+"""Diagnosis of what does not fit: reasons per node, and changes that were tried and would fit."""

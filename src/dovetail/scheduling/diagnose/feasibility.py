@@ -1,0 +1,402 @@
+"""Feasibility of worker requests and pipelines on a cluster: InfeasibleError with counted evidence and tried fixes."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from dovetail.errors import InfeasibleError, Problem
+from dovetail.resources.amounts import total_free
+from dovetail.resources.cluster import Cluster
+from dovetail.resources.fit import Fit
+from dovetail.resources.gpu_models import models_with_memory
+from dovetail.resources.ledger import Ledger
+from dovetail.resources.shape import ShapeKind
+from dovetail.resources.sizes import format_milli, format_size
+from dovetail.scheduling.diagnose.misfit import (
+    find_request_changes,
+    fits_on_some_node,
+    misfit_reasons,
+    smallest_fitting_node,
+)
+from dovetail.scheduling.fragmentation import Workload
+from dovetail.scheduling.packing import NodeFiller, group_nodes
+from dovetail.scheduling.placement import FragmentationScore, Placer
+from dovetail.scheduling.sizing import eligible_nodes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from dovetail.resources.cluster import Node
+    from dovetail.resources.shape import Shape
+    from dovetail.scheduling.packing import NodeGroups
+    from dovetail.scheduling.plan import UnitPlan
+
+MAX_PIECES_SHOWN = 6
+MAX_GANGS_COUNTED = 10_000
+MAX_ADDED_NODES = 64
+
+
+class WorkerRequest(NamedTuple):
+    """So many workers of one shape, under a name that its author knows: "stage 'caption'"."""
+
+    name: str
+    shape: Shape
+    workers: int = 1
+
+
+def require_fit(wishes: Sequence[WorkerRequest], ledger: Ledger) -> None:
+    """An InfeasibleError that lists everything in the way of seating all of these now; nothing is taken."""
+    problems = find_fit_problems(wishes, ledger)
+    if problems:
+        raise InfeasibleError(problems)
+
+
+def find_fit_problems(wishes: Sequence[WorkerRequest], ledger: Ledger) -> list[Problem]:
+    """Everything in the way of seating all of these at once on what is free now."""
+    problems = [problem for wish in wishes if (problem := find_misfit(wish, ledger)) is not None]
+    able = [wish for wish in wishes if count_that_fit(wish.shape, ledger)]
+    together = _totals_exceeded_problem(able, ledger)
+    if together is None and not problems:
+        together = _not_together_problem(wishes, ledger)
+    return problems if together is None else [*problems, together]
+
+
+def find_misfit(wish: WorkerRequest, ledger: Ledger) -> Problem | None:
+    """Why these workers, alone, do not fit on what is free now; None if they do."""
+    largest = count_that_fit(wish.shape, ledger)
+    if largest >= wish.workers:
+        return None
+    if largest:
+        return _too_many_workers_problem(wish, largest, ledger)
+    if fits_on_some_node(wish.shape, ledger):
+        return _gang_too_large_problem(wish, ledger)
+    return _fits_nowhere_problem(wish, ledger)
+
+
+def count_that_fit(shape: Shape, ledger: Ledger) -> int:
+    """How many such workers would fit on what is free now, if nothing else came."""
+    if shape.ranks > 1:
+        return len(Placer(ledger.copy(), FragmentationScore(Workload({shape: 1}))).fill(shape, MAX_GANGS_COUNTED))
+    fit = Fit(shape)
+    return sum(fit.capacity(free) * nodes for free, nodes in Counter(ledger.free).items())
+
+
+def _fits_nowhere_problem(wish: WorkerRequest, ledger: Ledger) -> Problem:
+    """One worker fits on no node."""
+    shape = wish.shape.rank
+    fit = Fit(shape)
+    states = Counter(ledger.free)
+    nodes = len(ledger.free)
+    counted: Counter[str] = Counter()
+    for free, count in states.items():
+        counted["; ".join(misfit_reasons(fit, free))] += count
+    evidence = [
+        f"{count} of {nodes} nodes: {why}" for why, count in sorted(counted.items(), key=lambda x: (-x[1], x[0]))
+    ]
+    evidence += _split_capacity_lines(shape, ledger)
+    empty = Ledger(ledger.cluster)
+    code, hint = _code_and_hint(shape, empty)
+    if code == "DT110":
+        hint = "stop other workers: it fits on an empty node"
+    fixes = find_request_changes(shape, ledger)
+    fixes += [hint] if hint else []
+    node = smallest_fitting_node(shape)
+    fixes += [f"add a node like {node}"] if node else []
+    message = f"{wish.name} ({shape.describe()}) fits on 0 of {nodes} nodes"
+    return Problem(code, message, tuple(evidence), _join_alternatives(fixes or ["ask for less per worker"]))
+
+
+def _code_and_hint(shape: Shape, empty: Ledger) -> tuple[str, str]:
+    """What kind of misfit it is; DT110 is one that an empty cluster would not have."""
+    if fits_on_some_node(shape, empty):
+        return "DT110", ""
+    gpus = {gpu for node in empty.cluster.nodes for gpu in node.gpus}
+    labels = dict(shape.labels)
+    if any(
+        not any(dict(node.labels).get(name) in values for node in empty.cluster.nodes)
+        for name, values in labels.items()
+    ):
+        return "DT114", ""
+    if shape.cards and gpus:
+        keys = {gpu.key for gpu in gpus}
+        if shape.accelerators and not keys & set(shape.accelerators):
+            return "DT113", ""
+        if shape.gpu_memory_bytes > max(gpu.memory_bytes for gpu in gpus):
+            return "DT111", ""
+        if any(need > max(getattr(gpu, f"nv{which}s") for gpu in gpus) * shape.cards for which, need in _codecs(shape)):
+            having = models_with_memory(nvdecs=min(1, shape.nvdecs), nvencs=min(1, shape.nvencs))
+            names = " and ".join(f"NV{which.upper()}" for which, _ in _codecs(shape))
+            return "DT112", f"use a card that has {names}: {', '.join(having[:8])}"
+    return "DT115", ""
+
+
+def _codecs(shape: Shape) -> list[tuple[str, int]]:
+    return [(which, need) for which, need in (("dec", shape.nvdecs), ("enc", shape.nvencs)) if need]
+
+
+def _split_capacity_lines(shape: Shape, ledger: Ledger) -> list[str]:
+    """Enough in total, but split: '1.2 GPUs are free, but as 0.6 + 0.6'."""
+    lines = []
+    milli_needed = shape.cards * shape.gpu_milli if shape.computes_on_gpu else 0
+    cards = [card for free in ledger.free for card in free.cards.free]
+    pieces = [
+        ("GPUs", milli_needed, [card.milli for card in cards], format_milli, "cards"),
+        (
+            "of GPU memory",
+            shape.cards * shape.gpu_memory_bytes,
+            [card.memory_bytes for card in cards],
+            format_size,
+            "cards",
+        ),
+        ("CPUs", shape.cpu_milli, [free.cpu_milli for free in ledger.free], format_milli, "nodes"),
+        ("of memory", shape.memory_bytes, [free.memory_bytes for free in ledger.free], format_size, "nodes"),
+    ]
+    for what, needed, amounts, text, where in pieces:
+        each = needed // max(1, shape.cards) if where == "cards" else needed
+        able = sum(amount >= each for amount in amounts)
+        if needed and sum(amounts) >= needed and able < (shape.cards if where == "cards" else 1):
+            largest = sorted(filter(None, amounts), reverse=True)
+            shown = " + ".join(text(amount) for amount in largest[:MAX_PIECES_SHOWN])
+            more = f" + ... ({len(largest)} {where})" if len(largest) > MAX_PIECES_SHOWN else ""
+            lines.append(f"{text(sum(amounts))} {what} are free, but as {shown}{more}")
+    return lines
+
+
+def _too_many_workers_problem(wish: WorkerRequest, largest: int, ledger: Ledger) -> Problem:
+    message = f"{wish.name}: {wish.workers} workers ({wish.shape.describe()}) are asked for, {largest} fit"
+    fixes = [f"workers={largest}", *_smaller_share_fix(wish, ledger), *_add_nodes_fix_for_requests([wish], ledger)]
+    return Problem(
+        "DT103", message, (f"{largest} of {wish.workers} fit on what is free now",), _join_alternatives(fixes)
+    )
+
+
+def _gang_too_large_problem(wish: WorkerRequest, ledger: Ledger) -> Problem:
+    shape = wish.shape
+    fit = Fit(shape.rank)
+    on_one = max(fit.capacity(free) for free in ledger.free)
+    message = f"{wish.name} ({shape.describe()}) fits on no node and on no set of whole nodes"
+    whole = "nobody computes on their cards" if shape.computes_on_gpu else "nobody sits there"
+    evidence = (f"{on_one} of {shape.ranks} ranks fit on one node", f"else it needs whole nodes, where {whole}")
+    fixes = [f"ranks={on_one}", *_add_nodes_fix_for_requests([wish], ledger)]
+    return Problem("DT116", message, evidence, _join_alternatives(fixes))
+
+
+def _totals_exceeded_problem(wishes: Sequence[WorkerRequest], ledger: Ledger) -> Problem | None:
+    """More is asked for in total than there is."""
+    asked, free = _requested_totals(wishes), total_free(Counter(ledger.free))
+    short = [name for name, amount in asked.items() if amount > free.get(name, 0)]
+    if not short or len(wishes) < 2:
+        return None
+    text = {name: format_size if name == "memory" else format_milli for name in asked}
+    needs = " and ".join(f"{text[name](asked[name])} {name}" for name in short)
+    has = " and ".join(text[name](free.get(name, 0)) for name in short)
+    message = f"{len(wishes)} kinds of workers need {needs} at once; {has} {'is' if len(short) == 1 else 'are'} free"
+    evidence = [f"{wish.name}: {wish.workers} x ({wish.shape.describe()})" for wish in wishes]
+    fixes = ["ask for fewer workers, or for less per worker", *_add_nodes_fix_for_requests(wishes, ledger)]
+    return Problem("DT101", message, tuple(evidence), _join_alternatives(fixes))
+
+
+def _requested_totals(wishes: Sequence[WorkerRequest]) -> dict[str, int]:
+    """What is asked for in all; a GPU sized by memory alone counts from its card, so not here."""
+    totals: Counter[str] = Counter()
+    for wish in wishes:
+        shape, processes = wish.shape, wish.workers * wish.shape.ranks
+        totals["GPUs"] += processes * shape.cards * shape.gpu_milli
+        totals["CPUs"] += processes * shape.cpu_milli
+        totals["memory"] += processes * shape.memory_bytes
+        for name, amount in shape.custom:
+            totals[name] += processes * amount
+    return {name: amount for name, amount in totals.items() if amount}
+
+
+def _not_together_problem(wishes: Sequence[WorkerRequest], ledger: Ledger) -> Problem | None:
+    """Enough in total, and each alone fits, but not all of them together."""
+    left = _unplaced_requests(wishes, ledger)
+    if not left:
+        return None
+    message = f"{len(wishes)} kinds of workers fit one by one, but not together"
+    evidence = [f"{wish.name}: {wish.workers} of {wish.workers + placed} workers find no seat" for wish, placed in left]
+    kept = [f"{wish.name} with workers={placed}" for wish, placed in left if placed]
+    return Problem(
+        "DT102", message, tuple(evidence), _join_alternatives([*kept, *_add_nodes_fix_for_requests(wishes, ledger)])
+    )
+
+
+def _unplaced_requests(wishes: Sequence[WorkerRequest], ledger: Ledger) -> list[tuple[WorkerRequest, int]]:
+    """Wishes that find no seat when all are placed, large ones first: (what is left of it, how many were seated)."""
+    trial = Placer(ledger.copy(), FragmentationScore(Workload((wish.shape, wish.workers) for wish in wishes)))
+    left = []
+    for wish in sorted(wishes, key=_difficulty, reverse=True):
+        placed = len(trial.fill(wish.shape, wish.workers))
+        if placed < wish.workers:
+            left.append((wish._replace(workers=wish.workers - placed), placed))
+    return left
+
+
+def _difficulty(wish: WorkerRequest) -> tuple[bool, int, int, int, int]:
+    shape = wish.shape
+    exclusive = shape.kind in (ShapeKind.ENTIRE_GPU, ShapeKind.WHOLE_NUMBERED_GPU)
+    return exclusive, shape.ranks * shape.cards, shape.gpu_milli, shape.gpu_memory_bytes, shape.cpu_milli
+
+
+def _smaller_share_fix(wish: WorkerRequest, ledger: Ledger) -> list[str]:
+    """The largest share of a card at which all the workers would fit."""
+    shape = wish.shape
+    if shape.kind is not ShapeKind.FRACTIONAL_GPU or not shape.gpu_milli:
+        return []
+
+    def too_large(share_milli: int) -> bool:
+        return count_that_fit(replace(shape, gpu_milli=share_milli), ledger) < wish.workers
+
+    largest = bisect_left(range(1, shape.gpu_milli), True, key=too_large)
+    return [f"gpus={format_milli(largest)}"] if largest else []
+
+
+def _add_nodes_fix_for_requests(wishes: Sequence[WorkerRequest], ledger: Ledger) -> list[str]:
+    """How many more nodes like the largest one would do; tried."""
+    largest = max(ledger.cluster.nodes, key=lambda node: (len(node.gpus), node.usable_cpu_milli, node.memory_bytes))
+
+    def enough(more: int) -> bool:
+        extra = tuple(replace(largest, name=f"one more: {number}") for number in range(more))
+        return not _unplaced_requests(wishes, Ledger(Cluster((*ledger.cluster.nodes, *extra)), ledger.seats()))
+
+    return add_nodes_fix(largest, enough)
+
+
+def add_nodes_fix(node: Node, enough: Callable[[int], bool]) -> list[str]:
+    """'add 6 nodes like ...' for the fewest that are enough; nothing if no reasonable number is."""
+    more = next((2**power for power in range(MAX_ADDED_NODES.bit_length()) if enough(2**power)), 0)
+    if not more:
+        return []
+    fewest = more // 2 + 1 + bisect_left(range(more // 2 + 1, more), True, key=enough)
+    return [f"add {fewest} node{'s' if fewest > 1 else ''} like 1x{node.spec()}"]
+
+
+def _join_alternatives(fixes: list[str]) -> tuple[str, ...]:
+    once = list(dict.fromkeys(fixes))
+    return tuple(fix if number == 0 else f"or {fix}" for number, fix in enumerate(once))
+
+
+GPU_SHARES_TRIED_MILLI = (500, 333, 250, 200, 125, 100, 50, 20, 10)
+
+
+class FeasibilityCheck(Protocol):
+    """Whether every unit would get its least number of workers in a mode."""
+
+    def __call__(self, units: list[UnitPlan], ledger: Ledger, mode: str) -> bool: ...
+
+
+def infeasible_error(
+    short: list[list[UnitPlan]], units: list[UnitPlan], ledger: Ledger, feasible: FeasibilityCheck
+) -> InfeasibleError:
+    """Everything in the way of running each group of these units at once; `units` are all that the pipeline has."""
+    problems = []
+    for group in short:
+        problems += _unit_problems(group, ledger)
+    if any(len(group) > 1 for group in short):
+        fixes = _find_unit_fixes(units, ledger, feasible)
+        problems = [replace(p, fixes=fixes) if fixes and p.code in ("DT101", "DT102") else p for p in problems]
+    return InfeasibleError(problems)
+
+
+def _unit_problems(units: list[UnitPlan], ledger: Ledger) -> list[Problem]:
+    groups = group_nodes(ledger)
+    wishes = [WorkerRequest(_stage_text(unit), unit.shape, _min_workers(unit, groups)) for unit in units]
+    problems = _per_node_problems(units, ledger)
+    told = {problem.message.split(":")[0] for problem in problems}
+    problems += find_fit_problems([wish for wish in wishes if wish.name not in told], ledger)
+    if problems:
+        return problems
+    message = f"{len(units)} units fit one by one, but no way was found to seat them together"
+    return [Problem("DT102", message, tuple(f"{w.name}: {w.workers} x ({w.shape.describe()})" for w in wishes))]
+
+
+def _min_workers(unit: UnitPlan, groups: NodeGroups) -> int:
+    """The least workers that it has to have."""
+    if unit.per_node is None:
+        return unit.low
+    return unit.per_node * sum(len(groups[free]) for free in eligible_nodes(unit.demand, groups))
+
+
+def _stage_text(unit: UnitPlan) -> str:
+    return f"stage {unit.name!r}"
+
+
+def _per_node_problems(units: list[UnitPlan], ledger: Ledger) -> list[Problem]:
+    problems = []
+    groups = group_nodes(ledger)
+    for unit in units:
+        if unit.per_node is None:
+            continue
+        filler = NodeFiller(unit.shape)
+        able = eligible_nodes(unit.demand, groups)
+        rooms_of = {free: filler.capacity(free) // unit.shape.ranks for free in able}
+        short = [free for free in able if rooms_of[free] < unit.per_node]
+        if able and not short:
+            continue
+        message = f"{_stage_text(unit)}: workers_per_node={unit.per_node} does not fit on every node that could seat it"
+        rooms = {rooms_of[free]: sum(len(groups[f]) for f in short if rooms_of[f] == rooms_of[free]) for free in short}
+        evidence = [f"{nodes} nodes have room for {room}" for room, nodes in sorted(rooms.items())]
+        evidence = evidence or [f"no node can seat one worker ({unit.shape.describe()})"]
+        least = min(rooms, default=0)
+        fixes = (f"workers_per_node={least}",) if least else ('workers="auto" instead',)
+        problems.append(Problem("DT104", message, tuple(evidence), fixes))
+    return problems
+
+
+def _find_unit_fixes(units: list[UnitPlan], ledger: Ledger, feasible: FeasibilityCheck) -> tuple[str, ...]:
+    """No counts, shares instead of whole GPUs, other modes, more nodes: whichever works, tried as it is written."""
+    found = []
+    pinned = [unit for unit in units if unit.low > 1 or unit.high is not None or unit.per_node is not None]
+    if pinned and feasible([_without_worker_counts(unit) for unit in units], ledger, "streaming"):
+        found.append(f'workers="auto" for {_stage_names_text(pinned)}')
+    found += _gpu_share_fix(units, pinned, ledger, feasible)
+    found += [f'mode="{mode}"' for mode in ("sequential", "waves") if feasible(units, ledger, mode)]
+    found += _add_nodes_fix_for_units(units, ledger, feasible)
+    return tuple(fix if number == 0 else f"or {fix}" for number, fix in enumerate(found))
+
+
+def _without_worker_counts(unit: UnitPlan) -> UnitPlan:
+    return replace(unit, low=1, high=None, per_node=None)
+
+
+def _stage_names_text(units: list[UnitPlan]) -> str:
+    return ", ".join(stage for unit in units for stage in unit.stages)
+
+
+def _gpu_share_fix(
+    units: list[UnitPlan], pinned: list[UnitPlan], ledger: Ledger, feasible: FeasibilityCheck
+) -> list[str]:
+    """The largest share of a card that will do for those who ask for one whole card; their counts go, others stay."""
+    whole = [unit for unit in units if unit.shape.kind is ShapeKind.WHOLE_NUMBERED_GPU and unit.shape.cards == 1]
+    if not whole:
+        return []
+    counts = 'workers="auto", ' if any(unit in pinned for unit in whole) else ""
+    for share in GPU_SHARES_TRIED_MILLI:
+        changed = [
+            replace(
+                _without_worker_counts(unit), shape=replace(unit.shape, kind=ShapeKind.FRACTIONAL_GPU, gpu_milli=share)
+            )
+            if unit in whole
+            else unit
+            for unit in units
+        ]
+        if feasible(changed, ledger, "streaming"):
+            return [f"{counts}gpus={format_milli(share)} for {_stage_names_text(whole)}"]
+    return []
+
+
+def _add_nodes_fix_for_units(units: list[UnitPlan], ledger: Ledger, feasible: FeasibilityCheck) -> list[str]:
+    """How many more nodes like the largest one would do."""
+    if any(unit.per_node is not None for unit in units):
+        return []
+    largest = max(ledger.cluster.nodes, key=lambda node: (len(node.gpus), node.usable_cpu_milli, node.memory_bytes))
+
+    def enough(more: int) -> bool:
+        extra = tuple(replace(largest, name=f"one more: {number}") for number in range(more))
+        return feasible(units, Ledger(Cluster((*ledger.cluster.nodes, *extra)), ledger.seats()), "streaming")
+
+    return add_nodes_fix(largest, enough)

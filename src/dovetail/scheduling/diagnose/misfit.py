@@ -1,0 +1,310 @@
+"""Reasons why one worker does not fit on a node, and changes to its resources that would make it fit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from dovetail.resources.cluster import Cluster, Gpu, Node
+from dovetail.resources.fit import Fit, card_accepts
+from dovetail.resources.free_resources import WHOLE_CARD_MILLI
+from dovetail.resources.gpu_models import KNOWN_CARDS, card_model, model_name, models_with_memory
+from dovetail.resources.ledger import Ledger
+from dovetail.resources.shape import ShapeKind
+from dovetail.resources.sizes import format_exact_size, format_milli, format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dovetail.resources.free_resources import FreeCards, FreeResources
+    from dovetail.resources.shape import Shape
+
+
+def misfit_reasons(fit: Fit, free: FreeResources) -> list[str]:
+    """Each with the two numbers behind it: what is there and what is needed."""
+    if fit.assignments(free):
+        return []
+    found = [*_label_reasons(fit.shape, free), *_card_reasons(fit, free.cards), *_host_reasons(fit.shape, free)]
+    assert found, f"{fit.shape} does not fit on {free}, and nobody knows why"
+    return found
+
+
+def _label_reasons(shape: Shape, free: FreeResources) -> list[str]:
+    labels = free.cards.kind.labels
+    return [
+        f"label {name} is {labels.get(name, 'not set')}, {'|'.join(values)} needed"
+        for name, values in shape.labels
+        if labels.get(name) not in values
+    ]
+
+
+def _host_reasons(shape: Shape, free: FreeResources) -> list[str]:
+    kind = free.cards.kind
+    found = []
+    if free.cpu_milli < shape.cpu_milli:
+        have = "in all" if kind.cpu_milli < shape.cpu_milli else "free"
+        amount = kind.cpu_milli if have == "in all" else free.cpu_milli
+        found.append(f"{format_milli(amount)} CPUs {have}, {format_milli(shape.cpu_milli)} needed")
+    if free.memory_bytes < shape.memory_bytes:
+        if not kind.memory_bytes:
+            found.append("its memory is not given in the cluster's description")
+        else:
+            have = "in all" if kind.memory_bytes < shape.memory_bytes else "free"
+            amount = kind.memory_bytes if have == "in all" else free.memory_bytes
+            found.append(f"{format_size(amount)} memory {have}, {format_size(shape.memory_bytes)} needed")
+    have_custom = dict(free.custom)
+    for name, amount in shape.custom:
+        if have_custom.get(name, 0) < amount:
+            found.append(f"{format_milli(have_custom.get(name, 0))} {name} free, {format_milli(amount)} needed")
+    return found
+
+
+def _card_reasons(fit: Fit, cards: FreeCards) -> list[str]:
+    """What is wrong with the cards: first what can never do, then what is in use."""
+    shape, gpus = fit.shape, cards.kind.gpus
+    if not shape.cards:
+        return []
+    if not gpus:
+        return ["no GPU"]
+    allowed = [gpu for gpu, key in zip(gpus, cards.kind.keys, strict=True) if _is_accepted_model(key, shape)]
+    if not allowed:
+        return [f"{_models_text(gpus)} here, {'|'.join(map(model_name, shape.accelerators))} needed"]
+    if len(allowed) < shape.cards:
+        return [f"{len(allowed)} GPU{'s' if len(allowed) != 1 else ''} in all, {shape.cards} needed"]
+    if sum(gpu.memory_bytes >= shape.gpu_memory_bytes for gpu in allowed) < shape.cards:
+        largest = max(gpu.memory_bytes for gpu in allowed)
+        if not largest:
+            return [f"the memory of {_models_text(gpus)} is not given in the cluster's description"]
+        return [
+            f"{_models_text(allowed)} has {format_size(largest)} a card, "
+            f"{format_size(shape.gpu_memory_bytes)} needed of one"
+        ]
+    if missing := _codec_reasons(shape, allowed):
+        return missing
+    if sum(share is not None for share in fit.shares(cards.kind) or ()) < shape.cards and not _is_excluded_by_labels(
+        fit, cards
+    ):
+        return [f"no card of {_models_text(allowed)} has the memory and the codecs that are needed at once"]
+    return _in_use_reasons(fit, cards)
+
+
+def _is_excluded_by_labels(fit: Fit, cards: FreeCards) -> bool:
+    return fit.shares(cards.kind) is None
+
+
+def _codec_reasons(shape: Shape, allowed: list[Gpu]) -> list[str]:
+    found = []
+    for name, need, have in (
+        ("NVDEC", shape.nvdecs, sorted((gpu.nvdecs for gpu in allowed), reverse=True)),
+        ("NVENC", shape.nvencs, sorted((gpu.nvencs for gpu in allowed), reverse=True)),
+    ):
+        most = sum(have[: shape.cards])
+        if need > most:
+            where = "a card" if shape.cards == 1 else f"on {shape.cards} cards"
+            has = f"has no {name}" if not most else f"has {most} {name}s {where}"
+            found.append(f"{_models_text(allowed)} {has}, {need} needed")
+    return found
+
+
+def _in_use_reasons(fit: Fit, cards: FreeCards) -> list[str]:
+    shape = fit.shape
+    shares = [share for share in fit.shares(cards.kind) or () if share is not None]
+    able = [share for share in shares if card_accepts(shape, share, cards)]
+    if shape.kind in (ShapeKind.WHOLE_NUMBERED_GPU, ShapeKind.ENTIRE_GPU):
+        word = "whole" if shape.kind is ShapeKind.WHOLE_NUMBERED_GPU else "entire"
+        if len(able) < shape.cards:
+            return [f"{len(able)} {word} GPU{'s' if len(able) != 1 else ''} free, {shape.cards} needed"]
+        return [] if fit.card_assignments(cards) else ["its whole GPUs have too few codecs free"]
+    if able or not shares:
+        return []
+    found = []
+    needed = shares[0]
+    for name, text, index in (
+        ("GPU", format_milli, 0),
+        ("GPU memory", format_size, 1),
+        ("NVDECs", str, 2),
+        ("NVENCs", str, 3),
+    ):
+        most = max(cards.free[share.card][index] for share in shares)
+        need = min(share[index + 1] for share in shares)
+        if most < need:
+            found.append(f"at most {text(most)} {name} free on one card, {text(need)} needed")
+    return found or [f"no card has {format_milli(needed.milli)} GPU, its memory and its codecs free at once"]
+
+
+def _is_accepted_model(key: str, shape: Shape) -> bool:
+    return not shape.accelerators or key in shape.accelerators
+
+
+def _models_text(gpus: tuple[Gpu, ...] | list[Gpu]) -> str:
+    return "|".join(dict.fromkeys(gpu.model for gpu in gpus))
+
+
+def fits_on_some_node(shape: Shape, ledger: Ledger) -> bool:
+    """Whether one process of this shape could sit somewhere now."""
+    fit = Fit(shape.rank)
+    return any(fit.assignments(free) for free in set(ledger.free))
+
+
+def find_request_changes(shape: Shape, ledger: Ledger) -> list[str]:
+    """Texts such as 'cpus=8' or 'leave memory out', each of which lets one worker sit there now. Where no single change
+    does, the fewest changes together."""
+    states = set(ledger.free)
+    single = [
+        text
+        for changed, text in _single_changes(shape, states)
+        if _is_not_empty(changed) and fits_on_some_node(changed, ledger)
+    ]
+    return single or _combined_changes(shape, states)
+
+
+def _is_not_empty(shape: Shape) -> bool:
+    return bool(shape.cpu_milli or shape.memory_bytes or shape.cards or shape.custom)
+
+
+def _single_changes(shape: Shape, states: set[FreeResources]) -> Iterator[tuple[Shape, str]]:
+    yield from _host_changes(shape, states)
+    if shape.cards:
+        yield from _card_changes(shape, states)
+        yield from _codec_changes(shape, states)
+    if shape.accelerators:
+        here = sorted({gpu.model for free in states for gpu in free.cards.kind.gpus})
+        for model in here:
+            yield replace(shape, accelerators=(Gpu(model).key,)), f'accelerator="{model}"'
+    for name, _values in shape.labels:
+        others = tuple((key, values) for key, values in shape.labels if key != name)
+        for value in sorted({free.cards.kind.labels[name] for free in states if name in free.cards.kind.labels}):
+            changed = replace(shape, labels=tuple(sorted((*others, (name, (value,))))))
+            yield changed, f'labels={{"{name}": "{value}"}}'
+        yield replace(shape, labels=others), f"leave the label {name!r} out"
+
+
+def _combined_changes(shape: Shape, states: set[FreeResources]) -> list[str]:
+    """The request cut down to what one node has; of several nodes the one with the fewest cuts, then the most left."""
+    found: list[tuple[int, int, int, str]] = []
+    for free in states:
+        whole = sum(free.cards.is_whole(index) for index in range(len(free.cards.free)))
+        changed = replace(
+            shape,
+            cpu_milli=min(shape.cpu_milli, free.cpu_milli),
+            memory_bytes=min(shape.memory_bytes, free.memory_bytes),
+            cards=min(shape.cards, whole) if shape.cards > 1 else shape.cards,
+        )
+        texts = []
+        if changed.cards != shape.cards:
+            texts.append(f"gpus={changed.cards}")
+        if changed.cpu_milli != shape.cpu_milli:
+            texts.append(f"cpus={format_milli(changed.cpu_milli)}")
+        if changed.memory_bytes != shape.memory_bytes:
+            left = changed.memory_bytes
+            texts.append(f'memory="{format_exact_size(left)}"' if left else "no memory asked for")
+        if changed.cards >= min(1, shape.cards) and _is_not_empty(changed) and Fit(changed.rank).assignments(free):
+            found.append((len(texts), -changed.cards, -changed.cpu_milli, ", ".join(texts)))
+    return [min(found)[-1]] if found else []
+
+
+def _host_changes(shape: Shape, states: set[FreeResources]) -> Iterator[tuple[Shape, str]]:
+    def most(without: Shape, amounts: dict[FreeResources, int]) -> int:
+        fit = Fit(without.rank)
+        return max((amount for free, amount in amounts.items() if fit.assignments(free)), default=0)
+
+    if shape.cpu_milli:
+        cpus = most(replace(shape, cpu_milli=0), {free: free.cpu_milli for free in states})
+        if 0 < cpus < shape.cpu_milli:
+            yield replace(shape, cpu_milli=cpus), f"cpus={format_milli(cpus)}"
+    if shape.memory_bytes:
+        memory = most(replace(shape, memory_bytes=0), {free: free.memory_bytes for free in states})
+        if 0 < memory < shape.memory_bytes:
+            yield replace(shape, memory_bytes=memory), f'memory="{format_exact_size(memory)}"'
+        elif not memory:
+            yield replace(shape, memory_bytes=0), "leave memory out"
+    for name, amount in shape.custom:
+        others = tuple(item for item in shape.custom if item[0] != name)
+        most_custom = most(replace(shape, custom=others), {free: dict(free.custom).get(name, 0) for free in states})
+        if 0 < most_custom < amount:
+            changed = replace(shape, custom=tuple(sorted((*others, (name, most_custom)))))
+            yield changed, f'custom={{"{name}": {format_milli(most_custom)}}}'
+        elif not most_custom:
+            yield replace(shape, custom=others), f"leave custom {name!r} out"
+
+
+def _card_changes(shape: Shape, states: set[FreeResources]) -> Iterator[tuple[Shape, str]]:
+    frees = [card for free in states for card in free.cards.free]
+    shared = replace(shape, kind=ShapeKind.FRACTIONAL_GPU, cards=1)
+    if shape.gpu_milli and shape.kind is not ShapeKind.ENTIRE_GPU:
+        for share in sorted({card.milli for card in frees if 0 < card.milli < shape.gpu_milli}, reverse=True)[:1]:
+            yield replace(shared, gpu_milli=share), f"gpus={format_milli(share)}"
+    if shape.cards > 1:
+        most = max((len(free.cards.free) for free in states), default=0)
+        for cards in range(min(most, shape.cards - 1), 0, -1):
+            yield replace(shape, cards=cards), f"gpus={cards}"
+    if shape.gpu_memory_bytes:
+        for size in sorted({card.memory_bytes for card in frees}, reverse=True):
+            if 0 < size < shape.gpu_memory_bytes:
+                yield replace(shape, gpu_memory_bytes=size), f'gpu_memory="{format_exact_size(size)}"'
+                break
+        if shape.kind is ShapeKind.FRACTIONAL_GPU and not shape.gpu_milli:
+            whole = replace(shape, kind=ShapeKind.WHOLE_NUMBERED_GPU, gpu_milli=WHOLE_CARD_MILLI, gpu_memory_bytes=0)
+            yield whole, "gpus=1 instead of gpu_memory"
+
+
+def _codec_changes(shape: Shape, states: set[FreeResources]) -> Iterator[tuple[Shape, str]]:
+    if shape.nvdecs:
+        for nvdecs in range(min(shape.nvdecs - 1, _max_codecs(states, "nvdecs")), 0, -1):
+            yield replace(shape, nvdecs=nvdecs), f"nvdecs={nvdecs}"
+        if shape.kind is not ShapeKind.CODEC:
+            yield replace(shape, nvdecs=0), "leave nvdecs out"
+    if shape.nvencs:
+        for nvencs in range(min(shape.nvencs - 1, _max_codecs(states, "nvencs")), 0, -1):
+            yield replace(shape, nvencs=nvencs), f"nvencs={nvencs}"
+        if shape.kind is not ShapeKind.CODEC:
+            yield replace(shape, nvencs=0), "leave nvencs out"
+
+
+def _max_codecs(states: set[FreeResources], which: str) -> int:
+    return max((sum(getattr(card, which) for card in free.cards.free) for free in states), default=0)
+
+
+def smallest_fitting_node(shape: Shape) -> str:
+    """The spec of a smallest node on which one worker of this shape fits, or nothing if no known card would do."""
+    gpus: tuple[Gpu, ...] = ()
+    if shape.cards:
+        card = _card_for(shape)
+        if card is None:
+            return ""
+        gpus = (card,) * shape.cards
+    node = Node(
+        name="node-0",
+        cpu_milli=max(1000, -(-shape.cpu_milli // 1000) * 1000),
+        memory_bytes=shape.memory_bytes,
+        gpus=gpus,
+        labels=tuple((name, values[0]) for name, values in shape.labels),
+        custom=shape.custom,
+    )
+    return f"1x{node.spec()}" if fits_on_some_node(shape, Ledger(Cluster((node,)))) else ""
+
+
+def _card_for(shape: Shape) -> Gpu | None:
+    each_nvdecs, each_nvencs = -(-shape.nvdecs // shape.cards), -(-shape.nvencs // shape.cards)
+    names = [name for name in models_with_memory(nvdecs=each_nvdecs, nvencs=each_nvencs) if _is_allowed(name, shape)]
+    if shape.accelerators and not names and not (shape.nvdecs or shape.nvencs):
+        names = [shape.accelerators[0]]
+    sized = [(KNOWN_CARDS[name].memory_gb if name in KNOWN_CARDS else 0, name) for name in names]
+    needed_gb = -(-shape.gpu_memory_bytes // (1 << 30))
+    enough = [name for memory_gb, name in sized if memory_gb >= needed_gb]
+    if enough:
+        return Gpu.of(enough[-1] if shape.accelerators else _common_card(enough))
+    plain = not (shape.nvdecs or shape.nvencs)
+    return Gpu(shape.accelerators[0] if shape.accelerators else "gpu", shape.gpu_memory_bytes) if plain else None
+
+
+def _is_allowed(name: str, shape: Shape) -> bool:
+    return not shape.accelerators or Gpu(name).key in shape.accelerators
+
+
+def _common_card(names: list[str]) -> str:
+    """A card people can get; the table lists the largest first."""
+    for usual in ("L40S", "A100", "H100", "H200"):
+        if usual in names and card_model(usual) is not None:
+            return usual
+    return names[0]
