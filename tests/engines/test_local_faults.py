@@ -169,20 +169,20 @@ def test_sys_exit_in_a_stage_is_an_exception_and_no_death(what: Callable[[str], 
     assert losses(run) == 0
 
 
-def test_a_call_past_its_deadline_is_set_aside_and_others_are_fine() -> None:
+def test_a_call_past_its_timeout_is_set_aside_and_others_are_fine() -> None:
     """On Ray the way there and back counts, too: longer, so that no other item meets it twice on a busy machine."""
-    deadline = 2.0 if PLACE else 0.5
-    stage = dt.Stage("hangs", Always({13}, never_ends), deadline=deadline, on_error="skip", retries=1)
+    timeout = 2.0 if PLACE else 0.5
+    stage = dt.Stage("hangs", Always({13}, never_ends), timeout=timeout, on_error="skip", retries=1)
     run = run_of(stage, source=range(40))
     assert sorted(run) == [number for number in range(40) if number != 13]
     (error,) = run.errors
     assert error.item == 13
-    assert "deadline" in error.error + error.traceback
+    assert "timeout" in error.error + error.traceback
     no_worker_is_left(run)
 
 
 def test_a_call_that_hung_once_is_tried_again(tmp_path: Path) -> None:
-    run = run_of(dt.Stage("hangs", Once(tmp_path, {13}, never_ends), batch_size=4, deadline=0.5), source=range(40))
+    run = run_of(dt.Stage("hangs", Once(tmp_path, {13}, never_ends), batch_size=4, timeout=0.5), source=range(40))
     assert sorted(run) == list(range(40))
 
 
@@ -195,8 +195,8 @@ class Sleeps:
         return items
 
 
-def test_c_code_that_keeps_the_gil_is_ended_at_its_deadline_too() -> None:
-    stage = dt.Stage("c", Sleeps, deadline=0.5, on_error="skip", retries=1)
+def test_c_code_that_keeps_the_gil_is_ended_at_its_timeout_too() -> None:
+    stage = dt.Stage("c", Sleeps, timeout=0.5, on_error="skip", retries=1)
     run = run_of(stage, source=range(20))
     assert sorted(run) == [number for number in range(20) if number != 3]
     no_worker_is_left(run)
@@ -329,8 +329,8 @@ def test_a_worker_that_dies_in_setup_fails_the_run_with_the_cause(what: Callable
     no_worker_is_left(run)
 
 
-def test_a_setup_past_its_deadline_fails_the_run() -> None:
-    run = run_of(dt.Stage("model", BadSetup(never_ends), setup_deadline=0.3), source=range(10))
+def test_a_setup_past_its_timeout_fails_the_run() -> None:
+    run = run_of(dt.Stage("model", BadSetup(never_ends), setup_timeout=0.3), source=range(10))
     with pytest.raises(dt.RunError, match="model"):
         list(run)
     no_worker_is_left(run)
@@ -513,8 +513,8 @@ class StopsItself:
         return items
 
 
-def test_a_worker_that_is_stopped_by_a_signal_meets_its_deadline_too() -> None:
-    stage = dt.Stage("stops", StopsItself, deadline=0.5, on_error="skip", retries=1, workers=1)
+def test_a_worker_that_is_stopped_by_a_signal_meets_its_timeout_too() -> None:
+    stage = dt.Stage("stops", StopsItself, timeout=0.5, on_error="skip", retries=1, workers=1)
     run = run_of(stage, source=range(2))
     assert list(run) == []
     assert len(run.errors) == 2

@@ -22,7 +22,7 @@ from engines.test_local_faults import (
     Once,
     double,
     slowly,
-    test_a_call_past_its_deadline_is_set_aside_and_others_are_fine,
+    test_a_call_past_its_timeout_is_set_aside_and_others_are_fine,
     test_a_setup_that_raises_fails_the_run_with_its_text,
     test_an_item_that_segfaults_is_set_aside_and_all_others_come,
     test_random_kill_9_loses_and_doubles_nothing,
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "on_ray",
-    "test_a_call_past_its_deadline_is_set_aside_and_others_are_fine",
+    "test_a_call_past_its_timeout_is_set_aside_and_others_are_fine",
     "test_a_setup_that_raises_fails_the_run_with_its_text",
     "test_an_item_that_segfaults_is_set_aside_and_all_others_come",
     "test_random_kill_9_loses_and_doubles_nothing",

@@ -34,7 +34,7 @@ stages:
       nvdecs: 1
     returns: 8
     env: {A: "1"}
-  - {name: caption, run: "pkg.video:Caption", after: [decode, read], batch_size: 16, workers: [1, 4], deadline: 5m}
+  - {name: caption, run: "pkg.video:Caption", after: [decode, read], batch_size: 16, workers: [1, 4], timeout: 5m}
   - {name: write, run: "pkg.video:write", workers: auto, on_error: skip, recycle: 1h, runtime_env: {pip: [x]}}
 """
 
@@ -70,7 +70,7 @@ def test_a_file_says_what_the_stages_are(tmp_path: Path) -> None:
             Stage("read", "pkg.video:read", Resources(cpus=4, memory="2GB"), rate=6),
             Stage("decode", "pkg.video:decode", Resources(cpus=2, nvdecs=1), returns=8, env={"A": "1"}),
             Stage(
-                "caption", "pkg.video:Caption", after=["decode", "read"], batch_size=16, workers=(1, 4), deadline="5m"
+                "caption", "pkg.video:Caption", after=["decode", "read"], batch_size=16, workers=(1, 4), timeout="5m"
             ),
             Stage("write", "pkg.video:write", on_error="skip", recycle="1h", runtime_env={"pip": ["x"]}),
         ],
@@ -113,7 +113,7 @@ def test_merge_keys_and_aliases_are_followed(tmp_path: Path) -> None:
         ("workers", "autto", "DT034", "did you mean 'auto'", 'workers: "auto"'),
         ("rate", ".nan", "DT034", "stage 'a': rate=nan", "rate: 1"),
         ("on_error", "skp", "DT034", "did you mean 'skip'", 'on_error: "skip"'),
-        ("deadline", "'90'", "DT034", "stage 'a': deadline='90'", 'deadline: "90s"'),
+        ("timeout", "'90'", "DT034", "stage 'a': timeout='90'", 'timeout: "90s"'),
         ("env", "{A: 1, B: x}", "DT034", "env: 'A' is 1, not a text", 'env: {"A": "1", "B": "x"}'),
         ("after", "b", "DT034", "after='b' is not a list", 'after: ["b"]'),
         ("fuse", "3", "DT034", "fuse=3 is not True or False", "fuse: True"),
@@ -376,7 +376,7 @@ def test_a_file_with_any_values_is_a_pipeline_or_a_pipeline_error(
 
 
 MISTAKES = [
-    *[("batch_size: 0", "DT034"), ("rate: -1", "DT034"), ("deadline: soon", "DT034"), ("on_error: explode", "DT034")],
+    *[("batch_size: 0", "DT034"), ("rate: -1", "DT034"), ("timeout: soon", "DT034"), ("on_error: explode", "DT034")],
     *[("workers: [3, 1]", "DT034"), ("bathc_size: 1", "DT011"), ("gpus: 1", "DT011"), ("resources: 5", "DT013")],
     *[("slots: .nan", "DT034"), ("env: {A: 1}", "DT034"), ("after: [nobody]", "DT032"), ("fuse: maybe", "DT034")],
 ]
@@ -479,8 +479,8 @@ AGREED: list[tuple[str, list[Any]]] = [
     ("ranks", [1, 0, None]),
     ("retries", [0, 3, -1, None]),
     ("on_error", ["fail", "skip", "x", None]),
-    ("deadline", [5, "5m", "1h30m", None, 0, "5", "x", "", True]),
-    ("setup_deadline", [5, "250ms", None, -1, "m"]),
+    ("timeout", [5, "5m", "1h30m", None, 0, "5", "x", "", True]),
+    ("setup_timeout", [5, "250ms", None, -1, "m"]),
     ("env", [{}, {"A": "1"}, None, {"A": 1}, []]),
     ("runtime_env", [{}, {"pip": ["x"]}, None, []]),
     ("after", [[], None, "a", [1], ["a", "a"]]),

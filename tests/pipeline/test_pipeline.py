@@ -259,7 +259,7 @@ def test_a_pipeline_of_texts_comes_back_from_its_data() -> None:
     pipe = Pipeline(
         [
             step("a", resources=Resources(gpus=0.25, gpu_memory="4GB", labels={"pool": "x"}), workers=(1, 4)),
-            step("b", "a", first=True, env={"A": "1"}, deadline="5m", runtime_env={"pip": ["x"]}, recycle=10),
+            step("b", "a", first=True, env={"A": "1"}, timeout="5m", runtime_env={"pip": ["x"]}, recycle=10),
             step("c", first=True, fuse=False, on_error="skip", rate=2.5),
         ],
         "video",

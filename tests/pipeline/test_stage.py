@@ -89,8 +89,8 @@ def stage(**changes: Any) -> Stage:
         {"rate": 10**12},
         {"returns": 0},
         {"on_error": "skip"},
-        {"deadline": 0.5, "setup_deadline": "1h30m"},
-        {"deadline": 5},
+        {"timeout": 0.5, "setup_timeout": "1h30m"},
+        {"timeout": 5},
         {"env": {"A": ""}, "runtime_env": {"pip": ["torch"], "deep": {"a": 1}}},
         {"env": MappingProxyType({"A": "1"})},
         {"after": []},
@@ -121,8 +121,8 @@ BAD_VALUES: list[tuple[str, list[Any]]] = [
     ("ranks", [0, -1, 1.5, True, None, "2", 10**6]),
     ("retries", [-1, 1.5, True, None, "3", 10**6]),
     ("on_error", ["", "skp", "Fail", None, True, ["fail"]]),
-    ("deadline", [0, -1, NAN, INF, True, "", "90", "5x", "-5m", "5 m m", "0s", "9" * 200, [5]]),
-    ("setup_deadline", ["soon", "400d", 10**400, {}, "inf"]),
+    ("timeout", [0, -1, NAN, INF, True, "", "90", "5x", "-5m", "5 m m", "0s", "9" * 200, [5]]),
+    ("setup_timeout", ["soon", "400d", 10**400, {}, "inf"]),
     ("env", ["A=1", {"A": 1}, {"": "1"}, {"A=B": "1"}, {1: "1"}, {"A": "\0"}, {"A": None}, []]),
     ("runtime_env", ["pip", ["pip"], {1: 2}]),
     ("after", ["read", 5, {"a"}, [1], ["a", None], {"a": 1}]),
@@ -168,7 +168,7 @@ def test_the_first_fix_works_when_it_is_pasted(field: str, value: Any) -> None:
         ("workers", (0, 2), "workers=(1, 2)"),
         ("rate", "3.5", "rate=3.5"),
         ("rate", -2, "rate=1"),
-        ("deadline", "90", 'deadline="90s"'),
+        ("timeout", "90", 'timeout="90s"'),
         ("recycle", "10", "recycle=10"),
         ("on_error", "skp", 'on_error="skip"'),
         ("on_error", "fial", 'on_error="fail"'),
@@ -192,8 +192,8 @@ def test_workers_and_workers_per_node_exclude_each_other() -> None:
 
 
 def test_everything_wrong_is_reported_at_once() -> None:
-    found = stage_problems(stage(name="", batch_size=0, rate=NAN, on_error="x", ranks=0, fuse=None, deadline="x"))
-    assert {field for field, _ in found} == {"name", "batch_size", "rate", "on_error", "ranks", "fuse", "deadline"}
+    found = stage_problems(stage(name="", batch_size=0, rate=NAN, on_error="x", ranks=0, fuse=None, timeout="x"))
+    assert {field for field, _ in found} == {"name", "batch_size", "rate", "on_error", "ranks", "fuse", "timeout"}
 
 
 junk = st.one_of(
@@ -229,14 +229,14 @@ def test_a_suggested_name_is_a_good_name(name: str) -> None:
 )
 def test_durations_are_seconds(written: float | str, seconds: float) -> None:
     assert parse_duration(written) == seconds
-    assert stage(deadline=written).deadline_s == seconds
-    assert stage(setup_deadline=written).setup_deadline_s == seconds
+    assert stage(timeout=written).timeout_s == seconds
+    assert stage(setup_timeout=written).setup_timeout_s == seconds
 
 
 def test_recycle_is_batches_or_an_age() -> None:
     assert (stage(recycle=10).recycle_batches, stage(recycle=10).recycle_s) == (10, None)
     assert (stage(recycle="1h").recycle_batches, stage(recycle="1h").recycle_s) == (None, 3600)
-    assert (stage().recycle_batches, stage().recycle_s, stage().deadline_s) == (None, None, None)
+    assert (stage().recycle_batches, stage().recycle_s, stage().timeout_s) == (None, None, None)
 
 
 # ---- a stage is a value

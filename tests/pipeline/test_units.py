@@ -59,8 +59,8 @@ def test_neighbours_that_are_alike_share_workers() -> None:
         {"batch_size": 2},
         {"env": {"A": "1"}},
         {"runtime_env": {"pip": ["x"]}},
-        {"deadline": 5},
-        {"setup_deadline": 5},
+        {"timeout": 5},
+        {"setup_timeout": 5},
         {"on_error": "skip"},
         {"slots": 2},
         {"recycle": 10},
@@ -85,7 +85,7 @@ def test_one_difference_keeps_neighbours_apart(settings: dict[str, Any]) -> None
     [
         {"resources": Resources(gpus=1)},
         {"resources": Resources(memory="1GB", nvdecs=1)},
-        {"env": {"A": "1"}, "runtime_env": {"pip": ["x"]}, "deadline": 5, "slots": 2, "recycle": "1h", "retries": 1},
+        {"env": {"A": "1"}, "runtime_env": {"pip": ["x"]}, "timeout": 5, "slots": 2, "recycle": "1h", "retries": 1},
         {"run": Worker},
         {"run": "m:f"},
         {"run": each(work), "batch_size": 8},
@@ -126,7 +126,7 @@ def test_what_may_hold_a_model_has_workers_of_its_own(run: Any, needs: dict[str,
 
 
 def test_settings_that_mean_the_same_are_equal() -> None:
-    assert names(step("a", deadline=60, env={}), step("b", deadline="1m")) == ["a+b"]
+    assert names(step("a", timeout=60, env={}), step("b", timeout="1m")) == ["a+b"]
     assert names(step("a", resources=Resources(memory="0B")), step("b")) == ["a+b"]
 
 

@@ -265,7 +265,7 @@ def test_deadlines_need_one_timer_per_worker_however_many_messages_there_are() -
     def look(stream: StreamController) -> None:
         most[0] = max(most[0], len(stream.state._timers))
 
-    go([stage("a", deadline="600s", workers=4)], {"a": Behaviour(0.01)}, 3000, after_step=look, world=COUNTED)
+    go([stage("a", timeout="600s", workers=4)], {"a": Behaviour(0.01)}, 3000, after_step=look, world=COUNTED)
     assert most[0] < 30
 
 
@@ -273,7 +273,7 @@ def test_a_hung_call_among_many_is_found_by_the_one_timer() -> None:
     def item(key: Key, attempt: int) -> Any:
         return Hangs() if key == (500,) else Gives(1)
 
-    rig = go([stage("a", deadline="20s", workers=4, on_error="skip")], {"a": Behaviour(0.05, item=item)}, 1000)
+    rig = go([stage("a", timeout="20s", workers=4, on_error="skip")], {"a": Behaviour(0.05, item=item)}, 1000)
     assert set(rig.aside()) == {(500,)}
     assert rig.out("a") == numbers(1000) - rig.aside()
 

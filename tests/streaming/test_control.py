@@ -156,7 +156,7 @@ def test_a_late_end_of_the_source_does_not_end_a_later_wave() -> None:
 
 
 def test_it_asks_to_be_woken_for_its_timers_and_not_otherwise() -> None:
-    hand = Hand.of([stage("a", workers=1, deadline="7s")])
+    hand = Hand.of([stage("a", workers=1, timeout="7s")])
     hand.begin()
     assert hand.stream.wake_at() is None
     hand.items(1)

@@ -93,9 +93,9 @@ def test_a_second_message_is_sent_in_advance_when_the_way_costs_something() -> N
     assert long.stream.state.units[0].pool.max_messages == 1
 
 
-def test_nothing_is_sent_in_advance_to_workers_with_a_deadline() -> None:
+def test_nothing_is_sent_in_advance_to_workers_with_a_timeout() -> None:
     """Or the wait behind another message would count."""
-    rig = go([stage("a", workers=1, deadline="1s")], {"a": Behaviour(0.005)}, 500, options=STEADY)
+    rig = go([stage("a", workers=1, timeout="1s")], {"a": Behaviour(0.005)}, 500, options=STEADY)
     assert rig.stream.state.units[0].pool.max_messages == 1
     assert rig.run_state is RunState.FINISHED
 

@@ -31,7 +31,7 @@ def hangs(key: Key, _attempt: int) -> ItemOutcome:
 @pytest.mark.parametrize("slots", [1, 3])
 def test_a_hung_batch_is_stopped_and_charged(crumbs: float, slots: int) -> None:
     rig = go(
-        [stage("a", deadline="10s", workers=2, slots=slots, batch_size=2, on_error="skip")],
+        [stage("a", timeout="10s", workers=2, slots=slots, batch_size=2, on_error="skip")],
         {"a": Behaviour(0.5, item=hangs)},
         60,
         options=STEADY,
@@ -41,22 +41,22 @@ def test_a_hung_batch_is_stopped_and_charged(crumbs: float, slots: int) -> None:
     assert rig.run_state is RunState.FINISHED
     assert rig.aside() == Counter([(5,)])
     assert rig.out("a") == numbers(60) - rig.aside()
-    assert "deadline of 10 s" in rig.data.aside[0].error
+    assert "timeout of 10 s" in rig.data.aside[0].error
     tries = [message for message in rig.messages("a") if (5,) in part_keys(message.parts)]
     assert len(tries) >= 3
 
 
 def test_a_batch_that_is_only_slow_is_left_alone() -> None:
     slow = Behaviour(0.5, item=lambda key, _: Slow(15.0) if key == (5,) else Gives())
-    rig = go([stage("a", deadline="10s", workers=2)], {"a": slow}, 60, options=STEADY)
+    rig = go([stage("a", timeout="10s", workers=2)], {"a": slow}, 60, options=STEADY)
     assert rig.out("a") == numbers(60)
     assert len(rig.starts("a")) == 2
 
 
-def test_short_batches_that_share_a_message_do_not_share_a_deadline() -> None:
-    """0.1 s each and a deadline of 0.15 s: twenty of them in a message are not overdue."""
+def test_short_batches_that_share_a_message_do_not_share_a_timeout() -> None:
+    """0.1 s each and a timeout of 0.15 s: twenty of them in a message are not overdue."""
     rig = go(
-        [stage("a", deadline="0.15s", workers=1)],
+        [stage("a", timeout="0.15s", workers=1)],
         {"a": Behaviour(0.1)},
         100,
         options=StreamOptions(replan=False, follow_plan=True, target_message_s=2.0),
@@ -66,7 +66,7 @@ def test_short_batches_that_share_a_message_do_not_share_a_deadline() -> None:
 
 
 def test_a_draining_worker_that_hangs_is_not_replaced() -> None:
-    hand = Hand.of([stage("a", deadline="10s", workers=2)])
+    hand = Hand.of([stage("a", timeout="10s", workers=2)])
     hand.begin()
     sent = of_kind(hand.items(4), RunBatches)
     worker = hand.stream.state.workers[sent[0].worker]
@@ -79,23 +79,23 @@ def test_a_draining_worker_that_hangs_is_not_replaced() -> None:
     assert not started
 
 
-def test_a_setup_past_its_deadline_is_stopped_and_tried_again() -> None:
-    hand = Hand.of([stage("a", setup_deadline="30s", workers=1)])
+def test_a_setup_past_its_timeout_is_stopped_and_tried_again() -> None:
+    hand = Hand.of([stage("a", setup_timeout="30s", workers=1)])
     (start,) = of_kind(hand.step(), StartWorker)
     assert not of_kind(hand.step(after=29.0), StopWorker)
     (stop,) = of_kind(hand.step(after=1.0), StopWorker)
     assert not stop.drain
-    assert "setup took longer than its deadline of 30 s" in stop.reason
+    assert "setup took longer than its timeout of 30 s" in stop.reason
     hand.step(WorkerLost(start.worker, LossCause.STOPPED))
     assert hand.stream.wake_at() == pytest.approx(30.5)
     assert len(of_kind(hand.step(after=0.5), StartWorker)) == 1
 
 
 def test_setups_that_never_end_fail_the_run() -> None:
-    rig = go([stage("a", setup_deadline="30s", workers=2)], {"a": Behaviour(1, setup_s=100.0)}, 50)
+    rig = go([stage("a", setup_timeout="30s", workers=2)], {"a": Behaviour(1, setup_s=100.0)}, 50)
     assert rig.run_state is RunState.FAILED
     assert "failed in setup" in rig.error
-    assert "longer than its deadline" in rig.error
+    assert "longer than its timeout" in rig.error
 
 
 def test_setups_that_mostly_fail_fail_the_run_with_the_exception() -> None:

@@ -173,7 +173,7 @@ def a_case(seed: int, *, mishaps: bool = True) -> Case:
     except dt.InfeasibleError:
         plan = dt.plan(pipeline, cluster, "sequential")
     behaviours = {
-        work.name: _behaviour(random, work.name, work.deadline_s is not None, mishaps)
+        work.name: _behaviour(random, work.name, work.timeout_s is not None, mishaps)
         for work in unit_specs(pipeline, plan)
     }
     script = []
@@ -229,7 +229,7 @@ def _stages(random: Random) -> list[dt.Stage]:
                 slots=random.choice((None, 1, 3)),
                 retries=random.choice((1, 2, 3)),
                 on_error="skip",
-                deadline=None if barrier else random.choice((None, None, "200s")),  # a barrier takes what it takes
+                timeout=None if barrier else random.choice((None, None, "200s")),  # a barrier takes what it takes
                 barrier=barrier,
                 recycle=random.choice((None, None, 5, "20s")),
                 fuse=False,
@@ -238,11 +238,11 @@ def _stages(random: Random) -> list[dt.Stage]:
     return stages
 
 
-def _behaviour(random: Random, unit: str, has_deadline: bool, mishaps: bool) -> Behaviour:
+def _behaviour(random: Random, unit: str, has_timeout: bool, mishaps: bool) -> Behaviour:
     salt = random.getrandbits(30)
     bad = random.choice((0.0, 0.03)) if mishaps else 0.0
     fates: list[ItemOutcome] = [Raises("ValueError: bad"), Kills(), OutOfMemory(), Slow(10.0)]
-    if has_deadline:
+    if has_timeout:
         fates.append(Hangs())
     fan = random.choice(((1,), (1,), (0, 1), (0, 1, 2, 3)))
 

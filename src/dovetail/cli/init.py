@@ -35,7 +35,7 @@ stages:
     resources: {cpus: 1, gpus: 0.25, gpu_memory: 4GB}
     batch_size: 16
     rate: 40
-    setup_deadline: 5m                  # seconds, or 90s, 5m, 1h
+    setup_timeout: 5m                   # seconds, or 90s, 5m, 1h
 
   - name: embed
     run: my_package.video:Embed

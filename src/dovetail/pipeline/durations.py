@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 DURATION_LIMIT_S = 366 * 86_400
-"""A year: a longer deadline is a slip of the pen."""
+"""A year: a longer timeout is a slip of the pen."""
 
 _SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 _PART = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*(ms|s|m|h|d)\s*", re.ASCII)

@@ -64,8 +64,8 @@ STAGE_KEYS: dict[str, tuple[Schema, str]] = {
     "ranks": (_whole(*COUNTS["ranks"]), "Processes per worker, each with these resources."),
     "retries": (_whole(*COUNTS["retries"]), "How often a batch that failed is tried again."),
     "on_error": ({"enum": list(ON_ERROR)}, "When retries are used up: fail the run, or skip the items."),
-    "deadline": ({"anyOf": [SECONDS, AGE]}, "For one call: seconds, or 90s, 5m, 1h."),
-    "setup_deadline": ({"anyOf": [SECONDS, AGE]}, "For a worker to be ready: seconds, or 90s, 5m, 1h."),
+    "timeout": ({"anyOf": [SECONDS, AGE]}, "For one call: seconds, or 90s, 5m, 1h."),
+    "setup_timeout": ({"anyOf": [SECONDS, AGE]}, "For a worker to be ready: seconds, or 90s, 5m, 1h."),
     "env": (_mapping(TEXT), "Environment variables of its workers."),
     "runtime_env": ({"type": "object"}, "Ray's runtime environment of its workers."),
     "after": (

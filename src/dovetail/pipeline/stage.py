@@ -58,9 +58,9 @@ class Stage:
     """Processes per worker, each with `resources`."""
     retries: int = 3
     on_error: Literal["fail", "skip"] = "fail"
-    deadline: float | str | None = None
+    timeout: float | str | None = None
     """For one call: seconds, or "90s", "5m", "1h"."""
-    setup_deadline: float | str | None = None
+    setup_timeout: float | str | None = None
     env: Mapping[str, str] | None = None
     runtime_env: Mapping[str, Any] | None = None
     after: Sequence[str] | None = None
@@ -87,12 +87,12 @@ class Stage:
         return self.resources.shape(self.ranks)
 
     @property
-    def deadline_s(self) -> float | None:
-        return None if self.deadline is None else parse_duration(self.deadline)
+    def timeout_s(self) -> float | None:
+        return None if self.timeout is None else parse_duration(self.timeout)
 
     @property
-    def setup_deadline_s(self) -> float | None:
-        return None if self.setup_deadline is None else parse_duration(self.setup_deadline)
+    def setup_timeout_s(self) -> float | None:
+        return None if self.setup_timeout is None else parse_duration(self.setup_timeout)
 
     @property
     def recycle_batches(self) -> int | None:

@@ -29,7 +29,7 @@ COUNTS = {
     "retries": (0, 1_000),
 }
 NUMBERS = {"rate": (1e-9, 1e12), "returns": (0.0, 1e9)}
-DURATIONS = ("deadline", "setup_deadline")
+DURATIONS = ("timeout", "setup_timeout")
 FLAGS = {"fuse": True, "barrier": False}
 OPTIONAL = ("workers_per_node", "slots", "rate", "returns", *DURATIONS)
 ON_ERROR = ("fail", "skip")

@@ -121,7 +121,7 @@ def _may_fuse(stage: Stage) -> bool:
 def _settings(stage: Stage) -> tuple[object, ...]:
     """What stages of one unit must agree on; retries too, because a retry repeats the unit."""
     environment = (dict(stage.env or {}), dict(stage.runtime_env or {}))
-    deadlines = (stage.deadline_s, stage.setup_deadline_s)
+    timeouts = (stage.timeout_s, stage.setup_timeout_s)
     recycle = (stage.recycle_batches, stage.recycle_s)
     failures = (stage.on_error, stage.retries)
-    return (stage.shape, stage.batch_size, stage.slots, environment, deadlines, recycle, failures)
+    return (stage.shape, stage.batch_size, stage.slots, environment, timeouts, recycle, failures)

@@ -109,7 +109,7 @@ def dataset_paths(value: object) -> list[str] | None:
 
 DEPRECATED_NAMES = {"cpu_required": "num_cpus", "gpu_required": "num_gpus", "mem_required": "memory"}
 KEY_FIELDS = ("text_key", "image_key", "image_bytes_key")
-DOVETAIL_KEYS = ("workers", "resources", "adapter", "rate", "returns", "retries", "deadline", "setup_deadline", "env")
+DOVETAIL_KEYS = ("workers", "resources", "adapter", "rate", "returns", "retries", "timeout", "setup_timeout", "env")
 """What a stage of a pipeline can have, and what Data-Juicer does not know."""
 OPERATOR_KEYS = frozenset(
     {

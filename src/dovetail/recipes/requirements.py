@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 MAX_WORKERS = 1_000_000
 AMOUNT_KEYS = ("num_cpus", "num_gpus", "memory")
-STAGE_SETTINGS = ("rate", "returns", "retries", "deadline", "setup_deadline", "env", "runtime_env")
+STAGE_SETTINGS = ("rate", "returns", "retries", "timeout", "setup_timeout", "env", "runtime_env")
 """Of a stage, as a pipeline file has them."""
 RECIPE_RESOURCE_NAMES = {"cpus": "num_cpus", "gpus": "num_gpus", "gpu_memory": "memory", "memory": "memory"}
 """How a recipe says what Resources says."""
@@ -47,7 +47,7 @@ class OperatorRequirements:
     """None: nothing is said."""
     batch_size: int | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Of a stage: rate, returns, retries, deadline, env, runtime_env."""
+    """Of a stage: rate, returns, retries, timeout, env, runtime_env."""
 
     def without_gpu(self) -> OperatorRequirements:
         """The same where there is no GPU: its memory is then the host's."""

@@ -181,7 +181,7 @@ def _send_message(
     if spool:
         limit = min(limit, SPOOL_SEGMENT_ITEMS)
     board.commands.append(RunBatches(number, worker.id, lane.spec.hosted.name, parts, items, batch_size, limit, spool))
-    if lane.spec.deadline_s is not None:
+    if lane.spec.timeout_s is not None:
         message.deadline_at = board.now + _time_limit_s(board, lane, items, batch_size)
         if not worker.has_deadline_timer:
             worker.has_deadline_timer = True
@@ -189,16 +189,16 @@ def _send_message(
 
 
 def _time_limit_s(board: StreamState, lane: UnitState, items: int, batch_size: int) -> float:
-    """How long a message may take when every call has a deadline.
+    """How long a message may take when every call has a timeout.
 
-    Of several calls only a sum is known: that may be somewhat more than one deadline. Whoever is stopped for it runs
-    alone next time, and then exactly the deadline counts.
+    Of several calls only a sum is known: that may be somewhat more than one timeout. What is stopped for it runs
+    alone next time, and then exactly the timeout counts.
     """
-    deadline_s = lane.spec.deadline_s or 0.0
+    timeout_s = lane.spec.timeout_s or 0.0
     if items <= batch_size:
-        return deadline_s + board.options.hop_s
+        return timeout_s + board.options.hop_s
     usual_s = items * (lane.throughput.seconds_per_item or 0.0)
-    return min(2 * deadline_s + 10 * usual_s, deadline_s * -(-items // batch_size)) + board.options.hop_s
+    return min(2 * timeout_s + 10 * usual_s, timeout_s * -(-items // batch_size)) + board.options.hop_s
 
 
 def _dispatch_suspects(board: StreamState, lane: UnitState) -> None:
@@ -262,7 +262,7 @@ def _on_deadline(board: StreamState, worker: Worker) -> None:
     lane.pool.remove(worker)
     ready = worker.state is WorkerState.READY
     worker.transition_to(WorkerState.STOPPING)
-    worker.stop_reason = f"a batch took longer than its deadline of {lane.spec.deadline_s:g} s"
+    worker.stop_reason = f"a batch took longer than its timeout of {lane.spec.timeout_s:g} s"
     worker.will_be_replaced = worker.will_be_replaced or ready
     board.add_note(
         "worker", f"worker {worker.id} of {lane.name}: {worker.stop_reason}", worker=worker.id, unit=lane.name
@@ -287,7 +287,7 @@ def tune_messages(board: StreamState, lane: UnitState) -> None:
         batches = min(batches, recycle)
     lane.message_items = max(1, min(batches, options.max_message_items // batch or 1)) * batch
     message_s = seconds * lane.message_items
-    may_wait = lane.spec.deadline_s is None and recycle is None
+    may_wait = lane.spec.timeout_s is None and recycle is None
     in_advance = may_wait and options.hop_s > PREFETCH_HOP_SHARE * message_s
     depth = lane.spec.slots + in_advance
     if depth != lane.pool.max_messages:

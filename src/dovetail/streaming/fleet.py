@@ -75,9 +75,9 @@ class Fleet:
         lane.workers_started += 1
         update_queue_limit(board, lane)
         board.commands.append(StartWorker(worker.id, start.seats, (lane.spec.hosted,)))
-        deadline_s = lane.spec.setup_deadline_s
-        if deadline_s is not None:
-            board.call_at(board.now + deadline_s, partial(self._on_setup_deadline, worker))
+        timeout_s = lane.spec.setup_timeout_s
+        if timeout_s is not None:
+            board.call_at(board.now + timeout_s, partial(self._on_setup_timeout, worker))
         return True
 
     def start_all(self, starts: Iterable[PlannedStart]) -> int:
@@ -279,10 +279,10 @@ class Fleet:
         if plans == self._generation and not self.state.is_ending and not lane.finished and not self.start(start):
             self.replan_requested = True
 
-    def _on_setup_deadline(self, worker: Worker) -> None:
+    def _on_setup_timeout(self, worker: Worker) -> None:
         if worker.state is WorkerState.STARTING:
             lane = self.state.units_by_name[worker.unit]
-            reason = f"setup took longer than its deadline of {lane.spec.setup_deadline_s:g} s"
+            reason = f"setup took longer than its timeout of {lane.spec.setup_timeout_s:g} s"
             worker.will_be_replaced = True
             self.stop(worker, reason, now=True)
             self.state.add_note("error", f"{lane.name}: worker {worker.id}: {reason}", unit=lane.name)

@@ -96,8 +96,8 @@ class UnitSpec:
     retries: int = 3
     skip_failed: bool = False
     """Whether an item that cannot be done is set aside, instead of failing the run."""
-    deadline_s: float | None = None
-    setup_deadline_s: float | None = None
+    timeout_s: float | None = None
+    setup_timeout_s: float | None = None
     recycle_batches: int | None = None
     recycle_s: float | None = None
     barrier: bool = False
@@ -133,7 +133,7 @@ def _unit_spec(pipeline: Pipeline, unit: UnitPlan, unit_of: dict[str, str], wave
     stages = tuple(pipeline.stage(name) for name in unit.stages)
     head = stages[0]
     given = [stage.returns for stage in stages if stage.returns is not None]
-    deadline_s = head.deadline_s
+    timeout_s = head.timeout_s
     slots = head.slots or 1
     return UnitSpec(
         name=unit.name,
@@ -149,8 +149,8 @@ def _unit_spec(pipeline: Pipeline, unit: UnitPlan, unit_of: dict[str, str], wave
         per_node=unit.per_node,
         retries=head.retries,
         skip_failed=head.on_error == "skip",
-        deadline_s=None if deadline_s is None else deadline_s * len(stages),
-        setup_deadline_s=head.setup_deadline_s,
+        timeout_s=None if timeout_s is None else timeout_s * len(stages),
+        setup_timeout_s=head.setup_timeout_s,
         recycle_batches=head.recycle_batches,
         recycle_s=head.recycle_s,
         barrier=unit.barrier,
