@@ -154,7 +154,7 @@ def test_huge_values_are_told_or_kept_and_never_raise_anything_else(tmp_path: Pa
 
 
 def test_what_a_stage_can_have_is_checked_with_the_rest_and_told_with_its_line(tmp_path: Path) -> None:
-    text = "process:\n  - text_length_filter:\n      rate: fast\n      retries: -1\n      timeout: soon\n"
+    text = "process:\n  - text_length_filter:\n      rate: fast\n      retries: -1\n      call_timeout: soon\n"
     text += "      env: 5\n      returns: -3\n      min_len: ten\n"
     found = wrong(tmp_path, text)
     assert [problem.place for problem in found] == [f"recipe.yaml:{line}:7" for line in range(3, 9)]
@@ -298,7 +298,16 @@ PARAMETERS = st.sampled_from(
     [
         *("min_len", "max_len", "num_proc", "num_cpus", "num_gpus", "memory", "mem_required", "batch_size", "workers"),
         *("resources", "accelerator", "rate", "returns", "env", "runtime_env", "adapter", "text_key", "skip_op_error"),
-        *("max_len", "overlap_len", "split_pattern", "select_num", "select_ratio", "timeout", "retries", "field_key"),
+        *(
+            "max_len",
+            "overlap_len",
+            "split_pattern",
+            "select_num",
+            "select_ratio",
+            "call_timeout",
+            "retries",
+            "field_key",
+        ),
         *("gpus", "cpus", "gpu_memory", "labels", "min_num", "lowercase", "turbo", "target_value"),
     ]
 )

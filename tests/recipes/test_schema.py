@@ -58,7 +58,7 @@ RIGHT: list[dict[str, Any]] = [
     {"process": [{"text_length_filter": {"min_len": 1e3, "num_proc": [2, 8], "batch_size": 100}}]},
     {"process": [{"text_length_filter": {"num_proc": -1, "accelerator": "cpu", "text_key": "body"}}]},
     {"process": [{"text_length_filter": {"workers": "auto", "resources": {"cpus": 0.5, "memory": "1GB"}}}]},
-    {"process": [{"audio_size_filter": {"adapter": "data_juicer", "timeout": "5m", "retries": 2}}]},
+    {"process": [{"audio_size_filter": {"adapter": "data_juicer", "call_timeout": "5m", "retries": 2}}]},
     {"process": [{"replace_content_mapper": {"pattern": ["a", "b"], "repl": "x"}}]},
     {"process": [{"llm_extract_mapper": {"input_keys": ["text"], "output_schema": {"a": "b"}}}]},
     {"process": ["my_package.module:Clean", {"my_package.module:clean": {"anything": 1}}]},

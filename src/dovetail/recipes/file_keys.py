@@ -109,8 +109,21 @@ def dataset_paths(value: object) -> list[str] | None:
 
 DEPRECATED_NAMES = {"cpu_required": "num_cpus", "gpu_required": "num_gpus", "mem_required": "memory"}
 KEY_FIELDS = ("text_key", "image_key", "image_bytes_key")
-DOVETAIL_KEYS = ("workers", "resources", "adapter", "rate", "returns", "retries", "timeout", "setup_timeout", "env")
-"""What a stage of a pipeline can have, and what Data-Juicer does not know."""
+DOVETAIL_KEYS = (
+    "workers",
+    "resources",
+    "adapter",
+    "rate",
+    "returns",
+    "retries",
+    "call_timeout",
+    "setup_timeout",
+    "env",
+)
+"""Stage settings that Data-Juicer does not have. `call_timeout` is a stage's `timeout`: operators of Data-Juicer have a
+parameter of that name."""
+STAGE_FIELDS = {"call_timeout": "timeout"}
+"""Key in a recipe -> field of Stage, where they differ."""
 OPERATOR_KEYS = frozenset(
     {
         *("num_proc", "num_cpus", "num_gpus", "memory", "batch_size", "accelerator", "runtime_env", "skip_op_error"),

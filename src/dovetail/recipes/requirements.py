@@ -17,7 +17,7 @@ from dovetail.errors import Problem, ResourceError, short_repr
 from dovetail.pipeline.pipeline_file import RESOURCE_KEYS
 from dovetail.pipeline.stage import Stage
 from dovetail.pipeline.stage_validation import stage_problems
-from dovetail.recipes.file_keys import ACCELERATORS, ADAPTERS, DEPRECATED_NAMES
+from dovetail.recipes.file_keys import ACCELERATORS, ADAPTERS, DEPRECATED_NAMES, STAGE_FIELDS
 from dovetail.resources.resources import Resources
 from dovetail.resources.sizes import parse_size
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 MAX_WORKERS = 1_000_000
 AMOUNT_KEYS = ("num_cpus", "num_gpus", "memory")
-STAGE_SETTINGS = ("rate", "returns", "retries", "timeout", "setup_timeout", "env", "runtime_env")
+STAGE_SETTINGS = ("rate", "returns", "retries", "call_timeout", "setup_timeout", "env", "runtime_env")
 """Of a stage, as a pipeline file has them."""
 RECIPE_RESOURCE_NAMES = {"cpus": "num_cpus", "gpus": "num_gpus", "gpu_memory": "memory", "memory": "memory"}
 """How a recipe says what Resources says."""
@@ -220,14 +220,16 @@ def _batch_size(given: Mapping[str, Any], tell: Callable[[str, Problem], None]) 
 
 def _settings(given: Mapping[str, Any], tell: Callable[[str, Problem], None]) -> dict[str, Any]:
     """What a stage can have besides, checked as one is."""
-    found = {key: given[key] for key in STAGE_SETTINGS if given.get(key) is not None}
-    for key, problem in stage_problems(Stage("operator", print, **found), "operator") if found else ():
+    found = {STAGE_FIELDS.get(key, key): given[key] for key in STAGE_SETTINGS if given.get(key) is not None}
+    recipe_keys = {field: key for key, field in STAGE_FIELDS.items()}
+    for field_name, problem in stage_problems(Stage("operator", print, **found), "operator") if found else ():
+        key = recipe_keys.get(field_name, field_name)
         message, *fixes = (
-            re.sub(rf"\b{key}=", f"{key}: ", text)
+            re.sub(rf"\b{field_name}=", f"{key}: ", text)
             for text in (problem.message.removeprefix("operator: "), *problem.fixes)
         )
         tell(key, replace(problem, message=message, fixes=tuple(fixes)))
-        found.pop(key, None)
+        found.pop(field_name, None)
     return found
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from dovetail.pipeline.schema import NULL, SIZE, STAGE_KEYS
 from dovetail.pipeline.schema import schema as pipeline_schema
 from dovetail.recipes.catalogue import BASE_PARAMETERS, FILTER_PARAMETERS, REQUIRED, known_operators
-from dovetail.recipes.file_keys import ADAPTERS, DOVETAIL_KEYS, IGNORED_KEYS, TOP_LEVEL_KEYS
+from dovetail.recipes.file_keys import ADAPTERS, DOVETAIL_KEYS, IGNORED_KEYS, STAGE_FIELDS, TOP_LEVEL_KEYS
 from dovetail.recipes.parameter_types import ParameterType, parse_types
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def _common_properties() -> Schema:
     """What every operator accepts."""
     found = {**_properties(BASE_PARAMETERS.values())}
     for key in DOVETAIL_KEYS:
-        found[key] = _described(*(_WORKER_KEYS.get(key) or STAGE_KEYS[key]), nullable=True)
+        found[key] = _described(*(_WORKER_KEYS.get(key) or STAGE_KEYS[STAGE_FIELDS.get(key, key)]), nullable=True)
     for key in BASE_PARAMETERS.keys() & _WORKER_KEYS.keys():
         found[key] = _described(*_WORKER_KEYS[key], nullable=True)
     return found
