@@ -270,7 +270,7 @@ def _measure_rate(made: BackfillPlan, udf: Udf, job: FillJob, work: PendingWork)
     task = work.tasks[0]
     stop = min(task.stop, task.start + SAMPLE_ROWS)
     ranges = [(task.fragment, task.start, min(stop, task.start + 64)), (task.fragment, task.start, stop)]
-    stage = Stage("sample", SampleWorker(job, udf), udf.resources, workers=1, retries=0, deadline=SAMPLE_DEADLINE_S)
+    stage = Stage("sample", SampleWorker(job, udf), udf.resources, workers=1, retries=0, timeout=SAMPLE_DEADLINE_S)
     how: dict[str, Any] = {"progress": False, "profiles": False, "ordered": True, "what": "sample", "wait": False}
     try:
         with TemporaryDirectory(prefix="dovetail-sample-") as folder:
