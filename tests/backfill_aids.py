@@ -13,7 +13,7 @@ import pyarrow as pa
 
 import dovetail as dt
 from fill_functions import LOG
-from running.aids import Script, until
+from runtime.aids import Script, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from running.aids import Script, until
+from runtime.aids import Script, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -35,12 +35,12 @@ from backfill_aids import (  # noqa: E402
     twice,
 )
 from dovetail.errors import InfeasibleError, RunError  # noqa: E402
-from running.aids import until  # noqa: E402
+from runtime.aids import until  # noqa: E402
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from running.aids import Script
+    from runtime.aids import Script
 
 LOST_S = 2.0
 """Of each worker, by a kill."""

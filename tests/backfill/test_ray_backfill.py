@@ -10,7 +10,7 @@ import pytest
 import dovetail as dt
 from backfill_aids import by_id, left_over, made, twice
 from ray_aids import RESTORED_S, add_node, patiently, until_available_is
-from running.aids import patience, until
+from runtime.aids import patience, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from benchmarks.test_text import documents
-from running.aids import until
+from runtime.aids import until
 from tally import Tally
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"

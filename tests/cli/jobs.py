@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from running.aids import MARK, PATIENCE_S, until
+from runtime.aids import MARK, PATIENCE_S, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

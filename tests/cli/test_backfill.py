@@ -13,7 +13,7 @@ import pytest
 
 from cli.jobs import CLUSTER, Place
 from dovetail.cli.backfill import OPTIONS_BY_ACTION, backfill
-from running.aids import until
+from runtime.aids import until
 
 if TYPE_CHECKING:
     import subprocess

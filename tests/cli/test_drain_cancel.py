@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cli.jobs import CLUSTER, Place
-from running.aids import marked, until
+from runtime.aids import marked, until
 
 if TYPE_CHECKING:
     from pathlib import Path

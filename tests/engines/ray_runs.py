@@ -16,7 +16,7 @@ from dovetail.control.events import BatchesDone, WorkerLost, WorkerReady
 from dovetail.resources.cluster import Node
 from dovetail.resources.seat import Seat
 from ray_aids import until_available_is
-from running.aids import MARK, PLACE, marked, patience, until
+from runtime.aids import MARK, PLACE, marked, patience, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

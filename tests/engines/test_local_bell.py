@@ -8,7 +8,7 @@ from threading import Event, Thread
 from typing import TYPE_CHECKING
 
 from dovetail.engines.local.engine import Wakeup
-from running.aids import PATIENCE_S
+from runtime.aids import PATIENCE_S
 
 if TYPE_CHECKING:
     import pytest

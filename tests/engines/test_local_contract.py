@@ -17,7 +17,7 @@ from dovetail.engines.local.engine import LocalEngine
 from dovetail.engines.simulated.world import Gives, Hangs, Kills, OutOfMemory, Raises, Slow
 from engines.contract import EngineContract
 from engines.scene import Does, Held, Rig, Units
-from running.aids import is_there
+from runtime.aids import is_there
 
 if TYPE_CHECKING:
     from collections.abc import Callable

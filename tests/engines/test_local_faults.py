@@ -20,7 +20,7 @@ import pytest
 
 import dovetail as dt
 from dovetail.engines.local.exit_cause import OomKillCounter
-from running.aids import (
+from runtime.aids import (
     LONG,
     PLACE,
     engine_of,

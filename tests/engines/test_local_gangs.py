@@ -15,7 +15,7 @@ from dovetail.control.engine import WorkerLostError
 from dovetail.control.events import BatchesDone, LossCause, WorkerLost, WorkerReady, WorkerStopped
 from dovetail.engines.local.engine import LocalEngine
 from dovetail.resources.seat import Seat
-from running.aids import is_there, losses, no_worker_is_left, patience, run_of, until
+from runtime.aids import is_there, losses, no_worker_is_left, patience, run_of, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -30,7 +30,7 @@ from dovetail.engines.local.worker_spec import (
 )
 from dovetail.resources.seat import CardShare, Seat
 from ray_aids import driver
-from running.aids import PATIENCE_S, is_there, patience, until
+from runtime.aids import PATIENCE_S, is_there, patience, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -20,7 +20,7 @@ from dovetail.control.events import WorkerReady
 from dovetail.engines.local.engine import LocalEngine
 from dovetail.resources.seat import Seat
 from ray_aids import patiently
-from running.aids import (
+from runtime.aids import (
     LONG,
     Script,
     descriptors,

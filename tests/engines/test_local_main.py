@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import dovetail as dt
-from running.aids import PATIENCE_S, Script, patience, run_of
+from runtime.aids import PATIENCE_S, Script, patience, run_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -19,7 +19,7 @@ from dovetail.control.events import BatchesDone, BatchesReturned, Drain, LossCau
 from dovetail.engines.local import protocol
 from dovetail.engines.local.engine import LocalEngine
 from dovetail.resources.seat import Seat
-from running.aids import PATIENCE_S, Script, memory_files, patience, run_of, until
+from runtime.aids import PATIENCE_S, Script, memory_files, patience, run_of, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

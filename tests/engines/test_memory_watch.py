@@ -16,7 +16,7 @@ from dovetail.engines.local.memory_watch import VICTIM_EXIT_S, MemoryWatch, choo
 from dovetail.machine.cgroups import physical_bytes
 from dovetail.machine.host_usage import MemoryMeter, MemoryUsage
 from dovetail.resources.seat import Seat
-from running.aids import patience, until
+from runtime.aids import patience, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

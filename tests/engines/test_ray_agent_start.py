@@ -12,7 +12,7 @@ from dovetail.engines.ray.agent import Agent
 from dovetail.engines.ray.message_handlers import _last_error
 from dovetail.errors import DovetailError
 from engines.ray_runs import on_ray
-from running.aids import run_of
+from runtime.aids import run_of
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -34,7 +34,7 @@ from dovetail.engines.ray.protocol import AgentHello, dovetail_version
 from dovetail.errors import Problem
 from dovetail.resources.cluster import Cluster
 from engines.test_ray_discovery import row
-from running.aids import PATIENCE_S, until
+from runtime.aids import PATIENCE_S, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

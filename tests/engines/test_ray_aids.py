@@ -25,7 +25,7 @@ from ray_aids import (
     spinning,
     until_available_is,
 )
-from running.aids import is_there, until
+from runtime.aids import is_there, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -29,7 +29,7 @@ from dovetail.engines.ray.local_cluster import (
 from dovetail.errors import ConfigError, EngineError
 from dovetail.resources.cluster import Cluster
 from ray_aids import driver
-from running.aids import PATIENCE_S, Script
+from runtime.aids import PATIENCE_S, Script
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -17,7 +17,7 @@ import pytest
 import dovetail as dt
 from dovetail.streaming.settings import StreamOptions
 from ray_aids import RESTORED_S, add_node, driver, foreign_actor, patiently, until_available_is
-from running.aids import LONG, patience, until
+from runtime.aids import LONG, patience, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

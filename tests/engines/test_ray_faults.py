@@ -29,7 +29,7 @@ from engines.test_local_faults import (
 )
 from engines.test_local_faults import test_what_stages_leave_behind_is_gone_after_the_run as _nothing_is_left_behind
 from ray_aids import add_node, patiently
-from running.aids import LONG, engine_of, is_there, losses, patience, run_of, until
+from runtime.aids import LONG, engine_of, is_there, losses, patience, run_of, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -29,7 +29,7 @@ from engines.test_local_main import (
     speaks,
 )
 from ray_aids import ADDRESS, driver
-from running.aids import PATIENCE_S, is_there, run_of
+from runtime.aids import PATIENCE_S, is_there, run_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

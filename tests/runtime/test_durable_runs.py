@@ -14,7 +14,7 @@ import dovetail as dt
 from dovetail.data.commit_log import CommitLog, read_commit_log
 from dovetail.runtime.failed_item_retry import FailedItemRetry
 from dovetail.runtime.run_spec import absolute_path
-from running.aids import CLUSTER
+from runtime.aids import CLUSTER
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import dovetail as dt
-from running.aids import Script, patience, run_of
+from runtime.aids import Script, patience, run_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

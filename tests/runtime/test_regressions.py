@@ -16,7 +16,7 @@ import pytest
 import dovetail as dt
 from dovetail.data import iterator_sink
 from dovetail.runtime import assembly, run
-from running.aids import CLUSTER, PATIENCE_S, Script, descriptors, engine_of, is_there, patience, run_of, until
+from runtime.aids import CLUSTER, PATIENCE_S, Script, descriptors, engine_of, is_there, patience, run_of, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

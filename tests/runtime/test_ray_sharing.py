@@ -15,7 +15,7 @@ import pytest
 
 import dovetail as dt
 from ray_aids import HOLDS, RESTORED_S, driver, foreign_actor, node_id_of, patiently, until_available_is
-from running.aids import LONG, PATIENCE_S, patience, said_when_waiting, until
+from runtime.aids import LONG, PATIENCE_S, patience, said_when_waiting, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

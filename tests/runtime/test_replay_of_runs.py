@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import dovetail as dt
 from dovetail.observe.replay import controller_from_record, replay
-from running.aids import patience, run_of
+from runtime.aids import patience, run_of
 
 if TYPE_CHECKING:
     from pathlib import Path

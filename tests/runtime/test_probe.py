@@ -13,7 +13,7 @@ import dovetail as dt
 from dovetail.observe.run_folder import runs_folder
 from dovetail.runtime.probe import probe
 from dovetail.runtime.stage_profiles import load_profiles
-from running.aids import patience
+from runtime.aids import patience
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -21,7 +21,7 @@ from dovetail.runtime.outputs import parse_sinks
 from dovetail.runtime.stage_profiles import ProfileObserver, load_profiles, source_sink_kinds, storage_keys
 from dovetail.streaming.settings import unit_specs
 from observe.made import unit, view
-from running.aids import CLUSTER, patience
+from runtime.aids import CLUSTER, patience
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

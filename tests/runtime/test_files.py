@@ -13,7 +13,7 @@ import pytest
 
 import dovetail as dt
 from dovetail.streaming.settings import StreamOptions
-from running.aids import CLUSTER, LONG, patience, until
+from runtime.aids import CLUSTER, LONG, patience, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

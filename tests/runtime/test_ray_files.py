@@ -14,8 +14,8 @@ import pytest
 import dovetail as dt
 from dovetail.errors import ConfigError
 from ray_aids import MB, add_node, driver
-from running.aids import LONG, PATIENCE_S, patience, until
-from running.kills import WRITE, elsewhere, make_rows, rows_of
+from runtime.aids import LONG, PATIENCE_S, patience, until
+from runtime.kills import WRITE, elsewhere, make_rows, rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -17,7 +17,7 @@ import pytest
 
 import dovetail as dt
 from dovetail.streaming.settings import StreamOptions
-from running.aids import (
+from runtime.aids import (
     CLUSTER,
     LONG,
     Script,

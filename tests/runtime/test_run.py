@@ -15,7 +15,7 @@ from dovetail.control.events import BatchesDone
 from dovetail.engines.local.engine import LocalEngine
 from dovetail.resources.seat import Seat
 from dovetail.streaming.settings import StreamOptions
-from running.aids import LONG, Script, patience, run_of, until
+from runtime.aids import LONG, Script, patience, run_of, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from running.aids import LONG, until
-from running.kills import WRITE, Killed, elsewhere, expected, make_rows, rows_of, stats_of
+from runtime.aids import LONG, until
+from runtime.kills import WRITE, Killed, elsewhere, expected, make_rows, rows_of, stats_of
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -23,7 +23,7 @@ import dovetail as dt
 from dovetail.data.request_queue import ItemFailed, RequestFuture, ServiceClosed, TooManyRequests
 from dovetail.observe.control_socket import send_request
 from dovetail.runtime.service import _ACTIVE_SERVICES, Service, serve
-from running.aids import CLUSTER, LONG, PATIENCE_S, Script, is_there, until
+from runtime.aids import CLUSTER, LONG, PATIENCE_S, Script, is_there, until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
