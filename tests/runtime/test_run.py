@@ -374,7 +374,7 @@ def test_a_message_may_have_more_payloads_than_one_packet_has_descriptors() -> N
     try:
         engine.submit([StartWorker(1, (Seat("node-0", 100),), (HostedObject("first", firsts, 1),))])
         segments = [engine.store([n], [np.full(20_000, n)]) for n in range(600)]
-        assert {type(segment.ref).__name__ for segment in segments} == {"Shared"}
+        assert {type(segment.ref).__name__ for segment in segments} == {"SharedRef"}
         parts = [(segment, 0, 1) for segment in segments]
         engine.submit([RunBatches(1, 1, "first", parts, 600, 50, 1000)])
         log: list[Any] = []

@@ -22,7 +22,8 @@ import pytest
 import dovetail as dt
 from dovetail.data.request_queue import ItemFailed, RequestFuture, ServiceClosed, TooManyRequests
 from dovetail.observe.control_socket import send_request
-from dovetail.runtime.service import _ACTIVE_SERVICES, Service, serve
+from dovetail.runtime.run_handle import _ACTIVE_RUNS
+from dovetail.runtime.service import Service, serve
 from runtime.aids import CLUSTER, LONG, PATIENCE_S, Script, is_there, until
 
 if TYPE_CHECKING:
@@ -40,16 +41,16 @@ def serving(*stages: dt.Stage, **settings: Any) -> Iterator[Service]:
     finally:
         service.cancel("its test is over")
         assert service._over.wait(PATIENCE_S), "a service hangs"
-        assert service not in _ACTIVE_SERVICES
+        assert service not in _ACTIVE_RUNS
 
 
 def pids_of(service: Service) -> list[int]:
-    return [pid for _, pids in service._parts.engine.processes().values() for pid in pids]
+    return [pid for _, pids in service._engine.processes().values() for pid in pids]
 
 
 def busy_pids_of(service: Service) -> list[int]:
     """Of those that are in a call of the user's code."""
-    engine: Any = service._parts.engine
+    engine: Any = service._engine
     return [pid for worker, (_, pids) in engine.processes().items() if engine.running(worker) for pid in pids]
 
 
@@ -444,7 +445,7 @@ def test_leaving_answers_what_is_pending_and_stops_the_workers() -> None:
     with serve(dt.Pipeline([dt.Stage("slow", slow_batch, batch_size=4)]), cluster=CLUSTER) as service:
         tickets = [service.submit(number) for number in range(100)]
         until(lambda: pids_of(service), "there are workers")
-        pids = service._parts.engine.pids
+        pids = pids_of(service)
     assert all(ticket.done() and ticket.exception() is None for ticket in tickets)
     assert service.done
     assert not any(map(is_there, pids))

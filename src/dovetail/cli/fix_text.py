@@ -96,7 +96,7 @@ PHRASES = {
     "(least, most)": "LO-HI",
     'engine="ray", "ray:auto" or "ray:HOST:PORT"': "--engine ray, --engine ray:auto or --engine ray:HOST:6379",
     'engine="ray:auto" (--engine ray:auto)': "--engine ray:auto",
-    "leave share out": "leave --share out",
+    "remove share and limit": "remove --share and limit",
     'cluster="1x(4cpu, 8GB)" (--cluster)': '--cluster "1x(4cpu, 8GB)"',
 }
 

@@ -1,4 +1,4 @@
-"""Validation of the arguments of `dt.run`; every problem is reported at once."""
+"""Validation of the arguments of `dt.run` and `dt.serve`; every problem is reported at once."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from dovetail.engines.ray.address import RayAddress, is_ray_engine
 from dovetail.errors import ConfigError, Problem, did_you_mean, short_repr
+from dovetail.pipeline.durations import parse_duration
 from dovetail.pipeline.pipeline import Pipeline
 from dovetail.scheduling.plan import Plan
 from dovetail.streaming.settings import StreamOptions
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 ENGINES = ("local", "ray", "ray:auto")
+RUN_ARGUMENT_CODE, SERVICE_ARGUMENT_CODE = "DT338", "DT375"
 _VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -28,7 +30,7 @@ def check_arguments(
     max_errors: object,
     limit: object,
     run_dir: object,
-    booleans: Mapping[str, object],
+    flags: Mapping[str, object],
     share: object = None,
     env_from: object = (),
 ) -> None:
@@ -36,15 +38,67 @@ def check_arguments(
         *engine_errors(engine),
         *_pipeline_errors(pipeline, plan),
         *_source_errors(source),
-        *_other_errors(options, max_errors, limit, run_dir, booleans),
+        *_other_errors(options, max_errors, limit, run_dir, flags),
         *share_errors(engine, share, env_from),
     ]
     if problems:
         raise ConfigError(problems)
 
 
+def check_service_arguments(
+    pipeline: object,
+    engine: object,
+    plan: object,
+    max_wait: object,
+    deadline: object,
+    max_pending: object,
+    run_dir: object,
+    flags: Mapping[str, object],
+) -> None:
+    problems = [
+        *_service_engine_errors(engine),
+        *_pipeline_errors(pipeline, plan),
+        *_service_pipeline_errors(pipeline, plan),
+        *_duration_errors("max_wait", max_wait),
+        *(_duration_errors("deadline", deadline) if deadline is not None else ()),
+        *_folder_and_flag_errors(run_dir, flags, SERVICE_ARGUMENT_CODE),
+    ]
+    if isinstance(max_pending, bool) or not isinstance(max_pending, int) or max_pending < 1:
+        problems.append(
+            _argument_error(
+                "max_pending", max_pending, "a positive integer", "max_pending=10_000", SERVICE_ARGUMENT_CODE
+            )
+        )
+    if problems:
+        raise ConfigError(problems)
+
+
+def _service_engine_errors(engine: object) -> Iterator[Problem]:
+    if engine != "local":
+        hint = did_you_mean(str(engine), ("local",))
+        message = f"engine {short_repr(engine)} is not supported for serving{hint}"
+        yield Problem("DT331", message, fixes=('engine="local"',))
+
+
+def _service_pipeline_errors(pipeline: object, plan: object) -> Iterator[Problem]:
+    for stage in pipeline if isinstance(pipeline, Pipeline) else ():
+        if stage.barrier:
+            message = f"stage {stage.name!r} needs all of its input (barrier=True), and a service has no end of input"
+            yield Problem(SERVICE_ARGUMENT_CODE, message, fixes=("remove the stage, or use dt.run",))
+    if isinstance(plan, Plan) and len(plan.waves) > 1:
+        message = f"the plan has {len(plan.waves)} waves, and a service has no end of input"
+        yield Problem(SERVICE_ARGUMENT_CODE, message, fixes=('plan=dt.plan(pipeline, cluster, mode="streaming")',))
+
+
+def _duration_errors(name: str, value: object) -> Iterator[Problem]:
+    try:
+        parse_duration(value)
+    except ValueError as error:
+        yield Problem(SERVICE_ARGUMENT_CODE, f"{name}={short_repr(value)} {error}", fixes=(f'{name}="20ms"',))
+
+
 def check_share(engine: object, share: object, env_from: object) -> None:
-    """What is given to a cluster, before it is asked for anything."""
+    """Checks `share` and `env_from` before a cluster is contacted."""
     problems = list(share_errors(engine, share, env_from))
     if problems:
         raise ConfigError(problems)
@@ -63,7 +117,7 @@ def engine_errors(engine: object) -> Iterator[Problem]:
             'engine="ray", "ray:auto" or "ray:HOST:PORT"',
             "dt.simulate(pipeline, cluster=...) for a simulated cluster",
         )
-        yield Problem("DT331", f"there is no engine {short_repr(engine)}{hint}", fixes=fixes)
+        yield Problem("DT331", f"unknown engine {short_repr(engine)}{hint}", fixes=fixes)
 
 
 def _pipeline_errors(pipeline: object, plan: object) -> Iterator[Problem]:
@@ -82,48 +136,54 @@ def _pipeline_errors(pipeline: object, plan: object) -> Iterator[Problem]:
 
 def _source_errors(source: object) -> Iterator[Problem]:
     if isinstance(source, str | os.PathLike) or hasattr(source, "__iter__") or hasattr(source, "__getitem__"):
-        return  # paths are looked at when they are opened
+        return  # paths are checked when they are opened
     from dovetail.data.sources import SourceSpec
 
     if not isinstance(source, SourceSpec):
-        message = f"the source is {short_repr(source)}, which is no iterable of items"
-        fixes = ("a list, a generator, an open file: anything to iterate over", 'or a path: "data/*.jsonl"')
+        message = f"source={short_repr(source)} is not iterable"
+        fixes = ("pass a list, a generator or an open file", 'or a path: "data/*.jsonl"')
         yield Problem("DT332", message, fixes=fixes)
 
 
 def _other_errors(
-    options: object, max_errors: object, limit: object, run_dir: object, booleans: Mapping[str, object]
+    options: object, max_errors: object, limit: object, run_dir: object, flags: Mapping[str, object]
 ) -> Iterator[Problem]:
     if options is not None and not isinstance(options, StreamOptions):
-        yield _argument_error("options", options, "an Options", "options=None")
+        yield _argument_error("options", options, "a StreamOptions", "options=None")
     for name, count in (("max_errors", max_errors), ("limit", limit)):
         if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 0):
-            yield _argument_error(name, count, "a whole number from 0 on", f"{name}=10")
+            yield _argument_error(name, count, "a non-negative integer", f"{name}=10")
+    yield from _folder_and_flag_errors(run_dir, flags)
+
+
+def _folder_and_flag_errors(
+    run_dir: object, flags: Mapping[str, object], code: str = RUN_ARGUMENT_CODE
+) -> Iterator[Problem]:
     if run_dir is not None and not isinstance(run_dir, str | os.PathLike):
-        yield _argument_error("run_dir", run_dir, "a path", 'run_dir="runs/today"')
-    for name, value in booleans.items():
+        yield _argument_error("run_dir", run_dir, "a path", 'run_dir="runs/today"', code)
+    for name, value in flags.items():
         if not isinstance(value, bool):
-            yield _argument_error(name, value, "True or False", f"{name}=True")
+            yield _argument_error(name, value, "True or False", f"{name}=True", code)
 
 
 def share_errors(engine: object, share: object, env_from: object) -> Iterator[Problem]:
     fits = isinstance(share, int | float) and not isinstance(share, bool) and 0 < share <= 1
     if share is not None and not fits:
-        yield _argument_error("share", share, "a part of the cluster, above 0 and up to 1", "share=0.5")
+        yield _argument_error("share", share, "a fraction of the cluster (greater than 0, at most 1)", "share=0.5")
     elif share is not None and engine == "local":
-        message = f"share={share:g} is a part of a Ray cluster, and this run is on this machine alone"
+        message = f"share={share:g} applies to Ray clusters only, and this run is local"
         fixes = (
             'engine="ray:auto" (--engine ray:auto)',
-            'or leave share out, and say what may be used here: cluster="1x(4cpu, 8GB)" (--cluster)',
+            'or remove share and limit the run with cluster="1x(4cpu, 8GB)" (--cluster)',
         )
         yield Problem("DT338", message, fixes=fixes)
     if isinstance(env_from, str) or not isinstance(env_from, list | tuple):
-        yield _argument_error("env_from", env_from, "a list of names of variables", 'env_from=["HF_TOKEN"]')
+        yield _argument_error("env_from", env_from, "a list of variable names", 'env_from=["HF_TOKEN"]')
         return
     for name in env_from:
         if not isinstance(name, str) or not _VARIABLE_NAME.fullmatch(name):
-            yield _argument_error("env_from", name, "the name of a variable", 'env_from=["HF_TOKEN"]')
+            yield _argument_error("env_from", name, "a variable name", 'env_from=["HF_TOKEN"]')
 
 
-def _argument_error(name: str, value: object, kind: str, fix: str) -> Problem:
-    return Problem("DT338", f"{name}={short_repr(value)} is not {kind}", fixes=(fix,))
+def _argument_error(name: str, value: object, kind: str, fix: str, code: str = RUN_ARGUMENT_CODE) -> Problem:
+    return Problem(code, f"{name}={short_repr(value)} is not {kind}", fixes=(fix,))

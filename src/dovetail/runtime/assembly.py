@@ -1,100 +1,62 @@
-"""Assembly and start of a run: engine, controller, source, sinks, observers and control socket."""
+"""Assembly of a run, shared by `dt.run` and `dt.serve`: plan, folder, admission, engine, controller, observers, socket.
+
+The two differ only in their source and sink: `dt.run` reads a source and writes sinks or an iterator (`run.py`);
+`dt.serve` reads a queue of requests and writes their responses (`service.py`).
+"""
 
 from __future__ import annotations
 
 import sys
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import dovetail
-from dovetail.control.commands import Deliver
 from dovetail.control.events import CancelRun, Drain
 from dovetail.control.lifecycle import RunState
 from dovetail.control.payload import BadRow
-from dovetail.data.interfaces import SourceAndSink
-from dovetail.data.iterator_sink import IteratorSink
+from dovetail.engines.local.process_setup import PAYLOAD_MEMORY_DIVISOR
 from dovetail.observe import failed_items
 from dovetail.observe.control_socket import ControlSocket
 from dovetail.observe.recorder import Recorder, RunDescription
+from dovetail.observe.run_folder import create_run
 from dovetail.runtime.admission import print_stderr
 from dovetail.runtime.delayed_telemetry import DelayedTelemetry
-from dovetail.runtime.outputs import attach_writers
-from dovetail.runtime.run_handle import NOT_STARTED_CODES, Run
+from dovetail.runtime.run_lock import RunLock
 from dovetail.runtime.run_loop import run_with_observers
 from dovetail.runtime.sites import WorkerEnvironment
+from dovetail.scheduling.planner import plan as make_plan
 from dovetail.streaming.controller import StreamController
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
 
+    from dovetail.control.commands import Deliver
     from dovetail.control.engine import Observer
     from dovetail.control.payload import SegmentSlice
-    from dovetail.data.commit_log import CommitLog
-    from dovetail.data.commit_sink import CommitSink
-    from dovetail.data.interfaces import RunOutputs, Source
+    from dovetail.data.interfaces import SourceAndSink
+    from dovetail.observe.profiles import ProfileKey
     from dovetail.observe.run_folder import RunFolder
     from dovetail.pipeline.pipeline import Pipeline
+    from dovetail.resources.cluster import Cluster
     from dovetail.runtime.admission import Admission
-    from dovetail.runtime.failed_item_retry import FailedItemRetry
-    from dovetail.runtime.inputs import Input
-    from dovetail.runtime.resume import ResumedRun
-    from dovetail.runtime.run_lock import RunLock
-    from dovetail.runtime.sites import RunEngine, Site
+    from dovetail.runtime.sites import PlanFactory, RunEngine, Site
+    from dovetail.scheduling.plan import Plan
     from dovetail.streaming.settings import StreamOptions, UnitSpec
 
-
-@contextmanager
-def undo_on_error() -> Iterator[list[Callable[[], None]]]:
-    """Whoever begins something adds how it is undone."""
-    undo: list[Callable[[], None]] = []
-    try:
-        yield undo
-    except BaseException:
-        for one in reversed(undo):
-            one()
-        raise
-
-
-def remove_run_folder(folder: RunFolder) -> None:
-    from shutil import rmtree  # late: most runs begin
-
-    rmtree(folder.path, ignore_errors=True)
-
-
-REFRESH_TIMEOUT_S = 0.5
-"""How long somebody who asks how a run stands waits for the newest figures."""
-
-
-def load_item(workers: RunEngine, part: SegmentSlice) -> object:
-    """Of one item; a row that cannot be parsed as it stands in the source."""
-    segment, start, _ = part
-    item = workers.load(segment)[1][start]
-    return item.raw if type(item) is BadRow else item
-
-
-def load_key(workers: RunEngine, part: SegmentSlice) -> tuple[int, ...]:
-    segment, start, _ = part
-    key = workers.load(segment)[0][start]
-    return key if isinstance(key, tuple) else (key,)
-
-
-def refresh_status(recorder: Recorder, workers: RunEngine) -> None:
-    """The run folder says how it stands now."""
-    written = recorder.request_view()
-    workers.nudge()
-    written.wait(REFRESH_TIMEOUT_S)
-
-
+FIRST_REPLAN_S = 1.0
 LOOP_TICK_S = 1.0
+REFRESH_TIMEOUT_S = 0.5
+"""How long a caller that asks for the status waits for the latest figures."""
 MAX_FAILED_ITEM_BYTES = 256 << 20
-"""Of items that a durable run sets aside, so that they can be run again."""
+"""Size limit of the failed items that a durable run keeps for a retry."""
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchOptions:
-    """What is written down and shown of a run."""
+    """What a run records and displays."""
 
     record: bool = False
     progress: bool | None = None
@@ -104,183 +66,145 @@ class LaunchOptions:
     more: dict[str, object] = field(default_factory=dict)
 
 
-@dataclass
-class PreparedRun:
-    """A run of which everything is decided."""
+# --- plan and admission
 
-    pipeline: Pipeline
-    units: tuple[UnitSpec, ...]
+
+def plan_on_site(
+    site: Site,
+    pipeline: Pipeline,
+    plan: Plan | None,
+    cluster: Cluster | str,
+    mode: str,
+    profiles: Mapping[str, Any] | None = None,
+) -> tuple[Plan, PlanFactory | None]:
+    """The plan for an otherwise empty cluster, and a function that plans for the part that other runs leave free.
+
+    The function is None for a plan that the user passed: such a plan is not changed.
+    """
+    if plan is not None:
+        return site.adapt_plan(plan, earlier=False)
+    plan_for = partial(make_plan, pipeline, mode=mode, profiles=profiles or {})
+    return plan_for(cluster), plan_for
+
+
+def create_locked_run(name: str, run_dir: str | Path | None, undo: ExitStack) -> tuple[RunFolder, RunLock]:
+    """A new run folder, locked by this process."""
+    folder = create_run(name, run_dir)
+    undo.callback(_remove_run_folder, folder)
+    lock = RunLock(folder)
+    undo.callback(lock.release)
+    return folder, lock
+
+
+def limit_payload_memory(options: StreamOptions, cluster: Cluster) -> int:
+    """The byte budget of `options`, lowered to the share of the cluster's memory that payloads may fill."""
+    memory_bytes = sum(node.memory_bytes for node in cluster.nodes)
+    return min(options.byte_budget, memory_bytes // PAYLOAD_MEMORY_DIVISOR) if memory_bytes else options.byte_budget
+
+
+def _remove_run_folder(folder: RunFolder) -> None:
+    from shutil import rmtree  # late: most runs start
+
+    rmtree(folder.path, ignore_errors=True)
+
+
+# --- engine, controller and observers
+
+
+@dataclass(frozen=True, slots=True)
+class AdmittedRun:
+    """A run that is planned and admitted: where and how it executes."""
+
     site: Site
     admission: Admission
     folder: RunFolder
     lock: RunLock
-    run_input: Input
-    kinds: tuple[str, dict[str, str]] | None
-    """Of source and sinks, for what later runs may know of this one; None: nothing."""
-    outputs: RunOutputs
     options: StreamOptions
     launch_options: LaunchOptions
-    resumed: ResumedRun | None = None
-    retry: FailedItemRetry | None = None
-    notes: list[str] = field(default_factory=list)
-    """What people should know before it starts."""
 
-    @property
-    def durable(self) -> bool:
-        return bool(self.outputs.files or self.outputs.functions)
+    def start_engine(
+        self, undo: ExitStack, *, files: Sequence[str] = (), writes: Sequence[str] = (), keep_spool: bool = False
+    ) -> RunEngine:
+        """`files`: what workers read; `writes`: the folders that they write results to."""
+        needs = WorkerEnvironment(self.folder.path, self.launch_options.pin_cpus, tuple(files), tuple(writes))
+        engine = self.site.start_engine(self.admission, needs)
+        undo.callback(engine.close)
+        engine.keep_spool = keep_spool
+        return engine
 
-    def start(self) -> Run:
+    def connect(
+        self,
+        engine: RunEngine,
+        units: tuple[UnitSpec, ...],
+        undo: ExitStack,
+        *,
+        resume: Sequence[Deliver] = (),
+        sinks: Sequence[str] = (),
+        durable: bool = False,
+        commits: bool = True,
+        profile_keys: Mapping[str, Sequence[ProfileKey]] | None = None,
+        on_command: Callable[[str, str], None] | None = None,
+    ) -> ActiveRun:
+        """Connects a controller, observers and the control socket to the engine.
+
+        `resume`: epochs of an earlier attempt that are done. `durable`: results outlive the driver; `commits`: whether
+        the recorder writes commit.log. `profile_keys`: store measurements of stages under these keys. `on_command`
+        replaces what `dovetail drain` and `dovetail cancel` do.
+        """
         plan = self.admission.plan
-        with ExitStack() as undo:
-            self._prepare_sinks(undo)
-            writes = tuple(str(sink.parts) for sink in self.outputs.files.values())
-            needs = WorkerEnvironment(
-                self.folder.path, self.launch_options.pin_cpus, tuple(self.run_input.files()), writes
+        controller = StreamController(units, plan, self.options, list(resume), self.admission.reserved)
+        recorder = self._recorder(engine, controller, sinks, durable=durable, commits=commits)
+        observers: list[Observer] = [recorder]
+        undo.callback(_close_observers, observers, engine)
+        telemetry = DelayedTelemetry(engine, units, plan.cluster, recorder)
+        if profile_keys is not None:
+            from dovetail.runtime.stage_profiles import ProfileObserver
+
+            observers.append(
+                ProfileObserver(controller.view, units, profile_keys, peaks=telemetry.peaks, say=print_stderr)
             )
-            workers = self.site.start_engine(self.admission, needs)
-            undo.callback(workers.close)
-            workers.keep_spool = self.durable
-            self.units = attach_writers(self.units, self.outputs, self.pipeline)
-            workers.prepare([work.hosted for work in self.units])
-            done, lost = (
-                self.resumed.completed_deliveries(workers, self.outputs) if self.resumed is not None else ([], [])
-            )
-            kept = [Deliver(-1, 0, 0, 0, {}, self.retry.segments(workers, self.units))] if self.retry else []
-            stream = StreamController(self.units, plan, self.options, [*kept, *done], self.admission.reserved)
-            log = self._open_commit_log(lost, undo)
-            recorder = self._recorder(stream, workers)
-            observers: list[Observer] = [recorder]
-            undo.callback(_close_observers, observers, workers)
-            measuring = DelayedTelemetry(workers, self.units, plan.cluster, recorder)
-            observers += self._observers(stream, [*kept, *done], measuring)
-            door = ControlSocket(self.folder.path, partial(_on_control_command, workers))
-            undo.callback(door.close)
-            door.start()
-            undo.pop_all()
-        for note in [*self.notes, *(self.retry.notes if self.retry is not None else ())]:
-            print_stderr(f"note: {note}")
-        results = IteratorSink(workers, ordered=self.options.ordered)
-        source = self.run_input.make_source(workers, self.resumed.marks() if self.resumed is not None else {})
-        sink = self._committed_sink(log, results, workers, done, source) if log is not None else None
-        ends = SourceAndSink(source, sink or results)
-        results.on_space = ends.on_space
-        if sink is not None:
-            sink.on_space = ends.on_space
-        return self._run(workers, stream, recorder, observers, measuring, door, source, sink, results, ends)
-
-    # --- both ends
-
-    def _prepare_sinks(self, undo: ExitStack) -> None:
-        """They can be written, or nothing starts."""
-        before = self.resumed.commits.header["sinks"] if self.resumed is not None else {}
-        if self.retry is not None:
-            self.retry.check_not_started(self.resumed.folder.id if self.resumed is not None else None)
-        if self.resumed is not None:
-            self.resumed.check_retry_of(self.retry.folder.id if self.retry is not None else None)
-            specs = {label: asdict(sink.spec) for label, sink in self.outputs.files.items()}
-            self.resumed.check_sinks(specs, sorted(self.outputs.functions))
-        for label, sink in self.outputs.files.items():
-            undo.callback(sink.close)
-            if self.resumed is None:
-                undo.callback(sink.discard)
-            else:
-                sink.set_base(before[label]["base"])
-            sink.prepare(resumed=self.resumed is not None)
-
-    def _open_commit_log(self, lost: list[int], undo: ExitStack) -> CommitLog | None:
-        if not self.durable:
-            return None
-        from dovetail.data.commit_log import CommitLog
-        from dovetail.runtime.resume import unit_waves
-
-        log = CommitLog(self.folder.commit_log)
-        undo.callback(log.close)
-        units = unit_waves(self.units)
-        if self.resumed is None:
-            sinks = {
-                label: {"path": sink.spec.path, "kind": sink.kind, "base": sink.base(), "spec": asdict(sink.spec)}
-                for label, sink in self.outputs.files.items()
-            }
-            about: dict[str, Any] = {
-                "run": self.folder.id,
-                "source": self.run_input.fingerprint(),
-                "sinks": sinks,
-                "units": units,
-            }
-            again = self.retry.folder if self.retry is not None else None
-            about["functions"] = sorted(self.outputs.functions)
-            about["again"] = None if again is None else again.id
-            about["again_folder"] = None if again is None else str(again.path)
-            log.begin(about)
-            if self.retry is not None:
-                self.retry.mark_retried(self.folder)
-            return log
-        if self.resumed.units != units:
-            log.units(units)
-        if lost:
-            log.void_entries(lost)
-            self.notes.append(f"{len(lost)} epochs that were done are lost with their files, and are computed again")
-        return log
-
-    def _committed_sink(
-        self, log: CommitLog, results: IteratorSink, workers: RunEngine, done: list[Deliver], source: Source
-    ) -> CommitSink:
-        from dovetail.data.commit_sink import CommitSink, SeekableSource
-
-        sink = CommitSink(
-            log,
-            self.outputs,
-            results,
-            workers,
-            workers,
-            self.folder.path / "spool",
-            ordered=self.options.ordered,
-            done=[(deliver.first, deliver.last) for deliver in done if not deliver.wave],
+        observers += self._optional_observers(controller, units, resume)
+        control_socket = ControlSocket(self.folder.path, on_command or partial(_on_control_command, engine))
+        undo.callback(control_socket.close)
+        control_socket.start()
+        return ActiveRun(
+            self.admission, self.folder, self.lock, engine, controller, recorder, observers, telemetry, control_socket
         )
-        if isinstance(source, SeekableSource):
-            sink.source = source
-        return sink
 
-    # --- who watches
-
-    def _recorder(self, stream: StreamController, workers: RunEngine) -> Recorder:
+    def _recorder(
+        self, engine: RunEngine, controller: StreamController, sinks: Sequence[str], *, durable: bool, commits: bool
+    ) -> Recorder:
         plan = self.admission.plan
-        more = {**self.launch_options.more, "sinks": [sink.spec.path for sink in self.outputs.files.values()]}
         about = RunDescription(
             plan.name,
             self.launch_options.what,
             self.site.engine,
             plan.cluster.spec(),
             version=dovetail.__version__,
-            more={"more": more},
+            more={"more": {**self.launch_options.more, "sinks": list(sinks)}},
         )
         return Recorder(
             self.folder,
             about,
-            stream.view,
-            stream.workers,
+            controller.view,
+            controller.workers,
             plan=plan.to_json(),
-            item=partial(load_item, workers),
-            key=partial(load_key, workers),
-            commits=not self.durable and self.resumed is None,
-            errors_bytes=MAX_FAILED_ITEM_BYTES if self.durable else failed_items.MAX_ERRORS_BYTES,
+            item=partial(_load_item, engine),
+            key=partial(_load_key, engine),
+            commits=commits,
+            errors_bytes=MAX_FAILED_ITEM_BYTES if durable else failed_items.MAX_ERRORS_BYTES,
         )
 
-    def _observers(
-        self, stream: StreamController, resume: list[Deliver], measuring: DelayedTelemetry
+    def _optional_observers(
+        self, controller: StreamController, units: tuple[UnitSpec, ...], resume: Sequence[Deliver]
     ) -> list[Observer]:
-        """What most runs do not need is imported late."""
+        """Imported late: most runs need none of them."""
         found: list[Observer] = []
-        if self.kinds is not None:
-            from dovetail.runtime.stage_profiles import ProfileObserver, storage_keys
-
-            keys = storage_keys(self.pipeline, self.admission.plan, *self.kinds)
-            found.append(ProfileObserver(stream.view, self.units, keys, peaks=measuring.peaks, say=print_stderr))
         if self.launch_options.record:
             from dovetail.observe.replay import ReplayRecorder, controller_record
 
-            place = self.admission
-            header = controller_record(self.units, place.plan, stream.state.options, resume, reserved=place.reserved)
+            plan, reserved = self.admission.plan, self.admission.reserved
+            header = controller_record(units, plan, controller.state.options, list(resume), reserved=reserved)
             found.append(ReplayRecorder(self.folder.replay_log, header))
         if self.launch_options.verbose:
             from dovetail.observe.log_tail import LogTail
@@ -290,89 +214,101 @@ class PreparedRun:
         if progress or (progress is None and sys.stderr is not None and sys.stderr.isatty()):
             from dovetail.observe.progress import ProgressDisplay
 
-            found.append(ProgressDisplay(stream.view, name=self.admission.plan.name))
+            found.append(ProgressDisplay(controller.view, name=self.admission.plan.name))
         return found
 
-    # --- and goes
 
-    def _run(
+@dataclass(frozen=True, slots=True)
+class ActiveRun:
+    """The parts of a run that has started. `drive` runs the control loop; all else is called from any thread."""
+
+    admission: Admission
+    folder: RunFolder
+    lock: RunLock
+    engine: RunEngine
+    controller: StreamController
+    recorder: Recorder
+    observers: list[Observer]
+    telemetry: DelayedTelemetry
+    control_socket: ControlSocket
+
+    @property
+    def plan(self) -> Plan:
+        return self.admission.plan
+
+    @property
+    def state(self) -> RunState:
+        return self.controller.state.run_state
+
+    @property
+    def error(self) -> str:
+        return self.controller.state.error
+
+    @property
+    def failure(self) -> tuple[str, str] | None:
+        """Error and details of a run that failed."""
+        state = self.controller.state
+        return (state.error, state.error_detail) if state.run_state is RunState.FAILED else None
+
+    def load_item(self, part: SegmentSlice) -> object:
+        return _load_item(self.engine, part)
+
+    def load_key(self, part: SegmentSlice) -> tuple[int, ...]:
+        return _load_key(self.engine, part)
+
+    def refresh_status(self) -> None:
+        """Writes the current figures to the run folder, and waits for that."""
+        written = self.recorder.request_view()
+        self.engine.nudge()
+        written.wait(REFRESH_TIMEOUT_S)
+
+    def drive(
         self,
-        workers: RunEngine,
-        stream: StreamController,
-        recorder: Recorder,
-        observers: list[Observer],
-        measuring: DelayedTelemetry,
-        door: ControlSocket,
-        source: Source,
-        sink: CommitSink | None,
-        results: IteratorSink,
         ends: SourceAndSink,
-    ) -> Run:
-        ended = RunOutput()
-
-        def last() -> None:
-            complete = stream.state.run_state is RunState.FINISHED
-            if sink is not None and stream.state.run_state is not RunState.FAILED:
-                ended.files = sink.finish(complete=complete)
-            if complete:
-                workers.keep_spool = False
-                if self.retry is not None:
-                    self.retry.mark_retried(self.folder, done=True)
-
-        def go() -> None:
-            keepers = self.admission.claim_observers(workers.post)
-            measuring.start()
-            try:
-                run_with_observers(
-                    stream, workers, ends, recorder, observers, keepers=keepers, beat_s=LOOP_TICK_S, last=last
-                )
-            finally:
-                measuring.stop()
-                source.close()
-                self.run_input.close()
-                if sink is not None:
-                    sink.close()
-                if stream.state.error.startswith(NOT_STARTED_CODES):
-                    for file in self.outputs.files.values():
-                        file.discard()
-                door.close()
-                self.admission.release()
-                self.lock.release()
-
-        return Run(
-            self.admission.plan,
-            self.folder.path,
-            workers,
-            results,
-            go,
-            (partial(load_item, workers), partial(load_key, workers)),
-            partial(_failure, stream, source, sink),
-            partial(refresh_status, recorder, workers),
-            ended,
-        )
+        *,
+        on_end: Callable[[], None] | None = None,
+        close_ends: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Runs the control loop to the end, and closes everything on every path. `on_end` runs after the last step,
+        while the engine is still open."""
+        with ExitStack() as closing:
+            closing.callback(self.lock.release)
+            closing.callback(self.admission.release)
+            closing.callback(self.control_socket.close)
+            closing.callback(close_ends)
+            claim_observers = self.admission.claim_observers(self.engine.post)
+            self.telemetry.start()
+            closing.callback(self.telemetry.stop)
+            run_with_observers(
+                self.controller,
+                self.engine,
+                ends,
+                self.recorder,
+                self.observers,
+                keepers=claim_observers,
+                beat_s=LOOP_TICK_S,
+                last=on_end,
+            )
 
 
-@dataclass(slots=True)
-class RunOutput:
-    """What a run has left."""
-
-    files: list[str] = field(default_factory=list)
-
-
-def _on_control_command(workers: RunEngine, do: str, reason: str) -> None:
-    workers.post(Drain(reason) if do == "drain" else CancelRun(reason))
+def _load_item(engine: RunEngine, part: SegmentSlice) -> object:
+    """One item; a row that cannot be parsed is returned as it is in the source."""
+    segment, start, _ = part
+    item = engine.load(segment)[1][start]
+    return item.raw if type(item) is BadRow else item
 
 
-def _failure(
-    stream: StreamController, source: Source, sink: CommitSink | None
-) -> BaseException | tuple[str, str] | None:
-    """What the source or the sink raised, or the error and its details."""
-    board = stream.state
-    raised = source.error or (sink.error if sink is not None else None)
-    return raised or ((board.error, board.error_detail) if board.run_state is RunState.FAILED else None)
+def _load_key(engine: RunEngine, part: SegmentSlice) -> tuple[int, ...]:
+    segment, start, _ = part
+    key = engine.load(segment)[0][start]
+    return key if isinstance(key, tuple) else (key,)
 
 
-def _close_observers(observers: list[Observer], workers: RunEngine) -> None:
+def _on_control_command(engine: RunEngine, command: str, reason: str) -> None:
+    engine.post(Drain(reason) if command == "drain" else CancelRun(reason))
+
+
+def _close_observers(observers: list[Observer], engine: RunEngine) -> None:
     for observer in observers:
         with suppress(Exception):
-            observer.close(workers.now())
+            observer.close(engine.now())

@@ -7,6 +7,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from dovetail.errors import ConfigError, InfeasibleError, Problem, RunError
+from dovetail.runtime.sites import HOP_S
 from dovetail.scheduling.planner import plan as make_plan
 from dovetail.streaming.settings import StreamOptions
 
@@ -14,9 +15,6 @@ if TYPE_CHECKING:
     from dovetail.observe.summary import RunSummary
     from dovetail.pipeline.pipeline import Pipeline
     from dovetail.scheduling.plan import Plan, UnitPlan
-
-HOP_S = 0.0002
-"""What a message to a process on this machine costs, about."""
 
 
 def probe(pipeline: Pipeline, source: Any, items: int, *, wait: bool = True) -> RunSummary:

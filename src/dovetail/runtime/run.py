@@ -1,45 +1,55 @@
-"""`dt.run`: check the arguments, open input and output, plan, admit, and start the run."""
+"""`dt.run`: open input and output, plan, admit, and start a run over a source."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from dovetail.engines.local.process_setup import PAYLOAD_MEMORY_DIVISOR
+from dovetail.control.commands import Deliver
+from dovetail.control.lifecycle import RunState
+from dovetail.data.interfaces import SourceAndSink
+from dovetail.data.iterator_sink import IteratorSink
 from dovetail.engines.ray.address import is_ray_engine
-from dovetail.observe.run_folder import create_run
-from dovetail.runtime import outputs as where
+from dovetail.runtime.admission import print_stderr
 from dovetail.runtime.arguments import check_arguments
-from dovetail.runtime.assembly import LaunchOptions, PreparedRun, remove_run_folder, undo_on_error
+from dovetail.runtime.assembly import (
+    FIRST_REPLAN_S,
+    AdmittedRun,
+    LaunchOptions,
+    create_locked_run,
+    limit_payload_memory,
+    plan_on_site,
+)
 from dovetail.runtime.inputs import PreloadedInput, open_input
-from dovetail.runtime.run_lock import RunLock
+from dovetail.runtime.outputs import attach_writers, check_sinks_apart_from_source, open_sinks, parse_sinks
+from dovetail.runtime.run_handle import NOT_STARTED_CODES, Run
 from dovetail.runtime.sites import open_site
-from dovetail.scheduling.planner import plan as make_plan
 from dovetail.streaming.settings import StreamOptions, unit_specs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from dovetail.observe.run_folder import RunFolder
+    from dovetail.data.commit_log import CommitLog
+    from dovetail.data.commit_sink import CommitSink
+    from dovetail.data.interfaces import RunOutputs, Source
     from dovetail.pipeline.pipeline import Pipeline
     from dovetail.resources.cluster import Cluster
-    from dovetail.runtime.admission import Admission
+    from dovetail.runtime.assembly import ActiveRun
     from dovetail.runtime.failed_item_retry import FailedItemRetry
     from dovetail.runtime.inputs import Input
+    from dovetail.runtime.outputs import SinkRequest
     from dovetail.runtime.resume import ResumedRun
-    from dovetail.runtime.run_handle import Run
-    from dovetail.runtime.sites import Site
+    from dovetail.runtime.sites import RunEngine
     from dovetail.scheduling.plan import Plan
     from dovetail.streaming.settings import UnitSpec
 
-FIRST_REPLAN_S = 1.0
 MAX_DURABLE_EPOCH_S = 1.0
-"""Of a run that can be resumed an epoch is no more work than this, if that is some batches: it is what a kill costs."""
-
+"""Upper limit of the work in one epoch of a run that can be resumed: what a kill costs at most per worker."""
 DURABLE_MESSAGE_S = 0.02
-"""Nobody waits for single results of it: larger messages cost less."""
+"""No reader waits for single results of a durable run, and larger messages cost less per item."""
 
 
 def run(
@@ -70,175 +80,301 @@ def run(
     what: str = "dt.run",
     more: Mapping[str, object] | None = None,
 ) -> Run:
-    """Starts the pipeline over the items of `source`, on this machine or on a Ray cluster; returns when it has begun.
+    """Start the pipeline over the items of `source`, on this machine or on a Ray cluster; return once it has started.
 
-    `source` is any iterable, a path, glob or URL of files or tables, `dt.source(...)`, or a table in memory; of its
-    items, `limit` are read. `sink` is a path, `dt.sink(...)`, a function of a list of results, or {leaf stage: one of
-    those}. Without a sink, iterate over what is returned for the results (in the order of the source with
-    `ordered=True`); with one, `.wait()` for the end.
+    `source` is an iterable, a path, glob or URL of files or tables, `dt.source(...)`, or a table in memory; `limit` is
+    the maximum number of items to read. `sink` is a path, `dt.sink(...)`, a function that takes a list of results, or a
+    mapping {leaf stage: one of those}. Without a sink, iterate over the returned `Run` to get the results (in the order
+    of the source with `ordered=True`). With a sink, call `.wait()`.
 
-    `resume` goes on with an earlier run (its id, "last", its folder), given the same pipeline, source and sink; a
-    source that has changed is refused unless `force_resume`. `retry_errors` runs what an earlier run set aside, and
-    adds the results to its sink.
+    `resume` continues an earlier run (its id, "last", or its folder); pass the same pipeline, source and sink. If the
+    source has changed, the resume is refused unless `force_resume=True`. `retry_errors` processes only the failed items
+    of an earlier run and adds the results to its sink.
 
-    `engine` is where it runs: "local" in processes on this machine; "ray" on a Ray that is started here for this
-    program and ends with it; "ray:HOST:PORT" on the cluster with that head; "ray:auto" on the one that RAY_ADDRESS
-    names, or that was started on this machine. A program uses one Ray at a time. There `share` caps what the run takes:
-    0.5 is at most half of the cluster, whoever else is there; without it, it takes what others leave, and gives back
-    when more come. Workers on Ray get some of this program's variables (PYTHONPATH, HF_*, AWS_*, ...); `env_from`
-    names others to send: ["MY_TOKEN"]. On this machine they have all of them.
+    `engine` selects where to run: "local" (processes on this machine), "ray" (a Ray cluster that is started on this
+    machine and stops with this program), "ray:HOST:PORT" (the cluster with that head node) or "ray:auto" (the cluster
+    that RAY_ADDRESS names, or the one started on this machine). A program can use one Ray cluster at a time. On Ray,
+    `share=0.5` limits the run to half of the cluster; without `share`, a run uses what other runs leave free and
+    releases workers when more runs arrive. Workers on Ray receive selected environment variables of this program
+    (PYTHONPATH, HF_*, AWS_*, ...); `env_from=["MY_TOKEN"]` adds others. Local workers inherit all of them.
 
-    `cluster` says what may be used, by default this machine; on Ray it is what Ray has. More items set aside than
-    `max_errors` fail the run. `progress` shows how far it is, by default in a terminal; `verbose` what workers print;
-    `record` keeps the controller's exact input. If other runs hold what it needs, it waits until they give back; with
-    `wait=False` that is an InfeasibleError. `pin_cpus` binds workers to CPUs, one after another. `profiles=False` plans
-    without what earlier runs measured. `what` and `more` are kept in the run's folder, for people.
+    `cluster` limits what a local run may use (default: this machine). `max_errors` is the number of failed items above
+    which the run fails. `progress` shows progress (default: if stderr is a terminal), `verbose` the output of workers.
+    `record=True` records the controller's input for `dovetail replay`. If other runs hold the resources that the run
+    needs, it waits for them; with `wait=False` it raises InfeasibleError. `pin_cpus` binds each worker to its own CPUs.
+    `profiles=False` plans without measurements of earlier runs. `what` and `more` are stored in run.json.
     """
-    booleans = {"ordered": ordered, "record": record, "verbose": verbose, "wait": wait, "pin_cpus": pin_cpus}
-    booleans |= {"force_resume": force_resume, "profiles": profiles}
-    check_arguments(pipeline, source, engine, plan, options, max_errors, limit, run_dir, booleans, share, env_from)
-    with undo_on_error() as undo:
-        reached = partial(open_site, engine, share=share, env_from=tuple(env_from))
-        computed = type(source).__module__.startswith("ray.data.")  # by the Ray that is asked for, not by any other
-        site = reached() if computed else None
-        earlier = _open_resumed(resume)
-        if earlier is not None:
-            undo.append(earlier.lock.release)
-        again = _open_retry(retry_errors, sink, earlier)
-        want = where.parse_sinks(sink if again is None else again.sink, pipeline, ordered=ordered)
-        on_ray = is_ray_engine(engine)
-        given = (
-            open_input(source, limit, _recorded_fingerprint(earlier), on_ray=on_ray)
-            if again is None
+    flags = {"ordered": ordered, "record": record, "verbose": verbose, "wait": wait, "pin_cpus": pin_cpus}
+    flags |= {"force_resume": force_resume, "profiles": profiles}
+    check_arguments(pipeline, source, engine, plan, options, max_errors, limit, run_dir, flags, share, env_from)
+    with ExitStack() as undo:
+        # 1. Ray, if the source is a Ray Dataset: the cluster must be the one that was asked for
+        site = open_site(engine, share=share, env_from=tuple(env_from)) if _is_ray_data(source) else None
+        # 2. the earlier run, input and output
+        resumed = _open_resumed(resume)
+        if resumed is not None:
+            undo.callback(resumed.lock.release)
+        retry = _open_retry(retry_errors, sink, resumed)
+        sinks = parse_sinks(sink if retry is None else retry.sink, pipeline, ordered=ordered)
+        run_input = (
+            open_input(source, limit, _recorded_fingerprint(resumed), on_ray=is_ray_engine(engine))
+            if retry is None
             else PreloadedInput()
         )
-        undo.append(given.close)
-        if earlier is None:
-            where.check_sinks_apart_from_source(want, given.files())
-        site = site or reached()  # last: it may start a Ray
+        undo.callback(run_input.close)
+        if resumed is None:
+            check_sinks_apart_from_source(sinks, run_input.files())
+        # 3. the site; after all checks, because it may start a Ray cluster
+        site = site or open_site(engine, share=share, env_from=tuple(env_from))
         site.check_pipeline(pipeline)
-        begun = _RunBuilder(pipeline, site, given, want, earlier, again, undo)
-        begun.plan(plan, site.cluster(cluster), mode, profiles=profiles)
-        begun.admit(run_dir, wait=wait, force=force_resume)
-        asked = LaunchOptions(record, progress, verbose, pin_cpus, what, dict(more or {}))
-        found = _stream_options(options, ordered, max_errors, begun.exclusive_plan.cluster, want)
-        return begun.start(site.adjust_options(found, given=options is not None), asked)
+        # 4. the plan
+        where = site.cluster(cluster)
+        kinds = (run_input.kind, sinks.kinds(pipeline))
+        known = _load_profiles(pipeline, where, kinds) if profiles and plan is None else {}
+        exclusive_plan, plan_for = plan_on_site(site, pipeline, plan, where, mode, known)
+        if resumed is not None and not resumed.check_units(unit_specs(pipeline, exclusive_plan)):
+            # spooled items belong to the units of the earlier plan
+            exclusive_plan, plan_for = site.adapt_plan(resumed.plan(), earlier=True)
+        # 5. the run folder and the claim on the machine or cluster
+        notes = resumed.check_source(run_input.fingerprint(), force=force_resume) if resumed is not None else []
+        folder, lock = (
+            (resumed.folder, resumed.lock)
+            if resumed is not None
+            else create_locked_run(exclusive_plan.name, run_dir, undo)
+        )
+        admission = site.admit(folder.id, exclusive_plan, plan_for, wait=wait)
+        undo.callback(admission.release)
+        # 6. engine, controller, observers, source and sink
+        stream_options = site.adjust_options(
+            _stream_options(options, ordered, max_errors, exclusive_plan.cluster, sinks), given=options is not None
+        )
+        launch = LaunchOptions(record, progress, verbose, pin_cpus, what, dict(more or {}))
+        started = _Launch(
+            pipeline,
+            AdmittedRun(site, admission, folder, lock, stream_options, launch),
+            unit_specs(pipeline, admission.plan),
+            run_input,
+            open_sinks(sinks, folder.id, folder.path / "parts"),
+            kinds if profiles and retry is None else None,
+            resumed,
+            retry,
+            notes,
+        ).start()
+        undo.pop_all()
+    return started
 
 
-def _open_resumed(what: str | Path | None) -> ResumedRun | None:
-    if what is None:
+def _is_ray_data(source: object) -> bool:
+    return type(source).__module__.startswith("ray.data.")
+
+
+def _load_profiles(pipeline: Pipeline, cluster: Cluster | str, kinds: tuple[str, dict[str, str]]) -> Mapping[str, Any]:
+    """Measurements of earlier runs, with the same kinds of source and sink if there are any."""
+    from dovetail.resources.cluster import Cluster as Cluster_
+    from dovetail.runtime.stage_profiles import load_profiles
+
+    return load_profiles(pipeline, Cluster_.of(cluster), *kinds)
+
+
+def _open_resumed(run: str | Path | None) -> ResumedRun | None:
+    if run is None:
         return None
     from dovetail.runtime.resume import ResumedRun
 
-    return ResumedRun(what)
+    return ResumedRun(run)
 
 
-def _recorded_fingerprint(earlier: ResumedRun | None) -> dict[str, object] | None:
-    return earlier.commits.header.get("source") if earlier is not None else None
+def _recorded_fingerprint(resumed: ResumedRun | None) -> dict[str, object] | None:
+    return resumed.commits.header.get("source") if resumed is not None else None
 
 
-def _open_retry(what: str | Path | None, sink: object, earlier: ResumedRun | None) -> FailedItemRetry | None:
-    """What is to be run again: as said, or as the run that goes on began."""
-    began_with = earlier.commits.header.get("again_folder") if earlier is not None else None
-    if what is None and began_with is None:
+def _open_retry(run: str | Path | None, sink: object, resumed: ResumedRun | None) -> FailedItemRetry | None:
+    """The run whose failed items are processed: the given one, or the one that the resumed run was started with."""
+    recorded = resumed.commits.header.get("again_folder") if resumed is not None else None
+    if run is None and recorded is None:
         return None
     from dovetail.runtime.failed_item_retry import FailedItemRetry, recorded_sinks
 
-    if what is None and earlier is not None:
-        return FailedItemRetry(str(began_with), recorded_sinks(earlier.commits) or sink)
-    return FailedItemRetry(str(what), sink)
+    if run is None and resumed is not None:
+        return FailedItemRetry(str(recorded), recorded_sinks(resumed.commits) or sink)
+    return FailedItemRetry(str(run), sink)
 
 
 def _stream_options(
-    options: StreamOptions | None, ordered: bool, max_errors: int | None, cluster: Cluster, want: where.SinkRequest
+    options: StreamOptions | None, ordered: bool, max_errors: int | None, cluster: Cluster, sinks: SinkRequest
 ) -> StreamOptions:
-    durable = want.durable
+    durable = sinks.durable
     usual = StreamOptions(eager=not (ordered or durable), first_replan_s=FIRST_REPLAN_S)
-    memory = sum(node.memory_bytes for node in cluster.nodes)
-    if memory:
-        usual = replace(usual, byte_budget=min(usual.byte_budget, memory // PAYLOAD_MEMORY_DIVISOR))
+    usual = replace(usual, byte_budget=limit_payload_memory(usual, cluster))
     if durable:
         usual = replace(usual, max_epoch_s=MAX_DURABLE_EPOCH_S, target_message_s=DURABLE_MESSAGE_S)
     found = replace(options or usual, drain_finishes_waves=not durable)
     if durable:
-        found = replace(found, eager=False, ordered_batches=want.in_order)
+        found = replace(found, eager=False, ordered_batches=sinks.in_order)
     if ordered:
         found = replace(found, ordered=True, eager=False)
     return found if max_errors is None else replace(found, max_failed_items=max_errors)
 
 
 @dataclass
-class _RunBuilder:
-    """What is put together before a run starts, step by step."""
+class _Launch:
+    """Source and sinks of an admitted run, and the start of all its parts."""
 
     pipeline: Pipeline
-    site: Site
+    admitted: AdmittedRun
+    units: tuple[UnitSpec, ...]
     run_input: Input
-    sink_request: where.SinkRequest
+    outputs: RunOutputs
+    kinds: tuple[str, dict[str, str]] | None
+    """Kinds of source and sinks, under which measurements are stored; None: store none."""
     resumed: ResumedRun | None
     retry: FailedItemRetry | None
-    undo: list[Callable[[], None]]
-    exclusive_plan: Plan = field(init=False)
-    """The plan for an empty machine."""
-    _plan_for: Callable[[Cluster], Plan] | None = None
-    _folder: RunFolder = field(init=False)
-    _admission: Admission = field(init=False)
-    _units: tuple[UnitSpec, ...] = field(init=False)
-    _lock: RunLock = field(init=False)
-    _notes: list[str] = field(default_factory=list)
-    _uses_profiles: bool = True
-    """Whether it uses what earlier runs measured, and tells later ones."""
+    notes: list[str]
 
-    def plan(self, plan: Plan | None, cluster: Cluster | str, mode: str, *, profiles: bool) -> None:
-        self._uses_profiles = profiles
-        if plan is None:
-            known = self._load_profiles(cluster) if profiles else {}
-            self._plan_for = partial(make_plan, self.pipeline, mode=mode, profiles=known)
-            plan = self._plan_for(cluster)
-        else:
-            plan, self._plan_for = self.site.adapt_plan(plan, earlier=False)
-        self.exclusive_plan = plan
-        if self.resumed is not None and not self.resumed.check_units(unit_specs(self.pipeline, plan)):
-            # what lies in its spool belongs to other units: those of the plan it began with
-            self.exclusive_plan, self._plan_for = self.site.adapt_plan(self.resumed.plan(), earlier=True)
+    @property
+    def durable(self) -> bool:
+        return bool(self.outputs.files or self.outputs.functions)
 
-    def _load_profiles(self, cluster: Cluster | str) -> Mapping[str, Any]:
-        from dovetail.resources.cluster import Cluster as Cluster_
-        from dovetail.runtime.stage_profiles import load_profiles
+    def start(self) -> Run:
+        with ExitStack() as undo:
+            self._prepare_sinks(undo)
+            writes = [str(sink.parts) for sink in self.outputs.files.values()]
+            engine = self.admitted.start_engine(
+                undo, files=self.run_input.files(), writes=writes, keep_spool=self.durable
+            )
+            self.units = attach_writers(self.units, self.outputs, self.pipeline)
+            engine.prepare([unit.hosted for unit in self.units])
+            done, lost = (
+                self.resumed.completed_deliveries(engine, self.outputs) if self.resumed is not None else ([], [])
+            )
+            kept = [Deliver(-1, 0, 0, 0, {}, self.retry.segments(engine, self.units))] if self.retry else []
+            log = self._open_commit_log(lost, undo)
+            active = self.admitted.connect(
+                engine,
+                self.units,
+                undo,
+                resume=[*kept, *done],
+                sinks=[sink.spec.path for sink in self.outputs.files.values()],
+                durable=self.durable,
+                commits=not self.durable and self.resumed is None,
+                profile_keys=self._profile_keys(),
+            )
+            for note in [*self.notes, *(self.retry.notes if self.retry is not None else ())]:
+                print_stderr(f"note: {note}")
+            run = self._run(active, log, done)
+            undo.pop_all()
+        return run
 
-        return load_profiles(self.pipeline, Cluster_.of(cluster), *self._source_sink_kinds())
+    def _profile_keys(self) -> Mapping[str, Any] | None:
+        if self.kinds is None:
+            return None
+        from dovetail.runtime.stage_profiles import storage_keys
 
-    def _source_sink_kinds(self) -> tuple[str, dict[str, str]]:
-        """What was measured of stages holds for the same kinds of source and sink."""
-        return self.run_input.kind, self.sink_request.kinds(self.pipeline)
+        return storage_keys(self.pipeline, self.admitted.admission.plan, *self.kinds)
 
-    def admit(self, run_dir: str | Path | None, *, wait: bool, force: bool) -> None:
+    # --- source and sinks
+
+    def _prepare_sinks(self, undo: ExitStack) -> None:
+        """Checks that every sink can be written before anything starts."""
+        before = self.resumed.commits.header["sinks"] if self.resumed is not None else {}
+        if self.retry is not None:
+            self.retry.check_not_started(self.resumed.folder.id if self.resumed is not None else None)
         if self.resumed is not None:
-            self._notes = self.resumed.check_source(self.run_input.fingerprint(), force=force)
-            self._folder, self._lock = self.resumed.folder, self.resumed.lock
-        else:
-            self._folder = create_run(self.exclusive_plan.name, run_dir)
-            self.undo.append(partial(remove_run_folder, self._folder))
-            self._lock = RunLock(self._folder)
-            self.undo.append(self._lock.release)
-        self._admission = self.site.admit(self._folder.id, self.exclusive_plan, self._plan_for, wait=wait)
-        self.undo.append(self._admission.release)
-        self._units = unit_specs(self.pipeline, self._admission.plan)
+            self.resumed.check_retry_of(self.retry.folder.id if self.retry is not None else None)
+            specs = {label: asdict(sink.spec) for label, sink in self.outputs.files.items()}
+            self.resumed.check_sinks(specs, sorted(self.outputs.functions))
+        for label, sink in self.outputs.files.items():
+            undo.callback(sink.close)
+            if self.resumed is None:
+                undo.callback(sink.discard)
+            else:
+                sink.set_base(before[label]["base"])
+            sink.prepare(resumed=self.resumed is not None)
 
-    def start(self, options: StreamOptions, asked: LaunchOptions) -> Run:
-        return PreparedRun(
-            self.pipeline,
-            self._units,
-            self.site,
-            self._admission,
-            self._folder,
-            self._lock,
-            self.run_input,
-            self._source_sink_kinds() if self._uses_profiles and self.retry is None else None,
-            where.open_sinks(self.sink_request, self._folder.id, self._folder.path / "parts"),
-            options,
-            asked,
-            self.resumed,
-            self.retry,
-            self._notes,
-        ).start()
+    def _open_commit_log(self, lost: list[int], undo: ExitStack) -> CommitLog | None:
+        if not self.durable:
+            return None
+        from dovetail.data.commit_log import CommitLog
+        from dovetail.runtime.resume import unit_waves
+
+        log = CommitLog(self.admitted.folder.commit_log)
+        undo.callback(log.close)
+        units = unit_waves(self.units)
+        if self.resumed is None:
+            sinks = {
+                label: {"path": sink.spec.path, "kind": sink.kind, "base": sink.base(), "spec": asdict(sink.spec)}
+                for label, sink in self.outputs.files.items()
+            }
+            about: dict[str, Any] = {
+                "run": self.admitted.folder.id,
+                "source": self.run_input.fingerprint(),
+                "sinks": sinks,
+                "units": units,
+            }
+            again = self.retry.folder if self.retry is not None else None
+            about["functions"] = sorted(self.outputs.functions)
+            about["again"] = None if again is None else again.id
+            about["again_folder"] = None if again is None else str(again.path)
+            log.begin(about)
+            if self.retry is not None:
+                self.retry.mark_retried(self.admitted.folder)
+            return log
+        if self.resumed.units != units:
+            log.units(units)
+        if lost:
+            log.void_entries(lost)
+            self.notes.append(f"{len(lost)} finished epochs have lost their files and are computed again")
+        return log
+
+    def _committed_sink(
+        self, log: CommitLog, results: IteratorSink, engine: RunEngine, done: list[Deliver], source: Source
+    ) -> CommitSink:
+        from dovetail.data.commit_sink import CommitSink, SeekableSource
+
+        sink = CommitSink(
+            log,
+            self.outputs,
+            results,
+            engine,
+            engine,
+            self.admitted.folder.path / "spool",
+            ordered=self.admitted.options.ordered,
+            done=[(deliver.first, deliver.last) for deliver in done if not deliver.wave],
+        )
+        if isinstance(source, SeekableSource):
+            sink.source = source
+        return sink
+
+    def _run(self, active: ActiveRun, log: CommitLog | None, done: list[Deliver]) -> Run:
+        engine = active.engine
+        results = IteratorSink(engine, ordered=self.admitted.options.ordered)
+        source = self.run_input.make_source(engine, self.resumed.marks() if self.resumed is not None else {})
+        sink = self._committed_sink(log, results, engine, done, source) if log is not None else None
+        ends = SourceAndSink(source, sink or results)
+        results.on_space = ends.on_space
+        if sink is not None:
+            sink.on_space = ends.on_space
+        files: list[str] = []
+
+        def finish() -> None:
+            complete = active.state is RunState.FINISHED
+            if sink is not None and active.state is not RunState.FAILED:
+                files.extend(sink.finish(complete=complete))
+            if complete:
+                engine.keep_spool = False
+                if self.retry is not None:
+                    self.retry.mark_retried(active.folder, done=True)
+
+        def close_ends() -> None:
+            source.close()
+            self.run_input.close()
+            if sink is not None:
+                sink.close()
+            if active.error.startswith(NOT_STARTED_CODES):
+                for file in self.outputs.files.values():
+                    file.discard()
+
+        def failure() -> BaseException | tuple[str, str] | None:
+            return source.error or (sink.error if sink is not None else None) or active.failure
+
+        return Run(active, results, partial(active.drive, ends, on_end=finish, close_ends=close_ends), failure, files)

@@ -1,4 +1,4 @@
-"""`Run`, the user's handle of a run: results, statistics, errors, drain and cancel."""
+"""`Run`, the user's handle of a run, and `RunHandle`, the part of it that `dt.run` and `dt.serve` share."""
 
 from __future__ import annotations
 
@@ -22,24 +22,76 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
-    from dovetail.control.engine import Engine
-    from dovetail.control.payload import SegmentSlice
     from dovetail.data.iterator_sink import IteratorSink
     from dovetail.observe.summary import RunSummary
-    from dovetail.runtime.assembly import RunOutput
-    from dovetail.scheduling.plan import Plan
+    from dovetail.runtime.assembly import ActiveRun
 
 MAX_TRACEBACK_LINES = 12
 EXIT_TIMEOUT_S = 10.0
 RAY_LOST_CODE = "DT397"
-"""Ray went away while it ran."""
+"""Ray stopped during the run."""
 NOT_STARTED_CODES = ("DT401", "DT405")
-"""Of a run that ended with one of these nothing has begun: nodes do not see the source, or the place for results."""
+"""Errors before any work was done: nodes cannot read the source, or cannot write to the folder of the results."""
+
+
+class RunHandle:
+    """A run that is driven by its own thread; cancelled when the program ends."""
+
+    _noun = "run"
+    _exit_hint = ""
+
+    def __init__(self, active: ActiveRun) -> None:
+        self.plan = active.plan
+        self.folder = active.folder.path
+        self._active = active
+        self._engine = active.engine
+        self._over = Event()
+        self._crash: BaseException | None = None
+        self._thread = Thread(target=self._run_thread, name=f"dovetail-{active.plan.name}", daemon=True)
+
+    def _start(self) -> None:
+        _ACTIVE_RUNS.add(self)
+        self._thread.start()
+
+    def _run_thread(self) -> None:
+        try:
+            self._drive()
+        except BaseException as error:
+            self._crash = error
+        finally:
+            self._close()
+            self._over.set()
+            _ACTIVE_RUNS.discard(self)
+
+    def _drive(self) -> None:
+        """Runs the control loop to the end. Thread: the run's own."""
+        raise NotImplementedError
+
+    def _close(self) -> None:
+        """Informs readers of results that no more follow. Thread: the run's own."""
+        raise NotImplementedError
+
+    @property
+    def done(self) -> bool:
+        return self._over.is_set()
+
+    @property
+    def stats(self) -> RunSummary:
+        """Statistics so far; `print(run.stats)` shows them as a table."""
+        if not self.done:
+            self._active.refresh_status()
+        from dovetail.observe.history import RunHistory  # late: not needed to start a run
+        from dovetail.observe.summary import summarize_run
+
+        return summarize_run(RunHistory.load(self.folder))
+
+    def cancel(self, reason: str = "asked") -> None:
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
 class ItemError:
-    """An item that was set aside."""
+    """A failed item."""
 
     stage: str
     """The unit: fused stages are joined by +."""
@@ -47,47 +99,37 @@ class ItemError:
     """Type and message."""
     traceback: str
     key: tuple[int, ...] | None
-    """The number of the source item, and of children; None: not known."""
+    """The number of the source item, followed by those of its children; None: unknown."""
     attempts: int
     item: Any
     """The item itself, if it can still be read."""
 
 
-class Run:
-    """Iterate over it for the results, or `wait()` for its end. Leaving a `with` block before the end cancels it."""
+class Run(RunHandle):
+    """Iterate over it to get the results, or call `wait()`. Leaving a `with` block before the end cancels the run."""
+
+    _exit_hint = "; call run.wait() to wait for the end"
 
     def __init__(
         self,
-        plan: Plan,
-        folder: Path,
-        engine: Engine,
+        active: ActiveRun,
         sink: IteratorSink,
-        go: Callable[[], None],
-        open_: tuple[Callable[[SegmentSlice], Any], Callable[[SegmentSlice], tuple[int, ...]]],
-        failed: Callable[[], BaseException | tuple[str, str] | None],
-        refresh: Callable[[], None],
-        ended: RunOutput | None = None,
+        drive: Callable[[], None],
+        failure: Callable[[], BaseException | tuple[str, str] | None],
+        files: list[str],
     ) -> None:
-        self.plan = plan
-        self.folder = folder
-        self._engine = engine
+        """`drive` runs the control loop; `failure` returns what the source or sink raised, or error and details;
+        `files` is filled with the output files at the end."""
+        super().__init__(active)
         self._sink = sink
-        self._go = go
-        self._item_of, self._key_of = open_
-        self._output = ended
-        self._refresh = refresh
-        """Writes down how it stands now."""
-        self._failed = failed
-        """What the source raised, or error and detail."""
-        self._over = Event()
-        self._crash: BaseException | None = None
+        self._drive_loop = drive
+        self._failed = failure
+        self._files = files
         self._interrupts = 0
         self._fetching = Lock()
         self._items: Iterator[Any] = iter(())
-        """Results that were opened and not given out yet; whoever stops iterating can go on later."""
-        self._thread = Thread(target=self._drive, name=f"dovetail-{plan.name}", daemon=True)
-        _ACTIVE_RUNS.add(self)
-        self._thread.start()
+        """Results that are loaded and not consumed yet; an iteration that was stopped can be continued later."""
+        self._start()
 
     # --- results
 
@@ -148,35 +190,21 @@ class Run:
         return self.stats.status
 
     @property
-    def stats(self) -> RunSummary:
-        """What happened so far; `print(run.stats)` shows it as a table."""
-        if not self.done:
-            self._refresh()
-        from dovetail.observe.history import RunHistory  # late: to start a run it is not needed
-        from dovetail.observe.summary import summarize_run
-
-        return summarize_run(RunHistory.load(self.folder))
-
-    @property
     def errors(self) -> list[ItemError]:
         """The items that were set aside so far."""
         found = []
         for aside in list(self._sink.aside):
             item, key = None, aside.key
             with suppress(Exception):
-                item = self._item_of(aside.part)
-                key = key or self._key_of(aside.part)
+                item = self._active.load_item(aside.part)
+                key = key or self._active.load_key(aside.part)
             found.append(ItemError(aside.unit, aside.error, aside.detail, key, aside.attempts, item))
         return found
 
     @property
     def files(self) -> list[str]:
         """What it has left under its final name; empty until the end."""
-        return list(self._output.files) if self._output is not None else []
-
-    @property
-    def done(self) -> bool:
-        return self._over.is_set()
+        return list(self._files)
 
     def __repr__(self) -> str:
         return f"<Run {self.folder.name}: {'over' if self.done else 'running'}>"
@@ -207,14 +235,10 @@ class Run:
                 self._finish()
 
     def _drive(self) -> None:
-        try:
-            self._go()
-        except BaseException as error:
-            self._crash = error
-        finally:
-            self._sink.end()
-            self._over.set()
-            _ACTIVE_RUNS.discard(self)
+        self._drive_loop()
+
+    def _close(self) -> None:
+        self._sink.end()
 
     def _on_interrupt(self, *_: object) -> None:
         """Ctrl-C: once drains, twice stops."""
@@ -309,23 +333,26 @@ def _run_problem(error: str, detail: str, found: RunSummary | None, folder: Path
     return Problem("DT330", error or "the run failed", evidence, fixes)
 
 
-_ACTIVE_RUNS: weakref.WeakSet[Run] = weakref.WeakSet()
+_ACTIVE_RUNS: weakref.WeakSet[RunHandle] = weakref.WeakSet()
 
 
 def _cancel_all_at_exit() -> None:
-    """A script that ends while a run goes: workers are stopped, and the run's folder says so."""
+    """Cancels runs that are still active when the program ends: workers stop, and the run folder records it."""
     for run in list(_ACTIVE_RUNS):
-        print(f"run {run.folder.name} is cancelled: the program ended; run.wait() waits for it", file=sys.stderr)  # noqa: T201
+        print(  # noqa: T201
+            f"{run._noun} {run.folder.name} is cancelled: the program ended{run._exit_hint}",  # noqa: SLF001
+            file=sys.stderr,
+        )
         run.cancel("the program ended")
     for run in list(_ACTIVE_RUNS):
         run._over.wait(EXIT_TIMEOUT_S)  # noqa: SLF001
 
 
 def register_exit_handler() -> None:
-    """At the program's end, before what was imported meanwhile (Ray) goes away."""
+    """Registers it again, so that it runs before the exit handlers of modules imported since (Ray)."""
     atexit.unregister(_cancel_all_at_exit)
     atexit.register(_cancel_all_at_exit)
 
 
 register_exit_handler()
-os.register_at_fork(after_in_child=_ACTIVE_RUNS.clear)  # what a driver forks has no runs of its own
+os.register_at_fork(after_in_child=_ACTIVE_RUNS.clear)  # a forked child has no runs of its own

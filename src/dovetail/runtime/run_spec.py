@@ -173,14 +173,15 @@ def absolute_path(text: str, folder: Path, *, pattern: bool) -> str:
 
 
 def _source_sink_errors(job: Mapping[str, Any], document: Document) -> Iterator[Problem]:
-    """What only those who read and write can tell: unknown formats, settings that do not go together."""
-    from dovetail.data import sinks, sources
+    """Errors that the readers and writers find: unknown formats, settings that contradict each other."""
+    from dovetail.data.sinks import as_sink_spec
+    from dovetail.data.sources import as_source_spec
 
     for path, value in _source_and_sinks(job):
         if isinstance(value, Mapping) and "run" in value:
             continue
         try:
-            (sources if path[0] == "source" else sinks).spec_of(_paths_as_mapping(value))
+            (as_source_spec if path[0] == "source" else as_sink_spec)(_paths_as_mapping(value))
         except ConfigError as error:
             for problem in error.problems:
                 yield replace(problem, place=document.place(_problem_path(path, value, problem)))
