@@ -379,7 +379,7 @@ def test_everything_wrong_with_the_arguments_is_told_at_once(tmp_path: Path) -> 
 
 def test_a_share_is_one_of_a_cluster() -> None:
     for share in (0.5, 1):
-        with pytest.raises(dt.ConfigError, match="this machine alone") as told:
+        with pytest.raises(dt.ConfigError, match="this run is local") as told:
             dt.run(dt.Pipeline([dt.Stage("same", same)]), range(3), share=share)
         assert told.value.codes == ("DT338",)
 
