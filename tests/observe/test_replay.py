@@ -11,7 +11,7 @@ from dovetail.control.commands import Command, Note, Pull, RunBatches
 from dovetail.control.events import BatchesDone, Event, ItemsArrived
 from dovetail.control.payload import Segment
 from dovetail.errors import ConfigError
-from dovetail.observe.replay import ReplayRecorder, replay
+from dovetail.observe.replay import REPLAY_VERSION, ReplayRecorder, replay
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -106,6 +106,24 @@ def test_what_is_no_recording_is_refused(tmp_path: Path, text: str) -> None:
         replay(tmp_path / "replay.log", again)
     with pytest.raises(ConfigError, match="DT305"):
         replay(tmp_path / "missing.log", again)
+
+
+def test_a_recording_of_another_format_version_is_refused_and_both_versions_are_named(tmp_path: Path) -> None:
+    path = recording(tmp_path / "replay.log")
+    path.write_text(path.read_text().replace(f'"version":{REPLAY_VERSION}', f'"version":{REPLAY_VERSION - 1}', 1))
+    made: list[dict[str, Any]] = []
+
+    def never(header: dict[str, Any]) -> Echo:
+        made.append(header)
+        return Echo(4)
+
+    with pytest.raises(ConfigError, match="DT305") as refused:
+        replay(path, never)
+    text = str(refused.value)
+    assert "recording format version 1" in text
+    assert "replays only version 2" in text
+    assert "record the run again" in text
+    assert made == []
 
 
 def test_a_folder_that_is_not_there_is_refused_at_the_start(tmp_path: Path) -> None:

@@ -27,15 +27,15 @@ def hangs(key: Key, _attempt: int) -> ItemOutcome:
     return Hangs() if key == (5,) else Gives()
 
 
-@pytest.mark.parametrize("crumbs", [1.0, 0.0])
+@pytest.mark.parametrize("breadcrumb_share", [1.0, 0.0])
 @pytest.mark.parametrize("slots", [1, 3])
-def test_a_hung_batch_is_stopped_and_charged(crumbs: float, slots: int) -> None:
+def test_a_hung_batch_is_stopped_and_charged(breadcrumb_share: float, slots: int) -> None:
     rig = go(
         [stage("a", timeout="10s", workers=2, slots=slots, batch_size=2, on_error="skip")],
         {"a": Behaviour(0.5, item=hangs)},
         60,
         options=STEADY,
-        world={"crumbs": crumbs},
+        world={"breadcrumb_share": breadcrumb_share},
         limit_s=500,
     )
     assert rig.run_state is RunState.FINISHED

@@ -129,10 +129,10 @@ def test_a_barrier_that_fails_gets_everything_again(outcome: ItemOutcome) -> Non
     assert rig.out("b") == numbers(60)
 
 
-@pytest.mark.parametrize("crumbs", [1.0, 0.0])
-def test_a_barrier_that_never_succeeds_fails_the_run_or_sets_all_aside(crumbs: float) -> None:
+@pytest.mark.parametrize("breadcrumb_share", [1.0, 0.0])
+def test_a_barrier_that_never_succeeds_fails_the_run_or_sets_all_aside(breadcrumb_share: float) -> None:
     bad = Behaviour(0.01, item=lambda key, _: Kills() if key == (7,) else Gives())
-    world = {"crumbs": crumbs}
+    world = {"breadcrumb_share": breadcrumb_share}
     failed = go([stage("a"), stage("all", barrier=True)], {"all": bad}, 30, world=world)
     assert failed.run_state is RunState.FAILED
     assert failed.error.startswith("all: 30 items failed")

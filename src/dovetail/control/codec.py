@@ -152,7 +152,7 @@ _SLICE = FieldCodec(_encode_slice, _decode_slice)
 _SEATS = _tuple_of(FieldCodec(Seat.to_dict, Seat.from_dict))
 _FIELD_CODECS: dict[tuple[type[Any], str], FieldCodec] = {
     (e.WorkerLost, "cause"): FieldCodec(lambda cause: cause.value, e.LossCause),
-    (e.WorkerLost, "crumbs"): _tuple_of(_nested(e.Breadcrumb)),
+    (e.WorkerLost, "breadcrumbs"): _tuple_of(_nested(e.Breadcrumb)),
     (e.CallFailure, "keys"): _tuple_of(_NUMBERS),
     (e.BatchesDone, "segments"): _SEGMENTS,
     (e.BatchesDone, "failures"): _list_of(_nested(e.CallFailure)),
@@ -169,7 +169,7 @@ _FIELD_CODECS: dict[tuple[type[Any], str], FieldCodec] = {
     (c.FailedItem, "key"): _optional(_NUMBERS),
     (c.Deliver, "outputs"): _BY_UNIT,
     (c.Deliver, "spooled"): _BY_UNIT,
-    (c.Deliver, "aside"): _list_of(_nested(c.FailedItem)),
+    (c.Deliver, "failed_items"): _list_of(_nested(c.FailedItem)),
     (c.Note, "data"): FieldCodec(lambda data: to_jsonable(dict(data)), from_jsonable),
 }
 EVENT_TYPES: dict[str, type[Any]] = {kind.__name__: kind for kind in Event.__args__}

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from dovetail.control.events import Event
     from dovetail.resources.seat import Seats
 
-REPLAY_VERSION = 1
+REPLAY_VERSION = 2
+"""Version of the recording format. Raise it when a type or field name in replay.log changes. Version 1: Dovetail 0.1."""
 RECORD_HINT = "dovetail simulate FILE --record writes one: replay.log in the run's folder"
 
 
@@ -98,13 +99,16 @@ def replay(path: Path, make_controller: Callable[[dict[str, Any]], Controller]) 
     """Feeds a recording to a controller made from its header, until they differ or the recording ends."""
     lines = _read_lines(path)
     header = next(lines, None)
-    if (
-        not isinstance(header, dict)
-        or header.get("version") != REPLAY_VERSION
-        or not isinstance(header.get("header"), dict)
-    ):
+    if not isinstance(header, dict) or "version" not in header or not isinstance(header.get("header"), dict):
         fixes = (RECORD_HINT,)
         raise ConfigError(Problem("DT305", "is not the recording of a run", fixes=fixes, place=str(path)))
+    if header["version"] != REPLAY_VERSION:
+        text = (
+            f"has recording format version {header['version']!r}, and this version of Dovetail replays only "
+            f"version {REPLAY_VERSION}"
+        )
+        fixes = ("record the run again with --record, or replay it with the version of Dovetail that recorded it",)
+        raise ConfigError(Problem("DT305", text, fixes=fixes, place=str(path)))
     controller = make_controller(header["header"])
     steps = commands = 0
     for line in lines:
@@ -142,11 +146,11 @@ def _read_lines(path: Path) -> Iterator[Any]:
 
 
 def controller_record(
-    works: Sequence[UnitSpec], plan: Plan, options: StreamOptions, resume: Sequence[Deliver] = (), reserved: Seats = ()
+    units: Sequence[UnitSpec], plan: Plan, options: StreamOptions, resume: Sequence[Deliver] = (), reserved: Seats = ()
 ) -> dict[str, Any]:
     """Plain data, all of it."""
     return {
-        "works": [_spec_to_dict(work) for work in works],
+        "units": [_spec_to_dict(unit) for unit in units],
         "plan": plan.to_dict(),
         "options": asdict(options),
         "resume": [encode_command(deliver) for deliver in resume],
@@ -158,9 +162,9 @@ def controller_from_record(header: Mapping[str, Any]) -> StreamController:
     """A fresh controller, as it was at the beginning."""
     options = StreamOptions(**{**header["options"], "rules": ReplanRules(**header["options"]["rules"])})
     resume = [command for command in map(decode_command, header["resume"]) if isinstance(command, Deliver)]
-    works = [_spec_from_dict(data) for data in header["works"]]
+    units = [_spec_from_dict(data) for data in header["units"]]
     reserved = tuple(map(Seat.from_dict, header.get("reserved", ())))
-    return StreamController(works, Plan.from_dict(header["plan"]), options, resume, reserved)
+    return StreamController(units, Plan.from_dict(header["plan"]), options, resume, reserved)
 
 
 def _spec_to_dict(work: UnitSpec) -> dict[str, Any]:
