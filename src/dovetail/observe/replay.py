@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from dovetail.resources.seat import Seats
 
 REPLAY_VERSION = 2
-"""Version of the recording format. Raise it when a type or field name in replay.log changes. Version 1: Dovetail 0.1."""
+"""Version of the recording format. Raise it when a type or field name in replay.log changes. Version 1 is of 0.1."""
 RECORD_HINT = "dovetail simulate FILE --record writes one: replay.log in the run's folder"
 
 
