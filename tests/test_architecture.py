@@ -55,9 +55,9 @@ def test_pure_packages_import_nothing_that_reaches_outside() -> None:
     assert {name: found for name, found in reaching.items() if found} == {}
 
 
-def test_every_module_starts_with_the_question_it_answers() -> None:
-    silent = [path.name for path in SOURCE.rglob("*.py") if not ast.get_docstring(ast.parse(path.read_text()))]
-    assert silent == []
+def test_every_module_has_a_docstring_that_is_not_a_question() -> None:
+    titles = {path: (ast.get_docstring(ast.parse(path.read_text())) or "").split("\n")[0] for path in SOURCE.rglob("*.py")}
+    assert sorted(path.name for path, title in titles.items() if not title or title.endswith("?") or "? " in title) == []
 
 
 def test_the_map_names_every_package_and_every_package_is_on_the_map() -> None:
@@ -67,6 +67,14 @@ def test_the_map_names_every_package_and_every_package_is_on_the_map() -> None:
     on_map = set(re.findall(r"^[├└]── (\w+)(?:/|\.py)", tree[1], re.MULTILINE))
     in_code = {path.stem for path in SOURCE.iterdir() if path.is_dir() or path.suffix == ".py"} - {"__pycache__"}
     assert on_map == in_code
+
+
+def test_every_module_that_the_map_names_exists() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    modules = {path.name for path in (*SOURCE.rglob("*.py"), *(ROOT / "tests").rglob("*.py"))}
+    named = set(re.findall(r"`(?:[\w/]+/)?(\w+\.py)`", text))
+    assert len(named) > 100
+    assert sorted(named - modules) == []
 
 
 def test_every_public_name_is_exported_and_nothing_else() -> None:
