@@ -55,6 +55,13 @@ def test_every_link_leads_somewhere(page: Path) -> None:
     assert wrong == []
 
 
+def test_the_page_on_the_api_has_every_public_name_once() -> None:
+    import dovetail as dt
+
+    names = re.findall(r"^\| `dt\.(\w+)` \|", (ROOT / "docs" / "api.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(names) == sorted(dt.__all__)
+
+
 def test_the_example_of_the_readme_prints_what_it_shows(tmp_path: Path) -> None:
     page = ROOT / "README.md"
     (example,) = blocks(page, "python")
@@ -154,9 +161,7 @@ def without_numbers(lines: list[str], shown: list[str]) -> list[str]:
     return [line for line in found if not re.fullmatch(r" +[~^]+", line)]
 
 
-@pytest.mark.parametrize(
-    ("page", "least"), [(BACKFILL, 6), (FROM_GENEVA, 7)], ids=lambda it: str(it)[-12:]
-)
+@pytest.mark.parametrize(("page", "least"), [(BACKFILL, 6), (FROM_GENEVA, 7)], ids=lambda it: str(it)[-12:])
 def test_what_a_page_shows_of_backfills_is_printed_when_its_commands_are_typed_one_after_another(
     page: Path, least: int, tmp_path: Path
 ) -> None:

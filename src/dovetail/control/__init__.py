@@ -1,1 +1,1 @@
-"""How does what was decided become done? Commands out, events in, one loop. Streams, roles and jobs all use it."""
+"""Commands, events and the engine port, and the one loop that connects a controller to an engine."""

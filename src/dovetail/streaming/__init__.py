@@ -1,1 +1,1 @@
-"""Which item goes where now, and when do workers start, stop or move? Pure: events and the time in, commands out."""
+"""The stream controller: which item goes to which worker, and when workers start, stop or move. Pure."""
