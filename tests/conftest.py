@@ -124,6 +124,14 @@ def ray_address(ray_cluster: FakeCluster) -> str:
     return ray_cluster.address
 
 
+@pytest.fixture
+def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Local runs of this test use threads instead of worker processes; see `in_process.py`."""
+    from in_process import InProcessEngine
+
+    monkeypatch.setattr("dovetail.engines.local.engine.LocalEngine", InProcessEngine)
+
+
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[str]:
     """The address of an S3 server on this machine; who wants a bucket makes one."""

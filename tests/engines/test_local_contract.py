@@ -70,10 +70,12 @@ class LocalDoing:
 
 
 class LocalRig(Rig):
+    engine_type: type[LocalEngine] = LocalEngine
+
     def __init__(self, units: Units) -> None:
         self._folder = Path(mkdtemp())
         self._gate = self._folder / "gate"
-        self.engine: LocalEngine = LocalEngine(self._folder)
+        self.engine: LocalEngine = self.engine_type(self._folder)
         self._works = {
             name: LocalDoing(does, str(self._gate)) if isinstance(does, Does) else does for name, does in units.items()
         }

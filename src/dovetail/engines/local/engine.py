@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from dovetail.control.commands import EngineCommand, HostedObject
     from dovetail.control.events import Event
+    from dovetail.engines.local.forkserver_client import ProcessServer
     from dovetail.engines.local.protocol import Chunk, Frame
     from dovetail.engines.local.worker_spec import DriverContext
     from dovetail.engines.local.worker_state import LocalWorker, RankProcess
@@ -86,8 +87,14 @@ class LocalEngine:
         memory_bytes: int | None = None,
         pin_cpus: bool = False,
         home: DriverContext | None = None,
+        start_server: Callable[[int, Mapping[str, str] | None], ProcessServer] = ForkServerClient,
     ) -> None:
-        """`folder`: for logs and spilled payloads. `memory_bytes`: what payloads may fill. `home`: see `spec.Home`."""
+        """Open an engine without workers.
+
+        `folder` is for logs and spilled payloads, `memory_bytes` limits the memory of payloads, `home` is the context
+        of a driver in another process. `start_server` is called when the first worker starts, with the descriptor of
+        the breadcrumbs and the environment of the server (None: that of this process).
+        """
         process_setup.raise_descriptor_limit()
         process_setup.open_standard_descriptors()
         self._folder = folder or process_setup.make_temporary_folder()
@@ -120,7 +127,8 @@ class LocalEngine:
         self.keep_spool = False
         """Whether what lies in the spool is needed by who goes on with the run."""
         self._events: list[Event] = []
-        self._forkserver: ForkServerClient | None = None
+        self._start_server = start_server
+        self._forkserver: ProcessServer | None = None
         self.pids: list[int] = []
         """Of all processes that were ever started for workers."""
 
@@ -296,9 +304,9 @@ class LocalEngine:
             self._by_fd[rank.channel.fileno()] = rank
             self._epoll.register(rank.channel.fileno(), select.EPOLLIN)
 
-    def _get_forkserver(self) -> ForkServerClient:
+    def _get_forkserver(self) -> ProcessServer:
         if self._forkserver is None:
-            self._forkserver = ForkServerClient(self._breadcrumbs.fd, self._launcher.inherited)
+            self._forkserver = self._start_server(self._breadcrumbs.fd, self._launcher.inherited)
             self._epoll.register(self._forkserver.channel.fileno(), select.EPOLLIN)
         return self._forkserver
 
@@ -456,7 +464,7 @@ class LocalEngine:
         if not there:
             self._on_forkserver_died(nursery)
 
-    def _on_forkserver_died(self, nursery: ForkServerClient) -> None:
+    def _on_forkserver_died(self, nursery: ProcessServer) -> None:
         """Somebody killed it: everybody it forked is ended, and the next start makes another."""
         self._epoll.unregister(nursery.channel.fileno())
         nursery.kill_orphans()

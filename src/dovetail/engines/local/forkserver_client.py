@@ -10,7 +10,7 @@ import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from dovetail.engines.local.protocol import Channel
 from dovetail.errors import EngineError, Problem
@@ -28,8 +28,43 @@ BOOTSTRAP_CODE = "import sys; sys.path[:0] = [it for it in sys.argv[3:] if it no
 EXIT_TIMEOUT_S = 10.0
 
 
+class ProcessServer(Protocol):
+    """What the local engine needs of whatever starts and ends its workers, each known by a number.
+
+    The frames it sends: ("forked", number, pid), and ("exited", number, wait status, reason or "", peak memory in
+    bytes, CPU seconds) once for each worker.
+    """
+
+    channel: Channel
+    pids: dict[int, int]
+
+    def spawn(
+        self,
+        number: int,
+        spec: bytes,
+        descriptors: Sequence[int],
+        cells: tuple[int, ...],
+        environment: dict[str, str],
+        *,
+        fresh: bool,
+    ) -> None: ...
+
+    def kill(self, number: int) -> None: ...
+
+    def flush(self) -> None: ...
+
+    def receive(self) -> tuple[list[Frame], bool]: ...
+
+    @property
+    def has_frames(self) -> bool: ...
+
+    def kill_orphans(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
 class ForkServerClient:
-    """A nursery and the numbers of its children."""
+    """A fork server process and the pids of its children."""
 
     def __init__(self, crumbs: int, environment: Mapping[str, str] | None = None) -> None:
         """`environment`: its own, if not that of this process; workers need another only for their seats."""

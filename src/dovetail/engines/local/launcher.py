@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from dovetail.control.commands import HostedObject, StartWorker
     from dovetail.engines.local.breadcrumbs import BreadcrumbTable
-    from dovetail.engines.local.forkserver_client import ForkServerClient
+    from dovetail.engines.local.forkserver_client import ProcessServer
     from dovetail.engines.local.worker_spec import DriverContext
     from dovetail.resources.cluster import Cluster
 
@@ -75,7 +75,7 @@ class WorkerLauncher:
     def start(
         self,
         command: StartWorker,
-        nursery: ForkServerClient,
+        nursery: ProcessServer,
         numbers: Iterator[int],
         ranks: Sequence[int] | None = None,
         meeting: tuple[str, int] | None = None,
@@ -132,7 +132,7 @@ class WorkerLauncher:
         rank: int,
         spec: WorkerSpec,
         variables: dict[str, str],
-        nursery: ForkServerClient,
+        nursery: ProcessServer,
         number: int,
         fresh: bool,
     ) -> RankProcess:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from dovetail.control.payload import Split
     from dovetail.engines.item_keys import Keys
     from dovetail.engines.local.buffer_pool import CopiedPayload, MappedPayload
+    from dovetail.engines.worker_context import BreadcrumbCell
 
 
 class SkippedItem(NamedTuple):
@@ -87,7 +88,7 @@ class MessageInput:
 class ShiftedBreadcrumb:
     """A crumb for a message that is run in pieces."""
 
-    def __init__(self, crumb: memoryview, by: int) -> None:
+    def __init__(self, crumb: BreadcrumbCell, by: int) -> None:
         self._crumb, self._by = crumb, by
 
     def __setitem__(self, at: int, value: int) -> None:
@@ -97,7 +98,7 @@ class ShiftedBreadcrumb:
         return self._crumb[at] - self._by if at == 1 else self._crumb[at]
 
 
-def shift_breadcrumb(crumb: memoryview, by: int) -> Any:
+def shift_breadcrumb(crumb: BreadcrumbCell, by: int) -> Any:
     return ShiftedBreadcrumb(crumb, by) if by else crumb
 
 

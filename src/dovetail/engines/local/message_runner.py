@@ -11,7 +11,7 @@ import resource
 import time
 from functools import partial
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from dovetail.control.engine import UnreadableItem
 from dovetail.control.events import VERDICT_SKIP, CallFailure
@@ -71,6 +71,7 @@ if TYPE_CHECKING:
     from dovetail.engines.local.protocol import Chunk, Frame
     from dovetail.engines.local.worker_spec import WorkerSpec
     from dovetail.engines.unit_executor import UnitExecutor
+    from dovetail.engines.worker_context import BreadcrumbCell
 
 
 class OutgoingPayloads:
@@ -211,16 +212,27 @@ def _no_close() -> None:
     pass
 
 
+_FORKS = [0]
+"""Number of times that this process has forked."""
+
+
+def _count_fork() -> None:
+    _FORKS[0] += 1
+
+
+os.register_at_fork(after_in_parent=_count_fork)
+
+
 class MessageRunner:
     """Reads and writes payloads for whoever runs messages, one at a time or several in threads."""
 
-    def __init__(self, sock: socket.socket, spec: WorkerSpec) -> None:
+    def __init__(self, sock: socket.socket, spec: WorkerSpec, exit_worker: Callable[[int], NoReturn]) -> None:
+        """`exit_worker` ends this worker at once with an exit code."""
         self._sock = sock
         self._spec = spec
+        self._exit_worker = exit_worker
         self._pid = os.getpid()
-        self._has_forked = False
-        """Whether user code forked during this message: who knows what the child still reads."""
-        os.register_at_fork(after_in_parent=self._on_fork)
+        self._forks_seen = _FORKS[0]
         self._send_lock = Lock()
         self._pack_lock = Lock()
         self._pool: BufferPool | None = None
@@ -239,10 +251,7 @@ class MessageRunner:
             try:
                 send_frame(self._sock, head, body, descriptors)
             except (BrokenPipeError, ConnectionError):
-                os._exit(0)  # the driver is gone
-
-    def _on_fork(self) -> None:
-        self._has_forked = True
+                self._exit_worker(0)  # the driver has exited
 
     def _exit_if_forked(self) -> None:
         """A process that user code forked, and that came back from its call, is not the worker: it writes nothing."""
@@ -263,7 +272,7 @@ class MessageRunner:
 
     # --- messages
 
-    def run(self, host: UnitExecutor, frame: Frame, crumb: memoryview) -> None:
+    def run(self, host: UnitExecutor, frame: Frame, crumb: BreadcrumbCell) -> None:
         if host.barrier is not None:
             self._run_barrier(host, frame, crumb)
             return
@@ -292,7 +301,7 @@ class MessageRunner:
         finally:
             close_descriptors(frame.descriptors)
 
-    def _run_barrier(self, host: UnitExecutor, frame: Frame, crumb: memoryview) -> None:
+    def _run_barrier(self, host: UnitExecutor, frame: Frame, crumb: BreadcrumbCell) -> None:
         """Everything at once; what comes out is packed or written chunk by chunk."""
         _, message, _, _, cut, flags, payloads, _, _ = frame.head
         leaving = OutgoingPayloads()
@@ -326,7 +335,7 @@ class MessageRunner:
         finally:
             close_descriptors(frame.descriptors)
 
-    async def run_async(self, host: UnitExecutor, frame: Frame, crumb: memoryview) -> None:
+    async def run_async(self, host: UnitExecutor, frame: Frame, crumb: BreadcrumbCell) -> None:
         _, message, _, batch_size, cut, flags, payloads, parts, _ = frame.head
         try:
             opened = self.open(payloads, parts, frame)
@@ -455,8 +464,9 @@ class MessageRunner:
     ) -> None:
         with self._pack_lock:
             closed = self._pool.take_closed() if self._pool is not None else []
-        kept = [number for number, reading in readings if not reading.close() or self._has_forked]
-        self._has_forked = False
+        # a process that user code forked during this message may still read the input
+        has_forked, self._forks_seen = _FORKS[0] != self._forks_seen, _FORKS[0]
+        kept = [number for number, reading in readings if not reading.close() or has_forked]
         message_input.add_stage_seconds(outcome, read_s, stage=0)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
         failures = [failure_as_tuple(failure) for failure in outcome.failures]
@@ -569,6 +579,15 @@ class MessageRunner:
         while data:
             data = data[os.write(fd, data) :]
         return path, at
+
+    def close(self) -> None:
+        """Close the descriptors of the pool and of the spool file. A worker process leaves this to its exit."""
+        with self._pack_lock:
+            if self._pool is not None:
+                self._pool.close()
+            if self._spool is not None:
+                os.close(self._spool[0])
+            self._pool = self._spool = None
 
     # --- calls
 

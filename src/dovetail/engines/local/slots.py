@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import os
 import pickle
 import select
 import traceback
@@ -12,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from queue import SimpleQueue
 from threading import Lock, Thread
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from dovetail.engines.local.protocol import DONT_WAIT, close_descriptors
 
@@ -24,15 +23,20 @@ if TYPE_CHECKING:
     from dovetail.engines.local.protocol import Channel, Frame
     from dovetail.engines.local.worker_main import WorkerProcess
     from dovetail.engines.unit_executor import UnitExecutor
+    from dovetail.engines.worker_context import BreadcrumbCell
 
 
 class ReaderThread:
     """A thread that reads for everybody, once answers are waited for while the main thread is busy."""
 
-    def __init__(self, channel: Channel, answered: Callable[[Frame], bool]) -> None:
+    def __init__(
+        self, channel: Channel, answered: Callable[[Frame], bool], exit_worker: Callable[[int], NoReturn]
+    ) -> None:
         self._channel = channel
         self._on_answer = answered
-        self._frames: SimpleQueue[Frame] = SimpleQueue()
+        self._exit_worker = exit_worker
+        self._frames: SimpleQueue[Frame | None] = SimpleQueue()
+        """None: the driver has exited."""
         self._read_lock = Lock()
         Thread(target=self._run, name="reader", daemon=True).start()
 
@@ -40,31 +44,35 @@ class ReaderThread:
         readable = select.poll()
         readable.register(self._channel.fileno(), select.POLLIN)
         try:
-            while True:
+            while self._read():
                 readable.poll()
-                self._read()
         except BaseException:
             traceback.print_exc()
-            os._exit(70)  # a worker that does not hear would hold up the run
+            self._exit_worker(70)  # a worker that does not read would block the run
+        self._frames.put(None)
+        self._exit_worker(0)
 
-    def _read(self) -> None:
-        """All there is."""
+    def _read(self) -> bool:
+        """Read everything that has arrived. False: the driver has exited."""
         with self._read_lock, suppress(BlockingIOError):
-            there = True
-            while there:
-                frames, there = self._channel.receive(DONT_WAIT)
+            connected = True
+            while connected:
+                frames, connected = self._channel.receive(DONT_WAIT)
                 for frame in frames:
                     if not self._on_answer(frame):
                         self._frames.put(frame)
-            os._exit(0)  # the driver is gone
+            return False
+        return True
 
     def take(self, *, wait: bool) -> list[Frame]:
         if not wait:
-            self._read()  # what the thread has not seen yet counts, too
-        found = [self._frames.get()] if wait else []
+            self._read()  # include what the thread has not read yet
+        frames = [self._frames.get()] if wait else []
         while not self._frames.empty():
-            found.append(self._frames.get())
-        return found
+            frames.append(self._frames.get())
+        if None in frames:
+            self._exit_worker(0)
+        return [frame for frame in frames if frame is not None]
 
 
 class SlotDispatcher:
@@ -102,7 +110,7 @@ class SlotDispatcher:
 class ThreadSlots:
     """The slots of an object whose calls block."""
 
-    def __init__(self, host: UnitExecutor, desk: MessageRunner, crumbs: list[memoryview]) -> None:
+    def __init__(self, host: UnitExecutor, desk: MessageRunner, crumbs: list[BreadcrumbCell]) -> None:
         self._executor = host
         self._runner = desk
         self._free_breadcrumbs = crumbs
@@ -144,7 +152,7 @@ class ThreadSlots:
 class AsyncSlots:
     """The slots of an object whose calls are awaited: one event loop, in a thread of its own."""
 
-    def __init__(self, host: UnitExecutor, desk: MessageRunner, crumbs: list[memoryview]) -> None:
+    def __init__(self, host: UnitExecutor, desk: MessageRunner, crumbs: list[BreadcrumbCell]) -> None:
         self._executor = host
         self._runner = desk
         self._free_breadcrumbs = crumbs
@@ -225,11 +233,14 @@ class AsyncSlots:
         asyncio.run_coroutine_threadsafe(self._wait_for_tasks(), self._loop).result()
 
     def teardown(self) -> list[ExceptionSummary]:
-        told = asyncio.run_coroutine_threadsafe(self._executor.teardown_async(), self._loop).result()
+        errors = asyncio.run_coroutine_threadsafe(self._executor.teardown_async(), self._loop).result()
+        self.stop_loop()
+        self._thread.join()
+        return errors
+
+    def stop_loop(self) -> None:
         self._is_closed = True
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        return told
 
     async def _wait_for_tasks(self) -> None:
         own = asyncio.current_task()

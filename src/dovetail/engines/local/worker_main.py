@@ -14,7 +14,7 @@ from itertools import count
 from mmap import mmap
 from threading import Lock
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from dovetail.engines.exception_summary import summarize_exception
 from dovetail.engines.local.message_runner import MessageRunner
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from dovetail.engines.local.slots import AsyncSlots
     from dovetail.engines.local.worker_spec import WorkerSpec
     from dovetail.engines.unit_executor import UnitExecutor
+    from dovetail.engines.worker_context import BreadcrumbCell
 
 SETUP_FAILED_EXIT_CODE = 71
 
@@ -40,7 +41,7 @@ def main(sock: socket.socket, crumbs: int, cells: tuple[int, ...], pickled: byte
     with open(os.devnull) as nothing:  # noqa: PTH123 - pathlib is not loaded
         os.dup2(nothing.fileno(), 0)
     numbers = memoryview(mmap(crumbs, 0)).cast("q")
-    views = [numbers[cell * BREADCRUMB_WORDS : (cell + 1) * BREADCRUMB_WORDS] for cell in cells]
+    views: list[BreadcrumbCell] = [numbers[cell * BREADCRUMB_WORDS : (cell + 1) * BREADCRUMB_WORDS] for cell in cells]
     return WorkerProcess(Channel(sock), spec, views).run()
 
 
@@ -89,7 +90,7 @@ def _enter_driver_context(spec: WorkerSpec) -> None:
 class WorkerProcess:
     """One worker process. Its main thread takes what comes; with one object and one slot it also runs it."""
 
-    def __init__(self, channel: Channel, spec: WorkerSpec, crumbs: list[memoryview]) -> None:
+    def __init__(self, channel: Channel, spec: WorkerSpec, crumbs: list[BreadcrumbCell]) -> None:
         self.spec = spec
         self.breadcrumbs = crumbs
         self._channel = channel
@@ -103,7 +104,16 @@ class WorkerProcess:
         self.executors: dict[str, UnitExecutor] = {}
         self.async_slots: dict[str, AsyncSlots] = {}
         """Of the async ones."""
-        self.runner = MessageRunner(channel.sock, spec)
+        self.runner = MessageRunner(channel.sock, spec, self.exit)
+
+    def exit(self, code: int) -> NoReturn:
+        """End this worker at once, without teardown. Thread: any."""
+        os._exit(code)
+
+    def install_definitions(self, defined: dict[str, dict[str, object]]) -> None:
+        """Define the classes and functions of the user's script under the names by which items refer to them."""
+        for module, values in defined.items():
+            vars(_ensure_module(module)).update(values)
 
     def run(self) -> int:
         began = time.perf_counter()
@@ -134,7 +144,7 @@ class WorkerProcess:
             for guest in self.spec.hosted:
                 own, cells = cells[: guest.slots], cells[guest.slots :]
                 defined, work = pickle.loads(guest.work)  # noqa: S301 - from our driver
-                _install_definitions(defined)
+                self.install_definitions(defined)
                 host = self.executors[guest.name] = make_executor(work, self._worker(guest.name), guest.slots)
                 if host.is_async:
                     from dovetail.engines.local.slots import AsyncSlots
@@ -185,7 +195,7 @@ class WorkerProcess:
         except BlockingIOError:
             pass
         if not there:
-            os._exit(0)  # the driver is gone
+            self.exit(0)  # the driver has exited
         return [frame for frame in frames if not self.on_answer(frame)]
 
     def on_answer(self, frame: Frame) -> bool:
@@ -205,7 +215,7 @@ class WorkerProcess:
             if self._reader is None and not self._main_thread_reads:
                 from dovetail.engines.local.slots import ReaderThread
 
-                self._reader = ReaderThread(self._channel, self.on_answer)
+                self._reader = ReaderThread(self._channel, self.on_answer, self.exit)
         future: Future[Any] = Future()
         future.set_running_or_notify_cancel()
         number = next(self._numbers)
@@ -265,12 +275,6 @@ class WorkerProcess:
     def _return_message(self, frame: Frame) -> None:
         close_descriptors(frame.descriptors)
         self.runner.send("returned", frame.head[1])
-
-
-def _install_definitions(defined: dict[str, dict[str, object]]) -> None:
-    """What the user's script defines, under the names by which items refer to it."""
-    for module, values in defined.items():
-        vars(_ensure_module(module)).update(values)
 
 
 def _ensure_module(name: str) -> ModuleType:

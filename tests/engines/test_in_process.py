@@ -1,0 +1,65 @@
+"""Contract of the in-process engine, as far as no process is what is tested."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+import dovetail as dt
+from dovetail.control.events import LossCause
+from dovetail.engines.simulated.world import Hangs, Kills
+from engines.contract import EngineContract
+from engines.scene import Does, Held, Notebook, Rig, Units
+from engines.test_local_contract import LocalRig
+from in_process import InProcessEngine
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def until_let_go(does: Does | type[Notebook]) -> Does | type[Notebook]:
+    """Items that hang do so until the end of the test: threads cannot be killed."""
+    if not isinstance(does, Does):
+        return does
+    if any(isinstance(item, Kills) for item in does.items.values()):
+        pytest.skip("the item would kill this process")
+    return Does(
+        {key: Held() if isinstance(item, Hangs) else item for key, item in does.items.items()}, does.setup_error
+    )
+
+
+class InProcessRig(LocalRig):
+    engine_type = InProcessEngine
+
+    def __init__(self, units: Units) -> None:
+        super().__init__({name: until_let_go(does) for name, does in units.items()})
+
+    def kill(self, worker: int) -> None:
+        self.engine.end_worker(worker, LossCause.SIGNAL, "ended by signal 9")
+
+    def processes(self) -> int:
+        return len(self.engine.processes())
+
+
+class TestInProcessEngine(EngineContract):
+    def rig(self, units: Units) -> Rig:
+        return InProcessRig(units)
+
+
+def double(items: list[int]) -> list[int]:
+    return [2 * item for item in items]
+
+
+def reject_threes(item: int) -> int:
+    if item % 3 == 0:
+        raise ValueError("a multiple of 3")
+    return item
+
+
+@pytest.mark.usefixtures("in_process")
+def test_a_run_on_threads_gives_results_and_sets_failed_items_aside(tmp_path: Path) -> None:
+    stages = [dt.Stage("double", double, batch_size=4), dt.Stage("reject", dt.each(reject_threes), on_error="skip")]
+    run = dt.run(dt.Pipeline(stages), range(10), cluster="2cpu, 4GB", run_dir=tmp_path / "run")
+    assert sorted(run) == [2, 4, 8, 10, 14, 16]
+    assert run.stats.aside == 4
