@@ -38,6 +38,9 @@ class ProcessServer(Protocol):
     channel: Channel
     pids: dict[int, int]
 
+    @property
+    def pid(self) -> int: ...
+
     def spawn(
         self,
         number: int,
