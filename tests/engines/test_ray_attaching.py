@@ -376,28 +376,28 @@ def test_ray_that_is_not_installed_is_one_clear_error(monkeypatch: pytest.Monkey
 OWN = """
 import os, signal, sys, time
 os.environ["RAY_ADDRESS"] = "127.0.0.1:1"  # must not matter
-from dovetail.engines.ray.attachment import Where, attach, attached, detach
+from dovetail.engines.ray.attachment import RayAddress, attach, current_attachment, detach
 from dovetail.errors import EngineError
 
 heard = []
 signal.signal(signal.SIGTERM, lambda *_: heard.append("ours"))
 mode = os.environ.pop("RAY_AUTH_MODE", None)
-own = attach(Where.parse("ray"))
-assert own.private and own == attach(Where.parse("ray")) == attached(), own
-assert attach(Where.parse("ray:" + own.address)) == own
+own = attach(RayAddress.parse("ray"))
+assert own.is_private and own == attach(RayAddress.parse("ray")) == current_attachment(), own
+assert attach(RayAddress.parse("ray:" + own.address)) == own
 import ray
 assert ray.cluster_resources()["CPU"] >= 1
 os.kill(os.getpid(), signal.SIGTERM)
 try:
-    attach(Where.parse("ray:auto"))
+    attach(RayAddress.parse("ray:auto"))
 except EngineError as error:
     print(error.codes, error)
 detach()
-assert attached() is None and not ray.is_initialized()
+assert current_attachment() is None and not ray.is_initialized()
 assert "RAY_AUTH_MODE" not in os.environ
 os.kill(os.getpid(), signal.SIGTERM)
 assert heard == ["ours", "ours"], heard
-attach(Where.parse("ray"))
+attach(RayAddress.parse("ray"))
 print("second", flush=True)
 """
 
@@ -416,28 +416,28 @@ def test_a_ray_of_our_own_is_reused_and_gone_with_its_process(tmp_path: Path) ->
 
 JOINS = """
 import os, signal
-from dovetail.engines.ray.attachment import Where, attach, attached, detach
+from dovetail.engines.ray.attachment import RayAddress, attach, current_attachment, detach
 
 before = signal.getsignal(signal.SIGTERM)
 address = os.environ["DOVETAIL_TEST_RAY"]
-named = attach(Where.parse("ray:" + address))
-assert not named.private and named.ours and named.address == address, named
-assert attach(Where.parse("ray:localhost:" + address.rpartition(":")[2])) == named
+named = attach(RayAddress.parse("ray:" + address))
+assert not named.is_private and named.is_ours and named.address == address, named
+assert attach(RayAddress.parse("ray:localhost:" + address.rpartition(":")[2])) == named
 assert signal.getsignal(signal.SIGTERM) == before
 detach()
-assert attached() is None
+assert current_attachment() is None
 os.environ["RAY_ADDRESS"] = address
-again = attach(Where.parse("ray:auto"))
+again = attach(RayAddress.parse("ray:auto"))
 assert (again.address, again.session) == (named.address, named.session)
 detach()
 
 import ray
 ray.init(address=address, log_to_driver=False, logging_level="ERROR")
-theirs = attach(Where.parse("ray:auto"))
-assert not theirs.ours and attach(Where.parse("ray:" + address)) == theirs == attached()
+theirs = attach(RayAddress.parse("ray:auto"))
+assert not theirs.is_ours and attach(RayAddress.parse("ray:" + address)) == theirs == current_attachment()
 for other in ("ray", "ray:127.0.0.1:1"):
     try:
-        attach(Where.parse(other))
+        attach(RayAddress.parse(other))
     except Exception as error:
         print(error.codes, error)
 detach()
@@ -456,14 +456,14 @@ def test_a_cluster_is_joined_by_name_or_because_it_runs(ray_cluster: FakeCluster
 
 FORKS = """
 import os, threading
-from dovetail.engines.ray import attaching
-from dovetail.engines.ray.attachment import Where, attach, attached, detach
+from dovetail.engines.ray import attachment
+from dovetail.engines.ray.attachment import RayAddress, attach, current_attachment, detach
 
-where = Where.parse("ray:" + os.environ["DOVETAIL_TEST_RAY"])
+where = RayAddress.parse("ray:" + os.environ["DOVETAIL_TEST_RAY"])
 held, go_on = threading.Event(), threading.Event()
 
 def hold():
-    with attaching._STATE.lock:
+    with attachment._STATE.lock:
         held.set()
         go_on.wait()
 
@@ -471,7 +471,7 @@ def child(what):
     process = os.fork()
     if process == 0:
         try:
-            print(what, attached(), attach(where), flush=True)
+            print(what, current_attachment(), attach(where), flush=True)
         except Exception as error:
             print(what, error.codes, error, flush=True)
         os._exit(0)
@@ -486,7 +486,7 @@ detach()
 import ray
 ray.init(address=where.address, log_to_driver=False, logging_level="ERROR")
 child("theirs")
-assert attach(where) == attached()  # the parent's is as good as ever
+assert attach(where) == current_attachment()  # the parent's is as good as ever
 print("done", flush=True)
 """
 
@@ -501,12 +501,12 @@ def test_a_forked_child_does_not_use_the_connection_of_its_parent(ray_cluster: F
 
 
 FINDS_NONE = """
-from dovetail.engines.ray.attachment import Where, attach
+from dovetail.engines.ray.attachment import RayAddress, attach
 from dovetail.errors import EngineError
 import time, ray
 began = time.monotonic()
 try:
-    attach(Where.parse("ray:auto"))
+    attach(RayAddress.parse("ray:auto"))
 except EngineError as error:
     print(error, round(time.monotonic() - began, 1))
 assert not ray.is_initialized()

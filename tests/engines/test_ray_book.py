@@ -139,8 +139,8 @@ def test_what_nobody_of_us_wrote_is_one_clear_error(rows: KvClaimRows, request: 
 DRIVES = """
 import os, time, ray
 ray.init(address=os.environ["DOVETAIL_TEST_RAY"], log_to_driver=False, logging_level="ERROR")
-from dovetail.engines.ray.claim_storage import Drivers
-print("JOB", Drivers.this(), "END", flush=True)
+from dovetail.engines.ray.claim_storage import DriverLiveness
+print("JOB", DriverLiveness.current_job(), "END", flush=True)
 time.sleep(600)
 """
 

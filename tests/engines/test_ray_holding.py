@@ -225,16 +225,16 @@ def test_a_lost_node_is_forgotten_and_the_rest_is_kept(ray_cluster: FakeCluster,
 
 HOLDS = """
 import os, time, ray
-from dovetail.engines.ray.placement_groups import Holdings
-from dovetail.resources.amounts import amounts_of
+from dovetail.engines.ray.placement_groups import Reservation
+from dovetail.resources.amounts import sum_seats
 from dovetail.resources.seat import CardShare, Seat
 ray.init(address=os.environ["DOVETAIL_TEST_RAY"], log_to_driver=False, logging_level="ERROR")
 ids = {row["Labels"]["fake"]: row["NodeID"] for row in ray.nodes() if row["Alive"]}
-held = Holdings("killed", ids)
-held.take((Seat("a", 2000), Seat("c", 1000, cards=(CardShare(0, 1000),))))
-wanted = amounts_of([Seat("a", 3000), Seat("c", 1000, cards=(CardShare(0, 1000), CardShare(1, 1000)))])
-held.want(wanted, 0.0)
-while not held.holds(wanted):
+held = Reservation("killed", ids)
+held.try_acquire((Seat("a", 2000), Seat("c", 1000, cards=(CardShare(0, 1000),))))
+wanted = sum_seats([Seat("a", 3000), Seat("c", 1000, cards=(CardShare(0, 1000), CardShare(1, 1000)))])
+held.set_wanted(wanted, 0.0)
+while not held.covers(wanted):
     held.poll()
     time.sleep(0.01)
 print("HELD", flush=True)

@@ -179,12 +179,12 @@ import os, time, ray
 ray.init(address=os.environ["DOVETAIL_TEST_RAY"], log_to_driver=False, logging_level="ERROR")
 import dovetail as dt
 from dovetail.engines.ray.discovery import discover
-from dovetail.runtime.ray_admission import place_on_ray
-from dovetail.runtime.ray_site import Looks
+from dovetail.runtime.ray_admission import admit_on_ray
+from dovetail.runtime.ray_site import NodeDiscovery
 def same(items): return items
 seen = discover()
 pipeline = dt.Pipeline([dt.Stage("x", same, dt.Resources(cpus=3), workers=4)])
-place = place_on_ray("killed", dt.plan(pipeline, seen.cluster), None, wait=True, looks=Looks(seen))
+place = admit_on_ray("killed", dt.plan(pipeline, seen.cluster), None, wait=True, looks=NodeDiscovery(seen))
 print("PLACED", flush=True)
 time.sleep(600)
 """

@@ -380,7 +380,7 @@ import os, sys
 from pathlib import Path
 import dovetail as dt
 import ray
-from dovetail.engines.ray import links
+from dovetail.engines.ray import agent_link
 
 HERE = Path(__file__).parent
 WEIGHT = 20_000
@@ -416,8 +416,8 @@ if __name__ == "__main__":
     assert list(run) == wanted, "on this machine the driver reads it"
     print("ROWS", flush=True)
 
-    heard, opened = [], links.opened
-    links.opened = lambda frame: heard.append(len(frame)) or opened(frame)
+    heard, decode_frame = [], agent_link.decode_frame
+    agent_link.decode_frame = lambda frame: heard.append(len(frame)) or decode_frame(frame)
     big = ray.data.range(400, override_num_blocks=4).map_batches(heavy)
     again = {"sink": str(HERE / "out.jsonl"), "engine": "ray:auto"}
     run = dt.run(dt.Pipeline([dt.Stage("weigh", weigh)]), big, run_dir=HERE / "run", **again)
