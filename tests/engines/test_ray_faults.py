@@ -150,7 +150,7 @@ def test_a_hard_stop_of_a_hung_call_is_quick_and_others_go_on(bench: Bench) -> N
     bench.ready(131, Dies, "d")
     hung = bench.send(130, ["hangs"])
     behind = bench.send(130, ["fine"])
-    bench.until(lambda: bench.engine.running_messages(130) == (hung,))
+    bench.until(lambda: bench.engine.running(130) == (hung,))
     bench.engine.submit([Cancel(behind, 130)])
     assert bench.heard(BatchesReturned, 130).message == behind
     began = time.monotonic()
@@ -278,13 +278,13 @@ def test_workers_of_a_killed_agent_are_gone_and_can_be_started_again(bench: Benc
     bench.ready(141, Dies, "a")
     (pid,) = bench.engine.processes()[140][1]
     hung = bench.send(140, ["hangs"])
-    bench.until(lambda: bench.engine.running_messages(140) == (hung,))
+    bench.until(lambda: bench.engine.running(140) == (hung,))
     call = bench.engine.call(140, "it", "__str__")
     os.kill(bench.engine.agent_pids["d"], signal.SIGKILL)
     lost = bench.lost(140)
     assert lost.cause is LossCause.NODE_LOST
     bench.until(lambda: not is_there(pid))
-    assert type(call.exception(0)).__name__ == "WorkerGone"
+    assert type(call.exception(0)).__name__ == "WorkerLostError"
     bench.until(lambda: any(isinstance(event, NodeJoined) and event.node.name == "d" for event in bench.log))
     assert [event.returns for event in bench.log if isinstance(event, NodeLeft)] == [True]
     bench.ready(142, Dies, "d")

@@ -206,7 +206,7 @@ class RayEngine:
         crew = self.workers.get(worker)
         return crew is not None and bool(crew.ranks_by_agent) and len(crew.ready) == len(crew.ranks_by_agent)
 
-    def running_messages(self, worker: int) -> tuple[int, ...]:
+    def running(self, worker: int) -> tuple[int, ...]:
         """The messages that are in a call of the user's code right now. Asks the agent, and waits for it."""
         crew = self.workers.get(worker)
         if crew is None or not crew.ranks_by_agent:
