@@ -47,7 +47,7 @@ def test_it_is_said_again_only_when_it_changed(tmp_path: Path, monkeypatch: pyte
     asked: list[int] = []
 
     class Book(MachineClaimStore):
-        def ask(self, about: ClaimRequest, *args: object, **named: object) -> Wait:
+        def request(self, about: ClaimRequest, *args: object, **named: object) -> Wait:
             asked.append(1)
             held = 8 if len(asked) < 4 else 7
             others = (owner("a", granted=sum_seats([cpu(held)])),)

@@ -211,7 +211,7 @@ def test_an_engine_and_what_goes_with_it_are_checked_before_anything_starts(
 def test_a_ray_that_does_not_answer_is_an_unreachable_engine(place: Place) -> None:
     done = place.run("run", "p.yaml", "--engine", "ray:127.0.0.1:1")
     assert done.returncode == 5
-    assert "error[DT393] no Ray can be reached at 127.0.0.1:1" in done.stderr
+    assert "error[DT393] cannot reach Ray at 127.0.0.1:1" in done.stderr
 
 
 def test_no_ray_is_started_for_what_cannot_run(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,7 +254,7 @@ def test_a_run_goes_on_where_it_was(place: Place) -> None:
     for options in (["--resume", "last"], ["p.yaml", "--resume", "last"], ["--retry-errors", "last"]):
         done = place.run("run", *options)
         assert done.returncode == 5, done.stderr
-        assert "no Ray can be reached at 127.0.0.1:1" in done.stderr
+        assert "cannot reach Ray at 127.0.0.1:1" in done.stderr
     steps = place.folder / "steps.py"
     steps.write_text(steps.read_text().replace("% 10 == 7", "% 10 == 11"))
     done = place.run("run", "--resume", "last", "--engine", "local", *CLUSTER)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -13,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dovetail.engines.ray import attachment, gcs_probe, ray_import
+from dovetail.engines.ray import attachment, gcs_probe, ray_import, ray_private
 from dovetail.engines.ray.address import AddressKind, RayAddress, is_ray_engine, parse_address
 from dovetail.engines.ray.attachment import AutoInitSwitch
-from dovetail.engines.ray.gcs_probe import attach_problem, require_head
+from dovetail.engines.ray.gcs_probe import ProbeStatus, attach_problem, require_head, require_local_node
 from dovetail.engines.ray.local_cluster import (
     MAX_ATTEMPTS,
     MAX_STORE_BYTES,
@@ -105,58 +106,48 @@ def test_what_is_about_ray() -> None:
 # --- who listens
 
 
-@pytest.fixture
-def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who answers in a test is a thread of a process that may have to wait for its turn."""
-    monkeypatch.setattr(gcs_probe, "PROBE_TIMEOUT_S", PATIENCE_S)
-
-
 @contextmanager
-def listening(answer: bytes | None) -> Iterator[int]:
-    """Something that says this to whoever connects; nothing at all, if None."""
+def listening(answer: bytes | None) -> Iterator[RayAddress]:
+    """A server that sends this to every connection; nothing at all, if None."""
     with socket.create_server(("127.0.0.1", 0)) as server:
+        kept: list[socket.socket] = []
 
         def serve() -> None:
-            try:
-                connection, _ = server.accept()
-                with connection:
-                    connection.recv(4096)
+            while True:
+                try:
+                    connection, _ = server.accept()
+                    kept.append(connection)
                     if answer is not None:
                         connection.sendall(answer)
                         connection.shutdown(socket.SHUT_WR)
-                    connection.recv(4096)
-            except OSError:
-                return
+                except OSError:
+                    return
 
-        thread = threading.Thread(target=serve, daemon=True)
-        thread.start()
-        yield server.getsockname()[1]
-
-
-SETTINGS = b"\0\0\0\4\0\0\0\0\0"
+        threading.Thread(target=serve, daemon=True).start()
+        yield RayAddress(AddressKind.ADDRESS, "127.0.0.1", server.getsockname()[1])
+        for connection in kept:
+            connection.close()
 
 
-def trailers(status: bytes) -> bytes:
-    block = b"\x88@\x0bgrpc-status" + bytes((len(status),)) + status
-    return SETTINGS + len(block).to_bytes(3, "big") + b"\1\5\0\0\0\1" + block
+TOKEN_ERROR = (
+    "AuthenticationError: RPC error: InvalidAuthToken: Authentication token is missing or incorrect. Note: "
+    "RAY_AUTH_MODE is currently 'disabled' (not 'token')."
+)
 
 
-@pytest.mark.usefixtures("_patient")
 @pytest.mark.parametrize(
-    ("said", "answer"),
+    ("line", "status"),
     [
-        (trailers(b"0"), gcs_probe.ProbeResult.OPEN),
-        (trailers(b"16"), gcs_probe.ProbeResult.NEEDS_TOKEN),
-        (trailers(b"12"), gcs_probe.ProbeResult.NOT_RAY),
-        (b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n", gcs_probe.ProbeResult.NOT_RAY),
-        (b"220 mail\r\n", gcs_probe.ProbeResult.NOT_RAY),
-        (SETTINGS, gcs_probe.ProbeResult.NOT_RAY),
-        (b"", gcs_probe.ProbeResult.NOT_RAY),
+        ('{"nodes": ["ab", "cd"]}', ProbeStatus.OPEN),
+        (json.dumps({"error": TOKEN_ERROR}), ProbeStatus.NEEDS_TOKEN),
+        ('{"error": "RpcError: another error"}', ProbeStatus.FAILED),
+        ("", ProbeStatus.NO_ANSWER),
     ],
 )
-def test_who_listens_is_told_apart(said: bytes, answer: gcs_probe.ProbeResult) -> None:
-    with listening(said) as port:
-        assert gcs_probe.probe("127.0.0.1", port) is answer
+def test_the_answer_of_a_probe_is_classified(line: str, status: ProbeStatus) -> None:
+    found = gcs_probe.parse_probe_answer(line)
+    assert found.status is status
+    assert found.nodes == (frozenset({"ab", "cd"}) if status is ProbeStatus.OPEN else None)
 
 
 def refused(where: RayAddress) -> str:
@@ -168,31 +159,56 @@ def refused(where: RayAddress) -> str:
     return str(caught.value)
 
 
-@pytest.mark.usefixtures("_patient")
-def test_a_wrong_address_is_told_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_address_where_nothing_listens_is_an_error_with_the_reason() -> None:
     with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))  # bound, and nobody listens
+        closed.bind(("127.0.0.1", 0))  # bound, and nothing listens
         assert "refused" in refused(RayAddress(AddressKind.ADDRESS, "127.0.0.1", closed.getsockname()[1]))
-    assert "not known" in refused(RayAddress(AddressKind.ADDRESS, "no-such-host.invalid", 6379))
-    with listening(b"HTTP/1.1 200 OK\r\n\r\n") as port:
-        assert "not the head of a Ray cluster" in refused(RayAddress(AddressKind.ADDRESS, "127.0.0.1", port))
-    monkeypatch.setattr(gcs_probe, "PROBE_TIMEOUT_S", 0.1)
-    with listening(None) as port:
-        assert "no answer" in refused(RayAddress(AddressKind.ADDRESS, "127.0.0.1", port))
+    assert "unknown host" in refused(RayAddress(AddressKind.ADDRESS, "no-such-host.invalid", 6379))
 
 
-@pytest.mark.usefixtures("_patient")
+@pytest.mark.parametrize("answer", [b"HTTP/1.1 200 OK\r\n\r\n", None], ids=["http", "silence"])
+def test_a_server_that_is_not_a_head_is_an_error_within_the_time_limit(
+    answer: bytes | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("ray")
+    monkeypatch.setattr(gcs_probe, "PROBE_TIMEOUT_S", 0.5)
+    with listening(answer) as where:
+        assert "did not answer as the head of a Ray cluster within 0.5 s" in refused(where)
+
+
+def test_a_ray_without_a_client_skips_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_private, "PROBE_SCRIPT", "raise SystemExit(1)")
+    with listening(None) as where:
+        assert require_head(where) is None
+        require_local_node(where, None)
+
+
+def answers(monkeypatch: pytest.MonkeyPatch, *, needs_token: bool) -> list[str]:
+    """Replace the probe by a cluster with or without tokens; the modes in which it was asked."""
+    asked: list[str] = []
+
+    def probe(_address: str, auth_mode: str = gcs_probe.WITHOUT_TOKEN) -> gcs_probe.ProbeResult:
+        asked.append(auth_mode)
+        if needs_token and auth_mode != "token":
+            return gcs_probe.ProbeResult(ProbeStatus.NEEDS_TOKEN, error=TOKEN_ERROR)
+        return gcs_probe.ProbeResult(ProbeStatus.OPEN, frozenset({"ab"}))
+
+    monkeypatch.setattr(gcs_probe, "probe", probe)
+    return asked
+
+
 def test_tokens_and_clusters_must_agree(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RAY_AUTH_MODE", "token")
-    with listening(trailers(b"16")) as port:
-        require_head(RayAddress(AddressKind.ADDRESS, "127.0.0.1", port))
-    with listening(trailers(b"0")) as port:
-        assert "unset RAY_AUTH_MODE" in refused(RayAddress(AddressKind.ADDRESS, "127.0.0.1", port))
-    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
-    with listening(trailers(b"0")) as port:
-        require_head(RayAddress(AddressKind.ADDRESS, "127.0.0.1", port))
-    with listening(trailers(b"16")) as port:
-        assert "asks for a token" in refused(RayAddress(AddressKind.ADDRESS, "127.0.0.1", port))
+    with listening(None) as where:
+        monkeypatch.setenv("RAY_AUTH_MODE", "token")
+        assert answers(monkeypatch, needs_token=True) == []
+        assert require_head(where) == frozenset({"ab"})
+        answers(monkeypatch, needs_token=False)
+        assert "unset RAY_AUTH_MODE" in refused(where)
+        monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+        assert require_head(where) == frozenset({"ab"})
+        asked = answers(monkeypatch, needs_token=True)
+        assert "requires a token" in refused(where)
+        assert asked == ["disabled"], "no token is sent before it is known that the cluster needs one"
 
 
 MISMATCH = """Version mismatch: The cluster was started with:
@@ -309,7 +325,6 @@ class Interrupted:
 
 def test_ctrl_c_while_a_cluster_is_joined_leaves_nothing_half_attached(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attachment, "require_head", lambda _: None)
-    monkeypatch.setattr(attachment, "require_local_node", lambda _: None)
     ray = Interrupted()
     with pytest.raises(KeyboardInterrupt):
         attachment._join(ray, RayAddress(AddressKind.ADDRESS, "head", 6379))
@@ -555,8 +570,10 @@ def test_a_run_whose_program_leaves_ray_fails_soon_and_joins_no_other(ray_cluste
 
 
 def test_the_head_of_a_real_cluster_is_known(ray_cluster: FakeCluster) -> None:
-    host, _, port = ray_cluster.address.rpartition(":")
-    assert gcs_probe.probe(host, int(port)) is gcs_probe.ProbeResult.OPEN
+    found = gcs_probe.probe(ray_cluster.address)
+    assert found.status is ProbeStatus.OPEN
+    assert found.nodes is not None
+    assert found.nodes >= set(ray_cluster.alive())
 
 
 def test_sigint_and_sigterm_are_put_back() -> None:

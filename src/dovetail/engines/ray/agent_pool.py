@@ -13,11 +13,12 @@ from threading import Lock, Timer
 from typing import TYPE_CHECKING, Any
 
 import ray
-from ray.runtime_env.runtime_env import RuntimeEnv, _validate_no_local_paths
+from ray.runtime_env import RuntimeEnv
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from dovetail.engines.local.code_pickle import pickle_hosted
 from dovetail.engines.local.memory_watch import FULL_SHARE
+from dovetail.engines.ray import ray_private
 from dovetail.engines.ray.agent import CONCURRENCY_GROUPS, Agent
 from dovetail.engines.ray.agent_link import AgentLink, RestartAgent
 from dovetail.engines.ray.protocol import MESSAGE_OVERHEAD_BYTES, AgentSetup
@@ -61,7 +62,7 @@ def check_runtime_env(name: str, runtime_env: Mapping[str, Any] | None) -> None:
     except Exception as error:  # whatever its many parts raise
         raise _runtime_env_error(name, error, FIX_RUNTIME_ENV) from None
     try:
-        _validate_no_local_paths(made)
+        ray_private.require_no_local_paths(made)
     except Exception as error:
         raise _runtime_env_error(name, error, *FIXES_LOCAL_FOLDER) from None
 
@@ -144,7 +145,7 @@ def _kill_agent(handle: Any) -> None:
 
 def _ray_job() -> str:
     """This process's membership in a Ray: another after it left and joined again."""
-    return f"{ray._private.worker.global_worker.node.session_name} {ray.get_runtime_context().get_job_id()}"  # noqa: SLF001
+    return f"{ray_private.session_name()} {ray.get_runtime_context().get_job_id()}"
 
 
 IDLE_AGENTS = IdleAgents()

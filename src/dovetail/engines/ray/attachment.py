@@ -1,4 +1,8 @@
-"""Attachment of this process to one Ray: attach, reuse, detach, and the switch for Ray's own auto-init."""
+"""Attachment of this process to one Ray: attach, reuse, detach, and the switch for Ray's implicit ray.init().
+
+Dovetail never attaches to a Ray cluster unless you ask it to. `runtime` calls `attach`; this module calls `gcs_probe`
+for a cluster that runs, or `local_cluster` for a private Ray. The attachment lasts until `detach` or the end of the
+process."""
 
 from __future__ import annotations
 
@@ -11,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from dovetail.engines.ray import ray_private
 from dovetail.engines.ray.address import AddressKind, RayAddress
 from dovetail.engines.ray.gcs_probe import (
     AUTH_MODE,
@@ -27,32 +32,30 @@ from dovetail.errors import EngineError, Problem
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-AUTO_INIT_HOOK = "ray._private.auto_init_hook"
-
 
 class AutoInitSwitch:
-    """One per process. Ray's own setting is put back when nobody wants it to be off any more."""
+    """Counts the users that need Ray's implicit ray.init() off; the last one restores the previous setting. One per
+    process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._users = 0
-        self._before = True
+        self._before: bool | None = None
+        """None: nothing to restore."""
 
     def disable(self) -> None:
-        """Until `back` is called as often."""
+        """Until `restore` has been called as often."""
         with self._lock:
-            hook = sys.modules.get(AUTO_INIT_HOOK)
-            if hook is not None and not self._users:
-                self._before = bool(hook.enable_auto_connect)
-                hook.enable_auto_connect = False  # type: ignore[attr-defined]
-            self._users += hook is not None
+            if self._before is None:  # also where Ray was not imported when the first user came
+                self._before = ray_private.set_auto_init(False)
+            self._users += 1
 
     def restore(self) -> None:
         with self._lock:
             self._users = max(0, self._users - 1)
-            hook = sys.modules.get(AUTO_INIT_HOOK)
-            if hook is not None and not self._users:
-                hook.enable_auto_connect = self._before  # type: ignore[attr-defined]
+            if not self._users and self._before is not None:
+                ray_private.set_auto_init(self._before)
+                self._before = None
 
     @contextmanager
     def disabled(self) -> Iterator[None]:
@@ -76,12 +79,12 @@ class Attachment:
     address: str
     """HOST:PORT of its head."""
     is_private: bool
-    """Whether we started it; then it ends with this process."""
+    """Whether Dovetail started it; then it ends with this process."""
     node_id: str
-    """Of the node that this process is on."""
+    """Ray's id of the node that this process is on."""
     session: str
     is_ours: bool = True
-    """Whether we attached; else somebody in this process did, and it is theirs to leave."""
+    """Whether Dovetail attached; otherwise other code in this process did, and Dovetail never detaches it."""
 
 
 class _AttachState:
@@ -92,17 +95,17 @@ class _AttachState:
         self.current: Attachment | None = None
         self.pid = 0
         self.auth_mode: str | None = None
-        """As it was before."""
+        """RAY_AUTH_MODE before the attachment."""
         self.inherited: Any = None
-        """The connection of the process that this one was forked from, which does not work here."""
+        """Connection of the process that this one was forked from; it does not work here."""
 
     def on_fork(self) -> None:
-        """In the child: somebody may have held the lock."""
+        """In the child: another thread of the parent may have held the lock."""
         ray = sys.modules.get("ray")
         self.lock = threading.RLock()
         self.current = None
         if ray is not None and ray.is_initialized():
-            self.inherited = ray._private.worker.global_worker.node  # noqa: SLF001 - see `_session`
+            self.inherited = ray_private.current_node()
 
 
 _STATE = _AttachState()
@@ -110,7 +113,7 @@ os.register_at_fork(after_in_child=_STATE.on_fork)
 
 
 def attach(where: RayAddress) -> Attachment:
-    """Starts or joins the Ray that was named, once per process; what stands in the way is an EngineError."""
+    """Start or attach to this Ray, once per process. An EngineError says why that is not possible."""
     ray = import_ray()
     _register_exit_hook()
     with _STATE.lock:
@@ -118,7 +121,7 @@ def attach(where: RayAddress) -> Attachment:
             raise EngineError(_forked_problem())
         if ray.is_initialized():
             return _reuse(ray, where)
-        if _STATE.current is not None:  # the user has left it by ray.shutdown()
+        if _STATE.current is not None:  # the program called ray.shutdown()
             _STATE.current = None
             restore_auth_mode(_STATE.auth_mode)
         _STATE.pid, _STATE.auth_mode = os.getpid(), os.environ.get(AUTH_MODE)
@@ -135,7 +138,7 @@ def attach(where: RayAddress) -> Attachment:
 
 
 def current_attachment() -> Attachment | None:
-    """What this process uses now, whoever attached it."""
+    """The Ray that this process uses now, attached by Dovetail or by other code."""
     ray = sys.modules.get("ray")
     if ray is None or not ray.is_initialized() or _is_inherited(ray):
         return None
@@ -144,38 +147,38 @@ def current_attachment() -> Attachment | None:
 
 
 def detach() -> None:
-    """Leaves the Ray that we attached to, and ends one that we started; never what somebody else attached."""
+    """Detach from the Ray that Dovetail attached to, and stop a private one. A Ray that other code attached stays."""
     ray = sys.modules.get("ray")
     with _STATE.lock:
         if _STATE.current is None or _STATE.pid != os.getpid():
             return
         ours, _STATE.current = _STATE.current.session, None
-        there = ray is not None and ray.is_initialized()
-        if there and _session(ray) != ours:
+        initialized = ray is not None and ray.is_initialized()
+        if initialized and _session() != ours:
             return
-        if ray is not None and there:
+        if ray is not None and initialized:
             with suppress_warnings(), keep_signal_handlers():
                 ray.shutdown()
         restore_auth_mode(_STATE.auth_mode)
 
 
 def _detach_at_exit() -> None:
-    """The program ends: whoever still asks Ray for something must not start another one, as Ray does by itself."""
+    """Also prevent late calls into Ray from starting another one, as Ray's implicit ray.init() would."""
     detach()
     if _STATE.pid == os.getpid():
         AUTO_INIT.disable()
 
 
 def _register_exit_hook() -> None:
-    """What was registered last runs first: Ray registered its own end when it was imported."""
+    """Exit hooks run in reverse order, and Ray registered its own when it was imported: this one must be later."""
     atexit.unregister(_detach_at_exit)
     atexit.register(_detach_at_exit)
 
 
 def _known_attachment(ray: Any) -> Attachment:
-    """Ours, or what somebody else attached with ray.init."""
+    """Dovetail's attachment, or one that other code made with ray.init."""
     current = _STATE.current
-    if current is not None and current.session == _session(ray):
+    if current is not None and current.session == _session():
         return current
     _STATE.current = None
     return _attachment(ray, private=False, ours=False)
@@ -183,35 +186,31 @@ def _known_attachment(ray: Any) -> Attachment:
 
 def _attachment(ray: Any, *, private: bool, ours: bool = True) -> Attachment:
     context = ray.get_runtime_context()
-    return Attachment(context.gcs_address, private, context.get_node_id(), _session(ray), ours)
+    return Attachment(context.gcs_address, private, context.get_node_id(), _session(), ours)
 
 
-def _session(ray: Any) -> str:
-    return str(ray._private.worker.global_worker.node.session_name)  # noqa: SLF001 - nothing public says it
+def _session() -> str:
+    return ray_private.session_name() or ""
 
 
 def _is_inherited(ray: Any) -> bool:
-    """Whether Ray believes to be there, and is it in another process."""
-    return (
-        _STATE.inherited is not None
-        and ray.is_initialized()
-        and ray._private.worker.global_worker.node is _STATE.inherited  # noqa: SLF001
-    )
+    """Whether Ray's connection belongs to the process that this one was forked from."""
+    return _STATE.inherited is not None and ray.is_initialized() and ray_private.current_node() is _STATE.inherited
 
 
 def _forked_problem() -> Problem:
-    message = "this process was forked from one that uses Ray, and cannot use its connection"
+    message = "this process was forked from one that uses Ray and cannot use its connection"
     fixes = ('start it with spawn: multiprocessing.get_context("spawn")', "or use Ray only after the fork")
     return Problem("DT394", message, fixes=fixes)
 
 
 def _reuse(ray: Any, where: RayAddress) -> Attachment:
-    """What this process has, if that is what was asked for."""
+    """The current attachment, if it is the requested Ray."""
     known = _known_attachment(ray)
     match where.kind:
         case AddressKind.PRIVATE:
             fits = known.is_private
-        case AddressKind.AUTO:  # inside of a program that uses Ray, that is the one which runs
+        case AddressKind.AUTO:  # in a program that uses Ray, "auto" is that Ray
             fits = not known.is_private or _is_same_head(ray, find_running_cluster(), known.address)
         case _:
             fits = _is_same_head(ray, where, known.address)
@@ -226,13 +225,13 @@ def _other_ray_problem(where: RayAddress, known: Attachment) -> Problem:
         whose, same = "that an earlier run attached to", f"ray:{known.address}"
         leave = "dovetail.engines.ray.attachment.detach()"
     if known.is_private:
-        whose, same = "that an earlier run has started for itself", "ray"
-    message = f"engine {where} is another Ray than the one {whose}, at {known.address}: a process has one at a time"
-    return Problem("DT394", message, fixes=(f'engine="{same}" uses that one', f"or leave it first: {leave}"))
+        whose, same = "that an earlier run started", "ray"
+    message = f"engine {where} is not the Ray {whose}, at {known.address}; a process uses one Ray at a time"
+    return Problem("DT394", message, fixes=(f'engine="{same}" uses that one', f"or detach first: {leave}"))
 
 
 def _is_same_head(ray: Any, where: RayAddress, address: str) -> bool:
-    """Whether two addresses are of one head: names resolved, and this machine by the address that Ray calls it."""
+    """Whether two addresses are of one head: names are resolved, and localhost is the address that Ray uses for it."""
     host, _, port = address.rpartition(":")
     if where.address == address or port != str(where.port):
         return where.address == address
@@ -245,12 +244,11 @@ def _is_same_head(ray: Any, where: RayAddress, address: str) -> bool:
 
 
 def _join(ray: Any, where: RayAddress) -> None:
-    require_head(where)
-    require_local_node(where)
+    require_local_node(where, require_head(where))
     try:
         with suppress_warnings(), keep_signal_handlers():
             ray.init(address=where.address, log_to_driver=False, logging_level=LOG_LEVEL)
-    except BaseException as error:  # also Ctrl-C: nothing is half attached
+    except BaseException as error:  # also Ctrl-C: never leave it half attached
         with suppress_warnings(), keep_signal_handlers():
             ray.shutdown()
         if isinstance(error, Exception):
@@ -259,4 +257,4 @@ def _join(ray: Any, where: RayAddress) -> None:
 
 
 def _say(line: str) -> None:
-    print(line, file=sys.stderr)  # noqa: T201 - this is talk, not data
+    print(line, file=sys.stderr)  # noqa: T201 - a progress message

@@ -14,8 +14,8 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import ray
-from ray.experimental import internal_kv
 
+from dovetail.engines.ray import ray_private
 from dovetail.errors import EngineError, Problem
 
 if TYPE_CHECKING:
@@ -159,7 +159,10 @@ def _is_driver_alive(job: str) -> bool | None:
 
 
 def _client() -> Any:
-    return internal_kv.internal_kv_get_gcs_client()
+    client = ray_private.kv_client()
+    if client is None:
+        raise _unusable_error(f"Ray {ray.__version__} has no key-value store that Dovetail knows")
+    return client
 
 
 def _put(key: bytes, value: bytes, *, overwrite: bool = True) -> bool:

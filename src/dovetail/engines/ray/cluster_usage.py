@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from dovetail.engines.ray import ray_private
 from dovetail.engines.ray.discovery import (
     GROUP_NAME_PREFIX,
     HOLDING_STATES,
@@ -15,7 +16,7 @@ from dovetail.engines.ray.discovery import (
     custom_resources,
     is_dovetail_group,
 )
-from dovetail.engines.ray.ray_import import import_ray, ray_module
+from dovetail.engines.ray.ray_import import import_ray
 from dovetail.resources.sizes import format_size
 
 if TYPE_CHECKING:
@@ -127,24 +128,28 @@ class ClusterUsage:
 
 def read_cluster_usage(seen: DiscoveredCluster) -> ClusterUsage:
     """Now, of the cluster that this process is attached to."""
-    state = ray_module("ray._private.state")
     rows = [row for row in import_ray().nodes() if row["Alive"]]
-    available: NodeResources = state.available_resources_per_node()
+    available = ray_private.available_resources_per_node() or {}
     names = {node: name for name, node in seen.ids.items()}
     names |= {row["NodeID"]: names.get(row["NodeID"], f"node-{row['NodeID'][:8]}") for row in rows}
-    actors = list(_actors(state))
+    actors = list(_actors())
     left_out = {row["NodeID"] for row in rows}.difference(seen.ids.values())
     return build_usage(
-        rows, available, current_placement_groups(), actors, _jobs(state), _pending_requests(), names, left_out
+        rows,
+        available,
+        current_placement_groups(),
+        actors,
+        _jobs(),
+        ray_private.pending_requests() or [],
+        names,
+        left_out,
     )
 
 
-def _actors(state: Any) -> Iterator[dict[str, Any]]:
-    """Plain rows of the actors that are there or wanted."""
-    parse = ray_module("ray.core.generated.gcs_pb2").ActorTableData.FromString
-    accessor = state.state._connect_and_get_accessor()  # noqa: SLF001 - the public calls leave the resources out
-    for number in (ALIVE, *WAITING_STATES):
-        for data in map(parse, accessor.get_actor_table(None, number)):
+def _actors() -> Iterator[dict[str, Any]]:
+    """Plain rows of the actors that run or wait."""
+    for state in (ALIVE, *WAITING_STATES):
+        for data in ray_private.actor_rows(state) or ():
             cards = [
                 str(one.index)
                 for mapping in data.resource_mapping
@@ -158,24 +163,17 @@ def _actors(state: Any) -> Iterator[dict[str, Any]]:
                 "node": (data.node_id or data.address.node_id).hex(),
                 "job": data.job_id.hex(),
                 "pid": data.pid,
-                "state": number,
+                "state": state,
                 "resources": dict(data.required_resources),
                 "group": data.placement_group_id.hex(),
                 "gpus": cards,
             }
 
 
-def _jobs(state: Any) -> dict[str, str]:
-    """Job id -> what its driver was started with, and its process."""
-    return {row["JobID"]: f"{row['Entrypoint'] or 'a program'} (pid {row['DriverPid']})" for row in state.jobs()}
-
-
-def _pending_requests() -> list[tuple[dict[str, float], int]]:
-    """What tasks and actors ask for and nobody has, from the table that Ray keeps for its autoscaler."""
-    client = ray_module("ray._private.worker").global_worker.gcs_client
-    reply = ray_module("ray.core.generated.autoscaler_pb2").GetClusterResourceStateReply
-    state = reply.FromString(client.get_cluster_resource_state()).cluster_resource_state
-    return [(dict(one.request.resources_bundle), one.count) for one in state.pending_resource_requests]
+def _jobs() -> dict[str, str]:
+    """Job id -> command line and process id of its driver."""
+    rows = ray_private.job_rows() or []
+    return {row["JobID"]: f"{row['Entrypoint'] or 'a program'} (pid {row['DriverPid']})" for row in rows}
 
 
 # --- pure

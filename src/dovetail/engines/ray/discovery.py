@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from dovetail.engines.ray.ray_import import import_ray, ray_module, suppress_warnings
+from dovetail.engines.ray import ray_private
+from dovetail.engines.ray.ray_import import import_ray, suppress_warnings
 from dovetail.errors import ConfigError, EngineError, Problem
 from dovetail.resources.cluster import Cluster, Gpu, Node
 from dovetail.resources.cluster_spec import SpecError, check_custom_name, check_label
@@ -33,6 +34,7 @@ UNKNOWN_MODEL = "gpu"
 PROBE_TIMEOUT_S = 10.0
 KV_NAMESPACE = b"dovetail"
 CARDS_KEY_PREFIX = "cards:"
+KV_TIMEOUT_S = 10.0
 CUDA_VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 
 ProbedCards = list[dict[str, Any]]
@@ -77,9 +79,9 @@ def _probe_all(wanted: list[str]) -> dict[str, ProbedCards]:
     found: dict[str, ProbedCards] = {}
     asked: dict[Any, str] = {}
     for node in wanted:
-        known = _internal_kv("get")(f"{CARDS_KEY_PREFIX}{node}".encode(), namespace=KV_NAMESPACE)
+        known = _cached_cards(node)
         if known is not None:
-            found[node] = json.loads(known)
+            found[node] = known
         else:
             asked[_probe_task(node)] = node
     ray = import_ray()
@@ -93,11 +95,7 @@ def _probe_all(wanted: list[str]) -> dict[str, ProbedCards]:
                 f"node {asked[task][:8]}: its GPUs could not be looked at ({reason}): their memory is not known"
             )
         else:
-            _internal_kv("put")(
-                f"{CARDS_KEY_PREFIX}{asked[task]}".encode(),
-                json.dumps(found[asked[task]]).encode(),
-                namespace=KV_NAMESPACE,
-            )
+            _cache_cards(asked[task], found[asked[task]])
     for task in asked.keys() - set(ready):
         ray.cancel(task, force=True)
         _FAILED_PROBES[asked[task]] = (
@@ -106,13 +104,28 @@ def _probe_all(wanted: list[str]) -> dict[str, ProbedCards]:
     return found
 
 
-def _internal_kv(what: str) -> Any:
-    return getattr(ray_module("ray.experimental.internal_kv"), f"_internal_kv_{what}")
+def _cached_cards(node: str) -> ProbedCards | None:
+    """Cards that another driver of this cluster has probed; None: none yet, or unknown."""
+    client = ray_private.kv_client()
+    text = None if client is None else client.internal_kv_get(_cards_key(node), KV_NAMESPACE, KV_TIMEOUT_S)
+    return None if text is None else json.loads(text)
+
+
+def _cache_cards(node: str, cards: ProbedCards) -> None:
+    client = ray_private.kv_client()
+    if client is not None:
+        client.internal_kv_put(_cards_key(node), json.dumps(cards).encode(), True, KV_NAMESPACE, KV_TIMEOUT_S)
+
+
+def _cards_key(node: str) -> bytes:
+    return f"{CARDS_KEY_PREFIX}{node}".encode()
 
 
 def _probe_task(node: str) -> Any:
     ray = import_ray()
-    there = ray_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy(node, soft=False)
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # after `import_ray`
+
+    there = NodeAffinitySchedulingStrategy(node, soft=False)
     with suppress_warnings():
         return ray.remote(probe_this_node).options(num_cpus=0, max_retries=0, scheduling_strategy=there).remote()
 
@@ -181,33 +194,39 @@ def discover(*, known: Mapping[str, str] | None = None, ours: NodeResources | No
     """The cluster that this process is attached to. `known`: name -> node id of all that was seen before, gone or not,
     so that names stay and are never given twice. `ours`: what Dovetail's placement groups hold; asked, if not given."""
     rows = [row for row in import_ray().nodes() if row["Alive"]]
-    state = ray_module("ray._private.state")
-    totals: NodeResources = state.total_resources_per_node() if ours is None else {}  # first: see `held_by_groups`
-    available: NodeResources = state.available_resources_per_node()
+    totals = (ray_private.total_resources_per_node() or {}) if ours is None else {}  # first: see `held_by_groups`
+    available = ray_private.available_resources_per_node()
     held = _held_by_dovetail(totals) if ours is None else ours
     unknown = [
         row["NodeID"] for row in rows if are_cards_unknown(reported_cards(row["Resources"], row.get("Labels") or {}))
     ]
     looked, notes = probe_nodes(unknown) if unknown else ({}, [])
-    return build_cluster(rows, available, held, looked, known or {}, notes)
+    if available is None:
+        notes = [*notes, "this version of Ray does not report usage per node: the whole cluster is taken as free"]
+    return build_cluster(rows, available or {}, held, looked, known or {}, notes)
 
 
 def current_placement_groups() -> list[dict[str, Any]]:
-    """Ray's placement groups, without those that are gone."""
-    return parse_groups(_group_rows(), {})
+    """Ray's placement groups without the removed ones."""
+    rows = ray_private.placement_group_rows()
+    return _public_groups() if rows is None else parse_groups(rows, {})
 
 
 def _held_by_dovetail(totals: NodeResources) -> NodeResources:
-    rows, now_ms = _group_rows(), time.time() * 1000
+    rows, now_ms = ray_private.placement_group_rows(), time.time() * 1000
+    if rows is None:
+        return held_by_groups(_public_groups(), totals)
     young = frozenset(row.placement_group_id.hex() for row in rows if _is_new_group(row, now_ms))
     return held_by_groups(parse_groups(rows, totals, young), totals, young)
 
 
-def _group_rows() -> list[Any]:
-    """Ray keeps a row of every group that ever was; its public call makes dicts of all, and leaves the times out."""
-    parse = ray_module("ray.core.generated.gcs_pb2").PlacementGroupTableData.FromString
-    accessor = ray_module("ray._private.state").state._connect_and_get_accessor()  # noqa: SLF001 - see above
-    return [parse(row) for row in accessor.get_placement_group_table()]
+def _public_groups() -> list[dict[str, Any]]:
+    """The same rows by Ray's public call, which knows neither the time of placement nor removed groups that still hold
+    resources."""
+    import_ray()
+    from ray.util.placement_group import placement_group_table  # after `import_ray`
+
+    return [group for group in placement_group_table().values() if group["state"] != "REMOVED"]
 
 
 def held_by_groups(

@@ -1,210 +1,205 @@
-"""Probe of a Ray head (GCS) before attaching: find it, check that it answers, its token authentication, and a node on
-this machine.
+"""Check of a Ray cluster before attaching: find its head (GCS), list its nodes within a time limit, compare token
+authentication, and require a node on this machine.
 
-own client asks for 40 s and writes its failures to stderr. And a driver that shows tokens to a cluster without them
-hangs later, so that it must be known before.
+`attachment` calls `find_running_cluster`, `require_head` and `require_local_node`, in this order, before `ray.init`,
+which blocks for 40 s where no head answers. A driver that sends tokens to a cluster without them hangs later, so the
+first question is always asked without a token.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import os
+import queue
 import re
 import socket
-import struct
+import subprocess
+import sys
+import threading
+from dataclasses import dataclass
 from enum import Enum
+from typing import IO, Any
 
+from dovetail.engines.ray import ray_private
 from dovetail.engines.ray.address import DEFAULT_GCS_PORT, RayAddress, parse_address
-from dovetail.engines.ray.ray_import import LOG_LEVEL, ray_module, suppress_warnings
+from dovetail.engines.ray.ray_import import LOG_LEVEL
 from dovetail.errors import EngineError, Problem
 
 PROBE_TIMEOUT_S = 2.0
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-QUESTION = "/ray.rpc.NodeInfoGcsService/GetClusterId"
-HEAD = 9
-DATA, HEADERS, SETTINGS = 0, 1, 4
-END_STREAM, ACK, END_HEADERS = 1, 1, 4
-UNAUTHENTICATED = b"16"
-STATUS = b"grpc-status"
-
-
-class ProbeResult(Enum):
-    """Of whoever listens."""
-
-    OPEN = "the head of a cluster"
-    NEEDS_TOKEN = "the head of a cluster that asks for a token"  # noqa: S105 - words
-    NOT_RAY = "something else"
-
-
-def probe(host: str, port: int) -> ProbeResult:
-    """An OSError, if nobody listens or answers in time."""
-    with socket.create_connection((host, port), timeout=PROBE_TIMEOUT_S) as connection:
-        connection.settimeout(PROBE_TIMEOUT_S)
-        connection.sendall(question(f"{host}:{port}"))
-        try:
-            return _answer(connection)
-        except (ConnectionError, EOFError):
-            return ProbeResult.NOT_RAY
-
-
-def question(authority: str) -> bytes:
-    """A call of gRPC with an empty message, in HTTP/2 without compression."""
-    headers = {
-        ":method": "POST",
-        ":scheme": "http",
-        ":path": QUESTION,
-        ":authority": authority[:120],
-        "content-type": "application/grpc",
-        "te": "trailers",
-    }
-    block = b"".join(b"\0" + _text(name) + _text(value) for name, value in headers.items())
-    return (
-        PREFACE
-        + _frame(SETTINGS, 0, 0)
-        + _frame(HEADERS, END_HEADERS, 1, block)
-        + _frame(DATA, END_STREAM, 1, b"\0" * 5)
-    )
-
-
-def _text(text: str) -> bytes:
-    return bytes((len(text),)) + text.encode("ascii", "replace")
-
-
-def _frame(kind: int, flags: int, stream: int, body: bytes = b"") -> bytes:
-    return struct.pack(">I", len(body))[1:] + bytes((kind, flags)) + struct.pack(">I", stream) + body
-
-
-def _answer(connection: socket.socket) -> ProbeResult:
-    """Until the call is answered; the first frame of a server is its settings."""
-    first = True
-    while True:
-        head = _exactly(connection, HEAD)
-        kind, flags, stream = head[3], head[4], struct.unpack(">I", head[5:])[0]
-        if first and kind != SETTINGS:
-            return ProbeResult.NOT_RAY
-        first = False
-        body = _exactly(connection, int.from_bytes(head[:3], "big"))
-        if kind == SETTINGS and not flags & ACK:
-            connection.sendall(_frame(SETTINGS, ACK, 0))
-        if stream == 1 and kind == HEADERS and flags & END_STREAM:
-            return _by_status(body)
-        if stream == 1 and kind not in (HEADERS, DATA):
-            return ProbeResult.NOT_RAY
-
-
-def _by_status(headers: bytes) -> ProbeResult:
-    """From the trailers, in which a short status stands as it is."""
-    _, found, rest = headers.partition(STATUS)
-    status = rest[1 : 1 + rest[0]] if found and rest else b""
-    return (
-        ProbeResult.OPEN
-        if status == b"0"
-        else ProbeResult.NEEDS_TOKEN
-        if status == UNAUTHENTICATED
-        else ProbeResult.NOT_RAY
-    )
-
-
-def _exactly(connection: socket.socket, size: int) -> bytes:
-    found = b""
-    while len(found) < size:
-        more = connection.recv(min(size - len(found), 1 << 16))
-        if not more:
-            raise EOFError
-        found += more
-    return found
-
-
-NODES_TIMEOUT_S = 5
+"""Limit for the TCP connection, and again for the answer of the head."""
+PROBE_START_TIMEOUT_S = 60.0
+"""Limit for the start of the process that asks: it imports Ray, which takes 0.6 s of CPU time."""
 AUTH_MODE = "RAY_AUTH_MODE"
+WITHOUT_TOKEN, WITH_TOKEN = "disabled", "token"
 START_COMMAND = "ray start --head"
 
 
+class ProbeStatus(Enum):
+    """Answer of the process at an address."""
+
+    OPEN = "the head of a cluster; it accepts this process"
+    NEEDS_TOKEN = "the head of a cluster that requires a token"  # noqa: S105 - a description
+    NO_ANSWER = "no head of a cluster answered in time"
+    FAILED = "the head answered with another error"
+    UNKNOWN = "this Ray has no client that can ask"
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeResult:
+    """Status, and what came with it."""
+
+    status: ProbeStatus
+    nodes: frozenset[str] | None = None
+    """Ray's ids of all nodes; None if not known."""
+    error: str = ""
+
+
+def probe(address: str, auth_mode: str = WITHOUT_TOKEN) -> ProbeResult:
+    """Ask the head at HOST:PORT for its nodes, in a process of its own that is killed after the time limit."""
+    command = [sys.executable, "-c", ray_private.PROBE_SCRIPT, address, str(PROBE_TIMEOUT_S), json.dumps(sys.path)]
+    environment = os.environ | {AUTH_MODE: auth_mode}
+    with subprocess.Popen(  # noqa: S603 - our own script
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment
+    ) as process:
+        lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+        assert process.stdout is not None
+        threading.Thread(target=_read_lines, args=(process.stdout, lines), daemon=True).start()
+        try:
+            if not lines.get(timeout=PROBE_START_TIMEOUT_S):
+                return ProbeResult(ProbeStatus.UNKNOWN)
+            return parse_probe_answer(lines.get(timeout=PROBE_TIMEOUT_S))
+        except queue.Empty:
+            return ProbeResult(ProbeStatus.NO_ANSWER)
+        finally:
+            process.kill()
+
+
+def _read_lines(pipe: IO[str], lines: queue.SimpleQueue[str]) -> None:
+    """An empty line at the end."""
+    try:
+        for line in pipe:
+            lines.put(line)
+    except (OSError, ValueError):  # closed while it was read
+        pass
+    lines.put("")
+
+
+def parse_probe_answer(line: str) -> ProbeResult:
+    """Result from the line of JSON that the probe printed; an empty line if it crashed. Pure."""
+    if not line:
+        return ProbeResult(ProbeStatus.NO_ANSWER)
+    answer: dict[str, Any] = json.loads(line)
+    if "nodes" in answer:
+        return ProbeResult(ProbeStatus.OPEN, frozenset(answer["nodes"]))
+    error = str(answer["error"])
+    return ProbeResult(ProbeStatus.NEEDS_TOKEN if is_authentication_error(error) else ProbeStatus.FAILED, error=error)
+
+
+def is_authentication_error(text: str) -> bool:
+    return "uthenticat" in text or "auth token" in text.lower()
+
+
+# --- which cluster
+
+
 def find_running_cluster() -> RayAddress:
-    """The cluster that RAY_ADDRESS names, or that the last `ray start` on this machine made or joined. Ray's own
-    "auto" would also take any other Ray that runs here, even one that belongs to somebody else's program."""
+    """Address from RAY_ADDRESS, else of the cluster that the last `ray start` on this machine created or joined. Ray's
+    own "auto" would also attach to a Ray that another program started on this machine for itself."""
     named = os.environ.get("RAY_ADDRESS", "").strip()
     if named and named != "auto":
         found = parse_address(named)
         if found is None:
             message = f"RAY_ADDRESS={named} is not the address of a cluster's head"
-            fixes = (f"export RAY_ADDRESS=HOST:{DEFAULT_GCS_PORT}", "or unset RAY_ADDRESS, and name it: ray:HOST:PORT")
+            fixes = (f"export RAY_ADDRESS=HOST:{DEFAULT_GCS_PORT}", "or unset RAY_ADDRESS and use engine ray:HOST:PORT")
             raise EngineError(Problem("DT393", message, fixes=fixes))
         return found
-    text = _last_started_address()
+    text = ray_private.last_started_address()
     found = parse_address(text) if text else None
     if found is None:
-        message = "ray:auto: no Ray runs on this machine, and RAY_ADDRESS names none"
+        message = "ray:auto: no Ray runs on this machine, and RAY_ADDRESS is not set"
         fixes = (
             f"{START_COMMAND} here, or: ray start --address=HOST:{DEFAULT_GCS_PORT}",
-            "or engine ray, which starts one for itself",
+            "or engine ray, which starts a private Ray",
         )
         raise EngineError(Problem("DT393", message, fixes=fixes))
     return found
 
 
-def _last_started_address() -> str:
-    try:
-        return str(ray_module("ray._private.utils").read_ray_address() or "")
-    except OSError:
-        return ""
+# --- does its head answer
 
 
-def require_head(where: RayAddress) -> None:
-    """An EngineError unless the head of a cluster listens there that takes what we can show."""
+def require_head(where: RayAddress) -> frozenset[str] | None:
+    """Ray's ids of the nodes of the cluster at this address, None if not known; an EngineError if no head answers or
+    the tokens do not match."""
+    _require_listener(where)
+    found = probe(where.address)
+    if found.status is ProbeStatus.NO_ANSWER:
+        why = f"the process that listens there did not answer as the head of a Ray cluster within {PROBE_TIMEOUT_S:g} s"
+        raise _unreachable_error(where, why, _PORT_FIXES)
+    if found.status is ProbeStatus.UNKNOWN:
+        return None
+    needs_token = found.status is ProbeStatus.NEEDS_TOKEN
+    _check_token_auth(where, needs_token=needs_token)
+    if needs_token:
+        found = probe(where.address, WITH_TOKEN)
+    if found.status is not ProbeStatus.OPEN:
+        raise EngineError(attach_problem(where, found.error or found.status.value))
+    return found.nodes
+
+
+def _require_listener(where: RayAddress) -> None:
+    """A connection that is refused is reported at once."""
     try:
-        answer = probe(where.host, where.port)
+        socket.create_connection((where.host, where.port), timeout=PROBE_TIMEOUT_S).close()
     except socket.gaierror as error:
-        raise _unreachable_error(where, f"the name {where.host} is not known: {error.strerror}") from None
+        raise _unreachable_error(where, f"unknown host {where.host}: {error.strerror}") from None
     except TimeoutError:
-        raise _unreachable_error(where, f"no answer in {PROBE_TIMEOUT_S:g} s") from None
+        raise _unreachable_error(where, f"no answer within {PROBE_TIMEOUT_S:g} s") from None
     except OSError as error:
         raise _unreachable_error(where, error.strerror or str(error)) from None
-    if answer is ProbeResult.NOT_RAY:
-        raise _unreachable_error(where, "what listens there is not the head of a Ray cluster", _PORT_FIXES)
-    _check_token_auth(where, asks=answer is ProbeResult.NEEDS_TOKEN)
 
 
-def _check_token_auth(where: RayAddress, *, asks: bool) -> None:
-    """A driver that shows tokens to a cluster without them hangs, and one that shows none to a cluster with them is
-    refused. What this user has is shown on this machine, elsewhere only if RAY_AUTH_MODE says so: as Ray does."""
-    said = os.environ.get(AUTH_MODE)
-    shows = said is not None and said.lower() == "token"
-    if asks == shows:
+def _check_token_auth(where: RayAddress, *, needs_token: bool) -> None:
+    """A driver that sends tokens to a cluster without them hangs, and a cluster with tokens rejects a driver without
+    one. As Ray does, use the token of this user on this machine, elsewhere only if RAY_AUTH_MODE is set."""
+    mode = os.environ.get(AUTH_MODE)
+    sends_token = mode is not None and mode.lower() == WITH_TOKEN
+    if needs_token == sends_token:
         return
-    if asks and said is None and _is_local_host(where.host):
+    if needs_token and mode is None and _is_local_host(where.host):
         logging.getLogger("ray").setLevel(LOG_LEVEL)
-        setup = ray_module("ray._private.authentication.authentication_token_setup")
-        if setup.maybe_enable_token_auth_if_token_available(warn_if_disabled=False):
+        if ray_private.enable_token_if_available():
             return
-    if asks:
-        raise EngineError(_token_problem(where, "RAY_AUTH_MODE is " + (said or "not set")))
-    message = f"the Ray cluster at {where.address} knows no tokens, and RAY_AUTH_MODE={said} would wait for some"
+    if needs_token:
+        raise EngineError(_token_problem(where, "RAY_AUTH_MODE is " + (mode or "not set")))
+    message = f"the Ray cluster at {where.address} does not use tokens, but RAY_AUTH_MODE={mode} is set"
     raise EngineError(Problem("DT393", message, fixes=("unset RAY_AUTH_MODE",)))
 
 
 def restore_auth_mode(before: str | None) -> None:
-    """RAY_AUTH_MODE as it was: ray.init sets it for a Ray of its own, and that would hold for the next one, too."""
+    """Set RAY_AUTH_MODE to its previous value: ray.init sets it for a private Ray, and the next attachment would use
+    it."""
     if os.environ.get(AUTH_MODE) == before:
         return
     if before is None:
         del os.environ[AUTH_MODE]
     else:
         os.environ[AUTH_MODE] = before
-    ray_module("ray._raylet").Config.initialize("")
+    ray_private.reload_config()
 
 
 def _token_problem(where: RayAddress, evidence: str) -> Problem:
-    message = f"the Ray cluster at {where.address} asks for a token"
+    message = f"the Ray cluster at {where.address} requires a token"
     fixes = (
         "export RAY_AUTH_MODE=token, with the token of the cluster in ~/.ray/auth_token",
-        "on its head `ray get-auth-token` prints it",
+        "`ray get-auth-token` on its head prints the token",
     )
     return Problem("DT393", message, (evidence,), fixes)
 
 
 def _is_local_host(host: str) -> bool:
-    """Only an address of this machine can be bound."""
+    """Whether a name is of this machine: only an address of this machine can be bound."""
     try:
         kind, _, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
         with socket.socket(kind, socket.SOCK_STREAM) as test:
@@ -215,28 +210,31 @@ def _is_local_host(host: str) -> bool:
 
 
 _PORT_FIXES = (
-    f"name the port of the head (GCS), usually {DEFAULT_GCS_PORT}; 8265 is its dashboard, 10001 Ray Client",
-    "`ray start --head` has printed it as --address='HOST:PORT'",
+    f"use the port of the head (GCS), usually {DEFAULT_GCS_PORT}; 8265 is the dashboard, 10001 Ray Client",
+    "`ray start --head` printed it as --address='HOST:PORT'",
 )
 
 
 def _unreachable_error(where: RayAddress, why: str, fixes: tuple[str, ...] = ()) -> EngineError:
     usual = (
-        f"see whether it runs, on its head: ray status --address {where.address}",
+        f"check that it runs, on its head: ray status --address {where.address}",
         f"start one: {START_COMMAND} --port {where.port}",
         "or engine ray, which starts one on this machine",
     )
-    return EngineError(Problem("DT393", f"no Ray can be reached at {where.address}: {why}", fixes=fixes or usual))
+    return EngineError(Problem("DT393", f"cannot reach Ray at {where.address}: {why}", fixes=fixes or usual))
 
 
-def require_local_node(where: RayAddress) -> None:
-    """A driver works through the Ray processes of its own machine: there must be some, of that cluster."""
-    here = set(ray_module("ray._private.services").find_node_ids())
-    if here & _node_ids(where) if here else False:
+# --- is this machine one of its nodes
+
+
+def require_local_node(where: RayAddress, nodes: frozenset[str] | None) -> None:
+    """A driver needs a raylet of the same cluster on its own machine. `nodes`: from `require_head`."""
+    here = ray_private.local_node_ids()
+    if nodes is None or here is None or here & nodes:
         return
     message = f"this machine is not a node of the Ray cluster at {where.address}"
     evidence = ["a driver needs Ray's processes on its own machine"]
-    evidence += ["those that run here belong to another cluster"] if here else []
+    evidence += ["the Ray processes on this machine belong to another cluster"] if here else []
     fixes = (
         f"join it first: ray start --address={where.address} --num-cpus=0",
         "or run this on one of its nodes: ssh, kubectl exec, srun, or ray job submit -- dovetail run ...",
@@ -244,24 +242,19 @@ def require_local_node(where: RayAddress) -> None:
     raise EngineError(Problem("DT393", message, tuple(evidence), fixes))
 
 
-def _node_ids(where: RayAddress) -> set[str]:
-    try:
-        with suppress_warnings():
-            rows = ray_module("ray._raylet").GcsClient(address=where.address).get_all_node_info(timeout=NODES_TIMEOUT_S)
-    except Exception as error:  # of Ray, of which there are many kinds
-        raise EngineError(attach_problem(where, error)) from error
-    return {node_id.hex() for node_id in rows}
+# --- why attaching failed
 
 
-def attach_problem(where: RayAddress, error: BaseException) -> Problem:
-    """Why a cluster that answers does not take us."""
-    text = " ".join(str(part) for part in (error, error.__cause__) if part is not None)
+def attach_problem(where: RayAddress, error: BaseException | str) -> Problem:
+    """Why a cluster whose head answers does not accept this driver."""
+    parts = [error] if isinstance(error, str) else [error, error.__cause__]
+    text = " ".join(str(part) for part in parts if part is not None)
     if "ersion mismatch" in text or "was started with" in text:
         return _version_problem(where, text)
-    if "uthenticat" in text or "auth token" in text.lower():
+    if is_authentication_error(text):
         return _token_problem(where, _first_line(text))
-    message = f"the Ray cluster at {where.address} answers, and attaching failed"
-    fixes = (f"see how it does: ray status --address {where.address}", "or engine local on this machine alone")
+    message = f"the head of the Ray cluster at {where.address} answers, but attaching failed"
+    fixes = (f"check the cluster: ray status --address {where.address}", "or engine local, on this machine alone")
     return Problem("DT393", message, (_first_line(text) or type(error).__name__,), fixes)
 
 

@@ -39,7 +39,11 @@ if TYPE_CHECKING:
 
 MAX_FAILED_STARTS = 3
 NO_WORKER_MESSAGE = "Failed to startup worker after retrying"
-"""So Ray calls it where the Python of a runtime_env does not start."""
+"""In Ray's error when the Python of a runtime_env does not start."""
+NODE_DIED_MESSAGE = "its node has died"
+"""In Ray's error when an actor died with its node."""
+CREATION_MESSAGE = "creation task"
+"""In Ray's error when the constructor of an actor failed."""
 EXCEPTION_LINE = re.compile(r"[A-Za-z_.]*(Error|Exception|Exit|Found)\b")
 _FIX_VERSION = "install the same dovetail-ml, with the same Python, on all nodes (pip install 'dovetail-ml[ray]')"
 
@@ -112,7 +116,7 @@ class MessageHandlers:
         ):
             lines = [line.strip() for line in text.splitlines() if line.strip()]
             self._fail_runtime_env(link, lines[-1] if lines else type(error).__name__)
-        elif "creation task" in text or (link.runtime_env and link.hello is None and not is_node_error(error)):
+        elif CREATION_MESSAGE in text or (link.runtime_env and link.hello is None and not is_node_error(error)):
             self._on_broken(link, text)
         else:
             self._engine.lose_node(link.node, _error_summary(error))
@@ -350,7 +354,7 @@ def is_runtime_env_error(error: BaseException) -> bool:
 
 
 def is_node_error(error: BaseException) -> bool:
-    return isinstance(error, ActorUnschedulableError) or "its node has died" in str(error)
+    return isinstance(error, ActorUnschedulableError) or NODE_DIED_MESSAGE in str(error)
 
 
 def _error_summary(error: BaseException) -> str:

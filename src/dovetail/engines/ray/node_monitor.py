@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +10,7 @@ import ray
 
 from dovetail.control.events import LossCause
 from dovetail.engines.local.memory_watch import MemoryWatch
+from dovetail.engines.ray import ray_private
 from dovetail.engines.ray.metrics import NodeMeter
 from dovetail.engines.ray.protocol import MESSAGE_OVERHEAD_BYTES, SizedOp
 from dovetail.engines.ray.worker_logs import LogShipper
@@ -45,7 +45,7 @@ class NodeMonitor:
         self._raylet_seen_at = self._last_check_at = time.monotonic()
         self._measured = self._looked = 0.0
         self._is_hung = False
-        self._raylet = os.environ.get("RAY_RAYLET_PID", "")
+        self._raylet_pid = ray_private.raylet_pid()
         self._raylet_activity: tuple[int, float] = (-1, self._raylet_seen_at)
         """How often the raylet had run when it was last seen to, and when that was."""
 
@@ -89,7 +89,7 @@ class NodeMonitor:
             self._engine.end_worker(chosen[0], LossCause.OUT_OF_MEMORY, chosen[1])
 
     def _health(self, now: float) -> list[SizedOp]:
-        runs = context_switches(self._raylet)
+        runs = context_switches(self._raylet_pid)
         if runs != self._raylet_activity[0]:
             self._raylet_activity = runs, now
         silent_s = now - self._raylet_seen_at
@@ -100,11 +100,13 @@ class NodeMonitor:
         return [SizedOp(("sick", f"its raylet has not answered for {now - self._raylet_seen_at:.0f} s"))]
 
 
-def context_switches(pid: str) -> int:
+def context_switches(pid: int | None) -> int:
     """How often a process got a turn on a CPU; -1: nobody knows. One that is stopped gets none."""
+    if pid is None:
+        return -1
     try:
-        lines = Path("/proc", pid, "status").read_text(encoding="ascii", errors="replace").splitlines()
+        lines = Path("/proc", str(pid), "status").read_text(encoding="ascii", errors="replace").splitlines()
     except OSError:
         return -1
     found = [line.split()[1] for line in lines if "voluntary_ctxt_switches" in line]
-    return sum(map(int, found)) if pid else -1
+    return sum(map(int, found))

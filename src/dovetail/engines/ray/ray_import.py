@@ -1,4 +1,4 @@
-"""Import of Ray on demand, with its warnings suppressed and signal handlers kept."""
+"""Import of Ray on demand, with its warnings suppressed and the program's signal handlers kept."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ ENV_DEFAULTS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_worker_niceness": "0",
 }
-"""The first: a hook that starts workers in another way where `uv run` is used. The last: Ray's workers would give way
-to everything else on the machine. All only where nothing else is said."""
+"""The first disables a hook that starts workers through `uv run`. The last keeps Ray's workers at normal priority.
+Variables that are already set keep their values."""
 INSTALL_COMMAND = "pip install 'dovetail-ml[ray]'"
 LOG_LEVEL = logging.ERROR
 
 
 def import_ray() -> Any:
-    """The module ray, or one clear error."""
+    """The module `ray`; an EngineError if it cannot be imported."""
     for name, value in ENV_DEFAULTS.items():
         os.environ.setdefault(name, value)
     try:
@@ -37,21 +37,17 @@ def import_ray() -> Any:
             return importlib.import_module("ray")
     except ImportError as error:
         missing = isinstance(error, ModuleNotFoundError) and error.name == "ray"
-        message = "Ray is not installed" if missing else f"Ray is installed and cannot be imported: {error}"
+        message = "Ray is not installed" if missing else f"Ray is installed but cannot be imported: {error}"
         raise EngineError(
             Problem("DT391", message, fixes=(INSTALL_COMMAND, "or run without it: engine local"))
         ) from error
 
 
-def ray_module(name: str) -> Any:
-    """A module of ray, after `import_ray`: its inner ones have no types worth checking against."""
-    return importlib.import_module(name)
-
-
 @contextlib.contextmanager
 def suppress_warnings() -> Iterator[None]:
-    """Ray warns of its own plans (FutureWarning about accelerators) on the user's stderr. What is ignored belongs to
-    the process: two threads that put it back at once would leave it changed for ever. Only the main one touches it."""
+    """Keep Ray's warnings about its own plans (FutureWarning about accelerators) off the user's stderr. Warning filters
+    belong to the process, and two threads that restore them would leave them changed, so only the main thread sets
+    them."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -65,14 +61,15 @@ def suppress_warnings() -> Iterator[None]:
 
 @contextlib.contextmanager
 def keep_signal_handlers() -> Iterator[None]:
-    """ray.init replaces what SIGTERM does, and ray.shutdown makes it the default; afterwards it is what it was."""
+    """Restore the handlers of SIGTERM and SIGINT afterwards: ray.init replaces that of SIGTERM, and ray.shutdown resets
+    it to the default."""
     if threading.current_thread() is not threading.main_thread():
-        yield  # where ray does not touch it, and nobody may
+        yield  # in other threads Ray does not change them, and Python does not allow it
         return
     kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield
     finally:
         for number, handler in kept.items():
-            if handler is not None:  # None: not Python's to put back
+            if handler is not None:  # None: installed outside of Python, cannot be restored
                 signal.signal(number, handler)
