@@ -282,7 +282,7 @@ def test_when_all_nodes_are_gone_whose_agents_had_died_before_the_run_fails(tmp_
     engine = RayEngine(tmp_path, around("a", "b"))
     try:
         for name in ("a", "b"):
-            engine.lose_node(name, "its agent is silent")
+            engine.losses.lose_node(name, "its agent is silent")
         assert engine.events == [NodeLeft(name, "its agent is silent", True) for name in ("a", "b")]
         engine._handlers.handle(None, GONE)
         assert [event for event in engine.events if isinstance(event, FailRun)] == engine.events[-1:]

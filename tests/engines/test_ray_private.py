@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -101,13 +102,17 @@ def test_the_cluster_is_discovered_without_any_private_name(
     from dovetail.engines.ray.cluster_usage import read_cluster_usage
     from dovetail.engines.ray.discovery import discover
 
-    known = discover()
-    missing(monkeypatch, *PrivateName)
-    found = discover(known=known.ids)
+    ray.init(address=ray_cluster.address, log_to_driver=False, logging_level=logging.ERROR)
+    try:
+        known = discover()
+        missing(monkeypatch, *PrivateName)
+        found = discover(known=known.ids)
+        usage = read_cluster_usage(found)
+    finally:
+        ray.shutdown()
     assert found.ids == known.ids
     assert found.cluster.nodes == known.cluster.nodes
     assert any("does not report usage per node" in note for note in found.notes)
-    usage = read_cluster_usage(found)
     assert {use.node for use in usage.nodes} >= set(found.ids)
 
 

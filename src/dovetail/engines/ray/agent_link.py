@@ -1,8 +1,10 @@
 """Links from the driver to agents, and failure detection: silent agents, nodes that left, a silent Ray head, Ray shut
-down.
+down. Driver side.
 
-An agent answers at least every half second. One that is silent for longer than the deadline is lost, whatever Ray
-thinks of its node: Ray takes 14 to 66 seconds for that.
+`agent_pool` creates an `AgentLink` per agent. The thread of `AgentListener` collects the answers of all agents, that of
+`ClusterWatcher` polls Ray's list of nodes; both put what they find into the inbox of `engine`. `node_loss` describes
+what follows. An agent answers at least every 0.5 s; one that is silent for longer than its time limit is lost, even if
+Ray lists its node as alive: Ray needs 14 to 66 s to detect that.
 """
 
 from __future__ import annotations
@@ -18,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 import ray
 from ray.exceptions import RayError
 
-from dovetail.control.events import FailRun
 from dovetail.engines.ray.discovery import NoNodesError, has_same_nodes
 from dovetail.engines.ray.protocol import HEARTBEAT_S, MESSAGE_OVERHEAD_BYTES, SizedOp, decode_frame, encode_frames
 
@@ -27,29 +28,28 @@ if TYPE_CHECKING:
     from queue import SimpleQueue
 
     from dovetail.engines.ray.discovery import DiscoveredCluster
-    from dovetail.engines.ray.engine import RayEngine
     from dovetail.engines.ray.protocol import AgentHello, AgentSetup, Op
 
-SHUTDOWN_MESSAGE = "this program has left Ray (ray.shutdown) while a run used it"
-SHUTDOWN_FIX = "leave Ray when the run is over: run.wait()"
-STATUS_FIX = "ray status: is the cluster still there?"
+SHUTDOWN_MESSAGE = "this program called ray.shutdown() while a run used Ray"
+SHUTDOWN_FIX = "call run.wait() before ray.shutdown()"
+STATUS_FIX = "check that the cluster is running: ray status"
 HEAD_TIMEOUT_S = 30.0
-"""A head that has not answered for so long is gone: after 60 s Ray itself ends the driver's process."""
+"""Limit for an answer of Ray's head. After 60 s Ray itself would end the driver's process."""
 SILENT_HEAD_MESSAGE = f"Ray's head has not answered for {HEAD_TIMEOUT_S:g} s"
 
 
 @dataclass(frozen=True, slots=True)
 class RayLost:
-    """Told once to the loop."""
+    """Ray cannot be used any more. Put into the inbox once."""
 
     why: str
     fix: str = STATUS_FIX
     agents_lost: bool = True
-    """Whether not even agents can be heard any more."""
+    """Whether the agents cannot be reached either."""
 
 
 def diagnose_ray_error(error: BaseException) -> RayLost:
-    """What an error of a call into Ray means that should never fail."""
+    """Reason for an error of a call into Ray that normally cannot fail."""
     if isinstance(error, SystemExit) or not ray.is_initialized():
         return RayLost(SHUTDOWN_MESSAGE, SHUTDOWN_FIX)
     text = str(error).strip().splitlines()
@@ -57,7 +57,8 @@ def diagnose_ray_error(error: BaseException) -> RayLost:
 
 
 class HeadWatchdog:
-    """How long has Ray's head not answered? One thread asks it, which may wait for ever; another counts."""
+    """Measures how long Ray's head has not answered. One thread asks the head, and may block without limit; another one
+    measures."""
 
     def __init__(self) -> None:
         self._silent_s = 0.0
@@ -65,7 +66,7 @@ class HeadWatchdog:
 
     @contextmanager
     def probe(self) -> Iterator[None]:
-        """While it is: what else its thread does may take long, and says nothing of the head."""
+        """Mark the time in which the thread waits for the head."""
         self._silent_s, self._asked = 0.0, True
         try:
             yield
@@ -73,69 +74,44 @@ class HeadWatchdog:
             self._asked = False
 
     def has_expired(self, more_s: float) -> bool:
-        """After so much more time in which this process ran; told once."""
+        """Add running time of this process; true once, when the limit is exceeded."""
         before, self._silent_s = self._silent_s, self._silent_s + more_s if self._asked else 0.0
         return before < HEAD_TIMEOUT_S <= self._silent_s
 
 
-@contextmanager
-def fail_run_if_ray_lost(engine: RayEngine) -> Iterator[None]:
-    """Whatever is raised because this process has no Ray any more fails the run, in one way."""
-    try:
-        yield
-    except (Exception, SystemExit) as error:  # the latter is how Ray says it where it is just leaving
-        if ray.is_initialized() and not isinstance(error, SystemExit):
-            raise
-        give_up(engine, diagnose_ray_error(error))
-
-
-def give_up(engine: RayEngine, gone: RayLost) -> None:
-    """The run fails. Agents that are still there end its workers; where nobody can be heard, they are lost."""
-    if not engine.given_up:
-        engine.given_up = True
-        engine.events.append(FailRun(f"DT397 {gone.why}", gone.fix))
-        if engine.reservation is not None:
-            engine.reservation.abandon()
-            engine.reservation = None
-        engine.agents.context.ids.clear()
-    if gone.agents_lost:
-        for node in sorted({*engine.agents.context.nodes, *(link.node for link in engine.agents.links())}):
-            engine.lose_node(node, gone.why)
-
-
 SILENCE_TIMEOUT_S = 5.0
-"""Longer than this without a word is a loss."""
+"""An agent that sent no answer for longer than this is lost."""
 START_TIMEOUT_S = 60.0
-"""The same for an agent that was just started."""
+"""The same for the first answer of a new agent."""
 RUNTIME_ENV_TIMEOUT_S = 600.0
-"""More for one whose runtime_env must be made first: Ray has a limit of its own for that."""
+"""Added for an agent whose runtime_env must be created first; Ray has its own, shorter limit."""
 DRIVER_STALL_S = 1.0
-"""If the driver itself did not run for so long, silence says nothing."""
+"""If the driver itself did not run for this long, silence proves nothing."""
 MAX_PENDING_FREES = 64
 NODE_POLL_S = 1.0
 
 
 class AgentLink:
-    """One agent. For the thread of the loop, or who holds the engine's lock; `freed` is for everybody."""
+    """Connection to one agent. Thread: loop only, or with the engine's lock; `freed` from any thread."""
 
-    def __init__(self, node: str, kind: str, handle: Any, setup: AgentSetup, *, used: bool = False) -> None:
-        """`used`: it served an earlier run."""
+    def __init__(self, node: str, runtime_env: str, handle: Any, setup: AgentSetup, *, is_reused: bool = False) -> None:
+        """`is_reused`: the agent served an earlier run."""
         self.node = node
         self._session = setup.session
-        self.is_reused = used
-        self.runtime_env = kind
-        """Which runtime_env it has; empty: none."""
+        self.is_reused = is_reused
+        self.runtime_env = runtime_env
+        """As JSON; empty: none."""
         self.handle = handle
         self.hello: AgentHello | None = None
         self.lost_reason = ""
-        """Why it is lost; empty: it is not."""
+        """Why the agent is lost; empty: it is not lost."""
         self.heard_at = self.started_at = time.monotonic()
         self.units: dict[str, tuple[Any, ...]] = {}
-        """What it was told of each that it hosts."""
+        """Hosted object -> the definition that the agent has."""
         self.devices: dict[int, str] = {}
         self.freed: deque[int] = deque()
         self.partial_payloads: dict[int, list[bytes]] = {}
-        """Of payloads that come in several answers, by their number there."""
+        """Payloads that arrive in several answers, by the agent's number."""
         self._queued: list[SizedOp] = []
         self._objects: list[Any] = []
         self._number = 0
@@ -146,16 +122,17 @@ class AgentLink:
         return self.hello is not None and not self.lost_reason
 
     def send(self, op: Op, size: int = MESSAGE_OVERHEAD_BYTES) -> None:
-        """With the next flush."""
+        """Queue an operation for the next flush."""
         self._queued.append(SizedOp(op, size))
 
-    def attach_object(self, what: Any) -> int:
-        """Something that only Ray can carry; its number in the next frame."""
-        self._objects.append(what)
+    def attach_object(self, ray_object: Any) -> int:
+        """Queue an object reference or actor handle, which only Ray can pass; its index in the next frame."""
+        self._objects.append(ray_object)
         return len(self._objects) - 1
 
     def flush(self, *, frees: bool = False) -> None:
-        """Frees go with the rest; alone only when they are many, or it is time."""
+        """Send the queue. Freed payloads are sent with other operations; alone only if there are many, or with
+        `frees`."""
         if self.lost_reason:
             self._queued.clear()
             self._objects.clear()
@@ -165,14 +142,14 @@ class AgentLink:
             self.send(("free", [self.freed.popleft() for _ in range(len(self.freed))]))
         if not self._queued:
             return
-        out, self._queued = self._queued, []
-        beside, self._objects = self._objects, []
-        cut = [pickle.dumps([told.op for told in out], 5)] if beside else encode_frames(out)
-        for frame in cut:
-            self.handle.receive.remote(self._session, self._number, frame, *([beside] if beside else []))
+        queued, self._queued = self._queued, []
+        objects, self._objects = self._objects, []
+        frames = [pickle.dumps([sized.op for sized in queued], 5)] if objects else encode_frames(queued)
+        for frame in frames:
+            self.handle.receive.remote(self._session, self._number, frame, *([objects] if objects else []))
             self._number += 1
 
-    # --- by Ray, each a reference to the answer
+    # --- calls of the agent; each returns an object reference
 
     def next_messages(self) -> Any:
         return self.handle.next_messages.remote(self._session)
@@ -188,11 +165,11 @@ class AgentLink:
 
     @property
     def peer(self) -> tuple[Any, str]:
-        """For another agent that wants to call a worker there."""
+        """Address for another agent that calls a worker of this one."""
         return self.handle, self._session
 
     def silent_s(self, now: float) -> float:
-        """How much too long it has been silent; 0: not."""
+        """How long it has been silent, if that exceeds its limit; else 0."""
         if self.hello is not None:
             return now - self.heard_at if now - self.heard_at > SILENCE_TIMEOUT_S else 0.0
         limit = START_TIMEOUT_S + (RUNTIME_ENV_TIMEOUT_S if self.runtime_env else 0.0)
@@ -201,17 +178,17 @@ class AgentLink:
 
 @dataclass(frozen=True, slots=True)
 class RestartAgent:
-    """It is time for another agent on this node."""
+    """Start another agent on this node now."""
 
     node: str
 
 
 class AgentListener:
-    """Puts (link, operations) or (link, an error) into the queue of the loop."""
+    """Thread that puts (link, operations) or (link, error) into the inbox of the loop."""
 
-    def __init__(self, heard: SimpleQueue[Any], head: HeadWatchdog | None = None) -> None:
-        """`head`: somebody asks it all the time, and here is noticed that it does not answer."""
-        self._inbox = heard
+    def __init__(self, inbox: SimpleQueue[Any], head: HeadWatchdog | None = None) -> None:
+        """`head`: asked by `ClusterWatcher`, whose thread may block; this thread checks its time limit."""
+        self._inbox = inbox
         self._head = head
         self._new: deque[AgentLink] = deque()
         self._scheduled: deque[tuple[float, RestartAgent]] = deque()
@@ -224,15 +201,15 @@ class AgentListener:
 
     def add(self, link: AgentLink) -> None:
         if self._broken:
-            return  # the run is told already
+            return  # the run has failed already
         self._new.append(link)
         self._woken.set()
         if not self._thread.ident:
             self._thread.start()
 
-    def schedule(self, delay_s: float, what: RestartAgent) -> None:
-        """Puts (None, what) into the queue then."""
-        self._scheduled.append((time.monotonic() + delay_s, what))
+    def schedule(self, delay_s: float, message: RestartAgent) -> None:
+        """Put (None, message) into the inbox after the delay."""
+        self._scheduled.append((time.monotonic() + delay_s, message))
 
     def close(self) -> None:
         self._closing.set()
@@ -241,21 +218,21 @@ class AgentListener:
             self._thread.join(HEARTBEAT_S * 4)
 
     def _run(self) -> None:
-        came = time.monotonic()
+        previous = time.monotonic()
         while not self._closing.is_set():
             try:
                 self._add_new()
                 self._wait()
-            except BaseException as error:  # Ray itself is gone, and with it everybody; it may say so by SystemExit
+            except BaseException as error:  # Ray itself is gone; it may raise SystemExit
                 self._broken = True
                 self._inbox.put((None, diagnose_ray_error(error)))
                 return
             now = time.monotonic()
-            self._check_silence(now, now - came)
-            if self._head is not None and self._head.has_expired(min(now - came, DRIVER_STALL_S)):
+            self._check_silence(now, now - previous)
+            if self._head is not None and self._head.has_expired(min(now - previous, DRIVER_STALL_S)):
                 self._inbox.put((None, RayLost(SILENT_HEAD_MESSAGE, agents_lost=False)))
             self._post_due(now)
-            came = now
+            previous = now
 
     def _add_new(self) -> None:
         while self._new:
@@ -301,30 +278,30 @@ class AgentListener:
         for link in links:
             silent_s = link.silent_s(now)
             if silent_s:
-                self._inbox.put((link, TimeoutError(f"nothing was heard of it for {silent_s:.0f} s")))
+                self._inbox.put((link, TimeoutError(f"its agent has not answered for {silent_s:.0f} s")))
 
     def _post_due(self, now: float) -> None:
         for _ in range(len(self._scheduled)):
-            due, what = self._scheduled.popleft()
+            due, message = self._scheduled.popleft()
             if due <= now:
-                self._inbox.put((None, what))
+                self._inbox.put((None, message))
             else:
-                self._scheduled.append((due, what))
+                self._scheduled.append((due, message))
 
 
 class ClusterWatcher:
-    """Looks at the cluster once per second, in a thread of its own, and puts (None, what it saw) into the queue; that
-    there is nothing left to run on is a `NoNodes`. `look` costs more than `nodes`: only if some have come or gone."""
+    """Thread that polls the cluster every second and puts (None, DiscoveredCluster) into the inbox, or (None,
+    NoNodesError). `discover` costs more than `nodes` and is called only when nodes have joined or left."""
 
     def __init__(
         self,
-        heard: SimpleQueue[Any],
-        look: Callable[[], DiscoveredCluster],
+        inbox: SimpleQueue[Any],
+        discover: Callable[[], DiscoveredCluster],
         nodes: Callable[[], list[Any]] = ray.nodes,
         head: HeadWatchdog | None = None,
     ) -> None:
-        self._inbox = heard
-        self._look = look
+        self._inbox = inbox
+        self._discover = discover
         self._nodes = nodes
         self._head = head or HeadWatchdog()
         self._seen: DiscoveredCluster | None = None
@@ -338,16 +315,16 @@ class ClusterWatcher:
 
     def _run(self) -> None:
         while not self._closing.wait(NODE_POLL_S):
-            with suppress(Exception):  # for a moment nobody knows; the next look may
+            with suppress(Exception):  # a failed poll says nothing; the next one may succeed
                 self._inbox.put((None, self._observe()))
 
     def _observe(self) -> DiscoveredCluster | NoNodesError:
         with self._head.probe():
-            rows = self._nodes()  # where the head is gone, this waits for ever
+            rows = self._nodes()  # blocks without limit if the head is gone
         if self._seen is None or not has_same_nodes(self._seen, rows):
             self._seen = None
             try:
-                self._seen = self._look()
+                self._seen = self._discover()
             except NoNodesError as error:
                 return error
         return self._seen

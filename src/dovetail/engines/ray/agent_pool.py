@@ -1,5 +1,8 @@
-"""Agent pool of a run: starting, restarting and reusing agents, their runtime_env, and what they need before the first
-worker. Driver side."""
+"""Agent pool of a run: starts, restarts and reuses agents, one per node and runtime_env. Driver side.
+
+`engine` asks for the link to the agent of a node and starts workers through it; `node_loss` reports lost nodes. Agents
+of a finished run stay idle for a while, for the next run of this process (`IDLE_AGENTS`).
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,7 @@ FIXES_LOCAL_FOLDER = (
 
 
 def runtime_env_key(hosted: Iterable[HostedObject]) -> str:
-    """The runtime_env that the stages ask for, as a text; those of a unit agree on it."""
+    """The runtime_env of the stages as JSON, empty if there is none; the stages of a unit have the same one."""
     found: dict[str, Any] = {}
     for one in hosted:
         for stage in one.definition if isinstance(one.definition, tuple) else ():
@@ -54,12 +57,12 @@ def runtime_env_key(hosted: Iterable[HostedObject]) -> str:
 
 
 def check_runtime_env(name: str, runtime_env: Mapping[str, Any] | None) -> None:
-    """ConfigError: Ray does not take it, or only from `ray.init`, which packs folders of this machine."""
+    """Raise a ConfigError if Ray rejects it, or accepts it only in `ray.init`, which uploads local folders."""
     if not runtime_env:
         return
     try:
         made = RuntimeEnv(**json.loads(json.dumps(dict(runtime_env), default=str)))
-    except Exception as error:  # whatever its many parts raise
+    except Exception as error:  # its parts raise errors of many types
         raise _runtime_env_error(name, error, FIX_RUNTIME_ENV) from None
     try:
         ray_private.require_no_local_paths(made)
@@ -68,25 +71,26 @@ def check_runtime_env(name: str, runtime_env: Mapping[str, Any] | None) -> None:
 
 
 def _runtime_env_error(name: str, error: Exception, *fixes: str) -> ConfigError:
-    return ConfigError(Problem("DT403", f"the runtime_env of stage {name!r} cannot be used: {error}", fixes=fixes))
+    return ConfigError(Problem("DT403", f"stage {name!r}: invalid runtime_env: {error}", fixes=fixes))
 
 
-def start_agent(node_id: str, kind: str) -> Any:
-    """Its handle, at once. It takes nothing of what Ray counts: the run's placement groups do."""
-    made = ray.remote(concurrency_groups=CONCURRENCY_GROUPS)(Agent)
+def start_agent(node_id: str, runtime_env: str) -> Any:
+    """The handle of a new agent, without waiting for its start. An agent requests no resources of Ray: the placement
+    groups of the run hold those of its workers."""
+    remote_class = ray.remote(concurrency_groups=CONCURRENCY_GROUPS)(Agent)
     try:
-        return made.options(
+        return remote_class.options(
             num_cpus=0,
             num_gpus=0,
             max_restarts=0,
             max_task_retries=0,
             scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
-            runtime_env=json.loads(kind) if kind else None,
+            runtime_env=json.loads(runtime_env) if runtime_env else None,
         ).remote()
     except (TypeError, ValueError) as error:
-        if not kind:
+        if not runtime_env:
             raise
-        message = f"the runtime_env {kind} cannot be used: {error}"  # which no check has found
+        message = f"invalid runtime_env {runtime_env}: {error}"  # not found by `check_runtime_env`
         raise ConfigError(Problem("DT403", message, fixes=(FIX_RUNTIME_ENV,))) from None
 
 
@@ -95,31 +99,32 @@ IDLE_THREAD_NAME = "dovetail-idle"
 
 
 class IdleAgents:
-    """Agents by Ray job, node and runtime_env. They hold nothing that Ray counts, and end with this process."""
+    """Agents without a run, by Ray job, node and runtime_env. They hold no resources of Ray, and end with this
+    process."""
 
-    def __init__(self, kept_s: float = IDLE_KEEP_S, end: Callable[[Any], None] | None = None) -> None:
-        self._kept_s = kept_s
-        self._end = end or _kill_agent
+    def __init__(self, keep_s: float = IDLE_KEEP_S, kill: Callable[[Any], None] | None = None) -> None:
+        self._keep_s = keep_s
+        self._kill = kill or _kill_agent
         self._lock = Lock()
         self._kept: dict[tuple[str, str, str], list[tuple[float, Any]]] = {}
-        """Those that came last at the end, each with the time when it is kept no longer."""
+        """(expiry time, handle), in the order of arrival."""
         self._timer: Timer | None = None
 
-    def take(self, node_id: str, kind: str) -> Any:
-        """An agent of an earlier run, perhaps dead by now; None: there is none."""
+    def take(self, node_id: str, runtime_env: str) -> Any:
+        """An agent of an earlier run, which may have died; None if there is none."""
         with self._lock:
-            kept = self._kept.get((_ray_job(), node_id, kind))
+            kept = self._kept.get((_ray_job(), node_id, runtime_env))
             return kept.pop()[1] if kept else None
 
-    def put(self, node_id: str, kind: str, handle: Any) -> None:
+    def put(self, node_id: str, runtime_env: str, handle: Any) -> None:
         with self._lock:
-            until = time.monotonic() + self._kept_s
-            self._kept.setdefault((_ray_job(), node_id, kind), []).append((until, handle))
+            expiry = time.monotonic() + self._keep_s
+            self._kept.setdefault((_ray_job(), node_id, runtime_env), []).append((expiry, handle))
             if self._timer is None:
-                self._schedule_expiry(until)
+                self._schedule_expiry(expiry)
 
     def _schedule_expiry(self, when: float) -> None:
-        """One timer for all of them."""
+        """One timer for all agents."""
         self._timer = Timer(max(0.0, when - time.monotonic()), self._expire)
         self._timer.name, self._timer.daemon = IDLE_THREAD_NAME, True
         self._timer.start()
@@ -127,24 +132,24 @@ class IdleAgents:
     def _expire(self) -> None:
         with self._lock:
             now = time.monotonic()
-            due = [handle for kept in self._kept.values() for until, handle in kept if until <= now]
+            due = [handle for kept in self._kept.values() for expiry, handle in kept if expiry <= now]
             left = {key: [one for one in kept if one[0] > now] for key, kept in self._kept.items()}
             self._kept = {key: kept for key, kept in left.items() if kept}
             self._timer = None
             if self._kept:
                 self._schedule_expiry(min(kept[0][0] for kept in self._kept.values()))
         for handle in due:
-            self._end(handle)
+            self._kill(handle)
 
 
 def _kill_agent(handle: Any) -> None:
-    if ray.is_initialized():  # else Ray would be started, or joined, to say it
+    if ray.is_initialized():  # otherwise the call would start or join a Ray
         with contextlib.suppress(Exception):
             ray.kill(handle)
 
 
 def _ray_job() -> str:
-    """This process's membership in a Ray: another after it left and joined again."""
+    """Identity of this process's connection to Ray; another one after it left and joined again."""
     return f"{ray_private.session_name()} {ray.get_runtime_context().get_job_id()}"
 
 
@@ -152,130 +157,135 @@ IDLE_AGENTS = IdleAgents()
 
 
 FIRST_HELLO_TIMEOUT_S = 10.0
-"""The first worker waits no longer until all agents have told what they see."""
+"""Limit for the hello of all agents, for which the first worker waits."""
 
 
 RESTART_DELAY_S, MAX_RESTART_DELAY_S = 0.5, 10.0
 STABLE_AGENT_S = 30.0
-"""An agent that lived longer died of something new."""
+"""An agent that lived longer than this starts a new count of failures."""
 
 
 def restart_delay_s(failed: int) -> float:
-    """Before the next agent, after so many have died: a node may be gone that Ray believes in."""
+    """Delay before the next agent after a number of failures: Ray may still list a node that is gone."""
     return float(min(RESTART_DELAY_S * 2 ** min(failed - 1, 10), MAX_RESTART_DELAY_S))
 
 
 @dataclass
 class RayRunContext:
-    """What a run on Ray is given."""
+    """Settings and surroundings of a run on Ray."""
 
     run: str
     nodes: dict[str, Node]
     ids: dict[str, str]
-    """Node -> what Ray calls it. Only those that are there."""
+    """Node -> Ray's id; only nodes that are in the cluster now."""
     home: DriverContext
     token: str = ""
-    """Lies in the run's folder, so that agents can tell whether they see it."""
+    """Content of a marker file in the run folder, by which agents check that they see the same folder."""
     memory_bytes: int = 0
-    """What payloads may fill on each node; 0: a share of its memory."""
+    """Memory for payloads on each node; 0: a share of its memory."""
     pin_cpus: bool = False
     memory_full: float = FULL_SHARE
-    """The share of a node's memory at which a worker must go."""
+    """Used share of a node's memory at which a worker is killed."""
     source_paths: tuple[str, ...] = ()
-    """Paths that all agents must see."""
+    """Source files and folders that all agents must see."""
     sink_folders: tuple[tuple[str, str], ...] = ()
-    """Folders into which workers write results, with what lies in each as in the run's folder."""
+    """Folders into which workers write results, each with the content of its marker file."""
     stores: dict[str, int] = field(default_factory=dict)
-    """Node -> bytes of Ray's object store there, as far as known."""
+    """Node -> size of Ray's object store in bytes, where known."""
     reservation: Reservation | None = None
     discover: Callable[[], Any] | None = None
-    """Finds out which nodes are there (discovery.Seen); called once per second, in a thread of its own."""
+    """Discovers the nodes of the cluster; called by the thread of `ClusterWatcher`."""
     environ: Mapping[str, str] = field(default_factory=dict)
-    """Of the driver, to tell who misses a variable of it."""
+    """Environment of the driver, for hints about variables that workers do not have."""
 
 
 class AgentPool:
-    """For the thread of the loop."""
+    """Thread: loop only."""
 
-    def __init__(self, folder: Path, around: RayRunContext, listener: AgentListener) -> None:
+    def __init__(self, folder: Path, context: RayRunContext, listener: AgentListener) -> None:
         self.folder = folder
-        self.context = around
+        self.context = context
         self._listener = listener
         self._links: dict[tuple[str, str], AgentLink] = {}
         self.returning: set[str] = set()
-        """Nodes whose agent was lost, and that count as gone until another one answers from there."""
+        """Nodes whose agent was lost; they count as left until a new agent answers."""
         self.has_begun = self.is_refused = False
-        """Whether workers may be started; whether they never will, because a node does not see what it should."""
+        """Whether workers may be started; whether the run was refused, because a node does not see the source or the
+        sink."""
         self._shipped: dict[int, tuple[object, PickledWork]] = {}
         self._failed: dict[str, int] = {}
-        """How many agents of a node have died, one soon after the other."""
+        """Node -> number of agents that died in quick succession."""
         self._restarting: dict[str, set[str]] = {}
-        """Node -> the kinds of agents that were there, and will be again."""
+        """Node that waits for new agents -> their runtime_envs."""
 
     def links(self) -> list[AgentLink]:
         return list(self._links.values())
 
-    def link(self, node: str, kind: str) -> AgentLink | None:
-        """That agent, perhaps not up yet; None: there is no such node, or it `pauses`."""
-        found = self._links.get((node, kind))
+    def link(self, node: str, runtime_env: str) -> AgentLink | None:
+        """Link to this agent, which may not be up yet; None: no such node, or it waits for a restart."""
+        found = self._links.get((node, runtime_env))
         if found is None and node in self.context.ids and not self.is_restarting(node):
-            found = self._start_link(node, kind)
+            found = self._start_link(node, runtime_env)
         return found
 
-    def _start_link(self, node: str, kind: str) -> AgentLink:
-        around = self.context
+    def _start_link(self, node: str, runtime_env: str) -> AgentLink:
+        context = self.context
         setup = AgentSetup(
-            f"{around.run} {secrets.token_hex(4)}",
+            f"{context.run} {secrets.token_hex(4)}",
             node,
-            kind,
+            runtime_env,
             str(self.folder),
-            around.token,
-            around.home,
-            around.memory_bytes,
-            around.pin_cpus,
-            around.memory_full,
-            around.source_paths,
-            around.sink_folders,
+            context.token,
+            context.home,
+            context.memory_bytes,
+            context.pin_cpus,
+            context.memory_full,
+            context.source_paths,
+            context.sink_folders,
         )
-        idle = IDLE_AGENTS.take(around.ids[node], kind) if node not in self.returning else None
-        handle = start_agent(around.ids[node], kind) if idle is None else idle
-        link = AgentLink(node, kind, handle, setup, used=idle is not None)
-        self._links[node, kind] = link
+        idle = IDLE_AGENTS.take(context.ids[node], runtime_env) if node not in self.returning else None
+        handle = start_agent(context.ids[node], runtime_env) if idle is None else idle
+        link = AgentLink(node, runtime_env, handle, setup, is_reused=idle is not None)
+        self._links[node, runtime_env] = link
         self._listener.add(link)
         return link
 
-    def can_begin(self, crews: Collection[RemoteWorker]) -> bool:
-        """Whether workers may be started. The first waits until all agents have told what they see: if one does not
-        see the source or the sink, nothing shall have happened."""
+    def can_begin(self, workers: Collection[RemoteWorker]) -> bool:
+        """Whether workers may be started. The first one waits for the hello of all agents: if a node does not see the
+        source or the sink, the run must fail before it has any effect."""
         if not self.has_begun and not self.is_refused:
-            links = [self.link(node, crew.runtime_env) for crew in crews for node in crew.nodes]
+            links = [self.link(node, worker.runtime_env) for worker in workers for node in worker.nodes]
             late = time.monotonic() - FIRST_HELLO_TIMEOUT_S
-            asked = bool(self.context.source_paths or self.context.sink_folders)
-            self.has_begun = not asked or all(link is None or link.is_up or link.started_at < late for link in links)
+            checks_storage = bool(self.context.source_paths or self.context.sink_folders)
+            self.has_begun = not checks_storage or all(
+                link is None or link.is_up or link.started_at < late for link in links
+            )
         return self.has_begun
 
     def shipped(self, hosted: HostedObject) -> PickledWork:
-        """Its code; packed once for all workers."""
+        """The pickled code of a hosted object; pickled once for all workers."""
         found = self._shipped.get(id(hosted.definition))
         if found is None:
             found = self._shipped[id(hosted.definition)] = hosted.definition, pickle_hosted(hosted)
         return found[1]
 
-    def start(self, link: AgentLink, crew: RemoteWorker, devices: dict[int, str]) -> None:
+    def start(self, link: AgentLink, worker: RemoteWorker, devices: dict[int, str]) -> None:
         if devices != link.devices:
             link.devices = dict(devices)
             link.send(("devices", devices))
-        for hosted in crew.command.hosted:
+        for hosted in worker.command.hosted:
             code = self.shipped(hosted)
-            told = (code, hosted.slots, hosted.writer)
-            if link.units.get(hosted.name) != told:
-                link.units[hosted.name] = told
+            definition = (code, hosted.slots, hosted.writer)
+            if link.units.get(hosted.name) != definition:
+                link.units[hosted.name] = definition
                 writer = None if hosted.writer is None else pickle.dumps(hosted.writer, 5)
                 link.send(("unit", hosted.name, code, hosted.slots, writer), MESSAGE_OVERHEAD_BYTES + len(code.code))
-        link.send(("start", crew.number, crew.command.seats, crew.names, crew.ranks_by_agent[link], crew.rendezvous))
+        link.send(
+            ("start", worker.number, worker.command.seats, worker.names, worker.ranks_by_agent[link], worker.rendezvous)
+        )
 
     def on_node_lost(self, node: str) -> bool:
-        """Its agents are dead. Whether the node may come back: then another agent follows in a while."""
+        """Drop the agents of a node. True if Ray still lists it: then new agents are started after a delay."""
         gone = [self._links.pop(key) for key in [key for key in self._links if key[0] == node]]
         if node not in self.context.ids:
             self.returning.discard(node)
@@ -290,22 +300,22 @@ class AgentPool:
         return True
 
     def is_restarting(self, node: str) -> bool:
-        """Whether its agent is dead, and the next one not started yet."""
+        """Whether its agent died and the next one is not started yet."""
         return node in self._restarting
 
     def restart(self, node: str) -> None:
-        """The pause is over."""
-        for kind in sorted(self._restarting.pop(node, ())):
-            self._start_link(node, kind)
+        """Start the agents of a node again, after the delay."""
+        for runtime_env in sorted(self._restarting.pop(node, ())):
+            self._start_link(node, runtime_env)
 
     def _keep_idle(self, link: AgentLink) -> None:
-        """For the next run of this process."""
-        if link.node in self.context.ids and not link.runtime_env:  # a runtime_env may name a file that changes
+        """Keep the agent for the next run of this process."""
+        if link.node in self.context.ids and not link.runtime_env:  # a runtime_env may refer to a file that changes
             link.lost_reason = "closed"
             IDLE_AGENTS.put(self.context.ids[link.node], link.runtime_env, link.handle)
 
     def replace(self, link: AgentLink) -> None:
-        """By a new agent; nobody was started there yet."""
+        """Replace an idle agent that had died by a new one; no worker was started yet."""
         link.lost_reason = "it died while it was idle"
         del self._links[link.node, link.runtime_env]
         self._start_link(link.node, link.runtime_env)
@@ -315,17 +325,17 @@ class AgentPool:
             link.flush(frees=frees)
 
     def close(self, wait_s: float) -> list[LogPiece]:
-        """What workers printed last. Agents leave by themselves if they can, so that what they wrote is tidied up; then
-        they are killed."""
+        """The last output of workers. Agents close by themselves, which removes their files; those that do not within
+        the limit are killed."""
         links = [link for link in self._links.values() if not link.lost_reason]
         printed: list[LogPiece] = []
         with contextlib.suppress(Exception):
-            leaving = {link.close(): link for link in links if link.is_up}
-            ready = ray.wait(list(leaving), num_returns=len(leaving), timeout=wait_s)[0] if leaving else []
+            closing = {link.close(): link for link in links if link.is_up}
+            ready = ray.wait(list(closing), num_returns=len(closing), timeout=wait_s)[0] if closing else []
             for ref in ready:
                 with contextlib.suppress(Exception):
                     printed += ray.get(ref)
-                    self._keep_idle(leaving[ref])
+                    self._keep_idle(closing[ref])
         for link in links:
             if not link.lost_reason:
                 link.lost_reason = "closed"

@@ -1,4 +1,7 @@
-"""Remote worker as the driver knows it: nodes of its ranks, unanswered messages, merged reports of a gang."""
+"""Remote worker as the driver knows it: agents of its ranks, unanswered messages, merged results of a gang.
+
+`engine` creates and ends workers; `message_handlers` records what their agents report.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class SentMessage:
-    """A message that is not answered yet: what it holds, and what parts of a gang have said so far."""
+    """A message without an answer: its input, and the results of the ranks that have answered so far."""
 
     __slots__ = ("batch_size", "done", "items", "parts")
 
@@ -27,29 +30,28 @@ class SentMessage:
 class RemoteWorker:
     """One worker: one process, or the ranks of a gang on one or several nodes."""
 
-    def __init__(self, command: StartWorker, kind: str) -> None:
+    def __init__(self, command: StartWorker, runtime_env: str) -> None:
         self.number = command.worker
         self.command = command
-        self.runtime_env = kind
-        """The runtime_env of what it hosts."""
+        self.runtime_env = runtime_env
+        """As JSON; empty: none."""
         self.names = tuple(hosted.name for hosted in command.hosted)
         self.nodes = tuple(dict.fromkeys(seat.node for seat in command.seats))
         self.ranks_by_agent: dict[AgentLink, tuple[int, ...]] = {}
-        """Agent -> ranks; empty while it has not been started."""
+        """Agent -> ranks; empty until the worker is started."""
         self.rendezvous: tuple[str, int] | None = None
-        """Where the ranks of several nodes meet."""
+        """Address and port at which ranks of several nodes meet."""
         self.has_asked_port = False
         self.ready: dict[AgentLink, float] = {}
         self.ended: set[AgentLink] = set()
         self.end: Any = None
-        """What is known of its end before all of it has come."""
+        """Reason for its end, while some ranks have not ended yet."""
         self.sent: dict[int, SentMessage] = {}
         self.pending_commands: list[Any] = []
-        """Messages that came before it could be started."""
+        """Commands received before the worker could be started."""
         self.pids: dict[AgentLink, tuple[int, ...]] = {}
-        self.stopping = False
         self.callers: set[AgentLink] = set()
-        """Agents whose workers call it."""
+        """Agents whose workers call this one."""
 
     @property
     def name(self) -> str:
@@ -64,7 +66,7 @@ class RemoteWorker:
         return tuple(rank for rank, seat in enumerate(self.command.seats) if seat.node == node)
 
     def merge_done(self, link: AgentLink, done: BatchesDone) -> BatchesDone | None:
-        """The end of a message, once all of its places have told it."""
+        """The result of a message, once all of its agents have sent theirs."""
         sent = self.sent.get(done.message)
         if sent is None:
             return None
@@ -77,17 +79,17 @@ class RemoteWorker:
         return done
 
     def _merge_ranks(self, sent: SentMessage) -> BatchesDone:
-        found = next(done for link, done in sent.done if link is self.lead)
+        merged = next(done for link, done in sent.done if link is self.lead)
         failures = [failure for _, done in sent.done for failure in done.failures]
-        found.peak_bytes = max(done.peak_bytes for _, done in sent.done)
+        merged.peak_bytes = max(done.peak_bytes for _, done in sent.done)
         if failures:
-            # what one rank could not do counts as not done, whatever the others made of it
+            # a batch that failed on one rank has failed, whatever the other ranks returned
             first = min(failures, key=lambda failure: failure.start)
             starts = range(0, sent.items, sent.batch_size)
             size = sent.batch_size
-            found.segments = []
-            found.failures = [_failure_at(first, start, min(start + size, sent.items)) for start in starts]
-        return found
+            merged.segments = []
+            merged.failures = [_failure_at(first, start, min(start + size, sent.items)) for start in starts]
+        return merged
 
 
 def _failure_at(failure: CallFailure, start: int, stop: int) -> CallFailure:
