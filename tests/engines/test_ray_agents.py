@@ -30,6 +30,7 @@ from dovetail.engines.ray.agent_pool import IDLE_THREAD_NAME, AgentPool, IdleAge
 from dovetail.engines.ray.discovery import NoNodesError, build_cluster
 from dovetail.engines.ray.engine import RayEngine
 from dovetail.engines.ray.message_handlers import MAX_FAILED_STARTS, NO_WORKER_MESSAGE
+from dovetail.engines.ray.node_loss import DEAD_NODE
 from dovetail.engines.ray.protocol import AgentHello, dovetail_version
 from dovetail.errors import Problem
 from dovetail.resources.cluster import Cluster
@@ -91,7 +92,7 @@ def test_an_agent_that_dies_again_and_again_is_started_ever_later(
         agents.restart("a")  # told twice
     assert [delay_s for delay_s, _ in listener.due] == [0.5, 1.0, 2.0, 4.0, 8.0, 10.0, 10.0]
     assert len(listener.added) == 7
-    listener.added[-1].began_at -= agent_pool.STABLE_AGENT_S + 1
+    listener.added[-1].started_at -= agent_pool.STABLE_AGENT_S + 1
     agents.on_node_lost("a")
     assert listener.due[-1] == (0.5, RestartAgent("a"))
     assert restart_delay_s(10**6) == 10.0
@@ -182,7 +183,7 @@ def test_an_agent_with_a_runtime_env_that_dies_before_it_says_a_word_is_started_
 )
 def test_a_runtime_env_that_cannot_be_made_fails_the_run_at_once(engine: RayEngine, error: Exception) -> None:
     engine._handlers.handle(started(engine, ENV), error)
-    assert [text.startswith("DT403 node a cannot make the runtime_env") for text in failed(engine)] == [True]
+    assert [text.startswith("DT403 node a cannot create the runtime_env") for text in failed(engine)] == [True]
 
 
 def test_a_node_that_dies_below_an_agent_with_a_runtime_env_is_no_fault_of_that(engine: RayEngine) -> None:
@@ -269,8 +270,8 @@ def test_when_all_nodes_are_gone_the_run_is_told(tmp_path: Path) -> None:
     engine = RayEngine(tmp_path, around("a", "b"))
     try:
         engine._handlers.handle(None, GONE)
-        assert engine.events[:2] == [NodeLeft(name, "Ray says that it is dead", False) for name in ("a", "b")]
-        assert engine.events[2:] == [FailRun("the last node, 'b', is gone", "Ray says that it is dead")]
+        assert engine.events[:2] == [NodeLeft(name, DEAD_NODE, False) for name in ("a", "b")]
+        assert engine.events[2:] == [FailRun("the last node, 'b', is gone", DEAD_NODE)]
         assert engine.agents.context.ids == {}
         engine._handlers.handle(None, GONE)
         assert len(engine.events) == 3

@@ -566,7 +566,7 @@ def test_a_run_whose_program_leaves_ray_fails_soon_and_joins_no_other(ray_cluste
     with driver(ray_cluster, tmp_path, LEAVES, RAY_ADDRESS=ray_cluster.address) as script:
         output = script.finish()
     assert output.count("error[") == output.count("error[DT397]") == 1
-    assert output.endswith("run.wait() 5\ndone\n")
+    assert output.endswith("ray.shutdown() 5\ndone\n")
 
 
 def test_the_head_of_a_real_cluster_is_known(ray_cluster: FakeCluster) -> None:

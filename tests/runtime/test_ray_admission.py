@@ -320,7 +320,7 @@ def test_runs_of_one_program_share_a_ray_of_their_own_too() -> None:
 
     found = site.admit("first", planned(site.cluster("auto")), planned, wait=True)
     try:
-        assert found.held is not None, "the second one finds it in the book"
+        assert found.reservation is not None, "the second one finds it in the book"
     finally:
         found.release()
 

@@ -89,8 +89,8 @@ class ClusterView:
 class ClusterClaimStore(ClaimStore):
     """The owners of one cluster. `look` is called at most once per `look_s`, by whoever asks or updates."""
 
-    where = "this cluster"
-    stale_s, beat_s = 30.0, 2.0
+    scope = "this cluster"
+    stale_s, heartbeat_s = 30.0, 2.0
 
     def __init__(
         self,

@@ -93,7 +93,7 @@ class ClaimStore:
     """The owners of one machine or cluster."""
 
     scope = "this machine"
-    stale_s, beat_s = STALE_HEARTBEAT_S, HEARTBEAT_S
+    stale_s, heartbeat_s = STALE_HEARTBEAT_S, HEARTBEAT_S
 
     def __init__(
         self,
@@ -208,5 +208,5 @@ class ClaimStore:
         return self._wall() - owner.heartbeat < self.stale_s if there is None else there
 
     def _needs_write(self, before: Owner, now: Owner) -> bool:
-        beats = now.heartbeat - before.heartbeat >= self.beat_s
+        beats = now.heartbeat - before.heartbeat >= self.heartbeat_s
         return beats or replace(before, heartbeat=0.0) != replace(now, heartbeat=0.0)
