@@ -123,10 +123,15 @@ def listening(answer: bytes | None) -> Iterator[RayAddress]:
                 except OSError:
                     return
 
-        threading.Thread(target=serve, daemon=True).start()
-        yield RayAddress(AddressKind.ADDRESS, "127.0.0.1", server.getsockname()[1])
-        for connection in kept:
-            connection.close()
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        try:
+            yield RayAddress(AddressKind.ADDRESS, "127.0.0.1", server.getsockname()[1])
+        finally:
+            server.shutdown(socket.SHUT_RDWR)  # wakes `accept`
+            thread.join()
+            for connection in kept:
+                connection.close()
 
 
 TOKEN_ERROR = (

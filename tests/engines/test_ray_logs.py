@@ -104,7 +104,7 @@ def test_a_log_that_grows_faster_says_how_many_bytes_were_left_out(ends: Ends) -
     ends.print("1.log", printed)
     ends.look()
     kept = ends.kept("1.log")
-    note = re.search(r"^\[dovetail: (\d+) bytes were left out here: .*\]\n", kept, re.MULTILINE)
+    note = re.search(r"^\[dovetail: (\d+) bytes skipped here: .*\]\n", kept, re.MULTILINE)
     assert note is not None
     before, after = kept[: note.start()], kept[note.end() :]
     assert before == "first\n"

@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dovetail.engines.ray.shared_storage import (
-    file_sizes,
     missing_files,
     remove_markers,
     sees_marker,
-    unseen_files_error,
     write_marker,
 )
 
@@ -74,38 +72,3 @@ def test_files_and_folders_that_are_not_there_are_missing(tmp_path: Path) -> Non
     there.write_text("{}\n")
     gone = [str(tmp_path / "gone.jsonl"), str(tmp_path / "no" / "folder")]
     assert missing_files([str(there), str(tmp_path), *gone, "s3://bucket/key"]) == gone
-
-
-def test_another_file_of_the_same_name_is_missing(tmp_path: Path) -> None:
-    file, folder = tmp_path / "in.jsonl", tmp_path / "rows"
-    file.write_text("{}\n")
-    folder.mkdir()
-    at_driver = file_sizes([str(file), str(folder), "s3://bucket/key"])
-    assert at_driver == {str(file): 3, str(folder): None}
-    assert missing_files(at_driver) == []
-    file.write_text("another\n")
-    assert missing_files(at_driver) == [str(file)]
-    file.unlink()
-    file.mkdir()
-    assert missing_files(at_driver) == [str(file)]
-
-
-def test_paths_are_described_from_the_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "in.jsonl").write_text("{}\n")
-    monkeypatch.chdir(tmp_path)
-    assert file_sizes(["in.jsonl"]) == {str(tmp_path / "in.jsonl"): 3}
-
-
-def test_the_error_says_which_node_misses_what_and_what_to_do() -> None:
-    error = unseen_files_error({"b": ["/data/in.jsonl"], "a": [], "c": [f"/data/{number}" for number in range(7)]})
-    text = str(error)
-    assert "DT405" in text
-    assert "2 nodes do not see files of the source" in text
-    assert "node b does not see /data/in.jsonl" in text
-    assert "/data/4 and 2 more" in text
-    assert "put /data/in.jsonl on storage that all nodes share" in text
-    assert "s3://" in text
-    assert "node a" not in text
-    many = str(unseen_files_error({f"n{number}": ["/x"] for number in range(30)}))
-    assert "and 25 more nodes" in many
-    assert "one node does not see" in str(unseen_files_error({"a": ["/x"]}))

@@ -1,9 +1,11 @@
 """Agent: the Ray actor on each node, and its session per run that hosts a local engine. Node side.
 
-Ray's calls only bring frames and take some away; one thread does all the rest, as the loop of a run does on one
-machine. Whatever needs Ray and may take its time (fetching payloads, sending calls to other agents) has its own.
+The driver (`agent_link`) calls `receive` with frames of operations and `next_messages` for the answers. One thread per
+session handles all operations, as the loop of a run does on one machine: `agent_payloads` holds payloads and queued
+messages, `peer_calls` calls between nodes, `node_monitor` health, metrics and logs. Work that waits for Ray (fetching
+payloads, sending calls to other agents) has threads of its own.
 
-A driver keeps its agents for its next run. Ray's calls name the run they are for: one that comes late finds nobody.
+A driver reuses its agents for its next run. Every call names its session; a call for a closed session is dropped.
 """
 
 from __future__ import annotations
@@ -52,20 +54,20 @@ if TYPE_CHECKING:
     from dovetail.engines.ray.worker_logs import LogPiece
 
 LARGE_BACKLOG_BYTES, MAX_ANSWER_BYTES = 1 << 20, 8 << 20
-"""With so much to tell, an answer is large: between the two sizes Ray is at its worst."""
+"""From the first size on, answers are filled up to the second: sizes in between are the slowest for Ray."""
 MIN_ANSWER_GAP_S = 0.005
-"""Between two answers, if all there is to tell can wait: more is in each then, and each costs a call of Ray."""
+"""Minimum time between two answers without urgent operations: each answer costs a call of Ray."""
 NOT_URGENT = ("done", "use", "over", "log")
 FETCH_THREADS = 4
 FETCH_POLL_S = 1.0
-"""So often who fetches looks whether it is still waited for."""
+"""Interval in which a fetching thread checks whether its payloads are still expected."""
 JOIN_TIMEOUT_S = 2.0
 LOST_PAYLOAD_DELAY_S = 0.5
-"""Who waits for a payload that is lost is told after this: by then it is known whether its node is, too."""
+"""Delay before a lost payload is reported: by then the driver knows whether its node is lost, too."""
 
 
 class Outbox:
-    """What is to be told, from several threads to one; by few words that say much."""
+    """Operations for the driver, from several threads to one, collected into few large answers."""
 
     def __init__(self) -> None:
         self._queue: deque[SizedOp] = deque()
@@ -74,12 +76,12 @@ class Outbox:
         self._taken_at = 0.0
         self._has_messages = Condition()
 
-    def put(self, told: Iterable[SizedOp]) -> None:
+    def put(self, ops: Iterable[SizedOp]) -> None:
         with self._has_messages:
-            for one in told:
-                self._queue.append(one)
-                self._size += one.size
-                self._urgent = self._urgent or one.op[0] not in NOT_URGENT
+            for sized in ops:
+                self._queue.append(sized)
+                self._size += sized.size
+                self._urgent = self._urgent or sized.op[0] not in NOT_URGENT
             self._has_messages.notify()
 
     def take(self, wait_s: float) -> list[Op]:
@@ -100,6 +102,8 @@ class Outbox:
 
 
 class AgentSession:
+    """One run's use of an agent. Thread: `_run`, except for the methods that Ray's calls use."""
+
     def __init__(self, setup: AgentSetup) -> None:
         shared = bool(setup.folder) and sees_marker(Path(setup.folder), setup.token)
         self._folder = Path(setup.folder) if shared else process_setup.make_temporary_folder()
@@ -115,9 +119,10 @@ class AgentSession:
         self._units: dict[str, HostedObject] = {}
         self._inbox: deque[tuple[int, list[Op], Any]] = deque()
         self._early: dict[int, tuple[list[Op], Any]] = {}
+        """Frames that arrived before an earlier one."""
         self._next = 0
         self._internal: deque[Op] = deque()
-        """From our own threads."""
+        """Operations of this session's own threads."""
         self._outbox = Outbox()
         self._fetching = ThreadPoolExecutor(FETCH_THREADS, "fetch")
         self.peers = PeerCalls(self._engine, setup.session, self._outbox.put)
@@ -133,36 +138,37 @@ class AgentSession:
         self._ops = self._make_handlers()
         self._thread = Thread(target=self._run, name="dovetail-agent", daemon=True)
         self._thread.start()
-        Thread(target=self._monitor.probe_raylet, args=(self._closing,), name="dovetail-pulse", daemon=True).start()
+        Thread(
+            target=self._monitor.probe_raylet, args=(self._closing,), name="dovetail-raylet-probe", daemon=True
+        ).start()
 
-    # --- what Ray's calls bring and take
+    # --- for Ray's calls
 
-    def receive(self, number: int, frame: bytes, beside: Any = ()) -> None:
-        """The numbered frames of the driver; `beside` is what only Ray can carry."""
+    def receive(self, number: int, frame: bytes, objects: Any = ()) -> None:
+        """A numbered frame of the driver; `objects`: references and handles that only Ray can pass."""
         try:
-            self._inbox.append((number, decode_frame(frame), beside))
+            self._inbox.append((number, decode_frame(frame), objects))
             self._engine.nudge()
         except Exception:
             self._outbox.put([SizedOp(("broken", traceback.format_exc()))])
 
     def next_messages(self) -> list[Op]:
-        """What happened; after a beat also nothing."""
+        """Operations for the driver; an empty list after a heartbeat interval."""
         return self._outbox.take(HEARTBEAT_S)
 
     def read_payloads(self, keys: list[int]) -> bytes:
-        """Payloads, one behind another."""
+        """The bytes of payloads, concatenated."""
         return b"".join(self._payloads.read(keys))
 
     def running_messages(self, worker: int) -> tuple[int, ...]:
         return self._engine.running(worker)
 
     def close(self) -> list[LogPiece]:
-        """Everybody gone; what workers printed last, if only this node sees it."""
+        """End all workers; the last output of workers, if the driver cannot read it."""
         self._closing.set()
         self._engine.nudge()
-        self._thread.join(
-            JOIN_TIMEOUT_S
-        )  # or it takes the end of the nursery for a death, and kills it before it is done
+        # before the engine closes: the thread would take the exit of the fork server for a crash, and kill it
+        self._thread.join(JOIN_TIMEOUT_S)
         self._engine.close()
         self._fetching.shutdown(wait=False, cancel_futures=True)
         self.peers.close()
@@ -171,44 +177,44 @@ class AgentSession:
             process_setup.remove_folder(self._folder)
         return last
 
-    # --- the one thread
+    # --- the thread of the session
 
     def _run(self) -> None:
         try:
             while not self._closing.is_set():
-                told = [one for event in self._engine.poll(HEARTBEAT_S) for one in self._encoder.encode(event)]
+                ops = [op for event in self._engine.poll(HEARTBEAT_S) for op in self._encoder.encode(event)]
                 self._handle_inbox()
-                told += self._monitor.check(time.monotonic())
-                if told:
-                    self._outbox.put(told)
+                ops += self._monitor.check(time.monotonic())
+                if ops:
+                    self._outbox.put(ops)
         except BaseException:
             if not self._closing.is_set():
                 self._outbox.put([SizedOp(("broken", traceback.format_exc()))])
 
     def _handle_inbox(self) -> None:
         while self._inbox:
-            number, ops, beside = self._inbox.popleft()
-            self._early[number] = ops, beside
+            number, ops, objects = self._inbox.popleft()
+            self._early[number] = ops, objects
         while self._next in self._early:
-            ops, beside = self._early.pop(self._next)
+            ops, objects = self._early.pop(self._next)
             self._next += 1
             for op in ops:
-                self._handle(op, beside)
+                self._handle(op, objects)
         while self._internal:
             self._handle(self._internal.popleft(), ())
 
-    def _handle(self, op: Op, beside: Any) -> None:
+    def _handle(self, op: Op, objects: Any) -> None:
         kind = op[0]
         if kind == "run":
             if not self._payloads.run(op):
                 self._outbox.put([SizedOp(("returned", op[2], op[1]))])
         elif kind == "fetch":
-            self._fetching.submit(self._fetch, op[1], op[2], beside[op[3]])
+            self._fetching.submit(self._fetch, op[1], op[2], objects[op[3]])
         elif kind == "block":
             self._payloads.expect([op[1]])
-            self._fetching.submit(self._fetch_block, op[1], op[2], op[3], beside[op[4]])
+            self._fetching.submit(self._fetch_block, op[1], op[2], op[3], objects[op[4]])
         elif kind == "found":
-            self.peers.on_peer_found(op[1], None if op[2] is None else beside[op[2]])
+            self.peers.on_peer_found(op[1], None if op[2] is None else objects[op[2]])
         else:
             self._ops[kind](*op[1:])
 
@@ -239,14 +245,19 @@ class AgentSession:
         self._units[name] = HostedObject(name, work, slots, writer)
 
     def _on_start(
-        self, worker: int, seats: Any, names: tuple[str, ...], ranks: tuple[int, ...], meeting: tuple[str, int] | None
+        self,
+        worker: int,
+        seats: Any,
+        names: tuple[str, ...],
+        ranks: tuple[int, ...],
+        rendezvous: tuple[str, int] | None,
     ) -> None:
         command = StartWorker(worker, seats, tuple(self._units[name] for name in names))
         self._monitor.requested_bytes[worker] = sum(seats[rank].memory_bytes for rank in ranks)
         if len(ranks) == len(seats):
             self._engine.submit([command])
         else:
-            self._engine.start_ranks(command, ranks, meeting)
+            self._engine.start_ranks(command, ranks, rendezvous)
 
     def _on_cancel(self, message: int, worker: int) -> None:
         if self._payloads.cancel(message, worker):
@@ -254,26 +265,26 @@ class AgentSession:
         else:
             self._engine.submit([Cancel(message, worker)])
 
-    # --- what Ray brings
+    # --- payloads from elsewhere
 
     def _enqueue(self, op: Op) -> None:
-        """By the one thread. From any."""
+        """Let the thread of the session handle an operation. From any thread."""
         self._internal.append(op)
         self._engine.nudge()
 
     def _fetch(self, number: int, about: list[tuple[int, int, tuple[int, ...]]], ref: Any) -> None:
-        """Payloads that another agent, or a store of Ray's, holds."""
+        """Fetch payloads that another agent holds."""
         try:
             data = self._get_payloads(ref, [key for key, _, _ in about])
             found = split_payloads(data, [sizes for _, _, sizes in about])
             self._enqueue(("arrived", [(*one, part) for one, part in zip(about, found, strict=True)]))
-        except Exception:  # it is lost, with its node or its agent
+        except Exception:  # lost with its node or its agent
             self._closing.wait(LOST_PAYLOAD_DELAY_S)
             self._enqueue(("lost", [key for key, _, _ in about]))
         self._enqueue(("over", number))
 
     def _get_payloads(self, ref: Any, keys: list[int]) -> Any:
-        """Unless nobody waits for it any more: Ray looks for what lies on a node that hangs for a minute."""
+        """Give up when the payloads are not expected any more: Ray waits a minute for a node that hangs."""
         while True:
             try:
                 return ray.get(ref, timeout=FETCH_POLL_S)
@@ -282,7 +293,7 @@ class AgentSession:
                     raise
 
     def _fetch_block(self, key: int, items: int, place: tuple[Any, Any, int, int], ref: Any) -> None:
-        """Rows of a Ray Dataset, for workers who know nothing of Ray."""
+        """Fetch rows of a Ray Dataset and pack them for workers, which do not use Ray."""
         keys, cut, start, stop = place
         try:
             found = cut(ray.get(ref), start, stop)
@@ -294,23 +305,23 @@ class AgentSession:
 
     def _on_arrived(self, payloads: list[tuple[int, int, tuple[int, ...], memoryview]]) -> None:
         for key, items, sizes, data in payloads:
-            if self._payloads.is_coming(key):  # and was not freed before it came
+            if self._payloads.is_coming(key):  # not freed meanwhile
                 self._payloads.put(key, items, sizes, data)
         self._payloads.on_arrived()
 
     def _on_lost(self, keys: list[int]) -> None:
-        """These will not come: who would have given them is gone, or had them no more."""
+        """These payloads will not arrive: their agent is lost, or does not have them any more."""
         keys = [key for key in keys if not self._payloads.holds(key)]
         if not keys:
             return
-        told = [SizedOp(("lack", keys))]
-        told += [SizedOp(("returned", worker, message)) for worker, message in self._payloads.drop_missing(keys)]
-        self._outbox.put(told)
+        ops = [SizedOp(("lack", keys))]
+        ops += [SizedOp(("returned", worker, message)) for worker, message in self._payloads.drop_missing(keys)]
+        self._outbox.put(ops)
 
     # --- calls
 
     def _on_call(self, number: int, worker: int, hosted: str, method: str, body: bytes) -> None:
-        """From the driver."""
+        """A call of the driver on a worker."""
 
         def answered(future: Any) -> None:
             error = future.exception()
@@ -321,103 +332,104 @@ class AgentSession:
 
 
 def worker_home(setup: AgentSetup) -> DriverContext:
-    """What workers get of the driver's place: where they have a runtime_env, that comes first."""
+    """Paths and variables of the driver for workers; those of a runtime_env have precedence."""
     home = setup.home
     if not setup.runtime_env:
         return home
-    asked: dict[str, Any] = json.loads(setup.runtime_env)
+    runtime_env: dict[str, Any] = json.loads(setup.runtime_env)
     own = [entry for entry in sys.path if entry]
     others = [entry for entry in home.path if not _is_library_path(entry)]
-    return home._replace(path=(*own, *others), variables={**home.variables, **asked.get("env_vars", {})})
+    return home._replace(path=(*own, *others), variables={**home.variables, **runtime_env.get("env_vars", {})})
 
 
 def _is_library_path(entry: str) -> bool:
-    """Whether a folder of sys.path holds packages, or the library of Python, and not what the user wrote."""
+    """Whether an entry of sys.path holds installed packages or Python's library, not the user's own code."""
     parts = Path(entry).parts
     library = len(parts) > 1 and parts[-2] in ("lib", "lib64") and parts[-1].startswith("python3.")
     return library or entry.endswith(".zip") or not {"site-packages", "dist-packages", "lib-dynload"}.isdisjoint(parts)
 
 
-CONCURRENCY_GROUPS = {"do": 1, "listen": 1, "give": 4, "peer": 2}
+CONCURRENCY_GROUPS = {"receive": 1, "listen": 1, "read": 4, "peer": 2}
+"""Ray's concurrency group -> its number of threads."""
 Method = TypeVar("Method", bound="Callable[..., Any]")
 
 
 def _in_group(name: str) -> Callable[[Method], Method]:
-    """Calls of different groups do not wait for each other."""
+    """Calls of different concurrency groups do not wait for each other."""
     found: Callable[[Method], Method] = ray.method(concurrency_group=name)
     return found
 
 
 class Agent:
-    """`session` is one run's use of it."""
+    """Ray actor of a node; it has one session per run."""
 
     def __init__(self) -> None:
         self._sessions: dict[str, AgentSession] = {}
         self._failed: dict[str, str] = {}
-        """Session -> why it could not begin."""
+        """Session -> traceback of its failed start."""
         self._closed_sessions: set[str] = set()
-        """Sessions that were closed: what still comes for them is dropped at once."""
+        """Closed sessions: late calls for them do not wait for their start."""
         self._begun = Condition()
 
-    @_in_group("give")
+    @_in_group("read")
     def begin(self, setup: AgentSetup) -> None:
         try:
-            host = AgentSession(setup)
+            started = AgentSession(setup)
         except Exception:
             self._failed[setup.session] = traceback.format_exc()
             return
         with self._begun:
-            self._sessions[setup.session] = host
+            self._sessions[setup.session] = started
             self._begun.notify_all()
 
     def _session_for(self, session: str, wait_s: float = HEARTBEAT_S) -> AgentSession | None:
-        """None: it is over, or not begun yet."""
+        """None: it is closed, or not started yet."""
         with self._begun:
             self._begun.wait_for(lambda: session in self._sessions or session in self._closed_sessions, wait_s)
             return self._sessions.get(session)
 
-    @_in_group("do")
-    def receive(self, session: str, number: int, frame: bytes, beside: Any = ()) -> None:
-        """The numbered frames of the driver; `beside` is what only Ray can carry."""
-        host = self._session_for(session)
-        if host is not None:
-            host.receive(number, frame, beside)
+    @_in_group("receive")
+    def receive(self, session: str, number: int, frame: bytes, objects: Any = ()) -> None:
+        """See `AgentSession.receive`."""
+        found = self._session_for(session)
+        if found is not None:
+            found.receive(number, frame, objects)
 
     @_in_group("listen")
     def next_messages(self, session: str) -> bytes:
-        """What happened; after a beat also nothing."""
-        host = self._session_for(session)
-        if host is None:
+        """See `AgentSession.next_messages`."""
+        found = self._session_for(session)
+        if found is None:
             return pickle.dumps([("broken", self._failed[session])] if session in self._failed else [], 5)
-        return pickle.dumps(host.next_messages(), 5)
+        return pickle.dumps(found.next_messages(), 5)
 
-    @_in_group("give")
+    @_in_group("read")
     def read_payloads(self, session: str, keys: list[int]) -> bytes:
-        """Payloads, one behind another."""
+        """See `AgentSession.read_payloads`."""
         return self._sessions[session].read_payloads(keys)
 
-    @_in_group("give")
+    @_in_group("read")
     def running_messages(self, session: str, worker: int) -> tuple[int, ...]:
-        host = self._session_for(session)
-        return host.running_messages(worker) if host is not None else ()
+        found = self._session_for(session)
+        return found.running_messages(worker) if found is not None else ()
 
     @_in_group("peer")
     def on_peer_call(self, session: str, back: Any, *call: Any) -> None:
-        """For a worker of another agent; answered by a call of `back`, an agent and its session."""
-        host = self._sessions.get(session)
-        if host is not None:
-            host.peers.on_peer_call(back, *call)
+        """A call of a worker of another agent; `back`: that agent and its session, for the answer."""
+        found = self._sessions.get(session)
+        if found is not None:
+            found.peers.on_peer_call(back, *call)
 
     @_in_group("peer")
     def on_peer_answer(self, session: str, number: int, fine: bool, body: bytes) -> None:
-        """To what we asked."""
-        host = self._sessions.get(session)
-        if host is not None:
-            host.peers.on_peer_answer(number, fine, body)
+        """The answer to a call that a worker of this agent made."""
+        found = self._sessions.get(session)
+        if found is not None:
+            found.peers.on_peer_answer(number, fine, body)
 
-    @_in_group("give")
+    @_in_group("read")
     def close(self, session: str) -> list[LogPiece]:
-        """Everybody gone; what workers printed last, if only this node sees it."""
+        """See `AgentSession.close`."""
         self._closed_sessions.add(session)
-        host = self._sessions.pop(session, None)
-        return host.close() if host is not None else []
+        found = self._sessions.pop(session, None)
+        return found.close() if found is not None else []

@@ -170,24 +170,12 @@ class DiscoveredCluster:
     cluster: Cluster
     ids: dict[str, str]
     """Name -> Ray's node id."""
-    addresses: dict[str, str]
     object_store_bytes: dict[str, int]
     foreign: Seats = ()
     """What others than Dovetail hold, a seat per node. Which cards those are Ray does not say: the last ones."""
     notes: tuple[str, ...] = ()
     left_out: frozenset[str] = field(default=frozenset())
     """Ray's ids of nodes that can run nothing."""
-
-
-@dataclass(frozen=True, slots=True)
-class NodeChanges:
-    """What is different between two looks."""
-
-    joined: tuple[Node, ...]
-    departed: tuple[str, ...]
-
-    def __bool__(self) -> bool:
-        return bool(self.joined or self.departed)
 
 
 def discover(*, known: Mapping[str, str] | None = None, ours: NodeResources | None = None) -> DiscoveredCluster:
@@ -317,7 +305,6 @@ def build_cluster(
     return DiscoveredCluster(
         Cluster(tuple(nodes), tuple(told)),
         {node.name: row["NodeID"] for row, node in zip(order, nodes, strict=True)},
-        {node.name: row["NodeManagerAddress"] for row, node in zip(order, nodes, strict=True)},
         {node.name: int(row["Resources"].get(OBJECT_STORE, 0)) for row, node in zip(order, nodes, strict=True)},
         tuple(foreign),
         tuple(told),
@@ -425,13 +412,6 @@ def _used_cards(gpus: tuple[Gpu, ...], milli: int) -> tuple[CardShare, ...]:
 
 def _to_milli(amount: float) -> int:
     return round(amount * 1000)
-
-
-def node_changes(before: DiscoveredCluster, now: DiscoveredCluster) -> NodeChanges:
-    """By Ray's ids: a machine that came back is another node, with another name."""
-    old, new = set(before.ids.values()), set(now.ids.values())
-    joined = tuple(node for node in now.cluster.nodes if now.ids[node.name] not in old)
-    return NodeChanges(joined, tuple(name for name, node in before.ids.items() if node not in new))
 
 
 def has_same_nodes(before: DiscoveredCluster, rows: Iterable[Mapping[str, Any]]) -> bool:

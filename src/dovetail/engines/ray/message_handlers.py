@@ -268,13 +268,13 @@ class MessageHandlers:
     def _on_stopped(self, link: AgentLink, worker: int) -> None:
         self._on_ended(link, worker, WorkerStopped(worker))
 
-    def _on_lost(self, link: AgentLink, worker: int, cause: str, detail: str, crumbs: Any, peak: int) -> None:
+    def _on_lost(self, link: AgentLink, worker: int, cause: str, detail: str, breadcrumbs: Any, peak: int) -> None:
         context = self._engine.agents.context
         found = missing_variable_hint(detail.partition("\n")[0], detail, context.environ, context.home.variables)
         if found:
             first, _, rest = detail.partition("\n")
             detail = f"{first} ({found})\n{rest}"
-        self._on_ended(link, worker, protocol.decode_worker_lost(worker, cause, detail, crumbs, peak))
+        self._on_ended(link, worker, protocol.decode_worker_lost(worker, cause, detail, breadcrumbs, peak))
 
     def _on_ended(self, link: AgentLink, worker: int, end: WorkerLost | WorkerStopped) -> None:
         """A worker ended on one of its nodes: end all other ranks of its gang."""

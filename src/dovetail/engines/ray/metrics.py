@@ -1,6 +1,7 @@
 """Resource usage of workers and nodes: a meter on each node, and the metrics of all nodes at the driver.
 
-What goes between the two is plain data: numbers, texts, tuples and dicts.
+`node_monitor` sends what `NodeMeter` measured, as plain data; `message_handlers` records it in `ClusterMetrics`, which
+`observe` reads.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ SAMPLE_S = 1.0
 
 
 class NodeMeter:
-    """On a node: looks at the workers there. Either `sample` is called now and then, or `start` makes a thread that
-    looks by itself, and `take` gives what it found: the first look at a GPU driver may take a second."""
+    """Measures the workers of a node. Either call `sample` from time to time, or `start` a thread that samples, and
+    `take` its result: the first query of a GPU driver may take a second."""
 
     def __init__(self, processes: Processes, gpu: GpuMeter | None = None, every_s: float = SAMPLE_S) -> None:
-        """`processes`: worker -> the name of its unit and the pids of its ranks here; from the thread, if there is one.
-        Without `gpu` NVML is asked, where there is one."""
+        """`processes`: worker -> name of its unit and pids of its ranks here; called in the thread, if there is one.
+        `gpu`: default is NVML."""
         self.problem = ""
-        """Why the last look failed; empty if it did not."""
+        """Error of the last sample; empty if it succeeded."""
         self._processes, self._every_s = processes, every_s
         self._now = time.monotonic()
         self._meter = Meter(gpu or NvmlMeter(), lambda: self._now)
@@ -43,46 +44,48 @@ class NodeMeter:
         self._thread: threading.Thread | None = None
 
     def sample(self, now: float) -> dict[str, Any] | None:
-        """One look, as plain data; None: it is not due yet, or failed. All looks cost a hundredth of a core at most."""
+        """One sample as plain data; None: not due yet, or failed. Sampling takes at most 1% of a CPU."""
         if now < self._due:
             return None
         began = time.thread_time()
         try:
-            return self._look(now)
-        except Exception as error:  # a run must not suffer from it
+            return self._measure(now)
+        except Exception as error:  # a failed sample must not fail the run
             self.problem = f"{type(error).__name__}: {error}"
             return None
         finally:
             self._due = now + max(self._every_s, (time.thread_time() - began) / MAX_CPU_SHARE)
 
-    def _look(self, now: float) -> dict[str, Any]:
+    def _measure(self, now: float) -> dict[str, Any]:
         self._now = now
-        there = dict(self._processes())
-        reading = self._meter.read({worker: pids for worker, (_, pids) in there.items()})
+        processes = dict(self._processes())
+        reading = self._meter.read({worker: pids for worker, (_, pids) in processes.items()})
         self.problem = ""
         return {
             "at": now,
             "machine": self._machine,
-            "workers": {worker: (there[worker][0], *astuple(it)[:-1]) for worker, it in reading.samples.items()},
+            "workers": {
+                worker: (processes[worker][0], *astuple(sample)[:-1]) for worker, sample in reading.samples.items()
+            },
             "host": astuple(reading.host),
             "cards": [astuple(card) for card in reading.cards],
         }
 
-    # ---- the same in a thread
+    # --- in a thread
 
     def start(self) -> None:
         """May be called once."""
-        assert self._thread is None, "it runs already"
+        assert self._thread is None, "already started"
         self._thread = threading.Thread(target=self._run, name="dovetail-meter", daemon=True)
         self._thread.start()
 
     def take(self) -> dict[str, Any] | None:
-        """What the last look found; None: that was taken already. From any thread, but always the same."""
+        """The last sample; None if it was taken already. Thread: any one, always the same."""
         found, self._latest = self._latest, None
         return found
 
     def stop(self) -> None:
-        """May be called twice, and without a start."""
+        """May be called twice, and without `start`."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
@@ -102,7 +105,8 @@ class NodeMeter:
 class _NodeMetrics:
     machine: str
     offset: float
-    """What its clock is behind ours, about: the same as long as the node is there, so that differences are exact."""
+    """Approximate offset of its clock to that of the driver; constant while the node is present, so that differences
+    are exact."""
     at: float
     workers: dict[int, tuple[str, WorkerSample]]
     host: HostUsage | None
@@ -110,14 +114,14 @@ class _NodeMetrics:
 
 
 class ClusterMetrics:
-    """At the driver: what is known of all nodes. `took` and `left` come from one thread, everything else from any."""
+    """Metrics of all nodes. Thread: `record` and `on_node_left` from one, everything else from any. Driver side."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._nodes: dict[tuple[str, str], _NodeMetrics] = {}
 
     def record(self, node: str, data: Mapping[str, Any] | None, agent: str = "") -> None:
-        """What the meter of a node's agent found; None: nothing new."""
+        """Record a sample of a node's agent; None: nothing new."""
         if data is None:
             return
         before, at = self._nodes.get((node, agent)), data["at"]
@@ -130,16 +134,16 @@ class ClusterMetrics:
         self._nodes[node, agent] = _NodeMetrics(data["machine"], offset, at, workers, HostUsage(*data["host"]), cards)
 
     def on_node_left(self, node: str) -> None:
-        """Forgets it; one that is not known is no trouble."""
+        """Forget a node, known or not."""
         for key in [key for key in self._nodes if key[0] == node]:
             del self._nodes[key]
 
     def units_by_worker(self) -> dict[int, str]:
-        """Worker -> its unit, of all that were seen at the last look of their node."""
+        """Worker -> its unit, for all workers of the last samples."""
         return {worker: unit for _, it in self._all() for worker, (unit, _) in it.workers.items()}
 
     def uses(self) -> dict[int, WorkerSample]:
-        """Worker -> what it used at the last look; of a gang on several nodes, all of it together."""
+        """Worker -> its usage in the last sample; summed for a gang on several nodes."""
         found: dict[int, list[WorkerSample]] = {}
         for _, node in self._all():
             for worker, (_, sample) in node.workers.items():
@@ -147,7 +151,7 @@ class ClusterMetrics:
         return {worker: it[0] if len(it) == 1 else merge_samples(it) for worker, it in found.items()}
 
     def units(self) -> dict[str, dict[str, int]]:
-        """Node -> unit -> how many of its workers are there, all or in part."""
+        """Node -> unit -> number of its workers on the node, with gangs that are partly there."""
         found: dict[str, dict[str, int]] = {}
         for name, node in self._all():
             counts = found.setdefault(name, {})
@@ -156,15 +160,15 @@ class ClusterMetrics:
         return found
 
     def hosts(self) -> dict[str, HostUsage]:
-        """Node -> the machine it is on, with the work of others."""
+        """Node -> usage of its machine by all processes."""
         return {name: node.host for name, node in self._all() if node.host is not None}
 
     def machines(self) -> list[HostUsage]:
-        """Every machine once, also if several nodes are on it."""
+        """Usage of each machine once, also if several nodes are on it."""
         return list({node.machine or name: node.host for name, node in self._all() if node.host is not None}.values())
 
     def cards(self) -> dict[str, tuple[CardUsage, ...]]:
-        """Node -> its cards; those that several nodes see, because they are on one machine, are the first one's."""
+        """Node -> its GPUs; a GPU that several nodes of one machine see is listed under the first."""
         seen: set[str] = set()
         found: dict[str, tuple[CardUsage, ...]] = {}
         for name, node in self._all():

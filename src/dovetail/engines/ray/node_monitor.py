@@ -1,4 +1,8 @@
-"""Periodic checks of a node by its agent: raylet health, memory pressure, metrics, new log output. Node side."""
+"""Periodic checks of a node by its agent: raylet health, memory pressure, metrics, new log output. Node side.
+
+`agent.AgentSession` calls `check` after everything it does, and runs `probe_raylet` in a thread. A raylet that hangs is
+reported as "sick": without that, the node would take work until Ray detects it, after 14 to 66 s.
+"""
 
 from __future__ import annotations
 
@@ -23,77 +27,80 @@ if TYPE_CHECKING:
 
 RAYLET_PROBE_S = 1.0
 HUNG_RAYLET_S = 4.0
-"""A raylet that does not take the smallest object for so long, and does not even run, counts as hung."""
+"""A raylet that stored no object for this long, and got no CPU time, counts as hung."""
 UNSEEN_RAYLET_S = 30.0
-"""The same where it cannot be seen whether it runs: it may be busy with a full store."""
+"""The same where its CPU time is unknown: it may be busy with a full object store."""
 AGENT_STALL_S = 1.0
-"""If we ourselves did not run for so long, we know nothing of others."""
+"""If the agent itself did not run for this long, the silence of the raylet proves nothing."""
 MEASURE_S = 1.0
 CHECK_S = 0.25
 
 
 class NodeMonitor:
+    """Thread: that of the session, except for `probe_raylet`."""
+
     def __init__(self, engine: LocalEngine, logs: Path | None, memory_full: float) -> None:
-        """`logs`: a folder that the driver does not see. `memory_full`: the share at which a worker must go."""
+        """`logs`: the run folder, if the driver does not see it. `memory_full`: used share of the memory at which a
+        worker is killed."""
         self._engine = engine
         self._memory = MemoryWatch(full=memory_full)
         self.requested_bytes: dict[int, int] = {}
-        """Worker -> bytes that it asked for, if it did."""
+        """Worker -> memory that it requested, in bytes; 0: none."""
         self._meter = NodeMeter(engine.processes)
         self._meter.start()
         self._logs = LogShipper(logs / "logs") if logs is not None else None
         self._raylet_seen_at = self._last_check_at = time.monotonic()
-        self._measured = self._looked = 0.0
+        self._measured_at = self._checked_at = 0.0
         self._is_hung = False
         self._raylet_pid = ray_private.raylet_pid()
         self._raylet_activity: tuple[int, float] = (-1, self._raylet_seen_at)
-        """How often the raylet had run when it was last seen to, and when that was."""
+        """Context switches of the raylet at their last change, and the time of that change."""
 
     def probe_raylet(self, closing: Event) -> None:
-        """In a thread of its own: as long as the raylet takes objects, all is well."""
+        """Store an empty object every second; blocks while the raylet hangs. In a thread of its own."""
         while not closing.is_set():
             ray.put(b"")
             self._raylet_seen_at = time.monotonic()
             closing.wait(RAYLET_PROBE_S)
 
     def check(self, now: float) -> list[SizedOp]:
-        """By the agent's thread, after whatever it did."""
-        if now - self._looked < CHECK_S:
+        """Operations for the driver; does something at most every `CHECK_S`."""
+        if now - self._checked_at < CHECK_S:
             return []
         if now - self._last_check_at > AGENT_STALL_S:
             self._raylet_seen_at = max(self._raylet_seen_at, now)
-        self._looked = self._last_check_at = now
-        told = self._health(now)
-        self._look_at_memory(now)
-        if now - self._measured >= MEASURE_S:
-            self._measured = now
+        self._checked_at = self._last_check_at = now
+        ops = self._check_raylet(now)
+        self._check_memory(now)
+        if now - self._measured_at >= MEASURE_S:
+            self._measured_at = now
             use = self._meter.take()
-            told += [SizedOp(("use", use), MESSAGE_OVERHEAD_BYTES * 4)] if use is not None else []
+            ops += [SizedOp(("use", use), MESSAGE_OVERHEAD_BYTES * 4)] if use is not None else []
             if self._logs is not None:
                 pieces = self._logs.read_new()
-                told += (
+                ops += (
                     [SizedOp(("log", pieces), MESSAGE_OVERHEAD_BYTES + sum(len(data) for _, _, data, _ in pieces))]
                     if pieces
                     else []
                 )
-        return told
+        return ops
 
     def close(self) -> list[LogPiece]:
-        """What was printed last, where the driver does not see it."""
+        """The last output of workers, if the driver does not see it."""
         self._meter.stop()
         return self._logs.read_last() if self._logs is not None else []
 
-    def _look_at_memory(self, now: float) -> None:
+    def _check_memory(self, now: float) -> None:
         chosen = self._memory.check(now, self._engine.processes(), self.requested_bytes)
         if chosen is not None:
             self._engine.end_worker(chosen[0], LossCause.OUT_OF_MEMORY, chosen[1])
 
-    def _health(self, now: float) -> list[SizedOp]:
-        runs = context_switches(self._raylet_pid)
-        if runs != self._raylet_activity[0]:
-            self._raylet_activity = runs, now
+    def _check_raylet(self, now: float) -> list[SizedOp]:
+        switches = context_switches(self._raylet_pid)
+        if switches != self._raylet_activity[0]:
+            self._raylet_activity = switches, now
         silent_s = now - self._raylet_seen_at
-        limit = HUNG_RAYLET_S if runs >= 0 or self._raylet_activity[0] >= 0 else UNSEEN_RAYLET_S
+        limit = HUNG_RAYLET_S if switches >= 0 or self._raylet_activity[0] >= 0 else UNSEEN_RAYLET_S
         if self._is_hung or silent_s < limit or now - self._raylet_activity[1] < HUNG_RAYLET_S / 2:
             return []
         self._is_hung = True
@@ -101,7 +108,7 @@ class NodeMonitor:
 
 
 def context_switches(pid: int | None) -> int:
-    """How often a process got a turn on a CPU; -1: nobody knows. One that is stopped gets none."""
+    """Number of context switches of a process, which a stopped process does not have; -1: unknown."""
     if pid is None:
         return -1
     try:

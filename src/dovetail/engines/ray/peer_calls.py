@@ -1,5 +1,8 @@
 """Calls between workers of different nodes, from agent to agent. Node side.
-it comes by a call the other way. Only the driver knows who is where, and who is lost with a node."""
+
+A call is a call of Ray to the agent of the called worker, and the answer is a call in the other direction. The driver
+knows which agent has a worker (operations "seek" and "found"), and reports lost workers ("gone").
+"""
 
 from __future__ import annotations
 
@@ -21,34 +24,34 @@ if TYPE_CHECKING:
     from dovetail.engines.ray.protocol import Op
 
     PeerAddress = tuple[Any, str]
-    """An agent, and the session there."""
+    """An agent and its session."""
 
 SENDER_THREADS = 2
 
 
 class PeerCalls:
-    """For the thread of the agent's loop, but for `ask` and `answer`, which Ray's threads call."""
+    """Thread: that of the session, except for `on_peer_call` and `on_peer_answer`, which Ray's threads call."""
 
-    def __init__(self, engine: LocalEngine, session: str, tell: Callable[[list[SizedOp]], None]) -> None:
-        """`tell`: something to the driver."""
+    def __init__(self, engine: LocalEngine, session: str, send: Callable[[list[SizedOp]], None]) -> None:
+        """`send`: sends operations to the driver."""
         self._engine = engine
         self._session = session
-        self._tell = tell
+        self._send_to_driver = send
         self._sending = ThreadPoolExecutor(SENDER_THREADS, "call")
         self._addresses: dict[int, PeerAddress] = {}
-        """Worker of another agent -> that agent."""
+        """Worker of another agent -> address of that agent."""
         self._lookups: dict[int, list[Op]] = {}
-        """Worker of another agent -> calls that wait until it is known which."""
+        """Worker of an unknown agent -> calls that wait for its address."""
         self._calls: dict[int, tuple[Any, int, int]] = {}
-        """Our number of a call -> the process that asked, its number, the worker."""
+        """Number of a call -> calling process, its number of the call, called worker."""
         self._numbers = count(1)
         self.enqueue: Callable[[Op], None] = lambda _op: None
-        """Gets what is to be done by the thread of the loop."""
+        """Passes an operation to the thread of the session."""
 
-    # --- our workers ask
+    # --- calls of this agent's workers
 
     def call(self, token: Any, number: int, worker: int, hosted: str, method: str, body: bytes) -> None:
-        """From a worker of ours to one that is not."""
+        """Call a worker of another agent, for a worker of this one."""
         mine = next(self._numbers)
         self._calls[mine] = token, number, worker
         call = (mine, worker, hosted, method, body)
@@ -56,7 +59,7 @@ class PeerCalls:
             self._send(self._addresses[worker], call)
             return
         if worker not in self._lookups:
-            self._tell([SizedOp(("seek", worker))])
+            self._send_to_driver([SizedOp(("seek", worker))])
         self._lookups.setdefault(worker, []).append(call)
 
     def on_peer_found(self, worker: int, peer: PeerAddress | None) -> None:
@@ -69,11 +72,11 @@ class PeerCalls:
             self._send(peer, call)
 
     def on_worker_gone(self, worker: int) -> None:
-        """With its node: nobody there will answer."""
+        """The worker is lost: end all calls to it."""
         self._addresses.pop(worker, None)
         self._lookups.pop(worker, None)
         why = pickle.dumps(WorkerLostError(f"worker {worker} is gone"))
-        for mine in [mine for mine, (_, _, asked) in self._calls.items() if asked == worker]:
+        for mine in [mine for mine, (_, _, called) in self._calls.items() if called == worker]:
             self.on_answer(mine, False, why)
 
     def on_answer(self, mine: int, fine: bool, body: bytes) -> None:
@@ -86,12 +89,12 @@ class PeerCalls:
         back = ray.get_runtime_context().current_actor, self._session
         self._sending.submit(agent.on_peer_call.remote, session, back, *call)
 
-    # --- others ask
+    # --- calls of other agents
 
     def on_peer_call(self, back: PeerAddress, theirs: int, worker: int, hosted: str, method: str, body: bytes) -> None:
         def answer(future: Any) -> None:
             agent, session = back
-            with suppress(RuntimeError):  # we are closing
+            with suppress(RuntimeError):  # the session closes
                 self._sending.submit(agent.on_peer_answer.remote, session, theirs, *future.result())
 
         self._engine.call_pickled(worker, hosted, method, body).add_done_callback(answer)

@@ -1,11 +1,12 @@
 """Protocol between driver and agents: operations, frames, setup and hello, and the encoding of engine events.
 
-A call costs half a millisecond however little it says, and three times that beyond 100 KB, where Ray moves it through
-its object store: so frames are filled, but not beyond that, unless one thing alone is larger.
+A frame is a pickled list of operations. A call of Ray takes 0.5 ms however small it is, and three times as long beyond
+100 KB, where Ray passes it through its object store: so frames are filled up to that size, and exceed it only for a
+single operation that is larger.
 
 Driver to agent: unit, devices, start, port, run, cancel, stop, put, file, block, comes, fetch, lost, free, call, found,
 gone. Agent to driver: hello, ready, lost, stopped, piece, done, returned, over, lack, unusable, pids, port, answer,
-seek, sick, use, log, broken. Who acts on them: `hosting.Host` there, `hearing.Hearing` here.
+seek, sick, use, log, broken. `agent.AgentSession` handles the first, `message_handlers.MessageHandlers` the others.
 """
 
 from __future__ import annotations
@@ -38,58 +39,59 @@ if TYPE_CHECKING:
     from dovetail.engines.ray.agent_payloads import AgentPayloads
 
 FRAME_BYTES = 90_000
-"""Bytes of a frame that stays out of the object store."""
+"""Size of a frame that Ray does not pass through its object store."""
 MESSAGE_OVERHEAD_BYTES = 200
-"""Bytes of a tuple beside its payload, about."""
+"""Approximate size of an operation without its payload."""
 HEARTBEAT_S = 0.5
-"""An agent that has nothing to say says so this often."""
+"""An agent without operations sends an empty answer after this time."""
 SPOOL_OUTPUT, OUTPUT_TO_DRIVER = 1, 2
-"""What is to become of the output of a message."""
+"""Flags of a message: where its output goes."""
 AT_AGENT, IN_ANSWER, IN_FILE, WRITTEN, IN_PIECES = 0, 1, 2, 3, 4
-"""Where a segment of an answer is: at the agent, in the answer, in a file, in a sink's part file, in answers before."""
+"""Where a segment of an answer is: at the agent, in the answer, in a spool file, in a part file of the sink, in earlier
+answers."""
 
 Op = tuple[Any, ...]
 
 
 class AgentSetup(NamedTuple):
-    """What an agent gets to know when it starts."""
+    """Settings of a session, sent to its agent."""
 
     session: str
     """One run's use of an agent."""
     node: str
     runtime_env: str
-    """The runtime_env of the agent, as text; empty: none."""
+    """The runtime_env of the agent as JSON; empty: none."""
     folder: str
-    """The run's folder where the driver is; empty: it has none."""
+    """The run folder of the driver; empty: none."""
     token: str
-    """What lies in it, so that an agent can tell whether it sees the same one."""
+    """Content of a marker file in it, by which an agent checks that it sees the same folder."""
     home: DriverContext
     memory_bytes: int
-    """What payloads may fill on its node; 0: a share of what is there."""
+    """Memory for payloads on the node; 0: a share of its memory."""
     pin_cpus: bool
     memory_full: float
-    """The share of a node's memory at which a worker must go."""
+    """Used share of a node's memory at which a worker is killed."""
     source_paths: tuple[str, ...] = ()
-    """Paths of the source, of which it says whether it sees them."""
+    """Paths of the source; the agent reports those that it does not see."""
     sink_folders: tuple[tuple[str, str], ...] = ()
-    """Folders into which its workers write results, and what lies in each, as above."""
+    """Folders into which its workers write results, each with the content of its marker file."""
 
 
 class AgentHello(NamedTuple):
-    """What an agent says of itself."""
+    """First message of an agent."""
 
     pid: int
     address: str
     sees_run_folder: bool
-    """Whether it sees the run's folder."""
+    """Whether the node shares the run folder with the driver."""
     missing_sources: tuple[str, ...]
     unwritable_folders: tuple[str, ...]
-    """Folders for results that are not the driver's here."""
+    """Folders for results that the node does not share with the driver."""
     version: str
 
 
 def dovetail_version() -> str:
-    """Empty: it was never installed, as in a checkout on PYTHONPATH."""
+    """Empty if it is not installed, as in a checkout on PYTHONPATH."""
     try:
         return version("dovetail-ml")
     except PackageNotFoundError:
@@ -97,28 +99,28 @@ def dovetail_version() -> str:
 
 
 class SizedOp(NamedTuple):
-    """An operation and about how many bytes it is."""
+    """An operation and its approximate size in bytes."""
 
     op: Op
     size: int = MESSAGE_OVERHEAD_BYTES
 
 
-def encode_frames(told: Iterable[SizedOp]) -> Iterator[bytes]:
-    """In order, each as full as it should be."""
+def encode_frames(ops: Iterable[SizedOp]) -> Iterator[bytes]:
+    """Frames of at most FRAME_BYTES, in order."""
     batch: list[Op] = []
     size = 0
-    for op, bytes_of_it in told:
-        if batch and size + bytes_of_it > FRAME_BYTES:
+    for op, op_bytes in ops:
+        if batch and size + op_bytes > FRAME_BYTES:
             yield pickle.dumps(batch, 5)
             batch, size = [], 0
         batch.append(op)
-        size += bytes_of_it
+        size += op_bytes
     if batch:
         yield pickle.dumps(batch, 5)
 
 
 def decode_frame(frame: bytes) -> list[Op]:
-    found: list[Op] = pickle.loads(frame)  # noqa: S301 - between processes of one run, by Ray, which does the same
+    found: list[Op] = pickle.loads(frame)  # noqa: S301 - between processes of one run; Ray unpickles, too
     return found
 
 
@@ -127,11 +129,11 @@ PIECE_BYTES = 4 << 20
 
 
 class EventEncoder:
-    """The agent's side."""
+    """Turns events of the local engine into operations. Node side."""
 
-    def __init__(self, engine: LocalEngine, parcels: AgentPayloads) -> None:
+    def __init__(self, engine: LocalEngine, payloads: AgentPayloads) -> None:
         self._engine = engine
-        self._payloads = parcels
+        self._payloads = payloads
 
     def encode(self, event: Event) -> list[SizedOp]:
         if isinstance(event, BatchesDone):
@@ -146,9 +148,9 @@ class EventEncoder:
             return [SizedOp(("stopped", event.worker))]
         if isinstance(event, WorkerLost):
             self._payloads.on_worker_gone(event.worker)
-            crumbs = [(crumb.message, crumb.index, crumb.exact) for crumb in event.breadcrumbs]
-            told = (event.worker, event.cause.value, event.detail, crumbs, event.peak_bytes)
-            return [SizedOp(("lost", *told), MESSAGE_OVERHEAD_BYTES + len(event.detail))]
+            breadcrumbs = [(crumb.message, crumb.index, crumb.exact) for crumb in event.breadcrumbs]
+            fields = (event.worker, event.cause.value, event.detail, breadcrumbs, event.peak_bytes)
+            return [SizedOp(("lost", *fields), MESSAGE_OVERHEAD_BYTES + len(event.detail))]
         return []
 
     def processes(self, worker: int) -> SizedOp:
@@ -156,29 +158,29 @@ class EventEncoder:
         return SizedOp(("pids", worker, name, pids))
 
     def _encode_done(self, event: BatchesDone) -> list[SizedOp]:
-        home = event.message in self._payloads.output_to_driver
+        to_driver = event.message in self._payloads.output_to_driver
         self._payloads.output_to_driver.discard(event.message)
         size = MESSAGE_OVERHEAD_BYTES + FAILURE_BYTES * len(event.failures)
         segments = []
         before: list[SizedOp] = []
         for segment in event.segments:
-            told, more = self._encode_segment(segment, home, before)
-            segments.append(told)
-            size += SEGMENT_BYTES + more
+            encoded, data_bytes = self._encode_segment(segment, to_driver, before)
+            segments.append(encoded)
+            size += SEGMENT_BYTES + data_bytes
         failures = [failure_as_tuple(failure) for failure in event.failures]
         op = ("done", event.worker, event.message, segments, event.seconds, failures, event.peak_bytes, event.stages)
         return [*before, SizedOp(op, size)]
 
-    def _encode_segment(self, segment: Segment, home: bool, before: list[SizedOp]) -> tuple[tuple[Any, ...], int]:
-        """What is told of it, and how many bytes that is; a large payload that goes home goes before, in pieces: an
-        agent that needs long for one answer would be believed lost."""
+    def _encode_segment(self, segment: Segment, to_driver: bool, before: list[SizedOp]) -> tuple[tuple[Any, ...], int]:
+        """The segment as a tuple, and the size of its data. A large payload for the driver is sent before it in pieces:
+        an agent that takes long for one answer would count as lost."""
         ref: Any = segment.ref
         first = (segment.items, segment.size_bytes, segment.first)
         if type(ref) is PartFileRange:
             return (WRITTEN, *first, tuple(ref)), 0
         if type(ref) is SpoolRef:
             return (IN_FILE, *first, (ref.path, ref.offset, ref.sizes)), len(ref.path)
-        if home:
+        if to_driver:
             data = self._engine.read_raw(segment)
             if len(data) > PIECE_BYTES:
                 before += [
@@ -191,13 +193,13 @@ class EventEncoder:
 
 
 def decode_worker_lost(
-    worker: int, cause: str, detail: str, crumbs: list[tuple[int, int, bool]], peak: int
+    worker: int, cause: str, detail: str, breadcrumbs: list[tuple[int, int, bool]], peak: int
 ) -> WorkerLost:
-    return WorkerLost(worker, LossCause(cause), detail, tuple(Breadcrumb(*crumb) for crumb in crumbs), peak)
+    return WorkerLost(worker, LossCause(cause), detail, tuple(Breadcrumb(*crumb) for crumb in breadcrumbs), peak)
 
 
 def split_payloads(data: bytes, sizes: list[tuple[int, ...]]) -> list[memoryview]:
-    """Several payloads that came one behind another."""
+    """Views of payloads that are concatenated in one buffer."""
     found, at = [], 0
     view = memoryview(data)
     for one in sizes:

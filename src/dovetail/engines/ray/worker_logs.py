@@ -1,7 +1,8 @@
 """Worker logs of nodes that do not see the run folder: read there in pieces, appended at the driver.
 
-Pieces are bytes, cut behind a line where there is one, so that a character that is torn between two pieces is whole
-again in the file. What is printed faster than it may be sent is left out in the middle, and the file says how much.
+`node_monitor` reads new output with `LogShipper`; `message_handlers` and `engine` write it with `LogWriter`. Pieces are
+bytes and end after a line where possible, so a character split between two pieces is whole in the file. Output beyond
+the limits is skipped, and a line in the file says how many bytes.
 """
 
 from __future__ import annotations
@@ -16,44 +17,45 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 READ_LIMIT_BYTES = 1 << 16
-"""Per look, of all files together."""
+"""Limit per call, for all files together."""
 MAX_BACKLOG_BYTES = 1 << 18
-"""A file of which so much waits grows faster than it is sent."""
+"""A file with more unread bytes grows faster than it can be sent: the oldest are skipped."""
 FINAL_LIMIT_BYTES = 1 << 20
-"""At a node's end."""
+"""Limit for the last output when a session closes."""
 RESEND_BYTES = 4 * READ_LIMIT_BYTES
+"""Sent again when a session closes: the driver may not have received the latest answers."""
 LOG_NAME = re.compile(r"[0-9]+(\.[0-9]+)?\.log")
-"""As the local engine calls the file of a worker, or of a rank."""
+"""Names that the local engine gives to the files of workers and ranks."""
 
 LogPiece = tuple[str, int, bytes, tuple[int, int]]
-"""The name of a file, how many bytes were left out before these, bytes, and where both begin: which file of that name,
-and how far in it. A piece may come twice; the keeper has it once."""
+"""File name, number of skipped bytes before the data, data, and (generation of the file, offset) of both. A piece may
+arrive twice; `LogWriter` writes it once."""
 
 
 @dataclass(slots=True)
 class _LogFile:
     inode: int
     number: int
-    """Which file of this name it is, of those there were."""
+    """Generation: the number of files with this name so far."""
     at: int = 0
 
 
 class LogShipper:
-    """On a node: reads what is new in the logs of its workers. For one thread."""
+    """Reads new output from the logs of a node's workers. For one thread."""
 
     def __init__(self, folder: str | Path) -> None:
-        """`folder`: where the files are; it may come later."""
+        """`folder`: it may not exist yet."""
         self._folder = str(folder)
         self._files: dict[str, _LogFile] = {}
         self._seen = 0
 
     def read_new(self, limit_bytes: int = READ_LIMIT_BYTES) -> list[LogPiece]:
-        """What is new, at most so much of it: all files get the same, and what one does not need goes to the others."""
+        """New output up to a limit, which is divided evenly among the files."""
         return self._pieces(limit_bytes, MAX_BACKLOG_BYTES)
 
     def read_last(self, limit_bytes: int = FINAL_LIMIT_BYTES) -> list[LogPiece]:
-        """When nothing is printed any more: of what was not read yet the end, for there it says why; and what was sent
-        lately once more, because nobody knows whether it was still heard."""
+        """After all workers have ended: the end of the unread output, which has the reasons of failures, and the output
+        sent last once more, because the driver may not have received it."""
         waiting = self._waiting()
         left = limit_bytes - sum(split_limit(waiting, limit_bytes).values())
         sent = {name: min(file.at, RESEND_BYTES) for name, file in self._files.items() if file.at}
@@ -81,7 +83,7 @@ class LogShipper:
         return found
 
     def _waiting(self) -> dict[str, int]:
-        """Name -> bytes that were not read yet. One that is another file by now, or was cut, begins anew."""
+        """Name -> number of unread bytes. A file that was replaced or truncated is read from its start."""
         try:
             with os.scandir(self._folder) as entries:
                 stats = {it.name: it.stat() for it in entries if LOG_NAME.fullmatch(it.name) and it.is_file()}
@@ -117,7 +119,7 @@ class LogShipper:
 
 
 def split_limit(waiting: Mapping[str, int], limit_bytes: int) -> dict[str, int]:
-    """Name -> how much of it may be read now; those that want little get all of it."""
+    """Name -> number of bytes to read: an even split, in which small files are read completely."""
     found: dict[str, int] = {}
     for place, (name, size) in enumerate(sorted(waiting.items(), key=lambda pair: pair[1])):
         share = min(size, limit_bytes // (len(waiting) - place))
@@ -128,7 +130,7 @@ def split_limit(waiting: Mapping[str, int], limit_bytes: int) -> dict[str, int]:
 
 
 def first_line_start(data: bytes) -> int:
-    """Where the first whole line begins; without one, the first whole character."""
+    """Offset of the first complete line, else of the first complete character."""
     end = data.find(b"\n")
     if 0 <= end < len(data) - 1:
         return end + 1
@@ -136,17 +138,17 @@ def first_line_start(data: bytes) -> int:
 
 
 class LogWriter:
-    """At the driver: appends what came to the files of the same names. For one thread."""
+    """Appends pieces to the files of the same names in the run folder. For one thread."""
 
     def __init__(self, folder: str | Path) -> None:
-        """`folder`: the logs of the run's folder."""
+        """`folder`: `logs` of the run folder."""
         self.problem = ""
-        """Why something could not be written last; a run goes on without."""
+        """Reason of the last failed write; the run continues."""
         self.skipped_bytes = 0
-        """That no file has: left out on the way, or not written."""
+        """Bytes that are in no file: skipped, or not written."""
         self._folder = Path(folder)
         self._known: dict[tuple[str, int], int] = {}
-        """How far each file has come."""
+        """(name, generation) -> offset of the first byte that was not received."""
 
     def write(self, pieces: Iterable[LogPiece]) -> None:
         for name, skipped, data, (file, at) in pieces:
@@ -164,7 +166,7 @@ class LogWriter:
                 self.skipped_bytes += len(data)
 
     def _new(self, name: str, file: int, at: int, skipped: int, data: bytes) -> tuple[int, bytes]:
-        """What of a piece is not here yet: how much was left out, and the bytes."""
+        """The part of a piece that was not received before: number of skipped bytes, and data."""
         known = self._known.get((name, file), 0)
         began = at + skipped
         self._known[name, file] = max(known, began + len(data))
@@ -179,7 +181,7 @@ class LogWriter:
 
 
 def _skipped_note(skipped: int, *, new_line: bool) -> bytes:
-    text = f"[dovetail: {skipped} bytes were left out here: more was printed than is sent from this node]\n"
+    text = f"[dovetail: {skipped} bytes skipped here: this node printed more than the limit]\n"
     return text.encode() if new_line else b"\n" + text.encode()
 
 
