@@ -1,4 +1,4 @@
-# Two commands: `make demo` and `make test`. Both set up .venv by themselves and are quick the second time.
+# Two commands: `make demo` and `make test`. Both set up .venv by themselves and are fast the second time.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -9,11 +9,12 @@ export PIP_REQUIRE_VIRTUALENV := 1
 # one more than cores: many tests wait for something to end, to die or to be noticed; the long ones also measure
 TESTERS ?= $(shell $(PYTHON) -c 'import os; print((os.cpu_count() or 1) + 1)')
 
-.PHONY: help demo test test-long test-ray test-gpu check format bench clean
+.PHONY: help demo test test-quick test-long test-ray test-gpu check format bench clean
 
 help:
 	@echo "make demo       set up, then run a pipeline over generated documents on this machine, and plan one for a cluster"
-	@echo "make test       set up, then run all checks and all tests"
+	@echo "make test       set up, then run all checks and all tests; prints the 30 slowest"
+	@echo "make test-quick only the tests of the pure packages: no processes, under a minute"
 	@echo "make test-long  the same with the long repeat counts and soaks"
 	@echo "make test-ray   only what needs Ray (one is started for all of it)"
 	@echo "make test-gpu   only what needs a real NVIDIA GPU; says why it is skipped where there is none"
@@ -25,7 +26,10 @@ demo: $(VENV)/.core
 	@$(BIN)/dovetail demo
 
 test: check
-	$(BIN)/pytest -n $(TESTERS)
+	$(BIN)/pytest -n $(TESTERS) --durations=30
+
+test-quick: $(VENV)/.dev
+	DOVETAIL_TEST_QUICK=1 $(BIN)/pytest -q -n $(TESTERS) tests/test_errors.py tests/test_documents.py tests/resources tests/pipeline tests/scheduling tests/control tests/streaming
 
 test-long: check
 	DOVETAIL_TEST_LONG=1 $(BIN)/pytest -n auto -m "not bar"; tests=$$?; \

@@ -1,4 +1,4 @@
-"""How fast is a column of a Lance table filled, against pylance itself, and when is the first of it seen?
+"""Speed of column backfills of a Lance table against pylance itself, and the time to the first visible commit.
 
     python benchmarks/backfill.py --rows 1000000 --peers --json result.json
 

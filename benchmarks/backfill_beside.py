@@ -1,4 +1,4 @@
-"""Runs beside `backfill.py`, in a process of its own that has imported what it needs: pylance's own way, and a reader.
+"""Helper process of `backfill.py` with its imports done: pylance's own way, and a reader.
 
     python backfill_beside.py
 

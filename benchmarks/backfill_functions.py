@@ -1,4 +1,4 @@
-"""What do the functions of `backfill.py` do? Dovetail and pylance call the same ones, pylance the bare `fn` of each."""
+"""Functions of `backfill.py`; Dovetail and pylance call the same ones, pylance the bare `fn` of each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which tables does `backfill.py` fill, and is what was filled in right?"""
+"""Tables that `backfill.py` fills, and the check of the results."""
 
 from __future__ import annotations
 

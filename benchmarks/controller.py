@@ -1,4 +1,4 @@
-"""What does the controller cost per event, and does that grow with the number of workers?
+"""CPU cost of the controller per event, by number of workers.
 
     python benchmarks/controller.py --workers 10,1000,10000 --json result.json
 

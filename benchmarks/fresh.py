@@ -1,4 +1,4 @@
-"""What does a fresh process cost from its start to its exit: CPU, time and memory, with all that it starts?"""
+"""CPU, time and memory of a fresh process from start to exit, with all of its children."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A first pipeline, as somebody new would write it; says how much CPU it took until its first result, in seconds.
+"""A first pipeline as a new user would write it; prints the CPU seconds until its first result.
 
 Run by overhead.py in a fresh interpreter: nothing is imported here that dovetail does not import by itself.
 """

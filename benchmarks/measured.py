@@ -1,4 +1,4 @@
-"""How much CPU and memory do a process and everything it started use?"""
+"""CPU and memory of a process and everything it started."""
 
 from __future__ import annotations
 

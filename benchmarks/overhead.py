@@ -1,4 +1,4 @@
-"""What does the engine itself cost per item, and until its first result?
+"""CPU cost of the engine per item, and until the first result.
 
     python benchmarks/overhead.py --engine local --peers --json result.json
 

@@ -1,4 +1,4 @@
-"""What does the Ray engine cost per item, and what do Ray's own actors, called once per item, in the same Ray?
+"""CPU cost of the Ray engine per item, against Ray actors called once per item in the same Ray.
 
     python overhead_ray.py SMALL LARGE REPEAT     prints when which run began and ended; overhead.py looks at the CPU
 

@@ -1,4 +1,4 @@
-"""How fast do large arrays pass from process to process, and do they leave anything behind?
+"""Throughput of large arrays between processes, and leftovers in shared memory.
 
     python benchmarks/payload.py --arrays 2000 --json result.json
 

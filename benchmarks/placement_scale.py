@@ -1,4 +1,4 @@
-"""What does seating the reference stages one by one cost, on clusters of any size?
+"""CPU cost of placing the reference stages one by one, by cluster size.
 
     python benchmarks/placement_scale.py --nodes 128,1024,10000
 

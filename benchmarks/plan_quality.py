@@ -1,4 +1,4 @@
-"""How near to the best known rate does a cold plan come, on sizing problems with known answers?
+"""Rate of cold plans against the best known rate, on sizing problems with known answers.
 
 python benchmarks/plan_quality.py --problems ../shared/data/problems/cold.jsonl --json result.json
 """

@@ -1,4 +1,4 @@
-"""What does a cold plan of the reference pipeline cost, on clusters of any size and on the mixed nodes of the trace?
+"""CPU cost of a cold plan of the reference pipeline, by cluster size and on the mixed nodes of the trace.
 
     python benchmarks/plan_scale.py --nodes 128,512,1024,10000 --peers --json result.json
 

@@ -1,4 +1,4 @@
-"""The policies that Dovetail's are compared with, as scores for Dovetail's own placement."""
+"""Placement policies that Dovetail is compared with, as scores for its placement."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What does `dovetail run recipe.yaml` cost, against a plain loop of the same operators and against Data-Juicer?
+"""Cost of `dovetail run recipe.yaml` against a plain loop of the same operators and against Data-Juicer.
 
     python benchmarks/recipe.py --engine local --rows 50000 --peers --json result.json
 

@@ -1,4 +1,4 @@
-"""How near to the bound does one replan of a running pipeline come after its speeds drift, and with how many restarts?
+"""Rate after one replan of a drifting pipeline against the bound, and the number of restarts.
 
     python benchmarks/replan.py --problems ../shared/data/problems/drift.jsonl --peers --json result.json
 

@@ -1,4 +1,4 @@
-"""What every benchmark does with its result: a table for people, JSON for tools."""
+"""Output of benchmarks: a table for people, JSON for tools."""
 
 from __future__ import annotations
 

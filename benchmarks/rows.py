@@ -1,4 +1,4 @@
-"""Do ten million small rows go through in the memory of one million, and each as cheaply as those of a small run?
+"""Memory and CPU per row with ten million small rows, against one million.
 
     python benchmarks/rows.py --rows 10000000 --json result.json
 

@@ -1,4 +1,4 @@
-"""Do more workers help as much as they should, does the run find the best split, and was that foreseen?
+"""Speed-up by number of workers, convergence to the best split, and accuracy of the prediction.
 
     python benchmarks/scaling.py --json result.json
 

@@ -1,4 +1,4 @@
-"""What does a simulated batch cost, recording included, and does that grow with the number of workers?
+"""CPU cost of a simulated batch, recording included, by number of workers.
 
 python benchmarks/simulate.py --workers 100,1000,10000 --json result.json
 """

@@ -1,4 +1,4 @@
-"""How much CPU did a process and all below it use until when, those included that nobody waited for?
+"""CPU of a process and all of its descendants until a given time, including those that no parent waited for.
 
 Ray's servers are never waited for, and a raylet forgets what its workers used: so everybody's own time is looked at
 now and then from outside, and what was seen last of those that are gone counts on.

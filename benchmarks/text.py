@@ -1,4 +1,4 @@
-"""What does it cost to run five text operators over a JSONL file, against a plain loop and against Ray Data?
+"""Cost of five text operators over a JSONL file, against a plain loop and against Ray Data.
 
     python benchmarks/text.py --engine local --rows 50000 --peers --json result.json
 

@@ -1,4 +1,4 @@
-"""What do the five text operators of `text.py` do? One row in, the row or None out: functions that anybody may call.
+"""The five text operators of `text.py`: functions from one row to a row or None.
 
 They do what Data-Juicer's of the same names do to the corpus of `text.py`: whitespace_normalization_mapper,
 clean_links_mapper, text_length_filter, special_characters_filter and word_repetition_filter.

@@ -29,8 +29,10 @@ RAY_FIXTURES = {"ray_cluster", "ray_address"}
 # the same examples every time, so that a change is judged by what it changed; `make test-long` looks for new ones
 common = settings(deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("short", common, max_examples=30, derandomize=True)
+settings.register_profile("quick", common, max_examples=5, derandomize=True)
 settings.register_profile("long", common, max_examples=500)
-settings.load_profile("long" if os.environ.get("DOVETAIL_TEST_LONG") else "short")
+QUICK, LONG = "DOVETAIL_TEST_QUICK" in os.environ, "DOVETAIL_TEST_LONG" in os.environ
+settings.load_profile("long" if LONG else "quick" if QUICK else "short")
 
 # a suite that was started in the background, or by nohup, ignores these, and so would every program that it starts
 for ignored in (signal.SIGINT, signal.SIGHUP):
