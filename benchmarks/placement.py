@@ -1,4 +1,4 @@
-"""Share of a GPU cluster that each placement policy allocates, on the public traces of "Beware of Fragmentation" (ATC'23).
+"""Share of a GPU cluster that each placement policy allocates, on the traces of "Beware of Fragmentation" (ATC'23).
 
 python benchmarks/placement.py --trace default --policies fgd,best_fit --seeds 5 --json result.json
 """
