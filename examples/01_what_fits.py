@@ -1,7 +1,6 @@
 """What fits where, and why not: shapes, a cluster, a ledger, placement, and an explanation."""
 
 import dovetail as dt
-from dovetail.scheduling.diagnose.feasibility import WorkerRequest, find_fit_problems
 
 cluster = dt.Cluster.parse("2x(32cpu, 128GB, 2xgpu:20GB)")
 caption = dt.Resources(cpus=2, gpu_memory="1500MB").shape()
@@ -15,8 +14,7 @@ for seats in placer.fill(caption, 10):
 print("train sits on", [seats[0].node for seats in placer.fill(train, 3)])
 
 print()
-for problem in find_fit_problems(
-    [WorkerRequest("one more train", train), WorkerRequest("a large model", dt.Resources(gpu_memory="25GB").shape())],
-    ledger,
-):
+large = dt.Resources(gpu_memory="25GB").shape()
+requests = [dt.WorkerRequest("one more train", train), dt.WorkerRequest("a large model", large)]
+for problem in dt.find_fit_problems(requests, ledger):
     print(problem.render())

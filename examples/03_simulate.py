@@ -1,10 +1,9 @@
-"""Try a pipeline on a cluster that nobody has: same plan, same controller, virtual time.
+"""Simulate a pipeline on a hypothetical cluster: same plan, same controller, virtual time.
 
 python examples/03_simulate.py
 """
 
 import dovetail as dt
-from dovetail.engines.simulated.world import Lognormal, LoseNode, ScriptedEvent, SlowDown, world_from_pipeline
 
 
 def work(items: list[object]) -> list[object]:
@@ -27,10 +26,13 @@ quiet = dt.simulate(pipe, cluster, items=40_000)
 print(quiet)
 
 print("\n--- a bad day: a node is lost, captions take twice as long for a while, workers die")
-bad_day = world_from_pipeline(
+bad_day = dt.world_from_pipeline(
     pipe,
-    every={"spread": Lognormal(0.4), "setup_s": 10.0, "deaths_per_hour": 6.0},
-    script=(ScriptedEvent(60.0, LoseNode("node-3")), ScriptedEvent(90.0, SlowDown("caption", 2.0, until_s=200.0))),
+    every={"spread": dt.Lognormal(0.4), "setup_s": 10.0, "deaths_per_hour": 6.0},
+    script=(
+        dt.ScriptedEvent(60.0, dt.LoseNode("node-3")),
+        dt.ScriptedEvent(90.0, dt.SlowDown("caption", 2.0, until_s=200.0)),
+    ),
 )
 bad = dt.simulate(pipe, cluster, items=40_000, world=bad_day)
 print(bad)

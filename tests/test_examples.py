@@ -141,3 +141,8 @@ def test_the_recipe_for_texts_cleans_them(tmp_path: Path) -> None:
     assert not [text for text in texts if len(text) < 50 or "https://" in text or "@" in text or "Ã" in text]
     assert all(row["length"] == len(row["text"].split()) for row in rows)
     assert [row["id"] for row in rows] == sorted(row["id"] for row in rows)
+
+
+def test_examples_import_only_public_names() -> None:
+    imported = [line for path in EXAMPLES for line in path.read_text().splitlines() if line.startswith("from dovetail")]
+    assert imported == []

@@ -14,6 +14,14 @@ if TYPE_CHECKING:
     from dovetail.data.request_queue import ItemFailed, RequestFuture, ServiceClosed, TooManyRequests
     from dovetail.data.sinks import SinkSpec, sink
     from dovetail.data.sources import SourceSpec, source
+    from dovetail.engines.simulated.world import (
+        Lognormal,
+        LoseNode,
+        ScriptedEvent,
+        SlowDown,
+        World,
+        world_from_pipeline,
+    )
     from dovetail.errors import (
         ClusterError,
         ConfigError,
@@ -39,6 +47,7 @@ if TYPE_CHECKING:
     from dovetail.runtime.service import Service, serve
     from dovetail.runtime.simulation import Simulation, simulate
     from dovetail.scheduling.demand import Profile
+    from dovetail.scheduling.diagnose.feasibility import WorkerRequest, find_fit_problems
     from dovetail.scheduling.fragmentation import Workload
     from dovetail.scheduling.placement import BestFit, FragmentationScore, Placer, Spread
     from dovetail.scheduling.plan import Plan
@@ -62,6 +71,8 @@ _MODULE_BY_NAME = {
     "ItemFailed": "data.request_queue",
     "Ledger": "resources.ledger",
     "LedgerError": "errors",
+    "Lognormal": "engines.simulated.world",
+    "LoseNode": "engines.simulated.world",
     "Node": "resources.cluster",
     "Pipeline": "pipeline.pipeline",
     "PipelineError": "errors",
@@ -78,6 +89,7 @@ _MODULE_BY_NAME = {
     "RowFailed": "backfill.failed_rows",
     "Run": "runtime.run_handle",
     "RunError": "errors",
+    "ScriptedEvent": "engines.simulated.world",
     "Seat": "resources.seat",
     "Service": "runtime.service",
     "ServiceClosed": "data.request_queue",
@@ -85,14 +97,18 @@ _MODULE_BY_NAME = {
     "ShapeKind": "resources.shape",
     "Simulation": "runtime.simulation",
     "SinkSpec": "data.sinks",
+    "SlowDown": "engines.simulated.world",
     "SourceSpec": "data.sources",
     "Spread": "scheduling.placement",
     "Stage": "pipeline.stage",
     "Table": "backfill.table",
     "TooManyRequests": "data.request_queue",
     "Udf": "backfill.udf",
+    "WorkerRequest": "scheduling.diagnose.feasibility",
     "Workload": "scheduling.fragmentation",
+    "World": "engines.simulated.world",
     "each": "pipeline.stage",
+    "find_fit_problems": "scheduling.diagnose.feasibility",
     "plan": "scheduling.planner",
     "run": "runtime.run",
     "serve": "runtime.service",
@@ -101,9 +117,11 @@ _MODULE_BY_NAME = {
     "source": "data.sources",
     "table": "backfill.table",
     "udf": "backfill.udf",
+    "world_from_pipeline": "engines.simulated.world",
 }
 
 __all__ = [
+    "BackfillResult",
     "BestFit",
     "CardShare",
     "Cluster",
@@ -112,13 +130,14 @@ __all__ = [
     "DovetailError",
     "Each",
     "EngineError",
-    "BackfillResult",
     "FragmentationScore",
     "Gpu",
     "InfeasibleError",
     "ItemFailed",
     "Ledger",
     "LedgerError",
+    "Lognormal",
+    "LoseNode",
     "Node",
     "Pipeline",
     "PipelineError",
@@ -127,6 +146,7 @@ __all__ = [
     "Problem",
     "Profile",
     "Recipe",
+    "RequestFuture",
     "ResourceError",
     "Resources",
     "Retry",
@@ -134,6 +154,7 @@ __all__ = [
     "RowFailed",
     "Run",
     "RunError",
+    "ScriptedEvent",
     "Seat",
     "Service",
     "ServiceClosed",
@@ -141,15 +162,18 @@ __all__ = [
     "ShapeKind",
     "Simulation",
     "SinkSpec",
+    "SlowDown",
     "SourceSpec",
     "Spread",
     "Stage",
     "Table",
-    "RequestFuture",
     "TooManyRequests",
     "Udf",
+    "WorkerRequest",
     "Workload",
+    "World",
     "each",
+    "find_fit_problems",
     "plan",
     "run",
     "serve",
@@ -158,6 +182,7 @@ __all__ = [
     "source",
     "table",
     "udf",
+    "world_from_pipeline",
 ]
 
 
