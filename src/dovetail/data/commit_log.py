@@ -1,7 +1,7 @@
 """Commit log of a run (commit.log): one durable line per finished epoch, and its reader.
 
-The first line says what the run was about when it began: its source, its sinks, its units. A line that the end of a
-process tore is no line. What no line tells of is computed again by whoever goes on with the run.
+The first line describes the run at its start: its source, sinks and units. A partial line at the end is ignored. Items
+without a line are computed again when the run resumes.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ LOG_VERSION = 1
 
 @dataclass(slots=True)
 class CommitEntry:
-    """An epoch that is done: see `control.commands.Deliver`."""
+    """A finished epoch: see `control.commands.Deliver`."""
 
     wave: int
     epoch: int
     first: int
     last: int
     outputs: dict[str, list[PartFileRange]] = field(default_factory=dict)
-    """Sink -> where its results lie."""
+    """Sink -> location of its results."""
     result_count: int = 0
-    """How many results left the run."""
+    """Number of results that left the run."""
     spooled: dict[str, list[Any]] = field(default_factory=dict)
-    """Unit of a later wave -> what it will get, as the engine wrote it down."""
+    """Unit of a later wave -> its input, as spool records of the engine."""
     aside: list[Any] = field(default_factory=list)
-    """Unit and key of every item that was set aside."""
+    """Unit and key of every failed item."""
     mark: Any = None
-    """Where in the source `first` is."""
+    """Position of `first` in the source."""
     durable: bool = True
-    """False: a part of it was in memory only, and it has to be done again."""
+    """False: part of it was in memory only and must be computed again."""
 
     def to_dict(self) -> dict[str, Any]:
         found: dict[str, Any] = {"wave": self.wave, "epoch": self.epoch, "first": self.first, "last": self.last}
@@ -65,19 +65,19 @@ def parse_entry(data: Mapping[str, Any]) -> CommitEntry:
 
 @dataclass(slots=True)
 class CommitLogContents:
-    """What commit.log tells of a run."""
+    """Contents of the commit.log of a run."""
 
     header: dict[str, Any] = field(default_factory=dict)
     entries: dict[int, CommitEntry] = field(default_factory=dict)
-    """By their number in the file."""
+    """By number in the file."""
     lines: int = 0
-    """Entries that were ever written."""
+    """Number of entries ever written."""
     finished: list[str] | None = None
-    """The files that the run has left under their final names; None: it has not come to that."""
+    """Final files that the run published; None: not published yet."""
 
 
 def read_commit_log(path: Path) -> CommitLogContents:
-    """Empty if there is no such file."""
+    """Empty if the file does not exist."""
     told = CommitLogContents()
     for data in _read_lines(path):
         if "begin" in data:
@@ -100,11 +100,11 @@ def _read_lines(path: Path) -> Iterator[dict[str, Any]]:
         with path.open("rb") as file:
             for line in file:
                 if not line.endswith(b"\n"):
-                    continue  # torn, though what is there of it may be whole: it is cut off by who goes on
+                    continue  # a partial line, even if it parses: a resume truncates it
                 try:
                     data = json.loads(line)
                 except ValueError:
-                    continue  # torn
+                    continue  # a partial line
                 if isinstance(data, dict):
                     yield data
     except FileNotFoundError:
@@ -112,7 +112,7 @@ def _read_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 class CommitLog:
-    """Written by one thread."""
+    """Appends to the log. Thread: one at a time."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -125,7 +125,7 @@ class CommitLog:
             raise _write_error(path, error) from None
 
     def write(self, *entries: Mapping[str, Any]) -> None:
-        """On the disk when it returns, all of them."""
+        """All entries are on disk when it returns."""
         data = b"".join(json.dumps(entry, separators=(",", ":")).encode() + b"\n" for entry in entries)
         at = os.lseek(self._file, 0, os.SEEK_CUR)
         view = memoryview(data)
@@ -142,11 +142,11 @@ class CommitLog:
         self.write({"begin": LOG_VERSION, **about})
 
     def units(self, units: Sequence[tuple[str, int]]) -> None:
-        """From now on the spool is for these: a run may go on with other units until it has spooled something."""
+        """Record the units that the spool is for: a run may resume with other units until it has spooled something."""
         self.write({"units": units})
 
     def void_entries(self, numbers: list[int]) -> None:
-        """What these entries tell of is lost: they do not count any more."""
+        """Mark entries as void, because their results are lost."""
         self.write({"void": numbers})
 
     def finish(self, files: list[str]) -> None:
@@ -157,7 +157,7 @@ class CommitLog:
 
 
 def _complete_line_bytes(path: Path) -> int:
-    """How many bytes of it are whole lines: the last one may be torn."""
+    """Number of bytes in complete lines: the last line may be partial."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:

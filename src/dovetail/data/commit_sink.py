@@ -1,7 +1,7 @@
 """Sink that makes results durable epoch by epoch in its own thread: sync part files, then append to the commit log.
 
-The loop only hands epochs over. Files and tables were written by workers; here their parts are synced. A callable gets
-the results of an epoch before that epoch counts as done.
+The loop only hands epochs over. Workers have written files and tables; their part files are synced here. A callable
+sink gets the results of an epoch before that epoch counts as committed.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ if TYPE_CHECKING:
     from dovetail.data.iterator_sink import IteratorSink
 
 MAX_PENDING_EPOCHS = 64
-"""Epochs that may wait for the disk before nothing more is read."""
+"""Epochs that may wait for the disk before the source is paused."""
 
 
 class SpoolRecords(Protocol):
-    """What of an engine outlives its driver."""
+    """Spool records of an engine, which outlive the driver."""
 
     def spool_record(self, segment: Segment) -> list[Any] | None: ...
 
 
 @runtime_checkable
 class SeekableSource(Protocol):
-    """A source that can tell where a row is, so that nobody has to read up to it again."""
+    """A source that can return the position of a row, so that a resume does not read up to it."""
 
     def mark_of(self, row: int) -> object | None: ...
     def forget(self, below_row: int) -> None: ...
 
 
 class CommitSink:
-    """Takes epochs as the loop delivers them. What belongs to none of the sinks goes to the run's iterator."""
+    """Commits epochs as the loop delivers them. Results without a sink go to the iterator of the run."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class CommitSink:
         ordered: bool = False,
         done: Iterable[tuple[int, int]] = (),
     ) -> None:
-        """`done`: stretches of the source that are committed already."""
+        """`done`: ranges of the source that are already committed."""
         self._log = log
         self._outputs = outputs
         self._iterator = iterator
@@ -79,12 +79,12 @@ class CommitSink:
         self._waiting = 0
         self._lock = Lock()
         self._committed_below = 0
-        """Everything below this row is committed."""
+        """All rows below this one are committed."""
         self._committed_ranges: list[tuple[int, int]] = sorted(done)
         self._thread = Thread(target=self._commit_all, name="dovetail-commits", daemon=True)
         self._thread.start()
 
-    # --- the loop's side
+    # --- loop thread
 
     def take(self, deliver: Deliver) -> None:
         self.aside += deliver.failed_items[: max(0, MAX_FAILED_ITEMS_IN_MEMORY - len(self.aside))]
@@ -95,11 +95,11 @@ class CommitSink:
     def has_space(self) -> bool:
         return self._waiting < MAX_PENDING_EPOCHS and self._iterator.has_space()
 
-    # --- the end
+    # --- end of the run
 
     def finish(self, *, complete: bool) -> list[str]:
-        """Everything taken is committed; if that is all there ever will be, the files get their names. Raises what went
-        wrong, here or before."""
+        """Wait until everything is committed; if the run is complete, publish the final files. Raises any error of the
+        sink."""
         self._queue.put(None)
         self._thread.join()
         if self.error is not None:
@@ -123,7 +123,7 @@ class CommitSink:
         for sink in self._outputs.files.values():
             sink.close()
 
-    # --- the thread
+    # --- commit thread
 
     def _commit_all(self) -> None:
         over = False
@@ -150,7 +150,7 @@ class CommitSink:
             for deliver in epochs:
                 self._call_functions(deliver)
                 given += 1
-        finally:  # what a function has taken before it raised is not given to it again
+        finally:  # results that a function took before it raised are not passed to it again
             self._log.write(*(entry.to_dict() for entry in entries[:given]))
         for deliver in epochs:
             left = {unit: out for unit, out in deliver.outputs.items() if unit not in self._outputs.label_of}
@@ -183,7 +183,7 @@ class CommitSink:
         segment, start, _ = aside.part
         try:
             key = self._store.load(segment)[0][start]
-        except Exception:  # its payload cannot be read, whatever the reason
+        except Exception:  # its payload cannot be read, for any reason
             return None
         return list(key) if isinstance(key, tuple) else [key]
 
@@ -205,7 +205,7 @@ class CommitSink:
         for label, names in parts.items():
             self._outputs.files[label].sync(names)
         if any(deliver.failed_items for deliver in epochs):
-            with suppress(OSError):  # what cannot be kept of them is told when they are to be run again
+            with suppress(OSError):  # items that cannot be pickled are reported by --retry-errors
                 _sync_file(self._log.path.parent / "errors" / "errors.jsonl")
         kept = (self._spool_records.spool_record(one) for it in epochs for out in it.spooled.values() for one in out)
         for name in {one[0] for one in kept if one is not None}:
@@ -216,7 +216,8 @@ class CommitSink:
                 raise SourceSinkError("DT381", message, "make room or mend the disk", str(self._spool)) from None
 
     def _call_functions(self, deliver: Deliver) -> None:
-        """To callables. Whoever is killed before the line is written is called again: at least once, not exactly."""
+        """Pass results to callables. After a kill before the line is written they are passed again: at least once, not
+        exactly once."""
         for label, function in self._outputs.functions.items():
             units = [unit for unit in deliver.outputs if self._outputs.label_of.get(unit) == label]
             segments = [segment for unit in units for segment in deliver.outputs[unit]]

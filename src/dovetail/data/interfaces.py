@@ -19,27 +19,27 @@ if TYPE_CHECKING:
 
 
 class PayloadStore(Protocol):
-    """What an engine offers to those who bring and take items in the driver."""
+    """The part of an engine that sources and sinks in the driver use."""
 
     def store(self, keys: Keys, items: list[Any]) -> Segment:
-        """Items as a payload that workers can open. One thread at a time. Unsendable: one of them cannot be."""
+        """Store items as a payload for workers. Thread: one at a time. Raises UnsendableItemError."""
         ...
 
     def store_split(self, keys: range, split: Split) -> Segment:
-        """A piece of the source as a payload that workers read by themselves. One thread at a time."""
+        """Store a split of the source, which workers read. Thread: one at a time."""
         ...
 
     def load(self, segment: Segment) -> tuple[Keys, list[Any]]:
-        """The keys and items of a payload; those that cannot be read are Unreadable. From any thread."""
+        """The keys and items of a payload; unreadable items are UnreadableItem. Thread: any."""
         ...
 
     def release_mappings(self) -> None:
-        """Nothing more will be loaded: what was is the reader's alone."""
+        """Release all mappings: nothing more will be loaded."""
         ...
 
     @property
     def unreadable(self) -> bool:
-        """Whether an item that was loaded could not be read, ever."""
+        """Whether any loaded item could not be read."""
         ...
 
     def post(self, event: Event) -> None: ...
@@ -47,14 +47,14 @@ class PayloadStore(Protocol):
 
 class Source(Protocol):
     def pull(self, pull: Pull) -> None:
-        """Answers by posting, now or later. Must not block."""
+        """Answer by posting, now or later. Must not block."""
         ...
 
     def close(self) -> None: ...
 
     @property
     def error(self) -> BaseException | None:
-        """What went wrong with it; then the run was told to end."""
+        """The error of the source; the run then ends."""
         ...
 
 
@@ -64,12 +64,12 @@ class Sink(Protocol):
         ...
 
     def has_space(self) -> bool:
-        """Whether more results are welcome; if not, nothing is read until `wanted` is called."""
+        """Whether more results are accepted; if not, the source is paused until `wanted` is called."""
         ...
 
 
 class SourceAndSink:
-    """A source and a sink as the loop sees them. Nothing is read while results pile up."""
+    """Connects a source and a sink to the loop. The source is paused while results pile up."""
 
     def __init__(self, source: Source, sink: Sink) -> None:
         self._source = source
@@ -85,10 +85,10 @@ class SourceAndSink:
                 self._source.pull(command)
             else:
                 self._held = command
-                self.on_space()  # room may have come between the two looks
+                self.on_space()  # space may have become free between the two checks
 
     def on_space(self) -> None:
-        """There may be room for results again. From any thread."""
+        """There may be space for results again. Thread: any."""
         with self._lock:
             held = self._held
             if held is None or not self._sink.has_space():
@@ -98,7 +98,7 @@ class SourceAndSink:
 
 
 class FileSinkInterface(Protocol):
-    """A file or table that workers write; see data/sinks.py, which is imported only where there is one."""
+    """A file or table that workers write; see data/sinks.py, which is imported only when needed."""
 
     kind: str
     spec: Any
@@ -117,7 +117,7 @@ class FileSinkInterface(Protocol):
 
 
 class RunOutputs:
-    """Where the results of a run go."""
+    """Destinations of the results of a run."""
 
     __slots__ = ("files", "functions", "label_of")
 
@@ -126,8 +126,8 @@ class RunOutputs:
         files: dict[str, FileSinkInterface] | None = None,
         functions: dict[str, Callable[[list[Any]], object]] | None = None,
     ) -> None:
-        """By label: the leaf stage that it belongs to, or empty for one that all leaves share."""
+        """By label: the leaf stage that it belongs to, or empty for a sink shared by all leaves."""
         self.files = files or {}
         self.functions = functions or {}
         self.label_of: dict[str, str] = {}
-        """Leaf unit -> its sink; those that have none are iterated over."""
+        """Leaf unit -> its sink; results of other leaves are iterated over."""

@@ -22,7 +22,7 @@ CANNOT_READ = "DT345"
 CONTENT_MISMATCH = "DT346"
 
 MAX_PATHS_SHOWN = 10
-"""Files that a message names at most."""
+"""Maximum number of files named in a message."""
 
 
 def source_changed(path: str, how: str) -> SourceSinkError:
@@ -31,7 +31,7 @@ def source_changed(path: str, how: str) -> SourceSinkError:
 
 
 def cannot_read(path: str, error: BaseException) -> SourceSinkError:
-    """The file is there no more, forbidden, damaged, or its disk fails."""
+    """The file was removed, is not readable, is damaged, or its disk fails."""
     if isinstance(error, SourceSinkError):
         return error
     if isinstance(error, FileNotFoundError):
@@ -57,7 +57,7 @@ def missing_source_package(package: str, extra: str | None, what: str) -> Config
 
 
 def list_paths(paths: Iterable[str], count: int) -> str:
-    """Some of them, and how many more there are."""
+    """The first names, and the number of the others."""
     few = [path for path, _ in zip(paths, range(MAX_PATHS_SHOWN), strict=False)]
     more = f" and {count - len(few)} more" if count > len(few) else ""
     return ", ".join(few) + more
@@ -72,11 +72,11 @@ def resume_command(run_id: str) -> str:
 
 
 def write_failed(error: OSError, path: str, run_id: str) -> SourceSinkError:
-    """The error that ends a run because of its sink; what was committed so far stays."""
+    """The error of a sink that ends a run; committed results are kept."""
     folder = shlex.quote(str(Path(path).parent))
     again = f"then go on with: {resume_command(run_id)}"
     said = error.strerror or str(error)
-    # pyarrow and lance give the number only as text
+    # pyarrow and lance report the errno only as text
     if error.errno in DISK_FULL_ERRNOS or "No space left" in said or "File too large" in said:
         message = f"no room for the results: {said}"
         return SourceSinkError("DT353", message, f"make room (df -h {folder} shows how much there is), {again}", path)

@@ -22,34 +22,34 @@ if TYPE_CHECKING:
     from dovetail.data.interfaces import PayloadStore
 
 NON_BLOCKING_TYPES = (list, tuple, range)
-"""Reading these cannot block, so that it needs no thread."""
+"""Types whose iteration cannot block, so that it needs no thread."""
 MAX_SEGMENT_BYTES = 8 << 20
-"""A segment of the source is no larger than about this, if its items are not."""
+"""Maximum size of a source segment, unless a single item is larger."""
 FIRST_SEGMENT_ITEMS = 64
-"""Items of the first segments, while nothing is known of their size."""
+"""Items of the first segments, while item sizes are unknown."""
 MAX_SEGMENT_WAIT_S = 0.01
-"""What was read goes on after this time, although its segment is not full: the next item may take long."""
+"""A partial segment is sent after this time: the next item may take long."""
 
 
 def is_non_blocking(items: object) -> bool:
-    return type(items) in NON_BLOCKING_TYPES  # others may do anything when they are read
+    return type(items) in NON_BLOCKING_TYPES  # other types may run any code when they are iterated
 
 
 class IterableSource:
-    """Items one after another, in segments as large as the first stage's messages."""
+    """Items in segments of the size of the first stage's messages."""
 
     def __init__(self, items: Iterator[Any], store: PayloadStore, *, at_hand: bool = False, ours: bool = False) -> None:
-        """`at_hand`: reading cannot block. `ours`: nobody else has this iterator."""
+        """`at_hand`: iteration cannot block. `ours`: this iterator has no other user."""
         self._owns_iterator = ours
         self._items = items
         self._store = store
         self.error: BaseException | None = None
-        """What the iterable raised; the run then ends."""
+        """The exception of the iterable; the run then ends."""
         self._position = 0
-        """Items that have gone on, or were skipped."""
+        """Items that were sent or skipped."""
         self._item_bytes = 0.0
         self._read: deque[Any] = deque()
-        """Items that were read and have not gone on."""
+        """Items that were read and not sent yet."""
         self._send_lock = Lock()
         self._has_items = Event()
         self._flush_requested = False
@@ -78,10 +78,10 @@ class IterableSource:
             self._read_items(pull)
         if self._owns_iterator and isinstance(self._items, GeneratorType):
             with suppress(Exception):
-                self._items.close()  # what it holds open is let go now, and not some time later
+                self._items.close()  # release what it holds open now
 
     def _flush_loop(self) -> None:
-        """What was read must not wait for an item that takes long."""
+        """Send a partial segment: it must not wait for a slow item."""
         while True:
             self._has_items.wait()
             time.sleep(MAX_SEGMENT_WAIT_S)
@@ -115,13 +115,13 @@ class IterableSource:
             while read:
                 self._send_segment(cut)
             if got < pull.items:
-                with self._send_lock:  # what the other thread took has gone on by now
+                with self._send_lock:  # the other thread has sent what it took
                     self._store.post(InputEnded(self._position))
-        except BaseException as error:  # the user's iterable
+        except BaseException as error:  # raised by the user's iterable
             self._fail(error)
 
     def _send_segment(self, most: int) -> None:
-        """As one segment. By whoever comes first: the lock keeps the order."""
+        """Send all buffered items as one segment. Either thread; the lock keeps the order."""
         with self._send_lock:
             items = [self._read.popleft() for _ in range(min(most, len(self._read)))]
             if not items:
@@ -149,7 +149,7 @@ class IterableSource:
         return max(1, min(cut, int(MAX_SEGMENT_BYTES / self._item_bytes)))
 
     def _skip_to(self, first: int) -> None:
-        """A resumed run begins later; an iterable can only be read through."""
+        """Skip items that are already done: an iterable can only be read from its start."""
         while self._position < first:
             skipped = sum(1 for _ in islice(self._items, min(first - self._position, 10_000)))
             if not skipped:

@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 MAX_QUEUED_BYTES = 256 << 20
 MAX_QUEUED_ITEMS = 1 << 17
-"""Results that may wait for their reader before nothing more is read from the source."""
+"""Results that may wait for the reader before the source is paused."""
 
 MAX_FAILED_ITEMS_IN_MEMORY = 10_000
-"""Items set aside that a run keeps in memory; `errors/` of its folder has more."""
+"""Failed items that a run keeps in memory; `errors/` in its folder has more."""
 
 
 class IteratorSink:
-    """The run's own iterator as its sink."""
+    """The iterator of the run as its sink."""
 
     def __init__(self, store: PayloadStore, *, ordered: bool = False, most_bytes: int = MAX_QUEUED_BYTES) -> None:
         self._store = store
@@ -39,16 +39,16 @@ class IteratorSink:
         self._bytes = 0
         self._may_drop = False
         self._unread: deque[list[Segment]] = deque()
-        """What the reader has from the queue and has not opened yet."""
+        """Results that the reader took from the queue and has not loaded yet."""
         self.dropped = 0
-        """Results that were let go because nobody read them."""
+        """Results that were dropped because they were not read."""
         self.on_space: Callable[[], None] = lambda: None
-        """Called when there may be room again."""
+        """Called when there may be space again."""
         self.aside: list[FailedItem] = []
         self.unreadable: list[str] = []
-        """Why results could not be given out."""
+        """Why results could not be loaded."""
 
-    # --- the loop's side
+    # --- loop thread
 
     def take(self, deliver: Deliver) -> None:
         self.aside += deliver.failed_items[: max(0, MAX_FAILED_ITEMS_IN_MEMORY - len(self.aside))]
@@ -66,13 +66,13 @@ class IteratorSink:
         return self._items < MAX_QUEUED_ITEMS and self._bytes < self._most_bytes
 
     def end(self) -> None:
-        """Nothing more comes."""
+        """No more results will come."""
         self._queue.put(None)
 
-    # --- the reader's side
+    # --- reader thread
 
     def set_may_drop(self, yes: bool = True) -> None:
-        """Nobody reads for now: when there is no more room, all that waits is let go, so that the run goes on."""
+        """No reader: when the queue is full, drop its contents so that the run continues."""
         self._may_drop = yes
         if yes and not self.has_space():
             self._drop()
@@ -92,7 +92,7 @@ class IteratorSink:
                 self._mark_read(segments)
 
     def next_batch(self) -> list[Any] | None:
-        """Some results, or None at the end. An interrupt in the midst of it loses nothing: call it again."""
+        """Some results, or None at the end. After an interrupt, call it again: nothing is lost."""
         if not self._unread:
             segments = self._queue.get()
             if segments is None:
@@ -112,7 +112,7 @@ class IteratorSink:
         return items
 
     def _readable(self, items: list[Any]) -> list[Any]:
-        """What can be given out; the rest is told at the end."""
+        """The readable results; errors are raised at the end."""
         bad = [item for item in items if isinstance(item, UnreadableItem)]
         self.unreadable += [item.error_text for item in bad]
         return [item for item in items if not isinstance(item, UnreadableItem)] if bad else items
@@ -126,7 +126,7 @@ class IteratorSink:
 
 
 def load_in_order(store: PayloadStore, segments: list[Segment]) -> list[Any]:
-    """Epochs come in order; within one, items are put in the order of their keys."""
+    """Epochs arrive in order; within an epoch, items are sorted by key."""
     keys: list[Any] = []
     items: list[Any] = []
     for segment in segments:

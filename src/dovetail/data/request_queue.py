@@ -1,8 +1,8 @@
 """Requests to a running service: futures, deadlines, and the source and sink that carry requests and responses.
 
 Requests are numbered as they enter the stream. Results carry the number in their keys. A result whose key is a plain
-number came by a way on which nothing was dropped or multiplied: if there is one for every way through the pipeline,
-nothing more can come. For all others, the end of their epoch says so.
+number took a path on which no item was dropped or multiplied: with one such result per path through the pipeline, the
+request is complete. All other requests are complete at the end of their epoch.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ if TYPE_CHECKING:
     from dovetail.data.interfaces import PayloadStore
 
 MIN_DEADLINES_KEPT = 64
-"""Deadlines that are kept however few requests are pending."""
+"""Minimum number of deadlines to keep."""
 MAX_TRACEBACK_LINES = 12
 
 
 class ItemFailed(RunError):
-    """This one item could not be done; the service goes on."""
+    """This item failed; the service continues."""
 
     def __init__(self, problem: Problem, stage: str = "", error: str = "", traceback: str = "") -> None:
         super().__init__(problem)
         self.stage = stage
-        """The unit: fused stages are joined by +. Empty: it never came to one."""
+        """The unit; fused stages are joined by +. Empty: it reached none."""
         self.error = error
-        """Type and message of what was raised."""
+        """Type and message of the exception."""
         self.traceback = traceback
 
     def __reduce__(self) -> tuple[type[ItemFailed], tuple[Any, ...]]:
@@ -48,15 +48,15 @@ class ItemFailed(RunError):
 
 
 class TooManyRequests(RunError):
-    """As many requests are pending as the service was told to keep."""
+    """The maximum number of requests is pending."""
 
 
 class ServiceClosed(RunError):
-    """The service is drained, cancelled or failed, and answers no more."""
+    """The service is drained, cancelled or failed and accepts no requests."""
 
 
 class RequestFuture(Future[Any]):
-    """One request. `result(timeout)` is what the pipeline made of the item; `cancel()` gives it up."""
+    """One request. `result(timeout)` returns the result of the pipeline; `cancel()` gives it up."""
 
     def __init__(self, item: Any, *, many: bool = False, deadline_s: float | None = None) -> None:
         super().__init__()
@@ -66,12 +66,12 @@ class RequestFuture(Future[Any]):
         self.due = None if deadline_s is None else time.monotonic() + deadline_s
         self.deadline_s = deadline_s
         self.one_to_one_count = 0
-        """Results that came by a way on which nothing was dropped or multiplied."""
+        """Results that took a path on which no item was dropped or multiplied."""
         self.collected: list[tuple[tuple[int, ...], str, Any]] = []
         """Results so far, while more may come: key, leaf, result."""
 
     def resolve(self, result: Any) -> None:
-        with suppress(InvalidStateError):  # it was given up, or its deadline passed
+        with suppress(InvalidStateError):  # cancelled, or its deadline passed
             self.set_result(result)
 
     def reject(self, error: BaseException) -> None:
@@ -79,7 +79,7 @@ class RequestFuture(Future[Any]):
             self.set_exception(error)
 
     def complete(self) -> None:
-        """Nothing more comes: what there is is the answer."""
+        """Resolve the request with its results: no more will come."""
         found = self.collected
         if len(found) > 1:
             found.sort(key=lambda one: one[:2])
@@ -106,7 +106,8 @@ def item_failed_error(stage: str, error: str, traceback: str, attempts: int) -> 
 
 
 class DeadlineWatch:
-    """Refuses tickets whose time is over. One thread, from the first deadline on, that sleeps until the next."""
+    """Fails requests whose deadline passed. One thread, started with the first deadline, that sleeps until the next
+    one."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, RequestFuture]] = []
@@ -121,7 +122,7 @@ class DeadlineWatch:
         with self._changed:
             self._numbers += 1
             heapq.heappush(self._heap, (ticket.due, self._numbers, ticket))
-            if len(self._heap) > self._purged:  # most were answered long ago
+            if len(self._heap) > self._purged:  # most are resolved already
                 self._heap = [entry for entry in self._heap if not entry[2].done()]
                 heapq.heapify(self._heap)
                 self._purged = max(MIN_DEADLINES_KEPT, 2 * len(self._heap))
@@ -152,36 +153,39 @@ RejectCallback = Callable[[RequestFuture, BaseException], None]
 
 
 class RequestSource:
-    """Requests, as many at a time as the stream asks for. Whoever submits sends, and what others submitted meanwhile:
-    no thread of its own, nothing to wake."""
+    """Source of requests, as many as the stream pulls. The submitting thread sends its request and those submitted
+    meanwhile; no extra thread is needed."""
 
     def __init__(self, store: PayloadStore, most: int, refuse: RejectCallback) -> None:
-        """At most so many are pending; `refuse` is told of those that cannot be sent, and must not block."""
+        """At most `limit` requests are pending; `refuse` is called for requests that cannot be sent, and must not
+        block."""
         self._store = store
         self._most = most
         self._reject = refuse
         self._lock = Lock()
         self._space = Condition(self._lock)
         self._waiting: OrderedDict[RequestFuture, None] = OrderedDict()
-        """Not asked for yet, oldest first."""
+        """Not pulled yet, oldest first."""
         self._sending = Lock()
         self._requested = 0
         self._cut = 1
         self._position = 0
         self.pending = 0
-        """Requests without an answer."""
+        """Requests without a response."""
         self.sent: dict[int, RequestFuture] = {}
-        """Those in the stream, by their number."""
+        """Requests in the stream, by number."""
         self._closed: BaseException | None = None
         self.error: BaseException | None = None
-        """A source that fails ends the run; this one never does: what cannot be sent is its ticket's matter."""
+        """Always None: a source with an error ends the run, but here a request that cannot be sent only fails
+        itself."""
         self._finishing = False
         self._ended = False
 
-    # --- whoever asks
+    # --- clients
 
     def submit(self, ticket: RequestFuture, *, block: bool = True, timeout: float | None = None) -> None:
-        """Waits for room; without `block`, or after the timeout, TooManyRequests. ServiceClosed: no more are taken."""
+        """Wait for space; without `block`, or after the timeout, raise TooManyRequests. Raises ServiceClosed if it
+        accepts no requests."""
         with self._space:
             if self.pending >= self._most and not (block and self._space.wait_for(self._has_space, timeout)):
                 raise _too_many_error(self.pending)
@@ -196,32 +200,32 @@ class RequestSource:
         return self.pending < self._most or self._closed is not None
 
     def _answered(self, ticket: Any) -> None:
-        """Also of those that were given up: whatever waits of them is not sent."""
+        """A request is resolved or cancelled; if it was not sent yet, it never will be."""
         with self._space:
             self.pending -= 1
             self._waiting.pop(ticket, None)
             self._space.notify()
 
     def close_intake(self, why: BaseException) -> None:
-        """Nothing is taken any more; what was is still sent."""
+        """Accept no more requests; those accepted are still sent."""
         with self._space:
             self._closed = self._closed or why
             self._space.notify_all()
 
     def finish(self) -> None:
-        """After what waits is sent, the input is at its end."""
+        """The input ends after the accepted requests are sent."""
         self._finishing = True
         self._send()
 
     def take_unanswered(self) -> list[RequestFuture]:
-        """Whatever has no answer yet, out of our hands."""
+        """Remove and return all requests without a response."""
         with self._lock:
             left = [*self.sent.values(), *self._waiting]
             self.sent.clear()
             self._waiting.clear()
         return left
 
-    # --- the stream
+    # --- stream
 
     def pull(self, pull: Pull) -> None:
         with self._lock:
@@ -233,7 +237,7 @@ class RequestSource:
         self.close_intake(service_closed_error("is over"))
 
     def _send(self) -> None:
-        """By whoever comes first; others leave theirs to them."""
+        """Send waiting requests. One thread at a time; others leave theirs to it."""
         while self._has_work() and self._sending.acquire(blocking=False):
             try:
                 while tickets := self._next():
@@ -259,7 +263,7 @@ class RequestSource:
         return tickets
 
     def _post(self, tickets: list[RequestFuture]) -> None:
-        """As one segment; those that cannot be sent are told so, and take no number."""
+        """Send as one segment; requests that cannot be sent fail and take no number."""
         first = self._position
         segment, sent = self._stored(first, tickets)
         with self._lock:
@@ -279,14 +283,14 @@ class RequestSource:
             except UnsendableItemError as error:
                 at = error.index if error.index >= 0 else self._find_unsendable(first, left)
                 self._reject(left[at], _unsendable_request_error(error.error_text))
-            except Exception as error:  # the user's item: anything can happen while it is packed
+            except Exception as error:  # a user's item: pickling it may raise anything
                 at = self._find_unsendable(first, left)
                 self._reject(left[at], _unsendable_request_error(f"{type(error).__name__}: {error}"))
             left = left[:at] + left[at + 1 :]
         return None, []
 
     def _find_unsendable(self, first: int, tickets: list[RequestFuture]) -> int:
-        """Where it is not known: the first that cannot be stored alone."""
+        """The first request that cannot be stored alone, where the index is unknown."""
         for at, ticket in enumerate(tickets[:-1]):
             try:
                 self._store.store(range(first, first + 1), [ticket.item])
@@ -296,37 +300,37 @@ class RequestSource:
 
 
 class ResponseSink:
-    """Gives results to whom they belong, in a thread of its own: what is called when a ticket is done is not ours."""
+    """Resolves requests with their results in its own thread, because callbacks of futures are user code."""
 
     def __init__(self, store: PayloadStore, ways: int) -> None:
-        """`ways`: how many ways lead from the source through the pipeline to its leaves."""
+        """`ways`: number of paths from the source to the leaves of the pipeline."""
         self._store = store
         self._ways = ways
         self.source: RequestSource | None = None
         self.on_crash: Callable[[BaseException], None] = lambda _: None
-        """Told when answers cannot be given any more."""
+        """Called when responses cannot be delivered any more."""
         self._queue: SimpleQueue[Deliver | tuple[RequestFuture, BaseException] | BaseException] = SimpleQueue()
         self._thread = Thread(target=self._answer, name="dovetail-answers", daemon=True)
         self._thread.start()
 
-    # --- the loop's side
+    # --- loop thread
 
     def take(self, deliver: Deliver) -> None:
         self._queue.put(deliver)
 
     def has_space(self) -> bool:
-        return True  # what is pending is bounded where it comes in
+        return True  # the number of pending requests is limited at submission
 
     def reject(self, ticket: RequestFuture, error: BaseException) -> None:
-        """A request that never came into the stream."""
+        """A request that never entered the stream."""
         self._queue.put((ticket, error))
 
     def end(self, why: BaseException) -> None:
-        """Nothing more comes; whoever has no answer by then gets this one."""
+        """No more results will come; requests without a response fail with this error."""
         self._queue.put(why)
         self._thread.join()
 
-    # --- the answers
+    # --- response thread
 
     def _answer(self) -> None:
         while True:
@@ -338,7 +342,7 @@ class ResponseSink:
                     said[0].reject(said[1])
                 else:
                     self._deliver(said)
-            except BaseException as error:  # results are the user's objects: reading one may do anything
+            except BaseException as error:  # results are user objects: reading one may raise anything
                 self.on_crash(error)
         self._store.release_mappings()
         if self.source is not None:
@@ -378,7 +382,7 @@ class ResponseSink:
                 ticket.complete()
 
     def _number(self, aside: FailedItem) -> int:
-        """Of the request an item came from."""
+        """Number of the request that an item came from."""
         if aside.key is not None:
             return aside.key[0]
         segment, start, _ = aside.part

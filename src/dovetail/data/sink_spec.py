@@ -24,27 +24,27 @@ REQUIRED_PACKAGES = {"parquet": (("pyarrow", "tables"),), "lance": (("lance", "l
 
 @dataclass(frozen=True, slots=True)
 class SinkSpec:
-    """Where results go: what `sink:` in a pipeline file holds, and what `dt.sink(...)` returns."""
+    """Destination of results: the value of `sink:` in a pipeline file, and of `dt.sink(...)`."""
 
     path: str
-    """x.jsonl, x.jsonl.gz, x.jsonl.zst, x.csv, x.tsv, x.parquet, x.lance; or an address like s3://bucket/x.jsonl."""
+    """x.jsonl, x.jsonl.gz, x.jsonl.zst, x.csv, x.tsv, x.parquet, x.lance; or a URL such as s3://bucket/x.jsonl."""
     format: str | None = None
-    """By the name if None."""
+    """None: by the file name."""
     ordered: bool = False
-    """Rows in the order of the source."""
+    """Rows in source order."""
     shard_size: str | None = None
     """'256MB': several files of about that size."""
     exists: str = "replace"
-    """What about a file that is there already: `replace` (at the end, at once), `fail` (before anything starts) or
-    `append` (its rows come first)."""
+    """If the file exists: `replace` (atomically, at the end), `fail` (before anything starts) or `append` (existing
+    rows come first)."""
     columns: tuple[str, ...] | None = None
-    """Of CSV, Parquet and Lance: which, and in which order."""
+    """Columns and their order, for CSV, Parquet and Lance."""
     compression: str | None = None
-    """Of Parquet: zstd (if None), snappy, none."""
+    """For Parquet: zstd (default), snappy, none."""
 
     @property
     def form(self) -> tuple[str, str | None]:
-        """Kind (jsonl, csv, tsv, parquet, lance) and packing (gz, zst, None)."""
+        """Format (jsonl, csv, tsv, parquet, lance) and compression (gz, zst, None)."""
         found = self.format or _format_from_name(self.path)
         assert found is not None
         kind, _, packing = found.partition(".")
@@ -56,7 +56,7 @@ class SinkSpec:
 
 
 def sink(path: Any, **settings: Any) -> SinkSpec:
-    """A sink: `dt.sink("out.jsonl", ordered=True)`. Everything that is wrong with it is said at once.
+    """A sink: `dt.sink("out.jsonl", ordered=True)`. Reports all problems at once.
 
     Settings: format, ordered, shard_size ("256MB"), exists ("replace", "fail", "append"), columns, compression.
     """
@@ -79,8 +79,8 @@ def sink(path: Any, **settings: Any) -> SinkSpec:
 
 
 def as_sink_spec(value: Any) -> SinkSpec | None:
-    """A SinkSpec, a path, or a dict of settings (one with `path`, or with anything that is only a sink's): checked.
-    None for anything else."""
+    """Convert a SinkSpec, a path, or a dict of settings (with `path` or any sink setting) and check it. None for other
+    values."""
     if isinstance(value, str | Path):
         return sink(value)
     if isinstance(value, SinkSpec):
@@ -106,7 +106,7 @@ def check_sink_spec(spec: SinkSpec) -> None:
 
 
 def missing_packages(spec: SinkSpec) -> list[Problem]:
-    """Packages that are not installed."""
+    """Required packages that are not installed."""
     kind, packing = spec.form
     packages = list(REQUIRED_PACKAGES.get(kind, ()))
     packages += [("zstandard", "files")] if packing == "zst" else []
@@ -121,7 +121,7 @@ def missing_packages(spec: SinkSpec) -> list[Problem]:
 
 
 def find_problems(spec: SinkSpec) -> list[Problem]:
-    """All that is wrong with it as it is written."""
+    """All problems of the settings."""
     found = _path_problems(spec.path)
     if found:
         return found

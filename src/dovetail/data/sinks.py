@@ -1,17 +1,17 @@
 """File sinks (JSONL, CSV, Parquet, Lance): prepare, write by workers, commit, and publish the final files exactly once.
 
-Workers append to part files (`writing/`), the run commits what is in them, and the end makes the final file of it:
+Workers append to part files (`writers/`), the run commits them, and the final files are built at the end:
 
-    x.jsonl  .jsonl.gz  .jsonl.zst     one JSON value per line, just as json.dumps(row, ensure_ascii=False) writes it
-    x.csv    .csv.gz  .tsv  ...        rows are dicts; nested values are JSON text, None and what is missing are empty
-    x.parquet                          rows are dicts; types are found, and brought together at the end
+    x.jsonl  .jsonl.gz  .jsonl.zst     one JSON value per line, exactly as json.dumps(row, ensure_ascii=False) writes it
+    x.csv    .csv.gz  .tsv  ...        rows are dicts; nested values are JSON text, None and missing values are empty
+    x.parquet                          rows are dicts; types are inferred and unified at the end
     x.lance                            a dataset, in one version
 
 With `shard_size`, x.jsonl becomes x-00000.jsonl, x-00001.jsonl, ... in the same folder, each of at most that size
-(before packing; a larger row has a shard of its own) or, Parquet, about that size. All appear at the end. Shards of an
-earlier run are replaced one by one, then those that are too many are removed: each is always complete, but for a moment
-there can be old ones beside new ones, because a file system has no way to rename several files at once. A Lance dataset
-stays one dataset; its data files get that size. `exists="append"` leaves old shards alone and numbers the new ones on.
+(uncompressed; a larger row gets its own shard) or, for Parquet, about that size. All shards appear at the end. Shards
+of an earlier run are replaced one by one, then surplus ones are removed: each shard is always complete, but for a
+moment old and new shards exist side by side, because a file system cannot rename several files atomically. A Lance
+dataset stays one dataset; its data files get that size. `exists="append"` keeps old shards and continues the numbers.
 """
 
 from __future__ import annotations
@@ -44,13 +44,14 @@ __all__ = ["FileSink", "SinkSpec", "open_sink", "sink", "as_sink_spec"]
 OUT_FOLDER = ".out"
 BASE_FILE = ".base"
 PLACED_FILE = ".placed"
-"""In the folder for parts; no part has such a name."""
+"""File name in the folder of part files; no part has such a name."""
 
 
 def open_sink(spec: SinkSpec, run_id: str, spare: Path) -> FileSink:
-    """`spare`: a folder of the run's own, for the parts of a sink that is not in this machine's file system.
+    """`spare`: a folder of the run, for the part files of a sink that is not in the local file system.
 
-    A relative path is one of the current folder; a link is followed, so that what it shows is replaced, not the link.
+    A relative path is resolved against the current folder; links are followed, so that the target is replaced, not the
+    link.
     """
     check_sink_spec(spec)
     problems = missing_packages(spec)
@@ -62,7 +63,7 @@ def open_sink(spec: SinkSpec, run_id: str, spare: Path) -> FileSink:
 
 
 def find_replaced_input(spec: SinkSpec, files: Iterable[str]) -> str | None:
-    """Which of these files and tables would be replaced by what is written, if any."""
+    """The input file or table that the output would replace, if any."""
     if is_remote_sink(spec.path):
         return next((path for path in files if path.rstrip("/") == spec.path.rstrip("/")), None)
     final = Path(_local_path(spec.path))
@@ -78,7 +79,7 @@ def find_replaced_input(spec: SinkSpec, files: Iterable[str]) -> str | None:
 
 
 def canonical_path(spec: SinkSpec) -> str:
-    """The same for the same file, however it is spelled."""
+    """The same value for the same file, however it is spelled."""
     return spec.path.rstrip("/") if is_remote_sink(spec.path) else _local_path(spec.path)
 
 
@@ -88,7 +89,7 @@ def _local_path(path: str) -> str:
 
 
 class FileSink:
-    """A sink of files, as the driver has it: prepare, writers for the workers, sync, finish, discard."""
+    """A file sink in the driver: prepare, writers for the workers, sync, finish, discard."""
 
     def __init__(self, spec: SinkSpec, run_id: str, spare: Path) -> None:
         self.spec = spec
@@ -102,10 +103,10 @@ class FileSink:
         self._syncer = PartSyncer(self.parts, run_id)
         self._base: Any = None
 
-    # --- before anything runs
+    # --- before the run
 
     def prepare(self, *, resumed: bool) -> None:
-        """Finds out whether results can be written there, and makes the folder for parts. ConfigError: they cannot."""
+        """Check that results can be written, and create the folder of part files. Raises ConfigError."""
         try:
             self._check_path()
         except OSError as error:  # a name that is too long, a loop of links, ...
@@ -134,7 +135,7 @@ class FileSink:
             raise self._refused_error(error.message) from None
 
     def _probe(self) -> None:
-        """Whether the store can be written to. Lance brings its own way there, so that fsspec's may be missing."""
+        """Check that the store is writable. Lance has its own client, so fsspec's may be missing."""
         try:
             remote = self._remote or RemoteStore(self.spec.path, self._run_id)
         except ConfigError:
@@ -142,7 +143,7 @@ class FileSink:
         remote.check()
 
     def _check_path(self) -> None:
-        """That a file is not a folder, a folder not a file, and neither a device."""
+        """Check that a file is not a folder, a folder not a file, and neither a device."""
         final = self._final
         if final is None:
             return
@@ -190,10 +191,10 @@ class FileSink:
         assert self._final is not None
         return self._final.stat().st_size if self._final.exists() else None
 
-    # --- what was there before
+    # --- existing output
 
     def base(self) -> Any:
-        """JSON: what of the old rows counts, as it was when the run began (`append`). To be kept until the end."""
+        """JSON: the existing rows that count, as of the start of the run (`append`). Kept until the end."""
         return self._base
 
     def set_base(self, base: Any) -> None:
@@ -210,7 +211,8 @@ class FileSink:
         return {"size": self._size(), **({} if self._final is None else {"stamp": stamp})}
 
     def _keep_old_file(self) -> OldFile | None:
-        """The old file under a name of our own, so that the end can be repeated after the new one took its place."""
+        """A link to the old file under a private name, so that the end can be repeated after the new one replaced
+        it."""
         size = self._base.get("size")
         if size is None:
             return None
@@ -230,8 +232,8 @@ class FileSink:
         return OldFile(kept, size)
 
     def _check_unchanged(self, made: list[Path], first: int) -> None:
-        """That nobody else has written there since: not to the same file, not another one, not more shards. What we are
-        about to place is written down before, so that the end can be repeated."""
+        """Check that no other process wrote there since: the same file, another file, or more shards. The names to be
+        published are recorded first, so that the end can be repeated."""
         assert self._final is not None
         notes = self.parts / PLACED_FILE
         placed = set(json.loads(notes.read_text())) if notes.exists() else set()
@@ -251,7 +253,7 @@ class FileSink:
         fresh.replace(notes)
 
     def _check_old_readable(self) -> None:
-        """That what is there already can be read, as far as that can be seen at once."""
+        """Check that the existing output is readable, as far as a quick check shows."""
         if self.kind == "parquet" and self._shards is None and self._base.get("size") is not None:
             import pyarrow.parquet as pq
 
@@ -266,10 +268,10 @@ class FileSink:
             "DT357", message, "run it again from the beginning, or with `exists: replace`", self.spec.path
         )
 
-    # --- while it runs
+    # --- during the run
 
     def writer(self) -> Writer:
-        """For the workers; it can be pickled."""
+        """The writer for workers; picklable."""
         ordered = self.spec.ordered
         if self.kind == "jsonl":
             from dovetail.data.writers.encoders import JsonlWriter
@@ -287,18 +289,18 @@ class FileSink:
         return ArrowWriter(self.parts, self._run_id, ordered=ordered, columns=columns, lance=lance)
 
     def sync(self, parts: Iterable[str]) -> None:
-        """What is in these part files is on the disk when it returns. Unusable: it is not."""
+        """Make these part files durable. Raises SourceSinkError."""
         self._syncer.sync(parts)
 
     def which_exist(self, pieces: Iterable[PartFileRange]) -> list[bool]:
-        """Per piece, whether it is still there; a resumed run computes again what is not."""
+        """For each piece, whether it still exists; a resume computes missing pieces again."""
         return which_pieces_exist(self.parts, pieces)
 
-    # --- the end
+    # --- end of the run
 
     def finish(self, pieces: Sequence[PartFileRange]) -> list[str]:
-        """Makes the final files of these pieces and gives them their names, which it returns. Can be repeated after a
-        crash at any moment, and after an Unusable when its cause is gone: the parts stay until `discard`."""
+        """Build the final files from these pieces, publish them and return their names. Can be repeated after a crash
+        at any moment, and after an error when its cause is fixed: part files stay until `discard`."""
         reader = PartReader(self.parts, self._run_id)
         out = self.parts / OUT_FOLDER
         try:
@@ -309,7 +311,7 @@ class FileSink:
             return self._finish(reader, pieces, out)
         except OSError as error:
             raise write_failed(error, self.spec.path, self._run_id) from None
-        except (ValueError, RuntimeError) as error:  # what pyarrow and lance say of what they cannot write
+        except (ValueError, RuntimeError) as error:  # errors of pyarrow and lance for values that they cannot write
             message = f"the results cannot be written: {type(error).__name__}: {error}"
             fix = (
                 "see whether a newer version can (pip install -U pyarrow pylance), then: "
@@ -379,7 +381,7 @@ class FileSink:
         return [self.spec.path]
 
     def discard(self) -> None:
-        """Removes the parts; nothing else."""
+        """Remove the part files; nothing else."""
         self._syncer.close()
         destination.remove_folder(self.parts)
 

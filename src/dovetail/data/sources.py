@@ -40,23 +40,23 @@ NON_ASCII_CODECS = (
     "raw_unicode",
     "cp037",
 )
-"""Codecs in which an ASCII byte is not always itself: where lines end cannot be seen from outside."""
+"""Codecs in which a byte below 128 is not always an ASCII character: line ends are not visible in the bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class SourceSpec:
-    """What `source:` of a pipeline file holds, and what `dt.source(...)` gives. Make it with `source`."""
+    """The value of `source:` in a pipeline file and of `dt.source(...)`. Create it with `source`."""
 
     path: str | tuple[str, ...]
-    """Files, folders, patterns (** goes through folders), URLs; several are read one after another."""
+    """Files, folders, patterns (** matches folders), URLs; read one after another."""
     format: str | None = None
-    """One of FORMATS; None: by the names of the files."""
+    """One of FORMATS; None: by the file names."""
     columns: tuple[str, ...] | None = None
     encoding: str = "utf-8"
     delimiter: str | None = None
     header: bool = True
     limit: int | None = None
-    """Rows to read at most."""
+    """Maximum number of rows."""
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -67,12 +67,12 @@ SETTING_NAMES = tuple(field.name for field in fields(SourceSpec))
 
 
 def source(path: Any, **settings: Any) -> SourceSpec:
-    """Checks everything at once, except what only the files can tell."""
+    """Check all settings at once, except those that depend on the files."""
     return _validate({"path": path, **settings})
 
 
 def as_source_spec(value: object) -> SourceSpec | None:
-    """Of a path, of a mapping as a pipeline file has it, or of a spec; None: it is something else."""
+    """From a path, a mapping of a pipeline file, or a spec; None for other values."""
     if isinstance(value, SourceSpec):
         return value
     if isinstance(value, str | os.PathLike):
@@ -81,8 +81,8 @@ def as_source_spec(value: object) -> SourceSpec | None:
 
 
 def open_source(value: object, limit: int | None = None, before: Mapping[str, Any] | None = None) -> Cursor | None:
-    """Where its rows lie; None if it is a plain iterable. `before`: the fingerprint of a run that is resumed: what has
-    versions is opened at the version that it had."""
+    """The cursor of a source; None for a plain iterable. `before`: fingerprint of the run to resume: versioned tables
+    are opened at that version."""
     from dovetail.data.readers.cursor import LimitedCursor
     from dovetail.data.readers.dataframes import table_cursor
 
@@ -93,13 +93,13 @@ def open_source(value: object, limit: int | None = None, before: Mapping[str, An
 
 
 def source_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """What differs between two fingerprints, in sentences; empty: nothing does."""
+    """Differences between two fingerprints, as sentences; empty: none."""
     from dovetail.data.readers.cursor import fingerprint_differences
 
     return fingerprint_differences(before, now)
 
 
-# --- what is said
+# --- specification
 
 
 def _validate(said: dict[Any, Any]) -> SourceSpec:
@@ -187,11 +187,11 @@ def _validate_combination(spec: SourceSpec, said: dict[Any, Any], wrong: Any) ->
         wrong(f"encoding makes no sense for {form}", "leave encoding out")
 
 
-# --- opened
+# --- opening
 
 
 def format_from_suffix(name: str) -> str | None:
-    """The format that a name's suffix says."""
+    """The format of a file name suffix."""
     lower = name.lower()
     packed = next((end for end in COMPRESSED_SUFFIXES if lower.endswith(end)), "")
     stem = lower.removesuffix(packed)
@@ -211,7 +211,7 @@ def _open_spec(spec: SourceSpec, before: Mapping[str, Any]) -> Cursor:
     from dovetail.data.readers.format_detection import find_files, open_line_files
 
     form, files = find_files(spec)
-    if spec.format is None:  # the names of the files said which it is
+    if spec.format is None:  # the file names determined the format
         spec = source(list(spec.paths), **_non_default_settings(spec), format=form)
     if form in ("paths", "bytes"):
         from dovetail.data.readers.path_list import PathCursor
@@ -225,7 +225,7 @@ def _open_spec(spec: SourceSpec, before: Mapping[str, Any]) -> Cursor:
 
 
 def _non_default_settings(spec: SourceSpec) -> dict[str, Any]:
-    """The settings that are not as they are by themselves."""
+    """Settings that differ from their defaults."""
     plain = SourceSpec("")
     return {
         key: getattr(spec, key)

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from dovetail.data.readers.cursor import Cursor
 
 COARSE_SPLIT_FACTOR, MAX_COARSE_SPLIT_ROWS = 16, 8192
-"""Where opening a split is dear it has so many times the rows of a message, but not more than this."""
+"""Where opening a split is expensive, it has this many times the rows of a message, up to this maximum."""
 MIN_ESTIMATE_CHANGE_SHARE = 0.02
-"""The share by which a guess must have changed to be worth telling."""
+"""Relative change of the expected row count that is worth reporting."""
 MAX_SEGMENTS_PER_EVENT = 16
 """Segments that are posted at once, ..."""
 MAX_EVENT_WAIT_S = 0.002
@@ -29,19 +29,19 @@ MAX_EVENT_WAIT_S = 0.002
 
 
 class SplitSource:
-    """Splits one after another, in segments of about as many rows as the first stage's messages have items."""
+    """Splits in segments of about as many rows as the first stage's messages have items."""
 
     def __init__(self, cursor: Cursor, store: PayloadStore, marks: Mapping[int, object] | None = None) -> None:
-        """`marks`: row -> what `mark_of` gave there, in an earlier run."""
+        """`marks`: row -> result of `mark_of` there, in an earlier run."""
         self._cursor = cursor
         self._store = store
         self._marks = dict(marks or {})
         self._lock = Lock()
         self.error: BaseException | None = None
-        """What went wrong; the run then ends."""
+        """The error; the run then ends."""
         self._closed = False
         self._posted_estimate = 0
-        """Rows that were said to be expected."""
+        """Last reported number of expected rows."""
         self._pulls: SimpleQueue[Pull | None] = SimpleQueue()
         Thread(target=self._read_loop, name="dovetail-source", daemon=True).start()
 
@@ -53,12 +53,12 @@ class SplitSource:
         self._pulls.put(None)
 
     def mark_of(self, row: int) -> object | None:
-        """What brings a later run to this row without reading through; None unless a segment began there."""
+        """Position from which a later run can start at this row; None unless a segment started there."""
         with self._lock:
             return self._marks.get(row)
 
     def forget(self, below_row: int) -> None:
-        """Nobody will go back before this row. The last mark before it is kept: the row may lie behind it."""
+        """Forget marks before this row; the last one before it is kept, because the row may lie behind it."""
         with self._lock:
             below = sorted(row for row in self._marks if row < below_row)
             for row in below[:-1]:
@@ -105,7 +105,7 @@ class SplitSource:
             self._store.post(InputEnded(cursor.row))
 
     def _post_estimate(self) -> None:
-        """When there is something new to say."""
+        """Post the expected row count when it has changed."""
         now = self._cursor.total if self._cursor.total is not None else self._cursor.expected
         if now is not None and abs(now - self._posted_estimate) > MIN_ESTIMATE_CHANGE_SHARE * self._posted_estimate:
             self._posted_estimate = now
@@ -113,7 +113,7 @@ class SplitSource:
 
     def _fail(self, error: BaseException) -> None:
         if self._closed:
-            return  # nobody wants it any more
+            return  # the run has ended
         self.error = error
         try:
             why = str(error) if isinstance(error, SourceSinkError) else f"{type(error).__name__}: {error}"

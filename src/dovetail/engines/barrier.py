@@ -1,8 +1,8 @@
 """Barrier stages: a re-readable sequence of all input rows, and output in chunks.
 
-It is given `AllRows`: its input, passed over as often as it likes, of which one payload is in memory at a time. What it
-yields is taken in chunks, and each chunk is gone before the next is made. An item that it yields while it is at that
-very item keeps its key, so that a row is still known by its number behind a barrier that only leaves rows out.
+The stage gets `BarrierRows`, which it can iterate any number of times; one payload is in memory at a time. Output is
+taken in chunks, and each chunk is released before the next one is built. An item that the stage yields while it is
+reading that same item keeps its key, so a row keeps its number behind a barrier that only filters.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from dovetail.engines.stage_chain import ActiveMessage
 
 LoadPayload = Callable[[int], tuple["Keys", list[Any], Callable[[], object]]]
-"""Keys and items of one payload, and what to call when they are not needed any more."""
+"""Keys and items of one payload, and the function that releases them."""
 EmitChunk = Callable[["Keys", list[Any]], None]
 PayloadRange = tuple[int, int, int]
-"""Number of a payload, and from where to where in it."""
+"""Number of a payload, start and stop in it."""
 
 
 class BarrierRows(Sequence[Any]):
-    """A sequence that is read anew whenever it is passed over. Its items are fresh ones each time."""
+    """A sequence that is read again on every iteration. Each iteration returns new objects."""
 
     def __init__(
         self, load: LoadPayload, parts: Sequence[PayloadRange], odd: Callable[[Any], bool], *, from_files: bool = False
@@ -40,11 +40,11 @@ class BarrierRows(Sequence[Any]):
         self._parts = parts
         self._is_skipped = odd
         self.skipped: dict[int, Any] = {}
-        """Place in the message -> what stands there and is no item; known once it was passed over."""
+        """Position in the message -> the value that is not an item; complete after the first iteration."""
         self.position = -1
         self.key: Key = 0
         self.item: Any = None
-        """Where the last pass is now."""
+        """Position of the last iteration."""
         self._length: int | None = None
 
     def __iter__(self) -> Iterator[Any]:
@@ -63,7 +63,7 @@ class BarrierRows(Sequence[Any]):
         self.item = None
 
     def __len__(self) -> int:
-        """Only the lines of a file can stand for no row: without any, nothing has to be read for this."""
+        """Only lines of a file can be skipped. Without file input nothing is read for this."""
         if self._length is None:
             if not self._from_files:
                 return sum(stop - start for _, start, stop in self._parts) - len(self.skipped)
@@ -75,7 +75,7 @@ class BarrierRows(Sequence[Any]):
     @overload
     def __getitem__(self, index: slice) -> list[Any]: ...
     def __getitem__(self, index: int | slice) -> Any:
-        """Slow: everything before it is read."""
+        """Slow: reads everything before it."""
         if isinstance(index, slice):
             return list(self)[index]
         wanted = index if index >= 0 else len(self) + index
@@ -85,7 +85,7 @@ class BarrierRows(Sequence[Any]):
         raise IndexError(f"row {index} of {len(self)}")
 
     def keys(self) -> list[Key]:
-        """Of everything in the message, items or not."""
+        """Keys of the whole message, including skipped rows."""
         return [key for keys, _ in self._loaded_parts() for key in keys]
 
     def _loaded_parts(self) -> Iterator[tuple[Keys, list[Any]]]:
@@ -97,8 +97,8 @@ class BarrierRows(Sequence[Any]):
 
 
 class KeyAssigner:
-    """Which key does each result get? That of the item it is, or those of children of the item that was reached; they
-    only ever grow. The last result waits until it is known whether it is the only one there."""
+    """Assigns keys to results: the key of the input item that a result is, else a child key of the input item reached
+    so far. Keys only grow. The last result is held back until it is known whether it is the only one of its item."""
 
     def __init__(self) -> None:
         self._position = -1
@@ -107,7 +107,7 @@ class KeyAssigner:
         self._children = 0
 
     def add(self, at: int, key: Key, item: Any, *, same: bool) -> list[tuple[Key, Any]]:
-        """What can leave now that this one came."""
+        """Results that can be emitted after this one was added."""
         if at > self._position or not (self._pending or self._children):
             ready = self.flush()
             self._position, self._key, self._pending = max(at, self._position), key, [(item, same)]
@@ -129,7 +129,7 @@ class KeyAssigner:
 def run_barrier(
     step: Step, rows: BarrierRows, visit: ActiveMessage, chunk: int, give: EmitChunk
 ) -> tuple[int, float, list[CallFailure]]:
-    """How much came out, how long the step itself took, and whether it failed: all of it, or nothing."""
+    """Number of results, seconds spent in the step, and its failures: the step succeeds or fails as a whole."""
     numbering = KeyAssigner()
     waiting: list[tuple[Key, Any]] = []
     count, given_s = 0, 0.0
@@ -154,7 +154,7 @@ def run_barrier(
             gave()
     except SourceSinkError:
         raise
-    except BaseException as error:  # the user's
+    except BaseException as error:  # raised by user code
         keys = rows.keys()
         failures = FailureCollector(keys)
         failures.add(0, len(keys), error)
@@ -163,6 +163,6 @@ def run_barrier(
 
 
 def output_chunk_items(cut: int, items: int, size: int, most: int, most_bytes: int) -> int:
-    """Results that are kept at a time: not more than the next stage wants, nor than weigh too much."""
+    """Maximum number of results held at once: the size that the next stage wants, limited by bytes."""
     each = max(1, size // max(1, items))
     return max(1, min(cut, most, most_bytes // each))

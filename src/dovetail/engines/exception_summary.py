@@ -1,6 +1,6 @@
 """Summary of an exception raised by user code: one line, traceback, out-of-memory classification.
 
-Whatever it is: one whose text cannot be had, one with a million frames, one that ends processes. Nothing here raises.
+Handles any exception: one whose text raises, one with a million frames, one that ends processes. Nothing here raises.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 MAX_LINE_CHARS = 500
 MAX_DETAIL_CHARS = 20_000
 MAX_MESSAGE_DETAIL_CHARS = 400_000
-"""Of all failures of a message together; then come lines only."""
+"""Traceback bytes of all failures of a message together; beyond it, failures have one line only."""
 MAX_FRAMES = 100
 MAX_CHAIN_LENGTH = 20
 ENGINES_FOLDER = __file__.removesuffix("exception_summary.py")
@@ -40,7 +40,7 @@ class ExceptionSummary:
     line: str
     """Type and message."""
     detail: str
-    """The traceback, of the user's frames."""
+    """The traceback, user frames only."""
     out_of_memory: bool
     on_gpu: bool
 
@@ -49,12 +49,12 @@ def summarize_exception(error: BaseException, *, detailed: bool = True) -> Excep
     try:
         out_of_memory, on_gpu = classify_memory_error(error)
         return ExceptionSummary(_summary_line(error), _traceback_text(error) if detailed else "", out_of_memory, on_gpu)
-    except BaseException:  # nothing of a user's exception can be relied on, not even its name
+    except BaseException:  # nothing of a user's exception is reliable, not even its name
         return ExceptionSummary("an exception that cannot be shown", "", out_of_memory=False, on_gpu=False)
 
 
 class FailureCollector:
-    """Those of one message."""
+    """Failures of one message."""
 
     __slots__ = ("_chars", "_keys", "found")
 
@@ -64,7 +64,7 @@ class FailureCollector:
         self._chars = 0
 
     def add(self, start: int, stop: int, error: BaseException, stage: str = "") -> None:
-        """Items [start, stop) of the message; the stage is named if the unit has several."""
+        """Add the failure of items [start, stop) of the message. Names the stage if the unit has several."""
         told = summarize_exception(error, detailed=self._chars < MAX_MESSAGE_DETAIL_CHARS)
         detail = f"in stage {stage!r}\n{told.detail}" if stage and told.detail else told.detail
         self._chars += len(detail)
@@ -74,7 +74,7 @@ class FailureCollector:
 
 
 def drop_traceback(error: BaseException) -> None:
-    """Its frames hold what was in memory when it failed, and one that is raised again would gather more and more."""
+    """Drop the frames: they keep objects alive, and an exception that is raised again would collect more and more."""
     BaseException.with_traceback(error, None)
 
 
@@ -86,13 +86,13 @@ def _summary_line(error: BaseException) -> str:
 
 
 def _traceback_text(error: BaseException) -> str:
-    import traceback  # only where something failed
+    import traceback  # late: only needed after a failure
 
     try:
         theirs = _without_own_frames(error.__traceback__)
         told = traceback.TracebackException(type(error), error, theirs, limit=-MAX_FRAMES, compact=True)
         text = "".join(told.format())
-    except BaseException:  # the user's __str__, __notes__, source files: all of it can fail
+    except BaseException:  # the user's __str__, __notes__ and source files can all fail
         return _summary_line(error)
     if len(text) <= MAX_DETAIL_CHARS:
         return text
@@ -101,7 +101,8 @@ def _traceback_text(error: BaseException) -> str:
 
 
 def classify_memory_error(error: BaseException) -> tuple[bool, bool]:
-    """Whether memory ran out, and whether it was a card's. By names: torch is not imported for that."""
+    """Whether memory ran out, and whether it was GPU memory. Compares type names, because torch is not imported for
+    this."""
     for one in _related_exceptions(error):
         if any(kind.__name__ == "OutOfMemoryError" for kind in type(one).__mro__):
             return True, True
@@ -116,7 +117,7 @@ def classify_memory_error(error: BaseException) -> tuple[bool, bool]:
 
 
 def _related_exceptions(error: BaseException) -> Iterator[BaseException]:
-    """Itself, what it was raised from, and the members of groups."""
+    """The exception, its causes, and the members of exception groups."""
     waiting = [error]
     for _ in range(MAX_CHAIN_LENGTH):
         if not waiting:
@@ -132,12 +133,12 @@ def _related_exceptions(error: BaseException) -> Iterator[BaseException]:
 def _exception_text(error: BaseException) -> str:
     try:
         return str(error)
-    except BaseException:  # whatever a user's __str__ does
+    except BaseException:  # whatever the user's __str__ raises
         return "its text cannot be shown: __str__ failed"
 
 
 def _without_own_frames(trace: TracebackType | None) -> TracebackType | None:
-    """Without the frames of our own at the top."""
+    """The traceback without Dovetail's own frames at the top."""
     while trace is not None and trace.tb_frame.f_code.co_filename.startswith(ENGINES_FOLDER):
         trace = trace.tb_next
     return trace

@@ -1,8 +1,8 @@
 """Item keys: the source item that each item descends from.
 
-A key is the number of a source item, or a tuple of it and the numbers of children, one per step that changed counts.
-No key of a list is the beginning of another one, and children keep it that way: keys stay unique. Lists of keys are
-never changed after they were made.
+A key is the number of a source item, or a tuple of that number and one child number per step that changed the item
+count. No key in a list is a prefix of another, and child keys preserve this, so keys stay unique. Key lists are never
+modified.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 
 Key = int | tuple[int, ...]
 Keys = range | list[Key]
-"""One per item; a range as long as they are consecutive numbers, because that costs nothing."""
+"""One key per item; a range while the numbers are consecutive, which costs no memory."""
 CountChange = tuple[int, int, int]
-"""Items [start, stop) gave so many others; all that is not in a change is row by row what it was."""
+"""Items [start, stop) produced this number of items. Items outside of all changes map one to one."""
 
 NO_KEYS = range(0)
 KEYS_PER_DENSE_CHANGE = 8
 
 
 def as_tuple(key: Key) -> tuple[int, ...]:
-    """The form that sorts: source number, child numbers."""
+    """The sortable form: source number, child numbers."""
     return key if isinstance(key, tuple) else (key,)
 
 
@@ -40,7 +40,7 @@ def slice_keys(keys: Keys, start: int, stop: int) -> Keys:
 
 
 def join_keys(many: Iterable[Keys]) -> Keys:
-    """All of them, one after another; consecutive ranges become one. May be one of those given, so do not change it."""
+    """Concatenate key lists; consecutive ranges become one range. May return one of the arguments: do not modify it."""
     found: Keys = NO_KEYS
     copied = False
     for keys in many:
@@ -58,13 +58,13 @@ def join_keys(many: Iterable[Keys]) -> Keys:
 
 
 def derive_keys(keys: Keys, changes: Sequence[CountChange]) -> Keys:
-    """Keys of what came out: children of the first item of each change, and all others as they were."""
+    """Keys of the output: children of the first item of each change, and all other keys unchanged."""
     if not changes:
         return keys
     found: list[Key] = []
     begin = 0
     if len(changes) > len(keys) // KEYS_PER_DENSE_CHANGE:
-        keys = list(keys)  # slices of a list cost less than those of a range
+        keys = list(keys)  # slicing a list is cheaper than slicing a range
     for start, stop, count in changes:
         if start > begin:
             found += keys[begin:start]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def load_object(work: Any, stage: str) -> tuple[Any, bool]:
-    """The object itself, and whether it gets single items: texts are looked up, objects of classes are made."""
+    """The object, and whether it takes single items. Imports texts and instantiates classes."""
     each = False
     while isinstance(work, str | Each):
         if isinstance(work, Each):
@@ -27,14 +27,14 @@ def load_object(work: Any, stage: str) -> tuple[Any, bool]:
 
 
 def bound_call(target: Any) -> Callable[..., Any]:
-    """What to call: the bound method of an object is called faster than the object."""
+    """The callable: calling the bound method of an object is faster than calling the object."""
     call = inspect.getattr_static(type(target), "__call__", None)
     found: Callable[..., Any] = MethodType(call, target) if isinstance(call, FunctionType) else target
     return found
 
 
 def import_object(text: str, stage: str) -> Any:
-    """What "package.module:name" names."""
+    """Import the object that "package.module:name" names."""
     module_name, _, path = text.partition(":")
     if not module_name or not path:
         raise _load_error(
@@ -61,7 +61,7 @@ def _import_module(name: str, text: str, stage: str) -> Any:
     except ModuleNotFoundError as error:
         missing = error.name or ""
         if missing != name and not name.startswith(f"{missing}."):
-            raise  # the module is there; what it imports is not
+            raise  # the module exists; one of its own imports is missing
     parent, _, last = missing.rpartition(".")
     near = did_you_mean(last, _modules_in(parent))
     where = f"in {parent}" if parent else f"searched: {', '.join(sys.path[:4]) or 'nothing'}"
@@ -69,7 +69,7 @@ def _import_module(name: str, text: str, stage: str) -> Any:
 
 
 def _modules_in(package: str) -> list[str]:
-    import pkgutil  # only where something is missing
+    import pkgutil  # late: only needed for the error message
 
     path = getattr(sys.modules.get(package), "__path__", None) if package else None
     if package and path is None:

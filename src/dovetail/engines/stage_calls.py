@@ -1,10 +1,10 @@
 """Call loops: call the function of one stage on all items of a message (sync and async) and check what it returns.
 
-The hot loops: per call they store the crumb's index, call, and look at the type of what came back. What changed in
-number is written down (`CountChange`), so that keys cost nothing where nothing changed.
+These are the hot loops: per call they store the item index in the breadcrumb, call, and check the type of the result.
+Changes of the item count are recorded as `CountChange`, so keys cost nothing where counts do not change.
 
-One call after another; of a `dt.each` the items of one batch at once. Whoever cancels the task, or closes it, ends the
-message; a user's code that raises CancelledError by itself has only failed.
+Calls run one after another; with `dt.each`, the items of one batch run concurrently. Cancelling or closing the task
+ends the message; user code that raises CancelledError itself is a failed call.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ ASYNC_FIX = "its function must itself be `async def`, so that the call is awaite
 
 
 def results_as_list(returned: Any, stage: str) -> list[Any]:
-    """What a function of lists gave; a generator runs here."""
+    """The items that a function of lists returned. A generator is consumed here."""
     return list(results_iterator(returned, stage))
 
 
 def results_iterator(returned: Any, stage: str) -> Iterator[Any]:
-    """The same, item by item."""
+    """The items of an async iterator."""
     if isinstance(returned, NOT_BATCH_TYPES):
         raise _return_type_error(returned, stage)
     try:
@@ -45,14 +45,15 @@ def results_iterator(returned: Any, stage: str) -> Iterator[Any]:
 
 
 def expand_iterator(returned: Any, single: set[type], stage: str) -> list[Any] | None:
-    """What a `dt.each` function gave, if it was an iterator; None: it is one item, and so are all of its type."""
+    """The iterator that a `dt.each` function returned; None: the result is one item, and so are all results of its
+    type."""
     kind = type(returned)
     if hasattr(kind, "__next__"):
         return list(returned)
     if _is_coroutine(returned):
         raise _return_type_error(returned, stage)
     if len(single) >= MAX_SINGLE_TYPES:
-        single.clear()  # whoever makes a class per item must not fill the memory
+        single.clear()  # code that creates a class per item must not fill the memory
     single.add(kind)
     return None
 
@@ -70,12 +71,12 @@ def _is_coroutine(returned: Any) -> bool:
 
 
 OnCallError = Callable[[int, int, BaseException], None]
-"""Told of items [start, stop) whose call raised; if it returns, the loop goes on without them."""
+"""Called with items [start, stop) whose call raised; if it returns, the loop continues without them."""
 StepResult = tuple[list[Any], "list[CountChange]"]
 
 
 class Step:
-    """A stage inside of a worker: its function made, its size known."""
+    """A stage inside a worker: its callable and batch size."""
 
     __slots__ = ("barrier", "batch_size", "each", "fn", "name", "single")
 
@@ -88,11 +89,11 @@ class Step:
         self.batch_size = batch_size
         self.barrier = barrier
         self.single: set[type] = set()
-        """Types of results that are one item each."""
+        """Types whose results are one item each."""
 
 
 def run_step(step: Step, items: list[Any], size: int, crumb: BreadcrumbCell, failed: OnCallError) -> StepResult:
-    """What the step makes of all items, in calls of `size`."""
+    """Run the step on all items, in calls of `size` items."""
     if step.each:
         return _call_each(step, items, crumb, failed)
     return (
@@ -117,7 +118,7 @@ def _call_each(step: Step, items: list[Any], crumb: BreadcrumbCell, failed: OnCa
                     out += given
                     changes.append((index, index + 1, len(given)))
                     continue
-        except BaseException as error:  # the user's: SystemExit too is only a failed call
+        except BaseException as error:  # user code: SystemExit is a failed call, too
             failed(index, index + 1, error)
             changes.append((index, index + 1, 0))
             continue
@@ -135,7 +136,7 @@ def _call_with_one(step: Step, items: list[Any], crumb: BreadcrumbCell, failed: 
             result = fn([item])
             if type(result) is not list:
                 result = results_as_list(result, step.name)
-        except BaseException as error:  # the user's
+        except BaseException as error:  # raised by user code
             failed(index, index + 1, error)
             changes.append((index, index + 1, 0))
             continue
@@ -154,12 +155,12 @@ def _call_with_batch(step: Step, items: list[Any], size: int, crumb: BreadcrumbC
     for start in range(0, len(items), size):
         crumb[1] = start
         batch = items[start : start + size]
-        stop = start + len(batch)  # before the call: the list is the function's own, and it may empty it
+        stop = start + len(batch)  # before the call: the function owns the list and may clear it
         try:
             result = fn(batch)
             if type(result) is not list:
                 result = results_as_list(result, step.name)
-        except BaseException as error:  # the user's
+        except BaseException as error:  # raised by user code
             failed(start, stop, error)
             changes.append((start, stop, 0))
             continue
@@ -170,13 +171,13 @@ def _call_with_batch(step: Step, items: list[Any], size: int, crumb: BreadcrumbC
 
 
 CallResult = tuple[list[Any], bool] | BaseException
-"""What a call gave, and whether that is row by row what went in; or what it raised."""
+"""The result of a call and whether it has as many items as its input; or the exception."""
 
 
 async def run_step_async(
     step: Step, keys: Keys, items: list[Any], size: int, crumb: BreadcrumbCell, failed: OnCallError
 ) -> StepResult:
-    """What the step makes of all items, in calls of `size`; of a `dt.each` so many calls at once."""
+    """Run the step on all items, in calls of `size` items; with `dt.each`, `size` calls at a time."""
     out: list[Any] = []
     changes: list[CountChange] = []
     for start in range(0, len(items), size):
@@ -199,10 +200,12 @@ async def run_step_async(
 
 
 async def _call_concurrently(step: Step, keys: Keys, items: list[Any]) -> list[CallResult]:
-    import asyncio  # not every worker needs it
+    import asyncio  # late: most workers do not need it
 
     async def one(index: int) -> CallResult:
-        CURRENT_CALL.set(CallContext([0, index], keys))  # gather gives each a task, and so a context, of its own
+        CURRENT_CALL.set(
+            CallContext([0, index], keys)
+        )  # gather gives each call its own task, and with it its own context
         return await _call_async(step, items[index])
 
     return await asyncio.gather(*[one(index) for index in range(len(items))])
@@ -218,8 +221,8 @@ async def _call_async(step: Step, argument: Any) -> CallResult:
         given = results_as_list(result, step.name)
         return given, len(given) == count
     except GeneratorExit:
-        raise  # somebody closes the slot: nothing can be awaited any more
-    except BaseException as error:  # the user's; inside a task SystemExit would end the whole loop
+        raise  # the slot is being closed: nothing can be awaited any more
+    except BaseException as error:  # user code; inside a task, SystemExit would end the event loop
         if _is_cancelled(error):
             raise
         return error

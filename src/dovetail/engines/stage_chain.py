@@ -1,8 +1,8 @@
 """Run the items of one message through a chain of fused stages, and attribute failures to items.
 
-Breadth first: one tight loop per stage over all of them, which makes two looks at the clock per stage its exact time.
-When a call of a fused stage raises, nobody knows whose row it was; then the message is run once more depth first, one
-batch of the first stage after another through all stages, and those that fail are the ones to blame.
+Execution is breadth first: one loop per stage over all items, so two clock reads per stage measure its time exactly.
+When a call of a fused stage raises, the failing item is unknown; the message then runs again depth first, one batch of
+the first stage at a time through all stages, and the batches that fail are reported.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from dovetail.engines.worker_context import BreadcrumbCell
 
 ReloadItems = Callable[[], list[Any]]
-"""The message's items once more, as they came."""
+"""Loads the items of the message again, unmodified."""
 
 
 @dataclass(slots=True)
@@ -35,14 +35,14 @@ class MessageOutcome:
     items: list[Any]
     failures: list[CallFailure]
     seconds: float
-    """In the user's code."""
+    """Seconds in user code."""
     stages: list[tuple[int, int, float]]
-    """Items in, items out, seconds; of what did not fail. (The seconds are of all, but of a message that was run twice
-    only those of the second time.)"""
+    """Per stage: items in, items out, seconds, without failed items. (The seconds include failed items; for a message
+    that ran twice they are those of the second run.)"""
 
 
 class ActiveMessage:
-    """A message is inside: the crumb says so, and `item_keys` works in this thread or task."""
+    """Context manager around a message: sets the breadcrumb, and makes `item_keys` available in this thread or task."""
 
     __slots__ = ("_message", "_previous_call", "breadcrumb", "call")
 
@@ -55,7 +55,7 @@ class ActiveMessage:
     def __enter__(self) -> Self:
         crumb = self.breadcrumb
         crumb[1], crumb[2], crumb[3] = 0, 1, 0
-        crumb[0] = self._message  # last: whoever reads it finds the rest in place
+        crumb[0] = self._message  # last: a reader that sees the message finds the other words set
         self._previous_call = CURRENT_CALL.get()
         CURRENT_CALL.set(self.call)
         return self
@@ -74,13 +74,13 @@ def run_message(
     visit: ActiveMessage,
     fresh: ReloadItems | None = None,
 ) -> MessageOutcome:
-    """`fresh` is asked for the items again if they are run twice: functions may have changed them in place."""
+    """`fresh` reloads the items before a second run: functions may have modified them in place."""
     sizes = [call_size(step, steps[0], batch_size, len(items)) for step in steps]
     if len(steps) == 1:
         return _run_single_stage(steps[0], keys, items, sizes[0], visit)
     try:
         return _run_breadth_first(steps, keys, items, sizes, visit)
-    except BaseException as error:  # the user's; it is looked at when it comes again
+    except BaseException as error:  # user code; it is examined when it raises again
         drop_traceback(error)
     return _run_depth_first(steps, keys, fresh() if fresh is not None else items, sizes, visit)
 
@@ -97,7 +97,8 @@ async def run_message_async(
 
 
 def call_size(step: Step, head: Step, batch_size: int, items: int) -> int:
-    """Items per call, if the first stage is to get so many: after running out of memory less than it asked for."""
+    """Items per call for each stage when the first stage gets `size`: fewer than configured after running out of
+    memory."""
     if step.barrier:
         return max(1, items)
     if step.each or (step is not head and step.batch_size == 1):
@@ -107,7 +108,7 @@ def call_size(step: Step, head: Step, batch_size: int, items: int) -> int:
 
 
 def _run_single_stage(step: Step, keys: Keys, items: list[Any], size: int, visit: ActiveMessage) -> MessageOutcome:
-    """With one stage a failed call is known at once, and the others go on."""
+    """With a single stage, a failed call is known at once and the other calls continue."""
     failures = FailureCollector(keys)
     visit.call.keys, visit.call.size = keys, size
     began = perf_counter()
@@ -130,7 +131,7 @@ def _run_breadth_first(
     began = first = perf_counter()
     for position, step in enumerate(steps):
         if keys is not given:
-            crumb[2] = 0  # rows are not those of the message any more
+            crumb[2] = 0  # rows no longer correspond to those of the message
         crumb[3] = position
         call.keys, call.size = keys, sizes[position]
         out, changes = run_step(step, items, sizes[position], crumb, _raise)
@@ -144,7 +145,7 @@ def _run_breadth_first(
 def _run_depth_first(
     steps: Sequence[Step], keys: Keys, items: list[Any], sizes: Sequence[int], visit: ActiveMessage
 ) -> MessageOutcome:
-    """The crumb stays on the batch of the first stage, wherever in it the call is: that is exact for all stages."""
+    """The breadcrumb stays on the batch of the first stage, which is exact for all stages."""
     crumb = visit.breadcrumb
     failures = FailureCollector(keys)
     out: list[Any] = []
@@ -160,7 +161,7 @@ def _run_depth_first(
         passed = [len(part)]
         try:
             made_keys, made = _run_one_batch(steps, slice_keys(keys, start, stop), part, sizes, visit, passed, seconds)
-        except BaseException as error:  # the user's
+        except BaseException as error:  # raised by user code
             failures.add(start, stop, error, steps[crumb[3]].name)
             continue
         out += made
@@ -181,7 +182,7 @@ def _run_one_batch(
     passed: list[int],
     seconds: list[float],
 ) -> tuple[Keys, list[Any]]:
-    """One batch through all stages; how many came out of each, and how long it took, is added."""
+    """Run one batch through all stages; adds item counts and seconds of each stage."""
     call = visit.call
     call.breadcrumb = place = [0, 0]
     for position, step in enumerate(steps):

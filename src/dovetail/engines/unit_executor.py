@@ -29,13 +29,13 @@ T = TypeVar("T")
 
 
 def make_executor(work: Any, worker: Worker, slots: int = 1) -> UnitExecutor:
-    """Looks up texts and makes objects; `work` is the stages of a unit, or a class, function or object by itself."""
+    """Import texts and instantiate classes. `work` is the stages of a unit, or a single class, function or object."""
     stages = work if isinstance(work, tuple) and work and isinstance(work[0], Stage) else (work,)
     return UnitExecutor([_StageObject(one, worker) for one in stages], slots)
 
 
 class _StageObject:
-    """One stage's object."""
+    """The object of one stage."""
 
     def __init__(self, work: Any, worker: Worker) -> None:
         stage = work if isinstance(work, Stage) else None
@@ -57,36 +57,36 @@ class _StageObject:
 
 
 class UnitExecutor:
-    """What a worker hosts under one name: the objects of a unit's stages, or one object. Any number of threads, or
-    tasks of one loop, may be in `run` at a time, each with a crumb of its own."""
+    """The objects that a worker hosts under one name: those of a unit's stages, or a single object. Any number of
+    threads, or tasks of one event loop, may call `run` at the same time, each with its own breadcrumb."""
 
     def __init__(self, hosted: list[_StageObject], slots: int) -> None:
         self._objects = hosted
         self._steps = [one.step for one in hosted]
         self._set_up_objects: list[_StageObject] = []
         self.writer: Writer | None = None
-        """Who writes what comes out of it; None: it is sent on."""
+        """Writes the results to their destination; None: results are sent on."""
         self.slots = slots
         self.stages = tuple(one.name for one in hosted)
         self.target: Any = hosted[-1].target
-        """What calls go to: the object, of several that of the last stage."""
+        """The object that receives calls; with several stages, that of the last stage."""
         self.is_async = hosted[0].is_async
         first = hosted[0].step
         self.barrier = first if first.barrier and not first.each and not self.is_async else None
-        """The step that is given everything at once, if this is one."""
+        """The step of a barrier stage, which gets all input at once; None: not a barrier."""
         for one in hosted if len(hosted) > 1 else ():
             if one.is_async:
                 what = f"stage {one.name!r}: its calls are awaited, so that it cannot share workers"
                 raise PipelineError(Problem("DT034", what, (f"unit {'+'.join(self.stages)}",), ("fuse=False",)))
 
-    # life
+    # --- setup and teardown
 
     def setup(self) -> None:
-        """Raises what a user's `setup` raises; what was set up by then is torn down."""
+        """Set up all objects. Raises what a user's `setup` raises, after tearing down the objects that were set up."""
         _run_without_loop(self.setup_async())
 
     async def setup_async(self) -> None:
-        """The same in the loop of an async host: there `setup` may be a coroutine function."""
+        """Like `setup`, in the event loop of an async object: `setup` may be a coroutine function."""
         for one in self._objects:
             setup = getattr(one.target, "setup", None)
             try:
@@ -99,7 +99,8 @@ class UnitExecutor:
             self._set_up_objects.append(one)
 
     def teardown(self) -> list[ExceptionSummary]:
-        """All that was set up, the last first. Those that raise are told of, and hinder nobody; twice does nothing."""
+        """Tear down all objects that were set up, last first. Exceptions are returned and do not stop the others.
+        Idempotent."""
         return _run_without_loop(self.teardown_async())
 
     async def teardown_async(self) -> list[ExceptionSummary]:
@@ -112,12 +113,12 @@ class UnitExecutor:
                     await _await_if_needed(teardown())
             except GeneratorExit:
                 raise
-            except BaseException as error:  # the user's
+            except BaseException as error:  # raised by user code
                 _add_note(error, f"in the teardown of stage {one.name!r}")
                 told.append(summarize_exception(error))
         return told
 
-    # work
+    # --- messages
 
     def run(
         self,
@@ -128,8 +129,8 @@ class UnitExecutor:
         message: int,
         fresh: ReloadItems | None = None,
     ) -> MessageOutcome:
-        """All items of a message. `fresh` brings them once more, as they came; without it, functions that change items
-        in place see their own changes when a failure makes fused stages run twice."""
+        """Run all items of a message. `fresh` reloads the items unmodified; without it, functions that modify items in
+        place see their own changes when a failure makes fused stages run twice."""
         assert not self.is_async, f"{self.stages} must be awaited"
         with ActiveMessage(crumb, message) as visit:
             return run_message(self._steps, keys, items, batch_size, visit, fresh)
@@ -137,7 +138,7 @@ class UnitExecutor:
     def run_barrier(
         self, rows: BarrierRows, crumb: BreadcrumbCell, message: int, chunk: int, give: EmitChunk
     ) -> tuple[int, float, list[CallFailure]]:
-        """Everything that a barrier waits for; see `whole.run_whole`."""
+        """Run a barrier stage on all of its input; see `barrier.run_barrier`."""
         assert self.barrier is not None, f"{self.stages} is no barrier"
         with ActiveMessage(crumb, message) as visit:
             return run_barrier(self.barrier, rows, visit, chunk, give)
@@ -157,12 +158,12 @@ class UnitExecutor:
             return await run_message_async(self._steps[0], keys, items, batch_size, visit)
 
     def call(self, method: str, /, *args: Any, **named: Any) -> Any:
-        """One method of the object; what it gives may have to be awaited."""
+        """Call one method of the object; the result may be awaitable."""
         return getattr(self.target, method)(*args, **named)
 
 
 def _call_setup(setup: Callable[..., Any], worker: Worker) -> Any:
-    """`setup(worker)`, or without it where there is no place for it."""
+    """Call `setup(worker)`, or `setup()` if it takes no such parameter."""
     try:
         parameters = list(inspect.signature(setup).parameters.values())
     except (TypeError, ValueError):
@@ -172,7 +173,7 @@ def _call_setup(setup: Callable[..., Any], worker: Worker) -> Any:
     first = parameters[0] if parameters else None
     if first is None or first.kind in (first.KEYWORD_ONLY, first.VAR_KEYWORD):
         return setup()
-    # a first parameter with a value of its own and another name is not meant for us
+    # a first parameter with a default and another name is not meant for the worker
     meant = first.default is first.empty or first.name == "worker"
     return setup(worker) if meant else setup()
 
@@ -183,7 +184,7 @@ async def _await_if_needed(made: Any) -> None:
 
 
 def _run_without_loop(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Its result, without a loop: nothing in it waits, unless a user's setup does although calls are not awaited."""
+    """Run a coroutine that does not suspend, without an event loop."""
     try:
         coroutine.send(None)
     except StopIteration as end:

@@ -17,10 +17,11 @@ if TYPE_CHECKING:
 
 
 class BreadcrumbCell(Protocol):
-    """Where a slot is, for whoever finds its worker dead: a memoryview of shared memory, cast to "q".
+    """Words that describe the running call of a slot, readable after its worker died: a memoryview of shared memory,
+    cast to "q".
 
-    Message (-1: none), the first item of the call in it, whether that is exact, the position of the stage. Behind a
-    fused stage that changed counts the item is counted in what that stage gave, and is not exact.
+    Words: message (-1: none), index of the first item of the call, whether that index is exact, position of the stage.
+    Behind a fused stage that changed the item count, the index counts the output of that stage and is not exact.
     """
 
     def __getitem__(self, number: int, /) -> int: ...
@@ -29,10 +30,10 @@ class BreadcrumbCell(Protocol):
 
 
 class CallContext:
-    """What a slot does: the keys of what its stage was given, and a crumb with the place of the running call in them.
+    """State of a slot: the keys of its stage's input, and the breadcrumb with the position of the running call.
 
-    The loop over a message stores the crumb's index before every call anyway, so that knowing the keys costs nothing
-    until somebody asks.
+    The call loop stores the index in the breadcrumb before every call anyway, so the keys cost nothing until they are
+    read.
     """
 
     __slots__ = ("breadcrumb", "keys", "size")
@@ -44,41 +45,40 @@ class CallContext:
 
 
 CURRENT_CALL: ContextVar[CallContext | None] = ContextVar("dovetail_call", default=None)
-"""Of this thread or task: each slot has its own."""
+"""Context of this thread or task; each slot has its own."""
 
 
 @dataclass(eq=False)
 class Worker:
-    """Given to `setup(worker)`; an object may keep it."""
+    """Passed to `setup(worker)`; an object may keep it."""
 
     id: int
     unit: str
     stage: str = ""
-    """Whose setup this is: of fused stages each gets a Worker of its own."""
+    """The stage being set up: each of several fused stages gets its own Worker."""
     node: str = ""
     rank: int = 0
     ranks: int = 1
     local_rank: int = 0
     seat: Seat | None = None
     gpus: tuple[int, ...] = ()
-    """As this process sees them: 0, 1, ..."""
+    """GPU indices as this process sees them: 0, 1, ..."""
     cpus: float = 1.0
     memory_bytes: int = 0
-    """What it asked for; 0: nothing was said."""
+    """Requested memory; 0: not specified."""
     caller: Callable[..., Future[Any]] | None = None
-    """How the engine reaches other workers."""
+    """Sends calls to other workers; set by the engine."""
 
     def call(self, worker: int, hosted: str, method: str, /, *args: Any, **named: Any) -> Future[Any]:
-        """One method of an object that another worker hosts; its result comes in the future."""
+        """Call a method of an object that another worker hosts; returns a future of the result."""
         if self.caller is None:
             raise RuntimeError("this engine does not pass calls from worker to worker")
         return self.caller(worker, hosted, method, *args, **named)
 
     @property
     def item_keys(self) -> tuple[tuple[int, ...], ...]:
-        """The keys of the items of the call that runs right now, in this thread or task; for writes that can be
-        repeated. Empty outside of a call, and in threads that the call started by itself (`asyncio.to_thread` and
-        tasks know them)."""
+        """Keys of the items of the call that is running in this thread or task; for idempotent writes. Empty outside of
+        a call and in threads that the call started itself (`asyncio.to_thread` and tasks inherit them)."""
         call = CURRENT_CALL.get()
         if call is None:
             return ()

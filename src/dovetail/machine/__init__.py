@@ -15,7 +15,7 @@ _HOMES = {"read_machine": "inventory", "MachineFacts": "inventory", "CardFacts":
 
 
 def __getattr__(name: str) -> object:
-    """Names are imported when they are first used: who asks when a process began need not know of GPUs."""
+    """Names are imported at first use: reading the start time of a process does not need NVML."""
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'dovetail.machine' has no attribute {name!r}")

@@ -10,14 +10,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _UNLIMITED = (b"max", b"-1")
-# The two files of v1, joined by a space, read like the one of v2: "quota period".
+# The two files of v1, joined by a space, have the format of the v2 file: "quota period".
 _CPU_FILES = (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us"))
 _MEMORY_FILES = (("memory.max",), ("memory.limit_in_bytes",))
 _GIB = 2**30
 
 
 def usable_cpu_milli(root: Path) -> tuple[int, list[str]]:
-    """Thousandths of a CPU: the least of the online CPUs, the affinity and the cgroup quotas; and notes."""
+    """Usable CPUs in thousandths: the minimum of online CPUs, affinity and cgroup quotas; and notes."""
     online = os.cpu_count() or 1
     usable = online * 1000
     quota, notes = _lowest_limit(_cgroup_folders(root, "cpu"), _CPU_FILES, parse_cpu_quota)
@@ -32,10 +32,10 @@ def usable_cpu_milli(root: Path) -> tuple[int, list[str]]:
 
 
 def usable_memory_bytes(root: Path) -> tuple[int, list[str]]:
-    """The least of the physical memory and the cgroup limits; and notes."""
+    """Usable memory: the minimum of physical memory and cgroup limits; and notes."""
     physical = physical_bytes()
     limit, notes = _lowest_limit(_cgroup_folders(root, "memory"), _MEMORY_FILES, parse_memory_limit)
-    # v1 writes "no limit" as a huge number, which needs no case of its own: it is more than there is.
+    # v1 writes "no limit" as a huge number, which needs no special case.
     if limit is None or limit >= physical:
         return physical, notes
     notes.append(f"memory limit of the cgroup: {limit / _GIB:.1f} of {physical / _GIB:.1f} GiB")
@@ -43,7 +43,7 @@ def usable_memory_bytes(root: Path) -> tuple[int, list[str]]:
 
 
 def memory_cgroups(root: Path) -> list[Path]:
-    """The folders that tell of the memory of this process's cgroups, the narrowest first."""
+    """Folders of the memory controllers of this process, narrowest first."""
     return list(_cgroup_folders(root, "memory"))
 
 
@@ -52,7 +52,7 @@ def physical_bytes() -> int:
 
 
 def parse_cpu_quota(raw: bytes) -> int | None:
-    """Thousandths of a CPU in "quota period", None for no limit; ValueError if it is neither."""
+    """Thousandths of a CPU from "quota period"; None: no limit. ValueError if malformed."""
     quota, *rest = raw.split() or [b""]
     if quota in _UNLIMITED:
         return None
@@ -61,20 +61,20 @@ def parse_cpu_quota(raw: bytes) -> int | None:
 
 
 def parse_memory_limit(raw: bytes) -> int | None:
-    """Bytes, None for no limit; ValueError if it is neither."""
+    """Bytes; None: no limit. ValueError if malformed."""
     word = raw.strip()
     return None if word in _UNLIMITED else _parse_positive(word)
 
 
 def _parse_positive(word: bytes) -> int:
-    # bytes.isdigit, because int() would also take "1_000" and "+5", which the kernel never writes.
+    # bytes.isdigit, because int() would also accept "1_000" and "+5", which the kernel never writes.
     if not word.isdigit() or (number := int(word)) == 0:
         raise ValueError(word)
     return number
 
 
 def _affinity(online: int) -> int:
-    # Only Linux has affinity; a developer's laptop without it still gets an answer.
+    # Only Linux has affinity.
     affinity: Callable[[int], set[int]] | None = getattr(os, "sched_getaffinity", None)
     return online if affinity is None else len(affinity(0))
 
@@ -101,10 +101,10 @@ def _lowest_limit(
 
 
 def _cgroup_folders(root: Path, controller: str) -> Iterator[Path]:
-    """The folders whose limits hold for this process, from its own cgroup up to the root of each hierarchy.
+    """Folders whose limits apply to this process, from its own cgroup up to the root of each hierarchy.
 
-    A container may be told its path on the host while it only sees its own cgroup, as the root: the folders of
-    that path are then missing here, and the root has the limit.
+    Inside a container, the path may be that of the host, while only the own cgroup is visible, as the root: the folders
+    of that path are then missing, and the root has the limit.
     """
     own: dict[str, str] = {}
     for line in (_read_bytes(root / "proc/self/cgroup") or b"").splitlines():
@@ -115,7 +115,7 @@ def _cgroup_folders(root: Path, controller: str) -> Iterator[Path]:
     # v2 has no controller in its line; a machine with both versions mounts it under unified/.
     for top, name in ((mount, ""), (mount / "unified", ""), (mount / controller, controller)):
         parts = [part for part in own.get(name, "").split("/") if part]
-        if ".." in parts:  # our cgroup is outside of what is mounted here
+        if ".." in parts:  # the cgroup is outside of the mounted tree
             parts = []
         for depth in range(len(parts), -1, -1):
             yield top.joinpath(*parts[:depth])

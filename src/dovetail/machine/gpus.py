@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 _HIDE_ALL_VALUES = ("", "-1", "NoDevFiles")
-# CUDA reads a number as strtoul does: what follows the digits does not count.
+# CUDA parses numbers like strtoul: characters behind the digits are ignored.
 _NUMBER = re.compile(r"\+?0*([0-9]{1,9})(?![0-9])", re.ASCII)
 _OLD_MIG_NAME = re.compile(r"MIG-GPU-[^/]+/[0-9]+/[0-9]+", re.ASCII)
 _MIG_PROFILE = re.compile(r"\bMIG (\S+)$")
@@ -22,45 +22,45 @@ _MIG_MEMORY_SLICES = 8
 
 @dataclass(frozen=True, slots=True)
 class CardFacts:
-    """One GPU, or one MIG instance of a GPU, that a process can be given through CUDA_VISIBLE_DEVICES."""
+    """One GPU, or one MIG instance, that can be assigned to a process through CUDA_VISIBLE_DEVICES."""
 
     model: str
-    """As NVML names it: "NVIDIA A100-SXM4-80GB"; of a MIG instance, the name of the card it is cut from."""
+    """NVML's name: "NVIDIA A100-SXM4-80GB"; of a MIG instance, the name of its card."""
     memory_bytes: int
     uuid: str
-    """What goes into CUDA_VISIBLE_DEVICES: "GPU-..." or "MIG-..."."""
+    """Value for CUDA_VISIBLE_DEVICES: "GPU-..." or "MIG-..."."""
     nvdecs: int | None = None
-    """None: the driver does not tell; a MIG instance knows its own."""
+    """None: unknown; a MIG instance reports its own."""
     nvencs: int | None = None
     mig: str = ""
     """The MIG profile, such as "1g.10gb"; empty for a whole card."""
     index: int | None = None
-    """NVML's number of the physical card, which stays the same when an earlier card is lost."""
+    """NVML index of the physical card, which does not change when an earlier card is lost."""
 
 
 class GpuReader(Protocol):
-    """Where the cards are read from: NVML, or a script in a test."""
+    """Source of GPU data: NVML, or a script in a test."""
 
     def cards(self) -> tuple[list[CardFacts], list[str]]:
-        """All cards in NVML's order, a card in MIG mode replaced by its instances; and notes for people."""
+        """All cards in NVML order, with a card in MIG mode replaced by its instances; and notes."""
         ...
 
 
 DRIVER_PATHS = ("dev/nvidiactl", "dev/nvidia0", "proc/driver/nvidia", "dev/dxg", "dev/nvhost-gpu")
-"""Where a driver shows itself: on Linux, under WSL, on a Jetson."""
+"""Paths that exist when a driver is installed: on Linux, under WSL, on a Jetson."""
 
 
 class NvmlReader:
-    """The cards as the NVIDIA driver reports them. Never raises: what cannot be read is left out, with a note."""
+    """Cards as the NVIDIA driver reports them. Never raises: unreadable cards are left out, with a note."""
 
     def __init__(self, library: Any = None, root: Path = Path("/")) -> None:
-        """`library` is shaped like the module pynvml, which is imported when it is not given."""
+        """`library` has the interface of the module pynvml, which is imported by default."""
         self._library = library
         self._root = root
 
     def cards(self) -> tuple[list[CardFacts], list[str]]:
         if self._library is None and not self._has_driver_paths():
-            return [], []  # importing pynvml would cost more than the rest of the look
+            return [], []  # importing pynvml would cost more than everything else here
         nvml = self._library or _import_pynvml()
         if nvml is None:
             fix = "pip install 'dovetail-ml[gpu]'"
@@ -84,11 +84,11 @@ class NvmlReader:
         return cards, notes
 
     def _note_if_nvidia(self, note: str) -> list[str]:
-        """The note, but not on a machine without NVIDIA hardware, where it would only nag."""
+        """The note, unless the machine has no NVIDIA hardware."""
         return [note] if self._has_driver_paths() else []
 
     def _has_driver_paths(self) -> bool:
-        """Whether there is anything of NVIDIA's here."""
+        """Whether NVIDIA hardware or a driver is present."""
         return any((self._root / sign).exists() for sign in DRIVER_PATHS)
 
 
@@ -122,7 +122,7 @@ def _read_card(nvml: Any, index: int, notes: list[str]) -> list[CardFacts]:
 def _in_mig_mode(nvml: Any, handle: Any) -> bool:
     try:
         current, _pending = nvml.nvmlDeviceGetMigMode(handle)
-    except (nvml.NVMLError_NotSupported, nvml.NVMLError_FunctionNotFound):  # a card or a driver from before MIG
+    except (nvml.NVMLError_NotSupported, nvml.NVMLError_FunctionNotFound):  # a card or a driver without MIG support
         return False
     return bool(current == nvml.NVML_DEVICE_MIG_ENABLE)
 
@@ -164,9 +164,9 @@ def _read_instance(nvml: Any, parent: Any, handle: Any, card: CardFacts) -> Card
 
 
 def _mig_profile(attributes: Any, parent_bytes: int) -> str:
-    """NVIDIA's name for an instance: "3g.40gb", or "1c.3g.40gb" for one compute slice of it.
+    """NVIDIA's name of an instance: "3g.40gb", or "1c.3g.40gb" for one compute slice of it.
 
-    The gigabytes are those of the slices the instance takes, not those it can use: an H200's 1g.18gb has 16.
+    The gigabytes are those of the slices that the instance occupies, not the usable ones: an H200's 1g.18gb has 16.
     """
     compute, slices = attributes.computeInstanceSliceCount, attributes.gpuInstanceSliceCount
     eighths = math.ceil(attributes.memorySizeMB * 2**20 * _MIG_MEMORY_SLICES / parent_bytes)
@@ -186,12 +186,12 @@ class _NoMatch:
 
 
 def visible_cards(cards: Sequence[CardFacts], value: str | None) -> tuple[list[CardFacts], list[str]]:
-    """The cards that CUDA_VISIBLE_DEVICES=value leaves, in the order it names them; and notes for people.
+    """The cards that CUDA_VISIBLE_DEVICES=value selects, in its order; and notes.
 
-    CUDA's rules: an entry is a number or the beginning of exactly one UUID; the first invalid entry ends the list; a
-    card named twice leaves none. Two things CUDA leaves open are decided here. A number that belongs to a card which
-    is lost or in MIG mode is passed over, so that it neither ends the list nor slides to the next card, which may be
-    somebody else's. And several MIG instances may be named: CUDA uses one in a process, but each worker is a process.
+    CUDA's rules: an entry is a number or the prefix of exactly one UUID; the first invalid entry ends the list; a card
+    named twice selects none. Two cases that CUDA leaves open are decided here. A number of a lost card or of a card in
+    MIG mode is skipped, so that it neither ends the list nor selects the next card, which may belong to another user.
+    And several MIG instances may be selected: CUDA uses one per process, but each worker is a process.
     """
     if value is None or not cards:
         return list(cards), []
@@ -215,7 +215,7 @@ def visible_cards(cards: Sequence[CardFacts], value: str | None) -> tuple[list[C
 
 
 def _find_card(entry: str, cards: Sequence[CardFacts]) -> int | _NoMatch:
-    """The position in `cards` of the card that one entry of the list names."""
+    """Position in `cards` of the card that an entry names."""
     if number := _NUMBER.match(entry):
         return _find_numbered_card(int(number[1]), cards)
     if not entry.startswith(("GPU-", "MIG-")):
@@ -246,7 +246,7 @@ def _find_numbered_card(number: int, cards: Sequence[CardFacts]) -> int | _NoMat
 
 
 def card_order_notes(cards: Sequence[CardFacts], value: str | None, order: str | None) -> list[str]:
-    """A note if CUDA, which by default counts the fastest card first, may count these cards in another order."""
+    """A note if CUDA, which orders cards by speed by default, may number these cards differently."""
     numbered = any(_NUMBER.match(entry.strip()) for entry in (value or "").split(","))
     if not numbered or order == "PCI_BUS_ID" or len({card.model for card in cards}) < 2:
         return []
@@ -258,19 +258,19 @@ def card_order_notes(cards: Sequence[CardFacts], value: str | None, order: str |
 
 
 def _printable(value: str) -> str:
-    """Safe to print on any terminal, and not longer than a note should be."""
+    """Printable on any terminal, and shortened to the length of a note."""
     text = value.encode("unicode_escape").decode("ascii")
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 @dataclass(frozen=True, slots=True)
 class CardUsage:
-    """One physical card now. What the driver does not tell of it is None."""
+    """State of one physical card. Unknown values are None."""
 
     index: int
     uuid: str | None = None
     use_percent: int | None = None
-    """Of the last moments, in how many something ran on it: 100 does not mean that it could do no more."""
+    """Percentage of the last sample period in which a kernel ran: 100 does not mean that the card is saturated."""
     memory_used_bytes: int | None = None
     memory_bytes: int | None = None
     power_w: float | None = None
@@ -283,29 +283,29 @@ class CardUsage:
 class GpuReading:
     cards: tuple[CardUsage, ...] = ()
     processes: tuple[tuple[int, int], ...] = ()
-    """(pid, bytes), once per card that a process is on. In a container the driver may tell the pids of the host."""
+    """(pid, bytes) of each process on the card. In a container, the driver may report pids of the host."""
 
     def memory_of(self, pids: set[int]) -> int | None:
-        """Bytes that these processes hold together; None if they are on no card."""
+        """Bytes used by these processes together; None if they use no card."""
         held = [size for pid, size in self.processes if pid in pids]
         return sum(held) if held else None
 
 
 class GpuMeter(Protocol):
-    """Where the use of GPUs is read from: NVML, or a script in a test."""
+    """Source of GPU usage: NVML, or a script in a test."""
 
     def read(self) -> GpuReading | None:
-        """None: it cannot be known. Never raises."""
+        """None: unknown. Never raises."""
         ...
 
     def close(self) -> None: ...
 
 
 class NvmlMeter:
-    """As the NVIDIA driver reports it. NVML stays open between two readings, for opening it is what takes long."""
+    """Usage as the NVIDIA driver reports it. NVML stays open between readings, because opening it is slow."""
 
     def __init__(self, library: Any = None) -> None:
-        """`library` is shaped like the module pynvml, which is imported when it is not given."""
+        """`library` has the interface of the module pynvml, which is imported by default."""
         self._library = library
         self._open: bool | None = None
         """None: not tried yet."""
@@ -357,7 +357,7 @@ def _read_usage(nvml: Any, index: int) -> tuple[CardUsage, list[tuple[int, int]]
         memory_used_bytes=None if memory is None else memory.used,
         memory_bytes=None if memory is None else memory.total,
         power_w=None if milliwatts is None else milliwatts / 1000,
-        # each is [percent, the microseconds it is sampled over]
+        # each is [percent, sample period in microseconds]
         encoder_percent=None if encoder is None else encoder[0],
         decoder_percent=None if decoder is None else decoder[0],
         temperature_c=_query(nvml, nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU),
@@ -367,12 +367,12 @@ def _read_usage(nvml: Any, index: int) -> tuple[CardUsage, list[tuple[int, int]]
 
 def _read_processes(nvml: Any, handle: Any) -> list[tuple[int, int]]:
     listed = _query(nvml, nvml.nvmlDeviceGetComputeRunningProcesses, handle) or []
-    # the driver may know that a process is there, and not how much it holds
+    # the driver may know a process but not its memory
     return [(process.pid, process.usedGpuMemory) for process in listed if process.usedGpuMemory is not None]
 
 
 def _query(nvml: Any, ask: Callable[..., Any], *arguments: Any) -> Any:
-    """What the driver answers; None for what it does not support or cannot tell now."""
+    """The driver's answer; None if not supported or not available."""
     try:
         return ask(*arguments)
     except nvml.NVMLError:

@@ -19,17 +19,17 @@ IDLE_COLUMN, IOWAIT_COLUMN, STEAL_COLUMN = 3, 4, 7
 
 @dataclass(frozen=True, slots=True)
 class HostUsage:
-    """The machine between two looks. What is not known is None."""
+    """Usage of the machine between two samples. Unknown values are None."""
 
     cpus: float | None
-    """CPUs that were busy."""
+    """Number of busy CPUs."""
     cpu_count: int
     memory_used_bytes: int | None
     memory_bytes: int | None
 
 
 def sum_hosts(hosts: Iterable[HostUsage]) -> HostUsage | None:
-    """Several machines as if they were one; what is known of some of them counts. None: there is none."""
+    """Sum over several machines; unknown values are left out. None: no machine."""
     found = list(hosts)
     if not found:
         return None
@@ -45,7 +45,7 @@ def sum_hosts(hosts: Iterable[HostUsage]) -> HostUsage | None:
 
 
 class HostMeter:
-    """Reads it again and again. For one thread."""
+    """Samples the machine repeatedly. Thread: one at a time."""
 
     def __init__(self, root: Path = Path("/proc"), clock: Callable[[], float] = time.monotonic) -> None:
         self._root, self._clock = root, clock
@@ -63,7 +63,7 @@ class HostMeter:
 
 
 def parse_busy(stat: str) -> float | None:
-    """Seconds that all CPUs together were busy. What a virtual machine was not given was not busy here."""
+    """Seconds that all CPUs together were busy. Time stolen from a virtual machine does not count."""
     head, *words = stat.partition("\n")[0].split()[:9] or [""]
     if head != "cpu" or len(words) <= IOWAIT_COLUMN:
         return None
@@ -74,14 +74,14 @@ def parse_busy(stat: str) -> float | None:
 
 
 def parse_meminfo(meminfo: str) -> tuple[int | None, int | None]:
-    """Bytes in use, that is, not to be had without swapping; and bytes in all."""
+    """Bytes in use (not available without swapping), and total bytes."""
     sizes = {words[0]: int(words[1]) * 1024 for line in meminfo.splitlines() if len(words := line.split()) == 3}
     total, available = sizes.get("MemTotal:"), sizes.get("MemAvailable:")
     return (None if total is None or available is None else max(0, total - available)), total
 
 
 def machine_id(root: Path = Path("/proc")) -> str:
-    """The same for all containers and nodes on one machine, until it boots again; empty: not known."""
+    """Identifier that all containers and nodes on one machine share until it reboots; empty: unknown."""
     return _read_text(root / "sys" / "kernel" / "random" / "boot_id").strip()
 
 
@@ -96,7 +96,7 @@ CGROUP_MEMORY_FILES = (
     ("memory.current", "memory.max", "inactive_file"),
     ("memory.usage_in_bytes", "memory.limit_in_bytes", "total_inactive_file"),
 )
-"""Of both versions of cgroups: what is used, the limit, and what of it the kernel takes back without asking."""
+"""Files of both cgroup versions: usage, limit, and the part of the usage that the kernel can reclaim."""
 
 
 class MemoryUsage(NamedTuple):
@@ -109,17 +109,17 @@ class MemoryUsage(NamedTuple):
 
 
 class MemoryMeter:
-    """Reads it again and again."""
+    """Samples the cgroups repeatedly."""
 
     def __init__(self, root: Path = Path("/")) -> None:
         self._meminfo = root / "proc/meminfo"
         physical = physical_bytes()
         groups = [(folder, *names) for folder in memory_cgroups(root) for names in CGROUP_MEMORY_FILES]
         self._groups = [it for it in groups if (limit := _read_limit(it[0] / it[2])) is not None and limit < physical]
-        """Those that are narrower than the machine."""
+        """Cgroups with a limit below that of the machine."""
 
     def read(self) -> MemoryUsage | None:
-        """None: nobody says."""
+        """None: no such file."""
         found = [use for group in self._groups if (use := _cgroup_usage(*group)) is not None]
         with suppress(OSError):
             used, total = parse_meminfo(self._meminfo.read_text(encoding="ascii", errors="replace"))

@@ -19,20 +19,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class MachineFacts:
-    """What this process may use of its machine, and why that is less than all of it."""
+    """Resources of the machine that this process may use, and the limits that apply."""
 
     hostname: str
     cpu_milli: int
     memory_bytes: int
     cards: tuple[CardFacts, ...]
     notes: tuple[str, ...]
-    """Every limit that was applied and everything that went wrong, one sentence each, for people."""
+    """Every applied limit and every read error, one sentence each."""
 
 
 def read_machine(
     *, gpus: GpuReader | None = None, environ: Mapping[str, str] | None = None, root: Path = Path("/")
 ) -> MachineFacts:
-    """Read the machine now; the arguments stand in for NVML, the environment and the file system."""
+    """Read the machine. The arguments replace NVML, the environment and the file system."""
     environ = os.environ if environ is None else environ
     asked = environ.get("CUDA_VISIBLE_DEVICES")
     cpu_milli, cpu_notes = usable_cpu_milli(root)

@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from dovetail.machine.processes import SessionUsage
 
 MAX_CPU_SHARE = 0.01
-"""Of a core, at most, for looking at workers; with thousands of them the looks come less often."""
+"""Maximum share of a core for sampling workers; with thousands of workers, samples become less frequent."""
 MAX_NETWORK_CPU_SHARE = 0.002
-"""And of that for their connections."""
+"""Share of that budget for TCP connections."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerSample:
-    """All ranks of a worker at one moment. Totals since they began; None: not known."""
+    """All ranks of a worker at one moment. Totals since the start; None: unknown."""
 
     cpu_s: float
     uss_bytes: int
@@ -36,21 +36,21 @@ class WorkerSample:
     gpu_bytes: int | None = None
     processes: int = 1
     at: float | None = None
-    """When it was taken; None: just now. Of workers on other machines the same sample may be seen twice."""
+    """Time of the sample; None: now. A sample of a worker on another machine may be seen twice."""
 
 
 @dataclass(frozen=True, slots=True)
 class MachineReading:
-    """What one look gave."""
+    """Result of one sample."""
 
     samples: Mapping[int, WorkerSample]
-    """Of the workers of whom something is known."""
+    """Workers with known values."""
     host: HostUsage
     cards: tuple[CardUsage, ...]
 
 
 class Meter:
-    """Looks at this machine again and again. For one thread."""
+    """Samples this machine repeatedly. Thread: one at a time."""
 
     def __init__(self, gpu: GpuMeter | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._gpu, self._clock = gpu, clock
@@ -59,7 +59,7 @@ class Meter:
         self._network_due = float("-inf")
 
     def read(self, workers: Mapping[int, Sequence[int]]) -> MachineReading:
-        """Worker -> the pids of its ranks, each of which leads a session of its own."""
+        """Worker -> pids of its ranks, each of which leads its own session."""
         uses = self._sampler.sample(pid for pids in workers.values() for pid in pids)
         traffic = self._read_traffic(uses)
         reading = self._gpu.read() if self._gpu is not None else None
@@ -75,7 +75,7 @@ class Meter:
             self._gpu.close()
 
     def _read_traffic(self, uses: Mapping[int, SessionUsage]) -> dict[int, Traffic] | None:
-        """As it was last, while reading it again would cost too much."""
+        """The previous value, while reading it again would exceed the budget."""
         if self._traffic is not None and self._clock() >= self._network_due:
             began = time.thread_time()
             self._traffic = self._tcp.sample({session: use.pids for session, use in uses.items()})
@@ -89,7 +89,7 @@ def sample_of(
     traffic: Mapping[int, Traffic] | None,
     reading: GpuReading | None,
 ) -> WorkerSample:
-    """A worker: all its ranks."""
+    """Sum over the ranks of a worker."""
     moved = None if traffic is None else sum((traffic.get(pid, Traffic()) for pid in pids), Traffic())
     return WorkerSample(
         cpu_s=sum(use.cpu_s for use in ranks),
@@ -104,7 +104,7 @@ def sample_of(
 
 
 def merge_samples(samples: Sequence[WorkerSample]) -> WorkerSample:
-    """A worker whose ranks are on several machines."""
+    """Sum over the parts of a worker whose ranks run on several machines."""
     return WorkerSample(
         cpu_s=sum(it.cpu_s for it in samples),
         uss_bytes=sum(it.uss_bytes for it in samples),
@@ -119,6 +119,6 @@ def merge_samples(samples: Sequence[WorkerSample]) -> WorkerSample:
 
 
 def _sum_known(figures: Iterable[int | None]) -> int | None:
-    """What is known of them; None: nothing is."""
+    """Sum of the known values; None: all are unknown."""
     known = [it for it in figures if it is not None]
     return sum(known) if known else None

@@ -1,9 +1,9 @@
 """TCP bytes sent and received per worker, from the sock_diag counters of the kernel.
 
-The kernel counts them per TCP connection and tells them to anybody (sock_diag); a connection is known by the number of
-its socket, and /proc/PID/fd says who has it. Not counted: UDP, what a connection did after the last look at it, and
-connections that came and went between two looks. So a figure is never too high, but for a connection that several
-workers share: each is charged for all of it.
+The kernel counts bytes per TCP connection and reports them to any user (sock_diag); a connection is identified by the
+inode of its socket, and /proc/PID/fd lists the owners. Not counted: UDP, traffic after the last sample of a connection,
+and connections that opened and closed between two samples. So values are lower bounds, except for a connection that
+several workers share: each is charged for all of it.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ TIMEOUT_S = 1.0
 MESSAGE = struct.Struct("=IHHII")
 REQUEST = struct.Struct("=BBBxI48x")
 COOKIE_AT, INODE_AT, ATTRIBUTES_AT = 44, 68, 72
-"""In struct inet_diag_msg."""
+"""Offset in struct inet_diag_msg."""
 ATTRIBUTE = struct.Struct("=HH")
 COUNTERS_AT = 120
-"""Of tcpi_bytes_acked and tcpi_bytes_received in struct tcp_info (Linux 4.1 and later)."""
+"""Offsets of tcpi_bytes_acked and tcpi_bytes_received in struct tcp_info (Linux 4.1 and later)."""
 COUNTERS = struct.Struct("=QQ")
 SOCKET_LINK = "socket:["
 
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Bytes over TCP."""
+    """TCP bytes."""
 
     sent_bytes: int = 0
-    """As far as the other end has acknowledged them."""
+    """Bytes that the peer acknowledged."""
     received_bytes: int = 0
 
     def __add__(self, other: Traffic) -> Traffic:
@@ -52,10 +52,10 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """A TCP connection of this machine, since it was made."""
+    """A TCP connection of this machine, with its totals."""
 
     cookie: int
-    """No other socket has it as long as the machine runs; inodes are used again."""
+    """Unique while the machine runs; inodes are reused."""
     inode: int
     traffic: Traffic
 
@@ -67,15 +67,15 @@ class _Session:
 
 
 class TcpMeter:
-    """Reads sessions again and again. For one thread."""
+    """Samples sessions repeatedly. Thread: one at a time."""
 
     def __init__(self) -> None:
         self._sessions: dict[int, _Session] = {}
 
     def sample(self, sessions: Mapping[int, Iterable[int]]) -> dict[int, Traffic] | None:
-        """Session -> pids of its processes, as in; bytes since it began, as out. None: the kernel does not tell.
+        """In: session -> pids of its processes; out: session -> total bytes. None: the kernel does not report them.
 
-        Those that were asked for before and are not any more are forgotten.
+        Sessions that are no longer requested are forgotten.
         """
         inodes = {number: {inode for pid in pids for inode in sockets_of(pid)} for number, pids in sessions.items()}
         found = connections() if any(inodes.values()) else []
@@ -95,7 +95,7 @@ def _session_traffic(session: _Session, inodes: set[int], by_inode: Mapping[int,
 
 
 def sockets_of(pid: int) -> Iterator[int]:
-    """The inodes of its open sockets, of any kind; none if it is gone or not ours."""
+    """Inodes of the open sockets of a process; empty if it is gone or belongs to another user."""
     folder = f"/proc/{pid}/fd"
     try:
         names = os.listdir(folder)  # noqa: PTH208 - as below
@@ -111,7 +111,7 @@ def sockets_of(pid: int) -> Iterator[int]:
 
 
 def connections() -> list[Connection] | None:
-    """All TCP connections that this network namespace has now; None if the kernel refuses, or is not Linux."""
+    """All TCP connections of this network namespace; None if the kernel refuses."""
     try:
         with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, NETLINK_SOCK_DIAG) as asking:
             asking.settimeout(TIMEOUT_S)
@@ -138,7 +138,7 @@ def _dump_connections(asking: socket.socket, family: int) -> Iterator[bytes]:
 
 
 def parse_messages(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """(kind, payload) of each netlink message; one that is cut off ends it."""
+    """(type, payload) of each netlink message; a truncated message ends the iteration."""
     at = 0
     while at + MESSAGE.size <= len(data):
         length, kind, *_ = MESSAGE.unpack_from(data, at)
@@ -149,7 +149,7 @@ def parse_messages(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def parse_connection(payload: bytes) -> Connection | None:
-    """Of a struct inet_diag_msg and its attributes; None where the counters or the owner are missing."""
+    """Parse a struct inet_diag_msg and its attributes; None if the counters or the owner are missing."""
     if len(payload) < ATTRIBUTES_AT:
         return None
     (cookie,), (inode,) = struct.unpack_from("=Q", payload, COOKIE_AT), struct.unpack_from("=I", payload, INODE_AT)

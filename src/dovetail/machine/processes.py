@@ -1,8 +1,8 @@
 """CPU, memory and disk usage of worker processes by session, and the start time of a process.
 
-A worker is a session, whose number is the pid of its leader; whoever leaves it by setsid is not counted. Processes come
-and go, the figures of a session only grow: what a parent inherits when it waits for a child is not counted twice, and
-what nobody inherits is kept.
+A worker is a session, identified by the pid of its leader; processes that leave it by setsid are not counted. Totals of
+a session only grow: usage that a parent inherits by waiting for a child is not counted twice, and usage that no process
+inherits is kept.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
 _START_TIME_FIELD = 19
-"""The field of /proc/PID/stat, counted behind the name, which may hold anything."""
+"""Index of the field in /proc/PID/stat behind the name, which may contain any character."""
 
 
 def process_start_time(pid: int) -> float | None:
-    """Seconds since the epoch; None: there is no such process, or only its remains."""
+    """Seconds since the epoch; None: no such process, or a zombie."""
     try:
         text = Path(f"/proc/{pid}/stat").read_bytes()
         booted = Path("/proc/stat").read_bytes()
@@ -37,7 +37,7 @@ def process_start_time(pid: int) -> float | None:
 
 
 def _psutil_start_time(pid: int) -> float | None:
-    import psutil  # late: it costs more than all else that a run imports for this
+    import psutil  # late: it costs more than the other imports of a run for this
 
     try:
         return float(psutil.Process(pid).create_time())
@@ -49,11 +49,11 @@ TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 USS_EVERY_S = 5.0
 USS_GROWTH = 1.1
-"""A process whose RSS grew by so much is looked at again before its time, so that a peak is not missed."""
+"""A process whose RSS grew by this many bytes is measured early, so that a peak is not missed."""
 USS_PAUSE_FACTOR, USS_PAUSE_FACTOR_GROWN = 500, 50
-"""Reading it walks the page tables, and may take long: so many times that long it is left alone afterwards."""
+"""Reading USS walks the page tables and may be slow: wait this many times the duration before the next read."""
 USS_BUDGET_S = 0.004
-"""Of CPU time per sample, for all processes together; who was not read for longest comes first."""
+"""CPU time per sample for all processes together; the process that was not read for longest comes first."""
 READ_BYTES = 8192
 
 Totals = tuple[int, int, int]
@@ -62,14 +62,14 @@ Totals = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class SessionUsage:
-    """One session. CPU and bytes are totals since it began; memory is that of now."""
+    """One session. CPU and bytes are totals since its start; memory is current."""
 
     cpu_s: float
     uss_bytes: int
-    """What would be free if it ended; pages that two of its processes share are not in it."""
+    """Memory that would be free if the session ended, without pages shared between its processes."""
     rss_bytes: int
     read_bytes: int
-    """From disks: what came from the page cache or went to a tmpfs is not in it."""
+    """Disk bytes: page cache hits and tmpfs do not count."""
     write_bytes: int
     pids: tuple[int, ...]
 
@@ -80,20 +80,20 @@ class SessionUsage:
 
 @dataclass(frozen=True, slots=True)
 class ProcessStat:
-    """What /proc/PID/stat tells of a process."""
+    """Values from /proc/PID/stat."""
 
     parent: int
     session: int
     own_ticks: int
     reaped_ticks: int
-    """Of children it waited for."""
+    """Of reaped children."""
     start_ticks: int
     rss_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class SessionProcess:
-    """A process of a session, as it was last seen."""
+    """A process of a session at the last sample."""
 
     stat: ProcessStat
     read_bytes: int = 0
@@ -110,7 +110,7 @@ class SessionProcess:
 
     @property
     def inherited(self) -> Totals:
-        """What grows when it waits for a child. Bytes are not told apart from its own by the kernel."""
+        """Usage that grows when the process waits for a child. The kernel adds a child's bytes to its own."""
         return self.stat.reaped_ticks, self.read_bytes, self.write_bytes
 
 
@@ -121,14 +121,14 @@ class _Session:
 
 
 class SessionSampler:
-    """Reads sessions again and again. For one thread."""
+    """Samples sessions repeatedly. Thread: one at a time."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, uss_budget_s: float = USS_BUDGET_S) -> None:
         self._clock, self._uss_budget_s = clock, uss_budget_s
         self._sessions: dict[int, _Session] = {}
 
     def sample(self, sessions: Iterable[int]) -> dict[int, SessionUsage]:
-        """Those that were asked for before and are not any more are forgotten. Without a /proc there is no answer."""
+        """Sessions that are no longer requested are forgotten. None without /proc."""
         wanted = set(sessions)
         found = _session_stats(wanted)
         if found is None:
@@ -142,7 +142,7 @@ class SessionSampler:
         return {number: _session_usage(session) for number, session in self._sessions.items()}
 
     def _read_uss(self, now: float) -> None:
-        """Of those that are due, as far as the budget goes: at least of one."""
+        """USS of the processes that are due, within the budget: at least of one."""
         due = [
             (member.uss_at, pid, session.members)
             for session in self._sessions.values()
@@ -160,13 +160,13 @@ class SessionSampler:
 
 
 def sample_sessions(sessions: Iterable[int]) -> dict[int, SessionUsage]:
-    """One look, whatever it costs; of processes that are gone nothing is known."""
+    """A single sample at any cost; exited processes are unknown."""
     return SessionSampler(uss_budget_s=float("inf")).sample(sessions)
 
 
 def private_bytes(sessions: Iterable[int]) -> dict[int, int]:
-    """Memory that is about what would be free if a session ended, at the price of a look at its processes: USS costs a
-    walk through all of their pages."""
+    """Approximate memory that would be free if a session ended, at the cost of reading its processes: USS would walk
+    all of their page tables."""
     found = _session_stats(set(sessions)) or {}
     return {
         number: sum(parse_statm(_read_proc_file(f"/proc/{pid}/statm")) for pid in members)
@@ -188,10 +188,10 @@ def _session_usage(session: _Session) -> SessionUsage:
 
 
 def unclaimed_totals(before: Mapping[int, SessionProcess], now: Mapping[int, SessionProcess]) -> Totals:
-    """What the members that are gone had used, and no member that is still there inherited.
+    """Usage of exited members that no living member inherited.
 
-    Who waits for a child inherits what the child had used and inherited, so the heir of one that is gone is its nearest
-    ancestor that is still there. Of a child nobody waited for (SIGCHLD is ignored), the heir's figures do not grow.
+    A process that waits for a child inherits the child's usage, so the heir of an exited process is its nearest living
+    ancestor. If nobody waits for a child (SIGCHLD is ignored), the heir's totals do not grow.
     """
     owed: dict[int | None, Totals] = {}
     for pid, member in before.items():
@@ -211,7 +211,7 @@ def _surviving_ancestor(
     member: SessionProcess, before: Mapping[int, SessionProcess], now: Mapping[int, SessionProcess]
 ) -> int | None:
     parent = member.stat.parent
-    for _ in before:  # no chain is longer, and numbers that were given anew might close one to a ring
+    for _ in before:  # no chain is longer, and reused pids might form a cycle
         ancestor = before.get(parent)
         if ancestor is None:
             return None
@@ -230,23 +230,23 @@ def _add_totals(*totals: Totals) -> Totals:
     return sum(ticks), sum(read), sum(written)
 
 
-# ---- one process
+# --- one process
 
 
 def _update_member(pid: int, stat: ProcessStat, last: SessionProcess | None) -> SessionProcess:
-    """With the USS it had."""
+    """With its last USS."""
     if last is None or last.stat.start_ticks != stat.start_ticks:
         last = SessionProcess(stat)
     read, written = parse_io(_read_proc_file(f"/proc/{pid}/io"))
-    # a counter that cannot be read any more stays where it was
+    # a counter that is no longer readable keeps its value
     read, written = max(read, last.read_bytes), max(written, last.write_bytes)
-    # without memory, it has ended, and nobody waited for it yet
+    # without memory: a zombie
     uss = last.uss_bytes if stat.rss_bytes else 0
     return replace(last, stat=stat, read_bytes=read, write_bytes=written, uss_bytes=uss)
 
 
 def uss_is_due(member: SessionProcess, now: float) -> bool:
-    """Now and then, or when it has grown; but never so often that reading it costs much."""
+    """Whether USS is due: periodically or after growth, but limited by the cost of reading it."""
     if not member.stat.rss_bytes:
         return False
     since = now - member.uss_at
@@ -257,31 +257,31 @@ def uss_is_due(member: SessionProcess, now: float) -> bool:
 
 
 def uss_bytes(folder: str) -> int:
-    """The memory that no other process has; an estimate where the kernel tells it only to others."""
+    """Private memory of the process; an estimate where the kernel does not allow reading it."""
     private = parse_private(_read_proc_file(f"{folder}/smaps_rollup"))
     return parse_statm(_read_proc_file(f"{folder}/statm")) if private is None else private
 
 
 def parse_private(smaps: bytes) -> int | None:
-    """The bytes that are private; None: it says nothing."""
+    """Private bytes; None: not in the file."""
     sizes = [int(line.split()[1]) for line in smaps.splitlines() if line.startswith(b"Private_")]
     return sum(sizes) * 1024 if sizes else None
 
 
 def parse_statm(statm: bytes) -> int:
-    """Resident pages without those of files and shared memory."""
+    """Resident pages without file and shared memory pages."""
     words = statm.split()
     return max(0, int(words[1]) - int(words[2])) * PAGE_BYTES if len(words) > 2 else 0
 
 
 def parse_io(io: bytes) -> tuple[int, int]:
-    """Bytes read and written; 0 where it says nothing."""
+    """Bytes read and written; 0 if not in the file."""
     values = dict(line.split(b": ", 1) for line in io.splitlines() if b": " in line)
     return int(values.get(b"read_bytes", 0)), int(values.get(b"write_bytes", 0))
 
 
 def parse_stat(stat: bytes) -> ProcessStat | None:
-    """A process may call itself anything, so what counts is behind the last parenthesis; None: there is nothing."""
+    """Parse behind the last parenthesis, because a process may have any name; None: empty file."""
     words = stat[stat.rfind(b")") + 1 :].split()
     if len(words) < 22:
         return None
@@ -305,7 +305,7 @@ def _session_stats(sessions: set[int]) -> dict[int, dict[int, ProcessStat]] | No
 
 
 def _may_belong_to(pid: int, sessions: set[int]) -> bool:
-    """A tenth of the price of reading its stat, on machines with thousands of processes that are not ours."""
+    """Cheap filter: costs a tenth of reading stat, on machines with thousands of other processes."""
     try:
         return os.getsid(pid) in sessions
     except ProcessLookupError:
@@ -315,7 +315,7 @@ def _may_belong_to(pid: int, sessions: set[int]) -> bool:
 
 
 def _read_proc_file(path: str) -> bytes:
-    """Nothing, if it may not be read or is gone. All of these files are small, and whole in one read."""
+    """Contents; empty if unreadable or gone. All of these files are small and complete in one read."""
     try:
         file = os.open(path, os.O_RDONLY)
     except OSError:

@@ -1,8 +1,8 @@
 """Control socket of a run: drain, cancel, ping and stats as JSON lines over a Unix socket.
 
-    {"do": "drain", "reason": "dovetail drain"}   ->   {"ok": true, "do": "drain", "run": "...", "pid": 4711}
+{"do": "drain", "reason": "dovetail drain"} -> {"ok": true, "do": "drain", "run": "...", "pid": 4711}
 
-Only the user who started the run can open it (mode 0600). Whatever comes in, the run goes on.
+Only the user who started the run can open it (mode 0600). No input can disturb the run.
 """
 
 from __future__ import annotations
@@ -30,30 +30,30 @@ QUERIES = ("ping", "stats")
 MAX_LINE_BYTES = 1 << 16
 MAX_REASON_CHARACTERS = 1000
 EXCHANGE_TIMEOUT_S = 2.0
-"""A visitor who takes longer to say one line is sent away."""
+"""Time limit for a client to send one line."""
 ANSWER_TIMEOUT_S = 10.0
-"""A driver may be busy with other things."""
+"""Time limit for an answer: the driver may be busy."""
 CONNECT_TIMEOUT_S = 3.0
-"""A run that has just begun opens its door in a moment."""
+"""A run that has just started creates its socket within this time."""
 MAX_ADDRESS_BYTES = 100
-"""Longer paths do not fit into the address of a socket everywhere."""
+"""Longer paths do not fit into a socket address on every system."""
 
 
 class ControlSocket:
-    """The driver's side, while a run lives. `act(do, reason)` is called for "drain" and "cancel", in a thread of its
-    own: it should only post."""
+    """Server side, in the driver. `act(do, reason)` is called for "drain" and "cancel" in a separate thread: it should
+    only post an event."""
 
     def __init__(self, folder: Path, act: Callable[[str, str], None]) -> None:
         self.folder = Path(folder)
         self.unavailable_reason = ""
-        """Why there is no door, if there is none: some file systems have no sockets, and a run goes on without."""
+        """Why there is no socket: some file systems do not support sockets, and the run continues without one."""
         self._on_action = act
         self._socket: socket.socket | None = None
         self._wake, self._woken = socket.socketpair()
         self._thread: Thread | None = None
 
     def start(self) -> None:
-        """ConfigError if another driver, which is alive, answers at this door."""
+        """Raises ConfigError if the socket of another live driver answers."""
         self._check_no_other_driver()
         try:
             self._socket = _listen(self.folder)
@@ -64,7 +64,7 @@ class ControlSocket:
         self._thread.start()
 
     def close(self) -> None:
-        """The socket is gone when it returns. May be called twice, and without a start."""
+        """Remove the socket. Idempotent; may be called without a start."""
         with suppress(OSError):
             self._wake.send(b"x")
         if self._thread is not None:
@@ -82,7 +82,7 @@ class ControlSocket:
         try:
             found = _exchange(self.folder, {"do": "ping"}, EXCHANGE_TIMEOUT_S)
         except (OSError, ValueError, TypeError):
-            return  # nobody there, or what a dead driver left
+            return  # no listener, or the socket of a dead driver
         if found.get("pid") != os.getpid():
             message = f"another process, {found.get('pid')}, is running this run now"
             fixes = (f"dovetail status {run_reference(self.folder)}",)
@@ -96,9 +96,9 @@ class ControlSocket:
                 try:
                     visitor, _ = listening.accept()
                 except BlockingIOError:
-                    continue  # it left again
+                    continue  # the client disconnected
                 except OSError:
-                    time.sleep(0.1)  # no descriptors left: perhaps there are some in a moment
+                    time.sleep(0.1)  # out of descriptors: try again later
                     continue
                 with visitor, suppress(OSError):
                     self._handle_client(visitor)
@@ -106,7 +106,7 @@ class ControlSocket:
     def _handle_client(self, visitor: socket.socket) -> None:
         try:
             answer = self._answer(_read_line(visitor, EXCHANGE_TIMEOUT_S))
-        except Exception as error:  # whatever was said, the run goes on
+        except Exception as error:  # no input may disturb the run
             answer = {"ok": False, "error": str(error) or type(error).__name__}
         visitor.settimeout(EXCHANGE_TIMEOUT_S)
         visitor.sendall(json.dumps(answer).encode() + b"\n")
@@ -132,7 +132,8 @@ class ControlSocket:
 
 
 def send_request(folder: Path, do: str, reason: str = "") -> dict[str, Any]:
-    """What the driver of the run in this folder answers. ConfigError, if it is not running, or cannot be reached."""
+    """Send a command to the driver of the run in this folder; returns its answer. Raises ConfigError if it is not
+    running or not reachable."""
     folder = Path(folder)
     give_up = time.monotonic() + CONNECT_TIMEOUT_S
     while True:
@@ -191,7 +192,7 @@ def _owner(folder: Path) -> str:
 
 @contextmanager
 def _address(folder: Path, name: str) -> Iterator[str]:
-    """A socket's address has room for 107 bytes: a longer path is reached through a descriptor of its folder."""
+    """A socket address has 107 bytes: a longer path is opened through a descriptor of its folder."""
     path = folder / name
     if len(os.fsencode(path)) <= MAX_ADDRESS_BYTES:
         yield str(path)
@@ -204,7 +205,7 @@ def _address(folder: Path, name: str) -> Iterator[str]:
 
 
 def _listen(folder: Path) -> socket.socket:
-    """Under its name only when it is private and listens; what stood there before is replaced."""
+    """Create the socket under a temporary name and rename it when it is private and listening; replaces an old one."""
     made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     name = f".{SOCKET_NAME}.{os.getpid()}"
     try:
@@ -213,7 +214,7 @@ def _listen(folder: Path) -> socket.socket:
         os.fchmod(made.fileno(), 0o600)
         with _address(folder, name) as address:
             made.bind(address)
-        (folder / name).chmod(0o600)  # before it listens; some systems do not heed the line above
+        (folder / name).chmod(0o600)  # before it listens; some systems ignore the mode of the bind
         made.setblocking(False)
         made.listen(16)
         (folder / name).replace(folder / SOCKET_NAME)
@@ -238,7 +239,7 @@ def _exchange(folder: Path, said: dict[str, Any], patience_s: float) -> dict[str
 
 
 def _read_line(talking: socket.socket, patience_s: float) -> bytes:
-    """Up to its end, and not for ever."""
+    """Read one line, with a time limit."""
     end = time.monotonic() + patience_s
     found = b""
     while b"\n" not in found:

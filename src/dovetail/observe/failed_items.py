@@ -22,14 +22,14 @@ MAX_ERRORS_BYTES = 2_000_000
 MAX_ITEM_BYTES = 64_000
 MAX_DELIVERY_LOG_BYTES = 2_000_000
 STAGE_PATTERN = re.compile(r"in stage '([^']+)'\n")
-"""How the details of a failure in a fused unit begin."""
+"""Prefix of the details of a failure in a fused unit."""
 BAD_ROW_PATTERN = re.compile(r"BadRow: (.+?:\d+): ", re.DOTALL)
-"""Of a row that could not be parsed: its file and line."""
+"""File and line of a row that could not be parsed."""
 
 
 class DeliveryLog:
-    """One line per Deliver. Of a durable run every line is on the disk before the run goes on, and none is left out; of
-    any other it is for people, comes when it comes, and ends when it is large."""
+    """One line per Deliver, for runs that are not durable. For information only: written without fsync, and limited in
+    size."""
 
     def __init__(self, path: Path, *, durable: bool) -> None:
         self.durable = durable
@@ -61,7 +61,7 @@ def _count_items(by_unit: dict[str, list[Segment]]) -> dict[str, int]:
 
 
 class FailedItemLog:
-    """errors/errors.jsonl, made with the first of them."""
+    """errors/errors.jsonl, created with the first failed item."""
 
     def __init__(
         self,
@@ -119,13 +119,13 @@ class FailedItemLog:
                 if self.key is not None and entry.key is None:
                     data["key"] = list(self.key(entry.part))
                 data |= encode_item(self.item(entry.part))
-            except Exception as error:  # it is the user's object: reading or pickling it may do anything
+            except Exception as error:  # a user's object: reading or pickling it may raise anything
                 data["item_lost"] = f"{type(error).__name__}: {error}"[:500]
         return data
 
 
 def failed_stage(unit: str, detail: str) -> str:
-    """Which stage of a unit it was that failed, as far as that is known."""
+    """The stage of a unit that failed, if known."""
     if "+" not in unit:
         return unit
     found = STAGE_PATTERN.match(detail)
@@ -133,7 +133,7 @@ def failed_stage(unit: str, detail: str) -> str:
 
 
 def encode_item(item: object, limit_bytes: int = MAX_ITEM_BYTES) -> dict[str, Any]:
-    """The item as JSON if it is the same after it, else pickled; only its beginning in words if it is too large."""
+    """The item as JSON if JSON restores it exactly, else pickled; only the start of its repr if it is too large."""
     try:
         text = json.dumps(item, allow_nan=False)
         if len(text) <= limit_bytes and _survives_json(item) and json.loads(text) == item:
@@ -147,7 +147,7 @@ def encode_item(item: object, limit_bytes: int = MAX_ITEM_BYTES) -> dict[str, An
 
 
 def _survives_json(item: object) -> bool:
-    """Whether JSON gives it back as it was: of classes derived from dict and the like it would not."""
+    """Whether JSON restores the item exactly: it would not for subclasses of dict and similar."""
     if type(item) is dict:
         return all(type(key) is str and _survives_json(value) for key, value in item.items())
     if type(item) is list:

@@ -30,21 +30,21 @@ class UnitPoint:
     """One unit between two views: rates are differences of totals."""
 
     t: float
-    """The end of the interval, in seconds of the run's clock."""
+    """End of the interval, in seconds of the run's clock."""
     rate: float
-    """Items per second that it took in."""
+    """Input items per second."""
     queued: int
     in_flight: int
     ready: int
     starting: int
     draining: int
     busy: float | None
-    """Share of its ready workers' time spent in the user's code; above 1 with several slots. None: no worker."""
+    """Share of its ready workers' time spent in user code; above 1 with several slots. None: no worker."""
 
 
 @dataclass(frozen=True, slots=True)
 class ViewRecord:
-    """One view: the run, and every unit as it was last seen."""
+    """One view: the run, and the last known state of every unit."""
 
     t: float
     run: Mapping[str, Any]
@@ -53,20 +53,20 @@ class ViewRecord:
 
 @dataclass(slots=True)
 class WorkerLifetime:
-    """When a worker came and went, as far as that was recorded one by one."""
+    """Start and end of a worker, if it was recorded individually."""
 
     worker: int
     unit: str
     node: str
-    """Of a gang, that of its first rank."""
+    """Of a gang: the node of rank 0."""
     gpus: tuple[int, ...] = ()
     nodes: tuple[str, ...] = ()
-    """Of a gang on several nodes, that of each rank."""
+    """Of a gang on several nodes: the node of each rank."""
     started: float | None = None
     ready: float | None = None
     ended: float | None = None
     end: str = ""
-    """stopped, lost, or nothing while it is there."""
+    """stopped, lost, or empty while it exists."""
     why: str = ""
 
     def node_of(self, rank: int) -> str:
@@ -75,7 +75,7 @@ class WorkerLifetime:
 
 @dataclass(frozen=True, slots=True)
 class TimelineEvent:
-    """A line that was written when it happened: a note, a node, something asked for, the loss of a worker."""
+    """An event line: a note, a node, a request, the loss of a worker."""
 
     t: float
     kind: str
@@ -85,7 +85,7 @@ class TimelineEvent:
 
 @dataclass(slots=True)
 class RunHistory:
-    """Everything in a run's folder but the plan, which is read when it is asked for."""
+    """The contents of a run folder except the plan, which is read on demand."""
 
     folder: RunFolder
     header: Mapping[str, Any]
@@ -93,19 +93,20 @@ class RunHistory:
     timeline: list[TimelineEvent] = field(default_factory=list)
     worker_lifetimes: dict[int, WorkerLifetime] = field(default_factory=dict)
     counts: dict[tuple[str, str], int] = field(default_factory=dict)
-    """(unit, start | ready | stop | stopped | lost) -> workers that have no line of their own."""
+    """(unit, start | ready | stop | stopped | lost) -> number of workers without individual lines."""
     unit_uses: dict[str, list[Mapping[str, Any]]] = field(default_factory=dict)
-    """Unit -> what its workers used, from time to time; empty in a simulated run. Fields as in observe.use.UnitUse."""
+    """Unit -> resource use of its workers over time; empty in a simulated run. Fields as in
+    observe.telemetry.UnitUse."""
     gpu_uses: dict[tuple[str, int], list[Mapping[str, Any]]] = field(default_factory=dict)
-    """The same by node ("" on one machine) and number of the card, as in machine.gpu_use.CardUse."""
+    """GPU use by node ("" on one machine) and card number, as in machine.gpus.CardUse."""
     machine_uses: list[Mapping[str, Any]] = field(default_factory=list)
-    """As in machine.host_use.HostUse; on a cluster, all machines together."""
+    """Host use, as in machine.host_usage.HostUse; on a cluster, the sum of all machines."""
     node_uses: dict[str, list[Mapping[str, Any]]] = field(default_factory=dict)
-    """On a cluster the same by node, with `workers`: unit -> how many are there."""
+    """Host use by node of a cluster, with `workers`: unit -> number of workers."""
 
     @classmethod
     def load(cls, path: str | Path) -> RunHistory:
-        """Whatever can be read; a ConfigError only if this is no run folder at all."""
+        """Read whatever is readable; raises ConfigError only if this is not a run folder."""
         folder = RunFolder(Path(path))
         header = read_json_object(folder.header)
         if not header:
@@ -133,24 +134,24 @@ class RunHistory:
 
     @property
     def run(self) -> Mapping[str, Any]:
-        """The run as it was last seen."""
+        """The last view of the run."""
         return self.ticks[-1].run if self.ticks else {}
 
     @property
     def units(self) -> Mapping[str, Mapping[str, Any]]:
-        """The units as they were last seen."""
+        """The last view of each unit."""
         return self.ticks[-1].units if self.ticks else {}
 
     @property
     def seconds(self) -> float:
-        """How long it took, or takes so far, on the run's own clock."""
+        """Elapsed seconds on the run's own clock."""
         return self.ticks[-1].t if self.ticks else 0.0
 
     def status(self, wall: float | None = None) -> str:
         return run_status(self.header, time.time() if wall is None else wall)
 
     def plan(self) -> Plan | None:
-        """The plan it started with, if there is one that can be read."""
+        """The plan at the start, if it exists and is readable."""
         from dovetail.scheduling.plan import Plan
 
         try:
@@ -159,7 +160,7 @@ class RunHistory:
             return None
 
     def series(self, unit: str) -> list[UnitPoint]:
-        """One point per interval between two views in which the unit was seen."""
+        """One point per interval between two views that include the unit."""
         return [
             unit_point(unit, before, after)
             for before, after in pairwise(self.ticks)
@@ -175,7 +176,7 @@ class RunHistory:
         ]
 
     def bottlenecks(self) -> dict[str, float]:
-        """Unit -> share of the time in which it was the bottleneck, the largest first."""
+        """Unit -> share of the time in which it was the bottleneck, largest first."""
         held: dict[str, float] = {}
         for before, after in pairwise(self.ticks):
             name = str(after.run.get("bottleneck") or "")
@@ -186,16 +187,16 @@ class RunHistory:
         return dict(sorted(shares, key=lambda pair: -pair[1]))
 
     def notes(self, what: str) -> list[TimelineEvent]:
-        """The notes of one kind: decision, error, ..."""
+        """Notes of one kind: decision, error, ..."""
         return [it for it in self.timeline if it.kind == "note" and it.data.get("what") == what]
 
     def set_aside(self) -> list[dict[str, Any]]:
-        """The items that were given up, as far as they were kept."""
+        """The failed items that were recorded."""
         return read_json_lines(self.folder.errors)
 
 
 def run_status(header: Mapping[str, Any], wall: float) -> str:
-    """running, finished, drained, failed, cancelled; or lost: its heart has stopped, and nobody vouches for it."""
+    """running, finished, drained, failed, cancelled; or lost: the heartbeat stopped and no process claims the run."""
     status = header.get("status")
     if status not in KNOWN_STATUS:
         return "lost"
@@ -203,13 +204,13 @@ def run_status(header: Mapping[str, Any], wall: float) -> str:
         return str(status)
     beat = header.get("heartbeat")
     alive = _is_alive(header)
-    if alive is None:  # on another machine: only its heart can tell
+    if alive is None:  # on another machine: only the heartbeat is known
         alive = isinstance(beat, int | float) and wall - beat <= LOST_AFTER_S
     return "running" if alive else "lost"
 
 
 def _is_alive(header: Mapping[str, Any]) -> bool | None:
-    """Whether its very process, not a later one of the same number, is there; None: not on this machine."""
+    """Whether the same process, not a later one with the same pid, is alive; None: not on this machine."""
     pid, started = header.get("pid"), header.get("pid_started")
     if header.get("host") != socket.gethostname() or not isinstance(pid, int) or not isinstance(started, int | float):
         return None

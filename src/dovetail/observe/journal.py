@@ -1,8 +1,8 @@
 """Event journal of a run (events.jsonl) with a byte budget, decreasing view rate and rotation.
 
-Three limits. What is written now and then (views) comes ever less often in a long run: each two megabytes of it double
-the interval. What is written when it happens has a budget of bytes per second; what is beyond is counted, not written.
-And a file that is full becomes `events.1.jsonl`, in place of the one that was that before.
+Three limits apply. Views become less frequent in a long run: every two megabytes double the interval. Events have a
+budget of bytes per second; events beyond it are counted, not written. And a full file becomes `events.1.jsonl`,
+replacing the previous one.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 JOURNAL_VERSION = 1
 MAX_FILE_BYTES = 8_000_000
 BYTES_PER_SECOND = 25_000
-"""Of views, and again of what happens: 50 kB/s in all."""
+"""Budget for views, and again for events: 50 kB/s in total."""
 BURST_BYTES = 500_000
 BYTES_PER_INTERVAL_DOUBLING = 2_000_000
 
 
 def json_line(data: Mapping[str, Any]) -> bytes:
-    """One line of JSON, whatever the data holds."""
+    """One line of JSON for any data."""
     try:
         text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     except (TypeError, ValueError):
@@ -36,7 +36,7 @@ def json_line(data: Mapping[str, Any]) -> bytes:
 
 
 def _without_nan(value: Any) -> Any:
-    """Without NaN and infinities, which are not JSON."""
+    """Replace NaN and infinities, which are not JSON."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, list):
@@ -47,7 +47,7 @@ def _without_nan(value: Any) -> Any:
 
 
 class ViewInterval:
-    """When the next view is due."""
+    """Time of the next view."""
 
     def __init__(
         self, first_s: float = 1.0, most_s: float = math.inf, level_bytes: int = BYTES_PER_INTERVAL_DOUBLING
@@ -58,7 +58,7 @@ class ViewInterval:
         self.written = 0
 
     def next_due(self, now: float, size_bytes: int) -> float:
-        """The next time, after so much was written now."""
+        """The next time, after this many bytes were written now."""
         self.written += size_bytes
         if self.written > self.level_bytes and self.interval_s < self.most_s:
             self.written = 0
@@ -68,7 +68,7 @@ class ViewInterval:
 
 
 class Journal:
-    """Appends lines to a file that is rotated."""
+    """Appends lines to a file with rotation."""
 
     def __init__(self, path: Path, older: Path, *, rotate_bytes: int = MAX_FILE_BYTES) -> None:
         self.path = path
@@ -76,7 +76,7 @@ class Journal:
         self.rotate_bytes = rotate_bytes
         self.left_out: Counter[str] = Counter()
         self.started_at = 0.0
-        """The engine's time at which the run began: lines count from there."""
+        """Engine time at the start of the run: lines count from there."""
         self.rotations = 0
         self._tokens = float(BURST_BYTES)
         self._filled_at = -math.inf
@@ -84,11 +84,11 @@ class Journal:
         self._file = path.open("ab", buffering=1 << 16)
 
     def write(self, now: float, kind: str, data: Mapping[str, Any]) -> int:
-        """Written in any case; how many bytes that took."""
+        """Write unconditionally; returns the number of bytes."""
         return self._write(json_line({"v": JOURNAL_VERSION, "t": round(now - self.started_at, 6), "k": kind, **data}))
 
     def try_write(self, now: float, kind: str, data: Mapping[str, Any]) -> bool:
-        """Written if the budget allows it; whether it was."""
+        """Write if the budget allows; whether it was written."""
         line = json_line({"v": JOURNAL_VERSION, "t": round(now - self.started_at, 6), "k": kind, **data})
         if self._filled_at < now:
             more = BURST_BYTES if self._filled_at == -math.inf else (now - self._filled_at) * BYTES_PER_SECOND
@@ -118,7 +118,7 @@ class Journal:
 
 
 def terminate_last_line(path: Path) -> int:
-    """Ends a line that an earlier process left torn, so that ours begins a new one. The file's size."""
+    """Terminate a partial line of an earlier process, so that a new line starts. Returns the file size."""
     try:
         with path.open("rb+") as file:
             size = file.seek(0, 2)
@@ -132,7 +132,7 @@ def terminate_last_line(path: Path) -> int:
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
-    """The objects in a file of lines; what is torn or no object is passed over."""
+    """The objects in a file of JSON lines; partial lines and other values are skipped."""
     try:
         text = path.read_bytes()
     except OSError:

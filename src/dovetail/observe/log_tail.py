@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 
 POLL_INTERVAL_S = 0.2
 MAX_READ_BYTES = 1 << 16
-"""Bytes of one file per look: nobody reads faster."""
+"""Bytes per file and poll: more is not readable anyway."""
 
 
 class LogTail:
-    """An observer that shows what workers print."""
+    """Observer that prints the output of workers."""
 
     def __init__(self, logs: Path, to: TextIO | None = None) -> None:
         self._logs = logs
         self._stream = to or sys.stderr
         self._units: dict[str, str] = {}
-        """Number of a worker, as its file is named -> unit."""
+        """Worker number, as in the file name -> unit."""
         self._read: dict[Path, int] = {}
         self._rest: dict[Path, bytes] = {}
         self._next = float("-inf")
@@ -49,7 +49,7 @@ class LogTail:
         self._rest.clear()
 
     def _poll(self) -> bool:
-        """Whether there was something new."""
+        """Whether there was new output."""
         new = False
         for path in sorted(self._logs.glob("*.log")) if self._logs.is_dir() else ():
             at = self._read.get(path, 0)

@@ -1,6 +1,6 @@
 """Profile store: speeds, setup times and memory of stages measured in earlier runs.
 
-Nothing here raises: what cannot be read was not measured, and what cannot be written is not kept.
+Nothing here raises: an unreadable profile is ignored, and a profile that cannot be written is dropped.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ PROFILE_VERSION = 1
 MAX_FILES = 2000
 MIN_ITEMS = 8
 MIN_SECONDS = 0.05
-"""Less of either says little: it never takes the place of what is known better."""
+"""Minimum items and seconds of a run: a smaller one never replaces a larger one."""
 NEW_RUN_WEIGHT = 0.7
 SHORT_RUN_WEIGHT = 0.3
-"""How much the newest run counts beside all before it; less if it was a short one."""
+"""Weight of the newest run against all earlier runs; smaller for a short run."""
 LONG_RUN_S = 1.0
 PEAK_DECAY = 0.9
 _WRITE_LOCK = Lock()
@@ -37,21 +37,21 @@ _WRITE_LOCK = Lock()
 
 @dataclass(frozen=True, slots=True)
 class ProfileKey:
-    """What a measurement holds for."""
+    """What a measurement applies to."""
 
     code: str
-    """As pipeline.code.code_hash tells it."""
+    """As returned by pipeline.code.code_hash."""
     batch_size: int
     slots: int
     cpu_milli: int
     gpu: str
-    """What it takes of a card, in the shape's own numbers; empty: nothing."""
+    """GPU share in integers of the shape; empty: none."""
     card: str
-    """The model; empty: none."""
+    """GPU model; empty: none."""
     reads: str = ""
-    """For stages that read the source: its kind."""
+    """Kind of the source, for stages that read it."""
     writes: str = ""
-    """For stages that write to the sink: its kind."""
+    """Kind of the sink, for stages that write to it."""
 
     @property
     def file(self) -> str:
@@ -61,23 +61,23 @@ class ProfileKey:
 
 @dataclass(frozen=True, slots=True)
 class StageMeasurement:
-    """What runs measured of a stage, the later ones counting more."""
+    """Measurements of a stage; later runs weigh more."""
 
     seconds_per_item: float
-    """Of one worker, for each item that it takes in."""
+    """Seconds of one worker per input item."""
     returns: float
-    """Items out per item in."""
+    """Output items per input item."""
     items: int
-    """That were seen, in all runs."""
+    """Items in all runs."""
     seconds: float
-    """Of work that was seen, in all runs."""
+    """Seconds of work in all runs."""
     setup_s: float | None = None
-    """Of one worker; None: not seen."""
+    """Setup seconds of one worker; None: not measured."""
     peak_bytes: int | None = None
-    """Of one worker; None: nobody measured."""
+    """Memory of one worker; None: not measured."""
     runs: int = 1
     when: float = 0.0
-    """Of the last run; seconds since 1970."""
+    """Time of the last run, in seconds since the epoch."""
 
     @property
     def is_small_sample(self) -> bool:
@@ -89,7 +89,7 @@ def profiles_folder() -> Path:
 
 
 def read_profile(key: ProfileKey) -> StageMeasurement | None:
-    """None: nothing was measured yet, or it cannot be read."""
+    """None: not measured yet, or not readable."""
     try:
         data = read_json_object(profiles_folder() / key.file)
     except (OSError, RuntimeError):
@@ -111,8 +111,8 @@ def _parse_measurement(data: Mapping[str, Any]) -> StageMeasurement | None:
 
 
 def write_profiles(measured: Mapping[ProfileKey, StageMeasurement], wall: float | None = None) -> str:
-    """Blends each with what is known of it. What went wrong, in words; nothing if all is well or the home is not to be
-    written."""
+    """Merge each measurement into its profile. Returns the error; empty if everything was written or the home is
+    read-only."""
     when = time.time() if wall is None else wall
     folder = profiles_folder()
     try:
@@ -126,13 +126,13 @@ def write_profiles(measured: Mapping[ProfileKey, StageMeasurement], wall: float 
     except PermissionError:
         return ""
     except OSError as error:
-        quiet = error.errno == errno.EROFS  # a read-only home is a choice
+        quiet = error.errno == errno.EROFS  # a read-only home is intended
         return "" if quiet else f"what this run measured could not be kept in {folder}: {error.strerror or error}"
     return ""
 
 
 def blend(old: StageMeasurement | None, new: StageMeasurement) -> StageMeasurement:
-    """Recent runs count more; little never takes the place of much."""
+    """Recent runs weigh more; a short run never replaces a long one."""
     if old is None or (old.is_small_sample and not new.is_small_sample):
         return new
     if new.is_small_sample and not old.is_small_sample:
@@ -159,7 +159,7 @@ def blend(old: StageMeasurement | None, new: StageMeasurement) -> StageMeasureme
 
 
 def delete_oldest(folder: Path, most: int = MAX_FILES) -> None:
-    """Down to so many; other runs may do the same at this moment."""
+    """Delete the oldest profiles beyond the limit; other runs may do the same concurrently."""
     files = [path for path in folder.iterdir() if path.suffix == ".json"]
     if len(files) <= most:
         return

@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 LIVE_INTERVAL_S = 0.25
 PLAIN_INTERVAL_S = 10.0
 RATE_WINDOW_S = 10.0
-"""Of the run's clock: rates are those of the last so many seconds."""
+"""Rates are averages over this many seconds of the run's clock."""
 CHECK_EVERY_STEPS = 64
 CHECK_INTERVAL_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class StageRow:
-    """One stage, as it is shown."""
+    """One row of the table."""
 
     unit: UnitView
     rate: float | None
@@ -38,7 +38,7 @@ class StageRow:
 
 
 class RateWindow:
-    """The last views, and the rates between the oldest and the youngest of them."""
+    """The last views, and the rates between the oldest and the newest of them."""
 
     def __init__(self, window_s: float = RATE_WINDOW_S) -> None:
         self.window_s = window_s
@@ -77,7 +77,7 @@ def _row(old: UnitView, new: UnitView, seconds: float) -> StageRow:
 
 
 class ProgressDisplay:
-    """An observer that shows the run on stderr."""
+    """Observer that displays the run on stderr."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class ProgressDisplay:
         live: bool | None = None,
         wall: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`live`: None asks whether the stream is a terminal."""
+        """`live`: None: whether the stream is a terminal."""
         self._view, self._wall = view, wall
         self._name, self._virtual = name, virtual
         self._stream = stream or sys.stderr
@@ -100,7 +100,7 @@ class ProgressDisplay:
         is_live = _is_terminal(self._stream) if live is None else live
         self._live = _open_live_display(self._stream) if is_live else None
         self._interval_s = LIVE_INTERVAL_S if is_live else PLAIN_INTERVAL_S
-        # a plain line about nothing helps nobody, so the first comes after a while; a table is there at once
+        # plain lines start after a while, when there is something to report; a table is shown at once
         self._show_at = wall() + (0.0 if is_live else PLAIN_INTERVAL_S)
 
     def on_step(self, now: float, events: Sequence[Event], commands: Sequence[Command]) -> None:  # noqa: ARG002 - the port's
@@ -132,7 +132,7 @@ class ProgressDisplay:
         return f"{self._name} (simulated)" if self._virtual else self._name
 
     def close(self, now: float) -> None:
-        """The last state stays on the screen. May be called twice."""
+        """Leave the last state on the screen. Idempotent."""
         try:
             if self._began is not None and self._interval_s:
                 self._show(now)
@@ -186,7 +186,7 @@ def workers_text(unit: UnitView) -> str:
 
 
 def _is_terminal(stream: TextIO) -> bool:
-    """One on which lines can be written over."""
+    """Whether the stream is a terminal that can overwrite lines."""
     return bool(stream.isatty()) and os.environ.get("TERM", "") not in ("dumb", "unknown")
 
 
@@ -194,9 +194,9 @@ def _open_live_display(stream: TextIO) -> Any:
     from rich.console import Console
     from rich.live import Live
 
-    # rich honours NO_COLOR only for values that are not empty, and so do we
+    # rich honours NO_COLOR only if it is not empty, and so does this
     console = Console(file=stream, force_terminal=True, no_color=bool(os.environ.get("NO_COLOR")) or None)
-    # stdout is data and must not be led through the console; what others say on stderr goes above the table
+    # stdout is data and must not be redirected through the console; other output on stderr appears above the table
     return Live(console=console, auto_refresh=False, redirect_stdout=False, redirect_stderr=stream is sys.stderr)
 
 

@@ -1,7 +1,7 @@
 """Observer that writes the run folder: run.json, plan.json, the journal, resource use and failed items.
 
-`saw` is called for every step of a run, mostly with a batch that came and one that went: those types are skipped by one
-look into a set. Totals come from the view, which is taken about once per second.
+`on_step` is called for every step of a run, mostly with one batch that ended and one that starts: those types are
+skipped by one set lookup. Totals come from the view, which is taken about once per second.
 """
 
 from __future__ import annotations
@@ -45,26 +45,26 @@ USAGE_INTERVAL_S = 5.0
 MAX_GPUS_WRITTEN = 16
 MAX_NODES_WRITTEN = 64
 MAX_NODE_GPUS_WRITTEN = 64
-"""Of a cluster, on all its nodes together."""
+"""Of all nodes of a cluster together."""
 ROUND_DIGITS = 3
 
 
 class UsageWriter:
-    """What a recorder writes of a run's telemetry; nothing, if it has none."""
+    """Writes the telemetry of a run; nothing without telemetry."""
 
     def __init__(self, telemetry: Telemetry | None) -> None:
         self._telemetry = telemetry
         self._due = float("-inf")
 
     def worker_fields(self, worker: int) -> dict[str, Any]:
-        """What is added to its line."""
+        """Fields to add to its line."""
         use = self._telemetry.latest().get(worker) if self._telemetry is not None else None
         return (
             {} if use is None else {key: it for key, it in _known_fields(use).items() if key not in ("worker", "unit")}
         )
 
     def write(self, now: float, journal: Journal, *, last: bool = False) -> int:
-        """With a view: units, cards, nodes and the machine if due, and what there is to advise. The bytes it took."""
+        """Write units, cards, nodes and host if due, and new advice. Returns the number of bytes."""
         if self._telemetry is None:
             return 0
         size = 0
@@ -86,7 +86,7 @@ class UsageWriter:
         return size + (self._write_nodes(now, journal, seen.nodes) if seen.nodes else 0)
 
     def _write_nodes(self, now: float, journal: Journal, nodes: Mapping[str, NodeTelemetry]) -> int:
-        """Of a large cluster always the same nodes, the first by name, so that each has a history."""
+        """On a large cluster always the same nodes, the first by name, so that each has a history."""
         size, left = 0, MAX_NODE_GPUS_WRITTEN
         for name, use in list(nodes.items())[:MAX_NODES_WRITTEN]:
             host = {} if use.host is None else _known_fields(use.host)
@@ -97,7 +97,7 @@ class UsageWriter:
 
 
 def _known_fields(use: Any) -> dict[str, Any]:
-    """What is known of it."""
+    """The known values."""
     return {
         name: round(value, ROUND_DIGITS) if isinstance(value, float) else value
         for name, value in asdict(use).items()
@@ -111,9 +111,9 @@ CHECK_EVERY_STEPS = 256
 WORKERS_EVERY_VIEWS = 10
 MAX_WORKERS_WRITTEN = 200
 WORKER_SAMPLE_INTERVAL = 50
-"""Beyond WORKERS_SHOWN workers, one in so many has lines of its own."""
+"""Beyond WORKERS_SHOWN workers, one in this many has individual lines."""
 MAX_VIEW_INTERVAL_S = 60.0
-"""Between two views of a real run; of a simulated one there is no such limit."""
+"""Minimum seconds between two views of a real run; a simulated run has no such limit."""
 
 HOT_PATH_TYPES = frozenset({e.BatchesDone, e.BatchesReturned, e.ItemsArrived, c.RunBatches, c.Cancel, c.Pull})
 UNIT_FIELDS = tuple(item.name for item in fields(UnitView))
@@ -124,18 +124,18 @@ ENDED_STATES = frozenset(state.value for state in FINAL_RUN_STATES)
 
 @dataclass(frozen=True, slots=True)
 class RunDescription:
-    """What a run is, as its folder says it."""
+    """Identity of a run, as written to its folder."""
 
     name: str
     what: str = ""
     """The file, or the command line."""
     engine: str = ""
     cluster: str = ""
-    """As a spec."""
+    """The cluster specification."""
     version: str = ""
-    """Of Dovetail."""
+    """Version of Dovetail."""
     virtual: bool = False
-    """Simulated: its seconds are not those of a clock."""
+    """Simulated: seconds are virtual."""
     more: Mapping[str, object] = field(default_factory=dict)
 
 
@@ -158,9 +158,8 @@ class Recorder:
         commits: bool = True,
         errors_bytes: int = MAX_ERRORS_BYTES,
     ) -> None:
-        """`plan` is Plan.to_json(); `item` opens a part, so that items that are set aside can be kept; `telemetry` is
-        started and stopped by whoever made it. `commits`: whether commit.log is ours to write; that of a durable run
-        is not."""
+        """`plan` is Plan.to_json(); `item` loads a part, so that failed items can be kept; the caller starts and stops
+        `telemetry`. `commits`: whether to write commit.log; in a durable run the sink does."""
         self.folder = folder
         self._usage_writer = UsageWriter(telemetry)
         self._view, self._workers, self._wall = view, workers, wall
@@ -190,11 +189,11 @@ class Recorder:
             raise cannot_write_error(folder.path, error) from None
 
     def watch(self, telemetry: Telemetry) -> None:
-        """From now on what workers use is written, too. From any thread."""
+        """Record resource use from now on. Thread: any."""
         self._usage_writer = UsageWriter(telemetry)
 
     def request_view(self) -> Event_:
-        """The next time it sees something it writes how the run stands; then this is set. From any thread."""
+        """An event that is set after the next step has written the current state. Thread: any."""
         written = Event_()
         self._view_requests.append(written)
         return written
@@ -220,17 +219,17 @@ class Recorder:
             raise
 
     def _begin(self, now: float) -> float:
-        """Engines may count from anywhere, lines count from the run's beginning; a resumed run goes on where it was."""
+        """Engine time to run time: lines count from the start of the run; a resumed run continues its clock."""
         self._zero = self._journal.started_at = now - self._seconds_before
         return self._zero
 
     def close(self, now: float) -> None:
-        """The last view, the status it tells, and the end of every file. May be called twice, and after a failure."""
+        """Write the last view and the final status, and close all files. Idempotent; also after a failure."""
         if self._header["status"] == "running":
             self._end(now, *self._outcome(now))
 
     def _outcome(self, now: float) -> tuple[str, str]:
-        """Status and error. A run of which nothing can be seen any more has failed."""
+        """Status and error. A run whose state is unknown has failed."""
         try:
             view = self._view(now)
         except Exception as error:
@@ -238,7 +237,7 @@ class Recorder:
         return (view.state, view.error) if view.state in ENDED_STATES else ("failed", f"it ended while {view.state}")
 
     def abort(self, now: float, reason: str, status: str = "failed") -> None:
-        """For a run that ended outside its loop: by an exception, or because it could not start."""
+        """Record the end of a run outside of its loop: after an exception, or because it could not start."""
         if self._header["status"] == "running":
             self._end(now, status, reason)
 
@@ -251,17 +250,17 @@ class Recorder:
                 self._take_view(now, last=True)
                 self._journal.flush()
         finally:
-            # even if there was no room for the last lines: the status is what matters most
+            # the status is written even if there was no space for the last lines
             self._header |= {"status": status, "error": error[:4000], "ended": wall, "left_out": left_out}
             self._close_files()
             try:
                 self._write_heartbeat(wall)
-            except OSError:  # no room for another file: then over the one there is
+            except OSError:  # no space for another file: overwrite the existing one
                 overwrite_in_place(self.folder.header, self._header_text())
                 raise
 
     def _close_files(self) -> None:
-        """Closes the files. What is still buffered may find no room on a full disk; that must not hide the reason."""
+        """Close the files. Buffered data may not fit on a full disk; that must not hide the reason."""
         self._closed = True
         for file in (self._journal, self._commits):
             try:
@@ -269,7 +268,7 @@ class Recorder:
             except OSError:
                 continue
 
-    # ---- now and then
+    # --- periodic
 
     def _check_timers(self, now: float) -> None:
         self._steps = CHECK_EVERY_STEPS
@@ -296,7 +295,7 @@ class Recorder:
         view = self._view(now)
         size = 0
         if self._rotations != self._journal.rotations:
-            # units that have not changed are not written again, but their last line must not rotate away
+            # unchanged units are not written again, unless their last line could rotate away
             self._rotations = self._journal.rotations
             self._last.clear()
         for unit in view.units:
@@ -309,7 +308,7 @@ class Recorder:
             size += self._write_workers(now)
         size += self._usage_writer.write(now, self._journal, last=last)
         self._views += 1
-        # the last line of a view, so that a reader knows that the view is whole
+        # the last line of a view, so that a reader can detect a complete view
         run = {name: getattr(view, name) for name in RUN_FIELDS}
         size += self._journal.write(now, "run", {**run, "use": {name: list(pair) for name, pair in view.use.items()}})
         self._due = self._pace.next_due(now, size)
@@ -360,7 +359,7 @@ class Recorder:
     def _header_text(self) -> str:
         return json.dumps(self._header, indent=1, default=str) + "\n"
 
-    # ---- when it happens
+    # --- events
 
     def _handlers(self) -> dict[type[Any], Callable[[float, Any], None]]:
         return {
@@ -391,7 +390,7 @@ class Recorder:
 
     def _on_note(self, now: float, note: c.Note) -> None:
         if note.kind == "worker" and len(self._known_workers) > MAX_WORKERS_WRITTEN:
-            self._journal.left_out["note"] += 1  # the counts of workers say it in one line
+            self._journal.left_out["note"] += 1  # the worker counts report it in one line
             return
         self._journal.try_write(now, "note", {"what": note.kind, "text": note.text[:4000], "data": dict(note.data)})
 
@@ -427,7 +426,7 @@ class Recorder:
         self._known_workers.pop(event.worker, None)
 
     def _write_worker_event(self, now: float, worker: int, did: str, *, always: bool = False, **data: Any) -> None:
-        """A line of its own, or one more in the count that goes with the next view."""
+        """Write an individual line, or increment the count that is written with the next view."""
         unit, node, own = self._known_workers.get(worker, ("", "", True))
         line = {"do": did, "w": worker, "unit": unit, "node": node, **data}
         if not ((own or always) and self._journal.try_write(now, "worker", line)):

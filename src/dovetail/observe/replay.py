@@ -27,15 +27,16 @@ if TYPE_CHECKING:
     from dovetail.resources.seat import Seats
 
 REPLAY_VERSION = 2
-"""Version of the recording format. Raise it when a type or field name in replay.log changes. Version 1 is of 0.1."""
+"""Version of the recording format. Increase it when a type or field name in replay.log changes. Version 1: release
+0.1."""
 RECORD_HINT = "dovetail simulate FILE --record writes one: replay.log in the run's folder"
 
 
 class ReplayRecorder:
-    """An observer that writes every step: the time, the events, and the commands they led to."""
+    """Observer that writes every step: time, events and resulting commands."""
 
     def __init__(self, path: Path, header: Mapping[str, Any]) -> None:
-        """`header` is whatever is needed to make the same controller again; plain data."""
+        """`header`: plain data from which the same controller can be created again."""
         try:
             self._file = path.open("w", encoding="utf-8", buffering=1 << 16)
             self._write({"version": REPLAY_VERSION, "header": dict(header)})
@@ -59,7 +60,7 @@ class ReplayRecorder:
 
 @dataclass(frozen=True, slots=True)
 class ReplayDifference:
-    """The first step that went another way."""
+    """The first step that differs."""
 
     step: int
     now: float
@@ -67,7 +68,7 @@ class ReplayDifference:
     replayed: list[Any]
 
     def lines(self) -> list[str]:
-        """The first command that differs, both ways."""
+        """The first command that differs, in both versions."""
         at = next(
             (i for i, pair in enumerate(zip(self.recorded, self.replayed, strict=False)) if pair[0] != pair[1]),
             min(len(self.recorded), len(self.replayed)),
@@ -86,7 +87,7 @@ class ReplayResult:
 
     header: dict[str, Any]
     steps: int
-    """That were compared, the differing one included."""
+    """Number of compared steps, including the differing one."""
     commands: int
     difference: ReplayDifference | None = None
 
@@ -96,7 +97,7 @@ class ReplayResult:
 
 
 def replay(path: Path, make_controller: Callable[[dict[str, Any]], Controller]) -> ReplayResult:
-    """Feeds a recording to a controller made from its header, until they differ or the recording ends."""
+    """Feed a recording to a controller made from its header, until they differ or the recording ends."""
     lines = _read_lines(path)
     header = next(lines, None)
     if not isinstance(header, dict) or "version" not in header or not isinstance(header.get("header"), dict):
@@ -116,7 +117,7 @@ def replay(path: Path, make_controller: Callable[[dict[str, Any]], Controller]) 
             break
         now, events, recorded = line
         made = controller.step(now, [decode_event(event) for event in events])
-        # through JSON, so that both sides have the same form whatever the controller put into a note
+        # through JSON, so that both sides have the same form whatever a note contains
         replayed = json.loads(json.dumps([encode_command(command) for command in made]))
         steps += 1
         commands += len(replayed)
@@ -126,12 +127,12 @@ def replay(path: Path, make_controller: Callable[[dict[str, Any]], Controller]) 
 
 
 def _is_same_json(one: object, other: object) -> bool:
-    """Equal as text, so that NaN equals itself."""
+    """Compare as text, so that NaN equals itself."""
     return one == other or json.dumps(one) == json.dumps(other)
 
 
 def _read_lines(path: Path) -> Iterator[Any]:
-    """The lines of a file up to one that is torn: what comes after a gap cannot be compared."""
+    """The lines of a file up to the first partial line: steps behind a gap cannot be compared."""
     try:
         with path.open("rb") as file:
             for line in file:
@@ -148,7 +149,7 @@ def _read_lines(path: Path) -> Iterator[Any]:
 def controller_record(
     units: Sequence[UnitSpec], plan: Plan, options: StreamOptions, resume: Sequence[Deliver] = (), reserved: Seats = ()
 ) -> dict[str, Any]:
-    """Plain data, all of it."""
+    """Convert to plain data, recursively."""
     return {
         "units": [_spec_to_dict(unit) for unit in units],
         "plan": plan.to_dict(),
@@ -159,7 +160,7 @@ def controller_record(
 
 
 def controller_from_record(header: Mapping[str, Any]) -> StreamController:
-    """A fresh controller, as it was at the beginning."""
+    """A fresh controller in the recorded initial state."""
     options = StreamOptions(**{**header["options"], "rules": ReplanRules(**header["options"]["rules"])})
     resume = [command for command in map(decode_command, header["resume"]) if isinstance(command, Deliver)]
     units = [_spec_from_dict(data) for data in header["units"]]

@@ -13,20 +13,20 @@ if TYPE_CHECKING:
     from dovetail.observe.telemetry import UnitUse
 
 CPU_TOLERANCE_FACTOR, CPU_TOLERANCE = 1.25, 0.25
-"""Up to 1.25 times as many CPUs as asked for, and a quarter, is noise."""
+"""Up to 1.25 times the requested CPUs, plus a quarter, is noise."""
 MEMORY_MARGIN_FACTOR = 1.15
 REPEAT_GROWTH_FACTOR = 2.0
-"""What was said is said again when it has grown to so many times as much."""
+"""Repeat advice when the value has grown by this factor."""
 MB, GB = 1 << 20, 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
 class RequestedResources:
-    """What a worker asked for, as its author wrote it: for a gang, what each rank asked for."""
+    """The request of a worker as written by the user; of a gang, that of each rank."""
 
     cpus: float
     memory_bytes: int | None = None
-    """None: nothing was said about memory."""
+    """None: no memory requested."""
     ranks: int = 1
 
 
@@ -40,13 +40,13 @@ class Advice:
 
 
 class Adviser:
-    """Says everything once."""
+    """Gives each piece of advice once."""
 
     def __init__(self) -> None:
         self._said: dict[tuple[str, str], float] = {}
 
     def new_advice(self, use: UnitUse, asked: RequestedResources) -> list[Advice]:
-        """What was not said yet of this unit, or has doubled since."""
+        """Advice for this unit that is new or whose value has doubled."""
         fresh = [
             it
             for it in find_overuse(use, asked)
@@ -57,7 +57,8 @@ class Adviser:
 
 
 def overuse_texts(use: UnitUse, asked: RequestedResources) -> list[str]:
-    """In what the workers of a unit use more than they asked for, and what to write instead: one sentence each."""
+    """Resources of which the workers of a unit use more than requested, and the request to write instead; one sentence
+    each."""
     return [it.text for it in find_overuse(use, asked)]
 
 
@@ -89,12 +90,12 @@ def _memory_overuse(use: UnitUse, asked: RequestedResources, each: str) -> list[
 
 
 def _suggested_cpus(used: float) -> float:
-    """To the nearest half, from 4 on to the nearest whole."""
+    """Rounded to halves, from 4 on to whole numbers."""
     step = 0.5 if used < 4 else 1.0
     return max(step, math.floor(used / step + 0.5) * step)
 
 
 def _suggested_memory_bytes(peak_bytes: float) -> int:
-    """With a margin, and round."""
+    """Rounded, with a margin."""
     step = 128 * MB if peak_bytes < GB else GB // 2 if peak_bytes < 4 * GB else GB
     return math.ceil(MEMORY_MARGIN_FACTOR * peak_bytes / step) * step

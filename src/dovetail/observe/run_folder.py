@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 LAST_RUN = "last"
 MAX_RUNS_SHOWN = 5
 MAX_NAME_BYTES = 255
-"""Longer than any name a file system takes."""
+"""Longer than the names that file systems accept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class RunFolder:
 
     @property
     def logs(self) -> Path:
-        """One file per worker process: what it printed."""
+        """Output of the workers, one file per process."""
         return self.path / "logs"
 
     @property
@@ -63,7 +63,7 @@ class RunFolder:
 
     @property
     def is_resumable(self) -> bool:
-        """Whether what it did is kept, so that it can be resumed."""
+        """Whether its results are durable, so that it can be resumed."""
         try:
             with self.commit_log.open("rb") as file:
                 return b'"begin"' in file.read(64)
@@ -81,13 +81,13 @@ def home_folder() -> Path:
     if given:
         return _expand_user(given)
     data = os.environ.get("XDG_DATA_HOME", "")
-    # the XDG specification: a relative path there is to be ignored
+    # XDG specification: ignore relative paths
     base = Path(data) if Path(data).is_absolute() else Path("~/.local/share").expanduser()
     return base / "dovetail"
 
 
 def _expand_user(path: str | Path) -> Path:
-    """With the ~ of a user; as it is, if there is no such user."""
+    """Expand ~; unchanged if there is no such user."""
     try:
         return Path(path).expanduser()
     except RuntimeError:
@@ -99,7 +99,7 @@ def runs_folder() -> Path:
 
 
 def new_run_id(name: str, wall: float, salt: str) -> str:
-    """Sorts by time, is told apart by its salt, and is recognised by its name: '20261116-030533-9f3a-video'."""
+    """Sortable by time, unique by its salt, recognisable by its name: '20261116-030533-9f3a-video'."""
     slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40].strip("-") or "run"
     return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime(wall))}-{salt}-{slug}"
 
@@ -107,7 +107,8 @@ def new_run_id(name: str, wall: float, salt: str) -> str:
 def create_run(
     name: str, where: str | Path | None = None, *, again: bool = False, wall: Callable[[], float] = time.time
 ) -> RunFolder:
-    """A new folder under the home, or exactly `where`, which must be new or empty; with `again`, a run's already."""
+    """Create a folder under the home, or exactly `where`, which must be new or empty; with `again`, that of an existing
+    run."""
     if where is not None:
         folder = RunFolder(_expand_user(where).absolute())
         _make_folder(folder.path)
@@ -119,7 +120,7 @@ def create_run(
         return folder
     while True:
         now = wall()
-        # first the fraction of the second, so that ids sort by time
+        # the fraction of the second first, so that ids sort by time
         path = runs_folder() / new_run_id(name, now, f"{int(now % 1 * 4096):03x}{os.urandom(1).hex()}")
         if not path.exists():
             _make_folder(path)
@@ -142,7 +143,7 @@ def cannot_write_error(path: Path, error: Exception) -> ConfigError:
 
 
 def list_runs() -> list[RunFolder]:
-    """The youngest first; whatever else lies there is passed over."""
+    """Newest first; other files are skipped."""
     folder = runs_folder()
     try:
         found = [RunFolder(path) for path in folder.iterdir() if (path / "run.json").is_file()]
@@ -155,7 +156,8 @@ def list_runs() -> list[RunFolder]:
 
 
 def find_run(what: str) -> RunFolder:
-    """By its id, the beginning of it, `last`, or the path of its folder; else a ConfigError that lists runs."""
+    """Find a run by its id, a prefix of it, `last`, or the path of its folder; otherwise raise a ConfigError that lists
+    runs."""
     runs = list_runs()
     if what == LAST_RUN and runs:
         return runs[0]
@@ -175,7 +177,7 @@ def find_run(what: str) -> RunFolder:
 def _is_folder(what: str) -> bool:
     try:
         return bool(what) and len(what) < 16 * MAX_NAME_BYTES and Path(what).expanduser().is_dir()
-    except (OSError, ValueError, RuntimeError):  # the last for ~ of a user who is not there
+    except (OSError, ValueError, RuntimeError):  # the last one: ~ of an unknown user
         return False
 
 
@@ -207,7 +209,7 @@ def _error(
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """All of it or nothing, so that a reader never sees half of it."""
+    """Atomic write: a reader never sees a partial file."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         temporary.write_text(text, encoding="utf-8")
@@ -218,7 +220,7 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def overwrite_in_place(path: Path, text: str) -> None:
-    """In the place of what is there, without another file: for a disk that is full."""
+    """Overwrite in place, without a temporary file: for a full disk."""
     data = text.encode()
     with path.open("r+b") as file:
         file.write(data)
@@ -226,7 +228,7 @@ def overwrite_in_place(path: Path, text: str) -> None:
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file; empty if there is none that can be read."""
+    """The JSON object in a file; empty if missing or unreadable."""
     try:
         data = json.loads(path.read_text(encoding="utf-8", errors="replace"))
     except (OSError, ValueError, RecursionError):
@@ -235,7 +237,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 
 def number_field(data: Mapping[str, Any], key: str) -> float:
-    """A number of a line; 0 for what an older or broken line does not have."""
+    """A number of a line; 0 if missing or malformed."""
     value = data.get(key)
     return value if isinstance(value, int | float) else 0.0
 

@@ -17,25 +17,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class NodeSummary:
-    """One node over the whole run. None: nobody measured."""
+    """One node over the whole run. None: not measured."""
 
     name: str
     workers: dict[str, int]
-    """Unit -> the most of its workers that were there at once, all or in part, as far as that was seen."""
+    """Unit -> the maximum number of its workers with a rank on this node, as far as recorded."""
     cpus: float | None = None
-    """CPUs of its machine that were busy on average, with the work of others."""
+    """Average busy CPUs of its machine, including other work."""
     cpu_count: int | None = None
     peak_bytes: int | None = None
-    """The most memory of its machine that was in use, with the work of others."""
+    """Peak memory use of its machine, including other work."""
     memory_bytes: int | None = None
     gpu_share: float | None = None
-    """Of the time something ran on its cards, on average over them."""
+    """Average utilisation of its cards."""
     left: str | None = None
-    """Why it is not there any more; None: it is, or was till the end."""
+    """Why it left; None: it was present until the end."""
 
 
 def summarize_nodes(history: RunHistory) -> tuple[NodeSummary, ...]:
-    """By name, every node that had a worker, was measured, came or went."""
+    """By name, every node that had a worker, was measured, joined or left."""
     lives, left = _peak_workers(history), _departure_reasons(history)
     names = {*lives, *left, *history.node_uses} - {""}
     return tuple(_summarize_node(history, name, lives.get(name, {}), left.get(name)) for name in sorted(names))
@@ -70,7 +70,7 @@ def _gpu_share(cards: Sequence[Sequence[Mapping[str, Any]]]) -> float | None:
 
 
 def _departure_reasons(history: RunHistory) -> dict[str, str | None]:
-    """Every node that came or went -> why it is not there any more."""
+    """Every node that joined or left -> why it left."""
     found: dict[str, str | None] = {}
     for it in history.timeline:
         if it.kind == "node" and isinstance(it.data.get("node"), str):
@@ -80,7 +80,7 @@ def _departure_reasons(history: RunHistory) -> dict[str, str | None]:
 
 
 def _peak_workers(history: RunHistory) -> dict[str, dict[str, int]]:
-    """Node -> unit -> the most workers at once, by the lines of those that have some."""
+    """Node -> unit -> the maximum number of workers at once, from individual worker lines."""
     moves: dict[tuple[str, str], list[tuple[float, int]]] = {}
     for life in history.worker_lifetimes.values():
         begun = life.started if life.started is not None else life.ready
@@ -91,7 +91,7 @@ def _peak_workers(history: RunHistory) -> dict[str, dict[str, int]]:
                 steps.append((float("inf") if life.ended is None else life.ended, -1))
     found: dict[str, dict[str, int]] = {}
     for (node, unit), steps in moves.items():
-        # one that comes when another goes is not beside it
+        # a worker that starts when another ends does not run beside it
         there = most = 0
         for _, step in sorted(steps):
             there += step
@@ -103,18 +103,18 @@ def _peak_workers(history: RunHistory) -> dict[str, dict[str, int]]:
 
 STEADY_FROM_SHARE, STEADY_TO_SHARE = 0.2, 0.8
 MIN_DISTINCT_COUNTS = 5
-"""Fewer different counts than this say nothing about a steady rate."""
+"""Minimum number of different counts for a steady rate."""
 
 
 @dataclass(frozen=True, slots=True)
 class StageSummary:
-    """One stage of a unit, over the whole run."""
+    """One stage of a unit over the whole run."""
 
     name: str
     taken: int
     given: int
     seconds: float
-    """In its own code, of all workers together."""
+    """Seconds in its own code, of all workers together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ class UnitSummary:
     aside: int
     retries: int
     rate: float
-    """Items per second that it took in, from its first item to its last."""
+    """Input items per second, from its first item to its last."""
     queued: int
     ready: int
     most_workers: int
@@ -136,21 +136,21 @@ class UnitSummary:
     stopped: int
     lost: int
     busy: float | None
-    """Share of its workers' time, since they were ready, that was spent in the user's code."""
+    """Share of its workers' time since they were ready that was spent in user code."""
     setup_s: float
     bottleneck: float
     """Share of the time in which it was the bottleneck."""
     cpus: float | None = None
-    """CPUs that one ready worker used on average; None: nobody measured."""
+    """Average CPUs used by one ready worker; None: not measured."""
     peak_bytes: int | None = None
-    """The most memory that one worker had; None: nobody measured."""
+    """Peak memory of one worker; None: not measured."""
     stages: tuple[StageSummary, ...] = ()
-    """Of real runs; several if they are fused."""
+    """Stages of the unit, in real runs; several if fused."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResourceUse:
-    """How much of a resource was held by workers, in its own integers."""
+    """How much of a resource workers held, in its integer unit."""
 
     mean: float
     peak: int
@@ -175,13 +175,13 @@ class RunSummary:
     mean_rate: float
     """Source items per second over the whole run."""
     steady_rate: float | None
-    """See `steady_rate`; None: too little happened to say."""
+    """See `steady_rate`; None: too few data."""
     predicted: float
     rates: tuple[float, ...]
     """Source items per second, one number per interval between two views."""
     replans: int
     source_limited: float
-    """Share of the time in which everybody waited for the source."""
+    """Share of the time in which all units waited for the source."""
     use: dict[str, ResourceUse]
     worker_seconds: float
     setup_s: float
@@ -190,38 +190,38 @@ class RunSummary:
     errors: tuple[tuple[float, str], ...]
     folder: str
     advice: tuple[str, ...] = ()
-    """What workers should ask for instead."""
+    """Resource requests to change."""
     planned: float = 0.0
-    """Source items per second that the plan it started with expects; 0: it has none, or its speeds were assumed."""
+    """Source items per second that the initial plan expects; 0: no plan, or its speeds were assumed."""
     planned_from: str = ""
-    """Where that plan has its speeds from: given, measured or assumed, the weakest of all."""
+    """Origin of that plan's speeds: given, measured or assumed; the weakest of all."""
     nodes: tuple[NodeSummary, ...] = ()
-    """Every node on which something happened."""
+    """Every node with a recorded event."""
 
     def __str__(self) -> str:
-        from dovetail.observe.summary_text import summary_lines  # late: it needs this module
+        from dovetail.observe.summary_text import summary_lines  # late: it imports this module
 
         return "\n".join(summary_lines(self))
 
     @property
     def dropped(self) -> int:
-        """Items that a stage took and gave nothing for, as far as counts tell: where others fan out it is not seen."""
+        """Input items of a stage without output, as far as counts show: not visible if other items fan out."""
         return sum(max(0, unit.taken - unit.aside - unit.given) for unit in self.units)
 
     @property
     def setup_share(self) -> float:
-        """Of all the time that workers were there, how much went into setting them up."""
+        """Share of all worker time that was spent in setup."""
         return min(1.0, self.setup_s / self.worker_seconds) if self.worker_seconds else 0.0
 
     @property
     def reached(self) -> float:
-        """The steady rate, or, if there is none, that of the whole run."""
+        """The steady rate, else that of the whole run."""
         return self.steady_rate or self.mean_rate
 
     @property
     def expected(self) -> float:
-        """What the rate is measured against: what the plan said before the run; of a simulated one, and of one whose
-        speeds nobody knew before, what the replans said. 0: nobody said anything."""
+        """The rate to compare with: the prediction of the plan; for a simulated run, and one whose speeds were unknown,
+        that of the replans. 0: none."""
         return self.planned if self.planned and not self.virtual else self.predicted
 
     def to_dict(self) -> dict[str, Any]:
@@ -274,10 +274,9 @@ def summarize_run(history: RunHistory, wall: float | None = None) -> RunSummary:
 def steady_rate(history: RunHistory) -> float | None:
     """Source items per second without ramp-up and tail.
 
-    The slope between the first view with a fifth of all items done and the first with four fifths: while workers are
-    still being set up few items are done, and what waits for the last stragglers is beyond the four fifths. See
-    `_done`. A run in several waves has no steady state: its rate is items over the whole time. None if too little
-    happened between two views to say.
+    The slope between the first view with a fifth of all items done and the first with four fifths: few items are done
+    while workers are being set up, and stragglers come after four fifths. See `_done`. A run in several waves has no
+    steady state: its rate is items over the whole time. None: too few data between two views.
     """
     finished = number_field(history.run, "finished")
     if not history.ticks or not finished:
@@ -302,10 +301,10 @@ def _steady_window(history: RunHistory) -> tuple[int, int] | None:
 
 
 def _items_done(history: RunHistory) -> list[float]:
-    """Source items that are done by each view.
+    """Source items done by each view.
 
-    `finished` moves by whole epochs. Smoother, and the same in the end, is the mean share of their items that the units
-    have taken.
+    `finished` advances by whole epochs. The mean share of items that the units have taken is smoother and ends at the
+    same value.
     """
     finished = number_field(history.run, "finished")
     shares = _share_taken(history.ticks)
@@ -313,7 +312,7 @@ def _items_done(history: RunHistory) -> list[float]:
 
 
 def _share_taken(ticks: Sequence[ViewRecord]) -> list[float]:
-    """Of the items that each unit takes in the whole run, the share that it has taken by each tick; their mean."""
+    """Mean over all units of the share of their total input that they have taken by each tick."""
     totals = {name: number_field(unit, "taken_total") for name, unit in ticks[-1].units.items()} if ticks else {}
     totals = {name: total for name, total in totals.items() if total}
     if not totals:
@@ -326,8 +325,8 @@ def _share_taken(ticks: Sequence[ViewRecord]) -> list[float]:
 
 
 def _predicted_rate(history: RunHistory) -> float:
-    """What the plans of the steady state expected, in the middle; if there was none, the last that said something. Of a
-    run in several waves: what its plan said of all of them together."""
+    """Median of what the plans of the steady state expected; without a steady state, the last expectation. For a run in
+    several waves: what its plan expected for all of them together."""
     if number_field(history.run, "waves") > 1:
         plan = history.plan()
         return plan.rate if plan else 0.0
@@ -347,8 +346,8 @@ def _predicted_rate(history: RunHistory) -> float:
 
 
 def _planned_rate(history: RunHistory) -> tuple[float, str]:
-    """What the plan in the folder says, and where it has its speeds from. Read by hand: a plan of a large cluster takes
-    long to check, and this is asked often."""
+    """Expected rate and origin of speeds in the plan file. Parsed directly: validating the plan of a large cluster is
+    slow, and this is called often."""
     plan = read_json_object(history.folder.plan)
     units = plan.get("units")
     sources = {unit.get("rate_source") for unit in units if isinstance(unit, dict)} if isinstance(units, list) else ()
@@ -369,7 +368,7 @@ def _summarize_unit(history: RunHistory, name: str, bottleneck: float) -> UnitSu
     ticks, last = history.ticks, history.units[name]
     taken = [(tick.t, number_field(tick.units.get(name, {}), "taken_total")) for tick in ticks]
     final = taken[-1][1]
-    # from the last view without an item to the first with all of them: the time in which it worked
+    # from the last view without an item to the first with all of them: its working time
     begin = max((t for t, count in taken if not count), default=taken[0][0])
     end = min(t for t, count in taken if count >= final)
     alive = _worker_seconds(ticks, name, with_starting=False)
@@ -384,7 +383,7 @@ def _summarize_unit(history: RunHistory, name: str, bottleneck: float) -> UnitSu
         wave=int(number_field(last, "wave")),
         taken=int(final),
         rate=final / (end - begin) if end > begin else 0.0,
-        # a run may be over before anybody looked
+        # a run may end before the first view
         most_workers=max(
             int(bool(final)), int(max(number_field(unit, "ready") + number_field(unit, "draining") for unit in seen))
         ),
@@ -399,7 +398,7 @@ def _summarize_unit(history: RunHistory, name: str, bottleneck: float) -> UnitSu
 
 
 def _parse_stages(told: object) -> tuple[StageSummary, ...]:
-    """What the last view says; nothing, where it does not or cannot be read."""
+    """A value of the last view; empty if missing or unreadable."""
     return tuple(
         StageSummary(str(stage[0]), int(stage[1]), int(stage[2]), float(stage[3]))
         for stage in (told if isinstance(told, list) else ())
@@ -408,20 +407,20 @@ def _parse_stages(told: object) -> tuple[StageSummary, ...]:
 
 
 def _measured_use(uses: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Of a run that was resumed, the peak of all its parts."""
+    """For a resumed run, the peak over all sessions."""
     cpus = next((number_field(use, "cpus") for use in reversed(uses) if "cpus" in use), None)
     return {"cpus": cpus, "peak_bytes": int(max(number_field(use, "peak_bytes") for use in uses)) if uses else None}
 
 
 def _latest_advice(history: RunHistory) -> tuple[str, ...]:
-    """The last that was said about each."""
+    """The last note about each subject."""
     notes = [(it, it.data.get("data")) for it in history.notes("advice")]
     said = {(str(data.get("unit")), str(data.get("about"))): it.text for it, data in notes if isinstance(data, dict)}
     return tuple(said.values())
 
 
 def _worker_seconds(ticks: Sequence[ViewRecord], unit: str, *, with_starting: bool) -> float:
-    """Workers over time, by trapezoids between views."""
+    """Worker-seconds, by trapezoids between views."""
     states = ("ready", "draining", "starting") if with_starting else ("ready", "draining")
     total = 0.0
     for before, after in pairwise(ticks):

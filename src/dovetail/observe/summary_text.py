@@ -27,19 +27,19 @@ if TYPE_CHECKING:
 
 MAX_NODES_SHOWN, MAX_UNITS_PER_NODE = 16, 4
 REACHED_SHARE = 0.9
-"""Of what was predicted: from this share on it counts as reached, however short the run."""
+"""Share of the predicted rate from which on it counts as reached, however short the run."""
 RATE_SOURCE_TEXTS = {"measured": "from earlier runs", "given": "speeds as given"}
 MIN_COMPARABLE_WORK_S = 20.0
-"""A run with less work than this at full speed never gets there."""
+"""A run with less work than this at full speed never reaches it."""
 
 
 def summary_lines(told: RunSummary) -> list[str]:
-    """What every run prints at its end."""
+    """The text that every run prints at its end."""
     return [*result_lines(told), "", *next_step_lines(told)]
 
 
 def result_lines(told: RunSummary) -> list[str]:
-    """The same without where to look further."""
+    """The summary without the next commands."""
     return [
         *headline_lines(told),
         "",
@@ -77,7 +77,7 @@ def unit_table_lines(told: RunSummary) -> list[str]:
 
 
 def _measured_cells(units: Sequence[UnitSummary]) -> list[tuple[str, ...]]:
-    """More cells for the header and every row; none, if nobody measured."""
+    """Additional cells for the header and every row; empty if not measured."""
     cpus = ["-" if unit.cpus is None else format_number(round(unit.cpus, 2)) for unit in units]
     peaks = ["-" if unit.peak_bytes is None else format_size(unit.peak_bytes) for unit in units]
     columns = [column for column in (["CPUs each", *cpus], ["peak memory", *peaks]) if set(column[1:]) != {"-"}]
@@ -85,7 +85,7 @@ def _measured_cells(units: Sequence[UnitSummary]) -> list[tuple[str, ...]]:
 
 
 def stage_lines(told: RunSummary) -> list[str]:
-    """Of fused stages, which share their workers: whose code took how long."""
+    """Seconds per stage of fused stages, which share their workers."""
     lines = []
     for unit in told.units:
         seconds = sum(stage.seconds for stage in unit.stages)
@@ -145,7 +145,7 @@ def advice_lines(told: RunSummary) -> list[str]:
 
 
 def node_lines(told: RunSummary) -> list[str]:
-    """What was where, of a run on several nodes: who is gone comes first."""
+    """Nodes of a run on several nodes; lost nodes first."""
     if told.virtual or len(told.nodes) < 2:
         return []
     nodes = sorted(told.nodes, key=lambda node: (node.left is None, node.name))
@@ -171,7 +171,7 @@ def _node_row(node: NodeSummary) -> tuple[str, ...]:
 
 
 def next_step_lines(told: RunSummary) -> list[str]:
-    """Where the run's files are, and what to type next."""
+    """Path of the run folder, and the next commands."""
     kept = Path(told.folder).parent == runs_folder()
     run = shlex.quote(told.id if kept else told.folder)
     lines = [f"folder      {told.folder}"]

@@ -23,68 +23,68 @@ __all__ = ["UsageTotals", "WorkerProcesses", "WorkerSample", "UnitUse", "WorkerU
 RECENT_SAMPLE_COUNT = 5
 RECENT_S = 10.0
 MIN_PEAKS_KEPT = 10_000
-"""At least, of workers that are gone."""
+"""Minimum number of exited workers to remember."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerProcesses:
-    """Where a worker is."""
+    """Location of a worker."""
 
     pids: tuple[int, ...]
-    """Of its ranks on this machine; each leads a session of its own."""
+    """Pids of its ranks on this machine; each leads its own session."""
     unit: str
     ready: bool = True
-    """While it is set up it may use what it likes: importing a model says nothing about what its stage needs."""
+    """Setup is not compared with the request: loading a model says nothing about the needs of its stage."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerUse:
-    """One worker, its children and all its ranks included. Everything that ends in `_total` only grows."""
+    """One worker with its child processes and all ranks. Fields ending in `_total` only grow."""
 
     worker: int
     unit: str
     cpus: float | None
-    """CPUs it used since the sample before; None: there was none."""
+    """CPUs used since the previous sample; None: no previous sample."""
     cpu_s_total: float
     uss_bytes: int
     peak_bytes: int
-    """The largest USS that was seen."""
+    """Peak USS."""
     read_bytes_total: int
     write_bytes_total: int
     sent_bytes_total: int | None
-    """Over TCP; None: not known."""
+    """TCP bytes; None: unknown."""
     received_bytes_total: int | None
     gpu_bytes: int | None
-    """On all its cards; None: on none, or not known."""
+    """On all its cards; None: no card, or unknown."""
     processes: int
 
 
 @dataclass(frozen=True, slots=True)
 class UnitUse:
-    """All workers of a unit, those that are gone included."""
+    """All workers of a unit, including exited ones."""
 
     unit: str
     workers: int
-    """That are there now."""
+    """Number of current workers."""
     cpus_now: float | None
-    """CPUs that they used together since the sample before; None: there was none."""
+    """CPUs used by all workers since the previous sample; None: no previous sample."""
     cpus: float | None
-    """CPUs that one ready worker used, on average over the run; None: there was none."""
+    """Average CPUs of one ready worker over the run; None: none was ready."""
     cpus_recent: float | None
-    """The same over the last few samples; None: too few of them."""
+    """The same over the last samples; None: too few samples."""
     cpus_least: float | None
-    """And in the sample of them in which it was least."""
+    """The minimum over these samples."""
     cpu_s_total: float
     uss_bytes: int
     """Of all workers together, now."""
     peak_bytes: int
-    """Of that worker that had most."""
+    """Maximum over the workers."""
     read_bytes_total: int
     write_bytes_total: int
     sent_bytes_total: int | None
     received_bytes_total: int | None
     gpu_peak_bytes: int | None
-    """Of that worker that had most."""
+    """Maximum over the workers."""
 
 
 @dataclass(slots=True)
@@ -105,7 +105,7 @@ class _UnitTotals:
 @dataclass(slots=True)
 class _Interval:
     seconds: float
-    """Since the last look."""
+    """Since the last sample."""
     workers: int = 0
     uss: int = 0
     cpus: float = 0.0
@@ -118,7 +118,7 @@ class _Interval:
 
 @dataclass(frozen=True, slots=True)
 class _LastSample:
-    """A worker at the last look."""
+    """A worker at the last sample."""
 
     process: WorkerProcesses
     sample: WorkerSample
@@ -127,7 +127,7 @@ class _LastSample:
 
 
 class UsageTotals:
-    """Takes samples of workers; says what each uses, and each unit."""
+    """Computes the resource use of workers and units from samples."""
 
     def __init__(self) -> None:
         self._units: dict[str, _UnitTotals] = {}
@@ -136,7 +136,7 @@ class UsageTotals:
         self._peaks: dict[int, int] = {}
 
     def peak(self, worker: int) -> int:
-        """The largest USS that was seen of a worker, also of one that is gone; 0: it never was."""
+        """Peak USS of a worker, also after its exit; 0: not sampled."""
         return self._peaks.get(worker, 0)
 
     def add_samples(
@@ -167,7 +167,7 @@ class UsageTotals:
         seconds = at - old.at if old else interval.seconds
         before = old.sample if old else WorkerSample(0.0, 0, 0, 0)
         cpu_s = max(0.0, sample.cpu_s - before.cpu_s)
-        # a sample that was seen before says nothing new: what it used last counts until the next
+        # a repeated sample carries no new information: the last usage applies until the next one
         cpus = cpu_s / seconds if seconds > 0 else old.cpus if old else None
         _add_sample(unit, before, sample, cpu_s)
         peak = self._peaks[number] = max(self._peaks.get(number, 0), sample.uss_bytes)
@@ -262,16 +262,16 @@ MAX_ADVICE_KEPT = 100
 
 @dataclass(frozen=True, slots=True)
 class UsageSnapshot:
-    """What one look gave. Nothing of it ever changes."""
+    """Immutable result of one sample."""
 
     workers: Mapping[int, WorkerUse] = field(default_factory=lambda: MappingProxyType({}))
     units: Mapping[str, UnitUse] = field(default_factory=lambda: MappingProxyType({}))
     machine: HostUsage | None = None
-    """All machines together."""
+    """Sum over all machines."""
     gpus: tuple[CardUsage, ...] = ()
     """Of this machine; those of other nodes are in `nodes`."""
     nodes: Mapping[str, NodeTelemetry] = field(default_factory=lambda: MappingProxyType({}))
-    """Of a run on a cluster, each by itself; else empty."""
+    """By node, for a run on a cluster; otherwise empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,26 +281,26 @@ class NodeTelemetry:
     host: HostUsage | None
     gpus: tuple[CardUsage, ...]
     workers: Mapping[str, int]
-    """Unit -> how many of its workers are there, all or in part."""
+    """Unit -> number of its workers with a rank on this node."""
 
 
 class SampleSource(Protocol):
-    """Where samples come from that others took, on the nodes of a cluster. All of it is asked from the thread."""
+    """Source of samples taken on the nodes of a cluster. Thread: the sampling thread."""
 
     def uses(self) -> Mapping[int, WorkerSample]:
-        """Worker -> its last sample, with the time at which it was taken."""
+        """Worker -> its last sample, with its time."""
         ...
 
     def units(self) -> Mapping[str, Mapping[str, int]]:
-        """Node -> unit -> how many of its workers are there; every node of which something is known."""
+        """Node -> unit -> number of workers; every known node."""
         ...
 
     def hosts(self) -> Mapping[str, HostUsage]:
-        """Node -> the machine under it."""
+        """Node -> its host."""
         ...
 
     def machines(self) -> Sequence[HostUsage]:
-        """Every machine once, also if several nodes are on it."""
+        """Every host once, even with several nodes on it."""
         ...
 
     def cards(self) -> Mapping[str, tuple[CardUsage, ...]]:
@@ -309,10 +309,10 @@ class SampleSource(Protocol):
 
 
 class Telemetry:
-    """Everything may be asked at any time from any thread; answers are as old as the last look.
+    """Sampling thread and its results. Thread: any; results are those of the last sample.
 
-    `workers`: who is there now, called from the thread. `asked`: what a worker asked for, if that is known. `source`:
-    where samples come from, if workers are not on this machine.
+    `workers` returns the current workers and is called in the sampling thread. `asked` returns the request of a worker,
+    if known. `source` supplies samples of workers on other machines.
     """
 
     def __init__(
@@ -327,7 +327,7 @@ class Telemetry:
     ) -> None:
         self.every_s = every_s
         self.problem = ""
-        """Why the last look failed; empty if it did not."""
+        """Error of the last sample; empty if it succeeded."""
         self._workers, self._requested, self._clock = workers, asked, clock
         self._source, self._meter = source, Meter(gpu, clock)
         self._totals, self._adviser = UsageTotals(), Adviser()
@@ -338,13 +338,13 @@ class Telemetry:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
-    # ---- what is known
+    # --- results
 
     def snapshot(self) -> UsageSnapshot:
         return self._snapshot
 
     def latest(self) -> Mapping[int, WorkerUse]:
-        """The workers that were there at the last look."""
+        """The workers at the last sample."""
         return self._snapshot.workers
 
     def units(self) -> Mapping[str, UnitUse]:
@@ -358,26 +358,26 @@ class Telemetry:
         return self._snapshot.gpus
 
     def peak(self, worker: int) -> int:
-        """The largest USS that was seen of a worker, also of one that is gone; 0: it never was."""
+        """Peak USS of a worker, also after its exit; 0: not sampled."""
         return self._totals.peak(worker)
 
     def advice(self) -> list[Advice]:
-        """What is new since this was asked last: workers that use more than they asked for."""
+        """Advice since the last call: workers that use more than requested."""
         found: list[Advice] = []
         while self._advice:
             found.append(self._advice.popleft())
         return found
 
-    # ---- looking
+    # --- sampling
 
     def start(self) -> None:
-        """May be called once."""
+        """Start the thread. Call once."""
         assert self._thread is None, "it runs already"
         self._thread = threading.Thread(target=self._run, name="dovetail-telemetry", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends the thread, and waits for that. May be called twice, and without a start."""
+        """Stop the thread and join it. Idempotent; may be called without a start."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
@@ -391,7 +391,7 @@ class Telemetry:
             pause_s = max(self.every_s, (time.thread_time() - began) / MAX_CPU_SHARE)
 
     def sample(self) -> None:
-        """Now; the thread calls it again and again. A look that fails is left out: a run must not suffer from it."""
+        """Take a sample; called by the thread. A failing sample is dropped: it must not affect the run."""
         with self._sample_lock:
             try:
                 self._snapshot = self._take_snapshot()
@@ -427,7 +427,7 @@ class Telemetry:
 
 
 def node_telemetry(source: SampleSource) -> dict[str, NodeTelemetry]:
-    """By name, in order."""
+    """Sorted by name."""
     units, hosts, cards = source.units(), source.hosts(), source.cards()
     names = sorted({*units, *hosts, *cards})
     return {name: NodeTelemetry(hosts.get(name), cards.get(name, ()), units.get(name, {})) for name in names}

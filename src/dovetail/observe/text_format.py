@@ -1,4 +1,4 @@
-"""Formatting of durations, rates, counts and tables for people."""
+"""Formatting of durations, rates, counts and tables."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def format_duration(seconds: float) -> str:
 
 
 def format_number(value: float) -> str:
-    """Three digits, and a letter for thousands: '7', '12.3', '45.6k', '1.2M'."""
+    """Three digits with a suffix: '7', '12.3', '45.6k', '1.2M'."""
     for least, unit, letter in ((1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "k")):
         if abs(value) >= least:
             return f"{_three_digits(value / unit)}{letter}"
@@ -49,7 +49,7 @@ def format_percent(share: float | None) -> str:
 
 
 def format_amount(name: str, value: float) -> str:
-    """Of a resource, from its own integers, as scheduling.plan.Use has them."""
+    """An amount of a resource, from its integer unit, as in scheduling.plan.Use."""
     if "memory" in name:
         return format_size(round(value))
     return format_number(value if name in ("NVDECs", "NVENCs") else value / 1000)
@@ -60,7 +60,7 @@ def format_count(count: int, one: str, many: str = "") -> str:
 
 
 def sparkline(values: Sequence[float], width: int = 40) -> str:
-    """One bar per value, the highest is full; more values than width are averaged."""
+    """One bar per value, scaled to the maximum; more values than the width are averaged."""
     if not values:
         return ""
     count = min(width, len(values))
@@ -73,7 +73,7 @@ def sparkline(values: Sequence[float], width: int = 40) -> str:
 
 
 def align_table(rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:
-    """Columns that line up; the first `left` to the left, the others, which are numbers, to the right."""
+    """Aligned columns; the first `left` left-aligned, the others, which are numbers, right-aligned."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return [
         "  ".join(

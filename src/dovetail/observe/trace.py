@@ -17,7 +17,7 @@ RUN_PID, STAGES_PID, FIRST_NODE_PID = 1, 2, 10
 
 
 def make_trace(history: RunHistory) -> dict[str, Any]:
-    """Counters per stage, workers as slices on their node, and marks for decisions, losses and errors."""
+    """Counters per stage, workers as slices on their node, and instant events for decisions, losses and errors."""
     began = history.ticks[0].t if history.ticks else 0.0
     if history.timeline:
         began = min(began, min(it.t for it in history.timeline))
@@ -70,7 +70,7 @@ def _unit_counters(history: RunHistory) -> Iterator[dict[str, Any]]:
 
 
 def _usage_counters(history: RunHistory) -> Iterator[dict[str, Any]]:
-    """What workers, cards and the machine used, where that was measured."""
+    """Measured use of workers, cards and host."""
     for unit, lines in history.unit_uses.items():
         for line in lines:
             yield _counter(f"{unit} CPUs used", line["t"], {"CPUs": number_field(line, "cpus_now")})

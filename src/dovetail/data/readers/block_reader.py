@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 BLOCK_BYTES = 1 << 20
 GZIP_SUFFIXES, ZSTD_SUFFIXES = (".gz",), (".zst", ".zstd")
 _COMPRESSED_READ_BYTES = 8 << 10
-"""Of compressed bytes at a time: they may become several thousand times as many."""
+"""Compressed bytes per read: they may expand by a factor of several thousand."""
 
 
 class ByteReader(Protocol):
@@ -32,7 +32,7 @@ class ByteReader(Protocol):
 
 
 def _open_gzip(raw: Any) -> ByteReader:
-    import gzip  # late: most files are plain
+    import gzip  # late: most files are not compressed
 
     return gzip.GzipFile(fileobj=raw)
 
@@ -42,12 +42,12 @@ def is_compressed(path: str) -> bool:
 
 
 class BlockReader:
-    """The bytes of one file, unpacked. Memory does not grow with the file."""
+    """The decompressed bytes of one file. Memory use does not grow with the file."""
 
     def __init__(self, ref: FileRef) -> None:
         self.ref = ref
         self.offset = 0
-        """Unpacked bytes before the next block."""
+        """Decompressed bytes before the next block."""
         self.remote = is_remote(ref.path)
         self.compressed = is_compressed(ref.path)
         if self.compressed and ref.path.lower().endswith(ZSTD_SUFFIXES):
@@ -79,7 +79,7 @@ class BlockReader:
         except Exception as error:
             if not isinstance(error, zlib.error | EOFError) and type(error).__name__ != "BadGzipFile":
                 raise cannot_read(path, error) from None
-            self._check_unchanged()  # if it was cut off just now, this is what is said
+            self._check_unchanged()  # a file truncated while it was read is reported as such
             raise archive_damaged(path, error) from None
         self._check_unchanged()
         self.offset += len(block)
@@ -88,7 +88,7 @@ class BlockReader:
         return block
 
     def seek(self, offset: int) -> None:
-        """The next block begins there. What is packed can only be read through."""
+        """Seek: the next block begins there. A compressed file can only be read forwards."""
         try:
             if not self.compressed:
                 self._raw.seek(offset)
@@ -110,7 +110,7 @@ class BlockReader:
             self.offset += len(block)
 
     def raw_bytes_read(self) -> int:
-        """Bytes of the file itself that were read."""
+        """Bytes of the file that were read."""
         with suppress(Exception):
             return int(self._raw.tell())
         return 0
@@ -120,17 +120,18 @@ class BlockReader:
             self._raw.close()
 
     def __del__(self) -> None:
-        self.close()  # whoever failed while opening it did not
+        self.close()  # opening it failed
 
     def _check_unchanged(self) -> None:
-        """An open file may be written to or cut off; one that was replaced is checked by those who open splits."""
+        """Check that an open file was not written to or truncated; replaced files are checked when splits are
+        opened."""
         if not self.remote and local_stamp(os.fstat(self._raw.fileno())) != self.ref.stamp:
             check_local_unchanged(self.ref.path, self.ref.stamp)
             raise source_changed(self.ref.path, "it was written to")
 
 
 class ZstdReader:
-    """Frames one after another; unlike the package's own reader it tells a file that was cut off."""
+    """Reads concatenated zstd frames; unlike the package's own reader it detects a truncated file."""
 
     def __init__(self, raw: ByteReader, path: str) -> None:
         self._raw = raw
@@ -162,7 +163,7 @@ class ZstdReader:
             found: bytes = self._frame.decompress(piece)
         except SourceSinkError:
             raise
-        except Exception as error:  # of the package
+        except Exception as error:  # from the package
             raise EOFError(str(error)) from None
         if self._frame.eof:
             self._rest, self._frame = self._frame.unused_data, None

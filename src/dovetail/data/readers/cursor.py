@@ -14,23 +14,23 @@ if TYPE_CHECKING:
     from dovetail.data.readers.file_discovery import FileRef
 
 MAX_FILES_LISTED = 1000
-"""A fingerprint lists so many files; of more it has a digest."""
+"""Maximum number of files listed in a fingerprint; for more it has a digest."""
 
 MAX_SPLIT_BYTES = 32 << 20
-"""Rows of a table that travel or are unpacked together have about so many bytes at most."""
+"""Maximum bytes of table rows that are sent or decompressed together."""
 
 
 class Cursor(Protocol):
-    """Where reading stands. Rows are numbered from 0. Only one thread uses it."""
+    """Read position in a source. Rows are numbered from 0. Thread: one at a time."""
 
     @property
     def kind(self) -> str:
-        """jsonl, parquet, pandas, ...: for words and profiles."""
+        """jsonl, parquet, pandas, ...: for messages and profiles."""
         ...
 
     @property
     def prefers_large_splits(self) -> bool:
-        """Whether opening a split costs so much that it should be large: a row group has to be unpacked."""
+        """Whether opening a split is expensive, so that it should be large: a row group must be decompressed."""
         ...
 
     @property
@@ -40,29 +40,29 @@ class Cursor(Protocol):
 
     @property
     def total(self) -> int | None:
-        """Rows there are, if that is known without reading through."""
+        """Number of rows, if known without reading everything."""
         ...
 
     @property
     def expected(self) -> int | None:
-        """About how many rows there are, as far as can be told by now."""
+        """Estimated number of rows."""
         ...
 
     def seek(self, row: int, marks: Mapping[int, object]) -> None:
-        """The next `take` begins at this row. `marks`: row -> what `mark` gave there, in this run or an earlier one.
-        Behind the end of the source it stands at the end."""
+        """Move to this row. `marks`: row -> result of `mark` there, in this or an earlier run. Behind the end of the
+        source it stays at the end."""
         ...
 
     def take(self, rows: int) -> Split | None:
-        """The next rows: at least one, at most so many; None at the end."""
+        """The next rows: at least one, at most `rows`; None at the end."""
         ...
 
     def mark(self) -> object:
-        """Where it stands; JSON."""
+        """The current position; JSON."""
         ...
 
     def fingerprint(self) -> dict[str, object]:
-        """What must not change for a resume; JSON."""
+        """What must be the same for a resume; JSON."""
         ...
 
     def describe(self) -> str: ...
@@ -114,17 +114,17 @@ class LimitedCursor:
 
 
 def limit_rows_by_bytes(rows: int, row_bytes: float) -> int:
-    """Not more rows than one worker should hold at once."""
+    """Limits the rows to what one worker should hold at once."""
     return max(1, min(rows, int(MAX_SPLIT_BYTES / max(1.0, row_bytes))))
 
 
 def nearest_mark(row: int, marks: Mapping[int, object]) -> int | None:
-    """The mark to begin at: the last one that is not behind the row."""
+    """The mark to start at: the last one not behind the row."""
     return max((at for at in marks if at <= row), default=None)
 
 
 def files_fingerprint(files: Sequence[FileRef]) -> dict[str, object]:
-    # without its inode: what was put back from a backup, with its time, is what it was
+    # without the inode: a file restored from a backup with its time is unchanged
     listed = [[ref.path, ref.size, list(ref.stamp[:2]) if isinstance(ref.stamp, tuple) else ref.stamp] for ref in files]
     if len(files) <= MAX_FILES_LISTED:
         return {"files": listed}
@@ -218,5 +218,5 @@ def _table_differences(old: list[Any], new: list[Any]) -> list[str]:
 
 
 def _as_lists(value: Any) -> Any:
-    """Tuples as the lists that JSON makes of them."""
+    """Convert tuples to lists, as JSON does."""
     return [_as_lists(one) for one in value] if isinstance(value, list | tuple) else value

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class TableSlice:
-    """Rows of a table: what `pack` made of them, and who opens it."""
+    """Rows of a table: packed data, and the function that unpacks it."""
 
     items: int
     opener: Callable[[Any], list[Any]]
     packed: Any
-    """A buffer, or whatever pickles well."""
+    """A buffer, or another value that pickles well."""
 
     def read(self) -> list[Any]:
         return self.opener(self.packed)
@@ -38,7 +38,7 @@ class TableSlice:
 
 
 def arrow_ipc_bytes(table: Any) -> memoryview:
-    """Only the rows that it shows: a pickled slice would bring the whole table along."""
+    """Copy only the visible rows: a pickled slice would contain the whole table."""
     import pyarrow
 
     into = pyarrow.BufferOutputStream()
@@ -75,7 +75,7 @@ class TableCursor:
     prefers_large_splits = False
 
     def __init__(self, kind: str, rows: int, schema: str, size: int, cut: Callable[[int, int], TableSlice]) -> None:
-        """`size`: about how many bytes it has. `cut`: rows from, to."""
+        """`size`: approximate bytes. `cut`: function of start and stop row."""
         self.kind = kind
         self.row = 0
         self._rows = rows
@@ -83,7 +83,7 @@ class TableCursor:
         self._cut = cut
         self._row_bytes = size / max(1, rows)
         self.content = ""
-        """What else tells this table from another one."""
+        """Further properties that distinguish this table."""
 
     @property
     def total(self) -> int | None:
@@ -113,7 +113,7 @@ class TableCursor:
 
 
 def table_cursor(value: Any) -> TableCursor | None:
-    """By duck type; None if it is no table. A package that is not imported has made none."""
+    """A cursor by duck type; None if it is not a table. A package that is not imported cannot have created it."""
     module = type(value).__module__.partition(".")[0]
     name = type(value).__name__
     if module == "pyarrow" and name in ("Table", "RecordBatch"):
@@ -158,7 +158,7 @@ def _pandas_cursor(frame: Any) -> TableCursor:
 
 
 def _pandas_bytes(frame: Any) -> int:
-    """By some rows: it is what objects hold that counts."""
+    """Estimate from some rows, because objects have different sizes."""
     some = frame.iloc[:: max(1, len(frame) // 100)]
     return int(some.memory_usage(index=False, deep=True).sum() * (len(frame) / max(1, len(some))))
 
@@ -178,10 +178,10 @@ def huggingface_cursor(dataset: Any) -> TableCursor:
         raise ConfigError(Problem(INVALID_SETTING, message, fixes=fixes))
     form = dict(dataset.format)
     kind = form["type"]
-    arrow = dataset.with_format("arrow")  # of all columns, also those that the format leaves out
+    arrow = dataset.with_format("arrow")  # all columns, including those that the format leaves out
 
     def cut(start: int, stop: int) -> TableSlice:
-        if kind == "custom":  # a function of the user's that may hold anything
+        if kind == "custom":  # a user's function that may hold anything
             return TableSlice(stop - start, read_list_rows, [dataset[at] for at in range(start, stop)])
         return TableSlice(
             stop - start, read_huggingface_rows, (arrow_pickle_buffer(arrow[start:stop]), dataset.features, form)
@@ -194,7 +194,7 @@ def huggingface_cursor(dataset: Any) -> TableCursor:
 
 
 def arrow_pickle_buffer(table: Any) -> Any:
-    """Inside a tuple only such a buffer travels beside the pickle."""
+    """Only such a buffer inside a tuple is sent out of band."""
     import pickle
 
     return pickle.PickleBuffer(arrow_ipc_bytes(table))
@@ -219,7 +219,7 @@ def read_huggingface_rows(packed: tuple[Any, Any, dict[str, Any]]) -> list[Any]:
 
 
 def _formatted_rows(dataset: Any, form: dict[str, Any]) -> list[Any]:
-    """Tensors and the like: a row of a batch is not always what a single row is."""
+    """Tensors and similar: a row of a batch may differ from a single row."""
     shown = dataset.with_format(
         form["type"], columns=form["columns"], output_all_columns=form["output_all_columns"], **form["format_kwargs"]
     )

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 FileStamp = tuple[int, int, int] | str
-"""What tells that a file is the same: size, time and inode; of a remote one its etag, or what else there is."""
+"""Identity of a file: size, time and inode; of a remote file its etag, or what the store provides."""
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 
@@ -26,7 +26,7 @@ _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 @dataclass(frozen=True, slots=True)
 class FileRef:
     path: str
-    """A path of this machine, or a URL."""
+    """A local path or a URL."""
     size: int
     stamp: FileStamp
 
@@ -36,21 +36,21 @@ def is_remote(path: str) -> bool:
 
 
 def local_path(path: str) -> str:
-    """file:// URLs and ~ become paths; other URLs stay."""
+    """Convert file:// URLs and ~ to paths; other URLs are unchanged."""
     if path.lower().startswith("file://"):
         return unquote(path[len("file://") :])
     return path if is_remote(path) else str(Path(path).expanduser())
 
 
 def file_system(url: str) -> tuple[Any, str]:
-    """Who reads such URLs, and what it calls this one."""
+    """The file system of a URL, and the path in it."""
     try:
         from fsspec.core import url_to_fs
     except ImportError:
         raise missing_source_package("fsspec", "files", url) from None
     try:
         fs, path = url_to_fs(url)
-    except ImportError as error:  # fsspec says which: 'Install s3fs to access S3'
+    except ImportError as error:  # fsspec names the package: 'Install s3fs to access S3'
         found = re.search(r"[Ii]nstall (\S+)", str(error))
         raise missing_source_package(found[1] if found else url.split(":")[0], None, url) from None
     return fs, str(path)
@@ -68,7 +68,7 @@ def remote_stamp(info: dict[str, Any]) -> str:
 
 
 def check_local_unchanged(path: str, stamp: FileStamp) -> None:
-    """Raises if it is not what it was when the source was opened."""
+    """Raises if the file has changed since the source was opened."""
     try:
         found = os.stat(path)  # noqa: PTH116 - once per split
     except OSError as error:
@@ -88,7 +88,7 @@ def check_remote_unchanged(path: str, stamp: FileStamp) -> None:
 
 
 def _can_refresh(kind: Any) -> bool:
-    """Whether `info` can be told not to answer from what it remembers."""
+    """Whether `info` can bypass the cache."""
     import inspect
 
     method = getattr(kind, "_info", None) or kind.info
@@ -106,10 +106,11 @@ def _stamp_difference(stamp: FileStamp, now: os.stat_result) -> str:
 
 
 class FileFinder:
-    """Collects files, and everything that is wrong with the paths."""
+    """Collects files and all problems of the paths."""
 
     def __init__(self, fits: Callable[[str], bool], *, stamps: bool = True, underscored: bool = False) -> None:
-        """`fits`: whether a file of a folder is one of ours. `stamps`: look at size and time of every file."""
+        """`fits`: whether a file in a folder belongs to the source. `stamps`: whether to read size and time of every
+        file."""
         self._fits = fits
         self._stamps = stamps
         self._hidden = (".",) if underscored else (".", "_")
@@ -178,7 +179,7 @@ class FileFinder:
             self.files.append(FileRef(scheme + bare.lstrip("/"), int(info.get("size") or 0), remote_stamp(info)))
 
     def _remote_infos(self, fs: Any, path: str) -> dict[str, Any] | None:
-        """Name -> what is known of it; None: there is nothing of that name."""
+        """Name -> its details; None: it does not exist."""
         if fs.isfile(path):
             return {path: fs.info(path)}
         if glob.has_magic(path):

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def find_files(spec: SourceSpec) -> tuple[str, list[FileRef]]:
-    """The format, and the files in the order in which they are read."""
+    """The format, and the files in reading order."""
     form = spec.format
     finder = FileFinder(_name_filter(form), stamps=form != "paths", underscored=form in ("paths", "bytes"))
     for path in spec.paths:
@@ -84,7 +84,7 @@ def open_line_files(said: str, spec: SourceSpec, files: list[FileRef]) -> LineCu
 
 
 def _single_document_problem(ref: FileRef) -> Problem | None:
-    """A file called .json may hold one array over many lines, instead of a value per line."""
+    """A .json file may contain one array over many lines, instead of one value per line."""
     if not ref.path.lower().endswith(".json") or is_remote(ref.path) or is_compressed(ref.path):
         return None
     with open(ref.path, "rb") as file:  # noqa: PTH123

@@ -1,6 +1,6 @@
-"""Reader of files that hold one JSON array; read whole, in the driver.
+"""Reader of files that contain one JSON array; read as a whole in the driver.
 
-Whole, and by whoever starts the run: an array has no lines that workers could share out.
+An array has no lines that could be distributed to workers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ JSON_WHITESPACE = b"\xef\xbb\xbf \t\r\n"
 
 
 def is_json_array(path: str) -> bool:
-    """Whether it is called .json and holds one array. A list on each of several lines is rows, and not one."""
+    """Whether a .json file contains one array. Several lines with a list each are rows."""
     if not path.lower().endswith(".json") or "://" in path or not Path(path).is_file():
         return False
     with Path(path).open("rb") as file:
@@ -41,7 +41,7 @@ def is_json_array(path: str) -> bool:
 
 
 def read_rows(paths: Sequence[str]) -> Iterator[Any]:
-    """Of all files, one after another."""
+    """Rows of all files, one file after another."""
     for path in paths:
         try:
             with Path(path).open(encoding="utf-8-sig") as file:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dovetail.control.payload import Split
 
 _last_table: tuple[tuple[str, int], Any] | None = None
-"""The table that this process read last."""
+"""The table that this process opened last."""
 
 
 def import_lance() -> Any:
@@ -33,7 +33,7 @@ def import_lance() -> Any:
 
 @dataclass(slots=True)
 class LanceRows:
-    """Rows of a fragment that are not deleted, from the `start`-th of them on."""
+    """Rows of a fragment that are not deleted, starting at the `start`-th."""
 
     items: int
     uri: str
@@ -60,7 +60,7 @@ class LanceRows:
 
 
 def _fragment_bytes(fragment: Any) -> int:
-    """On the disk, of all columns; 0: not known."""
+    """Bytes on disk of all columns; 0: unknown."""
     return sum(getattr(file, "file_size_bytes", None) or 0 for file in fragment.data_files())
 
 
@@ -85,7 +85,7 @@ class LanceCursor:
         columns: tuple[str, ...] | None,
         versions: Mapping[str, int] | None = None,
     ) -> None:
-        """`versions`: URI -> version, where it is not to be the newest: a resumed run reads what it began with."""
+        """`versions`: URI -> version, if not the latest: a resumed run reads the version that it started with."""
         self._said = said
         self._columns = columns
         self._versions = versions or {}

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 BATCH_ROWS = 4096
 BATCH_BYTES = 32 << 20
-"""Rows that are unpacked at a time are about so many bytes at most."""
+"""Maximum bytes of rows that are decompressed at once."""
 _last_file: _OpenParquetFile | None = None
-"""Where this process stands in the file it read last: the splits of a row group come one after another."""
+"""Read position in the last file of this process: splits of a row group arrive one after another."""
 
 
 def parquet_module() -> Any:
@@ -55,7 +55,7 @@ class ParquetRows:
 
     def read(self) -> list[Any]:
         global _last_file
-        reading, _last_file = _last_file, None  # another thread opens the file for itself
+        reading, _last_file = _last_file, None  # another thread opens its own file
         try:
             if reading is None or not reading.is_for(self):
                 check_unchanged(self.path, self.stamp)
@@ -75,7 +75,7 @@ class ParquetRows:
 
 
 class _OpenParquetFile:
-    """A file that is unpacked batch by batch, forwards. Memory does not grow with its row groups."""
+    """A file that is decompressed forwards, batch by batch. Memory use does not grow with its row groups."""
 
     def __init__(self, split: ParquetRows) -> None:
         self._key = (split.path, split.stamp, split.columns)
@@ -89,7 +89,7 @@ class _OpenParquetFile:
         self._at = 0
         self._batches: Iterator[Any] = iter(())
         self._batch_rest: Any = None
-        """What was unpacked and begins at row `_at`."""
+        """Decompressed rows, starting at row `_at`."""
         self._goto(split.start)
 
     def is_for(self, split: ParquetRows) -> bool:
@@ -141,7 +141,7 @@ class ParquetCursor:
         self._columns = columns
         self.row = 0
         self._groups: list[list[int]] = []
-        """Per file, where its row groups end."""
+        """Per file, the last row of each row group."""
         self._row_bytes: list[float] = []
         problems: list[Problem] = []
         for ref in files:
@@ -190,7 +190,7 @@ class ParquetCursor:
 
 
 def _read_footer(path: str, columns: tuple[str, ...] | None, problems: list[Problem]) -> tuple[list[int], int]:
-    """Where its row groups end, and the bytes of all rows, unpacked."""
+    """Last rows of its row groups, and the decompressed bytes of all rows."""
     try:
         with open_parquet(path) as file:
             metadata, names = file.metadata, file.schema_arrow.names

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from dovetail.data.readers.file_discovery import FileRef
 
 MAX_CONTENT_BYTES_PER_SPLIT = 64 << 20
-"""Files that are read for one segment have about so many bytes, if they are not larger."""
+"""Maximum bytes of files that are read for one segment, unless a single file is larger."""
 
 
 @dataclass(slots=True)
@@ -38,7 +38,7 @@ def _read_content(path: str) -> dict[str, object] | BadRow:
         return {"path": path, "bytes": Path(path).read_bytes()}
     except MemoryError:
         raise
-    except Exception as error:  # one file of many: it is set aside, and the others go on
+    except Exception as error:  # one file of many: it is set aside, and the others continue
         said = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
         return BadRow(f"the file cannot be read: {said}", path, path)
 

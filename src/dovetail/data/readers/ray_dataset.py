@@ -1,6 +1,6 @@
 """Cursor over a Ray Dataset, whose blocks stay in Ray's object store.
 
-Nothing of Ray is imported here: references are passed on as they are, and whoever has them fetched calls `cut`.
+Ray is not imported here: references are passed on, and the engine fetches the blocks and calls `cut`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class BlockRange(NamedTuple):
-    """Rows of a block, from where to where."""
+    """Start and stop row of a block."""
 
     ref: Any
     start: int
@@ -27,7 +27,7 @@ class BlockRange(NamedTuple):
 
 
 class BlockSplit:
-    """Never pickled: the engine passes the reference on, and cuts the rows out where they are needed."""
+    """Never pickled: the engine passes the reference on, and slices the rows where they are needed."""
 
     __slots__ = ("block", "cut", "items", "start", "stop")
 
@@ -43,30 +43,30 @@ class BlockSplit:
 
 
 def is_ray_dataset(value: object) -> bool:
-    """By duck type: a package that is not imported has made none."""
+    """By duck type: a package that is not imported cannot have created it."""
     return type(value).__module__.startswith("ray.data.") and hasattr(value, "iter_internal_ref_bundles")
 
 
 def slice_block(block: Any, start: int, stop: int) -> TableSlice | list[Any]:
-    """Rows of a block that was fetched: a table of which workers make rows, or rows."""
+    """Rows of a fetched block: a table from which workers create rows, or rows."""
     if type(block).__module__.partition(".")[0] == "pyarrow":
         table = block.slice(start, stop - start)
         if any(hasattr(column, "extension_name") for column in table.schema.types):
-            rows: list[Any] = table.to_pylist()  # tensors: only here it is known what they are
+            rows: list[Any] = table.to_pylist()  # tensors: their type is only known here
             return rows
         return TableSlice(stop - start, read_arrow_rows, arrow_ipc_bytes(table))
     return TableSlice(stop - start, read_pandas_rows, block.iloc[start:stop])
 
 
 class RayDatasetCursor:
-    """The blocks of a dataset that is computed, one after another."""
+    """The blocks of a computed dataset, one after another."""
 
     kind = "ray"
     prefers_large_splits = True
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset.materialize()
-        """Holds the blocks."""
+        """Keeps the blocks alive."""
         self._blocks = [
             block
             for bundle in self._dataset.iter_internal_ref_bundles()
@@ -102,7 +102,7 @@ class RayDatasetCursor:
         self.row = min(row, self._starts[-1])
 
     def fingerprint(self) -> dict[str, object]:
-        """Another one each time: a dataset is computed anew, and nobody promises that its rows come as before."""
+        """Different each time: a dataset is computed again, and the order of its rows is not guaranteed."""
         return {"kind": "ray", "rows": self._starts[-1], "schema": self._schema, "dataset": self._content}
 
     def describe(self) -> str:

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 MAX_RAW_CHARACTERS = 10_000
-"""Of a row that cannot be read."""
+"""Placeholder of an unreadable row."""
 CSV_FIELD_LIMIT_BYTES = 1 << 31
-"""The csv module refuses fields of more than 128 KB unless it is told a limit."""
+"""The csv module rejects fields of more than 128 KB unless a limit is set."""
 
 JSON_CHUNK_BYTES = 64 << 10
 """Lines that are parsed together."""
@@ -25,25 +25,25 @@ JSON_CHUNK_BYTES = 64 << 10
 _decoder = json.JSONDecoder()
 _separator_number = int.from_bytes(os.urandom(7), "big") | 1 << 56
 _separator = f",\n{_separator_number},"
-"""Between two lines that are parsed together: a number that no file can know, so that lines that are no values by
-themselves are told from those that are, whatever they look like side by side."""
+"""Separator between lines that are parsed together: a number that no file can contain, so that lines that are not
+complete values are detected."""
 
 
 @dataclass(frozen=True, slots=True)
 class LineFormat:
-    """How the lines of a file are read."""
+    """How the lines of a file are parsed."""
 
     kind: str
     encoding: str = "utf-8"
     delimiter: str = ","
     names: tuple[str, ...] = ()
-    """Of the fields of a record."""
+    """Names of the fields of a record."""
     columns: tuple[str, ...] | None = None
-    """Those that are wanted."""
+    """The selected fields."""
 
 
 def parse_rows(form: LineFormat, raw: bytes, items: int, path: str, line: int) -> list[Any]:
-    """Exactly so many rows; `line`: how many lines of the file are before them."""
+    """Parse exactly this many rows; `line`: number of lines before them."""
     if form.kind == "csv":
         rows = list(_parse_csv(form, raw, path, line))
         if len(rows) == items:
@@ -55,7 +55,7 @@ def parse_rows(form: LineFormat, raw: bytes, items: int, path: str, line: int) -
 
 
 def _parse_json(form: LineFormat, raw: bytes, path: str, line: int) -> list[Any]:
-    """JSON, in pieces that stay in the cache."""
+    """JSON, in chunks that fit in the CPU cache."""
     if len(raw) <= JSON_CHUNK_BYTES:
         return _parse_json_joined(raw, form.encoding) or _parse_json_lines(form, raw, path, line)
     rows: list[Any] = []
@@ -69,10 +69,10 @@ def _parse_json(form: LineFormat, raw: bytes, path: str, line: int) -> list[Any]
 
 
 def _parse_json_joined(raw: bytes, encoding: str) -> list[Any] | None:
-    """All lines in one call, which takes two thirds of the time; None if any of them is no value by itself.
+    """Parse all lines in one call, which takes two thirds of the time; None if any line is not exactly one value.
 
-    That every separator came out as a number of the outermost list, and between any two of them one value, means that
-    each line is exactly one value.
+    If every separator is an element of the outermost list, with one value between any two of them, each line is exactly
+    one value.
     """
     try:
         text = raw.decode(encoding).removesuffix("\n")
@@ -131,9 +131,7 @@ def _split_lines(raw: bytes) -> list[bytes]:
 def read_csv_records(text: str, delimiter: str) -> Iterator[tuple[list[str] | csv.Error, int]]:
     """Records with the number of lines up to their end."""
     if csv.field_size_limit() < CSV_FIELD_LIMIT_BYTES:
-        csv.field_size_limit(
-            CSV_FIELD_LIMIT_BYTES
-        )  # of the process; not put back, since another thread may be reading too
+        csv.field_size_limit(CSV_FIELD_LIMIT_BYTES)  # global; not restored, because another thread may be reading
     reader = csv.reader(io.StringIO(text, newline="\n"), delimiter=delimiter)
     while True:
         try:
@@ -175,6 +173,6 @@ def _has_escapes(record: list[str]) -> bool:
 
 
 def _bad_row(said: str, path: str, line: int, raw: bytes) -> BadRow:
-    """`line`: how many are before it."""
+    """`line`: number of lines before it."""
     shown = raw[: 4 * MAX_RAW_CHARACTERS].decode("utf-8", "replace")[:MAX_RAW_CHARACTERS]
     return BadRow(said, f"{path}:{line + 1}", shown)

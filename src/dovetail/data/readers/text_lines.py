@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from dovetail.data.readers.file_discovery import FileRef, FileStamp
 
 MAX_SPAN_BYTES = 8 << 20
-"""A stretch ends after about this, however few rows it has."""
+"""Maximum bytes of a range, however few rows it has."""
 BOM = b"\xef\xbb\xbf"
 
 
@@ -33,11 +33,11 @@ class RowSpan(NamedTuple):
     rows: int
     start: int
     stop: int
-    """Bytes of the unpacked file."""
+    """Bytes of the decompressed file."""
     line: int
     """Lines before it."""
     raw: bytes
-    """Its bytes, if they were to be kept."""
+    """Its bytes, if they are to be kept."""
 
 
 class LineScanner:
@@ -46,23 +46,23 @@ class LineScanner:
     def __init__(self, blocks: BlockReader) -> None:
         self._blocks = blocks
         self.offset = 0
-        """Where the next row begins."""
+        """Start of the next row."""
         self.line = 0
         """Lines before it."""
         self._block = b""
         self._block_start = 0
         self._lines = BytesIO()
         self._position = 0
-        """How far the block was looked at."""
+        """How far the block was scanned."""
         self._in_row = False
-        """Whether that is in the middle of a row."""
+        """Whether that is inside a row."""
         self._load()
         if self._block.startswith(BOM):
             self._position = self.offset = len(BOM)
             self._lines.seek(self._position)
 
     def seek(self, offset: int, line: int) -> None:
-        """To a place that was the beginning of a row."""
+        """Move to the start of a row."""
         if offset == self.offset:
             return
         self._blocks.seek(offset)
@@ -70,7 +70,7 @@ class LineScanner:
         self._block, self._position = b"", 0
 
     def advance(self, rows: int, *, keep: bool = False) -> RowSpan | None:
-        """At most so many rows; None at the end of the file."""
+        """At most this many rows; None at the end of the file."""
         start, line, got = self.offset, self.line, 0
         pieces: list[bytes] = []
         while got < rows and (self._in_row or not (got and self.offset - start >= MAX_SPAN_BYTES)):
@@ -94,7 +94,7 @@ class LineScanner:
         return self._blocks.read()
 
     def _finish(self) -> int:
-        """At the end of the file: the last row may lack its end."""
+        """At the end of the file: the last row may lack a line end."""
         if not self._in_row:
             return 0
         self._in_row = False
@@ -103,7 +103,7 @@ class LineScanner:
         return 1
 
     def _count(self, most: int) -> int:
-        """Goes through at most so many rows of the block, and says how many ended. All of it happens in C."""
+        """Scan at most this many rows of the block, and return how many ended. Runs in C."""
         rows, last = deque(enumerate(islice(self._lines, most), 1), maxlen=1)[0]
         self._position = self._lines.tell()
         self._in_row = not last.endswith(b"\n")
@@ -118,13 +118,13 @@ class LineScanner:
 
 
 class CsvScanner(LineScanner):
-    """Rows of a CSV file: a quoted field may hold ends of lines. Agrees with `csv.reader` on every input."""
+    """Rows of a CSV file: a quoted field may contain line ends. Agrees with `csv.reader` on every input."""
 
     def __init__(self, blocks: BlockReader, delimiter: bytes) -> None:
         self._delimiter = delimiter
         self._rest = b""
         self._quotes = False
-        """Whether the block has any."""
+        """Whether the block contains a quote."""
         self._in_quotes = False
         """Whether a quoted field is open."""
         super().__init__(blocks)
@@ -142,7 +142,7 @@ class CsvScanner(LineScanner):
         return found
 
     def _read(self) -> bytes:
-        """Whole lines only, so that a line is looked at in one piece."""
+        """Complete lines only, so that a line is scanned at once."""
         pieces = [self._rest]
         self._rest = b""
         while block := self._blocks.read():
@@ -173,14 +173,14 @@ class CsvScanner(LineScanner):
 
     def _finish(self) -> int:
         if self._in_quotes:
-            self.line -= 1  # it was counted when it was looked at
+            self.line -= 1  # counted when it was scanned
         self._in_quotes = False
         return super()._finish()
 
 
 def ends_in_quotes(line: bytes, inside: bool, delimiter: bytes) -> bool:
-    """Whether a quoted field is open behind this line, as `csv.reader` sees it: a quote opens a field only at its
-    beginning; two of them in a quoted field are one; behind a closing one anything may follow, unquoted."""
+    """Whether a quoted field is open behind this line, by the rules of `csv.reader`: a quote opens a field only at its
+    start; two quotes in a quoted field are one; behind a closing quote anything may follow, unquoted."""
     may_open, closing = not inside, False
     for number, piece in enumerate(line.split(b'"')):
         if number:  # a quote
@@ -195,7 +195,7 @@ def ends_in_quotes(line: bytes, inside: bool, delimiter: bytes) -> bool:
             closing = False
             may_open = piece.endswith(delimiter)
             if (b"\r" in piece and not piece.endswith(b"\n")) or b"\r" in piece.rstrip(b"\r\n"):
-                return False  # an error to csv, which gives up the line
+                return False  # an error for csv, which gives up the line
     return inside
 
 
@@ -203,7 +203,7 @@ _EMPTY_SPAN = RowSpan(0, 0, 0, 0, b"")
 
 
 class _OpenFile:
-    """A file that is closed when nobody reads it any more."""
+    """A file that is closed with its last reader."""
 
     def __init__(self, path: str, stamp: FileStamp) -> None:
         self.path = path
@@ -216,12 +216,12 @@ class _OpenFile:
 
 
 _last_file: _OpenFile | None = None
-"""The file that this process read last: its splits come one after another."""
+"""The last file of this process: its splits arrive one after another."""
 
 
 @dataclass(slots=True)
 class LineRange:
-    """Bytes `start` to `stop` of a file of this machine."""
+    """Bytes `start` to `stop` of a local file."""
 
     items: int
     path: str
@@ -238,7 +238,7 @@ class LineRange:
 
 @dataclass(slots=True)
 class RawLines:
-    """Lines that only the driver could reach, because their file can only be read through."""
+    """Lines read by the driver, because their file can only be read from its start."""
 
     items: int
     path: str
@@ -256,27 +256,27 @@ class RawLines:
 
 def _read_bytes(path: str, stamp: FileStamp, start: int, stop: int) -> bytes:
     global _last_file
-    opened = _last_file  # another thread may put its own there
+    opened = _last_file  # another thread may replace it
     try:
         if opened is None or opened.path != path or opened.stamp != stamp:
             _last_file = opened = _OpenFile(path, stamp)
         descriptor = opened.descriptor
         raw = os.pread(descriptor, stop - start, start)
-        while len(raw) < stop - start:  # Linux gives at most 2 GB at a time
+        while len(raw) < stop - start:  # Linux returns at most 2 GB at a time
             more = os.pread(descriptor, stop - start - len(raw), start + len(raw))
             if not more:
                 break
             raw += more
     except OSError as error:
         raise cannot_read(path, error) from None
-    check_local_unchanged(path, stamp)  # after reading: whatever happened before is seen
+    check_local_unchanged(path, stamp)  # after reading: detects every earlier change
     if len(raw) < stop - start:
         raise source_changed(path, f"it ends before byte {stop}")
     return raw
 
 
 class LineCursor:
-    """JSON lines, text, or CSV: files one after another."""
+    """JSON lines, text or CSV files, one after another."""
 
     prefers_large_splits = False
 
@@ -292,7 +292,7 @@ class LineCursor:
         self._blocks: BlockReader | None = None
         self._rows: LineScanner | None = None
         self._names: tuple[str, ...] = ()
-        """Of the file that is open."""
+        """Of the open file."""
         self._bytes = sum(ref.size for ref in files)
         self._before = 0
         """Bytes of the files before this one."""
@@ -308,7 +308,7 @@ class LineCursor:
 
     @staticmethod
     def _bytes_passed(blocks: BlockReader, rows: LineScanner) -> int:
-        """Bytes of the file for rows that were handed out; more may have been read."""
+        """Bytes of the file for the rows handed out; more may have been read."""
         if not blocks.compressed:
             return rows.offset
         return blocks.raw_bytes_read() * rows.offset // max(1, blocks.offset)
@@ -320,7 +320,7 @@ class LineCursor:
         return None
 
     def _advance(self, rows: int, *, keep: bool) -> RowSpan | None:
-        """The next stretch; with no rows, where a file ends; None behind the last file."""
+        """The next range; without rows at the end of a file; None behind the last file."""
         if self._index >= len(self._files):
             return None
         if self._rows is None:
@@ -350,7 +350,9 @@ class LineCursor:
 
     def seek(self, row: int, marks: Mapping[int, object]) -> None:
         begin = nearest_mark(row, marks)
-        if self.row > row or (begin is not None and begin > self.row):  # else going on from here is at least as near
+        if self.row > row or (
+            begin is not None and begin > self.row
+        ):  # otherwise continuing from here is at least as near
             index, offset, line = (0, 0, 0) if begin is None else _parse_mark(marks[begin])
             self._close_file(index)
             self._before = sum(ref.size for ref in self._files[:index])
@@ -377,7 +379,7 @@ class LineCursor:
         self._close_file(self._index)
 
     def open_first_file(self) -> None:
-        """Opens the first file, so that what is wrong with it is said before anything starts."""
+        """Open the first file, so that its problems are reported before anything starts."""
         if self._rows is None and self._index < len(self._files):
             self._open()
 
@@ -397,7 +399,7 @@ class LineCursor:
         self._names = self._column_names(self._rows, self._blocks)
 
     def _column_names(self, rows: CsvScanner, blocks: BlockReader) -> tuple[str, ...]:
-        """The header's names; or, without one, c0, c1, ... as many as the first record has fields."""
+        """Names from the header; without one, c0, c1, ... for the fields of the first record."""
         path = blocks.ref.path
         start, line = rows.offset, rows.line
         record: list[str] | csv.Error = []

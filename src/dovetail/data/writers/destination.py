@@ -33,7 +33,7 @@ def shard_name(name: str, number: int) -> str:
 
 
 def shard_numbers(names: list[str], name: str) -> list[int]:
-    """The numbers of those that are shards of `name`."""
+    """Numbers of the files that are shards of `name`."""
     stem, suffix = stem_and_suffix(name)
     form = re.compile(re.escape(stem) + r"-(\d{5,})" + re.escape(suffix), re.DOTALL)
     found = [match for match in map(form.fullmatch, names) if match]
@@ -41,22 +41,22 @@ def shard_numbers(names: list[str], name: str) -> list[int]:
 
 
 def parts_folder_name(name: str, run_id: str) -> str:
-    """Of the folder for parts beside the final file; names may be as long as they are."""
+    """Name of the folder of part files beside the final file; limited to the maximum name length."""
     if len(os.fsencode(name)) > 120:
         name = f"{name[:24]}-{hashlib.blake2b(os.fsencode(name), digest_size=8).hexdigest()}"
     return f".{name}.{run_id}.parts"
 
 
 def replace_file(made: Path, final: Path) -> None:
-    """From now on it is there, complete, and what was there before is not. Keeps the permissions of that."""
+    """Replace the target atomically by a complete file. Keeps its permissions."""
     with contextlib.suppress(OSError):
         made.chmod(final.stat().st_mode & 0o7777)
     made.replace(final)
 
 
 def replace_folder(made: Path, final: Path, aside: Path) -> None:
-    """The same for a folder. Both change places at once where the kernel can do that; where it cannot, there is a
-    moment without any. `aside`: a name for the old one."""
+    """Replace a folder. Atomic if the kernel supports it; otherwise the name is missing for a moment. `aside`: a name
+    for the old folder."""
     if not final.exists():
         made.rename(final)
     elif not _exchange_paths(made, final):
@@ -77,8 +77,8 @@ def _exchange_paths(one: Path, other: Path) -> bool:
 
 
 def publish_files(made: list[Path], final: Path, *, sharded: bool, first: int = 0) -> list[Path]:
-    """Gives the files their names. Each appears at once; shards, one after another, and those of an earlier run that
-    are not replaced by a new one go last: a file system cannot do more."""
+    """Rename the files to their final names. Each appears atomically; shards appear one after another, and old shards
+    that were not replaced are removed last."""
     names = [final.with_name(shard_name(final.name, first + at)) for at in range(len(made))] if sharded else [final]
     for path, name in zip(made, names, strict=True):
         replace_file(path, name)
@@ -98,7 +98,7 @@ def remove_folder(folder: Path) -> None:
 
 
 class RemoteStore:
-    """One address in such a store."""
+    """One URL in a remote store."""
 
     def __init__(self, url: str, run_id: str) -> None:
         try:
@@ -123,12 +123,12 @@ class RemoteStore:
         self._folder, _, self.name = self._path.rpartition("/")
 
     def check(self) -> None:
-        """Whether something can be written there; by writing something."""
+        """Check that the store is writable, by writing an object."""
         probe = f"{self._path}.{self._run_id}.probe"
         try:
             self._fs.pipe_file(probe, b"dovetail")
             self._fs.rm_file(probe)
-        except Exception as error:  # every store raises its own
+        except Exception as error:  # every store raises its own type
             fix = "see that the bucket exists, and that your credentials may write to it"
             problem = Problem(
                 "DT351", f"nothing can be written there: {_error_text(error)}", fixes=(fix,), place=self.url
@@ -136,7 +136,7 @@ class RemoteStore:
             raise ConfigError(problem) from None
 
     def size(self) -> int | None:
-        """Bytes of what is there, or None."""
+        """Size of the object, or None."""
         try:
             return int(self._fs.size(self._path))
         except FileNotFoundError:
@@ -155,7 +155,7 @@ class RemoteStore:
     def upload(self, made: list[Path], *, sharded: bool, first: int = 0) -> list[str]:
         try:
             return self._place(made, sharded=sharded, first=first)
-        except Exception as error:  # every store raises its own
+        except Exception as error:  # every store raises its own type
             fix = f"see that it can be reached and written to, then go on with: {resume_command(self._run_id)}"
             raise SourceSinkError(
                 "DT359", f"the results cannot be uploaded: {_error_text(error)}", fix, self.url

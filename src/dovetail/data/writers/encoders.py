@@ -24,7 +24,7 @@ LINE_END = "\n"
 
 
 def to_json_value(value: Any) -> Any:
-    """Of what JSON has no form for, something it has one for: numpy's values, dates, times. TypeError: nothing."""
+    """Convert a value without a JSON form: numpy values, dates, times. Raises TypeError for others."""
     kind = type(value)
     if isinstance(value, datetime.date | datetime.time):
         return value.isoformat()
@@ -38,7 +38,7 @@ def to_json_value(value: Any) -> Any:
 
 
 def make_json_encoder() -> Callable[[Any], str]:
-    """The very text of json.dumps(row, ensure_ascii=False). What json builds anew for every row is built once."""
+    """Exactly the text of json.dumps(row, ensure_ascii=False), with an encoder that is created once."""
     make = getattr(json.encoder, "c_make_encoder", None)
     if make is None:
         return json.JSONEncoder(ensure_ascii=False, default=to_json_value).encode
@@ -58,11 +58,11 @@ class JsonlWriter(PartWriter):
             one = self._encode = make_json_encoder()
         try:
             lines = [one(row) for row in items]
-        except Exception:  # whatever an item does when it is looked at: find which one
-            self._encode = None  # it remembers what it was in the midst of
+        except Exception:  # encoding an item may raise anything: find which one
+            self._encode = None  # it keeps state of the interrupted call
             raise _find_unwritable_row(items) from None
         lines.append("")
-        # half of a surrogate pair has no form in UTF-8, but one in JSON, and that is just how Python writes it
+        # an unpaired surrogate has no UTF-8 form, but a JSON escape, which Python also writes
         return LINE_END.join(lines).encode("utf-8", "backslashreplace"), None
 
 
@@ -100,7 +100,7 @@ class CsvWriter(PartWriter):
                 for row in items
             ]
             return encode_csv(rows, self._delimiter), columns
-        except Exception:  # whatever an item does when it is looked at: find which one
+        except Exception:  # encoding an item may raise anything: find which one
             self._nested = None
         raise self._unwritable(items, columns)
 
@@ -132,7 +132,8 @@ class CsvWriter(PartWriter):
 
 
 def collect_columns(items: Iterable[Any]) -> list[str]:
-    """The keys of all rows, in the order of their first appearance. Unwritable: a row without, or with other keys."""
+    """Keys of all rows, in order of first appearance. Raises UnwritableItemError for a row without keys or with other
+    keys."""
     columns: dict[str, None] = {}
     for index, row in enumerate(items):
         if not isinstance(row, Mapping):
@@ -153,7 +154,7 @@ def not_a_row_error(index: int, row: Any) -> UnwritableItemError:
 
 
 def encode_csv(rows: Iterable[Sequence[Any]], delimiter: str) -> bytes:
-    """Lines end with a single newline, but values with a carriage return are quoted, too."""
+    """Lines end with a newline; values with a carriage return are quoted, too."""
     lines: list[str] = []
 
     class Lines:
@@ -164,7 +165,7 @@ def encode_csv(rows: Iterable[Sequence[Any]], delimiter: str) -> bytes:
 
 
 def csv_row_ends(data: bytes) -> array[int]:
-    """Where each row ends: at a newline outside of quotes, that is, after an even number of them."""
+    """End of each row: a newline outside of quotes, that is, after an even number of quotes."""
     ends = array("q")
     begin = 0
     quotes = 0
@@ -177,7 +178,7 @@ def csv_row_ends(data: bytes) -> array[int]:
 
 
 def reorder_csv_columns(data: bytes, columns: Sequence[str], wanted: Sequence[str], delimiter: str) -> bytes:
-    """The same rows with other columns; those that they do not have are empty."""
+    """The same rows with other columns; missing columns are empty."""
     places = {name: at for at, name in enumerate(columns)}
     chosen = [places.get(name, -1) for name in wanted]
     rows = [[row[at] if 0 <= at < len(row) else "" for at in chosen] for row in parse_csv(data, delimiter)]
@@ -186,7 +187,7 @@ def reorder_csv_columns(data: bytes, columns: Sequence[str], wanted: Sequence[st
 
 def parse_csv(data: bytes, delimiter: str) -> list[list[str]]:
     """The rows of a piece of CSV; a blank line is a row without values."""
-    limit = csv.field_size_limit(1 << 40)  # a value may be as long as it is
+    limit = csv.field_size_limit(1 << 40)  # no limit on the length of a value
     try:
         return list(csv.reader(io.StringIO(data.decode(), newline=""), delimiter=delimiter))
     finally:
@@ -194,7 +195,7 @@ def parse_csv(data: bytes, delimiter: str) -> list[list[str]]:
 
 
 LANCE_RESERVED_NAMES = ("_rowid", "_rowaddr", "_rowoffset")
-"""Names that Lance keeps for itself."""
+"""Names reserved by Lance."""
 ARROW_NATIVE_TYPES = (str, int, float, bool, bytes, type(None))
 
 
@@ -208,7 +209,7 @@ class ArrowWriter(PartWriter):
         self._columns = columns
         self._lance = lance
         self._types: dict[str, Any] = {}
-        """What columns were so far, in this worker."""
+        """Column types so far, in this worker."""
         self._names: dict[Any, str] = {}
 
     def encode(self, items: list[Any]) -> tuple[bytes, str]:
@@ -219,7 +220,7 @@ class ArrowWriter(PartWriter):
         if self._lance:
             _check_lance_names(columns, items)
         arrays = [self._array(name, items) for name in columns]
-        # a row without any value is a row nevertheless; a column of nothing keeps count
+        # a placeholder column counts rows that have no values
         batch = pa.RecordBatch.from_arrays(arrays, names=columns) if columns else _batch_without_columns(len(items))
         stream = pa.BufferOutputStream()
         codec = "lz4" if batch.nbytes > 4096 and pa.Codec.is_available("lz4") else None
@@ -240,7 +241,7 @@ class ArrowWriter(PartWriter):
         values = [row.get(name) for row in items]
         try:
             array = pa.array(values)
-        except Exception:  # pyarrow, and values themselves, raise all sorts
+        except Exception:  # pyarrow and the values themselves raise various types
             values = [strip_numpy(value) for value in values]
             try:
                 array = pa.array(values)
@@ -257,7 +258,8 @@ class ArrowWriter(PartWriter):
         return array
 
     def _unwritable(self, name: str, values: list[Any]) -> UnwritableItemError:
-        """Who is to blame: the first that is not what this column was before, or not what those before it are."""
+        """The failing row: the first whose type differs from earlier values of the column or from the rows before
+        it."""
         import pyarrow as pa
 
         known = self._types.get(name)
@@ -280,7 +282,7 @@ class ArrowWriter(PartWriter):
 
 
 def _check_lance_names(columns: list[str], items: list[Any]) -> None:
-    """Now, and not at the end, when all the work is done."""
+    """Check column names now, not at the end of the run."""
     for name in columns:
         if "." in name or name in LANCE_RESERVED_NAMES:
             index = next((at for at, row in enumerate(items) if name in row), 0)
@@ -294,11 +296,11 @@ def _batch_without_columns(rows: int) -> Any:
 
 
 NO_COLUMNS = "__no_columns__"
-"""Stands for the columns of rows that have none, in pieces only."""
+"""Placeholder column of rows without columns, in pieces only."""
 
 
 def strip_numpy(value: Any) -> Any:
-    """The value without numpy in it."""
+    """The value with numpy types converted."""
     if type(value) in ARROW_NATIVE_TYPES:
         return value
     if type(value).__module__ == "numpy":
@@ -311,7 +313,7 @@ def strip_numpy(value: Any) -> Any:
 
 
 def merge_types(one: Any, other: Any) -> Any | None:
-    """The type that has room for both, or None."""
+    """The common type of both, or None."""
     import pyarrow as pa
 
     if one == other:

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from dovetail.data.writers.piece_merge import MergeJob
 
 RUN_PROPERTY = "dovetail.run"
-"""The property of a version that says which run made it."""
+"""Property of a version: the run that created it."""
 
 
 def dataset_version(url: str) -> int | None:
-    """The version of a dataset, None if there is none."""
+    """The version of a dataset; None if it does not exist."""
     import lance
 
     try:
@@ -30,7 +30,8 @@ def dataset_version(url: str) -> int | None:
 
 
 def storage_options(url: str) -> dict[str, str] | None:
-    """A loopback S3 server is spoken to without encryption; its address is where every S3 client looks for it."""
+    """Storage options: a loopback S3 server is accessed without TLS; its address is that of the standard environment
+    variables."""
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL", "")
     if url.startswith("s3://") and endpoint.startswith("http://"):
         return {"aws_endpoint": endpoint, "allow_http": "true"}
@@ -38,12 +39,12 @@ def storage_options(url: str) -> dict[str, str] | None:
 
 
 def write_dataset(job: MergeJob, url: str, *, mode: str) -> None:
-    """A dataset of all rows: `create`, where none is, or `overwrite`, as a new version."""
+    """Write a dataset of all rows: `create` if there is none, or `overwrite` as a new version."""
     _write(job, parquet.fill_empty_structs(parquet.merge_schema(job)), url, mode)
 
 
 def append_rows(job: MergeJob, url: str, base: int) -> None:
-    """A new version with these rows behind those of version `base`; nothing, if this run made one already."""
+    """Append these rows to version `base` as a new version; nothing if this run already did."""
     import lance
     import pyarrow as pa
 
@@ -94,7 +95,7 @@ def _write(job: MergeJob, schema: Any, url: str, mode: str) -> None:
         )
     except Exception:
         if trouble:
-            raise trouble[0] from None  # lance shows it only as text
+            raise trouble[0] from None  # lance reports it only as text
         raise
 
 
@@ -108,7 +109,7 @@ def _batches(job: MergeJob, schema: Any, trouble: list[BaseException]) -> Iterat
 
 
 def sync_tree(folder: Path) -> None:
-    """All files and folders below it are on the disk, then."""
+    """Sync all files and folders below it."""
     for path, _, names in os.walk(folder):
         for name in [*names, "."]:
             fd = os.open(os.path.join(path, name), os.O_RDONLY | os.O_CLOEXEC)  # noqa: PTH118

@@ -22,26 +22,26 @@ if TYPE_CHECKING:
 
 COPY_BLOCK_BYTES = 1 << 20
 COPY_UNSUPPORTED_ERRNOS = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.EBADF}
-"""The kernel does not copy between these two files; we can."""
+"""Errors after which the kernel cannot copy between these two files and a plain copy is used."""
 
 
 class OutputFile(Protocol):
     size: int
-    """Bytes so far, as they were given."""
+    """Bytes so far, uncompressed."""
 
     def write(self, data: bytes) -> None: ...
 
     def copy(self, reader: PartReader, part: str, offset: int, length: int) -> None: ...
 
     def close(self) -> None:
-        """Now it is on the disk."""
+        """Sync to disk."""
         ...
 
     def abandon(self) -> None: ...
 
 
 class PlainOutputFile:
-    """Stretches of one part file that follow each other are copied at once."""
+    """Copy adjacent ranges of one part file at once."""
 
     def __init__(self, path: Path) -> None:
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
@@ -90,7 +90,8 @@ class PlainOutputFile:
 
 
 def copy_range(source: int, offset: int, length: int, target: int) -> int:
-    """Bytes that were copied, at least one unless the source is shorter; to where the target stands."""
+    """Copy to the current position of the target; returns the bytes copied, at least one unless the source is
+    shorter."""
     if length > 4096:
         try:
             return os.copy_file_range(source, target, min(length, 1 << 30), offset)
@@ -114,7 +115,7 @@ class CompressedOutputFile:
         self.size = 0
 
     def copy_compressed(self, path: Path, length: int) -> None:
-        """Bytes that are packed already, before any others: packed files may be put one after another."""
+        """Compressed bytes, before any others: compressed files can be concatenated."""
         with path.open("rb") as source:
             while length and (data := source.read(min(length, COPY_BLOCK_BYTES))):
                 self._file.write(data)
@@ -147,7 +148,7 @@ class CompressedOutputFile:
         self._file.close()
 
     def abandon(self) -> None:
-        with contextlib.suppress(OSError):  # what it still holds may not fit on the disk either
+        with contextlib.suppress(OSError):  # buffered data may not fit on the disk either
             self._file.close()
 
 
@@ -165,7 +166,7 @@ def line_ends(data: bytes) -> array[int]:
 
 
 class RowChunk:
-    """Whole rows that go to a file: a stretch of a part file, or bytes."""
+    """Complete rows for a file: a range of a part file, or bytes."""
 
     __slots__ = ("_begin", "_ends", "_job", "data", "length", "offset", "part")
 
@@ -179,7 +180,7 @@ class RowChunk:
         self._begin = 0
 
     def fitting_bytes(self, room: int) -> int:
-        """Bytes of the whole rows that fit in `room`; if there is not even room for one, minus the bytes of that."""
+        """Bytes of the complete rows that fit in `room`; if not even one fits, minus the bytes of that row."""
         if self._ends is None:
             if self.data is None:
                 self.data = self._job.reader.read(self.part, self.offset, self.length)
@@ -198,7 +199,7 @@ class RowChunk:
         return self._begin - following
 
     def write_to(self, target: OutputFile, length: int) -> None:
-        """The first `length` bytes of what is left."""
+        """The first `length` bytes of the rest."""
         if self.data is None:
             target.copy(self._job.reader, self.part, self.offset, length)
         else:
@@ -213,7 +214,7 @@ def row_ends(job: MergeJob, data: bytes) -> array[int]:
 
 
 class ShardWriter:
-    """The files of a sink, one after another: the next one is begun when a row does not fit any more."""
+    """The files of a sink, one after another: the next one starts when a row does not fit."""
 
     def __init__(self, job: MergeJob, header: bytes) -> None:
         self._job = job
@@ -241,7 +242,7 @@ class ShardWriter:
                 if length < 0 and not self._fresh:
                     self._close()
                     continue
-                length = abs(length)  # a row that is larger than a file has one for itself
+                length = abs(length)  # a row larger than a shard gets its own
             chunk.write_to(target, length)
             self._fresh = False
 
@@ -262,7 +263,7 @@ class ShardWriter:
 
 
 def write_line_files(job: MergeJob) -> list[Path]:
-    """Makes the files; they are on the disk when it returns, but not under their names."""
+    """Build the files and sync them; they are not renamed yet."""
     whole = _link_single_part(job)
     if whole is not None:
         return [whole]
@@ -279,7 +280,7 @@ def write_line_files(job: MergeJob) -> list[Path]:
 
 
 def _link_single_part(job: MergeJob) -> Path | None:
-    """A single part file that is just what is wanted, under another name: then there is nothing to copy."""
+    """A single part file that has exactly the right contents: link it instead of copying."""
     if job.kind != "jsonl" or job.packing or job.shard_bytes or job.old or not job.pieces:
         return None
     part = job.pieces[0].part
@@ -297,13 +298,13 @@ def _link_single_part(job: MergeJob) -> Path | None:
     try:
         os.link(job.reader.path(part), path)
     except OSError:
-        return None  # not every file system has links
+        return None  # not every file system supports links
     os.fsync(fd)
     return path
 
 
 def _header_columns(job: MergeJob) -> list[str]:
-    """What the header says: what was asked for, or what there is in all pieces and in the old file."""
+    """Columns of the header: the requested ones, or those of all pieces and of the old file."""
     if job.kind == "jsonl":
         return []
     columns: dict[str, None] = {}
@@ -344,7 +345,7 @@ def _byte_range(job: MergeJob, opened: OpenPiece, start: int, stop: int) -> tupl
     return (opened.cache[start - 1] if start else 0), opened.cache[stop - 1]
 
 
-# --- what was there before
+# --- existing file
 
 
 def _write_old_rows(job: MergeJob, shelf: ShardWriter, columns: list[str]) -> None:
@@ -396,7 +397,7 @@ def open_decompressed(path: Path, packing: str) -> Any:
 
 
 def read_old_header(job: MergeJob, old: OldFile) -> tuple[list[str], int, bool]:
-    """The columns of the old file, where its rows begin, and whether it ends with a newline."""
+    """Columns of the old file, the start of its rows, and whether it ends with a newline."""
     if job.kind == "jsonl" and job.packing is None:
         with old.path.open("rb") as source:
             source.seek(max(0, old.size - 1))

@@ -22,7 +22,7 @@ MIN_ROW_GROUP_BYTES = 1 << 16
 
 
 def write_parquet(job: MergeJob) -> list[Path]:
-    """Makes the files; they are on the disk when it returns, but not under their names."""
+    """Build the files and sync them; they are not renamed yet."""
     import pyarrow.parquet as pq
 
     old = pq.ParquetFile(job.old.path) if job.old is not None and job.old.size else None
@@ -50,7 +50,7 @@ def _old_tables(old: Any) -> Iterator[Any]:
 
 
 class ParquetShardWriter:
-    """One after another; the next one is begun when one is as large as it should be."""
+    """One file after another; the next one starts when a file has its size."""
 
     def __init__(self, job: MergeJob, schema: Any) -> None:
         self._job = job
@@ -108,13 +108,13 @@ class ParquetShardWriter:
 
     def abandon(self) -> None:
         for thing in (self._writer, self._file):
-            with contextlib.suppress(OSError):  # what it still holds may not fit on the disk either
+            with contextlib.suppress(OSError):  # buffered data may not fit on the disk either
                 if thing is not None:
                     thing.close()
 
 
 def iter_tables(job: MergeJob, schema: Any, group_bytes: int = ROW_GROUP_BYTES) -> Iterator[Any]:
-    """All rows as tables of that schema. Small pieces are put together first: each step costs the same for any size."""
+    """All rows as tables of that schema. Small pieces are combined first, because each step has a fixed cost."""
     import pyarrow as pa
 
     held: list[Any] = []
@@ -146,7 +146,7 @@ def _read_piece(job: MergeJob, opened: OpenPiece) -> Any:
 
 
 def merge_schema(job: MergeJob, before: Iterable[Any] = ()) -> Any:
-    """What has room for all pieces, and for the old rows. The schema of pieces with one name is read once."""
+    """The common schema of all pieces and the old rows. The schema of pieces with one name is read once."""
     import pyarrow as pa
 
     fields: dict[str, Any] = {}
@@ -191,7 +191,7 @@ def type_conflict_error(job: MergeJob, name: str, one: Any, other: Any) -> Sourc
 
 
 def conform_table(table: Any, schema: Any) -> Any:
-    """The table with just these columns, of these types; what it lacks is null."""
+    """The table with exactly these columns and types; missing values are null."""
     import pyarrow as pa
 
     if table.schema == schema:
@@ -205,7 +205,7 @@ def conform_table(table: Any, schema: Any) -> Any:
 
 
 def fill_empty_structs(schema: Any) -> Any:
-    """Neither Parquet nor Lance has a struct without fields: it gets one that is always null."""
+    """Neither Parquet nor Lance supports a struct without fields: it gets one that is always null."""
     import pyarrow as pa
 
     return pa.schema([pa.field(field.name, fill_empty_struct(field.type)) for field in schema])

@@ -21,7 +21,7 @@ MAX_OPEN_FILES = 100
 
 
 class PartWriter:
-    """The writer of every file sink: what differs is `encode`."""
+    """Base class of the writers of all file sinks, which implement `encode`."""
 
     def __init__(self, folder: Path, run_id: str, *, ordered: bool) -> None:
         self._folder = folder
@@ -33,7 +33,7 @@ class PartWriter:
         self._lock: Any = None
 
     def encode(self, items: list[Any]) -> tuple[bytes, Any]:
-        """The bytes of these rows, and what the end has to know about them. Raises Unwritable."""
+        """The bytes of these rows, and metadata for the end of the run. Raises UnwritableItemError."""
         raise NotImplementedError
 
     def begin(self, part: str) -> None:
@@ -63,7 +63,7 @@ class PartWriter:
         return PartFileRange(self._part, offset, len(data), len(items), first, last, where, meta)
 
     def _append(self, data: bytes) -> int:
-        """Where it was put. What a full disk took of it is cut off again."""
+        """Append the bytes and return their location. A partial write on a full disk is truncated."""
         with self._lock:
             offset = self._at
             try:
@@ -80,7 +80,7 @@ class PartWriter:
         try:
             os.ftruncate(self._fd, offset)
         except OSError:
-            self._at = os.fstat(self._fd).st_size  # the torn bytes belong to no piece
+            self._at = os.fstat(self._fd).st_size  # the partial bytes belong to no piece
 
     def end(self) -> None:
         if self._fd >= 0:
@@ -92,7 +92,7 @@ class PartWriter:
 
 
 class PartReader:
-    """Part files at the end: few of them are open at a time."""
+    """Reads part files at the end; limits the number of open files."""
 
     def __init__(self, folder: Path, run_id: str) -> None:
         self._folder = folder
@@ -103,7 +103,7 @@ class PartReader:
         return self._folder / part
 
     def fd(self, part: str) -> int:
-        """Open until MOST_OPEN others were asked for."""
+        """Open until MOST_OPEN others were requested."""
         if part in self._open:
             self._open.move_to_end(part)
             return self._open[part]
@@ -126,7 +126,7 @@ class PartReader:
         return data
 
     def read_keys(self, piece: PartFileRange) -> bytes:
-        """The bytes that tell the keys of a piece."""
+        """The encoded keys of a piece."""
         assert piece.keys is not None
         return self.read(piece.part, *piece.keys)
 
@@ -139,7 +139,7 @@ class PartReader:
 
 
 class PartSyncer:
-    """Makes durable what workers wrote, in the driver."""
+    """Makes part files durable, in the driver."""
 
     def __init__(self, folder: Path, run_id: str) -> None:
         self._folder = folder
@@ -148,7 +148,7 @@ class PartSyncer:
         self._known: set[str] = set()
 
     def sync(self, parts: Iterable[str]) -> None:
-        """Parts that are gone are noticed, although a worker that has them open still writes happily."""
+        """Detects removed part files, which a worker that has them open can still write to."""
         path = self._folder
         try:
             fresh = False
@@ -189,7 +189,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def which_pieces_exist(folder: Path, pieces: Iterable[PartFileRange]) -> list[bool]:
-    """Per piece, whether its part file is long enough to have it."""
+    """For each piece, whether its part file is long enough to contain it."""
     sizes: dict[str, int] = {}
     found = []
     for piece in pieces:

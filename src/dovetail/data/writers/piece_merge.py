@@ -24,8 +24,7 @@ TUPLE_KEYS_TAG = b"\x02"
 
 
 def encode_keys(keys: Any) -> tuple[list[int], list[int], bytes, list[int] | None]:
-    """The least and the greatest key, the bytes that tell all of them (none: consecutive numbers), and the order in
-    which they come (None: as they are)."""
+    """Smallest and largest key, the encoded keys (empty: consecutive numbers), and their order (None: sorted)."""
     if isinstance(keys, range):
         assert keys.step == 1
         return [keys.start], [keys.stop - 1], b"", None
@@ -40,7 +39,7 @@ def encode_keys(keys: Any) -> tuple[list[int], list[int], bytes, list[int] | Non
         order = sorted(range(len(keys)), key=keys.__getitem__)
         numbers = array("q", in_order)
     first, last = in_order[0], in_order[-1]
-    consecutive = last - first + 1 == len(keys) == len(set(keys))  # of two ways to here keys may be equal
+    consecutive = last - first + 1 == len(keys) == len(set(keys))  # keys may be equal on two paths
     told = b"" if consecutive else NUMBER_KEYS_TAG + numbers.tobytes()
     return [first], [last], told, order
 
@@ -58,7 +57,7 @@ def _encode_tuple_keys(keys: list[tuple[int, ...]]) -> tuple[list[int], list[int
 
 
 def decode_keys(told: bytes) -> Sequence[int] | list[tuple[int, ...]]:
-    """Keys from the bytes of `arranged`: numbers, or tuples."""
+    """Decode keys: numbers, or tuples."""
     if told[:1] == NUMBER_KEYS_TAG:
         return array("q", told[1:])
     count = int.from_bytes(told[1:9], "little")
@@ -73,7 +72,7 @@ def decode_keys(told: bytes) -> Sequence[int] | list[tuple[int, ...]]:
 
 
 class OpenPiece:
-    """A piece while its rows are given out. `notes`: whatever its reader wants to remember about it until then."""
+    """A piece while its rows are merged. `notes`: data of its reader."""
 
     __slots__ = ("_keys", "cache", "piece", "rows_given")
 
@@ -92,7 +91,7 @@ class OpenPiece:
 
 
 PieceSpan = tuple[OpenPiece, int, int]
-"""Rows [from, to) of a piece."""
+"""Rows [start, stop) of a piece."""
 
 
 def in_written_order(pieces: Sequence[PartFileRange]) -> Iterator[PieceSpan]:
@@ -101,8 +100,8 @@ def in_written_order(pieces: Sequence[PartFileRange]) -> Iterator[PieceSpan]:
 
 
 def merge_in_order(pieces: Sequence[PartFileRange], told: Callable[[PartFileRange], bytes]) -> Iterator[PieceSpan]:
-    """All rows, in the order of their keys. The keys of a piece are only looked at if others lie between them; what is
-    held are the keys of such pieces, not their rows. `told`: the bytes that tell the keys of a piece."""
+    """All rows in key order. The keys of a piece are decoded only if other pieces overlap it; only the keys of such
+    pieces are in memory, not their rows. `told`: the encoded keys of a piece."""
     order = sort_by_first_key(pieces)
     waiting: list[tuple[list[int], int, OpenPiece]] = []
     at = 0
@@ -129,7 +128,7 @@ def merge_in_order(pieces: Sequence[PartFileRange], told: Callable[[PartFileRang
 
 
 def sort_by_first_key(pieces: Sequence[PartFileRange]) -> list[PartFileRange]:
-    """In the order of their least keys; numbers are compared faster than lists of them."""
+    """Sorted by smallest key; numbers compare faster than lists."""
     if all(len(piece.first) == 1 for piece in pieces):
         return sorted(pieces, key=lambda piece: piece.first[0])
     return sorted(pieces, key=lambda piece: piece.first)
@@ -144,11 +143,11 @@ def _rows_below(keys: Any, limit: tuple[int, ...], start: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class OldFile:
-    """What was there before, and comes first."""
+    """Existing output, which comes first."""
 
     path: Path
     size: int
-    """Bytes of it that count."""
+    """Its valid bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,10 +155,10 @@ class MergeJob:
     reader: PartReader
     pieces: Sequence[PartFileRange]
     out: Path
-    """Folder in which files are made that get their names when all is done."""
+    """Folder for files before they are renamed."""
     run_id: str
     place: str
-    """The sink, as messages call it."""
+    """Name of the sink in messages."""
     kind: str
     packing: str | None
     ordered: bool
@@ -172,5 +171,5 @@ class MergeJob:
         return merge_in_order(self.pieces, self.reader.read_keys) if self.ordered else in_written_order(self.pieces)
 
     def path(self, number: int) -> Path:
-        """Where file `number` is made."""
+        """Temporary path of file `number`."""
         return self.out / f"{number:05d}"

@@ -10,12 +10,12 @@ from dovetail.engines.local.protocol import BEGUN_WORD, BREADCRUMB_WORDS
 from dovetail.errors import EngineError, Problem
 
 MAX_CELLS = 1 << 14
-"""More slots than one machine runs processes."""
+"""More slots than processes run on one machine."""
 NO_MESSAGE = -1
 
 
 class BreadcrumbTable:
-    """The memory that all workers of an engine share, cut into cells of 64 bytes."""
+    """Memory shared by all workers of an engine, divided into cells of 64 bytes."""
 
     def __init__(self) -> None:
         self.fd = os.memfd_create("dovetail-crumbs", os.MFD_CLOEXEC)
@@ -25,7 +25,7 @@ class BreadcrumbTable:
         self._free = list(range(MAX_CELLS - 1, -1, -1))
 
     def allocate(self, count: int) -> tuple[int, ...]:
-        """Cells for the slots of a worker."""
+        """Allocate a cell for each slot of a worker."""
         if count > len(self._free):
             message = f"{MAX_CELLS} slots on one machine are taken; {count} more are too many"
             raise EngineError(Problem("DT334", message, fixes=("slots=64 or less, or fewer workers",)))
@@ -36,14 +36,14 @@ class BreadcrumbTable:
         return found
 
     def last_begun(self, cells: tuple[int, ...]) -> int:
-        """The last of the messages sent in advance that has begun."""
+        """Number of the last prefetched message that has started."""
         return self._numbers[cells[0] * BREADCRUMB_WORDS + BEGUN_WORD]
 
     def release(self, cells: tuple[int, ...]) -> None:
         self._free += cells
 
     def read(self, cells: tuple[int, ...]) -> tuple[Breadcrumb, ...]:
-        """Of every call that was running."""
+        """Breadcrumbs of all running calls."""
         found = []
         for cell in cells:
             message, index, exact = self._numbers[cell * BREADCRUMB_WORDS : cell * BREADCRUMB_WORDS + 3]

@@ -1,15 +1,14 @@
 """Shared-memory buffers for large payloads: a pool for the writer, mapped or copied views for readers.
 
-In unnamed memory that is passed on as descriptors: no names, nothing to clean up, gone with the last descriptor or
-mapping. Fresh pages are nearly the whole cost (10 MB: 6 ms, against 0.4 ms into pages that are there), so a producer
-keeps its buffers and uses them again once nobody reads them.
+Buffers are memfds that are passed as descriptors: they have no names, need no cleanup and disappear with the last
+descriptor or mapping. Fresh pages are most of the cost (10 MB: 6 ms, against 0.4 ms into existing pages), so a producer
+keeps its buffers and reuses them when they have no readers.
 
-Nothing here can end in SIGBUS: pages are made by `pwritev`, which fails with an error when memory is short, and only
-pages that exist are written through a mapping.
+Nothing here can end in SIGBUS: pages are created by `pwritev`, which returns an error when memory is short, and only
+existing pages are written through a mapping.
 
-A mapping costs nothing until it is written to; then every page is a fault and a copy of its own, four times as dear as
-one copy of everything into memory that is there already. Which of the two a function does is looked up now and then in
-the page tables.
+A mapping costs nothing until it is written to; then every page is a fault and a copy, four times the cost of one copy
+into existing memory. Which of the two a function does is sampled from the page tables.
 """
 
 from __future__ import annotations
@@ -31,35 +30,36 @@ if TYPE_CHECKING:
     from dovetail.engines.local.payload_codec import PackedPayload
 
 MAX_IDLE_BUFFERS = 32
-"""At most so many buffers are kept without a payload."""
+"""Maximum number of idle buffers."""
 MAX_PARTS_PER_WRITE = 1024
-"""IOV_MAX: at most so many parts go into one pwritev."""
+"""Maximum number of parts of one pwritev (IOV_MAX)."""
 MADV_POPULATE_WRITE = 23
-"""Linux 5.14; the `mmap` module does not name it."""
-# before Python 3.13 a mapping keeps a duplicate of its descriptor as long as it lives
+"""Linux 5.14; the `mmap` module does not define it."""
+# before Python 3.13 a mapping keeps a duplicate of its descriptor
 _NO_DUPLICATE: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
 
 
 class PlacedPayload:
-    """A payload that lies in memory or in a file."""
+    """A payload in shared memory or in a file."""
 
     __slots__ = ("buffer", "fd", "fresh", "lengths", "size", "spilled")
 
     def __init__(self, buffer: int, fd: int, lengths: tuple[int, ...], spilled: bool, fresh: bool) -> None:
         self.buffer = buffer
-        """The buffer's number in its pool, the same when it is used again. A spilled payload's is never used again."""
+        """Number of the buffer in its pool; stays the same when the buffer is reused. Spilled payloads are never
+        reused."""
         self.fd = fd
-        """In memory: the pool's, leave it open. Spilled: the caller's, who closes it once it is sent."""
+        """In memory: owned by the pool, leave it open. Spilled: owned by the caller, which closes it after sending."""
         self.lengths = lengths
-        """What `Reading` needs besides the descriptor."""
+        """Lengths that `MappedPayload` needs besides the descriptor."""
         self.size = layout_bytes(lengths)
         self.spilled = spilled
         self.fresh = fresh
-        """Whether nobody has been sent this descriptor before."""
+        """Whether this descriptor has not been sent before."""
 
 
 class BufferPool:
-    """The buffers of one producer. For one thread."""
+    """Buffers of one producer. Thread: one at a time."""
 
     __slots__ = ("_closed", "_idle", "_last_number", "_limit_bytes", "_spill_dir", "_used")
 
@@ -78,11 +78,12 @@ class BufferPool:
 
     @property
     def used_bytes(self) -> int:
-        """Memory of payloads that were neither freed nor discarded."""
+        """Bytes of payloads that were neither freed nor discarded."""
         return sum(buffer.filled for buffer in self._used.values())
 
     def put(self, packed: PackedPayload, spill: bool = False) -> PlacedPayload:
-        """Copies a payload: into memory, or into a file if so wanted or memory is short. OSError if neither can be."""
+        """Copy a payload into memory, or into a file if requested or if memory is short. Raises OSError if both
+        fail."""
         parts = layout_chunks(packed)
         layout = part_lengths(packed)
         buffer = None if spill else self._write(parts, layout_bytes(layout))
@@ -94,7 +95,7 @@ class BufferPool:
         return PlacedPayload(self._last_number, fd, layout, spilled=True, fresh=True)
 
     def free(self, buffer: int) -> None:
-        """Nobody reads it any more: it may be used again. Once per `put`; a spilled payload's number means nothing."""
+        """Mark a buffer without readers as reusable. Once per `put`; ignored for spilled payloads."""
         freed = self._used.pop(buffer, None)
         if freed is None:
             return
@@ -102,24 +103,25 @@ class BufferPool:
         self._trim_idle(MAX_IDLE_BUFFERS, self._limit_bytes)
 
     def discard(self, buffer: int) -> None:
-        """Somebody keeps a view of it: it is theirs now and never used again."""
+        """Give up a buffer because a reader keeps a view of it. It is never reused."""
         discarded = self._used.pop(buffer, None)
         if discarded is not None:
             discarded.close()
 
     def drop_idle(self) -> None:
-        """Nothing more will be put: what nobody reads is given back."""
+        """Release all idle buffers; nothing more will be put."""
         self._trim_idle(0, 0)
 
     def close(self) -> None:
-        """Forgets everything. Payloads that were sent live on with those who have their descriptors."""
+        """Close all buffers. Payloads that were sent stay readable through the descriptors of their readers."""
         for buffer in (*self._idle.values(), *self._used.values()):
             buffer.close()
         self._idle.clear()
         self._used.clear()
 
     def _write(self, parts: list[ReadableBuffer], size: int) -> _Buffer | None:
-        """Into the best idle buffer, or a new one; None if memory is short: then idle buffers are given back, too."""
+        """Write into the best idle buffer or a new one. None if memory is short; idle buffers are then released,
+        too."""
         buffer = None
         try:
             buffer = self._take_best_idle(size) or self._new(size)
@@ -127,7 +129,7 @@ class BufferPool:
         except BaseException as error:
             if buffer is not None:
                 buffer.close()
-                self._closed.append(buffer.number)  # whoever has its descriptor must let it go
+                self._closed.append(buffer.number)  # readers must close their descriptors of it
             if not isinstance(error, OSError):
                 raise
             self._trim_idle(0, 0)
@@ -142,12 +144,12 @@ class BufferPool:
             self._closed.append(number)
 
     def take_closed(self) -> list[int]:
-        """Buffers that were given back since it was last asked: whoever keeps their descriptors can close them."""
+        """Buffers that were released since the last call: readers can close their descriptors."""
         found, self._closed = self._closed, []
         return found
 
     def _take_best_idle(self, size: int) -> _Buffer | None:
-        """The idle buffer whose pages suffice, and of those the smallest; none that is over twice too large."""
+        """The smallest idle buffer whose pages suffice; none that is more than twice as large."""
         fitting = [buffer for buffer in self._idle.values() if size <= buffer.capacity <= 2 * size]
         best = min(fitting, key=lambda buffer: (buffer.filled < size, buffer.capacity), default=None)
         return None if best is None else self._idle.pop(best.number)
@@ -160,7 +162,7 @@ class BufferPool:
 
 
 class _Buffer:
-    """Unnamed memory. It is mapped when it is used the second time: many are used only once."""
+    """A memfd. It is mapped at its second use, because many are used only once."""
 
     __slots__ = ("_is_populated", "_memory", "_view", "capacity", "fd", "filled", "number", "sent")
 
@@ -169,11 +171,11 @@ class _Buffer:
         self.sent = False
         self.capacity = _capacity_for(size)
         self.filled = 0
-        """The bytes whose pages exist. The rest up to the capacity costs nothing until it is written."""
+        """Bytes whose pages exist. The rest up to the capacity costs nothing until it is written."""
         self._memory: mmap.mmap | None = None
         self._view = memoryview(b"")
         self._is_populated = False
-        """Whether the mapping has all pages that exist."""
+        """Whether the mapping contains all existing pages."""
         self.fd = os.memfd_create("dovetail", os.MFD_CLOEXEC)
         try:
             os.ftruncate(self.fd, self.capacity)
@@ -191,15 +193,15 @@ class _Buffer:
             self._is_populated = False
 
     def _ensure_mapped(self) -> bool:
-        """Whether all existing pages can be written through the mapping, now at the latest."""
+        """Map the buffer if needed. Whether all existing pages can be written through the mapping."""
         try:
             if self._memory is None:
                 self._memory = mmap.mmap(self.fd, self.capacity, **_NO_DUPLICATE)
                 self._view = memoryview(self._memory)
             if not self._is_populated:
                 self._is_populated = True
-                self._memory.madvise(MADV_POPULATE_WRITE, 0, self.filled)  # half as dear as a fault per page
-        except OSError:  # an older kernel, or no room for a mapping
+                self._memory.madvise(MADV_POPULATE_WRITE, 0, self.filled)  # half the cost of a fault per page
+        except OSError:  # an older kernel, or no address space for a mapping
             pass
         return self._memory is not None
 
@@ -211,16 +213,16 @@ class _Buffer:
 
 
 class MappedPayload:
-    """A payload as its reader sees it: mapped copy-on-write, so that what is written in place is seen by nobody else.
+    """A payload as its reader sees it: mapped copy-on-write, so that writes in place are private.
 
-    The descriptor stays the caller's, who may close it at once. Before Python 3.13 the mapping keeps a duplicate of it:
-    a process needs one descriptor for each payload that it reads.
+    The caller keeps ownership of the descriptor and may close it at once. Before Python 3.13 the mapping keeps a
+    duplicate: a process needs one descriptor for each payload that it reads.
     """
 
     __slots__ = ("_memory", "_view", "buffers", "stream")
 
     def __init__(self, fd: int, lengths: Sequence[int], offset: int = 0) -> None:
-        """`offset`: where in the file it begins, at a page."""
+        """`offset`: start in the file, a multiple of the page size."""
         prot = mmap.PROT_READ | mmap.PROT_WRITE
         size = layout_bytes(lengths)
         self._memory = mmap.mmap(fd, size, mmap.MAP_PRIVATE, prot, offset=offset, **_NO_DUPLICATE)
@@ -233,15 +235,16 @@ class MappedPayload:
 
     @property
     def address(self) -> int:
-        """Where it is mapped."""
-        import ctypes  # late: only asked for now and then
+        """Address of the mapping."""
+        import ctypes  # late: rarely needed
 
         return ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
 
     def close(self) -> bool:
-        """Whether it could be unmapped. If not, somebody keeps a view: its buffer must be discarded, not freed.
+        """Unmap the payload. False: a view still exists; the buffer must be discarded, not freed.
 
-        It is then unmapped when that view goes. Drop what was loaded first, and any exception whose traceback holds it.
+        The memory is then unmapped with that view. Drop the loaded items first, and any exception whose traceback holds
+        them.
         """
         for view in (self.stream, *self.buffers, self._view):
             try:
@@ -256,7 +259,7 @@ class MappedPayload:
 
 
 def _capacity_for(size: int) -> int:
-    """At most a quarter more than `size`, so that the next payload, slightly larger, fits too."""
+    """At most a quarter more than `size`, so that the next, slightly larger payload fits."""
     step = max(mmap.PAGESIZE, 1 << max(0, size.bit_length() - 3))
     return -(-size // step) * step
 
@@ -270,7 +273,7 @@ def _copy_parts(parts: list[ReadableBuffer], memory: memoryview) -> None:
 
 
 def _write_all(fd: int, parts: list[ReadableBuffer]) -> None:
-    """From the file's first byte on, however little each call writes."""
+    """Write all parts from offset 0, however little each call writes."""
     at = 0
     for start in range(0, len(parts), MAX_PARTS_PER_WRITE):
         views = [memoryview(part) for part in parts[start : start + MAX_PARTS_PER_WRITE]]
@@ -285,7 +288,7 @@ def _write_all(fd: int, parts: list[ReadableBuffer]) -> None:
 
 
 def _write_spill_file(folder: str, parts: list[ReadableBuffer]) -> int:
-    """The descriptor of a file without a name that holds the parts."""
+    """Descriptor of an unnamed file that contains the parts."""
     fd = _unnamed_file(folder)
     try:
         _write_all(fd, parts)
@@ -299,7 +302,7 @@ def _unnamed_file(folder: str) -> int:
     os.makedirs(folder, exist_ok=True)  # noqa: PTH103  pathlib would be imported for this alone
     try:
         return os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
-    except (AttributeError, OSError):  # not Linux, or a file system that has no such files
+    except (AttributeError, OSError):  # a file system without O_TMPFILE
         from tempfile import mkstemp
 
         fd, path = mkstemp(prefix="dovetail-", dir=folder)
@@ -308,17 +311,17 @@ def _unnamed_file(folder: str) -> int:
 
 
 PROBE_EVERY_MESSAGES = 16
-"""Messages between two looks, after the first few."""
+"""Messages between two samples, after the first few."""
 WRITTEN_SHARE = 0.5
-"""A function that touches this share of the pages writes in place."""
+"""A function that modifies at least this share of the pages writes in place."""
 MAX_WARM_BUFFERS = 8
-"""Buffers that are kept."""
+"""Maximum number of buffers kept for reuse."""
 PAGE_PRESENT, PAGE_OF_FILE = 1 << 63, 1 << 61
 _WARM_LOCK = Lock()
 
 
 class PayloadReader:
-    """The payloads of one worker."""
+    """Opens the payloads of one worker, mapped or copied."""
 
     def __init__(self) -> None:
         self._copy_next = False
@@ -332,21 +335,21 @@ class PayloadReader:
         return MappedPayload(fd, lengths, offset)
 
     def probe_writes(self, readings: Sequence[MappedPayload | CopiedPayload]) -> None:
-        """After a message, before its payloads are closed: does the function write into them?"""
+        """Sample, after a message and before its payloads are closed, whether the function writes into them."""
         self._messages += 1
         if self._messages > 4 and self._messages % PROBE_EVERY_MESSAGES:
             return
         if self._copy_next:
             self._copy_next = (
                 self._messages % (PROBE_EVERY_MESSAGES * 16) != 0
-            )  # map the next ones, to see whether it still does
+            )  # map the next payloads, to sample again
             return
         mapped = [reading for reading in readings if isinstance(reading, MappedPayload)]
         pages = sum(reading.pages for reading in mapped)
         self._copy_next = bool(pages) and sum(map(self._written_pages, mapped)) >= WRITTEN_SHARE * pages
 
     def _written_pages(self, reading: MappedPayload) -> int:
-        """Pages of a private mapping that are copies by now; 0 if that cannot be known."""
+        """Number of pages of a private mapping that were copied; 0 if unknown."""
         if self._pagemap == -2:
             try:
                 self._pagemap = os.open("/proc/self/pagemap", os.O_RDONLY | os.O_CLOEXEC)
@@ -363,7 +366,7 @@ class PayloadReader:
 
 
 class CopiedPayload:
-    """A payload in memory of our own. Whoever keeps a view of it has it to himself."""
+    """A payload in private memory. Views of it may be kept."""
 
     __slots__ = ("_memory", "_view", "_warm", "buffers", "stream")
 
@@ -387,15 +390,15 @@ class CopiedPayload:
                 best = min(fitting, key=len)
                 self._warm.remove(best)
                 return best
-        # private: a process that user code forks has its own
+        # private: a process that user code forks gets its own copy
         return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
     def close(self) -> bool:
-        """Always: nobody else is concerned. Kept for the next one, unless somebody keeps a view."""
+        """Always True: the shared buffer is not involved. The memory is reused unless a view of it exists."""
         try:
             for view in (self.stream, *self.buffers, self._view):
                 view.release()
-            self._memory.resize(len(self._memory))  # refuses while there are views
+            self._memory.resize(len(self._memory))  # raises while views exist
         except (BufferError, OSError, SystemError):
             return True
         with _WARM_LOCK:

@@ -17,28 +17,28 @@ if TYPE_CHECKING:
 
 MAX_PARTS = 100
 MAX_CODE_BYTES = 4 << 20
-"""Of what goes to a worker; beyond it, definitions that are not small stay here."""
+"""Maximum bytes of code sent to a worker; beyond it, large definitions are left out."""
 MAX_DEFINITION_BYTES = 64 << 10
 
 
 class PickledWork(NamedTuple):
-    """The work of a hosted object, ready to be sent: in place of the work itself, for an engine on another machine."""
+    """Pickled definition of a hosted object; replaces the definition for an engine on another machine."""
 
     code: bytes
-    """See `ship`."""
+    """Result of `pickle_work`."""
     env: dict[str, str]
-    """What its stages ask for."""
+    """Environment variables of its stages."""
 
 
 def pickle_hosted(hosted: HostedObject) -> PickledWork:
-    """ConfigError: it cannot be sent."""
+    """Pickle the definition of a hosted object. Raises ConfigError if it cannot be pickled."""
     if isinstance(hosted.definition, PickledWork):
         return hosted.definition
     return PickledWork(pickle_work(hosted.name, hosted.definition), work_environment(hosted.definition))
 
 
 def work_environment(work: object) -> dict[str, str]:
-    """The variables that the stages of a hosted object ask for."""
+    """Environment variables that the stages of a hosted object specify."""
     if isinstance(work, PickledWork):
         return work.env
     found: dict[str, str] = {}
@@ -48,8 +48,8 @@ def work_environment(work: object) -> dict[str, str]:
 
 
 def pickle_work(name: str, work: object) -> bytes:
-    """A hosted object's work, pickled together with what the user's script defines: items and calls refer to that by
-    its name. Together, so that what both hold is the same object there too."""
+    """Pickle the work of a hosted object together with the definitions of the user's script, which items and calls
+    refer to by name. One pickle, so that shared objects stay shared in the worker."""
     modules = _unimportable_modules(work)
     main = sys.modules.get("__main__")
     with _pickled_by_value(modules):
@@ -80,7 +80,7 @@ def _cloudpickle(value: object) -> bytes:
 
 
 def _definitions(module: ModuleType) -> dict[str, object]:
-    """The classes and functions that a module that workers cannot import defines itself."""
+    """Classes and functions defined by a module that workers cannot import."""
     found: dict[str, object] = {}
     for name, value in list(vars(module).items()):
         ours = getattr(value, "__module__", None) == module.__name__ and getattr(value, "__qualname__", None) == name
@@ -97,7 +97,8 @@ def _sendable_definitions(defined: dict[str, dict[str, object]]) -> dict[str, di
 
 
 def _is_sendable(value: object) -> bool:
-    """Whether it can, and is small: a function brings the globals it uses, perhaps a table that no worker needs."""
+    """Whether a definition can be pickled and is small: a function brings the globals that it uses, possibly a large
+    table."""
     try:
         return len(_cloudpickle(value)) <= MAX_DEFINITION_BYTES
     except Exception:
@@ -105,7 +106,7 @@ def _is_sendable(value: object) -> bool:
 
 
 def _unimportable_modules(work: object) -> set[ModuleType]:
-    """The modules of a unit's functions that a worker could not import, such as tests that pytest loaded by path."""
+    """Modules of a unit's functions that a worker cannot import, such as tests that pytest loaded by path."""
     found = set()
     for stage in work if isinstance(work, tuple) else (work,):
         for part in _wrapped_parts(getattr(stage, "run", stage)):
@@ -117,7 +118,8 @@ def _unimportable_modules(work: object) -> set[ModuleType]:
 
 
 def _wrapped_parts(run: object) -> list[object]:
-    """What a function is made of: what `each`, partials, decorators and methods wrap, and what objects hold."""
+    """The callables inside a callable: targets of `each`, partials, decorators and methods, and attributes of
+    objects."""
     found: list[object] = []
     todo = [run]
     while todo and len(found) < MAX_PARTS:
@@ -134,7 +136,7 @@ def _wrapped_parts(run: object) -> list[object]:
 
 
 def _is_importable(module: ModuleType) -> bool:
-    """Whether the same file would be found again by name."""
+    """Whether importing the module by name would find the same file."""
     file = getattr(module, "__file__", None)
     if file is None:
         return getattr(module, "__spec__", None) is not None
@@ -149,7 +151,7 @@ def _is_importable(module: ModuleType) -> bool:
     except (ImportError, ValueError):
         return False
     if spec is None:
-        # an editable install or an archive has finders of its own
+        # editable installs and archives have their own finders
         return module.__name__ in sys.modules and _has_other_finder(module.__name__)
     return spec.origin == file or spec.origin is None
 

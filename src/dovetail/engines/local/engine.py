@@ -1,7 +1,4 @@
-"""Local engine: the engine port with worker processes on this machine.
-
-machine, the names of cards, and the end of a worker.
-"""
+"""Local engine: the engine port with worker processes on this machine."""
 
 from __future__ import annotations
 
@@ -43,28 +40,28 @@ if TYPE_CHECKING:
 
 
 class Wakeup:
-    """A descriptor that can be waited for."""
+    """A descriptor that wakes the polling thread."""
 
     def __init__(self) -> None:
         self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._is_pending = False
         self._lock = RLock()
-        """Reentrant: a signal's handler rings too, perhaps in the midst of a ring."""
+        """Reentrant: a signal handler may call `wake` during a call of `wake`."""
         self.polling_thread = 0
-        """The thread that polls: it need not wake itself."""
+        """The polling thread; it does not need to wake itself."""
 
     def wake(self) -> None:
         if self._is_pending or get_ident() == self.polling_thread:
             return
         self._is_pending = True
-        with self._lock:  # or its number could be somebody else's by now
+        with self._lock:  # the descriptor may have been closed and its number reused
             if self.fd >= 0:
                 os.eventfd_write(self.fd, 1)
 
     def clear(self) -> None:
         with suppress(BlockingIOError):
             os.eventfd_read(self.fd)
-        self._is_pending = False  # only now: who rings meanwhile must not be taken for one that was heard
+        self._is_pending = False  # last: a wake-up that arrives meanwhile must not be lost
 
     def close(self) -> None:
         with self._lock:
@@ -73,11 +70,11 @@ class Wakeup:
 
 
 class LocalEngine:
-    """See `control.engine.Engine`. One thread polls and submits; `post`, `call`, `store` and `load` are for any."""
+    """See `control.engine.Engine`. One thread polls and submits; `post`, `call`, `store` and `load` are thread-safe."""
 
     on_foreign_call: OnForeignCall | None = None
-    """Passes on a call of a worker to a worker of another node: (token of the calling process, number of the call,
-    worker, hosted, method, body). `answer_foreign_call` answers it."""
+    """Forwards a call from a worker to a worker on another node: (token of the calling process, call number, worker,
+    hosted, method, body). `answer_foreign_call` sends the answer."""
 
     def __init__(
         self,
@@ -105,7 +102,7 @@ class LocalEngine:
         there = process_setup.total_memory_bytes() // process_setup.PAYLOAD_MEMORY_DIVISOR
         self._numbers = count(1)
         self._payloads = PayloadTable(self._folder / "spool", min(memory_bytes or there, there), self._numbers)
-        # what the ends of a stream need (data.ends.Store): any thread, but `store` only one at a time
+        # see data.interfaces.PayloadStore. Thread: any, but one `store` at a time
         self.store, self.store_split = self._payloads.store, self._payloads.store_split
         self.load, self.release_mappings = self._payloads.load, self._payloads.release_mappings
         self.spool_record, self.from_spool_record = self._payloads.spool_record, self._payloads.from_spool_record
@@ -120,19 +117,19 @@ class LocalEngine:
         self._epoll = select.epoll()
         self._epoll.register(self._wakeup.fd, select.EPOLLIN)
         self._lock = Lock()
-        """For calls, which come from any thread, against the end of a worker and other sending."""
+        """Protects workers and outgoing frames against `call`, which runs in any thread."""
         self._nudged = False
         self._unflushed: dict[RankProcess, None] = {}
         self._closed = False
         self.keep_spool = False
-        """Whether what lies in the spool is needed by who goes on with the run."""
+        """Whether the spool is kept for a resume."""
         self._events: list[Event] = []
         self._start_server = start_server
         self._forkserver: ProcessServer | None = None
         self.pids: list[int] = []
-        """Of all processes that were ever started for workers."""
+        """Pids of all worker processes ever started."""
 
-    # --- the port
+    # --- engine port
 
     def submit(self, commands: Sequence[EngineCommand]) -> None:
         with self._lock:
@@ -177,12 +174,12 @@ class LocalEngine:
         self._wakeup.wake()
 
     def nudge(self) -> None:
-        """Wakes `poll`, which returns although nothing happened. From any thread."""
+        """Wake `poll`, which returns even if no event occurred. Thread: any."""
         self._nudged = True
         self._wakeup.wake()
 
     def call(self, worker: int, hosted: str, method: str, /, *args: Any, **named: Any) -> Future[Any]:
-        from concurrent.futures import Future  # late: most runs call nobody
+        from concurrent.futures import Future  # late: most runs make no calls
 
         future: Future[Any] = Future()
         future.set_running_or_notify_cancel()
@@ -212,36 +209,35 @@ class LocalEngine:
         self._wakeup.close()
 
     def prepare(self, hosted: Iterable[HostedObject]) -> None:
-        """Packs the code of what will be started: what cannot be sent is said before anything runs."""
+        """Pickle the code of all hosted objects, so that code that cannot be pickled is reported before anything
+        starts."""
         for one in hosted:
             self._launcher.pickled_work(one)
 
-    # --- who is there
+    # --- state of workers
 
     @property
     def unreadable(self) -> bool:
-        """Whether an item that was loaded could not be read, ever."""
+        """Whether any loaded item could not be read."""
         return self._payloads.unreadable
 
     def processes(self) -> Mapping[int, tuple[str, tuple[int, ...]]]:
-        """Worker -> what it hosts by name, and its processes, each of which leads a session of its own."""
+        """Worker -> name of its unit and its processes; each process leads its own session."""
         return {child.number: (child.name, child.pids) for child in list(self._workers.values())}
 
     def is_ready(self, worker: int) -> bool:
         return worker in self._workers and self._workers[worker].ready
 
     def running(self, worker: int) -> tuple[int, ...]:
-        """The messages that are in a call of the user's code right now."""
+        """Messages whose user code is running."""
         ranks = self._workers[worker].ranks if worker in self._workers else ()
         return tuple(crumb.message for rank in ranks for crumb in self._breadcrumbs.read(rank.cells))
 
-    # --- out
-
-    # --- for the agent of a node of a Ray cluster, which hosts this engine
+    # --- for the agent on a node of a Ray cluster, which hosts this engine
 
     def start_ranks(self, command: StartWorker, ranks: tuple[int, ...], meeting: tuple[str, int] | None) -> None:
-        """Like `submit([command])`, for these ranks only; the others live on other nodes. `meeting` is the address and
-        a free port of rank 0's node; None: there is one rank, or all are here."""
+        """Like `submit([command])`, for these ranks only; the others run on other nodes. `meeting` is the address and a
+        free port of rank 0's node; None: there is one rank, or all ranks run here."""
         assert meeting is not None or len(ranks) == len(command.seats), "ranks on several nodes need a place to meet"
         with self._lock:
             if not self._closed:
@@ -249,15 +245,15 @@ class LocalEngine:
                 self._flush()
 
     def free_port(self) -> int:
-        """Of this machine, for a gang to meet at."""
+        """A free port of this machine, for the rendezvous of a gang."""
         return find_free_port()
 
     def set_devices(self, node: str, devices: Mapping[int, str]) -> None:
-        """The names under which CUDA knows the cards of a node, by position; for workers that are started from now."""
+        """Set the CUDA names of the cards of a node, by position, for workers that start from now on."""
         self._launcher.devices[node] = dict(devices)
 
     def end_worker(self, worker: int, cause: LossCause, detail: str) -> None:
-        """Ends it now, for this reason; nothing happens if it is ending already."""
+        """Kill a worker and report this cause. Ignored if it is already ending."""
         with self._lock:
             child = self._workers.get(worker)
             if child is None or child.end is not None:
@@ -267,7 +263,7 @@ class LocalEngine:
             self._flush()
 
     def call_pickled(self, worker: int, hosted: str, method: str, body: bytes) -> Future[tuple[bool, bytes]]:
-        """Like `call`, with pickled arguments; (False, a pickled error) also if there is no such worker."""
+        """Like `call`, with pickled arguments; resolves to (False, pickled error) if there is no such worker."""
         waits = RawAnswer()
         with self._lock:
             self._calls.call_from_driver(worker, hosted, method, body, waits)
@@ -277,7 +273,7 @@ class LocalEngine:
         return waits.future
 
     def answer_foreign_call(self, token: int, number: int, fine: bool, body: bytes) -> None:
-        """To the process that asked; ignored, if it is gone."""
+        """Send an answer to the calling process; ignored if it has exited."""
         with self._lock:
             rank = self._ranks.get(token)
             if rank is not None and not rank.has_exited:
@@ -285,7 +281,7 @@ class LocalEngine:
                 self._flush()
 
     def _on_call(self, rank: RankProcess, frame: Frame) -> None:
-        """A worker calls another."""
+        """A worker calls another worker."""
         foreign = self.on_foreign_call
         with self._lock:
             here = self._calls.relay_call(rank, frame, elsewhere=foreign is not None)
@@ -318,7 +314,8 @@ class LocalEngine:
                 self._unflushed[rank] = None
 
     def _cancel(self, command: Cancel) -> None:
-        """A busy worker does not listen; whether it has begun is seen without its help (see `inside.Inside`)."""
+        """Cancel a message. A busy worker does not read its socket; the breadcrumb shows whether the message has
+        started (see `worker_main.WorkerProcess`)."""
         child = self._workers.get(command.worker)
         sent = child.in_flight.get(command.message) if child is not None else None
         if child is None or sent is None or child.is_gang:
@@ -343,7 +340,7 @@ class LocalEngine:
                 if child.ready or child.in_flight:
                     for rank in child.ranks:
                         self._queue_frame(rank, ("stop",))
-                else:  # nothing was sent: nobody waits for the end of its setup
+                else:  # nothing was sent: do not wait for its setup
                     child.end = WorkerStopped(child.number)
                     self._kill(child)
             return
@@ -373,14 +370,14 @@ class LocalEngine:
             if unsent != rank.has_unsent:
                 rank.has_unsent = unsent
                 fd = rank.channel.fileno()
-                if fd in self._by_fd:  # not of one that has said its last
+                if fd in self._by_fd:  # it may have closed its end
                     self._epoll.modify(fd, select.EPOLLIN | (select.EPOLLOUT if unsent else 0))
 
     def _return_buffers(self) -> None:
         for number, unused, kept in self._payloads.take_freed(self._ranks):
             self._queue_frame(self._ranks[number], ("free", unused, kept))
 
-    # --- in
+    # --- incoming frames
 
     def _on_readable(self, fd: int, what: int) -> None:
         if fd == self._wakeup.fd:
@@ -394,11 +391,11 @@ class LocalEngine:
             self._unflushed[rank] = None
         with suppress(BlockingIOError):
             if what & ~select.EPOLLOUT and not self._read(rank):
-                self._epoll.unregister(fd)  # its end is decided by who waits for it, not by its socket
+                self._epoll.unregister(fd)  # the fork server reports its exit
                 del self._by_fd[fd]
 
     def _read(self, rank: RankProcess) -> bool:
-        """One read; False when nothing more can come. BlockingIOError: nothing is there now."""
+        """Read once. False: end of the stream. BlockingIOError: no data yet."""
         frames, there = rank.channel.receive()
         for frame in frames:
             self._on_frame(rank, frame)
@@ -444,7 +441,7 @@ class LocalEngine:
         if future is not None:
             resolve_future(future, frame.head[2], frame.body)
 
-    # --- ends
+    # --- exits
 
     def _read_forkserver(self) -> None:
         nursery = self._forkserver
@@ -465,7 +462,7 @@ class LocalEngine:
             self._on_forkserver_died(nursery)
 
     def _on_forkserver_died(self, nursery: ProcessServer) -> None:
-        """Somebody killed it: everybody it forked is ended, and the next start makes another."""
+        """The fork server was killed: kill its workers. The next start launches a new one."""
         self._epoll.unregister(nursery.channel.fileno())
         nursery.kill_orphans()
         self._forkserver = None
@@ -491,7 +488,7 @@ class LocalEngine:
                 cause, detail = describe_exit(status, self._oom_kills)
                 child.on_process_died(rank, cause, why or detail)
             if not rank.stopped:
-                self._kill(child)  # a gang lives and dies together
+                self._kill(child)  # the ranks of a gang end together
             child.add_breadcrumbs(crumbs)
         self._breadcrumbs.release(rank.cells)
         if all(rank.has_exited for rank in child.ranks):

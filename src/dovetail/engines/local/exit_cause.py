@@ -10,7 +10,7 @@ from dovetail.control.events import LossCause
 from dovetail.machine.cgroups import memory_cgroups
 
 CGROUP_OOM_FILES = ("memory.events", "memory.oom_control")
-"""Files of a cgroup in which the kernel counts whom it killed for want of memory, in both versions."""
+"""Files of a cgroup that count the processes killed by the kernel's OOM killer, in both versions."""
 VMSTAT_PATH = "/proc/vmstat"
 OOM_KILL_FIELD = "oom_kill"
 SIGNAL_MEANINGS = {
@@ -25,13 +25,13 @@ SIGNAL_MEANINGS = {
 
 
 class OomKillCounter:
-    """Whether the kernel killed somebody for want of memory: one death for each that it counts."""
+    """Whether the kernel's OOM killer ended a process. Each counted kill explains one exit."""
 
     def __init__(self, counters: tuple[tuple[str, str], ...] | None = None) -> None:
         counters = oom_counters(Path("/")) if counters is None else counters
         found = ((Path(path), name) for path, name in counters)
         self._counter = next((one for one in found if _read_counter(*one) is not None), None)
-        """The narrowest there is: what happens elsewhere on the machine is not ours."""
+        """Uses the narrowest counter: kills elsewhere on the machine do not concern this run."""
         self._seen = self._read()
 
     def _read(self) -> int:
@@ -45,14 +45,14 @@ class OomKillCounter:
 
 
 def oom_counters(root: Path) -> tuple[tuple[str, str], ...]:
-    """Where to look, the narrowest first: this process's cgroup (in version 1 those around it do not count what happens
-    in it), those around it, the machine."""
+    """Candidate files, narrowest first: the cgroup of this process (in version 1 its parents do not count its kills),
+    its parents, the machine."""
     files = [folder / name for folder in memory_cgroups(root) for name in CGROUP_OOM_FILES]
     return tuple((str(file), OOM_KILL_FIELD) for file in (*files, root / VMSTAT_PATH.lstrip("/")))
 
 
 def _read_counter(path: Path, name: str) -> int | None:
-    """None: it is not counted there."""
+    """None: no counter in this file."""
     try:
         lines = path.read_text(encoding="ascii", errors="replace").splitlines()
     except OSError:
@@ -61,7 +61,7 @@ def _read_counter(path: Path, name: str) -> int | None:
 
 
 def describe_exit(status: int, watch: OomKillCounter) -> tuple[LossCause, str]:
-    """Of a wait status (-1: it never began): the cause, and one line for people."""
+    """Cause and one-line description of a wait status (-1: the process never started)."""
     if status == -1:
         return LossCause.EXIT, "it was never there"
     if not os.WIFSIGNALED(status):

@@ -1,7 +1,6 @@
-"""Fork server process: forks workers, reaps them and kills them when the driver is gone.
+"""Fork server process: forks workers, reaps them and kills them when the driver exits.
 
-It forks, waits, reports how each child ended, and kills everybody when the driver is gone. It imports what workers need
-once; forking it costs a few milliseconds and no second import of anything.
+It imports what workers need once; forking it takes a few milliseconds and imports nothing again.
 """
 
 from __future__ import annotations
@@ -31,13 +30,13 @@ MAX_KILL_ROUNDS = 1000
 
 
 class ForkServer:
-    """The state of the process: its children, by their numbers."""
+    """State of the process: its children by number."""
 
     def __init__(self, sock: socket.socket, crumbs: int) -> None:
         self._channel = Channel(sock)
         self._breadcrumbs_fd = crumbs
         self._numbers: dict[int, int] = {}
-        """Process -> the number that the driver gave it."""
+        """Pid -> the number that the driver assigned."""
         self._pids: dict[int, int] = {}
         self._environment: dict[str, str] = dict(os.environ)
         self._prctl = _load_prctl()
@@ -45,7 +44,7 @@ class ForkServer:
         self._driver_pidfd = _open_pidfd(os.getppid())
 
     def run(self) -> None:
-        self._prctl(PR_SET_CHILD_SUBREAPER, 1)  # what workers leave behind comes to us, so that we can end it
+        self._prctl(PR_SET_CHILD_SUBREAPER, 1)  # adopt processes that workers leave behind, so that they can be killed
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         poll = select.poll()
@@ -63,7 +62,7 @@ class ForkServer:
                     for frame in frames:
                         self._on_frame(frame)
                 else:
-                    there = False  # the driver, although something it started holds its socket
+                    there = False  # the driver exited, although one of its children holds the socket
         self.kill_all()
 
     def _on_frame(self, frame: Frame) -> None:
@@ -125,7 +124,7 @@ class ForkServer:
             os._exit(code)
 
     def _reap(self) -> None:
-        """Everybody who ended, also what workers left behind."""
+        """Reap all children that exited, including adopted ones."""
         while True:
             try:
                 ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -135,7 +134,7 @@ class ForkServer:
                 return
             pid = ended.si_pid
             if pid in self._numbers:
-                _kill(pid, signal.SIGKILL)  # the rest of its group, while its number cannot be anybody else's
+                _kill(pid, signal.SIGKILL)  # the rest of its process group, before the pid can be reused
             _, status, usage = os.wait4(pid, 0)
             number = self._numbers.pop(pid, None)
             if number is not None:
@@ -148,7 +147,7 @@ class ForkServer:
             send_frame(self._channel.sock, what)
 
     def kill_all(self) -> None:
-        """Until nobody is left: first whole groups, then those who left their group and came to us as orphans."""
+        """Kill until no child is left: process groups first, then adopted processes that left their group."""
         for pid in self._numbers:
             _kill(pid, signal.SIGKILL)
         for _ in range(MAX_KILL_ROUNDS):
@@ -162,14 +161,15 @@ class ForkServer:
 
 
 def _kill(pid: int, how: int) -> None:
-    """A child that is not waited for yet, and all of its group; it may be so young that it has none."""
+    """Signal an unreaped child and its process group; a very young child may not have a group yet."""
     for kill in (os.killpg, os.kill):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             kill(pid, how)
 
 
 def _open_pidfd(pid: int) -> int:
-    """A descriptor that tells of the end of a process, also if others hold its sockets; -1 where there is no such."""
+    """A descriptor that becomes readable when the process exits, even if others hold its sockets; -1 if not
+    supported."""
     try:
         return os.pidfd_open(pid)
     except (AttributeError, OSError):
@@ -204,7 +204,7 @@ def _load_prctl() -> Callable[..., int]:
 def _exec_interpreter(
     descriptors: tuple[int, ...], cells: tuple[int, ...], spec: bytes, environment: dict[str, str]
 ) -> NoReturn:
-    """A new interpreter in the same process: for variables that count only at its start."""
+    """Replace the process by a new interpreter, for variables that are read only at interpreter start."""
     box = os.memfd_create("spec", 0) if hasattr(os, "memfd_create") else -1
     with os.fdopen(os.dup(box), "wb") as file:
         file.write(spec)
@@ -219,8 +219,8 @@ def _exec_interpreter(
 
 
 def main() -> None:
-    """`python -c ... SOCKET CRUMBS`: descriptors that the driver gave us."""
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # a driver that blocks SIGCHLD would make us deaf
+    """Entry point: `python -c ... SOCKET BREADCRUMBS`, both descriptors inherited from the driver."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # a driver that blocks SIGCHLD passes its signal mask on
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sock, crumbs = map(int, sys.argv[1:3])
     gc.disable()

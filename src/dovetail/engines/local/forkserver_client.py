@@ -24,7 +24,7 @@ PACKAGE_ROOT = str(Path(__file__).resolve().parents[3])
 BOOTSTRAP_CODE = "import sys; sys.path[:0] = [it for it in sys.argv[3:] if it not in sys.path]; " + (
     "from dovetail.engines.local.forkserver import main; main()"
 )
-"""Our package and cloudpickle as the driver has them, from wherever; whatever else the user's folders hold never."""
+"""Imports Dovetail and cloudpickle from the driver's installation, and nothing else from the user's folders."""
 EXIT_TIMEOUT_S = 10.0
 
 
@@ -70,7 +70,8 @@ class ForkServerClient:
     """A fork server process and the pids of its children."""
 
     def __init__(self, crumbs: int, environment: Mapping[str, str] | None = None) -> None:
-        """`environment`: its own, if not that of this process; workers need another only for their seats."""
+        """`environment`: that of the fork server, if it differs from this process; workers get the variables of their
+        seats."""
         ours, theirs = socket.socketpair()
         if not sys.executable:
             message = "the local engine starts Python processes, and sys.executable does not say where Python is"
@@ -96,7 +97,7 @@ class ForkServerClient:
         self._frames: list[Frame] = []
         self._is_alive = True
         self.pids: dict[int, int] = {}
-        """Number of a process that was asked for -> its pid, once it is known."""
+        """Number of a requested process -> its pid, when known."""
 
     def spawn(
         self,
@@ -108,15 +109,17 @@ class ForkServerClient:
         *,
         fresh: bool,
     ) -> None:
-        """The descriptors must stay open until the channel is flushed."""
+        """Request a process. The descriptors must stay open until the channel is flushed."""
         self.channel.put(("spawn", number, environment, fresh, cells), [spec], descriptors)
 
     def kill(self, number: int, how: int = signal.SIGKILL) -> None:
-        """The whole group of a process, by who waits for it: its number cannot have become another's."""
+        """Signal the process group of a worker. The fork server does it, because it reaps the process: the pid cannot
+        be reused."""
         self.channel.put(("kill", number, int(how)))
 
     def flush(self) -> None:
-        """Waits for moments, if ever: it has nothing to do but read and fork. What it says meanwhile is kept."""
+        """Send all requests. Rarely blocks: the fork server only reads and forks. Frames that arrive meanwhile are
+        kept."""
         both = select.poll()
         both.register(self.channel.fileno(), select.POLLIN | select.POLLOUT)
         while self._is_alive and not self.channel.flush():
@@ -124,7 +127,7 @@ class ForkServerClient:
                 self._read()
 
     def receive(self) -> tuple[list[Frame], bool]:
-        """What it said, and whether it is still there."""
+        """Received frames, and whether the fork server is alive."""
         self._read()
         said, self._frames = self._frames, []
         return said, self._is_alive
@@ -138,11 +141,11 @@ class ForkServerClient:
 
     @property
     def has_frames(self) -> bool:
-        """Whether something came that was not asked for yet."""
+        """Whether frames arrived that were not taken yet."""
         return bool(self._frames) or not self._is_alive
 
     def kill_orphans(self) -> None:
-        """It is gone; its children are not ours to wait for, so their groups are ended by number."""
+        """The fork server died: kill the process groups of its children by pid."""
         for pid in self.pids.values():
             with suppress(OSError):
                 os.killpg(pid, signal.SIGKILL)
@@ -151,7 +154,7 @@ class ForkServerClient:
         self._process.wait()
 
     def close(self) -> None:
-        """It ends all of its children, waits for them, and goes."""
+        """Close the channel; the fork server kills and reaps its children, then exits."""
         self.channel.close()
         try:
             self._process.wait(EXIT_TIMEOUT_S)

@@ -35,14 +35,14 @@ if TYPE_CHECKING:
 
 LOOPBACK = "127.0.0.1"
 FIRST_PORT, PORT_COUNT, PORT_ATTEMPTS = 20_000, 12_000, 20
-"""Below those that the kernel gives to whoever connects to somewhere, and above those of Ray's workers: what is free
-now is likely to be free when it is used."""
+"""Ports for the rendezvous of gangs: below the kernel's ephemeral range and above the ports of Ray's workers, so that a
+port that is free now is likely to stay free."""
 WORKER_POOL_BYTES = 256 << 20
-"""Shared memory that one worker keeps warm while nobody reads it."""
+"""Maximum shared memory that one worker keeps for reuse."""
 
 
 class WorkerLauncher:
-    """Remembers what does not change between two workers of a unit."""
+    """Starts worker processes and caches what is the same for all workers of a unit."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class WorkerLauncher:
         pin_cpus: bool,
         home: DriverContext | None = None,
     ) -> None:
-        """`home`: where the driver is, if that is not this process."""
+        """`home`: context of the driver, if that is another process."""
         self._logs = folder / "logs" if folder is not None else None
         self._spill = str(spill)
         self._crumbs = crumbs
@@ -62,15 +62,15 @@ class WorkerLauncher:
         self._pinned = 0
         self._pickled_works: dict[int, tuple[object, bytes]] = {}
         self._passed: list[Any] = []
-        """What must stay open until the nursery has it."""
+        """Files that must stay open until the fork server has received them."""
         nodes = cluster.nodes if cluster is not None else ()
         self.devices: dict[str, Mapping[int, str]] = {
             node.name: dict(enumerate(card.uuid for card in node.gpus if card.uuid)) for node in nodes
         }
-        """Node -> position of a card -> the name under which CUDA knows it."""
+        """Node -> position of a card -> its CUDA name."""
         self._driver = home
         self.inherited = None if home is None else agent_environment(os.environ, _environment_at_start(), home)
-        """What all workers have of their environment; None: what this process has, whenever one is started."""
+        """Environment common to all workers; None: that of this process at the time of the start."""
 
     def start(
         self,
@@ -80,7 +80,7 @@ class WorkerLauncher:
         ranks: Sequence[int] | None = None,
         meeting: tuple[str, int] | None = None,
     ) -> LocalWorker:
-        """`ranks`: only these of a gang. `meeting`: where they all meet, an address and a port of the first's node."""
+        """`ranks`: start only these ranks of a gang. `meeting`: rendezvous address and port on rank 0's node."""
         names = frozenset(hosted.name for hosted in command.hosted)
         here = range(len(command.seats)) if ranks is None else sorted(ranks)
         child = LocalWorker(command.worker, command.seats[here[0]].node, names, gang=len(command.seats) > 1)
@@ -116,13 +116,13 @@ class WorkerLauncher:
         return child
 
     def _driver_paths(self) -> tuple[tuple[str, ...], str]:
-        """Where modules are looked for, and the working folder: the driver's, as far as they are here."""
+        """Module search path and working folder of the driver, as far as they exist here."""
         own = tuple(map(str, sys.path))
         if self._driver is None:
             return own, _working_folder()
         folder = Path(self._driver.folder)
         there = self._driver.folder if self._driver.folder and folder.is_dir() else _working_folder()
-        # an empty entry is the working folder, and others may be relative to it
+        # an empty entry is the working folder, and other entries may be relative to it
         path = [entry for entry in self._driver.path if not entry or (folder / entry).exists()]
         return tuple(entry for entry in dict.fromkeys((*path, *own)) if not entry.endswith(RAY_PATH_SUFFIXES)), there
 
@@ -157,7 +157,7 @@ class WorkerLauncher:
         return os.open(self._logs / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
 
     def pickled_work(self, hosted: HostedObject) -> bytes:
-        """Its code, by cloudpickle; once for all workers."""
+        """The pickled definition; pickled once for all workers."""
         if isinstance(hosted.definition, PickledWork):
             return hosted.definition.code
         found = self._pickled_works.get(id(hosted.definition))
@@ -169,7 +169,7 @@ class WorkerLauncher:
         return found[1]
 
     def _next_cpus(self, milli: int) -> tuple[int, ...]:
-        """Of those that we may use ourselves, one after another."""
+        """CPUs for the next worker, round robin over those that this process may use."""
         if not self._pin_cpus:
             return ()
         all_of_them = sorted(os.sched_getaffinity(0))
@@ -181,12 +181,12 @@ class WorkerLauncher:
 
 def _pickled_writer(hosted: HostedObject) -> bytes:
     if isinstance(hosted.writer, bytes):
-        return hosted.writer  # by the driver
+        return hosted.writer  # pickled by the driver
     return b"" if hosted.writer is None else pickle.dumps(hosted.writer, 5)
 
 
 def _hosted_environment(hosted: tuple[HostedObject, ...]) -> dict[str, str]:
-    """What the stages ask for; those of a unit agree on it."""
+    """Environment variables of the stages; fused stages agree on them."""
     found: dict[str, str] = {}
     for one in hosted:
         found |= work_environment(one.definition)
@@ -194,7 +194,7 @@ def _hosted_environment(hosted: tuple[HostedObject, ...]) -> dict[str, str]:
 
 
 def _working_folder() -> str:
-    """Where the driver is; nowhere, if that was removed."""
+    """The working folder; empty if it was removed."""
     try:
         return os.getcwd()  # noqa: PTH109
     except OSError:
@@ -202,7 +202,7 @@ def _working_folder() -> str:
 
 
 def _environment_at_start() -> Mapping[str, str]:
-    """What this process began with; what it has now, where nobody says."""
+    """Environment at the start of this process; the current one if /proc is not readable."""
     try:
         found = os.fsdecode(Path("/proc/self/environ").read_bytes())
     except OSError:
@@ -211,7 +211,7 @@ def _environment_at_start() -> Mapping[str, str]:
 
 
 def find_free_port(address: str = "") -> int:
-    """For the ranks of a gang to meet at; somebody may take it before they do, then they are started again."""
+    """A free port for the rendezvous of a gang. If another process takes it first, the gang is started again."""
     for _ in range(PORT_ATTEMPTS):
         port = FIRST_PORT + int.from_bytes(os.urandom(4), "big") % PORT_COUNT
         with socket.socket() as probe, suppress(OSError):

@@ -1,6 +1,8 @@
 """Memory watch of a node: chooses the worker to end before memory runs out.
 
-Ray's own watch would take the agent, and with it every worker of its node, at 95 percent; the kernel takes anybody."""
+At 95 percent, Ray's own memory monitor would kill the agent and with it every worker of the node; the kernel may kill
+any process.
+"""
 
 from __future__ import annotations
 
@@ -16,18 +18,18 @@ if TYPE_CHECKING:
     from dovetail.machine.host_usage import MemoryUsage
 
 FULL_SHARE = 0.93
-"""Of the memory; below the mark of Ray's own watch by as much as workers may take between two looks."""
+"""Share of memory in use; below Ray's threshold by as much as workers may allocate between two checks."""
 SLACK_SHARE = 0.01
-"""Of the memory: who uses so little more than it asked for is not to blame."""
+"""Share of memory: a worker that exceeds its request by less is not chosen."""
 VICTIM_EXIT_S = 5.0
-"""For the memory of one that was chosen to come back, before the next is."""
+"""Wait after a worker was chosen, for its memory to be released."""
 
 
 def choose_victim(
     used: int, limit: int, workers: Mapping[int, int], asked: Mapping[int, int], full: float = FULL_SHARE
 ) -> tuple[int, str] | None:
-    """The worker to end, and why: the one that is above what it asked for by most, else the largest; None: there is
-    memory left, or nobody to end. `workers`: bytes that each uses. `asked`: bytes that each asked for, if it did."""
+    """The worker to end, and the reason: the worker that exceeds its request by most, else the largest. None: enough
+    memory is free, or there is no worker. `workers`: bytes used by each. `asked`: requested bytes, if specified."""
     if used <= full * limit or not workers:
         return None
     over = {worker: size - asked.get(worker, 0) for worker, size in workers.items()}
@@ -42,7 +44,7 @@ def choose_victim(
 
 
 class MemoryWatch:
-    """Looks again and again. Workers are looked at only when memory is short."""
+    """Periodic check. Workers are measured only when memory is short."""
 
     def __init__(
         self,
@@ -58,7 +60,7 @@ class MemoryWatch:
     def check(
         self, now: float, processes: Mapping[int, tuple[str, tuple[int, ...]]], asked: Mapping[int, int]
     ) -> tuple[int, str] | None:
-        """`processes`: see `LocalEngine.processes`. Who was chosen is given time to go."""
+        """`processes`: see `LocalEngine.processes`. A chosen worker gets time to exit."""
         use = self._read_usage()
         if use is None or use.used_bytes <= self._full * use.limit_bytes or self._victim_is_exiting(now, processes):
             return None
@@ -70,5 +72,5 @@ class MemoryWatch:
         return chosen
 
     def _victim_is_exiting(self, now: float, processes: Mapping[int, object]) -> bool:
-        """Whether one that was chosen is still there, and may be for a while."""
+        """Whether a chosen worker is still exiting."""
         return self._victim is not None and self._victim[0] in processes and now < self._victim[1]

@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 
 
 class SkippedItem(NamedTuple):
-    """An item of a message that no stage gets to see."""
+    """An item of a message that is not passed to any stage."""
 
     at: int
     error: str
-    """Empty: it is dropped without a word."""
+    """Empty: dropped without an error."""
     verdict: str = ""
 
 
 def read_split(split: Split) -> tuple[list[Any], float]:
-    """Its rows, and how long that took."""
+    """The rows of a split, and the seconds that reading took."""
     began = perf_counter()
     rows = split.read()
     assert len(rows) == split.items, f"{split} gave {len(rows)} rows"
@@ -42,7 +42,7 @@ def read_split(split: Split) -> tuple[list[Any], float]:
 
 
 def find_skipped(items: list[Any], offset: int) -> list[SkippedItem]:
-    """What is no row among the rows of a split."""
+    """Values among the rows of a split that are not rows."""
     found = []
     for at, item in enumerate(items, offset):
         if item is BLANK_ROW:
@@ -53,7 +53,7 @@ def find_skipped(items: list[Any], offset: int) -> list[SkippedItem]:
 
 
 def add_stage_seconds(outcome: MessageOutcome, seconds: float, *, stage: int) -> None:
-    """Reading and parsing is work of the first stage, writing of the last."""
+    """Add seconds to a stage: reading and parsing count for the first stage, writing for the last."""
     if seconds and outcome.stages:
         outcome.seconds += seconds
         taken, given, before = outcome.stages[stage]
@@ -61,7 +61,7 @@ def add_stage_seconds(outcome: MessageOutcome, seconds: float, *, stage: int) ->
 
 
 def failure_of_unusable(error: SourceSinkError, items: int) -> CallFailure:
-    """Nobody can go on. Its code, message and fix are told apart again by `problem_of`."""
+    """A failure that no retry can fix. `problem_of` restores its code, message and fix."""
     return CallFailure(0, items, f"{error.code} {error}", error.fix, verdict=VERDICT_FATAL)
 
 
@@ -70,7 +70,7 @@ UNPICKLABLE_TEXT, UNWRITABLE_TEXT = "the result cannot be pickled", "the result 
 
 
 class MessageInput:
-    """The items of a message, and what must be closed after it."""
+    """The items of a message, and the payloads to close after it."""
 
     __slots__ = ("items", "keys", "read_s", "readings", "skipped")
 
@@ -78,15 +78,15 @@ class MessageInput:
         self.keys = keys
         self.items = items
         self.skipped: list[SkippedItem] = []
-        """Those that no stage gets to see, in order."""
+        """Items that are not passed to any stage, in order."""
         self.read_s = 0.0
-        """Seconds that went into reading and parsing splits."""
+        """Seconds spent reading and parsing splits."""
         self.readings = readings
         """Number of the payload in the message, and its mapping."""
 
 
 class ShiftedBreadcrumb:
-    """A crumb for a message that is run in pieces."""
+    """A breadcrumb for a message that runs in pieces: adds the start of the piece to the item index."""
 
     def __init__(self, crumb: BreadcrumbCell, by: int) -> None:
         self._crumb, self._by = crumb, by
@@ -103,7 +103,7 @@ def shift_breadcrumb(crumb: BreadcrumbCell, by: int) -> Any:
 
 
 def readable_spans(opened: MessageInput) -> Iterator[tuple[int, Keys, list[Any]]]:
-    """What can be read, between what cannot: where it begins, its keys and items. Mostly all at once."""
+    """Runs of readable items: start, keys and items. Usually a single run."""
     if not opened.skipped:
         yield 0, opened.keys, opened.items
         return
@@ -115,7 +115,7 @@ def readable_spans(opened: MessageInput) -> Iterator[tuple[int, Keys, list[Any]]
 
 
 def join_outcomes(pieces: list[tuple[int, MessageOutcome]], opened: MessageInput) -> MessageOutcome:
-    """One outcome, with what could not be read among its failures."""
+    """Merge the outcomes of all pieces; unreadable items become failures."""
     if len(pieces) == 1 and not opened.skipped:
         return pieces[0][1]
     outcomes = [outcome for _, outcome in pieces]
@@ -139,8 +139,8 @@ def join_outcomes(pieces: list[tuple[int, MessageOutcome]], opened: MessageInput
 
 
 def segment_bounds(keys: Keys, size: int, failures: list[CallFailure]) -> list[tuple[int, int]]:
-    """Where each segment of the output begins and ends: so many items, and none reaches over items that failed; those
-    come later, and belong in between."""
+    """Start and stop of each output segment: at most `cut` items, never across failed items, whose results are inserted
+    there later."""
     edges = {0, len(keys)}
     if failures:
         ordered = as_tuples(keys)
@@ -152,17 +152,17 @@ def segment_bounds(keys: Keys, size: int, failures: list[CallFailure]) -> list[t
 def fail_unsendable(
     outcome: MessageOutcome, opened: MessageInput, batch_size: int, error: UnsendableItemError, why: str
 ) -> None:
-    """The calls whose results cannot be sent, or written, have failed; all others' results go on.
+    """Mark the calls whose results cannot be sent or written as failed; the results of all others are kept.
 
-    Whose result it was is told by its key. Where keys are not unique (an item that came by two ways), nobody can tell:
-    then every call is run again by itself, uncharged, and what fails alone is to blame.
+    The key of a result identifies its call. If keys are not unique (an item that arrived by two paths), every call is
+    run again by itself, without counting as an attempt, and the calls that fail alone are reported.
     """
     calls = _call_ranges(opened, batch_size, outcome)
     place = {as_tuple(key): at for at, key in enumerate(opened.keys)}
     blind = len(place) < len(opened.items) and len(calls) > 1
     call_of = {at: call for call in calls for at in range(*call)}
     origins = [call_of.get(_input_position(as_tuple(key), place)) for key in outcome.keys] if not blind else []
-    # the index counts within what was packed; whichever it was, look for all that cannot be sent
+    # the index refers to one packed segment: search all results instead
     indices = (
         [error.index] if why != UNPICKLABLE_TEXT or blind else [index for index, _ in find_unpicklable(outcome.items)]
     )
@@ -180,7 +180,7 @@ def fail_unsendable(
 
 
 def _call_ranges(opened: MessageInput, batch_size: int, outcome: MessageOutcome) -> list[tuple[int, int]]:
-    """From where to where the calls went that did not fail: they begin anew behind every item that no stage sees."""
+    """Start and stop of each call that succeeded; calls start again behind every skipped item."""
     failed = {failure.start for failure in outcome.failures}
     found = []
     for begin, _, items in readable_spans(opened):

@@ -1,7 +1,4 @@
-"""Execution of one message in a worker: open its payloads, run the stages, pack or write the results, report.
-
-comes out is packed or written as it comes, so that neither is in memory as a whole.
-"""
+"""Execution of one message in a worker: open its payloads, run the stages, pack or write the results, report."""
 
 from __future__ import annotations
 
@@ -75,18 +72,18 @@ if TYPE_CHECKING:
 
 
 class OutgoingPayloads:
-    """What is told of each payload, and what goes with it."""
+    """Descriptions and contents of the output payloads of a message."""
 
     __slots__ = ("_placed", "body", "descriptions", "descriptors", "spilled")
 
     def __init__(self) -> None:
         self.descriptions: list[Any] = []
         self.body: list[Chunk] = []
-        """The small ones."""
+        """Inline payloads."""
         self.descriptors: list[int] = []
-        """Of the large ones."""
+        """Descriptors of the large payloads."""
         self.spilled: list[int] = []
-        """Those that are closed when they are sent."""
+        """Descriptors to close after sending."""
         self._placed: list[PlacedPayload] = []
 
     def add(
@@ -100,7 +97,7 @@ class OutgoingPayloads:
         self._placed += placing
 
     def undo(self, pool: BufferPool | None) -> None:
-        """Nothing leaves. What was appended to files stays there, and nobody is told of it."""
+        """Discard all output. Bytes appended to files stay there unreferenced."""
         discard_placed(self._placed, pool)
         self.descriptions, self.body, self.descriptors, self.spilled, self._placed = [], [], [], [], []
 
@@ -115,11 +112,11 @@ def discard_placed(placed: Sequence[PlacedPayload], pool: BufferPool | None) -> 
 
 MAX_CHUNK_ROWS = 2048
 MAX_CHUNK_BYTES = 16 << 20
-"""Of results that wait to be packed."""
+"""Maximum bytes of results that wait to be packed."""
 
 
 class BarrierInput:
-    """The payloads of a frame: those in files are opened when their turn comes, the others are mapped already."""
+    """Payloads of a barrier message: those in files are opened one at a time, the others are already mapped."""
 
     def __init__(self, frame: Frame, bodies: Sequence[tuple[Any, Sequence[Any]]], load: Callable[..., Any]) -> None:
         self._payloads, parts = frame.head[6], frame.head[7]
@@ -127,7 +124,7 @@ class BarrierInput:
         self._unpack = load
         self.read_s = 0.0
         self._unsendable: list[tuple[tuple[int, ...], str]] = []
-        """Keys of results that cannot be sent on, and why."""
+        """Keys of results that cannot be sent, with the reason."""
         self.items = sum(stop - start for _, start, stop in parts)
         self.size = sum(layout_bytes(sizes) for _, sizes, _ in self._payloads)
         first = self._load(parts[0][0])
@@ -155,7 +152,7 @@ class BarrierInput:
         return keys, items, close, is_split
 
     def skipped_items(self) -> list[message_input.SkippedItem]:
-        """What no stage gets to see, of what was passed over."""
+        """Skipped items among the rows read so far that no stage receives."""
         found = []
         for at, item in sorted(self.rows.skipped.items()):
             if item is BLANK_ROW:
@@ -170,7 +167,7 @@ class BarrierInput:
         return found
 
     def drop_unsendable(self, keys: Keys, items: list[Any], error: UnsendableItemError) -> tuple[Keys, list[Any]]:
-        """The rest of some results of which one cannot be sent on or written: the row it came from is set aside."""
+        """Remove a result that cannot be sent or written; the row that it came from is set aside."""
         if error.index < 0:
             raise error
         why = UNWRITABLE_TEXT if isinstance(error, UnwritableItemError) else UNPICKLABLE_TEXT
@@ -182,7 +179,7 @@ class BarrierInput:
         return output_chunk_items(cut, self.items, self.size, MAX_CHUNK_ROWS, MAX_CHUNK_BYTES)
 
     def outcome(self, count: int, seconds: float, failures: list[CallFailure]) -> MessageOutcome:
-        """As of any other message; what came out of it is packed already."""
+        """The outcome as for any other message; its results are already packed."""
         given = count - len(self._unsendable)
         found = MessageOutcome([], [], failures, seconds, [(0 if failures else self.items, given, seconds)])
         odd = [] if failures else [*(one for one in self.skipped_items() if one.error), *self._skipped_outputs()]
@@ -192,14 +189,14 @@ class BarrierInput:
         return found
 
     def _skipped_outputs(self) -> list[message_input.SkippedItem]:
-        """The rows that gave what cannot be sent on, each once."""
+        """The rows whose results cannot be sent, each once."""
         if not self._unsendable:
             return []
         places = {as_tuple(key): at for at, key in enumerate(self.rows.keys())}
         found = {}
         for key, why in self._unsendable:
             while key not in places:
-                key = key[:-1]  # its parent's
+                key = key[:-1]  # the key of its parent
             found[places[key]] = why
         return [message_input.SkippedItem(at, why, VERDICT_SKIP) for at, why in found.items()]
 
@@ -224,7 +221,7 @@ os.register_at_fork(after_in_parent=_count_fork)
 
 
 class MessageRunner:
-    """Reads and writes payloads for whoever runs messages, one at a time or several in threads."""
+    """Reads payloads, runs messages and reports results; one message at a time or several in threads."""
 
     def __init__(self, sock: socket.socket, spec: WorkerSpec, exit_worker: Callable[[int], NoReturn]) -> None:
         """`exit_worker` ends this worker at once with an exit code."""
@@ -237,13 +234,13 @@ class MessageRunner:
         self._pack_lock = Lock()
         self._pool: BufferPool | None = None
         self._placed_now: list[PlacedPayload] = []
-        """What the message that is being packed has in shared memory by now."""
+        """Payloads of the current message that are already in shared memory."""
         self._reader = PayloadReader()
         self._spool: tuple[int, str] | None = None
         self._begun_writers: list[Writer] = []
-        """Those that have begun."""
+        """Writers whose `begin` was called."""
 
-    # --- saying
+    # --- sending
 
     def send(self, *head: object, body: Sequence[Chunk] = (), descriptors: Sequence[int] = ()) -> None:
         self._exit_if_forked()
@@ -254,12 +251,12 @@ class MessageRunner:
                 self._exit_worker(0)  # the driver has exited
 
     def _exit_if_forked(self) -> None:
-        """A process that user code forked, and that came back from its call, is not the worker: it writes nothing."""
+        """Exit if user code forked this process and returned: it is not the worker and must not write to the socket."""
         if os.getpid() != self._pid:
             os._exit(0)
 
     def free_buffers(self, unused: Sequence[int], kept: Sequence[int]) -> None:
-        """Payloads of ours that nobody needs any more, and those of which somebody keeps views."""
+        """Release buffers without readers, and give up those that a reader keeps views of."""
         with self._pack_lock:
             if self._pool is not None:
                 for buffer in unused:
@@ -280,7 +277,7 @@ class MessageRunner:
         try:
             opened = self.open(payloads, parts, frame)
             writer = host.writer
-            # comprehensions, because a loop's variables would keep views of the input alive
+            # comprehensions, because loop variables would keep views of the input alive
             outcomes = [
                 (
                     begin,
@@ -302,7 +299,7 @@ class MessageRunner:
             close_descriptors(frame.descriptors)
 
     def _run_barrier(self, host: UnitExecutor, frame: Frame, crumb: BreadcrumbCell) -> None:
-        """Everything at once; what comes out is packed or written chunk by chunk."""
+        """Run a barrier stage; its output is packed or written chunk by chunk."""
         _, message, _, _, cut, flags, payloads, _, _ = frame.head
         leaving = OutgoingPayloads()
         try:
@@ -350,10 +347,10 @@ class MessageRunner:
             close_descriptors(frame.descriptors)
 
     def _report_error(self, frame: Frame, error: BaseException) -> None:
-        """Something around the user's code went wrong: memory, a disk that is full, a payload that is too large."""
+        """Report an error outside of user code: out of memory, a full disk, a payload that is too large."""
         message, payloads, parts = frame.head[1], frame.head[6], frame.head[7]
         told = summarize_exception(error)
-        # nobody can tell whose views are left: of none of them the memory is used again
+        # the owners of the remaining views are unknown: no buffer is reused
         kept = [number for number, (kind, _, _) in enumerate(payloads) if kind == KIND_SHARED]
         items = sum(stop - start for _, start, stop in parts)
         failure = (0, items, told.line, told.detail, told.out_of_memory, told.on_gpu, ())
@@ -362,7 +359,7 @@ class MessageRunner:
         self.send("done", message, 0.0, [failure], 0, None, [], kept, [])
 
     def _reload_items(self, opened: MessageInput, frame: Frame, begin: int, count: int) -> list[Any]:
-        """Some of the items as they came, without what was done to them meanwhile."""
+        """Load some of the items again, unmodified."""
         fresh = self.open(frame.head[6], frame.head[7], frame)
         opened.readings += fresh.readings
         return fresh.items[begin : begin + count]
@@ -385,7 +382,7 @@ class MessageRunner:
                     splits.add(number)
                 loaded[number] = its_keys, its_items
             its_keys, its_items = loaded[number]
-            if number in splits:  # of a split there may be several parts
+            if number in splits:  # a split may have several parts
                 odd += message_input.find_skipped(its_items[start:stop], at)
             if start == 0 and stop == len(its_items):
                 keys.append(its_keys)
@@ -405,7 +402,7 @@ class MessageRunner:
     def _map_payloads(
         self, payloads: Sequence[Any], frame: Frame, *, files: bool = True
     ) -> tuple[list[tuple[Any, Sequence[Any]]], list[tuple[int, MappedPayload | CopiedPayload]]]:
-        """Stream and buffers of each payload; those in files only if they are wanted now."""
+        """Stream and buffers of each payload; those in files only with `files`."""
         bodies: list[tuple[Any, Sequence[Any]]] = []
         readings: list[tuple[int, MappedPayload | CopiedPayload]] = []
         at = fds = 0
@@ -438,8 +435,7 @@ class MessageRunner:
         flags: int,
         writer: Writer | None = None,
     ) -> None:
-        """Packs or writes what came out and reports; then the input's memory is given back, unless somebody keeps
-        it."""
+        """Pack or write the results and report; then release the input, unless views of it are kept."""
         self._exit_if_forked()
         if flags & FLAG_NO_OUTPUT:
             outcome.keys, outcome.items = [], []
@@ -451,7 +447,7 @@ class MessageRunner:
             leaving.descriptions += written
         if opened.readings:
             self._reader.probe_writes([reading for _, reading in opened.readings])
-        outcome.items = opened.items = []  # or they keep views of what is closed now
+        outcome.items = opened.items = []  # tracebacks would keep views of payloads that are closed now
         self._report(message, outcome, opened.readings, opened.read_s, leaving)
 
     def _report(
@@ -495,7 +491,7 @@ class MessageRunner:
     def _write_results(
         self, writer: Writer, outcome: MessageOutcome, opened: MessageInput, batch_size: int
     ) -> list[Any]:
-        """Where they belong. It is part of the last stage's work, and its time counts as such."""
+        """Write results to their destination. Counts as work of the last stage."""
         began = time.perf_counter()
         while outcome.items:
             try:
@@ -516,7 +512,7 @@ class MessageRunner:
     def _place_or_discard(
         self, packed: list[PackedPayload], flags: int
     ) -> tuple[list[Any], list[Chunk], list[int], list[int]]:
-        """See `_place`. If it cannot be done, nothing is left of it."""
+        """Like `_place`; discards everything if it fails."""
         self._placed_now.clear()
         try:
             return self._place(packed, flags)
@@ -527,8 +523,8 @@ class MessageRunner:
     def _place(
         self, packed: Sequence[PackedPayload], flags: int
     ) -> tuple[list[Any], list[Chunk], list[int], list[int]]:
-        """What is told of each payload, the small ones, the descriptors of the large ones, and which of those are to be
-        closed when they are sent."""
+        """Descriptions of all payloads, inline bodies, descriptors of large payloads, and the descriptors to close
+        after sending."""
         outs: list[Any] = []
         body: list[Chunk] = []
         descriptors: list[int] = []
@@ -558,7 +554,7 @@ class MessageRunner:
         return self._pool
 
     def _append_to_spool(self, packed: PackedPayload) -> tuple[str, int]:
-        """To this worker's part of the spool: file and place."""
+        """Append to this worker's part file of the spool: path and offset."""
         try:
             return self._write_to_spool(packed)
         except OSError as error:
@@ -595,7 +591,7 @@ class MessageRunner:
         self.send("ask", number, worker, hosted, method, body=[pickle_value((args, named))])
 
     def answer_call(self, host: UnitExecutor | None, frame: Frame) -> None:
-        """A call on what this worker hosts."""
+        """Answer a call on a hosted object."""
         _, number, name, method = frame.head
         if host is None:
             self.reply_error(number, LookupError(f"worker {self._spec.worker} hosts no {name!r}"))
@@ -604,7 +600,7 @@ class MessageRunner:
             args, named = pickle.loads(frame.body)  # noqa: S301 - from our driver or a worker of the same run
             value = getattr(host.target, method)(*args, **named)
             self.reply(number, value)
-        except BaseException as error:  # the caller's
+        except BaseException as error:  # passed to the caller
             self.reply_error(number, error)
 
     def reply(self, number: int, value: object) -> None:
@@ -626,14 +622,14 @@ def _pack_items(keys: Keys, items: list[Any]) -> PackedPayload:
 
 
 _BROKEN_TYPE: list[type[Any]] = []
-"""The type of unreadable items, once there was one."""
+"""The type of unreadable items, set when the first one occurs."""
 
 
 def _load_payload(stream: Any, buffers: Sequence[Any]) -> tuple[Keys, Any]:
-    """The keys, and the items or the split that stands for them."""
+    """The keys, and the items or the split that replaces them."""
     try:
         return unpack_payload(stream, buffers)
-    except Exception:  # whatever the classes of the items do
+    except Exception:  # classes of the items can raise anything
         from dovetail.engines.local.payload_recovery import BrokenItem, recover_items
 
         _BROKEN_TYPE[:] = [BrokenItem]

@@ -1,8 +1,7 @@
 """Payload codec: items to a pickle stream with out-of-band buffers in an aligned layout, and back.
 
-A payload is one pickle stream of `(keys, items)` and the large buffers that stay outside of it (of arrays, tensors,
-tables), each at a multiple of 64 bytes behind the stream. The same layout holds inside a message (`inline`) and in
-shared memory (`pool.py`).
+A payload is one pickle stream of `(keys, items)` followed by the large out-of-band buffers (of arrays, tensors,
+tables), each aligned to 64 bytes. The layout is the same inside a message and in shared memory (`buffer_pool.py`).
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 MAX_INLINE_BYTES = 128 * 1024
-"""Payloads up to this size travel in the message itself."""
+"""Payloads up to this size are sent inside the message."""
 MIN_OUT_OF_BAND_BYTES = 8192
 """Smaller buffers stay in the pickle stream."""
 ALIGN_BYTES = 64
@@ -28,24 +27,25 @@ PICKLE_PROTOCOL = 5
 
 
 class PackedPayload:
-    """A payload before it is sent. It aliases its items: copy it (`inline`, `Pool.put`) before they change."""
+    """A payload before it is sent. It aliases its items: copy it (`join_layout`, `BufferPool.put`) before they
+    change."""
 
     __slots__ = ("buffers", "chunks", "first", "items", "size")
 
     def __init__(self, items: int, chunks: list[bytes | bytearray], buffers: list[memoryview]) -> None:
         self.items = items
         self.chunks = chunks
-        """The pickle stream as the pickler wrote it. Large `bytes` are the user's own objects, not copies."""
+        """The pickle stream in chunks. Large `bytes` objects are not copied."""
         self.buffers = buffers
-        """Flat views of the buffers outside the stream."""
+        """Flat views of the out-of-band buffers."""
         self.size = sum(map(len, chunks)) + sum(map(len, buffers))
-        """All bytes, without the gaps that alignment leaves."""
+        """All bytes, without alignment gaps."""
         self.first: Any = None
-        """The key of its first item, where that is wanted."""
+        """The key of its first item, where needed."""
 
 
 class Unpicklable(UnsendableItemError):
-    """An item that neither pickle nor cloudpickle can write. `index` is -1 if every item alone can be written."""
+    """An item that neither pickle nor cloudpickle can serialize. `index` is -1 if each item alone can be serialized."""
 
     def __str__(self) -> str:
         what = f"item {self.index}" if self.index >= 0 else "the payload as a whole"
@@ -53,7 +53,7 @@ class Unpicklable(UnsendableItemError):
 
 
 def pack_items(keys: object, items: list[Any]) -> PackedPayload:
-    """Raises `Unpicklable`, or MemoryError."""
+    """Pack items. Raises `Unpicklable` or MemoryError."""
     try:
         return _dump(pickle.Pickler, keys, items)
     except MemoryError:
@@ -71,7 +71,7 @@ def pack_items(keys: object, items: list[Any]) -> PackedPayload:
 
 
 def pack_split(keys: object, split: Any) -> PackedPayload:
-    """A split travels in the place of its items."""
+    """Pack a split in place of its items."""
     try:
         return _dump(pickle.Pickler, keys, split, split.items)
     except MemoryError:
@@ -81,7 +81,7 @@ def pack_split(keys: object, split: Any) -> PackedPayload:
 
 
 def find_unpicklable(items: list[Any]) -> Iterator[tuple[int, str]]:
-    """The index of every item that cannot be pickled, and why. Lazily: the first is often enough."""
+    """Index of every item that cannot be pickled, with the reason. A generator: often the first one is enough."""
     for index, item in enumerate(items):
         why = ""
         for pickler_type in (pickle.Pickler, _cloudpickler()):
@@ -98,23 +98,23 @@ def find_unpicklable(items: list[Any]) -> Iterator[tuple[int, str]]:
 
 
 def unpack_payload(stream: ReadableBuffer, buffers: Sequence[ReadableBuffer]) -> tuple[Any, Any]:
-    """The keys and the items, or the split that stands for them. Arrays and tensors are views of `buffers`, as writable
-    as those are."""
+    """The keys and the items, or the split that replaces them. Arrays and tensors are views of `buffers` and equally
+    writable."""
     keys, items = pickle.loads(stream, buffers=borrow_views(buffers))  # noqa: S301  written by our own processes
     return keys, items
 
 
 def borrow_views(buffers: Sequence[ReadableBuffer]) -> Iterator[memoryview]:
-    """A view of its own for every user of a buffer: ours can then be released while theirs live on.
+    """A separate view for every user of a buffer, so that ours can be released while theirs live.
 
-    torch.frombuffer keeps a reference to the view but no export of it: releasing that very view would leave a tensor
-    that points nowhere.
+    torch.frombuffer keeps a reference to the view but no export of it: releasing that view would leave a dangling
+    tensor.
     """
     return map(memoryview, buffers)
 
 
 def describe_error(error: BaseException) -> str:
-    """'TypeError: cannot pickle ...', whatever the error's own `__str__` does."""
+    """'TypeError: cannot pickle ...', even if the error's own `__str__` raises."""
     name = type(error).__name__
     try:
         text = str(error)
@@ -127,12 +127,12 @@ def describe_error(error: BaseException) -> str:
 
 
 def part_lengths(packed: PackedPayload) -> tuple[int, ...]:
-    """The stream's length, then every buffer's: what a reader has to be told."""
+    """Length of the stream, then of every buffer; a reader needs them."""
     return (sum(map(len, packed.chunks)), *map(len, packed.buffers))
 
 
 def part_offsets(lengths: Sequence[int]) -> tuple[int, ...]:
-    """Where the stream and the buffers start."""
+    """Offsets of the stream and the buffers."""
     starts = []
     at = 0
     for length in lengths:
@@ -142,12 +142,12 @@ def part_offsets(lengths: Sequence[int]) -> tuple[int, ...]:
 
 
 def layout_bytes(lengths: Sequence[int]) -> int:
-    """From the stream's first byte to the last buffer's last."""
+    """Bytes from the start of the stream to the end of the last buffer."""
     return part_offsets(lengths)[-1] + lengths[-1]
 
 
 def layout_chunks(packed: PackedPayload) -> list[ReadableBuffer]:
-    """Everything in the order of the layout, gaps included, so that joining the pieces gives the layout."""
+    """All chunks in layout order, including gaps; joined they are the layout."""
     found: list[ReadableBuffer] = [*packed.chunks]
     last = sum(map(len, packed.chunks))
     for buffer in packed.buffers:
@@ -157,12 +157,12 @@ def layout_chunks(packed: PackedPayload) -> list[ReadableBuffer]:
 
 
 def join_layout(packed: PackedPayload) -> bytes:
-    """The whole layout in one object. Receive it into a bytearray, so that what is loaded from it can be written."""
+    """The layout as one object. Receive it into a bytearray, so that loaded arrays are writable."""
     return b"".join(layout_chunks(packed)) if packed.buffers else b"".join(packed.chunks)
 
 
 def split_layout(memory: memoryview, lengths: Sequence[int]) -> tuple[memoryview, list[memoryview]]:
-    """The stream and the buffers, as views of a flat memory that holds the layout."""
+    """The stream and the buffers as views of a flat memory that contains the layout."""
     first, *others = zip(part_offsets(lengths), lengths, strict=True)
     return memory[: first[1]], [memory[start : start + length] for start, length in others]
 
@@ -170,12 +170,12 @@ def split_layout(memory: memoryview, lengths: Sequence[int]) -> tuple[memoryview
 # ----------------------------------------------------------------------------------------------------------- picklers
 
 
-# cloudpickle hides this behind a class attribute of the same name, which is read only once
+# cloudpickle defines a class attribute of the same name that is read only once
 _dispatch_table: Any = pickle.Pickler.__dict__["dispatch_table"]
 
 
 class _ChunkFile:
-    """The file that a pickler writes to: a list of what it wrote, nothing joined."""
+    """File object of a pickler: a list of chunks, not joined."""
 
     __slots__ = ("write",)
 
@@ -195,7 +195,7 @@ def _dump(pickler_type: Any, keys: object, items: Any, count: int | None = None)
         return False
 
     pickler = pickler_type(_ChunkFile(chunks), PICKLE_PROTOCOL, buffer_callback=in_stream)
-    tensor_type = getattr(sys.modules.get("torch"), "Tensor", None)  # not there yet while torch is being imported
+    tensor_type = getattr(sys.modules.get("torch"), "Tensor", None)  # missing while torch is being imported
     if tensor_type is not None:
         table = getattr(pickler, "dispatch_table", copyreg.dispatch_table)
         _dispatch_table.__set__(pickler, {**table, tensor_type: _reduce_tensor})
@@ -204,7 +204,7 @@ def _dump(pickler_type: Any, keys: object, items: Any, count: int | None = None)
 
 
 def _cloudpickler() -> Any:
-    import cloudpickle  # late: most payloads never need it
+    import cloudpickle  # late: most payloads do not need it
 
     return cloudpickle.Pickler
 
@@ -213,14 +213,14 @@ def _cloudpickler() -> Any:
 
 
 def _reduce_tensor(tensor: Any) -> Any:
-    """A plain CPU tensor as a buffer of bytes; all else as torch does it.
+    """Reduce a plain CPU tensor to a buffer of bytes; others use torch's own reduction.
 
-    torch would copy the tensor's whole storage, of which it may be a small slice, into the stream.
+    torch would copy the tensor's whole storage into the stream, even for a small slice.
     """
     if _is_plain_tensor(tensor):
         try:
             flat = tensor.detach().contiguous().reshape(-1).view(sys.modules["torch"].uint8).numpy()
-        except (RuntimeError, TypeError):  # no numpy; a dtype without bytes
+        except (RuntimeError, TypeError):  # no numpy, or a dtype without a numpy equivalent
             pass
         else:
             dtype = str(tensor.dtype).removeprefix("torch.")
@@ -229,19 +229,19 @@ def _reduce_tensor(tensor: Any) -> Any:
 
 
 def _is_plain_tensor(tensor: Any) -> bool:
-    """Whether dtype, shape, bytes and one flag are all there is to say about it."""
+    """Whether dtype, shape, bytes and one flag describe the tensor completely."""
     return (
         tensor.device.type == "cpu"
         and tensor.layout is sys.modules["torch"].strided
         and not (tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
         and (tensor.is_leaf or not tensor.requires_grad)
         and not (tensor.__dict__ or tensor._backward_hooks)  # noqa: SLF001  torch's own reduce asks the same
-        and tensor.untyped_storage().nbytes() >= tensor.nbytes  # else expanded: its bytes are many times its storage
+        and tensor.untyped_storage().nbytes() >= tensor.nbytes  # otherwise expanded: more bytes than its storage
     )
 
 
 def _load_tensor(data: ReadableBuffer, dtype: str, shape: tuple[int, ...], requires_grad: bool) -> Any:
-    """The inverse of `_reduced`; named in every stream that holds a tensor."""
+    """The inverse of the tensor reduction; every stream with a tensor refers to it by name."""
     from importlib import import_module
 
     torch = import_module("torch")

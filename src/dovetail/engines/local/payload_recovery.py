@@ -1,8 +1,9 @@
 """Recovery of the readable items of a payload that cannot be unpickled as a whole.
 
-The stream is read again by the standard library's unpickler in Python, which can be stopped from giving up: where an
-object cannot be made, a `Broken` takes its place. Whatever is made of a Broken is Broken as well, because user code
-must never see one; lists, dicts and the like just hold it. An item that leads to a Broken is then told as Broken.
+The stream is read again by the pure-Python unpickler of the standard library, whose steps can be overridden: an object
+that cannot be created is replaced by a `BrokenItem`. Everything created from a BrokenItem is a BrokenItem, too, because
+user code must never see one; lists, dicts and similar containers only hold it. An item that references a BrokenItem is
+reported as one.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 CONTAINER_TYPES = (list, tuple, dict, set, frozenset)
-"""What may hold a Broken without running anybody's code."""
+"""Containers that can hold a BrokenItem without running user code."""
 OPAQUE_TYPES = (type, ModuleType, FunctionType)
-"""What lies behind these was there before, or was checked when it was put there."""
+"""Types whose contents existed before or were checked when they were added."""
 
 
 class BrokenItem(UnreadableItem):
-    """Takes the place of an object that could not be loaded."""
+    """Replaces an object that could not be loaded."""
 
     __slots__ = ()
 
@@ -37,7 +38,8 @@ class BrokenItem(UnreadableItem):
 
 
 def recover_items(stream: ReadableBuffer, buffers: Sequence[ReadableBuffer]) -> tuple[Any, list[Any]]:
-    """The keys, and the items with a `Broken` for each that cannot be loaded. UnpicklingError if all is lost."""
+    """The keys, and the items with a `BrokenItem` for each that cannot be loaded. UnpicklingError if nothing is
+    readable."""
     reader = _TolerantUnpickler(io.BytesIO(stream), buffers=borrow_views(buffers))
     try:
         loaded = reader.load()
@@ -55,12 +57,12 @@ def recover_items(stream: ReadableBuffer, buffers: Sequence[ReadableBuffer]) -> 
     return keys, [search.find_broken(item) or item for item in items]
 
 
-# the only unpickler whose steps can be overridden; `Any`, because its steps and its stack are not in the stubs
+# the only unpickler whose steps can be overridden; `Any`, because its steps and stack are not in the type stubs
 _PythonUnpickler: Any = pickle._Unpickler  # noqa: SLF001
 
 
 class _TolerantUnpickler(pickle._Unpickler):  # noqa: SLF001
-    """Reads on where objects cannot be made. Every step that runs foreign code is overridden, and no other."""
+    """Continues behind objects that cannot be created. Exactly the steps that run user code are overridden."""
 
     dispatch: ClassVar[dict[int, Any]] = dict(_PythonUnpickler.dispatch)
     stack: list[Any]
@@ -69,10 +71,10 @@ class _TolerantUnpickler(pickle._Unpickler):  # noqa: SLF001
     def __init__(self, file: io.BytesIO, *, buffers: Iterator[memoryview]) -> None:
         super().__init__(file, buffers=buffers)
         self.spoiled: dict[int, tuple[object, BrokenItem]] = {}
-        """Objects that were made but not completed, by identity: others may refer to them already."""
+        """Objects that were created but not completed, by identity: others may already refer to them."""
         self._any_broken = False
         self._failed: tuple[BrokenItem, object] | None = None
-        """What the last REDUCE came to when it failed, and its first argument."""
+        """Result of the last failed REDUCE, and its first argument."""
 
     def find_class(self, module: str, name: str) -> Any:
         return self._try_call(super().find_class, module, name)
@@ -120,7 +122,7 @@ class _TolerantUnpickler(pickle._Unpickler):  # noqa: SLF001
         self._apply_step(_PythonUnpickler.load_additems)
 
     def load_pop(self) -> None:
-        """A state setter is a REDUCE of (object, state) whose result is dropped: its failure is the object's."""
+        """A state setter is a REDUCE of (object, state) whose result is dropped: its failure belongs to the object."""
         failed, self._failed = self._failed, None
         dropped = self.stack[-1] if self.stack else None
         _PythonUnpickler.load_pop(self)
@@ -137,13 +139,13 @@ class _TolerantUnpickler(pickle._Unpickler):  # noqa: SLF001
             return BrokenItem(describe_error(error))
 
     def _apply_step(self, step: Callable[[Any], None], count: int = 0) -> None:
-        """Lets a step change an object by the `count` topmost values, or by all values since the mark."""
+        """Run a step that changes an object by the `count` topmost values, or by all values since the mark."""
         target = self.stack[-count - 1] if count else self.metastack[-1][-1]
-        values = self.stack[-count:]  # all of it, if count is 0: a mark begins a new stack
+        values = self.stack[-count:]  # everything, if count is 0: a mark begins a new stack
         holds = type(target) in CONTAINER_TYPES and step is not _PythonUnpickler.load_build
         broken = None if holds else self._find_broken((target, values))
         if broken is None:
-            # a step takes its values from the stack before it does anything that can fail
+            # a step pops its values before anything in it can fail
             broken = self._try_call(step, self)
         elif count:
             del self.stack[-count:]
@@ -153,16 +155,16 @@ class _TolerantUnpickler(pickle._Unpickler):  # noqa: SLF001
             self._mark_spoiled(broken)
 
     def _mark_spoiled(self, broken: BrokenItem) -> None:
-        """The topmost object is not what it should be. The memo may still hand it out, hence its identity is kept."""
+        """Mark the topmost object as broken. The memo may still return it, so its identity is recorded."""
         target = self.stack[-1]
         if type(target) is not BrokenItem:
             self.stack[-1] = broken
             self.spoiled[id(target)] = target, broken
 
     def _find_broken(self, value: object) -> BrokenItem | None:
-        """A Broken that lies in the value behind nothing but holders.
+        """A BrokenItem inside the value, behind containers only.
 
-        Other objects need not be opened: one that was given a Broken is spoiled itself.
+        Other objects are not searched: one that received a BrokenItem is marked as broken itself.
         """
         seen: set[int] = set()
         waiting = [value] if self._any_broken else []
@@ -188,14 +190,14 @@ def _members(holder: Any) -> list[Any]:
 
 
 class _BrokenSearch:
-    """From which objects can a Broken be reached? Through everything that the garbage collector can look into."""
+    """The objects from which a BrokenItem can be reached, through everything that the garbage collector tracks."""
 
     __slots__ = ("_clean", "_spoiled")
 
     def __init__(self, spoiled: dict[int, tuple[object, BrokenItem]]) -> None:
         self._spoiled = spoiled
         self._clean: set[int] = set()
-        """What items that are not Broken consist of: they live, so their identities are theirs."""
+        """Objects of unbroken items; they are alive, so their identities are stable."""
 
     def find_broken(self, item: object) -> BrokenItem | None:
         seen: set[int] = set()

@@ -50,19 +50,19 @@ if TYPE_CHECKING:
     Sizes = tuple[int, ...]
 
 FreedBuffer = tuple[int, int, bool, int]
-"""Of a payload in shared memory: owner, buffer, kept, size."""
+"""Owner, buffer, kept and size of a payload in shared memory."""
 SPILLED_OWNER = -1
-"""The owner of what lies in a file."""
+"""Owner of payloads in files."""
 
 
 class FreedSink(Protocol):
-    """Who is told of ends, in whichever thread they come."""
+    """Called when a payload ends, in any thread."""
 
     def append(self, end: FreedBuffer, /) -> None: ...
 
 
 class InlineRef:
-    """In the driver's memory, unopened."""
+    """In the driver's memory, still packed."""
 
     __slots__ = ("data", "sizes")
 
@@ -72,7 +72,7 @@ class InlineRef:
 
 
 class SharedRef:
-    """In memory that a process wrote and everybody can map. Tells its end, so that the writer can use it again."""
+    """In shared memory that a process wrote. Reports its end, so that the writer can reuse it."""
 
     __slots__ = ("_freed_sink", "buffer", "fd", "has_views", "owner", "size", "sizes")
 
@@ -84,7 +84,7 @@ class SharedRef:
         """The process that wrote it; 0: the driver."""
         self.buffer = buffer
         self.has_views = False
-        """Whether somebody keeps a view of it: then it must not be written again."""
+        """Whether a reader keeps a view: it must not be reused."""
         self._freed_sink = freed
 
     def __del__(self) -> None:
@@ -92,7 +92,7 @@ class SharedRef:
 
 
 class SpilledRef:
-    """In a file without a name."""
+    """In an unnamed file."""
 
     __slots__ = ("_freed_sink", "fd", "sizes")
 
@@ -108,7 +108,7 @@ class SpilledRef:
 
 
 class SpoolRef:
-    """At a place of a spool's part file."""
+    """At an offset of a spool part file."""
 
     __slots__ = ("offset", "path", "sizes")
 
@@ -119,11 +119,11 @@ class SpoolRef:
 
 
 MAX_OPEN_MAPPINGS = 8
-"""Payloads of which the run's reader may still hold items when the next one is opened."""
+"""Payloads whose items the run's reader may still hold when the next one is opened."""
 
 
 class PayloadTable:
-    """Knows every payload of large size by its owner, and tells owners when theirs are free again."""
+    """Tracks every large payload by owner, and tells owners which buffers can be reused."""
 
     def __init__(self, spill: Path, limit_bytes: int, numbers: Iterator[int]) -> None:
         self._spill = str(spill)
@@ -132,27 +132,27 @@ class PayloadTable:
         self._descriptors = 0
         self._max_descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0] * 3 // 4
         self._live_bytes = 0
-        """Bytes in shared memory that are not freed: written by workers."""
+        """Bytes in shared memory that are not freed, written by workers."""
         self._own_live_bytes = 0
-        """The same, written by the driver's own thread."""
+        """Bytes in shared memory that are not freed, written by the driver."""
         self._freed = FreedQueue()
         self._own_freed = FreedQueue()
         self._buffers_in_use: set[tuple[int, int]] = set()
-        """Process and buffer of every payload that workers wrote and somebody still needs."""
+        """Process and buffer of every payload in use that a worker wrote."""
         self._orphans: dict[tuple[int, int], int] = {}
-        """The same of processes that are gone -> our descriptor."""
+        """The same for processes that have exited -> our descriptor."""
         self._pool: BufferPool | None = None
         self._pool_lock = Lock()
         self._load_lock = Lock()
         self.unreadable = False
-        """Whether there ever was an item that could not be read here."""
+        """Whether any item could not be read here."""
         self._open_mappings: deque[tuple[MappedPayload, Any]] = deque()
         self._last_split: tuple[int, list[Any]] = (0, [])
 
     # --- to workers
 
     def send(self, child: LocalWorker, command: RunBatches) -> None:
-        """Queues the message for every rank of the worker."""
+        """Queue the message for every rank of the worker."""
         refs: list[Any] = []
         told: list[tuple[int, tuple[int, ...], Any]] = []
         body: list[Chunk] = []
@@ -193,7 +193,7 @@ class PayloadTable:
     # --- from workers
 
     def on_done(self, rank: RankProcess, frame: Frame) -> BatchesDone | None:
-        """The end of a message, once all ranks have told it."""
+        """The BatchesDone of a message, after all ranks reported it."""
         _, message, seconds, failures, peak, stages, outs, kept, closed = frame.head
         child = rank.child
         self.on_buffers_closed(rank, closed)
@@ -216,7 +216,7 @@ class PayloadTable:
         del child.in_flight[message]
         segments, seconds, failures, stages = sent.report
         if sent.failures and len(child.ranks) > 1:
-            # what one rank could not do counts as not done, whatever the others made of it
+            # a call that failed on one rank has failed, whatever the other ranks report
             items, size = sum(stop - start for _, start, stop in sent.parts), sent.batch_size
             first = min(sent.failures, key=lambda failure: failure[0])
             segments, failures = [], [(at, min(at + size, items), *first[2:6]) for at in range(0, items, size)]
@@ -224,7 +224,7 @@ class PayloadTable:
         return BatchesDone(child.number, message, segments, seconds, told, sent.peak, stages)
 
     def on_buffers_closed(self, rank: RankProcess, buffers: Iterable[int]) -> None:
-        """Buffers that a process has given back."""
+        """A process released these buffers."""
         for buffer in buffers:
             self._close(rank.fds.pop(buffer, None))
 
@@ -264,7 +264,7 @@ class PayloadTable:
         return found
 
     def take_freed(self, ranks: Mapping[int, RankProcess]) -> list[tuple[int, list[int], list[int]]]:
-        """Whose payloads nobody needs any more: the process, those it can use again, and those it must not."""
+        """Payloads that ended: process, buffers it can reuse, buffers it must give up."""
         if self._own_freed and self._pool is not None and self._pool_lock.acquire(blocking=False):
             try:
                 self._free_own(self._pool)
@@ -288,7 +288,7 @@ class PayloadTable:
         return [(owner, *both) for owner, both in found.items()]
 
     def on_process_gone(self, rank: RankProcess) -> None:
-        """A process ended. What it wrote and others still need stays until they have read it."""
+        """A process exited. Payloads that others still need stay until they are read."""
         for buffer, fd in rank.fds.items():
             if (rank.number, buffer) in self._buffers_in_use:
                 self._orphans[rank.number, buffer] = fd
@@ -301,14 +301,14 @@ class PayloadTable:
             os.close(fd)
             self._descriptors -= 1
 
-    # --- the driver's own
+    # --- payloads of the driver
 
     def store(self, keys: Keys, items: list[Any]) -> Segment:
-        """Items from the driver as a payload. One thread at a time."""
+        """Store items of the driver as a payload. Thread: one at a time."""
         return self._store_packed(pack_items(keys, items))
 
     def store_split(self, keys: range, split: Split) -> Segment:
-        """A piece of the source that workers read by themselves. One thread at a time."""
+        """Store a split of the source, which workers read. Thread: one at a time."""
         segment = self._store_packed(pack_split(keys, split))
         segment.first = (keys.start,)
         return segment
@@ -329,14 +329,14 @@ class PayloadTable:
         return Segment(number, packed.items, placed.size, "", ref)
 
     def adopt(self, items: int, sizes: tuple[int, ...], data: bytes | memoryview) -> Segment:
-        """A payload that was written elsewhere, unopened. One thread at a time."""
+        """Store a payload that was packed elsewhere. Thread: one at a time."""
         if len(data) <= MAX_INLINE_BYTES:
             return Segment(next(self._numbers), items, sum(sizes), "", InlineRef(bytes(data), sizes))
         stream, buffers = split_layout(memoryview(data), sizes)
         return self._store_packed(PackedPayload(items, [stream], buffers))  # type: ignore[list-item]
 
     def read_raw(self, segment: Segment) -> bytes:
-        """The bytes of a payload, as `adopt` takes them. From any thread."""
+        """The bytes of a payload, as `adopt` takes them. Thread: any."""
         ref: Any = segment.ref
         if type(ref) is InlineRef:
             data: bytes = ref.data
@@ -354,15 +354,15 @@ class PayloadTable:
             if owner != SPILLED_OWNER:
                 self._own_live_bytes -= size
                 (pool.discard if kept else pool.free)(buffer)
-        pool.take_closed()  # of our own descriptors nobody else has one
+        pool.take_closed()  # our own descriptor has no other user
 
     def load(self, segment: Segment) -> tuple[Keys, list[Any]]:
-        """The keys and items of a payload; those that cannot be read are Unreadable. From any thread."""
+        """The keys and items of a payload; unreadable items are UnreadableItem. Thread: any."""
         keys, items = self._load(segment)
         return (keys, items) if type(items) is list else (keys, self._read_split(segment.id, items))
 
     def _read_split(self, number: int, split: Any) -> list[Any]:
-        """The rows of a split; the last one is kept, because one item after another is asked for."""
+        """The rows of a split; the last split is cached, because items are requested one by one."""
         last = self._last_split
         if last[0] != number:
             last = self._last_split = (number, split.read())
@@ -377,10 +377,10 @@ class PayloadTable:
         with self._load_lock:
             return self._load_mapped(ref)
 
-    # --- what outlives the driver
+    # --- payloads that outlive the driver
 
     def spool_record(self, segment: Segment) -> list[Any] | None:
-        """A payload of the spool as plain data, so that another driver can read it; None: it is gone with this one."""
+        """A payload in the spool as plain data, readable by another driver; None: it ends with this driver."""
         ref: Any = segment.ref
         if type(ref) is not SpoolRef:
             return None
@@ -388,7 +388,7 @@ class PayloadTable:
         return [name, ref.offset, list(ref.sizes), segment.items, segment.size_bytes, list(segment.first or ())]
 
     def from_spool_record(self, kept: list[Any]) -> Segment | None:
-        """The inverse; None: the bytes are not there any more."""
+        """The inverse of `spool_record`; None: the bytes no longer exist."""
         name, offset, sizes, items, size, first = kept
         path = os.path.join(self._spill, name)  # noqa: PTH118 - as workers do it
         try:
@@ -403,7 +403,7 @@ class PayloadTable:
             return unpack_payload(stream, buffers)
         except MemoryError:
             raise
-        except Exception:  # whatever the classes of the items do
+        except Exception:  # classes of the items can raise anything
             from dovetail.engines.local.payload_recovery import recover_items
 
             self.unreadable = True
@@ -419,7 +419,7 @@ class PayloadTable:
         return self._unpack(reading.stream, reading.buffers)
 
     def _close_unused_mappings(self) -> None:
-        """Those whose items the user has let go of; of the oldest it is assumed that they are kept for good."""
+        """Close the payloads whose items the user released; the oldest are assumed to be kept permanently."""
         still: deque[tuple[MappedPayload, Any]] = deque()
         while self._open_mappings:
             reading, ref = self._open_mappings.popleft()
@@ -433,13 +433,13 @@ class PayloadTable:
         self._open_mappings = still
 
     def release_mappings(self) -> None:
-        """Nothing more will be loaded: a mapping goes with the last item that the reader keeps of it."""
+        """Close all mappings: each ends with the last item that the reader keeps of it."""
         with self._load_lock:
             self._close_unused_mappings()
             self._open_mappings.clear()
 
     def close(self) -> None:
-        """What was delivered can still be read: its memory goes with the last who holds it."""
+        """Delivered payloads stay readable: their memory ends with the last reference."""
         with self._load_lock:
             self._close_unused_mappings()
         self.take_freed({})
@@ -452,7 +452,7 @@ class PayloadTable:
                 self._own_freed.set_callback(lambda end: pool.discard(end[1]))
 
     def _close_orphan(self, end: FreedBuffer) -> None:
-        """After the engine's end nobody writes again."""
+        """No writer exists after the engine is closed."""
         fd = self._orphans.pop(end[:2], None)
         if fd is not None:
             os.close(fd)
@@ -469,7 +469,7 @@ def _read_exactly(fd: int, size: int, offset: int) -> bytes:
 
 
 class FreedQueue:
-    """The ends of payloads, in whichever thread they come, until somebody looks; at last, who acts on them at once."""
+    """Collects ends of payloads from any thread until they are taken; after close, handles them at once."""
 
     def __init__(self) -> None:
         self._queue: deque[FreedBuffer] = deque()

@@ -8,18 +8,18 @@ from contextlib import suppress
 from pathlib import Path
 
 WANTED_DESCRIPTORS = 1 << 16
-"""Descriptors."""
+"""Wanted limit of open descriptors."""
 PAYLOAD_MEMORY_DIVISOR = 4
-"""Payloads may fill one part in so many of the memory."""
+"""Payloads may use this fraction of memory (1/n)."""
 
 
 def total_memory_bytes() -> int:
-    """Bytes of the machine."""
+    """Physical memory of the machine."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def raise_descriptor_limit() -> None:
-    """Payloads are descriptors; the soft limit of 1024 is for programs that use select()."""
+    """Payloads are descriptors; the default soft limit of 1024 is meant for programs that use select()."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = WANTED_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(WANTED_DESCRIPTORS, hard)
     if soft not in (resource.RLIM_INFINITY, wanted) and soft < wanted:
@@ -28,14 +28,14 @@ def raise_descriptor_limit() -> None:
 
 
 def make_temporary_folder() -> Path:
-    """A new one, for things that have no place of their own."""
-    from tempfile import mkdtemp  # late: with a folder of a run it is not needed
+    """Create a temporary folder for an engine without a run folder."""
+    from tempfile import mkdtemp  # late: not needed with a run folder
 
     return Path(mkdtemp(prefix="dovetail-"))
 
 
 def remove_folder(folder: Path) -> None:
-    """With all that is in it, if it is there."""
+    """Remove a folder and its contents, if it exists."""
     if folder.exists():
         from shutil import rmtree
 
@@ -43,9 +43,9 @@ def remove_folder(folder: Path) -> None:
 
 
 def open_standard_descriptors() -> None:
-    """Where stdin, stdout or stderr is closed, as in a daemon, sockets of ours would come under their numbers."""
+    """Open closed standard descriptors, as in a daemon; otherwise sockets would get the numbers 0 to 2."""
     for fd in (0, 1, 2):
         try:
             os.fstat(fd)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number

@@ -1,8 +1,8 @@
 """Protocol between driver, fork server and workers: frames with file descriptors over Unix sockets, payload kinds and
 flags.
 
-A frame is a small head (marshalled: texts, numbers, tuples), a body that nobody on the way opens, and descriptors. Both
-ends run the same interpreter, and nobody else can reach the socket, which has no name.
+A frame is a small marshalled head (texts, numbers, tuples), a body that is not opened on the way, and descriptors. Both
+ends run the same interpreter, and the unnamed socket is not reachable from other processes.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ if TYPE_CHECKING:
 
 FRAME_HEADER = Struct("<II")
 MAX_DESCRIPTORS_PER_SEND = 250
-"""Of one sendmsg; the kernel takes 253."""
+"""Descriptors per sendmsg; the kernel accepts 253."""
 MAX_CHUNKS_PER_SEND = 512
-"""Of one sendmsg; the kernel takes 1024."""
+"""Buffers per sendmsg; the kernel accepts 1024."""
 READ_BYTES = 1 << 18
 _ANCILLARY_BYTES = socket.CMSG_SPACE(MAX_DESCRIPTORS_PER_SEND * 4)
-# plain numbers, because enums cost as much as half of the system call
+# plain numbers: enums would cost half as much as the system call
 DONT_WAIT = int(socket.MSG_DONTWAIT)
 _CLOSE_ON_EXEC, _ANCILLARY_TRUNCATED = int(socket.MSG_CMSG_CLOEXEC), int(socket.MSG_CTRUNC)
 _SOCKET, _RIGHTS = int(socket.SOL_SOCKET), int(socket.SCM_RIGHTS)
 TRANSIENT_ERRNOS = (errno.ENOBUFS, errno.ENOMEM, errno.ETOOMANYREFS)
 RETRY_PAUSE_S = 0.005
 EXTRA_DESCRIPTORS_HEAD = ("+",)
-"""The head of a frame that only brings descriptors for the one behind it."""
+"""Head of a frame that only carries descriptors for the next one."""
 
 
 class Frame(NamedTuple):
@@ -55,7 +55,7 @@ class Frame(NamedTuple):
 
 
 def encode_frame(head: tuple[Any, ...], body: Sequence[Chunk] = (), count: int = 0) -> list[Chunk]:
-    """The pieces of a frame with so many descriptors beside it."""
+    """The buffers of a frame with this number of descriptors."""
     marshalled = marshal.dumps((count, head))
     size = sum(map(len, body))
     if size + len(marshalled) >= 1 << 32:
@@ -69,7 +69,7 @@ def encode_frame(head: tuple[Any, ...], body: Sequence[Chunk] = (), count: int =
 def send_frame(
     sock: socket.socket, head: tuple[Any, ...], body: Sequence[Chunk] = (), descriptors: Sequence[int] = ()
 ) -> None:
-    """Blocks until all of it is on its way: for workers and the nursery, whose driver always reads."""
+    """Blocks until everything is sent: for workers and the fork server, whose driver always reads."""
     pieces: deque[tuple[Chunk, Sequence[int]]] = deque(_attach_descriptors(head, body, descriptors))
     while pieces:
         _send_some(sock, pieces)
@@ -90,7 +90,7 @@ def _attach_descriptors(
 
 
 def _send_some(sock: socket.socket, pieces: deque[tuple[Chunk, Sequence[int]]]) -> None:
-    """One sendmsg; what was not taken stays. Raises BlockingIOError if a socket that does not block is full."""
+    """One sendmsg; removes what was sent. Raises BlockingIOError if a non-blocking socket is full."""
     first, descriptors = pieces[0]
     if descriptors:
         beside = [(_SOCKET, _RIGHTS, array("i", descriptors))]
@@ -115,7 +115,7 @@ def _send_some(sock: socket.socket, pieces: deque[tuple[Chunk, Sequence[int]]]) 
 
 
 class Channel:
-    """One end of a socket: what comes is cut into frames, what goes never blocks if the socket does not."""
+    """One end of a socket: parses received frames and queues outgoing ones."""
 
     __slots__ = ("_buffer", "_descriptors", "_unsent", "sock")
 
@@ -128,17 +128,17 @@ class Channel:
     def fileno(self) -> int:
         return self.sock.fileno()
 
-    # --- out
+    # --- sending
 
     def put(self, head: tuple[Any, ...], body: Sequence[Chunk] = (), descriptors: Sequence[int] = ()) -> None:
-        """Only remembers it: see `flush`."""
+        """Queue a frame; see `flush`."""
         if descriptors:
             self._unsent += _attach_descriptors(head, body, descriptors)
         else:
             self._unsent += [(piece, ()) for piece in encode_frame(head, body)]
 
     def flush(self) -> bool:
-        """As much as goes now. Whether all of it went; what is meant for one who is gone counts as gone."""
+        """Send as much as possible without blocking. True: everything was sent, or the peer has exited."""
         waiting = self._unsent
         try:
             while waiting:
@@ -147,23 +147,23 @@ class Channel:
             return False
         except OSError as error:
             if error.errno in TRANSIENT_ERRNOS:
-                time.sleep(RETRY_PAUSE_S)  # of memory or of room for descriptors: it will come back
+                time.sleep(RETRY_PAUSE_S)  # the kernel is short of memory or descriptors: temporary
                 return False
             waiting.clear()
         return True
 
     def close(self) -> None:
-        """For everybody: a process that was forked meanwhile may hold the socket, too."""
+        """Shut the socket down for all holders: a forked process may have a duplicate."""
         with suppress(OSError):
             self.sock.shutdown(socket.SHUT_RDWR)
         self.sock.close()
 
-    # --- in
+    # --- receiving
 
     def receive(self, flags: int = 0) -> tuple[list[Frame], bool]:
-        """One read: the frames that are whole now, and whether the other end is still there.
+        """Read once: the complete frames, and whether the peer is still connected.
 
-        Raises BlockingIOError if there is nothing and the socket (or MSG_DONTWAIT) does not block.
+        Raises BlockingIOError if there is no data and the socket (or MSG_DONTWAIT) does not block.
         """
         try:
             data, beside, told, _ = self.sock.recvmsg(READ_BYTES, _ANCILLARY_BYTES, _CLOSE_ON_EXEC | flags)
@@ -193,7 +193,7 @@ class Channel:
         if len(buffer) >= FRAME_HEADER.size:
             head, body = FRAME_HEADER.unpack_from(buffer)
             if len(buffer) < FRAME_HEADER.size + head + body:
-                return []  # without copying what is not whole yet
+                return []  # without copying an incomplete frame
         data = bytes(buffer)
         frames, used = self._parse_frames(data)
         if used:
@@ -201,7 +201,7 @@ class Channel:
         return frames
 
     def _parse_frames(self, data: bytes) -> tuple[list[Frame], int]:
-        """The whole frames at the beginning of the data, and how many bytes they are."""
+        """The complete frames at the start of the data, and their length in bytes."""
         frames: list[Frame] = []
         at, end = 0, len(data)
         view = memoryview(data)
@@ -219,14 +219,15 @@ class Channel:
 
 
 KIND_INLINE, KIND_SHARED, KIND_FILE, KIND_WRITTEN = 0, 1, 2, 3
-"""How a payload travels: in the body, as a descriptor of memory, as a place in a file; or not, because it is written
-where it belongs."""
+"""How a payload travels: in the body, as a descriptor of shared memory, as an offset in a file; or not at all, because
+it was written to its destination."""
 FLAG_SPILL, FLAG_NO_MEMFD, FLAG_SPOOL, FLAG_NO_OUTPUT = 1, 2, 4, 8
-"""Flags of a message: shared memory is full; descriptors are; the output is for a later wave; another rank gives it."""
+"""Flags of a message: shared memory is full; descriptors are scarce; spool the output for a later wave; another rank
+sends the output."""
 BREADCRUMB_WORDS = 8
-"""Numbers per crumb: 64 bytes, so that no two workers write to one cache line."""
+"""Words per breadcrumb: 64 bytes, so that two workers never share a cache line."""
 BEGUN_WORD = 4
-"""Which number of a cell says what has begun of all that was sent in advance."""
+"""The word of a cell with the number of the last prefetched message that has started."""
 
 
 def close_descriptors(descriptors: Sequence[int]) -> None:
@@ -243,7 +244,7 @@ def map_file(path: str, offset: int, sizes: Sequence[int]) -> MappedPayload:
 
 
 def pickle_value(value: object) -> bytes:
-    """By pickle, and what it cannot do by cloudpickle."""
+    """Pickle a value; falls back to cloudpickle."""
     try:
         return pickle.dumps(value, 5)
     except Exception:

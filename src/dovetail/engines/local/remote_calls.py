@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class RawAnswer:
-    """Waits for an answer in order to pass it on: gets whether it is fine, and the bytes."""
+    """Future of an answer that is forwarded: resolves to success and the pickled value."""
 
     def __init__(self) -> None:
         from concurrent.futures import Future
@@ -31,11 +31,12 @@ class RawAnswer:
 
 if TYPE_CHECKING:
     Waiter = Future[Any] | RawAnswer | tuple[RankProcess, int]
-    """Somebody in this process, who gets a value or bytes; or a worker and its own number of the call."""
+    """Receiver of an answer: a future of this process for a value or bytes; or a worker and its own number of the
+    call."""
 
 
 class CallRouter:
-    """Who waits for which answer. For whoever holds the engine's lock, unless it says otherwise."""
+    """Pending calls and the receivers of their answers. Hold the engine's lock, unless stated otherwise."""
 
     def __init__(self, children: Mapping[int, LocalWorker], numbers: Iterator[int], tell: Callable[..., None]) -> None:
         """`tell` sends a frame to a process."""
@@ -46,7 +47,7 @@ class CallRouter:
     def call_from_driver(
         self, worker: int, hosted: str, method: str, body: Chunk, future: Future[Any] | RawAnswer
     ) -> None:
-        """From this process."""
+        """Send a call from this process."""
         try:
             child = self._find_worker(worker, hosted)
         except (WorkerLostError, LookupError) as error:
@@ -55,8 +56,8 @@ class CallRouter:
         self._forward(child, hosted, method, body, future)
 
     def relay_call(self, rank: RankProcess, frame: Frame, *, elsewhere: bool = False) -> bool:
-        """From worker to worker, unopened. `elsewhere`: there may be more than these; False, if it is for one of
-        those, of which whoever asked was told nothing."""
+        """Forward a call from worker to worker, without opening it. `elsewhere`: workers exist on other nodes; returns
+        False if the call is for one of those, and sends no answer."""
         _, its_number, worker, hosted, method = frame.head
         if elsewhere and not self._is_local(worker):
             return False
@@ -69,7 +70,7 @@ class CallRouter:
         return True
 
     def _is_local(self, worker: int) -> bool:
-        """Of a gang, where its first rank is: that one is called."""
+        """Whether the worker can be called here; of a gang, rank 0 is called."""
         child = self._children.get(worker)
         return child is not None and child.ranks[0].rank == 0
 
@@ -87,7 +88,8 @@ class CallRouter:
         self._send(child.ranks[0], ("call", number, hosted, method), [body])
 
     def on_answer(self, child: LocalWorker, frame: Frame) -> Future[Any] | RawAnswer | None:
-        """Passes the answer on; or returns who waits for it in this process (see `settle`, without the lock)."""
+        """Forward the answer to a worker; or return its receiver in this process (see `resolve_future`; do not hold the
+        lock)."""
         _, number, fine = frame.head
         waits = child.calls.pop(number, None)
         if isinstance(waits, tuple):
@@ -98,7 +100,7 @@ class CallRouter:
         return waits
 
     def on_worker_gone(self, child: LocalWorker) -> list[Future[Any] | RawAnswer]:
-        """The worker is; returns those who wait in this process, to be told without the lock."""
+        """The worker is gone. Returns the receivers in this process, to be resolved without the lock."""
         calls, child.calls = child.calls, {}
         gone = pickle.dumps(WorkerLostError(f"worker {child.number} is gone"))
         for waits in calls.values():
@@ -108,7 +110,7 @@ class CallRouter:
 
 
 def resolve_future(future: Future[Any] | RawAnswer, fine: bool, body: Chunk) -> None:
-    """The end of a call, for who waits in this process."""
+    """Resolve the receiver of an answer in this process."""
     from concurrent.futures import InvalidStateError
 
     if isinstance(future, RawAnswer):
@@ -118,7 +120,7 @@ def resolve_future(future: Future[Any] | RawAnswer, fine: bool, body: Chunk) -> 
         value = pickle.loads(body)  # noqa: S301 - from a worker of this run
     except Exception as error:
         fine, value = False, error
-    with suppress(InvalidStateError):  # nobody waits for it any more
+    with suppress(InvalidStateError):  # the caller has cancelled it
         if fine:
             future.set_result(value)
         else:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class ReaderThread:
-    """A thread that reads for everybody, once answers are waited for while the main thread is busy."""
+    """Reads the socket for all threads, once a call waits for an answer while the main thread is busy."""
 
     def __init__(
         self, channel: Channel, answered: Callable[[Frame], bool], exit_worker: Callable[[int], NoReturn]
@@ -76,7 +76,7 @@ class ReaderThread:
 
 
 class SlotDispatcher:
-    """The main thread reads; messages and calls run in threads, or in the loop of an async object."""
+    """The main thread reads the socket; messages and calls run in threads, or in the event loop of an async object."""
 
     def __init__(self, inside: WorkerProcess, desk: MessageRunner) -> None:
         self._worker = inside
@@ -108,7 +108,7 @@ class SlotDispatcher:
 
 
 class ThreadSlots:
-    """The slots of an object whose calls block."""
+    """Slots of an object whose calls block: a thread each."""
 
     def __init__(self, host: UnitExecutor, desk: MessageRunner, crumbs: list[BreadcrumbCell]) -> None:
         self._executor = host
@@ -150,7 +150,7 @@ class ThreadSlots:
 
 
 class AsyncSlots:
-    """The slots of an object whose calls are awaited: one event loop, in a thread of its own."""
+    """Slots of an object whose calls are awaited: one event loop in its own thread."""
 
     def __init__(self, host: UnitExecutor, desk: MessageRunner, crumbs: list[BreadcrumbCell]) -> None:
         self._executor = host
@@ -165,7 +165,7 @@ class AsyncSlots:
         self._thread.start()
 
     def _run(self) -> None:
-        """A task of the user's that exits must not stop everybody else's."""
+        """Run the event loop. A user's task that raises SystemExit must not stop the others."""
         while not self._is_closed:
             try:
                 self._loop.run_forever()
@@ -204,7 +204,7 @@ class AsyncSlots:
                 if inspect.isawaitable(value):
                     value = await value
                 self._runner.reply(number, value)
-            except BaseException as error:  # the caller's
+            except BaseException as error:  # passed to the caller
                 self._runner.reply_error(number, error)
 
     def cancel(self, message: int) -> bool:
@@ -221,15 +221,15 @@ class AsyncSlots:
             raise error
 
     async def _setup_catching(self) -> BaseException | None:
-        """Raised in a task, SystemExit would end the loop and never be heard of."""
+        """Setup in the event loop. SystemExit raised in a task would end the loop and be lost."""
         try:
             await self._executor.setup_async()
-        except BaseException as error:  # the user's
+        except BaseException as error:  # raised by user code
             return error
         return None
 
     def finish(self) -> None:
-        """Waits for what was sent."""
+        """Wait for all messages and calls that were sent."""
         asyncio.run_coroutine_threadsafe(self._wait_for_tasks(), self._loop).result()
 
     def teardown(self) -> list[ExceptionSummary]:

@@ -35,7 +35,7 @@ SETUP_FAILED_EXIT_CODE = 71
 
 
 def main(sock: socket.socket, crumbs: int, cells: tuple[int, ...], pickled: bytes) -> int:
-    """Returns the exit code."""
+    """Run a worker; returns the exit code."""
     spec: WorkerSpec = pickle.loads(pickled)  # noqa: S301 - from our driver
     _enter_driver_context(spec)
     with open(os.devnull) as nothing:  # noqa: PTH123 - pathlib is not loaded
@@ -46,7 +46,7 @@ def main(sock: socket.socket, crumbs: int, cells: tuple[int, ...], pickled: byte
 
 
 def main_after_exec(sock: int, crumbs: int, box: int, *cells: int) -> None:
-    """The beginning of a worker that is an interpreter of its own."""
+    """Entry point of a worker with its own interpreter."""
     code = 70
     try:
         spec = os.pread(box, os.fstat(box).st_size, 0)
@@ -64,19 +64,19 @@ def main_after_exec(sock: int, crumbs: int, box: int, *cells: int) -> None:
 
 
 def report_crash() -> None:
-    """Our own mistake, into the worker's log."""
+    """Print an internal error to the worker's log."""
     with contextlib.suppress(Exception):
         traceback.print_exc()
 
 
 def _enter_driver_context(spec: WorkerSpec) -> None:
-    """The folder, the paths and the log of the driver's world."""
+    """Set working folder, module path, log buffering and CPU affinity."""
     with contextlib.suppress(OSError):
         os.chdir(spec.folder)
     sys.path[:] = list(spec.path)
     sys.argv = [""]
     for stream in (sys.stdout, sys.stderr):
-        if stream is not None:  # of a driver that has neither
+        if stream is not None:  # None if the driver has none
             stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     with contextlib.suppress(ImportError, OSError, RuntimeError):
         import faulthandler
@@ -88,7 +88,7 @@ def _enter_driver_context(spec: WorkerSpec) -> None:
 
 
 class WorkerProcess:
-    """One worker process. Its main thread takes what comes; with one object and one slot it also runs it."""
+    """One worker process. The main thread reads the socket; with one object and one slot it also runs messages."""
 
     def __init__(self, channel: Channel, spec: WorkerSpec, crumbs: list[BreadcrumbCell]) -> None:
         self.spec = spec
@@ -97,13 +97,13 @@ class WorkerProcess:
         self._numbers = count(1)
         self._pending_calls: dict[int, Future[Any]] = {}
         self._reader: Any = None
-        """A thread that takes over reading, once somebody here waits for an answer."""
+        """Thread that reads the socket, started by the first call to another worker."""
         self._reader_lock = Lock()
         self._main_thread_reads = False
-        """The main thread does nothing else."""
+        """Whether the main thread only reads the socket."""
         self.executors: dict[str, UnitExecutor] = {}
         self.async_slots: dict[str, AsyncSlots] = {}
-        """Of the async ones."""
+        """Slots of async objects."""
         self.runner = MessageRunner(channel.sock, spec, self.exit)
 
     def exit(self, code: int) -> NoReturn:
@@ -155,7 +155,7 @@ class WorkerProcess:
                     host.setup()
                 if guest.writer:
                     host.writer = pickle.loads(guest.writer)  # noqa: S301 - from our driver
-        except BaseException as error:  # the user's
+        except BaseException as error:  # raised by user code
             told = summarize_exception(error)
             print(f"{told.line}\n{told.detail}", file=sys.stderr)  # noqa: T201 - its own log
             self.runner.send("failed", told.line, told.detail[-8000:])
@@ -178,10 +178,11 @@ class WorkerProcess:
             caller=self.call,
         )
 
-    # --- what comes
+    # --- receiving
 
     def receive_frames(self, *, wait: bool) -> list[Frame]:
-        """What came; waits for the first, or takes all there is: a single read ends behind every descriptor."""
+        """Received frames; waits for the first, or takes all that have arrived: one read ends behind every
+        descriptor."""
         if self._reader is not None:
             found: list[Frame] = self._reader.take(wait=wait)
             return found
@@ -199,7 +200,7 @@ class WorkerProcess:
         return [frame for frame in frames if not self.on_answer(frame)]
 
     def on_answer(self, frame: Frame) -> bool:
-        """Whether that was the answer to a call of ours."""
+        """Whether the frame was an answer to one of this worker's calls."""
         if frame.head[0] != "answer":
             return False
         future = self._pending_calls.pop(frame.head[1], None)
@@ -208,7 +209,7 @@ class WorkerProcess:
         return True
 
     def call(self, worker: int, hosted: str, method: str, /, *args: Any, **named: Any) -> Future[Any]:
-        """A method of an object that another worker hosts; the driver passes it on unopened."""
+        """Call a method of an object that another worker hosts; the driver forwards it without opening it."""
         from concurrent.futures import Future
 
         with self._reader_lock:
@@ -223,7 +224,7 @@ class WorkerProcess:
         self.runner.send_call(number, worker, hosted, method, args, named)
         return future
 
-    # --- one thing at a time
+    # --- single slot
 
     def _run_single_slot(self) -> None:
         ((name, host),) = self.executors.items()
@@ -245,7 +246,7 @@ class WorkerProcess:
                 return
 
     def _receive_into(self, todo: deque[Frame], *, wait: bool) -> list[int]:
-        """Takes in what came; returns the messages that were taken back."""
+        """Queue received frames; returns the cancelled messages."""
         cancelled = []
         for frame in self.receive_frames(wait=wait):
             kind = frame.head[0]
@@ -264,11 +265,11 @@ class WorkerProcess:
         return cancelled
 
     def _claim_message(self, frame: Frame, todo: deque[Frame]) -> bool:
-        """Whether the message is still to be run. We say first that it begins, and look then; the driver takes it back
-        first, and looks then. So at least one of us sees the other."""
+        """Whether the message is still to be run. The worker records the start first and reads cancellations then; the
+        driver sends the cancellation first and reads the record then. So at least one of them sees the other."""
         number = frame.head[8]
         if not number:
-            return True  # it was not sent in advance: nobody takes it back
+            return True  # not prefetched: it is never cancelled
         self.breadcrumbs[0][BEGUN_WORD] = number
         return frame.head[1] not in self._receive_into(todo, wait=False)
 
@@ -278,7 +279,7 @@ class WorkerProcess:
 
 
 def _ensure_module(name: str) -> ModuleType:
-    """The module; made up, with the packages it lies in, if there is none here."""
+    """The module; created together with its parent packages if it does not exist."""
     parent, _, _ = name.rpartition(".")
     if name not in sys.modules:
         if parent:

@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 
 class DriverContext(NamedTuple):
-    """The driver's place, as an engine on another machine is told of it."""
+    """Context of the driver, sent to an engine on another machine."""
 
     path: tuple[str, ...]
     """Its sys.path."""
     folder: str
     """Its working folder."""
     variables: dict[str, str]
-    """What workers get of its environment."""
+    """Environment variables that workers get from it."""
 
 
 class HostedSpec(NamedTuple):
@@ -29,14 +29,14 @@ class HostedSpec(NamedTuple):
 
     name: str
     work: bytes
-    """By cloudpickle: what the user's script defines, and a tuple of stages, a class or a function."""
+    """Pickled by cloudpickle: definitions of the user's script, and a tuple of stages, a class or a function."""
     slots: int
     writer: bytes = b""
-    """By pickle: who writes its results where they belong; empty: they are sent on."""
+    """Pickled writer of the results; empty: results are sent on."""
 
 
 class WorkerSpec(NamedTuple):
-    """Plain data, pickled once per process."""
+    """Specification of one worker process; plain data, pickled once per process."""
 
     worker: int
     hosted: tuple[HostedSpec, ...]
@@ -47,16 +47,16 @@ class WorkerSpec(NamedTuple):
     path: tuple[str, ...]
     """sys.path of the driver."""
     folder: str
-    """The working folder of the driver."""
+    """Working folder of the driver."""
     spool_folder: str
-    """Where payloads go that must not lie in memory."""
+    """Folder for payloads that must not be in memory."""
     pool_bytes: int
-    """Shared memory that a worker keeps warm, at most."""
+    """Maximum shared memory that a worker keeps for reuse."""
     cpus: tuple[int, ...] = ()
-    """The CPUs it is bound to; none: it is not."""
+    """CPUs to bind the process to; empty: not bound."""
 
     def part_name(self) -> str:
-        """For a file that no other process ever had: not of a run that was killed and goes on, either."""
+        """A file name that no other process has ever used, not even one of an earlier session of the run."""
         return f"{self.worker}-{self.rank}-{os.getpid()}-{time.time_ns():x}"
 
 
@@ -82,21 +82,21 @@ THREAD_VARIABLES = (
     "POLARS_MAX_THREADS",
 )
 INSIDE_WORKER_VARIABLE = "DOVETAIL_INSIDE"
-"""Says that a process is a worker of a run: what it starts uses the run's seats, not others."""
+"""Marks a process as a worker of a run: processes that it starts use the run's seats."""
 EXEC_ONLY_PREFIXES = ("PYTHON", "LD_", "MALLOC_", "GLIBC_", "ASAN_", "LC_", "LANG", "TZ")
-"""Variables that count only when a process begins: whoever sets one gets an interpreter of its own."""
+"""Variables that are read only at interpreter start: a stage that sets one gets its own interpreter."""
 
 RAY_PROCESS_VARIABLES = ("RAY_JOB_ID", "RAY_RAYLET_PID", "RAY_LD_PRELOAD_ON_WORKERS", "SPT_NOENV")
-"""What Ray tells a process of its own: a child that has these would take itself for one, too."""
+"""Variables that Ray sets for its own processes; a child process with them would take itself for one."""
 RAY_PATH_SUFFIXES = ("/ray/thirdparty_files", "/ray/_private/workers")
-"""Folders that Ray puts before all others where it is imported: what is in them is for Ray only."""
+"""Folders that Ray prepends to sys.path; for Ray only."""
 RAY_SET_VARIABLES = ("PYTHONBREAKPOINT", "OMP_NUM_THREADS")
-"""What Ray sets in a process of its own after it began, where the user did not."""
+"""Variables that Ray sets after the start of its process, unless the user did."""
 
 
 def agent_environment(agent: Mapping[str, str], at_start: Mapping[str, str], home: DriverContext) -> dict[str, str]:
-    """What workers of an agent, a process of Ray on another machine, have in common: what its machine says, and the
-    driver's variables before that. `at_start` is what the agent had when it began."""
+    """Environment common to all workers of an agent (a Ray process on another machine): that of its machine, overridden
+    by the driver's variables. `at_start` is the agent's environment at its start."""
     found = {name: value for name, value in agent.items() if name not in RAY_PROCESS_VARIABLES}
     for name in RAY_SET_VARIABLES:
         if name not in at_start:
@@ -110,8 +110,8 @@ def seat_environment(
     own: Mapping[str, str] | None = None,
     devices: Mapping[int, str] | None = None,
 ) -> dict[str, str]:
-    """For a process on this seat. `own` is what its stage asks for, and wins; `devices` are the names under which CUDA
-    knows the node's cards, by position (without them: their numbers)."""
+    """Environment of a process on this seat. `own` are the variables of its stage, which take precedence; `devices` are
+    the CUDA names of the node's cards by position (without them: their indices)."""
     names = devices or {}
     found = {name: value for name, value in inherited.items() if name not in DROPPED_VARIABLES}
     threads = str(max(1, math.ceil(seat.cpu_milli / 1000)))
@@ -123,7 +123,7 @@ def seat_environment(
 
 
 def rendezvous_variables(seats: Sequence[Seat], rank: int, port: int, address: str = "127.0.0.1") -> dict[str, str]:
-    """How the ranks of a gang find each other, in the words of torchrun."""
+    """Rendezvous variables of a gang, named as by torchrun."""
     nodes = list(dict.fromkeys(seat.node for seat in seats))
     group = str(nodes.index(seats[rank].node))
     return {
@@ -140,10 +140,10 @@ def rendezvous_variables(seats: Sequence[Seat], rank: int, port: int, address: s
 
 
 def local_rank(seats: Sequence[Seat], rank: int) -> int:
-    """Its number among the ranks of its node."""
+    """Its rank among the ranks of its node."""
     return sum(seat.node == seats[rank].node for seat in seats[:rank])
 
 
 def needs_fresh_interpreter(own: Mapping[str, str] | None) -> bool:
-    """Whether a forked process would not heed these variables."""
+    """Whether a forked process would ignore these variables."""
     return any(name.startswith(EXEC_ONLY_PREFIXES) for name in own or ())

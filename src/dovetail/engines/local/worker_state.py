@@ -39,16 +39,16 @@ class RankProcess:
         self.pid = 0
         self.ready = False
         self.stopped = False
-        """It said that it goes, as it was told."""
+        """Whether it reported a requested stop."""
         self.has_exited = False
         self.has_unsent = False
-        """Whether its socket was full and it is watched for room."""
+        """Whether its socket was full and is polled for writing."""
         self.fds: dict[int, int] = {}
         """Buffer of its pool -> our descriptor of it."""
 
 
 class InFlightMessage:
-    """A message that is not answered yet. Holds its payloads, whatever the controller does with them."""
+    """A message without a reply yet. Keeps references to its payloads."""
 
     __slots__ = ("batch_size", "failures", "parts", "payloads", "peak", "prefetch_number", "ranks_left", "report")
 
@@ -56,19 +56,19 @@ class InFlightMessage:
         self.parts = parts
         self.batch_size = batch_size
         self.payloads = payloads
-        """The refs, in the order of the message."""
+        """Payload references, in the order of the message."""
         self.ranks_left = ranks
         self.prefetch_number = 0
-        """Its number among all that were sent to its worker in advance; 0: it was not."""
+        """Its number among the messages prefetched by its worker; 0: not prefetched."""
         self.report: Any = None
-        """What the first rank here said, while others are still at it."""
+        """Report of the first rank, until all ranks have reported."""
         self.failures: list[Any] = []
-        """Of the other ranks."""
+        """Failures reported by the other ranks."""
         self.peak = 0
 
 
 class LocalWorker:
-    """One worker: a process, or one per rank of a gang."""
+    """One worker: a process, or one process per rank of a gang."""
 
     __slots__ = (
         "calls",
@@ -92,20 +92,20 @@ class LocalWorker:
         self.node = node
         self.names = names
         self.is_gang = gang
-        """Whether there are several ranks, here or elsewhere."""
+        """Whether it has several ranks, here or on other nodes."""
         self.ranks: list[RankProcess] = []
-        """Those that are here, in their order; the first of them tells what came out."""
+        """The local ranks, in order; the first one reports the results."""
         self.ready = False
         self.setup_s = 0.0
         self.is_single_slot = False
-        """One process that does one thing at a time."""
+        """One process with one slot."""
         self.stopping = False
         self.prefetched = 0
         self.in_flight: dict[int, InFlightMessage] = {}
         self.calls: dict[int, Waiter] = {}
-        """Number -> who waits for the answer."""
+        """Call number -> receiver of the answer."""
         self.end: WorkerLost | WorkerStopped | None = None
-        """What is known of its end before it comes."""
+        """The reason of its end, if known in advance."""
         self.peak = 0
 
     @property
@@ -114,21 +114,21 @@ class LocalWorker:
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """Of its processes, as far as they are known."""
+        """Pids of its processes, as far as known."""
         return tuple(rank.pid for rank in self.ranks if rank.pid)
 
     def on_process_died(self, rank: RankProcess, cause: LossCause, detail: str) -> None:
-        """One of its processes, without having been told to go."""
+        """One of its processes exited without being stopped."""
         self.end = WorkerLost(self.number, cause, f"rank {rank.rank}: {detail}" if self.is_gang else detail)
 
     def add_breadcrumbs(self, crumbs: tuple[Breadcrumb, ...]) -> None:
-        """What a process left behind, for whoever is to blame."""
+        """Add breadcrumbs of an exited process to the loss."""
         if isinstance(self.end, WorkerLost):
             known = {crumb.message: crumb for crumb in (*self.end.breadcrumbs, *crumbs)}
             self.end.breadcrumbs = tuple(known.values())
 
     def final_event(self) -> WorkerLost | WorkerStopped:
-        """All of its processes are gone."""
+        """The event to report after all processes have exited."""
         end = self.end or WorkerStopped(self.number)
         if isinstance(end, WorkerLost):
             end.peak_bytes = end.peak_bytes or self.peak

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from dovetail.engines.simulated.world import Key
 
 ARRIVALS_PER_S = 20
-"""How finely a source with a rate is cut."""
+"""Maximum number of events per second of a source with a rate."""
 
 
 class SimulatedData:
-    """Reads one pull after another, at most `rate` items per second and not during pauses; None: without an end, or at
-    once. Asked for numbers that it gave before, it gives them again, as a source does that a run resumes from."""
+    """Answers one pull after another, at most `rate` items per second and not during pauses; None: unlimited. Items
+    that are pulled again are delivered again, as by a source from which a run resumes."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class SimulatedData:
         tracked: bool | None = None,
         keep_outputs: bool | None = None,
     ) -> None:
-        """`tracked` is as the engine's world is, and `keep_outputs` as `tracked`, unless they are said."""
+        """`tracked` defaults to that of the engine's world, and `keep_outputs` to `tracked`."""
         self._engine = engine
         self._items = items
         self._rate = rate
@@ -49,13 +49,13 @@ class SimulatedData:
         self._next_read_s = 0.0
         self._ended = False
         self.pulled = 0
-        """Items that were asked for and were there."""
+        """Items that were pulled and existed."""
         self.delivered: Counter[str] = Counter()
         """Items per leaf."""
         self.spooled: Counter[str] = Counter()
         """Items per unit of a later wave."""
         self.outputs: dict[str, list[Key]] = {}
-        """Their keys, if outputs are kept."""
+        """Keys of the outputs, if outputs are kept."""
         self.aside: list[FailedItem] = []
         self.set_aside = 0
         self.log: list[Deliver] = []
@@ -94,7 +94,7 @@ class SimulatedData:
         self._engine.report(ItemsArrived(first, [segment]))
 
     def _time_after_reading(self, start: float, seconds: float) -> float:
-        """When so many seconds of reading are over; nothing is read, and nothing comes, during pauses."""
+        """The time after this number of seconds of reading; pauses do not count."""
         time = start + seconds
         for begin, end in self._pauses:
             if end <= start or begin > time:

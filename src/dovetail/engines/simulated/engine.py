@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 
 
 class EventQueue:
-    """Virtual time. What is due at the same time happens in the order in which it was put here."""
+    """Event queue in virtual time. Events due at the same time run in the order in which they were added."""
 
     __slots__ = ("_entries", "_waiting", "now", "out")
 
     def __init__(self) -> None:
         self.now = 0.0
         self.out: list[Event] = []
-        """What happened and was not reported yet."""
+        """Events that were not reported yet."""
         self._waiting: list[tuple[float, int, Callable[[Any], None], Any]] = []
         self._entries = 0
 
@@ -44,7 +44,7 @@ class EventQueue:
         heappush(self._waiting, (time_s, self._entries, do, what))
 
     def run(self, end: float, grain_s: float) -> None:
-        """Until something is to be reported, with what happens up to a grain later; not beyond the end."""
+        """Advance to the next reportable event, including events up to `grain_s` later, but not beyond the end."""
         waiting = self._waiting
         limit = self.now
         while True:
@@ -64,25 +64,25 @@ class EventQueue:
 
 HOUR_S = 3600.0
 MAX_POLLS_WITHOUT_PROGRESS = 100_000
-"""So many polls at one and the same time: whoever drives is going round in circles."""
+"""Polls without progress of time that indicate an endless loop of the controller."""
 
 
 class SimulatedEngine:
-    """Happenings within `grain_s` of each other are reported together, so that a controller's steps are shared.
+    """Events within `grain_s` of each other are reported together, which saves controller steps.
 
-    `limit_s`: a run that is still going then will never end, and `poll` says so.
+    `limit_s`: `poll` raises when a run takes longer in virtual time.
     """
 
     def __init__(self, world: World, cluster: Cluster, *, grain_s: float = 0.001, limit_s: float = inf) -> None:
         self.world = world
         self.nodes: dict[str, Node] = {}
-        """Those that are there now."""
+        """Nodes that currently exist."""
         self._grain_s = grain_s
         self._limit_s = limit_s
         self._queue = EventQueue()
         self._messages = MessageExecutor(world, self._queue, self._lose, self._stop_if_idle)
         self._from_threads: deque[Event | CallRequest] = deque()
-        """From other threads: only appended to there, only emptied in `poll` and `close`."""
+        """Events posted by other threads: appended there, taken in `poll` and `close`."""
         self._units: dict[str, SimulatedUnit] = {}
         self._workers: dict[int, SimulatedWorker] = {}
         self._workers_on: dict[str, dict[int, SimulatedWorker]] = {}
@@ -124,7 +124,7 @@ class SimulatedEngine:
             f"the run goes round in circles at {agenda.now:.3f} s; {self.state()}"
         )
         happened, agenda.out = agenda.out, []
-        # a call that ended is no event, but whoever waited for it may do something now
+        # a resolved call is no event, but its caller may act on it now
         if not happened and timeout_s is None and self._messages.answered == answered and not self._closed:
             raise AssertionError(f"nothing will ever happen: the run would hang at {agenda.now:.3f} s; {self.state()}")
         return happened
@@ -133,7 +133,7 @@ class SimulatedEngine:
         self._from_threads.append(event)
 
     def call(self, worker: int, hosted: str, method: str, /, *args: Any, **named: Any) -> Future[Any]:
-        """It takes as long as one item, and is made when that time has passed."""
+        """A call takes as long as one item; the method is called when that time has passed."""
         future: Future[Any] = Future()
         future.set_running_or_notify_cancel()
         self._from_threads.append(CallRequest(worker, hosted, method, args, named, future))
@@ -151,37 +151,37 @@ class SimulatedEngine:
             self._remove(worker, "the engine is closed")
         self._queue.clear()
 
-    # What tests and simulated data ask for. Like submit and poll, not for other threads.
+    # --- for tests and simulated data. Thread: that of submit and poll
 
     def schedule(self, time_s: float, do: Callable[[Any], None], what: Any) -> None:
-        """Calls `do(what)` at that time."""
+        """Call `do(what)` at that time."""
         self._queue.schedule(time_s, do, what)
 
     def report(self, event: Event) -> None:
-        """Reports an event now."""
+        """Report an event now."""
         self._queue.out.append(event)
 
     def new_segment(self, items: int, size_bytes: int, node: str, ref: object = None) -> Segment:
         return self._messages.new_segment(items, size_bytes, node, ref)
 
     def kill(self, worker: int, cause: LossCause = LossCause.SIGNAL, detail: str = "signal 9") -> None:
-        """Now, as if from outside; nothing happens if it is gone."""
+        """Kill a worker now, as if from outside; ignored if it is gone."""
         found = self._workers.get(worker)
         if found is not None:
             self._lose(found, cause, detail, self._messages.breadcrumbs_of(found))
 
     def runs(self, worker: int, message: int) -> bool:
-        """Whether the message has begun and not ended."""
+        """Whether the message has started and not ended."""
         found = self._workers.get(worker)
         return found is not None and message in found.running
 
     @property
     def workers(self) -> int:
-        """How many are there now, ready or not."""
+        """Number of workers that exist, ready or not."""
         return len(self._workers)
 
     def state(self) -> str:
-        """One line for people."""
+        """One-line description."""
         lines = [f"{len(self.nodes)} nodes"]
         for unit in self._units.values():
             workers = unit.workers.values()
@@ -193,7 +193,7 @@ class SimulatedEngine:
             )
         return "; ".join(lines)
 
-    # Workers
+    # --- workers
 
     def _take_posted(self) -> None:
         while True:
@@ -288,7 +288,7 @@ class SimulatedEngine:
             self._messages.answered += 1
             asked.future.set_exception(WorkerLostError(f"worker {worker.number} is gone: {why}"))
 
-    # Nodes and the script
+    # --- nodes and scripted events
 
     def _run_script(self, at: ScriptedEvent) -> None:
         match at.action:

@@ -28,7 +28,7 @@ def part_keys(parts: Iterable[SegmentSlice]) -> list[Key]:
 
 
 class TrackedMessage:
-    """A message in the hands of a worker, call by call."""
+    """A message that a worker runs, call by call."""
 
     __slots__ = ("_attempts", "_batch_size", "_call", "_end", "_hosting", "_keys", "failures", "index", "out")
 
@@ -51,7 +51,7 @@ class TrackedMessage:
         return self.index < len(self._keys)
 
     def begin_call(self) -> tuple[float, Kills | Hangs | None]:
-        """Its seconds, and what it does to the worker."""
+        """Duration of the call, and its effect on the worker."""
         keys = self._keys[self.index : self.index + self._batch_size]
         unit = self._hosting.unit
         behaviour = unit.behaviour
@@ -104,7 +104,7 @@ class MessageExecutor:
         lose: Callable[[SimulatedWorker, LossCause, str, tuple[Breadcrumb, ...]], None],
         drained: Callable[[SimulatedWorker], None],
     ) -> None:
-        """`lose` and `drained`: who is told that a worker dies of a message, or may have nothing left to do."""
+        """`lose` and `drained`: called when a message kills its worker, and when a worker may have no work left."""
         self._world = world
         self._agenda = agenda
         self._lose_worker = lose
@@ -113,9 +113,9 @@ class MessageExecutor:
         self._random = Random(f"{world.seed} crumbs")  # noqa: S311
         self._attempts = Attempts()
         self.segments = 0
-        """How many were written so far: the number of the last."""
+        """Number of the last segment written."""
         self.lost_before: dict[str, int] = {}
-        """Node that was lost -> the last segment that may have lain there."""
+        """Lost node -> the last segment that may have been stored there."""
         self.answered = 0
 
     def enqueue(self, hosting: SimulatedObject, item: RunBatches | CallRequest) -> None:
@@ -125,7 +125,7 @@ class MessageExecutor:
             hosting.waiting.append(item)
 
     def start_waiting(self, hosting: SimulatedObject) -> None:
-        """With what waits; and when nothing does, a worker that is to stop is done."""
+        """Start waiting messages; a stopping worker without work ends."""
         waiting = hosting.waiting
         while waiting and hosting.free and hosting.worker.ready:
             self._start(hosting, waiting.popleft())
@@ -142,7 +142,7 @@ class MessageExecutor:
                     return
 
     def breadcrumbs_of(self, worker: SimulatedWorker) -> tuple[Breadcrumb, ...]:
-        """Of every call that it was in."""
+        """Breadcrumbs of all running calls."""
         if not worker.running or self._random.random() >= self._world.breadcrumb_share:
             return ()
         return tuple(self._breadcrumb(running) for running in worker.running.values())
@@ -158,7 +158,7 @@ class MessageExecutor:
         return Segment(self.segments, items, size_bytes, node, ref)
 
     def _start(self, hosting: SimulatedObject, item: RunBatches | CallRequest) -> None:
-        """Takes a slot, unless the message's input is not there any more."""
+        """Occupy a slot, unless the message's input was lost."""
         if type(item) is CallRequest:
             hosting.free -= 1
             hosting.worker.calls[id(item)] = item
@@ -197,7 +197,7 @@ class MessageExecutor:
     def _die_of_memory(self, running: RunningMessage) -> None:
         if running.live:
             worker = running.hosting.worker
-            running.seconds = 0.0  # it is the first call, however long it took
+            running.seconds = 0.0  # it is the first call, whatever its duration
             self._lose_worker(worker, LossCause.OUT_OF_MEMORY, "signal 9", self.breadcrumbs_of(worker))
 
     def _next_call(self, running: RunningMessage, begins: float) -> None:
@@ -264,14 +264,14 @@ class MessageExecutor:
         self.answered += 1
         try:
             asked.future.set_result(hosting.answer(asked))
-        except Exception as error:  # it is the caller's
+        except Exception as error:  # passed to the caller
             asked.future.set_exception(error)
         hosting.free += 1
         self.start_waiting(hosting)
 
 
 def _out_of_memory_failures(running: RunningMessage) -> list[CallFailure]:
-    """The calls of a counted message that have more items than there is memory for."""
+    """The calls of a counted message that have more items than fit in memory."""
     command, limit = running.command, running.hosting.unit.behaviour.memory_items
     if limit is None or min(command.batch_size, command.items) <= limit:
         return []

@@ -21,10 +21,9 @@ if TYPE_CHECKING:
 
 
 class SimulatedUnit:
-    """The workers of one name: their behaviour, and the chance in it.
+    """The workers of one unit: their behaviour and random stream.
 
-    Every unit has a random stream of its own, drawn from in the order of events, so that one unit's luck does not
-    change with another's.
+    Every unit has its own random stream, consumed in the order of events, so that units do not influence each other.
     """
 
     __slots__ = (
@@ -53,7 +52,7 @@ class SimulatedUnit:
         self._taken = self._given = 0
 
     def output_count(self, items: int) -> int:
-        """How many come out, so that the sum is exact whatever the sizes were."""
+        """Number of outputs, such that the sum is exact for any message sizes."""
         if self._returns is None:
             return items
         self._taken += items
@@ -63,7 +62,7 @@ class SimulatedUnit:
         return out
 
     def outputs_of_item(self, number: int) -> int:
-        """What item `number` gives: the same at every attempt, and over a row of numbers as many as `out_of` them."""
+        """Outputs of item `number`: the same at every attempt; consecutive numbers give `out_of` of them in total."""
         if self._returns is None:
             return 1
         up, down = self._returns
@@ -81,7 +80,7 @@ class SimulatedUnit:
         return share > 0 and self.random.random() < share
 
     def draw_slowness(self) -> float:
-        """Of a new worker."""
+        """Setup seconds of a new worker."""
         share, factor = self.behaviour.stragglers
         return factor if share and self.random.random() < share else 1.0
 
@@ -100,7 +99,7 @@ class SimulatedUnit:
 
 
 def mean_factor(spread: Spread, random: Random) -> Callable[[int], float]:
-    """A function of n: the mean factor of the next n calls, at the cost of one draw however many they are."""
+    """A function of n: the mean factor of the next n calls, from a single random number."""
     match spread:
         case Constant():
             return lambda _: 1.0
@@ -129,7 +128,7 @@ def _trace_factor(factors: tuple[float, ...]) -> Callable[[int], float]:
 
 
 def _lognormal_factor(sigma: float, random: Random) -> Callable[[int], float]:
-    """The mean of n lognormals is taken as one lognormal with its mean and variance (Fenton and Wilkinson)."""
+    """Approximates the mean of n lognormals by one lognormal with the same mean and variance (Fenton and Wilkinson)."""
     known: dict[int, tuple[float, float]] = {}
     gauss = random.gauss
 
@@ -143,7 +142,7 @@ def _lognormal_factor(sigma: float, random: Random) -> Callable[[int], float]:
 
 
 class RunningMessage:
-    """A message that has begun."""
+    """A message that has started."""
 
     __slots__ = ("began", "command", "hosting", "live", "seconds", "tracked")
 
@@ -153,11 +152,11 @@ class RunningMessage:
         self.began = began
         self.seconds = 0.0
         self.live = True
-        """False when its worker was lost meanwhile; its place in the agenda is then passed over."""
+        """False when its worker was lost meanwhile; its entry in the event queue is then ignored."""
         self.tracked: TrackedMessage | None = None
 
     def call_at(self, now: float, hop_s: float) -> int:
-        """The first item of the call that runs now."""
+        """The first item of the running call."""
         if self.tracked is not None:
             return self.tracked.index
         command = self.command
@@ -167,7 +166,7 @@ class RunningMessage:
 
 
 class CallRequest:
-    """A call on a hosted object, past the controller."""
+    """A call on a hosted object."""
 
     __slots__ = ("arguments", "future", "hosted", "hosting", "live", "method", "named", "worker")
 
@@ -191,7 +190,7 @@ class CallRequest:
 
 
 class SimulatedObject:
-    """One object in a worker: free slots, and what waits for one, in the order sent."""
+    """One object in a worker: free slots, and a queue of work in the order sent."""
 
     __slots__ = ("_instance", "free", "hosted", "slower", "unit", "waiting", "worker")
 
@@ -205,11 +204,11 @@ class SimulatedObject:
         self._instance: Any = None
 
     def answer(self, asked: CallRequest) -> Any:
-        """Calls are really made, on the object itself; only their time is simulated. With no object they give None."""
+        """Calls are made on the real object; only their duration is simulated. Without an object they return None."""
         if self.hosted.definition is None:
             return None
         if self._instance is None:
-            # not before the first call: a stream's objects are never called, and may be expensive models
+            # not before the first call: objects of a stream are never called and may be expensive models
             work = self.hosted.definition
             self._instance = work() if isinstance(work, type) else work
         return getattr(self._instance, asked.method)(*asked.arguments, **asked.named)
@@ -226,7 +225,7 @@ class SimulatedWorker:
         }
         self.running: dict[int, RunningMessage] = {}
         self.calls: dict[int, CallRequest] = {}
-        """Begun, by the identity of the call."""
+        """Started work, by identity of the call."""
         self.peak_bytes = sum([unit.behaviour.peak_bytes for unit in units])
         self.ready = False
         self.stopping = False

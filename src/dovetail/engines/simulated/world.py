@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from dovetail.resources.cluster import Node
 
 Key = tuple[int, ...]
-"""A source number, and the child numbers of an item that was fanned out."""
+"""A source number, followed by child numbers for an item that was fanned out."""
 
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """Every call takes its mean time."""
+    """Every call takes its mean duration."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Lognormal:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Measured factors, one per call of the unit in the order of their beginning, and again from the start."""
+    """Measured factors, one per call of the unit in start order, repeated cyclically."""
 
     factors: tuple[float, ...]
 
@@ -46,7 +46,7 @@ Spread = Constant | Lognormal | Trace
 
 @dataclass(frozen=True, slots=True)
 class Gives:
-    """n = 1: the item itself goes on; otherwise n children, and none of them drops it."""
+    """n = 1: the item passes unchanged; otherwise n children; n = 0 drops the item."""
 
     n: int = 1
 
@@ -60,7 +60,7 @@ class Raises:
 
 @dataclass(frozen=True, slots=True)
 class Kills:
-    """The worker dies in the call, by a signal or with an exit code."""
+    """The worker dies during the call, by a signal or with an exit code."""
 
     cause: LossCause = LossCause.SIGNAL
     code: int = 9
@@ -72,19 +72,19 @@ class Kills:
 
 @dataclass(frozen=True, slots=True)
 class Hangs:
-    """The call never ends."""
+    """The call never returns."""
 
 
 @dataclass(frozen=True, slots=True)
 class Slow:
-    """The item goes on, and takes so many times as long."""
+    """The item passes, and takes this many times as long."""
 
     factor: float
 
 
 @dataclass(frozen=True, slots=True)
 class OutOfMemory:
-    """The call needs more memory than there is; `Behaviour.oom` says how that shows."""
+    """The call runs out of memory; `Behaviour.oom` specifies the symptom."""
 
 
 ItemOutcome = Gives | Raises | Kills | Hangs | Slow | OutOfMemory
@@ -92,37 +92,37 @@ ItemOutcome = Gives | Raises | Kills | Hangs | Slow | OutOfMemory
 
 @dataclass(frozen=True, slots=True)
 class Behaviour:
-    """How workers of one unit behave."""
+    """Behaviour of the workers of one unit."""
 
     seconds_per_item: float = 1.0
     seconds_per_batch: float = 0.0
     spread: Spread = Constant()
-    """Multiplies the time of a call."""
+    """Multiplies the duration of a call."""
     returns: float = 1.0
-    """Items out per item in: the sum over all messages is exact, rounded down."""
+    """Outputs per input; the sum over all messages is exact, rounded down."""
     bytes_out: int = 0
-    """Of one item."""
+    """Size of one item."""
     setup_s: float | tuple[float, float] = 0.0
-    """Until a worker is ready: seconds, or the mean and sigma of a lognormal."""
+    """Time until a worker is ready: seconds, or mean and sigma of a lognormal."""
     setup_failures: float = 0.0
-    """The share of starts that fail, after their setup time."""
+    """Share of starts that fail, after their setup time."""
     setup_error: str = "RuntimeError: simulated setup failure"
     deaths_per_hour: float = 0.0
-    """Of one worker, from when it is ready."""
+    """Mean lifetime of one worker, from when it is ready."""
     stragglers: tuple[float, float] = (0.0, 1.0)
-    """This share of the workers takes so many times as long."""
+    """Share of slow workers, and their slowdown factor."""
     memory_items: int | None = None
     """A call with more items than this runs out of memory."""
     oom: Literal["death", "raise"] = "death"
     peak_bytes: int = 0
-    """Host memory that a worker is seen to use."""
+    """Host memory that a worker reports."""
     item: Callable[[Key, int], ItemOutcome] | None = None
-    """Of a tracked run: what an item does at this attempt of the unit, counted from 1."""
+    """In a tracked run: the outcome of an item at this attempt of the unit, counted from 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class KillWorker:
-    """Of the unit's workers in the order of their start; nothing happens if there are not so many."""
+    """Kills workers of the unit in start order; ignored beyond the number of workers."""
 
     unit: str
     nth: int = 0
@@ -140,7 +140,7 @@ class JoinNode:
 
 @dataclass(frozen=True, slots=True)
 class SlowDown:
-    """Calls of the unit that begin until then take so many times as long."""
+    """Calls of the unit that start until then take this many times as long."""
 
     unit: str
     factor: float
@@ -149,7 +149,7 @@ class SlowDown:
 
 @dataclass(frozen=True, slots=True)
 class PostEvent:
-    """As if it were posted at that time."""
+    """An event posted at that time."""
 
     event: Event
 
@@ -163,19 +163,19 @@ class ScriptedEvent:
 @dataclass(frozen=True, slots=True)
 class World:
     behaviours: Mapping[str, Behaviour]
-    """By the name of the hosted object, which is the unit's."""
+    """Behaviour by name of the hosted object, which is that of the unit."""
     seed: int = 0
     hop_s: float = 0.001
-    """What every message and every call takes besides the user's code."""
+    """Overhead of every message and every call."""
     script: tuple[ScriptedEvent, ...] = ()
     node_losses_per_hour: float = 0.0
     """Of one node."""
     breadcrumb_share: float = 1.0
-    """The share of deaths in a call after which it is known which call it was; True and False will do."""
+    """Share of deaths that leave a breadcrumb; a bool is accepted."""
     inexact_share: float = 0.0
-    """The share of crumbs that name only the message."""
+    """Share of breadcrumbs that name only the message."""
     tracked: bool = False
-    """Whether items have keys and fates of their own (`Behaviour.item`); otherwise they are only counted."""
+    """Whether items have individual keys and outcomes (`Behaviour.item`); otherwise they are only counted."""
 
     def behaviour_of(self, unit: str) -> Behaviour:
         found = self.behaviours.get(unit)
@@ -193,9 +193,9 @@ def world_from_pipeline(
     units: Mapping[str, Mapping[str, Any]] | None = None,
     **world: Any,
 ) -> World:
-    """Workers that are as fast as the stages say (1 item/s where they do not), or as `rates` and `returns` do.
+    """A world whose workers are as fast as the stages specify (default 1 item/s), or as `rates` and `returns` do.
 
-    `every` are fields of Behaviour for all units, `units` for single ones; what else is given goes to World.
+    `every` sets fields of Behaviour for all units, `units` for single ones; other keywords are passed to World.
     """
     rate_of = {stage.name: stage.rate or 1.0 for stage in pipeline.order} | dict(rates or {})
     returns_of = {stage.name: 1.0 if stage.returns is None else stage.returns for stage in pipeline.order}
