@@ -56,7 +56,7 @@ def only_problem(text: str) -> Problem:
     with pytest.raises(ConfigError) as caught:
         parse_document(text, "f.yaml")
     (problem,) = caught.value.problems
-    assert problem.fixes
+    assert problem.fix_texts
     return problem
 
 
@@ -72,7 +72,7 @@ def refused(path: Path) -> Problem:
     with pytest.raises(ConfigError) as caught:
         read_document(path)
     (problem,) = caught.value.problems
-    assert problem.fixes
+    assert problem.fix_texts
     assert problem.place.startswith(str(path))
     return problem
 
@@ -191,7 +191,7 @@ def test_bytes_that_are_no_utf_8_are_an_error_with_their_line(tmp_path: Path, co
     problem = refused(path)
     assert problem.place == f"{path}:{line}"
     assert "is not UTF-8" in problem.message
-    assert "iconv" in problem.fixes[0]
+    assert "iconv" in problem.fix_texts[0]
 
 
 def test_a_byte_order_mark_is_not_part_of_the_first_key(tmp_path: Path) -> None:
@@ -554,7 +554,7 @@ hieght: 3
         "10:1": "DT013",
         "11:1": "DT011",
     }
-    assert all(problem.fixes for problem in found.values())
+    assert all(problem.fix_texts for problem in found.values())
 
 
 @pytest.mark.parametrize(
@@ -608,7 +608,7 @@ def test_data_that_is_not_plain_is_an_error(data: Any) -> None:
     with pytest.raises(ConfigError) as caught:
         validate_document(Document("tree", data), Tree)
     assert caught.value.problems[0].place.startswith("tree")
-    assert caught.value.problems[0].fixes
+    assert caught.value.problems[0].fix_texts
 
 
 def test_data_that_contains_itself_is_an_error() -> None:
@@ -662,7 +662,7 @@ def check_reading(text: str) -> None:
     if isinstance(found, DovetailError):
         assert found.exit_code == 2
         assert all(problem.place.startswith("f.yaml") for problem in found.problems)
-        assert all(problem.message and problem.fixes for problem in found.problems)
+        assert all(problem.message and problem.fix_texts for problem in found.problems)
     else:
         assert isinstance(found, Tree)
 

@@ -126,7 +126,7 @@ def test_every_bad_number_is_told_at_once() -> None:
     with pytest.raises(dt.ConfigError) as caught:
         dt.simulate(pipeline(), CLUSTER, items=-1, seed=1.5, spread=float("nan"), setup_s="soon")  # type: ignore[arg-type]
     assert caught.value.codes == ("DT310",) * 4
-    assert all(problem.fixes for problem in caught.value.problems)
+    assert all(problem.fix_texts for problem in caught.value.problems)
 
 
 def test_what_does_not_fit_is_told_before_anything_is_written(tmp_path: Path) -> None:

@@ -1,64 +1,171 @@
-"""Exceptions, with structured problems: code, message, evidence and fixes.
+"""Exceptions with structured problems: code, message, evidence, subject and fixes.
 
 The tree, with the exit code of the command line:
 
     DovetailError
-    ├── ConfigError           2   something the user wrote is wrong: a value, a file, a spec
-    │   ├── ResourceError     2   what one worker asks for makes no sense
-    │   ├── ClusterError      2   the description of a cluster makes no sense, or the machine cannot be read
-    │   └── PipelineError     2   a pipeline, or the file that describes it, makes no sense
-    ├── InfeasibleError       3   well-formed, but it does not fit on what there is
-    ├── EngineError           5   who should do the work cannot be started or reached
-    ├── RunError              1   the work was begun, and failed
-    └── LedgerError           1   a seat was taken twice, or given back without having been taken
+    ├── ConfigError           2   a value, a file or a specification is invalid
+    │   ├── ResourceError     2   the resources of a worker are invalid
+    │   ├── ClusterError      2   a cluster description is invalid, or the machine cannot be read
+    │   └── PipelineError     2   a pipeline, or the file that describes it, is invalid
+    ├── InfeasibleError       3   the work is valid and does not fit on the cluster
+    ├── EngineError           5   the engine cannot be started or reached
+    ├── RunError              1   the work was started and failed
+    └── LedgerError           1   a seat was taken twice, or returned without having been taken
 
-An error carries one or more `Problem`s, because users fix all of them at once. A code is stable: DT0xx is about
-what was written, DT1xx about what fits, DT2xx about who sits where, DT3xx about runs.
+An error carries one or more `Problem`s, so that users can fix all of them at once. A code is stable: DT0xx is about
+what the user wrote, DT1xx about what fits, DT2xx about placement, DT3xx about runs, DT4xx about Ray, recipes and
+backfills. `dovetail explain CODE` prints the cause and the remedy of a code (`error_codes.py`).
+
+Fixes are data until they are shown. The fixes of a problem are alternatives. A fix is a text that reads the same
+everywhere ("free some disk space on /data"), or one of
+
+    Change     settings to set or to remove: Change({"gpus": 0.5}), Change({"gpu_memory": UNSET})
+    AddNodes   nodes to add to the cluster
+    Call       a function to call: Call("table.backfill", ("n",), {"on_error": "skip"})
+
+A `Surface` renders them as one user interface spells them: `Surface` itself as Python, others as YAML or as options of
+the command line. No code reads a rendered fix or message to find out what it is about: that is `Problem.subject`.
 """
 
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import TYPE_CHECKING, ClassVar, Final, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 __all__ = [
+    "UNSET",
+    "AddNodes",
+    "Call",
+    "Change",
     "ClusterError",
     "ConfigError",
     "DovetailError",
     "EngineError",
+    "Expression",
+    "Fix",
     "InfeasibleError",
     "LedgerError",
     "PipelineError",
     "Problem",
     "ResourceError",
     "RunError",
+    "Subject",
+    "Surface",
     "did_you_mean",
+    "python_literal",
     "short_repr",
 ]
 
 
+class _Unset(Enum):
+    UNSET = "unset"
+
+
+UNSET: Final = _Unset.UNSET
+"""Value of a setting that a `Change` removes."""
+
+
+class Expression(str):
+    """Python source inside a value of a fix, shown without quotes: Expression("udf")."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What a problem or a fix is about: Subject("stage", "caption"), Subject("setting", "batch_size")."""
+
+    kind: str
+    name: str
+    members: tuple[str, ...] = ()
+    """The parts of a group that is named as one, such as the stages of a fused unit 'a+b'."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The members of a group, or the name itself."""
+        return self.members or (self.name,)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Settings to set, or with `UNSET` to remove, together.
+
+    `subjects` have the settings; if there are none, it is the subject of the problem, or the call itself. `note`
+    follows the rendered text, as a comment.
+    """
+
+    values: Mapping[str, object]
+    subjects: tuple[Subject, ...] = ()
+    note: str = ""
+
+    def __hash__(self) -> int:
+        return hash((tuple(self.values), self.subjects, self.note))
+
+    def __str__(self) -> str:
+        return PYTHON.fix(self)
+
+
+@dataclass(frozen=True, slots=True)
+class AddNodes:
+    """Nodes to add to the cluster; `node` is the specification of one, such as "(8cpu, 32GB)"."""
+
+    count: int
+    node: str
+
+    def __str__(self) -> str:
+        return PYTHON.fix(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A function to call, which a command line offers as a command or an option."""
+
+    function: str
+    arguments: tuple[object, ...] = ()
+    keywords: Mapping[str, object] = field(default_factory=dict)
+    note: str = ""
+
+    def __hash__(self) -> int:
+        return hash((self.function, tuple(self.keywords), self.note))
+
+    def __str__(self) -> str:
+        return PYTHON.fix(self)
+
+
+Fix = str | Change | AddNodes | Call
+
+
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong: a stable code, one sentence, the numbers behind it, and ways out."""
+    """One thing that is wrong: a stable code, one sentence, the numbers behind it, and alternative fixes."""
 
     code: str
     message: str
     evidence: tuple[str, ...] = ()
-    fixes: tuple[str, ...] = ()
+    fixes: tuple[Fix, ...] = ()
     place: str = ""
+    subject: Subject | None = None
 
     def at(self, place: str) -> Problem:
         return replace(self, place=place)
 
-    def render(self) -> str:
+    @property
+    def fix_texts(self) -> tuple[str, ...]:
+        """The fixes as Python spells them."""
+        return PYTHON.fixes(self)
+
+    def render(self, surface: Surface | None = None) -> str:
         where = f" {self.place}  " if self.place else " "
         lines = [f"error[{self.code}]{where}{self.message}"]
         lines += [f"  {line}" for line in self.evidence]
-        lines += [f"  fix  {line}" for line in self.fixes]
+        lines += [f"  fix  {line}" for line in (surface or PYTHON).fixes(self)]
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, object]:
@@ -67,8 +174,93 @@ class Problem:
             "place": self.place,
             "message": self.message,
             "evidence": list(self.evidence),
-            "fixes": list(self.fixes),
+            "fixes": list(self.fix_texts),
         }
+
+
+class Surface:
+    """Spelling of fixes in one user interface. This class spells them as Python; subclasses override what differs."""
+
+    def fixes(self, problem: Problem) -> tuple[str, ...]:
+        """The fixes of a problem as text; a fix that renders as "" does not exist on this surface."""
+        rendered = (self.fix(fix, problem.subject) for fix in problem.fixes)
+        return tuple(text for text in dict.fromkeys(rendered) if text)
+
+    def fix(self, fix: Fix, subject: Subject | None = None) -> str:
+        """One fix as text; `subject` is that of its problem."""
+        match fix:
+            case str():
+                return self.text(fix)
+            case Change():
+                return self.change(fix, subject)
+            case AddNodes():
+                return self.add_nodes(fix)
+            case Call():
+                return self.call(fix)
+
+    def text(self, fix: str) -> str:
+        return fix
+
+    def change(self, fix: Change, subject: Subject | None) -> str:  # noqa: ARG002 - subclasses name the subject
+        given = [self.assignment(name, value) for name, value in fix.values.items() if value is not UNSET]
+        removed = [name for name, value in fix.values.items() if value is UNSET]
+        text = ", ".join(given)
+        if removed:
+            text += f"{', and ' if given else ''}leave {' and '.join(map(self.name, removed))} out"
+        if fix.subjects:
+            text += f" for {', '.join(name for one in fix.subjects for name in one.names)}"
+        return with_note(text, fix.note)
+
+    def assignment(self, name: str, value: object) -> str:
+        return f"{self.name(name)}={self.literal(value)}"
+
+    def name(self, setting: str) -> str:
+        """The name of a setting on this surface."""
+        return setting
+
+    def literal(self, value: object) -> str:
+        return python_literal(value)
+
+    def add_nodes(self, fix: AddNodes) -> str:
+        return f"add {f'{fix.count} nodes' if fix.count > 1 else 'a node'} like 1x{fix.node}"
+
+    def call(self, fix: Call) -> str:
+        arguments = [python_literal(value) for value in fix.arguments]
+        arguments += [f"{name}={python_literal(value)}" for name, value in fix.keywords.items()]
+        return with_note(f"{fix.function}({', '.join(arguments)})", fix.note)
+
+    def problem(self, problem: Problem) -> Problem:
+        """The same problem with its fixes as texts of this surface."""
+        return replace(problem, fixes=self.fixes(problem))
+
+    def error(self, error: AnyError) -> AnyError:
+        """The same error with the fixes of its problems as texts of this surface."""
+        return type(error)(self.problem(problem) for problem in error.problems)
+
+
+PYTHON: Final = Surface()
+
+
+def with_note(text: str, note: str) -> str:
+    """A rendered fix and its comment."""
+    return f"{text}  # {note}" if note else text
+
+
+def python_literal(value: object) -> str:
+    """A value as Python source; texts in double quotes."""
+    match value:
+        case Expression():
+            return str(value)
+        case str():
+            return json.dumps(value, ensure_ascii=False)
+        case tuple():
+            return f"({', '.join(map(python_literal, value))}{',' if len(value) == 1 else ''})"
+        case list():
+            return f"[{', '.join(map(python_literal, value))}]"
+        case Mapping():
+            return f"{{{', '.join(f'{python_literal(key)}: {python_literal(part)}' for key, part in value.items())}}}"
+        case _:
+            return repr(value)
 
 
 class DovetailError(Exception):
@@ -78,8 +270,12 @@ class DovetailError(Exception):
 
     def __init__(self, problems: Problem | Iterable[Problem]) -> None:
         self.problems: tuple[Problem, ...] = (problems,) if isinstance(problems, Problem) else tuple(problems)
-        assert self.problems, "an error without a problem says nothing"
-        super().__init__("\n".join(problem.render() for problem in self.problems))
+        assert self.problems, "an error has at least one problem"
+        super().__init__(self.render())
+
+    def render(self, surface: Surface | None = None) -> str:
+        """All problems as text, with fixes spelled as `surface` does; by default as Python."""
+        return "\n".join(problem.render(surface) for problem in self.problems)
 
     @property
     def codes(self) -> tuple[str, ...]:
@@ -89,44 +285,47 @@ class DovetailError(Exception):
         return type(self), (self.problems,)
 
 
+AnyError = TypeVar("AnyError", bound=DovetailError)
+
+
 class ConfigError(DovetailError):
-    """Something the user wrote is wrong."""
+    """A value, a file or a specification is invalid."""
 
     exit_code = 2
 
 
 class ResourceError(ConfigError):
-    """What one worker asks for makes no sense."""
+    """The resources of a worker are invalid."""
 
 
 class ClusterError(ConfigError):
-    """The description of a cluster makes no sense."""
+    """A cluster description is invalid, or the machine cannot be read."""
 
 
 class PipelineError(ConfigError):
-    """A pipeline, or the file that describes it, makes no sense."""
+    """A pipeline, or the file that describes it, is invalid."""
 
 
 class InfeasibleError(DovetailError):
-    """Well-formed, but it does not fit on what there is."""
+    """The work is valid and does not fit on the cluster."""
 
     exit_code = 3
 
 
 class EngineError(DovetailError):
-    """Who should do the work cannot be started or reached."""
+    """The engine cannot be started or reached."""
 
     exit_code = 5
 
 
 class RunError(DovetailError):
-    """The work was begun, and failed."""
+    """The work was started and failed."""
 
     exit_code = 1
 
 
 class LedgerError(DovetailError):
-    """A seat was taken twice, or given back without having been taken."""
+    """A seat was taken twice, or returned without having been taken."""
 
 
 def did_you_mean(word: str, known: Sequence[str]) -> str:
@@ -137,9 +336,9 @@ def did_you_mean(word: str, known: Sequence[str]) -> str:
 
 
 def short_repr(value: object) -> str:
-    """A value as messages show it: short, and whatever it is."""
+    """A value as messages show it: at most 60 characters, and never an exception."""
     try:
         text = repr(value)
-    except Exception:  # whatever was given, the message about it must come out
+    except Exception:  # a user's __repr__ may raise, and the message about the value must be shown
         return f"a {type(value).__name__}"
     return text if len(text) <= 60 else f"{text[:57]}..."

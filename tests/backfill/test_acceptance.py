@@ -75,7 +75,7 @@ def test_what_can_never_start_is_refused_at_once_and_names_cpus(tmp_path: Path) 
         table.backfill("n", fns.enormous, cluster=CLUSTER)
     assert time.process_time() - began < 1.0
     assert "cpus=64" in caught.value.problems[0].message
-    assert "@dt.udf(cpus=2)" in caught.value.problems[0].fixes[0]
+    assert "@dt.udf(cpus=2)" in caught.value.problems[0].fix_texts[0]
 
 
 # --- kill -9

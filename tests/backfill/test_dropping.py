@@ -30,7 +30,7 @@ def kept_of(uri: str, name: str) -> list[str]:
 
 
 def fixes(error: ConfigError) -> list[str]:
-    return [fix for problem in error.problems for fix in problem.fixes]
+    return [fix for problem in error.problems for fix in problem.fix_texts]
 
 
 # --- several columns at once

@@ -247,7 +247,7 @@ def test_a_function_that_cannot_be_called_for_rows_is_one_problem(fn: Any, said:
     (problem,) = udf(fn).check(SCHEMA, ["out"])
     assert problem.code == "DT441"
     assert said in problem.message
-    assert fix in problem.fixes[0]
+    assert fix in problem.fix_texts[0]
 
 
 def test_a_setup_may_take_the_worker_and_have_defaults() -> None:
@@ -256,7 +256,7 @@ def test_a_setup_may_take_the_worker_and_have_defaults() -> None:
 
 def test_what_to_write_for_keywords_is_not_a_circle() -> None:
     (problem,) = udf(named, input_columns=["n", "text"]).check(SCHEMA, ["out"])
-    assert problem.fixes[0].startswith("def named(n: str, text: str) -> str")
+    assert problem.fix_texts[0].startswith("def named(n: str, text: str) -> str")
 
 
 def test_a_coroutine_that_nobody_awaits_is_told() -> None:
@@ -294,14 +294,14 @@ def test_what_is_no_function_is_refused(wrong: Any) -> None:
 def test_a_file_is_not_a_module_and_that_is_told_with_the_module(reference: str, fix: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_udf(reference)
-    assert caught.value.problems[0].fixes == (fix,)
+    assert caught.value.problems[0].fix_texts == (fix,)
 
 
 def test_the_path_of_a_file_leads_to_its_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError) as caught:
         load_udf(f"{tmp_path}/functions.py:words")
-    assert caught.value.problems[0].fixes == ("functions:words",)
+    assert caught.value.problems[0].fix_texts == ("functions:words",)
 
 
 @pytest.fixture
@@ -343,7 +343,7 @@ def test_what_is_wrong_is_named_as_it_was_written() -> None:
         parse_arguments({"concurrency": 0, "num_frags": 0, "intra_applier_concurrency": 0})
     texts = [problem.message for problem in caught.value.problems]
     assert [text.partition("=")[0] for text in texts] == ["concurrency", "intra_applier_concurrency", "num_frags"]
-    assert caught.value.problems[0].fixes == ('concurrency="auto"',)
+    assert caught.value.problems[0].fix_texts == ('concurrency="auto"',)
 
 
 @pytest.mark.parametrize("first", ["concurrency", "workers"])
@@ -394,4 +394,4 @@ def test_what_never_fits_is_refused_with_the_parameter(options: Any, cluster: st
     (problem,) = [problem for problem in caught.value.problems if problem.code == "DT439"]
     assert problem.message.startswith("halves: ")
     assert said in problem.message
-    assert fix in problem.fixes[0]
+    assert fix in problem.fix_texts[0]

@@ -140,7 +140,7 @@ def test_a_retry_under_which_the_table_is_compacted_says_what_to_do(failed: dt.T
         (tmp_path / "go").touch()
         with pytest.raises(RunError, match="these rows are not mended") as caught:
             future.result()
-    assert caught.value.problems[0].fixes == ('table.backfill("n", where="n IS NULL")',)
+    assert caught.value.problems[0].fix_texts == ('table.backfill("n", where="n IS NULL")',)
     table = dt.table(failed.uri)
     table.backfill("n", brittle(tmp_path), where="n IS NULL", cluster=HALF)
     assert by_id(table.uri, "n") == twice(range(20))

@@ -76,4 +76,4 @@ def test_an_address_that_cannot_be_opened_is_one_error_with_a_fix(bucket: Bucket
     with pytest.raises(dt.ConfigError) as caught:
         dt.table(f"{bucket.uri}/nothing.lance", storage_options=bucket.storage)
     assert caught.value.codes == ("DT430",)
-    assert caught.value.problems[0].fixes
+    assert caught.value.problems[0].fix_texts

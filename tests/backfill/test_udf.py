@@ -588,7 +588,7 @@ def test_a_column_whose_name_lance_cannot_commit_is_refused_before_anything_star
     (found,) = udf(awaited).check(SCHEMA, ["back`tick"])
     assert found.code == "DT433"
     assert "'back`tick'" in found.message
-    assert "'backtick'" in found.fixes[0]
+    assert "'backtick'" in found.fix_texts[0]
 
 
 def test_a_column_whose_name_lance_cannot_read_is_refused_before_anything_starts() -> None:
@@ -601,5 +601,5 @@ def test_a_column_whose_name_lance_cannot_read_is_refused_before_anything_starts
         (found,) = made.check(schema, ["new"])
         assert found.code == "DT444"
         assert "reads 'back`tick'" in found.message
-        assert found.fixes == (f"read others: input_columns={fixed!r}",)
+        assert found.fix_texts == (f"read others: input_columns={fixed!r}",)
     assert udf(awaited).check(schema, ["new"]) == [], "it does not read it"

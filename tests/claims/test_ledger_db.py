@@ -270,7 +270,7 @@ def test_who_must_not_wait_is_refused_with_the_evidence(tmp_path: Path) -> None:
     text = str(caught.value)
     assert "2 CPUs, 0.5 GPUs, 24GB GPU memory must be free to begin" in text
     assert f"run first (pid {os.getpid()}) holds 8 of 8 CPUs, 2 of 2 GPUs, 96GB of 96GB GPU memory" in text
-    assert "or end run first" in text
+    assert "dovetail drain first" in text
     assert len(book.owners()) == 1
 
 

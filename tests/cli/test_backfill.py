@@ -550,7 +550,9 @@ def test_what_is_said_of_others_is_told_in_commands() -> None:
 
     def fix(column: str, *, vanished: bool) -> str:
         return (
-            backfill_error("t.lance", column)(rows_not_retried_error(column, 2, vanished=vanished)).problems[0].fixes[0]
+            backfill_error("t.lance", column)(rows_not_retried_error(column, 2, vanished=vanished))
+            .problems[0]
+            .fix_texts[0]
         )
 
     assert fix("n", vanished=True) == "dovetail backfill t.lance n --where 'n IS NULL'"

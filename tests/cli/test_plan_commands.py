@@ -170,7 +170,10 @@ def test_what_does_not_fit_is_told_with_the_line_of_the_stage_and_fixes_for_the_
     shown = run("plan", str(file), "--cluster", "1x(4cpu, 8GB)")
     assert shown.returncode == 3
     assert f"{file}:3:5  stage 'b'" in shown.stderr
-    assert "fix  cpus: 4\n" in shown.stderr
+    assert "fix  --set stages.b.resources.cpus=4\n" in shown.stderr
+    for command in ("plan", "explain", "simulate"):
+        pasted = run(command, str(file), "--cluster", "1x(4cpu, 8GB)", "--set", "stages.b.resources.cpus=4")
+        assert pasted.returncode == 0, pasted.stderr
     bigger = shown.stderr.rpartition("--cluster ")[2].strip().strip('"')
     assert run("plan", str(file), "--cluster", bigger).returncode == 0
 

@@ -77,7 +77,7 @@ def test_a_file_that_is_there_is_not_overwritten_without_force(tmp_path: Path) -
     path.write_text("mine")
     (problem,) = refusal("pipeline", str(path)).problems
     assert "is there already" in problem.message
-    assert problem.fixes == (f"dovetail init pipeline '{path}' --force",)
+    assert problem.fix_texts == (f"dovetail init pipeline '{path}' --force",)
     assert path.read_text() == "mine"
     assert run_init("pipeline", str(path), "--force").exit_code == 0
     assert path.read_text() == PIPELINE
@@ -103,7 +103,7 @@ def test_a_place_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
         assert "cannot be written" in str(refusal("pipeline", str(tmp_path / place)))
     (folder,) = refusal("pipeline", str(tmp_path)).problems
     assert folder.message == "is a folder, not a file"
-    assert folder.fixes == ("dovetail init pipeline -",)
+    assert folder.fix_texts == ("dovetail init pipeline -",)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 

@@ -66,7 +66,7 @@ def test_what_makes_no_sense_is_refused(value: Any, says: str) -> None:
     with pytest.raises(ConfigError) as caught:
         as_sink_spec(value)
     assert says in str(caught.value)
-    assert all(problem.code == "DT350" and problem.fixes for problem in caught.value.problems)
+    assert all(problem.code == "DT350" and problem.fix_texts for problem in caught.value.problems)
 
 
 def test_all_problems_at_once() -> None:
@@ -91,7 +91,7 @@ def test_what_is_not_a_sink_is_none_of_ours() -> None:
 def refused(path: Path | str, **settings: Any) -> str:
     with pytest.raises(ConfigError) as caught:
         opened(path, **settings)
-    assert all(problem.fixes and problem.place for problem in caught.value.problems)
+    assert all(problem.fix_texts and problem.place for problem in caught.value.problems)
     return str(caught.value)
 
 

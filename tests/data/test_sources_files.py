@@ -72,7 +72,7 @@ def test_everything_that_is_wrong_is_said_at_once(said: dict[Any, Any], codes: l
     with pytest.raises(ConfigError, match=words) as caught:
         as_source_spec(said)
     assert list(caught.value.codes) == codes
-    assert all(problem.fixes for problem in caught.value.problems)
+    assert all(problem.fix_texts for problem in caught.value.problems)
 
 
 def test_specs() -> None:
@@ -111,7 +111,7 @@ def test_a_json_document_is_not_json_lines(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(json.dumps([{"a": 1}, {"a": 2}], indent=1))
     with pytest.raises(ConfigError, match="one JSON document") as caught:
         opened(tmp_path / "a.json")
-    assert "jq -c" in caught.value.problems[0].fixes[0]
+    assert "jq -c" in caught.value.problems[0].fix_texts[0]
     (tmp_path / "b.json").write_text('{"a": 1}\n{"a": 2}\n')
     assert rows_of(tmp_path / "b.json") == [{"a": 1}, {"a": 2}]
     (tmp_path / "c.json").write_text("[1, 2]\n[3, 4]\n")

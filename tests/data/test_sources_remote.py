@@ -121,4 +121,4 @@ def test_packages_that_are_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: An
             with pytest.raises(ConfigError) as caught:
                 rows_of(path)
         assert caught.value.codes == ("DT343",)
-        assert caught.value.problems[0].fixes == (install,)
+        assert caught.value.problems[0].fix_texts == (install,)

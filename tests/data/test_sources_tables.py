@@ -220,7 +220,7 @@ def test_hugging_face_datasets(tmp_path: Path) -> None:
     assert rows_of(turned, [4]) == [{"m": n * 2} for n in range(30)]
     with pytest.raises(ConfigError, match="say which of them") as caught:
         opened(datasets.DatasetDict({"train": data}))
-    assert caught.value.problems[0].fixes == ("source['train']",)
+    assert caught.value.problems[0].fix_texts == ("source['train']",)
 
 
 def test_what_is_no_table_is_left_to_others() -> None:

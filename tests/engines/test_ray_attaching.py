@@ -87,7 +87,7 @@ def test_a_wrong_text_is_told_with_the_right_one(text: object, fix: str) -> None
         RayAddress.parse(text)
     (problem,) = caught.value.problems
     assert problem.code == "DT390"
-    assert any(fix in line for line in problem.fixes), problem
+    assert any(fix in line for line in problem.fix_texts), problem
 
 
 def test_ray_client_is_refused_with_the_reason() -> None:
@@ -160,7 +160,7 @@ def refused(where: RayAddress) -> str:
         require_head(where)
     assert caught.value.codes == ("DT393",)
     assert caught.value.exit_code == 5
-    assert all(problem.fixes for problem in caught.value.problems)
+    assert all(problem.fix_texts for problem in caught.value.problems)
     return str(caught.value)
 
 
@@ -229,7 +229,7 @@ def test_other_versions_are_told_with_both() -> None:
     problem = attach_problem(RayAddress(AddressKind.ADDRESS, "head", 6379), RuntimeError(MISMATCH))
     assert problem.code == "DT391"
     assert problem.evidence == ("cluster: Ray 2.40.0, Python 3.10.4", "here: Ray 2.60.0, Python 3.11.7")
-    assert problem.fixes == ("pip install 'ray==2.40.0'", "use Python 3.10.4 here")
+    assert problem.fix_texts == ("pip install 'ray==2.40.0'", "use Python 3.10.4 here")
 
 
 @pytest.mark.parametrize("address", ["ray://head:10001", "http://head:8265", "nonsense"])

@@ -353,7 +353,7 @@ class Needs:
     ("runtime_env", "why"),
     [
         ({"working_dir": "/no/such/folder"}, "/no/such/folder is not"),
-        ({"working_dir": "/tmp"}, "or ray.init(runtime_env="),
+        ({"working_dir": "/tmp"}, "ray.init(runtime_env="),
         ({"py_modules": ["/tmp"]}, "s3://bucket/code.zip"),
         ({"conda": "no-such-env"}, "conda"),
     ],

@@ -227,8 +227,8 @@ def test_a_run_that_is_over_is_told_apart(tmp_path: Path, status: str) -> None:
         send_request(folder, "drain")
     (problem,) = found.value.problems
     assert problem.code == "DT361"
-    assert (f"dovetail run --resume '{folder}'" in problem.fixes) is (status != "finished")
-    assert f"dovetail status '{folder}'" in problem.fixes
+    assert (f"dovetail run --resume '{folder}'" in problem.fix_texts) is (status != "finished")
+    assert f"dovetail status '{folder}'" in problem.fix_texts
 
 
 def test_a_run_whose_process_is_gone_is_lost(tmp_path: Path) -> None:
@@ -251,4 +251,4 @@ def test_a_run_without_a_door_does_not_answer(tmp_path: Path, monkeypatch: pytes
     make_run(tmp_path)
     with pytest.raises(ConfigError, match="does not answer: No such file") as found:
         send_request(tmp_path, "drain")
-    assert f"kill -INT {os.getpid()}" in found.value.problems[0].fixes[0]
+    assert f"kill -INT {os.getpid()}" in found.value.problems[0].fix_texts[0]

@@ -39,7 +39,7 @@ def refused(what: str) -> str:
     with pytest.raises(ConfigError) as caught:
         find_run(what)
     (problem,) = caught.value.problems
-    assert problem.fixes
+    assert problem.fix_texts
     return caught.value.problems[0].code
 
 

@@ -97,7 +97,7 @@ def test_what_cannot_be_changed_is_told_with_the_option(text: str, words: str | 
     assert problem.code == "DT360"
     assert problem.place == f"--set {text}"
     assert words in problem.message
-    assert problem.fixes
+    assert problem.fix_texts
 
 
 @pytest.mark.parametrize(

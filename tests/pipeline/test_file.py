@@ -50,7 +50,7 @@ def problems(folder: Path, text: str, name: str = "p.yaml") -> list[Problem]:
     with pytest.raises(PipelineError) as caught:
         load(folder, text, name)
     found = caught.value.problems
-    assert all(problem.place.startswith(str(folder / name)) and problem.fixes for problem in found)
+    assert all(problem.place.startswith(str(folder / name)) and problem.fix_texts for problem in found)
     return [problem.at(problem.place.removeprefix(f"{folder / name}:")) for problem in found]
 
 
@@ -125,7 +125,7 @@ def test_a_bad_value_has_its_place_and_a_fix_in_yaml(
     tmp_path: Path, key: str, value: str, code: str, said: str, fix: str
 ) -> None:
     problem = next(found for found in problems(tmp_path, one_stage(key, value)) if found.code == code)
-    assert (problem.place, problem.fixes[0]) == ("3:5", fix)
+    assert (problem.place, problem.fix_texts[0]) == ("3:5", fix)
     assert said in problem.message
     if (key, value) != ("after", "b"):
         load(tmp_path, one_stage(key, fix.removeprefix(f"{key}: ")))
@@ -153,7 +153,7 @@ def test_a_mistake_of_resources_keeps_its_code_and_gets_its_place_and_stage(
     assert (problem.code, problem.place) == (code, place)
     assert problem.message.startswith("stage 'a': ")
     assert said in problem.message
-    assert problem.fixes[0].startswith(fix)
+    assert problem.fix_texts[0].startswith(fix)
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_a_file_of_another_form_is_one_problem(tmp_path: Path, text: str, code: 
 
 def test_the_fix_for_a_missing_part_works(tmp_path: Path) -> None:
     (problem,) = problems(tmp_path, "name: a")
-    assert len(load(tmp_path, f"name: a\n{problem.fixes[0]}")) == 1
+    assert len(load(tmp_path, f"name: a\n{problem.fix_texts[0]}")) == 1
 
 
 @pytest.mark.parametrize(
@@ -216,7 +216,7 @@ def test_a_mistake_between_stages_has_its_place(
     text = TEXT.replace(*changed)
     assert text != TEXT
     problem = next(found for found in problems(tmp_path, text) if found.code == code)
-    assert (problem.place, problem.fixes[0]) == (place, fix)
+    assert (problem.place, problem.fix_texts[0]) == (place, fix)
 
 
 @pytest.mark.parametrize("text", ["", "a: [", "\tx", "stages: [*a]", "stages: []\nstages: []"])
@@ -276,7 +276,7 @@ def test_data_without_a_file_is_placed_by_its_path() -> None:
 def test_data_of_another_form_is_a_pipeline_error(data: Any) -> None:
     with pytest.raises(PipelineError) as caught:
         Pipeline.from_dict(data)
-    assert all(problem.place.startswith("pipeline") and problem.fixes for problem in caught.value.problems)
+    assert all(problem.place.startswith("pipeline") and problem.fix_texts for problem in caught.value.problems)
 
 
 def test_data_that_contains_itself_is_a_pipeline_error() -> None:
@@ -326,7 +326,7 @@ def check_loading(folder: Path, text: str) -> None:
     assert isinstance(found, PipelineError)
     for problem in found.problems:
         assert problem.message
-        assert problem.fixes
+        assert problem.fix_texts
         assert problem.place == str(folder / "p.yaml") or LINE_AND_COLUMN.search(problem.place)
         # only what is wrong with the text as a whole has no line
         assert problem.code == "DT010" or LINE_AND_COLUMN.search(problem.place)

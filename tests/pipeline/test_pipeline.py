@@ -25,7 +25,7 @@ def step(name: str, *after: str, first: bool = False, **settings: Any) -> Stage:
 def problems(stages: Any, name: Any = "pipeline") -> tuple[Problem, ...]:
     with pytest.raises(PipelineError) as caught:
         Pipeline(stages, name)
-    assert all(problem.fixes for problem in caught.value.problems)
+    assert all(problem.fix_texts for problem in caught.value.problems)
     return caught.value.problems
 
 
@@ -139,8 +139,8 @@ def test_a_bad_name_of_the_pipeline_is_an_error(name: Any) -> None:
 def test_two_stages_of_one_name_are_an_error_with_both_numbers() -> None:
     first, second = problems([step("a"), step("b"), step("a"), step("a"), step("a_2")])
     assert (first.code, first.message) == ("DT031", "stages 1 and 3 are both called 'a'")
-    assert first.fixes == ('name="a_3"',)
-    assert (second.message, second.fixes) == ("stages 1 and 4 are both called 'a'", ('name="a_4"',))
+    assert first.fix_texts == ('name="a_3"',)
+    assert (second.message, second.fix_texts) == ("stages 1 and 4 are both called 'a'", ('name="a_4"',))
 
 
 def test_an_unknown_parent_is_an_error_that_names_the_one_that_was_meant() -> None:
@@ -148,24 +148,24 @@ def test_an_unknown_parent_is_an_error_that_names_the_one_that_was_meant() -> No
     assert problem.code == "DT032"
     assert "'reed', which is no stage (did you mean 'read'?)" in problem.message
     assert problem.evidence == ("stages: read, decode, write",)
-    assert problem.fixes == ('after=["read"]',)
+    assert problem.fix_texts == ('after=["read"]',)
 
 
 def test_an_unknown_parent_like_no_other_gets_a_way_out() -> None:
     (first, second) = problems([step("read", "xxxx"), step("decode", "yyyy")])
-    assert first.fixes == ("after=[], for a source",)
-    assert second.fixes == ("leave after out: it then follows stage 1", "or after=[], for a source")
+    assert first.fix_texts == ("after=[], for a source",)
+    assert second.fix_texts == ("leave after out: it then follows stage 1", "after=[], for a source")
 
 
 def test_a_stage_after_itself_is_an_error() -> None:
     (problem,) = problems([step("a"), step("b", "a", "b")])
-    assert (problem.code, problem.fixes) == ("DT033", ('after=["a"]',))
+    assert (problem.code, problem.fix_texts) == ("DT033", ('after=["a"]',))
     assert problem.message.endswith("b -> b")
 
 
 def test_a_parent_named_twice_is_an_error() -> None:
     (problem,) = problems([step("a"), step("b", "a", "a")])
-    assert (problem.code, problem.fixes) == ("DT034", ('after=["a"]',))
+    assert (problem.code, problem.fix_texts) == ("DT034", ('after=["a"]',))
 
 
 def test_a_cycle_is_named_in_order_and_its_fix_breaks_it() -> None:
@@ -173,7 +173,7 @@ def test_a_cycle_is_named_in_order_and_its_fix_breaks_it() -> None:
     (problem,) = problems(stages)
     assert problem.code == "DT033"
     assert problem.message.endswith(": a -> b -> c -> a")
-    assert problem.fixes == ('after=["x"]',)
+    assert problem.fix_texts == ('after=["x"]',)
     stages[1] = step("a", "x")
     assert len(Pipeline(stages)) == 5
 
@@ -245,7 +245,7 @@ def test_anything_at_all_is_a_pipeline_or_a_pipeline_error(stages: list[Any], na
         assert len(made) == len(stages)
     else:
         assert made.exit_code == 2
-        assert all(problem.message and problem.fixes for problem in made.problems)
+        assert all(problem.message and problem.fix_texts for problem in made.problems)
 
 
 def test_a_pipeline_error_is_a_config_error() -> None:
@@ -288,4 +288,4 @@ def test_all_functions_that_a_file_cannot_name_are_errors() -> None:
     with pytest.raises(PipelineError) as caught:
         pipe.to_dict()
     assert caught.value.codes == ("DT035",) * 3
-    assert "@dt.each" in caught.value.problems[2].fixes[0]
+    assert "@dt.each" in caught.value.problems[2].fix_texts[0]

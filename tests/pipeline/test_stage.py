@@ -142,14 +142,14 @@ def test_a_bad_value_is_one_problem_of_its_field_that_names_the_stage(field: str
     assert problem.code == "DT034"
     assert problem.message.startswith("stage " if field == "name" else "stage 'caption': ")
     assert field in problem.message
-    assert problem.fixes
+    assert problem.fix_texts
     assert len(problem.render()) < 500
 
 
 @pytest.mark.parametrize(("field", "value"), BAD, ids=[str(number) for number in range(len(BAD))])
 def test_the_first_fix_works_when_it_is_pasted(field: str, value: Any) -> None:
     ((_, problem),) = stage_problems(stage(**{field: value}))
-    fix = problem.fixes[0]
+    fix = problem.fix_texts[0]
     if not fix.startswith(f"{field}="):
         assert fix.startswith(("dt.Resources(", "give it a method: ", "after=[], for a source"))
         return
@@ -182,7 +182,7 @@ def test_the_first_fix_works_when_it_is_pasted(field: str, value: Any) -> None:
 )
 def test_the_fix_is_what_was_meant(field: str, value: Any, fix: str) -> None:
     ((_, problem),) = stage_problems(stage(**{field: value}))
-    assert problem.fixes[0] == fix
+    assert problem.fix_texts[0] == fix
 
 
 def test_workers_and_workers_per_node_exclude_each_other() -> None:
@@ -207,7 +207,7 @@ junk = st.one_of(
 def test_a_stage_never_raises_and_neither_do_its_checks(values: dict[str, Any]) -> None:
     for field, problem in stage_problems(stage(**values)):
         assert field in values
-        assert problem.fixes
+        assert problem.fix_texts
 
 
 @given(st.text(max_size=110))

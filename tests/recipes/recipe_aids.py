@@ -56,7 +56,7 @@ def wrong(folder: Path, text: str | bytes, sets: Sequence[str] = (), name: str =
     assert raised.value.exit_code == 2
     for problem in raised.value.problems:
         assert problem.place, problem
-        assert problem.fixes, problem
+        assert problem.fix_texts, problem
     return [replaced(problem, folder) for problem in raised.value.problems]
 
 

@@ -100,7 +100,7 @@ def test_without_data_juicer_one_can_plan_with_it_and_is_told_what_to_install() 
     assert operator is not None
     assert problem is not None
     assert problem.code == "DT414"
-    assert problem.fixes == ("pip install py-data-juicer==1.6.1 aiohttp ray",)
+    assert problem.fix_texts == ("pip install py-data-juicer==1.6.1 aiohttp ray",)
 
 
 def test_making_one_imports_nothing_and_it_travels() -> None:

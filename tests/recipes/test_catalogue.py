@@ -149,7 +149,7 @@ def test_one_that_only_data_juicer_has_says_how_it_runs_through_the_adapter() ->
     problem = availability_problem("audio_size_filter")
     assert problem is not None
     assert problem.code == "DT414"
-    assert problem.fixes == ("adapter: data_juicer", "pip install py-data-juicer==1.6.1 aiohttp ray")
+    assert problem.fix_texts == ("adapter: data_juicer", "pip install py-data-juicer==1.6.1 aiohttp ray")
 
 
 def test_one_that_nothing_here_can_run_is_not_said_to_run_through_the_adapter() -> None:
@@ -157,7 +157,7 @@ def test_one_that_nothing_here_can_run_is_not_said_to_run_through_the_adapter() 
         problem = availability_problem(name)
         assert problem is not None
         assert problem.code == "DT414"
-        assert problem.fixes == (f"leave {name} out of process",)
+        assert problem.fix_texts == (f"leave {name} out of process",)
         assert problem.evidence == (f"{name}: {known_operators()[name].note}",)
 
 
@@ -174,7 +174,7 @@ def test_a_missing_extra_is_named_and_how_to_get_it(monkeypatch: pytest.MonkeyPa
     assert problem.message == (
         "image_text_similarity_filter needs no_such_module and no.such.package, which are not installed"
     )
-    assert problem.fixes == ("pip install 'dovetail-ml[models]'",)
+    assert problem.fix_texts == ("pip install 'dovetail-ml[models]'",)
 
 
 def test_one_of_ours_that_needs_nothing_runs_here() -> None:

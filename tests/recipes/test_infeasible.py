@@ -38,10 +38,10 @@ def test_the_seeds_recipes_are_told_with_their_sums_their_lines_and_fixes_that_w
     assert problem.place == f"{tmp_path}/recipe.yaml:2:1"
     assert problem.evidence[0] == f"{tmp_path}/recipe.yaml:3:5  image_text_similarity_filter: {line}"
     assert len(problem.evidence) == text.count("\n  - ")
-    assert 2 <= len(problem.fixes) <= 4
-    for fix in problem.fixes:
+    assert 2 <= len(problem.fix_texts) <= 4
+    for fix in problem.fix_texts:
         assert fix_works(tmp_path, text, SEED_CLUSTER, fix, mode).units
-    kept = [fix for fix in problem.fixes if "mode" not in fix]
+    kept = [fix for fix in problem.fix_texts if "mode" not in fix]
     assert kept
     for fix in kept:
         assert fix_works(tmp_path, text, SEED_CLUSTER, fix, mode).mode == "streaming"
@@ -57,7 +57,7 @@ def test_only_what_runs_at_once_is_in_the_sum_and_a_barrier_begins_anew(tmp_path
     problems = told(tmp_path, text, "1x(16cpu, 16GB)")
     assert problems[0].message.startswith("2 operators at once need 19.0 CPUs")
     assert [line.rpartition(" = ")[2] for line in problems[0].evidence] == ["10.0 CPUs", "9.0 CPUs"]
-    for fix in problems[0].fixes:
+    for fix in problems[0].fix_texts:
         assert fix_works(tmp_path, text, "1x(16cpu, 16GB)", fix).units
 
 
@@ -94,11 +94,11 @@ def test_every_typed_fix_for_one_operator_works_as_it_is_printed(
     assert problem.place == f"{tmp_path}/recipe.yaml:3:5"
     assert problem.message.startswith(entry.partition(":")[0])
     assert "stage" not in problem.message
-    typed = [fix for fix in problem.fixes if "--" in fix]
+    typed = [fix for fix in problem.fix_texts if "--" in fix]
     assert len(typed) == fixes
     for fix in typed:
         assert fix_works(tmp_path, text, cluster, fix).units, fix
-    assert all("node" in fix for fix in problem.fixes if "--" not in fix)
+    assert all("node" in fix for fix in problem.fix_texts if "--" not in fix)
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_a_fix_that_lets_one_worker_in_also_says_that_there_is_room_for_no_more(
 ) -> None:
     text = f"process: [{{image_maniqa_filter: {{{parameters}}}}}]"
     (problem,) = told(tmp_path, text, cluster)
-    typed = [fix for fix in problem.fixes if "--" in fix]
+    typed = [fix for fix in problem.fix_texts if "--" in fix]
     assert typed
     for fix in typed:
         assert fix_works(tmp_path, text, cluster, fix).units, fix
@@ -132,9 +132,9 @@ def test_several_operators_that_do_not_fit_are_told_at_once(tmp_path: Path) -> N
 def test_gpu_memory_of_all_operators_at_once_is_told_with_fixes_that_work(tmp_path: Path) -> None:
     text = seven("memory: 15GB")
     problems = told(tmp_path, text)
-    assert problems[0].fixes
+    assert problems[0].fix_texts
     for problem in problems:
-        for fix in problem.fixes:
+        for fix in problem.fix_texts:
             assert fix_works(tmp_path, text, SEED_CLUSTER, fix).units, fix
     assert load(tmp_path, seven("memory: 15GB", head="")).plan(SEED_CLUSTER).mode == "waves"
 
@@ -152,11 +152,11 @@ def test_operators_that_share_workers_are_told_together_and_count_once(tmp_path:
     text = "process: [{text_length_filter: {memory: 30GB}}, {words_num_filter: {mem_required: 30GB}}]"
     (problem,) = told(tmp_path, text, HOSTS)
     assert problem.message.startswith("text_length_filter+words_num_filter (1 CPU, 30GB memory) fits on 0 of 4 nodes")
-    assert problem.fixes[0] == "--set process.0.memory=16GB --set process.1.mem_required=16GB"
-    assert fix_works(tmp_path, text, HOSTS, problem.fixes[0]).units
+    assert problem.fix_texts[0] == "--set process.0.memory=16GB --set process.1.mem_required=16GB"
+    assert fix_works(tmp_path, text, HOSTS, problem.fix_texts[0]).units
     text = "mode: streaming\nprocess: [text_length_filter, words_num_filter, {clean_links_mapper: {num_proc: 2}}]"
     (problem,) = told(tmp_path, text, "1x(2cpu, 4GB)")
     assert problem.message == "3 operators at once need 3.0 CPUs; the cluster has 2.0 CPUs"
     assert len(problem.evidence) == 2
-    for fix in problem.fixes:
+    for fix in problem.fix_texts:
         assert fix_works(tmp_path, text, "1x(2cpu, 4GB)", fix).units

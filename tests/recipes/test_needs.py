@@ -23,7 +23,7 @@ def needs(folder: Path, parameters: str, operator: str = CPU_OPERATOR) -> Operat
 
 def message(folder: Path, parameters: str, operator: str = CPU_OPERATOR) -> tuple[str, tuple[str, ...]]:
     (problem,) = wrong(folder, f"process: [{{{operator}: {{{parameters}}}}}]")
-    return problem.message.removeprefix(f"{operator}: "), problem.fixes
+    return problem.message.removeprefix(f"{operator}: "), problem.fix_texts
 
 
 # --- memory
@@ -197,9 +197,9 @@ def test_an_operator_wants_a_gpu_only_if_it_or_the_file_says_so(tmp_path: Path) 
         (
             "accelerator: cpu, num_gpus: 1",
             "it would hold a GPU and not use it",
-            ("accelerator: cuda", "or num_gpus: 0"),
+            ("accelerator: cuda", "num_gpus: 0"),
         ),
-        ("accelerator: cuda, num_gpus: 0", "no GPU to run on", ("num_gpus: 1", "or accelerator: cpu")),
+        ("accelerator: cuda, num_gpus: 0", "no GPU to run on", ("num_gpus: 1", "accelerator: cpu")),
         ("num_gpus: 1.5", "num_gpus: 1.5: above one card only whole cards", ("num_gpus: 2",)),
         ("num_gpus: -1", "a number from 0 on, not -1", ("num_gpus: 0.25",)),
         ("num_gpus: '1'", "a number from 0 on, not '1'", ("num_gpus: 0.25",)),

@@ -48,7 +48,7 @@ def only(name: str, **given: Any) -> Problem:
     ((key, problem),) = told(name, **given)
     assert key in given
     assert problem.code == "DT412"
-    assert told(name, **{**given, **yaml.safe_load(problem.fixes[0])}) == []
+    assert told(name, **{**given, **yaml.safe_load(problem.fix_texts[0])}) == []
     return problem
 
 
@@ -85,7 +85,7 @@ def test_an_unknown_parameter_is_told_with_the_one_that_was_meant() -> None:
     assert (key, problem.code) == ("maxlen", "DT411")
     assert problem.message == "text_length_filter: there is no parameter 'maxlen' (did you mean 'max_len'?)"
     assert problem.evidence == ("its own: min_len, max_len",)
-    assert problem.fixes == ("write max_len instead of maxlen",)
+    assert problem.fix_texts == ("write max_len instead of maxlen",)
 
 
 def test_what_every_operator_accepts_is_meant_too() -> None:
@@ -93,7 +93,7 @@ def test_what_every_operator_accepts_is_meant_too() -> None:
     assert "did you mean 'num_proc'?" in problem.message
     ((_, problem),) = told("whitespace_normalization_mapper", qqqqq=5)
     assert problem.evidence == ("whitespace_normalization_mapper has no parameters of its own",)
-    assert problem.fixes == ("leave qqqqq out",)
+    assert problem.fix_texts == ("leave qqqqq out",)
 
 
 def test_what_only_filters_accept_is_unknown_to_others() -> None:
@@ -106,36 +106,36 @@ def test_a_number_in_quotes_is_told_as_such() -> None:
     assert problem.message == (
         "text_length_filter: min_len is '5' (a text: it stands in quotes), but must be a whole number"
     )
-    assert problem.fixes == ("min_len: 5",)
-    assert only("special_characters_filter", max_ratio="0.2").fixes == ("max_ratio: 0.2",)
-    assert only("text_length_filter", min_len="five").fixes == ("min_len: 10",)
+    assert problem.fix_texts == ("min_len: 5",)
+    assert only("special_characters_filter", max_ratio="0.2").fix_texts == ("max_ratio: 0.2",)
+    assert only("text_length_filter", min_len="five").fix_texts == ("min_len: 10",)
 
 
 def test_true_is_no_whole_number_and_one_is_no_flag() -> None:
     assert "is true, but must be a whole number" in only("text_length_filter", min_len=True).message
-    assert only("document_deduplicator", lowercase=1).fixes == ("lowercase: true",)
-    assert only("document_deduplicator", lowercase="no").fixes == ("lowercase: false",)
-    assert only("document_deduplicator", lowercase=7).fixes == ("lowercase: false",)
+    assert only("document_deduplicator", lowercase=1).fix_texts == ("lowercase: true",)
+    assert only("document_deduplicator", lowercase="no").fix_texts == ("lowercase: false",)
+    assert only("document_deduplicator", lowercase=7).fix_texts == ("lowercase: false",)
 
 
 def test_a_bare_no_for_a_text_is_told_as_what_yaml_makes_of_it() -> None:
     problem = only("word_repetition_filter", lang=False)  # lang: no, for Norwegian
     assert "YAML reads a bare yes, no, on and off as true and false" in problem.message
-    assert problem.fixes == ("lang: 'no'",)
+    assert problem.fix_texts == ("lang: 'no'",)
 
 
 def test_a_number_for_a_text_wants_quotes() -> None:
-    assert only("clean_ip_mapper", repl=5).fixes == ("repl: '5'",)
+    assert only("clean_ip_mapper", repl=5).fix_texts == ("repl: '5'",)
 
 
 def test_one_text_for_a_list_of_texts_wants_brackets() -> None:
-    assert only("extract_entity_relation_mapper", entity_types="person").fixes == ("entity_types: ['person']",)
+    assert only("extract_entity_relation_mapper", entity_types="person").fix_texts == ("entity_types: ['person']",)
 
 
 def test_whole_numbers_may_be_written_as_floats_but_must_be_whole() -> None:
     assert told("text_length_filter", min_len=1e3) == []
     assert told("text_length_filter", min_len=-0.0) == []
-    assert only("text_length_filter", min_len=5.5).fixes == ("min_len: 6",)
+    assert only("text_length_filter", min_len=5.5).fix_texts == ("min_len: 6",)
 
 
 def test_what_is_fitted_has_the_type_that_is_wanted() -> None:
@@ -191,7 +191,7 @@ def test_what_is_out_of_range_is_told_with_the_range_and_a_value_in_it(
 ) -> None:
     problem = only(name, **{key: value})
     assert problem.message.endswith(f"but must be {wanted}")
-    assert yaml.safe_load(problem.fixes[0]) == {key: fix}
+    assert yaml.safe_load(problem.fix_texts[0]) == {key: fix}
 
 
 def test_a_choice_that_is_nearly_right_is_told_as_such() -> None:
@@ -207,7 +207,7 @@ def test_what_must_be_given_is_told_if_it_is_not() -> None:
     found = dict(told("llm_extract_mapper"))
     assert found.keys() == {"input_keys", "output_schema"}
     assert found["input_keys"].message == "llm_extract_mapper: input_keys is missing; it must be a list of texts"
-    given = {key: value for problem in found.values() for key, value in yaml.safe_load(problem.fixes[0]).items()}
+    given = {key: value for problem in found.values() for key, value in yaml.safe_load(problem.fix_texts[0]).items()}
     assert told("llm_extract_mapper", **given) == []
 
 
@@ -236,8 +236,8 @@ def test_everything_is_told_at_once() -> None:
 def test_a_minimum_above_the_maximum_is_wrong(name: str, given: dict[str, Any]) -> None:
     problem = only(name, **given)
     assert "is above max_" in problem.message
-    assert len(problem.fixes) == 2
-    for fix in problem.fixes:
+    assert len(problem.fix_texts) == 2
+    for fix in problem.fix_texts:
         assert told(name, **{**given, **yaml.safe_load(fix)}) == []
 
 
@@ -280,7 +280,7 @@ def test_whatever_is_given_the_first_fix_is_right(value: Any, number: int) -> No
     assert isinstance(parameter, Parameter)
     for key, problem in parameter_problems(known_operators()[name], {parameter.name: value}):
         if key == parameter.name and "is above" not in problem.message:
-            (fixed,) = yaml.safe_load(problem.fixes[0]).values()
+            (fixed,) = yaml.safe_load(problem.fix_texts[0]).values()
             assert is_valid(parameter, fixed)
             assert len(problem.message) < 300
 
@@ -319,10 +319,10 @@ def test_what_the_operator_itself_refuses_is_told_with_what_it_would_take() -> N
     assert problem.code == "DT415"
     assert problem.message == "does not take these parameters: pattern has 3 characters, and repl 0"
     assert problem.evidence == ("given: {pattern: 'abc', limit: 5}",)
-    assert problem.fixes == ("leave pattern out: it is 'a' then",)
+    assert problem.fix_texts == ("leave pattern out: it is 'a' then",)
     problem = constructor_problem(_Picky, {"limit": 6})
     assert problem is not None
-    assert problem.fixes == ("leave limit out: it is 5 then",)
+    assert problem.fix_texts == ("leave limit out: it is 5 then",)
 
 
 def test_an_operator_that_names_the_adapter_is_fixed_with_it() -> None:
@@ -331,7 +331,7 @@ def test_an_operator_that_names_the_adapter_is_fixed_with_it() -> None:
     problem = constructor_problem(made, {"tokenization": True})
     assert problem is not None
     assert problem.code == "DT415"
-    assert problem.fixes == ("adapter: data_juicer",)
+    assert problem.fix_texts == ("adapter: data_juicer",)
 
 
 def test_the_defaults_of_our_operators_are_taken_by_them() -> None:

@@ -84,7 +84,9 @@ def test_what_is_no_list_of_operators_is_told_with_its_place(tmp_path: Path, tex
 def test_parameters_that_are_not_indented_are_told_as_such(tmp_path: Path) -> None:
     (problem,) = wrong(tmp_path, "process:\n  - text_length_filter:\n    min_len: 5\n    max_len: 9\n")
     assert problem.message.startswith("process[0] has 3 keys")
-    assert problem.fixes == ("indent the parameters below 'text_length_filter', or write '- ' before each operator",)
+    assert problem.fix_texts == (
+        "indent the parameters below 'text_length_filter', or write '- ' before each operator",
+    )
 
 
 @pytest.mark.parametrize("entry", ["text_length_filter", "{text_length_filter: null}", "{text_length_filter: {}}"])
@@ -136,7 +138,7 @@ def test_no_two_stages_get_the_same_name_whatever_operators_are_called(tmp_path:
 def test_a_value_of_the_wrong_type_is_told_with_one_that_fits(tmp_path: Path, entry: str, key: str, fix: str) -> None:
     (problem,) = wrong(tmp_path, f"process:\n  - {entry}\n")
     assert problem.message.startswith(f"{entry.partition(':')[0]}: {key} is ")
-    assert problem.fixes[0] == fix
+    assert problem.fix_texts[0] == fix
     name = entry.partition(":")[0]
     load(tmp_path, f"process:\n  - {name}: {{{fix}}}\n")
 
@@ -159,7 +161,7 @@ def test_what_a_stage_can_have_is_checked_with_the_rest_and_told_with_its_line(t
     found = wrong(tmp_path, text)
     assert [problem.place for problem in found] == [f"recipe.yaml:{line}:7" for line in range(3, 9)]
     assert found[0].message.startswith("text_length_filter: rate: 'fast' is not a number")
-    assert found[0].fixes[0] == "rate: 1"
+    assert found[0].fix_texts[0] == "rate: 1"
     assert "=" not in "".join(problem.message for problem in found)
 
 
@@ -231,7 +233,7 @@ def test_keys_that_are_no_texts_are_told_as_they_are_written(tmp_path: Path) -> 
 def test_a_key_of_pipelines_is_told_with_the_one_of_recipes(tmp_path: Path, key: str, there: str) -> None:
     (problem,) = wrong(tmp_path, f"{key}: in.jsonl\nprocess: [text_length_filter]\n")
     assert "is a key of pipelines" in problem.message
-    assert there in problem.fixes[0]
+    assert there in problem.fix_texts[0]
 
 
 def test_a_key_of_an_operator_at_the_top_and_an_operator_beside_process_are_told(tmp_path: Path) -> None:

@@ -213,11 +213,11 @@ def test_a_missing_field_is_told_before_anything_starts(tmp_path: Path) -> None:
         run(tmp_path, "[clean_links_mapper, {specified_numeric_field_filter: {field_key: m}}]", rows=rows)
     text, field = raised.value.problems
     assert "clean_links_mapper needs the field 'text'" in text.message
-    assert text.fixes == ("text_keys: content",)
+    assert text.fix_texts == ("text_keys: content",)
     assert text.place.endswith("recipe.yaml:4:11")
     assert "needs the field 'm'" in field.message
     assert not (tmp_path / "run").exists()
-    run(tmp_path, "[clean_links_mapper]", text.fixes[0])
+    run(tmp_path, "[clean_links_mapper]", text.fix_texts[0])
     assert len(read_rows(tmp_path / "out.jsonl")) == 1
 
 
@@ -233,7 +233,7 @@ def test_operators_that_cannot_run_here_are_refused_with_what_would_run_them(tmp
     (problem,) = raised.value.problems
     assert "image_aesthetics_filter" in problem.message
     assert problem.place.endswith("recipe.yaml:4:31")
-    assert "adapter: data_juicer" in problem.fixes
+    assert "adapter: data_juicer" in problem.fix_texts
     assert not (tmp_path / "run").exists()
 
 

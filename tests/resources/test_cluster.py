@@ -319,7 +319,7 @@ def test_a_mistake_in_a_spec_is_reported_with_its_column(spec: str, wrong: str, 
     assert error.codes == ("DT023",)
     problem = error.problems[0]
     assert said in problem.message
-    assert all(fix.removeprefix("write").strip() for fix in problem.fixes), problem
+    assert all(fix.removeprefix("write").strip() for fix in problem.fix_texts), problem
     if wrong != " + ":
         assert problem.place == f"cluster {spec!r}:{spec.index(wrong) + 1}"
 
@@ -330,7 +330,7 @@ def test_all_mistakes_in_a_spec_are_reported_at_once_each_with_its_column() -> N
     columns = [int(problem.place.rpartition(":")[2]) for problem in error.problems]
     wrong = ["0x(", "16,", "3xA", "pool", "???", "xcpu", "-1GB", "a=b", "x=2", "1GB)"]
     assert columns == [spec.index(text) + 1 for text in wrong]
-    assert all(problem.fixes for problem in error.problems)
+    assert all(problem.fix_texts for problem in error.problems)
 
 
 def test_a_long_spec_is_shortened_in_the_place_but_the_column_is_right() -> None:
@@ -344,7 +344,7 @@ def test_a_long_spec_is_shortened_in_the_place_but_the_column_is_right() -> None
 def test_what_is_no_spec_at_all_is_a_cluster_error(spec: Any) -> None:
     error = problems_of(spec)
     assert error.codes == ("DT023",)
-    assert len(Cluster.parse(error.problems[0].fixes[0].strip("'")).nodes) == 1
+    assert len(Cluster.parse(error.problems[0].fix_texts[0].strip("'")).nodes) == 1
 
 
 @pytest.mark.parametrize(
@@ -377,7 +377,7 @@ def test_any_text_is_a_cluster_or_a_cluster_error(text: str) -> None:
         assert Cluster.parse(found.spec()) == found
     else:
         assert isinstance(found, ClusterError)
-        assert all(problem.fixes and problem.message for problem in found.problems)
+        assert all(problem.fix_texts and problem.message for problem in found.problems)
 
 
 @given(clusters(named=False), st.data())
@@ -394,7 +394,7 @@ def test_a_spec_with_a_few_letters_changed_is_a_cluster_or_a_cluster_error(
         assert Cluster.parse(found.spec()) == found
     else:
         assert isinstance(found, ClusterError)
-        assert all(problem.fixes for problem in found.problems)
+        assert all(problem.fix_texts for problem in found.problems)
 
 
 # ---- plain data and files
@@ -444,7 +444,7 @@ def test_any_plain_data_is_a_cluster_or_a_cluster_error(data: Any) -> None:
         assert Cluster.from_dict(found.to_dict()) == found
     else:
         assert isinstance(found, ClusterError)
-        assert all(problem.fixes and problem.message for problem in found.problems)
+        assert all(problem.fix_texts and problem.message for problem in found.problems)
 
 
 def test_a_card_with_a_count_of_five_thousand_digits_in_a_file_is_a_mistake_like_any_other() -> None:
@@ -493,7 +493,7 @@ def test_any_bytes_in_a_file_are_a_cluster_or_a_deliberate_error(
         assert Cluster.from_dict(found.to_dict()) == found
     else:
         assert found.exit_code == 2
-        assert all(problem.fixes for problem in found.problems)
+        assert all(problem.fix_texts for problem in found.problems)
 
 
 def test_a_file_says_what_there_is(tmp_path: Path) -> None:
@@ -579,7 +579,7 @@ def test_mistakes_in_data_without_a_file_are_reported_by_their_path() -> None:
 
 
 def test_a_fix_for_a_file_is_in_the_language_of_the_file(tmp_path: Path) -> None:
-    fix = problems_of_file(tmp_path / "cluster.yaml", "nodes:\n  - cpus: 0\n").problems[0].fixes[0]
+    fix = problems_of_file(tmp_path / "cluster.yaml", "nodes:\n  - cpus: 0\n").problems[0].fix_texts[0]
     assert "cpus: 4" in fix
 
 
@@ -597,7 +597,7 @@ def test_what_is_neither_a_cluster_nor_a_file_nor_a_spec_is_a_deliberate_error(w
     with pytest.raises(DovetailError) as caught:
         Cluster.of(what)
     assert caught.value.exit_code == 2
-    assert caught.value.problems[0].fixes
+    assert caught.value.problems[0].fix_texts
 
 
 # ---- what any cluster obeys

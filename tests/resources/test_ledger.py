@@ -275,7 +275,7 @@ def test_an_unknown_node_is_an_error_that_names_some_that_are_there() -> None:
             call(Seat("nobody"))
         assert caught.value.codes == ("DT203",)
         assert "'nobody'" in str(caught.value)
-        assert "node-0" in caught.value.problems[0].fixes[0]
+        assert "node-0" in caught.value.problems[0].fix_texts[0]
 
 
 def test_a_seat_that_is_taken_is_an_error_with_the_numbers() -> None:
@@ -289,7 +289,7 @@ def test_a_seat_that_is_taken_is_an_error_with_the_numbers() -> None:
         "asked: 3.5 CPUs, 1GB, #0 0.75 0B",
         "free:  3 CPUs, 15GB, cards 0.5 39GB 5/0 codecs + 1 40GB 5/0 codecs",
     )
-    assert problem.fixes
+    assert problem.fix_texts
 
 
 def test_a_seat_can_be_given_back_as_often_as_it_was_taken_and_no_more() -> None:

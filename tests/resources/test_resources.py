@@ -219,8 +219,8 @@ def test_a_request_that_makes_no_sense_is_an_error_with_code_and_fix(asked: dict
     for problem in error.problems:
         assert re.fullmatch(r"DT00\d", problem.code)
         assert problem.message
-        assert problem.fixes, f"no way out of: {problem.message}"
-        assert all(fix.strip() for fix in problem.fixes)
+        assert problem.fix_texts, f"no way out of: {problem.message}"
+        assert all(fix.strip() for fix in problem.fix_texts)
 
 
 @pytest.mark.parametrize(
@@ -274,11 +274,11 @@ def pasted(fix: str) -> dict[str, Any] | None:
 )
 def test_a_fix_works_when_pasted(asked: dict[str, Any]) -> None:
     error = raised_by(asked)
-    tried = [arguments for fix in error.problems[0].fixes if (arguments := pasted(fix)) is not None]
+    tried = [arguments for fix in error.problems[0].fix_texts if (arguments := pasted(fix)) is not None]
     for arguments in tried:
         assert_is_plain(Resources(**{**asked, **arguments}).shape())
     if error.codes[0] in ("DT001", "DT002", "DT003", "DT004", "DT005") and "custom" not in asked:
-        assert tried, f"nothing to paste in {error.problems[0].fixes}"
+        assert tried, f"nothing to paste in {error.problems[0].fix_texts}"
 
 
 def test_all_problems_are_reported_at_once() -> None:
@@ -320,12 +320,12 @@ def test_all_problems_are_reported_at_once() -> None:
     "amount", [10**400, -(10**400), 10**5000, Fraction(10**400)], ids=["1e400", "-1e400", "1e5000", "fraction"]
 )
 def test_a_number_beyond_any_float_is_an_error_like_any_other(name: str, amount: Any) -> None:
-    assert raised_by({name: amount}).problems[0].fixes
+    assert raised_by({name: amount}).problems[0].fix_texts
 
 
 @pytest.mark.parametrize("amount", [10**400, 10**5000], ids=["1e400", "1e5000"])
 def test_a_custom_amount_beyond_any_float_is_an_error_like_any_other(amount: int) -> None:
-    assert raised_by({"custom": {"licence": amount}}).problems[0].fixes
+    assert raised_by({"custom": {"licence": amount}}).problems[0].fix_texts
 
 
 @pytest.mark.parametrize("name", ["labels", "custom"])
@@ -385,7 +385,7 @@ def test_any_arguments_of_any_type_give_whole_numbers_or_a_resource_error(asked:
         assert_is_plain(found.shape())
         assert found.shape().describe()
     else:
-        assert all(problem.fixes and problem.code.startswith("DT00") for problem in found.problems)
+        assert all(problem.fix_texts and problem.code.startswith("DT00") for problem in found.problems)
 
 
 @given(st.fixed_dictionaries({}, optional=sensible))

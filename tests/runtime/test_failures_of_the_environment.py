@@ -121,7 +121,7 @@ def fails(run: dt.Run, code: str, *words: str) -> str:
     (problem,) = caught.value.problems
     text = str(caught.value)
     assert problem.code == code, text
-    assert problem.fixes, text
+    assert problem.fix_texts, text
     assert all(word in text for word in words), text
     assert (run.status, run.files) == ("failed", [])
     header = json.loads((run.folder / "run.json").read_text())

@@ -85,4 +85,4 @@ def test_what_hinders_it_is_told(stages: list[dt.Stage], source: Any, error: typ
     with patience(), pytest.raises(error) as raised:
         probe(dt.Pipeline(stages), source, 9)
     assert raised.value.codes == (code,)
-    assert all(problem.fixes for problem in raised.value.problems)
+    assert all(problem.fix_texts for problem in raised.value.problems)

@@ -122,7 +122,7 @@ def test_a_module_that_is_nowhere_is_told_before_anything_starts(folder: Path) -
     assert jobs.missing_modules(job) == []
     (problem,) = jobs.import_errors(job)
     assert "has no 'f'" in problem.message
-    assert problem.fixes
+    assert problem.fix_texts
 
 
 def test_a_sink_that_is_added_to() -> None:

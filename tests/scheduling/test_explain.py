@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dovetail as dt
+from dovetail.errors import UNSET, AddNodes, Change, Fix
 from dovetail.resources.fit import Fit
 from dovetail.scheduling.diagnose.feasibility import (
     WorkerRequest,
@@ -39,43 +40,29 @@ def problem_of(spec: str, asked: dt.Resources, count: int = 1, ranks: int = 1) -
     return only(find_fit_problems([WorkerRequest("stage 'x'", asked.shape(ranks), count)], ledger_of(spec)))
 
 
-def pasted(asked: dt.Resources, fix: str) -> dt.Resources | None:
-    """The request with a fix applied as its reader would; None for advice that changes the cluster or the run."""
-    fix = fix.removeprefix("or ")
-    given_: dict[str, Any] = {name: value for name, value in asdict(asked).items() if value or name == "cpus"}
-    if fix.startswith(("add ", "stop ", "use a card", "ask for", "workers=", "ranks=")):
+def pasted(asked: dt.Resources, fix: Fix) -> dt.Resources | None:
+    """The request with a fix applied; None for fixes that change the cluster or the run."""
+    if not isinstance(fix, Change) or fix.values.keys() & {"workers", "ranks"}:
         return None
-    if fix == "gpus=1 instead of gpu_memory":
-        del given_["gpu_memory"]
-        return dt.Resources(**{**given_, "gpus": 1})
-    if fix.startswith("leave the label "):
-        labels = {name: value for name, value in asked.labels.items() if repr(name) != fix.split()[3]}
-        return dt.Resources(**{**given_, "labels": labels})
-    if fix.startswith("leave custom "):
-        custom = {name: value for name, value in asked.custom.items() if repr(name) != fix.split()[2]}
-        return dt.Resources(**{**given_, "custom": custom})
-    if fix.startswith("leave "):
-        del given_[fix.split()[1]]
-        return dt.Resources(**given_)
-    changes = eval(f"dict({fix.replace('no memory asked for', 'memory=None')})")
-    for name in ("labels", "custom"):
-        if name in changes:
-            changes[name] = {**getattr(asked, name), **changes[name]}
-    return dt.Resources(**{**given_, **changes})
+    given_: dict[str, Any] = {name: value for name, value in asdict(asked).items() if value or name == "cpus"}
+    changes = {name: value for name, value in fix.values.items() if value is not UNSET}
+    if len(changes) == len(fix.values):
+        assert eval(f"dict({fix})") == changes
+    return dt.Resources(**{name: value for name, value in given_.items() if name not in fix.values}, **changes)
 
 
 def test_a_card_that_is_too_small_is_named_with_its_size() -> None:
     problem = problem_of("2x(32cpu, 2xgpu:20GB)", dt.Resources(gpu_memory="25GB"))
     assert problem.code == "DT111"
     assert problem.evidence[0] == "2 of 2 nodes: gpu has 20GB a card, 25GB needed of one"
-    assert 'gpu_memory="20GB"' in problem.fixes
+    assert 'gpu_memory="20GB"' in problem.fix_texts
 
 
 def test_nvenc_on_an_h100_names_cards_that_have_it() -> None:
     problem = problem_of("4x(64cpu, 8xH100)", dt.Resources(nvencs=1))
     assert problem.code == "DT112"
     assert problem.evidence == ("4 of 4 nodes: H100 has no NVENC, 1 needed",)
-    assert any("L40S" in fix and "L4," in fix for fix in problem.fixes)
+    assert any("L40S" in fix and "L4," in fix for fix in problem.fix_texts)
 
 
 def test_reasons_are_counted_over_nodes_and_each_node_once() -> None:
@@ -94,7 +81,7 @@ def test_what_is_free_but_split_is_shown_in_pieces() -> None:
     ledger = ledger_of("2x(32cpu, 1xgpu:20GB)", (dt.Resources(gpus=0.4), 2))
     problem = only(find_fit_problems([WorkerRequest("stage 'x'", dt.Resources(gpus=0.7).shape())], ledger))
     assert "1.2 GPUs are free, but as 0.6 + 0.6" in problem.evidence
-    assert problem.fixes[0] == "gpus=0.6"
+    assert problem.fix_texts[0] == "gpus=0.6"
 
 
 def test_host_memory_is_never_added_across_nodes() -> None:
@@ -106,7 +93,7 @@ def test_host_memory_is_never_added_across_nodes() -> None:
 def test_too_many_workers_are_told_the_largest_count() -> None:
     problem = problem_of("1x(64cpu, 2xgpu:20GB)", dt.Resources(gpu_memory="8GB"), count=5)
     assert problem.code == "DT103"
-    assert problem.fixes[0] == "workers=4"
+    assert problem.fix_texts[0] == "workers=4"
 
 
 def test_seven_filters_with_two_whole_gpus_each_are_told_the_sums() -> None:
@@ -114,7 +101,7 @@ def test_seven_filters_with_two_whole_gpus_each_are_told_the_sums() -> None:
     problem = only(find_fit_problems(wishes, ledger_of("1x(32cpu, 128GB, 2xgpu:20GB)")))
     assert problem.code == "DT101"
     assert problem.message == "7 kinds of workers need 14 GPUs and 56 CPUs at once; 2 and 32 are free"
-    assert problem.fixes[-1] == "or add 6 nodes like 1x(32cpu, 128GB, 2xgpu:20GB)"
+    assert problem.fix_texts[-1] == "add 6 nodes like 1x(32cpu, 128GB, 2xgpu:20GB)"
 
 
 def test_what_fits_in_total_but_not_together_says_who_is_left_over() -> None:
@@ -122,13 +109,13 @@ def test_what_fits_in_total_but_not_together_says_who_is_left_over() -> None:
     problem = only(find_fit_problems(wishes, ledger_of("2x(8cpu, 3xH100)")))
     assert problem.code == "DT102"
     assert problem.evidence == ("b: 1 of 1 workers find no seat",)
-    assert problem.fixes == ("add 1 node like 1x(8cpu, 3xH100)",)
+    assert problem.fix_texts == ("add a node like 1x(8cpu, 3xH100)",)
 
 
 def test_a_gang_that_is_too_large_is_told_how_many_ranks_fit() -> None:
     problem = problem_of("2x(8cpu, 8xH100)", dt.Resources(gpus=1), ranks=32)
     assert problem.code == "DT116"
-    assert problem.fixes == ("ranks=8", "or add 2 nodes like 1x(8cpu, 8xH100)")
+    assert problem.fix_texts == ("ranks=8", "add 2 nodes like 1x(8cpu, 8xH100)")
 
 
 @pytest.mark.parametrize(
@@ -184,15 +171,15 @@ def test_every_fix_works_when_pasted(
     if problem is None:
         assert placer.find(asked.shape()) is not None
         return
-    assert problem.fixes
+    assert problem.fix_texts
     for fix in problem.fixes:
         changed = pasted(asked, fix)
         if changed is not None:
             assert fits_on_some_node(changed.shape(), ledger), fix
-        elif "add a node like " in fix:
-            node = dt.Cluster.parse(fix.partition("like ")[2])
+        elif isinstance(fix, AddNodes):
+            node = dt.Cluster.parse(f"{fix.count}x{fix.node}")
             assert fits_on_some_node(asked.shape(), dt.Ledger(node)), fix
-        elif "stop other workers" in fix:
+        elif isinstance(fix, str) and "stop other workers" in fix:
             assert fits_on_some_node(asked.shape(), dt.Ledger(cluster)), fix
 
 
@@ -207,15 +194,15 @@ def test_counts_and_added_nodes_work_when_pasted(
     problem = find_misfit(WorkerRequest("one", asked.shape(), count), ledger)
     if problem is None or problem.code != "DT103":
         return
-    for fix in (fix.removeprefix("or ") for fix in problem.fixes):
-        if fix.startswith("workers="):
-            assert count_that_fit(asked.shape(), ledger) == int(fix.removeprefix("workers="))
-        elif fix.startswith("gpus="):
+    for fix in problem.fixes:
+        if isinstance(fix, Change) and "workers" in fix.values:
+            assert count_that_fit(asked.shape(), ledger) == fix.values["workers"]
+        elif isinstance(fix, Change):
             changed = pasted(asked, fix)
             assert changed is not None
             assert count_that_fit(changed.shape(), ledger) >= count
-        elif fix.startswith("add "):
-            more, node = int(fix.split()[1]), dt.Cluster.parse(fix.partition("like ")[2]).nodes[0]
+        elif isinstance(fix, AddNodes):
+            more, node = fix.count, dt.Cluster.parse(f"1x{fix.node}").nodes[0]
             room = Fit(asked.shape()).capacity(dt.Ledger(dt.Cluster((node,))).free[0])
             assert count_that_fit(asked.shape(), ledger) + more * room >= count
             assert count_that_fit(asked.shape(), ledger) + (more - 1) * room < count
@@ -265,6 +252,6 @@ def test_a_gang_is_explained_exactly_if_it_finds_no_place(
 def test_the_node_that_would_fit_is_one_that_can_be_described(asked: dt.Resources) -> None:
     spec = smallest_fitting_node(asked.shape())
     if spec:
-        assert fits_on_some_node(asked.shape(), dt.Ledger(dt.Cluster.parse(spec)))
+        assert fits_on_some_node(asked.shape(), dt.Ledger(dt.Cluster.parse(f"1x{spec}")))
     else:
         assert asked.shape().cards

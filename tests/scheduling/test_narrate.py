@@ -115,7 +115,7 @@ def test_an_unknown_stage_is_refused_with_the_one_that_was_meant() -> None:
     with pytest.raises(dt.ConfigError, match="did you mean 'caption'") as caught:
         video().explain("captoin")
     assert caught.value.codes == ("DT032",)
-    assert "encode" in caught.value.problems[0].fixes[0]
+    assert "encode" in caught.value.problems[0].fix_texts[0]
 
 
 def test_assumed_rates_are_marked() -> None:

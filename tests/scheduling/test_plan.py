@@ -85,7 +85,7 @@ def test_what_is_not_a_plan_is_refused_with_what_would_make_one(text: str) -> No
     with pytest.raises(dt.ConfigError) as caught:
         dt.Plan.from_json(text)
     assert caught.value.codes == ("DT038",)
-    assert "dovetail plan" in caught.value.problems[0].fixes[0]
+    assert "dovetail plan" in caught.value.problems[0].fix_texts[0]
 
 
 @given(st.data())

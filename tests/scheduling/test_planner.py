@@ -215,7 +215,7 @@ def applied(stages: tuple[dt.Stage, ...], spec: str, mode: str, fix: str) -> tup
 
 
 def fixes_of(error: dt.InfeasibleError) -> list[str]:
-    return [fix for problem in error.problems for fix in problem.fixes]
+    return [fix for problem in error.problems for fix in problem.fix_texts]
 
 
 def test_fourteen_gpus_on_two_are_refused_with_sums_and_fixes_that_work() -> None:
@@ -224,10 +224,10 @@ def test_fourteen_gpus_on_two_are_refused_with_sums_and_fixes_that_work() -> Non
     (problem,) = error.problems
     assert re.search(r"\b14 GPUs\b", problem.message)
     assert re.search(r"\b2\b.* free", problem.message)
-    assert len(problem.fixes) >= 2
-    kinds = [fix.removeprefix("or ").split("=")[0].split()[0] for fix in problem.fixes]
+    assert len(problem.fix_texts) >= 2
+    kinds = [fix.removeprefix("or ").split("=")[0].split()[0] for fix in problem.fix_texts]
     assert kinds == ["workers", "mode", "mode", "add"]
-    for fix in problem.fixes:
+    for fix in problem.fix_texts:
         assert dt.plan(*applied(SEVEN, SEVEN_SPEC, "streaming", fix)).rate > 0
 
 
@@ -262,14 +262,14 @@ def test_every_fix_of_units_that_do_not_fit_together_works(
         assume(False)
         raise AssertionError
     assume(len(problems) == 1 and problems[0].code in ("DT101", "DT102"))
-    for fix in problems[0].fixes:
+    for fix in problems[0].fix_texts:
         assert dt.plan(*applied(stages, cluster.spec(), "streaming", fix)).rate > 0, fix
 
 
 def test_a_fix_that_shares_cards_names_every_stage_whose_count_must_go() -> None:
     stages = (stage("a", cpus=1, gpus=1), stage("b", cpus=1, gpus=1), stage("c", cpus=1, workers=8))
     error = refused(pipeline(*stages), "1x(8cpu, 1xgpu:20GB)", "streaming")
-    for fix in (fix for problem in error.problems for fix in problem.fixes if "gpus=" in fix):
+    for fix in (fix for problem in error.problems for fix in problem.fix_texts if "gpus=" in fix):
         assert dt.plan(*applied(stages, "1x(8cpu, 1xgpu:20GB)", "streaming", fix)).rate > 0, fix
 
 
@@ -287,7 +287,7 @@ def test_video_on_cards_without_encoders_is_refused_with_cards_that_have_some() 
     error = refused(dt.Pipeline.load(VIDEO), "1x(32cpu, 128GB, 2xH100)", "auto")
     (problem,) = [problem for problem in error.problems if problem.code == "DT112"]
     assert "'encode'" in problem.message
-    assert any("NVENC" in fix and "L40S" in fix for fix in problem.fixes)
+    assert any("NVENC" in fix and "L40S" in fix for fix in problem.fix_texts)
 
 
 def test_video_on_cards_with_encoders_is_planned() -> None:
@@ -460,7 +460,7 @@ def test_workers_per_node_that_do_not_fit_everywhere_are_refused_with_the_number
     made = pipeline(stage("a", cpus=4, workers_per_node=3))
     error = refused(made, "2x(16cpu) + 1x(8cpu)", "auto")
     assert error.codes == ("DT104",)
-    assert error.problems[0].fixes == ("workers_per_node=2",)
+    assert error.problems[0].fix_texts == ("workers_per_node=2",)
     fixed = dt.plan(pipeline(stage("a", cpus=4, workers_per_node=2)), "2x(16cpu) + 1x(8cpu)")
     assert fixed.workers == {"a": 6}
 

@@ -230,7 +230,7 @@ def data_type_fixes(name: str, why: str) -> tuple[str, ...]:
         return (f"@dt.udf({said})",)
     if "one type" in why:
         return (f"def {name}(...) -> str, and return str(...)",)
-    return (f"def {name}(...) -> str", f"or @dt.udf({said})")
+    return (f"def {name}(...) -> str", f"@dt.udf({said})")
 
 
 def _generic_type(annotation: Any) -> Any:

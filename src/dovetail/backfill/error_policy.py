@@ -139,6 +139,6 @@ class ErrorBudget:
         earlier = (f"{self.before:,} of them in earlier calls",) if self.before else ()
         fixes = (
             f'table.errors("{column}") says why; table.retry_errors("{column}") computes them again',
-            "or a larger max_errors=; what is finished is committed",
+            "a larger max_errors=; what is finished is committed",
         )
         return RunError(Problem(TOO_MANY_FAILED_ROWS, message, earlier, fixes))

@@ -318,7 +318,7 @@ def _taken_error(column: str, has: LeaseHolder) -> RunError:
         return RunError(Problem(COLUMN_TAKEN, message, fixes=(wait,)))
     since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(has.began))
     evidence = (f"since {since}, last heartbeat {max(0.0, time.time() - has.beat):.0f} s ago",)
-    return RunError(Problem(COLUMN_TAKEN, message, evidence, (wait, f"or end it, on {has.host}: kill {has.pid}")))
+    return RunError(Problem(COLUMN_TAKEN, message, evidence, (wait, f"end it, on {has.host}: kill {has.pid}")))
 
 
 @contextmanager

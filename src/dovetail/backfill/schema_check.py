@@ -118,7 +118,7 @@ def _check_inputs(udf: Udf, schema: Any, columns: Sequence[str]) -> list[Problem
         if column not in names:
             message = f"{udf.name}: the table has no column {column!r}{did_you_mean(column, names)}"
             evidence = (f"columns: {', '.join(names[:50])}{', ...' if len(names) > 50 else ''}",)
-            fixes = (f"input_columns={_corrected_inputs(udf, column, names)!r}", "or rename the parameter")
+            fixes = (f"input_columns={_corrected_inputs(udf, column, names)!r}", "rename the parameter")
             problems.append(Problem(MISSING_INPUT, message, evidence, fixes))
             continue
         if column in columns:
@@ -129,9 +129,7 @@ def _check_inputs(udf: Udf, schema: Any, columns: Sequence[str]) -> list[Problem
         if not accepts(annotation, kind):
             message = f"{udf.name}: takes {annotation_text(annotation)} for {column}, and the column is {kind}"
             problems.append(
-                Problem(
-                    INPUT_TYPE_MISMATCH, message, fixes=(_parameter_example(kind, column), "or read another column")
-                )
+                Problem(INPUT_TYPE_MISMATCH, message, fixes=(_parameter_example(kind, column), "read another column"))
             )
     return problems
 
@@ -177,7 +175,7 @@ def _check_outputs(udf: Udf, outputs: OutputTypes, schema: Any, columns: Sequenc
             message = f"{udf.name} gives {kind}, and the column {column!r} is {there}"
             fixes = (
                 f'data_type="{there}", if its values are of that type',
-                f"or table.drop({column!r}), and add it again",
+                f"table.drop({column!r}), and add it again",
             )
             problems.append(Problem(OUTPUT_MISMATCH, message, fixes=fixes))
     return problems

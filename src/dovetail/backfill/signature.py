@@ -194,7 +194,7 @@ def _column_parameters(
         problems.append(_no_parameters_problem(annotated, name, input_columns))
     elif not wanted:
         message = f"{name}: no parameter without a default, so that it reads no column"
-        fixes = (f"def {_example_name(name)}(text: str) -> str, where text is a column", 'or input_columns=["text"]')
+        fixes = (f"def {_example_name(name)}(text: str) -> str, where text is a column", 'input_columns=["text"]')
         problems.append(Problem(BAD_SIGNATURE, message, fixes=fixes))
     elif not rest and not len(needed) <= wanted <= len(by_place):
         takes = f"{len(needed)} to {len(by_place)}" if len(by_place) > len(needed) else f"{len(needed)}"

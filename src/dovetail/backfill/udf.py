@@ -152,7 +152,7 @@ def _check_count(name: str, value: object, limit: int, example: int, problems: l
     if value is None or (isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= limit):
         return value
     message = f"{name}={short_repr(value)} is not a whole number from 1 to {limit:,}"
-    problems.append(Problem(BAD_OPTION, message, fixes=(f"{name}={example}", f"or leave {name} out")))
+    problems.append(Problem(BAD_OPTION, message, fixes=(f"{name}={example}", f"leave {name} out")))
     return None
 
 

@@ -175,5 +175,5 @@ def _oversized_problem(udf: Udf, asked: str, there: str, less: str, what: str = 
 
 def _no_gpu_problem(udf: Udf, asked: str, less: str) -> Problem:
     fix = f"@dt.udf({less})" if "=" in less else less
-    fixes = (fix, 'or engine="ray:auto" (--engine ray:auto), where there are such cards')
+    fixes = (fix, 'engine="ray:auto" (--engine ray:auto), where there are such cards')
     return Problem(NEVER_FITS, f"{udf.name}: {asked}, and no node has a GPU", fixes=fixes)

@@ -81,7 +81,7 @@ class SqliteClaimRows:
 
     def damaged_error(self, reason: str) -> ConfigError:
         message = "is not the ledger of this machine's runs, or is damaged"
-        fixes = (f"when no run is going: rm {self.path}", "or export DOVETAIL_HOME=/a/folder/of/yours")
+        fixes = (f"when no run is going: rm {self.path}", "export DOVETAIL_HOME=/a/folder/of/yours")
         return ConfigError(Problem("DT320", message, (reason,), fixes, str(self.path)))
 
     # --- transactions

@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from dovetail.claims.store import Grant
-from dovetail.errors import InfeasibleError, Problem
+from dovetail.errors import Change, InfeasibleError, Problem
 from dovetail.resources.amounts import CPU, CUSTOM_PREFIX, HOST, MEMORY, sum_seats
 from dovetail.resources.sizes import format_milli, format_size
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from dovetail.claims.owner import Owner
     from dovetail.claims.store import ClaimRequest, ClaimStore, Wait
+    from dovetail.errors import Fix
     from dovetail.resources.amounts import AmountKey, Amounts
     from dovetail.resources.seat import Seats
 
@@ -218,7 +219,9 @@ def _held_by_others_error(
     told = WaitReport(wait, sum_seats(need), book.capacity)
     who = f"others on {book.scope}" if wait.foreign else f"other runs of {book.scope}"
     message = f"{told.needs} must be free to begin, and {who} hold too much"
-    ends = tuple(f"or end run {owner.name}" for owner in wait.others[:1])
-    fixes = ("wait=True: it begins as soon as they give back", *ends)
+    fixes: tuple[Fix, ...] = (
+        Change({"wait": True}, note="the run starts as soon as they are free"),
+        *(f"dovetail drain {owner.name}" for owner in wait.others[:1]),
+    )
     named = strangers() if told.has_foreign_holders else ()
     return InfeasibleError(Problem("DT120", message, (*told.holders, *named), fixes))

@@ -119,7 +119,7 @@ def engine_conflicts(engine: str, cluster: str | None, what: str = "--cluster") 
     if not is_ray_engine(engine) or cluster in (None, "auto"):
         return []
     message = f"{what} and --engine {engine} do not go together: the cluster is what Ray has"
-    fixes = (f"leave out {what}", "or --engine sim, to see how it would be there")
+    fixes = (f"leave out {what}", "--engine sim, to see how it would be there")
     return [dt.Problem("DT367", message, fixes=fixes[: 2 if what == "--cluster" else 1])]
 
 

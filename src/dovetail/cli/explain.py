@@ -27,24 +27,31 @@ Examples:
 @click.argument("stage", required=False)
 @click.option("--cluster", "cluster_spec", default="auto", metavar="SPEC", help="A spec, a file, or auto (here).")
 @click.option("--mode", metavar="MODE", help="auto, streaming, sequential or waves; not with a plan.json.")
+@click.option("--set", "sets", multiple=True, metavar="PATH=VALUE", help="Change a value of the file; may be repeated.")
 @click.option("--headroom", type=float, help="As for `dovetail plan`; not with a plan.json.")
 @click.option("--json", "as_json", is_flag=True, help="Print data instead of text.")
 def explain(
-    file: str, stage: str | None, cluster_spec: str, mode: str | None, headroom: float | None, as_json: bool
+    file: str,
+    stage: str | None,
+    cluster_spec: str,
+    mode: str | None,
+    sets: tuple[str, ...],
+    headroom: float | None,
+    as_json: bool,
 ) -> None:
     """Explain the plan of FILE, a pipeline, a recipe or a plan.json, or of one STAGE of it."""
     if file.endswith(".json") and not is_pipeline(file):
-        made = _read_plan(file, cluster_spec, mode, headroom)
+        made = _read_plan(file, cluster_spec, {"--mode": mode, "--set": sets or None, "--headroom": headroom})
     else:
         on = target_cluster("local", cluster_spec)
-        job = fit_to_cluster(load_run_spec(file), on.cluster)
+        job = fit_to_cluster(load_run_spec(file, sets), on.cluster)
         made = plan_run_spec(job, on, mode, DEFAULT_HEADROOM if headroom is None else headroom)
     told = made.explain(stage)
     click.echo(json.dumps(_plan_json(made, stage), indent=2) if as_json else told)
 
 
-def _read_plan(file: str, cluster_spec: str, mode: str | None, headroom: float | None) -> dt.Plan:
-    given = [name for name, value in (("--mode", mode), ("--headroom", headroom)) if value is not None]
+def _read_plan(file: str, cluster_spec: str, options: dict[str, object]) -> dt.Plan:
+    given = [name for name, value in options.items() if value is not None]
     if given:
         message = f"{' and '.join(given)} cannot change a plan that is made"
         fix = "leave it out, or explain the pipeline file instead"

@@ -1,4 +1,4 @@
-"""Errors and fixes rewritten from Python spelling to that of pipeline files and command-line options."""
+"""Errors with lines of the file and fixes as options of the command line."""
 
 from __future__ import annotations
 
@@ -10,54 +10,33 @@ from typing import TYPE_CHECKING
 
 import dovetail as dt
 from dovetail.documents import read_document
+from dovetail.pipeline.option_surface import OptionSurface
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from dovetail.documents import Document
     from dovetail.errors import DovetailError, Problem
     from dovetail.resources.cluster import Cluster
 
-_STAGE_PATTERN = re.compile(r"stage '([^']+)'")
-_MODE_PATTERN = re.compile(r'mode="(\w+)"')
-_NODES_PATTERN = re.compile(r"add (?P<count>\d+|a) nodes? like 1x(?P<node>.*)")
-_ASSIGNMENT_PATTERN = re.compile(r"\b(\w+)=(\"[^\"]*\"|[^\s,]+)")
-
 
 def error_for_file(error: DovetailError, file: str, cluster: Cluster, *, on_ray: bool = False) -> DovetailError:
-    """The same error with the lines of the file, and with fixes as they are written there or on the command line; a
-    cluster `on_ray` is no text that could be changed."""
+    """The same error with the lines of a pipeline file, and with fixes as options of the command line."""
     document = read_document(file)
+    surface = OptionSurface(None if on_ray else cluster)
     return type(error)(
-        [_problem_for_file(problem, document, None if on_ray else cluster) for problem in error.problems]
+        replace(surface.problem(problem), place=problem.place or _stage_place(problem, document))
+        for problem in error.problems
     )
 
 
-def _problem_for_file(problem: Problem, document: Document, cluster: Cluster | None) -> Problem:
-    fixes = tuple(_fix_for_file(fix, cluster) for fix in problem.fixes)
-    return replace(problem, fixes=fixes, place=problem.place or _stage_place(problem, document))
-
-
 def _stage_place(problem: Problem, document: Document) -> str:
-    named = _STAGE_PATTERN.match(problem.message)
+    names: Sequence[str] = problem.subject.names if problem.subject and problem.subject.kind == "stage" else ()
     stages = document.data.get("stages", ()) if isinstance(document.data, dict) else ()
     for number, stage in enumerate(stages):
-        if named and isinstance(stage, dict) and stage.get("name") == named[1]:
+        if isinstance(stage, dict) and stage.get("name") in names:
             return document.place(("stages", number))
     return document.place(("stages",))
-
-
-def _fix_for_file(fix: str, cluster: Cluster | None) -> str:
-    lead = "or " if fix.startswith("or ") else ""
-    text = fix.removeprefix("or ")
-    if mode := _MODE_PATTERN.fullmatch(text):
-        return f"{lead}--mode {mode[1]}"
-    if nodes := _NODES_PATTERN.fullmatch(text):
-        count = "1" if nodes["count"] == "a" else nodes["count"]
-        if cluster is None:
-            return f"{lead}add {count} x {nodes['node']} to the Ray cluster"
-        return f'{lead}--cluster "{cluster.spec()} + {count}x{nodes["node"]}"'
-    return lead + _ASSIGNMENT_PATTERN.sub(lambda found: f"{found[1]}: {found[2].strip(chr(34))}", text)
 
 
 UDF_OPTION = "--udf package.module:function"
@@ -121,11 +100,12 @@ def backfill_error(table: str, column: str, *, filling: bool = True) -> Callable
     change = backfill_text(table, column)
 
     def fixes(problem: dt.Problem) -> tuple[str, ...]:
-        found = [change(fix) for fix in problem.fixes if not fix.startswith(OTHER_COMMAND_PREFIX)]
+        texts = [str(fix) for fix in problem.fixes]
+        found = [change(fix) for fix in texts if not fix.startswith(OTHER_COMMAND_PREFIX)]
         if filling:
             return tuple(found)
         filled = f"{shlex.join(['dovetail', 'backfill', table, column])} {UDF_OPTION}"
-        new = any(fix.startswith("table.add_column(") for fix in problem.fixes)
+        new = any(fix.startswith("table.add_column(") for fix in texts)
         return tuple(fix if fix != UDF_OPTION else filled for fix in found if fix != UDF_OPTION or not new)
 
     def changed(error: dt.DovetailError) -> dt.DovetailError:

@@ -166,7 +166,7 @@ def _probe(job: RunSpec, items: int) -> None:
     add_import_path(job.file.parent)
     problems = missing_modules(job)
     if job.source is None:
-        fixes = ("source: data/*.jsonl", "or on the command line: --source data.jsonl")
+        fixes = ("source: data/*.jsonl", "on the command line: --source data.jsonl")
         message = "says no source: what is to be probed with?"
         problems.append(dt.Problem("DT371", message, fixes=fixes, place=str(job.file)))
     if problems:

@@ -186,13 +186,13 @@ def _check_runnable(job: RunSpec, asked: RunArguments, how: RunOptions) -> None:
 
         check_operators(recipe) if how.retry_errors else check_recipe(recipe)
     elif job.source is None and not how.retry_errors:
-        fixes = ("source: data/*.jsonl", "or on the command line: --source data.jsonl")
+        fixes = ("source: data/*.jsonl", "on the command line: --source data.jsonl")
         problems.append(dt.Problem("DT364", "says no source: where do items come from?", fixes=fixes, place=asked.file))
     if job.sink is None and sys.stdout is None:
         message = "results would go to stdout, and that is closed"
         problems.append(dt.Problem("DT367", message, fixes=("--sink out.jsonl",)))
     if how.as_json and job.sink is None:
-        fixes = ("--sink out.jsonl", "or leave out --json")
+        fixes = ("--sink out.jsonl", "leave out --json")
         problems.append(dt.Problem("DT367", "the results and --json both go to stdout", fixes=fixes))
     if problems:
         raise dt.ConfigError(problems)
@@ -291,24 +291,12 @@ def _start(job: RunSpec, asked: RunArguments, how: RunOptions) -> dt.Run:
             more=arguments_for_header(asked, has_sink=job.sink is not None) | _recipe_digest(job),
         )
     except dt.InfeasibleError as error:
-        raise infeasible_error_for_file(
-            _infeasible_for_command_line(error), job, on.cluster, asked.mode, on_ray=on.on_ray
-        ) from None
+        raise infeasible_error_for_file(error, job, on.cluster, asked.mode, on_ray=on.on_ray) from None
 
 
 def _recipe_digest(job: RunSpec) -> dict[str, str]:
     recipe = recipe_of(job)
     return {} if recipe is None else {RECIPE_DIGEST_KEY: recipe.digest()}
-
-
-def _infeasible_for_command_line(error: dt.InfeasibleError) -> dt.InfeasibleError:
-    """In the words of the command line instead of Python's."""
-
-    def typed(fix: str) -> str:
-        fix = fix.replace("wait=True:", "leave --no-wait out:")
-        return f"or dovetail drain {fix.removeprefix('or end run ')}" if fix.startswith("or end run ") else fix
-
-    return dt.InfeasibleError(replace(one, fixes=tuple(map(typed, one.fixes))) for one in error.problems)
 
 
 def _plan_command(asked: RunArguments, out: str, engine: str = LOCAL) -> str:

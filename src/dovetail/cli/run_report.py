@@ -129,7 +129,7 @@ def error_for_command_line(error: DovetailError, *, of_recipe: bool = False) -> 
             return "--max-errors with a larger number"
         return fix.replace('on_error="skip"', skip)
 
-    return type(error)(replace(one, fixes=tuple(map(typed, one.fixes))) for one in error.problems)
+    return type(error)(replace(one, fixes=tuple(typed(str(fix)) for fix in one.fixes)) for one in error.problems)
 
 
 def _wait_for_end(run: dt.Run) -> None:

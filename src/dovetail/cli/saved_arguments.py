@@ -84,7 +84,7 @@ def merge_saved_arguments(
     if before is None:
         name = run_reference(folder.path)
         message = f"run {folder.id} was not started by `dovetail run`, so nobody knows its file"
-        fixes = (f"dovetail run FILE --resume {name}", f'or where it was started: dt.run(..., resume="{folder.id}")')
+        fixes = (f"dovetail run FILE --resume {name}", f'where it was started: dt.run(..., resume="{folder.id}")')
         raise ConfigError(Problem("DT365", message, fixes=fixes))
     if not Path(before.file).is_file():
         message = f"run {folder.id} was started from a file that is gone: {before.file}"

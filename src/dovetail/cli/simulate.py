@@ -37,6 +37,7 @@ Examples:
 @click.option("--cluster", "cluster_spec", default="auto", metavar="SPEC", help="A spec, a file, or auto (here).")
 @click.option("--items", type=int, metavar="N", help="Source items; default: a minute's work, at most 100,000.")
 @click.option("--mode", metavar="MODE", help=f"One of {', '.join(MODES)}; by default as FILE says, or auto.")
+@click.option("--set", "sets", multiple=True, metavar="PATH=VALUE", help="Change a value of the file; may be repeated.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Same seed, same run.")
 @click.option(
     "--spread", type=float, default=DEFAULT_SPREAD, show_default=True, help="How much calls differ: sigma, lognormal."
@@ -52,6 +53,7 @@ def simulate(
     cluster_spec: str,
     items: int | None,
     mode: str | None,
+    sets: tuple[str, ...],
     seed: int,
     spread: float,
     setup_s: float,
@@ -63,7 +65,7 @@ def simulate(
 ) -> None:
     """Run the pipeline in FILE on a simulated cluster, in virtual time: same plan, same controller, no work done."""
     cluster = dt.Cluster.of(cluster_spec)
-    job = fit_to_cluster(load_run_spec(file), cluster)
+    job = fit_to_cluster(load_run_spec(file, sets), cluster)
     try:
         result = run_simulated(
             job.pipeline,
@@ -101,5 +103,5 @@ def _problem_for_command_line(problem: dt.Problem) -> dt.Problem:
     for keyword, option in OPTION_BY_ARGUMENT.items():
         if message.startswith(f"{keyword}="):
             message = message.replace(f"{keyword}=", f"{option} ", 1)
-            fixes = tuple(fix.replace(f"{keyword}=", f"{option} ", 1) for fix in fixes)
+            fixes = tuple(str(fix).replace(f"{keyword}=", f"{option} ", 1) for fix in fixes)
     return replace(problem, message=message, fixes=fixes)

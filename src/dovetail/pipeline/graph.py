@@ -138,7 +138,7 @@ def _fixes(names: list[str], number: int) -> tuple[str, ...]:
     if names:
         return (f"after={quote_value(names)}",)
     source = "after=[], for a source"
-    return (f"leave after out: it then follows stage {number}", f"or {source}") if number else (source,)
+    return (f"leave after out: it then follows stage {number}", f"{source}") if number else (source,)
 
 
 def _cycles(stages: Mapping[int, Stage]) -> Iterator[Located]:

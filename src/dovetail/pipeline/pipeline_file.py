@@ -160,7 +160,7 @@ class _PipelineFileReader:
         return True
 
     def _add(self, path: KeyPath, problem: Problem) -> None:
-        fixes = tuple(map(_fix_as_yaml, problem.fixes))
+        fixes = tuple(_fix_as_yaml(str(fix)) for fix in problem.fixes)
         if problem.code == "DT030":
             fixes = (EXAMPLES["stages"],)
         self.problems.append(replace(problem, fixes=fixes, place=self.document.place(path)))

@@ -136,11 +136,11 @@ class _StageChecker:
         elif not (isinstance(workers, str) and workers == "auto"):
             near = did_you_mean(workers, ["auto"]) if isinstance(workers, str) else ""
             message = f'{written} is not "auto", a whole number, or (least, most){near}'
-            self._add("workers", message, 'workers="auto"', "or workers=4", "or workers=(1, 4)")
+            self._add("workers", message, 'workers="auto"', "workers=4", "workers=(1, 4)")
         per_node = self.stage.workers_per_node
         if per_node is not None and not (isinstance(workers, str) and workers == "auto"):
             message = f"{written} together with workers_per_node={short_repr(per_node)}: only one can say how many"
-            self._add("workers", message, "leave workers out", "or leave workers_per_node out")
+            self._add("workers", message, "leave workers out", "leave workers_per_node out")
 
     def _count(self, name: str, value: object, low: int, high: int) -> None:
         if not _is_int(value) or not low <= value <= high:
@@ -151,7 +151,7 @@ class _StageChecker:
         if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
             message = f"{name}={short_repr(value)} is not a number from {low:g} to {high:g}"
             nearest = _nearest(value, low, high, otherwise=1)
-            self._add(name, message, f"{name}={nearest:.6g}", f"or leave {name} out, and it is measured")
+            self._add(name, message, f"{name}={nearest:.6g}", f"leave {name} out, and it is measured")
 
     def _duration(self, name: str, value: object) -> None:
         try:
@@ -159,14 +159,14 @@ class _StageChecker:
         except ValueError as error:
             number = _number_in(value) if isinstance(value, str) else None
             seconds = _nearest(number, 0.001, 86_400, otherwise=90)
-            self._add(name, f"{name}={short_repr(value)} {error}", f'{name}="{seconds:g}s"', f"or leave {name} out")
+            self._add(name, f"{name}={short_repr(value)} {error}", f'{name}="{seconds:g}s"', f"leave {name} out")
 
     def _on_error(self, value: object) -> None:
         if not isinstance(value, str) or value not in ON_ERROR:
             near = did_you_mean(value, ON_ERROR) if isinstance(value, str) else ""
             message = f'on_error={short_repr(value)} is not "fail" or "skip"{near}'
             first, second = reversed(ON_ERROR) if "skip" in near else ON_ERROR
-            self._add("on_error", message, f'on_error="{first}"', f'or on_error="{second}"')
+            self._add("on_error", message, f'on_error="{first}"', f'on_error="{second}"')
 
     def _env(self, env: object) -> None:
         example = 'env={"OMP_NUM_THREADS": "1"}'
@@ -193,7 +193,7 @@ class _StageChecker:
             self._add("after", f"after={short_repr(after)} is not a list of names", f"after=[{quote_value(after)}]")
         elif after is not None and not (isinstance(after, tuple) and all(isinstance(name, str) for name in after)):
             names = [name for name in after if isinstance(name, str)] if isinstance(after, tuple) else []
-            fixes = (f"after={quote_value(names)}",) if names else ("after=[], for a source", "or leave after out")
+            fixes = (f"after={quote_value(names)}",) if names else ("after=[], for a source", "leave after out")
             self._add("after", f"after={short_repr(after)} is not a list of names", *fixes)
 
     def _recycle(self, value: object) -> None:
@@ -205,7 +205,7 @@ class _StageChecker:
             self._count("recycle", value, 1, RECYCLE_LIMIT)
         else:
             message = f'recycle={short_repr(value)} is not a whole number of batches, or an age such as "1h"'
-            self._add("recycle", message, "recycle=1000", 'or recycle="1h"')
+            self._add("recycle", message, "recycle=1000", 'recycle="1h"')
 
 
 def _is_int(value: object) -> TypeGuard[int]:

@@ -262,7 +262,7 @@ class _RecipeParser:
     def _unknown(self, op: str) -> Problem:
         names = [*known_operators(), *self.custom]
         message = f"there is no operator {op!r}{did_you_mean(op, names)}"
-        fixes = ("correct its name", "or name your own: package.module:name, or custom_operator_paths")
+        fixes = ("correct its name", "name your own: package.module:name, or custom_operator_paths")
         return Problem("DT410", message, fixes=fixes)
 
     def _report(self, path: KeyPath, problem: Problem) -> None:

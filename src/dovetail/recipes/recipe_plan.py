@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import re
+import shlex
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from dovetail.errors import ConfigError, InfeasibleError, Problem
+from dovetail.documents.yaml_surface import yaml_literal
+from dovetail.errors import UNSET, ConfigError, InfeasibleError, Problem, Surface, with_note
+from dovetail.pipeline.option_surface import STAGE_SETTINGS, OptionSurface
 from dovetail.pipeline.units import fuse_stages
 from dovetail.recipes.compiler import HASH_STAGE_SUFFIX, effective_requirements
 from dovetail.recipes.file_keys import DEPRECATED_NAMES
@@ -19,6 +21,7 @@ from dovetail.scheduling.planner import plan as make_plan
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from dovetail.errors import AddNodes, Change, Subject
     from dovetail.pipeline.pipeline import Pipeline
     from dovetail.pipeline.units import Unit
     from dovetail.recipes.recipe import Recipe
@@ -34,14 +37,10 @@ WORKER_COUNT_KEYS, GPU_KEYS, CPU_KEYS = (
     ("num_cpus", "cpu_required"),
 )
 AUTO_VALUES = {"num_proc": -1, "workers": "auto"}
-SET_OPTION = "--set "
-_STAGE_NAME = re.compile(r"stage '([^']+)'")
-_INSTEAD_OF = re.compile(r"(\w+)=(\S+) instead of (\w+)")
-_ASSIGNMENT = re.compile(r"\b(\w+)=(\"[^\"]*\"|[^\s,]+)")
 
 
 def explain_infeasible(recipe: Recipe, cluster: Cluster, mode: str | None, error: InfeasibleError) -> InfeasibleError:
-    """The same in the words of a recipe, with its lines; all operators at once come as one sum."""
+    """The same error in the terms of the recipe, with its lines; all operators that run at once are one sum."""
     alone = [problem for problem in error.problems if _never_fits(problem)]
     if not alone and (mode or recipe.mode) == "streaming":
         short = [part for part in _concurrent_units(recipe.pipeline(cluster)) if _shortages(part, cluster)]
@@ -49,8 +48,9 @@ def explain_infeasible(recipe: Recipe, cluster: Cluster, mode: str | None, error
             return InfeasibleError(_concurrency_problem(recipe, short[0], cluster, mode))
     tried = () if alone else tuple(_tried_fixes(recipe, cluster, mode))
     found: dict[tuple[str, str], Problem] = {}
+    surface = RecipeSurface(recipe, cluster)
     for problem in error.problems:
-        one = _translate_problem(problem, recipe, cluster)
+        one = _problem_for_recipe(problem, surface)
         without = _cpu_only_fix(recipe, cluster, mode, _steps_in_problem(problem, recipe))
         # the two stages of a deduplicator ask for the same
         found.setdefault((one.code, one.place), replace(one, fixes=(*without, *(tried or one.fixes))))
@@ -134,7 +134,7 @@ def _tried_fixes(recipe: Recipe, cluster: Cluster, mode: str | None) -> Iterator
         seen.update(family)
         if first is not None:
             found += 1
-            yield " ".join(f"--set {_shell_quoted(text)}" for text in first)
+            yield set_options(first)
     for other in ("auto", "sequential"):
         if _fits(recipe, cluster, other, ()):
             yield f"--mode {other}" if mode is not None else f"--set mode={other}"
@@ -193,50 +193,72 @@ def _cpu_only_fix(recipe: Recipe, cluster: Cluster, mode: str | None, steps: Seq
         place = f"process.{step.number}"
         sets += [f"{place}.{key}=0" for key in GPU_KEYS if step.parameters.get(key) is not None]
         sets += [f"{place}.accelerator=cpu"] if step.parameters.get("accelerator") == "cuda" else []
-    return (" ".join(f"--set {text}" for text in sets),) if sets and _fits(recipe, cluster, mode, sets) else ()
+    return (set_options(sets),) if sets and _fits(recipe, cluster, mode, sets) else ()
 
 
-def _shell_quoted(text: str) -> str:
-    return f"'{text}'" if "*" in text else text
+# --- problems of the planner in the terms of the recipe
 
 
-# --- what the planner said
+class RecipeSurface(OptionSurface):
+    """Fixes of a plan as options: `--set process.3.num_gpus=0.5`, `--mode sequential`."""
+
+    def __init__(self, recipe: Recipe, planned_on: Cluster) -> None:
+        super().__init__()
+        self.recipe = recipe
+        self.planned_on = planned_on
+
+    def add_nodes(self, fix: AddNodes) -> str:
+        return Surface.add_nodes(self, fix)
+
+    def change(self, fix: Change, subject: Subject | None) -> str:
+        steps = _steps_of(fix.subjects or ((subject,) if subject is not None else ()), self.recipe)
+        if not steps or not any(name in STAGE_SETTINGS for name in fix.values):
+            return super().change(fix, None)
+        overrides = [
+            f"process.{step.number}.{_recipe_key(name, step)}={_recipe_value(name, value, step)}"
+            for step in steps
+            for name, value in fix.values.items()
+        ]
+        overrides = self._with_auto_workers(overrides, steps)
+        return with_note(set_options(overrides), fix.note) if overrides else ""
+
+    def _with_auto_workers(self, overrides: list[str], steps: Sequence[RecipeStep]) -> list[str]:
+        """A change that lets one worker in, with automatic worker counts if the counts of the recipe do not fit; empty
+        if that does not help either."""
+        if _fits(self.recipe, self.planned_on, "sequential", overrides, steps):
+            return overrides
+        counts = [
+            f"process.{step.number}.{key}={AUTO_VALUES[key]}"
+            for step in steps
+            for key in WORKER_COUNT_KEYS
+            if step.parameters.get(key)
+        ]
+        both = [*overrides, *(text for text in counts if text not in overrides)]
+        return both if counts and _fits(self.recipe, self.planned_on, "sequential", both, steps) else []
 
 
-def _translate_problem(problem: Problem, recipe: Recipe, cluster: Cluster) -> Problem:
+def set_options(overrides: Sequence[str]) -> str:
+    """Overrides as they are typed behind `dovetail plan FILE` or `dovetail run FILE`."""
+    return " ".join(f"--set {shlex.quote(text)}" for text in overrides)
+
+
+def _problem_for_recipe(problem: Problem, surface: RecipeSurface) -> Problem:
+    recipe = surface.recipe
     steps = _steps_in_problem(problem, recipe)
-    message = (
-        _STAGE_NAME.sub("+".join(step.op for step in steps), problem.message, count=1) if steps else problem.message
-    )
+    message = problem.message
+    if steps and problem.subject is not None:
+        message = message.replace(f"stage {problem.subject.name!r}", "+".join(step.op for step in steps), 1)
     path: tuple[Any, ...] = ("process", steps[0].number, steps[0].op) if steps else ("process",)
-    fixes = tuple(
-        _with_auto_workers(fix, recipe, cluster, steps) if SET_OPTION in fix else fix
-        for fix in (_translate_fix(fix, steps) for fix in problem.fixes)
-    )
-    return replace(problem, message=message, fixes=tuple(filter(None, fixes)), place=recipe.document.place(path))
-
-
-def _with_auto_workers(fix: str, recipe: Recipe, cluster: Cluster, steps: Sequence[RecipeStep]) -> str:
-    """A change that lets one worker in, with as many workers as there is room for, if those that are asked for are too
-    many; empty if even that does not help."""
-    sets = fix.removeprefix("or ").removeprefix(SET_OPTION).split(f" {SET_OPTION}")
-    if _fits(recipe, cluster, "sequential", sets, steps):
-        return fix
-    counts = [
-        f"process.{step.number}.{key}={AUTO_VALUES[key]}"
-        for step in steps
-        for key in WORKER_COUNT_KEYS
-        if step.parameters.get(key)
-    ]
-    if not counts or not _fits(recipe, cluster, "sequential", [*sets, *counts], steps):
-        return ""
-    return " ".join([fix, *(f"{SET_OPTION}{text}" for text in counts)])
+    return replace(surface.problem(problem), message=message, place=recipe.document.place(path))
 
 
 def _steps_in_problem(problem: Problem, recipe: Recipe) -> list[RecipeStep]:
-    """The operators that it is about: several, if they share workers."""
-    named = _STAGE_NAME.match(problem.message)
-    return _steps_named(named[1].split("+"), recipe) if named else []
+    """The operators that the problem is about: several, if they share workers."""
+    return _steps_of((problem.subject,) if problem.subject is not None else (), recipe)
+
+
+def _steps_of(subjects: Sequence[Subject], recipe: Recipe) -> list[RecipeStep]:
+    return _steps_named([name for one in subjects if one.kind == "stage" for name in one.names], recipe)
 
 
 def _steps_named(stages: Sequence[str], recipe: Recipe) -> list[RecipeStep]:
@@ -244,39 +266,23 @@ def _steps_named(stages: Sequence[str], recipe: Recipe) -> list[RecipeStep]:
     return [step for step in recipe.steps if step.name in names]
 
 
-def _recipe_key(word: str, step: RecipeStep) -> str:
-    """As this operator says it, so that it is not said twice."""
-    if word == "workers":
+def _recipe_key(setting: str, step: RecipeStep) -> str:
+    """The key that this operator uses for a setting, so that the recipe does not have it twice."""
+    if setting == "workers":
         return "workers" if step.parameters.get("workers") is not None else "num_proc"
     if step.parameters.get("resources") is not None:
-        return f"resources.{word}"
-    name = RECIPE_RESOURCE_NAMES.get(word, word)
+        return f"resources.{setting}"
+    name = RECIPE_RESOURCE_NAMES.get(setting, setting)
     return next(
         (old for old in DEPRECATED_NAMES if DEPRECATED_NAMES[old] == name and step.parameters.get(old) is not None),
         name,
     )
 
 
-def _translate_fix(fix: str, steps: Sequence[RecipeStep]) -> str:
-    """`gpu_memory="20GB"` as it is typed for these operators."""
-    lead = "or " if fix.startswith("or ") else ""
-    text = fix.removeprefix("or ")
-    pairs = [pair for part in text.split(", ") if (pair := _ASSIGNMENT.fullmatch(part))]
-    values = {pair[1]: pair[2] for pair in pairs} if len(pairs) == text.count(", ") + 1 else {}
-    if "mode" in values:
-        return f"{lead}--mode {values['mode'].strip(chr(34))}"
-    other = _INSTEAD_OF.fullmatch(text)
-    values = {other[1]: other[2], other[3]: "null"} if other else values
-    if values and steps:
-        typed = [
-            f"--set process.{step.number}.{_recipe_key(word, step)}={value.strip(chr(34))}"
-            for step in steps
-            for word, value in values.items()
-        ]
-        return lead + " ".join(typed)
-    return lead + _ASSIGNMENT.sub(
-        lambda found: f"{RECIPE_RESOURCE_NAMES.get(found[1], found[1])}: {found[2].strip(chr(34))}", text
-    )
+def _recipe_value(setting: str, value: object, step: RecipeStep) -> str:
+    if setting == "workers" and value == "auto":
+        return str(AUTO_VALUES[_recipe_key(setting, step)])
+    return "null" if value is UNSET else yaml_literal(value)
 
 
 def plan_recipe(recipe: Recipe, cluster: Cluster | str = "auto", mode: str | None = None, **how: Any) -> Plan:

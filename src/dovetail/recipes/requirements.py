@@ -71,10 +71,10 @@ def parse_requirements(
         message = (
             f"num_gpus: {short_repr(amounts['num_gpus'])} with accelerator: cpu: it would hold a GPU and not use it"
         )
-        tell("num_gpus", Problem("DT412", message, fixes=("accelerator: cuda", "or num_gpus: 0")))
+        tell("num_gpus", Problem("DT412", message, fixes=("accelerator: cuda", "num_gpus: 0")))
     if said == "cuda" and amounts.get("num_gpus") == 0 and amounts.get("memory") is None:
         message = "num_gpus: 0 with accelerator: cuda: it would have no GPU to run on"
-        tell("num_gpus", Problem("DT412", message, fixes=("num_gpus: 1", "or accelerator: cpu")))
+        tell("num_gpus", Problem("DT412", message, fixes=("num_gpus: 1", "accelerator: cpu")))
     resources = _resources(amounts, cuda, tell)
     if given.get("resources") is not None:
         resources = _explicit_resources(given, tell) or resources
@@ -154,7 +154,7 @@ def _translate_problem(problem: Problem) -> tuple[str, Problem]:
             text = re.sub(rf"\b{ours}\b", theirs, text)
         return text
 
-    translated = replace(problem, message=said(problem.message), fixes=tuple(map(said, problem.fixes)))
+    translated = replace(problem, message=said(problem.message), fixes=tuple(said(str(fix)) for fix in problem.fixes))
     return RECIPE_RESOURCE_NAMES.get(word, "num_gpus"), translated
 
 
@@ -167,7 +167,7 @@ def _explicit_resources(given: Mapping[str, Any], tell: Callable[[str, Problem],
     both = [key for key in given if DEPRECATED_NAMES.get(key, key) in AMOUNT_KEYS and given[key] is not None]
     if both:
         message = f"resources and {', '.join(both)} say the same thing twice"
-        tell("resources", Problem("DT412", message, fixes=(f"remove {both[0]}", "or remove resources")))
+        tell("resources", Problem("DT412", message, fixes=(f"remove {both[0]}", "remove resources")))
     unknown = [key for key in value if key not in RESOURCE_KEYS]
     for key in unknown:
         tell("resources", unknown_key_problem(str(key), RESOURCE_KEYS, ""))
@@ -226,7 +226,7 @@ def _settings(given: Mapping[str, Any], tell: Callable[[str, Problem], None]) ->
         key = recipe_keys.get(field_name, field_name)
         message, *fixes = (
             re.sub(rf"\b{field_name}=", f"{key}: ", text)
-            for text in (problem.message.removeprefix("operator: "), *problem.fixes)
+            for text in (problem.message.removeprefix("operator: "), *map(str, problem.fixes))
         )
         tell(key, replace(problem, message=message, fixes=tuple(fixes)))
         found.pop(field_name, None)

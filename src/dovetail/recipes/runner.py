@@ -36,7 +36,7 @@ def check_recipe(recipe: Recipe) -> None:
     """All that would stop it, before anything starts: operators that cannot run here, fields that are not there."""
     problems = recipe.unready()
     if recipe.source is None:
-        fixes = ("dataset_path: data.jsonl", "or on the command line: --source data.jsonl")
+        fixes = ("dataset_path: data.jsonl", "on the command line: --source data.jsonl")
         problems.append(
             Problem(
                 INPUT_ERROR_CODE, "says no dataset_path: where do rows come from?", fixes=fixes, place=str(recipe.file)
@@ -99,7 +99,7 @@ def prepare_traces(recipe: Recipe) -> None:
         begin_traces(str(recipe.work_dir / "trace"))
     except OSError as error:
         message = f"cannot be written: {error.strerror or error}"
-        fixes = ("work_dir: a folder that you may write", "or open_tracer: false")
+        fixes = ("work_dir: a folder that you may write", "open_tracer: false")
         raise ConfigError(Problem("DT025", message, fixes=fixes, place=str(recipe.work_dir))) from None
 
 

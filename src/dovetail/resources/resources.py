@@ -159,7 +159,7 @@ class _Checker:
         if math.isnan(number) or (math.isinf(number) and isinstance(value, float)):
             self._add("DT002", f"{asked} is not a finite number", example)
         elif number < 0:
-            self._add("DT003", f"{asked} is negative", example, f"or leave {name} out")
+            self._add("DT003", f"{asked} is negative", example, f"leave {name} out")
         elif number > limit:
             self._add("DT004", f"{asked} is more than one worker can have; the most is {limit}", example)
         elif 0 < number < 0.001:
@@ -179,11 +179,11 @@ class _Checker:
     def _gpu_count(self, gpus: float) -> None:
         if self.asked.entire_gpu is True and 0 < gpus < 1:
             message = f"entire_gpu=True with gpus={gpus!r}: a fraction of a card is not the entire card"
-            self._add("DT006", message, "entire_gpu=True, and leave gpus out", f"or gpus={gpus!r} without entire_gpu")
+            self._add("DT006", message, "entire_gpu=True, and leave gpus out", f"gpus={gpus!r} without entire_gpu")
         elif gpus > 1 and gpus != int(gpus):
             lower, upper = math.floor(gpus), math.ceil(gpus)
             message = f"gpus={gpus!r}: above one card only whole cards can be asked for"
-            self._add("DT006", message, f"gpus={upper}", f"or gpus={lower}, or a share of one card such as gpus=0.5")
+            self._add("DT006", message, f"gpus={upper}", f"gpus={lower}, or a share of one card such as gpus=0.5")
 
     def _size(self, name: str, value: object, *, may_be_zero: bool) -> None:
         if value is None:
@@ -196,9 +196,7 @@ class _Checker:
             self._add("DT007", f"{name}={said}", f"write {name} {how}")
             return
         if not size and not may_be_zero:
-            self._add(
-                "DT007", f"{name}={short_repr(value)} is no memory at all", f'{name}="4GB"', f"or leave {name} out"
-            )
+            self._add("DT007", f"{name}={short_repr(value)} is no memory at all", f'{name}="4GB"', f"leave {name} out")
 
     def _codecs(self, name: str, value: object) -> None:
         if self._number(name, value, CODECS_LIMIT, f"{name}=1") and not _is_count(value):
@@ -213,7 +211,7 @@ class _Checker:
             self._add("DT001", message, 'accelerator="A100|H100"')
         elif not self.found and not self._uses_cards():
             message = f"accelerator={value!r} without anything of a card"
-            self._add("DT009", message, f"gpus=1, accelerator={value!r}", "or leave accelerator out")
+            self._add("DT009", message, f"gpus=1, accelerator={value!r}", "leave accelerator out")
 
     def _uses_cards(self) -> bool:
         asked = self.asked

@@ -78,6 +78,12 @@ def format_milli(amount_milli: int) -> str:
     return _format_decimal(amount_milli)
 
 
+def from_milli(amount_milli: int) -> int | float:
+    """Thousandths as the number that `parse_milli` reads back: 2500 is 2.5, 2000 is 2."""
+    whole, rest = divmod(amount_milli, 1000)
+    return amount_milli / 1000 if rest else whole
+
+
 def _format_decimal(thousandths: int) -> str:
     sign = "-" if thousandths < 0 else ""
     whole, rest = divmod(abs(thousandths), 1000)

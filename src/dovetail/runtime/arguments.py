@@ -141,7 +141,7 @@ def _source_errors(source: object) -> Iterator[Problem]:
 
     if not isinstance(source, SourceSpec):
         message = f"source={short_repr(source)} is not iterable"
-        fixes = ("pass a list, a generator or an open file", 'or a path: "data/*.jsonl"')
+        fixes = ("pass a list, a generator or an open file", 'a path: "data/*.jsonl"')
         yield Problem("DT332", message, fixes=fixes)
 
 
@@ -174,7 +174,7 @@ def share_errors(engine: object, share: object, env_from: object) -> Iterator[Pr
         message = f"share={share:g} applies to Ray clusters only, and this run is local"
         fixes = (
             'engine="ray:auto" (--engine ray:auto)',
-            'or remove share and limit the run with cluster="1x(4cpu, 8GB)" (--cluster)',
+            'remove share and limit the run with cluster="1x(4cpu, 8GB)" (--cluster)',
         )
         yield Problem("DT338", message, fixes=fixes)
     if isinstance(env_from, str) or not isinstance(env_from, list | tuple):

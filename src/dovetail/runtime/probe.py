@@ -48,7 +48,7 @@ def probe(pipeline: Pipeline, source: Any, items: int, *, wait: bool = True) -> 
         )
     if untouched:
         message = f"no item reached {', '.join(untouched)}: those before drop all of the first {told.read}"
-        raise ConfigError(Problem("DT374", message, fixes=(f"--probe {20 * items}", "or leave out --probe")))
+        raise ConfigError(Problem("DT374", message, fixes=(f"--probe {20 * items}", "leave out --probe")))
     return told
 
 
@@ -58,7 +58,7 @@ def _local_plan(pipeline: Pipeline) -> Plan:
     except InfeasibleError as error:
         evidence = tuple(line for problem in error.problems for line in (problem.message, *problem.evidence))
         message = "the probe needs one worker of every stage on this machine, and they do not fit here"
-        fixes = ("leave out --probe: the plan itself starts nothing", "or probe on a machine that has what they need")
+        fixes = ("leave out --probe: the plan itself starts nothing", "probe on a machine that has what they need")
         raise InfeasibleError(Problem("DT370", message, evidence, fixes)) from None
 
 

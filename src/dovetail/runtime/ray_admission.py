@@ -21,7 +21,7 @@ from dovetail.engines.ray.claim_storage import DriverLiveness, KvClaimRows
 from dovetail.engines.ray.cluster_usage import read_cluster_usage as look_who
 from dovetail.engines.ray.discovery import NoNodesError
 from dovetail.engines.ray.placement_groups import GroupState, Reservation, no_answer_error
-from dovetail.errors import DovetailError, InfeasibleError, Problem
+from dovetail.errors import Change, DovetailError, InfeasibleError, Problem
 from dovetail.resources.amounts import (
     add_amounts,
     cluster_capacity,
@@ -91,7 +91,7 @@ def plan_within_share(
             refused = refused or error
     message = f"the run does not fit into its share of the cluster, {share:g}"
     evidence = tuple(problem.message for problem in refused.problems) if refused is not None else ()
-    fixes = ("a larger share, or none: --share 1", "or ask for less per worker")
+    fixes = ("a larger share, or none: --share 1", "ask for less per worker")
     raise InfeasibleError(Problem("DT396", message, evidence, fixes)) from None
 
 
@@ -321,7 +321,7 @@ def _need_text(need: Seats) -> str:
 def _busy_error(need: Seats, holders: tuple[str, ...]) -> InfeasibleError:
     message = f"{_need_text(need)} must be free to begin, and others on this cluster hold too much"
     fixes = (
-        "wait=True: it begins as soon as that is free",
+        Change({"wait": True}, note="the run starts as soon as they are free"),
         "dovetail cluster show --engine ray:auto says who sits where",
     )
     return InfeasibleError(Problem("DT120", message, holders, fixes))

@@ -101,7 +101,7 @@ class ResumedRun:
             fixes = (
                 "put the source back as it was",
                 f"dovetail run --resume {run_reference(self.folder.path)} --force-resume",
-                "or run it anew",
+                "run it anew",
             )
             raise ConfigError(Problem("DT386", f"the source of run {run} has changed since ({risk})", evidence, fixes))
         return found
@@ -138,7 +138,7 @@ class ResumedRun:
         if then != now:
             evidence = (f"then: {', '.join(then)}", f"now: {', '.join(now)}")
             message = f"run {self.folder.id} has spooled items for stages that the pipeline does not have now"
-            fixes = ("go on with the stages as they were: same names", "or run it anew without --resume")
+            fixes = ("go on with the stages as they were: same names", "run it anew without --resume")
             raise ConfigError(Problem("DT389", message, evidence, fixes))
         return False
 

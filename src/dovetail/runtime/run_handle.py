@@ -329,7 +329,7 @@ def _run_problem(error: str, detail: str, found: RunSummary | None, folder: Path
         fixes += ('on_error="skip" sets items that fail aside',)
     hint = _resume_hint(folder)
     if hint:
-        fixes += (f"or mend it and go on: {hint}",)
+        fixes += (f"mend it and go on: {hint}",)
     return Problem("DT330", error or "the run failed", evidence, fixes)
 
 

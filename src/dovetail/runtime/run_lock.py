@@ -47,7 +47,7 @@ def check_owner(folder: RunFolder) -> None:
         message = f"the folder of run {folder.id} belongs to another user, or everybody may write there"
         fixes = (
             "let its owner go on with it",
-            f"or make it yours: chown -R $USER {folder.path}; chmod o-w {folder.path}",
+            f"make it yours: chown -R $USER {folder.path}; chmod o-w {folder.path}",
         )
         raise ConfigError(Problem("DT382", message, fixes=fixes, place=str(folder.path)))
 

@@ -59,7 +59,7 @@ def _format_from_names(files: list[FileRef], problems: list[Problem]) -> str | N
     if None in by_form:
         unknown = by_form[None]
         message = f"the format cannot be told by the name: {list_paths(unknown, len(unknown))}"
-        fixes = (f"format: one of {', '.join(FORMATS)}", f"or a name that ends with one of {', '.join(SUFFIXES)}")
+        fixes = (f"format: one of {', '.join(FORMATS)}", f"a name that ends with one of {', '.join(SUFFIXES)}")
         problems.append(Problem(UNKNOWN_FORMAT, message, fixes=fixes, place="source"))
     elif len(by_form) > 1:
         counts = ", ".join(f"{len(paths)} {form} (such as {paths[0]})" for form, paths in by_form.items())
@@ -100,5 +100,5 @@ def _single_document_problem(ref: FileRef) -> Problem | None:
     message = "is one JSON document, not a row per line"
     fix = f"jq -c '.[]' {shlex.quote(ref.path)} > {shlex.quote(ref.path[:-5] + '.jsonl')}"
     return Problem(
-        CONTENT_MISMATCH, message, fixes=(fix, "or read it yourself, and pass the list as the source"), place=ref.path
+        CONTENT_MISMATCH, message, fixes=(fix, "read it yourself, and pass the list as the source"), place=ref.path
     )

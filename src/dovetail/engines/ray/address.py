@@ -114,8 +114,6 @@ def _split_port(text: str, rest: str) -> tuple[str, str | None]:
     if rest.count(":") > 1:
         message = f"{short_repr(text)}: an IPv6 address is written in brackets"
         host, _, port = rest.rpartition(":")
-        raise ConfigError(
-            Problem("DT390", message, fixes=(f"ray:[{host}]:{port}", f"or ray:[{rest}]:{DEFAULT_GCS_PORT}"))
-        )
+        raise ConfigError(Problem("DT390", message, fixes=(f"ray:[{host}]:{port}", f"ray:[{rest}]:{DEFAULT_GCS_PORT}")))
     host, colon, port = rest.partition(":")
     return host, port if colon else None

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 FIX_RUNTIME_ENV = "correct runtime_env= of the stage; for variables alone env= is enough"
 FIXES_LOCAL_FOLDER = (
     "the address of a .zip that all nodes can read: s3://bucket/code.zip",
-    'or ray.init(runtime_env={"working_dir": ...}) in your program, and engine="ray:auto"',
+    'ray.init(runtime_env={"working_dir": ...}) in your program, and engine="ray:auto"',
 )
 
 

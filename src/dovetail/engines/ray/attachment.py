@@ -200,7 +200,7 @@ def _is_inherited(ray: Any) -> bool:
 
 def _forked_problem() -> Problem:
     message = "this process was forked from one that uses Ray and cannot use its connection"
-    fixes = ('start it with spawn: multiprocessing.get_context("spawn")', "or use Ray only after the fork")
+    fixes = ('start it with spawn: multiprocessing.get_context("spawn")', "use Ray only after the fork")
     return Problem("DT394", message, fixes=fixes)
 
 
@@ -227,7 +227,7 @@ def _other_ray_problem(where: RayAddress, known: Attachment) -> Problem:
     if known.is_private:
         whose, same = "that an earlier run started", "ray"
     message = f"engine {where} is not the Ray {whose}, at {known.address}; a process uses one Ray at a time"
-    return Problem("DT394", message, fixes=(f'engine="{same}" uses that one', f"or detach first: {leave}"))
+    return Problem("DT394", message, fixes=(f'engine="{same}" uses that one', f"detach first: {leave}"))
 
 
 def _is_same_head(ray: Any, where: RayAddress, address: str) -> bool:

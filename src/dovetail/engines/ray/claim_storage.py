@@ -90,7 +90,7 @@ class KvClaimRows:
 
     def damaged_error(self, reason: str) -> EngineError:
         message = "what runs of this cluster wrote down for each other cannot be read"
-        fixes = ("use the same version of Dovetail in all runs of this cluster", "or restart the cluster")
+        fixes = ("use the same version of Dovetail in all runs of this cluster", "restart the cluster")
         return EngineError(Problem("DT397", message, (reason,), fixes))
 
     def _key(self, owner: str) -> bytes:

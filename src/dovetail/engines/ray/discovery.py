@@ -293,7 +293,7 @@ def build_cluster(
         f"node {row['NodeManagerHostname']} ({row['NodeID'][:SHORT_ID_LENGTH]}) has no CPU: left out" for row in idle
     ]
     if not useful:
-        fixes = ("ray start --address=HOST:PORT on a machine with CPUs", "or give the head some: --num-cpus=4")
+        fixes = ("ray start --address=HOST:PORT on a machine with CPUs", "give the head some: --num-cpus=4")
         raise NoNodesError(Problem("DT393", "the Ray cluster has no node with CPUs or GPUs", tuple(told), fixes))
     order = sorted(useful, key=lambda row: names[row["NodeID"]])
     nodes = [_node(row, names[row["NodeID"]], (looked or {}).get(row["NodeID"], []), told) for row in order]

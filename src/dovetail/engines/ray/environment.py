@@ -53,7 +53,7 @@ def _problem(name: str, environ: Mapping[str, str]) -> Problem | None:
     message = (
         f"variable {short_repr(name)} is to be sent to workers and is not set here{did_you_mean(name, list(environ))}"
     )
-    return Problem("DT398", message, fixes=(f"export {name}=...", "or leave it out of env_from"), place=place)
+    return Problem("DT398", message, fixes=(f"export {name}=...", "leave it out of env_from"), place=place)
 
 
 def missing_variable_hint(error: str, detail: str, environ: Mapping[str, str], sent: Collection[str]) -> str | None:

@@ -111,7 +111,7 @@ def find_running_cluster() -> RayAddress:
         found = parse_address(named)
         if found is None:
             message = f"RAY_ADDRESS={named} is not the address of a cluster's head"
-            fixes = (f"export RAY_ADDRESS=HOST:{DEFAULT_GCS_PORT}", "or unset RAY_ADDRESS and use engine ray:HOST:PORT")
+            fixes = (f"export RAY_ADDRESS=HOST:{DEFAULT_GCS_PORT}", "unset RAY_ADDRESS and use engine ray:HOST:PORT")
             raise EngineError(Problem("DT393", message, fixes=fixes))
         return found
     text = ray_private.last_started_address()
@@ -120,7 +120,7 @@ def find_running_cluster() -> RayAddress:
         message = "ray:auto: no Ray runs on this machine, and RAY_ADDRESS is not set"
         fixes = (
             f"{START_COMMAND} here, or: ray start --address=HOST:{DEFAULT_GCS_PORT}",
-            "or engine ray, which starts a private Ray",
+            "engine ray, which starts a private Ray",
         )
         raise EngineError(Problem("DT393", message, fixes=fixes))
     return found
@@ -219,7 +219,7 @@ def _unreachable_error(where: RayAddress, why: str, fixes: tuple[str, ...] = ())
     usual = (
         f"check that it runs, on its head: ray status --address {where.address}",
         f"start one: {START_COMMAND} --port {where.port}",
-        "or engine ray, which starts one on this machine",
+        "engine ray, which starts one on this machine",
     )
     return EngineError(Problem("DT393", f"cannot reach Ray at {where.address}: {why}", fixes=fixes or usual))
 
@@ -237,7 +237,7 @@ def require_local_node(where: RayAddress, nodes: frozenset[str] | None) -> None:
     evidence += ["the Ray processes on this machine belong to another cluster"] if here else []
     fixes = (
         f"join it first: ray start --address={where.address} --num-cpus=0",
-        "or run this on one of its nodes: ssh, kubectl exec, srun, or ray job submit -- dovetail run ...",
+        "run this on one of its nodes: ssh, kubectl exec, srun, or ray job submit -- dovetail run ...",
     )
     raise EngineError(Problem("DT393", message, tuple(evidence), fixes))
 
@@ -254,7 +254,7 @@ def attach_problem(where: RayAddress, error: BaseException | str) -> Problem:
     if is_authentication_error(text):
         return _token_problem(where, _first_line(text))
     message = f"the head of the Ray cluster at {where.address} answers, but attaching failed"
-    fixes = (f"check the cluster: ray status --address {where.address}", "or engine local, on this machine alone")
+    fixes = (f"check the cluster: ray status --address {where.address}", "engine local, on this machine alone")
     return Problem("DT393", message, (_first_line(text) or type(error).__name__,), fixes)
 
 

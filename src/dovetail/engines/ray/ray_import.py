@@ -39,7 +39,7 @@ def import_ray() -> Any:
         missing = isinstance(error, ModuleNotFoundError) and error.name == "ray"
         message = "Ray is not installed" if missing else f"Ray is installed but cannot be imported: {error}"
         raise EngineError(
-            Problem("DT391", message, fixes=(INSTALL_COMMAND, "or run without it: engine local"))
+            Problem("DT391", message, fixes=(INSTALL_COMMAND, "run without it: engine local"))
         ) from error
 
 

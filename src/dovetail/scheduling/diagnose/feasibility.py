@@ -7,14 +7,14 @@ from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from dovetail.errors import InfeasibleError, Problem
+from dovetail.errors import UNSET, AddNodes, Change, InfeasibleError, Problem, Subject
 from dovetail.resources.amounts import total_free
 from dovetail.resources.cluster import Cluster
 from dovetail.resources.fit import Fit
 from dovetail.resources.gpu_models import models_with_memory
 from dovetail.resources.ledger import Ledger
 from dovetail.resources.shape import ShapeKind
-from dovetail.resources.sizes import format_milli, format_size
+from dovetail.resources.sizes import format_milli, format_size, from_milli
 from dovetail.scheduling.diagnose.misfit import (
     find_request_changes,
     fits_on_some_node,
@@ -29,6 +29,7 @@ from dovetail.scheduling.sizing import eligible_nodes
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from dovetail.errors import Fix
     from dovetail.resources.cluster import Node
     from dovetail.resources.shape import Shape
     from dovetail.scheduling.packing import NodeGroups
@@ -40,11 +41,12 @@ MAX_ADDED_NODES = 64
 
 
 class WorkerRequest(NamedTuple):
-    """So many workers of one shape, under a name that its author knows: "stage 'caption'"."""
+    """A number of workers of one shape, with the name that messages use: "stage 'caption'"."""
 
     name: str
     shape: Shape
     workers: int = 1
+    subject: Subject | None = None
 
 
 def require_fit(wishes: Sequence[WorkerRequest], ledger: Ledger) -> None:
@@ -101,12 +103,12 @@ def _fits_nowhere_problem(wish: WorkerRequest, ledger: Ledger) -> Problem:
     code, hint = _code_and_hint(shape, empty)
     if code == "DT110":
         hint = "stop other workers: it fits on an empty node"
-    fixes = find_request_changes(shape, ledger)
+    fixes: list[Fix] = [*find_request_changes(shape, ledger)]
     fixes += [hint] if hint else []
     node = smallest_fitting_node(shape)
-    fixes += [f"add a node like {node}"] if node else []
+    fixes += [AddNodes(1, node)] if node else []
     message = f"{wish.name} ({shape.describe()}) fits on 0 of {nodes} nodes"
-    return Problem(code, message, tuple(evidence), _join_alternatives(fixes or ["ask for less per worker"]))
+    return Problem(code, message, tuple(evidence), tuple(fixes or ["request less per worker"]), subject=wish.subject)
 
 
 def _code_and_hint(shape: Shape, empty: Ledger) -> tuple[str, str]:
@@ -167,10 +169,13 @@ def _split_capacity_lines(shape: Shape, ledger: Ledger) -> list[str]:
 
 def _too_many_workers_problem(wish: WorkerRequest, largest: int, ledger: Ledger) -> Problem:
     message = f"{wish.name}: {wish.workers} workers ({wish.shape.describe()}) are asked for, {largest} fit"
-    fixes = [f"workers={largest}", *_smaller_share_fix(wish, ledger), *_add_nodes_fix_for_requests([wish], ledger)]
-    return Problem(
-        "DT103", message, (f"{largest} of {wish.workers} fit on what is free now",), _join_alternatives(fixes)
+    fixes: tuple[Fix, ...] = (
+        Change({"workers": largest}),
+        *_smaller_share_fix(wish, ledger),
+        *_add_nodes_fix_for_requests([wish], ledger),
     )
+    evidence = (f"{largest} of {wish.workers} fit on what is free now",)
+    return Problem("DT103", message, evidence, fixes, subject=wish.subject)
 
 
 def _gang_too_large_problem(wish: WorkerRequest, ledger: Ledger) -> Problem:
@@ -180,8 +185,8 @@ def _gang_too_large_problem(wish: WorkerRequest, ledger: Ledger) -> Problem:
     message = f"{wish.name} ({shape.describe()}) fits on no node and on no set of whole nodes"
     whole = "nobody computes on their cards" if shape.computes_on_gpu else "nobody sits there"
     evidence = (f"{on_one} of {shape.ranks} ranks fit on one node", f"else it needs whole nodes, where {whole}")
-    fixes = [f"ranks={on_one}", *_add_nodes_fix_for_requests([wish], ledger)]
-    return Problem("DT116", message, evidence, _join_alternatives(fixes))
+    fixes: tuple[Fix, ...] = (Change({"ranks": on_one}), *_add_nodes_fix_for_requests([wish], ledger))
+    return Problem("DT116", message, evidence, fixes, subject=wish.subject)
 
 
 def _totals_exceeded_problem(wishes: Sequence[WorkerRequest], ledger: Ledger) -> Problem | None:
@@ -195,8 +200,8 @@ def _totals_exceeded_problem(wishes: Sequence[WorkerRequest], ledger: Ledger) ->
     has = " and ".join(text[name](free.get(name, 0)) for name in short)
     message = f"{len(wishes)} kinds of workers need {needs} at once; {has} {'is' if len(short) == 1 else 'are'} free"
     evidence = [f"{wish.name}: {wish.workers} x ({wish.shape.describe()})" for wish in wishes]
-    fixes = ["ask for fewer workers, or for less per worker", *_add_nodes_fix_for_requests(wishes, ledger)]
-    return Problem("DT101", message, tuple(evidence), _join_alternatives(fixes))
+    fixes: tuple[Fix, ...] = ("request fewer workers, or less per worker", *_add_nodes_fix_for_requests(wishes, ledger))
+    return Problem("DT101", message, tuple(evidence), fixes)
 
 
 def _requested_totals(wishes: Sequence[WorkerRequest]) -> dict[str, int]:
@@ -219,10 +224,11 @@ def _not_together_problem(wishes: Sequence[WorkerRequest], ledger: Ledger) -> Pr
         return None
     message = f"{len(wishes)} kinds of workers fit one by one, but not together"
     evidence = [f"{wish.name}: {wish.workers} of {wish.workers + placed} workers find no seat" for wish, placed in left]
-    kept = [f"{wish.name} with workers={placed}" for wish, placed in left if placed]
-    return Problem(
-        "DT102", message, tuple(evidence), _join_alternatives([*kept, *_add_nodes_fix_for_requests(wishes, ledger)])
-    )
+    kept = [
+        Change({"workers": placed}, (wish.subject or Subject("request", wish.name),)) for wish, placed in left if placed
+    ]
+    fixes: tuple[Fix, ...] = (*kept, *_add_nodes_fix_for_requests(wishes, ledger))
+    return Problem("DT102", message, tuple(evidence), fixes)
 
 
 def _unplaced_requests(wishes: Sequence[WorkerRequest], ledger: Ledger) -> list[tuple[WorkerRequest, int]]:
@@ -242,7 +248,7 @@ def _difficulty(wish: WorkerRequest) -> tuple[bool, int, int, int, int]:
     return exclusive, shape.ranks * shape.cards, shape.gpu_milli, shape.gpu_memory_bytes, shape.cpu_milli
 
 
-def _smaller_share_fix(wish: WorkerRequest, ledger: Ledger) -> list[str]:
+def _smaller_share_fix(wish: WorkerRequest, ledger: Ledger) -> list[Change]:
     """The largest share of a card at which all the workers would fit."""
     shape = wish.shape
     if shape.kind is not ShapeKind.FRACTIONAL_GPU or not shape.gpu_milli:
@@ -252,11 +258,11 @@ def _smaller_share_fix(wish: WorkerRequest, ledger: Ledger) -> list[str]:
         return count_that_fit(replace(shape, gpu_milli=share_milli), ledger) < wish.workers
 
     largest = bisect_left(range(1, shape.gpu_milli), True, key=too_large)
-    return [f"gpus={format_milli(largest)}"] if largest else []
+    return [Change({"gpus": from_milli(largest)})] if largest else []
 
 
-def _add_nodes_fix_for_requests(wishes: Sequence[WorkerRequest], ledger: Ledger) -> list[str]:
-    """How many more nodes like the largest one would do; tried."""
+def _add_nodes_fix_for_requests(wishes: Sequence[WorkerRequest], ledger: Ledger) -> list[AddNodes]:
+    """The fewest nodes like the largest one that are enough; tried."""
     largest = max(ledger.cluster.nodes, key=lambda node: (len(node.gpus), node.usable_cpu_milli, node.memory_bytes))
 
     def enough(more: int) -> bool:
@@ -266,18 +272,13 @@ def _add_nodes_fix_for_requests(wishes: Sequence[WorkerRequest], ledger: Ledger)
     return add_nodes_fix(largest, enough)
 
 
-def add_nodes_fix(node: Node, enough: Callable[[int], bool]) -> list[str]:
-    """'add 6 nodes like ...' for the fewest that are enough; nothing if no reasonable number is."""
+def add_nodes_fix(node: Node, enough: Callable[[int], bool]) -> list[AddNodes]:
+    """The fewest nodes that are enough; nothing if `MAX_ADDED_NODES` are not."""
     more = next((2**power for power in range(MAX_ADDED_NODES.bit_length()) if enough(2**power)), 0)
     if not more:
         return []
     fewest = more // 2 + 1 + bisect_left(range(more // 2 + 1, more), True, key=enough)
-    return [f"add {fewest} node{'s' if fewest > 1 else ''} like 1x{node.spec()}"]
-
-
-def _join_alternatives(fixes: list[str]) -> tuple[str, ...]:
-    once = list(dict.fromkeys(fixes))
-    return tuple(fix if number == 0 else f"or {fix}" for number, fix in enumerate(once))
+    return [AddNodes(fewest, node.spec())]
 
 
 GPU_SHARES_TRIED_MILLI = (500, 333, 250, 200, 125, 100, 50, 20, 10)
@@ -304,10 +305,12 @@ def infeasible_error(
 
 def _unit_problems(units: list[UnitPlan], ledger: Ledger) -> list[Problem]:
     groups = group_nodes(ledger)
-    wishes = [WorkerRequest(_stage_text(unit), unit.shape, _min_workers(unit, groups)) for unit in units]
+    wishes = [
+        WorkerRequest(_stage_text(unit), unit.shape, _min_workers(unit, groups), _unit_subject(unit)) for unit in units
+    ]
     problems = _per_node_problems(units, ledger)
-    told = {problem.message.split(":")[0] for problem in problems}
-    problems += find_fit_problems([wish for wish in wishes if wish.name not in told], ledger)
+    reported = {problem.subject for problem in problems}
+    problems += find_fit_problems([wish for wish in wishes if wish.subject not in reported], ledger)
     if problems:
         return problems
     message = f"{len(units)} units fit one by one, but no way was found to seat them together"
@@ -323,6 +326,10 @@ def _min_workers(unit: UnitPlan, groups: NodeGroups) -> int:
 
 def _stage_text(unit: UnitPlan) -> str:
     return f"stage {unit.name!r}"
+
+
+def _unit_subject(unit: UnitPlan) -> Subject:
+    return Subject("stage", unit.name, unit.stages)
 
 
 def _per_node_problems(units: list[UnitPlan], ledger: Ledger) -> list[Problem]:
@@ -342,39 +349,42 @@ def _per_node_problems(units: list[UnitPlan], ledger: Ledger) -> list[Problem]:
         evidence = [f"{nodes} nodes have room for {room}" for room, nodes in sorted(rooms.items())]
         evidence = evidence or [f"no node can seat one worker ({unit.shape.describe()})"]
         least = min(rooms, default=0)
-        fixes = (f"workers_per_node={least}",) if least else ('workers="auto" instead',)
-        problems.append(Problem("DT104", message, tuple(evidence), fixes))
+        values: dict[str, object] = {"workers_per_node": least} if least else {"workers_per_node": UNSET}
+        problems.append(Problem("DT104", message, tuple(evidence), (Change(values),), subject=_unit_subject(unit)))
     return problems
 
 
-def _find_unit_fixes(units: list[UnitPlan], ledger: Ledger, feasible: FeasibilityCheck) -> tuple[str, ...]:
-    """No counts, shares instead of whole GPUs, other modes, more nodes: whichever works, tried as it is written."""
-    found = []
+def _find_unit_fixes(units: list[UnitPlan], ledger: Ledger, feasible: FeasibilityCheck) -> tuple[Fix, ...]:
+    """Automatic worker counts, shares instead of whole GPUs, other modes, more nodes: those that were tried and fit."""
+    found: list[Fix] = []
     pinned = [unit for unit in units if unit.low > 1 or unit.high is not None or unit.per_node is not None]
     if pinned and feasible([_without_worker_counts(unit) for unit in units], ledger, "streaming"):
-        found.append(f'workers="auto" for {_stage_names_text(pinned)}')
+        found.append(Change(_auto_workers(pinned), tuple(map(_unit_subject, pinned))))
     found += _gpu_share_fix(units, pinned, ledger, feasible)
-    found += [f'mode="{mode}"' for mode in ("sequential", "waves") if feasible(units, ledger, mode)]
+    found += [Change({"mode": mode}) for mode in ("sequential", "waves") if feasible(units, ledger, mode)]
     found += _add_nodes_fix_for_units(units, ledger, feasible)
-    return tuple(fix if number == 0 else f"or {fix}" for number, fix in enumerate(found))
+    return tuple(found)
 
 
 def _without_worker_counts(unit: UnitPlan) -> UnitPlan:
     return replace(unit, low=1, high=None, per_node=None)
 
 
-def _stage_names_text(units: list[UnitPlan]) -> str:
-    return ", ".join(stage for unit in units for stage in unit.stages)
+def _auto_workers(units: list[UnitPlan]) -> dict[str, object]:
+    """Settings that leave the number of workers of these units to the planner."""
+    per_node = any(unit.per_node is not None for unit in units)
+    return {"workers": "auto", **({"workers_per_node": UNSET} if per_node else {})}
 
 
 def _gpu_share_fix(
     units: list[UnitPlan], pinned: list[UnitPlan], ledger: Ledger, feasible: FeasibilityCheck
-) -> list[str]:
-    """The largest share of a card that will do for those who ask for one whole card; their counts go, others stay."""
+) -> list[Change]:
+    """The largest share of a card that is enough for the units that request one whole card, without their counts."""
     whole = [unit for unit in units if unit.shape.kind is ShapeKind.WHOLE_NUMBERED_GPU and unit.shape.cards == 1]
     if not whole:
         return []
-    counts = 'workers="auto", ' if any(unit in pinned for unit in whole) else ""
+    counted = [unit for unit in whole if unit in pinned]
+    counts = _auto_workers(counted) if counted else {}
     for share in GPU_SHARES_TRIED_MILLI:
         changed = [
             replace(
@@ -385,11 +395,11 @@ def _gpu_share_fix(
             for unit in units
         ]
         if feasible(changed, ledger, "streaming"):
-            return [f"{counts}gpus={format_milli(share)} for {_stage_names_text(whole)}"]
+            return [Change({**counts, "gpus": from_milli(share)}, tuple(map(_unit_subject, whole)))]
     return []
 
 
-def _add_nodes_fix_for_units(units: list[UnitPlan], ledger: Ledger, feasible: FeasibilityCheck) -> list[str]:
+def _add_nodes_fix_for_units(units: list[UnitPlan], ledger: Ledger, feasible: FeasibilityCheck) -> list[AddNodes]:
     """How many more nodes like the largest one would do."""
     if any(unit.per_node is not None for unit in units):
         return []

@@ -5,19 +5,23 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from dovetail.errors import UNSET, Change
 from dovetail.resources.cluster import Cluster, Gpu, Node
 from dovetail.resources.fit import Fit, card_accepts
 from dovetail.resources.free_resources import WHOLE_CARD_MILLI
 from dovetail.resources.gpu_models import KNOWN_CARDS, card_model, model_name, models_with_memory
 from dovetail.resources.ledger import Ledger
 from dovetail.resources.shape import ShapeKind
-from dovetail.resources.sizes import format_exact_size, format_milli, format_size
+from dovetail.resources.sizes import format_exact_size, format_milli, format_size, from_milli
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from dovetail.resources.free_resources import FreeCards, FreeResources
     from dovetail.resources.shape import Shape
+
+Values = dict[str, object]
+"""New values of settings of `Resources`."""
 
 
 def misfit_reasons(fit: Fit, free: FreeResources) -> list[str]:
@@ -146,13 +150,13 @@ def fits_on_some_node(shape: Shape, ledger: Ledger) -> bool:
     return any(fit.assignments(free) for free in set(ledger.free))
 
 
-def find_request_changes(shape: Shape, ledger: Ledger) -> list[str]:
-    """Texts such as 'cpus=8' or 'leave memory out', each of which lets one worker sit there now. Where no single change
-    does, the fewest changes together."""
+def find_request_changes(shape: Shape, ledger: Ledger) -> list[Change]:
+    """Changes of settings, each of which lets one worker fit now. Where no single setting is enough, the fewest
+    settings together."""
     states = set(ledger.free)
     single = [
-        text
-        for changed, text in _single_changes(shape, states)
+        Change(values)
+        for changed, values in _single_changes(shape, states)
         if _is_not_empty(changed) and fits_on_some_node(changed, ledger)
     ]
     return single or _combined_changes(shape, states)
@@ -162,7 +166,7 @@ def _is_not_empty(shape: Shape) -> bool:
     return bool(shape.cpu_milli or shape.memory_bytes or shape.cards or shape.custom)
 
 
-def _single_changes(shape: Shape, states: set[FreeResources]) -> Iterator[tuple[Shape, str]]:
+def _single_changes(shape: Shape, states: set[FreeResources]) -> Iterator[tuple[Shape, Values]]:
     yield from _host_changes(shape, states)
     if shape.cards:
         yield from _card_changes(shape, states)
@@ -170,18 +174,19 @@ def _single_changes(shape: Shape, states: set[FreeResources]) -> Iterator[tuple[
     if shape.accelerators:
         here = sorted({gpu.model for free in states for gpu in free.cards.kind.gpus})
         for model in here:
-            yield replace(shape, accelerators=(Gpu(model).key,)), f'accelerator="{model}"'
+            yield replace(shape, accelerators=(Gpu(model).key,)), {"accelerator": model}
     for name, _values in shape.labels:
         others = tuple((key, values) for key, values in shape.labels if key != name)
         for value in sorted({free.cards.kind.labels[name] for free in states if name in free.cards.kind.labels}):
             changed = replace(shape, labels=tuple(sorted((*others, (name, (value,))))))
-            yield changed, f'labels={{"{name}": "{value}"}}'
-        yield replace(shape, labels=others), f"leave the label {name!r} out"
+            yield changed, {"labels": _label_values(changed)}
+        without = replace(shape, labels=others)
+        yield without, {"labels": _label_values(without) or UNSET}
 
 
-def _combined_changes(shape: Shape, states: set[FreeResources]) -> list[str]:
+def _combined_changes(shape: Shape, states: set[FreeResources]) -> list[Change]:
     """The request cut down to what one node has; of several nodes the one with the fewest cuts, then the most left."""
-    found: list[tuple[int, int, int, str]] = []
+    found: list[tuple[int, int, int, Values]] = []
     for free in states:
         whole = sum(free.cards.is_whole(index) for index in range(len(free.cards.free)))
         changed = replace(
@@ -190,20 +195,20 @@ def _combined_changes(shape: Shape, states: set[FreeResources]) -> list[str]:
             memory_bytes=min(shape.memory_bytes, free.memory_bytes),
             cards=min(shape.cards, whole) if shape.cards > 1 else shape.cards,
         )
-        texts = []
+        values: Values = {}
         if changed.cards != shape.cards:
-            texts.append(f"gpus={changed.cards}")
+            values["gpus"] = changed.cards
         if changed.cpu_milli != shape.cpu_milli:
-            texts.append(f"cpus={format_milli(changed.cpu_milli)}")
+            values["cpus"] = from_milli(changed.cpu_milli)
         if changed.memory_bytes != shape.memory_bytes:
             left = changed.memory_bytes
-            texts.append(f'memory="{format_exact_size(left)}"' if left else "no memory asked for")
+            values["memory"] = format_exact_size(left) if left else UNSET
         if changed.cards >= min(1, shape.cards) and _is_not_empty(changed) and Fit(changed.rank).assignments(free):
-            found.append((len(texts), -changed.cards, -changed.cpu_milli, ", ".join(texts)))
-    return [min(found)[-1]] if found else []
+            found.append((len(values), -changed.cards, -changed.cpu_milli, values))
+    return [Change(min(found, key=lambda one: (one[:-1], str(one[-1])))[-1])] if found else []
 
 
-def _host_changes(shape: Shape, states: set[FreeResources]) -> Iterator[tuple[Shape, str]]:
+def _host_changes(shape: Shape, states: set[FreeResources]) -> Iterator[tuple[Shape, Values]]:
     def most(without: Shape, amounts: dict[FreeResources, int]) -> int:
         fit = Fit(without.rank)
         return max((amount for free, amount in amounts.items() if fit.assignments(free)), default=0)
@@ -211,54 +216,63 @@ def _host_changes(shape: Shape, states: set[FreeResources]) -> Iterator[tuple[Sh
     if shape.cpu_milli:
         cpus = most(replace(shape, cpu_milli=0), {free: free.cpu_milli for free in states})
         if 0 < cpus < shape.cpu_milli:
-            yield replace(shape, cpu_milli=cpus), f"cpus={format_milli(cpus)}"
+            yield replace(shape, cpu_milli=cpus), {"cpus": from_milli(cpus)}
     if shape.memory_bytes:
         memory = most(replace(shape, memory_bytes=0), {free: free.memory_bytes for free in states})
         if 0 < memory < shape.memory_bytes:
-            yield replace(shape, memory_bytes=memory), f'memory="{format_exact_size(memory)}"'
+            yield replace(shape, memory_bytes=memory), {"memory": format_exact_size(memory)}
         elif not memory:
-            yield replace(shape, memory_bytes=0), "leave memory out"
+            yield replace(shape, memory_bytes=0), {"memory": UNSET}
     for name, amount in shape.custom:
         others = tuple(item for item in shape.custom if item[0] != name)
         most_custom = most(replace(shape, custom=others), {free: dict(free.custom).get(name, 0) for free in states})
         if 0 < most_custom < amount:
             changed = replace(shape, custom=tuple(sorted((*others, (name, most_custom)))))
-            yield changed, f'custom={{"{name}": {format_milli(most_custom)}}}'
+            yield changed, {"custom": _custom_values(changed)}
         elif not most_custom:
-            yield replace(shape, custom=others), f"leave custom {name!r} out"
+            without = replace(shape, custom=others)
+            yield without, {"custom": _custom_values(without) or UNSET}
 
 
-def _card_changes(shape: Shape, states: set[FreeResources]) -> Iterator[tuple[Shape, str]]:
+def _card_changes(shape: Shape, states: set[FreeResources]) -> Iterator[tuple[Shape, Values]]:
     frees = [card for free in states for card in free.cards.free]
     shared = replace(shape, kind=ShapeKind.FRACTIONAL_GPU, cards=1)
     if shape.gpu_milli and shape.kind is not ShapeKind.ENTIRE_GPU:
         for share in sorted({card.milli for card in frees if 0 < card.milli < shape.gpu_milli}, reverse=True)[:1]:
-            yield replace(shared, gpu_milli=share), f"gpus={format_milli(share)}"
+            yield replace(shared, gpu_milli=share), {"gpus": from_milli(share)}
     if shape.cards > 1:
         most = max((len(free.cards.free) for free in states), default=0)
         for cards in range(min(most, shape.cards - 1), 0, -1):
-            yield replace(shape, cards=cards), f"gpus={cards}"
+            yield replace(shape, cards=cards), {"gpus": cards}
     if shape.gpu_memory_bytes:
         for size in sorted({card.memory_bytes for card in frees}, reverse=True):
             if 0 < size < shape.gpu_memory_bytes:
-                yield replace(shape, gpu_memory_bytes=size), f'gpu_memory="{format_exact_size(size)}"'
+                yield replace(shape, gpu_memory_bytes=size), {"gpu_memory": format_exact_size(size)}
                 break
         if shape.kind is ShapeKind.FRACTIONAL_GPU and not shape.gpu_milli:
             whole = replace(shape, kind=ShapeKind.WHOLE_NUMBERED_GPU, gpu_milli=WHOLE_CARD_MILLI, gpu_memory_bytes=0)
-            yield whole, "gpus=1 instead of gpu_memory"
+            yield whole, {"gpus": 1, "gpu_memory": UNSET}
 
 
-def _codec_changes(shape: Shape, states: set[FreeResources]) -> Iterator[tuple[Shape, str]]:
+def _codec_changes(shape: Shape, states: set[FreeResources]) -> Iterator[tuple[Shape, Values]]:
     if shape.nvdecs:
         for nvdecs in range(min(shape.nvdecs - 1, _max_codecs(states, "nvdecs")), 0, -1):
-            yield replace(shape, nvdecs=nvdecs), f"nvdecs={nvdecs}"
+            yield replace(shape, nvdecs=nvdecs), {"nvdecs": nvdecs}
         if shape.kind is not ShapeKind.CODEC:
-            yield replace(shape, nvdecs=0), "leave nvdecs out"
+            yield replace(shape, nvdecs=0), {"nvdecs": UNSET}
     if shape.nvencs:
         for nvencs in range(min(shape.nvencs - 1, _max_codecs(states, "nvencs")), 0, -1):
-            yield replace(shape, nvencs=nvencs), f"nvencs={nvencs}"
+            yield replace(shape, nvencs=nvencs), {"nvencs": nvencs}
         if shape.kind is not ShapeKind.CODEC:
-            yield replace(shape, nvencs=0), "leave nvencs out"
+            yield replace(shape, nvencs=0), {"nvencs": UNSET}
+
+
+def _label_values(shape: Shape) -> dict[str, str]:
+    return {name: "|".join(values) for name, values in shape.labels}
+
+
+def _custom_values(shape: Shape) -> dict[str, int | float]:
+    return {name: from_milli(amount) for name, amount in shape.custom}
 
 
 def _max_codecs(states: set[FreeResources], which: str) -> int:
@@ -281,7 +295,7 @@ def smallest_fitting_node(shape: Shape) -> str:
         labels=tuple((name, values[0]) for name, values in shape.labels),
         custom=shape.custom,
     )
-    return f"1x{node.spec()}" if fits_on_some_node(shape, Ledger(Cluster((node,)))) else ""
+    return node.spec() if fits_on_some_node(shape, Ledger(Cluster((node,)))) else ""
 
 
 def _card_for(shape: Shape) -> Gpu | None:

@@ -1,0 +1,79 @@
+"""Fixes as options of the command line."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import MISSING, fields
+from typing import TYPE_CHECKING
+
+from dovetail.documents.yaml_surface import yaml_literal
+from dovetail.errors import UNSET, Surface, with_note
+from dovetail.pipeline.stage import Stage
+from dovetail.resources.resources import Resources
+
+if TYPE_CHECKING:
+    from dovetail.errors import AddNodes, Change, Subject
+    from dovetail.resources.cluster import Cluster
+
+STAGE_SETTINGS = {item.name: item for item in (*fields(Resources), *fields(Stage))}
+RESOURCE_SETTINGS = frozenset(item.name for item in fields(Resources))
+NEGATIVE_OPTIONS = frozenset({"wait"})
+"""Settings that are on by default, for which there is an option --no-NAME."""
+
+
+class OptionSurface(Surface):
+    """Fixes as options: `--set stages.caption.resources.gpus=1`, `--mode waves`, `--cluster "..."`.
+
+    `cluster` is the one that --cluster describes; None if the cluster belongs to Ray and no option describes it.
+    """
+
+    def __init__(self, cluster: Cluster | None = None) -> None:
+        self.cluster = cluster
+
+    def change(self, fix: Change, subject: Subject | None) -> str:
+        stages = [one for one in fix.subjects or ((subject,) if subject is not None else ()) if one.kind == "stage"]
+        typed: list[str] = []
+        for name, value in fix.values.items():
+            if stages and name in STAGE_SETTINGS:
+                typed += [self.set_option(stage, name, value) for one in stages for stage in one.names]
+            else:
+                typed.append(self.option(name, value))
+        return with_note(" ".join(typed), fix.note)
+
+    def set_option(self, stage: str, name: str, value: object) -> str:
+        """`--set` for a setting of a stage; a setting that is removed gets its default value."""
+        path = f"stages.{stage}.{'resources.' if name in RESOURCE_SETTINGS else ''}{name}"
+        return f"--set {shlex.quote(f'{path}={yaml_literal(_default(name) if value is UNSET else value)}')}"
+
+    def option(self, name: str, value: object) -> str:
+        """An option of the command."""
+        flag = f"--{name.replace('_', '-')}"
+        if name in NEGATIVE_OPTIONS:
+            negative = f"--no-{name.replace('_', '-')}"
+            return f"leave {negative} out" if value else negative
+        if value is UNSET:
+            return f"leave {flag} out"
+        return flag if value is True else f"{flag} {shell_literal(value)}"
+
+    def add_nodes(self, fix: AddNodes) -> str:
+        if self.cluster is None:
+            return f"add {fix.count} x {fix.node} to the Ray cluster"
+        return f'--cluster "{self.cluster.spec()} + {fix.count}x{fix.node}"'
+
+
+def shell_literal(value: object) -> str:
+    """A value of an option, quoted for a shell: a tuple is a range, a list has commas."""
+    match value:
+        case tuple():
+            return "-".join(map(str, value))
+        case list():
+            return shlex.quote(",".join(map(str, value)) + ("," if len(value) == 1 else ""))
+        case str():
+            return shlex.quote(value)
+        case _:
+            return str(value)
+
+
+def _default(name: str) -> object:
+    item = STAGE_SETTINGS[name]
+    return item.default_factory() if item.default_factory is not MISSING else item.default
