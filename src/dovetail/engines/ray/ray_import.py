@@ -38,9 +38,7 @@ def import_ray() -> Any:
     except ImportError as error:
         missing = isinstance(error, ModuleNotFoundError) and error.name == "ray"
         message = "Ray is not installed" if missing else f"Ray is installed but cannot be imported: {error}"
-        raise EngineError(
-            Problem("DT391", message, fixes=(INSTALL_COMMAND, "run without it: engine local"))
-        ) from error
+        raise EngineError(Problem("DT391", message, fixes=(INSTALL_COMMAND, "run without it: engine local"))) from error
 
 
 @contextlib.contextmanager
