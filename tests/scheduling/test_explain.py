@@ -45,7 +45,7 @@ def pasted(asked: dt.Resources, fix: Fix) -> dt.Resources | None:
     if not isinstance(fix, Change) or fix.values.keys() & {"workers", "ranks"}:
         return None
     given_: dict[str, Any] = {name: value for name, value in asdict(asked).items() if value or name == "cpus"}
-    changes = {name: value for name, value in fix.values.items() if value is not UNSET}
+    changes: dict[str, Any] = {name: value for name, value in fix.values.items() if value is not UNSET}
     if len(changes) == len(fix.values):
         assert eval(f"dict({fix})") == changes
     return dt.Resources(**{name: value for name, value in given_.items() if name not in fix.values}, **changes)
