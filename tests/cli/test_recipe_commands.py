@@ -278,11 +278,11 @@ def test_a_run_that_was_killed_is_gone_on_with_and_ends_with_the_same_rows(place
     (place.folder / "fast").touch()
     done = place.run("run", "r.yaml", *CLUSTER)
     assert done.returncode == 0, done.stderr
-    assert "use_checkpoint: goes on with run" in done.stderr
+    assert "use_checkpoint: resuming run" in done.stderr
     assert [row["n"] for row in place.result()] == list(range(400))
     anew = place.run("run", "r.yaml", *CLUSTER)
     assert anew.returncode == 0, anew.stderr
-    assert "goes on with" not in anew.stderr
+    assert "resuming" not in anew.stderr
     assert [row["n"] for row in place.result()] == list(range(400))
 
 

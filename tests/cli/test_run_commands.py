@@ -160,3 +160,16 @@ def test_a_wrong_id_is_answered_with_what_there_is(home: Path) -> None:
 @pytest.mark.parametrize("command", ["ls", "status", "trace"])
 def test_the_help_has_an_example(home: Path, command: str) -> None:
     assert f"  dovetail {command}" in run(home, command, "--help").stdout
+
+
+def test_a_report_of_any_run_is_one_html_file(home: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run.html"
+    written = run(home, "report", IDS[0], "-o", str(out))
+    assert (written.returncode, written.stdout, written.stderr) == (0, "", f"written: {out}\n")
+    assert "<h1>video</h1>" in out.read_text()
+    assert run(home, "report", IDS[0], "-o", "-").stdout == out.read_text()
+    lost = run(home, "report", IDS[1], "-o", "-")
+    assert "lost after 29 s" in lost.stdout
+    refused = run(home, "report", IDS[0], "-o", str(tmp_path / "no" / "folder.html"))
+    assert refused.returncode == 2
+    assert "DT025" in refused.stderr

@@ -12,9 +12,13 @@ import pytest
 
 import dovetail as dt
 from dovetail.errors import ConfigError
+from dovetail.recipes.runner import find_unfinished_run
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
+
+    from dovetail.observe.summary import RunSummary
 
 QUIET: dict[str, Any] = {"progress": False, "probe": False}
 
@@ -155,18 +159,49 @@ def test_stats_beside_the_results_need_no_cpus_of_their_own(tmp_path: Path) -> N
 
 
 def test_use_checkpoint_begins_anew_when_the_recipe_was_changed(tmp_path: Path) -> None:
-    from dovetail.cli.saved_arguments import RunArguments, find_unfinished_run
-
     path = put(tmp_path, rows_of(3), "  - text_length_filter: {min_len: 1}\n", "use_checkpoint: true")
     folder = tmp_path / "home" / "runs" / "20260101-000000-abcde-x"
     folder.mkdir(parents=True)
     recipe = dt.Recipe.load(path)
-    asked = {"file": str(path), "folder": str(tmp_path), "has_sink": True}
-    header = {"v": 1, "status": "failed", "more": {"asked": asked, "recipe": recipe.digest()}}
-    (folder / "run.json").write_text(json.dumps(header))
-    now = RunArguments(str(path), folder=str(tmp_path))
-    assert find_unfinished_run(now, recipe.digest()) == (folder.name, "")
+    more = {"recipe": recipe.digest(), "recipe_file": str(path), "recipe_resumable": True}
+    (folder / "run.json").write_text(json.dumps({"v": 1, "status": "failed", "more": more}))
+    assert find_unfinished_run(recipe) == (folder.name, "")
     path.write_text(path.read_text().replace("min_len: 1", "min_len: 9"))
-    taken, why = find_unfinished_run(now, dt.Recipe.load(path).digest())
-    assert taken is None
-    assert "not what it was" in why
+    assert find_unfinished_run(dt.Recipe.load(path)) == (None, f"the recipe has changed since run {folder.name}")
+
+
+BREAKS_UNTIL_REPAIRED = """
+from pathlib import Path
+def strict(row):
+    if row["n"] == 150 and not Path(__file__).with_name("repaired").exists():
+        raise ValueError("not yet")
+    return row
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "start"),
+    [
+        ("breaks_in_method", dt.Recipe.run),
+        ("breaks_in_function", lambda recipe, **how: dt.run(recipe, **how).wait()),
+    ],
+)
+def test_use_checkpoint_resumes_an_unfinished_run_also_from_python(
+    tmp_path: Path, module: str, start: Callable[..., RunSummary]
+) -> None:
+    (tmp_path / f"{module}.py").write_text(BREAKS_UNTIL_REPAIRED)
+    rows = [{"text": "some words", "n": n} for n in range(200)]
+    recipe = dt.Recipe.load(
+        put(tmp_path, rows, f"  - {module}:strict:\n", "use_checkpoint: true\nskip_op_error: false")
+    )
+    how = {"cluster": "1x(1cpu, 4GB)", "progress": False}
+    with pytest.raises(dt.RunError, match="not yet"):
+        start(recipe, **how)
+    (tmp_path / "repaired").touch()
+    first = start(recipe, **how)
+    assert [row["n"] for row in results(tmp_path)] == list(range(200))
+    assert first.status == "finished"
+    runs = sorted((tmp_path / "home" / "runs").iterdir())
+    assert len(runs) == 1, "the second start resumed the first run"
+    start(recipe, **how)
+    assert len(list((tmp_path / "home" / "runs").iterdir())) == 2, "a finished run is not resumed"

@@ -238,7 +238,7 @@ def test_operators_that_cannot_run_here_are_refused_with_what_would_run_them(tmp
 
 
 def test_a_recipe_that_names_no_input_is_told(tmp_path: Path) -> None:
-    with pytest.raises(dt.ConfigError, match="where do rows come from"):
+    with pytest.raises(dt.ConfigError, match="no dataset_path: add it to the file"):
         load(tmp_path, "process: [text_length_filter]").run(cluster=HERE)
 
 

@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import dovetail as dt
+from dovetail.observe.history import RunHistory
+from dovetail.observe.stage_counts import count_stages
 from dovetail.recipes.catalogue import native_class
+from dovetail.recipes.operator_tables import run_table
 from dovetail.recipes.operators.base import STATS_FIELD, DatasetOperator, Deduplicator
 from recipes.recipe_aids import errors, load, own_operator, read_rows, run, some_rows
 
@@ -282,3 +285,24 @@ def test_results_may_come_in_any_order_if_the_file_says_so(tmp_path: Path) -> No
     run(tmp_path, as_yaml(*CLEANING), "ordered: false", rows)
     found = read_rows(tmp_path / "out.jsonl")
     assert sorted(found, key=lambda row: row["n"]) == plain(rows, *CLEANING)
+
+
+def test_the_table_and_the_monitor_count_rows_that_fail_in_two_fused_operators_alike(tmp_path: Path) -> None:
+    own_operator(
+        tmp_path,
+        "fails_twice",
+        "def first(row):\n    assert row['n'] % 50, 'first'\n    return row\n"
+        "def second(row):\n    assert row['n'] % 60 != 1, 'second'\n    return row\n",
+    )
+    process = "['fails_twice:first', 'fails_twice:second', {text_length_filter: {min_len: 1}}]"
+    summary = run(tmp_path, process, "open_monitor: true", rows=some_rows(300))
+    history = RunHistory.load(summary.folder)
+    assert list(history.units) == ["first+second+text_length_filter"]
+    counts = count_stages(history).values()
+    wanted = [(300, 294, 6), (294, 289, 5), (289, 289, 0)]
+    assert [(one.items_in, one.items_out, one.failed) for one in counts] == wanted
+    monitor = json.loads((tmp_path / "monitor" / "monitor.json").read_text())
+    assert [(one["rows_in"], one["rows_out"], one["set_aside"]) for one in monitor] == wanted
+    table = run_table(load(tmp_path, f"process: {process}\n"), history)
+    cells = [line.split() for line in table[1:4]]
+    assert [(int(line[1]), int(line[2]), int(line[4])) for line in cells] == wanted

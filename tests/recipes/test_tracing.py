@@ -14,10 +14,11 @@ import pytest
 
 from dovetail.engines.worker_context import Worker
 from dovetail.observe.history import RunHistory
+from dovetail.pipeline.code_hash import code_hash
 from dovetail.pipeline.stage import is_async
 from dovetail.recipes.operators.base import HASH_FIELD, STATS_FIELD, Row, TextMapper
 from dovetail.recipes.stage_wrappers import BarrierStage
-from dovetail.recipes.tracer import PARTS_FOLDER, SampleWriter, TracedOperator, merge_samples, prepare_trace_folder
+from dovetail.recipes.tracer import PARTS_FOLDER, SampleWriter, merge_samples, prepare_trace_folder, trace_run
 from recipes.watched import (
     Batched,
     ByLength,
@@ -42,8 +43,8 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "trace"
 
 
-def traced(operator: Any, name: str, folder: Path, limit: int = 10) -> TracedOperator:
-    return TracedOperator(operator, name, str(folder), limit)
+def traced(run: Any, name: str, folder: Path, limit: int = 10) -> Any:
+    return trace_run(run, name, str(folder), limit)
 
 
 def shown(folder: Path, name: str) -> list[dict[str, Any]]:
@@ -189,27 +190,26 @@ def test_a_batch_of_changed_texts_is_shown_text_by_text(folder: Path) -> None:
 
 
 def test_deduplicators_show_one_pair_per_cluster_in_the_order_of_the_source(folder: Path) -> None:
-    operator = traced(Same(), "same", folder, 2)
-    source = [operator({"id": n, "text": text}) for n, text in enumerate("abcbbacca")]
-    assert [row["id"] for row in operator.process_rows(source)] == [0, 1, 2]
+    same = Same()
+    source = [same({"id": n, "text": text}) for n, text in enumerate("abcbbacca")]
+    assert [row["id"] for row in traced(BarrierStage(same), "same", folder, 2)(source)] == [0, 1, 2]
     merge_samples(str(folder), ["same"], 2)
     pairs = [(pair["dup1"]["id"], pair["dup2"]["id"]) for pair in shown(folder, "same")]
     assert pairs == [(1, 3), (0, 5)]
-    assert "originals" not in vars(operator.operator)
 
 
 @pytest.mark.parametrize("sort", [True, False])
 def test_selectors_show_the_rows_that_they_left_out(folder: Path, sort: bool) -> None:
-    operator = traced(Largest(2, sort=sort), "largest", folder, 3)
-    kept = [row["id"] for row in operator.process_rows([{"id": n} for n in range(7)])]
+    barrier = traced(BarrierStage(Largest(2, sort=sort)), "largest", folder, 3)
+    kept = [row["id"] for row in barrier([{"id": n} for n in range(7)])]
     assert sorted(kept) == [5, 6]
     merge_samples(str(folder), ["largest"], 3)
     assert shown(folder, "largest") == [{"id": 0}, {"id": 1}, {"id": 2}]
 
 
 def test_groupers_show_nothing(folder: Path) -> None:
-    operator = traced(ByLength(), "grouper", folder)
-    assert list(operator.process_rows([{"text": "a"}, {"text": "b"}])) == [{"text": ["a", "b"]}]
+    barrier = traced(BarrierStage(ByLength()), "grouper", folder)
+    assert list(barrier([{"text": "a"}, {"text": "b"}])) == [{"text": ["a", "b"]}]
     merge_samples(str(folder), ["grouper"], 3)
     assert list(folder.iterdir()) == []
 
@@ -268,12 +268,13 @@ def test_it_travels_with_its_operator_and_without_its_files(folder: Path) -> Non
 
 def test_what_was_measured_of_an_operator_is_found_with_tracing(folder: Path) -> None:
     def key(operator: Any) -> str:
-        return traced(operator, "a", folder).code_key()
+        return code_hash(traced(operator, "a", folder))
 
-    assert key(Long(3)) == traced(Long(3), "b", Path("/elsewhere"), 3).code_key()
+    assert key(Long(3)) == code_hash(traced(Long(3), "b", Path("/elsewhere"), 3))
     assert key(Long(3)) != key(Lower())
     assert key(len) != key(rows)
-    assert key(Long(3)) == Long(3).code_key()
+    for operator in (Long(3), len, rows, BarrierStage(Same())):
+        assert key(operator) == code_hash(operator)
 
 
 def test_an_operator_that_is_awaited_stays_one(folder: Path) -> None:

@@ -54,6 +54,7 @@ COMMANDS = {
     "plan": ("dovetail.cli.plan", "What would run where, how fast, what limits it, and why."),
     "recipe": ("dovetail.cli.recipe", "A quick reference for recipes: workers, shares of cards, CPUs."),
     "replay": ("dovetail.cli.replay", "Does a recorded run decide the same today?"),
+    "report": ("dovetail.cli.report", "Write an HTML report of a run."),
     "run": ("dovetail.cli.run", "Run a pipeline file or a recipe; or go on with a run."),
     "schema": ("dovetail.cli.schema", "The JSON Schema of a file, for editors."),
     "simulate": ("dovetail.cli.simulate", "The same pipeline on a cluster that nobody has."),

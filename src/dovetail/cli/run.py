@@ -6,6 +6,7 @@ import json
 import shlex
 import sys
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,19 +17,18 @@ from dovetail.cli.completion import complete_runs
 from dovetail.cli.engine_option import LOCAL, SIMULATED, engine_conflicts, engine_option, target_cluster
 from dovetail.cli.run_spec_loader import fit_to_cluster, infeasible_error_for_file, load_run_spec, recipe_of
 from dovetail.cli.saved_arguments import (
-    RECIPE_DIGEST_KEY,
     RunArguments,
     arguments_for_header,
-    find_unfinished_run,
     merge_saved_arguments,
 )
 from dovetail.cli.saved_plan import read_plan
 from dovetail.engines.ray.address import RayAddress, is_ray_engine
 from dovetail.runtime.arguments import check_share
-from dovetail.runtime.run_spec import add_import_path, missing_modules, open_source_and_sink, with_append
+from dovetail.runtime.run_spec import add_import_path, missing_modules
 from dovetail.scheduling.modes import MODES
 
 if TYPE_CHECKING:
+    from dovetail.recipes.runner import RecipeStart
     from dovetail.runtime.run_spec import RunSpec
 
 
@@ -112,7 +112,10 @@ def run(file: str | None, **options: Any) -> None:
     asked = _run_arguments(file, how, options | place | {"env_from": how.env_from or None})
     how = replace(how, engine=asked.engine or LOCAL, share=asked.share, env_from=asked.env_from or ())
     job = load_run_spec(asked.file, asked.sets, asked.source, asked.sink, Path(asked.folder) if asked.folder else None)
-    asked, how = _apply_recipe_settings(job, asked, how)
+    recipe = recipe_of(job)
+    if recipe is not None and asked.engine is None and recipe.engine != LOCAL:
+        RayAddress.parse(recipe.engine)
+        asked, how = replace(asked, engine=recipe.engine), replace(how, engine=recipe.engine)
     _check_runnable(job, asked, how)
     if how.dry_run:
         from dovetail.cli.dry_run import dry_run  # late, like all that most runs do not need
@@ -123,24 +126,6 @@ def run(file: str | None, **options: Any) -> None:
         _simulate(job, asked, how)
         return
     sys.exit(_run(job, asked, how))
-
-
-def _apply_recipe_settings(job: RunSpec, asked: RunArguments, how: RunOptions) -> tuple[RunArguments, RunOptions]:
-    """On Ray if its file says so and nobody typed otherwise; a run that did not come to its end is gone on with."""
-    recipe = recipe_of(job)
-    if recipe is None:
-        return asked, how
-    if asked.engine is None and recipe.engine != LOCAL:
-        RayAddress.parse(recipe.engine)
-        asked, how = replace(asked, engine=recipe.engine), replace(how, engine=recipe.engine)
-    if recipe.settings.get("use_checkpoint") and not (how.resume or how.retry_errors or how.dry_run or how.run_dir):
-        before, why_not = find_unfinished_run(asked, recipe.digest())
-        if before is not None:
-            click.echo(f"use_checkpoint: goes on with run {before}; --set use_checkpoint=false begins anew", err=True)
-            how = replace(how, resume=before)
-        elif why_not:
-            click.echo(f"use_checkpoint: begins anew: {why_not}", err=True)
-    return asked, how
 
 
 def _run_arguments(file: str | None, how: RunOptions, options: dict[str, Any]) -> RunArguments:
@@ -180,12 +165,7 @@ def _check_runnable(job: RunSpec, asked: RunArguments, how: RunOptions) -> None:
     check_share(how.engine, how.share, how.env_from)
     add_import_path(job.file.parent)
     problems = [*engine_conflicts(how.engine, asked.cluster), *([] if how.dry_run else missing_modules(job))]
-    recipe = recipe_of(job)
-    if recipe is not None and not how.dry_run:
-        from dovetail.recipes.runner import check_operators, check_recipe
-
-        check_operators(recipe) if how.retry_errors else check_recipe(recipe)
-    elif job.source is None and not how.retry_errors:
+    if job.source is None and not how.retry_errors and recipe_of(job) is None:
         fixes = ("source: data/*.jsonl", "on the command line: --source data.jsonl")
         problems.append(dt.Problem("DT364", "says no source: where do items come from?", fixes=fixes, place=asked.file))
     if job.sink is None and sys.stdout is None:
@@ -202,10 +182,11 @@ def _run(job: RunSpec, asked: RunArguments, how: RunOptions) -> int:
     from dovetail.cli.run_report import report_run, wait_for_results
     from dovetail.cli.signals import SignalHandler
 
+    prepared = _prepare_recipe(job, how)
     stops = SignalHandler()
     try:
         with stops:
-            started = _start(job, asked, how)
+            started = _start(job, asked, how, prepared)
             stops.run = started
             _show_plan(started.plan)
             error = wait_for_results(started, to_stdout=job.sink is None)
@@ -215,88 +196,75 @@ def _run(job: RunSpec, asked: RunArguments, how: RunOptions) -> int:
             return stops.exit_code
         error = interrupted
     code = report_run(stops, job, error, as_json=how.as_json)
-    recipe = recipe_of(job)
-    if recipe is not None and stops.run is not None:
-        from dovetail.recipes.operator_tables import operator_summaries, summary_table
-        from dovetail.recipes.runner import write_reports
+    if prepared is not None and stops.run is not None:
+        from dovetail.observe.history import RunHistory
+        from dovetail.recipes.operator_tables import run_table
 
-        for line in ["", *summary_table(operator_summaries(recipe, stops.run.stats))]:
-            click.echo(line, err=True)
-
-        resumed = bool(how.resume or how.retry_errors)
-        for line in write_reports(recipe, stops.run.stats.folder, resumed=resumed):
+        table = run_table(prepared.recipe, RunHistory.load(stops.run.folder))
+        for line in ["", *table, *prepared.report_lines]:
             click.echo(line, err=True)
     return code
 
 
-def _probe_recipe(job: RunSpec, how: RunOptions, cluster: dt.Cluster) -> None:
-    """The speed of a recipe's operators, where it is not known yet and something depends on it."""
+def _prepare_recipe(job: RunSpec, how: RunOptions) -> RecipeStart | None:
+    """A recipe is checked before anything starts; None: it is a pipeline."""
     recipe = recipe_of(job)
-    again = how.resume or how.retry_errors
     if recipe is None:
-        return
-    from dovetail.recipes.recipe_plan import plan_notes
-    from dovetail.recipes.runner import prepare_traces, probe_recipe
+        return None
+    from dovetail.recipes.runner import prepare_run
 
-    for note in plan_notes(recipe, cluster):
-        click.echo(f"note: {note}", err=True)
-    if how.retry_errors and any(stage.barrier for stage in job.pipeline):
-        click.echo("note: rows that are tried again meet only each other in operators that need all rows", err=True)
-    if how.probe and how.plan is None and not again:
-        probe_recipe(recipe, cluster, lambda said: click.echo(said, err=True))
-    if not again:
-        prepare_traces(recipe)
+    return prepare_run(
+        recipe,
+        engine=how.engine,
+        resume=how.resume,
+        retry_errors=how.retry_errors,
+        run_dir=how.run_dir,
+        say=partial(click.echo, err=True),
+    )
 
 
-def _start(job: RunSpec, asked: RunArguments, how: RunOptions) -> dt.Run:
+def _start(job: RunSpec, asked: RunArguments, how: RunOptions, prepared: RecipeStart | None) -> dt.Run:
     on = target_cluster(
         how.engine, asked.cluster, start=how.plan is not None
     )  # else dt.run starts it, once all is checked
     job = fit_to_cluster(job, on.cluster)
-    _probe_recipe(job, how, on.cluster)
-    mode = asked.mode or job.mode
     plan = None
     if how.plan is not None:
         plan = read_plan(how.plan, job.pipeline, on.cluster, _plan_command(asked, how.plan, how.engine))
     for line in on.usage_lines():
         click.echo(line, err=True)
-    if how.retry_errors:  # which reads what was set aside, not the source
-        job = replace(job, source=(), sink=with_append(job.sink))
-    source, sink = open_source_and_sink(job)
     rows_in_a_terminal = job.sink is None and sys.stdout.isatty()
+    arguments: dict[str, Any] = {
+        "mode": asked.mode,
+        "plan": plan,
+        "force_resume": how.force_resume,
+        "ordered": asked.ordered,
+        "limit": asked.limit,
+        "record": how.record,
+        "progress": not rows_in_a_terminal,
+        "verbose": how.verbose,
+        "wait": how.wait,
+        "pin_cpus": how.pin_cpus,
+        "share": how.share,
+        "env_from": how.env_from,
+        "what": f"dovetail run {shlex.quote(asked.file)}",
+        "more": arguments_for_header(asked, has_sink=job.sink is not None),
+    }
+    if asked.max_errors is not None:
+        arguments["max_errors"] = asked.max_errors
+    if prepared is not None:
+        return prepared.start(target=on.cluster, probe=how.probe, **arguments)
     try:
-        return dt.run(
-            job.pipeline,
-            source,
+        return job.start(
             engine=how.engine,
             cluster="auto" if on.on_ray else on.cluster,
-            mode=mode,
-            plan=plan,
-            sink=sink,
             resume=how.resume,
             retry_errors=how.retry_errors,
-            force_resume=how.force_resume,
-            ordered=job.ordered if asked.ordered is None else asked.ordered,
-            limit=asked.limit,
-            max_errors=job.max_errors if asked.max_errors is None else asked.max_errors,
             run_dir=how.run_dir,
-            record=how.record,
-            progress=not rows_in_a_terminal,
-            verbose=how.verbose,
-            wait=how.wait,
-            pin_cpus=how.pin_cpus,
-            share=how.share,
-            env_from=how.env_from,
-            what=f"dovetail run {shlex.quote(asked.file)}",
-            more=arguments_for_header(asked, has_sink=job.sink is not None) | _recipe_digest(job),
+            **arguments,
         )
     except dt.InfeasibleError as error:
         raise infeasible_error_for_file(error, job, on.cluster, asked.mode, on_ray=on.on_ray) from None
-
-
-def _recipe_digest(job: RunSpec) -> dict[str, str]:
-    recipe = recipe_of(job)
-    return {} if recipe is None else {RECIPE_DIGEST_KEY: recipe.digest()}
 
 
 def _plan_command(asked: RunArguments, out: str, engine: str = LOCAL) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -11,16 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from dovetail.engines.ray.address import is_ray_engine
 from dovetail.errors import ConfigError, Problem
-from dovetail.observe.history import run_status
-from dovetail.observe.run_folder import find_run, list_runs, read_json_object, run_reference
+from dovetail.observe.run_folder import find_run, read_json_object, run_reference
 from dovetail.runtime.run_spec import STDIO, absolute_path
 
 if TYPE_CHECKING:
     from dovetail.observe.run_folder import RunFolder
 
 ARGUMENTS_KEY = "asked"
-RECIPE_DIGEST_KEY = "recipe"
-"""Under which run.json has the digest of a recipe."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,28 +99,3 @@ def _with_saved_engine(now: RunArguments, before: RunArguments) -> RunArguments:
     engine = now.engine or before.engine
     share = before.share if now.share is None and is_ray_engine(engine) else now.share
     return replace(now, engine=engine, share=share, env_from=now.env_from or before.env_from)
-
-
-def find_unfinished_run(asked: RunArguments, digest: str) -> tuple[str | None, str]:
-    """The youngest run of the same recipe that did not come to its end and is not going on; or why it is not taken."""
-    wall = time.time()
-    now = str(Path(asked.file).absolute())
-    for folder in list_runs():
-        before = read_saved_arguments(folder)
-        if before is None or before.file != now or _comparable(before) != _comparable(asked):
-            continue
-        header = read_json_object(folder.header)
-        if not before.has_sink or run_status(header, wall) in ("finished", "running", "waiting"):
-            return None, ""
-        more = header.get("more")
-        same = (more if isinstance(more, Mapping) else header).get(RECIPE_DIGEST_KEY) == digest
-        return (folder.id, "") if same else (None, f"the recipe is not what it was in run {folder.id}")
-    return None, ""
-
-
-def _comparable(asked: RunArguments) -> tuple[object, ...]:
-    """What was typed; paths as they are found from where it was typed."""
-    here = Path(asked.folder) if asked.folder else Path.cwd()
-    ends = (asked.source, asked.sink)
-    paths = [end and absolute_path(end, here, pattern=number == 0) for number, end in enumerate(ends)]
-    return (tuple(asked.sets), *paths)

@@ -91,7 +91,7 @@ class UnitExecutor:
             setup = getattr(one.target, "setup", None)
             try:
                 if callable(setup):
-                    await _await_if_needed(_call_setup(setup, one.worker))
+                    await _await_if_needed(call_setup(setup, one.worker))
             except BaseException as error:
                 _add_note(error, f"in the setup of stage {one.name!r}")
                 await self.teardown_async()
@@ -162,7 +162,7 @@ class UnitExecutor:
         return getattr(self.target, method)(*args, **named)
 
 
-def _call_setup(setup: Callable[..., Any], worker: Worker) -> Any:
+def call_setup(setup: Callable[..., Any], worker: Worker) -> Any:
     """Call `setup(worker)`, or `setup()` if it takes no such parameter."""
     try:
         parameters = list(inspect.signature(setup).parameters.values())

@@ -1,28 +1,52 @@
-"""HTML report of a run in one file: operator table, charts, and what to change."""
+"""HTML report of any run in one file: headline, plan and rate, stage table, charts, verdicts, failed items.
+
+Computed from the run folder only. Every text from the run is escaped; the page loads nothing and runs nothing.
+"""
 
 from __future__ import annotations
 
 import time
+from collections import Counter
+from dataclasses import dataclass
 from html import escape
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dovetail.observe.charts import Band, Line, line_chart, stacked_area_chart
 from dovetail.observe.cpu_attribution import unit_timeline
+from dovetail.observe.monitor import recorded_groups, stage_usages
 from dovetail.observe.run_folder import number_field
-from dovetail.observe.text_format import format_duration, format_number, format_percent
-from dovetail.observe.utilisation import Verdict, operator_verdicts
+from dovetail.observe.summary import summarize_run
+from dovetail.observe.text_format import (
+    format_count,
+    format_duration,
+    format_number,
+    format_percent,
+    format_rate,
+)
+from dovetail.observe.utilisation import (
+    RECIPE_SETTINGS,
+    RequestedResources,
+    SettingNames,
+    Verdict,
+    judge_stages,
+    requested_resources,
+    setting_names,
+)
+from dovetail.pipeline.units import short_unit_name
 from dovetail.resources.sizes import format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from dovetail.observe.history import RunHistory
-    from dovetail.observe.monitor import OperatorUsage
+    from dovetail.observe.monitor import StageGroup, StageUsage
+    from dovetail.observe.summary import RunSummary, UnitSummary
 
-COLUMNS = (
-    "", "operator", "rows in", "rows out", "dropped", "set aside", "rows/s", "workers", "CPU time", "CPUs",
-    "peak memory", "share of the time", "how it did",
-)  # fmt: skip
+MAX_FAILED_ITEMS = 50
+MAX_ERROR_KINDS = 20
+MAX_TEXT = 300
+RATE_CHART_SHARE, RATE_CHART_HEADROOM = 0.95, 1.5
+"""The rate chart shows up to 1.5 times the 95th percentile."""
 STYLE = """
 :root{color-scheme:light dark;--ink:#1b1f24;--soft:#57606a;--line:#d0d7de;--page:#fff;--alt:#f6f8fa;--bar:#3867b5}
 @media(prefers-color-scheme:dark){:root{--ink:#e6edf3;--soft:#9da7b3;--line:#3d444d;--page:#0d1117;--alt:#161b22;
@@ -32,7 +56,7 @@ padding:0 1em}
 h1{font-size:1.5em;margin:0}h2{font-size:1.15em;margin:2em 0 .5em}p{margin:.4em 0}.soft{color:var(--soft)}
 .wide{overflow-x:auto}table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}
 th,td{padding:.2em .5em;text-align:right;border-bottom:1px solid var(--line);white-space:nowrap}
-th{font-weight:600;vertical-align:bottom}tbody tr:nth-child(odd){background:var(--alt)}
+th{font-weight:600;vertical-align:bottom;white-space:normal}tbody tr:nth-child(odd){background:var(--alt)}
 .left{text-align:left}td.name{font-weight:600;overflow-wrap:anywhere}
 .meter{display:inline-block;width:6em;height:.8em;border:1px solid var(--line);vertical-align:middle}
 .meter i{display:block;height:100%;background:var(--bar)}
@@ -40,32 +64,48 @@ th{font-weight:600;vertical-align:bottom}tbody tr:nth-child(odd){background:var(
 svg{width:100%;height:auto}svg text{fill:var(--ink);font:12px system-ui,sans-serif}
 svg .axis{stroke:var(--line)}svg .band{stroke:var(--page);stroke-width:.5}svg .line{fill:none;stroke-width:2}
 svg .mark{font-weight:600;paint-order:stroke;stroke:var(--page);stroke-width:3px}dt{font-weight:600;margin-top:.6em}
-dd{margin:0 0 0 1.2em}
+dd{margin:0 0 0 1.2em}td.text{text-align:left;white-space:normal;overflow-wrap:anywhere}
+.facts{display:flex;flex-wrap:wrap;gap:.4em 2.5em}.facts div{min-width:8em}.facts b{display:block;font-size:1.25em}
 """
-VERDICT_HELP = (
-    ("under-utilised", "below 50 % of a card's time, or of its workers' time: more workers (num_proc), a larger "
-     "batch_size, fewer num_cpus; without a card, fewer workers would do as well."),
-    ("over-utilised", "workers ran out of memory, or are about to: fewer workers (num_proc), a larger share of a card "
-     "each (num_gpus), or a larger memory."),
-    ("CPU-bottlenecked", "a card waits while its workers' CPUs are busy, or everything waits for this operator: more "
-     "num_cpus per worker of it, more workers of it, fewer of other CPU operators."),
-    ("short of CPUs", "its workers are in its code, and do not get the CPUs: it waits for disks or the network, or "
-     "other processes take them."),
-)  # fmt: skip
 
 
-def html_report(history: RunHistory, operators: Sequence[OperatorUsage]) -> str:
-    """The whole page. Names come from users and are escaped; nothing is loaded from anywhere, and nothing runs."""
-    judged = operator_verdicts(history, operators)
-    title = f"{history.name or 'recipe'}: {history.status()}"
+@dataclass(frozen=True, slots=True)
+class _Words:
+    """Words of the kind of run."""
+
+    item: str
+    stage: str
+    settings: SettingNames
+
+    @property
+    def items(self) -> str:
+        return f"{self.item}s"
+
+    @property
+    def stages(self) -> str:
+        return f"{self.stage}s"
+
+
+def html_report(history: RunHistory, groups: Sequence[StageGroup] | None = None) -> str:
+    """The whole page. `groups` are the stages, or operators, to show; by default those that the run folder lists."""
+    names = setting_names(history)
+    words = _Words("row", "operator", names) if names is RECIPE_SETTINGS else _Words("item", "stage", names)
+    summary = summarize_run(history)
+    usages = stage_usages(history, recorded_groups(history) if groups is None else groups)
+    requested = requested_resources(history)
+    verdicts = judge_stages(history, summary, usages, requested, names)
     body = "\n".join(
         [
-            *_page_header(history),
-            *_table(operators, judged),
-            *_charts(history, operators),
-            *_advice(operators, judged),
+            *_headline(history, summary, words),
+            *_plan_and_rate(history, summary, words),
+            *_stage_table(summary, usages, verdicts, requested, words),
+            *_changes(usages, verdicts),
+            *_usage_charts(history, usages, words),
+            *_failed_items(history, summary, words),
+            *_glossary(words),
         ]
     )
+    title = f"{summary.name or summary.id}: {summary.status}"
     policy = "default-src 'none'; style-src 'unsafe-inline'"
     text = (
         f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{escape(title)}</title>\n'
@@ -76,106 +116,211 @@ def html_report(history: RunHistory, operators: Sequence[OperatorUsage]) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-def _page_header(history: RunHistory) -> Iterator[str]:
-    run, header = history.run, history.header
-    started = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(number_field(header, "started")))
-    yield f"<h1>{escape(history.name or 'recipe')}</h1>"
+# --- headline, plan and rate
+
+
+def _headline(history: RunHistory, summary: RunSummary, words: _Words) -> Iterator[str]:
+    started = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(number_field(history.header, "started")))
+    clock = " of simulated time" if summary.virtual else ""
+    dropped = f", {summary.dropped:,} dropped" if summary.dropped else ""
+    yield f"<h1>{escape(summary.name or summary.id)}</h1>"
     yield (
-        f"<p>{escape(history.status())} after {format_duration(history.seconds)} · began {started} · "
-        f"{_count_text(run.get('read'))} rows in, {_count_text(run.get('delivered'))} out, "
-        f"{_count_text(run.get('aside'))} set aside</p>"
+        f"<p>{escape(summary.status)} after {format_duration(summary.seconds)}{clock} · started {started} · "
+        f"{summary.read:,} {words.items} in, {summary.delivered:,} out{dropped}, {summary.aside:,} failed</p>"
     )
-    yield (
-        f'<p class="soft">{escape(str(header.get("engine", "")))} on {escape(str(header.get("cluster", "")))} · '
-        f"run {escape(history.id)}</p>"
-    )
-    if header.get("error"):
-        yield f"<p><strong>{escape(str(header['error'])[:500])}</strong></p>"
+    command = str(history.header.get("what") or "")
+    facts = [command, f"{summary.engine} on {summary.cluster}", f"run {summary.id}"]
+    yield f'<p class="soft">{" · ".join(escape(fact) for fact in facts if fact)}</p>'
+    if summary.error:
+        yield f"<p><strong>{escape(summary.error[:500])}</strong></p>"
 
 
-def _count_text(count: object) -> str:
-    return f"{count:,}" if isinstance(count, int) else "0"
+def _plan_and_rate(history: RunHistory, summary: RunSummary, words: _Words) -> Iterator[str]:
+    yield '<h2>Plan and rate</h2>\n<div class="facts">'
+    facts = [("planned", _planned_text(summary)), ("reached", format_rate(summary.reached or None))]
+    if summary.expected and summary.reached:
+        facts.append(("reached of planned", format_percent(summary.reached / summary.expected)))
+    facts.append(("mean over the whole run", format_rate(summary.mean_rate or None)))
+    limits = [(unit.bottleneck, unit.name) for unit in summary.units] + [(summary.source_limited, "the source")]
+    share, name = max(limits)
+    if share:
+        facts.append(("bottleneck", f"{short_unit_name(name)}, {format_percent(share)} of the time"))
+    facts.append(("replans", str(summary.replans)))
+    for label, value in facts:
+        yield f'<div><span class="soft">{escape(label)}</span><b>{escape(value)}</b></div>'
+    yield "</div>"
+    ends = [after.t for before, after in zip(history.ticks, history.ticks[1:], strict=False) if after.t > before.t]
+    points = list(zip(ends, summary.rates, strict=False))
+    if not points:
+        return
+    lines = [Line("rate", f"{words.items} per second", _colour(0, 2), points)]
+    if summary.expected:
+        last = points[-1][0]
+        title = f"planned: {format_rate(summary.expected)}"
+        lines.append(Line("planned", title, _colour(1, 2), [(0.0, summary.expected), (last, summary.expected)]))
+    peak = max(rate for _, rate in points)
+    # one short interval, such as the end of a wave, must not flatten the rest
+    usual = sorted(rate for _, rate in points)[int(RATE_CHART_SHARE * (len(points) - 1))]
+    top = min(peak, max(RATE_CHART_HEADROOM * usual, summary.expected)) or peak
+    yield line_chart(f"{words.items} per second over time", lines, top, lambda rate: format_number(float(rate)))
+    if top < peak:
+        yield f'<p class="soft">The chart ends at {format_rate(top)}; the peak is {format_rate(peak)}.</p>'
 
 
-def _table(operators: Sequence[OperatorUsage], judged: Sequence[Verdict]) -> Iterator[str]:
-    heads = "".join(
-        f'<th scope="col"{_cell_class(place)}>{escape(column)}</th>' for place, column in enumerate(COLUMNS)
-    )
-    yield f'<h2>Operators</h2>\n<div class="wide"><table>\n<thead><tr>{heads}</tr></thead>\n<tbody>'
-    total = sum(operator.seconds for operator in operators)
-    for place, (operator, verdict) in enumerate(zip(operators, judged, strict=True)):
-        share = operator.seconds / total if total else 0.0
-        length = sum(length_s for _, length_s, _, _ in operator.times)
+def _planned_text(summary: RunSummary) -> str:
+    if not summary.expected:
+        return "unknown: no rate was given or measured before the run"
+    source = {"measured": " (measured in earlier runs)", "given": " (rates as given)"}.get(summary.planned_from, "")
+    return format_rate(summary.expected) + (source if summary.planned and not summary.virtual else " (by replans)")
+
+
+# --- stages
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    title: str
+    style: str = ""
+
+
+COLUMNS = (
+    _Column("", "left"), _Column("{stage}", "left name"), _Column("{items} in"), _Column("out"), _Column("dropped"),
+    _Column("failed"), _Column("{items}/s"), _Column("busy"), _Column("workers: most / planned"),
+    _Column("CPUs per worker: used / requested"), _Column("memory per worker: peak / requested"), _Column("CPU time"),
+    _Column("share of time"), _Column("verdict", "left"),
+)  # fmt: skip
+
+
+def _stage_table(
+    summary: RunSummary,
+    usages: Sequence[StageUsage],
+    verdicts: Sequence[Verdict],
+    requested: Mapping[str, RequestedResources],
+    words: _Words,
+) -> Iterator[str]:
+    titles = [column.title.format(stage=words.stage, items=words.items) for column in COLUMNS]
+    yield f"<h2>{escape(words.stages.capitalize())}</h2>"
+    if not usages:
+        yield "<p>No stage was recorded.</p>"
+        return
+    yield f'<div class="wide"><table>\n<thead><tr>{_row("th", titles)}</tr></thead>\n<tbody>'
+    units = {unit.name: unit for unit in summary.units}
+    total = sum(usage.counts.seconds for usage in usages)
+    for place, (usage, verdict) in enumerate(zip(usages, verdicts, strict=True)):
+        unit = units.get(usage.units[-1]) if usage.units else None
+        request = requested.get(usage.units[-1]) if usage.units else None
+        share = usage.counts.seconds / total if total else 0.0
         cells = [
-            f'<span class="key" style="background:{_colour(place, len(operators))}"></span> {place + 1}',
-            escape(operator.name),
-            *(_count_text(count) for count in (operator.rows_in, operator.rows_out, operator.dropped, operator.aside)),
-            format_number(float(operator.rate)),
-            str(operator.workers),
-            format_duration(operator.cpu_s) + ("" if operator.measured else " *"),
-            f"{operator.cpu_s / length:.2f}" if length else "-",
-            "-" if operator.peak_bytes is None else format_size(operator.peak_bytes),
+            f'<span class="key" style="background:{_colour(place, len(usages))}"></span> {place + 1}',
+            escape(usage.name),
+            *_count_cells(usage),
+            *_worker_cells(usage, unit, request),
+            format_duration(usage.cpu_s) + ("" if usage.measured else " *"),
             f'<span class="meter" aria-hidden="true"><i style="width:{100 * share:.1f}%"></i></span> '
             f"{format_percent(share)}",
             f'<span title="{escape(verdict.why)}">{escape(verdict.kind)}</span>',
         ]
-        yield "<tr>" + "".join(f"<td{_cell_class(column)}>{cell}</td>" for column, cell in enumerate(cells)) + "</tr>"
+        yield f"<tr>{_row('td', cells)}</tr>"
     yield "</tbody></table></div>"
-    inside = ", with the other operators in it" if any(operator.shared_with for operator in operators) else ""
+    shared = f" {words.stages.capitalize()} in the same workers share busy, workers, CPUs and memory."
     yield (
-        f'<p class="soft">Rows per second from the first row to the last; peak memory of one worker{inside}; share of '
-        "the time that all operators together spent in their code.</p>"
+        f'<p class="soft">{words.items.capitalize()} per second from the first to the last; share of the time that all '
+        f"{words.stages} spent in their code.{shared if any(usage.shared_with for usage in usages) else ''}</p>"
     )
-    if not all(operator.measured for operator in operators):
-        yield '<p class="soft">* The run was too short to measure processes: seconds in its code instead.</p>'
+    if not all(usage.measured for usage in usages):
+        yield '<p class="soft">* The run was too short to measure processes: time in its code instead.</p>'
 
 
-def _cell_class(column: int) -> str:
-    return {0: ' class="left"', 1: ' class="left name"', 12: ' class="left"'}.get(column, "")
+def _row(tag: str, cells: Sequence[str]) -> str:
+    scope = ' scope="col"' if tag == "th" else ""
+    found = []
+    for column, cell in zip(COLUMNS, cells, strict=True):
+        style = f' class="{column.style}"' if column.style else ""
+        found.append(f"<{tag}{scope}{style}>{cell if tag == 'td' else escape(cell)}</{tag}>")
+    return "".join(found)
+
+
+def _count_cells(usage: StageUsage) -> list[str]:
+    counts = usage.counts
+    numbers = (counts.items_in, counts.items_out, counts.dropped, counts.failed)
+    return [*(f"{number:,}" for number in numbers), format_number(float(usage.rate))]
+
+
+def _worker_cells(usage: StageUsage, unit: UnitSummary | None, request: RequestedResources | None) -> list[str]:
+    busy = None if unit is None or unit.busy is None else min(1.0, unit.busy)
+    used = None if unit is None else unit.cpus
+    planned, cpus, memory = (
+        (0, "-", 0) if request is None else (request.workers, f"{request.cpus:g}", request.memory_bytes)
+    )
+    return [
+        format_percent(busy),
+        f"{usage.workers} / {planned or '-'}",
+        f"{'-' if used is None else f'{used:.2f}'} / {cpus}",
+        f"{_size_text(usage.peak_bytes)} / {_size_text(memory)}",
+    ]
+
+
+def _size_text(size: int | None) -> str:
+    return format_size(size) if size else "-"
 
 
 def _colour(place: int, count: int) -> str:
-    """Far from its neighbours; light and dark in turns, so that they differ in grey as well."""
+    """Hues far apart for neighbours; lightness alternates, so that they differ in grey as well."""
     return f"hsl({place * 137 % 360},55%,{(42, 62, 52)[place % 3 if count > 1 else 0]}%)"
 
 
-def _charts(history: RunHistory, operators: Sequence[OperatorUsage]) -> Iterator[str]:
+def _changes(usages: Sequence[StageUsage], verdicts: Sequence[Verdict]) -> Iterator[str]:
+    """Stages that share workers, and so their settings, share an entry."""
+    groups: dict[tuple[tuple[str, ...], Verdict], list[str]] = {}
+    for usage, verdict in zip(usages, verdicts, strict=True):
+        groups.setdefault((usage.units, verdict), []).append(usage.name)
+    if not groups:
+        return
+    yield "<h2>What to change</h2>\n<ul>"
+    for (_, verdict), names in groups.items():
+        text = f"{verdict.kind} ({verdict.why}). Change: {verdict.change or 'none'}."
+        yield f"<li><strong>{escape(', '.join(names))}</strong>: {escape(text)}</li>"
+    yield "</ul>"
+
+
+# --- charts
+
+
+def _usage_charts(history: RunHistory, usages: Sequence[StageUsage], words: _Words) -> Iterator[str]:
+    if not any(usage.times for usage in usages):
+        return
     bands = [
-        Band(str(place + 1), operator.name, _colour(place, len(operators)),
-             [(t, cpu_s / length_s) for t, length_s, cpu_s, _ in operator.times])
-        for place, operator in enumerate(operators)
+        Band(str(place + 1), usage.name, _colour(place, len(usages)),
+             [(t, cpu_s / length_s) for t, length_s, cpu_s, _ in usage.times])
+        for place, usage in enumerate(usages)
     ]  # fmt: skip
     yield "<h2>CPUs over time</h2>"
-    yield stacked_area_chart(
-        "CPUs that the workers of each operator used, one above the other", bands, lambda cpus: f"{cpus:g}"
-    )
-    memory, unit = _memory_bands(history, operators)
+    yield stacked_area_chart(f"CPUs used by the workers of each {words.stage}", bands, lambda cpus: f"{cpus:g}")
+    memory, unit = _memory_bands(history, usages)
     if memory:
         yield "<h2>Memory over time</h2>"
-        yield stacked_area_chart("memory of workers, one above the other", memory, lambda size: f"{size:g} {unit}")
-        if any(operator.shared_with for operator in operators):
-            yield '<p class="soft">Operators that share workers share their memory: they are one band.</p>'
+        yield stacked_area_chart("memory of workers", memory, lambda size: f"{size:g} {unit}")
+        if any(usage.shared_with for usage in usages):
+            yield f'<p class="soft">{words.stages.capitalize()} that share workers are one band.</p>'
     cards = list(_card_lines(history))
     if cards:
         yield "<h2>GPUs over time</h2>"
-        yield line_chart(
-            "share of the time in which something ran on each card", cards, 100.0, lambda use: f"{use:.0f} %"
-        )
+        yield line_chart("utilisation of each GPU", cards, 100.0, lambda use: f"{use:.0f} %")
 
 
-def _memory_bands(history: RunHistory, operators: Sequence[OperatorUsage]) -> tuple[list[Band], str]:
-    """One band per unit, and what they are measured in."""
+def _memory_bands(history: RunHistory, usages: Sequence[StageUsage]) -> tuple[list[Band], str]:
+    """One band per unit, and the unit of measurement."""
     found = []
-    most = max((one[3] or 0 for operator in operators for one in operator.times), default=0)
+    most = max((one[3] or 0 for usage in usages for one in usage.times), default=0)
     unit, size = ("GB", 1 << 30) if most >= 1 << 30 else ("MB", 1 << 20)
-    for name in dict.fromkeys(unit for operator in operators for unit in operator.units):
-        inside = [(place, one) for place, one in enumerate(operators) if name in one.units]
+    for name in dict.fromkeys(unit for usage in usages for unit in usage.units):
+        members = [(place, one) for place, one in enumerate(usages) if name in one.units]
         slices = unit_timeline(history, name).slices
         values = [(one.t, (one.memory_bytes or 0) / size * bool(one.workers)) for one in slices]
         if any(value for _, value in values):
-            label = _band_label([place + 1 for place, _ in inside])
-            names = ", ".join(operator.name for _, operator in inside)
-            found.append(Band(label, names, _colour(inside[0][0], len(operators)), values))
+            label = _band_label([place + 1 for place, _ in members])
+            names = ", ".join(usage.name for _, usage in members)
+            found.append(Band(label, names, _colour(members[0][0], len(usages)), values))
     return found, unit
 
 
@@ -200,17 +345,62 @@ def _card_lines(history: RunHistory) -> Iterator[Line]:
             yield Line(name, f"{name}: {mean:.0f} % on average{more}", _colour(place, 2), values)
 
 
-def _advice(operators: Sequence[OperatorUsage], judged: Sequence[Verdict]) -> Iterator[str]:
-    """Operators that share workers, and so what is to be changed, are told together."""
-    changes: dict[tuple[tuple[str, ...], Verdict], list[str]] = {}
-    for operator, verdict in zip(operators, judged, strict=True):
-        changes.setdefault((operator.units, verdict), []).append(operator.name)
-    yield "<h2>What to change</h2>\n<ul>"
-    for (_, verdict), names in changes.items():
-        what = verdict.change or "nothing"
-        told = f"{verdict.kind}, {verdict.why}. To change: {what}."
-        yield f"<li><strong>{escape(', '.join(names))}</strong>: {escape(told)}</li>"
-    yield "</ul>\n<h2>How to read it</h2>\n<dl>"
-    for name, text in VERDICT_HELP:
+# --- failed items
+
+
+def _failed_items(history: RunHistory, summary: RunSummary, words: _Words) -> Iterator[str]:
+    entries = history.set_aside() if summary.aside else []
+    if not entries:
+        return
+    yield f"<h2>Failed {words.items}</h2>"
+    kinds = Counter(
+        (str(entry.get("stage") or entry.get("unit", "?")), str(entry.get("error", ""))) for entry in entries
+    )
+    yield "<ul>"
+    for (stage, error), count in kinds.most_common(MAX_ERROR_KINDS):
+        yield f"<li>{count:,} x <strong>{escape(error[:MAX_TEXT])}</strong> in {escape(stage)}</li>"
+    yield "</ul>"
+    shown = entries[:MAX_FAILED_ITEMS]
+    if len(entries) < summary.aside or len(shown) < len(entries):
+        yield f'<p class="soft">The first {len(shown)} of {format_count(summary.aside, words.item)}.</p>'
+    titles = (words.item, words.stage, "error", "attempts")
+    heads = "".join(f'<th scope="col" class="left">{escape(title)}</th>' for title in titles)
+    yield f'<div class="wide"><table>\n<thead><tr>{heads}</tr></thead>\n<tbody>'
+    for entry in shown:
+        stage, attempts = entry.get("stage") or entry.get("unit", "?"), entry.get("attempts", "")
+        cells = (_item_place(entry), stage, _error_text(entry), attempts)
+        yield "<tr>" + "".join(f'<td class="text">{escape(str(cell))}</td>' for cell in cells) + "</tr>"
+    yield "</tbody></table></div>"
+
+
+def _item_place(entry: Mapping[str, Any]) -> str:
+    key = entry.get("key")
+    number = ".".join(map(str, key)) if isinstance(key, list) else "?"
+    return str(entry.get("place") or number)
+
+
+def _error_text(entry: Mapping[str, Any]) -> str:
+    parts = (str(entry.get("error", "")), str(entry.get("message", "")))
+    return " ".join(": ".join(part for part in parts if part).split())[:MAX_TEXT]
+
+
+# --- glossary
+
+
+def _glossary(words: _Words) -> Iterator[str]:
+    names = words.settings
+    entries = (
+        ("busy", "share of the workers' time that was spent in the code."),
+        ("under-utilised", f"GPUs, or workers, busy less than 50 % of the time. With GPUs: a larger {names.workers} or "
+         f"{names.batch_size}, or a smaller {names.cpus}. Without: a smaller {names.workers} reaches the same rate."),
+        ("over-utilised", f"workers ran out of memory, or nearly: a smaller {names.workers}, or a larger {names.gpus} "
+         f"or {names.memory}."),
+        ("CPU-bottlenecked", f"GPUs wait for the CPUs of their workers, or the run waits for this {words.stage}: a "
+         f"larger {names.cpus} or {names.workers}, or a smaller {names.workers} for other {words.stages}."),
+        ("short of CPUs", "workers are busy but use little CPU: they wait for disks or the network, or other programs "
+         "use the CPUs."),
+    )  # fmt: skip
+    yield "<h2>Terms</h2>\n<dl>"
+    for name, text in entries:
         yield f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>"
     yield "</dl>"

@@ -73,6 +73,13 @@ def compile_stages(steps: Sequence[RecipeStep], how: CompileOptions, wrap: WrapR
     return found
 
 
+def step_stages(step: RecipeStep) -> tuple[str, ...]:
+    """The names of the stages that run an operator."""
+    if isinstance(step.operator, DatasetOperator):
+        return f"{step.name}{HASH_STAGE_SUFFIX}", step.name
+    return (step.name,)
+
+
 def _wrap_stage(stage: Stage, put: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Stage:
     """The same stage with something around what it runs."""
     run = stage.run

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from dovetail.observe.stage_counts import count_stages, merge_counts
 from dovetail.observe.text_format import align_table, format_duration, format_number, format_percent
-from dovetail.recipes.compiler import HASH_STAGE_SUFFIX
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from dovetail.observe.summary import RunSummary
+    from dovetail.observe.history import RunHistory
     from dovetail.recipes.recipe import Recipe
     from dovetail.resources.seat import Seat
     from dovetail.scheduling.plan import Plan, UnitPlan
@@ -24,7 +19,7 @@ MAX_CARDS_SHOWN = 8
 
 
 def plan_table(recipe: Recipe, plan: Plan) -> list[str]:
-    """Lines; fused operators share their workers."""
+    """Lines of a table of a plan's operators; fused operators share their workers."""
     units = {stage: unit for unit in plan.units for stage in unit.stages}
     rows = [["operator", "workers", "one worker", "workers per card", "rows/s each", "rows/s"]]
     if len(plan.waves) > 1:
@@ -53,11 +48,11 @@ def plan_table(recipe: Recipe, plan: Plan) -> list[str]:
     lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
     sources = {unit.rate_source for unit in plan.units}
     legend = [f"{mark} {source}" for source, mark in RATE_SOURCE_MARKS.items() if source in sources]
-    return [*lines, "; ".join(["* limits the rate", "same: the workers of the line above", *legend])]
+    return [*lines, "; ".join(["* limits the rate", "same: the workers of the row above", *legend])]
 
 
 def _workers_per_card(seats: tuple[Seat, ...]) -> str:
-    """How many workers sit on each card that has any: "5 + 5"."""
+    """Workers on each card that has any: "5 + 5"."""
     counts = Counter((seat.node, card) for seat in seats for card in seat.gpus)
     if not counts:
         return "-"
@@ -65,65 +60,18 @@ def _workers_per_card(seats: tuple[Seat, ...]) -> str:
     return " + ".join(shown) if len(shown) <= MAX_CARDS_SHOWN else f"{min(counts.values())} to {max(counts.values())}"
 
 
-@dataclass(frozen=True, slots=True)
-class OperatorSummary:
-    """One operator of a run that is over, or that goes on."""
-
-    op: str
-    taken: int
-    given: int
-    aside: int
-    seconds: float
-    """In its code, of all workers."""
-
-    @property
-    def dropped(self) -> int:
-        return max(0, self.taken - self.aside - self.given)
-
-
-def operator_summaries(recipe: Recipe, summary: RunSummary) -> list[OperatorSummary]:
-    """In the order of the recipe."""
-    stages = {stage.name: stage for unit in summary.units for stage in unit.stages}
-    units = {unit.name: unit for unit in summary.units}
-    aside = _failed_rows_by_stage(Path(summary.folder))
-    found = []
-    for step in recipe.steps:
-        parts: list[Any] = [
-            stages.get(name) or units.get(name) for name in (f"{step.name}{HASH_STAGE_SUFFIX}", step.name)
-        ]
-        parts = [part for part in parts if part is not None]
-        if not parts:
-            continue
-        seconds = sum(getattr(part, "seconds", 0.0) for part in parts)
-        lost = sum(aside[name] for name in (step.name, f"{step.name}{HASH_STAGE_SUFFIX}"))
-        found.append(OperatorSummary(step.op, parts[0].taken + lost, parts[-1].given, lost, seconds))
-    return found
-
-
-def _failed_rows_by_stage(folder: Path) -> Counter[str]:
-    """Stage -> rows that were set aside there."""
-    counts: Counter[str] = Counter()
-    try:
-        lines = (folder / "errors" / "errors.jsonl").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return counts
-    for line in lines:
-        try:
-            entry = json.loads(line)
-        except ValueError:  # its last line may be torn
-            continue
-        counts[str(entry.get("stage") or entry.get("unit"))] += 1
-    return counts
-
-
-def summary_table(told: Sequence[OperatorSummary]) -> list[str]:
-    """A table; what took how long is told as a share of the time in all operators' code."""
-    if not told:
+def run_table(recipe: Recipe, history: RunHistory) -> list[str]:
+    """Lines of a table of a run's operators: rows in, out, dropped and failed, time per row and share of the time."""
+    counts = count_stages(history)
+    found = [merge_counts(name, counts, stages) for name, stages in recipe.operator_stages()]
+    operators = [one for one in found if one is not None]
+    if not operators:
         return []
-    total = sum(one.seconds for one in told)
-    rows = [("operator", "rows in", "out", "dropped", "set aside", "us per row", "of the time")]
-    for one in told:
-        each = format_number(round(1e6 * one.seconds / one.taken, 1)) if one.taken else "-"
+    total = sum(one.seconds for one in operators)
+    rows: list[tuple[str, ...]] = [("operator", "rows in", "out", "dropped", "failed", "us per row", "share of time")]
+    for one in operators:
+        each = format_number(round(1e6 * one.seconds / one.items_in, 1)) if one.items_in else "-"
         share = format_percent(one.seconds / total) if total else "-"
-        rows.append((one.op, str(one.taken), str(one.given), str(one.dropped), str(one.aside), each, share))
-    return [*align_table(rows), f"in operators: {format_duration(total)} of all workers together"]
+        numbers = (one.items_in, one.items_out, one.dropped, one.failed)
+        rows.append((one.name, *map(str, numbers), each, share))
+    return [*align_table(rows), f"time in operators: {format_duration(total)}, all workers together"]

@@ -15,7 +15,7 @@ from dovetail.documents.parser import read_document
 from dovetail.errors import ConfigError, PipelineError, Problem
 from dovetail.pipeline.overrides import Override
 from dovetail.pipeline.pipeline import Pipeline
-from dovetail.recipes.compiler import RESULTS_STAGE, STATS_STAGE, CompileOptions, compile_stages
+from dovetail.recipes.compiler import RESULTS_STAGE, STATS_STAGE, CompileOptions, compile_stages, step_stages
 from dovetail.recipes.file_keys import (
     DEFAULT_MAX_ERRORS,
     DEFAULT_TRACE_NUM,
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from dovetail.observe.summary import RunSummary
     from dovetail.recipes.recipe_file import RecipeStep
     from dovetail.resources.cluster import Cluster
+    from dovetail.runtime.run_handle import Run
     from dovetail.scheduling.plan import Plan
 
 SOURCE_SINK_KEYS = {"source": "dataset_path", "sink": "export_path"}
@@ -185,13 +186,17 @@ class Recipe:
         """On a cluster without GPUs, operators that would like one, and whose file does not insist, run on CPUs."""
         return Pipeline(compile_stages(self.steps, self.compile_options(cluster), self._wrap), self.name)
 
+    def operator_stages(self) -> list[tuple[str, tuple[str, ...]]]:
+        """Each operator with the names of its stages, in the order of the recipe."""
+        return [(step.op, step_stages(step)) for step in self.steps]
+
     def _wrap(self, run: Callable[..., Any], name: str) -> Callable[..., Any]:
         names, limit = self.traced_stages
         if name not in names:
             return run
-        from dovetail.recipes.tracer import TracedOperator
+        from dovetail.recipes.tracer import trace_run
 
-        return TracedOperator(run, name, str(self.work_dir / "trace"), limit)
+        return trace_run(run, name, str(self.work_dir / "trace"), limit)
 
     def digest(self) -> str:
         """Whether it is still the same recipe, with what the command line changed."""
@@ -211,11 +216,18 @@ class Recipe:
 
         return plan_recipe(self, cluster, mode, **how)
 
-    def run(self, **how: Any) -> RunSummary:
-        """Runs it to its end; `how` is as for `dt.run`. Traces and the monitor are written where the file asks."""
-        from dovetail.recipes.runner import run_recipe
+    def start(self, **arguments: Any) -> Run:
+        """Start a run, as `dt.run(recipe)` does; arguments as in `dt.run`, by default those of the file."""
+        from dovetail.recipes.runner import start_recipe
 
-        return run_recipe(self, **how)
+        return start_recipe(self, **arguments)
+
+    def run(self, **arguments: Any) -> RunSummary:
+        """Run to the end. Arguments as in `dt.run`; `probe=False` does not measure operators first.
+
+        Traces and the monitor are written if the file asks for them.
+        """
+        return self.start(**arguments).wait()
 
 
 def _source_sink_overrides(source: str | None, sink: str | None, folder: Path) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from dovetail.engines.unit_executor import call_setup
 from dovetail.pipeline.code_hash import code_hash
 from dovetail.recipes.operators.base import STATS_FIELD, DatasetOperator, Mapper, Operator, Row
 
@@ -58,32 +59,33 @@ class UnavailableOperator(Operator):
 
 
 class RunWrapper:
-    """Something around what a stage runs: the same to the engine, to profiles and to whoever sets it up."""
+    """Base of wrappers around what a stage runs. Setup and teardown are those of the wrapped object."""
+
+    run: Any
 
     def __init__(self, run: Callable[..., Any]) -> None:
         self.run = run
 
-    def setup(self, worker: Worker) -> None:
+    def setup(self, worker: Worker) -> Any:
+        """The result is awaitable if that of the wrapped object is."""
         inner = getattr(self.run, "setup", None)
-        if inner is not None:
-            inner(worker)
+        return call_setup(inner, worker) if callable(inner) else None
 
-    def teardown(self) -> None:
+    def teardown(self) -> Any:
         inner = getattr(self.run, "teardown", None)
-        if inner is not None:
-            inner()
-
-    def code_key(self) -> str:
-        return f"{type(self).__name__} {code_hash(self.run)}"
+        return inner() if callable(inner) else None
 
 
 class LinesToRows(RunWrapper):
-    """The first operator over lines of text, which it is given as rows."""
+    """The first operator of a recipe that reads lines of text: it gets them as rows."""
 
     def __init__(self, run: Callable[..., Any], text_key: str, *, by_row: bool) -> None:
         super().__init__(run)
         self.text_key = text_key
         self.by_row = by_row
+
+    def code_key(self) -> str:
+        return f"LinesToRows {code_hash(self.run)}"
 
     def __call__(self, given: Any) -> Any:
         if self.by_row:
@@ -111,7 +113,10 @@ class _MappedRows:
 
 
 class StripStats(RunWrapper):
-    """The last operator of a recipe that does not keep what its filters found."""
+    """The last operator of a recipe that does not keep the stats of its filters."""
+
+    def code_key(self) -> str:
+        return f"StripStats {code_hash(self.run)}"
 
     def __call__(self, given: Any) -> Any:
         made = self.run(given)

@@ -1,14 +1,14 @@
 """Tracer (`open_tracer`): samples of rows before and after each operator, written by workers and merged per operator.
 
-`Traced` goes around an operator. Each worker writes the samples that it sees into a part file of its own, one line at a
-time, so that a worker that is killed leaves whole lines. `gather` makes one file per operator of them: every row once,
-in the order of the source.
+`trace_run` wraps what a stage runs. Each worker writes its samples to a part file of its own, one line per write, so
+that a killed worker leaves complete lines. `merge_samples` makes one file per operator from them: every row once, in
+the order of the source.
 
     mappers                  {"original_text", "processed_text"} of rows whose text changed
     filters, selectors       the rows that they dropped, filters with their stats
-    deduplicators            {"dup1", "dup2"}: a row that is kept, and the first that repeats it; one pair per cluster.
+    deduplicators            {"dup1", "dup2"}: a row that is kept, and its first duplicate; one pair per cluster.
                              (Data-Juicer's `document_deduplicator` takes the largest clusters, its MinHash the first;
-                             here it is always the first, in the order of the source.)
+                             Dovetail always takes the first, in the order of the source.)
     groupers                 nothing: all rows are in the groups. (Data-Juicer compares rows with groups, and so shows
                              the first rows as if they had been dropped.)
 """
@@ -22,26 +22,25 @@ import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from threading import Lock
-from typing import Any, Self
+from typing import Any
 from urllib.parse import quote
 
 from dovetail.engines.object_loader import bound_call
-from dovetail.engines.unit_executor import _call_setup
 from dovetail.engines.worker_context import Worker
-from dovetail.pipeline.code_hash import CODE_DEPTH_LIMIT, _describe_code
 from dovetail.pipeline.stage import is_async
-from dovetail.recipes.operators.base import HASH_FIELD, DatasetOperator, Deduplicator, Filter, Mapper, Row, Selector
+from dovetail.recipes.operators.base import HASH_FIELD, Deduplicator, Filter, Mapper, Row, Selector
+from dovetail.recipes.stage_wrappers import BarrierStage, RunWrapper
 
 PARTS_FOLDER = ".parts"
 NODE_MARK_PREFIX = "node-"
 MAX_ARRAY_ITEMS = 1000
-"""Of larger arrays only the beginning is shown."""
+"""Larger arrays, and texts of unknown objects, are cut to this length."""
 
 RowKey = tuple[int, ...]
 
 
 class SampleWriter:
-    """What one worker writes of one operator."""
+    """Writer of one worker's samples of one operator. Thread safe."""
 
     def __init__(self, name: str, folder: str, limit: int, host: str) -> None:
         self.limit = limit
@@ -54,7 +53,7 @@ class SampleWriter:
         self._calls = 0
 
     def key(self, place: int) -> RowKey:
-        """Of a row of the running call; without an engine, a number that grows."""
+        """Key of a row of the running call; outside an engine, a counter."""
         keys = self._worker.item_keys
         if place < len(keys):
             return keys[place]
@@ -62,7 +61,7 @@ class SampleWriter:
         return (self._calls,)
 
     def mark_node(self, node: str) -> None:
-        """Leaves a mark, so that it can be told which nodes do not see the folder."""
+        """Leave a file that shows that this node can write to the folder."""
         if self._folder_exists() and node:
             try:
                 (self._folder / f"{NODE_MARK_PREFIX}{quote_name(node)}").touch()
@@ -70,7 +69,7 @@ class SampleWriter:
                 return
 
     def add(self, key: RowKey, sample: Mapping[str, Any]) -> None:
-        """Once, however often the row is run here."""
+        """Write a sample, unless this row has one: a row may run more than once after a failure."""
         with self._lock:
             if self.is_full or key in self._keys:
                 return
@@ -88,12 +87,12 @@ class SampleWriter:
                     return False
                 path = self._folder / f"{quote_name(self._name)}.{os.urandom(8).hex()}.part"
                 self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-            return os.write(self._file, line) == len(line)  # in one piece, whenever we are killed
+            return os.write(self._file, line) == len(line)  # one write, so that a kill leaves complete lines
         except OSError:
             return False
 
     def _folder_exists(self) -> bool:
-        """Whether the folder is there. On another machine a missing one is not made: nobody would find it there."""
+        """Create the folder on the driver's machine only: on another machine the driver would not find it."""
         try:
             if socket.gethostname() == self._host:
                 self._folder.mkdir(parents=True, exist_ok=True)
@@ -109,13 +108,13 @@ class SampleWriter:
 
 
 def to_json_line(data: Mapping[str, Any]) -> bytes:
-    """JSON to be read by people. Half of a surrogate pair has no form in UTF-8, but one in JSON."""
+    """A line of JSON in UTF-8; lone surrogates, which UTF-8 cannot hold, become escapes."""
     text = json.dumps(_to_jsonable(data), ensure_ascii=False, separators=(", ", ": "))
     return text.encode("utf-8", "backslashreplace") + b"\n"
 
 
 def _to_jsonable(value: Any) -> Any:
-    """What JSON can hold of it; of bytes how many they are."""
+    """The value as JSON can hold it; bytes become their length."""
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
@@ -132,124 +131,121 @@ def _to_jsonable(value: Any) -> Any:
 
 
 def quote_name(name: str) -> str:
-    """As a part of a file's name; no two names are told alike."""
+    """The name as part of a file name; different names stay different."""
     return quote(name, safe="")
 
 
-class TracedOperator:
-    """An operator that is watched: it is set up, called and torn down as the operator itself, and has all of its
-    attributes (to read: what is to be set is set before).
+# --- wrappers
 
-    `folder` is the folder `trace`, which `begin` makes; `name` is the operator's in the name of its file. The first
-    `limit` samples that a worker sees are written when they are made. After that a call costs one look at a flag more.
-    What goes wrong with a sample (a full disk, a row that has no form) is never the row's fault: it is left out.
+
+def trace_run(
+    run: Callable[..., Any], name: str, folder: str, limit: int
+) -> TracedOperator | AsyncTracedOperator | TracedBarrier:
+    """Wrap what a stage runs, so that each worker writes its first `limit` samples to `folder`.
+
+    `folder` is created by `prepare_trace_folder`; `name` is part of the file names.
+    """
+    if isinstance(run, BarrierStage):
+        return TracedBarrier(run, name, folder, limit)
+    return AsyncTracedOperator(run, name, folder, limit) if is_async(run) else TracedOperator(run, name, folder, limit)
+
+
+class TracedRun(RunWrapper):
+    """Base of the tracing wrappers. Pickles without its open file.
+
+    Has the attributes of the wrapped object, and its identity for profiles: rates measured with and without tracing are
+    the same. An error while a sample is written (a full disk, a row without a JSON form) never fails the row: the
+    sample is left out.
     """
 
-    def __new__(cls, operator: Any = None, *_: object, **__: object) -> Self:
-        """Of an operator whose calls are awaited, one whose calls are awaited."""
-        awaited = cls is TracedOperator and operator is not None and is_async(operator)
-        made: Any = object.__new__(_AsyncTracedOperator if awaited else cls)
-        return made  # type: ignore[no-any-return]
+    def __init__(self, run: Callable[..., Any], name: str, folder: str, limit: int, host: str = "") -> None:
+        super().__init__(run)
+        self._arguments = (run, name, folder, limit, host or socket.gethostname())
+        self._samples = SampleWriter(*self._arguments[1:])
 
-    def __init__(self, operator: Any, name: str, folder: str, limit: int) -> None:
-        self.__setstate__((operator, name, folder, limit, socket.gethostname()))
-
-    def __getstate__(self) -> tuple[Any, str, str, int, str]:
-        return self.operator, self.name, self.folder, self.limit, self._host
-
-    def __setstate__(self, state: tuple[Any, str, str, int, str]) -> None:
-        self.operator, self.name, self.folder, self.limit, self._host = state
-        self._run: Callable[..., Any] = bound_call(self.operator)
-        self._samples = SampleWriter(self.name, self.folder, self.limit, self._host)
-        whole = getattr(self.operator, "operator", None)
-        self._is_barrier = isinstance(whole, DatasetOperator)
-        """Whether it is not an operator, but that part of one which is called with all rows."""
-        self._observed: Any = whole if self._is_barrier else self.operator
-        # an operator that needs all rows is watched in `choose`: its own calls only make hashes
-        self._is_done = self.limit <= 0 or (isinstance(self.operator, DatasetOperator) and not self._is_barrier)
-        self._drops = not isinstance(self.operator, Mapper)
-        self._changes = not isinstance(self.operator, Filter)
-        self._text_key = getattr(self.operator, "text_key", "text")
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), self._arguments
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or name == "operator":
+        if name.startswith("_") or name == "run":
             raise AttributeError(name)
-        return getattr(self.operator, name)
+        return getattr(self.run, name)
 
-    def code_key(self) -> str:
-        """By what `dovetail.pipeline.code_hash` tells it: the operator, so that what was measured of it counts with and
-        without tracing."""
-        own = getattr(self.operator, "code_key", None)
-        # one less, as within `each`, which most operators are run by
-        return str(own()) if callable(own) else _describe_code(self.operator, CODE_DEPTH_LIMIT - 1)
+    def hashed_as(self) -> object:
+        return self.run
 
     def setup(self, worker: Worker) -> Any:
-        """What comes back is to be awaited if that of the operator is."""
         self._samples.mark_node(worker.node)
-        inner = getattr(self.operator, "setup", None)
-        return _call_setup(inner, worker) if callable(inner) else None
+        return super().setup(worker)
 
     def teardown(self) -> Any:
         self._samples.close()
-        inner = getattr(self.operator, "teardown", None)
-        return inner() if callable(inner) else None
+        return super().teardown()
 
-    # --- row by row
+
+class TracedOperator(TracedRun):
+    """An operator that gets one row, or a list of rows. With all its samples, a call costs one more test of a flag."""
+
+    def __init__(self, run: Callable[..., Any], name: str, folder: str, limit: int, host: str = "") -> None:
+        super().__init__(run, name, folder, limit, host)
+        self._call: Callable[..., Any] = bound_call(run)
+        self._is_done = limit <= 0
+        self._drops = not isinstance(run, Mapper)
+        self._changes = not isinstance(run, Filter)
+        self._text_key = getattr(run, "text_key", "text")
 
     def __call__(self, item: Any) -> Any:
         if self._is_done:
-            return self._run(item)
+            return self._call(item)
         if type(item) is dict:
             text = item.get(self._text_key) if self._changes else None
-            result = self._run(item)
+            result = self._call(item)
             if result is item and (not self._changes or item.get(self._text_key) == text):
-                return result  # nothing to show, as of most rows
-            return self._after([(item, text)], result)
-        if self._is_barrier:
-            return self.process_rows(item)
+                return result  # no sample, as for most rows
+            return self._add_samples([(item, text)], result)
         before = self._before(item)
-        return self._after(before, self._run(item))
+        return self._add_samples(before, self._call(item))
 
     def _before(self, item: Any) -> list[tuple[Any, Any]]:
-        """The rows of a call with their texts: both may be changed in place, or taken out of the list."""
+        """The rows of a call with their texts; kept, because the operator may change both in place."""
         rows = item if isinstance(item, list) else [item]
         if not self._changes:
             return [(row, None) for row in rows]
         key = self._text_key
         return [(row, row.get(key) if isinstance(row, dict) else None) for row in rows]
 
-    def _after(self, before: list[tuple[Any, Any]], result: Any) -> Any:
-        """The result, which is used up if it is an iterator, and then another one."""
-        given = result
+    def _add_samples(self, before: list[tuple[Any, Any]], result: Any) -> Any:
+        """Returns the result; an iterator is replaced by one over the same rows."""
+        returned = result
         if hasattr(type(result), "__next__"):
             result = list(result)
-            given = iter(result)
+            returned = iter(result)
         try:
             if isinstance(result, list):
-                self._several(before, result)
+                self._add_list(before, result)
             else:
-                self._one(before[0], 0, result)
-        except Exception:  # whatever a user's row does when it is looked at
+                self._add_row(before[0], 0, result)
+        except Exception:  # a user's row may raise anything when it is read
             self._is_done = True
         self._is_done = self._is_done or self._samples.is_full
-        return given
+        return returned
 
-    def _several(self, before: list[tuple[Any, Any]], results: list[Any]) -> None:
+    def _add_list(self, before: list[tuple[Any, Any]], results: list[Any]) -> None:
         if len(before) == 1 and len(results) != 1:
             if results:
                 for number, result in enumerate(results):
-                    self._one(before[0], 0, result, number)
+                    self._add_row(before[0], 0, result, number)
             else:
-                self._one(before[0], 0, None)
+                self._add_row(before[0], 0, None)
         elif len(before) == len(results):
             for place, (one, result) in enumerate(zip(before, results, strict=True)):
-                self._one(one, place, result)
+                self._add_row(one, place, result)
         else:
             kept = {id(result) for result in results}
             for place, one in enumerate(before):
-                self._one(one, place, one[0] if id(one[0]) in kept else None)
+                self._add_row(one, place, one[0] if id(one[0]) in kept else None)
 
-    def _one(self, before: tuple[Any, Any], place: int, result: Any, *more: int) -> None:
+    def _add_row(self, before: tuple[Any, Any], place: int, result: Any, *more: int) -> None:
         row, text = before
         if result is None:
             if self._drops:
@@ -260,45 +256,46 @@ class TracedOperator:
                 sample = {"original_text": text, "processed_text": processed}
                 self._samples.add((*self._samples.key(place), *more), sample)
 
-    # --- all rows at once
 
-    def process_rows(self, rows: Iterable[Row]) -> Iterator[Row]:
-        operator = self._observed
-        if isinstance(operator, Deduplicator):
-            return self._observe_method("originals", _DuplicatePairs(self._samples, operator.originals), rows)
-        if isinstance(operator, Selector):
-            return self._observe_method("numbers", _DroppedRows(self._samples, operator.select_rows), rows)
-        chosen: Iterator[Row] = operator.process_rows(rows)
-        return chosen
-
-    def _observe_method(self, method: str, watch: _DuplicatePairs | _DroppedRows, rows: Iterable[Row]) -> Iterator[Row]:
-        """An attribute of this very object: the operator's `choose` finds it in place of its method."""
-        setattr(self._observed, method, watch.find)
-        try:
-            yield from self._observed.process_rows(_ObservedRows(rows, watch.on_row))
-        finally:
-            delattr(self._observed, method)
-
-
-class _AsyncTracedOperator(TracedOperator):
-    """The same, of an operator whose calls are awaited."""
+class AsyncTracedOperator(TracedOperator):
+    """An operator with an async `__call__`."""
 
     async def __call__(self, item: Any) -> Any:
         if self._is_done:
-            return await self._run(item)
+            return await self._call(item)
         before = self._before(item)
-        return self._after(before, await self._run(item))
+        return self._add_samples(before, await self._call(item))
+
+
+class TracedBarrier(TracedRun):
+    """The barrier of a deduplicator or a selector. Other barriers, and operators with their own `process_rows`, run
+    without samples."""
+
+    run: BarrierStage
+
+    def __call__(self, rows: Iterable[Row]) -> Iterator[Row]:
+        operator = self.run.operator
+        method = type(operator).process_rows
+        if isinstance(operator, Deduplicator) and method is Deduplicator.process_rows:
+            originals = operator.find_originals(rows)
+            pairs = _DuplicatePairs(self._samples, originals)
+            return operator.emit_originals(_ObservedRows(rows, pairs.on_row), originals)
+        if isinstance(operator, Selector) and method is Selector.process_rows:
+            selected = operator.select_rows(rows)
+            dropped = _DroppedRows(self._samples, selected)
+            return operator.emit_selected(_ObservedRows(rows, dropped.on_row), selected)
+        return self.run(rows)
 
 
 class _ObservedRows(Sequence[Row]):
-    """Rows that are shown to somebody on their way."""
+    """Rows that are shown to a function while they are iterated."""
 
-    def __init__(self, rows: Any, saw: Callable[[int, Row], None]) -> None:
-        self._rows, self._saw = rows, saw
+    def __init__(self, rows: Any, on_row: Callable[[int, Row], None]) -> None:
+        self._rows, self._on_row = rows, on_row
 
     def __iter__(self) -> Iterator[Row]:
         for number, row in enumerate(self._rows):
-            self._saw(number, row)
+            self._on_row(number, row)
             yield row
 
     def __len__(self) -> int:
@@ -309,52 +306,39 @@ class _ObservedRows(Sequence[Row]):
 
 
 class _DuplicatePairs:
-    """Which rows repeat which: known after the first pass, shown in the second."""
+    """The first two rows of each cluster of duplicates."""
 
-    def __init__(self, samples: SampleWriter, originals: Callable[[Iterable[Any]], Sequence[int]]) -> None:
-        self._samples, self._originals = samples, originals
-        self._repeated: dict[int, int] = {}
+    def __init__(self, samples: SampleWriter, originals: Sequence[int]) -> None:
+        self._samples = samples
+        self._original_of: dict[int, int] = {}
         """The second row of a cluster -> its first."""
         self._firsts: dict[int, Row] = {}
-
-    def find(self, hashes: Iterable[Any]) -> Sequence[int]:
-        originals = self._originals(hashes)
-        firsts: dict[int, Row] = {}
         for number, original in enumerate(originals):
-            if original != number and original not in firsts:
-                firsts[original] = {}
-                self._repeated[number] = original
-                if len(firsts) >= self._samples.limit:
-                    break
-        self._firsts = firsts
-        return originals
+            if len(self._firsts) >= samples.limit:
+                break
+            if original != number and original not in self._firsts:
+                self._firsts[original] = {}
+                self._original_of[number] = original
 
     def on_row(self, number: int, row: Row) -> None:
         if number in self._firsts:
             self._firsts[number] = _without_hash(row)
-        elif number in self._repeated:
-            pair = {"dup1": self._firsts[self._repeated.pop(number)], "dup2": _without_hash(row)}
+        elif number in self._original_of:
+            pair = {"dup1": self._firsts[self._original_of.pop(number)], "dup2": _without_hash(row)}
             self._samples.add((number,), pair)
 
 
 class _DroppedRows:
-    """Which rows a selector left out."""
+    """Rows that a selector did not select."""
 
-    def __init__(self, samples: SampleWriter, numbers: Callable[[Iterable[Row]], Sequence[int]]) -> None:
-        self._samples, self._numbers = samples, numbers
-        self._kept = bytearray()
-        self._known = False
-
-    def find(self, rows: Iterable[Row]) -> Sequence[int]:
-        numbers = self._numbers(rows)
-        self._kept = bytearray(max(numbers, default=-1) + 1)
-        for number in numbers:
+    def __init__(self, samples: SampleWriter, selected: Sequence[int]) -> None:
+        self._samples = samples
+        self._kept = bytearray(max(selected, default=-1) + 1)
+        for number in selected:
             self._kept[number] = 1
-        self._known = True
-        return numbers
 
     def on_row(self, number: int, row: Row) -> None:
-        if self._known and not self._samples.is_full and not (number < len(self._kept) and self._kept[number]):
+        if not self._samples.is_full and not (number < len(self._kept) and self._kept[number]):
             self._samples.add((number,), row)
 
 
@@ -366,7 +350,7 @@ def _without_hash(row: Row) -> Row:
 
 
 def prepare_trace_folder(folder: str) -> None:
-    """Makes the folder `trace`, and takes away what an earlier run left in it. Not for a run that is resumed."""
+    """Create the folder `trace` and remove the samples of an earlier run. Not for a run that is resumed."""
     place = Path(folder)
     (place / PARTS_FOLDER).mkdir(parents=True, exist_ok=True)
     for old in (*place.glob("sample_trace-*.jsonl"), *(place / PARTS_FOLDER).iterdir()):
@@ -376,12 +360,11 @@ def prepare_trace_folder(folder: str) -> None:
 def merge_samples(
     folder: str, names: Sequence[str], limit: int, *, run_folder: str | Path = "", add: bool = False
 ) -> list[str]:
-    """Makes `sample_trace-<name>.jsonl` of what workers wrote into `folder`, and removes that.
+    """Merge the part files of `folder` into `sample_trace-<name>.jsonl`, and remove them.
 
-    Each has the first `limit` samples in the order of the source, or all there are; a row that was run again after a
-    fault counts once. An operator without any has no file. `run_folder`: that of the run, to tell which nodes did not
-    see the folder; `add`: of a run that is resumed, what is new goes behind what is there. Returns what a person should
-    know, a line each.
+    Each file has the first `limit` samples in the order of the source; a row that ran more than once counts once. An
+    operator without samples has no file. With `add`, for a resumed run, new samples follow the existing ones.
+    Returns notes for the user: the nodes of the run in `run_folder` that could not write to the folder.
     """
     from dovetail.observe.journal import read_json_lines
     from dovetail.observe.run_folder import write_atomically
@@ -412,7 +395,7 @@ def _read_samples(lines: Iterable[Mapping[str, Any]]) -> Iterator[tuple[RowKey, 
 
 
 def _unreachable_node_notes(place: Path, names: Sequence[str], run_folder: Path) -> list[str]:
-    """Which nodes had workers of these operators, and left no mark."""
+    """Nodes that ran these operators and left no mark in the folder."""
     from dovetail.observe.history import RunHistory
 
     ran: set[str] = set()
@@ -424,7 +407,7 @@ def _unreachable_node_notes(place: Path, names: Sequence[str], run_folder: Path)
     if not lost:
         return []
     shown = ", ".join(lost[:5]) + (f" and {len(lost) - 5} more" if len(lost) > 5 else "")
-    return [f"traces lack the rows of {shown}: {place} is not seen there; a work_dir on a shared disk would be"]
+    return [f"traces lack rows of {shown}: {place} does not exist there; use a work_dir on a shared file system"]
 
 
 def _remove_folder(parts: Path) -> None:

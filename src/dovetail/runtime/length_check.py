@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from dovetail.engines.object_loader import import_object
 from dovetail.engines.stage_calls import results_as_list
-from dovetail.engines.unit_executor import _call_setup
+from dovetail.engines.unit_executor import call_setup
 from dovetail.pipeline.stage import Each, is_async
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class LengthChecked:
     def setup(self, worker: Any) -> Any:
         self._target = self.fn() if isinstance(self.fn, type) else self.fn
         setup = getattr(self._target, "setup", None)
-        return _call_setup(setup, worker) if callable(setup) else None
+        return call_setup(setup, worker) if callable(setup) else None
 
     def teardown(self) -> Any:
         teardown = getattr(self._target, "teardown", None)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from dovetail.control.commands import Deliver
 from dovetail.control.lifecycle import RunState
 from dovetail.data.interfaces import SourceAndSink
 from dovetail.data.iterator_sink import IteratorSink
 from dovetail.engines.ray.address import is_ray_engine
+from dovetail.pipeline.pipeline import Pipeline
 from dovetail.runtime.admission import print_stderr
 from dovetail.runtime.arguments import check_arguments
 from dovetail.runtime.assembly import (
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from dovetail.data.commit_log import CommitLog
     from dovetail.data.commit_sink import CommitSink
     from dovetail.data.interfaces import RunOutputs, Source
-    from dovetail.pipeline.pipeline import Pipeline
     from dovetail.resources.cluster import Cluster
     from dovetail.runtime.assembly import ActiveRun
     from dovetail.runtime.failed_item_retry import FailedItemRetry
@@ -52,19 +52,26 @@ DURABLE_MESSAGE_S = 0.02
 """No reader waits for single results of a durable run, and larger messages cost less per item."""
 
 
+@runtime_checkable
+class Startable(Protocol):
+    """An object that starts a run of its own pipeline, such as a recipe."""
+
+    def start(self, **arguments: Any) -> Run: ...
+
+
 def run(
-    pipeline: Pipeline,
+    pipeline: Pipeline | Startable,
     source: Any = (),
-    engine: str = "local",
+    engine: str | None = None,
     cluster: Cluster | str = "auto",
-    mode: str = "auto",
+    mode: str | None = None,
     *,
     plan: Plan | None = None,
     sink: Any = None,
     resume: str | Path | None = None,
     retry_errors: str | Path | None = None,
     force_resume: bool = False,
-    ordered: bool = False,
+    ordered: bool | None = None,
     limit: int | None = None,
     max_errors: int | None = None,
     options: StreamOptions | None = None,
@@ -103,7 +110,35 @@ def run(
     `record=True` records the controller's input for `dovetail replay`. If other runs hold the resources that the run
     needs, it waits for them; with `wait=False` it raises InfeasibleError. `pin_cpus` binds each worker to its own CPUs.
     `profiles=False` plans without measurements of earlier runs. `what` and `more` are stored in run.json.
+
+    Instead of a pipeline, `dt.run` takes a recipe (`dt.Recipe.load`). Source, sink, engine, mode, ordered and
+    max_errors are then those of the recipe, unless given here.
     """
+    if not isinstance(pipeline, Pipeline) and isinstance(pipeline, Startable):
+        own = {"source": source or None, "engine": engine, "mode": mode, "ordered": ordered, "sink": sink}
+        own |= {"max_errors": max_errors}
+        return pipeline.start(
+            cluster=cluster,
+            plan=plan,
+            resume=resume,
+            retry_errors=retry_errors,
+            force_resume=force_resume,
+            limit=limit,
+            options=options,
+            run_dir=run_dir,
+            record=record,
+            progress=progress,
+            verbose=verbose,
+            wait=wait,
+            pin_cpus=pin_cpus,
+            profiles=profiles,
+            share=share,
+            env_from=env_from,
+            what=what,
+            more=more,
+            **{name: value for name, value in own.items() if value is not None},
+        )
+    engine, mode, ordered = engine or "local", mode or "auto", False if ordered is None else ordered
     flags = {"ordered": ordered, "record": record, "verbose": verbose, "wait": wait, "pin_cpus": pin_cpus}
     flags |= {"force_resume": force_resume, "profiles": profiles}
     check_arguments(pipeline, source, engine, plan, options, max_errors, limit, run_dir, flags, share, env_from)

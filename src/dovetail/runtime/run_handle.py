@@ -47,6 +47,9 @@ class RunHandle:
         self._engine = active.engine
         self._over = Event()
         self._crash: BaseException | None = None
+        self._end_lock = Lock()
+        self._at_end: list[Callable[[Any], object]] | None = []
+        """Functions to call when the run has ended; None: they were called."""
         self._thread = Thread(target=self._run_thread, name=f"dovetail-{active.plan.name}", daemon=True)
 
     def _start(self) -> None:
@@ -59,9 +62,27 @@ class RunHandle:
         except BaseException as error:
             self._crash = error
         finally:
+            self._call_at_end()
             self._close()
             self._over.set()
             _ACTIVE_RUNS.discard(self)
+
+    def call_at_end(self, function: Callable[[Any], object]) -> None:
+        """Call a function with this run when it has ended, however it ended, and before `wait` returns."""
+        with self._end_lock:
+            if self._at_end is not None:
+                self._at_end.append(function)
+                return
+        function(self)
+
+    def _call_at_end(self) -> None:
+        with self._end_lock:
+            functions, self._at_end = self._at_end or [], None
+        for function in functions:
+            try:
+                function(self)
+            except Exception as error:
+                self._crash = self._crash or error
 
     def _drive(self) -> None:
         """Runs the control loop to the end. Thread: the run's own."""

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from dovetail.documents.document import Document, KeyPath
+    from dovetail.resources.cluster import Cluster
+    from dovetail.runtime.run_handle import Run
 
 
 def stdin_rows() -> Iterator[Any]:
@@ -63,6 +65,34 @@ class RunSpec:
     mode: str = "auto"
     ordered: bool = False
     max_errors: int | None = None
+
+    def start(
+        self,
+        *,
+        engine: str = "local",
+        cluster: Cluster | str = "auto",
+        mode: str | None = None,
+        ordered: bool | None = None,
+        retry_errors: str | Path | None = None,
+        **arguments: Any,
+    ) -> Run:
+        """Start a run with `dt.run`; what is not given is as in the file."""
+        from dovetail.runtime.run import run  # late: planning does not need it
+
+        # a retry reads the failed items of the earlier run, not the source
+        spec = self if retry_errors is None else replace(self, source=(), sink=with_append(self.sink))
+        source, sink = open_source_and_sink(spec)
+        settings = {"sink": sink, "max_errors": self.max_errors} | arguments
+        return run(
+            self.pipeline,
+            settings.pop("source", source),
+            engine,
+            cluster,
+            mode or self.mode,
+            ordered=self.ordered if ordered is None else ordered,
+            retry_errors=retry_errors,
+            **settings,
+        )
 
 
 def load_pipeline_spec(

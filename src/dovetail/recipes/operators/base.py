@@ -7,7 +7,6 @@ cannot be done with a row is raised (`BadField`): the row is set aside, and all 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -15,6 +14,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from dovetail.pipeline.code_hash import code_hash
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
     from dovetail.engines.worker_context import Worker
 
 Row = dict[str, Any]
@@ -174,7 +175,12 @@ class Deduplicator(DatasetOperator):
         return row
 
     def process_rows(self, rows: Iterable[Row]) -> Iterator[Row]:
-        originals = self.originals(row[HASH_FIELD] for row in rows)
+        yield from self.emit_originals(rows, self.find_originals(rows))
+
+    def find_originals(self, rows: Iterable[Row]) -> Sequence[int]:
+        return self.originals(row[HASH_FIELD] for row in rows)
+
+    def emit_originals(self, rows: Iterable[Row], originals: Sequence[int]) -> Iterator[Row]:
         for number, row in enumerate(rows):
             if originals[number] == number:
                 del row[HASH_FIELD]
@@ -190,7 +196,9 @@ class Selector(DatasetOperator):
         raise NotImplementedError
 
     def process_rows(self, rows: Iterable[Row]) -> Iterator[Row]:
-        numbers = self.select_rows(rows)
+        yield from self.emit_selected(rows, self.select_rows(rows))
+
+    def emit_selected(self, rows: Iterable[Row], numbers: Sequence[int]) -> Iterator[Row]:
         if all(one < other for one, other in pairwise(numbers)):
             wanted = iter([*numbers, -1])
             following = next(wanted)
@@ -220,6 +228,3 @@ def rows_to_columns(rows: Sequence[Row]) -> Row:
     """Field -> its values in all rows, None where a row has none. What filters found of each is not kept."""
     fields = dict.fromkeys(field for row in rows for field in row if field != STATS_FIELD)
     return {field: [row.get(field) for row in rows] for field in fields}
-
-
-Make = Callable[..., Operator]

@@ -1,4 +1,4 @@
-"""Folders of runs that were written by hand, for what no test machine has: cards, ten minutes, out of memory."""
+"""Run folders written by hand, for what no test machine has: GPUs, ten minutes of work, out-of-memory kills."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Made:
 
     def __init__(self, path: Path, units: Sequence[str], name: str = "recipe") -> None:
         self.path, self.units = path, units
-        self.plan = [{"name": unit, "shape": shape()} for unit in units]
+        self.plan: list[dict[str, Any]] = [{"name": unit, "shape": shape()} for unit in units]
         self.name = name
         self.lines: list[dict[str, Any]] = []
         self.now = 0.0
@@ -81,7 +81,7 @@ class Made:
         return self.path
 
 
-def long_run(path: Path, operators: int = 20, seconds: int = 600, cards: int = 2) -> list[tuple[str, str]]:
+def long_run(path: Path, operators: int = 20, seconds: int = 600, cards: int = 2) -> list[tuple[str, tuple[str, ...]]]:
     """Of ten minutes: operators in units of four, with cards. Its stages."""
     names = [f"operator_{number}_filter" for number in range(operators)]
     units = ["+".join(names[begin : begin + 4]) for begin in range(0, operators, 4)]
@@ -99,4 +99,4 @@ def long_run(path: Path, operators: int = 20, seconds: int = 600, cards: int = 2
                 made.line("gpu_use", index=card, power_w=150.0, **use)
         made.end(bottleneck=units[0], state="finished" if t == seconds else "running")
     made.write()
-    return [(name, name) for name in names]
+    return [(name, (name,)) for name in names]

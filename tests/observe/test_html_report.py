@@ -1,11 +1,12 @@
-"""Is the picture of a run one small file that needs nothing, runs nothing, and can be read without colours?"""
+"""HTML report: one small file that loads and runs nothing and is readable without colours."""
 
 from __future__ import annotations
 
+import json
 import re
 import xml.etree.ElementTree as ET
 from html.parser import HTMLParser
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -13,8 +14,7 @@ from dovetail.observe.charts import Band, downsample, line_chart, stacked_area_c
 from dovetail.observe.charts import Line as Drawn
 from dovetail.observe.history import RunHistory
 from dovetail.observe.html_report import html_report
-from dovetail.observe.monitor import operator_usages, write_monitor
-from recipes.made_runs import Made, long_run
+from observe.made_runs import GB, Made, long_run, shape
 from recipes.watched import Long, Lower, rows, run, stage
 
 if TYPE_CHECKING:
@@ -52,9 +52,8 @@ class Page(HTMLParser):
         self.text += data
 
 
-def drawn(folder: Path, stages: list[tuple[str, str]]) -> str:
-    history = RunHistory.load(folder)
-    return html_report(history, operator_usages(history, stages))
+def drawn(folder: Path) -> str:
+    return html_report(RunHistory.load(folder))
 
 
 def nothing_from_elsewhere(page: Page, text: str) -> None:
@@ -67,23 +66,22 @@ def nothing_from_elsewhere(page: Page, text: str) -> None:
 
 def test_a_real_run_becomes_one_file_that_needs_nothing_else(tmp_path: Path) -> None:
     out = run(stage("lower", Lower()), stage("long", Long()), source=rows(300), folder=tmp_path / "run")
-    write_monitor(str(tmp_path / "run"), [("lower", "lower"), ("long", "long")], str(tmp_path / "monitor"))
-    text = (tmp_path / "monitor" / "monitor.html").read_text()
+    text = drawn(tmp_path / "run")
     page = Page(text)
     nothing_from_elsewhere(page, text)
-    assert f"300 rows in, {len(out)} out" in page.text
+    assert f"300 items in, {len(out)} out" in page.text
     assert page.text.count("long") >= 2
     assert f"{300 - len(out)}" in page.text
     assert "prefers-color-scheme:dark" in text
 
 
 def test_ten_minutes_of_twenty_operators_stay_small_and_whole(tmp_path: Path) -> None:
-    stages = long_run(tmp_path / "run")
-    text = drawn(tmp_path / "run", stages)
+    long_run(tmp_path / "run")
+    text = drawn(tmp_path / "run")
     assert len(text.encode()) < 300_000
     page = Page(text)
     nothing_from_elsewhere(page, text)
-    assert page.tags.count("svg") == 3 + 2  # CPUs, memory, GPUs, and the legend of two cards
+    assert page.tags.count("svg") == 4 + 1 + 2  # rate, CPUs, memory, GPUs; the legend of one rate and of two cards
     assert text.count('class="band"') == 20 + 5
     assert "10 min 00 s" in page.text
 
@@ -97,8 +95,7 @@ def test_whatever_users_call_things_is_shown_and_never_run(tmp_path: Path, name:
             made.uses(float(t))
         made.end()
     made.write(error=name, cluster=name, engine=name)
-    history = RunHistory.load(tmp_path / "run")
-    text = html_report(history, operator_usages(history, [(name, "a")]))
+    text = html_report(RunHistory.load(tmp_path / "run"), [(name, ("a",))])
     page = Page(text)
     nothing_from_elsewhere(page, text)
     assert name.encode("utf-8", "backslashreplace").decode() in page.text
@@ -106,27 +103,60 @@ def test_whatever_users_call_things_is_shown_and_never_run(tmp_path: Path, name:
 
 
 def test_every_chart_and_every_band_has_a_title_and_a_number(tmp_path: Path) -> None:
-    stages = long_run(tmp_path / "run", operators=4)
-    text = drawn(tmp_path / "run", stages)
+    long_run(tmp_path / "run", operators=4)
+    text = drawn(tmp_path / "run")
     charts = re.findall(r'<svg [^>]*role="img".*?</svg>', text, re.DOTALL)
-    assert len(charts) == 3
+    assert len(charts) == 4
     for chart in charts:
         tree = ET.fromstring(chart)
         assert tree.get("aria-label")
         assert (tree.findtext("title") or "").strip()
-        for shape in [*tree.iter("polygon"), *tree.iter("polyline")]:
-            assert (shape.findtext("title") or "").strip()
-    marks = re.findall(r'<text class="mark"[^>]*>([^<]*)</text>', charts[0])
+        for drawing in [*tree.iter("polygon"), *tree.iter("polyline")]:
+            assert (drawing.findtext("title") or "").strip()
+    marks = re.findall(r'<text class="mark"[^>]*>([^<]*)</text>', charts[1])
     assert marks == ["1", "2", "3", "4"]
-    assert '<text class="mark"' in charts[1]
-    assert ">1-4</text>" in charts[1]
+    assert '<text class="mark"' in charts[2]
+    assert ">1-4</text>" in charts[2]
 
 
 def test_a_run_that_failed_before_it_began_can_still_be_looked_at(tmp_path: Path) -> None:
     Made(tmp_path / "run", []).write(status="failed", error="no node has a GPU")
-    page = Page(drawn(tmp_path / "run", [("a", "a")]))
+    page = Page(html_report(RunHistory.load(tmp_path / "run"), [("a", ("a",))]))
     assert "no node has a GPU" in page.text
     assert "did not run" in page.text
+
+
+def test_failed_items_are_counted_by_error_and_listed(tmp_path: Path) -> None:
+    made = Made(tmp_path / "run", ["a+b"])
+    failed: Any = {"a+b": {"aside_total": 6}}
+    made.view(1.0, rows=94, **failed)
+    made.end(aside=6)
+    made.write()
+    entry = {"unit": "a+b", "stage": "b", "error": "ValueError", "message": f"{NASTY} in row", "attempts": 1}
+    lines = [json.dumps(entry | {"key": [number]}) for number in range(6)]
+    (tmp_path / "run" / "errors").mkdir()
+    (tmp_path / "run" / "errors" / "errors.jsonl").write_text("\n".join(lines) + "\n")
+    text = drawn(tmp_path / "run")
+    page = Page(text)
+    nothing_from_elsewhere(page, text)
+    assert "6 x ValueError in b" in page.text
+    assert page.text.count(f"ValueError: {NASTY} in row") == 6
+
+
+def test_plan_and_reached_rate_are_compared(tmp_path: Path) -> None:
+    made = Made(tmp_path / "run", ["a"])
+    unit = {"name": "a", "shape": shape(cpus=2, memory_bytes=GB), "workers": 3, "rate_source": "measured"}
+    made.plan = [unit]
+    for t in range(21):
+        made.view(float(t), rows=50 * t)
+        made.end(finished=50 * t)
+    folder = made.write()
+    plan: dict[str, Any] = json.loads((folder / "plan.json").read_text()) | {"rate": 100.0}
+    (folder / "plan.json").write_text(json.dumps(plan))
+    page = Page(drawn(folder))
+    assert "100/s (measured in earlier runs)" in page.text
+    assert "reached of planned50 %" in page.text
+    assert "planned: 100/s" in page.text
 
 
 def test_thinning_keeps_the_end_and_the_mean() -> None:

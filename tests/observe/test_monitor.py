@@ -1,4 +1,4 @@
-"""Does the monitor say of each operator what its own workers used, and what became of its rows?"""
+"""Monitor: resource use and counts of each stage or operator of a run."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ import pytest
 
 from dovetail.observe.cpu_attribution import spaced_ticks, unit_timeline
 from dovetail.observe.history import RunHistory
-from dovetail.observe.monitor import MB, group_stages, operator_usages, write_monitor
-from dovetail.observe.utilisation import operator_verdicts
+from dovetail.observe.monitor import MB, recorded_groups, stage_usages
+from dovetail.observe.summary import summarize_run
+from dovetail.observe.utilisation import PIPELINE_SETTINGS, RECIPE_SETTINGS, judge_stages, requested_resources
 from dovetail.recipes.operators.base import Row, TextMapper
+from dovetail.recipes.runner import write_monitor
 from dovetail.recipes.stage_wrappers import BarrierStage
-from recipes.made_runs import GB, STARTED, Made, long_run, shape
+from observe.made_runs import GB, STARTED, Made, long_run, shape
 from recipes.watched import Deadly, Fussy, Long, Lower, Same, rows, run, stage
 
 if TYPE_CHECKING:
@@ -38,9 +40,14 @@ class Spins(TextMapper):
         return row
 
 
+def groups(*stages: str) -> list[tuple[str, tuple[str, ...]]]:
+    """Each stage by itself; `a_hash+a` is one operator `a` with two stages."""
+    return [(stage.split("+")[-1], tuple(stage.split("+"))) for stage in stages]
+
+
 def monitor(run_folder: Path, *stages: str, into: Path | None = None) -> list[dict[str, Any]]:
     into = into or run_folder.parent / "monitor"
-    write_monitor(str(run_folder), [(name.removesuffix("_hash"), name) for name in stages], str(into))
+    write_monitor(run_folder, groups(*stages), into)
     assert sorted(path.name for path in into.iterdir()) == ["monitor.html", "monitor.json"]
     found: list[dict[str, Any]] = json.loads((into / "monitor.json").read_text())
     return found
@@ -61,7 +68,7 @@ def test_even_a_run_of_a_moment_has_a_sample_and_all_rows_of_every_operator(tmp_
         source=source,
         folder=tmp_path / "run",
     )
-    lower, long, same = monitor(tmp_path / "run", "lower", "long", "same_hash", "same")
+    lower, long, same = monitor(tmp_path / "run", "lower", "long", "same_hash+same")
     for one in (lower, long, same):
         assert one.keys() >= OF_DATA_JUICER
         assert len(one["resource"]) >= 1
@@ -76,7 +83,6 @@ def test_even_a_run_of_a_moment_has_a_sample_and_all_rows_of_every_operator(tmp_
     assert same["rows_out"] == different
     assert same["dropped"] == COUNT - short - different
     assert ("long" in lower["shared_with"]) is fuse
-    assert monitor(tmp_path / "run", "lower", "long", "same") == [lower, long, same]
 
 
 def test_rows_that_an_operator_could_not_do_are_counted_where_they_failed(tmp_path: Path) -> None:
@@ -107,13 +113,15 @@ def test_what_fused_operators_used_is_shared_by_the_time_that_each_took(tmp_path
     run(stage("heavy", Spins(0.004)), stage("light", Spins(0.0005)), source=rows(100), folder=tmp_path / "run")
     history = RunHistory.load(tmp_path / "run")
     assert list(history.units) == ["heavy+light"]
-    heavy, light = operator_usages(history, [("heavy", "heavy"), ("light", "light")])
-    share = heavy.seconds / (heavy.seconds + light.seconds)
+    heavy, light = stage_usages(history, groups("heavy", "light"))
+    share = heavy.counts.seconds / (heavy.counts.seconds + light.counts.seconds)
     assert heavy.cpu_s / (heavy.cpu_s + light.cpu_s) == pytest.approx(share, abs=0.02)
     # a hundred rows, of some milliseconds each, and more by the clock of a busy machine
-    assert heavy.seconds >= 0.4
-    assert light.seconds >= 0.05
-    assert heavy.seconds + light.seconds == pytest.approx(history.units["heavy+light"]["busy_s_total"], rel=0.01)
+    assert heavy.counts.seconds >= 0.4
+    assert light.counts.seconds >= 0.05
+    assert heavy.counts.seconds + light.counts.seconds == pytest.approx(
+        history.units["heavy+light"]["busy_s_total"], rel=0.01
+    )
 
 
 # --- made runs
@@ -122,7 +130,7 @@ def test_what_fused_operators_used_is_shared_by_the_time_that_each_took(tmp_path
 def test_what_was_measured_is_shared_out_without_anything_lost(tmp_path: Path) -> None:
     stages = long_run(tmp_path / "run", operators=8, seconds=60)
     history = RunHistory.load(tmp_path / "run")
-    operators = operator_usages(history, stages)
+    operators = stage_usages(history, stages)
     for unit, uses in history.unit_uses.items():
         inside = [operator for operator in operators if operator.units == (unit,)]
         assert len(inside) == 4
@@ -132,7 +140,7 @@ def test_what_was_measured_is_shared_out_without_anything_lost(tmp_path: Path) -
 
 def test_samples_are_in_the_units_of_data_juicer(tmp_path: Path) -> None:
     stages = long_run(tmp_path / "run", operators=4, seconds=20)
-    write_monitor(str(tmp_path / "run"), stages, str(tmp_path / "monitor"))
+    write_monitor(tmp_path / "run", stages, tmp_path / "monitor")
     one = json.loads((tmp_path / "monitor" / "monitor.json").read_text())[0]
     assert one["sampling interval"] == 1.0
     assert len(one["resource"]) == 20
@@ -190,7 +198,7 @@ def test_a_resumed_run_counts_on(tmp_path: Path) -> None:
             made.uses(seconds)
         made.end()
     made.write()
-    (operator,) = operator_usages(RunHistory.load(tmp_path / "run"), [("a", "a")])
+    (operator,) = stage_usages(RunHistory.load(tmp_path / "run"), groups("a"))
     assert operator.cpu_s == pytest.approx(18.0, abs=1.5)
     assert all(cpu_s >= 0 for _, _, cpu_s, _ in operator.times)
 
@@ -223,13 +231,27 @@ def test_a_run_folder_without_a_single_view_is_told_as_it_is(tmp_path: Path) -> 
     assert one["resource"] == []
 
 
-def test_both_stages_of_a_deduplicator_are_one_operator_and_repeated_ones_are_two() -> None:
-    stages = [("clean", "clean"), ("dedup", "dedup_hash"), ("dedup", "dedup"), ("clean", "clean_2")]
-    assert group_stages(stages) == [
-        ("clean", ("clean",)),
-        ("dedup", ("dedup_hash", "dedup")),
-        ("clean_2", ("clean_2",)),
-    ]
+def test_operators_are_those_of_the_recipe_and_stages_those_of_any_other_run(tmp_path: Path) -> None:
+    for name, more in (
+        ("recipe", {"operators": [["clean", ["clean"]], ["dedup", ["dedup_hash", "dedup"]]]}),
+        ("run", {}),
+    ):
+        made = Made(tmp_path / name, ["clean+dedup_hash", "dedup", "stats"])
+        made.view(1.0, rows=9)
+        made.end()
+        made.write(more=more)
+    listed = recorded_groups(RunHistory.load(tmp_path / "recipe"))
+    assert listed == [("clean", ("clean",)), ("dedup", ("dedup_hash", "dedup")), ("stats", ("stats",))]
+    assert recorded_groups(RunHistory.load(tmp_path / "run")) == groups("clean", "dedup_hash", "dedup", "stats")
+
+
+def test_an_operator_that_occurs_twice_is_named_by_its_stage(tmp_path: Path) -> None:
+    made = Made(tmp_path / "run", ["clean", "clean_2"])
+    made.view(1.0, rows=9)
+    made.end()
+    history = RunHistory.load(made.write())
+    found = stage_usages(history, [("clean", ("clean",)), ("clean", ("clean_2",))])
+    assert [usage.name for usage in found] == ["clean", "clean_2"]
 
 
 # --- how it did
@@ -244,7 +266,9 @@ def judged(made: Made, seconds: int = 20, uses: dict[str, Any] | None = None, **
                 made.line("gpu_use", index=0, memory_bytes=20 * GB, **view["gpu"])
         made.end(bottleneck=view.get("bottleneck", ""))
     history = RunHistory.load(made.write())
-    return operator_verdicts(history, operator_usages(history, [("a", "a")]))[0]
+    usages = stage_usages(history, groups("a"))
+    names = view.get("names", RECIPE_SETTINGS)
+    return judge_stages(history, summarize_run(history), usages, requested_resources(history), names)[0]
 
 
 def on_card(tmp_path: Path) -> Made:
@@ -258,6 +282,11 @@ def test_a_card_that_waits_is_under_utilised(tmp_path: Path) -> None:
     assert verdict.kind == "under-utilised"
     assert "20 %" in verdict.why
     assert "num_proc: 2" in verdict.change
+
+
+def test_changes_use_the_names_of_the_file_that_was_run(tmp_path: Path) -> None:
+    verdict = judged(on_card(tmp_path), gpu={"use_percent": 20}, cpus=0.3, names=PIPELINE_SETTINGS)
+    assert verdict.change == "workers: 2, a larger batch_size, or a smaller cpus"
 
 
 def test_a_card_that_waits_for_busy_cpus_is_cpu_bottlenecked(tmp_path: Path) -> None:

@@ -1,0 +1,45 @@
+"""`dovetail report`: HTML report of one run."""
+
+from __future__ import annotations
+
+import shlex
+
+import click
+
+from dovetail.cli.completion import complete_runs
+from dovetail.cli.output_file import write_file
+from dovetail.observe.history import RunHistory
+from dovetail.observe.run_folder import find_run
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  dovetail report -o run.html
+  dovetail report 20261116-0305 -o run.html
+  dovetail report last -o - > run.html
+"""
+)
+@click.argument("run", default="last", shell_complete=complete_runs)
+@click.option(
+    "-o",
+    "--out",
+    default="report.html",
+    show_default=True,
+    metavar="FILE",
+    help="File to write; - is stdout.",
+)
+def report(run: str, out: str) -> None:
+    """Write an HTML report of RUN: an id, the beginning of one, `last` (the default), or a folder.
+
+    The report is one file that needs no network: plan and rate, a table of stages, verdicts with the change to make,
+    charts, and failed items. It works for pipelines, recipes and backfills, also while they run.
+    """
+    from dovetail.observe.html_report import html_report
+
+    text = html_report(RunHistory.load(find_run(run).path))
+    if out == "-":
+        click.echo(text, nl=False)
+        return
+    write_file(out, text, fix=f"dovetail report {shlex.quote(run)} -o run.html")
+    click.echo(f"written: {out}", err=True)
