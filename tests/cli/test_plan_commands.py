@@ -195,3 +195,13 @@ def test_one_stage_is_explained_as_data_and_an_unknown_one_is_refused(tmp_path: 
         refused = run("explain", str(out), *arguments)
         assert (refused.returncode, refused.stdout) == (2, "")
     assert "dovetail explain" in run("plan", str(out)).stderr
+
+
+def test_an_error_code_is_explained_as_text_and_as_data() -> None:
+    shown = run("explain", "dt110")
+    assert shown.returncode == 0
+    assert shown.stdout.startswith("DT110 (exit code 3)\n  cause   One worker fits on no node now")
+    assert json.loads(run("explain", "DT403", "--json").stdout)["exit_codes"] == [1, 2]
+    unknown = run("explain", "DT999")
+    assert (unknown.returncode, unknown.stdout) == (2, "")
+    assert "there is no error code 'DT999'" in unknown.stderr

@@ -1,4 +1,4 @@
-"""`dovetail explain`: reasons for worker counts and placement, and the gain from one more of each resource."""
+"""`dovetail explain`: reasons for a plan, or the cause and remedy of an error code."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ import dovetail as dt
 from dovetail.cli.engine_option import target_cluster
 from dovetail.cli.plan import is_pipeline, plan_run_spec
 from dovetail.cli.run_spec_loader import fit_to_cluster, load_run_spec
+from dovetail.error_codes import ERROR_CODES, ErrorCode
+from dovetail.errors import did_you_mean
 from dovetail.scheduling.plan_report import rates_in_other_modes, rates_with_one_more
 from dovetail.scheduling.planner import DEFAULT_HEADROOM
 
@@ -21,6 +23,7 @@ from dovetail.scheduling.planner import DEFAULT_HEADROOM
 Examples:
   dovetail explain examples/video.yaml --cluster "1x(32cpu, 128GB, 2xL40S:48GB)"
   dovetail explain plan.json caption
+  dovetail explain DT110
 """
 )
 @click.argument("file")
@@ -39,7 +42,11 @@ def explain(
     headroom: float | None,
     as_json: bool,
 ) -> None:
-    """Explain the plan of FILE, a pipeline, a recipe or a plan.json, or of one STAGE of it."""
+    """Explain the plan of FILE (a pipeline, a recipe or a plan.json) or of one STAGE of it; or an error code."""
+    if _is_error_code(file):
+        entry = _find_error_code(file)
+        click.echo(json.dumps(entry.to_dict(), indent=2) if as_json else str(entry))
+        return
     if file.endswith(".json") and not is_pipeline(file):
         made = _read_plan(file, cluster_spec, {"--mode": mode, "--set": sets or None, "--headroom": headroom})
     else:
@@ -48,6 +55,18 @@ def explain(
         made = plan_run_spec(job, on, mode, DEFAULT_HEADROOM if headroom is None else headroom)
     told = made.explain(stage)
     click.echo(json.dumps(_plan_json(made, stage), indent=2) if as_json else told)
+
+
+def _is_error_code(text: str) -> bool:
+    return text[:2].upper() == "DT" and text[2:].isdecimal() and not Path(text).exists()
+
+
+def _find_error_code(text: str) -> ErrorCode:
+    found = ERROR_CODES.get(text.upper())
+    if found is None:
+        message = f"there is no error code {text!r}{did_you_mean(text, list(ERROR_CODES))}"
+        raise dt.ConfigError(dt.Problem("DT367", message, fixes=("see docs/errors.md for all error codes",)))
+    return found
 
 
 def _read_plan(file: str, cluster_spec: str, options: dict[str, object]) -> dt.Plan:
