@@ -6,7 +6,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dovetail.backfill.error_policy import Retry
     from dovetail.backfill.failed_rows import RowError, RowFailed
     from dovetail.backfill.result import BackfillResult
     from dovetail.backfill.table import Table, table
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
         ResourceError,
         RunError,
     )
+    from dovetail.pipeline.error_policy import Retry
     from dovetail.pipeline.pipeline import Pipeline
     from dovetail.pipeline.stage import Each, Stage, each
     from dovetail.recipes.recipe import Recipe
@@ -84,7 +84,7 @@ _MODULE_BY_NAME = {
     "RequestFuture": "data.request_queue",
     "ResourceError": "errors",
     "Resources": "resources.resources",
-    "Retry": "backfill.error_policy",
+    "Retry": "pipeline.error_policy",
     "RowError": "backfill.failed_rows",
     "RowFailed": "backfill.failed_rows",
     "Run": "runtime.run_handle",

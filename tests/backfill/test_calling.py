@@ -36,14 +36,14 @@ FOREVER = math.inf
 @pytest.fixture(autouse=True)
 def _no_watchdog_ends_the_tests(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pause of the machine while a call is interrupted is no call that does not come back."""
-    monkeypatch.setattr("dovetail.backfill.watchdog.MIN_GRACE_S", 600.0)
+    monkeypatch.setattr("dovetail.pipeline.durations.MIN_INTERRUPTION_GRACE_S", 600.0)
 
 
 def clocked(monkeypatch: pytest.MonkeyPatch, **others: Any) -> None:
     """What calls are timed and waits are made with is `others`, for the modules that call and for nobody else."""
     known = {"monotonic": time.monotonic, "perf_counter": time.perf_counter, "sleep": time.sleep}
-    for name in ("calling", "calling_async"):
-        monkeypatch.setattr(f"dovetail.backfill.{name}.time", SimpleNamespace(**known | others))
+    for name in ("backfill.udf_caller", "backfill.async_udf_caller", "engines.call_retry"):
+        monkeypatch.setattr(f"dovetail.{name}.time", SimpleNamespace(**known | others))
 
 
 @pytest.fixture
@@ -279,9 +279,7 @@ def test_a_row_is_tried_again_with_growing_waits(how: str, monkeypatch: pytest.M
         await real(0)
 
     clocked(monkeypatch, sleep=slept.append)
-    monkeypatch.setattr(
-        "dovetail.backfill.async_udf_caller.asyncio", SimpleNamespace(**vars(asyncio) | {"sleep": sleep})
-    )
+    monkeypatch.setattr(asyncio, "sleep", sleep)
     how_to = ErrorPolicy("skip", ("ConnectionError",), times=2, backoff_s=0.5)
     fn = {"scalar": scalar, "arrays": arrays, "async": awaited}[how]
     found = run(caller_of(fn, how_to, batch_size=1, slots=1), numbers(5))
@@ -476,7 +474,7 @@ def test_a_call_that_takes_too_long_fails_its_row_only() -> None:
         found = run(caller_of(fn, SKIP, timeout_s=0.3, batch_size=3), numbers(5))
         assert found.arrays[0].to_pylist() == [0, 1, None, 3, 4]
         assert told(found) == [(2, "TimeoutError")]
-        assert found.failures[0].message == "not done after 0.3 s"
+        assert found.failures[0].message == "no result within the timeout of 0.3 s"
 
 
 @pytest.mark.usefixtures("steady")
@@ -503,7 +501,7 @@ def test_a_row_that_hangs_does_not_wait_for_the_time_of_all_rows_of_its_call(how
     assert time.monotonic() - began < 30, "it was 1 s for each row of the call"
     assert found.arrays[0].to_pylist() == [None if n == 150 else n for n in range(200)]
     assert told(found) == [(150, "TimeoutError")]
-    assert found.failures[0].message == "not done after 1 s"
+    assert found.failures[0].message == "no result within the timeout of 1 s"
     assert sizes[:2] == [1, 1], "of which nobody can know how long they take"
     assert max(sizes) > 50
 
@@ -538,8 +536,8 @@ def test_rows_of_a_call_that_failed_are_not_called_together_again_when_the_time_
 HANGS = """
 import ctypes, sys, time, asyncio
 import pyarrow as pa
-from dovetail.backfill.udf_caller import Caller
-from dovetail.backfill.udf import OnError, udf
+from dovetail.backfill.udf_caller import UdfCaller
+from dovetail.backfill.udf import ErrorPolicy, udf
 
 def stubborn(n):
     while n == 3:
@@ -567,7 +565,7 @@ def arrays(n: pa.Array) -> pa.Int64Array:
 def condemn(index):
     print("condemned", index, flush=True)
 
-caller = Caller(globals()[sys.argv[1]], [pa.int64()], OnError("skip"), int(sys.argv[2]), 0.2, 4)
+caller = UdfCaller(globals()[sys.argv[1]], [pa.int64()], ErrorPolicy("skip"), int(sys.argv[2]), 0.2, 4)
 caller.run(pa.record_batch({"n": pa.array(range(8))}), time.monotonic() + 100, condemn)
 print("came back")
 """

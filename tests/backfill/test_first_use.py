@@ -17,12 +17,12 @@ import pyarrow as pa
 import pytest
 
 from dovetail.backfill.arguments import parse_arguments, validate_arguments
-from dovetail.backfill.error_policy import ErrorPolicy, Retry
 from dovetail.backfill.udf import load_udf, udf
 from dovetail.backfill.udf_caller import UdfCaller
 from dovetail.backfill.value_conversion import ValueConverter
 from dovetail.backfill.worker_stage import check_feasible
 from dovetail.errors import ConfigError, InfeasibleError
+from dovetail.pipeline.error_policy import ErrorPolicy, Retry
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -24,8 +24,8 @@ from dovetail.backfill.checkpoints import (  # noqa: E402
     serialize_batches,
     slice_batches,
 )
-from dovetail.backfill.error_policy import ErrorPolicy  # noqa: E402
 from dovetail.backfill.task import FailedRow, FillJob, OutputColumn, RangeTask  # noqa: E402
+from dovetail.pipeline.error_policy import ErrorPolicy  # noqa: E402
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -216,7 +216,10 @@ def test_too_many_bad_rows_fail_the_run_and_leave_no_half_a_file(place: Kitchen)
     place.recipe("[text_length_filter]", HEAD + "max_errors: 3\n", rows)
     done = place.run("run", "r.yaml", *CLUSTER)
     assert done.returncode == 1
-    assert "items were set aside, more than 3; the last: BadField: field 'text' is int, not a text" in done.stderr
+    assert (
+        "items failed, more than max_errors allows (3); the last error: BadField: field 'text' is int, not a text"
+        in done.stderr
+    )
     assert "fix  --max-errors with a larger number" in done.stderr
     assert not (place.folder / "out.jsonl").exists()
 

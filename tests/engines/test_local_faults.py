@@ -191,6 +191,7 @@ class Sleeps:
         if 3 in items:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             signal.signal(signal.SIGINT, signal.SIG_IGN)
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})
             ctypes.PyDLL(None).sleep(1000)  # holds the GIL
         return items
 

@@ -67,7 +67,7 @@ def test_a_pipeline_ignores_what_is_for_the_run(tmp_path: Path) -> None:
         ("sink: {path: a, stages: {good: a, bad: b}}", "DT011", "1:8", "unknown key 'path'"),
         ("mode: fast", "DT013", "1:1", "mode should be one of auto, streaming, sequential, waves, not 'fast'"),
         ("ordered: yes please", "DT013", "1:1", "ordered should be true or false"),
-        ("max_errors: -1", "DT013", "1:1", "max_errors should be a whole number from 0 on"),
+        ("max_errors: -1", "DT013", "1:1", "max_errors should be a number of items or a percentage of them"),
         ("sorce: a.jsonl", "DT011", "1:1", "unknown key 'sorce' (did you mean 'source'?)"),
     ],
 )
@@ -94,7 +94,7 @@ AGREED: list[tuple[str, list[Any]]] = [
     ("sink", [{"path": "a", "shard_size": "x"}, {"path": "a", "exists": "fail"}, {"path": "a", "exists": "x"}]),
     ("mode", [*MODES, "x", None, 5]),
     ("ordered", [True, False, None, 1, "yes"]),
-    ("max_errors", [0, 5, None, -1, 1.5, True, "5"]),
+    ("max_errors", [0, 5, None, "1%", "0.5 %", -1, 0.01, 1.5, True, "5", "101%", "x%"]),
 ]
 
 

@@ -10,11 +10,13 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import dovetail as dt
 from dovetail.errors import DovetailError, PipelineError, Problem
 from dovetail.pipeline.pipeline import Pipeline
 from dovetail.pipeline.pipeline_file import FILE_KEYS
 from dovetail.pipeline.schema import schema
 from dovetail.pipeline.stage import Stage
+from dovetail.pipeline.units import fuse_stages
 from dovetail.resources.resources import Resources
 
 if TYPE_CHECKING:
@@ -504,3 +506,26 @@ def test_the_schema_knows_that_only_one_key_says_how_many_workers() -> None:
     for workers, per_node, fine in ((2, 1, False), ("auto", 1, True), (2, None, True), ([1, 2], 3, False)):
         data = {"stages": [{"name": "s", "run": "m:f", "workers": workers, "workers_per_node": per_node}]}
         assert allows(schema(), data, schema()) is fine
+
+
+def test_a_file_specifies_retries_with_backoff(tmp_path: Path) -> None:
+    file = tmp_path / "p.yaml"
+    stages = 'stages:\n  - name: api\n    run: "my_module:call"\n    on_error: '
+    file.write_text(stages + "{retry: [ConnectionError, TimeoutError], times: 2, backoff: 500ms, then: skip}\n")
+    pipeline = dt.Pipeline.load(file)
+    wanted = dt.Retry(ConnectionError, "TimeoutError", times=2, backoff="500ms", then="skip")
+    assert pipeline.stage("api").on_error == wanted
+    assert Pipeline.from_dict(pipeline.to_dict()).stage("api").on_error == wanted
+    file.write_text(stages + "{retry: 5, times: 0, bakoff: 1s}\n")
+    with pytest.raises(dt.DovetailError) as raised:
+        dt.Pipeline.load(file)
+    text = str(raised.value)
+    assert all(part in text for part in ("Retry(5)", "times=0", "'bakoff' (did you mean 'backoff'?)", "p.yaml:4"))
+
+
+def test_a_stage_with_retries_is_not_fused_and_a_barrier_has_none() -> None:
+    retry = dt.Retry(ConnectionError)
+    pipeline = dt.Pipeline([dt.Stage("a", print, on_error=retry), dt.Stage("b", print, on_error=retry)])
+    assert [unit.name for unit in fuse_stages(pipeline)] == ["a", "b"]
+    with pytest.raises(dt.PipelineError, match="a barrier is retried as a whole"):
+        dt.Pipeline([dt.Stage("a", print, barrier=True, on_error=retry)])

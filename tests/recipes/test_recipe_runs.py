@@ -244,7 +244,7 @@ def test_more_bad_rows_than_are_allowed_fail_the_run(tmp_path: Path) -> None:
     with pytest.raises(dt.RunError) as raised:
         run(tmp_path, "[text_length_filter]", "max_errors: 9", rows)
     message = str(raised.value)
-    assert "items were set aside, more than 9" in message
+    assert "items failed, more than max_errors allows (9)" in message
     assert "field 'text' is int, not a text" in message
     assert not (tmp_path / "out.jsonl").exists()
 

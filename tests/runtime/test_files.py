@@ -191,7 +191,7 @@ def test_bad_lines_are_set_aside_with_their_place_whatever_on_error_says(tmp_pat
     assert [row["i"] for row in read_back(tmp_path / "out.jsonl")] == [1, 2, 3]
     told = sorted((error.error.split(": ")[1], error.item) for error in run.errors)
     assert told == [(f"{source}:3", "{bad"), (f"{source}:5", "\ufffd\ufffd")]
-    with pytest.raises(dt.RunError, match="2 items were set aside, more than 1"):
+    with pytest.raises(dt.RunError, match=r"2 items failed, more than max_errors allows \(1\)"):
         run_of(SAME, source=source, sink=tmp_path / "other.jsonl", max_errors=1).wait()
     assert not (tmp_path / "other.jsonl").exists()
 

@@ -71,7 +71,7 @@ def test_a_draining_worker_that_hangs_is_not_replaced() -> None:
     sent = of_kind(hand.items(4), RunBatches)
     worker = hand.stream.state.workers[sent[0].worker]
     hand.stream.fleet.drain(worker, "not needed")
-    assert of_kind(hand.step(after=11.0), StopWorker)
+    assert of_kind(hand.step(after=16.0), StopWorker)
     commands = hand.step(WorkerLost(worker.id, LossCause.STOPPED))
     assert worker.id not in {s.worker for s in of_kind(commands, StartWorker)}
     started = [start for start in of_kind(commands, StartWorker) if start.seats == worker.seats]

@@ -186,7 +186,7 @@ def test_more_set_aside_than_allowed_fails_the_run() -> None:
     bad = Behaviour(0.1, item=lambda key, _: Raises() if key[0] % 10 == 0 else Gives())
     rig = go([stage("a", on_error="skip", retries=0)], {"a": bad}, 1000, options=StreamOptions(max_failed_items=3))
     assert rig.run_state is RunState.FAILED
-    assert "4 items were set aside, more than 3" in rig.error
+    assert "4 items failed, more than max_errors allows (3)" in rig.error
     fine = go([stage("a", on_error="skip", retries=0)], {"a": bad}, 30, options=StreamOptions(max_failed_items=3))
     assert fine.run_state is RunState.FINISHED
 
@@ -233,3 +233,16 @@ def test_an_epoch_is_delivered_with_what_was_set_aside_of_it() -> None:
         assert all(deliver.first <= key[0] < deliver.last for key in asides)
         out = sum(segment.items for segments in deliver.outputs.values() for segment in segments)
         assert out + len(asides) == deliver.last - deliver.first
+
+
+def test_a_percentage_of_failed_items_counts_of_those_read_and_at_the_end_of_all() -> None:
+    bad = Behaviour(0.1, item=lambda key, _: Raises() if key[0] % 50 == 0 else Gives())
+    for share, items, fails in ((0.01, 3000, True), (0.05, 3000, False), (0.01, 60, True), (0.04, 60, False)):
+        rig = go(
+            [stage("a", on_error="skip", retries=0)],
+            {"a": bad},
+            items,
+            options=StreamOptions(max_failed_items=share),
+        )
+        assert (rig.run_state is RunState.FAILED) is fails, (share, items, rig.error)
+        assert ("more than max_errors allows (1% of" in rig.error) is fails

@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dovetail.backfill.error_policy import parse_error_policy
 from dovetail.backfill.udf import MAX_BATCH_ROWS, MAX_SLOTS, parse_timeout
 from dovetail.errors import ConfigError, DovetailError, Problem, did_you_mean, short_repr
 from dovetail.pipeline.durations import parse_duration
+from dovetail.pipeline.error_policy import MAX_ERRORS_TEXT, parse_error_policy, parse_max_errors
 from dovetail.runtime.arguments import engine_errors, share_errors
 
 if TYPE_CHECKING:
-    from dovetail.backfill.error_policy import ErrorPolicy
+    from dovetail.pipeline.error_policy import ErrorPolicy
     from dovetail.pipeline.stage import Workers
     from dovetail.resources.cluster import Cluster
 
@@ -166,16 +166,11 @@ class _ArgumentChecker:
 
     def max_errors(self) -> int | float | None:
         """A count, or a share: 0.01, "1%"."""
-        value = self.values.get("max_errors")
-        if value is None or _is_count(value, 0):
-            return value
-        if isinstance(value, float) and 0 <= value < 1:
-            return value
-        share = _parse_percent(value)
-        if share is not None and 0 <= share <= 1:
-            return share
-        self._add_problem("max_errors", 'neither a number of rows nor a share ("1%", 0.01)', "100")
-        return None
+        try:
+            return parse_max_errors(self.values.get("max_errors"))
+        except ValueError:
+            self._add_problem("max_errors", f"not {MAX_ERRORS_TEXT}", "100")
+            return None
 
     def commit_interval(self) -> float:
         value = self.values.get("commit_every", DEFAULT_COMMIT_EVERY)
@@ -198,12 +193,3 @@ class _ArgumentChecker:
 
 def _is_count(value: object, least: int = 1, most: int = MAX_COUNT) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
-
-
-def _parse_percent(value: object) -> float | None:
-    if not isinstance(value, str) or not value.strip().endswith("%"):
-        return None
-    try:
-        return float(value.strip()[:-1]) / 100
-    except ValueError:
-        return None

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dovetail.backfill.failed_rows import CallFailure, capture_failure
+from dovetail.engines.call_retry import retry_call_async
+from dovetail.engines.call_timeout import call_with_timeout_async
 
 if TYPE_CHECKING:
     from dovetail.backfill.udf_caller import ResultBuffer, UdfCaller
@@ -99,22 +101,21 @@ async def _call_rows(caller: UdfCaller, under: _AsyncBatch, row: int, rows: int)
 
 
 async def _retry_row(caller: UdfCaller, under: _AsyncBatch, row: int, error: BaseException | None) -> None:
-    """One row until it is good or has failed for good; `error`: what it failed with before."""
-    tried = 0
-    while error is None or tried < caller.on_error.retries_for(error):
-        if error is not None:
-            await asyncio.sleep(caller.on_error.wait_s(tried))
-            tried += 1
-        try:
-            result = await _call_once(caller, under, row, 1)
-        except BaseException as raised:
-            if _is_cancelled(under, row):
-                return
-            error = raised
-        else:
-            _on_rows_done(caller, under, row, 1, result)
-            return
-    _on_row_failed(caller, under, row, error)
+    """Call one row until it succeeds or the error policy gives up; `error`: what its first call raised."""
+
+    async def call() -> None:
+        _on_rows_done(caller, under, row, 1, await _call_once(caller, under, row, 1))
+
+    try:
+        if error is None:
+            try:
+                return await call()
+            except BaseException as raised:
+                error = raised
+        await retry_call_async(caller.on_error, error, call, lambda _error: _is_cancelled(under, row))
+    except BaseException as last:
+        if not _is_cancelled(under, row):
+            _on_row_failed(caller, under, row, last)
 
 
 async def _call_once(caller: UdfCaller, under: _AsyncBatch, row: int, rows: int) -> Any:
@@ -130,10 +131,7 @@ async def _call_once(caller: UdfCaller, under: _AsyncBatch, row: int, rows: int)
         allowed_s = caller.allowed_s(caller.timeout_s, rows)
         caller.watchdog.begin(row, rows, allowed_s)
         try:
-            async with asyncio.timeout(allowed_s):
-                result = await caller.call(*args)
-        except TimeoutError as error:
-            raise TimeoutError(str(error) or f"not done after {allowed_s:g} s") from None
+            result = await call_with_timeout_async(lambda: caller.call(*args), allowed_s)
         finally:
             caller.watchdog.end(row)
     return result if caller.kind == "scalar" else caller.converter.arrays(result, rows)

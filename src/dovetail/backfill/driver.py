@@ -28,8 +28,7 @@ from dovetail.backfill.error_cleanup import (
     delete_superseded_errors,
     replace_retried_errors,
 )
-from dovetail.backfill.error_policy import ErrorBudget
-from dovetail.backfill.failed_rows import make_row_failed
+from dovetail.backfill.failed_rows import TOO_MANY_FAILED_ROWS, make_row_failed
 from dovetail.backfill.lance_table import NewDataFile
 from dovetail.backfill.lease import hold_leases
 from dovetail.backfill.pending_work import add_missing_column_files, find_pending_work
@@ -40,6 +39,7 @@ from dovetail.backfill.task import FillJob, OutputColumn
 from dovetail.backfill.task_queue import FragmentTracker, TaskQueue
 from dovetail.backfill.worker_stage import clamp_note, explain_infeasible, make_stage, run_arguments
 from dovetail.errors import DovetailError, InfeasibleError, Problem, RunError
+from dovetail.pipeline.error_policy import ErrorBudget
 from dovetail.pipeline.pipeline import Pipeline
 from dovetail.runtime.run import run as start
 from dovetail.scheduling.planner import plan as make_plan
@@ -91,6 +91,9 @@ class BackfillDriver:
     _run_started: float | None = None
     """Until something came back."""
     _budget: ErrorBudget = field(init=False)
+    _earlier_failures: int = 0
+    """Rows that failed in earlier calls: they count too, or a repeated call would succeed."""
+    _requested_rows: int = 0
     _tracker: FragmentTracker = field(default_factory=FragmentTracker)
     _errors_by_fragment: Counter[int] = field(default_factory=Counter)
     """Rows of each fragment that failed."""
@@ -101,7 +104,7 @@ class BackfillDriver:
         column = self.target.columns[0]
         self.result = BackfillResult(column, run=self.run_id, version=self.table.version)
         self._job_record = JobRecord(self.run_id, column, RUNNING, time.time())
-        self._budget = ErrorBudget(column, None, 0, 0)
+        self._budget = ErrorBudget()
         self.progress = ProgressLine(self.result, self.arguments.progress)
 
     # --- the whole
@@ -196,9 +199,24 @@ class BackfillDriver:
         filled, limit = self.result, self.arguments.max_errors
         if limit is not None or not (work.tasks or work.files):
             filled.set_aside = self.count_earlier_failures()
-        self._budget = ErrorBudget(self.target.columns[0], limit, filled.set_aside, self._count_requested_rows(work))
-        if self._budget.is_over(0):
-            raise self._budget.error(0)
+        self._earlier_failures, self._requested_rows = filled.set_aside, self._count_requested_rows(work)
+        self._budget = ErrorBudget(limit)
+        if self._is_budget_exceeded():
+            raise self._budget_error()
+
+    def _is_budget_exceeded(self) -> bool:
+        return self._budget.is_exceeded(self._earlier_failures + self.result.errors, self._requested_rows)
+
+    def _budget_error(self) -> RunError:
+        column, before = self.target.columns[0], self._earlier_failures
+        failed, allowed = before + self.result.errors, self._budget.text(self._requested_rows, "rows")
+        message = f"column {column!r}: {failed:,} rows failed, more than max_errors allows ({allowed})"
+        earlier = (f"{before:,} of them in earlier calls",) if before else ()
+        fixes = (
+            f'table.errors("{column}") says why; table.retry_errors("{column}") computes them again',
+            "a larger max_errors=; what is finished is committed",
+        )
+        return RunError(Problem(TOO_MANY_FAILED_ROWS, message, earlier, fixes))
 
     def _count_requested_rows(self, work: PendingWork) -> int:
         aim = self.target
@@ -384,8 +402,8 @@ class BackfillDriver:
                 "" if self.udf.reference else self.udf.name, self.target.where, self.arguments.fragments
             )
             dealer.stop(make_row_failed(done.failed, self.target.columns[0], "what is finished is committed", more))
-        elif self._budget.is_over(filled.errors):
-            dealer.stop(self._budget.error(filled.errors))
+        elif self._is_budget_exceeded():
+            dealer.stop(self._budget_error())
         elif any(lease.is_lost() for lease in self._leases):
             dealer.stop(lease_lost_error(self.target.columns[0]))
         elif committer.error is not None:  # nothing of what is computed could be kept

@@ -4,7 +4,6 @@ caller."""
 from __future__ import annotations
 
 import json
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +12,6 @@ from dovetail.errors import Problem, RunError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from types import TracebackType
 
     from dovetail.backfill.store import Store
     from dovetail.backfill.task import FailedRow
@@ -21,7 +19,6 @@ if TYPE_CHECKING:
 MAX_MESSAGE_CHARS = 2_000
 MAX_TRACEBACK_CHARS = 4_000
 MAX_EXCEPTION_BYTES = 64 << 10
-OWN_FOLDER = __file__.removesuffix("failed_rows.py")
 
 
 @dataclass(slots=True)
@@ -38,8 +35,6 @@ class CallFailure:
 
 def capture_failure(index: int, error: BaseException) -> CallFailure:
     """Never raises, whatever the exception is like. Its frames are let go."""
-    with suppress(BaseException):
-        BaseException.with_traceback(error, _user_traceback(error.__traceback__))
     detail = summarize_exception(error).detail
     if len(detail) > MAX_TRACEBACK_CHARS:
         head = MAX_TRACEBACK_CHARS // 4
@@ -47,14 +42,6 @@ def capture_failure(index: int, error: BaseException) -> CallFailure:
         detail = f"{detail[:head]}{left}{detail[-(MAX_TRACEBACK_CHARS - head - len(left)) :]}"
     drop_traceback(error)
     return CallFailure(index, _type_name(error), _message(error), detail, _pickle_exception(error))
-
-
-def _user_traceback(trace: TracebackType | None) -> TracebackType | None:
-    """Without our own frames, if others are left: what we raised ourselves has no others."""
-    first = trace
-    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(OWN_FOLDER):
-        trace = trace.tb_next
-    return trace if trace is not None or first is None else None
 
 
 def _type_name(error: BaseException) -> str:

@@ -37,11 +37,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from dovetail.backfill.error_policy import ErrorPolicy, Retry
     from dovetail.backfill.estimate import BackfillPlan
     from dovetail.backfill.failed_rows import RowError
     from dovetail.backfill.result import BackfillResult
     from dovetail.backfill.target import FillTarget
+    from dovetail.pipeline.error_policy import ErrorPolicy, Retry
     from dovetail.pipeline.stage import Workers
     from dovetail.resources.cluster import Cluster
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from dovetail.backfill.error_policy import ErrorPolicy
+    from dovetail.pipeline.error_policy import ErrorPolicy
 
 MAX_PART_BYTES = 64 << 20
 """Results that a worker holds before it leaves them beside the table."""

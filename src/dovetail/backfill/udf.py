@@ -18,11 +18,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast, overload
 
-from dovetail.backfill.error_policy import ErrorPolicy, Retry, parse_error_policy
 from dovetail.backfill.signature import Signature, read_signature
 from dovetail.errors import ConfigError, DovetailError, Problem, ResourceError, did_you_mean, short_repr
 from dovetail.pipeline.code_hash import code_hash
 from dovetail.pipeline.durations import parse_duration
+from dovetail.pipeline.error_policy import ErrorPolicy, Retry, parse_error_policy
 from dovetail.pipeline.stage_validation import COUNTS
 from dovetail.resources.resources import Resources
 

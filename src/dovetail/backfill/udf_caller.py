@@ -15,16 +15,17 @@ from typing import TYPE_CHECKING, Any
 from dovetail.backfill.failed_rows import CallFailure, capture_failure
 from dovetail.backfill.udf import takes_worker
 from dovetail.backfill.value_conversion import ValueConverter
-from dovetail.backfill.watchdog import SoftTimeout, Watchdog
+from dovetail.engines.call_retry import retry_call
+from dovetail.engines.call_timeout import SoftTimeout, Watchdog
 from dovetail.engines.object_loader import bound_call
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Sequence
 
-    from dovetail.backfill.error_policy import ErrorPolicy
     from dovetail.backfill.udf import Udf
     from dovetail.engines.worker_context import Worker
+    from dovetail.pipeline.error_policy import ErrorPolicy
 
 __all__ = ["BatchResult", "UdfCaller", "CallFailure"]
 
@@ -292,19 +293,18 @@ class UdfCaller:
         return min(timeout_s * rows, timeout_s + MAX_SLOWDOWN * self.pace.row_s * rows)
 
     def _retry_row(self, batch: Any, row: int, error: BaseException, results: list[Any]) -> BaseException | None:
-        """Tries a row again that failed, if its exception is one to try again; its result is then added. Else what it
-        failed with last."""
-        tried = 0
-        while tried < self.on_error.retries_for(error):
-            time.sleep(self.on_error.wait_s(tried))
-            tried += 1
-            try:
-                results.append(self.call_timed(self.call, self.row_arguments(batch, row), row, 1))
-            except BaseException as raised:
-                error = raised
-            else:
-                return None
-        return error
+        """Retry a row as the error policy allows and add its result; returns the last exception if it still fails."""
+        try:
+            results.append(
+                retry_call(
+                    self.on_error,
+                    error,
+                    lambda: self.call_timed(self.call, self.row_arguments(batch, row), row, 1),
+                )
+            )
+        except BaseException as last:
+            return last
+        return None
 
     def _store_results(self, results: list[Any], gathered: ResultBuffer, *, failed: bool) -> None:
         """Converts what a stretch of rows gave. `failed`: its last row did, and ends the run."""
@@ -353,25 +353,28 @@ class UdfCaller:
             if row > start and time.monotonic() >= until:
                 self._single_rows_left = start + rows - row
                 return
-            found: BaseException | None = error if rows == 1 else None
-            arrays: list[Any] = []
-            tried = 0
-            while not arrays and (found is None or tried < self.on_error.retries_for(found)):
-                if found is not None:
-                    time.sleep(self.on_error.wait_s(tried))
-                    tried += 1
-                try:
-                    arrays = self.converter.arrays(
-                        self.call_timed(self.call, self.row_arguments(batch, row), row, 1), 1
-                    )
-                except BaseException as raised:
-                    found = raised
-            if not arrays and found is not None:
-                gathered.failures.append(capture_failure(row, found))
+            try:
+                arrays = self._call_one_row(batch, row, error if rows == 1 else None)
+            except BaseException as last:
+                gathered.failures.append(capture_failure(row, last))
                 if self.on_error.then == "fail":
                     gathered.stopped = True
                     return
-            gathered.add(arrays or self.nulls(1), 1)
+                arrays = self.nulls(1)
+            gathered.add(arrays, 1)
+
+    def _call_one_row(self, batch: Any, row: int, error: BaseException | None) -> list[Any]:
+        """Arrays of one row, retried as the error policy allows; `error`: the row was called already and raised it."""
+
+        def call() -> list[Any]:
+            return self.converter.arrays(self.call_timed(self.call, self.row_arguments(batch, row), row, 1), 1)
+
+        if error is None:
+            try:
+                return call()
+            except BaseException as raised:
+                error = raised
+        return retry_call(self.on_error, error, call)
 
     def nulls(self, rows: int) -> list[Any]:
         import pyarrow as pa

@@ -30,7 +30,7 @@ class RunArguments:
     cluster: str | None = None
     mode: str | None = None
     ordered: bool | None = None
-    max_errors: int | None = None
+    max_errors: int | float | str | None = None
     limit: int | None = None
     folder: str | None = None
     """The current folder when it was typed: what was typed is relative to it."""

@@ -23,7 +23,8 @@ MAX_MESSAGE_DETAIL_CHARS = 400_000
 """Traceback bytes of all failures of a message together; beyond it, failures have one line only."""
 MAX_FRAMES = 100
 MAX_CHAIN_LENGTH = 20
-ENGINES_FOLDER = __file__.removesuffix("exception_summary.py")
+PACKAGE_FOLDER = __file__.removesuffix("engines/exception_summary.py")
+OWN_FOLDERS = (f"{PACKAGE_FOLDER}engines/", f"{PACKAGE_FOLDER}backfill/")
 GPU_MEMORY_PHRASES = (
     "CUDA out of memory",
     "CUDA error: out of memory",
@@ -139,6 +140,6 @@ def _exception_text(error: BaseException) -> str:
 
 def _without_own_frames(trace: TracebackType | None) -> TracebackType | None:
     """The traceback without Dovetail's own frames at the top."""
-    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(ENGINES_FOLDER):
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(OWN_FOLDERS):
         trace = trace.tb_next
     return trace

@@ -13,6 +13,8 @@ import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from dovetail.engines.call_retry import retry_call_async
+from dovetail.engines.call_timeout import call_with_timeout_async
 from dovetail.engines.item_keys import slice_keys
 from dovetail.engines.worker_context import CURRENT_CALL, CallContext
 from dovetail.errors import short_repr
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
     from dovetail.engines.item_keys import CountChange, Keys
     from dovetail.engines.worker_context import BreadcrumbCell
+    from dovetail.pipeline.error_policy import ErrorPolicy
 
 NOT_BATCH_TYPES = (str, bytes, bytearray, dict)
 MAX_SINGLE_TYPES = 1000
@@ -70,24 +73,36 @@ def _is_coroutine(returned: Any) -> bool:
     return inspect.iscoroutine(returned) or inspect.isasyncgen(returned)
 
 
-OnCallError = Callable[[int, int, BaseException], None]
-"""Called with items [start, stop) whose call raised; if it returns, the loop continues without them."""
 StepResult = tuple[list[Any], "list[CountChange]"]
+OnCallError = Callable[[int, int, BaseException], StepResult | None]
+"""Called with items [start, stop) whose call raised. Returns the result of a retry that succeeded (its count changes
+start at 0), or None: the loop continues without these items."""
 
 
 class Step:
     """A stage inside a worker: its callable and batch size."""
 
-    __slots__ = ("barrier", "batch_size", "each", "fn", "name", "single")
+    __slots__ = ("barrier", "batch_size", "each", "fn", "name", "retry", "single", "timeout_s")
 
     def __init__(
-        self, name: str, fn: Callable[..., Any], *, each: bool = False, batch_size: int = 1, barrier: bool = False
+        self,
+        name: str,
+        fn: Callable[..., Any],
+        *,
+        each: bool = False,
+        batch_size: int = 1,
+        barrier: bool = False,
+        retry: ErrorPolicy | None = None,
+        timeout_s: float | None = None,
     ) -> None:
         self.name = name
         self.fn = fn
         self.each = each
         self.batch_size = batch_size
         self.barrier = barrier
+        self.retry = retry
+        """Policy of calls that are retried in the worker; None: failures are reported at once."""
+        self.timeout_s = timeout_s
         self.single: set[type] = set()
         """Types whose results are one item each."""
 
@@ -119,8 +134,7 @@ def _call_each(step: Step, items: list[Any], crumb: BreadcrumbCell, failed: OnCa
                     changes.append((index, index + 1, len(given)))
                     continue
         except BaseException as error:  # user code: SystemExit is a failed call, too
-            failed(index, index + 1, error)
-            changes.append((index, index + 1, 0))
+            _add_retried(out, changes, index, index + 1, failed(index, index + 1, error))
             continue
         add(result)
     return out, changes
@@ -137,8 +151,7 @@ def _call_with_one(step: Step, items: list[Any], crumb: BreadcrumbCell, failed: 
             if type(result) is not list:
                 result = results_as_list(result, step.name)
         except BaseException as error:  # raised by user code
-            failed(index, index + 1, error)
-            changes.append((index, index + 1, 0))
+            _add_retried(out, changes, index, index + 1, failed(index, index + 1, error))
             continue
         if len(result) == 1:
             add(result[0])
@@ -161,8 +174,7 @@ def _call_with_batch(step: Step, items: list[Any], size: int, crumb: BreadcrumbC
             if type(result) is not list:
                 result = results_as_list(result, step.name)
         except BaseException as error:  # raised by user code
-            failed(start, stop, error)
-            changes.append((start, stop, 0))
+            _add_retried(out, changes, start, stop, failed(start, stop, error))
             continue
         out += result
         if len(result) != stop - start:
@@ -170,24 +182,43 @@ def _call_with_batch(step: Step, items: list[Any], size: int, crumb: BreadcrumbC
     return out, changes
 
 
+def _add_retried(out: list[Any], changes: list[CountChange], start: int, stop: int, retried: StepResult | None) -> None:
+    """Add the result of a retry of items [start, stop); None: they failed."""
+    if retried is None:
+        changes.append((start, stop, 0))
+        return
+    results, count_changes = retried
+    out += results
+    changes += [(start + first, start + last, count) for first, last, count in count_changes]
+
+
 CallResult = tuple[list[Any], bool] | BaseException
-"""The result of a call and whether it has as many items as its input; or the exception."""
+"""Results of a call and whether they correspond one to one to its items; or the exception that it raised."""
 
 
 async def run_step_async(
-    step: Step, keys: Keys, items: list[Any], size: int, crumb: BreadcrumbCell, failed: OnCallError
+    step: Step,
+    keys: Keys,
+    items: list[Any],
+    size: int,
+    crumb: BreadcrumbCell,
+    failed: OnCallError,
+    reload: Callable[[], list[Any]] | None = None,
 ) -> StepResult:
-    """Run the step on all items, in calls of `size` items; with `dt.each`, `size` calls at a time."""
+    """Results of the step for all items, in calls of `size`; with `dt.each`, `size` calls run at once.
+
+    `reload` returns the items unchanged for a retry, in case the function changed them in place."""
     out: list[Any] = []
     changes: list[CountChange] = []
+    again = reload or (lambda: items)
     for start in range(0, len(items), size):
         crumb[1] = start
-        batch = items[start : start + size]
-        count = 1 if step.each else len(batch)
-        if step.each and len(batch) > 1:
-            calls = await _call_concurrently(step, slice_keys(keys, start, start + size), batch)
+        stop = min(start + size, len(items))
+        count = 1 if step.each else stop - start
+        if step.each and stop - start > 1:
+            calls = await _call_concurrently(step, slice_keys(keys, start, stop), start, items, again)
         else:
-            calls = [await _call_async(step, batch[0] if step.each else batch)]
+            calls = [await _call_async(step, start if step.each else slice(start, stop), items, again)]
         for number, came in enumerate(calls):
             first = start + number * count
             if isinstance(came, BaseException):
@@ -199,33 +230,45 @@ async def run_step_async(
     return out, changes
 
 
-async def _call_concurrently(step: Step, keys: Keys, items: list[Any]) -> list[CallResult]:
-    import asyncio  # late: most workers do not need it
+async def _call_concurrently(
+    step: Step, keys: Keys, start: int, items: list[Any], reload: Callable[[], list[Any]]
+) -> list[CallResult]:
+    import asyncio  # not every worker needs it
 
     async def one(index: int) -> CallResult:
-        CURRENT_CALL.set(
-            CallContext([0, index], keys)
-        )  # gather gives each call its own task, and with it its own context
-        return await _call_async(step, items[index])
+        CURRENT_CALL.set(CallContext([0, index], keys))  # gather gives each a task, and so a context, of its own
+        return await _call_async(step, start + index, items, reload)
 
-    return await asyncio.gather(*[one(index) for index in range(len(items))])
+    return await asyncio.gather(*[one(index) for index in range(len(keys))])
 
 
-async def _call_async(step: Step, argument: Any) -> CallResult:
-    count = 1 if step.each else len(argument)
+async def _call_async(step: Step, place: int | slice, items: list[Any], reload: Callable[[], list[Any]]) -> CallResult:
+    """One call with the item or the items at `place`, retried as the step's policy allows."""
     try:
-        result = await _await_result(step.fn(argument))
-        if step.each:
-            given = [] if result is None else expand_iterator(result, step.single, step.name)
-            return ([result], True) if given is None else (given, False)
-        given = results_as_list(result, step.name)
-        return given, len(given) == count
-    except GeneratorExit:
-        raise  # the slot is being closed: nothing can be awaited any more
-    except BaseException as error:  # user code; inside a task, SystemExit would end the event loop
-        if _is_cancelled(error):
+        try:
+            return await _await_call(step, items[place])
+        except BaseException as error:
+            if step.retry is None:
+                raise
+            failure = error
+        return await retry_call_async(step.retry, failure, lambda: _await_call(step, reload()[place]), _is_final)
+    except BaseException as error:  # user code may raise anything; inside a task SystemExit would end the whole loop
+        if _is_final(error):
             raise
         return error
+
+
+async def _await_call(step: Step, argument: Any) -> tuple[list[Any], bool]:
+    count = 1 if step.each else len(argument)
+    if step.timeout_s is None:
+        result = await _await_result(step.fn(argument))
+    else:
+        result = await call_with_timeout_async(lambda: _await_result(step.fn(argument)), step.timeout_s)
+    if step.each:
+        given = [] if result is None else expand_iterator(result, step.single, step.name)
+        return ([result], True) if given is None else (given, False)
+    given = results_as_list(result, step.name)
+    return given, len(given) == count
 
 
 async def _await_result(made: Any) -> Any:
@@ -234,8 +277,12 @@ async def _await_result(made: Any) -> Any:
     return iter([item async for item in made]) if hasattr(made, "__anext__") else made
 
 
-def _is_cancelled(error: BaseException) -> bool:
+def _is_final(error: BaseException) -> bool:
+    """Whether the slot is closed (nothing can be awaited any more) or its task is cancelled."""
     import asyncio
+
+    if isinstance(error, GeneratorExit):
+        return True
 
     task = asyncio.current_task()
     return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
+from dovetail.engines.call_retry import retry_call
 from dovetail.engines.exception_summary import FailureCollector, drop_traceback
 from dovetail.engines.item_keys import NO_KEYS, derive_keys, join_keys, slice_keys
 from dovetail.engines.stage_calls import run_step, run_step_async
@@ -22,8 +23,9 @@ if TYPE_CHECKING:
 
     from dovetail.control.events import CallFailure
     from dovetail.engines.item_keys import Keys
-    from dovetail.engines.stage_calls import Step
+    from dovetail.engines.stage_calls import OnCallError, Step, StepResult
     from dovetail.engines.worker_context import BreadcrumbCell
+    from dovetail.pipeline.error_policy import ErrorPolicy
 
 ReloadItems = Callable[[], list[Any]]
 """Loads the items of the message again, unmodified."""
@@ -77,7 +79,7 @@ def run_message(
     """`fresh` reloads the items before a second run: functions may have modified them in place."""
     sizes = [call_size(step, steps[0], batch_size, len(items)) for step in steps]
     if len(steps) == 1:
-        return _run_single_stage(steps[0], keys, items, sizes[0], visit)
+        return _run_single_stage(steps[0], keys, items, sizes[0], visit, fresh)
     try:
         return _run_breadth_first(steps, keys, items, sizes, visit)
     except BaseException as error:  # user code; it is examined when it raises again
@@ -86,13 +88,13 @@ def run_message(
 
 
 async def run_message_async(
-    step: Step, keys: Keys, items: list[Any], batch_size: int, visit: ActiveMessage
+    step: Step, keys: Keys, items: list[Any], batch_size: int, visit: ActiveMessage, fresh: ReloadItems | None = None
 ) -> MessageOutcome:
     size = len(items) or 1 if step.barrier else max(1, batch_size)
     failures = FailureCollector(keys)
     visit.call.keys, visit.call.size = keys, 1 if step.each else size
     began = perf_counter()
-    out, changes = await run_step_async(step, keys, items, size, visit.breadcrumb, failures.add)
+    out, changes = await run_step_async(step, keys, items, size, visit.breadcrumb, failures.add, fresh)
     return _single_stage_outcome(len(items), derive_keys(keys, changes), out, failures, perf_counter() - began)
 
 
@@ -107,13 +109,52 @@ def call_size(step: Step, head: Step, batch_size: int, items: int) -> int:
     return max(1, batch_size if same else min(step.batch_size, batch_size))
 
 
-def _run_single_stage(step: Step, keys: Keys, items: list[Any], size: int, visit: ActiveMessage) -> MessageOutcome:
-    """With a single stage, a failed call is known at once and the other calls continue."""
+def _run_single_stage(
+    step: Step, keys: Keys, items: list[Any], size: int, visit: ActiveMessage, fresh: ReloadItems | None
+) -> MessageOutcome:
+    """With one stage the failed call is known at once, and the loop continues with the others."""
     failures = FailureCollector(keys)
+    on_error: OnCallError = failures.add
+    if step.retry is not None:
+        on_error = _CallRetrier(step, step.retry, keys, fresh or (lambda: items), visit, failures)
     visit.call.keys, visit.call.size = keys, size
     began = perf_counter()
-    out, changes = run_step(step, items, size, visit.breadcrumb, failures.add)
+    out, changes = run_step(step, items, size, visit.breadcrumb, on_error)
     return _single_stage_outcome(len(items), derive_keys(keys, changes), out, failures, perf_counter() - began)
+
+
+class _CallRetrier:
+    """Error handler of `run_step` that retries the call in place, and collects the calls that keep failing."""
+
+    def __init__(
+        self,
+        step: Step,
+        policy: ErrorPolicy,
+        keys: Keys,
+        reload: ReloadItems,
+        visit: ActiveMessage,
+        failures: FailureCollector,
+    ) -> None:
+        self._step, self._policy, self._keys = step, policy, keys
+        self._reload, self._visit, self._failures = reload, visit, failures
+
+    def __call__(self, start: int, stop: int, error: BaseException) -> StepResult | None:
+        call = self._visit.call
+        previous = call.keys, call.size, call.breadcrumb
+        # the breadcrumb of the message stays at `start`, which is exact; the retried call counts its items from 0
+        cell = [0, 0]
+        call.keys, call.size, call.breadcrumb = slice_keys(self._keys, start, stop), stop - start, cell
+        try:
+            return retry_call(
+                self._policy,
+                error,
+                lambda: run_step(self._step, self._reload()[start:stop], stop - start, cell, _raise),
+            )
+        except BaseException as last:  # user code may raise anything
+            self._failures.add(start, stop, last)
+            return None
+        finally:
+            call.keys, call.size, call.breadcrumb = previous
 
 
 def _single_stage_outcome(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from contextlib import suppress
+from contextlib import nullcontext, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dovetail.engines.barrier import run_barrier
+from dovetail.engines.call_timeout import SoftTimeout
 from dovetail.engines.exception_summary import summarize_exception
 from dovetail.engines.object_loader import bound_call, load_object
 from dovetail.engines.stage_calls import Step
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
     from dovetail.engines.worker_context import BreadcrumbCell, Worker
 
 T = TypeVar("T")
+SOFT_TIMEOUT = SoftTimeout()
+"""One per process, because a process has one alarm timer."""
 
 
 def make_executor(work: Any, worker: Worker, slots: int = 1) -> UnitExecutor:
@@ -53,7 +57,11 @@ class _StageObject:
             each=each,
             batch_size=1 if stage is None else stage.batch_size,
             barrier=stage is not None and stage.barrier,
+            retry=None if stage is None or not stage.error_policy.retry else stage.error_policy,
+            timeout_s=None if stage is None else stage.timeout_s,
         )
+        if self.step.timeout_s is not None and not (self.is_async or self.step.barrier):
+            self.step.fn = partial(SOFT_TIMEOUT.call_one, self.step.fn, self.step.timeout_s)
 
 
 class UnitExecutor:
@@ -64,6 +72,7 @@ class UnitExecutor:
         self._objects = hosted
         self._steps = [one.step for one in hosted]
         self._set_up_objects: list[_StageObject] = []
+        self._has_timeout = any(step.timeout_s is not None and not step.barrier for step in self._steps)
         self.writer: Writer | None = None
         """Writes the results to their destination; None: results are sent on."""
         self.slots = slots
@@ -132,7 +141,7 @@ class UnitExecutor:
         """Run all items of a message. `fresh` reloads the items unmodified; without it, functions that modify items in
         place see their own changes when a failure makes fused stages run twice."""
         assert not self.is_async, f"{self.stages} must be awaited"
-        with ActiveMessage(crumb, message) as visit:
+        with SOFT_TIMEOUT if self._has_timeout else nullcontext(), ActiveMessage(crumb, message) as visit:
             return run_message(self._steps, keys, items, batch_size, visit, fresh)
 
     def run_barrier(
@@ -155,7 +164,7 @@ class UnitExecutor:
         if not self.is_async:
             return self.run(keys, items, batch_size, crumb, message, fresh)
         with ActiveMessage(crumb, message) as visit:
-            return await run_message_async(self._steps[0], keys, items, batch_size, visit)
+            return await run_message_async(self._steps[0], keys, items, batch_size, visit, fresh)
 
     def call(self, method: str, /, *args: Any, **named: Any) -> Any:
         """Call one method of the object; the result may be awaitable."""

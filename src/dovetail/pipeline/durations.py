@@ -5,11 +5,19 @@ from __future__ import annotations
 import re
 
 DURATION_LIMIT_S = 366 * 86_400
-"""A year: a longer timeout is a slip of the pen."""
+"""One year: a longer duration is a typing error."""
 
 _SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 _PART = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*(ms|s|m|h|d)\s*", re.ASCII)
 DURATION_PATTERN = r"^\s*((\d+(\.\d*)?|\.\d+)\s*(ms|s|m|h|d)\s*)+$"
+
+
+MIN_INTERRUPTION_GRACE_S = 1.0
+
+
+def interruption_grace_s(timeout_s: float) -> float:
+    """Time between the interruption of a call that exceeds its timeout and the end of its process."""
+    return max(MIN_INTERRUPTION_GRACE_S, timeout_s / 2)
 
 
 def parse_duration(value: object) -> float:

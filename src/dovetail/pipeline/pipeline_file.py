@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 from dovetail.documents.document import Document, KeyPath, dotted_path
 from dovetail.documents.parser import read_document
 from dovetail.documents.validation import missing_key_problem, unknown_key_problem
-from dovetail.errors import Problem, ResourceError, short_repr
+from dovetail.errors import ConfigError, Problem, ResourceError, short_repr
+from dovetail.pipeline.error_policy import RETRY_FILE_EXAMPLE, RETRY_KEYS, Retry, retry_from_data, retry_to_data
 from dovetail.pipeline.graph import pipeline_problems, reverse_edges, stage_edges
 from dovetail.pipeline.source_sink import TOP_KEYS, job_problems
 from dovetail.pipeline.stage import Each, Stage
@@ -102,7 +103,19 @@ class _PipelineFileReader:
         if "resources" in values:
             called = f"stage {values['name']!r}" if isinstance(values["name"], str) else dotted_path("", path)
             values["resources"] = self._resources((*path, "resources"), values["resources"], called)
+        if isinstance(values.get("on_error"), Mapping):
+            values["on_error"] = self._retry((*path, "on_error"), values["on_error"])
         return Stage(**values)
+
+    def _retry(self, path: KeyPath, entry: Mapping[Any, Any]) -> object:
+        """The `dt.Retry` of `on_error: {retry: [ConnectionError], times: 3, backoff: 1s, then: skip}`."""
+        known = self._mapping(path, entry, RETRY_KEYS, (), RETRY_FILE_EXAMPLE)
+        try:
+            return retry_from_data(known)
+        except ConfigError as error:
+            for problem in error.problems:
+                self.problems.append(replace(problem, fixes=(RETRY_FILE_EXAMPLE,), place=self.document.place(path)))
+            return "fail"
 
     def _resources(self, path: KeyPath, entry: object, called: str) -> Resources:
         known = self._mapping(path, entry, RESOURCE_KEYS, (), "resources: {cpus: 1}")
@@ -223,4 +236,6 @@ def _non_default_values(value: Stage | Resources) -> dict[str, Any]:
 def _plain_value(value: object) -> object:
     if isinstance(value, tuple):
         return list(value)
+    if isinstance(value, Retry):
+        return retry_to_data(value)
     return dict(value) if isinstance(value, Mapping) else value

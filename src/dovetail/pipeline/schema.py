@@ -6,6 +6,7 @@ from dataclasses import MISSING, fields
 from typing import Any
 
 from dovetail.pipeline.durations import DURATION_LIMIT_S, DURATION_PATTERN
+from dovetail.pipeline.error_policy import FINAL_ACTIONS, MAX_RETRIES
 from dovetail.pipeline.source_sink import SIZE_PATTERN, source_sink_schemas
 from dovetail.pipeline.stage import Stage
 from dovetail.pipeline.stage_validation import (
@@ -47,6 +48,25 @@ def _list(items: Schema, **settings: object) -> Schema:
     return {"type": "array", "items": items, **settings}
 
 
+RETRY_SCHEMA: Schema = {
+    "type": "object",
+    "properties": {
+        "retry": {
+            "anyOf": [TEXT, _list({"type": "string", "minLength": 1})],
+            "description": "Exception types that are retried; none: all.",
+        },
+        "times": {**_whole(1, MAX_RETRIES), "description": "Retries after the first attempt."},
+        "backoff": {
+            "anyOf": [_number(0, DURATION_LIMIT_S), AGE],
+            "description": "Wait before the first retry; it doubles with every further retry.",
+        },
+        "then": {
+            "enum": list(FINAL_ACTIONS),
+            "description": "When retries are used up: fail the run or skip the items.",
+        },
+    },
+    "additionalProperties": False,
+}
 WORKERS = _whole(1, WORKERS_LIMIT)
 STAGE_KEYS: dict[str, tuple[Schema, str]] = {
     "name": (NAME, "What the stage is called; unique in the pipeline."),
@@ -63,7 +83,10 @@ STAGE_KEYS: dict[str, tuple[Schema, str]] = {
     "returns": (_number(*NUMBERS["returns"]), "Items out per item in; measured if left out."),
     "ranks": (_whole(*COUNTS["ranks"]), "Processes per worker, each with these resources."),
     "retries": (_whole(*COUNTS["retries"]), "How often a batch that failed is tried again."),
-    "on_error": ({"enum": list(ON_ERROR)}, "When retries are used up: fail the run, or skip the items."),
+    "on_error": (
+        {"anyOf": [{"enum": list(ON_ERROR)}, RETRY_SCHEMA]},
+        "When a call fails: fail the run, skip its items, or retry it with backoff.",
+    ),
     "timeout": ({"anyOf": [SECONDS, AGE]}, "For one call: seconds, or 90s, 5m, 1h."),
     "setup_timeout": ({"anyOf": [SECONDS, AGE]}, "For a worker to be ready: seconds, or 90s, 5m, 1h."),
     "env": (_mapping(TEXT), "Environment variables of its workers."),

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from dovetail.documents.document import KeyPath, dotted_path
 from dovetail.documents.validation import missing_key_problem, unknown_key_problem
 from dovetail.errors import Problem, did_you_mean, short_repr
+from dovetail.pipeline.error_policy import MAX_ERRORS_TEXT, PERCENT_PATTERN, parse_max_errors
 from dovetail.pipeline.stage_validation import RUN_PATTERN
 from dovetail.resources.sizes import parse_size
 
@@ -54,6 +55,13 @@ def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= COUNT_LIMIT
 
 
+def _is_error_limit(value: object) -> bool:
+    try:
+        return not isinstance(value, float) and parse_max_errors(value) is not None
+    except ValueError:
+        return False
+
+
 def _is_size(value: object) -> bool:
     try:
         return parse_size(value) > 0
@@ -80,6 +88,9 @@ TEXTS = ValueType("a list of names", "[id, text]", _is_texts, _TEXTS_SCHEMA)
 FLAG = ValueType("true or false", "true", lambda value: isinstance(value, bool), {"type": "boolean"})
 COUNT = ValueType(
     "a whole number from 0 on", "1000", _is_count, {"type": "integer", "minimum": 0, "maximum": COUNT_LIMIT}
+)
+ERROR_LIMIT = ValueType(
+    MAX_ERRORS_TEXT, "1000", _is_error_limit, {"anyOf": [COUNT.schema, {"type": "string", "pattern": PERCENT_PATTERN}]}
 )
 SIZE = ValueType("a size", "256MB", _is_size, {"type": "string", "pattern": SIZE_PATTERN})
 FUNCTION = ValueType(
@@ -120,7 +131,7 @@ SINK_RUN_KEYS: Keys = {"run": (FUNCTION, False, "A function that is called with 
 JOB_KEYS: Keys = {
     "mode": (choice(MODES), False, "How stages share the cluster."),
     "ordered": (FLAG, False, "Whether results leave in the order of the source."),
-    "max_errors": (COUNT, True, "More items set aside than this fail the run."),
+    "max_errors": (ERROR_LIMIT, True, "More failed items than this, or than this percentage of them, fail the run."),
 }
 SOURCE_AND_SINK = ("source", "sink")
 TOP_KEYS = (*SOURCE_AND_SINK, *JOB_KEYS)

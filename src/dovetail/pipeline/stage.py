@@ -9,6 +9,7 @@ from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, Literal
 
 from dovetail.pipeline.durations import parse_duration
+from dovetail.pipeline.error_policy import ErrorPolicy, Retry, parse_error_policy
 from dovetail.resources.resources import Resources
 
 if TYPE_CHECKING:
@@ -57,7 +58,8 @@ class Stage:
     ranks: int = 1
     """Processes per worker, each with `resources`."""
     retries: int = 3
-    on_error: Literal["fail", "skip"] = "fail"
+    on_error: Literal["fail", "skip"] | Retry = "fail"
+    """When a call fails: fail the run, skip its items, or retry it in its worker (`dt.Retry`)."""
     timeout: float | str | None = None
     """For one call: seconds, or "90s", "5m", "1h"."""
     setup_timeout: float | str | None = None
@@ -85,6 +87,10 @@ class Stage:
     @property
     def shape(self) -> Shape:
         return self.resources.shape(self.ranks)
+
+    @property
+    def error_policy(self) -> ErrorPolicy:
+        return parse_error_policy(self.on_error)
 
     @property
     def timeout_s(self) -> float | None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeGuard
 
 from dovetail.errors import Problem, did_you_mean, short_repr
 from dovetail.pipeline.durations import parse_duration
+from dovetail.pipeline.error_policy import Retry
 from dovetail.pipeline.stage import Each
 from dovetail.resources.resources import RANKS_LIMIT, Resources
 
@@ -162,9 +163,13 @@ class _StageChecker:
             self._add(name, f"{name}={short_repr(value)} {error}", f'{name}="{seconds:g}s"', f"leave {name} out")
 
     def _on_error(self, value: object) -> None:
-        if not isinstance(value, str) or value not in ON_ERROR:
+        if isinstance(value, Retry):
+            if self.stage.barrier is True:
+                message = "on_error=Retry(...) together with barrier=True: a barrier is retried as a whole"
+                self._add("on_error", message, 'on_error="fail", retries=3')
+        elif not isinstance(value, str) or value not in ON_ERROR:
             near = did_you_mean(value, ON_ERROR) if isinstance(value, str) else ""
-            message = f'on_error={short_repr(value)} is not "fail" or "skip"{near}'
+            message = f'on_error={short_repr(value)} is not "fail", "skip" or Retry(...){near}'
             first, second = reversed(ON_ERROR) if "skip" in near else ON_ERROR
             self._add("on_error", message, f'on_error="{first}"', f'on_error="{second}"')
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dovetail.pipeline.error_policy import Retry
 from dovetail.pipeline.stage import Each, is_async, is_class
 from dovetail.resources.shape import ShapeKind
 
@@ -113,6 +114,8 @@ def _may_fuse(stage: Stage) -> bool:
         return False
     if stage.workers != "auto" or stage.workers_per_node is not None:
         return False
+    if isinstance(stage.on_error, Retry):
+        return False  # a retry repeats one call, and not those of the stages before it
     may_hold_a_model = is_class(stage.run) or isinstance(stage.run, str)
     shape = stage.shape
     return not (may_hold_a_model and (shape.kind is not ShapeKind.CPU_ONLY or shape.memory_bytes))

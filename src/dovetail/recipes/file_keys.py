@@ -9,7 +9,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dovetail.pipeline.source_sink import COUNT, FLAG, MODES, PATH, PATHS, SIZE, TEXT, TEXTS, Keys, ValueType, choice
+from dovetail.pipeline.source_sink import (
+    COUNT,
+    ERROR_LIMIT,
+    FLAG,
+    MODES,
+    PATH,
+    PATHS,
+    SIZE,
+    TEXT,
+    TEXTS,
+    Keys,
+    ValueType,
+    choice,
+)
 
 POSITIVE_INT = ValueType(
     "a whole number from 1 on",
@@ -64,7 +77,11 @@ TOP_LEVEL_KEYS: Keys = {
     "auto_op_parallelism": (FLAG, True, "true: how many workers is worked out; false: only what the file says."),
     "mode": (choice(MODES), True, "How operators share the machine: auto, streaming, sequential or waves."),
     "ordered": (FLAG, True, "Whether results stand in the order of the input; true unless you say otherwise."),
-    "max_errors": (COUNT, True, f"More rows set aside than this fail the run; {DEFAULT_MAX_ERRORS} by default."),
+    "max_errors": (
+        ERROR_LIMIT,
+        True,
+        f"More failed rows than this, or than this percentage, fail the run; {DEFAULT_MAX_ERRORS} by default.",
+    ),
     "text_keys": (NAME_OR_NAMES, True, "The field with the text; of several the first counts."),
     "image_key": (TEXT, True, "The field with the paths of images."),
     "image_bytes_key": (TEXT, True, "The field with the bytes of images."),

@@ -131,8 +131,8 @@ class Recipe:
         return bool(value_or_default(self.settings, "ordered", True))
 
     @property
-    def max_errors(self) -> int | None:
-        limit: int = value_or_default(self.settings, "max_errors", DEFAULT_MAX_ERRORS)
+    def max_errors(self) -> int | float | str | None:
+        limit: int | float | str = value_or_default(self.settings, "max_errors", DEFAULT_MAX_ERRORS)
         return limit
 
     @property

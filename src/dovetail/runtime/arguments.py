@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from dovetail.engines.ray.address import RayAddress, is_ray_engine
 from dovetail.errors import ConfigError, Problem, did_you_mean, short_repr
 from dovetail.pipeline.durations import parse_duration
+from dovetail.pipeline.error_policy import MAX_ERRORS_TEXT, parse_max_errors
 from dovetail.pipeline.pipeline import Pipeline
 from dovetail.scheduling.plan import Plan
 from dovetail.streaming.settings import StreamOptions
@@ -150,9 +151,12 @@ def _other_errors(
 ) -> Iterator[Problem]:
     if options is not None and not isinstance(options, StreamOptions):
         yield _argument_error("options", options, "a StreamOptions", "options=None")
-    for name, count in (("max_errors", max_errors), ("limit", limit)):
-        if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 0):
-            yield _argument_error(name, count, "a non-negative integer", f"{name}=10")
+    try:
+        parse_max_errors(max_errors)
+    except ValueError:
+        yield _argument_error("max_errors", max_errors, MAX_ERRORS_TEXT, "max_errors=10")
+    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 0):
+        yield _argument_error("limit", limit, "a non-negative integer", "limit=10")
     yield from _folder_and_flag_errors(run_dir, flags)
 
 

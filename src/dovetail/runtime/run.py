@@ -12,6 +12,7 @@ from dovetail.control.lifecycle import RunState
 from dovetail.data.interfaces import SourceAndSink
 from dovetail.data.iterator_sink import IteratorSink
 from dovetail.engines.ray.address import is_ray_engine
+from dovetail.pipeline.error_policy import parse_max_errors
 from dovetail.pipeline.pipeline import Pipeline
 from dovetail.runtime.admission import print_stderr
 from dovetail.runtime.arguments import check_arguments
@@ -73,7 +74,7 @@ def run(
     force_resume: bool = False,
     ordered: bool | None = None,
     limit: int | None = None,
-    max_errors: int | None = None,
+    max_errors: float | str | None = None,
     options: StreamOptions | None = None,
     run_dir: str | Path | None = None,
     record: bool = False,
@@ -236,7 +237,11 @@ def _open_retry(run: str | Path | None, sink: object, resumed: ResumedRun | None
 
 
 def _stream_options(
-    options: StreamOptions | None, ordered: bool, max_errors: int | None, cluster: Cluster, sinks: SinkRequest
+    options: StreamOptions | None,
+    ordered: bool,
+    max_errors: float | str | None,
+    cluster: Cluster,
+    sinks: SinkRequest,
 ) -> StreamOptions:
     durable = sinks.durable
     usual = StreamOptions(eager=not (ordered or durable), first_replan_s=FIRST_REPLAN_S)
@@ -248,7 +253,7 @@ def _stream_options(
         found = replace(found, eager=False, ordered_batches=sinks.in_order)
     if ordered:
         found = replace(found, ordered=True, eager=False)
-    return found if max_errors is None else replace(found, max_failed_items=max_errors)
+    return found if max_errors is None else replace(found, max_failed_items=parse_max_errors(max_errors))
 
 
 @dataclass

@@ -344,7 +344,7 @@ def _run_problem(error: str, detail: str, found: RunSummary | None, folder: Path
     from dovetail.observe.run_folder import run_reference  # late: most runs end well
 
     fixes: tuple[str, ...] = (f"dovetail status {run_reference(folder)} shows the whole run",)
-    if "set aside, more than" in error:
+    if "more than max_errors allows" in error:
         fixes += ("max_errors=None, or a larger number; run.errors has what was set aside",)
     elif "in setup" not in error:
         fixes += ('on_error="skip" sets items that fail aside',)

@@ -64,7 +64,7 @@ class RunSpec:
     """None: results are read by whoever runs it."""
     mode: str = "auto"
     ordered: bool = False
-    max_errors: int | None = None
+    max_errors: int | float | str | None = None
 
     def start(
         self,

@@ -92,7 +92,7 @@ class StreamController:
             WorkerLost: self.result_handler.on_worker_lost,
             ItemsArrived: self._on_items_arrived,
             InputExpected: self._on_input_expected,
-            InputEnded: lambda event: self.feeder.on_input_ended(event.items),
+            InputEnded: self._on_input_ended,
             NodeJoined: self._on_node_joined,
             NodeLeft: self.epoch_restarter.on_node_left,
             Drain: self._on_drain,
@@ -300,6 +300,10 @@ class StreamController:
             self.fleet.stop_all(f"cancelled: {event.reason}", now=True)
         else:
             self._end_run(RunState.CANCELLED, f"cancelled: {event.reason}")
+
+    def _on_input_ended(self, event: InputEnded) -> None:
+        self.feeder.on_input_ended(event.items)
+        self.failure_handler.check_error_budget()
 
     def fail(self, error: str, detail: str) -> None:
         """The run cannot go on."""

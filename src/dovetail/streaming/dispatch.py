@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from dovetail.control.commands import Cancel, RunBatches, StopWorker
 from dovetail.control.lifecycle import WorkerState
 from dovetail.control.payload import total_bytes
+from dovetail.pipeline.durations import interruption_grace_s
 from dovetail.streaming.worker_pool import Message
 
 if TYPE_CHECKING:
@@ -194,11 +195,13 @@ def _time_limit_s(board: StreamState, lane: UnitState, items: int, batch_size: i
     Of several calls only a sum is known: that may be somewhat more than one timeout. What is stopped for it runs
     alone next time, and then exactly the timeout counts.
     """
-    timeout_s = lane.spec.timeout_s or 0.0
-    if items <= batch_size:
-        return timeout_s + board.options.hop_s
+    timeout_s, retry_s = lane.spec.timeout_s or 0.0, lane.spec.retry_s
+    calls = -(-items // batch_size)
+    grace_s = interruption_grace_s(timeout_s) + board.options.hop_s
+    if calls == 1 or retry_s:
+        return (timeout_s + retry_s) * calls + grace_s
     usual_s = items * (lane.throughput.seconds_per_item or 0.0)
-    return min(2 * timeout_s + 10 * usual_s, timeout_s * -(-items // batch_size)) + board.options.hop_s
+    return min(2 * timeout_s + 10 * usual_s, timeout_s * calls) + grace_s
 
 
 def _dispatch_suspects(board: StreamState, lane: UnitState) -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from dovetail.control.commands import Deliver, FailedItem
 from dovetail.control.events import VERDICT_FATAL, VERDICT_RETRY, VERDICT_SKIP, LossCause
 from dovetail.control.payload import slice_items
+from dovetail.pipeline.error_policy import ErrorBudget
 from dovetail.resources.sizes import format_size
 from dovetail.streaming.worker_pool import HalvedBatch, Suspect
 
@@ -75,6 +76,8 @@ def _split_in_half(failed: Suspect, batch_size: int) -> list[Suspect]:
 
 
 MEMORY_MARGIN_FACTOR = 1.25
+MIN_ITEMS_FOR_SHARE = 1000
+"""A percentage of fewer items says little while more are to come."""
 
 
 class FailureHandler:
@@ -101,7 +104,7 @@ class FailureHandler:
             return self._fail_items(lane, suspect, whatever=True)
         # a card's memory is no matter of the host's: smaller batches help, a larger worker does not
         peak = -1 if failure.on_gpu else peak
-        return self._retry_or_fail(lane, suspect, failure.out_of_memory, blind=False, peak=peak)
+        return self._retry_or_fail(lane, suspect, failure.out_of_memory, blind=False, peak=peak, raised=True)
 
     def on_worker_died(self, lane: UnitState, worker: Worker, event: WorkerLost) -> bool:
         """The worker is gone; its messages go back, and the suspect is charged. Whether there was a suspect."""
@@ -176,8 +179,13 @@ class FailureHandler:
         lane.items_in_flight -= message.items
         self.state.release_incoming(lane, message.expected_bytes)
 
-    def _retry_or_fail(self, lane: UnitState, suspect: Suspect, oom: bool, blind: bool, peak: int) -> int:
+    def _retry_or_fail(
+        self, lane: UnitState, suspect: Suspect, oom: bool, blind: bool, peak: int, *, raised: bool = False
+    ) -> int:
+        """`raised`: the call raised an exception; its worker already retried it if the unit says so."""
         retries = lane.spec.retries
+        if raised and lane.spec.retries_in_worker:
+            retries = min(retries, 1)  # only to try the items of the batch one by one
         lane.retries += 1
         if lane.spec.barrier:
             again = retry_whole_input(suspect, retries)
@@ -245,8 +253,16 @@ class FailureHandler:
             )
             epoch.failed_items = []
         board.add_note("error", f"{lane.name}: {what} set aside: {suspect.error}", unit=lane.name, items=suspect.items)
-        limit = board.options.max_failed_items
-        if limit is not None and board.items_failed > limit:
-            many = "1 item was" if board.items_failed == 1 else f"{board.items_failed} items were"
-            self.fail(f"{many} set aside, more than {limit}; the last: {suspect.error}", "")
+        self.check_error_budget(suspect.error)
         return suspect.items
+
+    def check_error_budget(self, last_error: str = "") -> None:
+        """Fail the run if more items failed than `max_errors` allows. A percentage is of the items read so far; until
+        the source has ended, of at least MIN_ITEMS_FOR_SHARE items."""
+        board = self.state
+        budget = ErrorBudget(board.options.max_failed_items)
+        items = board.items_read if board.total_items is not None else max(board.items_read, MIN_ITEMS_FOR_SHARE)
+        if budget.is_exceeded(board.items_failed, items):
+            many = "1 item failed" if board.items_failed == 1 else f"{board.items_failed} items failed"
+            last = f"; the last error: {last_error}" if last_error else ""
+            self.fail(f"{many}, more than max_errors allows ({budget.text(items)}){last}", "")

@@ -30,7 +30,8 @@ class StreamOptions:
     """The source has no end: an epoch is closed by age too."""
     max_wait_s: float | None = None
     """A batch that is not full goes after this long; None: only at the end of its epoch."""
-    max_failed_items: int | None = None
+    max_failed_items: int | float | None = None
+    """A count, or a share of the source items (float below 1)."""
     """More items set aside than this fail the run."""
     follow_plan: bool = False
     """Start with the plan's workers even where their speed was only assumed."""
@@ -96,7 +97,12 @@ class UnitSpec:
     retries: int = 3
     skip_failed: bool = False
     """Whether an item that cannot be done is set aside, instead of failing the run."""
+    retries_in_worker: bool = False
+    """Workers retry calls that raise (`dt.Retry`); the controller then only isolates the items that keep failing."""
     timeout_s: float | None = None
+    """Time limit of a call, for all stages of the unit together."""
+    retry_s: float = 0.0
+    """Time that the retries of one call may take in its worker."""
     setup_timeout_s: float | None = None
     recycle_batches: int | None = None
     recycle_s: float | None = None
@@ -133,7 +139,7 @@ def _unit_spec(pipeline: Pipeline, unit: UnitPlan, unit_of: dict[str, str], wave
     stages = tuple(pipeline.stage(name) for name in unit.stages)
     head = stages[0]
     given = [stage.returns for stage in stages if stage.returns is not None]
-    timeout_s = head.timeout_s
+    timeout_s, policy = head.timeout_s, head.error_policy
     slots = head.slots or 1
     return UnitSpec(
         name=unit.name,
@@ -148,7 +154,9 @@ def _unit_spec(pipeline: Pipeline, unit: UnitPlan, unit_of: dict[str, str], wave
         high=1 if unit.barrier else unit.high,
         per_node=unit.per_node,
         retries=head.retries,
-        skip_failed=head.on_error == "skip",
+        skip_failed=policy.then == "skip",
+        retries_in_worker=bool(policy.retry),
+        retry_s=policy.times * (timeout_s or 0.0) + policy.max_wait_s if policy.retry else 0.0,
         timeout_s=None if timeout_s is None else timeout_s * len(stages),
         setup_timeout_s=head.setup_timeout_s,
         recycle_batches=head.recycle_batches,

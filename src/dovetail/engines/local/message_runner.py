@@ -337,7 +337,17 @@ class MessageRunner:
         try:
             opened = self.open(payloads, parts, frame)
             outcomes = [
-                (begin, await host.run_async(keys, items, batch_size, shift_breadcrumb(crumb, begin), message))
+                (
+                    begin,
+                    await host.run_async(
+                        keys,
+                        items,
+                        batch_size,
+                        shift_breadcrumb(crumb, begin),
+                        message,
+                        partial(self._reload_items, opened, frame, begin, len(items)),
+                    ),
+                )
                 for begin, keys, items in readable_spans(opened)
             ]
             self.finish_message(message, join_outcomes(outcomes, opened), opened, batch_size, cut, flags, host.writer)

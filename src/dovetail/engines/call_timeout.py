@@ -1,8 +1,8 @@
-"""Timeouts of UDF calls: interrupt by signal, then end the process; stop a loop over rows at a deadline.
+"""Timeout of a call: interrupt it by signal, then end the process; stop a loop over rows at a deadline.
 
-A loop through a list that does nothing of its own per row ends after the row it is in when the list is emptied:
-`Watchdog.stop_at` does that from its thread. A call that is over its time is interrupted by a signal (`Soft`), where
-the main thread makes it; one that does not come back even so takes the process with it, after its row was condemned.
+`SoftTimeout` interrupts a call of the main thread by SIGALRM. `Watchdog` ends the process if the call does not return
+even then; the controller does the same for stages. `Watchdog.stop_at` stops a loop over a list from another thread: it
+empties the list, which ends the loop after the current row and costs nothing per row.
 """
 
 from __future__ import annotations
@@ -13,40 +13,52 @@ import threading
 from contextlib import contextmanager, suppress
 from math import inf
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from dovetail.pipeline.durations import interruption_grace_s
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Awaitable, Callable, Iterator
     from types import FrameType
 
+T = TypeVar("T")
 EXIT_CODE = 70
-MIN_GRACE_S = 1.0
 
 
-def grace_s(timeout_s: float) -> float:
-    """How much longer than its time a call may take before the process ends."""
-    return max(MIN_GRACE_S, timeout_s / 2)
+def timeout_text(timeout_s: float) -> str:
+    return f"no result within the timeout of {timeout_s:g} s"
+
+
+async def call_with_timeout_async(call: Callable[[], Awaitable[T]], timeout_s: float) -> T:
+    """The result of a coroutine; TimeoutError if it takes longer."""
+    import asyncio
+
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await call()
+    except TimeoutError as error:
+        raise TimeoutError(str(error) or timeout_text(timeout_s)) from None
 
 
 class Watchdog:
-    """One thread, started when it is first needed, for everything that a Caller waits for."""
+    """Thread that ends the process when a call exceeds its timeout; started on first use."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition(threading.Lock())
         self._thread: threading.Thread | None = None
         self._deadlines: dict[int, tuple[float, int]] = {}
-        """First row of a call -> when the process ends, the rows of the call."""
+        """First row of a call -> time at which the process is ended, number of rows of the call."""
         self._until = inf
         self._values: list[Any] | None = None
         self._wakes = -inf
         self._closed = False
         self.report_hang: Callable[[int], None] | None = None
         self.running: Callable[[], int | None] = lambda: None
-        """The row whose code runs right now, if several are under way and that is known."""
+        """Returns the row whose code is running, if several calls are in flight and that is known."""
 
     @contextmanager
     def stop_at(self, until: float, values: list[Any]) -> Iterator[None]:
-        """This list is emptied then."""
+        """Empty the list at that time."""
         with self._changed:
             self._until, self._values = until, values
             self._wake(until)
@@ -57,8 +69,8 @@ class Watchdog:
                 self._values, self._until = None, inf
 
     def begin(self, row: int, rows: int, allowed_s: float) -> None:
-        """A call of `rows` rows from `row` on begins, and may take that long."""
-        end = monotonic() + allowed_s + grace_s(allowed_s)
+        """Start the time limit of a call of `rows` rows, the first of which is `row`."""
+        end = monotonic() + allowed_s + interruption_grace_s(allowed_s)
         with self._changed:
             self._deadlines[row] = (end, rows)
             self._wake(end)
@@ -99,7 +111,8 @@ class Watchdog:
                 self._wakes = -inf
 
     def _kill_process(self, late: list[tuple[int, int]]) -> None:
-        """Of a call of several rows nobody knows which it was: none is condemned, so that they are tried one by one."""
+        """Report the row that hangs and end the process. If the call has several rows, none is reported: they are
+        retried one by one."""
         try:
             with suppress(Exception):
                 running = self.running()
@@ -111,22 +124,23 @@ class Watchdog:
 
 
 def call_interruptibly(call: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    """A call that may be interrupted: `Soft` looks for this function's frame."""
+    """A call that may be interrupted: `SoftTimeout` looks for the frame of this function."""
     return call(*args)
 
 
 class SoftTimeout:
-    """Raises TimeoutError in a call that is over its time; only the main thread can be interrupted. The timer is not
-    set for every call, which would cost more than most calls: when it fires, it is set anew for the call of then."""
+    """Raises TimeoutError in a call that exceeds its time limit. Only calls of the main thread can be interrupted. The
+    timer is not set for every call, because that costs more than most calls: when it fires, it is set again for the
+    call that is running then."""
 
     def __init__(self) -> None:
         self._before: Any = None
         self._active = False
         self._allowed = 0.0
         self._began = inf
-        """inf: no call is under way."""
+        """inf: no call is running."""
         self._due = inf
-        """When the timer fires; inf: it is not set."""
+        """Time at which the timer fires; inf: it is not set."""
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
@@ -154,6 +168,9 @@ class SoftTimeout:
         finally:
             self._began = inf
 
+    def call_one(self, call: Callable[..., Any], timeout_s: float, argument: Any) -> Any:
+        return self.call(call, (argument,), timeout_s)
+
     def _on_alarm(self, _number: int, frame: FrameType | None) -> None:
         now, end = monotonic(), self._began + self._allowed
         self._due = inf
@@ -162,5 +179,5 @@ class SoftTimeout:
             signal.setitimer(signal.ITIMER_REAL, end - now)
         while end <= now and frame is not None:
             if frame.f_code is call_interruptibly.__code__:
-                raise TimeoutError(f"not done after {self._allowed:g} s")
+                raise TimeoutError(timeout_text(self._allowed))
             frame = frame.f_back
