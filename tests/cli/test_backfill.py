@@ -385,12 +385,12 @@ def test_no_mistake_hides_another(place: Tables) -> None:
     said = place.refused("a", *shlex.split(wrong), "--where", "")
     for words in (
         "there is no module 'nowhere'",
-        "there is no engine 'loca' (did you mean 'local'?)\n  fix  --engine local\n",
+        "unknown engine 'loca' (did you mean 'local'?)\n  fix  --engine local\n",
         "--storage-option region is not KEY=VALUE",
         "--retry '' is not a type of exception, or the name of one\n  fix  --retry ConnectionError",
         '--workers 0 is not "auto", a number, or LO-HI',
         "--share x is not a part of the cluster, above 0 and up to 1\n  fix  --share 0.5",
-        "--env-from 1X is not the name of a variable\n  fix  --env-from HF_TOKEN\n",
+        "--env-from 1X is not a variable name\n  fix  --env-from HF_TOKEN\n",
         "--where '' is not a condition",
     ):
         assert words in said
@@ -446,7 +446,7 @@ def test_a_float_is_not_cut_off_for_a_whole_column(place: Tables) -> None:
         ("--no-sample", "--no-sample means nothing without --plan"),
         ("--drop --json", "--json means nothing with --drop"),
         ("--workers 2 --concurrency 3", "--workers and --concurrency are the same, and differ"),
-        ("--engine ray --cluster 1x(2cpu,4GB)", "--cluster and --engine ray do not go together"),
+        ("--engine ray --cluster 1x(2cpu,4GB)", "--cluster and --engine ray cannot be combined"),
     ],
 )
 def test_options_that_do_not_go_together_are_one_clear_error(place: Tables, arguments: str, words: str) -> None:

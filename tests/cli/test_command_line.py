@@ -114,7 +114,7 @@ def test_every_mistake_in_a_request_is_reported_at_once() -> None:
 
 def test_kept_back_cpus_are_not_given_out() -> None:
     shown = run("cluster", "show", "1x(10cpu)", "--keep-back", "0.2", "--fit", "cpus=1")
-    assert "8 CPUs (2 more kept back)" in shown.stdout
+    assert "8 CPUs (2 more reserved)" in shown.stdout
     assert "8 workers fit" in shown.stdout
 
 
@@ -140,6 +140,27 @@ def test_completion_scripts_are_printed_for_every_shell(shell: str) -> None:
 def test_tab_completes_commands() -> None:
     shown = run(_DOVETAIL_COMPLETE="bash_complete", COMP_WORDS="dovetail clu", COMP_CWORD="1")
     assert shown.stdout.strip() == "plain,cluster"
+
+
+@pytest.mark.parametrize(
+    ("words", "completed"),
+    [
+        ("dovetail plan pipe", "file,pipe"),
+        ("dovetail plan p.yaml --mode st", "plain,streaming"),
+        ("dovetail plan p.yaml --engine ray:", "plain,ray:auto"),
+        ("dovetail run p.yaml --run-dir ru", "dir,ru"),
+    ],
+)
+def test_tab_completes_files_modes_and_engines(words: str, completed: str) -> None:
+    at = str(len(words.split()) - 1)
+    assert run(_DOVETAIL_COMPLETE="bash_complete", COMP_WORDS=words, COMP_CWORD=at).stdout.strip() == completed
+
+
+@pytest.mark.parametrize(("typed", "meant"), [(("rnu",), "run"), (("cluster", "shwo"), "show")])
+def test_an_unknown_command_is_answered_with_the_nearest_one(typed: tuple[str, ...], meant: str) -> None:
+    shown = run(*typed)
+    assert shown.returncode == 2
+    assert f"No such command {typed[-1]!r} (did you mean {meant!r}?)" in shown.stderr
 
 
 def test_every_command_has_an_example_in_its_help() -> None:

@@ -120,8 +120,8 @@ def test_documents_are_the_same_every_time() -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("--folder", "there"), "is there already"),
-        (("--folder", "a-file"), "cannot be made"),
+        (("--folder", "there"), "file exists"),
+        (("--folder", "a-file"), "cannot be created"),
         (("--documents", "0"), "--documents"),
         (("--documents", "many"), "--documents"),
     ],

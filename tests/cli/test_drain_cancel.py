@@ -49,7 +49,7 @@ def test_a_signal_drains_and_a_resume_goes_on(place: Place, number: int, code: i
         run = started.goes()
         started.process.send_signal(number)
         assert started.ended() == code, started.err
-        assert f"draining: what is in hand is finished; {word} again stops now" in started.err
+        assert f"draining: finishing the work in flight; {word} again stops immediately" in started.err
         assert f"dovetail run --resume {run.name}" in started.err
         assert "Traceback" not in started.err
     assert place.status() == "drained"
@@ -104,7 +104,7 @@ def test_a_run_is_cancelled_from_another_process(place: Place) -> None:
         run = started.goes()
         told = place.run("cancel", str(run))
         assert told.returncode == 0, told.stderr
-        assert f"asked {run.name} to cancel" in told.stderr
+        assert f"sent cancel to run {run.name}" in told.stderr
         assert started.ended() == 130, started.err
     assert place.status() == "cancelled"
     resumed_to_the_end(place, run)
@@ -173,7 +173,7 @@ def test_who_does_not_want_to_wait_for_others_is_told_so(place: Place) -> None:
         run = started.goes()
         done = place.run("run", "p.yaml", *CLUSTER, "--sink", "other.jsonl", "--no-wait")
         assert done.returncode == 3, done.stderr
-        assert "leave --no-wait out" in done.stderr
+        assert "remove --no-wait" in done.stderr
         assert f"fix  dovetail drain {run.name}" in done.stderr
         assert place.run("cancel", run.name, "--wait").returncode == 0
 

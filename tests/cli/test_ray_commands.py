@@ -45,7 +45,7 @@ def test_plan_is_for_what_others_leave_and_says_who_they_are(
     with foreign_actor(ray_cluster, tmp_path, node="d", num_cpus=4):
         done = place.run("plan", "p.yaml", *engine)
         assert done.returncode == 0, done.stderr
-        assert "others use a part of the Ray cluster" in done.stdout
+        assert "a part of the Ray cluster is in use" in done.stdout
         assert "in use:" in done.stdout
         assert "actor Holder" in done.stdout
         dry = place.run("run", "p.yaml", *engine, "--dry-run")

@@ -76,7 +76,7 @@ def test_a_file_that_is_there_is_not_overwritten_without_force(tmp_path: Path) -
     path = tmp_path / "my pipeline.yaml"
     path.write_text("mine")
     (problem,) = refusal("pipeline", str(path)).problems
-    assert "is there already" in problem.message
+    assert "file exists" in problem.message
     assert problem.fix_texts == (f"dovetail init pipeline '{path}' --force",)
     assert path.read_text() == "mine"
     assert run_init("pipeline", str(path), "--force").exit_code == 0

@@ -1,5 +1,7 @@
-"""The command `dovetail`: lazily imported commands, error messages and exit codes. Data goes to stdout, all else to
-stderr."""
+"""The command `dovetail`: lazily imported commands, error messages and exit codes.
+
+Data goes to stdout, everything else to stderr.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +13,25 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 import dovetail
-from dovetail.errors import DovetailError
+from dovetail.errors import DovetailError, did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-class LazyGroup(click.Group):
-    """A group whose commands are named with their one-line help and the module that holds them."""
+class SuggestingGroup(click.Group):
+    """A group whose error message for an unknown command suggests the nearest one."""
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            hint = did_you_mean(args[0], self.list_commands(ctx))
+            raise click.UsageError(f"No such command {args[0]!r}{hint}.", error.ctx) from None
+
+
+class LazyGroup(SuggestingGroup):
+    """A group that imports a command when it is used; `commands_in`: name -> (module, one-line help)."""
 
     def __init__(self, *arguments: Any, commands_in: Mapping[str, tuple[str, str]], **settings: Any) -> None:
         super().__init__(*arguments, **settings)
@@ -41,25 +54,25 @@ class LazyGroup(click.Group):
 
 
 COMMANDS = {
-    "backfill": ("dovetail.cli.backfill", "Fill a column of a Lance table by a function."),
-    "cancel": ("dovetail.cli.runs", "Stop a run now."),
-    "cluster": ("dovetail.cli.cluster", "What there is: nodes, cards, codecs, and what would fit."),
-    "completion": ("dovetail.cli.completion", "Make the shell complete commands and options."),
-    "demo": ("dovetail.cli.demo", "Run a pipeline over generated documents here, and plan one for a cluster."),
-    "drain": ("dovetail.cli.runs", "Let a run finish what it has in hand, and no more."),
-    "explain": ("dovetail.cli.explain", "Why this many workers, why there, what one more would bring."),
-    "init": ("dovetail.cli.init", "Write an example pipeline or recipe to start from."),
-    "logs": ("dovetail.cli.logs", "What the workers of a run printed."),
-    "ls": ("dovetail.cli.runs", "Which runs there are, and how they are doing."),
-    "plan": ("dovetail.cli.plan", "What would run where, how fast, what limits it, and why."),
-    "recipe": ("dovetail.cli.recipe", "A quick reference for recipes: workers, shares of cards, CPUs."),
-    "replay": ("dovetail.cli.replay", "Does a recorded run decide the same today?"),
+    "backfill": ("dovetail.cli.backfill", "Compute a column of a Lance table with a function."),
+    "cancel": ("dovetail.cli.runs", "Stop a run immediately."),
+    "cluster": ("dovetail.cli.cluster", "Show nodes, GPUs and codecs, and how many workers fit."),
+    "completion": ("dovetail.cli.completion", "Print a shell completion script."),
+    "demo": ("dovetail.cli.demo", "Run a sample pipeline here, and plan one for a cluster."),
+    "drain": ("dovetail.cli.runs", "Stop reading input, finish the work in flight, then exit."),
+    "explain": ("dovetail.cli.explain", "Explain worker counts, placement and bottlenecks of a plan."),
+    "init": ("dovetail.cli.init", "Write an example pipeline or recipe file."),
+    "logs": ("dovetail.cli.logs", "Print the output of the workers of a run."),
+    "ls": ("dovetail.cli.runs", "List runs and their status."),
+    "plan": ("dovetail.cli.plan", "Show placement, predicted rate and bottleneck; start nothing."),
+    "recipe": ("dovetail.cli.recipe", "Recommend worker counts and GPU shares for recipe operators."),
+    "replay": ("dovetail.cli.replay", "Replay a recorded run and compare the decisions."),
     "report": ("dovetail.cli.report", "Write an HTML report of a run."),
-    "run": ("dovetail.cli.run", "Run a pipeline file or a recipe; or go on with a run."),
-    "schema": ("dovetail.cli.schema", "The JSON Schema of a file, for editors."),
-    "simulate": ("dovetail.cli.simulate", "The same pipeline on a cluster that nobody has."),
-    "status": ("dovetail.cli.status", "How one run is doing, or how it went."),
-    "trace": ("dovetail.cli.runs", "A run as a time line for Perfetto."),
+    "run": ("dovetail.cli.run", "Run a pipeline or recipe file, or resume a run."),
+    "schema": ("dovetail.cli.schema", "Print the JSON Schema of pipeline or recipe files."),
+    "simulate": ("dovetail.cli.simulate", "Simulate a pipeline on a hypothetical cluster."),
+    "status": ("dovetail.cli.status", "Show the progress or result of a run."),
+    "trace": ("dovetail.cli.runs", "Export the timeline of a run for Perfetto."),
 }
 
 EPILOG = """\b
@@ -76,8 +89,8 @@ Examples:
   dovetail demo
   dovetail status last
 
-Exit codes: 0 fine, 1 work failed, 2 usage or configuration, 3 does not fit, 5 engine unreachable, 130 interrupted
-(143 by SIGTERM).
+Exit codes: 0 success, 1 the run failed, 2 usage or configuration error, 3 does not fit on the cluster,
+5 engine unreachable, 130 interrupted (143 by SIGTERM).
 """
 
 
@@ -89,11 +102,11 @@ Exit codes: 0 fine, 1 work failed, 2 usage or configuration, 3 does not fit, 5 e
 )
 @click.version_option(dovetail.__version__, "--version", "-V", prog_name="dovetail")
 def command_line() -> None:
-    """Plans, places and runs heterogeneous ML work: what a worker needs, what there is, how many go where, why."""
+    """Plan and run ML data pipelines on one machine or a Ray cluster."""
 
 
 def main() -> NoReturn:
-    """The entry point; the only place that turns errors into exit codes."""
+    """Entry point; the only place that turns errors into exit codes."""
     _reopen_closed_streams()
     colour = False if os.environ.get("NO_COLOR") else None
     try:
@@ -111,7 +124,7 @@ def main() -> NoReturn:
         click.echo(f"error: {error}", err=True)
         sys.exit(1)
     except SystemExit:
-        # click has met a reader that left (`| head`): it has enough of our output, and nothing failed
+        # click reports a closed pipe (`| head`) this way; nothing failed
         if type(sys.stdout).__name__.endswith("PacifyFlushWrapper"):
             sys.exit(0)
         raise
@@ -122,13 +135,13 @@ def main() -> NoReturn:
 
 
 def _reopen_closed_streams() -> None:
-    """Some services start programs without stdin, stdout or stderr: then the next file or socket would become them, and
-    be written to by whoever prints."""
+    """Opens stdin, stdout and stderr on /dev/null if they are closed, as under some service managers. Otherwise the
+    next file or socket would take their number and receive what is printed."""
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
         except OSError:
-            # takes the lowest number that is free, this one; for the processes that we start, too
+            # takes the lowest free number, this one; inherited by child processes
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
     if sys.stderr is None:
-        sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115 - for whoever talks, until the end
+        sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115 - stays open until the process ends

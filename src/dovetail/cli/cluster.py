@@ -11,9 +11,11 @@ from typing import Any
 import click
 
 import dovetail as dt
+from dovetail.cli import SuggestingGroup
 from dovetail.cli.cluster_diagram import cluster_summary, draw_cluster
 from dovetail.cli.engine_option import engine_conflicts, engine_option, ray_cluster_usage
 from dovetail.cli.largest_worker import largest_worker
+from dovetail.cli.options import FILE_PATH, json_option
 from dovetail.errors import did_you_mean
 from dovetail.resources.sizes import format_exact_size
 from dovetail.scheduling.diagnose.feasibility import WorkerRequest, count_that_fit, require_fit
@@ -22,7 +24,7 @@ REQUEST_EXAMPLE = "cpus=2, gpus=0.25, gpu_memory=4GB"
 
 
 def parse_request(text: str) -> dt.Shape:
-    """A shape from comma-separated name=value pairs; names are those of dt.Resources, and `ranks`."""
+    """A shape from comma-separated name=value pairs; names are the fields of dt.Resources, and `ranks`."""
     known = [item.name for item in fields(dt.Resources)]
     known = [name for name in known if name not in ("labels", "custom")] + ["ranks", "labels.NAME", "custom.NAME"]
     given: dict[str, Any] = {"labels": {}, "custom": {}}
@@ -56,7 +58,7 @@ def parse_request(text: str) -> dt.Shape:
 
 
 def _parse_mapping(given: dict[str, Any], part: str, value: str) -> list[dt.Problem]:
-    """'{"pool": "gpu"}', as it is written in Python and in fixes."""
+    """'{"pool": "gpu"}', the Python spelling that fixes use."""
     try:
         given.update(ast.literal_eval(value))
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
@@ -78,9 +80,9 @@ def _parse_value(text: str) -> object:
 MAX_DRAWN_WORKERS = 10_000
 
 
-@click.group()
+@click.group(cls=SuggestingGroup)
 def cluster() -> None:
-    """What there is: nodes, cards, codecs, and what would fit."""
+    """Show nodes, GPUs and codecs, and how many workers fit."""
 
 
 @cluster.command(
@@ -93,14 +95,16 @@ Examples:
   dovetail cluster show --engine ray:auto
 """
 )
-@click.argument("spec", default="auto")
+@click.argument("spec", default="auto", type=FILE_PATH)
 @engine_option("local")
-@click.option("--fit", metavar="REQUEST", help=f"Fill it with workers of one kind, such as '{REQUEST_EXAMPLE}'.")
-@click.option("--keep-back", metavar="SHARE", type=float, help="Keep this share of the CPUs for the system: 0.05.")
-@click.option("--json", "as_json", is_flag=True, help="Print data instead of a picture.")
+@click.option("--fit", metavar="REQUEST", help=f"Count the workers that fit, for example '{REQUEST_EXAMPLE}'.")
+@click.option("--keep-back", metavar="SHARE", type=float, help="Reserve this fraction of the CPUs for the system.")
+@json_option()
 def show(spec: str, engine: str, fit: str | None, keep_back: float | None, as_json: bool) -> None:
-    """Show this machine, the cluster described by SPEC (a text, or a YAML or JSON file), or with --engine ray:... that
-    of Ray: what there is of it, what is used, who sits where, and who waits."""
+    """Show this machine or the cluster described by SPEC (a text, or a YAML or JSON file).
+
+    With --engine ray:..., show the Ray cluster: capacity, use, holders of resources, and waiting runs.
+    """
     problems = engine_conflicts(engine, spec, "SPEC")
     if problems:
         raise dt.ConfigError(problems)
@@ -131,7 +135,7 @@ def show(spec: str, engine: str, fit: str | None, keep_back: float | None, as_js
     click.echo("\n".join(draw_cluster(ledger, drawn)))
     click.echo()
     if len(workers) < count:
-        click.echo(f"drawn: the first {len(workers)}")
+        click.echo(f"the diagram shows the first {len(workers)}")
     if fit is not None:
         click.echo(f"{count} workers fit ({shape.describe() if shape else ''})")
     else:

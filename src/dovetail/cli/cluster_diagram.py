@@ -20,7 +20,7 @@ CARD_CELLS = 10
 CPU_CELLS = 10
 MAX_ROWS = 40
 IN_USE = "in use"
-"""The name of those who sit there already."""
+"""Name of the resources that are already in use."""
 WORKER_COLOURS = ("green", "cyan", "yellow", "magenta", "blue", "red")
 
 
@@ -32,7 +32,7 @@ def cluster_summary(cluster: Cluster) -> str:
     cards = Counter(gpu for node in nodes for gpu in node.gpus)
     parts = [
         f"{len(nodes)} node{'s' if len(nodes) > 1 else ''}",
-        f"{format_milli(cpus)} CPUs" + (f" ({format_milli(kept)} more kept back)" if kept else ""),
+        f"{format_milli(cpus)} CPUs" + (f" ({format_milli(kept)} more reserved)" if kept else ""),
         f"{format_size(sum(node.memory_bytes for node in nodes))} memory" if any(n.memory_bytes for n in nodes) else "",
         f"{sum(cards.values())} GPU{'s' if sum(cards.values()) != 1 else ''}" if cards else "no GPU",
     ]
@@ -46,7 +46,7 @@ def card_text(gpu: Gpu) -> str:
 
 
 def draw_cluster(ledger: Ledger, workers: Mapping[str, Sequence[Seats]] | None = None) -> list[str]:
-    """Rows of nodes with a bar for their CPUs and a box for each card; `workers` sit there under their names."""
+    """Rows of nodes with a bar for their CPUs and a box for each GPU; `workers`: name -> seats."""
     workers = workers or {}
     letters = dict(zip(workers, "abcdefghijklmnopqrstuvwxyz", strict=False))
     seated: dict[str, list[tuple[str, Seat]]] = {}
@@ -58,7 +58,7 @@ def draw_cluster(ledger: Ledger, workers: Mapping[str, Sequence[Seats]] | None =
     for node in ledger.cluster.nodes:
         alike.setdefault(_node_row(ledger, node, seated.get(node.name, [])), []).append(node)
     rows = [(_node_names(nodes), *cells) for cells, nodes in list(alike.items())[:MAX_ROWS]]
-    lines = _node_table([("node", "CPUs in use", "memory free", "cards"), *rows])
+    lines = _node_table([("node", "CPUs in use", "memory free", "GPUs"), *rows])
     if len(alike) > MAX_ROWS:
         lines.append(f"... and {len(alike) - MAX_ROWS} more rows")
     return lines + _legend(letters, workers)
@@ -69,14 +69,14 @@ def _node_row(ledger: Ledger, node: Node, seated: list[tuple[str, Seat]]) -> tup
     used = node.usable_cpu_milli - free.cpu_milli
     filled = -(-used * CPU_CELLS // max(1, node.usable_cpu_milli))
     cpus = f"{'#' * filled}{'.' * (CPU_CELLS - filled)} {format_milli(used)}/{format_milli(node.usable_cpu_milli)}"
-    memory = f"{format_size(free.memory_bytes)}/{format_size(node.memory_bytes)}" if node.memory_bytes else "not given"
+    memory = f"{format_size(free.memory_bytes)}/{format_size(node.memory_bytes)}" if node.memory_bytes else "unknown"
     boxes = [_card_box(index, seated) for index in range(len(node.gpus))]
     labels = " ".join(f"{name}={value}" for name, value in node.labels)
     return cpus, memory, "".join(boxes) + _codecs(ledger, node) + (f" {{{labels}}}" if labels else "")
 
 
 def _card_box(card: int, seated: list[tuple[str, Seat]]) -> str:
-    """[aaabb.....]: a letter for every tenth of the card, at least one for everyone who sits there."""
+    """[aaabb.....]: a letter for every tenth of the GPU, at least one for each worker on it."""
     cells, taken = "", 0
     for letter, seat in seated:
         for share in seat.cards:

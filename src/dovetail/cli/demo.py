@@ -18,6 +18,7 @@ import dovetail as dt
 from dovetail.cli.cluster_diagram import cluster_summary
 from dovetail.cli.engine_option import target_cluster
 from dovetail.cli.largest_worker import largest_worker
+from dovetail.cli.options import FOLDER_PATH
 from dovetail.cli.output_file import file_error, write_file
 from dovetail.cli.plan import plan_run_spec
 from dovetail.observe.run_folder import run_reference
@@ -32,8 +33,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 PIPELINE_TEXT = """\
-# What `dovetail demo` ran. Run it again:  dovetail run pipeline.yaml
-# Keys and their meaning: dovetail schema pipeline
+# The pipeline of `dovetail demo`. Run it again:  dovetail run pipeline.yaml
+# All keys: dovetail schema pipeline
 name: documents
 source: documents.jsonl
 sink: {path: clean.jsonl, ordered: true}
@@ -42,7 +43,7 @@ stages:
   - name: clean
     run: steps:clean              # module:name; steps.py is beside this file
     resources: {cpus: 1}
-  - name: judge                   # needs the same as the stage before it: both run in the same workers
+  - name: judge                   # same resources as the stage before: both run in the same workers
     run: steps:judge
     resources: {cpus: 1}
   - name: describe
@@ -62,14 +63,14 @@ FILLER_WORDS = "the of and to in a is that for it as was with by on not at are t
 
 
 def write_demo_files(folder: str | None, documents: int) -> Path:
-    """A folder with everything in it: this one, if there is nothing of the kind in it, or a new one."""
+    """Writes the files of the demo to this folder, or to a new temporary one."""
     try:
         where = Path(tempfile.mkdtemp(prefix="dovetail-demo-") if folder is None else folder).absolute()
         where.mkdir(parents=True, exist_ok=True)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         fix = "dovetail demo --folder /a/folder/of/yours"
-        raise file_error(folder or "a temporary folder", f"cannot be made: {reason}", fix) from None
+        raise file_error(folder or "a temporary folder", f"cannot be created: {reason}", fix) from None
     again = f"dovetail demo --folder {shlex.quote(f'{where}-2')}"
     steps = files("dovetail.cli").joinpath("demo_steps.py").read_text(encoding="utf-8")
     rows = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in generate_documents(documents))
@@ -79,7 +80,7 @@ def write_demo_files(folder: str | None, documents: int) -> Path:
 
 
 def generate_documents(count: int) -> Iterator[dict[str, Any]]:
-    """The same ones every time; three in ten are not worth keeping."""
+    """Deterministic documents; three in ten are of low quality."""
     chance = Random(7)  # noqa: S311
     subjects = {name: [*words.split(), *words.split(), *FILLER_WORDS.split()] for name, words in SUBJECTS.items()}
     for number in range(count):
@@ -104,11 +105,11 @@ EXAMPLE_ITEMS = 2000
 CLUSTER_WITHOUT_ENCODERS = "1x(32cpu, 128GB, 2xH100)"
 PROBE_ITEMS = 200
 MAX_TEXT_CHARS = 160
-"""Letters of a document."""
+"""Shown of a document."""
 
 
 def example_pipeline() -> dt.Pipeline:
-    """The pipeline of examples/video.yaml, which is not there when Dovetail was installed from a wheel."""
+    """The pipeline of examples/video.yaml, which is not part of the wheel."""
     stages = {
         "download": (dt.Resources(cpus=1, memory="1GB"), 4),
         "decode": (dt.Resources(cpus=1, nvdecs=1), 6),
@@ -127,15 +128,24 @@ def example_pipeline() -> dt.Pipeline:
     epilog="""\b
 Examples:
   dovetail demo
-  dovetail demo --folder my-demo      # keeps the documents, the pipeline file and its functions there
+  dovetail demo --folder my-demo      # keep the documents, the pipeline file and its code
 """
 )
-@click.option("--folder", metavar="DIR", help="Write the files there; default: a new temporary folder.")
 @click.option(
-    "--documents", type=click.IntRange(1, 1_000_000), default=4000, show_default=True, help="How many to generate."
+    "--folder",
+    metavar="DIR",
+    type=FOLDER_PATH,
+    help="Folder for the files.  [default: a new temporary folder]",
+)
+@click.option(
+    "--documents",
+    type=click.IntRange(1, 1_000_000),
+    default=4000,
+    show_default=True,
+    help="Number of documents to generate.",
 )
 def demo(folder: str | None, documents: int) -> None:
-    """Run a real pipeline over generated documents here, then plan one for a cluster that nobody has."""
+    """Run a sample pipeline on this machine, then plan and simulate a video pipeline on a hypothetical cluster."""
     _heading("This machine")
     here = dt.Cluster.local()
     for note in here.notes:
@@ -151,23 +161,24 @@ def demo(folder: str | None, documents: int) -> None:
 
 
 def _run_documents(where: Path, documents: int) -> Path:
-    """Its run folder."""
+    """Runs the demo pipeline; returns the run folder."""
     file = where / PIPELINE_FILE
     job = jobs.load_pipeline_spec(file)
     jobs.add_import_path(where)
     names = ", ".join(stage.name for stage in job.pipeline)
-    _heading(f"{documents} documents, generated into {where}")
-    click.echo(f"{PIPELINE_FILE} says what is done to them ({names}), {STEPS} how")
+    _heading(f"{documents} generated documents")
+    click.echo(f"folder    {where}")
+    click.echo(f"pipeline  {PIPELINE_FILE} ({names}), code in {STEPS}")
     if documents >= PROBE_ITEMS:
         probe(job.pipeline, job.source, PROBE_ITEMS)
-        _heading(f"The plan, after {PROBE_ITEMS} documents went through every stage to see how fast they are")
+        _heading(f"Plan, after measuring every stage with {PROBE_ITEMS} documents")
     else:
-        _heading("The plan")
+        _heading("Plan")
     click.echo("\n".join(_plan_lines(plan_run_spec(job, target_cluster("local", "auto"), None, DEFAULT_HEADROOM))))
-    _heading("The run")
+    _heading("Run")
     run = dt.run(job.pipeline, job.source, sink=job.sink, progress=True, what="dovetail demo")
     click.echo("\n".join(result_lines(run.wait())))
-    _heading("One document, before and after")
+    _heading("A document, before and after")
     for line in before_and_after(where):
         click.echo(line)
     return run.folder
@@ -178,7 +189,7 @@ def _plan_lines(plan: dt.Plan) -> list[str]:
 
 
 def before_and_after(where: Path) -> Iterator[str]:
-    """The first of which something was cleaned away, as it was and as it is."""
+    """The first document from which a link was removed."""
     with (where / RESULTS).open(encoding="utf-8") as results, (where / DOCUMENTS).open(encoding="utf-8") as documents:
         before = (json.loads(line) for line in documents)
         for line in results:
@@ -191,7 +202,7 @@ def before_and_after(where: Path) -> Iterator[str]:
 
 
 def _shortened(row: dict[str, Any]) -> str:
-    """The end of its text, where the link was, and what else it has."""
+    """The end of the text, where the link was, and the other fields."""
     row = {key: value[:3] if isinstance(value, list) else value for key, value in row.items()}
     row["text"] = f"...{row['text'][-MAX_TEXT_CHARS // 2 :]}"
     return textwrap.shorten(json.dumps(row, ensure_ascii=False), 2 * MAX_TEXT_CHARS, placeholder=" ...")
@@ -202,12 +213,13 @@ def _show_simulated_cluster() -> None:
     started = time.perf_counter()
     plan = dt.plan(pipeline, EXAMPLE_CLUSTER)
     took_ms = (time.perf_counter() - started) * 1000
-    _heading(f"And a cluster that is not here: a video pipeline on {EXAMPLE_CLUSTER}, planned in {took_ms:.0f} ms")
+    _heading(f"A video pipeline on a hypothetical cluster, planned in {took_ms:.0f} ms")
+    click.echo(f"cluster  {EXAMPLE_CLUSTER}")
     click.echo("\n".join(_plan_lines(plan)))
     click.echo()
     simulated = dt.simulate(pipeline, plan=plan, items=EXAMPLE_ITEMS, progress=True, what="dovetail demo")
     click.echo("\n".join([*run_headline(simulated.summary), *rate_lines(simulated.summary)]))
-    _heading(f"The same on {CLUSTER_WITHOUT_ENCODERS} does not fit, and why")
+    _heading(f"The same pipeline does not fit on {CLUSTER_WITHOUT_ENCODERS}")
     try:
         dt.plan(pipeline, CLUSTER_WITHOUT_ENCODERS)
     except dt.InfeasibleError as error:
@@ -215,16 +227,16 @@ def _show_simulated_cluster() -> None:
 
 
 def next_lines(where: Path, run: str) -> list[str]:
-    """What to type next."""
+    """Next commands to try."""
     file = shlex.quote(str(where / PIPELINE_FILE))
     commands = {
-        f"head -n 3 {shlex.quote(str(where / RESULTS))}": "what came out",
-        f"dovetail run {file}": "the same again",
-        f"dovetail status {run}": "how it went",
-        f"dovetail logs {run}": "what its workers printed",
-        f"dovetail trace {run} -o trace.json": "its time line, for ui.perfetto.dev",
-        f"dovetail explain {file}": "why so many workers, and what one more CPU would bring",
-        "dovetail init pipeline": "a file of your own to start from",
+        f"head -n 3 {shlex.quote(str(where / RESULTS))}": "the results",
+        f"dovetail run {file}": "run it again",
+        f"dovetail status {run}": "the summary",
+        f"dovetail logs {run}": "the output of workers",
+        f"dovetail trace {run} -o trace.json": "a timeline for ui.perfetto.dev",
+        f"dovetail explain {file}": "why this plan",
+        "dovetail init pipeline": "start your own pipeline",
     }
     lines = [f"{command}   # {meaning}" for command, meaning in commands.items()]
     return [f"{'' if number else 'Next:':7}{line}" for number, line in enumerate(lines)]

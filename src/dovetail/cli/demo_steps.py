@@ -13,19 +13,19 @@ LINK = re.compile(r"https?://\S+|\bwww\.\S+")
 SPACE = re.compile(r"\s+")
 WORD = re.compile(r"[a-z]+")
 COMMON = "a all an and are as at be by for from has have in is it its not of on or that the this to was with"
-SEEDS = range(12)
+HASH_SEEDS = range(12)
 BITS = 0xFFFFFFFF
 
 
 @dt.each
 def clean(row: Row) -> Row:
-    """One item in, one out: without links, and with single spaces."""
+    """One item in, one item out: removes links and repeated spaces."""
     return {**row, "text": SPACE.sub(" ", LINK.sub("", row["text"])).strip()}
 
 
 @dt.each
 def judge(row: Row) -> Row | None:
-    """None drops it: too short, too many symbols, or the same words over and over."""
+    """Drops the row (None) if it is too short, has too many symbols, or repeats itself."""
     text = row["text"]
     letters = sum(map(str.isalpha, text))
     words = text.lower().split()
@@ -36,17 +36,17 @@ def judge(row: Row) -> Row | None:
 
 
 class Describe:
-    """Set up once per worker, then called with a list of up to `batch_size` rows. Here a model would be loaded."""
+    """Set up once per worker, then called with lists of up to `batch_size` rows. `setup` would load a model."""
 
-    def setup(self, worker: Any) -> None:  # noqa: ARG002 - it tells the stage, the node, its cards
+    def setup(self, worker: Any) -> None:  # noqa: ARG002 - has the stage, the node, the GPUs
         self.common = frozenset(COMMON.split())
-        self.salts = [zlib.crc32(bytes([seed])) for seed in SEEDS]
+        self.salts = [zlib.crc32(bytes([seed])) for seed in HASH_SEEDS]
 
     def __call__(self, rows: list[Row]) -> list[Row]:
         return [{**row, **self.describe(row["text"])} for row in rows]
 
     def describe(self, text: str) -> Row:
-        """The words it is about, and a fingerprint that near-duplicates share most of."""
+        """The most frequent words, and a fingerprint that is similar for near-duplicates."""
         words = WORD.findall(text.lower())
         topics = Counter(word for word in words if word not in self.common).most_common(3)
         shingles = {zlib.crc32(" ".join(words[at : at + 3]).encode()) for at in range(len(words) - 2)}

@@ -31,7 +31,7 @@ EMPTY_SOURCE = object()
 
 
 def dry_run(job: RunSpec, asked: RunArguments, engine: str, plan_file: str | None, again: str) -> None:
-    """A ConfigError with everything that would go wrong, or what would be done, on stdout."""
+    """Prints the plan, or raises a ConfigError with everything that would fail."""
     recipe = recipe_of(job)
     problems = import_errors(job) if recipe is None else recipe.unready()
     source: Any = None
@@ -47,7 +47,7 @@ def dry_run(job: RunSpec, asked: RunArguments, engine: str, plan_file: str | Non
         problems.append(dt.Problem(error.code, error.message, fixes=(error.fix,), place=error.place))
     except Exception as error:  # the user's generator
         message = f"the source raised at its first item: {type(error).__name__}: {error}"
-        problems.append(dt.Problem("DT363", message, fixes=("mend the function that `source: {run: ...}` names",)))
+        problems.append(dt.Problem("DT363", message, fixes=("fix the function named by `source: {run: ...}`",)))
     problems += [problem for path in _sink_paths(job.sink) for problem in _sink_errors(path)]
     if problems:
         raise dt.ConfigError(problems)
@@ -67,11 +67,11 @@ def dry_run(job: RunSpec, asked: RunArguments, engine: str, plan_file: str | Non
         click.echo(line)
     for line in [*(f"note: {note}" for note in plan.notes[1:]), *on.usage_lines()]:
         click.echo(line)
-    click.echo(f"\n{len(job.pipeline)} stages can be imported; nothing was started or written", err=True)
+    click.echo(f"\n{len(job.pipeline)} stages were imported; nothing was started or written", err=True)
 
 
 def _source_lines(source: Any, limit: int | None) -> list[str]:
-    """What it is, how much, and its first row: read as a worker would, or taken from the iterable."""
+    """Kind, size and first row of the source, read as a worker reads it."""
     from dovetail.data.sources import open_source
 
     cursor = open_source(source, limit)
@@ -91,12 +91,12 @@ def _source_lines(source: Any, limit: int | None) -> list[str]:
 
 def _first_row_lines(row: object) -> list[str]:
     if isinstance(row, BadRow):
-        return [f"first row   is bad: {row.place}: {row.error_text}"]
+        return [f"first row   cannot be parsed: {row.place}: {row.error_text}"]
     return ["first row   none: the source is empty" if row is EMPTY_SOURCE else f"first row   {short_repr(row)}"]
 
 
 def _sink_paths(sink: Any) -> Iterator[tuple[str, bool]]:
-    """(path, whether it must not be there) of every sink on this machine."""
+    """(path, whether it must not exist) of every sink on this machine."""
     if isinstance(sink, str):
         sink = {"path": sink}
     if isinstance(sink, Mapping):
@@ -108,10 +108,12 @@ def _sink_paths(sink: Any) -> Iterator[tuple[str, bool]]:
 
 def _sink_errors(sink: tuple[str, bool]) -> Iterator[dt.Problem]:
     path, must_be_new = Path(sink[0]), sink[1]
-    fix = "name a file in a folder that you may write"
+    fix = "choose a file in a writable folder"
     with suppress(OSError):
         if must_be_new and path.exists():
-            yield dt.Problem("DT025", "is there already, and exists: fail", fixes=("exists: replace",), place=str(path))
+            yield dt.Problem(
+                "DT025", "file exists, and the sink has exists: fail", fixes=("exists: replace",), place=str(path)
+            )
         if path.is_dir() and path.suffix != ".lance":
             yield dt.Problem("DT025", "is a folder, not a file", fixes=(fix,), place=str(path))
     folder = path.parent
@@ -120,4 +122,4 @@ def _sink_errors(sink: tuple[str, bool]) -> Iterator[dt.Problem]:
     if not folder.is_dir():
         yield dt.Problem("DT025", f"cannot be written: {folder} is not a folder", fixes=(fix,), place=str(path))
     elif not os.access(folder, os.W_OK | os.X_OK):
-        yield dt.Problem("DT025", f"cannot be written: you may not write in {folder}", fixes=(fix,), place=str(path))
+        yield dt.Problem("DT025", f"cannot be written: no write permission in {folder}", fixes=(fix,), place=str(path))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import dovetail as dt
+from dovetail.cli.options import complete_values
 from dovetail.engines.ray.address import AddressKind, RayAddress, is_ray_engine
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from dovetail.engines.ray.discovery import DiscoveredCluster
     from dovetail.resources.seat import Seats
 
-ENGINE_HELP = "local, ray (starts one here), ray:auto (the one that runs here), ray:HOST:PORT"
+ENGINE_HELP = "local, ray (start Ray on this machine), ray:auto (a running Ray) or ray:HOST:PORT"
 LOCAL, SIMULATED = "local", "sim"
 MAX_SHOWN_HOLDERS = 10
 
@@ -30,32 +31,30 @@ class TargetCluster:
     cluster: dt.Cluster
     on_ray: bool = False
     foreign: Seats = ()
-    """What others than Dovetail have of it."""
+    """Resources held by users other than Dovetail."""
     ray_usage: ClusterUsage | None = None
 
     def plan(self, make: Callable[[dt.Cluster], dt.Plan], share: float | None = None) -> dt.Plan:
-        """The plan for what others leave; with `share`, for at most that part of all."""
+        """The plan for what other users leave free; with `share`, for at most that fraction of the cluster."""
         from dovetail.claims.shared_plan import expand_plan, remaining_cluster
 
-        alone = make(self.cluster)  # or it never fits
+        alone = make(self.cluster)  # raises if it can never fit
         taken = self.foreign
         if share is not None and share < 1:
             alone, taken = self._plan_within_share(share, alone, make)
         if not self.foreign:
             return alone
-        why = "others use a part of the Ray cluster"
+        why = "a part of the Ray cluster is in use"
         try:
             return expand_plan(make(remaining_cluster(self.cluster, taken)), self.cluster, taken, why)
         except dt.InfeasibleError:
-            waits = (
-                "it does not fit now, beside what others use: a run would wait for them; planned as if it were alone"
-            )
+            waits = "does not fit beside current users of the cluster, so a run would wait; planned for an idle cluster"
             return replace(alone, warnings=(*alone.warnings, waits))
 
     def _plan_within_share(
         self, share: float, alone: dt.Plan, make: Callable[[dt.Cluster], dt.Plan]
     ) -> tuple[dt.Plan, Seats]:
-        """The plan for a share of the cluster, and all that it leaves, or others have."""
+        """The plan for a share of the cluster, and the resources that are outside the share or in use."""
         from dovetail.engines.ray.ray_import import import_ray
         from dovetail.resources.amounts import (
             cluster_capacity,
@@ -65,7 +64,7 @@ class TargetCluster:
             sum_seats,
         )
 
-        import_ray()  # or one clear error
+        import_ray()  # raises one clear error if Ray is missing
         from dovetail.runtime.ray_admission import plan_within_share
 
         plan, cap = plan_within_share(alone, make, share)
@@ -76,7 +75,7 @@ class TargetCluster:
         )
 
     def usage_lines(self) -> list[str]:
-        """Who else is there."""
+        """Current users of the cluster."""
         held = self.ray_usage.holder_lines() if self.ray_usage is not None else []
         more = [f"  ... and {len(held) - MAX_SHOWN_HOLDERS} more"] if len(held) > MAX_SHOWN_HOLDERS else []
         return ["in use:", *(f"  {line}" for line in held[:MAX_SHOWN_HOLDERS]), *more] if held else []
@@ -88,7 +87,7 @@ def check_engine(
     parameter: Any,  # noqa: ARG001
     value: str | None,
 ) -> str | None:
-    """Everything that is wrong with it is told before anything starts."""
+    """Validates --engine before anything starts."""
     if value is None or value in allowed:
         return value
     if is_ray_engine(value):
@@ -98,33 +97,34 @@ def check_engine(
 
     hint = did_you_mean(value, (*allowed, "ray", "ray:auto"))
     fixes = (*(f"--engine {name}" for name in allowed), "--engine ray", "--engine ray:auto", "--engine ray:HOST:6379")
-    raise dt.ConfigError(dt.Problem("DT331", f"there is no engine {value!r}{hint}", fixes=fixes))
+    raise dt.ConfigError(dt.Problem("DT331", f"unknown engine {value!r}{hint}", fixes=fixes))
 
 
 def engine_option(*allowed: str, or_none: bool = False, later: bool = False) -> Callable[[Any], Any]:
-    """`--engine` with these, and with Ray; `or_none`: None says that nobody has typed it; `later`: who takes it says
-    what is wrong with it, together with all else."""
+    """`--engine` with these values and those of Ray. `or_none`: the value is None if it is not given; `later`: the
+    command validates it together with its other arguments."""
     return click.option(
         "--engine",
         default=None if or_none else LOCAL,
         show_default=LOCAL if or_none else True,
         metavar="ENGINE",
+        shell_complete=complete_values((*allowed, "ray", "ray:auto")),
         callback=None if later else partial(check_engine, allowed),
         help=f"{'sim, ' if SIMULATED in allowed else ''}{ENGINE_HELP}.",
     )
 
 
 def engine_conflicts(engine: str, cluster: str | None, what: str = "--cluster") -> list[dt.Problem]:
-    """On Ray, the cluster is what Ray has."""
+    """On Ray, the cluster is the Ray cluster."""
     if not is_ray_engine(engine) or cluster in (None, "auto"):
         return []
-    message = f"{what} and --engine {engine} do not go together: the cluster is what Ray has"
-    fixes = (f"leave out {what}", "--engine sim, to see how it would be there")
+    message = f"{what} and --engine {engine} cannot be combined: the cluster is that of Ray"
+    fixes = (f"remove {what}", "--engine sim to simulate it")
     return [dt.Problem("DT367", message, fixes=fixes[: 2 if what == "--cluster" else 1])]
 
 
 def target_cluster(engine: str, spec: str | None, *, start: bool = False) -> TargetCluster:
-    """The cluster to plan on. `ray` is started only if something is to `start`; else it is what it would be."""
+    """The cluster to plan on. For `ray`, Ray is started only with `start`; otherwise its nodes are predicted."""
     if not is_ray_engine(engine):
         return TargetCluster(dt.Cluster.of(spec or "auto"))
     where = RayAddress.parse(engine)
@@ -137,7 +137,7 @@ def target_cluster(engine: str, spec: str | None, *, start: bool = False) -> Tar
 
 
 def ray_cluster_usage(engine: str) -> tuple[dt.Cluster, Seats, ClusterUsage | None]:
-    """A Ray cluster with all that is in use of it, whoever uses it."""
+    """A Ray cluster and everything that is in use on it, also by Dovetail."""
     where = RayAddress.parse(engine)
     if where.kind is AddressKind.PRIVATE:
         return target_cluster(engine, None).cluster, (), None

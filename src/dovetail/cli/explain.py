@@ -9,7 +9,8 @@ from typing import Any
 import click
 
 import dovetail as dt
-from dovetail.cli.engine_option import target_cluster
+from dovetail.cli.engine_option import engine_conflicts, engine_option, target_cluster
+from dovetail.cli.options import cluster_option, file_argument, json_option, mode_option, set_option
 from dovetail.cli.plan import is_pipeline, plan_run_spec
 from dovetail.cli.run_spec_loader import fit_to_cluster, load_run_spec
 from dovetail.error_codes import ERROR_CODES, ErrorCode
@@ -22,39 +23,48 @@ from dovetail.scheduling.planner import DEFAULT_HEADROOM
     epilog="""\b
 Examples:
   dovetail explain examples/video.yaml --cluster "1x(32cpu, 128GB, 2xL40S:48GB)"
+  dovetail explain pipeline.yaml --set stages.caption.resources.gpus=1
   dovetail explain plan.json caption
   dovetail explain DT110
 """
 )
-@click.argument("file")
+@file_argument()
 @click.argument("stage", required=False)
-@click.option("--cluster", "cluster_spec", default="auto", metavar="SPEC", help="A spec, a file, or auto (here).")
-@click.option("--mode", metavar="MODE", help="auto, streaming, sequential or waves; not with a plan.json.")
-@click.option("--set", "sets", multiple=True, metavar="PATH=VALUE", help="Change a value of the file; may be repeated.")
-@click.option("--headroom", type=float, help="As for `dovetail plan`; not with a plan.json.")
-@click.option("--json", "as_json", is_flag=True, help="Print data instead of text.")
+@cluster_option()
+@engine_option("local")
+@mode_option()
+@click.option("--headroom", type=float, metavar="FACTOR", help="See dovetail plan.")
+@set_option()
+@json_option()
 def explain(
     file: str,
     stage: str | None,
     cluster_spec: str,
+    engine: str,
     mode: str | None,
-    sets: tuple[str, ...],
     headroom: float | None,
+    sets: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Explain the plan of FILE (a pipeline, a recipe or a plan.json) or of one STAGE of it; or an error code."""
+    """Explain the plan of FILE (a pipeline, a recipe or a plan.json), or of one STAGE; or an error code.
+
+    Shows the reasons for worker counts and placement, and the gain from one more node, GPU or CPU.
+    """
     if _is_error_code(file):
         entry = _find_error_code(file)
         click.echo(json.dumps(entry.to_dict(), indent=2) if as_json else str(entry))
         return
+    problems = engine_conflicts(engine, cluster_spec)
+    if problems:
+        raise dt.ConfigError(problems)
     if file.endswith(".json") and not is_pipeline(file):
-        made = _read_plan(file, cluster_spec, {"--mode": mode, "--set": sets or None, "--headroom": headroom})
+        made = _read_plan(file, cluster_spec, {"--mode": mode, "--headroom": headroom, "--set": sets or None})
     else:
-        on = target_cluster("local", cluster_spec)
+        on = target_cluster(engine, cluster_spec)
         job = fit_to_cluster(load_run_spec(file, sets), on.cluster)
         made = plan_run_spec(job, on, mode, DEFAULT_HEADROOM if headroom is None else headroom)
-    told = made.explain(stage)
-    click.echo(json.dumps(_plan_json(made, stage), indent=2) if as_json else told)
+    text = made.explain(stage)
+    click.echo(json.dumps(_plan_json(made, stage), indent=2) if as_json else text)
 
 
 def _is_error_code(text: str) -> bool:
@@ -64,7 +74,7 @@ def _is_error_code(text: str) -> bool:
 def _find_error_code(text: str) -> ErrorCode:
     found = ERROR_CODES.get(text.upper())
     if found is None:
-        message = f"there is no error code {text!r}{did_you_mean(text, list(ERROR_CODES))}"
+        message = f"unknown error code {text!r}{did_you_mean(text, list(ERROR_CODES))}"
         raise dt.ConfigError(dt.Problem("DT367", message, fixes=("see docs/errors.md for all error codes",)))
     return found
 
@@ -72,8 +82,8 @@ def _find_error_code(text: str) -> ErrorCode:
 def _read_plan(file: str, cluster_spec: str, options: dict[str, object]) -> dt.Plan:
     given = [name for name, value in options.items() if value is not None]
     if given:
-        message = f"{' and '.join(given)} cannot change a plan that is made"
-        fix = "leave it out, or explain the pipeline file instead"
+        message = f"{' and '.join(given)} cannot change an existing plan"
+        fix = "remove the option, or explain the pipeline file instead"
         raise dt.ConfigError(dt.Problem("DT036", message, fixes=(fix,), place=file))
     made = dt.Plan.from_json(Path(file).read_text(errors="replace"))
     if cluster_spec != "auto":

@@ -6,32 +6,33 @@ import shlex
 
 import click
 
+from dovetail.cli.options import FILE_PATH
 from dovetail.cli.output_file import write_file
 
 PIPELINE = """\
-# A pipeline: stages, and what ONE worker of each needs. How many workers run, and where, is worked out.
-# Keys and their meaning: dovetail schema pipeline
+# A pipeline: its stages, and the resources of ONE worker of each. Dovetail computes how many workers run, and where.
+# All keys: dovetail schema pipeline
 name: video
 
 source: videos.jsonl                    # also [a.csv, b.csv], folders, globs, s3://..., {path: x, columns: [id, url]}
-sink: {path: clips.jsonl, ordered: true}  # left out, results go to stdout; paths start at the folder of this file
-max_errors: 100                         # more items set aside than this fail the run
+sink: {path: clips.jsonl, ordered: true}  # default: stdout; paths are relative to this file
+max_errors: 100                         # fail the run if more items than this fail
 
 stages:
   - name: download
     run: my_package.video:download      # package.module:name of a function or a class; lists in, lists out
     resources: {cpus: 4, memory: 2GB}
-    rate: 6                             # items per second that one worker takes in; left out, it is measured
+    rate: 6                             # items per second of one worker; default: measured
     retries: 5
 
   - name: decode
     run: my_package.video:decode
-    resources: {cpus: 2, nvdecs: 1}     # one hardware decoder of a card; the card's compute stays free
+    resources: {cpus: 2, nvdecs: 1}     # one hardware decoder of a GPU; its compute stays free
     rate: 12
     returns: 8                          # 8 clips out per video in
 
   - name: caption
-    run: my_package.video:Caption       # a class: its model is loaded once per worker, in setup()
+    run: my_package.video:Caption       # a class: setup() loads the model once per worker
     resources: {cpus: 1, gpus: 0.25, gpu_memory: 4GB}
     batch_size: 16
     rate: 40
@@ -39,10 +40,10 @@ stages:
 
   - name: embed
     run: my_package.video:Embed
-    resources: {cpus: 4, gpus: 1}       # a card that nobody else computes on
+    resources: {cpus: 4, gpus: 1}       # a whole GPU
     batch_size: 32
     rate: 200
-    on_error: skip                      # an item that keeps failing is set aside; fail (the default) ends the run
+    on_error: skip                      # record failed items; fail (the default) stops the run
 
   - name: encode
     run: my_package.video:encode
@@ -51,23 +52,23 @@ stages:
 
   - name: write
     run: my_package.video:write
-    after: [encode]                     # without it: the stage above; several names: the items of all of them
-    workers: [1, 8]                     # auto (the default), a number, or [least, most]
+    after: [encode]                     # default: the stage above; several: items of all of them
+    workers: [1, 8]                     # auto (the default), a number, or [min, max]
     rate: 300
 """
 RECIPE = """\
-# A recipe: operators over a dataset, in Data-Juicer's spelling. How many workers run, and where, is worked out.
-# Keys and their meaning: dovetail schema recipe      What it would do: dovetail plan recipe.yaml
+# A recipe: operators over a dataset, in Data-Juicer's format. Dovetail computes how many workers run, and where.
+# All keys: dovetail schema recipe      Check and plan it: dovetail plan recipe.yaml
 project_name: clean_text
 
 dataset_path: data.jsonl                # also folders, globs, .json .csv .parquet .lance .txt, .gz and .zst
-export_path: out/clean.jsonl            # or .parquet, .csv, .lance; paths start at the folder of this file
+export_path: out/clean.jsonl            # or .parquet, .csv, .lance; paths are relative to this file
 text_keys: text                         # the field with the text
 
 # mode: auto                            # streaming (all operators at once), waves, sequential (one at a time)
-# open_monitor: true                    # out/monitor/: what each operator used, and a picture of it
+# open_monitor: true                    # out/monitor/: resource use of each operator, with a chart
 # open_tracer: true                     # out/trace/: samples of what each operator changed or dropped
-# max_errors: 1000                      # more rows set aside than this fail the run
+# max_errors: 1000                      # fail the run if more rows than this fail
 
 process:
   - fix_unicode_mapper:
@@ -79,8 +80,8 @@ process:
   - character_repetition_filter: {rep_len: 10, max_ratio: 0.3}
   - word_repetition_filter: {rep_len: 5, max_ratio: 0.5}
   - document_deduplicator: {lowercase: true}
-  # - my_module:my_operator: {threshold: 3}      # a function or class of your own, in my_module.py beside this file
-  # - image_text_similarity_filter:              # on a GPU: say only how much of its memory one worker needs
+  # - my_module:my_operator: {threshold: 3}      # your own function or class, in my_module.py beside this file
+  # - image_text_similarity_filter:              # on a GPU: set only the GPU memory of one worker
   #     hf_clip: openai/clip-vit-base-patch32
   #     memory: '1500MB'
 """
@@ -97,10 +98,10 @@ Examples:
 """
 )
 @click.argument("kind", type=click.Choice(list(EXAMPLES)))
-@click.argument("path", required=False)
-@click.option("--force", is_flag=True, help="Overwrite a file that is there.")
+@click.argument("path", required=False, type=FILE_PATH)
+@click.option("--force", is_flag=True, help="Overwrite an existing file.")
 def init(kind: str, path: str | None, force: bool) -> None:
-    """Write a commented example file of a KIND to PATH (pipeline.yaml, recipe.yaml; - is stdout)."""
+    """Write a commented example file to PATH (default: pipeline.yaml or recipe.yaml; - is stdout)."""
     path = path or f"{kind}.yaml"
     if path == "-":
         click.echo(EXAMPLES[kind], nl=False)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class LargestWorker(NamedTuple):
-    """All that one worker could get on one node; with most whole GPUs first, then a share of one, then CPUs."""
+    """The largest possible worker on one node: by whole GPUs, then the share of one GPU, then CPUs."""
 
     node: str
     whole_gpus: int
@@ -40,7 +40,7 @@ class LargestWorker(NamedTuple):
 
 
 def largest_worker(ledger: Ledger) -> LargestWorker:
-    """The first of the nodes that could seat the largest worker."""
+    """The largest worker, on the first node that can hold it."""
     known: dict[FreeResources, tuple[int, ...]] = {}
     best: LargestWorker | None = None
     for node, free in zip(ledger.cluster.nodes, ledger.free, strict=True):

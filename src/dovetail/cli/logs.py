@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dovetail.cli.completion import complete_runs
+from dovetail.cli.options import json_option, run_argument
 from dovetail.errors import ConfigError, Problem, did_you_mean
 from dovetail.observe.history import RunHistory, run_status
-from dovetail.observe.run_folder import find_run, read_json_object
+from dovetail.observe.run_folder import LAST_RUN, find_run, read_json_object
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,7 +26,7 @@ READ_BYTES = 1 << 16
 
 @dataclass(slots=True)
 class WorkerLog:
-    """The file of one worker process, and how far it was shown."""
+    """Log file of one worker process, and the position up to which it was printed."""
 
     path: Path
     worker: int
@@ -36,7 +36,7 @@ class WorkerLog:
     offset: int = 0
     partial_line: bytes = b""
     show_node: bool = False
-    """If the run has several."""
+    """Whether the run has several nodes."""
 
     @property
     def label(self) -> str:
@@ -44,7 +44,7 @@ class WorkerLog:
         return f"{self.unit} {self.worker}" + (f" rank {self.rank}" if self.rank else "") + where
 
     def read(self) -> Iterator[str]:
-        """Whole lines that are new; the last one waits for its end."""
+        """New complete lines; an incomplete last line is kept for the next read."""
         try:
             with self.path.open("rb") as file:
                 file.seek(self.offset)
@@ -64,23 +64,25 @@ class WorkerLog:
 @click.command(
     epilog="""\b
 Examples:
-  dovetail logs last                     # all workers, each line with who printed it
-  dovetail logs last caption -f          # the workers of one stage, as they print
+  dovetail logs last                     # all workers, each line with its worker
+  dovetail logs last caption -f          # the workers of one stage, continuously
   dovetail logs 20261116-0305 12 --tail 50
 """
 )
-@click.argument("run", shell_complete=complete_runs)
+@run_argument(default=LAST_RUN)
 @click.argument("worker", required=False)
-@click.option("--follow", "-f", is_flag=True, help="Go on while the run does.")
-@click.option("--tail", type=click.IntRange(min=0), metavar="N", help="Of each worker only the last N lines.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
+@click.option("--follow", "-f", is_flag=True, help="Keep printing until the run ends.")
+@click.option("--tail", type=click.IntRange(min=0), metavar="N", help="Print only the last N lines of each worker.")
+@json_option("Print one JSON object per line.")
 def logs(run: str, worker: str | None, follow: bool, tail: int | None, as_json: bool) -> None:
-    """Print what the workers of RUN (an id, the beginning of one, `last`, or a folder) printed; or one WORKER, by its
-    number or its stage."""
+    """Print the output of the workers of RUN (an id, the start of one, `last`, or a folder; default: the latest run).
+
+    WORKER selects one worker by number, or the workers of a stage by name.
+    """
     folder = find_run(run)
     found = _find_logs(folder, worker)
     if not found and not follow:
-        click.echo(f"no worker of {folder.id} printed anything" + (f" for {worker}" if worker else ""), err=True)
+        click.echo(f"no output from workers of run {folder.id}" + (f" (worker {worker})" if worker else ""), err=True)
         return
     one = len({(log.worker, log.rank) for log in found}) == 1 and worker is not None and worker.isdigit()
     for log in found:
@@ -92,7 +94,7 @@ def logs(run: str, worker: str | None, follow: bool, tail: int | None, as_json: 
 
 
 def _follow(folder: RunFolder, worker: str | None, known: dict[Path, WorkerLog], as_json: bool, *, plain: bool) -> None:
-    """Until the run is over and all of it was shown."""
+    """Prints until the run has ended and all output is shown."""
     while True:
         running = run_status(read_json_object(folder.header), time.time()) == "running"
         for log in _find_logs(folder, worker, quick=known):
@@ -113,7 +115,7 @@ def _print_line(log: WorkerLog, line: str, as_json: bool, *, plain: bool) -> Non
 
 
 def _find_logs(folder: RunFolder, wanted: str | None, quick: dict[Path, WorkerLog] | None = None) -> list[WorkerLog]:
-    """Of one worker, of the workers of a stage or unit, or of all, in the order in which they were started."""
+    """Logs of one worker, of the workers of a stage or unit, or of all, in start order."""
     paths = (
         [path for path in folder.logs.glob("*.log") if _worker_and_rank(path) is not None]
         if folder.logs.is_dir()
@@ -149,7 +151,7 @@ def _worker_and_rank(path: Path) -> tuple[int, int] | None:
 def _check_worker_exists(folder: RunFolder, wanted: str, logs: list[WorkerLog], units: dict[int, str]) -> None:
     names = sorted({name for unit in units.values() for name in (unit, *unit.split("+"))})
     if wanted in names or (wanted.isdigit() and int(wanted) in units):
-        return  # it is there, and has printed nothing yet
+        return  # it exists and has printed nothing yet
     numbers = sorted({log.worker for log in logs} | set(units))
     known = f"{numbers[0]} to {numbers[-1]}" if len(numbers) > 1 else ", ".join(map(str, numbers)) or "none"
     evidence = (f"workers: {known}", f"stages: {', '.join(names) or 'none'}")

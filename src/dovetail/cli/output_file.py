@@ -9,15 +9,15 @@ from dovetail.errors import ConfigError, Problem
 
 
 def write_file(path: str, text: str, *, fix: str, fix_if_there: str | None = None) -> None:
-    """All of it or nothing; whatever is in the way is a ConfigError with this fix. A file that is there is overwritten,
-    unless there is a fix for that."""
+    """Writes the file atomically; a failure is a ConfigError with this fix. An existing file is overwritten, unless
+    `fix_if_there` is given."""
     target = Path(path)
     temporary = target.with_name(f".{target.name[:100]}.{os.getpid()}.tmp") if target.name else target
     try:
         if target.is_dir():
             raise file_error(path, "is a folder, not a file", fix)
         if fix_if_there is not None and target.exists():
-            raise file_error(path, "is there already", fix_if_there)
+            raise file_error(path, "file exists", fix_if_there)
         try:
             with temporary.open("x", encoding="utf-8") as file:
                 file.write(text)

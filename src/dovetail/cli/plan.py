@@ -12,11 +12,19 @@ import click
 
 import dovetail as dt
 from dovetail.cli.engine_option import engine_conflicts, engine_option, target_cluster
+from dovetail.cli.options import (
+    FILE_PATH,
+    cluster_option,
+    file_argument,
+    json_option,
+    mode_option,
+    output_option,
+    set_option,
+)
 from dovetail.cli.output_file import write_file
 from dovetail.cli.run_spec_loader import fit_to_cluster, infeasible_error_for_file, load_run_spec, recipe_of
 from dovetail.control.payload import SourceSinkError
 from dovetail.observe.text_format import format_duration
-from dovetail.scheduling.modes import MODES
 from dovetail.scheduling.plan_report import headline_lines, unit_table, use_lines
 from dovetail.scheduling.planner import DEFAULT_HEADROOM
 
@@ -38,24 +46,31 @@ Examples:
   dovetail plan recipe.yaml --set process.3.num_proc=4 --set mode=sequential
 
 \b
-Speeds are those that FILE gives, else those that earlier runs measured, else assumed; the plan says which.
---probe runs real items through every stage on this machine first. Their results are thrown away, but whatever else
-the stages do (write files, call services) they do. A recipe whose rows are there, and whose operators can run here, is
-probed with a few of them unless earlier runs have measured it, or --no-probe is given.
+The rate of a stage is taken from FILE, else from earlier runs, else assumed;
+the plan shows which. --probe first runs real items through every stage on
+this machine and discards the results; side effects of the stages (files,
+requests) do happen. A recipe is probed with a few rows automatically if its
+dataset and operators are available, unless --no-probe is given.
 """
 )
-@click.argument("file")
-@click.option("--cluster", "cluster_spec", default="auto", metavar="SPEC", help="A spec, a file, or auto (here).")
+@file_argument()
+@cluster_option()
 @engine_option("local")
-@click.option("--mode", metavar="MODE", help=f"One of {', '.join(MODES)}; by default as FILE says, or auto.")
-@click.option("--headroom", default=DEFAULT_HEADROOM, show_default=True, help="Spare speed of stages near the slowest.")
-@click.option("--out", metavar="FILE", help="Write the plan here, as JSON; - is stdout.")
-@click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
-@click.option("--probe", type=click.IntRange(min=1), metavar="N", help="Measure with N items of the source first.")
-@click.option("--no-probe", is_flag=True, help="Of a recipe: do not measure with a few of its rows first.")
-@click.option("--set", "sets", multiple=True, metavar="PATH=VALUE", help="Change a value of the file; may be repeated.")
-@click.option("--source", metavar="PATH", help="Measure with this instead of the file's source.")
-@click.option("--no-profiles", is_flag=True, help="Do not look at what earlier runs measured.")
+@mode_option()
+@click.option(
+    "--headroom",
+    default=DEFAULT_HEADROOM,
+    show_default=True,
+    metavar="FACTOR",
+    help="Spare capacity of stages that are nearly as slow as the bottleneck.",
+)
+@output_option("Write the plan as JSON to FILE")
+@json_option("Print the plan as JSON.")
+@click.option("--probe", type=click.IntRange(min=1), metavar="N", help="Measure the stages with N items first.")
+@click.option("--no-probe", is_flag=True, help="Do not measure a recipe with a few rows first.")
+@set_option()
+@click.option("--source", metavar="PATH", type=FILE_PATH, help="Probe with this instead of FILE's source.")
+@click.option("--no-profiles", is_flag=True, help="Ignore measurements of earlier runs.")
 def plan(
     file: str,
     cluster_spec: str,
@@ -70,17 +85,16 @@ def plan(
     source: str | None,
     no_profiles: bool,
 ) -> None:
-    """Plan the pipeline or the recipe in FILE on a cluster; of a pipeline nothing is started, unless you ask for a
-    probe."""
+    """Plan the pipeline or recipe in FILE on a cluster. Without a probe, nothing is started."""
     problems = [*_option_conflicts(probe, no_probe, no_profiles), *engine_conflicts(engine, cluster_spec)]
     if problems:
         raise dt.ConfigError(problems)
     if file.endswith(".json") and not is_pipeline(file):
-        message, fix = "is a plan or something else, not a pipeline", f"dovetail explain {shlex.quote(file)}"
+        message, fix = "not a pipeline or recipe file", f"dovetail explain {shlex.quote(file)}"
         raise dt.ConfigError(dt.Problem("DT035", message, fixes=(fix,), place=file))
     job = load_run_spec(file, sets, source)
     if source is not None and probe is None and recipe_of(job) is None:
-        message = "--source is for --probe: a plan alone reads nothing"
+        message = "--source requires --probe: a plan reads no data"
         raise dt.ConfigError(dt.Problem("DT371", message, fixes=(f"--probe 50 --source {shlex.quote(source)}",)))
     on = target_cluster(engine, cluster_spec)
     job = fit_to_cluster(job, on.cluster)
@@ -88,7 +102,7 @@ def plan(
     made = plan_run_spec(job, on, mode, headroom, profiled=not no_profiles)
     if out is not None and out != "-":
         write_file(out, made.to_json() + "\n", fix="--out plan.json")
-        click.echo(f"written: {out}", err=True)
+        click.echo(f"wrote {out}", err=True)
     if as_json or out == "-":
         click.echo(made.to_json())
         return
@@ -98,9 +112,10 @@ def plan(
         click.echo(f"note: {note}")
     for line in on.usage_lines():
         click.echo(line)
-    spec = made.cluster.spec() if on.on_ray else cluster_spec
-    options = [] if spec == "auto" else ["--cluster", spec]
+    options = [] if cluster_spec == "auto" else ["--cluster", cluster_spec]
+    options += [] if engine == "local" else ["--engine", engine]
     options += [] if mode is None else ["--mode", mode]
+    options += [word for text in sets for word in ("--set", text)]
     options += [] if headroom == DEFAULT_HEADROOM else ["--headroom", f"{headroom:g}"]
     click.echo(f"\nNext:  {shlex.join(['dovetail', 'explain', file, *options])}", err=True)
 
@@ -125,14 +140,14 @@ def _recipe_notes(job: RunSpec, cluster: dt.Cluster) -> list[str]:
 
 def _option_conflicts(probe: int | None, no_probe: bool, no_profiles: bool) -> Iterator[dt.Problem]:
     if probe is not None and no_profiles:
-        message = "--probe measures, and --no-profiles looks at nothing that was measured"
-        yield dt.Problem("DT371", message, fixes=("leave out one of them",))
+        message = "--probe and --no-profiles cannot be combined: the plan would ignore the measurement"
+        yield dt.Problem("DT371", message, fixes=("remove one of them",))
     if probe is not None and no_probe:
-        yield dt.Problem("DT371", "--probe and --no-probe do not go together", fixes=("leave out one of them",))
+        yield dt.Problem("DT371", "--probe and --no-probe cannot be combined", fixes=("remove one of them",))
 
 
 def _probe_if_needed(job: RunSpec, cluster: dt.Cluster, items: int | None, *, wanted: bool) -> None:
-    """A pipeline is probed if that is asked for, a recipe if its rows are there."""
+    """Probes a pipeline on request, and a recipe if its rows can be read."""
     recipe = recipe_of(job)
     if items is not None:
         _probe(job, items)
@@ -159,28 +174,28 @@ def _error_text(error: dt.DovetailError | SourceSinkError) -> str:
 
 
 def _probe(job: RunSpec, items: int) -> None:
-    """Runs it; what it measured is found by whoever plans next."""
+    """Measures the stages; the next plan finds the stored measurements."""
     from dovetail.runtime.probe import probe
     from dovetail.runtime.run_spec import add_import_path, missing_modules, open_source_and_sink
 
     add_import_path(job.file.parent)
     problems = missing_modules(job)
     if job.source is None:
-        fixes = ("source: data/*.jsonl", "on the command line: --source data.jsonl")
-        message = "says no source: what is to be probed with?"
+        fixes = ("source: data/*.jsonl", "--source data.jsonl")
+        message = "no source to probe with: add `source:` to the file or pass --source"
         problems.append(dt.Problem("DT371", message, fixes=fixes, place=str(job.file)))
     if problems:
         raise dt.ConfigError(problems)
     told = probe(job.pipeline, open_source_and_sink(job)[0], items)
     click.echo(f"probed with {told.read} items in {format_duration(told.seconds)}", err=True)
     if told.read < max(stage.batch_size for stage in job.pipeline):
-        click.echo("note: that is less than one batch of a stage; more items say more", err=True)
+        click.echo("note: this is less than one batch of a stage; a larger N measures better", err=True)
 
 
 def plan_run_spec(
     job: RunSpec, on: TargetCluster, mode: str | None, headroom: float, *, profiled: bool = True
 ) -> dt.Plan:
-    """The plan of a job; what does not fit is told with the file's lines."""
+    """The plan of a file; errors carry the lines of the file."""
     from dovetail.runtime.run_spec import add_import_path
     from dovetail.runtime.stage_profiles import load_profiles, source_sink_kinds
 
@@ -196,11 +211,11 @@ def plan_run_spec(
 
 
 def is_pipeline(file: str) -> bool:
-    """Whether a JSON file is a pipeline or a recipe. Read here: plans of large clusters are large for `documents`."""
+    """Whether a JSON file is a pipeline or recipe. Not read by `documents`, which is slow for large plans."""
     try:
         data = json.loads(Path(file).read_text(errors="replace"))
     except OSError:
-        return True  # let the reader of pipelines say what is wrong with the file
+        return True  # the pipeline reader reports the error
     except (ValueError, RecursionError):
         return False
     return isinstance(data, dict) and ("stages" in data or "process" in data)

@@ -7,18 +7,21 @@ import json
 import click
 
 import dovetail as dt
+from dovetail.cli import SuggestingGroup
+from dovetail.cli.options import cluster_option, json_option
 from dovetail.observe.text_format import align_table
 
 
 @click.group(
+    cls=SuggestingGroup,
     epilog="""\b
 Examples:
   dovetail recipe advise
   dovetail recipe advise --cluster "1x(32cpu, 128GB, 2xgpu:20GB)"
-"""
+""",
 )
 def recipe() -> None:
-    """What a machine can do for recipes. To plan and run one: dovetail plan FILE, dovetail run FILE."""
+    """Recommendations for recipes. To plan or run a recipe: dovetail plan FILE, dovetail run FILE."""
 
 
 @recipe.command(
@@ -29,15 +32,15 @@ Examples:
   dovetail recipe advise --cluster cluster.yaml --json
 
 \b
-Every row is a plan of one operator that has the machine to itself; "7 at once" is one of seven such operators that
-stream together. You need none of it where auto_op_parallelism is true (the default): say `memory`, and the rest is
-worked out for the operators that you really have.
+Each row is the plan of one operator that runs alone; "7 at once" is one of
+seven such operators that stream together. With auto_op_parallelism: true (the
+default), set only `memory`: the other values are computed for the recipe.
 """
 )
-@click.option("--cluster", "cluster_spec", default="auto", metavar="SPEC", help="A spec, a file, or auto (here).")
-@click.option("--json", "as_json", is_flag=True, help="Print data instead of text.")
+@cluster_option()
+@json_option()
 def advise(cluster_spec: str, as_json: bool) -> None:
-    """Print a quick reference: workers, share of a card and CPUs for light, heavy and CPU operators."""
+    """Recommend workers, GPU share and CPUs for light, heavy and CPU-only operators."""
     from dovetail.recipes.recommendations import CONCURRENT_OPERATORS, recommend
 
     cluster = dt.Cluster.of(cluster_spec)
@@ -61,11 +64,11 @@ def advise(cluster_spec: str, as_json: bool) -> None:
     for line in align_table([header, *cells]):
         click.echo(line)
     if not any(row.gpus for row in rows):
-        click.echo("\nno GPU: operators that would like one run on CPUs, unless they say accelerator: cuda", err=True)
+        click.echo("\nno GPU: GPU operators run on CPUs, except those with accelerator: cuda", err=True)
     example = next((row for row in rows if row.memory == "1500MB"), rows[-1])
-    click.echo(f"\nby hand:  {example.lines}")
+    click.echo(f"\nexplicit:  {example.lines}")
     if example.memory:
-        click.echo(f"or only:  memory: '{example.memory}'   # and the rest is worked out")
+        click.echo(f"or only:   memory: '{example.memory}'   # the other values are computed")
 
 
 def _range_text(counts: tuple[int, ...]) -> str:

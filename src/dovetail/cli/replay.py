@@ -6,9 +6,10 @@ import sys
 
 import click
 
+from dovetail.cli.options import run_argument
 from dovetail.observe.replay import controller_from_record
 from dovetail.observe.replay import replay as replay_log
-from dovetail.observe.run_folder import find_run
+from dovetail.observe.run_folder import LAST_RUN, find_run
 
 
 @click.command(
@@ -18,9 +19,12 @@ Examples:
   dovetail replay last
 """
 )
-@click.argument("run")
+@run_argument(default=LAST_RUN)
 def replay(run: str) -> None:
-    """Feed what was recorded of RUN to a fresh controller and compare its commands. RUN was run with --record."""
+    """Feed the recorded input of RUN to a new controller and compare its commands with the recorded ones.
+
+    RUN (default: the latest run) must have been started with --record.
+    """
     result = replay_log(find_run(run).replay_log, controller_from_record)
     if result.difference is None:
         click.echo(f"same: {result.steps} steps, {result.commands} commands")

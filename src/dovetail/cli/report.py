@@ -6,10 +6,10 @@ import shlex
 
 import click
 
-from dovetail.cli.completion import complete_runs
+from dovetail.cli.options import FILE_PATH, run_argument
 from dovetail.cli.output_file import write_file
 from dovetail.observe.history import RunHistory
-from dovetail.observe.run_folder import find_run
+from dovetail.observe.run_folder import LAST_RUN, find_run
 
 
 @click.command(
@@ -20,17 +20,18 @@ Examples:
   dovetail report last -o - > run.html
 """
 )
-@click.argument("run", default="last", shell_complete=complete_runs)
+@run_argument(default=LAST_RUN)
 @click.option(
     "-o",
     "--out",
     default="report.html",
     show_default=True,
     metavar="FILE",
+    type=FILE_PATH,
     help="File to write; - is stdout.",
 )
 def report(run: str, out: str) -> None:
-    """Write an HTML report of RUN: an id, the beginning of one, `last` (the default), or a folder.
+    """Write an HTML report of RUN: an id, the start of one, `last` (the default), or a folder.
 
     The report is one file that needs no network: plan and rate, a table of stages, verdicts with the change to make,
     charts, and failed items. It works for pipelines, recipes and backfills, also while they run.
@@ -42,4 +43,4 @@ def report(run: str, out: str) -> None:
         click.echo(text, nl=False)
         return
     write_file(out, text, fix=f"dovetail report {shlex.quote(run)} -o run.html")
-    click.echo(f"written: {out}", err=True)
+    click.echo(f"wrote {out}", err=True)

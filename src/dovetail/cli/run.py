@@ -13,8 +13,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import dovetail as dt
-from dovetail.cli.completion import complete_runs
 from dovetail.cli.engine_option import LOCAL, SIMULATED, engine_conflicts, engine_option, target_cluster
+from dovetail.cli.options import (
+    FILE_PATH,
+    cluster_option,
+    complete_runs,
+    file_argument,
+    json_option,
+    mode_option,
+    run_dir_option,
+    set_option,
+)
 from dovetail.cli.run_spec_loader import fit_to_cluster, infeasible_error_for_file, load_run_spec, recipe_of
 from dovetail.cli.saved_arguments import (
     RunArguments,
@@ -25,7 +34,6 @@ from dovetail.cli.saved_plan import read_plan
 from dovetail.engines.ray.address import RayAddress, is_ray_engine
 from dovetail.runtime.arguments import check_share
 from dovetail.runtime.run_spec import add_import_path, missing_modules
-from dovetail.scheduling.modes import MODES
 
 if TYPE_CHECKING:
     from dovetail.recipes.runner import RecipeStart
@@ -34,7 +42,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """The part of a command line that says how it is run this time."""
+    """Options of one invocation; they are not stored with the run."""
 
     engine: str
     plan: str | None
@@ -66,42 +74,60 @@ Examples:
   dovetail run recipe.yaml --set process.3.num_proc=4
 
 \b
-FILE says where items come from and go:  source: data/*.jsonl  sink: out.jsonl
-Paths in it are relative to its own folder, and modules beside it can be imported; what is typed here is relative to
-the current folder. Without a sink, results go to stdout, one JSON value per line.
+FILE specifies source and sink, for example  source: data/*.jsonl  sink: out.jsonl
+Paths in FILE are relative to its folder, and modules in that folder can be
+imported. Paths on the command line are relative to the current folder.
+Without a sink, results are written to stdout, one JSON value per line.
 
 \b
-Ctrl-C or SIGTERM once: what is in hand is finished and kept; twice: stops now. Either way --resume goes on.
-Exit codes: 0 finished, 1 the run failed, 2 usage or configuration, 3 does not fit, 5 engine unreachable,
-130 stopped before its end (Ctrl-C, dovetail drain or cancel), 143 the same by SIGTERM.
+Ctrl-C or SIGTERM: stop reading input and finish the work in flight.
+A second time: stop immediately. In both cases, --resume continues the run.
+
+\b
+Exit codes: 0 finished, 1 the run failed, 2 usage or configuration error,
+3 does not fit, 5 engine unreachable, 130 stopped before the end (Ctrl-C,
+dovetail drain or cancel), 143 stopped by SIGTERM.
 """
 )
-@click.argument("file", required=False)
+@file_argument(required=False)
 @engine_option(LOCAL, SIMULATED, or_none=True)
-@click.option("--cluster", metavar="SPEC", help="What may be used: a spec, a file, or auto (this machine).")
-@click.option("--mode", metavar="MODE", help=f"One of {', '.join(MODES)}.")
-@click.option("--plan", metavar="PLAN.JSON", help="Run this plan; refused if the cluster or the stages changed.")
-@click.option("--set", "sets", multiple=True, metavar="PATH=VALUE", help="Change a value of the file; may be repeated.")
-@click.option("--source", metavar="PATH", help="Read this instead of the file's source; - is JSON lines on stdin.")
-@click.option("--sink", metavar="PATH", help="Write this instead of the file's sink; - is stdout.")
-@click.option("--limit", type=click.IntRange(min=0), metavar="N", help="Only the first N items of the source.")
-@click.option("--ordered", is_flag=True, help="Results in the order of the source.")
-@click.option("--max-errors", type=click.IntRange(min=0), metavar="N", help="Fail when more items are set aside.")
-@click.option("--dry-run", is_flag=True, help="Check everything, show the plan, start and write nothing.")
-@click.option("--resume", metavar="RUN", shell_complete=complete_runs, help="Go on with a run; FILE may be left out.")
-@click.option("--retry-errors", metavar="RUN", shell_complete=complete_runs, help="Only what that run set aside.")
-@click.option("--force-resume", is_flag=True, help="Go on although the source changed: rows may be lost or doubled.")
-@click.option("--record", is_flag=True, help="Keep the controller's exact input, for dovetail replay.")
-@click.option("--no-probe", is_flag=True, help="Of a recipe: do not measure with a few of its rows first.")
-@click.option("--no-wait", is_flag=True, help="If others hold what it needs: exit 3 instead of waiting.")
-@click.option("--run-dir", metavar="DIR", help="Write the run folder here.")
-@click.option("--pin-cpus", is_flag=True, help="Bind every worker to CPUs of its own.")
-@click.option("--share", type=float, metavar="FRACTION", help="Use at most this part of a cluster: 0.5 is half.")
-@click.option("--env-from", multiple=True, metavar="NAME", help="Send this variable to the workers; may be repeated.")
-@click.option("--verbose", "-v", is_flag=True, help="Show what workers print.")
-@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
+@cluster_option("cluster", default=None)
+@mode_option()
+@click.option(
+    "--plan",
+    metavar="PLAN.JSON",
+    type=FILE_PATH,
+    help="Run this plan; fails if the cluster or the stages have changed.",
+)
+@set_option()
+@click.option(
+    "--source", metavar="PATH", type=FILE_PATH, help="Read this instead of FILE's source; - is JSON lines on stdin."
+)
+@click.option("--sink", metavar="PATH", type=FILE_PATH, help="Write this instead of FILE's sink; - is stdout.")
+@click.option("--limit", type=click.IntRange(min=0), metavar="N", help="Read at most N items of the source.")
+@click.option("--ordered", is_flag=True, help="Write results in the order of the source.")
+@click.option("--max-errors", type=click.IntRange(min=0), metavar="N", help="Fail the run if more than N items fail.")
+@click.option("--dry-run", is_flag=True, help="Check code, source and sink, print the plan, and start nothing.")
+@click.option("--resume", metavar="RUN", shell_complete=complete_runs, help="Resume a run; FILE is optional.")
+@click.option(
+    "--retry-errors", metavar="RUN", shell_complete=complete_runs, help="Process only the failed items of RUN."
+)
+@click.option(
+    "--force-resume", is_flag=True, help="Resume although the source has changed; rows may be lost or duplicated."
+)
+@click.option("--record", is_flag=True, help="Record the controller's input for dovetail replay.")
+@click.option("--no-probe", is_flag=True, help="Do not measure a recipe with a few rows first.")
+@click.option("--no-wait", is_flag=True, help="Exit with code 3 instead of waiting for resources.")
+@run_dir_option()
+@click.option("--pin-cpus", is_flag=True, help="Bind each worker to its own CPUs.")
+@click.option("--share", type=float, metavar="FRACTION", help="Use at most this fraction of a Ray cluster.")
+@click.option(
+    "--env-from", multiple=True, metavar="NAME", help="Pass this environment variable to Ray workers; may be repeated."
+)
+@click.option("--verbose", "-v", is_flag=True, help="Print the output of workers.")
+@json_option("Print the summary as JSON.")
 def run(file: str | None, **options: Any) -> None:
-    """Run the pipeline or the recipe in FILE: read its source, write its sink, and say how it went."""
+    """Run the pipeline or recipe in FILE: read its source, write its sink, print a summary."""
     place = {key: options.pop(key) for key in ("engine", "share", "env_from")}
     how = RunOptions(
         **place | {"engine": place["engine"] or LOCAL},
@@ -142,7 +168,7 @@ def _run_arguments(file: str | None, how: RunOptions, options: dict[str, Any]) -
 
 
 def _option_conflicts(how: RunOptions) -> list[dt.Problem]:
-    """Options that do not go together."""
+    """Options that exclude each other."""
     again = "--resume" if how.resume else "--retry-errors" if how.retry_errors else ""
     pairs = [
         (bool(how.resume and how.retry_errors), "--resume", "--retry-errors"),
@@ -150,30 +176,32 @@ def _option_conflicts(how: RunOptions) -> list[dt.Problem]:
         (bool(again and how.engine == SIMULATED), again, "--engine sim"),
         (how.dry_run and how.as_json, "--dry-run", "--json"),
     ]
-    found = [f"{one} and {other} do not go together" for both, one, other in pairs if both]
+    found = [f"{one} and {other} cannot be combined" for both, one, other in pairs if both]
     if how.force_resume and not how.resume:
-        found.append("--force-resume is for --resume")
+        found.append("--force-resume requires --resume")
     if how.engine == SIMULATED and (how.share is not None or how.env_from):
-        found.append("--share and --env-from are for real runs, not for --engine sim")
-    return [dt.Problem("DT367", message, fixes=("leave one of them out",)) for message in found]
+        found.append("--share and --env-from have no effect with --engine sim")
+    return [dt.Problem("DT367", message, fixes=("remove one of them",)) for message in found]
 
 
 def _check_runnable(job: RunSpec, asked: RunArguments, how: RunOptions) -> None:
-    """What a file alone cannot tell; a simulation needs neither code nor data."""
+    """Checks what the file alone does not show; a simulation needs neither code nor data."""
     if how.engine == SIMULATED:
         return
     check_share(how.engine, how.share, how.env_from)
     add_import_path(job.file.parent)
     problems = [*engine_conflicts(how.engine, asked.cluster), *([] if how.dry_run else missing_modules(job))]
     if job.source is None and not how.retry_errors and recipe_of(job) is None:
-        fixes = ("source: data/*.jsonl", "on the command line: --source data.jsonl")
-        problems.append(dt.Problem("DT364", "says no source: where do items come from?", fixes=fixes, place=asked.file))
+        fixes = ("source: data/*.jsonl", "--source data.jsonl")
+        problems.append(
+            dt.Problem("DT364", "no source: add `source:` to the file or pass --source", fixes=fixes, place=asked.file)
+        )
     if job.sink is None and sys.stdout is None:
-        message = "results would go to stdout, and that is closed"
+        message = "stdout is closed, and there is no other sink for the results"
         problems.append(dt.Problem("DT367", message, fixes=("--sink out.jsonl",)))
     if how.as_json and job.sink is None:
-        fixes = ("--sink out.jsonl", "leave out --json")
-        problems.append(dt.Problem("DT367", "the results and --json both go to stdout", fixes=fixes))
+        fixes = ("--sink out.jsonl", "remove --json")
+        problems.append(dt.Problem("DT367", "results and --json would both be written to stdout", fixes=fixes))
     if problems:
         raise dt.ConfigError(problems)
 
@@ -207,7 +235,7 @@ def _run(job: RunSpec, asked: RunArguments, how: RunOptions) -> int:
 
 
 def _prepare_recipe(job: RunSpec, how: RunOptions) -> RecipeStart | None:
-    """A recipe is checked before anything starts; None: it is a pipeline."""
+    """Checks a recipe before anything starts; None for a pipeline."""
     recipe = recipe_of(job)
     if recipe is None:
         return None
@@ -226,7 +254,7 @@ def _prepare_recipe(job: RunSpec, how: RunOptions) -> RecipeStart | None:
 def _start(job: RunSpec, asked: RunArguments, how: RunOptions, prepared: RecipeStart | None) -> dt.Run:
     on = target_cluster(
         how.engine, asked.cluster, start=how.plan is not None
-    )  # else dt.run starts it, once all is checked
+    )  # otherwise dt.run starts Ray after all checks
     job = fit_to_cluster(job, on.cluster)
     plan = None
     if how.plan is not None:

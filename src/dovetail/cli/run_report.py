@@ -29,7 +29,7 @@ WRITE_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 def print_rows(run: dt.Run) -> bool:
-    """False: whoever read them left (`| head`), and the run was told to stop."""
+    """False: the reader closed the pipe (`| head`), and the run is cancelled."""
     encode = json.JSONEncoder(ensure_ascii=False, default=_jsonable).encode
     out = sys.stdout.buffer
     try:
@@ -37,16 +37,16 @@ def print_rows(run: dt.Run) -> bool:
             out.write(_json_line(item, encode))
             out.flush()
     except BrokenPipeError:
-        run.cancel("nobody reads the results any more")
-        # what is still in the buffer must not be written at exit, when nobody is there to hear of it
+        run.cancel("the reader of the results closed the pipe")
+        # the rest of the buffer must not be written at exit: an error could not be reported then
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return False
     except OSError as error:
         if error.errno not in WRITE_ERRNOS:
-            raise  # the source's, or somebody else's
+            raise  # not about stdout
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         message = f"results cannot be written to stdout: {error.strerror}"
-        raise RunError(Problem("DT369", message, fixes=("--sink with a path where there is room",))) from None
+        raise RunError(Problem("DT369", message, fixes=("--sink PATH on a disk with free space",))) from None
     return True
 
 
@@ -56,12 +56,12 @@ def _json_line(item: object, encode: Any) -> bytes:
         return text.encode("utf-8", "surrogatepass") + b"\n"
     except (TypeError, ValueError, RecursionError) as error:
         message = f"a result cannot be printed as JSON: {error}: {short_repr(item)}"
-        fixes = ("return plain values from the last stage", "--sink out.parquet, which takes more kinds of values")
+        fixes = ("return plain values from the last stage", "--sink out.parquet, which supports more types")
         raise RunError(Problem("DT369", message, fixes=fixes)) from None
 
 
 def _jsonable(value: Any) -> Any:
-    """Of numpy and dates, which many rows hold."""
+    """Values of numpy and dates."""
     for name in ("tolist", "isoformat"):
         convert = getattr(value, name, None)
         if callable(convert):
@@ -70,15 +70,15 @@ def _jsonable(value: Any) -> Any:
 
 
 STOP_TIMEOUT_S = 15.0
-"""How long a run that was told to stop has for it."""
+"""Time that a cancelled run has to stop."""
 
 
 class OutputClosed(Exception):
-    """Whoever read our output has enough of it."""
+    """The reader of stdout closed the pipe."""
 
 
 def wait_for_results(run: dt.Run, *, to_stdout: bool) -> BaseException | None:
-    """What went wrong, if something did."""
+    """Waits for the end of the run; returns the error, if any."""
     try:
         if not to_stdout:
             run.wait()
@@ -92,9 +92,9 @@ def wait_for_results(run: dt.Run, *, to_stdout: bool) -> BaseException | None:
 
 
 def report_run(stops: SignalHandler, job: RunSpec, error: BaseException | None, *, as_json: bool) -> int:
-    """Says how it went, and gives the exit code."""
+    """Prints the summary and returns the exit code."""
     run = stops.run
-    assert run is not None, "nothing is told of a run that did not begin"
+    assert run is not None, "the run has not started"
     _wait_for_end(run)
     if isinstance(error, OutputClosed):
         return 0
@@ -102,26 +102,26 @@ def report_run(stops: SignalHandler, job: RunSpec, error: BaseException | None, 
         click.echo(str(error_for_command_line(error, of_recipe=recipe_of(job) is not None)), err=True)
     elif error is not None and not isinstance(error, KeyboardInterrupt):
         click.echo("".join(traceback.format_exception(error)).rstrip(), err=True)
-    told = run.stats
+    summary = run.stats
     if as_json:
-        click.echo(json.dumps(told.to_dict(), indent=2))
+        click.echo(json.dumps(summary.to_dict(), indent=2))
     for line in [
-        *result_lines(told),
-        *_output_lines(told, job),
+        *result_lines(summary),
+        *_output_lines(summary, job),
         "",
-        *next_step_lines(told),
-        *resume_lines(told, has_sink=job.sink is not None),
+        *next_step_lines(summary),
+        *resume_lines(summary, has_sink=job.sink is not None),
     ]:
         click.echo(line, err=True)
     if isinstance(error, DovetailError):
         return error.exit_code
     if error is not None and not isinstance(error, KeyboardInterrupt):
         return 1
-    return {"finished": 0, "failed": 1}.get(told.status, stops.exit_code)
+    return {"finished": 0, "failed": 1}.get(summary.status, stops.exit_code)
 
 
 def error_for_command_line(error: DovetailError, *, of_recipe: bool = False) -> DovetailError:
-    """In the words of files and the command line instead of Python's."""
+    """Fixes in the spelling of files and the command line instead of Python."""
     skip = "skip_op_error: true in the file" if of_recipe else "on_error: skip in the file"
 
     def typed(fix: str) -> str:
@@ -138,15 +138,15 @@ def _wait_for_end(run: dt.Run) -> None:
         time.sleep(0.01)
 
 
-def _output_lines(told: RunSummary, job: RunSpec) -> list[str]:
+def _output_lines(summary: RunSummary, job: RunSpec) -> list[str]:
     names = sink_names(job.sink)
-    if told.status == "finished":
+    if summary.status == "finished":
         return [f"output      {name}" for name in names]
-    return [f"output      {name}: written when the run is complete; what is done so far is kept" for name in names]
+    return [f"output      {name}: written when the run is complete; finished work is kept" for name in names]
 
 
 def sink_names(sink: Any) -> list[str]:
-    """Where results go, for people."""
+    """Names of the sinks, for messages."""
     if isinstance(sink, str):
         return [sink]
     if isinstance(sink, Mapping):
@@ -156,13 +156,13 @@ def sink_names(sink: Any) -> list[str]:
     return []
 
 
-def resume_lines(told: RunSummary, *, has_sink: bool) -> list[str]:
-    """What to type to have the rest."""
-    run, lines = run_reference(told.folder), []
-    if told.status in ("failed", "drained", "cancelled", "lost"):
+def resume_lines(summary: RunSummary, *, has_sink: bool) -> list[str]:
+    """Commands that process the rest."""
+    run, lines = run_reference(summary.folder), []
+    if summary.status in ("failed", "drained", "cancelled", "lost"):
         lines.append(f"resume      dovetail run --resume {run}")
         if not has_sink:
-            lines = ["resume      not possible: results went to stdout; with --sink out.jsonl a run can be resumed"]
-    if told.aside and has_sink and told.status == "finished":
-        lines.append(f"again       dovetail run --retry-errors {run}   # only what was set aside, once it is mended")
+            lines = ["resume      not possible: results went to stdout; use --sink out.jsonl to make a run resumable"]
+    if summary.aside and has_sink and summary.status == "finished":
+        lines.append(f"retry       dovetail run --retry-errors {run}   # process only the failed items")
     return lines

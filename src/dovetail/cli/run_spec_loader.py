@@ -36,12 +36,12 @@ def load_run_spec(
 
 
 def recipe_of(job: RunSpec) -> Recipe | None:
-    """What it was compiled from, if it is a recipe."""
+    """The recipe that it was compiled from, if any."""
     return getattr(job, "recipe", None)
 
 
 def fit_to_cluster(job: RunSpec, cluster: Cluster) -> RunSpec:
-    """The job as it is where it is planned."""
+    """The run as compiled for this cluster."""
     if recipe_of(job) is None:
         return job
     from dovetail.recipes.recipe import spec_for_cluster
@@ -52,7 +52,7 @@ def fit_to_cluster(job: RunSpec, cluster: Cluster) -> RunSpec:
 def infeasible_error_for_file(
     error: DovetailError, job: RunSpec, cluster: Cluster, mode: str | None, *, on_ray: bool = False
 ) -> DovetailError:
-    """What does not fit, with the lines of the file."""
+    """The planning error with the lines of the file."""
     recipe = recipe_of(job)
     if recipe is not None and isinstance(error, InfeasibleError):
         from dovetail.recipes.recipe_plan import explain_infeasible

@@ -9,11 +9,12 @@ from typing import Any
 
 import click
 
-from dovetail.cli.completion import complete_runs
+from dovetail.cli.options import json_option, output_option, run_argument
 from dovetail.cli.output_file import write_file
 from dovetail.observe.control_socket import send_request
 from dovetail.observe.history import RunHistory, run_status
 from dovetail.observe.run_folder import (
+    LAST_RUN,
     RunFolder,
     find_run,
     list_runs,
@@ -28,18 +29,18 @@ from dovetail.observe.trace import trace_json
 POLL_S = 0.05
 
 
-def stop_run(run: str, do: str, *, wait: bool) -> None:
+def stop_run(run: str, command: str, *, wait: bool) -> None:
     folder = find_run(run)
-    send_request(folder.path, do, f"dovetail {do}")
+    send_request(folder.path, command, f"dovetail {command}")
     name = run_reference(folder.path)
     if not wait:
-        click.echo(f"asked {folder.id} to {do}; see: dovetail status {name}", err=True)
+        click.echo(f"sent {command} to run {folder.id}; follow it with: dovetail status {name}", err=True)
         return
     while (status := run_status(read_json_object(folder.header), time.time())) == "running":
         time.sleep(POLL_S)
-    goes_on = status != "finished" and folder.is_resumable
-    further = f"dovetail run --resume {name}" if goes_on else f"dovetail status {name}"
-    click.echo(f"{folder.id} is {status}; next: {further}", err=True)
+    can_resume = status != "finished" and folder.is_resumable
+    next_command = f"dovetail run --resume {name}" if can_resume else f"dovetail status {name}"
+    click.echo(f"run {folder.id} is {status}; next: {next_command}", err=True)
 
 
 STATUS_COLOURS = {"running": "green", "failed": "red", "lost": "red", "cancelled": "yellow"}
@@ -53,33 +54,31 @@ Examples:
   dovetail ls --json | jq -r '.[] | select(.status == "failed") | .id'
 """
 )
-@click.option(
-    "--limit", type=click.IntRange(min=1), default=20, show_default=True, help="How many, the youngest first."
-)
-@click.option("--json", "as_json", is_flag=True, help="Print all of them as JSON.")
+@click.option("--limit", type=click.IntRange(min=1), default=20, show_default=True, help="Maximum number of runs.")
+@json_option("Print all runs as JSON.")
 def ls(limit: int, as_json: bool) -> None:
-    """List the runs in $DOVETAIL_HOME, the youngest first."""
+    """List the runs in $DOVETAIL_HOME, latest first."""
     wall = time.time()
     runs = list_runs()
     if as_json:
         click.echo(json.dumps([run_entry(run, wall) for run in runs], indent=2))
         return
     if not runs:
-        click.echo(f"no runs in {runs_folder()} yet", err=True)
+        click.echo(f"no runs in {runs_folder()}", err=True)
         return
     entries = [run_entry(run, wall) for run in runs[:limit]]
     rows = [("run", "name", "engine", "status", "age", "items", "items/s"), *(_run_row(it) for it in entries)]
     for row, line in zip(rows, align_table(rows, left=4), strict=True):
-        before, status, after = line.rpartition(row[3])  # from the right: a run may be called like a status
+        before, status, after = line.rpartition(row[3])  # from the right: the name of a run may be a status
         click.echo(
             f"{before}{click.style(status, fg=STATUS_COLOURS.get(status))}{after}" if status in STATUS_COLOURS else line
         )
     if len(runs) > limit:
-        click.echo(f"and {len(runs) - limit} older ones: dovetail ls --limit {len(runs)}", err=True)
+        click.echo(f"{len(runs) - limit} older runs not shown: dovetail ls --limit {len(runs)}", err=True)
 
 
 def run_entry(run: RunFolder, wall: float) -> dict[str, Any]:
-    """What run.json says of a run, in few words; the log is not read."""
+    """Summary of a run from run.json; the event log is not read."""
     header = read_json_object(run.header)
     progress = header.get("progress")
     done = progress if isinstance(progress, dict) else {}
@@ -112,12 +111,12 @@ Examples:
   dovetail cancel 20261116-0305 --wait
 """
 )
-@click.argument("run", shell_complete=complete_runs)
-@click.option("--wait", is_flag=True, help="Return when the run is over.")
+@run_argument()
+@click.option("--wait", is_flag=True, help="Wait until the run has ended.")
 def cancel(run: str, wait: bool) -> None:
-    """Tell RUN (an id, the beginning of one, `last`, or a folder) to stop now.
+    """Stop RUN (an id, the start of one, `last`, or a folder) immediately.
 
-    What it has in hand is done again by `dovetail run --resume RUN`; to have it finished, use `dovetail drain`.
+    Work in flight is discarded; `dovetail run --resume RUN` repeats it. To finish it first, use `dovetail drain`.
     """
     stop_run(run, "cancel", wait=wait)
 
@@ -129,12 +128,12 @@ Examples:
   dovetail drain 20261116-0305 --wait && dovetail run --resume 20261116-0305
 """
 )
-@click.argument("run", shell_complete=complete_runs)
-@click.option("--wait", is_flag=True, help="Return when the run is over.")
+@run_argument()
+@click.option("--wait", is_flag=True, help="Wait until the run has ended.")
 def drain(run: str, wait: bool) -> None:
-    """Tell RUN (an id, the beginning of one, `last`, or a folder) to read nothing more and finish what it has in hand.
+    """Make RUN (an id, the start of one, `last`, or a folder) stop reading input, finish the work in flight, and exit.
 
-    Nothing is lost or done twice: `dovetail run --resume RUN` goes on from there.
+    No work is lost or repeated: `dovetail run --resume RUN` continues from there.
     """
     stop_run(run, "drain", wait=wait)
 
@@ -142,18 +141,18 @@ def drain(run: str, wait: bool) -> None:
 @click.command(
     epilog="""\b
 Examples:
-  dovetail trace last -o trace.json     # then open it at https://ui.perfetto.dev
+  dovetail trace last -o trace.json     # open it at https://ui.perfetto.dev
   dovetail trace last -o - | gzip > trace.json.gz
 """
 )
-@click.argument("run")
-@click.option("-o", "--out", required=True, metavar="FILE", help="Write the trace here, as JSON; - is stdout.")
+@run_argument(default=LAST_RUN)
+@output_option("Write the trace as JSON to FILE", required=True)
 def trace(run: str, out: str) -> None:
-    """Write RUN (an id, the beginning of one, `last`, or a folder) as a trace."""
+    """Export the timeline of RUN (an id, the start of one, `last`, or a folder; default: the latest run)."""
     folder = find_run(run)
     text = trace_json(RunHistory.load(folder.path)) + "\n"
     if out == "-":
         click.echo(text, nl=False)
         return
     write_file(out, text, fix=f"dovetail trace {shlex.quote(run)} -o trace.json")
-    click.echo(f"written: {out}; open it at https://ui.perfetto.dev", err=True)
+    click.echo(f"wrote {out}; open it at https://ui.perfetto.dev", err=True)

@@ -21,7 +21,7 @@ ARGUMENTS_KEY = "asked"
 
 @dataclass(frozen=True, slots=True)
 class RunArguments:
-    """The part of a command line that says what is run, and on what: a resumed run keeps it."""
+    """Arguments that define a run; a resumed run keeps them."""
 
     file: str
     sets: tuple[str, ...] = ()
@@ -33,17 +33,17 @@ class RunArguments:
     max_errors: int | float | str | None = None
     limit: int | None = None
     folder: str | None = None
-    """The current folder when it was typed: what was typed is relative to it."""
+    """The current folder of the command: typed paths are relative to it."""
     has_sink: bool = False
-    """Whether results go to a file: only then it can be resumed."""
+    """Whether results go to a file; otherwise the run cannot be resumed."""
     engine: str | None = None
     share: float | None = None
     env_from: tuple[str, ...] | None = None
-    """Where it runs; None: not said."""
+    """None: not given."""
 
 
 def arguments_for_header(asked: RunArguments, *, has_sink: bool) -> dict[str, Any]:
-    """For run.json."""
+    """The arguments as stored in run.json."""
     here = {"file": str(Path(asked.file).absolute()), "folder": asked.folder or str(Path.cwd()), "has_sink": has_sink}
     if asked.cluster is not None and os.path.isfile(asked.cluster):  # noqa: PTH113 - a spec may be too long for a Path
         here["cluster"] = str(Path(asked.cluster).absolute())
@@ -51,19 +51,19 @@ def arguments_for_header(asked: RunArguments, *, has_sink: bool) -> dict[str, An
 
 
 def read_saved_arguments(folder: RunFolder) -> RunArguments | None:
-    """What run.json says; None, if a program started the run."""
+    """The arguments stored in run.json; None if a program started the run."""
     header = read_json_object(folder.header)
     more = header.get("more")
-    told = (more if isinstance(more, Mapping) else header).get(ARGUMENTS_KEY)
-    if not isinstance(told, Mapping) or not isinstance(told.get("file"), str):
+    stored = (more if isinstance(more, Mapping) else header).get(ARGUMENTS_KEY)
+    if not isinstance(stored, Mapping) or not isinstance(stored.get("file"), str):
         return None
-    known = {item.name: told[item.name] for item in fields(RunArguments) if item.name in told}
-    texts = {key: tuple(map(str, told.get(key) or ())) for key in ("sets", "env_from")}
-    return RunArguments(**known | texts | {"engine": told.get("engine") or saved_ray_engine(folder)})
+    known = {item.name: stored[item.name] for item in fields(RunArguments) if item.name in stored}
+    texts = {key: tuple(map(str, stored.get(key) or ())) for key in ("sets", "env_from")}
+    return RunArguments(**known | texts | {"engine": stored.get("engine") or saved_ray_engine(folder)})
 
 
 def saved_ray_engine(folder: RunFolder) -> str | None:
-    """The Ray that a run was on, whoever started it; None: it was on none."""
+    """The Ray engine of a run; None if it was not on Ray."""
     engine = read_json_object(folder.header).get("engine")
     return engine if isinstance(engine, str) and is_ray_engine(engine) else None
 
@@ -71,23 +71,26 @@ def saved_ray_engine(folder: RunFolder) -> str | None:
 def merge_saved_arguments(
     run: str, now: RunArguments | None, sets: tuple[str, ...], given: Mapping[str, Any]
 ) -> RunArguments:
-    """What the run was started with, and on top of it what is typed now. A file that is typed says everything but where
-    it runs: that it goes on elsewhere must be said."""
+    """The stored arguments of a run, overridden by the given ones. A given file replaces all of them except the engine:
+    to resume on another engine, --engine must be given."""
     folder = find_run(run)
     before = read_saved_arguments(folder)
     if now is not None:
         return _with_saved_engine(now, before or RunArguments("", engine=saved_ray_engine(folder)))
     if before is None:
         name = run_reference(folder.path)
-        message = f"run {folder.id} was not started by `dovetail run`, so nobody knows its file"
-        fixes = (f"dovetail run FILE --resume {name}", f'where it was started: dt.run(..., resume="{folder.id}")')
+        message = f"run {folder.id} was not started by `dovetail run`: its file is unknown"
+        fixes = (
+            f"dovetail run FILE --resume {name}",
+            f'in the program that started it: dt.run(..., resume="{folder.id}")',
+        )
         raise ConfigError(Problem("DT365", message, fixes=fixes))
     if not Path(before.file).is_file():
-        message = f"run {folder.id} was started from a file that is gone: {before.file}"
+        message = f"the file of run {folder.id} does not exist any more: {before.file}"
         fix = f"dovetail run FILE --resume {run_reference(folder.path)}"
         raise ConfigError(Problem("DT365", message, fixes=(fix,)))
     changed = {key: value for key, value in given.items() if value is not None}
-    for key in changed.keys() & {"source", "sink"}:  # typed now and here, not where the run was started
+    for key in changed.keys() & {"source", "sink"}:  # relative to the current folder, not to that of the first start
         if changed[key] not in ("", STDIO):
             changed[key] = absolute_path(changed[key], Path.cwd(), pattern=key == "source")
     nowhere = replace(before, engine=None, share=None, env_from=None)
@@ -95,7 +98,7 @@ def merge_saved_arguments(
 
 
 def _with_saved_engine(now: RunArguments, before: RunArguments) -> RunArguments:
-    """Where it runs, as it is typed now, else as before; a share is one of a cluster."""
+    """The given engine, else the stored one; the stored share applies to Ray only."""
     engine = now.engine or before.engine
     share = before.share if now.share is None and is_ray_engine(engine) else now.share
     return replace(now, engine=engine, share=share, env_from=now.env_from or before.env_from)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def read_plan(file: str, pipeline: Pipeline, cluster: Cluster, again: str) -> Plan:
-    """The plan in a file, or a ConfigError with every difference; `again` makes a new one."""
+    """The plan in a file, or a ConfigError with every difference; `again`: the command that makes a new plan."""
     try:
         text = Path(file).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
@@ -33,7 +33,7 @@ def read_plan(file: str, pipeline: Pipeline, cluster: Cluster, again: str) -> Pl
         problems += [replace(one, place=file, fixes=(again,)) for one in error.problems]
     differences = _differences(plan, pipeline)
     if differences:
-        message = "the plan was made for other stages"
+        message = "the plan does not match the stages of the file"
         problems.append(Problem("DT338", message, tuple(differences), (again,), file))
     if problems:
         raise ConfigError(problems)
@@ -41,16 +41,16 @@ def read_plan(file: str, pipeline: Pipeline, cluster: Cluster, again: str) -> Pl
 
 
 def _differences(plan: Plan, pipeline: Pipeline) -> list[str]:
-    """In sentences; nothing, if every unit is there and needs the same."""
+    """Differences as sentences; empty if all units exist and need the same resources."""
     planned = {name: unit for unit in plan.units for name in unit.stages}
     units = {name: unit for unit in fuse_stages(pipeline) for name in unit.stages}
-    found = [f"stage {name!r} is in the plan and not in the file" for name in planned if name not in units]
-    found += [f"stage {name!r} is in the file and not in the plan" for name in units if name not in planned]
+    found = [f"stage {name!r} is in the plan but not in the file" for name in planned if name not in units]
+    found += [f"stage {name!r} is in the file but not in the plan" for name in units if name not in planned]
     for name in units.keys() & planned.keys():
         before, now = planned[name], units[name]
         if before.shape != now.shape:
             there, here = before.shape.describe(), now.shape.describe()
-            found.append(f"stage {name!r}: one worker needs {there} in the plan, and {here} in the file")
+            found.append(f"stage {name!r}: a worker needs {there} in the plan, {here} in the file")
         elif before.stages != now.stages and not found:
             found.append(f"{'+'.join(before.stages)} share workers in the plan, {'+'.join(now.stages)} in the file")
     return sorted(found)

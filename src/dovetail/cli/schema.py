@@ -19,15 +19,16 @@ Examples:
   dovetail schema recipe > recipe.schema.json
 
 \b
-VS Code (with its YAML extension) then checks and completes pipeline files; in .vscode/settings.json:
+To check and complete pipeline files in VS Code (with the YAML extension), add
+this to .vscode/settings.json:
   {"yaml.schemas": {"./pipeline.schema.json": ["pipeline.yaml", "*.pipeline.yaml"]}}
 
 \b
-Or, for one file in any editor with yaml-language-server, as its first line:
+For one file in any editor with yaml-language-server, use this first line:
   # yaml-language-server: $schema=./pipeline.schema.json
 """
 )
 @click.argument("kind", type=click.Choice(list(SCHEMAS)))
 def schema(kind: str) -> None:
-    """Print the JSON Schema of a KIND of file."""
+    """Print the JSON Schema of pipeline or recipe files."""
     click.echo(json.dumps(SCHEMAS[kind](), indent=2))

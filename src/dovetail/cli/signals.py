@@ -16,23 +16,23 @@ SIGNAL_NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
 
 
 class SignalHandler:
-    """Within the `with` block these signals are the run's."""
+    """Handles the signals within a `with` block."""
 
     def __init__(self) -> None:
         self.run: dt.Run | None = None
         self.first_signal: int = 0
-        """The first signal that came."""
+        """The first signal received."""
         self._count = 0
         self._before: dict[int, Any] = {}
 
     @property
     def exit_code(self) -> int:
-        """As shells and service managers know it: 143 after SIGTERM, else 130."""
+        """143 after SIGTERM, else 130, as shells and service managers expect."""
         return 128 + signal.SIGTERM if self.first_signal == signal.SIGTERM else 128 + signal.SIGINT
 
     def __enter__(self) -> Self:
         for number in SIGNAL_NAMES:
-            if signal.getsignal(number) != signal.SIG_IGN:  # of a job in the background: nobody means us
+            if signal.getsignal(number) != signal.SIG_IGN:  # ignored in a background job
                 self._before[number] = signal.signal(number, self._on_signal)
         return self
 
@@ -44,18 +44,18 @@ class SignalHandler:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - the signature of handlers
         self.first_signal = self.first_signal or number
-        word = SIGNAL_NAMES[signal.Signals(number)]
+        name = SIGNAL_NAMES[signal.Signals(number)]
         self._count += 1
         if self.run is None or self.run.done or self._count > 2:
             raise KeyboardInterrupt
         if self._count == 1:
-            _write_stderr(f"\ndraining: what is in hand is finished; {word} again stops now\n")
-            self.run.drain(word)
+            _write_stderr(f"\ndraining: finishing the work in flight; {name} again stops immediately\n")
+            self.run.drain(name)
             return
-        self.run.cancel(f"{word} twice")
-        raise KeyboardInterrupt  # out of whatever we wait for, such as somebody who does not read our output
+        self.run.cancel(f"{name} twice")
+        raise KeyboardInterrupt  # leaves any blocking call, such as a write to a pipe that is not read
 
 
 def _write_stderr(text: str) -> None:
     with suppress(OSError):
-        os.write(2, text.encode())  # print would fail, if the signal came while something is printed
+        os.write(2, text.encode())  # print would fail if the signal interrupted another print

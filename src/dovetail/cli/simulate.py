@@ -9,11 +9,11 @@ from dataclasses import replace
 import click
 
 import dovetail as dt
+from dovetail.cli.options import cluster_option, file_argument, json_option, mode_option, run_dir_option, set_option
 from dovetail.cli.run_spec_loader import fit_to_cluster, infeasible_error_for_file, load_run_spec
 from dovetail.observe.summary_text import next_step_lines, result_lines
 from dovetail.runtime.simulation import DEFAULT_SETUP_S, DEFAULT_SPREAD
 from dovetail.runtime.simulation import simulate as run_simulated
-from dovetail.scheduling.modes import MODES
 
 OPTION_BY_ARGUMENT = {
     "items": "--items",
@@ -33,21 +33,41 @@ Examples:
   dovetail simulate pipeline.yaml --items 5000 --seed 7 --json | jq .steady_rate
 """
 )
-@click.argument("file")
-@click.option("--cluster", "cluster_spec", default="auto", metavar="SPEC", help="A spec, a file, or auto (here).")
-@click.option("--items", type=int, metavar="N", help="Source items; default: a minute's work, at most 100,000.")
-@click.option("--mode", metavar="MODE", help=f"One of {', '.join(MODES)}; by default as FILE says, or auto.")
-@click.option("--set", "sets", multiple=True, metavar="PATH=VALUE", help="Change a value of the file; may be repeated.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Same seed, same run.")
+@file_argument()
+@cluster_option()
 @click.option(
-    "--spread", type=float, default=DEFAULT_SPREAD, show_default=True, help="How much calls differ: sigma, lognormal."
+    "--limit",
+    "--items",
+    "items",
+    type=int,
+    metavar="N",
+    help="Number of source items.  [default: one minute of work, at most 100,000]",
 )
-@click.option("--setup", "setup_s", type=float, default=DEFAULT_SETUP_S, show_default=True, help="Seconds per worker.")
-@click.option("--deaths", type=float, default=0.0, metavar="N", help="Deaths of each worker per hour.")
-@click.option("--node-losses", type=float, default=0.0, metavar="N", help="Losses of each node per hour.")
-@click.option("--run-dir", metavar="DIR", help="Write the run folder here.")
-@click.option("--record", is_flag=True, help="Keep the controller's exact input, for dovetail replay.")
-@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
+@mode_option()
+@set_option()
+@click.option("--seed", type=int, default=0, show_default=True, help="Random seed; the same seed gives the same run.")
+@click.option(
+    "--spread",
+    type=float,
+    default=DEFAULT_SPREAD,
+    show_default=True,
+    metavar="SIGMA",
+    help="Variation of call times: sigma of a lognormal distribution.",
+)
+@click.option(
+    "--setup",
+    "setup_s",
+    type=float,
+    default=DEFAULT_SETUP_S,
+    show_default=True,
+    metavar="SECONDS",
+    help="Setup time of a worker.",
+)
+@click.option("--deaths", type=float, default=0.0, metavar="N", help="Crashes per worker and hour.")
+@click.option("--node-losses", type=float, default=0.0, metavar="N", help="Losses per node and hour.")
+@run_dir_option()
+@click.option("--record", is_flag=True, help="Record the controller's input for dovetail replay.")
+@json_option("Print the summary as JSON.")
 def simulate(
     file: str,
     cluster_spec: str,
@@ -63,7 +83,10 @@ def simulate(
     record: bool,
     as_json: bool,
 ) -> None:
-    """Run the pipeline in FILE on a simulated cluster, in virtual time: same plan, same controller, no work done."""
+    """Simulate the pipeline in FILE on a cluster, in virtual time.
+
+    Plan and controller are those of a real run; no work is done.
+    """
     cluster = dt.Cluster.of(cluster_spec)
     job = fit_to_cluster(load_run_spec(file, sets), cluster)
     try:
@@ -98,7 +121,7 @@ def simulate(
 
 
 def _problem_for_command_line(problem: dt.Problem) -> dt.Problem:
-    """In the words of the command line instead of Python's."""
+    """Messages with command-line options instead of Python arguments."""
     message, fixes = problem.message, problem.fixes
     for keyword, option in OPTION_BY_ARGUMENT.items():
         if message.startswith(f"{keyword}="):

@@ -7,11 +7,11 @@ from typing import Any
 
 import click
 
-from dovetail.cli.completion import complete_runs
+from dovetail.cli.options import json_option, run_argument
 from dovetail.cli.run_report import resume_lines
 from dovetail.cli.saved_arguments import read_saved_arguments
 from dovetail.observe.history import RunHistory
-from dovetail.observe.run_folder import find_run
+from dovetail.observe.run_folder import LAST_RUN, find_run
 from dovetail.observe.summary import summarize_run
 from dovetail.observe.summary_text import next_step_lines, result_lines
 from dovetail.observe.text_format import format_duration
@@ -22,37 +22,37 @@ MAX_SHOWN_LINES = 5
 @click.command(
     epilog="""\b
 Examples:
-  dovetail status last
+  dovetail status
   dovetail status 20261116-0305
   dovetail status ./my-run-folder --json | jq .steady_rate
 """
 )
-@click.argument("run", shell_complete=complete_runs)
-@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+@run_argument(default=LAST_RUN)
+@json_option("Print all figures as JSON.")
 def status(run: str, as_json: bool) -> None:
-    """Show RUN: an id, the beginning of one, `last`, or a folder."""
+    """Show the progress or result of RUN (an id, the start of one, `last`, or a folder; default: the latest run)."""
     folder = find_run(run)
     history = RunHistory.load(folder.path)
-    told = summarize_run(history)
+    summary = summarize_run(history)
     if as_json:
-        click.echo(json.dumps(told.to_dict(), indent=2))
+        click.echo(json.dumps(summary.to_dict(), indent=2))
         return
-    aside = _failed_item_lines(history.set_aside()) if told.aside else []
-    decided, went_wrong = _latest_lines("decisions", told.decisions), _latest_lines("errors", told.errors)
-    for line in [*result_lines(told), *decided, *went_wrong, *aside]:
+    failed = _failed_item_lines(history.set_aside()) if summary.aside else []
+    decisions, errors = _latest_lines("decisions", summary.decisions), _latest_lines("errors", summary.errors)
+    for line in [*result_lines(summary), *decisions, *errors, *failed]:
         click.echo(line)
-    asked = read_saved_arguments(folder)
-    further = resume_lines(told, has_sink=asked.has_sink) if asked else []
-    for line in ["", *next_step_lines(told), *further]:
+    arguments = read_saved_arguments(folder)
+    resume = resume_lines(summary, has_sink=arguments.has_sink) if arguments else []
+    for line in ["", *next_step_lines(summary), *resume]:
         click.echo(line, err=True)
 
 
 def _failed_item_lines(entries: list[dict[str, Any]]) -> list[str]:
-    """The first items that were set aside: where they come from, and why."""
+    """The first failed items, with their place in the source and the error."""
     if not entries:
         return []
     more = f", the first {MAX_SHOWN_LINES} of {len(entries)}" if len(entries) > MAX_SHOWN_LINES else ""
-    lines = ["", f"set aside{more}"]
+    lines = ["", f"failed items{more}"]
     for entry in entries[:MAX_SHOWN_LINES]:
         key = entry.get("key")
         number = ".".join(map(str, key)) if isinstance(key, list) else "?"

@@ -1,0 +1,121 @@
+"""Arguments and options that several commands share, with shell completion."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.shell_completion import CompletionItem
+
+from dovetail.errors import did_you_mean
+from dovetail.scheduling.modes import MODES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    Decorator = Callable[[Any], Any]
+
+RUN_FORMS = "an id, the start of one, `last`, or a folder"
+MAX_COMPLETIONS = 50
+
+
+class PathText(click.ParamType):
+    """A path that the shell completes. Unlike `click.Path`, it is not checked here: the command reports its errors."""
+
+    name = "path"
+
+    def __init__(self, kind: str = "file") -> None:
+        self.kind = kind
+
+    def shell_complete(
+        self,
+        ctx: click.Context,  # noqa: ARG002
+        param: click.Parameter,  # noqa: ARG002
+        incomplete: str,
+    ) -> list[CompletionItem]:
+        return [CompletionItem(incomplete, type=self.kind)]
+
+
+FILE_PATH, FOLDER_PATH = PathText("file"), PathText("dir")
+
+
+class SuggestingChoice(click.Choice):  # type: ignore[type-arg]  # not generic before click 8.2
+    """A choice whose error message suggests the nearest value."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        try:
+            return str(super().convert(value, param, ctx))
+        except click.BadParameter as error:
+            hint = did_you_mean(str(value), list(self.choices))
+            self.fail(f"{error.message.rstrip('.')}{hint}", param, ctx)
+
+
+def complete_runs(context: click.Context, parameter: click.Parameter, begun: str) -> list[str]:  # noqa: ARG001
+    """Run ids with this start, the latest first."""
+    from dovetail.errors import DovetailError
+    from dovetail.observe.run_folder import LAST_RUN, list_runs
+
+    try:
+        names = [LAST_RUN, *(run.id for run in list_runs())]
+    except DovetailError:
+        return []
+    return [name for name in names if name.startswith(begun)][:MAX_COMPLETIONS]
+
+
+def file_argument(*, required: bool = True) -> Decorator:
+    """FILE. It is read, and its errors are reported, by the command."""
+    return click.argument("file", required=required, type=FILE_PATH)
+
+
+def run_argument(*, default: str | None = None) -> Decorator:
+    """RUN; commands that only read default to the latest run."""
+    return click.argument("run", default=default, required=default is None, shell_complete=complete_runs)
+
+
+def cluster_option(name: str = "cluster_spec", *, default: str | None = "auto") -> Decorator:
+    return click.option(
+        "--cluster",
+        name,
+        default=default,
+        metavar="SPEC",
+        type=FILE_PATH,
+        help="Cluster to use: a spec, a YAML or JSON file, or auto (this machine).  [default: auto]",
+    )
+
+
+def mode_option() -> Decorator:
+    return click.option(
+        "--mode", type=SuggestingChoice(MODES), help="Execution mode.  [default: the mode set in FILE, or auto]"
+    )
+
+
+def set_option() -> Decorator:
+    return click.option(
+        "--set", "sets", multiple=True, metavar="PATH=VALUE", help="Override a value of FILE; may be repeated."
+    )
+
+
+def json_option(text: str = "Print JSON.") -> Decorator:
+    return click.option("--json", "as_json", is_flag=True, help=text)
+
+
+def output_option(text: str, *, required: bool = False) -> Decorator:
+    return click.option("-o", "--out", required=required, metavar="FILE", type=FILE_PATH, help=f"{text}; - is stdout.")
+
+
+def run_dir_option() -> Decorator:
+    return click.option(
+        "--run-dir",
+        metavar="DIR",
+        type=FOLDER_PATH,
+        help="Folder of the run.  [default: a new one in $DOVETAIL_HOME/runs]",
+    )
+
+
+def complete_values(values: Sequence[str]) -> Callable[[click.Context, click.Parameter, str], list[str]]:
+    """Completion of an option that takes these values, among others."""
+
+    def complete(context: click.Context, parameter: click.Parameter, begun: str) -> list[str]:  # noqa: ARG001
+        return [value for value in values if value.startswith(begun)]
+
+    return complete
