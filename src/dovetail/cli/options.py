@@ -19,7 +19,7 @@ RUN_FORMS = "an id, the start of one, `last`, or a folder"
 MAX_COMPLETIONS = 50
 
 
-class PathText(click.ParamType):
+class PathText(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.2
     """A path that the shell completes. Unlike `click.Path`, it is not checked here: the command reports its errors."""
 
     name = "path"
