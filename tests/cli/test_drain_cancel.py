@@ -173,7 +173,7 @@ def test_who_does_not_want_to_wait_for_others_is_told_so(place: Place) -> None:
         run = started.goes()
         done = place.run("run", "p.yaml", *CLUSTER, "--sink", "other.jsonl", "--no-wait")
         assert done.returncode == 3, done.stderr
-        assert "remove --no-wait" in done.stderr
+        assert "leave --no-wait out" in done.stderr
         assert f"fix  dovetail drain {run.name}" in done.stderr
         assert place.run("cancel", run.name, "--wait").returncode == 0
 
