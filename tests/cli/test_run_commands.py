@@ -165,7 +165,7 @@ def test_the_help_has_an_example(home: Path, command: str) -> None:
 def test_a_report_of_any_run_is_one_html_file(home: Path, tmp_path: Path) -> None:
     out = tmp_path / "run.html"
     written = run(home, "report", IDS[0], "-o", str(out))
-    assert (written.returncode, written.stdout, written.stderr) == (0, "", f"written: {out}\n")
+    assert (written.returncode, written.stdout, written.stderr) == (0, "", f"wrote {out}\n")
     assert "<h1>video</h1>" in out.read_text()
     assert run(home, "report", IDS[0], "-o", "-").stdout == out.read_text()
     lost = run(home, "report", IDS[1], "-o", "-")
