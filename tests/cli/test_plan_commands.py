@@ -204,4 +204,4 @@ def test_an_error_code_is_explained_as_text_and_as_data() -> None:
     assert json.loads(run("explain", "DT403", "--json").stdout)["exit_codes"] == [1, 2]
     unknown = run("explain", "DT999")
     assert (unknown.returncode, unknown.stdout) == (2, "")
-    assert "there is no error code 'DT999'" in unknown.stderr
+    assert "unknown error code 'DT999'" in unknown.stderr
