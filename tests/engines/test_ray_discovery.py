@@ -240,18 +240,18 @@ def test_who_sits_where_and_who_waits_is_said_in_words() -> None:
     assert "used:     5 of 16 CPUs, 2 of 2 GPUs, 0 of 32GB memory, 0 of 4GB object store" in lines
     assert "  a: Dovetail run run-7 holds 2 CPUs, 1 GPU" in lines
     assert "  a: actor Trainer (pid 7) of train.py (pid 3) holds 1 GPU (GPU 0)" in lines
-    assert "  a: tasks, or what has ended just now, hold 3 CPUs" in lines
+    assert "  a: tasks, or jobs that just ended, hold 3 CPUs" in lines
     assert "  placement group theirs wants 99 CPUs: does not fit now" in lines
     assert "  actor Big of train.py (pid 3) wants 9 GPUs" in lines
     assert "  3 tasks want 30 CPUs each" in lines
     assert len(using.waiting) == 3
-    assert [holder.who for holder in using.others()] == ["actor Trainer (pid 7)", "tasks, or what has ended just now,"]
+    assert [holder.who for holder in using.others()] == ["actor Trainer (pid 7)", "tasks, or jobs that just ended,"]
     assert using.to_dict()["used"]["a"]["used"]["CPU"] == 5.0
 
 
 def test_an_empty_cluster_is_said_to_be_empty() -> None:
     using = build_usage([row("aa")], {}, [], [], {}, [], {"aa" * 10: "a"})
-    assert using.lines()[1:] == ["sits:     nobody", "pending:  nothing"]
+    assert using.lines()[1:] == ["holders:  none", "pending:  none"]
 
 
 def test_what_is_left_out_counts_for_nobody_and_an_actor_that_wants_nothing_does_not_wait() -> None:
@@ -358,7 +358,7 @@ def test_a_node_whose_cards_cannot_be_looked_at_is_asked_once(
     nobody = "ab" * 28
     found, (note,) = probe_nodes([nobody])
     assert found == {}
-    assert "could not be looked at" in note
+    assert "could not be probed" in note
     monkeypatch.setattr(discovery, "_probe_task", lambda node: pytest.fail(f"{node} was asked again"))
     assert probe_nodes([nobody]) == ({}, [note])
 

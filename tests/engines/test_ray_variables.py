@@ -11,7 +11,7 @@ from dovetail.engines.ray.environment import NEVER_SENT, missing_variable_hint, 
 from dovetail.errors import ConfigError
 
 SAYS = (
-    'MY_TOKEN is set where you started the run, but not sent to workers: env_from=["MY_TOKEN"] or --env-from MY_TOKEN'
+    'MY_TOKEN is set for the driver, but not sent to workers: env_from=["MY_TOKEN"] or --env-from MY_TOKEN'
 )
 
 
@@ -43,7 +43,7 @@ def test_every_name_that_cannot_be_sent_is_told_at_once_with_a_way_out() -> None
     assert caught.value.exit_code == 2
     assert caught.value.codes == ("DT398", "DT399", "DT399")
     text = str(caught.value)
-    assert "'MY_TOKEM' is to be sent to workers and is not set here (did you mean 'MY_TOKEN'?)" in text
+    assert "'MY_TOKEM' of env_from is not set (did you mean 'MY_TOKEN'?)" in text
     assert "export MY_TOKEM=..." in text
 
 

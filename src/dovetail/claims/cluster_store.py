@@ -1,6 +1,7 @@
 """Claim store of a cluster: nodes join and leave, and foreign usage (work that is not Dovetail's) is planned around.
 
-Nodes are known to others by their ids, because names may differ from one driver to the next; cards are taken whole.
+`runtime.ray_admission` creates it with the rows of `engines.ray.claim_storage`. Rows contain node ids, because node names
+may differ between drivers. GPUs are granted whole.
 """
 
 from __future__ import annotations
@@ -25,30 +26,30 @@ if TYPE_CHECKING:
     from dovetail.resources.seat import Seat, Seats
 
 FOREIGN_DEBOUNCE_S = 3.0
-"""What others are seen to hold counts when it was there so long: for moments that is what somebody of us just took or
-gave back, and no worker should be drained for that."""
+"""Foreign usage counts after this time. Shorter peaks are resources that a run of Dovetail just acquired or released, and
+no worker should be drained for those."""
 
 
 class UsageDebouncer:
-    """What others hold for some time. The first look counts at once; less counts at once, too."""
+    """Minimum of the foreign usage over a time window. The first observation, and any decrease, count at once."""
 
     def __init__(self, steady_s: float = FOREIGN_DEBOUNCE_S) -> None:
         self._steady_s = steady_s
-        self._looks: list[tuple[float, Amounts]] = []
+        self._history: list[tuple[float, Amounts]] = []
 
     def update(self, now: float, amounts: Amounts) -> Amounts:
-        while len(self._looks) > 1 and self._looks[1][0] <= now - self._steady_s:
-            del self._looks[0]
-        self._looks.append((now, amounts))
+        while len(self._history) > 1 and self._history[1][0] <= now - self._steady_s:
+            del self._history[0]
+        self._history.append((now, amounts))
         found = amounts
-        for _, earlier in self._looks:
+        for _, earlier in self._history:
             found = min_amounts(found, earlier)
         return found
 
 
 def place_foreign_usage(cluster: Cluster, foreign: Amounts, owners: Sequence[Owner]) -> Amounts:
-    """The same where it is least in the way: nobody knows which card of a node others have, only how many. So it is
-    one that none of us was granted, else one that none of us holds, the last first."""
+    """Foreign usage with the GPUs chosen that disturb least: Ray reports only how many GPUs of a node are used. First GPUs
+    that no run was granted, then GPUs that no run holds, the last first."""
     capacity = cluster_capacity(cluster)
     granted: Amounts = {}
     held: Amounts = {}
@@ -58,10 +59,10 @@ def place_foreign_usage(cluster: Cluster, foreign: Amounts, owners: Sequence[Own
     for node in cluster.nodes:
         count = len({card for name, card, _ in foreign if name == node.name and card != HOST})
 
-        def in_the_way(card: int, name: str = node.name) -> tuple[bool, bool, int]:
+        def disturbance(card: int, name: str = node.name) -> tuple[bool, bool, int]:
             return _is_card_used(held, name, card), _is_card_used(granted, name, card), -card
 
-        for card in sorted(range(len(node.gpus)), key=in_the_way)[:count]:
+        for card in sorted(range(len(node.gpus)), key=disturbance)[:count]:
             keys = [(node.name, card, what) for what in CARD_FIELDS]
             found |= {key: capacity[key] for key in keys if key in capacity}
     return found
@@ -72,22 +73,22 @@ def _is_card_used(amounts: Amounts, node: str, card: int) -> bool:
 
 
 REFRESH_S = 1.0
-"""Between two looks at what there is and what others hold."""
+"""Interval for reading the cluster and the foreign usage."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterView:
-    """One look at a cluster."""
+    """A cluster at one moment."""
 
     cluster: Cluster
     ids: Mapping[str, str]
-    """Node -> what all drivers call it."""
+    """Node -> id, which is the same for all drivers."""
     foreign: Seats = ()
-    """What others hold who are none of us."""
+    """Usage by programs other than Dovetail."""
 
 
 class ClusterClaimStore(ClaimStore):
-    """The owners of one cluster. `look` is called at most once per `look_s`, by whoever asks or updates."""
+    """The owners of one cluster. `look` reads the cluster, at most once per `look_s`, within `request` and `update`."""
 
     scope = "this cluster"
     stale_s, heartbeat_s = 30.0, 2.0
@@ -111,43 +112,43 @@ class ClusterClaimStore(ClaimStore):
         self._foreign_usage = UsageDebouncer(steady_s)
         self._nodes: dict[str, Node] = {}
         self._heartbeats: dict[str, tuple[float, float]] = {}
-        """Owner -> its last heartbeat, and when we first saw that."""
+        """Owner -> its last heartbeat, and the local time when it was first read."""
         self._refreshed_at = clock()
         self._initial_nodes = {node.name for node in seen.cluster.nodes}
         self.set_cluster(seen)
 
     def set_cluster(self, seen: ClusterView) -> None:
-        """What there is from now on."""
+        """Set the nodes and the foreign usage."""
         self.view = seen
         self.cluster = seen.cluster
         self.capacity = cluster_capacity(self.cluster)
         self.foreign = self._foreign_usage.update(self._clock(), sum_seats(seen.foreign))
-        self._cards = {}  # which card of a node is which is not known before it is held
+        self._cards = {}  # the uuids of GPUs are not known before they are held
         self._names = dict(seen.ids)
         self._nodes |= {node.name: node for node in seen.cluster.nodes}
 
     def request(
-        self, about: ClaimRequest, need: Seats, ideal: Seats | None = None, *, hurry: bool = False
+        self, about: ClaimRequest, need: Seats, ideal: Seats | None = None, *, accept_minimum: bool = False
     ) -> Grant | Wait:
         self.refresh()
         need = self._relocate(need, about.required_labels)
         all_of = None if ideal is None else round_seats_to_cards(ideal, self.cluster)
-        return super().request(about, round_seats_to_cards(need, self.cluster), all_of, hurry=hurry)
+        return super().request(about, round_seats_to_cards(need, self.cluster), all_of, accept_minimum=accept_minimum)
 
-    def update(self, me: Owner, held: Amounts, believes: Amounts) -> Owner:
+    def update(self, me: Owner, held: Amounts, may_use: Amounts) -> Owner:
         self.refresh()
         me = replace(me, need=self._relocate(me.need, me.required_labels))
         me = replace(me, cap=self._updated_cap(me))
-        held, believes = (
-            self._on_present_nodes(round_amounts_to_cards(each, self.capacity)) for each in (held, believes)
+        held, may_use = (
+            self._on_present_nodes(round_amounts_to_cards(each, self.capacity)) for each in (held, may_use)
         )
-        return super().update(me, held, believes)
+        return super().update(me, held, may_use)
 
     def _is_alive(self, owner: Owner) -> bool:
-        """Clocks of other machines may be wrong: how old a heartbeat is, is how long we have seen no other."""
-        there = self._alive(owner.process)
-        if there is not None:
-            return there
+        """Clocks of other machines may differ: the age of a heartbeat is the local time since it was first read."""
+        alive = self._alive(owner.process)
+        if alive is not None:
+            return alive
         now = self._clock()
         if self._heartbeats.get(owner.id, (None, now))[0] != owner.heartbeat:
             self._heartbeats[owner.id] = owner.heartbeat, now
@@ -157,7 +158,7 @@ class ClusterClaimStore(ClaimStore):
         return place_foreign_usage(self.cluster, self.foreign, owners)
 
     def refresh(self) -> None:
-        """If it is time for it."""
+        """Read the cluster again, if the interval has passed."""
         now = self._clock()
         if self._look is not None and now >= self._refreshed_at + self._look_s:
             self._refreshed_at = now
@@ -166,24 +167,24 @@ class ClusterClaimStore(ClaimStore):
     def _on_present_nodes(self, amounts: Amounts) -> Amounts:
         return {key: amount for key, amount in amounts.items() if key in self.capacity}
 
-    def _relocate(self, need: Seats, asks: Collection[str] | None) -> Seats:
-        """Seats on nodes that have left, on others of their kind: without that nobody would find them a place again."""
+    def _relocate(self, need: Seats, required: Collection[str] | None) -> Seats:
+        """Move seats on nodes that have left to equal nodes; otherwise they could never be seated again."""
         present = {node.name for node in self.cluster.nodes}
-        return tuple(seat if seat.node in present else self._relocate_seat(seat, asks) for seat in need)
+        return tuple(seat if seat.node in present else self._relocate_seat(seat, required) for seat in need)
 
-    def _relocate_seat(self, seat: Seat, asks: Collection[str] | None) -> Seat:
+    def _relocate_seat(self, seat: Seat, required: Collection[str] | None) -> Seat:
         before = self._nodes.get(seat.node)
         if before is None:
             return seat
         for node in sorted(self.cluster.nodes, key=lambda node: node.gpus != before.gpus):
-            cards = _equivalent_cards(seat, before, node) if labels_match(node, before, asks) else None
+            cards = _equivalent_cards(seat, before, node) if labels_match(node, before, required) else None
             if cards is not None and node.usable_cpu_milli >= seat.cpu_milli:
                 shares = tuple(share._replace(card=card) for share, card in zip(seat.cards, cards, strict=True))
                 return seat._replace(node=node.name, cards=shares)
         return seat
 
     def _updated_cap(self, me: Owner) -> Amounts | None:
-        """With its share of nodes that have joined; anew when one has left of which it had some."""
+        """The cap with its share of nodes that joined; a new cap if a node of the old one has left."""
         cap, present = me.cap, {node.name for node in self.cluster.nodes}
         if cap is None or self._share is None:
             return cap
@@ -195,15 +196,15 @@ class ClusterClaimStore(ClaimStore):
         return cap if not new else cap | even_cap(replace(self.cluster, nodes=new), self._share)
 
     def _new_cap(self, me: Owner, share: float) -> Amounts:
-        """The share of every node if its least fits into that, else as much on fewer nodes."""
-        liked = {(seat.node, card) for seat in me.need for card in seat.gpus}
-        evened = replace(me, cap=even_cap(self.cluster, share, liked))
+        """The share of every node if the minimum fits, else the same amount on fewer nodes."""
+        preferred = {(seat.node, card) for seat in me.need for card in seat.gpus}
+        evened = replace(me, cap=even_cap(self.cluster, share, preferred))
         fits = Allocation(self.cluster, [evened], {}).try_seat(evened)
-        return evened.cap if fits and evened.cap is not None else packed_cap(self.cluster, share, liked)
+        return evened.cap if fits and evened.cap is not None else packed_cap(self.cluster, share, preferred)
 
 
 def _equivalent_cards(seat: Seat, before: Node, node: Node) -> list[int] | None:
-    """Cards of another node like those of this seat; None if it has not enough of them."""
+    """GPUs of another node that equal those of this seat; None if it has too few."""
     found: list[int] = []
     for share in seat.cards:
         kind = before.gpus[share.card] if share.card < len(before.gpus) else None

@@ -1,10 +1,10 @@
 """Fair share: max-min split of every resource among runs, and the next grant and limit of one run. Pure.
 
-Everybody gets as much as the others, of each resource for itself; what one cannot use goes to the others, and nobody
-gets less than it needs to go on. Cards are dealt whole as long as there are enough of them.
+Every run gets the same amount of each resource; what one cannot use goes to the others, and no run gets less than its
+minimum. GPUs are assigned whole while there are enough.
 
-The grants of all owners never exceed the machine. A grant grows only by what nobody has, and shrinks only by what its
-run neither holds nor believes to have: it was told of a smaller limit, and has heard it.
+The grants of all owners never exceed the machine. A grant grows only by what is granted to no owner. It shrinks only by
+what its run neither holds nor may still use: a smaller limit was posted to the run, and the run has acknowledged it.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 
 def split_evenly(total: int, wishes: Sequence[tuple[int, int]], granule: int = 1) -> list[int]:
-    """To each (least, most) as much as to the others, but never below its least nor above its most; what one does not
-    want goes to the others. In whole granules as far as possible, the odd ones to the first."""
+    """Split a total evenly among (minimum, maximum) pairs; what exceeds a maximum goes to the others. In multiples of
+    `granule` where possible, the remainder to the first."""
     bounds = [(low, max(low, high)) for low, high in wishes]
     assert sum(low for low, _ in bounds) <= total, (total, wishes)
     below, above = 0, total // granule + 1
@@ -66,49 +66,49 @@ def _clamp(level: int, bound: tuple[int, int]) -> int:
 
 WHOLE_CPU_MILLI = 1000
 MEMORY_GROWTH_FACTOR = 2
-"""Workers that run out of memory get more than they were planned with."""
+"""Workers that run out of memory get more than planned."""
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What an owner may use, and which part of that it cannot do without."""
+    """Fair share of an owner, and its minimum as seated."""
 
     amounts: Amounts
     need: Amounts
 
 
 def fair_shares(cluster: Cluster, owners: Sequence[Owner], foreign: Amounts | None = None) -> dict[str, Share]:
-    """Of everybody whose need can be met; who came first is seated first, and who has begun before all others. What is
-    `foreign` is not theirs to share."""
+    """Shares of all owners whose minimum fits. Owners that have begun are seated first, then in the order of arrival.
+    `foreign` is not available to them."""
     order = sorted(owners, key=lambda owner: (owner.waiting, owner.since, owner.id))
-    table = Allocation(cluster, order, foreign or {})
-    seated = [owner for owner in order if table.try_seat(owner)]
-    table.assign_free_cards(seated)
+    allocation = Allocation(cluster, order, foreign or {})
+    seated = [owner for owner in order if allocation.try_seat(owner)]
+    allocation.assign_free_cards(seated)
     capacity = subtract_amounts(cluster_capacity(cluster), foreign or {})
     found: dict[str, Amounts] = {owner.id: {} for owner in seated}
     for key, total in capacity.items():
-        for owner, amount in _split_resource(key, total, seated, table):
+        for owner, amount in _split_resource(key, total, seated, allocation):
             if amount:
                 found[owner][key] = amount
-    shares = {owner.id: Share(found[owner.id], table.needs[owner.id]) for owner in seated}
+    shares = {owner.id: Share(found[owner.id], allocation.needs[owner.id]) for owner in seated}
     return shares | {
-        owner.id: _keep_unneeded(owner, table) for owner in order if owner.id not in shares and not owner.waiting
+        owner.id: _keep_unneeded(owner, allocation) for owner in order if owner.id not in shares and not owner.waiting
     }
 
 
-def _keep_unneeded(owner: Owner, table: Allocation) -> Share:
-    """One that has begun and finds no seat for its least beside the others keeps what nobody else needs."""
-    return Share(min_amounts(owner.limit, table.free), {})
+def _keep_unneeded(owner: Owner, allocation: Allocation) -> Share:
+    """An owner that has begun and whose minimum does not fit beside the others keeps what no other needs."""
+    return Share(min_amounts(owner.limit, allocation.free), {})
 
 
-def _split_resource(key: AmountKey, total: int, seated: Sequence[Owner], table: Allocation) -> list[tuple[str, int]]:
+def _split_resource(key: AmountKey, total: int, seated: Sequence[Owner], allocation: Allocation) -> list[tuple[str, int]]:
     node, card, what = key
-    here = [owner for owner in seated if card == HOST or owner.id in table.card_owners[node, card]]
-    needs = [table.needs[owner.id].get(key, 0) for owner in here]
-    if what.startswith(CUSTOM_PREFIX) or card != HOST:  # of use only to those who asked for some
+    here = [owner for owner in seated if card == HOST or owner.id in allocation.card_owners[node, card]]
+    needs = [allocation.needs[owner.id].get(key, 0) for owner in here]
+    if what.startswith(CUSTOM_PREFIX) or card != HOST:  # only for owners that request some
         asking = [owner for owner, need in zip(here, needs, strict=True) if need or len(here) == 1]
         here = asking or here
-        needs = [table.needs[owner.id].get(key, 0) for owner in here]
+        needs = [allocation.needs[owner.id].get(key, 0) for owner in here]
     if not here or (what.startswith(CUSTOM_PREFIX) and not any(needs)):
         return []
     wishes = [(need, _max_usable(owner, key, total)) for owner, need in zip(here, needs, strict=True)]
@@ -117,7 +117,7 @@ def _split_resource(key: AmountKey, total: int, seated: Sequence[Owner], table: 
 
 
 def _max_usable(owner: Owner, key: AmountKey, total: int) -> int:
-    """What it can use of a node's CPUs or memory; of cards and the rest it says so by how many it asks for."""
+    """Maximum that an owner can use of a resource of a node; limited for CPUs and memory by its ideal."""
     what = key[2]
     total = total if owner.cap is None else min(total, owner.cap.get(key, 0))
     if owner.ideal is not None and what == CPU:
@@ -128,14 +128,14 @@ def _max_usable(owner: Owner, key: AmountKey, total: int) -> int:
 
 
 def next_grant(
-    cluster: Cluster, owners: Sequence[Owner], me: Owner, believes: Amounts, foreign: Amounts | None = None
+    cluster: Cluster, owners: Sequence[Owner], me: Owner, may_use: Amounts, foreign: Amounts | None = None
 ) -> tuple[Owner, Share | None]:
-    """My row after this step, and my share: None while there is no room for my need. `believes`: all that my run may
-    think to be its own, what it holds included; `owners` are all others and me; `foreign` is held by nobody of them."""
+    """The owner `me` after this step, and its share: None while its minimum does not fit. `may_use`: all that its run may
+    use by what it holds and by the limits posted to it. `owners`: all owners, with `me`. `foreign`: held by others."""
     foreign = foreign or {}
     share = fair_shares(cluster, owners, foreign).get(me.id)
     mine = share.amounts if share is not None else {}
-    granted = max_amounts(believes, min_amounts(me.granted, mine))
+    granted = max_amounts(may_use, min_amounts(me.granted, mine))
     free = subtract_amounts(cluster_capacity(cluster), foreign)
     for other in owners:
         if other.id != me.id:
@@ -144,6 +144,6 @@ def next_grant(
     granted = add_amounts(granted, more)
     limit = min_amounts(granted, mine)
     if not me.waiting and not (share is not None and fits_within(share.need, limit)):
-        # it moves to other cards, and these are not free yet: till then it stays where it is
+        # it is to move to other GPUs that are not free yet: until then it stays where it is
         limit = min_amounts(granted, me.limit)
     return replace(me, granted=granted, limit=limit), share

@@ -16,40 +16,40 @@ if TYPE_CHECKING:
 
 
 class ProcessId(NamedTuple):
-    """A process, told apart from others that get its number later."""
+    """Identity of a process that stays unique when its pid is reused."""
 
     pid: int
     born: str
-    """When it began, in the words of its machine."""
+    """Start time, as its machine reports it."""
     space: str = ""
-    """Where its number means anything: boot and process namespace."""
+    """Boot id and pid namespace in which the pid is valid."""
 
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """A run, cast or worker that shares a machine. At every moment the grants of all owners fit into it together."""
+    """A run that shares a machine or cluster. The grants of all owners together never exceed it."""
 
     id: str
     name: str
     process: ProcessId
     since: float
     need: Seats
-    """Without this it cannot go on: its least workers, seated as if it were alone."""
+    """Minimum: the minimum number of workers of every unit, seated as if the run were alone."""
     ideal: Seats | None = None
-    """More than this it cannot use; None: all there is."""
+    """Maximum that it can use; None: no maximum."""
     granted: Amounts = field(default_factory=dict)
-    """What it may use until its workers have left: others plan around this."""
+    """What it may use until its workers have left; not available to others."""
     limit: Amounts = field(default_factory=dict)
-    """What it was last told to keep to."""
+    """Limit that was last posted to the run."""
     held: Amounts = field(default_factory=dict)
-    """What its workers sit on."""
+    """Amounts of its workers."""
     waiting: bool = True
-    """It has not begun."""
+    """Whether it waits to begin."""
     heartbeat: float = 0.0
     cap: Amounts | None = None
-    """More than this it must not use, node by node; None: no such limit."""
+    """Maximum that it may use, per node (`share=`); None: no cap."""
     required_labels: tuple[str, ...] | None = None
-    """Labels of nodes that its stages ask for: other nodes do if these are the same there. None: nobody knows which."""
+    """Node labels that its stages require: nodes with the same values are equivalent. None: not known."""
 
 
 PROC = Path("/proc")
@@ -61,11 +61,11 @@ def this_process() -> ProcessId:
 
 
 def is_alive(process: ProcessId) -> bool | None:
-    """None: its number means nothing here, because it is in another container; only its heartbeat can tell."""
+    """None: the process is in another pid namespace (container), and only its heartbeat shows whether it is alive."""
     boot, _, names = process.space.partition(" ")
     here_boot, _, here_names = _pid_namespace().partition(" ")
     if boot != here_boot:
-        return False  # of before the last start of this machine
+        return False  # from before the last boot
     if names != here_names:
         return None
     return _start_time(process.pid) == process.born
@@ -80,6 +80,6 @@ def _pid_namespace() -> str:
 
 
 def _start_time(pid: int) -> str | None:
-    """When a process began; None if there is none."""
+    """Start time of a process; None if it does not exist."""
     started = process_start_time(pid)
     return None if started is None else f"{started:.2f}"

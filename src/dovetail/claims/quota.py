@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def round_amounts_to_cards(amounts: Amounts, capacity: Amounts) -> Amounts:
-    """Of every card that is touched all there is; the rest as it was."""
+    """Amounts with every used GPU rounded up to a whole one."""
     found = {key: amount for key, amount in amounts.items() if key[1] == HOST}
     for node, card in {(node, card) for node, card, _ in amounts if card != HOST}:
         for what in CARD_FIELDS:
@@ -27,7 +27,7 @@ def round_amounts_to_cards(amounts: Amounts, capacity: Amounts) -> Amounts:
 
 
 def round_seats_to_cards(seats: Seats, cluster: Cluster) -> Seats:
-    """Seats that share a card become one, which has all of it."""
+    """Merge seats that share a GPU into one seat that has the whole GPU."""
     capacity = cluster_capacity(cluster)
     groups: list[list[Seat]] = []
     for seat in seats:
@@ -65,10 +65,10 @@ def _whole_card_share(node: str, share: CardShare, capacity: Amounts) -> CardSha
 CAPPED_RESOURCES = (CPU, MEMORY)
 
 
-def even_cap(cluster: Cluster, share: float, liked: Collection[tuple[str, int]] = ()) -> Amounts:
-    """The same share of the CPUs and the memory of every node."""
+def even_cap(cluster: Cluster, share: float, preferred: Collection[tuple[str, int]] = ()) -> Amounts:
+    """Cap with the same share of the CPUs and the memory of every node."""
     capacity = cluster_capacity(cluster)
-    cards = capped_cards(cluster, share, liked)
+    cards = capped_cards(cluster, share, preferred)
     return {
         key: int(amount * share) if key[2] in CAPPED_RESOURCES and key[1] == HOST else amount
         for key, amount in capacity.items()
@@ -76,12 +76,12 @@ def even_cap(cluster: Cluster, share: float, liked: Collection[tuple[str, int]] 
     }
 
 
-def packed_cap(cluster: Cluster, share: float, liked: Collection[tuple[str, int]] = ()) -> Amounts:
-    """As much in all, but on as few nodes as that takes: for workers that are larger than a share of a node."""
+def packed_cap(cluster: Cluster, share: float, preferred: Collection[tuple[str, int]] = ()) -> Amounts:
+    """Cap with the same total on as few nodes as possible: for workers that are larger than the share of a node."""
     capacity = cluster_capacity(cluster)
-    cards = capped_cards(cluster, share, liked)
-    having = {node for node, _ in cards}
-    order = sorted((node.name for node in cluster.nodes), key=lambda name: name not in having)
+    cards = capped_cards(cluster, share, preferred)
+    with_cards = {node for node, _ in cards}
+    order = sorted((node.name for node in cluster.nodes), key=lambda name: name not in with_cards)
     found = {
         key: amount
         for key, amount in capacity.items()
@@ -97,8 +97,8 @@ def packed_cap(cluster: Cluster, share: float, liked: Collection[tuple[str, int]
     return found
 
 
-def capped_cards(cluster: Cluster, share: float, liked: Collection[tuple[str, int]] = ()) -> set[tuple[str, int]]:
-    """So many whole cards of all, those it likes first; at least one if it likes some."""
+def capped_cards(cluster: Cluster, share: float, preferred: Collection[tuple[str, int]] = ()) -> set[tuple[str, int]]:
+    """Share of all GPUs in whole GPUs, the preferred ones first; at least one if any is preferred."""
     cards = [(node.name, card) for node in cluster.nodes for card in range(len(node.gpus))]
-    count = max(int(len(cards) * share), 1 if liked else 0)
-    return set(sorted(cards, key=lambda card: card not in liked)[:count])
+    count = max(int(len(cards) * share), 1 if preferred else 0)
+    return set(sorted(cards, key=lambda card: card not in preferred)[:count])

@@ -1,6 +1,6 @@
 """Rows of the claim store: an owner to and from a row, GPUs matched by UUID, nodes by id; SQL statements.
 
-Cards are told apart by their uuid where that is known (CUDA_VISIBLE_DEVICES hides some from a run), else by position.
+GPUs are identified by their uuid where it is known (CUDA_VISIBLE_DEVICES hides some from a run), else by position.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dovetail.resources.seat import Seats
 
 CardUuids = dict[str, list[str]]
-"""Node -> the uuid of each of its cards."""
+"""Node -> uuid of each of its GPUs."""
 
 
 def card_uuids(cluster: Cluster) -> CardUuids:
@@ -29,7 +29,7 @@ def card_uuids(cluster: Cluster) -> CardUuids:
 
 
 def remap_cards(owner: Owner, theirs: CardUuids, ours: CardUuids) -> Owner:
-    """The same owner with its cards at our positions; what we do not see of them is left out."""
+    """The owner with its GPUs at this process's positions; GPUs that this process does not see are left out."""
     if theirs == ours:
         return owner
     places = {
@@ -74,7 +74,7 @@ def _remap_seat(seat: Seat, places: Mapping[tuple[str, int], int | None]) -> Sea
 
 
 APPLICATION_ID = 0x44544C47
-"""Tells our files from those of others."""
+"""Marks the SQLite files of Dovetail."""
 SCHEMA_VERSION = 1
 COLUMNS = (
     *("id", "machine", "name", "pid", "born", "space", "since", "heartbeat", "waiting"),
@@ -89,7 +89,7 @@ DELETE_SQL = "DELETE FROM claims WHERE id = ?"
 def owner_to_row(
     owner: Owner, machine: str, cards: CardUuids, names: Mapping[str, str] | None = None
 ) -> tuple[Any, ...]:
-    """`names`: what a node is called in rows, where that is not our own name for it."""
+    """`names`: local name of a node -> its name in rows, where they differ."""
     owner = rename_nodes(owner, names) if names else owner
     pid, born, space = owner.process
     ideal = None if owner.ideal is None else _seats_to_json(owner.ideal)
@@ -114,21 +114,21 @@ def owner_to_row(
 
 
 class InvalidRowError(ValueError):
-    """A row that no `row_of` made."""
+    """A row that `owner_to_row` did not write."""
 
 
 def owner_from_row(row: tuple[Any, ...], cards: CardUuids, names: Mapping[str, str] | None = None) -> Owner:
-    """As it is seen by who has these cards, and these names for the nodes of rows."""
+    """Owner of a row, for a process with these GPUs; `names`: name of a node in rows -> local name."""
     try:
         owner = _parse_row(row, cards)
         return rename_nodes(owner, names) if names else owner
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InvalidRowError(f"a row that cannot be read: {row!r:.200}: {error!r}") from None
+        raise InvalidRowError(f"invalid row: {row!r:.200}: {error!r}") from None
 
 
 def _parse_row(row: tuple[Any, ...], cards: CardUuids) -> Owner:
     found = dict(zip(COLUMNS, row, strict=True))
-    ideal, cap, asks = _parse_ideal_column(found["ideal"])
+    ideal, cap, labels = _parse_ideal_column(found["ideal"])
     owner = Owner(
         id=found["id"],
         name=found["name"],
@@ -142,13 +142,13 @@ def _parse_row(row: tuple[Any, ...], cards: CardUuids) -> Owner:
         waiting=bool(found["waiting"]),
         heartbeat=found["heartbeat"],
         cap=None if cap is None else sum_seats(_seats_from_json(cap)),
-        required_labels=None if asks is None else tuple(map(str, asks)),
+        required_labels=None if labels is None else tuple(map(str, labels)),
     )
     return remap_cards(owner, json.loads(found["cards"]), cards)
 
 
 def _parse_ideal_column(text: str | None) -> tuple[str | None, str | None, list[str] | None]:
-    """Ideal, cap and asks are in one column, so that files of earlier versions stay readable."""
+    """Ideal, cap and required labels (key "asks") share a column, so that files of earlier versions stay readable."""
     if text is None or not text.startswith("{"):
         return text, None, None
     found = json.loads(text)
@@ -156,7 +156,7 @@ def _parse_ideal_column(text: str | None) -> tuple[str | None, str | None, list[
 
 
 def rename_nodes(owner: Owner, names: Mapping[str, str]) -> Owner:
-    """The same owner with other names for its nodes."""
+    """The owner with other names for its nodes."""
 
     def seats(given: Seats) -> Seats:
         return tuple(seat._replace(node=names.get(seat.node, seat.node)) for seat in given)

@@ -1,5 +1,7 @@
-"""Plans beside other runs: the unreserved part of a cluster, a plan for it, and the minimum and maximum seats of a
-plan."""
+"""Plans beside other runs: the unreserved part of a cluster, a plan for it, and the minimum and maximum seats of a plan.
+
+Positions of GPUs differ between the whole cluster and its unreserved part; `expand_plan` converts them.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def remaining_cluster(cluster: Cluster, reserved: Seats) -> Cluster:
-    """The cluster to plan on. A card of which others hold something is left out, unless there is no other."""
+    """The unreserved part of a cluster. A GPU of which others hold a part is left out, unless there is no other."""
     taken = sum_seats(reserved)
     nodes = [_remaining_node(node, taken, _usable_cards(node, taken)) for node in cluster.nodes]
     useful = [node for node in nodes if node.usable_cpu_milli > 0 or node.gpus]
@@ -41,7 +43,7 @@ def _remaining_node(node: Node, taken: Amounts, cards: list[int]) -> Node:
 
 
 def _usable_cards(node: Node, taken: Amounts) -> list[int]:
-    """Positions of the cards to plan with."""
+    """Positions of the GPUs to plan with."""
     touched = {card for name, card, _ in taken if name == node.name}
     untouched = [card for card in range(len(node.gpus)) if card not in touched]
     partly = [card for card in range(len(node.gpus)) if taken.get((node.name, card, "milli"), 0) < WHOLE_CARD_MILLI]
@@ -49,9 +51,9 @@ def _usable_cards(node: Node, taken: Amounts) -> list[int]:
 
 
 def expand_plan(
-    plan: Plan, cluster: Cluster, reserved: Seats, why: str = "other runs hold a part of this machine"
+    plan: Plan, cluster: Cluster, reserved: Seats, why: str = "other runs use a part of this machine"
 ) -> Plan:
-    """A plan that was made for `left_of` this cluster, as one for all of it: cards have other positions there."""
+    """Plan for a whole cluster from a plan for its `remaining_cluster`, in which GPUs have other positions."""
     if not reserved:
         return plan
     taken = sum_seats(reserved)
@@ -67,8 +69,8 @@ def expand_plan(
 
 
 def plan_around(make: Callable[[Cluster], Plan], cluster: Cluster, reserved: Seats) -> Plan:
-    """The plan that `make` makes for what others leave, on the whole cluster. What is left of single cards cannot be
-    planned with: where it takes those, it is planned as if nobody else were there, and the run begins by replanning."""
+    """Plan for the unreserved part, converted to the whole cluster. Partly used GPUs cannot be planned with: if the
+    pipeline needs them, plan as if the cluster were free; the run then begins with a replan."""
     try:
         return expand_plan(make(remaining_cluster(cluster, reserved)), cluster, reserved)
     except InfeasibleError:
@@ -78,7 +80,7 @@ def plan_around(make: Callable[[Cluster], Plan], cluster: Cluster, reserved: Sea
 
 
 def max_seats(plan: Plan) -> Seats | None:
-    """More than this a run cannot use; None if not all of its units are limited by their author."""
+    """Maximum that a run can use; None if a unit has no maximum number of workers, or there are several waves."""
     if any(unit.high is None or unit.workers < unit.high for unit in plan.units):
         return None
     waves = [
@@ -89,7 +91,7 @@ def max_seats(plan: Plan) -> Seats | None:
 
 
 def min_seats(plan: Plan) -> Seats:
-    """What a run cannot do without: the least workers of every unit, of the wave that needs most."""
+    """Minimum of a run: the minimum number of workers of every unit, for the wave that needs most."""
     capacity = cluster_capacity(plan.cluster)
     waves = [
         tuple(seat for unit in plan.units if unit.wave == wave for seat in _min_unit_seats(plan, unit))
@@ -99,7 +101,7 @@ def min_seats(plan: Plan) -> Seats:
 
 
 def required_labels(plan: Plan) -> tuple[str, ...]:
-    """The labels of nodes that its stages ask for."""
+    """Node labels that the stages require."""
     return tuple(sorted({name for unit in plan.units for name, _ in unit.shape.labels}))
 
 

@@ -1,7 +1,7 @@
 """Claim store of one machine: rows in a shared SQLite file (ledger.db).
 
-Every look is one transaction on a connection of its own: nothing is kept open, so threads, forks and a file that was
-replaced do no harm. Whoever looks removes the rows of processes that are gone.
+Every access is one transaction on a connection of its own: no connection stays open, so threads, forks and a replaced
+file are safe. Every write removes the rows of processes that have ended.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class SqliteClaimRows:
 
     def transact(self, decide: Callable[[list[Row]], tuple[list[str], Row | None, T]]) -> T:
         def change(db: sqlite3.Connection) -> T:
-            void, row, answer = decide(self._select_all(db))
-            db.executemany(serialization.DELETE_SQL, [(owner,) for owner in void])
+            dead, row, answer = decide(self._select_all(db))
+            db.executemany(serialization.DELETE_SQL, [(owner,) for owner in dead])
             if row is not None:
                 db.execute(serialization.UPSERT_SQL, row)
             return answer
@@ -70,7 +70,7 @@ class SqliteClaimRows:
         self._write_transaction(lambda db: db.execute(serialization.DELETE_SQL, (owner,)))
 
     def has_changed(self) -> bool:
-        """A look at the file, not into it."""
+        """Compare the attributes of the file with those of the last call."""
         try:
             found = self.path.stat()
             stamp: tuple[int, ...] = (found.st_ino, found.st_mtime_ns, found.st_size)
@@ -80,8 +80,8 @@ class SqliteClaimRows:
         return before != stamp
 
     def damaged_error(self, reason: str) -> ConfigError:
-        message = "is not the ledger of this machine's runs, or is damaged"
-        fixes = (f"when no run is going: rm {self.path}", "export DOVETAIL_HOME=/a/folder/of/yours")
+        message = "is not the claims database of this machine, or is damaged"
+        fixes = (f"when no run is active: rm {self.path}", "export DOVETAIL_HOME=/path/to/your/folder")
         return ConfigError(Problem("DT320", message, (reason,), fixes, str(self.path)))
 
     # --- transactions
@@ -115,14 +115,14 @@ class SqliteClaimRows:
     def _unusable_error(self, error: Exception) -> ConfigError:
         reason = getattr(error, "strerror", None) or str(error)
         folder = self.path.parent
-        evidence = () if os.access(folder, os.W_OK) else (f"the folder {folder} cannot be written",)
-        fixes = ("export DOVETAIL_HOME=/a/folder/of/yours, on a disk of this machine",)
-        message = f"the ledger of this machine's runs cannot be used: {reason}"
+        evidence = () if os.access(folder, os.W_OK) else (f"folder {folder} is not writable",)
+        fixes = ("export DOVETAIL_HOME=/path/to/your/folder, on a local disk",)
+        message = f"cannot use the claims database of this machine: {reason}"
         return ConfigError(Problem("DT321", message, evidence, fixes, str(self.path)))
 
 
 def _is_claims_database(db: sqlite3.Connection) -> bool:
-    """False for an empty file; what others made is refused."""
+    """False for an empty file; raises for a database of another program."""
     [application] = db.execute("PRAGMA application_id").fetchone()
     [version] = db.execute("PRAGMA user_version").fetchone()
     if (application, version) == (serialization.APPLICATION_ID, serialization.SCHEMA_VERSION):

@@ -1,7 +1,8 @@
 """Claim store: grants each run its share in one transaction over the rows of all runs; the base of the machine and the
 cluster store.
 
-Where the rows are kept is not decided here: a file of one machine (`ledger_db`), or the memory of a cluster.
+The rows are in a file of one machine (`sqlite_store`) or in the memory of a cluster (`cluster_store`). `wait` requests a
+claim before a run begins, `updater` updates it while the run goes, and `fair_share` computes every grant.
 """
 
 from __future__ import annotations
@@ -28,65 +29,65 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Row = tuple[Any, ...]
 HEARTBEAT_S = 5.0
-"""A heartbeat that is the only news is not written more often."""
+"""Minimum interval for writing a row in which only the heartbeat has changed."""
 STALE_HEARTBEAT_S = 60.0
-"""A heartbeat older than this is that of a process that is gone, where nothing else can tell."""
+"""Age of a heartbeat at which its process counts as dead, where its liveness cannot be checked otherwise."""
 
 
 class ClaimRows(Protocol):
-    """Where rows are kept. The first value of a row is its owner's id."""
+    """Storage of rows. The first value of a row is the id of its owner."""
 
     def read(self) -> list[Row]:
-        """All of them, the first to come first."""
+        """All rows, in the order of arrival of their owners."""
 
     def transact(self, decide: Callable[[list[Row]], tuple[list[str], Row | None, T]]) -> T:
-        """Nobody else changes anything from the reading of the rows, which `decide` is given, until those it names are
-        gone and the one it returns is written."""
+        """In one transaction: pass all rows to `decide`, delete the rows of the owners it returns, and write the row it
+        returns."""
 
     def delete(self, owner: str) -> None: ...
 
     def has_changed(self) -> bool:
-        """Whether somebody wrote since this was last asked. Cheap."""
+        """Whether a row was written since the last call. Cheap."""
 
     def damaged_error(self, reason: str) -> DovetailError:
-        """What to raise where a row is not one."""
+        """Error to raise for an invalid row."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimRequest:
-    """Who asks: the run as others are told of it."""
+    """Identity and limits of the run that requests a claim."""
 
     name: str
     id: str = field(default_factory=lambda: os.urandom(8).hex())
     cap: Amounts | None = None
-    """Never more than this, whatever is free."""
+    """Maximum, whatever is free; None: no cap."""
     since: float | None = None
-    """When it first asked, by the clock of the wall; None: now. Who asks again keeps its turn."""
+    """Wall-clock time of its first request, which decides its turn; None: now."""
     required_labels: tuple[str, ...] | None = None
-    """Labels of nodes that its stages ask for; None: not known."""
+    """Node labels that its stages require; None: not known."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """It may begin, within this."""
+    """The run may begin, within this limit."""
 
     owner: Owner
     reserved: Seats
-    """What is not its own: for `Stream(reserved=...)` and `left_of`."""
+    """Everything outside of its limit: for the controller and `remaining_cluster`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Others hold what it needs, or are about to give more."""
+    """Other runs hold what the run needs, or are about to release more."""
 
     owner: Owner
     others: tuple[Owner, ...]
     can_begin: bool
-    """It could begin with what it has got so far."""
+    """Whether it could begin with what it has been granted so far."""
     will_fit: bool
-    """There is room for it once the others have given back."""
+    """Whether its minimum fits once the others have released their surplus."""
     foreign: Amounts = field(default_factory=dict)
-    """What is held by those who write no rows."""
+    """Usage by programs that write no rows."""
 
 
 class ClaimStore:
@@ -105,7 +106,7 @@ class ClaimStore:
         alive: Callable[[ProcessId], bool | None] = is_alive,
         process: Callable[[], ProcessId] = this_process,
     ) -> None:
-        """`machine` is any text: only those who give the same one share."""
+        """`machine`: only owners with the same text share."""
         self.machine = machine
         self.cluster = cluster
         self.capacity = cluster_capacity(cluster)
@@ -114,15 +115,15 @@ class ClaimStore:
         self._rows = rows
         self._wall, self._alive, self._process = wall, alive, process
 
-    # --- what can be asked
+    # --- operations
 
     def request(
-        self, about: ClaimRequest, need: Seats, ideal: Seats | None = None, *, hurry: bool = False
+        self, about: ClaimRequest, need: Seats, ideal: Seats | None = None, *, accept_minimum: bool = False
     ) -> Grant | Wait:
-        """A place beside the others, who see that it waits. Granted when all of its share is free; with `hurry` as soon
-        as its need is."""
+        """Request a share beside the other owners, which see that it waits. Granted when its whole share is free; with
+        `accept_minimum` as soon as its minimum is."""
 
-        def asked(owners: list[Owner]) -> tuple[Owner, Grant | Wait]:
+        def decide(owners: list[Owner]) -> tuple[Owner, Grant | Wait]:
             now = self._wall()
             others = [owner for owner in owners if owner.id != about.id]
             mine = next((owner for owner in owners if owner.id == about.id), None)
@@ -134,32 +135,32 @@ class ClaimStore:
             foreign = self.foreign_usage(owners)
             me, share = next_grant(self.cluster, [*others, me], me, {}, foreign)
             fits = share is not None and fits_within(share.need, me.limit)
-            if fits and share is not None and (hurry or me.limit == share.amounts):
+            if fits and share is not None and (accept_minimum or me.limit == share.amounts):
                 me = replace(me, waiting=False)
                 return me, Grant(me, self.reserved(me.limit))
             return me, Wait(me, tuple(others), fits, share is not None, foreign)
 
-        return self._transact(asked)
+        return self._transact(decide)
 
-    def update(self, me: Owner, held: Amounts, believes: Amounts) -> Owner:
-        """One step of an owner that has begun: what it may use from now on. See `granting`."""
+    def update(self, me: Owner, held: Amounts, may_use: Amounts) -> Owner:
+        """One step of an owner that has begun: its next grant and limit. See `fair_share.next_grant`."""
 
-        def updated(owners: list[Owner]) -> tuple[Owner, Owner]:
+        def decide(owners: list[Owner]) -> tuple[Owner, Owner]:
             others = [owner for owner in owners if owner.id != me.id]
             mine = next((owner for owner in owners if owner.id == me.id), me)
             mine = replace(mine, need=me.need, ideal=me.ideal, cap=me.cap)
             mine = replace(mine, held=held, waiting=False, heartbeat=self._wall())
-            found, _ = next_grant(self.cluster, [*others, mine], mine, believes, self.foreign_usage([*others, mine]))
+            found, _ = next_grant(self.cluster, [*others, mine], mine, may_use, self.foreign_usage([*others, mine]))
             return found, found
 
-        return self._transact(updated)
+        return self._transact(decide)
 
     def release(self, owner: str) -> None:
-        """All of it is free for others."""
+        """Delete the claim of an owner."""
         self._rows.delete(owner)
 
     def owners(self) -> list[Owner]:
-        """Everybody whose process is there, the first to come first."""
+        """All owners whose process is alive, in the order of arrival."""
         try:
             return self._split_by_liveness(self._rows.read())[0]
         except InvalidRowError as error:
@@ -169,27 +170,27 @@ class ClaimStore:
         return [other for other in self.owners() if other.id != owner]
 
     def reserved(self, limit: Amounts) -> Seats:
-        """Everything but this."""
+        """Everything outside of a limit."""
         return seats_from_amounts(subtract_amounts(self.capacity, limit))
 
     def has_changed(self) -> bool:
-        """Whether somebody wrote since this was last asked."""
+        """Whether a row was written since the last call."""
         return self._rows.has_changed()
 
-    def foreign_usage(self, owners: list[Owner]) -> Amounts:  # noqa: ARG002 - others have some
-        """What is held by those who write no rows: on a machine nobody is known."""
+    def foreign_usage(self, owners: list[Owner]) -> Amounts:  # noqa: ARG002 - for subclasses
+        """Usage by programs that write no rows; unknown on a single machine."""
         return {}
 
-    # --- steps
+    # --- transactions
 
     def _transact(self, decide: Callable[[list[Owner]], tuple[Owner, T]]) -> T:
         def change(rows: list[Row]) -> tuple[list[str], Row | None, T]:
-            owners, void = self._split_by_liveness(rows)
+            owners, dead = self._split_by_liveness(rows)
             owner, answer = decide(owners)
             before = next((other for other in owners if other.id == owner.id), None)
             write = before is None or self._needs_write(before, owner)
             row = owner_to_row(owner, self.machine, self._cards, self._names) if write else None
-            return [each.id for each in void], row, answer
+            return [each.id for each in dead], row, answer
 
         try:
             return self._rows.transact(change)
@@ -197,15 +198,15 @@ class ClaimStore:
             raise self._rows.damaged_error(str(error)) from None
 
     def _split_by_liveness(self, rows: list[Row]) -> tuple[list[Owner], list[Owner]]:
-        """Those whose process is there, and those whose is gone."""
+        """Owners whose process is alive, and owners whose process is not."""
         names = {theirs: ours for ours, theirs in self._names.items()}
         found = [owner_from_row(row, self._cards, names) for row in rows]
-        void = [owner for owner in found if not self._is_alive(owner)]
-        return [owner for owner in found if owner not in void], void
+        dead = [owner for owner in found if not self._is_alive(owner)]
+        return [owner for owner in found if owner not in dead], dead
 
     def _is_alive(self, owner: Owner) -> bool:
-        there = self._alive(owner.process)
-        return self._wall() - owner.heartbeat < self.stale_s if there is None else there
+        alive = self._alive(owner.process)
+        return self._wall() - owner.heartbeat < self.stale_s if alive is None else alive
 
     def _needs_write(self, before: Owner, now: Owner) -> bool:
         beats = now.heartbeat - before.heartbeat >= self.heartbeat_s

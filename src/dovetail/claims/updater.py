@@ -1,8 +1,7 @@
-"""Claim updater: observer and thread that report what a run holds to the claim store and post changed limits to the
-run.
+"""Claim updater: observer and thread that report what a run holds to the claim store and post changed limits to the run.
 
-`saw` only notes what changed; the thread does the rest, so that no run waits for a disk. Limits are posted to the run
-as `Reserved`, and count for others once `saw` has seen them arrive.
+The observer's `on_step` only records what changed; the thread does the rest, so that a run never waits for a disk. Limits
+are posted to the run as `CapacityReserved`, and count for other runs when `on_step` has seen them arrive.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class LimitTracker:
-    """Kept by whoever watches a run. A limit counts until the run has seen a later one."""
+    """Seats and limits of a run. A limit counts until the run has acknowledged a later one."""
 
     def __init__(self, capacity: Amounts, limit: Amounts) -> None:
         self._capacity = capacity
@@ -38,7 +37,7 @@ class LimitTracker:
         self._seats: dict[int, Seats] = {}
 
     def record(self, events: Sequence[Event], commands: Sequence[Command]) -> bool:
-        """Whether anything is different now."""
+        """Record a step of the run; whether anything has changed."""
         changed = False
         for event in events:
             if isinstance(event, WorkerStopped | WorkerLost):
@@ -60,7 +59,7 @@ class LimitTracker:
         return False
 
     def next_limit_event(self, limit: Amounts, capacity: Amounts | None = None) -> CapacityReserved | None:
-        """What to post, so that the run keeps to this; None if it knows or will. `capacity`: where that has changed."""
+        """The event that posts a limit to the run; None if it was posted already. `capacity`: if that has changed."""
         self._capacity = self._capacity if capacity is None else capacity
         last = self._posted[-1][1] if self._posted else self._acknowledged
         if limit == last and self._posted_capacity == self._capacity:
@@ -76,7 +75,7 @@ class LimitTracker:
 
     @property
     def may_use(self) -> Amounts:
-        """All that the run may use by what it holds and has heard, or will hear before a later word."""
+        """All that the run may use: what it holds, its acknowledged limit, and all limits posted since."""
         found = max_amounts(self.held, self._acknowledged)
         for _, limit in self._posted:
             found = max_amounts(found, limit)
@@ -84,33 +83,33 @@ class LimitTracker:
 
 
 UPDATE_S = 1.0
-"""Between two looks into the ledger when nothing happens: is everybody still there?"""
+"""Interval for an update without changes, which detects runs that have died."""
 POLL_S = 0.1
-"""Between two looks at whether somebody wrote."""
+"""Interval for checking whether another run has written."""
 CLOSE_TIMEOUT_S = 2.0
-"""The end of a run waits no longer for the ledger; its row is void with its process."""
+"""Limit for deleting the claim at the end of a run; a row is invalid without its process anyway."""
 RELEVANT_TYPES = frozenset({StartWorker, WorkerStopped, WorkerLost, CapacityReserved})
 
 
 class ClaimUpdater:
-    """Registers what a run holds, and posts what it must leave to others. An observer of its loop."""
+    """Reports what a run holds to the claim store, and posts limits to the run. An observer of its loop."""
 
     def __init__(
         self,
-        book: ClaimStore,
+        store: ClaimStore,
         grant: Grant,
         post: Callable[[Event], None],
         say: Callable[[str], None] = lambda _: None,
         *,
         every_s: float = UPDATE_S,
         poll_s: float = POLL_S,
-        also: Callable[[], Amounts] = dict,
+        extra_held: Callable[[], Amounts] = dict,
     ) -> None:
-        """`say` is told once when the ledger cannot be used; the run goes on with what it has. `also`: what the run
-        holds although none of its workers sits there; asked from another thread than the run's."""
-        self._book, self._owner, self._post, self._say = book, grant.owner, post, say
+        """`say`: prints a message, once, when the store cannot be used; the run continues with what it has. `extra_held`:
+        what the run holds without a worker; called in another thread than the run's."""
+        self._store, self._owner, self._post, self._say = store, grant.owner, post, say
         self._limits = LimitTracker(add_amounts(grant.owner.limit, sum_seats(grant.reserved)), grant.owner.limit)
-        self._every_s, self._poll_s, self._extra_held = every_s, poll_s, also
+        self._every_s, self._poll_s, self._extra_held = every_s, poll_s, extra_held
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._closing = False
@@ -119,15 +118,14 @@ class ClaimUpdater:
         self._thread.start()
 
     def on_step(self, now: float, events: Sequence[Event], commands: Sequence[Command]) -> None:  # noqa: ARG002 - the port's
-        told = RELEVANT_TYPES
-        if any(type(event) in told for event in events) or any(type(command) in told for command in commands):
+        if any(type(each) in RELEVANT_TYPES for each in (*events, *commands)):
             with self._lock:
                 changed = self._limits.record(events, commands)
             if changed:
                 self._wake.set()
 
     def close(self, now: float) -> None:  # noqa: ARG002 - the port's
-        """Everything is given back: call it when no worker is left. May be called twice."""
+        """Delete the claim; call it when no worker is left. May be called twice."""
         self._closing = True
         self._wake.set()
         self._thread.join(CLOSE_TIMEOUT_S)
@@ -138,23 +136,23 @@ class ClaimUpdater:
             woken = self._wake.wait(self._poll_s)
             self._wake.clear()
             try:
-                if (woken or self._book.has_changed() or time.monotonic() >= due) and not self._closing:
+                if (woken or self._store.has_changed() or time.monotonic() >= due) and not self._closing:
                     due = time.monotonic() + self._every_s
                     self._update_claim()
                     self._has_failed = False
-            except Exception as error:  # the run goes on, whatever becomes of its claim
+            except Exception as error:  # the run continues without its claim
                 if not self._has_failed and not self._closing:
-                    self._say(f"{error}\nthe run goes on with what it has of the machine")
+                    self._say(f"{error}\nthe run continues with its current share of the machine")
                 self._has_failed = True
         with suppress(DovetailError):
-            self._book.release(self._owner.id)
+            self._store.release(self._owner.id)
 
     def _update_claim(self) -> None:
         with self._lock:
-            held, believes = self._limits.held, self._limits.may_use
-        also = self._extra_held()
-        self._owner = self._book.update(self._owner, max_amounts(held, also), max_amounts(believes, also))
+            held, may_use = self._limits.held, self._limits.may_use
+        extra = self._extra_held()
+        self._owner = self._store.update(self._owner, max_amounts(held, extra), max_amounts(may_use, extra))
         with self._lock:
-            event = self._limits.next_limit_event(self._owner.limit, self._book.capacity)
+            event = self._limits.next_limit_event(self._owner.limit, self._store.capacity)
         if event is not None and not self._closing:
             self._post(event)

@@ -1,4 +1,7 @@
-"""Waiting for a claim: block until a run is granted its share, and report which runs hold what it needs."""
+"""Waiting for a claim: block until a run is granted its share, and report which runs hold what it needs.
+
+`runtime` calls `wait_for_claim` before a run begins.
+"""
 
 from __future__ import annotations
 
@@ -34,66 +37,65 @@ MAX_HOLDERS_SHOWN = 3
 
 
 class WaitReport:
-    """Who holds what somebody waits for, in words."""
+    """Text about the holders of what a run waits for."""
 
     def __init__(self, wait: Wait, need: Amounts, capacity: Amounts) -> None:
         self.will_fit = wait.will_fit
         self._total = _totals_by_resource(capacity)
         self._need, got = _totals_by_resource(need), _totals_by_resource(wait.owner.granted)
         self._missing = [name for name, amount in self._need.items() if amount > got.get(name, 0)] or list(self._need)
-        having = [
+        holders = [
             other
             for other in wait.others
             if any(_totals_by_resource(other.granted).get(name) for name in self._missing)
         ]
-        self._holders = having or [other for other in wait.others if other.granted]
+        self._holders = holders or [other for other in wait.others if other.granted]
         foreign = _totals_by_resource(wait.foreign)
         self._foreign = foreign if any(foreign.get(name) for name in self._missing) else {}
 
     @property
     def needs(self) -> str:
-        """'4 CPUs, 16GB memory'."""
+        """Missing amounts: '4 CPUs, 16GB memory'."""
         return ", ".join(_amount_with_unit(name, self._need[name]) for name in self._missing)
 
     @property
     def holders(self) -> tuple[str, ...]:
-        """'run fill-2026 (pid 123) holds 8 of 8 CPUs', one each."""
+        """One text per holder: 'run fill-2026 (pid 123) holds 8 of 8 CPUs'."""
         return (*map(self._holder_text, self._holders), *self._foreign_lines())
 
     @property
     def has_foreign_holders(self) -> bool:
-        """Whether some of it is held by those who know nothing of us."""
+        """Whether programs other than Dovetail hold some of it."""
         return bool(self._foreign)
 
-    def text(self, now: float, strangers: str = "") -> str:
-        """All of it for somebody who waits: 'waiting for 4 CPUs: run ... holds ... since 12 s; it gives back ...'.
-        `strangers`: their names, if they are known."""
-        told = [
-            f"{self._holder_text(owner)} since {max(0.0, now - owner.since):.0f} s"
+    def text(self, now: float, foreign_holders: str = "") -> str:
+        """'waiting for 4 CPUs: run ... has held 8 of 8 CPUs for 12 s; it will release ...'. `foreign_holders`: names of
+        programs other than Dovetail, if known."""
+        holders = [
+            f"{self._holder_text(owner, 'has held')} for {max(0.0, now - owner.since):.0f} s"
             for owner in self._holders[:MAX_HOLDERS_SHOWN]
         ]
         if len(self._holders) > MAX_HOLDERS_SHOWN:
-            told.append(f"and {len(self._holders) - MAX_HOLDERS_SHOWN} more")
-        told += [f"{line} ({strangers})" if strangers else line for line in self._foreign_lines()]
-        return f"waiting for {self.needs}: {', '.join(told) or 'others come first'}; {self._outlook_text()}"
+            holders.append(f"and {len(self._holders) - MAX_HOLDERS_SHOWN} more")
+        holders += [f"{line} ({foreign_holders})" if foreign_holders else line for line in self._foreign_lines()]
+        return f"waiting for {self.needs}: {', '.join(holders) or 'earlier runs have priority'}; {self._outlook_text()}"
 
     def _foreign_lines(self) -> list[str]:
-        return [f"others that are not Dovetail's hold {self._amounts_text(self._foreign)}"] if self._foreign else []
+        return [f"programs other than Dovetail hold {self._amounts_text(self._foreign)}"] if self._foreign else []
 
     def _outlook_text(self) -> str:
         if self._foreign and not self.will_fit:
-            return "this begins when enough of that is free"
+            return "this run begins when enough of that is free"
         one = len(self._holders) == 1
         if one and self._holders[0].process.pid == os.getpid() and not self.will_fit:
-            return "it is a run of this very program: read its results to their end first, or give both of them room"
+            return "it is a run of this program: read all of its results first, or reduce the resources of both"
         if self.will_fit:
-            return "it gives back at its next replan" if one else "they give back at their next replans"
-        return "it needs that itself: this begins when it ends" if one else "this begins when enough of them have ended"
+            return "it will release them at its next replan" if one else "they will release them at their next replans"
+        return "this run begins when that one ends" if one else "this run begins when enough of them have ended"
 
-    def _holder_text(self, owner: Owner) -> str:
-        return (
-            f"run {owner.name} (pid {owner.process.pid}) holds {self._amounts_text(_totals_by_resource(owner.granted))}"
-        )
+    def _holder_text(self, owner: Owner, verb: str = "holds") -> str:
+        amounts = self._amounts_text(_totals_by_resource(owner.granted))
+        return f"run {owner.name} (pid {owner.process.pid}) {verb} {amounts}"
 
     def _amounts_text(self, held: dict[str, int]) -> str:
         """'8 of 8 CPUs, 1 of 2 GPUs'."""
@@ -104,7 +106,7 @@ class WaitReport:
 
 
 def _totals_by_resource(amounts: Amounts) -> dict[str, int]:
-    """By resource, in its own integers."""
+    """Resource -> total amount in its integer unit."""
     found: dict[str, int] = {}
     for key, amount in amounts.items():
         found[_resource_name(key)] = found.get(_resource_name(key), 0) + amount
@@ -132,16 +134,16 @@ def _amount_with_unit(name: str, amount: int) -> str:
 
 
 POLL_S = 0.1
-"""Between two looks at whether somebody wrote."""
+"""Interval for checking whether another run has written."""
 RETRY_S = 1.0
-"""Although nobody wrote: one of them may have died."""
+"""Interval for a new request without changes: another run may have died."""
 SETTLE_S = 1.0
-"""Once it could begin it waits so long for the rest of its share: a plan for more is a better one."""
+"""Once it could begin, a run waits this long for the rest of its share, because a plan for more is better."""
 MESSAGE_INTERVAL_S = 10.0
 
 
 def wait_for_claim(
-    book: ClaimStore,
+    store: ClaimStore,
     about: ClaimRequest,
     need: Seats,
     ideal: Seats | None = None,
@@ -150,78 +152,78 @@ def wait_for_claim(
     no_wait: bool = False,
     stop: threading.Event | None = None,
     settle_s: float = SETTLE_S,
-    strangers: Callable[[], tuple[str, ...]] = tuple,
-    void: Callable[[Wait], bool] = lambda _: False,
+    foreign_holders: Callable[[], tuple[str, ...]] = tuple,
+    is_obsolete: Callable[[Wait], bool] = lambda _: False,
 ) -> Grant | None:
-    """Returns when the run may begin; None if `stop` was set before, or if what it asks for has become `void`. With
-    `no_wait` an InfeasibleError says who holds what. Whoever does not begin leaves nothing in the ledger. `strangers`:
-    who they are that know nothing of us."""
-    teller = _WaitReporter(book, need, say, strangers)
+    """Return when the run may begin; None if `stop` was set before, or if the request `is_obsolete`. With `no_wait`, raise
+    an InfeasibleError that names the holders. A run that does not begin leaves no row. `foreign_holders`: names of
+    programs other than Dovetail."""
+    reporter = _WaitReporter(store, need, say, foreign_holders)
     could_begin: float | None = None
     grant: Grant | None = None
     try:
         while grant is None and not (stop is not None and stop.is_set()):
             now = time.monotonic()
-            hurry = no_wait or (could_begin is not None and now >= could_begin + settle_s)
-            answer = book.request(about, need, ideal, hurry=hurry)
+            accept_minimum = no_wait or (could_begin is not None and now >= could_begin + settle_s)
+            answer = store.request(about, need, ideal, accept_minimum=accept_minimum)
             if isinstance(answer, Grant):
                 grant = answer
-            elif void(answer):
+            elif is_obsolete(answer):
                 return None
             elif no_wait:
-                raise _held_by_others_error(book, answer, need, strangers)
+                raise _held_by_others_error(store, answer, need, foreign_holders)
             elif answer.can_begin:
                 could_begin = now if could_begin is None else could_begin
-                _wait_for_change(book, stop, could_begin + settle_s)
+                _wait_for_change(store, stop, could_begin + settle_s)
             else:
                 could_begin = None
-                teller.report(answer, now)
-                _wait_for_change(book, stop, now + RETRY_S)
+                reporter.report(answer, now)
+                _wait_for_change(store, stop, now + RETRY_S)
         return grant
     finally:
         if grant is None:
-            book.release(about.id)
+            store.release(about.id)
 
 
-def _wait_for_change(book: ClaimStore, stop: threading.Event | None, latest: float) -> None:
-    """Waits until somebody wrote into the ledger, or it is time to look anyway."""
+def _wait_for_change(store: ClaimStore, stop: threading.Event | None, latest: float) -> None:
+    """Wait until another run has written, or the time has come."""
     while True:
         if stop is None:
             time.sleep(POLL_S)
         elif stop.wait(POLL_S):
             return
-        if book.has_changed() or time.monotonic() >= latest:
+        if store.has_changed() or time.monotonic() >= latest:
             return
 
 
 class _WaitReporter:
-    """Says what is waited for: at once, and when it changes, but not all the time."""
+    """Prints what the run waits for: at once, and after changes, at most every MESSAGE_INTERVAL_S."""
 
     def __init__(
-        self, book: ClaimStore, need: Seats, say: Callable[[str], None], strangers: Callable[[], tuple[str, ...]]
+        self, store: ClaimStore, need: Seats, say: Callable[[str], None], foreign_holders: Callable[[], tuple[str, ...]]
     ) -> None:
-        self._book, self._need, self._say, self._strangers = book, sum_seats(need), say, strangers
+        self._store, self._need, self._say, self._foreign_holders = store, sum_seats(need), say, foreign_holders
         self._said: tuple[object, ...] = ()
         self._at = float("-inf")
 
     def report(self, wait: Wait, now: float) -> None:
-        told = WaitReport(wait, self._need, self._book.capacity)
-        what = (told.needs, told.holders, told.will_fit)
-        if what != self._said and now >= self._at + MESSAGE_INTERVAL_S:
-            self._said, self._at = what, now
-            named = self._strangers() if told.has_foreign_holders else ()
-            self._say(told.text(time.time(), "; ".join(named)))
+        report = WaitReport(wait, self._need, self._store.capacity)
+        content = (report.needs, report.holders, report.will_fit)
+        if content != self._said and now >= self._at + MESSAGE_INTERVAL_S:
+            self._said, self._at = content, now
+            names = self._foreign_holders() if report.has_foreign_holders else ()
+            self._say(report.text(time.time(), "; ".join(names)))
 
 
 def _held_by_others_error(
-    book: ClaimStore, wait: Wait, need: Seats, strangers: Callable[[], tuple[str, ...]]
+    store: ClaimStore, wait: Wait, need: Seats, foreign_holders: Callable[[], tuple[str, ...]]
 ) -> InfeasibleError:
-    told = WaitReport(wait, sum_seats(need), book.capacity)
-    who = f"others on {book.scope}" if wait.foreign else f"other runs of {book.scope}"
-    message = f"{told.needs} must be free to begin, and {who} hold too much"
+    report = WaitReport(wait, sum_seats(need), store.capacity)
+    who = f"other programs on {store.scope}" if wait.foreign else f"other runs on {store.scope}"
+    message = f"the run needs {report.needs} to begin, but {who} hold too much"
     fixes: tuple[Fix, ...] = (
         Change({"wait": True}, note="the run starts as soon as they are free"),
         *(f"dovetail drain {owner.name}" for owner in wait.others[:1]),
     )
-    named = strangers() if told.has_foreign_holders else ()
-    return InfeasibleError(Problem("DT120", message, (*told.holders, *named), fixes))
+    names = foreign_holders() if report.has_foreign_holders else ()
+    return InfeasibleError(Problem("DT120", message, (*report.holders, *names), fixes))

@@ -1,4 +1,4 @@
-"""Engine texts of Ray: parse ray, ray:auto, ray:HOST:PORT. Pure, without Ray."""
+"""Engine names of Ray: parse ray, ray:auto and ray:HOST:PORT. Pure, without Ray."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ from enum import Enum
 from dovetail.errors import ConfigError, Problem, did_you_mean, short_repr
 
 DEFAULT_GCS_PORT = 6379
-"""Where `ray start --head` listens unless told otherwise."""
+"""Default port of `ray start --head`."""
 MAX_PORT = 65535
 FORMS = ("ray", "ray:auto", "ray:HOST:PORT")
 FIX_NEW, FIX_RUNNING, FIX_ADDRESS = (
-    "ray starts a Ray of its own on this machine",
-    "ray:auto attaches to the Ray that runs here",
-    f"ray:HOST:{DEFAULT_GCS_PORT} attaches to a cluster by the address of its head",
+    "ray starts a private Ray on this machine",
+    "ray:auto attaches to the Ray cluster that runs on this machine",
+    f"ray:HOST:{DEFAULT_GCS_PORT} attaches to the cluster whose head has this address",
 )
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 _IPV6 = re.compile(r"[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*(%[A-Za-z0-9._-]+)?")
 
 
 class AddressKind(Enum):
-    """Whose Ray it is."""
+    """Kinds of Ray that an engine name can mean."""
 
     PRIVATE = "private"
-    """One that we start, and that ends with this process."""
+    """Started by Dovetail; ends with this process."""
     AUTO = "auto"
-    """One that runs on this machine, or that RAY_ADDRESS names."""
+    """The cluster of RAY_ADDRESS, or the one that runs on this machine."""
     ADDRESS = "address"
-    """One that was named."""
+    """The cluster at an address."""
 
 
 @dataclass(frozen=True, slots=True)
 class RayAddress:
-    """A Ray to start or to attach to."""
+    """A Ray to start or attach to."""
 
     kind: AddressKind
     host: str = ""
@@ -42,7 +42,7 @@ class RayAddress:
 
     @classmethod
     def parse(cls, text: object) -> RayAddress:
-        """Everything else is a ConfigError with the text that was meant."""
+        """Parse an engine name; a ConfigError suggests the correct one."""
         if text == "ray":
             return cls(AddressKind.PRIVATE)
         if text == "ray:auto":
@@ -53,7 +53,7 @@ class RayAddress:
 
     @property
     def address(self) -> str:
-        """HOST:PORT, as Ray writes it; empty unless it was named."""
+        """HOST:PORT as Ray writes it; empty for the other kinds."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{host}:{self.port}" if self.kind is AddressKind.ADDRESS else ""
 
@@ -62,12 +62,12 @@ class RayAddress:
 
 
 def is_ray_engine(engine: object) -> bool:
-    """Whether an engine text is about Ray at all, right or wrong."""
+    """Whether an engine name is of Ray, valid or not."""
     return isinstance(engine, str) and (engine == "ray" or engine.startswith("ray:"))
 
 
 def parse_address(text: str) -> RayAddress | None:
-    """HOST:PORT as found in RAY_ADDRESS or in Ray's own file; None, if it is something else."""
+    """Parse HOST:PORT, as in RAY_ADDRESS or in Ray's own file; None if it has another form."""
     if "://" in text:
         return None
     try:
@@ -79,32 +79,32 @@ def parse_address(text: str) -> RayAddress | None:
 def _format_problem(text: object) -> Problem:
     client = re.fullmatch(r"(?:ray:)?ray://(?P<host>[^/]*?)(?::[0-9]*)?/?", text) if isinstance(text, str) else None
     if client is not None:
-        message = f"{short_repr(text)} is an address of Ray Client, which puts a proxy between the run and its workers"
-        evidence = ("Ray Client costs 7 ms per message, and sees neither nodes nor placement groups as they are",)
+        message = f"{short_repr(text)} is a Ray Client address; Ray Client is not supported"
+        evidence = ("Ray Client adds a proxy: 7 ms per message, and no direct access to nodes and placement groups",)
         fixes = (
             f"ray:{client['host'] or 'HOST'}:{DEFAULT_GCS_PORT} on a machine that is a node of the cluster",
             FIX_RUNNING,
         )
         return Problem("DT390", message, evidence, fixes)
     hint = did_you_mean(text, FORMS) if isinstance(text, str) else ""
-    return Problem("DT390", f"there is no engine {short_repr(text)}{hint}", fixes=(FIX_NEW, FIX_RUNNING, FIX_ADDRESS))
+    return Problem("DT390", f"unknown engine {short_repr(text)}{hint}", fixes=(FIX_NEW, FIX_RUNNING, FIX_ADDRESS))
 
 
 def _host_and_port(text: str, rest: str) -> tuple[str, int]:
     if rest in ("", "local", "new"):
         raise ConfigError(
-            Problem("DT390", f"{short_repr(text)} names no Ray", fixes=(FIX_NEW, FIX_RUNNING, FIX_ADDRESS))
+            Problem("DT390", f"{short_repr(text)} has no address", fixes=(FIX_NEW, FIX_RUNNING, FIX_ADDRESS))
         )
     bracketed = re.fullmatch(r"\[(?P<host>[^\]]*)\](?::(?P<port>.*))?", rest)
     host, port = bracketed.group("host", "port") if bracketed else _split_port(text, rest)
     if not (_IPV6 if bracketed else _HOST).fullmatch(host):
-        message = f"{short_repr(text)}: {short_repr(host)} is not the name or address of a host"
+        message = f"{short_repr(text)}: {short_repr(host)} is not a valid host name or address"
         raise ConfigError(Problem("DT390", message, fixes=(FIX_ADDRESS, FIX_RUNNING)))
     if port is None or port == "":
-        fix = f"ray:{rest.rstrip(':')}:{DEFAULT_GCS_PORT}, the port that `ray start --head` uses"
-        raise ConfigError(Problem("DT390", f"{short_repr(text)} names no port", fixes=(fix, FIX_RUNNING)))
+        fix = f"ray:{rest.rstrip(':')}:{DEFAULT_GCS_PORT}, the default port of `ray start --head`"
+        raise ConfigError(Problem("DT390", f"{short_repr(text)} has no port", fixes=(fix, FIX_RUNNING)))
     if not port.isascii() or not port.isdigit() or not 0 < int(port[:6]) <= MAX_PORT:
-        message = f"{short_repr(text)}: {short_repr(port)} is not a port from 1 to {MAX_PORT}"
+        message = f"{short_repr(text)}: {short_repr(port)} is not a port number (1 to {MAX_PORT})"
         shape = f"[{host}]" if bracketed else host
         raise ConfigError(Problem("DT390", message, fixes=(f"ray:{shape}:{DEFAULT_GCS_PORT}", FIX_RUNNING)))
     return host, int(port)
@@ -112,7 +112,7 @@ def _host_and_port(text: str, rest: str) -> tuple[str, int]:
 
 def _split_port(text: str, rest: str) -> tuple[str, str | None]:
     if rest.count(":") > 1:
-        message = f"{short_repr(text)}: an IPv6 address is written in brackets"
+        message = f"{short_repr(text)}: an IPv6 address must be in brackets"
         host, _, port = rest.rpartition(":")
         raise ConfigError(Problem("DT390", message, fixes=(f"ray:[{host}]:{port}", f"ray:[{rest}]:{DEFAULT_GCS_PORT}")))
     host, colon, port = rest.partition(":")

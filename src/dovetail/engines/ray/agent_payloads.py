@@ -1,6 +1,6 @@
 """Payloads an agent holds or expects, and the messages that wait for them. Node side.
 
-A worker gets its messages in the order they were sent: one that waits for its input holds up those behind it.
+A worker gets its messages in the order they were sent: one that waits for its input delays the ones behind it.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ if TYPE_CHECKING:
 
 
 class AgentPayloads:
-    """For the thread of the agent's loop; only `find` may be called from others."""
+    """Thread: that of the session; `read` and `is_coming` from any."""
 
     def __init__(self, engine: LocalEngine) -> None:
         self._engine = engine
         self._held: dict[int, Segment] = {}
-        """Key -> payload: ours under the number of its segment, copies of others' under the driver's, negative."""
+        """Key -> payload. Own payloads have the id of their segment as key, copies have negative keys of the driver."""
         self._expected: set[int] = set()
         self._waiting: dict[int, deque[Op]] = {}
-        """Worker -> messages, and perhaps its stop, in order."""
+        """Worker -> queued messages, and its stop operation, in order."""
         self.output_to_driver: set[int] = set()
-        """Messages whose output goes to the driver."""
+        """Ids of messages whose output is sent to the driver."""
 
     # --- payloads
 
     def keep(self, segment: Segment) -> int:
-        """One that a worker of ours gave; its key."""
+        """Keep the output of a worker; its key."""
         self._held[segment.id] = segment
         return segment.id
 
@@ -62,19 +62,19 @@ class AgentPayloads:
             self._expected.discard(key)
 
     def read(self, keys: Iterable[int]) -> list[bytes]:
-        """Their bytes; KeyError: one is not here any more."""
+        """Bytes of payloads; KeyError if one was freed."""
         return [self._engine.read_raw(self._held[key]) for key in keys]
 
     # --- messages
 
     def run(self, op: Op) -> bool:
-        """False: some of its input is neither here nor on its way."""
+        """Run a message, or queue it until its input has arrived; False if some input is neither held nor expected."""
         _, message, worker, *_, flags, _items, parts = op
         if flags & OUTPUT_TO_DRIVER:
             self.output_to_driver.add(message)
         if any(key not in self._held and key not in self._expected for key, _, _ in parts):
             self.output_to_driver.discard(message)
-            return False  # what was said to be lost meanwhile
+            return False  # lost meanwhile
         queue = self._waiting.get(worker)
         if queue is None and all(key in self._held for key, _, _ in parts):
             self._engine.submit([self._command(op)])
@@ -90,7 +90,7 @@ class AgentPayloads:
         self._engine.submit([StopWorker(worker, drain, reason)])
 
     def cancel(self, message: int, worker: int) -> bool:
-        """Whether it had not been handed over yet; then it is forgotten."""
+        """Remove a message from the queue; False if its worker has it already."""
         queue = self._waiting.get(worker, ())
         found = next((op for op in queue if op[0] == "run" and op[1] == message), None)
         if found is None:
@@ -106,12 +106,12 @@ class AgentPayloads:
                 self.output_to_driver.discard(op[1])
 
     def on_arrived(self) -> None:
-        """Something that messages may have waited for."""
+        """Hand over the messages whose input is complete now."""
         for worker in list(self._waiting):
             self._hand_over(worker)
 
     def drop_missing(self, keys: Iterable[int]) -> Iterator[tuple[int, int]]:
-        """These will never come: the messages that wait for them, with their workers, are given up."""
+        """Payloads will not arrive: drop the messages that need them, and return (worker, message) of each."""
         lost = set(keys)
         self._expected -= lost
         for worker, queue in list(self._waiting.items()):

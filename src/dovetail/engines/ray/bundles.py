@@ -11,16 +11,16 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 CPU_STEP_MILLI = 125
-"""Ray counts in ten-thousandths and passes them on as floats, cut off, not rounded: of 1.501 CPUs it gives back 1.5009.
-Eighths of a CPU, and whole MiB, survive that."""
+"""Ray counts in 1/10000 and converts to floats by truncation: 1.501 CPUs become 1.5009. Eighths of a CPU, and whole
+MiB, are exact."""
 MIB = 1 << 20
 RAY_UNITS_PER_ONE = 10_000
 NodeAmounts = dict[str, int]
-"""What of one node, cards apart -> how much; only what is above zero."""
+"""Resource of one node, without GPUs -> amount above zero."""
 
 
 def amounts_per_node(amounts: Amounts) -> dict[str, NodeAmounts]:
-    """Node -> what is asked of it, cards apart, in amounts that Ray counts exactly: a little less, but not nothing."""
+    """Node -> requested amounts without GPUs, rounded down to what Ray counts exactly, but not to zero."""
     found: dict[str, NodeAmounts] = {}
     for (node, card, what), amount in amounts.items():
         if card == HOST:
@@ -30,7 +30,7 @@ def amounts_per_node(amounts: Amounts) -> dict[str, NodeAmounts]:
 
 
 def cards_per_node(amounts: Amounts) -> dict[str, list[int]]:
-    """Node -> the positions of the cards that are touched there."""
+    """Node -> positions of its GPUs that are used."""
     found: dict[str, set[int]] = {}
     for node, card, _ in amounts:
         if card != HOST:
@@ -39,7 +39,7 @@ def cards_per_node(amounts: Amounts) -> dict[str, list[int]]:
 
 
 def to_bundle(host: Mapping[str, int], cards: int = 0) -> dict[str, float]:
-    """The same in Ray's words."""
+    """Amounts of one node as a bundle of Ray."""
     bundle: dict[str, float] = {"GPU": float(cards)} if cards else {}
     for what, amount in host.items():
         if what == MEMORY:
@@ -52,7 +52,7 @@ def to_bundle(host: Mapping[str, int], cards: int = 0) -> dict[str, float]:
 
 
 def _exact_fraction(parts: int) -> float:
-    """So many ten-thousandths, or the next fewer that are the same once they were a float."""
+    """A number of 1/10000 as float; the next lower one if the conversion is not exact."""
     return (
         next(count for count in range(parts, 0, -1) if int(count / RAY_UNITS_PER_ONE * RAY_UNITS_PER_ONE) == count)
         / RAY_UNITS_PER_ONE
@@ -60,7 +60,7 @@ def _exact_fraction(parts: int) -> float:
 
 
 def subtract(one: Mapping[str, int], other: Mapping[str, int]) -> NodeAmounts:
-    """What is left, and never less than nothing."""
+    """Difference, without amounts of zero or less."""
     return {what: amount - other.get(what, 0) for what, amount in one.items() if amount > other.get(what, 0)}
 
 
@@ -69,7 +69,7 @@ def add(one: Mapping[str, int], other: Mapping[str, int]) -> NodeAmounts:
 
 
 def removable_groups(groups: Sequence[NodeAmounts], surplus: NodeAmounts) -> list[int]:
-    """Which of them can go whole, the largest first: all that they have is too much."""
+    """Indices of groups that are entirely surplus, the largest first."""
     left, found = dict(surplus), []
     for number in sorted(range(len(groups)), key=lambda number: sum(groups[number].values()), reverse=True):
         if all(amount <= left.get(what, 0) for what, amount in groups[number].items()):
@@ -79,7 +79,7 @@ def removable_groups(groups: Sequence[NodeAmounts], surplus: NodeAmounts) -> lis
 
 
 def shrinkable_group(groups: Sequence[NodeAmounts], surplus: NodeAmounts) -> tuple[int, NodeAmounts] | None:
-    """The group to be replaced by a smaller one so that least is too much, and what that has; None if all fit."""
+    """Index of the group with the most surplus, and its amounts without it; None if there is no surplus."""
     spare = [sum(min(amount, surplus.get(what, 0)) for what, amount in group.items()) for group in groups]
     if not any(spare):
         return None

@@ -1,7 +1,8 @@
 """Rows of the claim store in the key-value store of Ray's head, with a lock; liveness of other drivers.
 
-Each writes only its own row, and only with the lock in its hand. Nothing is enforced by this: what a run really gets
-are Ray's placement groups, so that a lock that is broken at a bad moment costs fairness for a moment and no more.
+`runtime` creates a `claims.cluster_store.ClusterClaimStore` with these rows. A run writes only its own row, and only
+while it holds the lock. The rows decide fairness, not ownership: a run gets its resources by Ray's placement groups. If
+a lock is broken at a bad moment, shares are unfair for a moment.
 """
 
 from __future__ import annotations
@@ -26,17 +27,18 @@ Row = tuple[Any, ...]
 KV_NAMESPACE = b"dovetail"
 SCHEMA_VERSION = "1"
 LOCK_EXPIRY_S = 2.0
-"""A lock that is the same for so long is that of somebody who is gone, or sleeps: it is broken. A change takes 5 ms."""
+"""A lock that did not change for this long belongs to a dead or stopped process, and is broken. A transaction takes
+5 ms."""
 LOCK_TIMEOUT_S = 30.0
-"""Who gets no lock for so long gives up."""
+"""Limit for acquiring the lock."""
 LOCK_RETRY_S = 0.003
 RPC_TIMEOUT_S = 10.0
 DRIVER_CHECK_S = 1.0
-"""Between two questions after the same driver."""
+"""Minimum interval for asking Ray about the same driver."""
 
 
 class KvClaimRows:
-    """Rows by the id of their owner, a lock, and a stamp that is new after every change."""
+    """Rows by the id of their owner, a lock, and a stamp that changes with every transaction."""
 
     def __init__(self, book: str = "claims", *, lock_s: float = LOCK_EXPIRY_S) -> None:
         prefix = f"{book}/{SCHEMA_VERSION}/"
@@ -46,7 +48,7 @@ class KvClaimRows:
         self._seen: bytes | None = b""
 
     def read(self) -> list[Row]:
-        """All of them, the first to come first."""
+        """All rows, in the order of arrival of their owners."""
         with _rpc_errors():
             client = _client()
             keys = client.internal_kv_keys(self._prefix, KV_NAMESPACE, RPC_TIMEOUT_S)
@@ -63,19 +65,19 @@ class KvClaimRows:
         return row
 
     def transact(self, decide: Callable[[list[Row]], tuple[list[str], Row | None, T]]) -> T:
-        """Nobody else changes anything from the reading of the rows until those it names are gone and the one it
-        returns is written. Whoever loses the lock meanwhile starts again."""
+        """Pass all rows to `decide`, then delete the rows of the owners it returns and write the row it returns, under
+        the lock. Start again if the lock was lost meanwhile."""
         until = time.monotonic() + LOCK_TIMEOUT_S
         while True:
             with self._locked(until) as token:
-                void, row, answer = decide(self.read())
+                dead, row, answer = decide(self.read())
                 if _get(self._lock) != token:
                     continue
-                for owner in void:
+                for owner in dead:
                     _delete(self._key(owner))
                 if row is not None:
                     _put(self._key(row[0]), json.dumps(row).encode())
-                if void or row is not None:
+                if dead or row is not None:
                     _put(self._stamp, os.urandom(8))
                 return answer
 
@@ -84,13 +86,13 @@ class KvClaimRows:
         _put(self._stamp, os.urandom(8))
 
     def has_changed(self) -> bool:
-        """Whether somebody wrote since this was last asked."""
+        """Whether a row was written since the last call."""
         before, self._seen = self._seen, _get(self._stamp)
         return before != self._seen
 
     def damaged_error(self, reason: str) -> EngineError:
-        message = "what runs of this cluster wrote down for each other cannot be read"
-        fixes = ("use the same version of Dovetail in all runs of this cluster", "restart the cluster")
+        message = "the claims of this cluster's runs cannot be read"
+        fixes = ("use the same version of Dovetail for all runs on this cluster", "restart the cluster")
         return EngineError(Problem("DT397", message, (reason,), fixes))
 
     def _key(self, owner: str) -> bytes:
@@ -110,7 +112,7 @@ class KvClaimRows:
                     _delete(self._lock)
 
     def _acquire_lock(self, token: bytes, until: float) -> None:
-        """How old a lock is, is measured by our own clock: those of other machines may be wrong."""
+        """The age of a lock is measured by the local clock: clocks of other machines may differ."""
         seen: bytes | None = None
         since = 0.0
         while not _put(self._lock, token, overwrite=False):
@@ -120,12 +122,12 @@ class KvClaimRows:
             elif holder is not None and now >= since + self._lock_s and _get(self._lock) == holder:
                 _delete(self._lock)
             if now >= until:
-                raise _unusable_error(f"the lock is held by {(holder or b'nobody').decode()}")
+                raise _unusable_error(f"the lock is held by {(holder or b'no process').decode()}")
             time.sleep(LOCK_RETRY_S * (0.5 + random.random()))  # noqa: S311 - no secret
 
 
 class DriverLiveness:
-    """Which drivers of this cluster are still there? Ray knows at once when one is gone."""
+    """Liveness of the drivers of this cluster, as Ray knows it."""
 
     def __init__(self, *, again_s: float = DRIVER_CHECK_S) -> None:
         self._again_s = again_s
@@ -136,7 +138,7 @@ class DriverLiveness:
         return str(ray.get_runtime_context().get_job_id())
 
     def is_alive(self, job: str) -> bool | None:
-        """None: Ray does not know it."""
+        """None: Ray does not know this job."""
         now = time.monotonic()
         at, known = self._known.get(job, (float("-inf"), None))
         if known is not False and now >= at + self._again_s:
@@ -166,7 +168,7 @@ def _client() -> Any:
 
 
 def _put(key: bytes, value: bytes, *, overwrite: bool = True) -> bool:
-    """Whether it is there now: not if somebody was faster and nothing is to be overwritten."""
+    """Whether the value was written; without `overwrite`, false if the key exists."""
     with _rpc_errors():
         added = _client().internal_kv_put(key, value, overwrite, KV_NAMESPACE, RPC_TIMEOUT_S)
     return overwrite or bool(added)
@@ -189,10 +191,10 @@ def _rpc_errors() -> Iterator[None]:
         yield
     except EngineError:
         raise
-    except Exception as error:  # Ray has no common kind for this
+    except Exception as error:  # Ray has no common base class for these
         raise _unusable_error(f"{type(error).__name__}: {error}") from error
 
 
 def _unusable_error(reason: str) -> EngineError:
-    fixes = ("ray status: is the cluster still there?", "then go on: dovetail run --resume last")
-    return EngineError(Problem("DT397", "the book of this cluster's runs cannot be used", (reason,), fixes))
+    fixes = ("check that the cluster is running: ray status", "then resume: dovetail run --resume last")
+    return EngineError(Problem("DT397", "the claims of this cluster's runs cannot be used", (reason,), fixes))

@@ -1,4 +1,7 @@
-"""Usage report of a Ray cluster: who holds which resources on which node, and who waits for some."""
+"""Usage report of a Ray cluster: which job holds which resources on which node, and which requests wait.
+
+The command line prints it (`dovetail nodes`), and waiting runs use it to name the holders of what they need.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +27,11 @@ if TYPE_CHECKING:
 
     from dovetail.engines.ray.discovery import DiscoveredCluster, NodeResources
 
-TASKS_HOLDER = "tasks, or what has ended just now,"
+TASKS_HOLDER = "tasks, or jobs that just ended,"
 MAX_LINES = 20
-"""Lines of one kind that are printed; all are in the data."""
+"""Maximum number of printed lines of one kind; the JSON output has all."""
 MIN_AMOUNT = 1e-4
-"""Ray counts in ten-thousandths."""
+"""Ray counts in 1/10000."""
 BYTE_RESOURCES = ("memory", OBJECT_STORE)
 FIRST_RESOURCES = ("CPU", "GPU")
 ALIVE, WAITING_STATES = "ALIVE", ("PENDING_CREATION", "DEPENDENCIES_UNREADY", "RESTARTING")
@@ -37,33 +40,33 @@ PENDING_REASONS = {"NO_RESOURCES": "does not fit now", "INFEASIBLE": "fits on no
 
 @dataclass(frozen=True, slots=True)
 class NodeUsage:
-    """How much of a node is used, by whomever."""
+    """Used and total amounts of a node."""
 
     node: str
     used: dict[str, float]
     total: dict[str, float]
     is_usable: bool = True
-    """Whether workers may be there; a head without CPUs is left out."""
+    """Whether workers can run there; false for a head without CPUs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Somebody who holds something of a node: a placement group, an actor outside of groups, or tasks."""
+    """A holder of resources of a node: a placement group, an actor outside of groups, or tasks."""
 
     node: str
     who: str
     resources: dict[str, float]
     run: str = ""
-    """The run of Dovetail that it belongs to; empty: not Dovetail's."""
+    """Dovetail run that it belongs to; empty: another program."""
     job: str = ""
-    """What the driver was started with."""
+    """Command line of the driver."""
     gpus: tuple[str, ...] = ()
-    """Ray's numbers of the cards, where they are known."""
+    """Ray's ids of the GPUs, where known."""
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """Something that was asked for, and is not there yet."""
+    """A request for resources that is not granted yet."""
 
     who: str
     resources: dict[str, float]
@@ -74,7 +77,7 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class ClusterUsage:
-    """A Ray cluster's users at one moment."""
+    """Usage of a Ray cluster at one moment."""
 
     nodes: tuple[NodeUsage, ...]
     holders: tuple[Holder, ...]
@@ -88,7 +91,7 @@ class ClusterUsage:
         }
 
     def totals(self) -> tuple[dict[str, float], dict[str, float]]:
-        """(used, total) of all nodes that count."""
+        """(used, total) of all usable nodes."""
         used: dict[str, float] = {}
         total: dict[str, float] = {}
         for use in filter(lambda use: use.is_usable, self.nodes):
@@ -100,7 +103,7 @@ class ClusterUsage:
         return tuple(holder for holder in self.holders if not holder.run)
 
     def lines(self) -> list[str]:
-        """For people: used of total, who sits where, who waits."""
+        """Text output: used of total, holders per node, pending requests."""
         used, total = self.totals()
         found = [
             "used:     "
@@ -115,19 +118,19 @@ class ClusterUsage:
                 for use in busy
             ]
         )
-        found += ["sits:     " + ("" if self.holders else "nobody")]
+        found += ["holders:  " + ("" if self.holders else "none")]
         found += _truncate([f"  {line}" for line in self.holder_lines()])
-        found += ["pending:  " + ("" if self.waiting else "nothing")]
+        found += ["pending:  " + ("" if self.waiting else "none")]
         found += _truncate([f"  {_demand_text(demand)}" for demand in self.waiting])
         return [line.rstrip() for line in found]
 
     def holder_lines(self, only_others: bool = False) -> list[str]:
-        """'node-1: actor Trainer of job train.py holds 1 GPU (0)', one each."""
+        """One line per holder: 'node-1: actor Trainer of job train.py holds 1 GPU (0)'."""
         return [_holder_text(holder) for holder in (self.others() if only_others else self.holders)]
 
 
 def read_cluster_usage(seen: DiscoveredCluster) -> ClusterUsage:
-    """Now, of the cluster that this process is attached to."""
+    """Usage of the cluster that this process is attached to."""
     rows = [row for row in import_ray().nodes() if row["Alive"]]
     available = ray_private.available_resources_per_node() or {}
     names = {node: name for name, node in seen.ids.items()}
@@ -189,7 +192,7 @@ def build_usage(
     names: Mapping[str, str],
     left_out: Collection[str] = (),
 ) -> ClusterUsage:
-    """From Ray's rows; what nobody is known to hold is held by tasks."""
+    """Usage from Ray's rows; used amounts without a known holder are attributed to tasks."""
     uses = [replace(_node_usage(row, available, names), is_usable=row["NodeID"] not in left_out) for row in rows]
     nodes = sorted(uses, key=lambda use: use.node)
     holders = [*_merge_runs(_group_holders(groups, jobs, names)), *_actor_holders(actors, jobs, names)]
@@ -227,7 +230,7 @@ def _group_holders(
 
 
 def _merge_runs(holders: Iterable[Holder]) -> Iterator[Holder]:
-    """A run has several groups on a node; who looks wants to know what it holds there."""
+    """Merge the groups that a run has on a node into one holder."""
     runs: dict[tuple[str, str], Holder] = {}
     for holder in holders:
         if not holder.run:
@@ -241,19 +244,19 @@ def _merge_runs(holders: Iterable[Holder]) -> Iterator[Holder]:
 
 
 def _run_name(name: str) -> str:
-    """'dovetail:RUN' and 'dovetail:RUN:more' are RUN's."""
+    """RUN for the group names 'dovetail:RUN' and 'dovetail:RUN:...'."""
     return name.removeprefix(GROUP_NAME_PREFIX).partition(":")[0] if is_dovetail_group(name) else ""
 
 
 def _job_of(group: Mapping[str, Any], jobs: Mapping[str, str]) -> str:
-    """The id of a placement group ends with that of its job."""
+    """The id of a placement group ends with the id of its job."""
     return jobs.get(str(group["placement_group_id"])[-8:], "")
 
 
 def _actor_holders(
     actors: Sequence[Mapping[str, Any]], jobs: Mapping[str, str], names: Mapping[str, str]
 ) -> Iterator[Holder]:
-    """Actors of a group sit on what their group holds."""
+    """Actors inside a group are left out: their group holds the resources."""
     for actor in actors:
         if actor["state"] == ALIVE and not actor["group"].strip("f") and any(actor["resources"].values()):
             who = f"actor {_actor_text(actor)}"
@@ -281,7 +284,7 @@ def _pending_demands(
     jobs: Mapping[str, str],
     asked: Sequence[tuple[dict[str, float], int]],
 ) -> Iterator[Demand]:
-    """Placement groups, actors, and what is left of Ray's list without those: tasks."""
+    """Pending placement groups and actors; the rest of Ray's list of requests are tasks."""
     for group in groups:
         if group["state"] == "PENDING":
             total: dict[str, float] = {}
@@ -308,7 +311,7 @@ def _with_job(who: str, job: str) -> str:
     return f"{who} of {job}" if job else who
 
 
-# --- words
+# --- text
 
 
 def _used_text(name: str, used: float, total: float) -> str:
@@ -320,7 +323,7 @@ def _used_text(name: str, used: float, total: float) -> str:
 
 
 def _sorted_resources(resources: Mapping[str, float]) -> list[tuple[str, float]]:
-    """CPUs and GPUs first, whatever the first node has."""
+    """CPUs and GPUs first."""
     return sorted(resources.items(), key=lambda pair: (pair[0] not in FIRST_RESOURCES, pair[0]))
 
 

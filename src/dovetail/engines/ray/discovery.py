@@ -1,4 +1,8 @@
-"""Discovery of a Ray cluster: nodes, GPUs, labels and custom resources, and what others than Dovetail use of them."""
+"""Discovery of a Ray cluster: nodes, GPUs, labels and custom resources, and how much other programs use.
+
+`runtime` calls `discover` before planning, and `agent_link.ClusterWatcher` while a run goes. Everything from
+`parse_groups` on is pure.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +33,7 @@ if TYPE_CHECKING:
 ACCELERATOR_PREFIX = "accelerator_type:"
 ACCELERATOR_LABEL = "ray.io/accelerator-type"
 GPU_MEMORY_LABEL = "dovetail.io/gpu-memory"
-"""Says how much memory each card has, for those that are sold with more than one size: 80GB."""
+"""Memory of each GPU of the node (80GB), for models that exist with several sizes."""
 UNKNOWN_MODEL = "gpu"
 PROBE_TIMEOUT_S = 10.0
 KV_NAMESPACE = b"dovetail"
@@ -38,15 +42,15 @@ KV_TIMEOUT_S = 10.0
 CUDA_VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 
 ProbedCards = list[dict[str, Any]]
-"""The cards that were seen on a node, plain."""
+"""GPUs that a task found on a node, as plain data."""
 
 _PROBE_LOCK = Lock()
 _FAILED_PROBES: dict[str, str] = {}
-"""Ray's ids of nodes whose cards could not be looked at, and why: nobody in this process tries that again."""
+"""Ray's id of a node whose GPUs could not be probed -> a note; this process does not try again."""
 
 
 def reported_cards(resources: Mapping[str, float], labels: Mapping[str, str]) -> tuple[Gpu, ...]:
-    """By what Ray says: the model's name, its memory and codecs from the table, unknown where it is not there."""
+    """GPUs from Ray's model name, with memory and codecs from the table of known models."""
     count = int(resources.get("GPU", 0))
     named = sorted(name.removeprefix(ACCELERATOR_PREFIX) for name in resources if name.startswith(ACCELERATOR_PREFIX))
     model = (named or [labels.get(ACCELERATOR_LABEL, "")])[0] or UNKNOWN_MODEL
@@ -61,15 +65,15 @@ def are_cards_unknown(cards: tuple[Gpu, ...]) -> bool:
     return bool(cards) and (cards[0].model == UNKNOWN_MODEL or not cards[0].memory_bytes)
 
 
-def merge_probed_cards(said: tuple[Gpu, ...], looked: ProbedCards) -> tuple[Gpu, ...]:
-    """Ray's number of cards, each with what was seen there of it."""
-    seen = [Gpu(card["model"], card["memory_bytes"], card["nvdecs"], card["nvencs"]) for card in looked]
-    return (*seen[: len(said)], *said[len(seen) :])
+def merge_probed_cards(reported: tuple[Gpu, ...], probed: ProbedCards) -> tuple[Gpu, ...]:
+    """The reported number of GPUs, with the properties that the probe found."""
+    found = [Gpu(card["model"], card["memory_bytes"], card["nvdecs"], card["nvencs"]) for card in probed]
+    return (*found[: len(reported)], *reported[len(found) :])
 
 
 def probe_nodes(ids: Iterable[str]) -> tuple[dict[str, ProbedCards], list[str]]:
-    """What a task on each node sees there, remembered in the cluster for who asks next; and notes."""
-    with _PROBE_LOCK:  # who comes at the same time finds what the first one saw
+    """GPUs that a task finds on each node, cached in the cluster for other drivers; and notes about failures."""
+    with _PROBE_LOCK:  # a second caller finds the result of the first
         wanted = list(ids)
         found = _probe_all([node for node in wanted if node not in _FAILED_PROBES])
     return found, [_FAILED_PROBES[node] for node in wanted if node in _FAILED_PROBES]
@@ -92,14 +96,14 @@ def _probe_all(wanted: list[str]) -> dict[str, ProbedCards]:
         except ray.exceptions.RayError as error:
             reason = (str(error).strip().splitlines() or [""])[-1][:120]
             _FAILED_PROBES[asked[task]] = (
-                f"node {asked[task][:8]}: its GPUs could not be looked at ({reason}): their memory is not known"
+                f"node {asked[task][:8]}: its GPUs could not be probed ({reason}); their memory is unknown"
             )
         else:
             _cache_cards(asked[task], found[asked[task]])
     for task in asked.keys() - set(ready):
         ray.cancel(task, force=True)
         _FAILED_PROBES[asked[task]] = (
-            f"node {asked[task][:8]}: no look at its GPUs in {PROBE_TIMEOUT_S:g} s: their memory is not known"
+            f"node {asked[task][:8]}: its GPUs could not be probed in {PROBE_TIMEOUT_S:g} s; their memory is unknown"
         )
     return found
 
@@ -131,7 +135,7 @@ def _probe_task(node: str) -> Any:
 
 
 def probe_this_node() -> ProbedCards:
-    """All cards of the machine that this runs on; Ray hides them from a task that asked for none."""
+    """All GPUs of this machine; Ray hides them from a task that requests none."""
     hidden = os.environ.pop(CUDA_VISIBLE_DEVICES, None)
     try:
         gpus = Cluster.local().nodes[0].gpus
@@ -145,7 +149,8 @@ def probe_this_node() -> ProbedCards:
 
 
 GROUP_NAME_PREFIX = "dovetail:"
-"""What the names of our placement groups begin with; the run's id follows."""
+"""Prefix of the names of Dovetail's placement groups. The run id, a colon and a number follow: names are unique in
+Ray."""
 OBJECT_STORE = "object_store_memory"
 BUILTIN_RESOURCES = ("CPU", "GPU", "memory", OBJECT_STORE)
 NODE_ID_LABEL = "ray.io/node-id"
@@ -153,34 +158,34 @@ SHORT_ID_LENGTH = 8
 NEW_GROUP_MS = 1000
 BUNDLE_PREFIX = "bundle_group_"
 HOLDING_STATES = ("CREATED", "RESCHEDULING")
-"""States of placement groups whose placed bundles hold something."""
+"""States of placement groups whose placed bundles hold resources."""
 
 NodeResources = dict[str, dict[str, float]]
-"""Ray node id -> resource -> how much."""
+"""Ray node id -> resource -> amount."""
 
 
 class NoNodesError(EngineError):
-    """There is a Ray, and nothing that could run something; who has a run on it must know that from other trouble."""
+    """The Ray cluster has no usable node. A type of its own, because a run that is going may wait for new nodes."""
 
 
 @dataclass(frozen=True, slots=True)
 class DiscoveredCluster:
-    """A Ray cluster at one moment. Names are those of `cluster`."""
+    """A Ray cluster at one moment. Node names are those of `cluster`."""
 
     cluster: Cluster
     ids: dict[str, str]
     """Name -> Ray's node id."""
     object_store_bytes: dict[str, int]
     foreign: Seats = ()
-    """What others than Dovetail hold, a seat per node. Which cards those are Ray does not say: the last ones."""
+    """Usage by other programs, one seat per node. Ray does not report which GPUs: the last ones are assumed."""
     notes: tuple[str, ...] = ()
     left_out: frozenset[str] = field(default=frozenset())
-    """Ray's ids of nodes that can run nothing."""
+    """Ray's ids of nodes without CPUs and GPUs."""
 
 
 def discover(*, known: Mapping[str, str] | None = None, ours: NodeResources | None = None) -> DiscoveredCluster:
-    """The cluster that this process is attached to. `known`: name -> node id of all that was seen before, gone or not,
-    so that names stay and are never given twice. `ours`: what Dovetail's placement groups hold; asked, if not given."""
+    """The cluster that this process is attached to. `known`: name -> node id of all nodes discovered before, so that
+    names stay and are never reused. `ours`: what Dovetail's placement groups hold; read from Ray if not given."""
     rows = [row for row in import_ray().nodes() if row["Alive"]]
     totals = (ray_private.total_resources_per_node() or {}) if ours is None else {}  # first: see `held_by_groups`
     available = ray_private.available_resources_per_node()
@@ -188,10 +193,10 @@ def discover(*, known: Mapping[str, str] | None = None, ours: NodeResources | No
     unknown = [
         row["NodeID"] for row in rows if are_cards_unknown(reported_cards(row["Resources"], row.get("Labels") or {}))
     ]
-    looked, notes = probe_nodes(unknown) if unknown else ({}, [])
+    probed, notes = probe_nodes(unknown) if unknown else ({}, [])
     if available is None:
         notes = [*notes, "this version of Ray does not report usage per node: the whole cluster is taken as free"]
-    return build_cluster(rows, available or {}, held, looked, known or {}, notes)
+    return build_cluster(rows, available or {}, held, probed, known or {}, notes)
 
 
 def current_placement_groups() -> list[dict[str, Any]]:
@@ -220,9 +225,9 @@ def _public_groups() -> list[dict[str, Any]]:
 def held_by_groups(
     groups: Iterable[Mapping[str, Any]], totals: NodeResources, young: Container[str] = ()
 ) -> NodeResources:
-    """What our groups hold, node by node. Nodes report ten times a second: until then what a removed group had is not
-    free, and must not be taken for somebody else's. The node's totals still list it, unless it was so young that they
-    never did."""
+    """Amounts per node that Dovetail's groups hold. Nodes report ten times per second: until then the resources of a
+    removed group are not free, and must not count as usage by other programs. The node's totals still list the group,
+    unless it was too new (`young`) to be listed."""
     found: NodeResources = {}
     for group in groups:
         if is_dovetail_group(group["name"]):
@@ -247,7 +252,7 @@ def add_resources(total: dict[str, float], more: Mapping[str, float]) -> None:
 
 
 def parse_groups(rows: Iterable[Any], totals: NodeResources, young: Container[str] = ()) -> list[dict[str, Any]]:
-    """Plain rows of the placement groups that may hold something: of those that are gone the young ones, and those that
+    """Plain rows of the placement groups that may hold resources: of the removed ones, the young ones and those that
     the totals of a node still list."""
     listed = {name.rpartition("_")[2] for total in totals.values() for name in total if name.startswith(BUNDLE_PREFIX)}
     found = []
@@ -260,7 +265,7 @@ def parse_groups(rows: Iterable[Any], totals: NodeResources, young: Container[st
 
 
 def _parse_group(row: Any, number: str) -> dict[str, Any]:
-    """As `ray.util.placement_group_table` has it, as far as somebody here asks."""
+    """The used fields of a row, as `ray.util.placement_group_table` returns them."""
     return {
         "placement_group_id": number,
         "name": row.name,
@@ -272,7 +277,7 @@ def _parse_group(row: Any, number: str) -> dict[str, Any]:
 
 
 def _is_new_group(row: Any, now_ms: float) -> bool:
-    """Whether it was placed a moment ago."""
+    """Whether it was placed less than a second ago."""
     return bool(abs(now_ms - row.placement_group_final_bundle_placement_timestamp_ms) < NEW_GROUP_MS)
 
 
@@ -280,40 +285,41 @@ def build_cluster(
     rows: Sequence[Mapping[str, Any]],
     available: NodeResources,
     ours: NodeResources,
-    looked: Mapping[str, ProbedCards] | None = None,
+    probed: Mapping[str, ProbedCards] | None = None,
     known: Mapping[str, str] | None = None,
     notes: Sequence[str] = (),
 ) -> DiscoveredCluster:
-    """From rows of `ray.nodes()`, all alive; in the order of their names, the same on every look."""
+    """Cluster from rows of `ray.nodes()` that are alive; nodes in the order of their names."""
     useful = [row for row in rows if row["Resources"].get("CPU", 0) or row["Resources"].get("GPU", 0)]
     idle = [row for row in rows if row not in useful]
     names = node_names(useful, known or {})
-    told = list(notes)
-    told += [
-        f"node {row['NodeManagerHostname']} ({row['NodeID'][:SHORT_ID_LENGTH]}) has no CPU: left out" for row in idle
+    all_notes = list(notes)
+    all_notes += [
+        f"node {row['NodeManagerHostname']} ({row['NodeID'][:SHORT_ID_LENGTH]}) has no CPU and is not used"
+        for row in idle
     ]
     if not useful:
         fixes = ("ray start --address=HOST:PORT on a machine with CPUs", "give the head some: --num-cpus=4")
-        raise NoNodesError(Problem("DT393", "the Ray cluster has no node with CPUs or GPUs", tuple(told), fixes))
+        raise NoNodesError(Problem("DT393", "the Ray cluster has no node with CPUs or GPUs", tuple(all_notes), fixes))
     order = sorted(useful, key=lambda row: names[row["NodeID"]])
-    nodes = [_node(row, names[row["NodeID"]], (looked or {}).get(row["NodeID"], []), told) for row in order]
+    nodes = [_node(row, names[row["NodeID"]], (probed or {}).get(row["NodeID"], []), all_notes) for row in order]
     foreign = [
         seat
         for row, node in zip(order, nodes, strict=True)
         if (seat := used_seat(node, _used_by_others(row, available, ours))) is not None
     ]
     return DiscoveredCluster(
-        Cluster(tuple(nodes), tuple(told)),
+        Cluster(tuple(nodes), tuple(all_notes)),
         {node.name: row["NodeID"] for row, node in zip(order, nodes, strict=True)},
         {node.name: int(row["Resources"].get(OBJECT_STORE, 0)) for row, node in zip(order, nodes, strict=True)},
         tuple(foreign),
-        tuple(told),
+        tuple(all_notes),
         frozenset(row["NodeID"] for row in idle),
     )
 
 
 def node_names(rows: Sequence[Mapping[str, Any]], known: Mapping[str, str]) -> dict[str, str]:
-    """Ray node id -> name: what it was called before, its hostname if no other has that, else by its id."""
+    """Ray node id -> name: its previous name, else its hostname if that is unique, else a name from its id."""
     before = {node: name for name, node in known.items()}
     hosts = Counter(row["NodeManagerHostname"] for row in rows)
     found: dict[str, str] = {}
@@ -329,21 +335,21 @@ def node_names(rows: Sequence[Mapping[str, Any]], known: Mapping[str, str]) -> d
     return found
 
 
-def _node(row: Mapping[str, Any], name: str, looked: ProbedCards, notes: list[str]) -> Node:
+def _node(row: Mapping[str, Any], name: str, probed: ProbedCards, notes: list[str]) -> Node:
     resources, labels = row["Resources"], row.get("Labels") or {}
     cards = reported_cards(resources, labels)
     return Node(
         name,
         _to_milli(resources.get("CPU", 0)),
         int(resources.get("memory", 0)),
-        merge_probed_cards(cards, looked) if are_cards_unknown(cards) else cards,
+        merge_probed_cards(cards, probed) if are_cards_unknown(cards) else cards,
         _labels(labels),
         _node_custom(resources, name, notes),
     )
 
 
 def _labels(labels: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """Those that a stage can ask for; a node's id would make alike nodes unlike."""
+    """Labels that a stage can require. The node id is left out: it would make equal nodes different."""
     found = []
     for name, value in sorted(labels.items()):
         try:
@@ -356,7 +362,7 @@ def _labels(labels: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
 
 
 def custom_resources(resources: Mapping[str, float]) -> dict[str, float]:
-    """Without what Ray has put there itself, for nodes, cards and placement groups."""
+    """Resources without those that Ray adds for nodes, GPUs and placement groups."""
     return {
         name: amount
         for name, amount in sorted(resources.items())
@@ -373,21 +379,21 @@ def _node_custom(resources: Mapping[str, float], node: str, notes: list[str]) ->
         try:
             check_custom_name(name)
         except SpecError:
-            notes.append(f"node {node}: the resource {name!r} cannot be asked for by a stage: left out")
+            notes.append(f"node {node}: the resource {name!r} cannot be requested by a stage and is not used")
         else:
             found.append((name, _to_milli(amount)))
     return tuple(found)
 
 
 def _used_by_others(row: Mapping[str, Any], available: NodeResources, ours: NodeResources) -> dict[str, float]:
-    """By others: all but what is free and what is ours."""
+    """Usage by other programs: total minus free minus Dovetail's own."""
     node, total = row["NodeID"], row["Resources"]
     free, mine = available.get(node, total), ours.get(node, {})
     return {name: max(0.0, have - free.get(name, 0.0) - mine.get(name, 0.0)) for name, have in total.items()}
 
 
 def used_seat(node: Node, used: Mapping[str, float]) -> Seat | None:
-    """What is used, as a seat; None, if that is nothing."""
+    """Used amounts as a seat; None if there are none."""
     custom = tuple((name, amount) for name, _ in node.custom if (amount := _to_milli(used.get(name, 0))))
     cpu_milli, memory_bytes = _to_milli(used.get("CPU", 0)), int(used.get("memory", 0))
     cards = _used_cards(node.gpus, _to_milli(used.get("GPU", 0)))
@@ -397,7 +403,7 @@ def used_seat(node: Node, used: Mapping[str, float]) -> Seat | None:
 
 
 def _used_cards(gpus: tuple[Gpu, ...], milli: int) -> tuple[CardShare, ...]:
-    """The last ones: positions are ours to give, and whoever came first plans from the first."""
+    """Assume the last GPUs: Dovetail assigns positions from the first on."""
     found: list[CardShare] = []
     for card in reversed(range(len(gpus))):
         part = min(milli, WHOLE_CARD_MILLI)
@@ -415,5 +421,5 @@ def _to_milli(amount: float) -> int:
 
 
 def has_same_nodes(before: DiscoveredCluster, rows: Iterable[Mapping[str, Any]]) -> bool:
-    """Whether `ray.nodes()` has just the nodes that were seen: most looks need no more than this."""
+    """Whether `ray.nodes()` has exactly the known nodes, so that no discovery is needed."""
     return {row["NodeID"] for row in rows if row["Alive"]} == set(before.ids.values()) | before.left_out

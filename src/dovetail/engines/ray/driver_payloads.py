@@ -1,5 +1,9 @@
 """Payloads as the driver knows them: references to data at agents, loading, and sending them to the agent that needs
-them."""
+them. Driver side.
+
+`engine` calls `send` for the input of a message, `message_handlers` calls `receive` for its output. Data that is at an
+agent goes directly to another agent (`transfers`).
+"""
 
 from __future__ import annotations
 
@@ -22,11 +26,11 @@ if TYPE_CHECKING:
     from dovetail.engines.ray.agent_link import AgentLink
 
 BLOCK_REF_BYTES = 200
-"""Bytes of what is told about rows that lie elsewhere."""
+"""Approximate size of a reference to rows of a block."""
 
 
 class BlockRef:
-    """Rows of a block of a Ray Dataset; the agent that needs them fetches it."""
+    """Rows of a block of a Ray Dataset; the agent that needs them fetches the block."""
 
     __slots__ = ("block", "cut", "keys", "size", "start", "stop")
 
@@ -42,21 +46,21 @@ class BlockRef:
 
 
 class PayloadRef:
-    """Tells its end to every agent that holds it."""
+    """Reference to a payload. When it is garbage-collected, every agent that has a copy frees it."""
 
     __slots__ = ("copies", "copy_key", "inner", "key", "link", "sizes")
 
     def __init__(
         self, number: int, sizes: tuple[int, ...], link: AgentLink | None = None, key: int = 0, inner: Any = None
     ) -> None:
-        """`number` is that of its segment."""
+        """`number`: id of its segment."""
         self.copy_key = -number
-        """Under which agents know it that did not make it."""
+        """Key of copies, at agents that did not create the payload."""
         self.key = key
-        """Under which the one that made it does."""
+        """Key at the agent that created it."""
         self.sizes = sizes
         self.link = link
-        """Whose agent holds it; None: the driver, as `inner`."""
+        """Agent that created it; None: the driver has it, as `inner`."""
         self.inner = inner
         self.copies: list[AgentLink] = []
 
@@ -68,18 +72,18 @@ class PayloadRef:
 
 
 LOAD_TIMEOUT_S = 30.0
-"""Somebody who looks at a payload that an agent holds waits no longer for it."""
+"""Limit for loading a payload from an agent."""
 PayloadInfo = tuple[int, int, tuple[int, ...]]
-"""Key, items and sizes of a payload that is on its way."""
+"""Key, number of items and part sizes of a payload."""
 
 
 class DriverPayloads:
     """The payloads of a run as the driver knows them."""
 
     def __init__(self, spill: Path, memory_bytes: int, numbers: Iterator[int], stores: Mapping[str, int]) -> None:
-        """`stores`: node -> bytes of its object store, as far as known."""
-        there = process_setup.total_memory_bytes() // process_setup.PAYLOAD_MEMORY_DIVISOR
-        self._payloads = PayloadTable(spill, min(memory_bytes or there, there), numbers)
+        """`stores`: node -> size of its object store in bytes, where known."""
+        limit = process_setup.total_memory_bytes() // process_setup.PAYLOAD_MEMORY_DIVISOR
+        self._payloads = PayloadTable(spill, min(memory_bytes or limit, limit), numbers)
         self._numbers = numbers
         self.transfers = TransferQueue(stores)
         self.release_mappings, self.close = self._payloads.release_mappings, self._payloads.close
@@ -88,14 +92,14 @@ class DriverPayloads:
     def unreadable(self) -> bool:
         return self._payloads.unreadable
 
-    # --- the driver's own
+    # --- payloads of the driver
 
     def store(self, keys: Keys, items: list[Any]) -> Segment:
-        """Items from the driver as a payload. One thread at a time."""
+        """Store items of the driver as a payload. One thread at a time."""
         return _wrap_segment(self._payloads.store(keys, items))
 
     def store_split(self, keys: range, split: Split) -> Segment:
-        """A piece of the source that workers read by themselves. One thread at a time."""
+        """Store a split of the source, which workers read by themselves. One thread at a time."""
         block: Any = getattr(split, "block", None)
         if block is not None:
             number = next(self._numbers)
@@ -104,32 +108,32 @@ class DriverPayloads:
         return _wrap_segment(self._payloads.store_split(keys, split))
 
     def load(self, segment: Segment) -> tuple[Keys, list[Any]]:
-        """The keys and items of a payload; those that cannot be read are Unreadable. From any thread."""
+        """The keys and items of a payload; items that cannot be unpickled are `Unreadable`. From any thread."""
         ref: Any = segment.ref
         if type(ref.inner) is BlockRef:
             return ref.inner.keys, ref.inner.rows(ray.get(ref.inner.block, timeout=LOAD_TIMEOUT_S))
         if ref.link is None:
             return self._payloads.load(_unwrap_segment(segment))
         if ref.link.lost_reason:
-            raise LookupError(f"node {ref.link.node} is lost, and what lay there")
+            raise LookupError(f"node {ref.link.node} is lost, and its payloads with it")
         data = ray.get(ref.link.read_payloads([ref.key]), timeout=LOAD_TIMEOUT_S)
         return self._payloads.load(self._payloads.adopt(segment.items, ref.sizes, data))
 
-    # --- what outlives the driver
+    # --- spool, which outlives the driver
 
     def spool_record(self, segment: Segment) -> list[Any] | None:
-        """A payload of the spool as plain data; None: it is gone with this driver."""
+        """A payload of the spool as plain data; None if it is not in the spool."""
         return self._payloads.spool_record(_unwrap_segment(segment))
 
     def from_spool_record(self, kept: list[Any]) -> Segment | None:
-        """The inverse; None: the bytes are not there any more."""
+        """The inverse; None if the file is gone."""
         found = self._payloads.from_spool_record(kept)
         return None if found is None else _wrap_segment(found)
 
     # --- to agents
 
     def send(self, link: AgentLink, parts: list[SegmentSlice]) -> list[tuple[int, int, int]] | None:
-        """Under which keys that agent knows them, or will; None: one of them is lost."""
+        """Keys of the payloads at that agent, sending those that it does not have; None: one of them is lost."""
         found = []
         refs = [segment.ref for segment, _, _ in parts]
         if any(ref.link is not None and ref.link.lost_reason and link not in ref.copies for ref in refs):  # type: ignore[attr-defined]
@@ -172,8 +176,9 @@ class DriverPayloads:
 
     # --- from agents
 
-    def receive(self, link: AgentLink, told: tuple[Any, ...]) -> Segment:
-        kind, items, size, first, place = told
+    def receive(self, link: AgentLink, encoded: tuple[Any, ...]) -> Segment:
+        """Segment from the tuple of `protocol.EventEncoder`."""
+        kind, items, size, first, place = encoded
         number = next(self._numbers)
         if kind == AT_AGENT:
             key, sizes = place
@@ -200,6 +205,6 @@ def _wrap_segment(segment: Segment) -> Segment:
 
 
 def _unwrap_segment(segment: Segment) -> Segment:
-    """As the local engine's payloads know it."""
+    """The segment as `PayloadTable` knows it."""
     ref: Any = segment.ref
     return Segment(segment.id, segment.items, segment.size_bytes, "", ref.inner, segment.first)

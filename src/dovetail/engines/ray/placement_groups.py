@@ -1,8 +1,9 @@
-"""Placement groups of a run: the reservation of CPUs, memory and GPUs that Ray gives to nobody else.
+"""Placement groups of a run: the reservation of CPUs, memory and GPUs that Ray gives to no other job.
 
-One atomic group has what the run cannot do without and never changes. What it uses beyond grows and shrinks: per node
-groups of CPUs, memory and the rest, and a group per card, because a group owns particular cards. Groups belong to the
-driver's job: when that ends, in whichever way, Ray removes them.
+One atomic group holds the minimum of the run and never changes. Further amounts grow and shrink: groups of CPUs, memory
+and custom resources per node, and one group per GPU, because a group owns particular GPUs. Groups belong to the
+driver's job: when it ends, Ray removes them. `runtime` acquires the minimum; `engine` sets what is wanted while the run
+goes.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from dovetail.engines.ray.bundles import (
     subtract,
     to_bundle,
 )
+from dovetail.engines.ray.discovery import GROUP_NAME_PREFIX, NODE_ID_LABEL
 from dovetail.errors import EngineError, Problem
 from dovetail.resources.amounts import HOST, Amounts, subtract_amounts, sum_seats
 
@@ -40,14 +42,11 @@ if TYPE_CHECKING:
     from dovetail.engines.ray.bundles import NodeAmounts
     from dovetail.resources.seat import Seats
 
-GROUP_NAME_PREFIX = "dovetail:"
-"""What the names of all our groups begin with; then the run, a colon, and a number: Ray has no name twice."""
-NODE_ID_LABEL = "ray.io/node-id"
 _GROUP_NUMBERS = itertools.count(1)
 
 
 class GroupState(Enum):
-    """What Ray says to a group, in its own words."""
+    """Ray's scheduling state of a group."""
 
     GRANTED = "FINISHED"
     NOT_NOW = "NO_RESOURCES"
@@ -60,23 +59,23 @@ DECIDED_STATES = frozenset(taken.value for taken in (GroupState.GRANTED, GroupSt
 
 @dataclass(eq=False)
 class ReservedGroup:
-    """One placement group. `parts` is what it has of each node, cards apart."""
+    """One placement group. `parts`: its amounts per node, without GPUs."""
 
     handle: Any
     parts: dict[str, NodeAmounts]
     bundles: tuple[str, ...]
-    """The node of each bundle."""
+    """Node of each bundle."""
     granted: bool = False
     replaces: bool = False
-    """It stands for a part of one that was granted and is gone."""
+    """It replaces a part of a group that was granted and removed."""
     card_id_futures: dict[str, Future[list[str]]] = field(default_factory=dict)
-    """Node -> the question which cards it has there."""
+    """Node -> pending query for the ids of its GPUs."""
 
 
 def request_group(
     run: str, ids: Mapping[str, str], hosts: Mapping[str, NodeAmounts], cards: Mapping[str, int]
 ) -> ReservedGroup | None:
-    """All of it or nothing, one bundle per node; None: one of the nodes is not there."""
+    """Request an atomic group with one bundle per node; None if a node is not in the cluster."""
     nodes = tuple(sorted({*hosts, *cards}))
     if not all(node in ids for node in nodes):
         return None
@@ -100,24 +99,23 @@ def remove_group(group: ReservedGroup) -> None:
 
 
 def remove_groups(groups: Iterable[ReservedGroup]) -> None:
-    """As many as can be."""
+    """Remove groups, ignoring errors."""
     for group in groups:
         with suppress(Exception):
             remove_placement_group(group.handle)
 
 
 def request_card_ids(group: ReservedGroup, node: str, count: int) -> None:
-    """Which cards it owns there is asked, from inside: nothing else knows."""
+    """Query which GPUs the group owns on a node, by a task inside the group: Ray has no other way."""
     inside = PlacementGroupSchedulingStrategy(group.handle, placement_group_bundle_index=group.bundles.index(node))
     with ray_errors():
         answer = _card_ids_task().options(num_gpus=count, scheduling_strategy=inside).remote()
-        group.card_id_futures[node] = (
-            answer.future()
-        )  # which takes errors, too: of a group that is removed nobody asks for them
+        # a future also collects the error of a query whose group was removed
+        group.card_id_futures[node] = answer.future()
 
 
 def poll_card_ids(group: ReservedGroup, node: str) -> list[str] | None:
-    """None: not yet. An exception: whoever was asked has died."""
+    """None: not known yet. Raises if the query failed."""
     return list(group.card_id_futures.pop(node).result()) if group.card_id_futures[node].done() else None
 
 
@@ -136,22 +134,22 @@ def ray_errors() -> Iterator[None]:
         yield
     except EngineError:
         raise
-    except Exception as error:  # Ray has no common kind for this
+    except Exception as error:  # Ray has no common base class for these
         raise no_answer_error(f"{type(error).__name__}: {error}") from error
 
 
 def no_answer_error(reason: str) -> EngineError:
-    fixes = ("ray status: is the cluster still there?", "then go on: dovetail run --resume last")
-    return EngineError(Problem("DT397", "Ray does not answer where a run asks for what it may use", (reason,), fixes))
+    fixes = ("check that the cluster is running: ray status", "then resume: dovetail run --resume last")
+    return EngineError(Problem("DT397", "Ray did not answer a request for resources", (reason,), fixes))
 
 
 __all__ = ["Reservation", "GroupState"]
 SPARE_KEEP_S = 3.0
-"""What nobody needs for so long is given back: soon enough for others, late enough for a worker that is restarted."""
+"""A surplus is released after this time: soon enough for other jobs, late enough to restart a worker."""
 POLL_S = 0.02
-"""Between two looks at groups that are not granted yet: each costs Ray a millisecond."""
+"""Interval for polling groups that are not granted yet; each poll takes Ray 1 ms."""
 DECISION_TIMEOUT_S = 10.0
-"""Ray says within milliseconds whether it grants a group; after this time it does not answer."""
+"""Limit for Ray's decision about a group, which normally takes milliseconds."""
 CLOSE_TIMEOUT_S = 3.0
 MILLI = "milli"
 WHOLE_CARD_MILLI = 1000
@@ -159,7 +157,7 @@ WHOLE_CARD_MILLI = 1000
 
 @dataclass(eq=False)
 class ReservedCard:
-    """One card: which position of its node it is for us, and Ray's name for it once that is known."""
+    """One GPU: its position on the node in Dovetail's plan, and Ray's id once it is known."""
 
     node: str
     position: int
@@ -169,15 +167,14 @@ class ReservedCard:
 
 
 class Reservation:
-    """For one thread; `held` can be read by all."""
+    """Thread: one; `held` can be read by any."""
 
     def __init__(self, name: str, ids: Mapping[str, str], *, spare_s: float = SPARE_KEEP_S) -> None:
-        """`ids`: node -> Ray's id of it."""
+        """`ids`: node -> Ray's id."""
         self.name = name
         self.ids = dict(ids)
         self.held: Amounts = {}
-        """What Ray gives to nobody else now, cards at our positions and by their `milli` only. A new dict at every
-        change."""
+        """Amounts that are reserved now; GPUs by position and only with `milli`. Replaced, never changed."""
         self._spare_s = spare_s
         self._need: ReservedGroup | None = None
         self._groups: list[ReservedGroup] = []
@@ -187,12 +184,12 @@ class Reservation:
         self._polled_at = 0.0
         self._abandoned = False
 
-    # --- what it cannot do without
+    # --- the minimum
 
     def try_acquire(self, need: Seats, wait_s: float = 0.0) -> GroupState:
-        """All of it or nothing, decided by what Ray says. `wait_s`: how long it may be held by somebody else, for those
-        who know that it is about to be given back. UNDECIDED: Ray asks a node that does not answer."""
-        assert self._need is None, "taken once"
+        """Reserve the minimum, all or nothing. `wait_s`: limit for waiting until other jobs release it, for callers who
+        know that they will. UNDECIDED: Ray waits for a node that does not answer."""
+        assert self._need is None, "acquired once"
         amounts = sum_seats(need)
         if not amounts:
             return GroupState.GRANTED
@@ -208,7 +205,7 @@ class Reservation:
         except BaseException:
             self._need, self._cards = None, []
             self._publish_held()
-            remove_groups([group])  # what is raised already says what is wrong
+            remove_groups([group])  # the error that is raised has the reason
             raise
         if state is not GroupState.GRANTED:
             remove_group(group)
@@ -231,11 +228,11 @@ class Reservation:
                 return GroupState.UNDECIDED
             time.sleep(0.002 if not known else POLL_S)
 
-    # --- what it uses beyond
+    # --- beyond the minimum
 
     def set_wanted(self, amounts: Amounts, now: float) -> None:
-        """All that workers who live or start now sit on. Asks Ray for what is missing, and gives back what has been too
-        much for some time: call it from time to time, too."""
+        """Set the amounts of all workers that live or start now. Requests what is missing, and releases what has been
+        surplus for some time: must also be called periodically."""
         self._wanted = {key: amount for key, amount in amounts.items() if key[0] in self.ids}
         self._bind_cards()
         self._request_node_groups()
@@ -243,13 +240,13 @@ class Reservation:
         self._publish_held()
 
     def release(self, amounts: Amounts) -> None:
-        """These are not needed any more, and others wait for them: Ray has them at once."""
+        """Release amounts at once, for other jobs that may wait for them."""
         self._wanted = subtract_amounts(self._wanted, amounts)
         self._give_back_spare(time.monotonic(), at_once=True)
         self._publish_held()
 
     def _bind_cards(self) -> None:
-        """A card for every position that is wanted: one that is there and idle, or a new one."""
+        """Assign a GPU to every wanted position: an idle one, or a newly requested one."""
         for node, positions in cards_per_node(self._wanted).items():
             mine = [card for card in self._cards if card.node == node]
             bound = {card.position for card in mine}
@@ -275,7 +272,7 @@ class Reservation:
                     self._groups.append(group)
 
     def _covered(self, node: str, *, granted: bool = False) -> NodeAmounts:
-        """What all groups together have of a node, or have been asked for."""
+        """Amounts of all groups on a node, requested or (with `granted`) only granted ones."""
         found: NodeAmounts = {}
         for group in self._all():
             if node in group.parts and (group.granted or not granted):
@@ -304,7 +301,7 @@ class Reservation:
             self._spare_since.pop(node, None)
             return
         old = at_once or now >= self._spare_since.setdefault(node, now) + self._spare_s
-        for granted in (False, True) if old else (False,):  # first what is only asked for
+        for granted in (False, True) if old else (False,):  # first those that are only requested
             able = [group for group in self._groups_on(node) if group.granted is granted]
             for number in removable_groups([group.parts[node] for group in able], self._surplus(node, wanted)):
                 self._drop(able[number])
@@ -314,13 +311,13 @@ class Reservation:
             self._spare_since.pop(node, None)
 
     def _find_shrinkable(self, node: str, wanted: NodeAmounts) -> tuple[ReservedGroup, NodeAmounts] | None:
-        """A group that has more than it should, and what it should have."""
+        """A group with surplus, and the amounts it should have."""
         groups = self._groups_on(node)
         found = shrinkable_group([group.parts[node] for group in groups], self._surplus(node, wanted))
         return None if found is None else (groups[found[0]], found[1])
 
     def _surplus(self, node: str, wanted: NodeAmounts) -> NodeAmounts:
-        """What is too much, as far as it can be given back."""
+        """Surplus that can be released; the atomic group stays."""
         kept = self._need.parts.get(node, {}) if self._need is not None else {}
         return subtract(subtract(self._covered(node), kept), subtract(wanted, kept))
 
@@ -328,18 +325,18 @@ class Reservation:
         return [group for group in self._groups if group.parts.get(node)]
 
     def _replace(self, group: ReservedGroup, node: str, left: NodeAmounts) -> None:
-        """A group cannot shrink: it goes, and a smaller one is asked for."""
-        was = group.granted or group.replaces
+        """Replace a group by a smaller one: groups cannot shrink."""
+        was_granted = group.granted or group.replaces
         self._drop(group)
         new = self._request_group({node: left}, {}) if left else None
         if new is not None:
-            new.replaces = was
+            new.replaces = was_granted
             self._groups.append(new)
 
-    # --- what Ray says
+    # --- answers of Ray
 
     def poll(self) -> bool:
-        """Whether something is held now that was not. Does not wait, and costs nothing when all is granted."""
+        """Whether more is reserved now than before. Does not wait, and costs nothing when everything is granted."""
         now = time.monotonic()
         pending = [group for group in self._all() if not group.granted]
         if now < self._polled_at + POLL_S or not (pending or any(group.card_id_futures for group in self._all())):
@@ -371,7 +368,7 @@ class Reservation:
             names = poll_card_ids(group, node)
         except EngineError:
             raise
-        except Exception:  # whoever was asked has died: another is asked
+        except Exception:  # the query failed: repeat it
             self._request_card_ids(group, node)
             return False
         cards = [card for card in self._cards if card.group is group and card.node == node]
@@ -379,10 +376,10 @@ class Reservation:
             card.id = name
         return names is not None
 
-    # --- what can be asked
+    # --- state
 
     def covers(self, amounts: Amounts) -> bool:
-        """Whether all of it is held now, and it is known which cards those are."""
+        """Whether all amounts are reserved now, and the ids of the GPUs are known."""
         known = {(card.node, card.position) for card in self._cards if card.id is not None}
         wanted = cards_per_node(amounts)
         return all((node, position) in known for node, mine in wanted.items() for position in mine) and not any(
@@ -390,7 +387,7 @@ class Reservation:
         )
 
     def pending(self) -> Amounts:
-        """What is wanted and not held yet."""
+        """Amounts that are wanted and not reserved yet."""
         known = {(card.node, card.position) for card in self._cards if card.id is not None}
         missing = {
             node: subtract(host, self._covered(node, granted=True))
@@ -403,10 +400,10 @@ class Reservation:
         }
 
     def devices(self, node: str) -> dict[int, str]:
-        """Position -> Ray's name of the card. Stays as it is while somebody sits there."""
+        """Position -> Ray's id of the GPU. Does not change while a worker uses it."""
         return {card.position: card.id for card in self._cards if card.node == node and card.id is not None}
 
-    # --- nodes, and the end
+    # --- nodes, and close
 
     def on_node_joined(self, name: str, number: str) -> None:
         if self.ids.get(name, number) != number:
@@ -414,8 +411,8 @@ class Reservation:
         self.ids[name] = number
 
     def on_node_left(self, name: str) -> None:
-        """What was held there is forgotten. The rest of the atomic group stays: Ray keeps it for us, and looks for the
-        lost part for ever, in vain."""
+        """Forget what was reserved there. The other bundles of the atomic group stay reserved; Ray does not stop trying
+        to place the lost one."""
         self.ids.pop(name, None)
         self._spare_since.pop(name, None)
         self._wanted = {key: amount for key, amount in self._wanted.items() if key[0] != name}
@@ -432,22 +429,22 @@ class Reservation:
 
     @property
     def is_ray_lost(self) -> bool:
-        """Whether there is no Ray any more to give it back to."""
+        """Whether there is no Ray any more to which it could be released."""
         return self._abandoned or not ray.is_initialized()
 
     def abandon(self) -> None:
-        """Ray does not answer: it takes all of it back itself when this process ends, or has done so."""
+        """Ray does not answer: it releases everything itself when this process ends, or has done so."""
         self._abandoned = True
         self._need, self._groups, self._cards, self._wanted = None, [], [], {}
         self._publish_held()
 
     def close(self) -> None:
-        """All of it goes back. Never raises, and does not wait for a cluster that is gone."""
+        """Release everything. Never raises, and does not wait for a cluster that is gone."""
         groups = self._all()
         self._need, self._groups, self._cards, self._wanted = None, [], [], {}
         self._publish_held()
         if groups and ray.is_initialized():
-            thread = threading.Thread(target=remove_groups, args=(groups,), name="dovetail-holdings", daemon=True)
+            thread = threading.Thread(target=remove_groups, args=(groups,), name="dovetail-release", daemon=True)
             thread.start()
             thread.join(CLOSE_TIMEOUT_S)
 

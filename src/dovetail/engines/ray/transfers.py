@@ -1,6 +1,7 @@
 """Transfers of payloads between nodes, limited by the size of Ray's object stores.
 
-What goes to another agent lies in the store of its node and in that of the other, until it is taken out there.
+A payload in transfer occupies the object stores of both nodes until the target agent has copied it. `driver_payloads`
+requests transfers; `message_handlers` reports their end.
 """
 
 from __future__ import annotations
@@ -22,26 +23,26 @@ if TYPE_CHECKING:
     """Key, items and sizes of a payload."""
 
 OBJECT_STORE_DIVISOR = 4
-"""One part in so many of a node's store may be filled by what comes, or by what goes; one payload may always fly."""
+"""Transfers into a node, and out of it, each occupy at most 1/4 of its object store; one transfer is always allowed."""
 
 
 class Transfer(NamedTuple):
-    """Payloads that one agent gives to another, together."""
+    """Payloads that one agent sends to another together."""
 
     number: int
     source: AgentLink
     target: AgentLink
     payloads: list[PayloadRef]
-    """Held until it is over, so that the source has them when it is asked."""
+    """Referenced until the transfer is over, so that the source keeps them."""
     about: list[PayloadInfo]
     size: int
 
 
 class TransferQueue:
-    """For the thread of the loop, or who holds the engine's lock."""
+    """Thread: loop only, or with the engine's lock."""
 
     def __init__(self, stores: Mapping[str, int]) -> None:
-        """`stores`: node -> bytes of its object store, as far as known."""
+        """`stores`: node -> size of its object store in bytes, where known."""
         self._stores = stores
         self._waiting: deque[Transfer] = deque()
         self._active: dict[int, Transfer] = {}
@@ -56,70 +57,70 @@ class TransferQueue:
         self.start_ready()
 
     def on_over(self, _target: AgentLink, number: int) -> None:
-        """It has come to its end, one way or the other."""
+        """A transfer has succeeded or failed."""
         self._end(number)
         self.start_ready()
 
     def on_missing(self, target: AgentLink, keys: list[int]) -> None:
-        """These did not come: whoever needs them there is to ask again."""
-        for flight in (*self._active.values(), *self._waiting):
-            if flight.target is target:
-                _forget_copies(flight, keys)
+        """Payloads did not arrive: the next message that needs them requests them again."""
+        for transfer in (*self._active.values(), *self._waiting):
+            if transfer.target is target:
+                _forget_copies(transfer, keys)
 
     def start_ready(self) -> None:
-        """Whoever has room begins, in order; call it also when somebody is lost."""
-        for number, flight in list(self._active.items()):
-            if flight.source.lost_reason:  # Ray may look for it for a minute
-                _lose_transfer(flight)
-            if flight.source.lost_reason or flight.target.lost_reason:
+        """Start the waiting transfers that fit, in order. Also called after a node was lost."""
+        for number, transfer in list(self._active.items()):
+            if transfer.source.lost_reason:  # Ray may wait a minute for it
+                _lose_transfer(transfer)
+            if transfer.source.lost_reason or transfer.target.lost_reason:
                 self._end(number)
         full: set[tuple[str, str]] = set()
         for _ in range(len(self._waiting)):
-            flight = self._waiting.popleft()
-            if flight.source.lost_reason:
-                _lose_transfer(flight)
-            if flight.source.lost_reason or flight.target.lost_reason:
+            transfer = self._waiting.popleft()
+            if transfer.source.lost_reason:
+                _lose_transfer(transfer)
+            if transfer.source.lost_reason or transfer.target.lost_reason:
                 continue
-            if full.isdisjoint(_endpoints(flight)) and all(
-                self._has_space(end, flight.size) for end in _endpoints(flight)
+            if full.isdisjoint(_endpoints(transfer)) and all(
+                self._has_space(end, transfer.size) for end in _endpoints(transfer)
             ):
-                self._begin(flight)
+                self._begin(transfer)
             else:
-                full.update(_endpoints(flight))
-                self._waiting.append(flight)
+                full.update(_endpoints(transfer))
+                self._waiting.append(transfer)
 
     def _has_space(self, end: tuple[str, str], size: int) -> bool:
         store = self._stores.get(end[0], 0)
         return not store or not self._bytes[end] or self._bytes[end] + size <= store // OBJECT_STORE_DIVISOR
 
-    def _begin(self, flight: Transfer) -> None:
-        self._active[flight.number] = flight
-        self._bytes.update(dict.fromkeys(_endpoints(flight), flight.size))
-        flight.source.flush()
-        given = flight.source.read_payloads([ref.key for ref in flight.payloads])
-        flight.target.send(
-            ("fetch", flight.number, flight.about, flight.target.attach_object(given)), MESSAGE_OVERHEAD_BYTES * 2
+    def _begin(self, transfer: Transfer) -> None:
+        self._active[transfer.number] = transfer
+        self._bytes.update(dict.fromkeys(_endpoints(transfer), transfer.size))
+        transfer.source.flush()
+        data = transfer.source.read_payloads([ref.key for ref in transfer.payloads])
+        transfer.target.send(
+            ("fetch", transfer.number, transfer.about, transfer.target.attach_object(data)), MESSAGE_OVERHEAD_BYTES * 2
         )
 
     def _end(self, number: int) -> None:
-        flight = self._active.pop(number, None)
-        if flight is not None:
-            self._bytes.subtract(dict.fromkeys(_endpoints(flight), flight.size))
+        transfer = self._active.pop(number, None)
+        if transfer is not None:
+            self._bytes.subtract(dict.fromkeys(_endpoints(transfer), transfer.size))
 
 
-def _lose_transfer(flight: Transfer) -> None:
-    """Who gives it is gone."""
-    keys = [key for key, _, _ in flight.about]
-    _forget_copies(flight, keys)
-    if not flight.target.lost_reason:
-        flight.target.send(("lost", keys))
+def _lose_transfer(transfer: Transfer) -> None:
+    """The source agent is lost."""
+    keys = [key for key, _, _ in transfer.about]
+    _forget_copies(transfer, keys)
+    if not transfer.target.lost_reason:
+        transfer.target.send(("lost", keys))
 
 
-def _forget_copies(flight: Transfer, keys: list[int]) -> None:
-    for ref in flight.payloads:
-        if ref.copy_key in keys and flight.target in ref.copies:
-            ref.copies.remove(flight.target)
+def _forget_copies(transfer: Transfer, keys: list[int]) -> None:
+    for ref in transfer.payloads:
+        if ref.copy_key in keys and transfer.target in ref.copies:
+            ref.copies.remove(transfer.target)
 
 
-def _endpoints(flight: Transfer) -> tuple[tuple[str, str], tuple[str, str]]:
-    return (flight.source.node, "out"), (flight.target.node, "in")
+def _endpoints(transfer: Transfer) -> tuple[tuple[str, str], tuple[str, str]]:
+    return (transfer.source.node, "out"), (transfer.target.node, "in")
