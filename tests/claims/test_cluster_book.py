@@ -108,9 +108,10 @@ def test_who_waits_for_others_says_so() -> None:
     assert isinstance(wait, Wait)
     told = WaitReport(wait, sum_seats([cpu(0, 2)]), book.capacity)
     assert told.text(0.0) == (
-        "waiting for 2 CPUs: others that are not Dovetail's hold 32 of 32 CPUs; this begins when enough of that is free"
+        "waiting for 2 CPUs: programs other than Dovetail hold 32 of 32 CPUs; "
+        "this run begins when enough of that is free"
     )
-    assert told.holders == ("others that are not Dovetail's hold 32 of 32 CPUs",)
+    assert told.holders == ("programs other than Dovetail hold 32 of 32 CPUs",)
 
 
 def test_which_card_others_have_is_one_that_none_of_us_has() -> None:
@@ -224,7 +225,7 @@ def test_a_capped_run_leaves_the_rest_to_others_from_the_start() -> None:
 
 def test_a_need_beyond_the_share_is_not_granted() -> None:
     cap = even_cap(CLUSTER, 0.25)
-    assert isinstance(a_book(MemoryRows()).request(ClaimRequest("a", cap=cap), (cpu(0, 3),), hurry=True), Wait)
+    assert isinstance(a_book(MemoryRows()).request(ClaimRequest("a", cap=cap), (cpu(0, 3),), accept_minimum=True), Wait)
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 8)), min_size=1, max_size=4), st.integers(0, 8))
@@ -232,7 +233,7 @@ def test_grants_and_what_others_hold_fit_together(needs: list[tuple[int, int]], 
     rows = MemoryRows()
     foreign = (Seat("node-0", 1000 * taken),) if taken else ()
     for number, (node, count) in enumerate(needs):
-        a_book(rows, *foreign).request(ClaimRequest(f"run-{number}"), (cpu(node, count),), hurry=True)
+        a_book(rows, *foreign).request(ClaimRequest(f"run-{number}"), (cpu(node, count),), accept_minimum=True)
     total = sum_seats(foreign)
     for each in a_book(rows).owners():
         total = add_amounts(total, each.granted)
@@ -254,7 +255,7 @@ def test_the_card_that_was_planned_is_kept_and_another_goes_to_who_comes() -> No
     assert isinstance(other.request(newcomer, (gpu(0, 0),)), Wait)
     row = book.update(row, for_good, for_good)
     assert cards_of(row.granted) == [1]
-    assert cards_of(granted(other.request(newcomer, (gpu(0, 0),), hurry=True)).owner.limit) == [0]
+    assert cards_of(granted(other.request(newcomer, (gpu(0, 0),), accept_minimum=True)).owner.limit) == [0]
 
 
 # --- labels
@@ -267,7 +268,7 @@ LABELLED = dt.Cluster.of("1x(8cpu, 64GB){zone=a, rack=1} + 1x(8cpu, 64GB){zone=a
 def test_only_labels_that_somebody_asks_for_keep_a_need_where_it_is(asks: tuple[str, ...] | None, moves: bool) -> None:
     rows = MemoryRows()
     book = a_book(rows, Seat("node-0", 8000), cluster=LABELLED)
-    answer = book.request(ClaimRequest("a", required_labels=asks), (cpu(0, 2),), hurry=True)
+    answer = book.request(ClaimRequest("a", required_labels=asks), (cpu(0, 2),), accept_minimum=True)
     assert isinstance(answer, Grant) is moves
     [seen] = a_book(rows, cluster=LABELLED).owners()
     assert seen.required_labels == asks, "others know of it"

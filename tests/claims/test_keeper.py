@@ -48,7 +48,7 @@ def made(
     path: Path, name: str, posted: list[Event], say: Callable[[str], None] = print
 ) -> tuple[Counted, ClaimUpdater]:
     book = Counted(path / "ledger.db", "here", MACHINE)
-    grant = book.request(ClaimRequest(name), (cpu(1),), hurry=True)
+    grant = book.request(ClaimRequest(name), (cpu(1),), accept_minimum=True)
     assert isinstance(grant, Grant)
     return book, ClaimUpdater(book, grant, posted.append, say, every_s=0.2, poll_s=0.01)
 
@@ -72,10 +72,10 @@ def test_a_run_gives_back_what_a_newcomer_gets_and_not_before_it_heard(tmp_path:
     assert not isinstance(book.request(newcomer, (cpu(3),)), Grant)
     until(lambda: posted)
     assert sum_seats(posted[0].seats) == sum_seats([cpu(4)._replace(memory_bytes=32 << 30)])  # type: ignore[union-attr]
-    assert not isinstance(book.request(newcomer, (cpu(3),), hurry=True), Grant)
+    assert not isinstance(book.request(newcomer, (cpu(3),), accept_minimum=True), Grant)
     keeper.on_step(1.0, posted[:1], [])
     keeper.on_step(1.0, [WorkerStopped(1)], [])
-    until(lambda: isinstance(book.request(newcomer, (cpu(3),), hurry=True), Grant))
+    until(lambda: isinstance(book.request(newcomer, (cpu(3),), accept_minimum=True), Grant))
     assert len(posted) == 1
     book.release(newcomer.id)
     until(lambda: len(posted) == 2)
@@ -113,7 +113,7 @@ class Deaf(Counted):
 def test_a_book_that_cannot_be_asked_for_news_is_told_of_once_and_asked_again(tmp_path: Path) -> None:
     said: list[str] = []
     book = Deaf(tmp_path / "ledger.db", "here", MACHINE)
-    grant = book.request(ClaimRequest("a"), (cpu(1),), hurry=True)
+    grant = book.request(ClaimRequest("a"), (cpu(1),), accept_minimum=True)
     assert isinstance(grant, Grant)
     keeper = ClaimUpdater(book, grant, lambda _: None, said.append, every_s=0.05, poll_s=0.01)
     until(lambda: book.looks)
@@ -130,7 +130,7 @@ def test_a_book_that_cannot_be_asked_for_news_is_told_of_once_and_asked_again(tm
 def test_a_cluster_that_changed_between_grant_and_start_is_told_of(tmp_path: Path) -> None:
     posted: list[Event] = []
     book = Counted(tmp_path / "ledger.db", "here", MACHINE)
-    grant = book.request(ClaimRequest("a"), (cpu(1),), hurry=True)
+    grant = book.request(ClaimRequest("a"), (cpu(1),), accept_minimum=True)
     assert isinstance(grant, Grant)
     book.capacity = book.capacity | {("node-1", -1, "cpu_milli"): 4000}
     keeper = ClaimUpdater(book, grant, posted.append, every_s=0.05, poll_s=0.01)

@@ -74,7 +74,7 @@ def test_what_is_still_held_is_not_given_to_others(tmp_path: Path) -> None:
     assert cpus_of(wait.owner.granted) == 1000
     book.update(row, sum_seats([cpu(6)]), sum_seats([cpu(6)]))
     assert isinstance(book.request(second, (cpu(2),)), Wait)
-    assert isinstance(book.request(second, (cpu(2),), hurry=True), Grant)
+    assert isinstance(book.request(second, (cpu(2),), accept_minimum=True), Grant)
 
 
 def test_only_those_of_the_same_machine_share(tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_a_row_that_nobody_wrote_is_one_clear_error(tmp_path: Path) -> None:
     with sqlite3.connect(book.path) as db:
         db.execute("UPDATE claims SET granted = '[{}]'")
     db.close()
-    with pytest.raises(ConfigError, match="a row that cannot be read"):
+    with pytest.raises(ConfigError, match="invalid row"):
         book.owners()
 
 
@@ -222,8 +222,8 @@ def test_who_waits_says_who_holds_what(tmp_path: Path, monkeypatch: pytest.Monke
 
     assert wait_for_claim(book, ClaimRequest("next"), (cpu(4),), say=say, stop=stop) is None
     assert said == [
-        f"waiting for 4 CPUs: run fill-20261116 (pid {os.getpid()}) holds 8 of 8 CPUs since 0 s; "
-        "it gives back at its next replan"
+        f"waiting for 4 CPUs: run fill-20261116 (pid {os.getpid()}) has held 8 of 8 CPUs for 0 s; "
+        "it will release them at its next replan"
     ]
     assert [owner.id for owner in book.owners()] == [first.id], "who gives up leaves nothing"
 
@@ -239,8 +239,8 @@ def test_who_cannot_be_helped_says_so(tmp_path: Path, monkeypatch: pytest.Monkey
         stop.set()
 
     wait_for_claim(book, ClaimRequest("b"), (cpu(4),), say=say, stop=stop)
-    assert "holds 8 of 8 CPUs since 0 s" in said[0]
-    assert "it is a run of this very program" in said[0]  # and cannot be waited for by who should read its results
+    assert "has held 8 of 8 CPUs for 0 s" in said[0]
+    assert "it is a run of this program" in said[0]  # and cannot be waited for by who should read its results
 
 
 def test_who_waits_for_another_program_says_that_it_begins_when_that_ends(
@@ -257,7 +257,7 @@ def test_who_waits_for_another_program_says_that_it_begins_when_that_ends(
         stop.set()
 
     wait_for_claim(book, ClaimRequest("b"), (cpu(4),), say=say, stop=stop)
-    assert said[0].endswith("it needs that itself: this begins when it ends")
+    assert said[0].endswith("this run begins when that one ends")
 
 
 def test_who_must_not_wait_is_refused_with_the_evidence(tmp_path: Path) -> None:
@@ -268,7 +268,7 @@ def test_who_must_not_wait_is_refused_with_the_evidence(tmp_path: Path) -> None:
     assert caught.value.codes == ("DT120",)
     assert caught.value.exit_code == 3
     text = str(caught.value)
-    assert "2 CPUs, 0.5 GPUs, 24GB GPU memory must be free to begin" in text
+    assert "the run needs 2 CPUs, 0.5 GPUs, 24GB GPU memory to begin" in text
     assert f"run first (pid {os.getpid()}) holds 8 of 8 CPUs, 2 of 2 GPUs, 96GB of 96GB GPU memory" in text
     assert "dovetail drain first" in text
     assert len(book.owners()) == 1

@@ -43,7 +43,7 @@ def test_a_plan_for_the_rest_sits_on_the_right_cards_of_the_whole() -> None:
     assert plan.cluster is MACHINE
     assert plan.workers == {"a": 2}
     assert {seat.gpus for seat in plan.seats["a"]} == {(2,)}
-    assert "other runs hold a part of this machine" in plan.warnings[-1]
+    assert "other runs use a part of this machine" in plan.warnings[-1]
     Ledger(MACHINE, [*reserved, *plan.seats["a"]])
     stream = StreamController(unit_specs(pipeline, plan), plan, StreamOptions(), reserved=reserved)
     said = stream.step(0.0, [])

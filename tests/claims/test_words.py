@@ -28,15 +28,16 @@ def test_only_what_is_missing_is_named_and_only_those_who_hold_it() -> None:
     told = WaitReport(Wait(mine, others, can_begin=False, will_fit=True), need, CAPACITY)
     assert told.needs == "1 licence, 0.5 GPUs, 24GB GPU memory, 1 NVDEC"
     assert told.holders == ("run a (pid 1) holds 0 of 2 licence, 1 of 2 GPUs, 48GB of 96GB GPU memory, 0 of 6 NVDECs",)
-    assert told.text(12.4).endswith(" since 12 s; it gives back at its next replan")
+    assert told.text(12.4).endswith(" for 12 s; it will release them at its next replan")
 
 
 def test_of_many_the_first_are_named() -> None:
     others = tuple(owner(f"run-{number}", granted=sum_seats([cpu(1)])) for number in range(5))
     told = WaitReport(Wait(owner("me"), others, can_begin=False, will_fit=False), sum_seats([cpu(1)]), CAPACITY)
     assert told.text(0.0) == (
-        "waiting for 1 CPU: run run-0 (pid 1) holds 1 of 8 CPUs since 0 s, run run-1 (pid 1) holds 1 of 8 CPUs since "
-        "0 s, run run-2 (pid 1) holds 1 of 8 CPUs since 0 s, and 2 more; this begins when enough of them have ended"
+        "waiting for 1 CPU: run run-0 (pid 1) has held 1 of 8 CPUs for 0 s, run run-1 (pid 1) has held 1 of 8 CPUs for "
+        "0 s, run run-2 (pid 1) has held 1 of 8 CPUs for 0 s, and 2 more; "
+        "this run begins when enough of them have ended"
     )
 
 
@@ -58,4 +59,4 @@ def test_it_is_said_again_only_when_it_changed(tmp_path: Path, monkeypatch: pyte
     said: list[str] = []
     with pytest.raises(KeyboardInterrupt):
         wait_for_claim(Book(tmp_path / "ledger.db", "here", MACHINE), ClaimRequest("me"), (cpu(4),), say=said.append)
-    assert [line.split("holds ")[1].split(" since")[0] for line in said] == ["8 of 8 CPUs", "7 of 8 CPUs"]
+    assert [line.split("has held ")[1].split(" for ")[0] for line in said] == ["8 of 8 CPUs", "7 of 8 CPUs"]

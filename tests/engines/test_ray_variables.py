@@ -10,9 +10,7 @@ from dovetail.engines.exception_summary import summarize_exception
 from dovetail.engines.ray.environment import NEVER_SENT, missing_variable_hint, select_variables
 from dovetail.errors import ConfigError
 
-SAYS = (
-    'MY_TOKEN is set for the driver, but not sent to workers: env_from=["MY_TOKEN"] or --env-from MY_TOKEN'
-)
+SAYS = 'MY_TOKEN is set for the driver, but not sent to workers: env_from=["MY_TOKEN"] or --env-from MY_TOKEN'
 
 
 def test_what_is_on_the_list_is_sent_and_nothing_else() -> None:

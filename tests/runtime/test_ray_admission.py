@@ -121,7 +121,7 @@ def test_who_must_not_wait_hears_who_holds_it() -> None:
             place("next", dt.Stage("y", does_nothing, dt.Resources(cpus=2)), wait=False)
         assert told.value.codes == ("DT120",)
         assert "run holder (pid " in str(told.value)
-        assert "other runs of this cluster hold too much" in str(told.value)
+        assert "other runs on this cluster hold too much" in str(told.value)
     finally:
         first.release()
 

@@ -1,7 +1,7 @@
 """Claim store of a cluster: nodes join and leave, and foreign usage (work that is not Dovetail's) is planned around.
 
-`runtime.ray_admission` creates it with the rows of `engines.ray.claim_storage`. Rows contain node ids, because node names
-may differ between drivers. GPUs are granted whole.
+`runtime.ray_admission` creates it with the rows of `engines.ray.claim_storage`. Rows contain node ids, because node
+names may differ between drivers. GPUs are granted whole.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from dovetail.resources.seat import Seat, Seats
 
 FOREIGN_DEBOUNCE_S = 3.0
-"""Foreign usage counts after this time. Shorter peaks are resources that a run of Dovetail just acquired or released, and
-no worker should be drained for those."""
+"""Foreign usage counts after this time. Shorter peaks are resources that a run of Dovetail just acquired or
+released, and no worker should be drained for those."""
 
 
 class UsageDebouncer:
@@ -48,8 +48,8 @@ class UsageDebouncer:
 
 
 def place_foreign_usage(cluster: Cluster, foreign: Amounts, owners: Sequence[Owner]) -> Amounts:
-    """Foreign usage with the GPUs chosen that disturb least: Ray reports only how many GPUs of a node are used. First GPUs
-    that no run was granted, then GPUs that no run holds, the last first."""
+    """Foreign usage with the GPUs chosen that disturb least: Ray reports only how many GPUs of a node are used.
+    First GPUs that no run was granted, then GPUs that no run holds, the last first."""
     capacity = cluster_capacity(cluster)
     granted: Amounts = {}
     held: Amounts = {}

@@ -101,7 +101,9 @@ def _keep_unneeded(owner: Owner, allocation: Allocation) -> Share:
     return Share(min_amounts(owner.limit, allocation.free), {})
 
 
-def _split_resource(key: AmountKey, total: int, seated: Sequence[Owner], allocation: Allocation) -> list[tuple[str, int]]:
+def _split_resource(
+    key: AmountKey, total: int, seated: Sequence[Owner], allocation: Allocation
+) -> list[tuple[str, int]]:
     node, card, what = key
     here = [owner for owner in seated if card == HOST or owner.id in allocation.card_owners[node, card]]
     needs = [allocation.needs[owner.id].get(key, 0) for owner in here]
@@ -130,8 +132,9 @@ def _max_usable(owner: Owner, key: AmountKey, total: int) -> int:
 def next_grant(
     cluster: Cluster, owners: Sequence[Owner], me: Owner, may_use: Amounts, foreign: Amounts | None = None
 ) -> tuple[Owner, Share | None]:
-    """The owner `me` after this step, and its share: None while its minimum does not fit. `may_use`: all that its run may
-    use by what it holds and by the limits posted to it. `owners`: all owners, with `me`. `foreign`: held by others."""
+    """The owner `me` after this step, and its share: None while its minimum does not fit. `may_use`: all that its
+    run may use by what it holds and by the limits posted to it. `owners`: all owners, with `me`. `foreign`: held by
+    others."""
     foreign = foreign or {}
     share = fair_shares(cluster, owners, foreign).get(me.id)
     mine = share.amounts if share is not None else {}

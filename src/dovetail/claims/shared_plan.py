@@ -1,4 +1,5 @@
-"""Plans beside other runs: the unreserved part of a cluster, a plan for it, and the minimum and maximum seats of a plan.
+"""Plans beside other runs: the unreserved part of a cluster, a plan for it, and the minimum and maximum seats of a
+plan.
 
 Positions of GPUs differ between the whole cluster and its unreserved part; `expand_plan` converts them.
 """

@@ -1,8 +1,8 @@
 """Claim store: grants each run its share in one transaction over the rows of all runs; the base of the machine and the
 cluster store.
 
-The rows are in a file of one machine (`sqlite_store`) or in the memory of a cluster (`cluster_store`). `wait` requests a
-claim before a run begins, `updater` updates it while the run goes, and `fair_share` computes every grant.
+The rows are in a file of one machine (`sqlite_store`) or in the memory of a cluster (`cluster_store`). `wait` requests
+a claim before a run begins, `updater` updates it while the run goes, and `fair_share` computes every grant.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Claim updater: observer and thread that report what a run holds to the claim store and post changed limits to the run.
+"""Claim updater: observer and thread that report what a run holds to the claim store and post changed limits to the
+run.
 
-The observer's `on_step` only records what changed; the thread does the rest, so that a run never waits for a disk. Limits
-are posted to the run as `CapacityReserved`, and count for other runs when `on_step` has seen them arrive.
+The observer's `on_step` only records what changed; the thread does the rest, so that a run never waits for a disk.
+Limits are posted to the run as `CapacityReserved`, and count for other runs when `on_step` has seen them arrive.
 """
 
 from __future__ import annotations
@@ -105,8 +106,8 @@ class ClaimUpdater:
         poll_s: float = POLL_S,
         extra_held: Callable[[], Amounts] = dict,
     ) -> None:
-        """`say`: prints a message, once, when the store cannot be used; the run continues with what it has. `extra_held`:
-        what the run holds without a worker; called in another thread than the run's."""
+        """`say`: prints a message, once, when the store cannot be used; the run continues with what it has.
+        `extra_held`: what the run holds without a worker; called in another thread than the run's."""
         self._store, self._owner, self._post, self._say = store, grant.owner, post, say
         self._limits = LimitTracker(add_amounts(grant.owner.limit, sum_seats(grant.reserved)), grant.owner.limit)
         self._every_s, self._poll_s, self._extra_held = every_s, poll_s, extra_held

@@ -155,9 +155,9 @@ def wait_for_claim(
     foreign_holders: Callable[[], tuple[str, ...]] = tuple,
     is_obsolete: Callable[[Wait], bool] = lambda _: False,
 ) -> Grant | None:
-    """Return when the run may begin; None if `stop` was set before, or if the request `is_obsolete`. With `no_wait`, raise
-    an InfeasibleError that names the holders. A run that does not begin leaves no row. `foreign_holders`: names of
-    programs other than Dovetail."""
+    """Return when the run may begin; None if `stop` was set before, or if the request `is_obsolete`. With `no_wait`,
+    raise an InfeasibleError that names the holders. A run that does not begin leaves no row. `foreign_holders`:
+    names of programs other than Dovetail."""
     reporter = _WaitReporter(store, need, say, foreign_holders)
     could_begin: float | None = None
     grant: Grant | None = None

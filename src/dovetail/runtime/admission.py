@@ -59,7 +59,7 @@ class Admission:
             if not holdings.is_ray_lost:  # of that the run itself tells
                 print_stderr(line)
 
-        return [ClaimUpdater(*self.granted, post, say_of_it, poll_s=RAY_POLL_S, also=lambda: holdings.held)]
+        return [ClaimUpdater(*self.granted, post, say_of_it, poll_s=RAY_POLL_S, extra_held=lambda: holdings.held)]
 
     def release(self) -> None:
         """Never raises: a claim is void anyway when its process ends."""

@@ -131,8 +131,8 @@ class _RayAdmission:
                 max_seats(self.exclusive_plan),
                 say=print_stderr,
                 no_wait=not self.wait,
-                strangers=partial(self._holders, others=True),
-                void=partial(self._is_plan_outdated, book),
+                foreign_holders=partial(self._holders, others=True),
+                is_obsolete=partial(self._is_plan_outdated, book),
             )
             if grant is None:  # the cluster has changed, or it asks for other seats now
                 continue
@@ -319,7 +319,7 @@ def _need_text(need: Seats) -> str:
 
 
 def _busy_error(need: Seats, holders: tuple[str, ...]) -> InfeasibleError:
-    message = f"{_need_text(need)} must be free to begin, and others on this cluster hold too much"
+    message = f"the run needs {_need_text(need)} to begin, but other programs on this cluster hold too much"
     fixes = (
         Change({"wait": True}, note="the run starts as soon as they are free"),
         "dovetail cluster show --engine ray:auto says who sits where",
