@@ -267,7 +267,7 @@ def test_what_was_granted_is_given_back_if_its_cards_cannot_be_asked_for(
 
     before = ray_cluster.available()
     monkeypatch.setattr(placement_groups, "request_card_ids", refuses)
-    with pytest.raises(EngineError, match="does not answer"):
+    with pytest.raises(EngineError, match="did not answer"):
         held.try_acquire((gpu("b", 0),))
     assert held.held == {}
     until_available_is(ray_cluster, before)
