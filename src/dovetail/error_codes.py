@@ -577,7 +577,7 @@ def error_codes_page() -> str:
         "",
         "Codes are stable, so tools can depend on them. An error message shows what happened, the numbers behind it",
         "and fixes. `dovetail explain DT110` prints one entry of this table. For errors of Ray see also",
-        "[ray.md](ray.md#when-it-does-not-work).",
+        "[ray.md](ray.md#troubleshooting).",
         "",
         "This page is generated: `python -m dovetail.error_codes > docs/errors.md`.",
         "",
