@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def remaining_cluster(cluster: Cluster, reserved: Seats) -> Cluster:
-    """The unreserved part of a cluster. A GPU of which others hold a part is left out, unless there is no other."""
+    """The unreserved part of a cluster. A GPU that is partly used by others is left out, unless there is no other."""
     taken = sum_seats(reserved)
     nodes = [_remaining_node(node, taken, _usable_cards(node, taken)) for node in cluster.nodes]
     useful = [node for node in nodes if node.usable_cpu_milli > 0 or node.gpus]
