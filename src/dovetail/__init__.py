@@ -187,7 +187,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """Names are imported when they are first used, so that `import dovetail` costs next to nothing."""
+    """Imports a public name when it is first used, so that `import dovetail` is fast."""
     home = _MODULE_BY_NAME.get(name)
     if home is None:
         raise AttributeError(f"module 'dovetail' has no attribute {name!r}")
@@ -196,4 +196,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted([*__all__, "__version__"])

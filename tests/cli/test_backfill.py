@@ -499,7 +499,7 @@ def test_a_signal_drains_and_the_same_command_goes_on(place: Tables, number: int
         going(place, started)
         started.process.send_signal(number)
         assert started.ended() == code, started.err
-        assert "draining: what is in hand is finished" in started.err
+        assert "draining: finishing the work in flight" in started.err
         assert "the same command goes on" in started.err
         assert "Traceback" not in started.err
         assert "n2: drained, " in started.out

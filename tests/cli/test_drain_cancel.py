@@ -138,7 +138,7 @@ def test_a_run_goes_on_from_any_folder_with_what_was_typed_for_it(place: Place, 
     assert place.runs() == [run]
     again = place.run("run", "--resume", "last")
     assert again.returncode == 2
-    assert "is finished already" in again.stderr
+    assert "is already finished" in again.stderr
 
 
 def test_somebody_who_does_not_read_does_not_hold_up_the_second_ctrl_c(place: Place) -> None:

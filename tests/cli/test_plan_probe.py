@@ -126,4 +126,4 @@ def test_a_file_without_a_source_and_a_stage_that_cannot_be_placed_here(folder: 
     shown = plan(folder, str(file), "--probe", "5", "--cluster", "1x(8cpu, 64xL40S:48GB)")
     assert shown.returncode == 3
     assert "DT370" in shown.stderr
-    assert "leave out --probe" in shown.stderr
+    assert "remove --probe" in shown.stderr

@@ -107,7 +107,7 @@ def pipeline():
 def die_at(moment):
     """Kills this process at an exact moment."""
     import signal
-    from dovetail.data import commits, sinks
+    from dovetail.data import commit_log, sinks
     from dovetail.data.writers import naming
     name, _, number = moment.partition(":")
     left = [int(number or 1)]
@@ -141,14 +141,14 @@ def die_at(moment):
         if any(entry.get("wave", -1) >= int(number) for entry in entries):
             os.kill(os.getpid(), signal.SIGKILL)
 
-    real_write = commits.CommitLog.write
+    real_write = commit_log.CommitLog.write
     if name in ("torn", "wave"):
-        commits.CommitLog.write = torn if name == "torn" else in_wave
+        commit_log.CommitLog.write = torn if name == "torn" else in_wave
         return
     owner, method, before = {
         "before-sync": (sinks.FileSink, "sync", True),
         "after-sync": (sinks.FileSink, "sync", False),
-        "after-commit": (commits.CommitLog, "write", False),
+        "after-commit": (commit_log.CommitLog, "write", False),
         "before-finish": (sinks.FileSink, "finish", True),
         "after-make": (sinks.FileSink, "_make", False),
         "after-finish": (sinks.FileSink, "finish", False),

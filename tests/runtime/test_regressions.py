@@ -252,7 +252,7 @@ def test_results_that_wait_had_to_let_go_are_told_to_who_iterates_afterwards(mon
     run = run_of(dt.Stage("same", same), source=range(1000))
     assert run.wait().finished == 1000
     found: list[int] = []
-    with pytest.raises(dt.RunError, match="let go") as told:
+    with pytest.raises(dt.RunError, match="were discarded") as told:
         found.extend(run)
     assert told.value.codes == ("DT339",)
     assert len(found) < 1000

@@ -44,7 +44,7 @@ def test_others_are_told_that_a_place_is_free_only_when_it_is(raises: bool) -> N
         cast("Any", Noted(name, told, raises)) for name in ("controller", "engine", "observer", "keeper")
     )
     try:
-        run_with_observers(controller, engine, cast("Any", None), observer, [observer], keepers=[keeper])
+        run_with_observers(controller, engine, cast("Any", None), observer, [observer], claim_observers=[keeper])
     except RuntimeError:
         assert raises
     assert ("keeper saw" in told) is not raises

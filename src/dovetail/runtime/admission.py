@@ -29,40 +29,40 @@ if TYPE_CHECKING:
 
 LEDGER_FILE = "ledger.db"
 RAY_POLL_S = 0.25
-"""A look at whether somebody wrote costs a call over the network there."""
+"""Poll interval of the claim store on Ray, where a poll is a network call."""
 
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """What a run may use, and the plan for it."""
+    """The resources that a run may use, and the plan for them."""
 
     plan: Plan
     granted: tuple[ClaimStore, Grant] | None = None
-    """None: inside a worker of another run, whose place it shares."""
+    """None: the run is inside a worker of another run, whose resources it shares."""
     reservation: Reservation | None = None
-    """What it holds of a Ray cluster."""
+    """Reserved resources of a Ray cluster."""
 
     @property
     def reserved(self) -> Seats:
-        """What others have."""
+        """Seats of other runs."""
         return self.granted[1].reserved if self.granted is not None else ()
 
     def claim_observers(self, post: Callable[[Event], None]) -> list[ClaimUpdater]:
-        """The observer that tells others what we hold, and us what they do."""
+        """The observer that updates the claim of this run and reports changes of others."""
         if self.granted is None:
             return []
-        holdings = self.reservation
-        if holdings is None:
+        reservation = self.reservation
+        if reservation is None:
             return [ClaimUpdater(*self.granted, post, print_stderr)]
 
-        def say_of_it(line: str) -> None:
-            if not holdings.is_ray_lost:  # of that the run itself tells
+        def print_unless_lost(line: str) -> None:
+            if not reservation.is_ray_lost:  # the run itself reports that
                 print_stderr(line)
 
-        return [ClaimUpdater(*self.granted, post, say_of_it, poll_s=RAY_POLL_S, extra_held=lambda: holdings.held)]
+        return [ClaimUpdater(*self.granted, post, print_unless_lost, poll_s=RAY_POLL_S, extra_held=lambda: reservation.held)]
 
     def release(self) -> None:
-        """Never raises: a claim is void anyway when its process ends."""
+        """Never raises: a claim ends with its process anyway."""
         if self.reservation is not None:
             self.reservation.close()
         if self.granted is not None and not (self.reservation is not None and self.reservation.is_ray_lost):
@@ -70,17 +70,14 @@ class Admission:
             try:
                 book.release(grant.owner.id)
             except DovetailError as error:
-                print_stderr(
-                    f"the claim of run {grant.owner.name} could not be given back: {error.problems[0].message}"
-                )
+                print_stderr(f"cannot release the claim of run {grant.owner.name}: {error.problems[0].message}")
 
 
 def admit(run: str, alone: Plan, planned: Callable[[Cluster], Plan] | None, *, wait: bool) -> Admission:
-    """Waits for a place, with a line that says who holds what; without `wait` that is an InfeasibleError.
+    """Waits for resources, and prints who holds them; without `wait` it raises an InfeasibleError.
 
-    `alone` is the plan for an empty machine; `planned` makes one for what others leave (without it the controller sees
-    to it that nobody sits where others do). Runs share what has the same name: this machine, or a cluster that was
-    described in the same words.
+    `alone` is the plan for an empty machine; `planned` plans for what others leave free (without it, the controller
+    avoids the seats of others at run time). Runs share a machine, or a cluster with the same spec.
     """
     if os.environ.get(INSIDE_WORKER_VARIABLE):
         return Admission(alone)
@@ -91,7 +88,7 @@ def admit(run: str, alone: Plan, planned: Callable[[Cluster], Plan] | None, *, w
     grant = wait_for_claim(
         book, ClaimRequest(run), min_seats(alone), max_seats(alone), say=print_stderr, no_wait=not wait
     )
-    assert grant is not None, "nobody told it to stop"
+    assert grant is not None, "wait_for_claim returns None only when it is stopped"
     try:
         shared = planned is not None and grant.reserved and len(book.owners()) > 1
         plan = plan_around(planned, cluster, grant.reserved) if planned is not None and shared else alone
@@ -102,4 +99,4 @@ def admit(run: str, alone: Plan, planned: Callable[[Cluster], Plan] | None, *, w
 
 
 def print_stderr(line: str) -> None:
-    print(line, file=sys.stderr)  # noqa: T201 - this is talk, not data
+    print(line, file=sys.stderr)  # noqa: T201 - a message, not data

@@ -285,7 +285,7 @@ class ActiveRun:
                 ends,
                 self.recorder,
                 self.observers,
-                keepers=claim_observers,
+                claim_observers=claim_observers,
                 beat_s=LOOP_TICK_S,
                 last=on_end,
             )

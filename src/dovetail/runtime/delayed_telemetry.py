@@ -18,25 +18,25 @@ START_DELAY_S = 0.5
 
 
 class MeasurableEngine(Protocol):
-    """An engine. If it has an attribute `measured`, its workers are measured where they are, and else here."""
+    """An engine. With an attribute `measured`, workers are measured on their nodes, otherwise on this machine."""
 
     def is_ready(self, worker: int) -> bool: ...
 
     def processes(self) -> Mapping[int, tuple[str, tuple[int, ...]]]:
-        """Worker -> its unit, and its pids on this machine."""
+        """Worker -> its unit and its pids on this machine."""
         ...
 
 
 class DelayedTelemetry:
-    """Telemetry from half a second after the start on."""
+    """Telemetry that starts after `START_DELAY_S`."""
 
     def __init__(
-        self, workers: MeasurableEngine, works: tuple[UnitSpec, ...], cluster: Cluster, recorder: Recorder
+        self, engine: MeasurableEngine, units: tuple[UnitSpec, ...], cluster: Cluster, recorder: Recorder
     ) -> None:
-        self._workers = workers
-        self._measured: ClusterMetrics | None = getattr(workers, "measured", None)
+        self._engine = engine
+        self._measured: ClusterMetrics | None = getattr(engine, "measured", None)
         self._units: Mapping[int, str] = {}
-        self._shapes = {work.name: work.shape for work in works}
+        self._shapes = {unit.name: unit.shape for unit in units}
         self._real_cards = any(card.uuid for node in cluster.nodes for card in node.gpus)
         self._recorder = recorder
         self._telemetry: Telemetry | None = None
@@ -56,7 +56,7 @@ class DelayedTelemetry:
             self._telemetry.stop()
 
     def peaks(self) -> dict[str, int]:
-        """Unit -> the most memory that one of its workers was seen to use."""
+        """Unit -> peak memory of one of its workers in bytes."""
         telemetry = self._telemetry
         return {} if telemetry is None else {name: use.peak_bytes for name, use in telemetry.units().items()}
 
@@ -81,22 +81,22 @@ class DelayedTelemetry:
         return Telemetry(self._process_lister(), self._requested, gpu=NvmlMeter())
 
     def _process_lister(self) -> Callable[[], dict[int, WorkerProcesses]]:
-        """Who is there now; it is asked at every look, before what they asked for."""
+        """Lists the current workers; called for every sample, before `_requested`."""
         from dovetail.observe.telemetry import WorkerProcesses
 
-        workers, measured = self._workers, self._measured
+        engine, measured = self._engine, self._measured
 
         def here() -> dict[int, WorkerProcesses]:
-            found = workers.processes()
+            found = engine.processes()
             self._units = {worker: unit for worker, (unit, _) in found.items()}
             return {
-                worker: WorkerProcesses(pids, unit, workers.is_ready(worker)) for worker, (unit, pids) in found.items()
+                worker: WorkerProcesses(pids, unit, engine.is_ready(worker)) for worker, (unit, pids) in found.items()
             }
 
         def elsewhere() -> dict[int, WorkerProcesses]:
             assert measured is not None
             self._units = measured.units_by_worker()
-            return {worker: WorkerProcesses((), unit, workers.is_ready(worker)) for worker, unit in self._units.items()}
+            return {worker: WorkerProcesses((), unit, engine.is_ready(worker)) for worker, unit in self._units.items()}
 
         return here if measured is None else elsewhere
 

@@ -15,21 +15,21 @@ if TYPE_CHECKING:
 
 
 class Input:
-    """A source that is open, and not asked for anything yet."""
+    """An opened source from which nothing has been read."""
 
     kind: str
     cursor: Cursor | None = None
 
     def make_source(self, store: PayloadStore, marks: Mapping[int, object], /) -> Source:
-        """`marks`: rows of which an earlier driver has told where they are."""
+        """`marks`: positions in the source that an earlier driver recorded."""
         raise NotImplementedError
 
     def fingerprint(self) -> dict[str, object]:
-        """What must not have changed if somebody goes on with the run; empty: nobody can tell."""
+        """What must be unchanged for a resume; empty if that cannot be checked."""
         return {}
 
     def files(self) -> list[str]:
-        """The files and tables that it is read from, as far as they are listed."""
+        """The files and tables that it reads, as far as they are listed."""
         return []
 
     def close(self) -> None:
@@ -65,16 +65,16 @@ class CursorInput(Input):
         return self.cursor.fingerprint()
 
     def files(self) -> list[str]:
-        told: dict[str, Any] = self.cursor.fingerprint()
-        return [str(one[0]) for key in ("files", "tables") for one in told.get(key) or ()]
+        fingerprint: dict[str, Any] = self.cursor.fingerprint()
+        return [str(entry[0]) for key in ("files", "tables") for entry in fingerprint.get(key) or ()]
 
     def close(self) -> None:
-        if not self._has_source:  # else who reads it closes it
+        if not self._has_source:  # otherwise the source closes it
             self.cursor.close()
 
 
 def _open_ray_dataset(source: Any, limit: int | None, *, on_ray: bool) -> tuple[Any, Cursor | None]:
-    """Of a Ray Dataset nodes of Ray fetch what they need; for workers of this machine the driver reads it."""
+    """A cursor whose blocks are fetched by the nodes of Ray; for local workers, rows that the driver reads."""
     from dovetail.data.readers.cursor import LimitedCursor
     from dovetail.data.readers.ray_dataset import RayDatasetCursor, is_ray_dataset
 
@@ -87,7 +87,7 @@ def _open_ray_dataset(source: Any, limit: int | None, *, on_ray: bool) -> tuple[
 
 
 class PreloadedInput(Input):
-    """Nothing to read: the input is there already, in front of several units."""
+    """No source: the input of units is already stored (a retry of failed items)."""
 
     kind = "kept"
 
@@ -98,15 +98,15 @@ class PreloadedInput(Input):
 def open_input(
     source: Any, limit: int | None, before: dict[str, object] | None = None, *, on_ray: bool = False
 ) -> Input:
-    """Files and tables by what they are called or can do, all else by iterating over it. `before`: the fingerprint that
-    an earlier driver saw, so that a table with versions is opened at the same."""
+    """Opens files and tables by name or type; everything else is iterated. `before`: the fingerprint that an earlier
+    driver recorded, so that a table with versions is opened at the same version."""
     if is_non_blocking(source):
         return IterableInput(source, limit)
     if type(source).__module__.startswith("ray.data."):
         source, cursor = _open_ray_dataset(source, limit, on_ray=on_ray)
         if cursor is not None:
             return CursorInput(cursor)
-    from dovetail.data.sources import open_source  # late: a list needs nothing of it
+    from dovetail.data.sources import open_source  # late: not needed for a list
 
     cursor = open_source(source, limit, before)
     return IterableInput(source, limit) if cursor is None else CursorInput(cursor)

@@ -1,7 +1,7 @@
 """Length check for batches of requests: a stage must return as many results as it received items.
 
-Of a list of another length nobody can tell: that is an error, and whatever failed is tried again with single items,
-where it is clear.
+A list of another length cannot be assigned to requests. It is an error, and the items are retried one by one, where
+the assignment is clear.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 
 def with_length_check(stage: Stage) -> Stage:
-    """The same stage, but a batch must give as many as it got."""
+    """The stage with a check that a batch returns as many results as it has items."""
     if stage.batch_size == 1:
         return stage
     run: Any = stage.run
-    with suppress(Exception):  # workers will tell what is wrong with it
+    with suppress(Exception):  # workers report the error
         while isinstance(run, str):
             run = import_object(run, stage.name)
     if isinstance(run, str | Each):
@@ -36,7 +36,7 @@ def with_length_check(stage: Stage) -> Stage:
 
 
 class LengthChecked:
-    """A function of lists, or a class of workers, whose lists are counted."""
+    """A function of lists, or a worker class, with the length check."""
 
     def __init__(self, fn: Callable[..., Any], stage: str) -> None:
         self.fn = fn
@@ -53,15 +53,15 @@ class LengthChecked:
         return teardown() if callable(teardown) else None
 
     def __call__(self, items: list[Any]) -> list[Any]:
-        count = len(items)  # before the call: the list is the function's own
+        count = len(items)  # before the call, which may change the list
         return self._checked(self._target(items), count)
 
     def _checked(self, given: Any, count: int) -> list[Any]:
         results = given if type(given) is list else results_as_list(given, self.stage)
         if len(results) != count and count > 1:
             raise ValueError(
-                f"stage {self.stage!r} made {len(results)} results of {count} requests, so that nobody can tell whose "
-                "they are; with dt.each, or batch_size=1, a stage may drop and multiply"
+                f"stage {self.stage!r} returned {len(results)} results for {count} requests, which cannot be assigned; "
+                "use dt.each or batch_size=1 for a stage that drops or multiplies items"
             )
         return results
 

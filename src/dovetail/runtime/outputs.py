@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from dovetail.streaming.settings import UnitSpec
 
 ALL_LEAVES = ""
-"""The label of a sink that all leaves share."""
+"""Label of a sink that all leaves share."""
 
 
 @dataclass(slots=True)
 class SinkRequest:
-    """What somebody gave as `sink`, checked."""
+    """The validated `sink` argument."""
 
     files: dict[str, SinkSpec] = field(default_factory=dict)
     functions: dict[str, Callable[[list[Any]], object]] = field(default_factory=dict)
@@ -33,11 +33,11 @@ class SinkRequest:
 
     @property
     def in_order(self) -> bool:
-        """Whether one of them is to have its rows in the order of the source."""
+        """Whether a sink needs its rows in the order of the source."""
         return any(spec.ordered for spec in self.files.values())
 
     def kinds(self, pipeline: Pipeline) -> dict[str, str]:
-        """Leaf stage -> what it writes."""
+        """Leaf stage -> kind of its sink."""
         kinds = {label: spec.form[0] for label, spec in self.files.items()}
         return {leaf: kinds.get(leaf, kinds.get(ALL_LEAVES, "")) for leaf in pipeline.leaves()}
 
@@ -52,11 +52,9 @@ def parse_sinks(sink: object, pipeline: Pipeline, *, ordered: bool) -> SinkReque
     leaves = pipeline.leaves()
     for label, one in by_leaf.items():
         if label is not ALL_LEAVES and label not in leaves:
-            message = (
-                f"{label!r} in sink= is no stage whose results leave the pipeline{did_you_mean(str(label), leaves)}"
-            )
+            message = f"{label!r} in sink= is not a leaf stage{did_you_mean(str(label), leaves)}"
             problems.append(
-                Problem("DT385", message, (f"those are: {', '.join(leaves)}",), (f"sink={{{leaves[0]!r}: ...}}",))
+                Problem("DT385", message, (f"leaf stages: {', '.join(leaves)}",), (f"sink={{{leaves[0]!r}: ...}}",))
             )
             continue
         try:
@@ -105,7 +103,7 @@ def _duplicate_sink_errors(found: SinkRequest) -> list[Problem]:
             by_path[hit].append(label)
     return [
         Problem(
-            "DT385", f"{' and '.join(labels)} write to the same sink {path}", fixes=("give each a path of its own",)
+            "DT385", f"{' and '.join(labels)} write to the same sink {path}", fixes=("use a different path for each",)
         )
         for path, labels in by_path.items()
         if len(labels) > 1
@@ -113,7 +111,7 @@ def _duplicate_sink_errors(found: SinkRequest) -> list[Problem]:
 
 
 def check_sinks_apart_from_source(want: SinkRequest, files: Collection[str]) -> None:
-    """That no sink takes the place of what is read: the source would be gone, and its rows would be read as input."""
+    """Raises if a sink would replace a file of the source."""
     if not files or not want.files:
         return
     from dovetail.data.sinks import find_replaced_input
@@ -122,15 +120,15 @@ def check_sinks_apart_from_source(want: SinkRequest, files: Collection[str]) -> 
     for spec in want.files.values():
         found = find_replaced_input(spec, files)
         if found is not None:
-            evidence = (f"the sink {spec.path} would take the place of {found}, which is read",)
-            fixes = ("choose another name for the sink, or another folder",)
+            evidence = (f"the sink {spec.path} would replace {found}, which the run reads",)
+            fixes = ("choose another file name or folder for the sink",)
             problems.append(Problem("DT385", "the sink is a part of the source", evidence, fixes, spec.path))
     if problems:
         raise ConfigError(problems)
 
 
 def open_sinks(want: SinkRequest, run_id: str, spare: Path) -> RunOutputs:
-    """Nothing is made or changed by that yet."""
+    """Creates and changes no file."""
     if not want.files:
         return RunOutputs(functions=dict(want.functions))
     from dovetail.data.sinks import open_sink
@@ -139,18 +137,18 @@ def open_sinks(want: SinkRequest, run_id: str, spare: Path) -> RunOutputs:
     return RunOutputs(dict(files), dict(want.functions))
 
 
-def attach_writers(works: tuple[UnitSpec, ...], outputs: RunOutputs, pipeline: Pipeline) -> tuple[UnitSpec, ...]:
-    """Units whose results leave the run are told who writes them."""
+def attach_writers(units: tuple[UnitSpec, ...], outputs: RunOutputs, pipeline: Pipeline) -> tuple[UnitSpec, ...]:
+    """Gives leaf units the writer of their sink; without one, results go to the driver."""
     leaves = set(pipeline.leaves())
     found = []
-    for work in works:
-        last = work.stages[-1]
+    for unit in units:
+        last = unit.stages[-1]
         label = next((one for one in (last, ALL_LEAVES) if one in outputs.files or one in outputs.functions), None)
         if last in leaves and label is not None:
-            outputs.label_of[work.name] = label
+            outputs.label_of[unit.name] = label
             if label in outputs.files:
-                work = replace(work, hosted=replace(work.hosted, writer=outputs.files[label].writer()))
-        if last in leaves and work.hosted.writer is None:
-            work = replace(work, hosted=replace(work.hosted, results_to_driver=True))
-        found.append(work)
+                unit = replace(unit, hosted=replace(unit.hosted, writer=outputs.files[label].writer()))
+        if last in leaves and unit.hosted.writer is None:
+            unit = replace(unit, hosted=replace(unit.hosted, results_to_driver=True))
+        found.append(unit)
     return tuple(found)

@@ -18,10 +18,9 @@ if TYPE_CHECKING:
 
 
 def probe(pipeline: Pipeline, source: Any, items: int, *, wait: bool = True) -> RunSummary:
-    """Runs the first `items` of the source through every stage, in one worker each on this machine, and throws the
-    results away. What was measured is kept like that of any run, for `profiles_for` to find. What the stages do besides
-    they do for real."""
-    from dovetail.runtime.run import run  # late: it is heavy, and it may ask for profiles itself
+    """Runs the first `items` of the source through every stage, with one worker each on this machine, and discards the
+    results. Measurements are stored as for any run, where `load_profiles` finds them. Side effects of stages happen."""
+    from dovetail.runtime.run import run  # late: imports much, and may load profiles itself
 
     options = StreamOptions(hop_s=HOP_S, eager=True, follow_plan=True, replan=False)
     with TemporaryDirectory(prefix="dovetail-probe-") as folder:
@@ -36,20 +35,18 @@ def probe(pipeline: Pipeline, source: Any, items: int, *, wait: bool = True) -> 
             wait=wait,
             what="probe",
         )
-        told = running.wait()
-    if not told.read:
-        raise ConfigError(
-            Problem("DT372", "the source is empty: there is nothing to probe with", fixes=("--source FILE",))
-        )
-    untouched = [unit.name for unit in told.units if not unit.taken]
-    if told.status != "finished":
-        raise RunError(
-            Problem("DT373", f"the probe did not come to its end: it is {told.status}", fixes=("try again",))
-        )
+        summary = running.wait()
+    if not summary.read:
+        raise ConfigError(Problem("DT372", "cannot probe: the source is empty", fixes=("--source FILE",)))
+    untouched = [unit.name for unit in summary.units if not unit.taken]
+    if summary.status != "finished":
+        raise RunError(Problem("DT373", f"the probe did not finish: it is {summary.status}", fixes=("try again",)))
     if untouched:
-        message = f"no item reached {', '.join(untouched)}: those before drop all of the first {told.read}"
-        raise ConfigError(Problem("DT374", message, fixes=(f"--probe {20 * items}", "leave out --probe")))
-    return told
+        message = (
+            f"no item reached {', '.join(untouched)}: earlier stages dropped all of the first {summary.read} items"
+        )
+        raise ConfigError(Problem("DT374", message, fixes=(f"--probe {20 * items}", "remove --probe")))
+    return summary
 
 
 def _local_plan(pipeline: Pipeline) -> Plan:
@@ -57,13 +54,13 @@ def _local_plan(pipeline: Pipeline) -> Plan:
         return make_plan(pipeline, "auto")
     except InfeasibleError as error:
         evidence = tuple(line for problem in error.problems for line in (problem.message, *problem.evidence))
-        message = "the probe needs one worker of every stage on this machine, and they do not fit here"
-        fixes = ("leave out --probe: the plan itself starts nothing", "probe on a machine that has what they need")
+        message = "the probe needs one worker of every stage on this machine, and they do not fit"
+        fixes = ("remove --probe: a plan alone starts nothing", "probe on a machine with the required resources")
         raise InfeasibleError(Problem("DT370", message, evidence, fixes)) from None
 
 
 def _with_min_workers(plan: Plan) -> Plan:
-    """The same plan with as few workers as may be."""
+    """The same plan with the minimum number of workers."""
     units = tuple(replace(unit, workers=_min_workers(unit)) for unit in plan.units)
     seats = {stage: plan.seats[stage][: unit.workers * unit.shape.ranks] for unit in units for stage in unit.stages}
     return replace(plan, units=units, seats=seats)

@@ -1,6 +1,7 @@
 """Admission of a run to a shared Ray cluster: claim, plan within its share, and reserved placement groups.
 
-On a shared cluster all runs write into one book who may use how much; what a run then takes is given by Ray alone.
+All runs on a cluster write their claims to one store, which decides how much each may use. A run then reserves its
+resources with Ray placement groups.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from dovetail.claims.shared_plan import expand_plan, max_seats, min_seats, remai
 from dovetail.claims.store import ClaimRequest
 from dovetail.claims.wait import wait_for_claim
 from dovetail.engines.ray.claim_storage import DriverLiveness, KvClaimRows
-from dovetail.engines.ray.cluster_usage import read_cluster_usage as look_who
+from dovetail.engines.ray.cluster_usage import read_cluster_usage
 from dovetail.engines.ray.discovery import NoNodesError
 from dovetail.engines.ray.placement_groups import GroupState, Reservation, no_answer_error
 from dovetail.errors import Change, DovetailError, InfeasibleError, Problem
@@ -45,12 +46,12 @@ if TYPE_CHECKING:
     from dovetail.scheduling.plan import Plan
 
 GRANT_TIMEOUT_S = 3.0
-"""So long Ray may need to give what somebody has just given back."""
+"""Time that Ray may need to grant resources that were just released."""
 RETRY_INTERVAL_S = 1.0
-"""Between two attempts; what others hold is looked at anew."""
+"""Time between two attempts; usage is read again for each."""
 MESSAGE_INTERVAL_S = 10.0
 MAX_SHOWN_HOLDERS = 5
-UNDECIDED_TEXT = "Ray does not say whether it gives it: does one of the nodes hang?"
+UNDECIDED_TEXT = "Ray has not decided on the placement group; a node may be unresponsive"
 
 
 def admit_on_ray(
@@ -62,10 +63,10 @@ def admit_on_ray(
     looks: NodeDiscovery,
     share: float | None = None,
 ) -> Admission:
-    """Waits for a place, with a line that says who holds what; without `wait` that is an InfeasibleError.
+    """Waits for resources, and prints who holds them; without `wait` it raises an InfeasibleError.
 
-    `alone` is the plan for an empty cluster, `planned` makes one for what others leave. `share`: at most this part of
-    the cluster.
+    `alone` is the plan for an empty cluster; `planned` plans for what others leave free. `share` is the maximum
+    fraction of the cluster.
     """
     about = ClaimRequest(run, since=time.time())
     return _RayAdmission(about, *plan_within_share(alone, planned, share), planned, wait, looks, share).acquire()
@@ -74,7 +75,7 @@ def admit_on_ray(
 def plan_within_share(
     alone: Plan, planned: Callable[[Cluster], Plan] | None, share: float | None
 ) -> tuple[Plan, Amounts | None]:
-    """A plan for a share of every node, or for as much on fewer nodes."""
+    """A plan for a share of every node, or for the same amount on fewer nodes."""
     if share is None or share >= 1:
         return alone, None
     cluster = alone.cluster
@@ -85,20 +86,20 @@ def plan_within_share(
         rest = seats_from_amounts(subtract_amounts(cluster_capacity(cluster), cap))
         try:
             plan = _plan_beside_others(planned, alone, cluster, rest, f"share={share:g}")
-            if fits_within(sum_seats(min_seats(plan)), cap):  # a plan that was given is not made again
+            if fits_within(sum_seats(min_seats(plan)), cap):  # a plan that the user passed is not changed
                 return plan, cap
         except InfeasibleError as error:
             refused = refused or error
-    message = f"the run does not fit into its share of the cluster, {share:g}"
+    message = f"the run does not fit into a share of {share:g} of the cluster"
     evidence = tuple(problem.message for problem in refused.problems) if refused is not None else ()
-    fixes = ("a larger share, or none: --share 1", "ask for less per worker")
+    fixes = ("--share 1, or a larger share", "request less per worker")
     raise InfeasibleError(Problem("DT396", message, evidence, fixes)) from None
 
 
 def _plan_beside_others(
     planned: Callable[[Cluster], Plan] | None, alone: Plan, cluster: Cluster, reserved: Seats, why: str
 ) -> Plan:
-    """Without `planned` the controller sees to it that nobody sits where others do."""
+    """Without `planned`, the controller avoids the seats of others at run time."""
     if planned is None or not reserved:
         return alone
     return expand_plan(planned(remaining_cluster(cluster, reserved)), cluster, reserved, why)
@@ -114,12 +115,12 @@ class _RayAdmission:
     discovery: NodeDiscovery
     share: float | None
     _need: Seats = ()
-    """What it asks for if it found no room for the least of `alone`."""
+    """Requested seats, if there was no room for the minimum of `exclusive_plan`."""
     _last_line: str = ""
     _last_line_at: float = float("-inf")
 
     def acquire(self) -> Admission:
-        book = self._book()
+        book = self._claim_store()
         while True:
             if self._is_plan_outdated(book) and not self._replan_for(book.view.cluster):
                 self._pause_and_refresh(book)
@@ -150,7 +151,7 @@ class _RayAdmission:
         return changed or (wait is not None and not wait.will_fit and self._find_other_seats(wait))
 
     def _find_other_seats(self, wait: Wait) -> bool:
-        """Beside what the others cannot do without, if there is room; whether that is new."""
+        """Plans beside the minimum of the other runs; returns whether the request has changed."""
         cluster = self.exclusive_plan.cluster
         capacity = cluster_capacity(cluster)
         taken = add_amounts(subtract_amounts(capacity, self.cap or capacity), wait.foreign)
@@ -163,7 +164,7 @@ class _RayAdmission:
                 self.exclusive_plan,
                 cluster,
                 seats_from_amounts(min_amounts(taken, capacity)),
-                "others are here",
+                "other runs use this cluster",
             )
         except InfeasibleError:
             return False
@@ -171,7 +172,7 @@ class _RayAdmission:
         return self._need != before
 
     def _replan_for(self, cluster: Cluster) -> bool:
-        """For the cluster as it is now; False: it has no room for that, but may change again."""
+        """Plans for the cluster as it is now; False if it does not fit at present."""
         assert self.plan_for is not None
         try:
             self.exclusive_plan, self.cap = plan_within_share(self.plan_for(cluster), self.plan_for, self.share)
@@ -179,7 +180,7 @@ class _RayAdmission:
         except InfeasibleError as error:
             if not self.wait:
                 raise
-            self._print_throttled(f"waiting for nodes: the cluster has changed, and {error.problems[0].message}")
+            self._print_throttled(f"waiting for nodes: the cluster has changed: {error.problems[0].message}")
             return False
         return True
 
@@ -188,14 +189,14 @@ class _RayAdmission:
         book.refresh()
 
     def _reserve_within_grant(self, book: ClusterClaimStore, grant: Grant) -> Admission | None:
-        """A place in what the book grants; None, and nothing is kept, if Ray does not give it now."""
+        """Reserves resources within the grant; None, and no claim is held, if Ray does not grant them now."""
         try:
             plan, ids = (None if self._is_plan_outdated(book) else self._plan_within_grant(book, grant)), book.view.ids
             if plan is not None:
                 grant = _record_need(book, grant, plan)
-                holdings = self._reserve(plan, ids)
-                if holdings is not None:
-                    return Admission(plan, (book, grant), holdings)
+                reservation = self._reserve(plan, ids)
+                if reservation is not None:
+                    return Admission(plan, (book, grant), reservation)
         except BaseException:
             book.release(grant.owner.id)
             raise
@@ -203,13 +204,13 @@ class _RayAdmission:
         return None
 
     def _plan_within_grant(self, book: ClusterClaimStore, grant: Grant) -> Plan | None:
-        """None: what is left has no room for all stages as it lies, and others may move."""
+        """None if the free resources do not fit all stages at present."""
         cluster = book.view.cluster
         if cluster == self.exclusive_plan.cluster and not (grant.reserved and _is_shared(book, grant)):
-            return self.exclusive_plan  # what is reserved then is only what it does not ask for
+            return self.exclusive_plan  # the reserved part is outside its request
         try:
             return _plan_beside_others(
-                self.plan_for, self.exclusive_plan, cluster, grant.reserved, "others hold a part of this cluster"
+                self.plan_for, self.exclusive_plan, cluster, grant.reserved, "other runs hold a part of this cluster"
             )
         except InfeasibleError as error:
             if not self.wait:
@@ -220,12 +221,12 @@ class _RayAdmission:
     # --- Ray
 
     def _reserve(self, plan: Plan, ids: Mapping[str, str]) -> Reservation | None:
-        """What the plan cannot do without; None if others have it now, or if a node is just leaving."""
-        holdings = Reservation(self.about.name, ids)
+        """Reserves the minimum of the plan; None if others hold it now, or if a node is leaving."""
+        reservation = Reservation(self.about.name, ids)
         need = min_seats(plan)
-        state = holdings.try_acquire(need, GRANT_TIMEOUT_S)
+        state = reservation.try_acquire(need, GRANT_TIMEOUT_S)
         if state is GroupState.GRANTED:
-            return holdings
+            return reservation
         holders = self._holders()
         if state is GroupState.NEVER and not (self.wait and self._has_node_left(need)):
             raise _infeasible_error(need, holders)
@@ -233,21 +234,21 @@ class _RayAdmission:
             raise no_answer_error(UNDECIDED_TEXT) if state is GroupState.UNDECIDED else _busy_error(need, holders)
         reasons = (UNDECIDED_TEXT,) if state is GroupState.UNDECIDED else holders
         self._print_throttled(
-            f"waiting for Ray to give {_need_text(need)}: {'; '.join(reasons) or 'nobody says that he holds it'}"
+            f"waiting for Ray to grant {_need_text(need)}: {'; '.join(reasons) or 'no running job claims it'}"
         )
         return None
 
     def _has_node_left(self, need: Seats) -> bool:
-        """Whether one of its nodes is not there any more, and it can be planned for others."""
+        """Whether one of the requested nodes has left, and a new plan is possible."""
         present = self._refresh_view().ids
         return self.plan_for is not None and any(seat.node not in present for seat in need)
 
     def _holders(self, *, others: bool = False) -> tuple[str, ...]:
-        """One line each; `others`: only those who are none of us."""
+        """Holders of resources, one line each; `others`: only those that are not Dovetail runs."""
         try:
-            lines = look_who(self.discovery.latest).holder_lines(only_others=others)
+            lines = read_cluster_usage(self.discovery.latest).holder_lines(only_others=others)
         except DovetailError as error:
-            lines = [f"who holds it is not known: {error.problems[0].message}"]
+            lines = [f"holders are unknown: {error.problems[0].message}"]
         more = [f"and {len(lines) - MAX_SHOWN_HOLDERS} more"] if len(lines) > MAX_SHOWN_HOLDERS else []
         return (*lines[:MAX_SHOWN_HOLDERS], *more)
 
@@ -257,9 +258,9 @@ class _RayAdmission:
             self._last_line, self._last_line_at = line, now
             print_stderr(line)
 
-    # --- the book
+    # --- the claim store
 
-    def _book(self) -> ClusterClaimStore:
+    def _claim_store(self) -> ClusterClaimStore:
         drivers = DriverLiveness()
         job = drivers.current_job()
 
@@ -273,7 +274,7 @@ class _RayAdmission:
         )
 
     def _refresh_view(self) -> ClusterView:
-        with suppress(NoNodesError):  # till there are some again, it is as it was
+        with suppress(NoNodesError):  # keep the last view until there are nodes again
             self.discovery()
         return self._current_view()
 
@@ -282,24 +283,22 @@ class _RayAdmission:
         return ClusterView(seen.cluster, seen.ids, seen.foreign)
 
 
-def is_process_alive(driver_is_there: Callable[[str], bool | None], process: ProcessId) -> bool | None:
-    """Whether the process of a run is there; None: it is on another machine, and its driver may be all that is left of
-    it, so that its heartbeat must tell."""
+def is_process_alive(is_driver_alive: Callable[[str], bool | None], process: ProcessId) -> bool | None:
+    """Whether the process of a run is alive; None if it is on another machine, where only its heartbeat shows that."""
     space, _, job = process.space.rpartition("|")
-    if driver_is_there(job) is False:
+    if is_driver_alive(job) is False:
         return False
     return is_alive(process._replace(space=space)) if space == this_process().space else None
 
 
 def _is_shared(book: ClusterClaimStore, grant: Grant) -> bool:
-    """Whether anybody else has a part of the cluster: another run, or one of those who write no rows."""
+    """Whether another run, or a user other than Dovetail, holds a part of the cluster."""
     owners = book.owners()
     return any(owner.id != grant.owner.id for owner in owners) or bool(book.foreign_usage(owners))
 
 
 def _record_need(book: ClusterClaimStore, grant: Grant, plan: Plan) -> Grant:
-    """The same, with its least as it is planned now: Ray gives it just there, so that nobody else can ever sit there,
-    and whoever deals must know. A plan that was given may lie elsewhere."""
+    """The grant with the minimum seats of the current plan: Ray reserves exactly those, so the store must know them."""
     need = min_seats(plan)
     if not fits_within(sum_seats(need), grant.owner.limit):
         return grant
@@ -322,16 +321,16 @@ def _busy_error(need: Seats, holders: tuple[str, ...]) -> InfeasibleError:
     message = f"the run needs {_need_text(need)} to begin, but other programs on this cluster hold too much"
     fixes = (
         Change({"wait": True}, note="the run starts as soon as they are free"),
-        "dovetail cluster show --engine ray:auto says who sits where",
+        "dovetail cluster show --engine ray:auto shows the holders",
     )
     return InfeasibleError(Problem("DT120", message, holders, fixes))
 
 
 def _infeasible_error(need: Seats, holders: tuple[str, ...]) -> InfeasibleError:
-    message = f"Ray says that it can never give {_need_text(need)}"
+    message = f"Ray reports {_need_text(need)} as infeasible"
     asked = tuple(f"{node}: {amount} {what}" for (node, _, what), amount in sorted(sum_seats(need).items()))
     fixes = (
-        "start it again: a node may have left just now",
-        "dovetail cluster show --engine ray:auto says what is there",
+        "try again: a node may just have left",
+        "dovetail cluster show --engine ray:auto shows the nodes",
     )
     return InfeasibleError(Problem("DT395", message, (*asked[:MAX_SHOWN_HOLDERS], *holders), fixes))

@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 
 
 class NodeDiscovery:
-    """Called for a new look, by any thread."""
+    """Discovers the nodes of a Ray cluster under stable names. Thread: any."""
 
     def __init__(self, seen: DiscoveredCluster, look: Callable[..., DiscoveredCluster] = discover) -> None:
-        """`seen`: the first look; `look` is given the names and ids of all nodes that there ever were."""
+        """`seen`: the first result; `look` receives the names and ids of all nodes ever seen."""
         self.latest = seen
         self._known = dict(seen.ids)
         self._look = look
@@ -48,15 +48,15 @@ class NodeDiscovery:
 
 
 HOP_S = 0.003
-"""What a message to a worker costs, there and back, about."""
+"""Approximate round-trip time of a message to a worker."""
 MIN_MESSAGE_S, MAX_MESSAGE_ITEMS = 0.1, 4096
-"""Larger messages than on one machine: each costs more."""
+"""Larger messages than on one machine, because each costs more."""
 OBJECT_STORE_DIVISOR = 2
-"""Payloads on their way between nodes may fill one part in so many of Ray's object stores."""
+"""Payloads in transit may fill 1/N of Ray's object stores."""
 
 
 class RaySite:
-    """A Ray cluster: one of our own on this machine, or one that is there already."""
+    """A Ray cluster: a private one on this machine, or a running one."""
 
     def __init__(self, engine: str, share: float | None, env_from: tuple[str, ...]) -> None:
         self._variables = select_variables(os.environ, env_from)
@@ -68,8 +68,8 @@ class RaySite:
 
     def cluster(self, asked: Cluster | str) -> Cluster | str:
         if asked != "auto":
-            message = "on Ray the cluster is what Ray has; cluster= is for this machine and for simulations"
-            fixes = ('cluster="auto"', "share=0.5 (--share 0.5) uses at most half of it")
+            message = "cluster= cannot be used with Ray: the cluster is that of Ray"
+            fixes = ('cluster="auto"', "to use at most half of it: share=0.5 (--share 0.5)")
             raise ConfigError(Problem("DT402", message, fixes=fixes))
         return self._discovery.latest.cluster
 
@@ -84,7 +84,7 @@ class RaySite:
         if not earlier:
             plan.require_cluster(cluster)
             return plan, None
-        planned = partial(plan_on_cluster, plan)  # its nodes may be gone, and what it has spooled is for its units
+        planned = partial(plan_on_cluster, plan)  # its nodes may have left; spooled items belong to its units
         return planned(cluster), planned
 
     def admit(self, run: str, alone: Plan, planned: Callable[[Cluster], Plan] | None, *, wait: bool) -> Admission:
@@ -93,18 +93,18 @@ class RaySite:
         with AUTO_INIT.disabled():
             return admit_on_ray(run, alone, planned, wait=wait, looks=self._discovery, share=self._share)
 
-    def start_engine(self, place: Admission, needs: WorkerEnvironment) -> RunEngine:
+    def start_engine(self, admission: Admission, needs: WorkerEnvironment) -> RunEngine:
         from dovetail.engines.ray.agent_pool import RayRunContext
         from dovetail.engines.ray.engine import RayEngine
         from dovetail.engines.ray.shared_storage import write_marker
 
-        cluster = place.plan.cluster
+        cluster = admission.plan.cluster
         variables = {**self._variables, "RAY_ADDRESS": self.attached.address}
         local = tuple(path for path in needs.files if "://" not in path)
-        around = RayRunContext(
+        context = RayRunContext(
             run=needs.folder.name,
             nodes={node.name: node for node in cluster.nodes},
-            ids=dict(place.reservation.ids if place.reservation is not None else self._discovery.latest.ids),
+            ids=dict(admission.reservation.ids if admission.reservation is not None else self._discovery.latest.ids),
             home=DriverContext(tuple(map(str, sys.path)), _current_folder(), variables),
             token=write_marker(needs.folder),
             memory_bytes=min(node.memory_bytes for node in cluster.nodes) // PAYLOAD_MEMORY_DIVISOR,
@@ -112,14 +112,14 @@ class RaySite:
             source_paths=local,
             sink_folders=tuple((folder, write_marker(folder)) for folder in needs.writes),
             stores=dict(self._discovery.latest.object_store_bytes),
-            reservation=place.reservation,
+            reservation=admission.reservation,
             discover=self._discovery,
             environ=dict(os.environ),
         )
-        return RayEngine(needs.folder, around)
+        return RayEngine(needs.folder, context)
 
     def adjust_options(self, options: StreamOptions, *, given: bool) -> StreamOptions:
-        """A lost node takes payloads with it: results are delivered by whole epochs."""
+        """Payloads are lost with their node, so results are delivered by whole epochs."""
         found = replace(options, payloads_survive=False, eager=False)
         stores = sum(self._discovery.latest.object_store_bytes.values())
         if stores:

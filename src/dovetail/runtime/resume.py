@@ -24,15 +24,15 @@ if TYPE_CHECKING:
     from dovetail.streaming.settings import UnitSpec
 
 EMPTY_SEGMENT = Segment(0, 0)
-"""Of what was set aside only the number matters when a run goes on."""
+"""Stands for a failed item of an earlier attempt, of which only the number matters."""
 
 
 class AlreadyFinished(ConfigError):
-    """Of a run that has come to its end there is nothing to go on with."""
+    """The run is finished: there is nothing to resume."""
 
 
 class ResumedRun:
-    """A run that was begun before."""
+    """An earlier run that is resumed."""
 
     def __init__(self, what: str | Path) -> None:
         self.folder = find_run(str(what))
@@ -49,20 +49,20 @@ class ResumedRun:
         header = read_json_object(self.folder.header)
         run = self.folder.id
         if not self.commits.header:
-            message = f"run {run} cannot go on: its results went to whoever iterated over it, and are not kept"
-            fixes = ('run it again with a sink: sink="out.jsonl", or --sink out.jsonl',)
+            message = f"run {run} cannot be resumed: it had no sink, so its results were not stored"
+            fixes = ('start a new run with a sink: sink="out.jsonl", or --sink out.jsonl',)
             raise ConfigError(Problem("DT383", message, fixes=fixes))
         if self.commits.finished is not None:
-            if header.get("status") != "finished":  # its driver died in its last moment
+            if header.get("status") != "finished":  # the driver died just before the end
                 header |= {"status": "finished", "error": ""}
                 write_atomically(self.folder.header, json.dumps(header, indent=1, default=str) + "\n")
             self._remove_parts()
             left = ", ".join(self.commits.finished) or "nothing"
-            message = f"run {run} is finished already: {left}"
-            raise AlreadyFinished(Problem("DT384", message, fixes=("leave --resume out to run it again",)))
+            message = f"run {run} is already finished: {left}"
+            raise AlreadyFinished(Problem("DT384", message, fixes=("remove --resume to start a new run",)))
 
     def _remove_parts(self) -> None:
-        """Of a run that is finished nobody needs them; its driver may have died before it removed them."""
+        """Removes the part files of a finished run, whose driver may have died before it did."""
         from dovetail.data.sinks import SinkSpec, open_sink
 
         for label, about in (self.commits.header.get("sinks") or {}).items():
@@ -71,23 +71,20 @@ class ResumedRun:
                     SinkSpec(**about["spec"]), self.folder.id, self.folder.path / "parts" / (label or "all")
                 ).discard()
 
-    # --- is it still the same?
+    # --- checks that it is the same run
 
     def check_retry_of(self, retried: str | None) -> None:
-        """A run of what another one set aside goes on with just that."""
+        """A retry can only be resumed as a retry of the same run."""
         before, run = self.commits.header.get("again"), self.folder.id
         if before == retried:
             return
-        if before:
-            message = f"run {run} runs what run {before} set aside"
-            fixes = (f"dovetail run --resume {run_reference(self.folder.path)}",)
-        else:
-            message = f"run {run} does not run what another one set aside"
-            fixes = (f"dovetail run --resume {run_reference(self.folder.path)}",)
+        retries = f"retries the failed items of run {before}" if before else "does not retry another run"
+        message = f"run {run} {retries}"
+        fixes = (f"dovetail run --resume {run_reference(self.folder.path)}",)
         raise ConfigError(Problem("DT388", message, fixes=fixes))
 
     def check_source(self, now: dict[str, object], *, force: bool) -> list[str]:
-        """What changed since, as lines for people; without `force` that is an error."""
+        """Changes of the source since the first start, as messages; without `force` they are an error."""
         before = self.commits.header.get("source") or {}
         if not before and not now:
             return []
@@ -96,60 +93,60 @@ class ResumedRun:
         found = source_changes(before, now)
         if found and not force:
             run = self.folder.id
-            risk = "--force-resume goes on all the same: rows that moved are read twice or never"
-            evidence = (*found, f"{len(self.commits.entries)} epochs of it are done")
+            evidence = (*found, f"{len(self.commits.entries)} epochs are finished")
             fixes = (
-                "put the source back as it was",
-                f"dovetail run --resume {run_reference(self.folder.path)} --force-resume",
-                "run it anew",
+                "restore the source",
+                f"dovetail run --resume {run_reference(self.folder.path)} --force-resume"
+                "   # rows that moved are read twice or not at all",
+                "start a new run",
             )
-            raise ConfigError(Problem("DT386", f"the source of run {run} has changed since ({risk})", evidence, fixes))
+            raise ConfigError(Problem("DT386", f"the source of run {run} has changed", evidence, fixes))
         return found
 
     def check_sinks(self, sinks: dict[str, dict[str, Any]], functions: list[str]) -> None:
-        """What is written already was written for these: same paths, same settings, functions at the same leaves."""
+        """Raises unless paths, settings and functions of the sinks are those of the first start."""
         called = self.commits.header.get("functions") or []
         if called != functions:
-            evidence = (f"then a function for: {_leaves_text(called)}", f"now for: {_leaves_text(functions)}")
-            fixes = ("give the same sinks as at the beginning: sink=...",)
-            raise ConfigError(Problem("DT387", f"run {self.folder.id} began with another sink", evidence, fixes))
+            evidence = (f"functions at first start: {_leaves_text(called)}", f"now: {_leaves_text(functions)}")
+            fixes = ("pass the same sinks as at the first start: sink=...",)
+            raise ConfigError(Problem("DT387", f"run {self.folder.id} was started with another sink", evidence, fixes))
         before = {label: about["spec"] for label, about in (self.commits.header.get("sinks") or {}).items()}
-        now = json.loads(json.dumps(sinks))  # as it reads in the log
+        now = json.loads(json.dumps(sinks))  # as stored in the log
         if before != now:
-            evidence = (f"then: {_sinks_text(before)}", f"now: {_sinks_text(now)}")
-            fixes = ("name the same sink with the same settings, or run it anew without --resume",)
-            raise ConfigError(Problem("DT387", f"run {self.folder.id} began with another sink", evidence, fixes))
+            evidence = (f"at first start: {_sinks_text(before)}", f"now: {_sinks_text(now)}")
+            fixes = ("pass the same sink and settings, or start a new run without --resume",)
+            raise ConfigError(Problem("DT387", f"run {self.folder.id} was started with another sink", evidence, fixes))
 
     @property
     def units(self) -> list[tuple[str, int]]:
-        """With their waves, as whoever wrote to the commit log last had them."""
+        """Units and their waves, as last written to the commit log."""
         return [(str(name), int(wave)) for name, wave in self.commits.header.get("units") or ()]
 
-    def check_units(self, works: Sequence[UnitSpec]) -> bool:
-        """Whether what is done can be used by these units. Without a spool it does not matter who they are; a spool,
-        or what an earlier run set aside, was numbered for the units that the run had then."""
+    def check_units(self, units: Sequence[UnitSpec]) -> bool:
+        """Whether finished work can be used with these units. It can if nothing is spooled; spooled items, and failed
+        items that are retried, are numbered for the units of the first start."""
         entries = self.commits.entries.values()
         again = bool(entries) and self.commits.header.get("again")
         numbered = again or any(entry.spooled or entry.wave for entry in entries)
-        if not numbered or self.units == unit_waves(works):
+        if not numbered or self.units == unit_waves(units):
             return True
         then = sorted(stage for name, _ in self.units for stage in name.split("+"))
-        now = sorted(stage for work in works for stage in work.stages)
+        now = sorted(stage for unit in units for stage in unit.stages)
         if then != now:
-            evidence = (f"then: {', '.join(then)}", f"now: {', '.join(now)}")
-            message = f"run {self.folder.id} has spooled items for stages that the pipeline does not have now"
-            fixes = ("go on with the stages as they were: same names", "run it anew without --resume")
+            evidence = (f"at first start: {', '.join(then)}", f"now: {', '.join(now)}")
+            message = f"run {self.folder.id} has spooled items for stages that are no longer in the pipeline"
+            fixes = ("resume with the original stage names", "start a new run without --resume")
             raise ConfigError(Problem("DT389", message, evidence, fixes))
         return False
 
     def plan(self) -> Plan:
-        """The one that it had last."""
+        """The last plan of the run."""
         return Plan.from_json(self.folder.plan.read_text(encoding="utf-8"))
 
-    # --- what is done
+    # --- finished work
 
     def completed_deliveries(self, engine: RunEngine, outputs: RunOutputs) -> tuple[list[Deliver], list[int]]:
-        """What counts, and the numbers of the entries that do not: something of what they tell is gone."""
+        """Deliveries that are complete, and the numbers of log entries whose files are lost."""
         lost = [number for number, entry in self.commits.entries.items() if not entry.durable]
         for label, sink in outputs.files.items():
             numbers = [number for number, entry in self.commits.entries.items() for _ in entry.outputs.get(label, ())]
@@ -168,7 +165,7 @@ class ResumedRun:
         return delivers, sorted(gone)
 
     def _void_later_waves(self, lost: set[int], delivers: list[Deliver]) -> None:
-        """Of what is lost in one wave, later waves have to be done again too: their input is numbered anew."""
+        """A loss in one wave voids all later waves, because their input is numbered again."""
         waves = [self.commits.entries[number].wave for number in lost]
         later = [number for number, entry in self.commits.entries.items() if entry.wave > min(waves)]
         spools = any(entry.spooled for entry in self.commits.entries.values())
@@ -180,12 +177,12 @@ class ResumedRun:
         return {entry.first: entry.mark for entry in self.commits.entries.values() if entry.mark is not None}
 
 
-def unit_waves(works: Sequence[UnitSpec]) -> list[tuple[str, int]]:
-    return [(work.name, work.wave) for work in works]
+def unit_waves(units: Sequence[UnitSpec]) -> list[tuple[str, int]]:
+    return [(unit.name, unit.wave) for unit in units]
 
 
 def _restored_delivery(entry: CommitEntry, engine: RunEngine) -> Deliver | None:
-    """As it was; None: something of its spool is not there any more."""
+    """The delivery of a log entry; None if a part of its spool is lost."""
     spooled: dict[str, list[Segment]] = {}
     for unit, kept in entry.spooled.items():
         segments = [engine.from_spool_record(one) for one in kept]
@@ -199,7 +196,7 @@ def _restored_delivery(entry: CommitEntry, engine: RunEngine) -> Deliver | None:
 
 
 def _sinks_text(sinks: dict[str, dict[str, Any]]) -> str:
-    """Each with the settings that somebody has given."""
+    """Sinks with the settings that were given."""
     found = []
     for label, spec in sorted(sinks.items()):
         settings = [f"{key}={value!r}" for key, value in spec.items() if key not in ("path", "format") and value]

@@ -155,39 +155,44 @@ class Run(RunHandle):
     # --- results
 
     def __iter__(self) -> Iterator[Any]:
-        """Results as they come, each once, whoever iterates. Raises RunError at the end if the run failed. Ctrl-C once
-        drains, twice stops."""
+        """Yield results as they arrive; several iterators share them. Raises RunError at the end if the run failed.
+
+        Ctrl-C drains the run; a second Ctrl-C stops it.
+        """
         with self._interruptible():
             while True:
                 items = self._items
-                yield from items  # an iterator: whoever stops in the midst can go on later
+                yield from items  # an iterator, so that a stopped iteration can be continued
                 with self._fetching:
                     if self._items is not items:
-                        continue  # another one fetched more meanwhile
+                        continue  # another iterator fetched more
                     fetched = self._sink.next_batch()
                     if fetched is None:
                         break
                     self._items = iter(fetched)
         self._finish()
         if self._sink.dropped:
-            message = f"{self._sink.dropped} results were let go: wait() was called, and nobody read them"
+            message = f"{self._sink.dropped} results were discarded: wait() was called, and they were not read"
             raise RunError(Problem("DT339", message, fixes=("iterate over the run instead of run.wait()",)))
 
     def wait(self, timeout: float | None = None) -> RunSummary:
-        """Until the end, without reading the results: those that find no room meanwhile are let go. Raises RunError if
-        the run failed, and TimeoutError if it takes longer. Ctrl-C once drains, twice stops."""
+        """Wait for the end without reading results; results that exceed the buffer are discarded.
+
+        Raises RunError if the run failed, and TimeoutError after `timeout` seconds. Ctrl-C drains the run; a second
+        Ctrl-C stops it.
+        """
         self._sink.set_may_drop()
         with self._interruptible():
             if not self._over.wait(timeout):
                 self._sink.set_may_drop(False)
-                raise TimeoutError(f"the run is still going after {timeout} s")
+                raise TimeoutError(f"the run has not ended after {timeout} s")
         self._finish()
         return self.stats
 
     @contextmanager
     def _interruptible(self) -> Iterator[None]:
-        """While somebody iterates or waits in the main thread, Ctrl-C is ours, also in the body of their loop: unless
-        they have a handler of their own."""
+        """Handles Ctrl-C while the main thread iterates or waits, also in the loop body, unless the program has its own
+        handler."""
         before = signal.getsignal(signal.SIGINT)
         if current_thread() is not main_thread() or before is not signal.default_int_handler:
             yield
@@ -199,11 +204,11 @@ class Run(RunHandle):
             self._over.wait(EXIT_TIMEOUT_S)
             raise
         finally:
-            if signal.getsignal(signal.SIGINT) == self._on_interrupt:  # and not one that was set meanwhile
+            if signal.getsignal(signal.SIGINT) == self._on_interrupt:  # not replaced meanwhile
                 with suppress(ValueError):  # a generator may be finalised in any thread
                     signal.signal(signal.SIGINT, before)
 
-    # --- how it stands
+    # --- status
 
     @property
     def status(self) -> str:
@@ -212,7 +217,7 @@ class Run(RunHandle):
 
     @property
     def errors(self) -> list[ItemError]:
-        """The items that were set aside so far."""
+        """Failed items so far."""
         found = []
         for aside in list(self._sink.aside):
             item, key = None, aside.key
@@ -224,20 +229,20 @@ class Run(RunHandle):
 
     @property
     def files(self) -> list[str]:
-        """What it has left under its final name; empty until the end."""
+        """Output files; empty until the end."""
         return list(self._files)
 
     def __repr__(self) -> str:
-        return f"<Run {self.folder.name}: {'over' if self.done else 'running'}>"
+        return f"<Run {self.folder.name}: {'ended' if self.done else 'running'}>"
 
-    # --- ends
+    # --- end
 
     def drain(self, reason: str = "asked") -> None:
-        """Read nothing more, finish what is in hand."""
+        """Stop reading input, finish the work in flight, then end."""
         self._engine.post(Drain(reason))
 
     def cancel(self, reason: str = "asked") -> None:
-        """Stop now; what was not delivered is lost to this run."""
+        """Stop immediately; work in flight is discarded."""
         self._engine.post(CancelRun(reason))
 
     def __enter__(self) -> Self:
@@ -247,7 +252,7 @@ class Run(RunHandle):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if not self.done:
-            self.cancel("left" if error is None else f"left with {type(error).__name__}")
+            self.cancel("left its with block" if error is None else f"left with {type(error).__name__}")
             self._sink.set_may_drop()
         self._over.wait()
         if error is None:
@@ -262,18 +267,18 @@ class Run(RunHandle):
         self._sink.end()
 
     def _on_interrupt(self, *_: object) -> None:
-        """Ctrl-C: once drains, twice stops."""
+        """The first Ctrl-C drains, the second stops."""
         self._interrupts += 1
         if self._interrupts == 1 and not self.done:
-            with suppress(RuntimeError, OSError):  # the signal may have come while this thread was printing
-                print("\ndraining: what is in hand is finished; Ctrl-C again stops now", file=sys.stderr)  # noqa: T201
+            with suppress(RuntimeError, OSError):  # the signal may have interrupted a print
+                print("\ndraining: finishing the work in flight; Ctrl-C again stops immediately", file=sys.stderr)  # noqa: T201
             self.drain("Ctrl-C")
             return
         self.cancel("Ctrl-C twice")
         raise KeyboardInterrupt
 
     def _last_stats(self) -> RunSummary | None:
-        """None: its folder is gone, or cannot be read."""
+        """None if the run folder was removed or cannot be read."""
         with suppress(DovetailError, OSError):
             return self.stats
         return None
@@ -297,7 +302,7 @@ class Run(RunHandle):
             raise kind(problem)
         bad = self._sink.unreadable
         if bad:
-            message = f"{len(bad)} results came back and cannot be unpickled here: {bad[0]}"
+            message = f"{len(bad)} results cannot be unpickled in the driver: {bad[0]}"
             raise RunError(Problem("DT336", message, fixes=("return plain values, or objects of importable classes",)))
 
 
@@ -306,7 +311,7 @@ def _unusable_problem(error: SourceSinkError, folder: Path) -> Problem:
 
 
 def _fixes_with_resume(fix: str, folder: Path) -> tuple[str, ...]:
-    """What is said, and how to go on; who said it did not know where the run lies, nor who began it."""
+    """The fix, followed by how to resume; the fix was written without knowing the folder of the run."""
     hint = _resume_hint(folder)
     if hint:
         fix = fix.replace(f"dovetail run --resume {folder.name}", hint)
@@ -314,7 +319,7 @@ def _fixes_with_resume(fix: str, folder: Path) -> tuple[str, ...]:
 
 
 def _resume_hint(folder: Path) -> str:
-    """How to go on, if what it did is kept: as it was begun, by the command line or by a program."""
+    """How to resume the run, if it can be resumed: as it was started, by the command line or by a program."""
     from dovetail.observe.run_folder import (
         RunFolder,
         read_json_object,
@@ -328,29 +333,29 @@ def _resume_hint(folder: Path) -> str:
     if isinstance(more, dict) and "asked" in more:
         return f"dovetail run --resume {run_reference(folder)}"
     where = folder.name if run_reference(folder) == folder.name else str(folder)
-    return f'dt.run(..., resume="{where}"), all else as it was'
+    return f'dt.run(..., resume="{where}") with the same arguments'
 
 
-def _run_problem(error: str, detail: str, found: RunSummary | None, folder: Path) -> Problem:
-    told = re.match(r"(DT\d{3}) (.*)", error, re.DOTALL)
-    if told:  # nobody's item is to blame: a source that changed, a disk that is full
+def _run_problem(error: str, detail: str, summary: RunSummary | None, folder: Path) -> Problem:
+    coded = re.match(r"(DT\d{3}) (.*)", error, re.DOTALL)
+    if coded:  # not the fault of an item: a changed source, a full disk
         return Problem(
-            told[1], told[2], fixes=(detail,) if told[1] in NOT_STARTED_CODES else _fixes_with_resume(detail, folder)
+            coded[1], coded[2], fixes=(detail,) if coded[1] in NOT_STARTED_CODES else _fixes_with_resume(detail, folder)
         )
     lines = [line for line in detail.splitlines() if line.strip()][-MAX_TRACEBACK_LINES:]
     evidence = tuple(lines)
-    if found is not None:
-        evidence += (f"{found.finished} of {found.read} items read were finished; more is in {folder}",)
+    if summary is not None:
+        evidence += (f"{summary.finished} of {summary.read} items read were finished; details: {folder}",)
     from dovetail.observe.run_folder import run_reference  # late: most runs end well
 
-    fixes: tuple[str, ...] = (f"dovetail status {run_reference(folder)} shows the whole run",)
+    fixes: tuple[str, ...] = (f"dovetail status {run_reference(folder)}",)
     if "more than max_errors allows" in error:
-        fixes += ("max_errors=None, or a larger number; run.errors has what was set aside",)
+        fixes += ("max_errors=None, or a larger number; run.errors lists the failed items",)
     elif "in setup" not in error:
-        fixes += ('on_error="skip" sets items that fail aside',)
+        fixes += ('on_error="skip" records failed items and continues',)
     hint = _resume_hint(folder)
     if hint:
-        fixes += (f"mend it and go on: {hint}",)
+        fixes += (f"correct the error and resume: {hint}",)
     return Problem("DT330", error or "the run failed", evidence, fixes)
 
 

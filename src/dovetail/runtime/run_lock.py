@@ -18,7 +18,7 @@ _HELD_LOCKS: set[RunLock] = set()
 
 
 class RunLock:
-    """The folder of a run belongs to one driver at a time; to nobody, when that is gone."""
+    """An exclusive lock on a run folder. The kernel releases it when the driver ends."""
 
     def __init__(self, folder: RunFolder) -> None:
         self._fd = os.open(folder.path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -27,7 +27,7 @@ class RunLock:
         except OSError:
             os.close(self._fd)
             pid = read_json_object(folder.header).get("pid")
-            message = f"run {folder.id} is still going, in process {pid}"
+            message = f"run {folder.id} is still running in process {pid}"
             fixes = (f"dovetail drain {folder.id}", f"dovetail status {folder.id}")
             raise ConfigError(Problem("DT382", message, fixes=fixes)) from None
 
@@ -41,21 +41,21 @@ class RunLock:
 
 
 def check_owner(folder: RunFolder) -> None:
-    """What lies in the folder of a run is unpickled by who goes on with it: it must not be another user's."""
+    """Raises if another user could write to the folder: a resume unpickles its files."""
     found = folder.path.stat()
     if found.st_uid not in (os.getuid(), 0) or found.st_mode & stat.S_IWOTH:
-        message = f"the folder of run {folder.id} belongs to another user, or everybody may write there"
+        message = f"the folder of run {folder.id} belongs to another user, or is writable by everyone"
         fixes = (
-            "let its owner go on with it",
-            f"make it yours: chown -R $USER {folder.path}; chmod o-w {folder.path}",
+            "resume it as its owner",
+            f"take ownership: chown -R $USER {folder.path}; chmod o-w {folder.path}",
         )
         raise ConfigError(Problem("DT382", message, fixes=fixes, place=str(folder.path)))
 
 
 def _release_after_fork() -> None:
-    """What a driver forks does not hold its runs: it may live longer."""
-    for hold in list(_HELD_LOCKS):
-        hold.release()
+    """A forked child may live longer than the driver, so it must not hold its locks."""
+    for lock in list(_HELD_LOCKS):
+        lock.release()
 
 
 os.register_at_fork(after_in_child=_release_after_fork)

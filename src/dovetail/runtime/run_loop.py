@@ -23,20 +23,20 @@ def run_with_observers(
     recorder: Recorder,
     observers: Sequence[Observer],
     *,
-    keepers: Sequence[Observer] = (),
+    claim_observers: Sequence[Observer] = (),
     beat_s: float | None = None,
     last: Callable[[], None] | None = None,
 ) -> None:
-    """Observers that failed are told of. `keepers` are closed after the engine: others must not be told that a place is
-    free before it is."""
-    watching = [*observers, *map(_ClosedLater, keepers)]
+    """Warns about observers that fail. `claim_observers` are closed after the engine: a claim must not be released
+    while workers still use the resources."""
+    watching = [*observers, *map(_ClosedLater, claim_observers)]
     try:
         for observer, error in run_loop(controller, engine, data, watching, beat_s=beat_s, last=last):
-            warnings.warn(f"{type(observer).__name__} was dropped: {error}", RuntimeWarning, stacklevel=3)
+            warnings.warn(f"{type(observer).__name__} failed and was removed: {error}", RuntimeWarning, stacklevel=3)
     except BaseException as error:
         interrupted = isinstance(error, KeyboardInterrupt)
         why = str(error) if isinstance(error, SourceSinkError) else repr(error)
-        with suppress(OSError):  # the disk may be what is wrong: that is told by what is raised
+        with suppress(OSError):  # the disk may be the cause, which the raised error reports
             recorder.abort(
                 engine.now(), "interrupted" if interrupted else why, "cancelled" if interrupted else "failed"
             )
@@ -48,21 +48,21 @@ def run_with_observers(
             try:
                 engine.close()
             finally:
-                _close_observers(keepers, engine.now())
+                _close_observers(claim_observers, engine.now())
 
 
 class _ClosedLater:
-    """An observer that is closed later than the others."""
+    """An observer whose `close` is deferred."""
 
     def __init__(self, observer: Observer) -> None:
         self.on_step = observer.on_step
 
     def close(self, now: float) -> None:
-        """Not yet."""
+        """Deferred."""
 
 
 def _close_observers(observers: Sequence[Observer], now: float) -> None:
-    """Also those that were dropped, for their files; whatever they say to that."""
+    """Closes all observers, also dropped ones, and ignores their errors."""
     for observer in observers:
         with suppress(Exception):
             observer.close(now)

@@ -1,8 +1,7 @@
 """`RunSpec`: a pipeline file with the overrides of the command line, resolved to what `dt.run` takes.
 
 Paths in the file are relative to its folder; paths typed on the command line (`--source`, `--sink`, `--set`) are
-relative to the
-current folder. The driver and the workers can import modules beside the file.
+relative to the current folder. The driver and the workers can import modules beside the file.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ def stdin_rows() -> Iterator[Any]:
             yield json.loads(line)
         except (ValueError, RecursionError) as error:
             message = f"is not JSON: {error}: {short_repr(line.decode(errors='replace'))}"
-            fixes = ("one JSON value per line: jq -c . does that",)
+            fixes = ("one JSON value per line, as jq -c . prints",)
             raise ConfigError(Problem("DT363", message, fixes=fixes, place=f"stdin:{number}")) from None
 
 
@@ -52,16 +51,16 @@ STDIO = "-"
 
 @dataclass(frozen=True, slots=True)
 class RunSpec:
-    """A pipeline and what a file says besides. `source` and `sink` are as `dt.run` takes them, except for functions,
-    which are still named: see `opened`."""
+    """A pipeline and the other settings of its file. `source` and `sink` are as `dt.run` takes them, except for
+    functions, which are still names: `open_source_and_sink` imports them."""
 
     file: Path
     document: Document
     pipeline: Pipeline
     source: Any
-    """None: nobody said."""
+    """None: not specified."""
     sink: Any
-    """None: results are read by whoever runs it."""
+    """None: the caller reads the results."""
     mode: str = "auto"
     ordered: bool = False
     max_errors: int | float | str | None = None
@@ -102,8 +101,7 @@ def load_pipeline_spec(
     sink: str | None = None,
     typed_in: Path | None = None,
 ) -> RunSpec:
-    """The job of a file, with what the command line, typed in some folder, says instead; everything that is wrong with
-    it at once."""
+    """Loads a file with the overrides of a command that was typed in `typed_in`; reports all errors at once."""
     path = Path(file).absolute()
     document = read_document(file)
     own = replace(document, data=_with_absolute_paths(document.data, path.parent))
@@ -130,7 +128,7 @@ def _changes(
 ) -> list[Override]:
     found: list[Override] = []
     ends: list[Override] = []
-    """First, so that what is set applies to them."""
+    """Applied first, so that --set applies to them."""
     problems: list[Problem] = []
     for text in sets:
         try:
@@ -140,7 +138,7 @@ def _changes(
             problems += error.problems
     for key, path in (("source", source), ("sink", sink)):
         if path == "":
-            problems.append(Problem("DT360", f"--{key} names nothing", fixes=(f"--{key} data.jsonl",)))
+            problems.append(Problem("DT360", f"--{key} is empty", fixes=(f"--{key} data.jsonl",)))
         elif path is not None:
             value: Any = absolute_path(path, folder, pattern=key == "source")
             if path == STDIO:
@@ -155,7 +153,7 @@ def _changes(
 
 
 def _with_absolute_paths(data: Any, folder: Path) -> Any:
-    """The data of a file with its source and sink in this folder; what has no form stays, and is told later."""
+    """The data of a file with absolute paths of source and sink; malformed values are reported later."""
     if not isinstance(data, Mapping):
         return data
     return {
@@ -178,7 +176,7 @@ def _absolute_value(value: Any, folder: Path, pattern: bool) -> Any:
 
 
 def _absolute_set_value(change: Override, folder: Path) -> Any:
-    """The value of a --set: a path in it is relative to where it was typed."""
+    """The value of a --set with paths relative to the folder of the command."""
     path = change.path
     whole = len(path) == 1 or (len(path) == 3 and path[:2] == ("sink", "stages"))
     if path[0] in SOURCE_AND_SINK and (whole or path[-1] == "path"):
@@ -189,7 +187,7 @@ def _absolute_set_value(change: Override, folder: Path) -> Any:
 
 
 def absolute_path(text: str, folder: Path, *, pattern: bool) -> str:
-    """URLs stay as they are. The folder is no pattern, whatever its name; `pattern`: the rest may be one."""
+    """An absolute path; URLs are unchanged. With `pattern`, the text may be a glob, and the folder is escaped."""
     if "://" in text or not text:
         return text
     path = os.path.expanduser(text)  # noqa: PTH111 - a Path would lose a slash at the end
@@ -218,7 +216,7 @@ def _source_sink_errors(job: Mapping[str, Any], document: Document) -> Iterator[
 
 
 def _source_and_sinks(job: Mapping[str, Any]) -> Iterator[tuple[KeyPath, Any]]:
-    """The source, and each sink."""
+    """The source and each sink."""
     if "source" in job:
         yield ("source",), job["source"]
     sink = job.get("sink")
@@ -230,18 +228,18 @@ def _source_and_sinks(job: Mapping[str, Any]) -> Iterator[tuple[KeyPath, Any]]:
 
 
 def _paths_as_mapping(value: Any) -> Any:
-    """Several paths are a source of their own."""
+    """A list of paths as a source."""
     return {"path": value} if isinstance(value, list) else value
 
 
 def _problem_path(path: KeyPath, value: Any, problem: Problem) -> KeyPath:
-    """Which key a problem is about, if it names one first."""
+    """The key that a problem is about, if its message starts with one."""
     word = problem.message.split("=")[0].split(" ")[0].strip("'\"`:")
     return (*path, word) if isinstance(value, Mapping) and word in value else path
 
 
 def with_append(sink: Any) -> Any:
-    """The same sink, of which nothing is replaced; a function stays what it is."""
+    """The sink with exists: append; functions are unchanged."""
     if isinstance(sink, str):
         return {"path": sink, "exists": "append"}
     if isinstance(sink, Mapping):
@@ -255,21 +253,21 @@ def with_append(sink: Any) -> Any:
 
 
 def add_import_path(folder: Path) -> None:
-    """Modules in this folder come first, as beside a script."""
+    """Puts the folder first on sys.path, as for a script in it."""
     text = str(folder)
     if sys.path[:1] != [text]:
         sys.path.insert(0, text)
 
 
 def missing_modules(job: RunSpec) -> list[Problem]:
-    """Stages whose module is nowhere; found without importing anything, which may take long."""
+    """Stages whose module does not exist, found without the cost of importing it."""
     found = []
     for number, stage in enumerate(job.pipeline.stages):
         top = stage.run.partition(":")[0].partition(".")[0] if isinstance(stage.run, str) else ""
         if top and top not in sys.modules and not _module_exists(top):
-            message = f"stage {stage.name!r}: there is no module {top!r}"
-            evidence = (f"searched beside the file, in {job.file.parent}, and where Python looks",)
-            fixes = (f"write {top}.py beside {job.file.name}, or pip install what has it",)
+            message = f"stage {stage.name!r}: no module named {top!r}"
+            evidence = (f"searched in {job.file.parent} and on sys.path",)
+            fixes = (f"create {top}.py beside {job.file.name}, or install the package",)
             place = job.document.place(("stages", number, "run"))
             found.append(Problem("DT034", message, evidence, fixes, place))
     return found
@@ -283,7 +281,7 @@ def _module_exists(module: str) -> bool:
 
 
 def import_errors(job: RunSpec) -> list[Problem]:
-    """What goes wrong when the code of every stage is imported here."""
+    """Errors from importing the code of every stage."""
     problems = []
     for number, stage in enumerate(job.pipeline.stages):
         if isinstance(stage.run, str):
@@ -296,7 +294,7 @@ def import_errors(job: RunSpec) -> list[Problem]:
 
 
 def open_source_and_sink(job: RunSpec) -> tuple[Any, Any]:
-    """(source, sink) with the functions that the file names; a source's function is called."""
+    """(source, sink) with the functions that the file names; the function of a source is called."""
     problems: list[Problem] = []
     found: dict[KeyPath, Any] = {}
     for path, value in _source_and_sinks({"source": job.source, "sink": job.sink}):
@@ -325,7 +323,7 @@ def _load_function(path: KeyPath, value: Mapping[str, Any]) -> Any:
 
 
 def _import_target(run: str, called: str) -> Any:
-    """The function or class; whatever its module does when it is imported is a ConfigError."""
+    """The function or class; an exception while importing its module becomes a ConfigError."""
     from dovetail.engines.object_loader import import_object
 
     try:
@@ -341,10 +339,10 @@ def _import_target(run: str, called: str) -> Any:
 
 
 def _user_code_error(message: str, error: BaseException) -> ConfigError:
-    """With the last lines of the traceback: where in the user's code."""
+    """An error with the last lines of the traceback."""
     import traceback
 
     lines = [line.rstrip() for line in traceback.format_exception(error)]
     evidence = tuple(line for text in lines[-3:] for line in text.splitlines())
-    fixes = ("mend the line above; python -c with the same import shows the whole of it",)
+    fixes = ("correct the line above; for the full traceback, import the module with python -c",)
     return ConfigError(Problem("DT363", message, evidence, fixes))

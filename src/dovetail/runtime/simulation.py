@@ -39,16 +39,16 @@ DEFAULT_SETUP_S = 1.0
 DEFAULT_SPREAD = 0.3
 DEFAULT_DURATION_S = 60.0
 MAX_DEFAULT_ITEMS = 100_000
-"""At most, when nobody says how many."""
+"""Maximum of the default number of items."""
 MAX_ITEMS = 10**12
 MAX_SPREAD = 5.0
 GC_THRESHOLD_OBJECTS = 200_000
-"""Objects that come and stay between two looks of the garbage collector, instead of 700."""
+"""Allocations between two garbage collections, instead of 700."""
 
 
 @dataclass(frozen=True, slots=True)
 class Randomness:
-    """What is left to chance in a simulated run, and how much."""
+    """Random influences in a simulated run."""
 
     seed: int
     spread: float
@@ -79,7 +79,7 @@ class Simulation:
 
     @property
     def seconds(self) -> float:
-        """Virtual ones."""
+        """Virtual seconds."""
         return self.summary.seconds
 
     @property
@@ -88,7 +88,7 @@ class Simulation:
 
     @property
     def rate(self) -> float:
-        """Source items per second in the steady state; over the whole run, if it was too short for one."""
+        """Source items per second in the steady state, or over the whole run if it was too short."""
         steady = self.summary.steady_rate
         return self.summary.mean_rate if steady is None else steady
 
@@ -112,11 +112,11 @@ def simulate(
     progress: bool = False,
     what: str = "dt.simulate",
 ) -> Simulation:
-    """Runs the pipeline on a simulated cluster, in virtual time: the same controller as a real run, made-up workers.
+    """Simulate the pipeline on a cluster in virtual time, with the controller of a real run and simulated workers.
 
-    Workers are as fast as `rate=` says (as the plan assumed, where it does not), each call by chance: lognormal with
-    sigma `spread`. `items`: how many the source has; by default what the plan does in a minute. `world` describes
-    everything instead. A run folder is written; `record=True` adds the controller's exact input.
+    Workers process items at the `rate` of their stage (or the rate that the plan assumes); call times vary with a
+    lognormal distribution of sigma `spread`. `items` is the number of source items (default: one minute of work).
+    `world` replaces all of these settings. A run folder is written; `record=True` adds the input of the controller.
     """
     chances = Randomness(seed, spread, setup_s, deaths_per_hour, node_losses_per_hour)
     _check_numbers(chances, items)
@@ -152,7 +152,7 @@ def _about(plan: Plan, what: str, items: int, world: World) -> RunDescription:
 
 @contextmanager
 def _reduced_gc() -> Iterator[None]:
-    """The controller makes no cycles, but thousands of workers that the collector would look through again and again: a
+    """The controller creates no cycles, but thousands of workers, which the garbage collector would scan repeatedly: a
     quarter of the time of a large simulation."""
     before = gc.get_threshold()
     gc.set_threshold(GC_THRESHOLD_OBJECTS, *before[1:])
@@ -176,14 +176,14 @@ def _range_errors(name: str, value: object) -> list[Problem]:
     kind = int if whole else (int, float)
     limit = MAX_ITEMS if whole else MAX_SPREAD if name == "spread" else 1e9
     if isinstance(value, bool) or not isinstance(value, kind) or not math.isfinite(value) or not 0 <= value <= limit:
-        sort = "a whole number" if whole else "a number"
+        sort = "an integer" if whole else "a number"
         message = f"{name}={short_repr(value)} is not {sort} from 0 to {limit:g}"
         return [Problem("DT310", message, fixes=(f"{name}={'1000' if whole else '0'}",))]
     return []
 
 
 def _world(pipeline: Pipeline, plan: Plan, chances: Randomness) -> World:
-    """Workers that are exactly as fast as the plan expects, on average."""
+    """Workers whose mean rate is that of the plan."""
     behaviours = {}
     for unit in plan.units:
         returns = math.prod(stage.returns for stage in map(pipeline.stage, unit.stages) if stage.returns is not None)

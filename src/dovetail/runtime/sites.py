@@ -23,17 +23,17 @@ if TYPE_CHECKING:
     from dovetail.streaming.settings import StreamOptions
 
     PlanFactory = Callable[[Cluster], Plan]
-    """Makes a plan for what others leave."""
+    """Plans for the resources that others leave free."""
 
 HOP_S = 0.0002
-"""What a message to a process on this machine costs, about."""
+"""Approximate cost of a message to a process on this machine."""
 
 
 class RunEngine(Engine, PayloadStore, Protocol):
-    """An engine with all that a run wants of it."""
+    """The engine interface of runs."""
 
     keep_spool: bool
-    """Whether what lies in the spool is needed by who goes on with the run."""
+    """Whether the spool is kept for a later resume."""
 
     def prepare(self, hosted: Iterable[HostedObject]) -> None: ...
 
@@ -50,43 +50,43 @@ class RunEngine(Engine, PayloadStore, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class WorkerEnvironment:
-    """What a run wants of the place where its workers are."""
+    """What a run needs on the machines of its workers."""
 
     folder: Path
     pin_cpus: bool = False
     files: tuple[str, ...] = ()
-    """What workers read."""
+    """Files that workers read."""
     writes: tuple[str, ...] = ()
-    """Folders into which they write results."""
+    """Folders that workers write results to."""
 
 
 class Site(Protocol):
     engine: str
 
     def cluster(self, asked: Cluster | str) -> Cluster | str:
-        """What to plan for."""
+        """The cluster to plan for."""
         ...
 
     def check_pipeline(self, pipeline: Pipeline) -> None:
-        """ConfigError: it asks for something that cannot be had here."""
+        """Raises ConfigError if the pipeline needs something that the site does not support."""
         ...
 
     def adapt_plan(self, plan: Plan, *, earlier: bool) -> tuple[Plan, PlanFactory | None]:
-        """A plan that was not made just now, as it can run here, and how one is made for what others leave. `earlier`:
-        that of the run that goes on; else somebody has given it."""
+        """An existing plan adapted to the site, and a function that plans for what others leave free. `earlier`: the
+        plan of a resumed run; otherwise the user passed it."""
         ...
 
     def admit(self, run: str, alone: Plan, planned: PlanFactory | None, *, wait: bool) -> Admission: ...
 
-    def start_engine(self, place: Admission, needs: WorkerEnvironment) -> RunEngine: ...
+    def start_engine(self, admission: Admission, needs: WorkerEnvironment) -> RunEngine: ...
 
     def adjust_options(self, options: StreamOptions, *, given: bool) -> StreamOptions:
-        """As this place demands them; `given`: by the user."""
+        """The options with the values that the site requires; `given`: the user passed them."""
         ...
 
 
 class LocalSite:
-    """This machine."""
+    """Local processes on this machine."""
 
     engine = "local"
 
@@ -95,7 +95,7 @@ class LocalSite:
 
     def check_pipeline(self, pipeline: Pipeline) -> None: ...
 
-    def adapt_plan(self, plan: Plan, *, earlier: bool) -> tuple[Plan, PlanFactory | None]:  # noqa: ARG002 - the port's
+    def adapt_plan(self, plan: Plan, *, earlier: bool) -> tuple[Plan, PlanFactory | None]:  # noqa: ARG002 - part of the interface
         return plan, None
 
     def admit(self, run: str, alone: Plan, planned: PlanFactory | None, *, wait: bool) -> Admission:
@@ -103,10 +103,10 @@ class LocalSite:
 
         return admit(run, alone, planned, wait=wait)
 
-    def start_engine(self, place: Admission, needs: WorkerEnvironment) -> RunEngine:
+    def start_engine(self, admission: Admission, needs: WorkerEnvironment) -> RunEngine:
         from dovetail.engines.local.engine import LocalEngine
 
-        cluster = place.plan.cluster
+        cluster = admission.plan.cluster
         memory_bytes = sum(node.memory_bytes for node in cluster.nodes) // PAYLOAD_MEMORY_DIVISOR
         return LocalEngine(needs.folder, cluster, memory_bytes=memory_bytes, pin_cpus=needs.pin_cpus)
 
@@ -117,7 +117,7 @@ class LocalSite:
 
 
 def open_site(engine: str, *, share: float | None, env_from: tuple[str, ...]) -> Site:
-    """Ray is imported, and reached, only where it is asked for."""
+    """Imports and contacts Ray only for a Ray engine."""
     if not is_ray_engine(engine):
         return LocalSite()
     from dovetail.runtime.ray_site import RaySite

@@ -36,27 +36,28 @@ if TYPE_CHECKING:
     from dovetail.streaming.view import StreamView, UnitView
 
 SinkKinds = str | Mapping[str, str]
-"""Of what is written: one kind for all leaves, or leaf -> kind."""
+"""Kind of sink: one for all leaves, or leaf -> kind."""
 
 SAMPLE_INTERVAL_S = 0.1
 MIN_SATURATED_WORKER_S = 0.25
-"""Worker-seconds before what a saturated unit took in counts."""
+"""Minimum worker-seconds for a measurement of a saturated unit."""
 MIN_SATURATED_MESSAGES = 4.0
 MIN_BUSY_SHARE = 0.5
-"""A unit that waits for those after it looks saturated, too; it counts only if its slots were busy so much."""
+"""Minimum busy share of its slots for a unit to count as saturated: a unit that is blocked by later units also has a
+backlog."""
 MESSAGE_OVERHEAD_S = 0.0003
 MIN_MESSAGE_WORK_S = 0.004
-"""What a message costs around the user's code, about, and how much work is in the smallest."""
+"""Approximate cost of a message outside of user code, and the work in the smallest message."""
 
 
-# --- before
+# --- before a run
 
 
 def load_profiles(
     pipeline: Pipeline, cluster: Cluster, reads: str = "", writes: SinkKinds = "", wall: float | None = None
 ) -> dict[str, Profile]:
-    """Stage -> what was measured of it, for those stages of which something was. `reads` and `writes` are the kinds of
-    source and sink; what was measured with others is better than nothing."""
+    """Stage -> measurements of earlier runs, where there are any. `reads` and `writes` are the kinds of source and
+    sink; measurements with other kinds are used if there are no better ones."""
     now = time.time() if wall is None else wall
     models = _card_models(cluster)
     found = {}
@@ -68,7 +69,7 @@ def load_profiles(
 
 
 def source_sink_kinds(job: RunSpec) -> tuple[str, dict[str, str]]:
-    """What the source and the sinks of a file will be called, without opening them; "" is found by anybody."""
+    """Kinds of the source and the sinks of a file, without opening them; "" matches any kind."""
     leaves = job.pipeline.leaves()
     if isinstance(job.sink, Mapping) and "stages" in job.sink:
         given = job.sink["stages"]
@@ -77,7 +78,7 @@ def source_sink_kinds(job: RunSpec) -> tuple[str, dict[str, str]]:
 
 
 def _source_kind(source: Any) -> str:
-    """By the name of the first file; of a folder it is not known before somebody looks into it."""
+    """By the name of the first file; unknown for a folder."""
     if source is None:
         return ""
     if isinstance(source, Mapping) and "run" in source:
@@ -104,7 +105,7 @@ def _sink_kind(sink: Any) -> str:
 def _lookup_keys(
     pipeline: Pipeline, stage: Stage, models: Sequence[str], reads: str, writes: SinkKinds
 ) -> Iterator[ProfileKey]:
-    """The best first. On which card it will sit is not known yet: that of which there are most."""
+    """Keys, best first. The GPU model is not known before planning: the most frequent comes first."""
     code = code_hash(stage.run)
     for card in models if stage.shape.cards else ("",):
         exact = _key(pipeline, stage, code, card, reads, writes)
@@ -130,7 +131,7 @@ def _key(pipeline: Pipeline, stage: Stage, code: str, card: str, reads: str, wri
 
 
 def _card_models(cluster: Cluster) -> list[str]:
-    """Of its cards, the most frequent first."""
+    """GPU models of the cluster, the most frequent first."""
     counts = Counter(card.model for node in cluster.nodes for card in node.gpus)
     return [model for model, _ in counts.most_common()]
 
@@ -153,13 +154,13 @@ def _profile(measured: StageMeasurement, now: float) -> Profile:
     )
 
 
-# --- meanwhile and after
+# --- during and after a run
 
 
 def storage_keys(
     pipeline: Pipeline, plan: Plan, reads: str = "", writes: SinkKinds = ""
 ) -> dict[str, tuple[ProfileKey, ...]]:
-    """Stage -> under which keys this run's figures are kept: exactly, and for whoever reads or writes otherwise."""
+    """Stage -> keys for the measurements of this run: exact, and for any kind of source and sink."""
     nodes = {node.name: node for node in plan.cluster.nodes}
     found = {}
     for stage in pipeline.order:
@@ -173,28 +174,28 @@ def storage_keys(
 
 @dataclass(slots=True)
 class _SaturatedTime:
-    """A unit with so many workers, all of which always had more to do."""
+    """Time during which all workers of a unit had a backlog."""
 
     worker_s: float = 0.0
     busy_s: float = 0.0
 
 
 class ProfileObserver:
-    """An observer: looks a few times per second, and at the end keeps what it saw."""
+    """Observer that samples a few times per second and stores measurements at the end."""
 
     def __init__(
         self,
         view: Callable[[float], StreamView],
-        works: Sequence[UnitSpec],
+        units: Sequence[UnitSpec],
         keys: Mapping[str, Sequence[ProfileKey]],
         *,
         peaks: Callable[[], Mapping[str, int]] = dict,
         keep: Callable[[Mapping[ProfileKey, StageMeasurement]], str] = write_profiles,
         say: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """`keys` as `keys_of_run` gives them; `peaks`: unit -> the most memory that one of its workers had."""
+        """`keys` as from `storage_keys`; `peaks`: unit -> peak memory of one of its workers."""
         self._view = view
-        self._slots = {work.name: work.slots for work in works}
+        self._slots = {unit.name: unit.slots for unit in units}
         self._keys = keys
         self._peaks, self._store, self._say = peaks, keep, say
         self._due = 0.0
@@ -209,14 +210,14 @@ class ProfileObserver:
             self._sample(now)
 
     def close(self, now: float) -> None:
-        """Keeps it; once, whoever calls how often."""
+        """Stores the measurements once."""
         if self._closed:
             return
         self._closed = True
         view = self._view(now)
-        trouble = self._store(self.measured(view))
-        if trouble:
-            self._say(trouble)
+        warning = self._store(self.measured(view))
+        if warning:
+            self._say(warning)
 
     def _sample(self, now: float) -> None:
         view, passed = self._view(now), now - self._at
@@ -231,7 +232,7 @@ class ProfileObserver:
         self._at = now
 
     def measured(self, view: StreamView) -> dict[ProfileKey, StageMeasurement]:
-        """Per stage, for all its keys; of stages that did nothing, nothing."""
+        """Measurements of stages that did work, under all their keys."""
         peaks = self._peaks()
         found: dict[ProfileKey, StageMeasurement] = {}
         for unit in view.units:
@@ -252,7 +253,7 @@ class ProfileObserver:
         return found
 
     def _overhead_factor(self, unit: UnitView) -> float:
-        """Seconds of a worker's time per second in the user's code."""
+        """Worker seconds per second in user code."""
         slots = self._slots.get(unit.name, 1)
         longest = max(
             self._saturated.get(unit.name, {}).values(), key=lambda sums: sums.worker_s, default=_SaturatedTime()
@@ -265,7 +266,7 @@ class ProfileObserver:
 
 
 def _is_steady(before: UnitView, now: UnitView) -> bool:
-    """Whether all of its workers had work at both looks, and were the same."""
+    """Whether the workers were the same in both samples and all had a backlog."""
     if not (before.backlogged and now.backlogged and now.ready and before.ready == now.ready):
         return False
     return before.started_total == now.started_total and not (now.starting or now.draining or before.draining)
