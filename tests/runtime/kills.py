@@ -108,7 +108,7 @@ def die_at(moment):
     """Kills this process at an exact moment."""
     import signal
     from dovetail.data import commit_log, sinks
-    from dovetail.data.writers import naming
+    from dovetail.data.writers import destination
     name, _, number = moment.partition(":")
     left = [int(number or 1)]
 
@@ -150,10 +150,10 @@ def die_at(moment):
         "after-sync": (sinks.FileSink, "sync", False),
         "after-commit": (commit_log.CommitLog, "write", False),
         "before-finish": (sinks.FileSink, "finish", True),
-        "after-make": (sinks.FileSink, "_make", False),
+        "after-make": (sinks.FileSink, "_make_files", False),
         "after-finish": (sinks.FileSink, "finish", False),
         "before-discard": (sinks.FileSink, "discard", True),
-        "after-place": (naming, "place_files", False),
+        "after-place": (destination, "publish_files", False),
     }[name]
     around(owner, method, before)
 
