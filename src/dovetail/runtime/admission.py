@@ -59,7 +59,9 @@ class Admission:
             if not reservation.is_ray_lost:  # the run itself reports that
                 print_stderr(line)
 
-        return [ClaimUpdater(*self.granted, post, print_unless_lost, poll_s=RAY_POLL_S, extra_held=lambda: reservation.held)]
+        return [
+            ClaimUpdater(*self.granted, post, print_unless_lost, poll_s=RAY_POLL_S, extra_held=lambda: reservation.held)
+        ]
 
     def release(self) -> None:
         """Never raises: a claim ends with its process anyway."""
