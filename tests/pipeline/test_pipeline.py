@@ -153,8 +153,11 @@ def test_an_unknown_parent_is_an_error_that_names_the_one_that_was_meant() -> No
 
 def test_an_unknown_parent_like_no_other_gets_a_way_out() -> None:
     (first, second) = problems([step("read", "xxxx"), step("decode", "yyyy")])
-    assert first.fix_texts == ("after=[], for a source",)
-    assert second.fix_texts == ("leave after out: it then follows stage 1", "after=[], for a source")
+    assert first.fix_texts == ("after=[]  # for a source",)
+    assert second.fix_texts == (
+        "leave after out  # the stage then follows stage 1",
+        "after=[]  # for a source",
+    )
 
 
 def test_a_stage_after_itself_is_an_error() -> None:

@@ -151,9 +151,9 @@ def test_the_first_fix_works_when_it_is_pasted(field: str, value: Any) -> None:
     ((_, problem),) = stage_problems(stage(**{field: value}))
     fix = problem.fix_texts[0]
     if not fix.startswith(f"{field}="):
-        assert fix.startswith(("dt.Resources(", "give it a method: ", "after=[], for a source"))
+        assert fix.startswith(("dt.Resources(", "give it a method: ", "after=[]  # for a source"))
         return
-    text = fix.removeprefix(f"{field}=").removesuffix(", for a source")
+    text = fix.removeprefix(f"{field}=")
     assert stage_problems(stage(**{field: ast.literal_eval(text)})) == []
 
 

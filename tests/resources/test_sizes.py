@@ -145,7 +145,7 @@ def test_a_mistake_in_a_size_is_a_value_error_that_says_what_to_write(value: obj
 
 @pytest.mark.parametrize(
     ("value", "wrong"),
-    [("-2GB", "negative"), ("1500", "no unit"), (1500, "no unit"), ("x", "is not a size"), ("2000PB", "any machine")],
+    [("-2GB", "negative"), ("1500", "no unit"), (1500, "no unit"), ("x", "is not a size"), ("2000PB", "the limit")],
 )
 def test_the_message_names_the_value_and_what_is_wrong_with_it(value: object, wrong: str) -> None:
     said = said_by(value)

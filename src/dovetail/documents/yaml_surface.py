@@ -6,12 +6,13 @@ import json
 import math
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dovetail.errors import Expression, Surface
 
 if TYPE_CHECKING:
-    from dovetail.errors import Call
+    from dovetail.errors import Call, Problem
 
 _PLAIN_WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]*")
 _NUMBER_WITH_UNIT = re.compile(r"[0-9]+(\.[0-9]+)?[A-Za-z]{1,3}")
@@ -41,7 +42,21 @@ def yaml_literal(value: object) -> str:
 
 
 class YamlSurface(Surface):
-    """Fixes as lines of a YAML file: `gpus: 1`."""
+    """Fixes as lines of a YAML file: `gpus: 1`; `names` are the keys of settings that have another name there."""
+
+    def __init__(self, names: Mapping[str, str] | None = None) -> None:
+        self.names = names or {}
+
+    def name(self, setting: str) -> str:
+        return self.names.get(setting, setting)
+
+    def problem(self, problem: Problem) -> Problem:
+        """The same problem with its fixes, and the setting that it is about, as lines of the file."""
+        message = problem.message
+        if problem.subject is not None and problem.subject.kind == "setting":
+            setting = problem.subject.name
+            message = message.replace(f"{setting}=", f"{self.name(setting)}: ", 1)
+        return replace(problem, message=message, fixes=self.fixes(problem))
 
     def assignment(self, name: str, value: object) -> str:
         return f"{self.name(name)}: {self.literal(value)}"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import heapq
 from typing import TYPE_CHECKING
 
-from dovetail.errors import Problem, did_you_mean, short_repr
+from dovetail.errors import UNSET, Change, Problem, did_you_mean, short_repr
 from dovetail.pipeline.stage import Stage
-from dovetail.pipeline.stage_validation import NAME_LIMIT, check_name, quote_value, stage_problems
+from dovetail.pipeline.stage_validation import AFTER_NOTHING, NAME_LIMIT, check_name, quote_value, stage_problems
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,7 +25,7 @@ def pipeline_problems(stages: Sequence[object], name: object) -> list[Located]:
     mistake = check_name(name)
     if mistake:
         message = f"pipeline: name={short_repr(name)} {mistake[0]}"
-        found.append((("name",), Problem("DT034", message, fixes=(f"name={quote_value(mistake[1])}",))))
+        found.append((("name",), Problem("DT034", message, fixes=(Change({"name": mistake[1]}),))))
     if not stages:
         fixes = (f"write at least one: {PIPELINE_EXAMPLE}",)
         found.append((("stages",), Problem("DT030", "a pipeline without stages does nothing", fixes=fixes)))
@@ -103,7 +103,7 @@ def _duplicate_names(stages: Mapping[int, Stage]) -> Iterator[Located]:
         free = next(f"{base}_{n}" for n in range(2, len(stages) + 3) if f"{base}_{n}" not in names)
         names.add(free)
         message = f"stages {first[stage.name] + 1} and {number + 1} are both called {short_repr(stage.name)}"
-        yield ("stages", number, "name"), Problem("DT031", message, fixes=(f"name={quote_value(free)}",))
+        yield ("stages", number, "name"), Problem("DT031", message, fixes=(Change({"name": free}),))
 
 
 def _after(stages: Mapping[int, Stage], names: list[str]) -> Iterator[Located]:
@@ -134,11 +134,11 @@ def _names_in(stage: Stage) -> dict[int, str]:
     return {entry: name for entry, name in enumerate(after) if isinstance(name, str)}
 
 
-def _fixes(names: list[str], number: int) -> tuple[str, ...]:
+def _fixes(names: list[str], number: int) -> tuple[Change, ...]:
     if names:
-        return (f"after={quote_value(names)}",)
-    source = "after=[], for a source"
-    return (f"leave after out: it then follows stage {number}", f"{source}") if number else (source,)
+        return (Change({"after": names}),)
+    follow = Change({"after": UNSET}, note=f"the stage then follows stage {number}")
+    return (follow, AFTER_NOTHING) if number else (AFTER_NOTHING,)
 
 
 def _cycles(stages: Mapping[int, Stage]) -> Iterator[Located]:
@@ -162,7 +162,7 @@ def _cycles(stages: Mapping[int, Stage]) -> Iterator[Located]:
         rest = [name for name in given.values() if name != ring[-1]]
         message = f"the stages go round in a circle: {' -> '.join([*ring, head])}"
         evidence = (f"stage {short_repr(head)} has after={quote_value([*given.values()])}",)
-        problem = Problem("DT033", message, evidence=evidence, fixes=(f"after={quote_value(rest)}",))
+        problem = Problem("DT033", message, evidence=evidence, fixes=(Change({"after": rest}),))
         yield ("stages", number_of[head], "after", entry), problem
         edges = _among([name for name in edges if name not in ring], edges)
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from dovetail.documents.document import Document, KeyPath, dotted_path
 from dovetail.documents.parser import read_document
 from dovetail.documents.validation import missing_key_problem, unknown_key_problem
+from dovetail.documents.yaml_surface import YAML
 from dovetail.errors import ConfigError, Problem, ResourceError, short_repr
 from dovetail.pipeline.error_policy import RETRY_FILE_EXAMPLE, RETRY_KEYS, Retry, retry_from_data, retry_to_data
 from dovetail.pipeline.graph import pipeline_problems, reverse_edges, stage_edges
@@ -68,7 +69,7 @@ def parse_pipeline_data(data: object) -> ParsedPipelineFile:
 
 
 class _PipelineFileReader:
-    """Collects mistakes of form and of value, so that they are mended in one go."""
+    """Collects mistakes of form and of value, so that all of them can be fixed at once."""
 
     def __init__(self, document: Document) -> None:
         self.document = document
@@ -123,8 +124,8 @@ class _PipelineFileReader:
             return Resources(**known)
         except ResourceError as error:
             for problem in error.problems:
-                word = re.match(r"\w+", problem.message)
-                about = (word[0],) if word and word[0] in known else ()
+                setting = problem.subject.name if problem.subject is not None else ""
+                about = (setting,) if setting in known else ()
                 self._add((*path, *about), replace(problem, message=f"{called}: {problem.message}"))
             return Resources()
 
@@ -173,19 +174,8 @@ class _PipelineFileReader:
         return True
 
     def _add(self, path: KeyPath, problem: Problem) -> None:
-        fixes = tuple(_fix_as_yaml(str(fix)) for fix in problem.fixes)
-        if problem.code == "DT030":
-            fixes = (EXAMPLES["stages"],)
+        fixes = (EXAMPLES["stages"],) if problem.code == "DT030" else YAML.fixes(problem)
         self.problems.append(replace(problem, fixes=fixes, place=self.document.place(path)))
-
-
-def _fix_as_yaml(fix: str) -> str:
-    """The fix as a line of a file: `workers=(1, 4)` is `workers: [1, 4]` there, and what follows a pair is there
-    already."""
-    keys = "|".join({*FILE_KEYS, *STAGE_KEYS, *RESOURCE_KEYS})
-    first = re.split(rf", (?=(?:{keys})=)", fix)[0]
-    listed = re.sub(r"workers=\((\d+), (\d+)\)", r"workers=[\1, \2]", first)
-    return re.sub(rf"\b({keys})=(?=\S)", r"\1: ", listed)
 
 
 def pipeline_to_data(stages: Sequence[Stage], name: str) -> tuple[dict[str, Any], list[Problem]]:

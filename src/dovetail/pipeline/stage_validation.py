@@ -8,13 +8,14 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, TypeGuard
 
-from dovetail.errors import Problem, did_you_mean, short_repr
+from dovetail.errors import UNSET, Change, Problem, Subject, did_you_mean, short_repr
 from dovetail.pipeline.durations import parse_duration
 from dovetail.pipeline.error_policy import Retry
 from dovetail.pipeline.stage import Each
 from dovetail.resources.resources import RANKS_LIMIT, Resources
 
 if TYPE_CHECKING:
+    from dovetail.errors import Fix
     from dovetail.pipeline.stage import Stage
 
 NAME_LIMIT = 100
@@ -34,7 +35,8 @@ DURATIONS = ("timeout", "setup_timeout")
 FLAGS = {"fuse": True, "barrier": False}
 OPTIONAL = ("workers_per_node", "slots", "rate", "returns", *DURATIONS)
 ON_ERROR = ("fail", "skip")
-RUN_EXAMPLE = 'run="my_package.my_module:my_function"'
+RUN_EXAMPLE = Change({"run": "my_package.my_module:my_function"})
+AFTER_NOTHING = Change({"after": []}, note="for a source")
 
 
 def stage_problems(stage: Stage, called: str | None = None) -> list[tuple[str, Problem]]:
@@ -91,7 +93,7 @@ class _StageChecker:
             elif name in DURATIONS:
                 self._duration(name, value)
             elif not isinstance(value, bool):
-                self._add(name, f"{name}={short_repr(value)} is not True or False", f"{name}={FLAGS[name]}")
+                self._add(name, f"{name}={short_repr(value)} is not True or False", Change({name: FLAGS[name]}))
         self._on_error(self.stage.on_error)
         self._env(self.stage.env)
         self._runtime_env(self.stage.runtime_env)
@@ -99,13 +101,14 @@ class _StageChecker:
         self._recycle(self.stage.recycle)
         return self.found
 
-    def _add(self, field: str, message: str, *fixes: str) -> None:
-        self.found.append((field, Problem("DT034", f"{self.called}: {message}", fixes=fixes)))
+    def _add(self, field: str, message: str, *fixes: Fix) -> None:
+        subject = Subject("setting", field)
+        self.found.append((field, Problem("DT034", f"{self.called}: {message}", fixes=fixes, subject=subject)))
 
     def _name(self) -> None:
         mistake = check_name(self.stage.name)
         if mistake:
-            self._add("name", f"name={short_repr(self.stage.name)} {mistake[0]}", f"name={quote_value(mistake[1])}")
+            self._add("name", f"name={short_repr(self.stage.name)} {mistake[0]}", Change({"name": mistake[1]}))
 
     def _run(self, run: object) -> None:
         if isinstance(run, str):
@@ -131,28 +134,28 @@ class _StageChecker:
             low, high = (min(max(1, count), WORKERS_LIMIT) for count in sorted(workers))
             if workers != (low, high):
                 message = f"{written} is not (least, most) with 1 <= least <= most <= {WORKERS_LIMIT}"
-                self._add("workers", message, f"workers=({low}, {high})")
+                self._add("workers", message, Change({"workers": (low, high)}))
         elif _is_int(workers) or (isinstance(workers, str) and _number_in(workers) is not None):
             self._count("workers", workers, 1, WORKERS_LIMIT)
         elif not (isinstance(workers, str) and workers == "auto"):
             near = did_you_mean(workers, ["auto"]) if isinstance(workers, str) else ""
             message = f'{written} is not "auto", a whole number, or (least, most){near}'
-            self._add("workers", message, 'workers="auto"', "workers=4", "workers=(1, 4)")
+            self._add("workers", message, *(Change({"workers": count}) for count in ("auto", 4, (1, 4))))
         per_node = self.stage.workers_per_node
         if per_node is not None and not (isinstance(workers, str) and workers == "auto"):
             message = f"{written} together with workers_per_node={short_repr(per_node)}: only one can say how many"
-            self._add("workers", message, "leave workers out", "leave workers_per_node out")
+            self._add("workers", message, Change({"workers": UNSET}), Change({"workers_per_node": UNSET}))
 
     def _count(self, name: str, value: object, low: int, high: int) -> None:
         if not _is_int(value) or not low <= value <= high:
             message = f"{name}={short_repr(value)} is not a whole number from {low} to {high}"
-            self._add(name, message, f"{name}={int(_nearest(value, low, high))}")
+            self._add(name, message, Change({name: int(_nearest(value, low, high))}))
 
     def _number(self, name: str, value: object, low: float, high: float) -> None:
         if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
             message = f"{name}={short_repr(value)} is not a number from {low:g} to {high:g}"
             nearest = _nearest(value, low, high, otherwise=1)
-            self._add(name, message, f"{name}={nearest:.6g}", f"leave {name} out, and it is measured")
+            self._add(name, message, Change({name: _rounded(nearest)}), Change({name: UNSET}, note="it is measured"))
 
     def _duration(self, name: str, value: object) -> None:
         try:
@@ -160,21 +163,23 @@ class _StageChecker:
         except ValueError as error:
             number = _number_in(value) if isinstance(value, str) else None
             seconds = _nearest(number, 0.001, 86_400, otherwise=90)
-            self._add(name, f"{name}={short_repr(value)} {error}", f'{name}="{seconds:g}s"', f"leave {name} out")
+            self._add(
+                name, f"{name}={short_repr(value)} {error}", Change({name: f"{seconds:g}s"}), Change({name: UNSET})
+            )
 
     def _on_error(self, value: object) -> None:
         if isinstance(value, Retry):
             if self.stage.barrier is True:
                 message = "on_error=Retry(...) together with barrier=True: a barrier is retried as a whole"
-                self._add("on_error", message, 'on_error="fail", retries=3')
+                self._add("on_error", message, Change({"on_error": "fail", "retries": 3}))
         elif not isinstance(value, str) or value not in ON_ERROR:
             near = did_you_mean(value, ON_ERROR) if isinstance(value, str) else ""
             message = f'on_error={short_repr(value)} is not "fail", "skip" or Retry(...){near}'
             first, second = reversed(ON_ERROR) if "skip" in near else ON_ERROR
-            self._add("on_error", message, f'on_error="{first}"', f'on_error="{second}"')
+            self._add("on_error", message, Change({"on_error": first}), Change({"on_error": second}))
 
     def _env(self, env: object) -> None:
-        example = 'env={"OMP_NUM_THREADS": "1"}'
+        example = Change({"env": {"OMP_NUM_THREADS": "1"}})
         if env is None:
             return
         if not isinstance(env, Mapping):
@@ -185,20 +190,20 @@ class _StageChecker:
                 self._add("env", f"env: {short_repr(name)} is not the name of a variable", example)
             elif not isinstance(value, str) or "\0" in value:
                 writable = all(map(is_quotable, (*env, *env.values())))
-                fix = f"env={quote_value({key: str(text) for key, text in env.items()})}" if writable else example
+                fix = Change({"env": {key: str(text) for key, text in env.items()}}) if writable else example
                 self._add("env", f"env: {short_repr(name)} is {short_repr(value)}, not a text", fix)
 
     def _runtime_env(self, value: object) -> None:
         if value is not None and not (isinstance(value, Mapping) and all(isinstance(name, str) for name in value)):
             message = f"runtime_env={short_repr(value)} is not a mapping with texts for keys"
-            self._add("runtime_env", message, 'runtime_env={"pip": ["torch"]}')
+            self._add("runtime_env", message, Change({"runtime_env": {"pip": ["torch"]}}))
 
     def _after(self, after: object) -> None:
         if isinstance(after, str):
-            self._add("after", f"after={short_repr(after)} is not a list of names", f"after=[{quote_value(after)}]")
+            self._add("after", f"after={short_repr(after)} is not a list of names", Change({"after": [after]}))
         elif after is not None and not (isinstance(after, tuple) and all(isinstance(name, str) for name in after)):
             names = [name for name in after if isinstance(name, str)] if isinstance(after, tuple) else []
-            fixes = (f"after={quote_value(names)}",) if names else ("after=[], for a source", "leave after out")
+            fixes = (Change({"after": names}),) if names else (AFTER_NOTHING, Change({"after": UNSET}))
             self._add("after", f"after={short_repr(after)} is not a list of names", *fixes)
 
     def _recycle(self, value: object) -> None:
@@ -210,7 +215,7 @@ class _StageChecker:
             self._count("recycle", value, 1, RECYCLE_LIMIT)
         else:
             message = f'recycle={short_repr(value)} is not a whole number of batches, or an age such as "1h"'
-            self._add("recycle", message, "recycle=1000", 'recycle="1h"')
+            self._add("recycle", message, Change({"recycle": 1000}), Change({"recycle": "1h"}))
 
 
 def _is_int(value: object) -> TypeGuard[int]:
@@ -234,7 +239,13 @@ def _nearest(value: object, low: float, high: float, otherwise: float | None = N
     return min(number, high)
 
 
-def _similar_run(text: str) -> str:
+def _rounded(number: float) -> int | float:
+    """With at most six significant digits, which is enough for a suggestion."""
+    short = float(f"{number:.6g}")
+    return int(short) if short == int(short) else short
+
+
+def _similar_run(text: str) -> Change:
     module, _, name = text.strip().removesuffix("()").replace(".py:", ":").rpartition(":" if ":" in text else ".")
     near = f"{module.replace('/', '.')}:{name}"
-    return f"run={quote_value(near)}" if re.fullmatch(RUN_PATTERN, near) else RUN_EXAMPLE
+    return Change({"run": near}) if re.fullmatch(RUN_PATTERN, near) else RUN_EXAMPLE

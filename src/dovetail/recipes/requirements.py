@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from dovetail.documents.validation import unknown_key_problem
+from dovetail.documents.yaml_surface import YamlSurface
 from dovetail.errors import Problem, ResourceError, short_repr
 from dovetail.pipeline.pipeline_file import RESOURCE_KEYS
 from dovetail.pipeline.stage import Stage
@@ -31,7 +32,8 @@ AMOUNT_KEYS = ("num_cpus", "num_gpus", "memory")
 STAGE_SETTINGS = ("rate", "returns", "retries", "call_timeout", "setup_timeout", "env", "runtime_env")
 """Of a stage, as a pipeline file has them."""
 RECIPE_RESOURCE_NAMES = {"cpus": "num_cpus", "gpus": "num_gpus", "gpu_memory": "memory", "memory": "memory"}
-"""How a recipe says what Resources says."""
+"""Keys of a recipe for settings of Resources."""
+RESOURCE_SURFACE = YamlSurface(RECIPE_RESOURCE_NAMES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,24 +140,9 @@ def _resources(amounts: Mapping[str, Any], cuda: bool, tell: Callable[[str, Prob
         return Resources(cpus=cpus, gpus=gpus or 0, gpu_memory=memory)
     except ResourceError as error:
         for problem in error.problems:
-            about, translated = _translate_problem(problem)
-            tell(about, translated)
+            setting = problem.subject.name if problem.subject is not None else ""
+            tell(RECIPE_RESOURCE_NAMES.get(setting, "num_gpus"), RESOURCE_SURFACE.problem(problem))
         return Resources()
-
-
-def _translate_problem(problem: Problem) -> tuple[str, Problem]:
-    """A problem of Resources in the words of a recipe, and the key it is about."""
-    found = re.match(r"\w+", problem.message)
-    word = found[0] if found else ""
-
-    def said(text: str) -> str:
-        for ours, theirs in RECIPE_RESOURCE_NAMES.items():
-            text = re.sub(rf"\b{ours}=", f"{theirs}: ", text)
-            text = re.sub(rf"\b{ours}\b", theirs, text)
-        return text
-
-    translated = replace(problem, message=said(problem.message), fixes=tuple(said(str(fix)) for fix in problem.fixes))
-    return RECIPE_RESOURCE_NAMES.get(word, "num_gpus"), translated
 
 
 def _explicit_resources(given: Mapping[str, Any], tell: Callable[[str, Problem], None]) -> Resources | None:
@@ -222,13 +209,11 @@ def _settings(given: Mapping[str, Any], tell: Callable[[str, Problem], None]) ->
     """What a stage can have besides, checked as one is."""
     found = {STAGE_FIELDS.get(key, key): given[key] for key in STAGE_SETTINGS if given.get(key) is not None}
     recipe_keys = {field: key for key, field in STAGE_FIELDS.items()}
+    surface = YamlSurface(recipe_keys)
     for field_name, problem in stage_problems(Stage("operator", print, **found), "operator") if found else ():
         key = recipe_keys.get(field_name, field_name)
-        message, *fixes = (
-            re.sub(rf"\b{field_name}=", f"{key}: ", text)
-            for text in (problem.message.removeprefix("operator: "), *map(str, problem.fixes))
-        )
-        tell(key, replace(problem, message=message, fixes=tuple(fixes)))
+        shown = surface.problem(problem)
+        tell(key, replace(shown, message=shown.message.removeprefix("operator: ")))
         found.pop(field_name, None)
     return found
 

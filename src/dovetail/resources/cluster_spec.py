@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from dovetail.documents import Document, read_document, validate_document
 from dovetail.errors import ClusterError, ConfigError, Problem
-from dovetail.resources.sizes import parse_milli, parse_size
+from dovetail.resources.sizes import SizeError, parse_milli, parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -115,9 +115,8 @@ def check_count(value: object, what: str, limit: int, *, least: int = 0) -> int:
 def parse_memory(value: object, what: str = "memory") -> int:
     try:
         return parse_size(value)
-    except ValueError as error:
-        said, _, fix = str(error).partition(": write ")
-        raise SpecError(f"{what} {said}", f"write {fix}") from None
+    except SizeError as error:
+        raise SpecError(f"{what} {error.reason}", f"write {' or '.join(map(repr, error.examples))}") from None
 
 
 def parse_custom_amount(value: object, what: str) -> int:

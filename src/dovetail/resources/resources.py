@@ -8,13 +8,15 @@ from dataclasses import dataclass, field, replace
 from numbers import Real
 from typing import TYPE_CHECKING, TypeGuard
 
-from dovetail.errors import Problem, ResourceError, short_repr
+from dovetail.errors import UNSET, Change, Problem, ResourceError, Subject, short_repr
 from dovetail.resources.gpu_models import model_key
 from dovetail.resources.shape import Shape, ShapeKind
-from dovetail.resources.sizes import parse_milli, parse_size
+from dovetail.resources.sizes import SizeError, parse_milli, parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from dovetail.errors import Fix
 
 CPUS_LIMIT = 65_536
 GPUS_LIMIT = 1_024
@@ -61,7 +63,8 @@ class Resources:
                 Problem(
                     "DT008",
                     f"ranks={short_repr(ranks)} is not a whole number from 1 to {RANKS_LIMIT}",
-                    fixes=("ranks=1",),
+                    fixes=(Change({"ranks": 1}),),
+                    subject=Subject("setting", "ranks"),
                 )
             )
         kind = self._kind()
@@ -119,8 +122,13 @@ def _as_float(value: float) -> float:
         return math.inf if value > 0 else -math.inf
 
 
+def _parse_number(text: str) -> int | float:
+    number = float(text)
+    return int(number) if number == int(number) else number
+
+
 class _Checker:
-    """Collects everything that is wrong with a `Resources`, so that it is mended in one go."""
+    """Collects every problem of a `Resources`, so that all of them can be fixed at once."""
 
     def __init__(self, asked: Resources) -> None:
         self.asked = asked
@@ -128,12 +136,13 @@ class _Checker:
 
     def problems(self) -> list[Problem]:
         asked = self.asked
-        self._number("cpus", asked.cpus, CPUS_LIMIT, "cpus=1")
-        if self._number("gpus", asked.gpus, GPUS_LIMIT, "gpus=1"):
+        self._number("cpus", asked.cpus, CPUS_LIMIT)
+        if self._number("gpus", asked.gpus, GPUS_LIMIT):
             self._gpu_count(asked.gpus)
         entire: object = asked.entire_gpu
         if not isinstance(entire, bool):
-            self._add("DT001", f"entire_gpu={short_repr(entire)} is not True or False", "entire_gpu=True")
+            message = f"entire_gpu={short_repr(entire)} is not True or False"
+            self._add("DT001", "entire_gpu", message, Change({"entire_gpu": True}))
         self._size("memory", asked.memory, may_be_zero=True)
         self._size("gpu_memory", asked.gpu_memory, may_be_zero=False)
         self._codecs("nvdecs", asked.nvdecs)
@@ -145,25 +154,27 @@ class _Checker:
             self._something_is_asked()
         return self.found
 
-    def _add(self, code: str, message: str, *fixes: str) -> None:
-        self.found.append(Problem(code, message, fixes=fixes))
+    def _add(self, code: str, setting: str, message: str, *fixes: Fix) -> None:
+        self.found.append(Problem(code, message, fixes=fixes, subject=Subject("setting", setting)))
 
-    def _number(self, name: str, value: object, limit: float, example: str) -> bool:
+    def _number(self, name: str, value: object, limit: float) -> bool:
+        example = Change({name: 1})
         before = len(self.found)
         asked = f"{name}={short_repr(value)}"
         if not _is_number(value):
             quoted = isinstance(value, str) and self._would_do(name, value, limit)
-            self._add("DT001", f"{asked} is not a number", f"{name}={value}" if quoted else example)
+            fix = Change({name: _parse_number(value)}) if quoted and isinstance(value, str) else example
+            self._add("DT001", name, f"{asked} is not a number", fix)
             return False
         number = _as_float(value)
         if math.isnan(number) or (math.isinf(number) and isinstance(value, float)):
-            self._add("DT002", f"{asked} is not a finite number", example)
+            self._add("DT002", name, f"{asked} is not a finite number", example)
         elif number < 0:
-            self._add("DT003", f"{asked} is negative", example, f"leave {name} out")
+            self._add("DT003", name, f"{asked} is negative", example, Change({name: UNSET}))
         elif number > limit:
-            self._add("DT004", f"{asked} is more than one worker can have; the most is {limit}", example)
+            self._add("DT004", name, f"{asked} is more than one worker can have; the limit is {limit}", example)
         elif 0 < number < 0.001:
-            self._add("DT005", f"{asked} is below the smallest share, 0.001", f"{name}=0.001")
+            self._add("DT005", name, f"{asked} is below the smallest share, 0.001", Change({name: 0.001}))
         return len(self.found) == before
 
     @staticmethod
@@ -179,28 +190,30 @@ class _Checker:
     def _gpu_count(self, gpus: float) -> None:
         if self.asked.entire_gpu is True and 0 < gpus < 1:
             message = f"entire_gpu=True with gpus={gpus!r}: a fraction of a card is not the entire card"
-            self._add("DT006", message, "entire_gpu=True, and leave gpus out", f"gpus={gpus!r} without entire_gpu")
+            whole, share = Change({"entire_gpu": True, "gpus": UNSET}), Change({"gpus": gpus, "entire_gpu": UNSET})
+            self._add("DT006", "gpus", message, whole, share)
         elif gpus > 1 and gpus != int(gpus):
             lower, upper = math.floor(gpus), math.ceil(gpus)
             message = f"gpus={gpus!r}: above one card only whole cards can be asked for"
-            self._add("DT006", message, f"gpus={upper}", f"gpus={lower}, or a share of one card such as gpus=0.5")
+            changes = (Change({"gpus": upper}), Change({"gpus": lower}), Change({"gpus": 0.5}, note="half of one card"))
+            self._add("DT006", "gpus", message, *changes)
 
     def _size(self, name: str, value: object, *, may_be_zero: bool) -> None:
         if value is None:
             return
         try:
             size = parse_size(value)
-        except ValueError as error:
-            said, _, fix = str(error).partition(": write ")
-            how = fix.removeprefix("it ") if fix.startswith("it ") else f"as {fix}"
-            self._add("DT007", f"{name}={said}", f"write {name} {how}")
+        except SizeError as error:
+            self._add("DT007", name, f"{name}={error.reason}", *(Change({name: text}) for text in error.examples))
             return
         if not size and not may_be_zero:
-            self._add("DT007", f"{name}={short_repr(value)} is no memory at all", f'{name}="4GB"', f"leave {name} out")
+            message = f"{name}={short_repr(value)} is no memory at all"
+            self._add("DT007", name, message, Change({name: "4GB"}), Change({name: UNSET}))
 
     def _codecs(self, name: str, value: object) -> None:
-        if self._number(name, value, CODECS_LIMIT, f"{name}=1") and not _is_count(value):
-            self._add("DT006", f"{name}={short_repr(value)}: codecs cannot be shared, ask for whole ones", f"{name}=1")
+        if self._number(name, value, CODECS_LIMIT) and not _is_count(value):
+            message = f"{name}={short_repr(value)}: codecs cannot be shared, request whole ones"
+            self._add("DT006", name, message, Change({name: 1}))
 
     def _accelerator(self) -> None:
         value: object = self.asked.accelerator
@@ -208,10 +221,10 @@ class _Checker:
             return
         if not isinstance(value, str) or not all(part.strip() for part in value.split("|")):
             message = f"accelerator={short_repr(value)} is not the name of a card, or several with | between them"
-            self._add("DT001", message, 'accelerator="A100|H100"')
+            self._add("DT001", "accelerator", message, Change({"accelerator": "A100|H100"}))
         elif not self.found and not self._uses_cards():
             message = f"accelerator={value!r} without anything of a card"
-            self._add("DT009", message, f"gpus=1, accelerator={value!r}", "leave accelerator out")
+            self._add("DT009", "accelerator", message, Change({"gpus": 1}), Change({"accelerator": UNSET}))
 
     def _uses_cards(self) -> bool:
         asked = self.asked
@@ -219,37 +232,39 @@ class _Checker:
 
     def _labels(self) -> None:
         labels: object = self.asked.labels
-        example = 'labels={"pool": "gpu"}'
+        example = Change({"labels": {"pool": "gpu"}})
         if not isinstance(labels, Mapping):
-            self._add("DT001", f"labels={short_repr(labels)} is not a mapping of names to values", example)
+            self._add("DT001", "labels", f"labels={short_repr(labels)} is not a mapping of names to values", example)
             return
         for name, value in labels.items():
             alternatives = value.split("|") if isinstance(value, str) else [""]
             if not isinstance(name, str) or not name.strip() or not all(part.strip() for part in alternatives):
-                self._add("DT001", f"labels: {short_repr(name)}: {short_repr(value)} is not a name and a text", example)
+                message = f"labels: {short_repr(name)}: {short_repr(value)} is not a name and a text"
+                self._add("DT001", "labels", message, example)
 
     def _custom(self) -> None:
         custom: object = self.asked.custom
         if not isinstance(custom, Mapping):
-            self._add(
-                "DT001", f"custom={short_repr(custom)} is not a mapping of names to amounts", 'custom={"licence": 1}'
-            )
+            message = f"custom={short_repr(custom)} is not a mapping of names to amounts"
+            self._add("DT001", "custom", message, Change({"custom": {"licence": 1}}))
             return
         for name, amount in custom.items():
             if not isinstance(name, str) or not name.strip():
-                self._add("DT001", f"custom: {short_repr(name)} is not a name", 'custom={"licence": 1}')
+                message = f"custom: {short_repr(name)} is not a name"
+                self._add("DT001", "custom", message, Change({"custom": {"licence": 1}}))
             else:
                 self._custom_amount(name, amount)
 
     def _custom_amount(self, name: str, amount: object) -> None:
         before = len(self.found)
-        self._number(f"custom[{name!r}]", amount, CUSTOM_LIMIT, "")
+        self._number(f"custom[{name!r}]", amount, CUSTOM_LIMIT)
         for number in range(before, len(self.found)):
-            self.found[number] = replace(self.found[number], fixes=(f"custom={{{name!r}: 1}}",))
+            fixes = (Change({"custom": {name: 1}}),)
+            self.found[number] = replace(self.found[number], fixes=fixes, subject=Subject("setting", "custom"))
 
     def _something_is_asked(self) -> None:
         asked = self.asked
         has_memory = asked.memory is not None and parse_size(asked.memory) > 0
         if not (asked.cpus or has_memory or self._uses_cards() or any(asked.custom.values())):
             message = "a worker that needs nothing cannot be counted: everything asked for is zero"
-            self._add("DT009", message, "cpus=1, or a small share such as cpus=0.1")
+            self._add("DT009", "cpus", message, Change({"cpus": 1}), Change({"cpus": 0.1}, note="a small share"))

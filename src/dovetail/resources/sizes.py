@@ -11,42 +11,57 @@ from dovetail.errors import short_repr
 SIZE_LIMIT_BYTES = 1 << 60
 """1 EB: more than any machine has, so a larger number is a slip of the pen."""
 
+EXAMPLE_SIZES = ("4GB", "500MB", "64KiB")
+
 _UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
 _SIZE = re.compile(
     r"(?P<number>[-+]?(?:\d+(?:_\d+)*\.?\d*|\.\d+)(?:e[-+]?\d{1,3})?)\s*(?P<unit>[kmgtp]?)(?P<b>i?b)?", re.IGNORECASE
 )
 
 
+class SizeError(ValueError):
+    """A value is not a size: the reason, and sizes to write instead."""
+
+    def __init__(self, reason: str, examples: tuple[str, ...]) -> None:
+        self.reason = reason
+        self.examples = examples
+        *others, last = map(repr, examples)
+        super().__init__(f"{reason}: write {', '.join(others)}{' or ' if others else ''}{last}")
+
+    def __reduce__(self) -> tuple[type[SizeError], tuple[str, tuple[str, ...]]]:
+        return type(self), (self.reason, self.examples)
+
+
 def parse_size(value: object) -> int:
-    """Bytes of a size as people write it; a ValueError says what to write instead.
+    """Bytes of a size such as '4GB'; a SizeError names sizes to write instead.
 
     MB and MiB are both 1024-based: that is what users of '2GB' cards and GPU memory hints mean.
     """
     if not isinstance(value, str):
-        raise ValueError(f"{short_repr(value)} has no unit: write {_with_units(value)}")  # noqa: TRY004
+        raise SizeError(f"{short_repr(value)} has no unit", _with_units(value))
     text = value.strip()
     match = _SIZE.fullmatch(text)
     if match is None or len(text) > 100:
-        raise ValueError(f"{short_repr(value)} is not a size: write it like '1.5GB', '500MB' or '64KiB'")
+        raise SizeError(f"{short_repr(value)} is not a size", EXAMPLE_SIZES)
     if text.startswith("-"):
-        raise ValueError(f"{value!r} is negative: write a size of 0 or more, like '2GB'")
+        raise SizeError(f"{value!r} is negative", EXAMPLE_SIZES)
     if not match["unit"] and not match["b"]:
-        raise ValueError(f"{value!r} has no unit: write {_with_units(text)}")
+        raise SizeError(f"{value!r} has no unit", _with_units(text))
     size = Decimal(match["number"]) * 1024 ** _UNITS[match["unit"].lower()]
     if size > SIZE_LIMIT_BYTES:
-        raise ValueError(f"{value!r} is more than any machine has: write at most '1024PB'")
+        raise SizeError(f"{value!r} is more than the limit of 1024PB", ("1024PB",))
     return int(size.to_integral_value())
 
 
-def _with_units(value: object) -> str:
-    """The number with units, if that would be a size; else an example."""
+def _with_units(value: object) -> tuple[str, ...]:
+    """The number with units, if that would be a size; else examples."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < SIZE_LIMIT_BYTES
     number = str(value) if isinstance(value, str) or is_number else ""
     for unit in ("GB", "MB", "B"):
         match = _SIZE.fullmatch(f"{number}{unit}") if len(number) < 100 else None
         if match is None or number.startswith("-") or Decimal(match["number"]) * 1024**3 > SIZE_LIMIT_BYTES:
-            return "it with one, like '4GB', '500MB' or '64KiB'"
-    return f"'{number}GB', '{number}MB' or '{number}B'"
+            return EXAMPLE_SIZES
+    return tuple(f"{number}{unit}" for unit in ("GB", "MB", "B"))
 
 
 def format_exact_size(size_bytes: int) -> str:
