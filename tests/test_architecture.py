@@ -97,6 +97,15 @@ def test_the_table_of_error_codes_has_every_code_that_is_used_and_no_other() -> 
     assert sorted(used) == list(ERROR_CODES)
 
 
+def test_no_code_matches_a_regular_expression_against_a_problem() -> None:
+    """What a problem is about is `Problem.subject`; what to change is `Problem.fixes`, which a `Surface` renders."""
+    parsing = re.compile(
+        r"\b(?:re|\w*(?:PATTERN|REGEX)|_[A-Z_]+)\.(?:match|search|sub|fullmatch|findall)\([^\n]*\.(?:message|fixes)\b"
+    )
+    found = [path.name for path in SOURCE.rglob("*.py") if parsing.search(path.read_text())]
+    assert found == []
+
+
 def test_the_page_of_error_codes_is_the_generated_one() -> None:
     page = (ROOT / "docs" / "errors.md").read_text(encoding="utf-8")
     assert page == error_codes_page(), "python -m dovetail.error_codes > docs/errors.md"
