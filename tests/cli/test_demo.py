@@ -62,6 +62,8 @@ def test_the_demo_runs_documents_here_plans_a_cluster_and_explains_a_misfit(show
     for words in ("14 items/s", "bottleneck: caption", "2000 of 2000 items in", "error[DT112]"):
         assert words in shown.ran.stdout
     assert "\x1b" not in shown.ran.stdout + shown.ran.stderr
+    wide = [line for line in shown.ran.stdout.splitlines() if len(line) > 80 and str(shown.folder) not in line]
+    assert wide == []
     assert "\r" not in shown.ran.stdout + shown.ran.stderr
 
 

@@ -23,14 +23,14 @@ from dovetail.cli.output_file import file_error, write_file
 from dovetail.cli.plan import plan_run_spec
 from dovetail.observe.run_folder import run_reference
 from dovetail.observe.summary_text import headline_lines as run_headline
-from dovetail.observe.summary_text import rate_lines, result_lines
+from dovetail.observe.summary_text import rate_lines
 from dovetail.runtime import run_spec as jobs
 from dovetail.runtime.probe import probe
 from dovetail.scheduling.plan_report import headline_lines, unit_table
 from dovetail.scheduling.planner import DEFAULT_HEADROOM
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 PIPELINE_TEXT = """\
 # The pipeline of `dovetail demo`. Run it again:  dovetail run pipeline.yaml
@@ -104,6 +104,7 @@ EXAMPLE_CLUSTER = "1x(32cpu, 128GB, 2xL40S:48GB)"
 EXAMPLE_ITEMS = 2000
 CLUSTER_WITHOUT_ENCODERS = "1x(32cpu, 128GB, 2xH100)"
 PROBE_ITEMS = 200
+MAX_COLUMNS = 80
 MAX_TEXT_CHARS = 160
 """Shown of a document."""
 
@@ -174,18 +175,30 @@ def _run_documents(where: Path, documents: int) -> Path:
         _heading(f"Plan, after measuring every stage with {PROBE_ITEMS} documents")
     else:
         _heading("Plan")
-    click.echo("\n".join(_plan_lines(plan_run_spec(job, target_cluster("local", "auto"), None, DEFAULT_HEADROOM))))
+    _print_lines(_plan_lines(plan_run_spec(job, target_cluster("local", "auto"), None, DEFAULT_HEADROOM)))
     _heading("Run")
     run = dt.run(job.pipeline, job.source, sink=job.sink, progress=True, what="dovetail demo")
-    click.echo("\n".join(result_lines(run.wait())))
+    summary = run.wait()
+    _print_lines([*run_headline(summary), *rate_lines(summary)])
     _heading("A document, before and after")
-    for line in before_and_after(where):
-        click.echo(line)
+    _print_lines(before_and_after(where))
     return run.folder
 
 
 def _plan_lines(plan: dt.Plan) -> list[str]:
-    return [*headline_lines(plan), "", *unit_table(plan)]
+    """The plan of one node; the column of nodes is left out for terminals of 80 columns."""
+    table = unit_table(plan)
+    end = table[0].index("nodes")
+    return [*headline_lines(plan), "", *(line[:end].rstrip() if len(line) > end else line for line in table)]
+
+
+def _print_lines(lines: Iterable[str]) -> None:
+    """Prints lines, wrapped at 80 columns."""
+    for line in lines:
+        indent = " " * (len(line) - len(line.lstrip()) + 2)
+        click.echo(
+            "\n".join(textwrap.wrap(line, MAX_COLUMNS, subsequent_indent=indent)) if len(line) > MAX_COLUMNS else line
+        )
 
 
 def before_and_after(where: Path) -> Iterator[str]:
@@ -215,15 +228,15 @@ def _show_simulated_cluster() -> None:
     took_ms = (time.perf_counter() - started) * 1000
     _heading(f"A video pipeline on a hypothetical cluster, planned in {took_ms:.0f} ms")
     click.echo(f"cluster  {EXAMPLE_CLUSTER}")
-    click.echo("\n".join(_plan_lines(plan)))
+    _print_lines(_plan_lines(plan))
     click.echo()
     simulated = dt.simulate(pipeline, plan=plan, items=EXAMPLE_ITEMS, progress=True, what="dovetail demo")
-    click.echo("\n".join([*run_headline(simulated.summary), *rate_lines(simulated.summary)]))
+    _print_lines([*run_headline(simulated.summary), *rate_lines(simulated.summary)])
     _heading(f"The same pipeline does not fit on {CLUSTER_WITHOUT_ENCODERS}")
     try:
         dt.plan(pipeline, CLUSTER_WITHOUT_ENCODERS)
     except dt.InfeasibleError as error:
-        click.echo(str(error))
+        _print_lines(str(error).splitlines())
 
 
 def next_lines(where: Path, run: str) -> list[str]:
