@@ -8,15 +8,47 @@ from typing import TYPE_CHECKING, Protocol
 
 import dovetail as dt
 from dovetail.resources.fit import Fit
-from dovetail.scheduling.placement import SeatChoice, tightest
+from dovetail.scheduling.placement import SeatChoice
 
 if TYPE_CHECKING:
     from dovetail.resources.fit import CardAssignment
-    from dovetail.resources.free_resources import FreeResources
+    from dovetail.resources.free_resources import FreeCards, FreeResources
     from dovetail.scheduling.placement import Ranker, Score
 
 POLICIES = ("fgd", "best_fit", "dot_product", "packing", "clustering", "random")
 PODS_LIMIT_MILLI = 10**9
+
+
+class BestFit:
+    """The node that is left with the least CPU and GPU, and on it the tightest card."""
+
+    def __init__(self, cluster: dt.Cluster) -> None:
+        self.most_cpu_milli = max(node.usable_cpu_milli for node in cluster.nodes) or 1
+        self.most_gpu_milli = 1000 * max(len(node.gpus) for node in cluster.nodes) or 1
+
+    def ranker(self, shape: dt.Shape) -> Ranker:
+        return _LeftoverRanker(Fit(shape.rank), self.most_cpu_milli, self.most_gpu_milli)
+
+
+class _LeftoverRanker:
+    def __init__(self, fit: Fit, most_cpu_milli: int, most_gpu_milli: int) -> None:
+        self.fit = fit
+        self.most_cpu_milli = most_cpu_milli
+        self.most_gpu_milli = most_gpu_milli
+
+    def best(self, free: FreeResources) -> SeatChoice | None:
+        ways = self.fit.assignments(free)
+        if not ways:
+            return None
+        way = tightest(ways, free.cards)
+        cpu_left = (free.cpu_milli - self.fit.shape.cpu_milli) / self.most_cpu_milli
+        gpu_left = (free.cards.idle_milli - sum(share.milli for share in way)) / self.most_gpu_milli
+        return SeatChoice(int(100 * (1 - 0.5 * cpu_left - 0.5 * gpu_left)), way)
+
+
+def tightest(ways: tuple[CardAssignment, ...], cards: FreeCards) -> CardAssignment:
+    """The assignment whose cards have the least left; the first of several."""
+    return min(ways, key=lambda way: sum(cards.free[share.card].milli for share in way))
 
 
 class Rule(Protocol):
@@ -104,7 +136,7 @@ class Policy:
     def __init__(self, name: str, cluster: dt.Cluster, workload: dt.Workload, seed: int) -> None:
         scores: dict[str, Score] = {
             "fgd": dt.FragmentationScore(workload),
-            "best_fit": dt.BestFit(cluster),
+            "best_fit": BestFit(cluster),
             "dot_product": RuleScore(dot_product),
             "packing": RuleScore(packing),
             "clustering": RuleScore(clustering),

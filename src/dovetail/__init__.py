@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from dovetail.scheduling.demand import Profile
     from dovetail.scheduling.diagnose.feasibility import WorkerRequest, find_fit_problems
     from dovetail.scheduling.fragmentation import Workload
-    from dovetail.scheduling.placement import BestFit, FragmentationScore, Placer, Spread
+    from dovetail.scheduling.placement import FragmentationScore, Placer
     from dovetail.scheduling.plan import Plan
     from dovetail.scheduling.planner import plan
 
@@ -57,7 +57,6 @@ __version__ = "0.1.0"
 
 _MODULE_BY_NAME = {
     "BackfillResult": "backfill.result",
-    "BestFit": "scheduling.placement",
     "CardShare": "resources.seat",
     "Cluster": "resources.cluster",
     "ClusterError": "errors",
@@ -99,7 +98,6 @@ _MODULE_BY_NAME = {
     "SinkSpec": "data.sinks",
     "SlowDown": "engines.simulated.world",
     "SourceSpec": "data.sources",
-    "Spread": "scheduling.placement",
     "Stage": "pipeline.stage",
     "Table": "backfill.table",
     "TooManyRequests": "data.request_queue",
@@ -122,7 +120,6 @@ _MODULE_BY_NAME = {
 
 __all__ = [
     "BackfillResult",
-    "BestFit",
     "CardShare",
     "Cluster",
     "ClusterError",
@@ -164,7 +161,6 @@ __all__ = [
     "SinkSpec",
     "SlowDown",
     "SourceSpec",
-    "Spread",
     "Stage",
     "Table",
     "TooManyRequests",

@@ -60,6 +60,16 @@ def test_every_policy_is_measured_and_fragmentation_is_no_worse_than_chance(data
     assert results["fgd"]["alloc_130"] >= results["random"]["alloc_130"]
 
 
+def test_runs_that_come_and_go_fragment_less_by_fragmentation_than_by_best_fit(tmp_path: Path) -> None:
+    result = tmp_path / "result.json"
+    command = [sys.executable, str(BENCHMARKS / "come_and_go.py"), "--events", "120", "--seeds", "2"]
+    subprocess.run([*command, "--json", str(result)], check=True, capture_output=True)
+    results = json.loads(result.read_text())["results"]
+    assert set(results) == {"fgd", "packing_order", "best_fit"}
+    assert all(0 < measured["allocated"] <= 1 for measured in results.values())
+    assert results["fgd"]["fragmentation"] < results["best_fit"]["fragmentation"]
+
+
 def test_filling_a_cluster_one_by_one_uses_all_of_its_gpus(tmp_path: Path) -> None:
     result = tmp_path / "result.json"
     command = [sys.executable, str(BENCHMARKS / "placement_scale.py"), "--nodes", "4,16", "--json", str(result)]

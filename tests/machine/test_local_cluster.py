@@ -29,7 +29,7 @@ def test_mig_instances_are_cards_that_nobody_gets_who_asks_for_the_whole_model()
     library = ScriptedNvml(mig_a100("GPU-a", mig_instance("MIG-1"), mig_instance("MIG-2")))
     cluster = local(library)
     assert [gpu.uuid for gpu in cluster.nodes[0].gpus] == ["MIG-1", "MIG-2"]
-    placer = dt.Placer(dt.Ledger(cluster), dt.BestFit(cluster))
+    placer = dt.Placer(dt.Ledger(cluster), dt.FragmentationScore(dt.Workload()))
     assert placer.find(dt.Resources(gpus=1, accelerator="A100").shape()) is None
     assert len(placer.fill(dt.Resources(cpus=0.1, gpus=1).shape(), 9)) == 2
     assert dt.Cluster.parse(cluster.spec()).nodes[0].gpus == cluster.nodes[0].gpus

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 import dovetail as dt
 from dovetail.resources.ledger import Ledger
 from dovetail.scheduling.packing import NodeFiller, group_nodes
-from dovetail.scheduling.placement import BestFit, Placer
+from dovetail.scheduling.placement import Placer
 from dovetail.scheduling.replan.snapshot import Snapshot, UnitSnapshot, WorkerPhase, WorkerSnapshot
 from dovetail.scheduling.replan.steps import ReplanRules, replan
+from scheduling.leftover_scores import BestFit
 from scheduling.strategies import clusters, gangs, shapes
 
 if TYPE_CHECKING:

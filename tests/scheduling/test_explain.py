@@ -20,12 +20,13 @@ from dovetail.scheduling.diagnose.feasibility import (
     require_fit,
 )
 from dovetail.scheduling.diagnose.misfit import fits_on_some_node, misfit_reasons, smallest_fitting_node
+from scheduling.leftover_scores import BestFit, Spread
 from scheduling.strategies import clusters, expected, gangs, resources, shapes
 
 
 def ledger_of(spec: str, *taken: tuple[dt.Resources, int]) -> dt.Ledger:
     ledger = dt.Ledger(dt.Cluster.parse(spec))
-    spread = dt.Placer(ledger, dt.Spread(ledger.cluster))
+    spread = dt.Placer(ledger, Spread(ledger.cluster))
     for asked, count in taken:
         assert len(spread.fill(asked.shape(), count)) == count
     return ledger
@@ -164,7 +165,7 @@ def test_every_fix_works_when_pasted(
     cluster: dt.Cluster, asked: dt.Resources, others: list[tuple[dt.Shape, int]]
 ) -> None:
     ledger = dt.Ledger(cluster)
-    placer = dt.Placer(ledger, dt.Spread(cluster))
+    placer = dt.Placer(ledger, Spread(cluster))
     for shape, count in others:
         placer.fill(shape, count)
     problem = find_misfit(WorkerRequest("one", asked.shape()), ledger)
@@ -188,7 +189,7 @@ def test_counts_and_added_nodes_work_when_pasted(
     cluster: dt.Cluster, asked: dt.Resources, others: list[tuple[dt.Shape, int]], count: int
 ) -> None:
     ledger = dt.Ledger(cluster)
-    placer = dt.Placer(ledger, dt.Spread(cluster))
+    placer = dt.Placer(ledger, Spread(cluster))
     for shape, taken in others:
         placer.fill(shape, taken)
     problem = find_misfit(WorkerRequest("one", asked.shape(), count), ledger)
@@ -213,7 +214,7 @@ def test_the_largest_count_is_what_placement_reaches(
     cluster: dt.Cluster, shape: dt.Shape, others: list[tuple[dt.Shape, int]]
 ) -> None:
     ledger = dt.Ledger(cluster)
-    placer = dt.Placer(ledger, dt.BestFit(cluster))
+    placer = dt.Placer(ledger, BestFit(cluster))
     for other, count in others:
         placer.fill(other, count)
     if shape.cards > 1 and (shape.nvdecs or shape.nvencs):
@@ -227,7 +228,7 @@ def test_a_node_has_reasons_exactly_if_it_cannot_seat_the_worker(
     cluster: dt.Cluster, shape: dt.Shape, others: list[tuple[dt.Shape, int]]
 ) -> None:
     ledger = dt.Ledger(cluster)
-    placer = dt.Placer(ledger, dt.Spread(cluster))
+    placer = dt.Placer(ledger, Spread(cluster))
     for other, count in others:
         placer.fill(other, count)
     fit = Fit(shape)

@@ -18,8 +18,9 @@ from dovetail.resources.ledger import Ledger
 from dovetail.resources.resources import Resources
 from dovetail.resources.seat import CardShare, Seat
 from dovetail.scheduling.fragmentation import Workload
-from dovetail.scheduling.placement import BestFit, FragmentationScore, Placer, Score, Spread
+from dovetail.scheduling.placement import FragmentationScore, Placer, Score
 from scheduling import naive, strategies
+from scheduling.leftover_scores import BestFit, Spread
 
 if TYPE_CHECKING:
     from dovetail.resources.seat import Seats

@@ -10,7 +10,8 @@ from dovetail.resources.cluster import Cluster
 from dovetail.resources.ledger import Ledger
 from dovetail.resources.resources import Resources
 from dovetail.scheduling.fragmentation import Workload
-from dovetail.scheduling.placement import BestFit, FragmentationScore, Placer, Score, Spread
+from dovetail.scheduling.placement import FragmentationScore, Placer, Score
+from scheduling.leftover_scores import BestFit, Spread
 
 
 def scores_for(cluster: Cluster, asked: Resources) -> list[Score]:

@@ -28,18 +28,17 @@ from dovetail.resources.ledger import Ledger
 from dovetail.resources.resources import Resources
 from dovetail.resources.seat import CardShare, Seat
 from dovetail.scheduling import fragmentation as fragmentation_module
-from dovetail.scheduling import placement as scores_module
+from dovetail.scheduling import placement as placement_module
 from dovetail.scheduling.fragmentation import Fragmentation, Workload
 from dovetail.scheduling.placement import (
-    BestFit,
     FragmentationScore,
     Placer,
     Score,
-    Spread,
     _NodeHeap,
     choose_worker_to_stop,
 )
 from scheduling import naive, strategies
+from scheduling.leftover_scores import BestFit, Spread
 
 if TYPE_CHECKING:
     from dovetail.resources.seat import Seats
@@ -353,8 +352,8 @@ from dovetail.resources.cluster import Cluster
 from dovetail.resources.ledger import Ledger
 from dovetail.resources.resources import Resources
 from dovetail.scheduling.fragmentation import Fragmentation, Workload
-from dovetail.scheduling.placement import Placer, first_to_leave
-from dovetail.scheduling.placement import BestFit, FragmentationScore, Spread
+from dovetail.scheduling.placement import FragmentationScore, Placer, choose_worker_to_stop
+from scheduling.leftover_scores import BestFit, Spread
 
 cluster = Cluster.parse(
     "3x(32cpu, 128GB, 2xA100:40GB, licence=2, seat=1){pool=red, zone=a}"
@@ -383,7 +382,7 @@ for score in (FragmentationScore(workload), BestFit(cluster), Spread(cluster)):
                 workers.append(seats)
             story.append([seat.to_dict() for seat in seats or ()])
         if turn % 3 == 2:
-            leaving = first_to_leave(ledger, workers, Fragmentation(workload))
+            leaving = choose_worker_to_stop(ledger, workers, Fragmentation(workload))
             story.append(leaving)
             placer.give_back(workers.pop(leaving))
 print(json.dumps(story))
@@ -393,8 +392,9 @@ print(json.dumps(story))
 @pytest.mark.outside
 def test_two_processes_with_different_hash_seeds_seat_everybody_alike() -> None:
     told = []
+    paths = (str(Path(dovetail.__file__).parents[1]), str(Path(__file__).parents[1]))
     for seed in ("1", "4242"):
-        environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(Path(dovetail.__file__).parents[1])}
+        environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(paths)}
         command = [sys.executable, "-W", "error", "-c", SCRIPT]
         told.append(subprocess.run(command, env=environment, capture_output=True, check=True, timeout=120).stdout)
     assert told[0] == told[1]
@@ -411,7 +411,7 @@ def test_two_processes_with_different_hash_seeds_seat_everybody_alike() -> None:
     expected=strategies.expected(),
     shapes=st.lists(strategies.shapes(), min_size=1, max_size=4),
 )
-def test_the_first_to_leave_makes_the_most_gpu_usable_again(
+def test_the_worker_to_stop_makes_the_most_gpu_usable_again(
     data: st.DataObject, cluster: Cluster, expected: Expected, shapes: list[Shape]
 ) -> None:
     """Workers of one seat and gangs of several, on nodes that are full and nodes that are not."""
@@ -488,10 +488,10 @@ def test_leaving_a_shared_card_and_leaving_a_card_alone_are_not_mistaken_for_eac
 
 
 LIMITS = (
-    (fragmentation_module, "MEMO_LIMIT"),
-    (scores_module, "MEMO_LIMIT"),
-    (fit_module, "WAYS_LIMIT"),
-    (free_module, "EDGES_LIMIT"),
+    (fragmentation_module, "MAX_CACHED_STATES"),
+    (placement_module, "MAX_CACHED_CHOICES"),
+    (fit_module, "ASSIGNMENT_CACHE_LIMIT"),
+    (free_module, "TRANSITION_CACHE_LIMIT"),
 )
 
 

@@ -11,8 +11,9 @@ from dovetail.resources.cluster import Cluster
 from dovetail.resources.ledger import Ledger
 from dovetail.resources.resources import Resources
 from dovetail.scheduling.fragmentation import Workload
-from dovetail.scheduling.placement import FragmentationScore, Placer, Ranker, Score, Spread
+from dovetail.scheduling.placement import FragmentationScore, Placer, Ranker, Score
 from scheduling import naive
+from scheduling.leftover_scores import Spread
 
 if TYPE_CHECKING:
     from dovetail.resources.fit import Fit

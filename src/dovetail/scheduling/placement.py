@@ -1,12 +1,15 @@
-"""Placement of single workers and gangs on nodes by fragmentation score, and the choice of a worker to stop.
+"""Placement of workers on nodes by fragmentation gradient descent (FGD), one worker at a time.
 
-A score is asked once per shape for a ranker, which then tells, for any state of a node, the best way to sit there.
+A worker goes where the fragmentation of the cluster for the expected workload grows least; the worker that stops is
+the one whose removal lowers it most ("Beware of Fragmentation", ATC'23). Three callers share the score:
 
-Within a node when it fits, else on whole nodes: the fewest whose cards nobody computes on (for a gang without GPUs:
-where nobody sits at all), with the same number of ranks on each where that divides.
+- `Placer` places on a `Ledger`. Every shape has a heap of nodes, best first; a placement ranks again only the nodes
+  that changed, so its cost does not depend on the size of the cluster.
+- `GroupPlacer` places on groups of nodes in the same state, which is how a replan sees the cluster.
+- `choose_worker_to_stop` chooses among the workers of a `Ledger`.
 
-Work per placement does not grow with the cluster: for every shape the nodes stand in a heap, best first, and only
-nodes that changed since that shape was last asked for are ranked again.
+A gang is placed within one node if it fits, else on the fewest whole nodes: nodes without any GPU work (for a gang
+without GPUs: empty nodes), with the same number of ranks on each where that divides.
 """
 
 from __future__ import annotations
@@ -19,26 +22,31 @@ from dovetail.resources.fit import CardAssignment, Fit
 from dovetail.scheduling.fragmentation import Fragmentation, HostMasks, Workload
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
-    from dovetail.resources.cluster import Cluster
     from dovetail.resources.free_resources import FreeCards, FreeResources
     from dovetail.resources.ledger import Ledger
     from dovetail.resources.seat import Seats
     from dovetail.resources.shape import Shape
 
 MAX_CACHED_CHOICES = 200_000
+_NODE_BITS = 24
+_NODE_MASK = (1 << _NODE_BITS) - 1
+_CPU_BITS = 32
+_CPU_MASK = (1 << _CPU_BITS) - 1
+_MAX_SCORE = 1 << 24
+_DOES_NOT_FIT = -1
 
 
 class SeatChoice(NamedTuple):
-    """The best way to sit on a node, and how good that is."""
+    """The best card assignment on a node, and its score."""
 
     score: int
     way: CardAssignment
 
 
 class Ranker(Protocol):
-    """For one shape: the best way to sit on a node in this state; None if it does not fit there."""
+    """For one shape: the best card assignment on a node in a given state; None if the shape does not fit."""
 
     fit: Fit
 
@@ -46,21 +54,26 @@ class Ranker(Protocol):
 
 
 class Score(Protocol):
-    """What placement maximises."""
+    """The measure that placement maximises."""
 
     def ranker(self, shape: Shape) -> Ranker: ...
 
 
 class FragmentationScore:
-    """Fragmentation gradient descent: the seat that costs the expected work the least usable GPU.
+    """Fragmentation gradient descent: the seat that costs the expected workload the least usable GPU.
 
-    The score is deliberately coarse, 0 to 100: near-equal nodes tie, and ties go to the first node, which packs. An
-    exact gradient allocates 1.2 to 1.4 points less on the published trace (docs/decisions/002).
+    The score is deliberately coarse, 0 to 100: near-equal nodes tie, and ties go to the first node,
+    which packs. An exact gradient allocates 1.2 to 1.4 points less on the published trace (docs/decisions/002).
     """
 
     def __init__(self, workload: Workload) -> None:
         self.fragmentation = Fragmentation(workload)
         self._on_cards: dict[Shape, _ChoicesOnCards] = {}
+
+    def change(self, nodes: Iterable[tuple[FreeResources, FreeResources]]) -> int:
+        """The score of a change of nodes (before, after): 50 if fragmentation stays the same, more if it falls."""
+        of = self.fragmentation.of_free
+        return _quantised_score(sum(of(before) - of(after) for before, after in nodes), self.fragmentation.weight)
 
     def ranker(self, shape: Shape) -> Ranker:
         on_cards = self._on_cards.setdefault(shape.on_cards, _ChoicesOnCards(Fit(shape.on_cards), self.fragmentation))
@@ -118,58 +131,17 @@ class _ChoicesOnCards(dict[tuple["FreeCards", int, int], "SeatChoice | None"]):
         return best
 
 
+def tightness(free: FreeResources) -> int:
+    """The order of groups of nodes with the same score, lowest first: by idle GPU, then by idle CPUs."""
+    return free.cards.idle_milli << _CPU_BITS | min(free.cpu_milli, _CPU_MASK)
+
+
 def _quantised_score(gain: int, weight: int) -> int:
     """0 to 100; 50 when nothing is gained or lost."""
     if not weight:
         return 50
     gain_gpus = max(-700.0, min(700.0, gain / (1000 * weight)))
     return int(100 / (1 + math.exp(-gain_gpus)))
-
-
-class BestFit:
-    """The node that is left with the least CPU and GPU, and on it the tightest card."""
-
-    def __init__(self, cluster: Cluster) -> None:
-        self.most_cpu_milli = max(node.usable_cpu_milli for node in cluster.nodes) or 1
-        self.most_gpu_milli = 1000 * max(len(node.gpus) for node in cluster.nodes) or 1
-
-    def ranker(self, shape: Shape) -> Ranker:
-        return _LeftoverRanker(Fit(shape.rank), self.most_cpu_milli, self.most_gpu_milli, tightest=True)
-
-
-class Spread(BestFit):
-    """The opposite: the node with the most left, and on it the emptiest card. Takes turns; packs nothing."""
-
-    def ranker(self, shape: Shape) -> Ranker:
-        return _LeftoverRanker(Fit(shape.rank), self.most_cpu_milli, self.most_gpu_milli, tightest=False)
-
-
-class _LeftoverRanker:
-    __slots__ = ("fit", "most_cpu_milli", "most_gpu_milli", "tightest")
-
-    def __init__(self, fit: Fit, most_cpu_milli: int, most_gpu_milli: int, *, tightest: bool) -> None:
-        self.fit = fit
-        self.most_cpu_milli = most_cpu_milli
-        self.most_gpu_milli = most_gpu_milli
-        self.tightest = tightest
-
-    def best(self, free: FreeResources) -> SeatChoice | None:
-        ways = self.fit.assignments(free)
-        if not ways:
-            return None
-        way = tightest(ways, free.cards) if self.tightest else tightest(ways, free.cards, reverse=True)
-        cpu_left = (free.cpu_milli - self.fit.shape.cpu_milli) / self.most_cpu_milli
-        gpu_left = (free.cards.idle_milli - sum(share.milli for share in way)) / self.most_gpu_milli
-        left = 0.5 * cpu_left + 0.5 * gpu_left
-        return SeatChoice(int(100 * (1 - left)) if self.tightest else int(100 * left), way)
-
-
-def tightest(ways: tuple[CardAssignment, ...], cards: FreeCards, *, reverse: bool = False) -> CardAssignment:
-    """The way whose cards have the least left (or the most), the first of several."""
-    if len(ways) == 1:
-        return ways[0]
-    idle = [sum(cards.free[share.card].milli for share in way) for way in ways]
-    return ways[idle.index(max(idle) if reverse else min(idle))]
 
 
 class GangRanker:
@@ -192,6 +164,18 @@ class GangRanker:
     def split_by_rank(self, together: CardAssignment) -> list[CardAssignment]:
         cards = self.fit.shape.cards
         return [together[rank * cards : (rank + 1) * cards] for rank in range(self.ranks)]
+
+
+def worker_ranker(score: Score, shape: Shape) -> Ranker:
+    """The ranker for whole workers of a shape: of a gang for all its ranks."""
+    ranker = score.ranker(shape)
+    return GangRanker(ranker, shape.ranks) if shape.ranks > 1 else ranker
+
+
+def seats_for_choice(ranker: Ranker, node: str, choice: SeatChoice) -> Seats:
+    """The seats of one worker on a node, one per rank."""
+    ways = ranker.split_by_rank(choice.way) if isinstance(ranker, GangRanker) else [choice.way]
+    return tuple(ranker.fit.seat(node, way) for way in ways)
 
 
 def _choices_for_ranks(rank: Ranker, free: FreeResources, most: int) -> Iterator[SeatChoice]:
@@ -247,12 +231,6 @@ def deal_ranks(ranks: int, whole: list[tuple[int, int]]) -> list[tuple[int, int]
     return [(position, each) for position, _ in chosen] if not rest and each <= smallest else chosen
 
 
-_NODE_BITS = 24
-_NODE_MASK = (1 << _NODE_BITS) - 1
-_MAX_SCORE = 1 << 24
-_DOES_NOT_FIT = -1
-
-
 class Placer:
     """Seats workers on a ledger by one score. Same ledger, same score, same calls: same seats."""
 
@@ -295,18 +273,16 @@ class Placer:
     def _ranking(self, shape: Shape) -> _NodeHeap:
         ranking = self._rankings.get(shape)
         if ranking is None:
-            ranker = self.score.ranker(shape)
-            ranking = _NodeHeap(self.ledger, GangRanker(ranker, shape.ranks) if shape.ranks > 1 else ranker)
-            self._rankings[shape] = ranking
+            ranking = self._rankings[shape] = _NodeHeap(self.ledger, worker_ranker(self.score, shape))
         ranking.refresh()
         return ranking
 
 
 class _NodeHeap:
-    """The nodes in the order in which one shape wants them.
+    """The nodes in the order of preference of one shape.
 
-    An entry is one integer, (how far from the top score, position of the node), so that a heap of them sorts by score
-    and then by node order. Entries that no longer hold stay in the heap until they come up.
+    An entry is one integer, (distance from the top score, position of the node), so a heap of entries sorts by score
+    and then by position. Outdated entries stay in the heap until they are popped.
     """
 
     __slots__ = ("_choices", "_entries", "_era", "_heap", "_ledger", "_seen", "ranker")
@@ -334,7 +310,7 @@ class _NodeHeap:
             if choice is None:
                 entries[position] = _DOES_NOT_FIT
                 continue
-            entry = (_MAX_SCORE - choice[0]) << _NODE_BITS | position
+            entry = _heap_entry(choice, position)
             if entries[position] != entry:
                 entries[position] = entry
                 heappush(heap, entry)
@@ -356,10 +332,7 @@ class _NodeHeap:
     def _seats(self, position: int) -> Seats:
         choice, ranker = self._choices[position], self.ranker
         assert choice is not None, (ranker.fit.shape, position)
-        node = self._ledger.cluster.nodes[position].name
-        if isinstance(ranker, GangRanker):
-            return tuple(ranker.fit.seat(node, way) for way in ranker.split_by_rank(choice.way))
-        return (ranker.fit.seat(node, choice.way),)
+        return seats_for_choice(ranker, self._ledger.cluster.nodes[position].name, choice)
 
     def _rank_all(self) -> None:
         known: dict[FreeResources, SeatChoice | None] = {}
@@ -369,19 +342,83 @@ class _NodeHeap:
                 known[free] = self.ranker.best(free)
             choice = known[free]
             self._choices.append(choice)
-            self._entries.append(
-                _DOES_NOT_FIT if choice is None else (_MAX_SCORE - choice.score) << _NODE_BITS | position
-            )
+            self._entries.append(_DOES_NOT_FIT if choice is None else _heap_entry(choice, position))
         self._heap = [entry for entry in self._entries if entry != _DOES_NOT_FIT]
         heapify(self._heap)
         self._seen = len(self._ledger.changes)
         self._era = self._ledger.era
 
 
+def _heap_entry(choice: SeatChoice, position: int) -> int:
+    return (_MAX_SCORE - choice[0]) << _NODE_BITS | position
+
+
+class PlacementRun:
+    """Workers of one shape on one node, placed one at a time for as long as the score is not below the first one.
+
+    If the node had the best score of all nodes at the start, it still has it for each worker of the run, so nodes in
+    the same state can be filled with whole runs at once.
+    """
+
+    __slots__ = ("_free", "_ranker", "score", "tie", "workers")
+
+    def __init__(self, ranker: Ranker, free: FreeResources, first: SeatChoice) -> None:
+        self.score = first.score
+        self.tie = tightness(free)
+        self.workers: list[Seats] = []
+        """Seats of each worker, without the name of the node."""
+        self._ranker = ranker
+        self._free: FreeResources | None = free
+        self._append(first)
+
+    def extend(self, most: int) -> int:
+        """Extend the run to at most `most` workers; return how many of them it has."""
+        while self._free is not None and len(self.workers) < most:
+            choice = self._ranker.best(self._free)
+            if choice is None or choice.score < self.score:
+                self._free = None
+            else:
+                self._append(choice)
+        return min(len(self.workers), most)
+
+    def _append(self, choice: SeatChoice) -> None:
+        seats = seats_for_choice(self._ranker, "", choice)
+        for seat in seats:
+            assert self._free is not None
+            self._free = self._free.taken(seat)
+        self.workers.append(seats)
+
+
+class GroupPlacer:
+    """Placement of workers of one shape on groups of nodes in the same state; every state is scored once."""
+
+    __slots__ = ("_runs", "ranker", "score")
+
+    def __init__(self, score: FragmentationScore, shape: Shape) -> None:
+        self.score = score
+        self.ranker = worker_ranker(score, shape)
+        self._runs: dict[FreeResources, PlacementRun | None] = {}
+
+    def run(self, free: FreeResources) -> PlacementRun | None:
+        """The run of workers that starts in this state; None if no worker fits."""
+        if free not in self._runs:
+            first = self.ranker.best(free)
+            self._runs[free] = None if first is None else PlacementRun(self.ranker, free, first)
+        return self._runs[free]
+
+    def free_after_one(self, free: FreeResources) -> FreeResources | None:
+        """The state after one more worker; None if it does not fit."""
+        run = self.run(free)
+        then: FreeResources | None = free if run is not None else None
+        for seat in run.workers[0] if run is not None else ():
+            then = then.taken(seat) if then is not None else None
+        return then
+
+
 def choose_worker_to_stop(ledger: Ledger, workers: Sequence[Seats], fragmentation: Fragmentation) -> int:
-    """Which of these workers to stop: the one whose leaving makes the most GPU usable again; of several the one on the
-    last node, because placement fills the first, and there the last in the list."""
-    assert workers, "nobody is there to leave"
+    """The number of the worker to stop: the one whose removal lowers fragmentation most. Ties go to the last node,
+    because placement fills the first, and there to the last worker in the list."""
+    assert workers, "no workers to choose from"
     known: dict[object, int] = {}
     best: tuple[int, int, int] | None = None
     for number, seats in enumerate(workers):

@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING
 
 from dovetail.resources.shape import ShapeKind
 from dovetail.scheduling.demand import workers_needed
+from dovetail.scheduling.placement import tightness
 from dovetail.scheduling.replan.layout import OccupantStatus, free_with_occupant, free_without_occupant
 from dovetail.scheduling.replan.seat_assignment import AssignmentOptions, SeatAssignment, hardest_first
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dovetail.scheduling.replan.layout import Layout, Occupant
+    from dovetail.scheduling.placement import FragmentationScore
+    from dovetail.scheduling.replan.layout import Layout, NodeState, Occupant
     from dovetail.scheduling.replan.snapshot import ReplanRules
     from dovetail.scheduling.replan.targets import UnitTarget
 
@@ -110,31 +112,59 @@ def keep_spare_workers(floor: Layout, most: Sequence[float]) -> None:
                 now = then
 
 
-def stop_excess_workers(floor: Layout, most: Sequence[float]) -> None:
-    """Stops those above what their unit may have: on the nodes where the least is in use, the last of them first."""
+def stop_excess_workers(layout: Layout, most: Sequence[float], targets: Sequence[UnitTarget]) -> None:
+    """Stop the workers above the maximum of their unit, one at a time, where fragmentation falls most."""
     for unit, limit in enumerate(most):
-        if floor.counts[unit] <= limit:
-            continue
-        holds = [room for room in floor.groups if unit in room.evictable_counts]
-        holds.sort(key=lambda room: (room.free.cards.idle_milli, room.free.cpu_milli, floor.groups[room][-1]))
-        for start in reversed(holds):
-            room = start
-            for sitter in [
-                s for s in reversed(start.occupants) if s.unit == unit and s.status is OccupantStatus.RUNNING
-            ]:
-                nodes = min(len(floor.groups.get(room, ())), floor.counts[unit] - int(limit))
-                if nodes <= 0:
-                    break
-                whole = nodes == len(floor.groups[room])
-                then = floor.interner.with_changes(room, (sitter,), ())
-                floor.move_nodes(room, nodes, then)
-                floor.counts[unit] -= nodes
-                room = then if whole else room
+        while (excess := layout.counts[unit] - limit) > 0:
+            choice = _stop_choice(layout, unit, targets[unit], int(excess))
+            if choice is None:
+                break
+            state, then, stopped = choice
+            nodes = min(len(layout.groups[state]), int(excess) // stopped)
+            layout.move_nodes(state, nodes, then)
+            layout.counts[unit] -= nodes * stopped
+
+
+def _stop_choice(layout: Layout, unit: int, target: UnitTarget, excess: int) -> tuple[NodeState, NodeState, int] | None:
+    """The state of nodes to stop workers of the unit in, the state afterwards, and the number stopped on each node.
+
+    Workers of one node are stopped for as long as the score is not below the first one: until then no other node has
+    a better score.
+    """
+    score = target.placer.score
+    best: tuple[tuple[int, ...], NodeState, NodeState] | None = None
+    for state, positions in layout.groups.items():
+        then = _stop_one(layout, state, unit, score)
+        if then is not None:
+            key = (score.change([(state.free, then.free)]), tightness(state.free), positions[-1])
+            if best is None or key > best[0]:
+                best = (key, state, then)
+    if best is None:
+        return None
+    (first, *_), state, now = best
+    stopped = 1
+    while stopped < excess:
+        then = _stop_one(layout, now, unit, score)
+        if then is None or score.change([(now.free, then.free)]) < first:
+            break
+        now, stopped = then, stopped + 1
+    return state, now, stopped
+
+
+def _stop_one(layout: Layout, state: NodeState, unit: int, score: FragmentationScore) -> NodeState | None:
+    """The state without the worker of a unit whose removal lowers fragmentation most; None if none may stop."""
+    if unit not in state.evictable_counts:
+        return None
+    occupants = [s for s in dict.fromkeys(state.occupants) if s.unit == unit and s.status is OccupantStatus.RUNNING]
+    chosen = max(
+        occupants, key=lambda s: (score.change([(state.free, free_without_occupant(state.free, s))]), s.number)
+    )
+    return layout.interner.with_changes(state, (chosen,), ())
 
 
 def place_minimums(start: Layout, wants: Sequence[UnitTarget], rules: ReplanRules) -> Layout:
     """As many units as possible with at least one worker, the hardest first; then as much of their least as fits."""
-    order, nodes_first = (hardest_first(wants), "tight") if rules.reserve else (tuple(range(len(wants))), "roomy")
+    order = hardest_first(wants) if rules.reserve else tuple(range(len(wants)))
     all_at_once = [want.demand.per_node is not None or not rules.reserve for want in wants]
     ones = [
         want.demand.low if all_of else min(1, want.demand.low) for want, all_of in zip(wants, all_at_once, strict=True)
@@ -142,7 +172,7 @@ def place_minimums(start: Layout, wants: Sequence[UnitTarget], rules: ReplanRule
     tries = []
     for moves in (False, True) if rules.reserve else (False,):
         floor = start.copy()
-        seating = SeatAssignment(floor, wants, ones, AssignmentOptions(order, moves, nodes_first, rules.take_back))
+        seating = SeatAssignment(floor, wants, ones, AssignmentOptions(order, moves, rules.take_back))
         for unit in order:
             seating.assign(unit, ones[unit])
         tries.append(floor)
@@ -162,7 +192,7 @@ def place_minimums(start: Layout, wants: Sequence[UnitTarget], rules: ReplanRule
     most = [want.max_workers for want in wants]
     if rules.spares:
         keep_spare_workers(best, most)
-    stop_excess_workers(best, most)
+    stop_excess_workers(best, most, wants)
     return best
 
 
@@ -199,7 +229,7 @@ def _place_on_eligible_nodes(
         needs = [min(have, want.demand.per_node or 0) for want, have in zip(wants, before, strict=True)]
         needs[unit] = each
         SeatAssignment(alone, wants, needs, manner).assign(unit, each)
-        stop_excess_workers(alone, [each if other == unit else float("inf") for other in range(len(wants))])
+        stop_excess_workers(alone, [each if other == unit else float("inf") for other in range(len(wants))], wants)
         then = next(iter(alone.groups))
         if then is room or alone.gangs:
             continue

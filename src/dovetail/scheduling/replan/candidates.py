@@ -61,9 +61,9 @@ class LayoutSearch:
         self.is_full_search = len(start.groups) <= MAX_STATES_FOR_FULL_SEARCH
         self.precision = RATE_PRECISION if self.is_full_search else COARSE_RATE_PRECISION
         self.layouts_tried: dict[tuple[int, ...], Layout | None] = {}
-        order, nodes_first = (hardest_first(wants), "tight") if rules.reserve else (tuple(range(len(wants))), "roomy")
+        order = hardest_first(wants) if rules.reserve else tuple(range(len(wants)))
         ways = (False, True) if rules.reserve else (False,)
-        self.assignment_options = [AssignmentOptions(order, moves, nodes_first, rules.take_back) for moves in ways]
+        self.assignment_options = [AssignmentOptions(order, moves, rules.take_back) for moves in ways]
 
     def bound(self) -> float:
         """No seating is faster: what the units could have on an empty cluster."""
@@ -195,11 +195,10 @@ def minimise_changes(floor: Layout, wants: Sequence[UnitTarget], needs: Sequence
     most = [want.max_workers if want.unit.per_node is None else need for want, need in zip(wants, needs, strict=True)]
     if rules.spares:
         keep_spare_workers(floor, most)
-        stop_excess_workers(floor, most)
+        stop_excess_workers(floor, most, wants)
     else:
-        stop_excess_workers(
-            floor, [need if want.can_release else high for need, want, high in zip(needs, wants, most, strict=True)]
-        )
+        limits = [need if want.can_release else high for need, want, high in zip(needs, wants, most, strict=True)]
+        stop_excess_workers(floor, limits, wants)
 
 
 def candidate_layouts(

@@ -12,10 +12,11 @@ from heapq import heappop, heappush
 from itertools import count, islice
 from typing import TYPE_CHECKING, NamedTuple
 
-from dovetail.scheduling.placement import deal_ranks, is_whole_node
+from dovetail.scheduling.placement import deal_ranks, is_whole_node, tightness
 from dovetail.scheduling.replan.layout import (
     LEAVING_STATUSES,
     OTHER_RUN,
+    UNMANAGED,
     NewGang,
     OccupantStatus,
     free_with_occupant,
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
     from dovetail.resources.free_resources import FreeResources
     from dovetail.scheduling.packing import NodeFiller
+    from dovetail.scheduling.placement import GroupPlacer
     from dovetail.scheduling.replan.layout import Interner, Layout, NodeState, Occupant
     from dovetail.scheduling.replan.targets import UnitTarget
 
@@ -41,8 +43,9 @@ class Eviction(NamedTuple):
     """Who leaves, and what that costs."""
 
     cost: float
-    idle_milli: int
-    cpu_milli: int
+    negative_score: int
+    """Minus the fragmentation score of the change."""
+    tie: int
     evicted: tuple[Occupant, ...]
 
     def count_spare_used(self, spare: Mapping[int, int]) -> dict[int, int]:
@@ -88,8 +91,10 @@ class EvictionPrices(NamedTuple):
         return sitter.status in LEAVING_STATUSES or unit in self.movable or asked.get(unit, 0) < self.spare.get(unit, 0)
 
 
-def cheapest_eviction(room: NodeState, filler: NodeFiller, price: EvictionPrices) -> Eviction | None:
-    """The fewest who must leave so that one worker fits, or None; of several the one that leaves the least idle."""
+def cheapest_eviction(
+    room: NodeState, filler: NodeFiller, placer: GroupPlacer, price: EvictionPrices
+) -> Eviction | None:
+    """The cheapest set of workers to stop so that one worker fits, or None; of several the one that fragments least."""
     costs = {sitter: cost for sitter in set(room.occupants) if (cost := price.cost_of(sitter)) is not None}
     asked = [sitter for sitter in room.occupants if sitter in costs]
     if not asked or filler.capacity(room.free.cards.kind.untouched()) < filler.shape.ranks:
@@ -102,8 +107,11 @@ def cheapest_eviction(room: NodeState, filler: NodeFiller, price: EvictionPrices
         free = room.free
         for sitter in leave:
             free = free_without_occupant(free, sitter)
-        then = filler.fill(free, filler.shape.ranks).free
-        way = Eviction(price.total_cost(leave), then.cards.idle_milli, then.cpu_milli, tuple(leave))
+        then = placer.free_after_one(free)
+        if then is None:
+            continue
+        score = placer.score.change([(room.free, then)])
+        way = Eviction(price.total_cost(leave), -score, tightness(then), tuple(leave))
         if best is None or way[:3] < best[:3]:
             best = way
     return best
@@ -188,11 +196,10 @@ STATES_PER_STEP = 128
 
 @dataclass(frozen=True, slots=True)
 class AssignmentOptions:
-    """One way of seating: which unit first, who may be moved, which nodes first."""
+    """One way of seating: which unit first, and whether workers may be moved."""
 
     order: tuple[int, ...]
     may_move: bool = True
-    node_order: str = "tight"
     take_back: bool = True
 
 
@@ -250,33 +257,47 @@ class SeatAssignment:
                 room = then
 
     def use_free_space(self, unit: int, need: int) -> None:
-        floor, filler = self.layout, self.targets[unit].filler
-        missing = need - floor.counts[unit]
+        layout, placer = self.layout, self.targets[unit].placer
+        missing = need - layout.counts[unit]
         if missing <= 0:
             return
-        ranked = filler.node_ranking(self.options.node_order)
-        able = [
-            (rank[1], floor.groups[room][0], rank[0], room) for room in floor.groups if (rank := ranked[room.free])[0]
-        ]
-        for _, _, most, room in sorted(able, key=lambda item: item[:2]):
-            nodes = len(floor.groups[room])
-            full = min(nodes, missing // most)
-            rest = min(missing - full * most, most) if full < nodes else 0
-            if full:
-                floor.move_nodes(room, full, self._state_with_more(room, unit, most))
-            if rest:
-                floor.move_nodes(room, 1, self._state_with_more(room, unit, rest))
-            floor.counts[unit] += full * most + rest
-            missing -= full * most + rest
-            if not missing:
-                return
+        heap: list[tuple[int, int, int, int, NodeState]] = []
+        serial = count()
 
-    def _state_with_more(self, room: NodeState, unit: int, workers: int) -> NodeState:
+        def push(state: NodeState) -> None:
+            run = placer.run(state.free)
+            if run is not None:
+                heappush(heap, (-run.score, run.tie, layout.groups[state][0], next(serial), state))
+
+        for state in layout.groups:
+            push(state)
+        while missing and heap:
+            state = heappop(heap)[-1]
+            if state not in layout.groups:
+                continue
+            run = placer.run(state.free)
+            assert run is not None
+            each, nodes = run.extend(missing), len(layout.groups[state])
+            full = min(nodes, missing // each)
+            rest = missing - full * each if full < nodes else 0
+            if full:
+                then = self._state_with_more(state, unit, each)
+                layout.move_nodes(state, full, then)
+                push(then)
+            if rest:
+                layout.move_nodes(state, 1, self._state_with_more(state, unit, rest))
+            layout.counts[unit] += full * each + rest
+            missing -= full * each + rest
+
+    def _state_with_more(self, state: NodeState, unit: int, workers: int) -> NodeState:
+        """The state with the first workers of its run."""
         key = ("more", unit, workers)
-        found: NodeState | None = room.cache.get(key)
+        found: NodeState | None = state.cache.get(key)
         if found is None:
-            come = new_occupants(self.interner, unit, self.targets[unit].filler, room.free, workers)
-            found = room.cache[key] = self.interner.with_changes(room, (), come)
+            run = self.targets[unit].placer.run(state.free)
+            assert run is not None
+            new = [self.interner.occupant(unit, seats, OccupantStatus.NEW) for seats in run.workers[:workers]]
+            found = state.cache[key] = self.interner.with_changes(state, (), new)
         return found
 
     def _evict_for(self, unit: int, need: int) -> None:
@@ -292,7 +313,7 @@ class SeatAssignment:
         def push(room: NodeState) -> None:
             way = self._cheapest_eviction(room, unit)
             if way is not None:
-                heappush(heap, (way.cost, way.idle_milli, way.cpu_milli, floor.groups[room][0], next(serial), room))
+                heappush(heap, (*way[:3], floor.groups[room][0], next(serial), room))
 
         unseen = iter(list(floor.groups))
         cheapest = math.inf
@@ -317,8 +338,10 @@ class SeatAssignment:
         for other, used in way.count_spare_used(self._spare_workers(room)).items():
             nodes = min(nodes, (floor.counts[other] - self.needs[other]) // used)
         nodes = max(1, nodes)
-        come = new_occupants(self.interner, unit, self.targets[unit].filler, _free_after(room, way), 1)
-        then = self.interner.with_changes(room, way.evicted, come)
+        run = self.targets[unit].placer.run(_free_after(room, way))
+        assert run is not None
+        new = self.interner.occupant(unit, run.workers[0], OccupantStatus.NEW)
+        then = self.interner.with_changes(room, way.evicted, (new,))
         floor.move_nodes(room, nodes, then)
         for sitter in way.evicted:
             if sitter.status not in LEAVING_STATUSES:
@@ -350,11 +373,14 @@ class SeatAssignment:
         spare = self._spare_workers(room)
         key = ("way", unit, tuple(spare.items()), self.options.may_move, self.options.order)
         if key not in room.cache:
-            filler = self.targets[unit].filler
+            target = self.targets[unit]
+            run = target.placer.run(room.free)
             room.cache[key] = (
-                Eviction(0.0, room.free.cards.idle_milli, room.free.cpu_milli, ())
-                if filler.capacity(room.free) >= filler.shape.ranks
-                else cheapest_eviction(room, filler, EvictionPrices(spare, self._movable_units(room, unit)))
+                Eviction(0.0, -run.score, run.tie, ())
+                if run is not None
+                else cheapest_eviction(
+                    room, target.filler, target.placer, EvictionPrices(spare, self._movable_units(room, unit))
+                )
             )
         found: Eviction | None = room.cache[key]
         return found
@@ -401,7 +427,7 @@ class SeatAssignment:
         floor, filler = self.layout, self.targets[unit].filler
         seats = []
         for (_, _, position, room, way), ranks in chosen:
-            parts = new_occupants(self.interner, unit, filler, _free_after(room, way), ranks, each=1, part=True)
+            parts = gang_parts(self.interner, filler, _free_after(room, way), ranks)
             seats += [(position, part.seats[0]) for part in parts]
             floor.move_node(room, position, self.interner.with_changes(room, way.evicted, parts))
             for sitter in way.evicted:
@@ -421,19 +447,7 @@ def _free_without(free: FreeResources, sitters: Iterable[Occupant]) -> FreeResou
     return free
 
 
-def new_occupants(
-    house: Interner,
-    unit: int,
-    filler: NodeFiller,
-    free: FreeResources,
-    workers: int,
-    *,
-    each: int = 0,
-    part: bool = False,
-) -> list[Occupant]:
-    """So many workers of a unit where there is room for them; as parts of a gang, so many of its ranks."""
-    ranks = each or filler.shape.ranks
-    ways = [way for way, times in filler.fill(free, workers * ranks).assignments for _ in range(times)]
-    seats = [filler.fit.seat("", way) for way in ways]
-    hold = OccupantStatus.FIXED if part else OccupantStatus.NEW
-    return [house.occupant(-1 if part else unit, seats[i : i + ranks], hold) for i in range(0, len(seats), ranks)]
+def gang_parts(interner: Interner, filler: NodeFiller, free: FreeResources, ranks: int) -> list[Occupant]:
+    """Occupants for some ranks of a gang that runs on several nodes."""
+    ways = [way for way, times in filler.fill(free, ranks).assignments for _ in range(times)]
+    return [interner.occupant(UNMANAGED, (filler.fit.seat("", way),), OccupantStatus.FIXED) for way in ways]

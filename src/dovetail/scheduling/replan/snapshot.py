@@ -127,7 +127,7 @@ class ReplanRules:
     """An unmeasured unit grows by one worker at a time, one with an unsure rate at most to twice its size."""
     reserve: bool = True
     """The least of every unit is seated first, hardest first and tightly, whoever has to move for it; ramping shares
-    leave whole cards to whole-GPU units. Off: in the order of the pipeline, where there is most room, as others do."""
+    leave whole cards to whole-GPU units. Off: in the order of the pipeline, and no worker moves."""
     pays: bool = True
     """A change must bring more items within the horizon than starting and stopping costs."""
     spares: bool = True

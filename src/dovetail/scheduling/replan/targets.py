@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from dovetail.scheduling.demand import MAX_SPEED, Demand, workers_needed
+from dovetail.scheduling.fragmentation import Workload
 from dovetail.scheduling.packing import NodeFiller
+from dovetail.scheduling.placement import FragmentationScore, GroupPlacer
 from dovetail.scheduling.replan.snapshot import WorkerPhase
 
 if TYPE_CHECKING:
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
     from dovetail.scheduling.replan.snapshot import ReplanRules, Snapshot, UnitSnapshot
 
 MAX_UNCERTAIN_GROWTH_FACTOR = 2
+WORKLOAD_SCALE = 100
+"""Expected workers of the unit that needs the most of them; only proportions matter."""
 GUESSED_RATE = 1.0
 """Items per second of an unmeasured unit, for those who switch the rule off that avoids guessing."""
 
@@ -28,6 +32,7 @@ class UnitTarget:
     demand: Demand
     """With the counts and the speed that the rules leave of what the snapshot says."""
     filler: NodeFiller
+    placer: GroupPlacer
     difficulty: tuple[int, ...]
     """Units with more of this are seated first."""
     limits_rate: bool = True
@@ -56,18 +61,34 @@ def unit_targets(snapshot: Snapshot, counts: Sequence[int], rules: ReplanRules) 
     """
     fresh = not any(counts)
     guessing = any(not unit.finished and not _is_measured(unit) for unit in snapshot.units)
+    score = FragmentationScore(expected_workload(snapshot))
     wants = []
     for unit, count in zip(snapshot.units, counts, strict=True):
         damped = rules.ramp and (guessing or (unit.confidence < rules.unsure_below and not fresh))
-        wants.append(_unit_target(snapshot, unit, count, rules, damped=damped))
+        wants.append(_unit_target(snapshot, unit, count, rules, score, damped=damped))
     return _correct_by_queues(wants, counts) if rules.queues else wants
+
+
+def expected_workload(snapshot: Snapshot) -> Workload:
+    """The workers that the pipeline is expected to need, in the proportion of a balanced pipeline."""
+    seconds = [
+        unit.per_source / unit.rate if unit.rate is not None and unit.rate > 0 else 0.0 for unit in snapshot.units
+    ]
+    most = max(seconds, default=0.0) or 1.0
+    return Workload(
+        (unit.shape, max(unit.low, 1, round(WORKLOAD_SCALE * share / most)))
+        for unit, share in zip(snapshot.units, seconds, strict=True)
+        if not unit.finished
+    )
 
 
 def _is_measured(unit: UnitSnapshot) -> bool:
     return unit.rate is not None and unit.rate > 0
 
 
-def _unit_target(snapshot: Snapshot, unit: UnitSnapshot, count: int, rules: ReplanRules, *, damped: bool) -> UnitTarget:
+def _unit_target(
+    snapshot: Snapshot, unit: UnitSnapshot, count: int, rules: ReplanRules, score: FragmentationScore, *, damped: bool
+) -> UnitTarget:
     low, high = (0, 0) if unit.finished else (unit.low, unit.high)
     if high is not None:
         high = max(high, low)
@@ -87,6 +108,7 @@ def _unit_target(snapshot: Snapshot, unit: UnitSnapshot, count: int, rules: Repl
             unit.name, unit.shape, rate, unit.per_source, low, high, None if unit.finished else unit.per_node
         ),
         filler=NodeFiller(unit.shape),
+        placer=GroupPlacer(score, unit.shape),
         difficulty=placement_difficulty(unit),
         limits_rate=measured and not unit.finished,
         can_release=not (rules.lull and unit.starved_s > 0 and waited),
