@@ -168,6 +168,7 @@ def test_large_fragments_are_not_begun_anew(tmp_path: Path, calls: Calls) -> Non
     _killed(tmp_path, calls, rows=20_000, each=20_000, kills=10, workers=2, seed=21, per_kill=3000)
 
 
+@pytest.mark.processes
 @pytest.mark.long
 def test_a_worker_that_is_killed_costs_no_more(tmp_path: Path, calls: Calls) -> None:
     uri = made(tmp_path, 3000, 3000)
@@ -254,6 +255,7 @@ def test_none_is_a_value_and_is_not_computed_again(tmp_path: Path, calls: Calls)
 # --- rows that kill
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("name", ["segfaults", "leaves", "kills_itself", "arrays_that_die"])
 def test_a_row_that_kills_its_worker_costs_one_row(name: str, tmp_path: Path) -> None:
     uri = made(tmp_path, 3000, 1500)
@@ -265,12 +267,14 @@ def test_a_row_that_kills_its_worker_costs_one_row(name: str, tmp_path: Path) ->
     assert not left_over(uri)
 
 
+@pytest.mark.processes
 def test_a_row_that_kills_its_worker_is_told_if_it_is_to_fail(tmp_path: Path) -> None:
     uri = made(tmp_path, 3000, 1500)
     with pytest.raises(RunError, match=f"offset {fns.BAD}.: WorkerDied"):
         dt.table(uri).backfill("n", fns.leaves, cluster=CLUSTER)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("slots", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_three_rows_that_kill_cost_three(slots: int, tmp_path: Path) -> None:
     uri = made(tmp_path, 3000, 1000)
@@ -280,6 +284,7 @@ def test_three_rows_that_kill_cost_three(slots: int, tmp_path: Path) -> None:
     assert [error.offset for error in dt.table(uri).errors("n")] == [100, 100, 101]
 
 
+@pytest.mark.processes
 @pytest.mark.long
 def test_rows_beside_one_that_kills_are_not_blamed_for_it(tmp_path: Path) -> None:
     """Two at a time in one process: all of them die with it, again and again."""
@@ -341,6 +346,7 @@ def test_an_update_in_the_middle_gives_the_new_values(tmp_path: Path, calls: Cal
     assert by_id(uri, "n") == twice(there)
 
 
+@pytest.mark.processes
 def test_a_second_backfill_waits_or_is_refused_with_the_owners_name(tmp_path: Path, calls: Calls) -> None:
     uri = made(tmp_path, 4000, 1000)
     table = dt.table(uri)

@@ -30,6 +30,7 @@ def test_rows_of_a_condition_can_be_computed_again_any_number_of_times(tmp_path:
     assert by_id(uri, "n") == twice(range(400), range(50, 400))
 
 
+@pytest.mark.processes
 def test_to_compute_some_rows_again_leaves_fragments_done_that_it_did_not_touch(tmp_path: Path, calls: Calls) -> None:
     uri = made(tmp_path, 400, 100)
     table = dt.table(uri)
@@ -89,6 +90,7 @@ def test_checkpoints_of_fragments_that_are_gone_are_swept_away(tmp_path: Path, c
     assert not left_over(uri)
 
 
+@pytest.mark.processes
 @pytest.mark.long
 def test_an_interrupted_recomputation_is_not_taken_for_finished(tmp_path: Path, calls: Calls) -> None:
     """A drain ends the run well, but not the column."""

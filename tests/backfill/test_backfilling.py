@@ -48,6 +48,7 @@ def test_where_computes_what_it_names_and_keeps_the_rest(tmp_path: Path, calls: 
     assert by_id(uri, "n") == expected
 
 
+@pytest.mark.processes
 def test_where_on_an_empty_column_leaves_the_rest_null(tmp_path: Path, calls: Calls) -> None:
     uri = made(tmp_path, 2000, 500)
     filled = dt.table(uri).backfill("n", fns.doubled, cluster=HALF, where="id % 10 = 3")
@@ -152,6 +153,7 @@ def test_a_full_recomputation_that_was_killed_goes_on_and_ends(tmp_path: Path, c
     assert table.backfill("n", cluster=HALF, recompute=True).rows == 4000
 
 
+@pytest.mark.processes
 def test_changed_input_is_computed_again(tmp_path: Path, calls: Calls) -> None:
     uri = made(tmp_path, 1000, 250)
     table = dt.table(uri)
@@ -181,6 +183,7 @@ def test_a_column_that_is_there_and_one_that_is_not_are_filled_together(tmp_path
     assert column(uri, "high") == [f"high {row}" for row in range(100)]
 
 
+@pytest.mark.processes
 def test_a_dropped_column_leaves_nothing_and_can_be_made_anew(tmp_path: Path) -> None:
     uri = made(tmp_path, 100, 50)
     table = dt.table(uri)
@@ -284,6 +287,7 @@ def test_tables_with_stable_row_ids_are_filled(tmp_path: Path) -> None:
     assert by_id(uri, "n") == {row: 2 * row if row < 100 else None for row in range(20, 200)}
 
 
+@pytest.mark.processes
 @pytest.mark.long
 def test_large_rows_do_not_fill_the_memory(tmp_path: Path, calls: Calls) -> None:
     uri = str(tmp_path / "t.lance")
@@ -330,6 +334,7 @@ def test_an_exception_of_a_kind_that_is_tried_again_is(tmp_path: Path, calls: Ca
         dt.table(made(tmp_path, 1000, 500, "other")).backfill("n", fns.brittle, cluster=HALF, on_error=retry)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("slots", [1, 2])
 @pytest.mark.parametrize("name", ["sleeps_too_long", "does_not_come_back"])
 def test_a_row_that_takes_too_long_costs_one_row(name: str, slots: int, tmp_path: Path) -> None:
@@ -340,6 +345,7 @@ def test_a_row_that_takes_too_long_costs_one_row(name: str, slots: int, tmp_path
     assert [(error.row & 0xFFFFFFFF, error.error) for error in table.errors("n")] == [(fns.BAD - 500, "TimeoutError")]
 
 
+@pytest.mark.processes
 @pytest.mark.long
 def test_an_interrupt_drains_and_the_same_call_goes_on(tmp_path: Path, calls: Calls) -> None:
     uri = made(tmp_path, 6000, 3000)
@@ -398,6 +404,7 @@ def test_parts_that_cannot_be_written_are_told(tmp_path: Path) -> None:
     assert by_id(uri, "n") == twice(range(1000))
 
 
+@pytest.mark.processes
 @pytest.mark.long
 def test_a_fragment_of_many_tasks_leaves_few_files(tmp_path: Path, calls: Calls) -> None:
     uri = made(tmp_path, 20_000, 20_000)
@@ -447,6 +454,7 @@ def test_a_plan_says_what_there_is_and_what_is_done(tmp_path: Path) -> None:
     assert "Nothing is left to compute." in str(plan)
 
 
+@pytest.mark.processes
 def test_a_plan_of_a_function_that_crashes_or_fails_says_so_and_does_not_crash(tmp_path: Path) -> None:
     uri = made(tmp_path, 2000, 2000)
     for function in (fns.leaves, fns.brittle):

@@ -372,6 +372,7 @@ def test_arrays_fill_several_columns() -> None:
     assert found.arrays[1].type == pa.int32()
 
 
+@pytest.mark.processes
 @pytest.mark.usefixtures("steady")
 def test_calls_begin_with_one_row_and_grow_and_the_size_is_kept() -> None:
     sizes: list[int] = []
@@ -426,6 +427,7 @@ def test_one_call_is_made_even_when_the_time_is_over(how: str) -> None:
     assert found.arrays[0].to_pylist() == [0]
 
 
+@pytest.mark.processes
 def test_a_loop_over_rows_stops_after_the_row_in_which_its_time_ends() -> None:
     """Quick rows make the stretches long, and then one takes all the time that is left."""
     seen: list[int] = []
@@ -515,6 +517,7 @@ def test_a_call_of_many_rows_may_take_ten_times_what_they_took_before() -> None:
     assert caller.allowed_s(2.0, 100) == 200.0, "never more than the time of all of its rows"
 
 
+@pytest.mark.processes
 def test_rows_of_a_call_that_failed_are_not_called_together_again_when_the_time_was_over() -> None:
     sizes: list[int] = []
 
@@ -571,6 +574,7 @@ print("came back")
 """
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("name", "batch_size", "said"),
     [("scalar", 1, "condemned 3"), ("awaited", 1, "condemned 3"), ("arrays", 1, "condemned 3"), ("arrays", 4, "")],
@@ -581,6 +585,7 @@ def test_a_call_that_does_not_come_back_takes_the_process_with_it(name: str, bat
     assert (done.returncode, done.stdout.strip()) == (70, said), done.stderr
 
 
+@pytest.mark.processes
 def test_outside_of_the_main_thread_calls_are_only_watched() -> None:
     def quick(n: int) -> int:
         return n
@@ -660,6 +665,7 @@ def test_async_functions_of_arrays_overlap_too() -> None:
 # --- classes
 
 
+@pytest.mark.processes
 def test_a_class_is_set_up_once_and_torn_down() -> None:
     said: list[Any] = []
 
@@ -696,6 +702,7 @@ def test_what_an_async_setup_opens_lives_in_the_same_loop() -> None:
 # --- all together
 
 
+@pytest.mark.processes
 @settings(deadline=None, max_examples=60)
 @given(
     values=st.lists(st.one_of(st.none(), st.integers(-100, 100)), max_size=60),
@@ -770,6 +777,7 @@ def shout(text: str) -> str:
     return text.upper()
 
 
+@pytest.mark.processes
 def test_a_loop_over_a_million_rows_costs_little_more_than_a_list_comprehension() -> None:
     rows = 1_000_000
     column = pa.array([f"row number {n}" for n in range(rows)])
@@ -795,6 +803,7 @@ def test_a_loop_over_a_million_rows_costs_little_more_than_a_list_comprehension(
     assert called <= 1.6 * simple, f"{called:.3f} s against {simple:.3f} s"
 
 
+@pytest.mark.processes
 def test_the_module_of_a_worker_needs_no_lance() -> None:
     code = "import sys, dovetail.backfill.udf_caller; print('lance' in sys.modules, 'pyarrow' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path.cwd())

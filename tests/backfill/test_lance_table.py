@@ -353,6 +353,7 @@ table.write("dt-0.lance", schema, batches())
 """
 
 
+@pytest.mark.processes
 def test_a_writer_that_is_killed_leaves_nothing_under_the_name(uri: str) -> None:
     made(uri).add_columns([pa.field("u", pa.string())])
     ended = subprocess.run([sys.executable, "-c", KILLED, uri], check=False)
@@ -473,6 +474,7 @@ def test_good_conditions_pass_and_name_their_columns(uri: str) -> None:
         assert table.columns_mentioned(where) == columns
 
 
+@pytest.mark.processes
 def test_without_pylance_the_package_is_named(tmp_path: Path) -> None:
     code = (
         "import sys; sys.modules['lance'] = None\n"
@@ -487,6 +489,7 @@ def test_without_pylance_the_package_is_named(tmp_path: Path) -> None:
     assert "pip install 'dovetail-ml[lance]'" in shown
 
 
+@pytest.mark.processes
 def test_commits_are_silent(uri: str) -> None:
     code = (
         "import sys, pyarrow as pa\n"

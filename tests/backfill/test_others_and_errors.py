@@ -106,6 +106,7 @@ def of_m(folder: Path) -> Any:
     return dt.udf(function, version="1")
 
 
+@pytest.mark.processes
 def test_rows_of_a_fragment_whose_input_changed_are_not_mended_among_old_values(tmp_path: Path) -> None:
     (tmp_path / "bad").touch()
     table = dt.table(made(tmp_path, 9, 9))
@@ -124,6 +125,7 @@ def test_rows_of_a_fragment_whose_input_changed_are_not_mended_among_old_values(
     assert by_id(table.uri, "n") == {row: 3 * row + 1 for row in range(9)}
 
 
+@pytest.mark.processes
 def test_a_retry_that_had_to_wait_leaves_what_others_filled_meanwhile(failed: dt.Table, tmp_path: Path) -> None:
     with beside(tmp_path, failed, "n", gated(tmp_path, 0, 7)), ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(failed.retry_errors, "n", brittle(tmp_path), cluster=OTHER)
@@ -247,6 +249,7 @@ def test_rows_that_fail_are_counted_once_when_their_fragment_is_computed_again(t
     assert (filled.status, filled.errors, len(table.errors("n"))) == ("finished", 20, 20)
 
 
+@pytest.mark.processes
 def test_old_versions_may_be_cleaned_up_while_workers_come_and_go(tmp_path: Path) -> None:
     table = dt.table(made(tmp_path, 60, 10))
     folder = tmp_path

@@ -68,6 +68,7 @@ def test_a_column_is_the_same_on_ray_and_resumes_there_what_began_here(
     until_available_is(ray_cluster, before, patiently(RESTORED_S))
 
 
+@pytest.mark.processes
 def test_a_node_that_is_removed_in_the_midst_of_it_loses_no_row(ray_cluster: FakeCluster, tmp_path: Path) -> None:
     from concurrent.futures import ThreadPoolExecutor
 

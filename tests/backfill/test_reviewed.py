@@ -250,6 +250,7 @@ def test_a_fragment_of_which_no_file_came_is_done_in_another_round(tmp_path: Pat
 # --- errors
 
 
+@pytest.mark.processes
 def test_rows_of_fragments_that_are_not_finished_are_not_retried(tmp_path: Path) -> None:
     uri = made(tmp_path, 200, 200)
     staged = Staged(uri, fns.every_tenth_fails, on_error="skip")
@@ -564,6 +565,7 @@ def test_rows_that_were_kept_from_an_earlier_call_are_no_speed() -> None:
     assert ", 5 rows/s, 10 s left" in telling.text(telling._samples[0][0] + 10)
 
 
+@pytest.mark.processes
 def test_a_file_that_a_killed_call_with_a_condition_left_is_used_where_nothing_changed(tmp_path: Path) -> None:
     uri = made(tmp_path, 200, 200)
     staged = Staged(uri, fns.doubled, where="id >= 100")

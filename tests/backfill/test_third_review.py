@@ -124,6 +124,7 @@ def test_parts_of_a_condition_are_not_put_over_values_that_came_since(tmp_path: 
 # --- columns that change
 
 
+@pytest.mark.processes
 def test_columns_that_change_names_within_a_file_are_other_input(tmp_path: Path) -> None:
     uri = str(tmp_path / "t.lance")
     lance.write_dataset(pa.table({"id": range(20), "a": range(20), "b": range(100, 120)}), uri)
@@ -160,6 +161,7 @@ def test_input_that_goes_meanwhile_is_named(tmp_path: Path, how: str) -> None:
     assert "computed again" not in str(error.value)
 
 
+@pytest.mark.processes
 def test_a_mended_function_that_reads_more_counts_for_itself(tmp_path: Path) -> None:
     """Else it would not be noticed that what it reads more has changed."""
     uri = made(tmp_path, 20, 10)

@@ -74,6 +74,7 @@ def test_options_are_kept_and_the_other_spellings_are_taken() -> None:
     assert udf(str.upper).resources.cpus == 1
 
 
+@pytest.mark.processes
 def test_everything_that_is_wrong_with_the_options_is_said_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
         udf(  # type: ignore[call-overload]
@@ -226,6 +227,7 @@ def test_arrow_may_be_imported_for_type_checkers_only(module: Any) -> None:
     assert module.parts.outputs() == (("first", pa.string()), ("length", pa.int64()))
 
 
+@pytest.mark.processes
 def test_importing_it_does_not_import_arrow() -> None:
     code = "import sys, dovetail.backfill.udf; print({'pyarrow', 'lance', 'numpy', 'cloudpickle'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -426,6 +428,7 @@ def test_a_module_that_workers_cannot_import_travels_by_value(module: Any) -> No
     assert found == [">a", "3", "20"]
 
 
+@pytest.mark.processes
 def test_a_udf_of_a_script_travels_by_value(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
@@ -540,6 +543,7 @@ def other_pythons() -> list[str]:
     return sorted(str(one) for root in found for one in root.glob("3.1[123]*/bin/python3.1[123]"))
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(not other_pythons(), reason="no other version of Python is on this machine")
 def test_a_version_is_the_same_on_every_python(versioned: Callable[..., Any], tmp_path: Path) -> None:
     versioned("@udf(cpus=2)")
@@ -570,6 +574,7 @@ print(*(code_hash(holding(one)) for one in held))
 """
 
 
+@pytest.mark.processes
 def test_data_that_a_function_holds_is_told_the_same_in_every_process_and_on_every_python(tmp_path: Path) -> None:
     script = tmp_path / "holds.py"
     script.write_text(HOLDS.format(paths=[str(Path(inspect.getfile(code_hash)).parents[2])]))
