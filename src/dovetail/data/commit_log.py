@@ -78,21 +78,21 @@ class CommitLogContents:
 
 def read_commit_log(path: Path) -> CommitLogContents:
     """Empty if the file does not exist."""
-    told = CommitLogContents()
+    contents = CommitLogContents()
     for data in _read_lines(path):
         if "begin" in data:
-            told.header = told.header or data
+            contents.header = contents.header or data
         elif "finished" in data:
-            told.finished = data["finished"]
+            contents.finished = data["finished"]
         elif "units" in data:
-            told.header["units"] = data["units"]
+            contents.header["units"] = data["units"]
         elif "void" in data:
             for number in data["void"]:
-                told.entries.pop(number, None)
-        elif "out" in data and told.header:
-            told.entries[told.lines] = parse_entry(data)
-            told.lines += 1
-    return told
+                contents.entries.pop(number, None)
+        elif "out" in data and contents.header:
+            contents.entries[contents.lines] = parse_entry(data)
+            contents.lines += 1
+    return contents
 
 
 def _read_lines(path: Path) -> Iterator[dict[str, Any]]:

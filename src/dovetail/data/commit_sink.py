@@ -106,10 +106,10 @@ class CommitSink:
             raise self.error
         if not complete:
             return []
-        told = read_commit_log(self._log.path)
+        committed = read_commit_log(self._log.path)
         names: list[str] = []
         for label, sink in self._outputs.files.items():
-            pieces = [piece for entry in told.entries.values() for piece in entry.outputs.get(label, ())]
+            pieces = [piece for entry in committed.entries.values() for piece in entry.outputs.get(label, ())]
             names += sink.finish(pieces)
         self._log.finish(names)
         for sink in self._outputs.files.values():

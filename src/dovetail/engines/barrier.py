@@ -127,7 +127,7 @@ class KeyAssigner:
 
 
 def run_barrier(
-    step: Step, rows: BarrierRows, visit: ActiveMessage, chunk: int, give: EmitChunk
+    step: Step, rows: BarrierRows, active: ActiveMessage, chunk: int, give: EmitChunk
 ) -> tuple[int, float, list[CallFailure]]:
     """Number of results, seconds spent in the step, and its failures: the step succeeds or fails as a whole."""
     numbering = KeyAssigner()
@@ -143,7 +143,7 @@ def run_barrier(
         waiting.clear()
         given_s += perf_counter() - begin
 
-    visit.breadcrumb[1], visit.breadcrumb[2], visit.breadcrumb[3] = 0, 1, 0
+    active.breadcrumb[1], active.breadcrumb[2], active.breadcrumb[3] = 0, 1, 0
     try:
         for item in results_iterator(step.fn(rows), step.name):
             waiting += numbering.add(rows.position, rows.key, item, same=item is rows.item)

@@ -66,11 +66,11 @@ class FailureCollector:
 
     def add(self, start: int, stop: int, error: BaseException, stage: str = "") -> None:
         """Add the failure of items [start, stop) of the message. Names the stage if the unit has several."""
-        told = summarize_exception(error, detailed=self._chars < MAX_MESSAGE_DETAIL_CHARS)
-        detail = f"in stage {stage!r}\n{told.detail}" if stage and told.detail else told.detail
+        summary = summarize_exception(error, detailed=self._chars < MAX_MESSAGE_DETAIL_CHARS)
+        detail = f"in stage {stage!r}\n{summary.detail}" if stage and summary.detail else summary.detail
         self._chars += len(detail)
         keys = as_tuples(slice_keys(self._keys, start, stop))
-        self.found.append(CallFailure(start, stop, told.line, detail, told.out_of_memory, told.on_gpu, keys))
+        self.found.append(CallFailure(start, stop, summary.line, detail, summary.out_of_memory, summary.on_gpu, keys))
         drop_traceback(error)
 
 
@@ -91,8 +91,8 @@ def _traceback_text(error: BaseException) -> str:
 
     try:
         theirs = _without_own_frames(error.__traceback__)
-        told = traceback.TracebackException(type(error), error, theirs, limit=-MAX_FRAMES, compact=True)
-        text = "".join(told.format())
+        summary = traceback.TracebackException(type(error), error, theirs, limit=-MAX_FRAMES, compact=True)
+        text = "".join(summary.format())
     except BaseException:  # the user's __str__, __notes__ and source files can all fail
         return _summary_line(error)
     if len(text) <= MAX_DETAIL_CHARS:

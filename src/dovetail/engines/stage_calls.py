@@ -107,21 +107,23 @@ class Step:
         """Types whose results are one item each."""
 
 
-def run_step(step: Step, items: list[Any], size: int, crumb: BreadcrumbCell, failed: OnCallError) -> StepResult:
+def run_step(step: Step, items: list[Any], size: int, breadcrumb: BreadcrumbCell, failed: OnCallError) -> StepResult:
     """Run the step on all items, in calls of `size` items."""
     if step.each:
-        return _call_each(step, items, crumb, failed)
+        return _call_each(step, items, breadcrumb, failed)
     return (
-        _call_with_one(step, items, crumb, failed) if size == 1 else _call_with_batch(step, items, size, crumb, failed)
+        _call_with_one(step, items, breadcrumb, failed)
+        if size == 1
+        else _call_with_batch(step, items, size, breadcrumb, failed)
     )
 
 
-def _call_each(step: Step, items: list[Any], crumb: BreadcrumbCell, failed: OnCallError) -> StepResult:
+def _call_each(step: Step, items: list[Any], breadcrumb: BreadcrumbCell, failed: OnCallError) -> StepResult:
     out: list[Any] = []
     changes: list[CountChange] = []
     add, fn, single = out.append, step.fn, step.single
     for index, item in enumerate(items):
-        crumb[1] = index
+        breadcrumb[1] = index
         try:
             result = fn(item)
             if type(result) not in single:
@@ -140,12 +142,12 @@ def _call_each(step: Step, items: list[Any], crumb: BreadcrumbCell, failed: OnCa
     return out, changes
 
 
-def _call_with_one(step: Step, items: list[Any], crumb: BreadcrumbCell, failed: OnCallError) -> StepResult:
+def _call_with_one(step: Step, items: list[Any], breadcrumb: BreadcrumbCell, failed: OnCallError) -> StepResult:
     out: list[Any] = []
     changes: list[CountChange] = []
     add, fn = out.append, step.fn
     for index, item in enumerate(items):
-        crumb[1] = index
+        breadcrumb[1] = index
         try:
             result = fn([item])
             if type(result) is not list:
@@ -161,12 +163,14 @@ def _call_with_one(step: Step, items: list[Any], crumb: BreadcrumbCell, failed: 
     return out, changes
 
 
-def _call_with_batch(step: Step, items: list[Any], size: int, crumb: BreadcrumbCell, failed: OnCallError) -> StepResult:
+def _call_with_batch(
+    step: Step, items: list[Any], size: int, breadcrumb: BreadcrumbCell, failed: OnCallError
+) -> StepResult:
     out: list[Any] = []
     changes: list[CountChange] = []
     fn = step.fn
     for start in range(0, len(items), size):
-        crumb[1] = start
+        breadcrumb[1] = start
         batch = items[start : start + size]
         stop = start + len(batch)  # before the call: the function owns the list and may clear it
         try:
@@ -201,7 +205,7 @@ async def run_step_async(
     keys: Keys,
     items: list[Any],
     size: int,
-    crumb: BreadcrumbCell,
+    breadcrumb: BreadcrumbCell,
     failed: OnCallError,
     reload: Callable[[], list[Any]] | None = None,
 ) -> StepResult:
@@ -212,7 +216,7 @@ async def run_step_async(
     changes: list[CountChange] = []
     again = reload or (lambda: items)
     for start in range(0, len(items), size):
-        crumb[1] = start
+        breadcrumb[1] = start
         stop = min(start + size, len(items))
         count = 1 if step.each else stop - start
         if step.each and stop - start > 1:

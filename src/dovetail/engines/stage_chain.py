@@ -48,16 +48,16 @@ class ActiveMessage:
 
     __slots__ = ("_message", "_previous_call", "breadcrumb", "call")
 
-    def __init__(self, crumb: BreadcrumbCell, message: int) -> None:
-        self.breadcrumb = crumb
-        self.call = CallContext(crumb)
+    def __init__(self, breadcrumb: BreadcrumbCell, message: int) -> None:
+        self.breadcrumb = breadcrumb
+        self.call = CallContext(breadcrumb)
         self._message = message
         self._previous_call: CallContext | None = None
 
     def __enter__(self) -> Self:
-        crumb = self.breadcrumb
-        crumb[1], crumb[2], crumb[3] = 0, 1, 0
-        crumb[0] = self._message  # last: a reader that sees the message finds the other words set
+        breadcrumb = self.breadcrumb
+        breadcrumb[1], breadcrumb[2], breadcrumb[3] = 0, 1, 0
+        breadcrumb[0] = self._message  # last: a reader that sees the message finds the other words set
         self._previous_call = CURRENT_CALL.get()
         CURRENT_CALL.set(self.call)
         return self
@@ -73,28 +73,28 @@ def run_message(
     keys: Keys,
     items: list[Any],
     batch_size: int,
-    visit: ActiveMessage,
+    active: ActiveMessage,
     fresh: ReloadItems | None = None,
 ) -> MessageOutcome:
     """`fresh` reloads the items before a second run: functions may have modified them in place."""
     sizes = [call_size(step, steps[0], batch_size, len(items)) for step in steps]
     if len(steps) == 1:
-        return _run_single_stage(steps[0], keys, items, sizes[0], visit, fresh)
+        return _run_single_stage(steps[0], keys, items, sizes[0], active, fresh)
     try:
-        return _run_breadth_first(steps, keys, items, sizes, visit)
+        return _run_breadth_first(steps, keys, items, sizes, active)
     except BaseException as error:  # user code; it is examined when it raises again
         drop_traceback(error)
-    return _run_depth_first(steps, keys, fresh() if fresh is not None else items, sizes, visit)
+    return _run_depth_first(steps, keys, fresh() if fresh is not None else items, sizes, active)
 
 
 async def run_message_async(
-    step: Step, keys: Keys, items: list[Any], batch_size: int, visit: ActiveMessage, fresh: ReloadItems | None = None
+    step: Step, keys: Keys, items: list[Any], batch_size: int, active: ActiveMessage, fresh: ReloadItems | None = None
 ) -> MessageOutcome:
     size = len(items) or 1 if step.barrier else max(1, batch_size)
     failures = FailureCollector(keys)
-    visit.call.keys, visit.call.size = keys, 1 if step.each else size
+    active.call.keys, active.call.size = keys, 1 if step.each else size
     began = perf_counter()
-    out, changes = await run_step_async(step, keys, items, size, visit.breadcrumb, failures.add, fresh)
+    out, changes = await run_step_async(step, keys, items, size, active.breadcrumb, failures.add, fresh)
     return _single_stage_outcome(len(items), derive_keys(keys, changes), out, failures, perf_counter() - began)
 
 
@@ -110,16 +110,16 @@ def call_size(step: Step, head: Step, batch_size: int, items: int) -> int:
 
 
 def _run_single_stage(
-    step: Step, keys: Keys, items: list[Any], size: int, visit: ActiveMessage, fresh: ReloadItems | None
+    step: Step, keys: Keys, items: list[Any], size: int, active: ActiveMessage, fresh: ReloadItems | None
 ) -> MessageOutcome:
     """With one stage the failed call is known at once, and the loop continues with the others."""
     failures = FailureCollector(keys)
     on_error: OnCallError = failures.add
     if step.retry is not None:
-        on_error = _CallRetrier(step, step.retry, keys, fresh or (lambda: items), visit, failures)
-    visit.call.keys, visit.call.size = keys, size
+        on_error = _CallRetrier(step, step.retry, keys, fresh or (lambda: items), active, failures)
+    active.call.keys, active.call.size = keys, size
     began = perf_counter()
-    out, changes = run_step(step, items, size, visit.breadcrumb, on_error)
+    out, changes = run_step(step, items, size, active.breadcrumb, on_error)
     return _single_stage_outcome(len(items), derive_keys(keys, changes), out, failures, perf_counter() - began)
 
 
@@ -132,11 +132,11 @@ class _CallRetrier:
         policy: ErrorPolicy,
         keys: Keys,
         reload: ReloadItems,
-        visit: ActiveMessage,
+        active: ActiveMessage,
         failures: FailureCollector,
     ) -> None:
         self._step, self._policy, self._keys = step, policy, keys
-        self._reload, self._visit, self._failures = reload, visit, failures
+        self._reload, self._visit, self._failures = reload, active, failures
 
     def __call__(self, start: int, stop: int, error: BaseException) -> StepResult | None:
         call = self._visit.call
@@ -165,17 +165,17 @@ def _single_stage_outcome(
 
 
 def _run_breadth_first(
-    steps: Sequence[Step], given: Keys, items: list[Any], sizes: Sequence[int], visit: ActiveMessage
+    steps: Sequence[Step], given: Keys, items: list[Any], sizes: Sequence[int], active: ActiveMessage
 ) -> MessageOutcome:
-    crumb, call, keys = visit.breadcrumb, visit.call, given
+    breadcrumb, call, keys = active.breadcrumb, active.call, given
     stages = []
     began = first = perf_counter()
     for position, step in enumerate(steps):
         if keys is not given:
-            crumb[2] = 0  # rows no longer correspond to those of the message
-        crumb[3] = position
+            breadcrumb[2] = 0  # rows no longer correspond to those of the message
+        breadcrumb[3] = position
         call.keys, call.size = keys, sizes[position]
-        out, changes = run_step(step, items, sizes[position], crumb, _raise)
+        out, changes = run_step(step, items, sizes[position], breadcrumb, _raise)
         keys = derive_keys(keys, changes)
         ended = perf_counter()
         stages.append((len(items), len(out), ended - began))
@@ -184,26 +184,26 @@ def _run_breadth_first(
 
 
 def _run_depth_first(
-    steps: Sequence[Step], keys: Keys, items: list[Any], sizes: Sequence[int], visit: ActiveMessage
+    steps: Sequence[Step], keys: Keys, items: list[Any], sizes: Sequence[int], active: ActiveMessage
 ) -> MessageOutcome:
     """The breadcrumb stays on the batch of the first stage, which is exact for all stages."""
-    crumb = visit.breadcrumb
+    breadcrumb = active.breadcrumb
     failures = FailureCollector(keys)
     out: list[Any] = []
     out_keys: list[Keys] = []
     counts = [[0] * len(steps), [0] * len(steps)]
     seconds = [0.0] * len(steps)
     chunk = max(sizes)
-    crumb[1], crumb[2] = 0, 1
+    breadcrumb[1], breadcrumb[2] = 0, 1
     for start in range(0, len(items), chunk):
-        crumb[1] = start
+        breadcrumb[1] = start
         part = items[start : start + chunk]
         stop = start + len(part)
         passed = [len(part)]
         try:
-            made_keys, made = _run_one_batch(steps, slice_keys(keys, start, stop), part, sizes, visit, passed, seconds)
+            made_keys, made = _run_one_batch(steps, slice_keys(keys, start, stop), part, sizes, active, passed, seconds)
         except BaseException as error:  # raised by user code
-            failures.add(start, stop, error, steps[crumb[3]].name)
+            failures.add(start, stop, error, steps[breadcrumb[3]].name)
             continue
         out += made
         out_keys.append(made_keys)
@@ -219,15 +219,15 @@ def _run_one_batch(
     keys: Keys,
     items: list[Any],
     sizes: Sequence[int],
-    visit: ActiveMessage,
+    active: ActiveMessage,
     passed: list[int],
     seconds: list[float],
 ) -> tuple[Keys, list[Any]]:
     """Run one batch through all stages; adds item counts and seconds of each stage."""
-    call = visit.call
+    call = active.call
     call.breadcrumb = place = [0, 0]
     for position, step in enumerate(steps):
-        visit.breadcrumb[3] = position
+        active.breadcrumb[3] = position
         call.keys, call.size = keys, sizes[position]
         began = perf_counter()
         try:

@@ -113,7 +113,7 @@ class UnitExecutor:
         return _run_without_loop(self.teardown_async())
 
     async def teardown_async(self) -> list[ExceptionSummary]:
-        told: list[ExceptionSummary] = []
+        errors: list[ExceptionSummary] = []
         while self._set_up_objects:
             one = self._set_up_objects.pop()
             teardown = getattr(one.target, "teardown", None)
@@ -124,8 +124,8 @@ class UnitExecutor:
                 raise
             except BaseException as error:  # raised by user code
                 _add_note(error, f"in the teardown of stage {one.name!r}")
-                told.append(summarize_exception(error))
-        return told
+                errors.append(summarize_exception(error))
+        return errors
 
     # --- messages
 
@@ -134,37 +134,37 @@ class UnitExecutor:
         keys: Keys,
         items: list[Any],
         batch_size: int,
-        crumb: BreadcrumbCell,
+        breadcrumb: BreadcrumbCell,
         message: int,
         fresh: ReloadItems | None = None,
     ) -> MessageOutcome:
         """Run all items of a message. `fresh` reloads the items unmodified; without it, functions that modify items in
         place see their own changes when a failure makes fused stages run twice."""
         assert not self.is_async, f"{self.stages} must be awaited"
-        with SOFT_TIMEOUT if self._has_timeout else nullcontext(), ActiveMessage(crumb, message) as visit:
-            return run_message(self._steps, keys, items, batch_size, visit, fresh)
+        with SOFT_TIMEOUT if self._has_timeout else nullcontext(), ActiveMessage(breadcrumb, message) as active:
+            return run_message(self._steps, keys, items, batch_size, active, fresh)
 
     def run_barrier(
-        self, rows: BarrierRows, crumb: BreadcrumbCell, message: int, chunk: int, give: EmitChunk
+        self, rows: BarrierRows, breadcrumb: BreadcrumbCell, message: int, chunk: int, give: EmitChunk
     ) -> tuple[int, float, list[CallFailure]]:
         """Run a barrier stage on all of its input; see `barrier.run_barrier`."""
         assert self.barrier is not None, f"{self.stages} is no barrier"
-        with ActiveMessage(crumb, message) as visit:
-            return run_barrier(self.barrier, rows, visit, chunk, give)
+        with ActiveMessage(breadcrumb, message) as active:
+            return run_barrier(self.barrier, rows, active, chunk, give)
 
     async def run_async(
         self,
         keys: Keys,
         items: list[Any],
         batch_size: int,
-        crumb: BreadcrumbCell,
+        breadcrumb: BreadcrumbCell,
         message: int,
         fresh: ReloadItems | None = None,
     ) -> MessageOutcome:
         if not self.is_async:
-            return self.run(keys, items, batch_size, crumb, message, fresh)
-        with ActiveMessage(crumb, message) as visit:
-            return await run_message_async(self._steps[0], keys, items, batch_size, visit, fresh)
+            return self.run(keys, items, batch_size, breadcrumb, message, fresh)
+        with ActiveMessage(breadcrumb, message) as active:
+            return await run_message_async(self._steps[0], keys, items, batch_size, active, fresh)
 
     def call(self, method: str, /, *args: Any, **named: Any) -> Any:
         """Call one method of the object; the result may be awaitable."""

@@ -38,8 +38,8 @@ class CallContext:
 
     __slots__ = ("breadcrumb", "keys", "size")
 
-    def __init__(self, crumb: BreadcrumbCell, keys: Keys = NO_KEYS, size: int = 1) -> None:
-        self.breadcrumb = crumb
+    def __init__(self, breadcrumb: BreadcrumbCell, keys: Keys = NO_KEYS, size: int = 1) -> None:
+        self.breadcrumb = breadcrumb
         self.keys = keys
         self.size = size
 

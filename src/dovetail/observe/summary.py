@@ -45,8 +45,8 @@ def _summarize_node(history: RunHistory, name: str, alive: Mapping[str, int], le
     lines = history.node_uses.get(name, [])
     workers = dict(alive)
     for line in lines:
-        told = line.get("workers")
-        counts: dict[str, Any] = told if isinstance(told, dict) else {}
+        value = line.get("workers")
+        counts: dict[str, Any] = value if isinstance(value, dict) else {}
         for unit in counts:
             workers[unit] = max(workers.get(unit, 0), int(number_field(counts, unit)))
     last = lines[-1] if lines else {}
@@ -397,11 +397,11 @@ def _summarize_unit(history: RunHistory, name: str, bottleneck: float) -> UnitSu
     )
 
 
-def _parse_stages(told: object) -> tuple[StageSummary, ...]:
+def _parse_stages(value: object) -> tuple[StageSummary, ...]:
     """A value of the last view; empty if missing or unreadable."""
     return tuple(
         StageSummary(str(stage[0]), int(stage[1]), int(stage[2]), float(stage[3]))
-        for stage in (told if isinstance(told, list) else ())
+        for stage in (value if isinstance(value, list) else ())
         if isinstance(stage, list) and len(stage) == 4 and all(isinstance(it, int | float) for it in stage[1:])
     )
 

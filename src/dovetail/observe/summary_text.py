@@ -33,47 +33,47 @@ MIN_COMPARABLE_WORK_S = 20.0
 """A run with less work than this at full speed never reaches it."""
 
 
-def summary_lines(told: RunSummary) -> list[str]:
+def summary_lines(summary: RunSummary) -> list[str]:
     """The text that every run prints at its end."""
-    return [*result_lines(told), "", *next_step_lines(told)]
+    return [*result_lines(summary), "", *next_step_lines(summary)]
 
 
-def result_lines(told: RunSummary) -> list[str]:
+def result_lines(summary: RunSummary) -> list[str]:
     """The summary without the next commands."""
     return [
-        *headline_lines(told),
+        *headline_lines(summary),
         "",
-        *unit_table_lines(told),
+        *unit_table_lines(summary),
         "",
-        *stage_lines(told),
-        *rate_lines(told),
-        *resource_lines(told),
-        *setup_lines(told),
-        *advice_lines(told),
-        *node_lines(told),
+        *stage_lines(summary),
+        *rate_lines(summary),
+        *resource_lines(summary),
+        *setup_lines(summary),
+        *advice_lines(summary),
+        *node_lines(summary),
     ]
 
 
-def headline_lines(told: RunSummary) -> list[str]:
-    clock = " of simulated time" if told.virtual else ""
-    of_all = f" of {told.total}" if told.total is not None else ""
-    head = f"{told.name or told.id}: {told.status} after {format_duration(told.seconds)}{clock}"
-    dropped = f", {told.dropped} dropped" if told.dropped else ""
-    items = f"  {told.finished}{of_all} items in, {told.delivered} out{dropped}, {told.aside} set aside"
-    return [head, *([f"  {told.error}"] if told.error else []), items]
+def headline_lines(summary: RunSummary) -> list[str]:
+    clock = " of simulated time" if summary.virtual else ""
+    of_all = f" of {summary.total}" if summary.total is not None else ""
+    head = f"{summary.name or summary.id}: {summary.status} after {format_duration(summary.seconds)}{clock}"
+    dropped = f", {summary.dropped} dropped" if summary.dropped else ""
+    items = f"  {summary.finished}{of_all} items in, {summary.delivered} out{dropped}, {summary.aside} set aside"
+    return [head, *([f"  {summary.error}"] if summary.error else []), items]
 
 
-def unit_table_lines(told: RunSummary) -> list[str]:
-    if not told.units:
+def unit_table_lines(summary: RunSummary) -> list[str]:
+    if not summary.units:
         return ["no stage was seen yet"]
     of_items, of_workers = ("items in", "out", "aside", "items/s", "busy"), ("workers", "started", "stopped", "lost")
     rows = [("stage", *of_items, *of_workers, "bottleneck")]
-    for unit in told.units:
+    for unit in summary.units:
         counts = (str(unit.most_workers), str(unit.started), str(unit.stopped), str(unit.lost))
         busy = format_percent(unit.busy if unit.busy is None else min(1.0, unit.busy))
         items = (str(unit.taken), str(unit.given), str(unit.aside), format_number(unit.rate), busy)
         rows.append((short_unit_name(unit.name), *items, *counts, format_percent(unit.bottleneck or None)))
-    return align_table([(*row, *more) for row, more in zip(rows, _measured_cells(told.units), strict=True)])
+    return align_table([(*row, *more) for row, more in zip(rows, _measured_cells(summary.units), strict=True)])
 
 
 def _measured_cells(units: Sequence[UnitSummary]) -> list[tuple[str, ...]]:
@@ -84,10 +84,10 @@ def _measured_cells(units: Sequence[UnitSummary]) -> list[tuple[str, ...]]:
     return list(zip(*columns, strict=True)) or [()] * (len(units) + 1)
 
 
-def stage_lines(told: RunSummary) -> list[str]:
+def stage_lines(summary: RunSummary) -> list[str]:
     """Seconds per stage of fused stages, which share their workers."""
     lines = []
-    for unit in told.units:
+    for unit in summary.units:
         seconds = sum(stage.seconds for stage in unit.stages)
         if len(unit.stages) > 1 and seconds:
             shares = (
@@ -97,23 +97,27 @@ def stage_lines(told: RunSummary) -> list[str]:
     return lines
 
 
-def rate_lines(told: RunSummary) -> list[str]:
+def rate_lines(summary: RunSummary) -> list[str]:
     lines = [
-        f"rate        {sparkline(told.rates)}  mean {format_rate(told.mean_rate)}, steady "
-        f"{format_rate(told.steady_rate)}"
+        f"rate        {sparkline(summary.rates)}  mean {format_rate(summary.mean_rate)}, steady "
+        f"{format_rate(summary.steady_rate)}"
     ]
-    if told.expected:
-        reached = told.reached
-        work_s = told.finished / told.expected
-        share = f", {format_percent(reached / told.expected)} of it reached" if reached else ""
-        by = f" by the plan ({RATE_SOURCE_TEXTS[told.planned_from]})" if told.planned and not told.virtual else ""
-        comparable = work_s >= MIN_COMPARABLE_WORK_S or (by and told.steady_rate)
-        if reached and not comparable and reached < REACHED_SHARE * told.expected:
-            share = (
-                f" (not reached: {told.finished} items are {format_duration(work_s)} of work, too little to get going)"
-            )
-        lines.append(f"predicted   {format_rate(told.expected)}{by}{share}; {format_count(told.replans, 'replan')}")
-    limits = [(unit.bottleneck, unit.name) for unit in told.units] + [(told.source_limited, "the source")]
+    if summary.expected:
+        reached = summary.reached
+        work_s = summary.finished / summary.expected
+        share = f", {format_percent(reached / summary.expected)} of it reached" if reached else ""
+        by = (
+            f" by the plan ({RATE_SOURCE_TEXTS[summary.planned_from]})"
+            if summary.planned and not summary.virtual
+            else ""
+        )
+        comparable = work_s >= MIN_COMPARABLE_WORK_S or (by and summary.steady_rate)
+        if reached and not comparable and reached < REACHED_SHARE * summary.expected:
+            share = f" (not reached: {summary.finished} items are {format_duration(work_s)} of work, too little to get going)"
+        lines.append(
+            f"predicted   {format_rate(summary.expected)}{by}{share}; {format_count(summary.replans, 'replan')}"
+        )
+    limits = [(unit.bottleneck, unit.name) for unit in summary.units] + [(summary.source_limited, "the source")]
     limits = sorted((limit for limit in limits if limit[0]), key=lambda limit: -limit[0])
     if limits:
         shares = ", ".join(f"{short_unit_name(name)} {format_percent(share)} of the time" for share, name in limits[:4])
@@ -121,9 +125,9 @@ def rate_lines(told: RunSummary) -> list[str]:
     return lines
 
 
-def resource_lines(told: RunSummary) -> list[str]:
+def resource_lines(summary: RunSummary) -> list[str]:
     lines = []
-    for name, use in told.use.items():
+    for name, use in summary.use.items():
         if use.peak and use.total:
             mean, peak = (
                 f"{format_amount(name, it)} ({format_percent(it / use.total)})" for it in (use.mean, use.peak)
@@ -132,23 +136,23 @@ def resource_lines(told: RunSummary) -> list[str]:
     return lines
 
 
-def setup_lines(told: RunSummary) -> list[str]:
-    if not told.setup_s:
+def setup_lines(summary: RunSummary) -> list[str]:
+    if not summary.setup_s:
         return []
     return [
-        f"setup       {format_duration(told.setup_s)} of workers' time, {format_percent(told.setup_share)} of all of it"
+        f"setup       {format_duration(summary.setup_s)} of workers' time, {format_percent(summary.setup_share)} of all of it"
     ]
 
 
-def advice_lines(told: RunSummary) -> list[str]:
-    return [f"{'' if place else 'to change':11} {text}" for place, text in enumerate(told.advice)]
+def advice_lines(summary: RunSummary) -> list[str]:
+    return [f"{'' if place else 'to change':11} {text}" for place, text in enumerate(summary.advice)]
 
 
-def node_lines(told: RunSummary) -> list[str]:
+def node_lines(summary: RunSummary) -> list[str]:
     """Nodes of a run on several nodes; lost nodes first."""
-    if told.virtual or len(told.nodes) < 2:
+    if summary.virtual or len(summary.nodes) < 2:
         return []
-    nodes = sorted(told.nodes, key=lambda node: (node.left is None, node.name))
+    nodes = sorted(summary.nodes, key=lambda node: (node.left is None, node.name))
     rows = [
         ("node", "workers at most", "CPUs busy", "memory at most", "GPUs busy"),
         *map(_node_row, nodes[:MAX_NODES_SHOWN]),
@@ -170,11 +174,11 @@ def _node_row(node: NodeSummary) -> tuple[str, ...]:
     return node.name + ("" if node.left is None else " (left)"), workers or "-", cpus, memory, cards
 
 
-def next_step_lines(told: RunSummary) -> list[str]:
+def next_step_lines(summary: RunSummary) -> list[str]:
     """Path of the run folder, and the next commands."""
-    kept = Path(told.folder).parent == runs_folder()
-    run = shlex.quote(told.id if kept else told.folder)
-    lines = [f"folder      {told.folder}"]
-    if told.aside:
-        lines.append(f"set aside   {told.folder}/errors/errors.jsonl")
+    kept = Path(summary.folder).parent == runs_folder()
+    run = shlex.quote(summary.id if kept else summary.folder)
+    lines = [f"folder      {summary.folder}"]
+    if summary.aside:
+        lines.append(f"set aside   {summary.folder}/errors/errors.jsonl")
     return [*lines, f"next        dovetail status {run} | dovetail trace {run} -o trace.json"]

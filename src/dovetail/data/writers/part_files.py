@@ -50,7 +50,7 @@ class PartWriter:
         if not self._ordered:
             data, meta = self.encode(items)
             return PartFileRange(self._part, self._append(data), len(data), len(items), [], [], None, meta)
-        first, last, told, order = encode_keys(keys)
+        first, last, encoded, order = encode_keys(keys)
         if order is not None:
             items = [items[at] for at in order]
         try:
@@ -58,8 +58,8 @@ class PartWriter:
         except UnwritableItemError as error:
             index = error.index if order is None or error.index < 0 else order[error.index]
             raise UnwritableItemError(index, error.error_text) from None
-        offset = self._append(data + told if told else data)
-        where = [offset + len(data), len(told)] if told else None
+        offset = self._append(data + encoded if encoded else data)
+        where = [offset + len(data), len(encoded)] if encoded else None
         return PartFileRange(self._part, offset, len(data), len(items), first, last, where, meta)
 
     def _append(self, data: bytes) -> int:

@@ -40,8 +40,8 @@ def encode_keys(keys: Any) -> tuple[list[int], list[int], bytes, list[int] | Non
         numbers = array("q", in_order)
     first, last = in_order[0], in_order[-1]
     consecutive = last - first + 1 == len(keys) == len(set(keys))  # keys may be equal on two paths
-    told = b"" if consecutive else NUMBER_KEYS_TAG + numbers.tobytes()
-    return [first], [last], told, order
+    encoded = b"" if consecutive else NUMBER_KEYS_TAG + numbers.tobytes()
+    return [first], [last], encoded, order
 
 
 def _encode_tuple_keys(keys: list[tuple[int, ...]]) -> tuple[list[int], list[int], bytes, list[int] | None]:
@@ -50,19 +50,19 @@ def _encode_tuple_keys(keys: list[tuple[int, ...]]) -> tuple[list[int], list[int
     if in_order != keys:
         order = sorted(range(len(keys)), key=keys.__getitem__)
     lengths = array("H", map(len, in_order)).tobytes()
-    told = (
+    encoded = (
         TUPLE_KEYS_TAG + len(keys).to_bytes(8, "little") + lengths + array("q", chain.from_iterable(in_order)).tobytes()
     )
-    return list(in_order[0]), list(in_order[-1]), told, order
+    return list(in_order[0]), list(in_order[-1]), encoded, order
 
 
-def decode_keys(told: bytes) -> Sequence[int] | list[tuple[int, ...]]:
+def decode_keys(encoded: bytes) -> Sequence[int] | list[tuple[int, ...]]:
     """Decode keys: numbers, or tuples."""
-    if told[:1] == NUMBER_KEYS_TAG:
-        return array("q", told[1:])
-    count = int.from_bytes(told[1:9], "little")
-    lengths = array("H", told[9 : 9 + 2 * count])
-    numbers = array("q", told[9 + 2 * count :])
+    if encoded[:1] == NUMBER_KEYS_TAG:
+        return array("q", encoded[1:])
+    count = int.from_bytes(encoded[1:9], "little")
+    lengths = array("H", encoded[9 : 9 + 2 * count])
+    numbers = array("q", encoded[9 + 2 * count :])
     keys = []
     begin = 0
     for length in lengths:
@@ -82,10 +82,10 @@ class OpenPiece:
         self.cache: Any = None
         self._keys: Any = None
 
-    def keys(self, told: Callable[[PartFileRange], bytes]) -> Any:
+    def keys(self, encoded: Callable[[PartFileRange], bytes]) -> Any:
         if self._keys is None:
             piece = self.piece
-            self._keys = range(piece.first[0], piece.last[0] + 1) if piece.keys is None else decode_keys(told(piece))
+            self._keys = range(piece.first[0], piece.last[0] + 1) if piece.keys is None else decode_keys(encoded(piece))
             assert len(self._keys) == piece.items
         return self._keys
 
@@ -99,9 +99,9 @@ def in_written_order(pieces: Sequence[PartFileRange]) -> Iterator[PieceSpan]:
         yield OpenPiece(piece), 0, piece.items
 
 
-def merge_in_order(pieces: Sequence[PartFileRange], told: Callable[[PartFileRange], bytes]) -> Iterator[PieceSpan]:
+def merge_in_order(pieces: Sequence[PartFileRange], encoded: Callable[[PartFileRange], bytes]) -> Iterator[PieceSpan]:
     """All rows in key order. The keys of a piece are decoded only if other pieces overlap it; only the keys of such
-    pieces are in memory, not their rows. `told`: the encoded keys of a piece."""
+    pieces are in memory, not their rows. `encoded`: the encoded keys of a piece."""
     order = sort_by_first_key(pieces)
     waiting: list[tuple[list[int], int, OpenPiece]] = []
     at = 0
@@ -119,7 +119,7 @@ def merge_in_order(pieces: Sequence[PartFileRange], told: Callable[[PartFileRang
         if limit is None or piece.last < limit:
             yield opened, start, piece.items
             continue
-        keys = opened.keys(told)
+        keys = opened.keys(encoded)
         opened.rows_given = max(start + 1, _rows_below(keys, tuple(limit), start))
         yield opened, start, opened.rows_given
         if opened.rows_given < piece.items:

@@ -97,7 +97,7 @@ class LocalEngine:
         self._folder = folder or process_setup.make_temporary_folder()
         self._breadcrumbs = BreadcrumbTable()
         self._launcher = WorkerLauncher(
-            folder, self._folder / "spool", cluster, self._breadcrumbs, pin_cpus=pin_cpus, home=home
+            folder, self._folder / "spool", cluster, self._breadcrumbs, pin_cpus=pin_cpus, driver=home
         )
         there = process_setup.total_memory_bytes() // process_setup.PAYLOAD_MEMORY_DIVISOR
         self._numbers = count(1)
@@ -231,7 +231,7 @@ class LocalEngine:
     def running(self, worker: int) -> tuple[int, ...]:
         """Messages whose user code is running."""
         ranks = self._workers[worker].ranks if worker in self._workers else ()
-        return tuple(crumb.message for rank in ranks for crumb in self._breadcrumbs.read(rank.cells))
+        return tuple(breadcrumb.message for rank in ranks for breadcrumb in self._breadcrumbs.read(rank.cells))
 
     # --- for the agent on a node of a Ray cluster, which hosts this engine
 
@@ -292,8 +292,8 @@ class LocalEngine:
     def _start(
         self, command: StartWorker, ranks: Sequence[int] | None = None, meeting: tuple[str, int] | None = None
     ) -> None:
-        nursery = self._get_forkserver()
-        child = self._launcher.start(command, nursery, self._numbers, ranks, meeting)
+        server = self._get_forkserver()
+        child = self._launcher.start(command, server, self._numbers, ranks, meeting)
         self._workers[child.number] = child
         for rank in child.ranks:
             self._ranks[rank.number] = rank
@@ -444,27 +444,27 @@ class LocalEngine:
     # --- exits
 
     def _read_forkserver(self) -> None:
-        nursery = self._forkserver
-        if nursery is None:
+        server = self._forkserver
+        if server is None:
             return
-        frames, there = nursery.receive()
+        frames, there = server.receive()
         for frame in frames:
             match frame.head:
                 case ("forked", number, pid):
-                    nursery.pids[number] = pid
+                    server.pids[number] = pid
                     self.pids.append(pid)
                     if number in self._ranks:
                         self._ranks[number].pid = pid
                 case ("exited", number, status, why, peak, _seconds):
-                    nursery.pids.pop(number, None)
+                    server.pids.pop(number, None)
                     self._on_exit(number, status, why, peak)
         if not there:
-            self._on_forkserver_died(nursery)
+            self._on_forkserver_died(server)
 
-    def _on_forkserver_died(self, nursery: ProcessServer) -> None:
+    def _on_forkserver_died(self, server: ProcessServer) -> None:
         """The fork server was killed: kill its workers. The next start launches a new one."""
-        self._epoll.unregister(nursery.channel.fileno())
-        nursery.kill_orphans()
+        self._epoll.unregister(server.channel.fileno())
+        server.kill_orphans()
         self._forkserver = None
         for rank in list(self._ranks.values()):
             self._on_exit(rank.number, 9, "the process that waits for workers was killed, and they with it", 0)
@@ -482,14 +482,14 @@ class LocalEngine:
         child = rank.child
         rank.has_exited = True
         child.peak = max(child.peak, peak)
-        crumbs = self._breadcrumbs.read(rank.cells)
+        breadcrumbs = self._breadcrumbs.read(rank.cells)
         with self._lock:
             if child.end is None and not rank.stopped:
                 cause, detail = describe_exit(status, self._oom_kills)
                 child.on_process_died(rank, cause, why or detail)
             if not rank.stopped:
                 self._kill(child)  # the ranks of a gang end together
-            child.add_breadcrumbs(crumbs)
+            child.add_breadcrumbs(breadcrumbs)
         self._breadcrumbs.release(rank.cells)
         if all(rank.has_exited for rank in child.ranks):
             self._report_end(child)

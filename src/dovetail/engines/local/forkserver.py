@@ -32,9 +32,9 @@ MAX_KILL_ROUNDS = 1000
 class ForkServer:
     """State of the process: its children by number."""
 
-    def __init__(self, sock: socket.socket, crumbs: int) -> None:
+    def __init__(self, sock: socket.socket, breadcrumbs_fd: int) -> None:
         self._channel = Channel(sock)
-        self._breadcrumbs_fd = crumbs
+        self._breadcrumbs_fd = breadcrumbs_fd
         self._numbers: dict[int, int] = {}
         """Pid -> the number that the driver assigned."""
         self._pids: dict[int, int] = {}
@@ -51,18 +51,18 @@ class ForkServer:
         for fd in (self._channel.fileno(), self._wake_read, self._driver_pidfd):
             if fd >= 0:
                 poll.register(fd, select.POLLIN)
-        there = True
-        while there:
+        connected = True
+        while connected:
             for fd, _ in poll.poll():
                 if fd == self._wake_read:
                     os.read(fd, 4096)
                     self._reap()
                 elif fd == self._channel.fileno():
-                    frames, there = self._channel.receive()
+                    frames, connected = self._channel.receive()
                     for frame in frames:
                         self._on_frame(frame)
                 else:
-                    there = False  # the driver exited, although one of its children holds the socket
+                    connected = False  # the driver exited, although one of its children holds the socket
         self.kill_all()
 
     def _on_frame(self, frame: Frame) -> None:
@@ -222,12 +222,12 @@ def main() -> None:
     """Entry point: `python -c ... SOCKET BREADCRUMBS`, both descriptors inherited from the driver."""
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # a driver that blocks SIGCHLD passes its signal mask on
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    sock, crumbs = map(int, sys.argv[1:3])
+    sock, breadcrumbs_fd = map(int, sys.argv[1:3])
     gc.disable()
     gc.freeze()
-    nursery = ForkServer(socket.socket(fileno=sock), crumbs)
+    server = ForkServer(socket.socket(fileno=sock), breadcrumbs_fd)
     try:
-        nursery.run()
+        server.run()
     finally:
-        nursery.kill_all()
+        server.kill_all()
     os._exit(0)

@@ -69,18 +69,26 @@ class ProcessServer(Protocol):
 class ForkServerClient:
     """A fork server process and the pids of its children."""
 
-    def __init__(self, crumbs: int, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(self, breadcrumbs_fd: int, environment: Mapping[str, str] | None = None) -> None:
         """`environment`: that of the fork server, if it differs from this process; workers get the variables of their
         seats."""
         ours, theirs = socket.socketpair()
         if not sys.executable:
             message = "the local engine starts Python processes, and sys.executable does not say where Python is"
             raise EngineError(Problem("DT334", message, fixes=("run it with a python command",)))
-        arguments = [sys.executable, "-P", "-c", BOOTSTRAP_CODE, str(theirs.fileno()), str(crumbs), *_import_paths()]
+        arguments = [
+            sys.executable,
+            "-P",
+            "-c",
+            BOOTSTRAP_CODE,
+            str(theirs.fileno()),
+            str(breadcrumbs_fd),
+            *_import_paths(),
+        ]
         try:
             self._process = subprocess.Popen(  # noqa: S603 - our own code
                 arguments,
-                pass_fds=(theirs.fileno(), crumbs),
+                pass_fds=(theirs.fileno(), breadcrumbs_fd),
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
                 env=environment,
@@ -129,8 +137,8 @@ class ForkServerClient:
     def receive(self) -> tuple[list[Frame], bool]:
         """Received frames, and whether the fork server is alive."""
         self._read()
-        said, self._frames = self._frames, []
-        return said, self._is_alive
+        frames, self._frames = self._frames, []
+        return frames, self._is_alive
 
     def _read(self) -> None:
         try:

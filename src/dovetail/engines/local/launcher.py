@@ -47,17 +47,17 @@ class WorkerLauncher:
     def __init__(
         self,
         folder: Path | None,
-        spill: Path,
+        spool: Path,
         cluster: Cluster | None,
-        crumbs: BreadcrumbTable,
+        breadcrumbs: BreadcrumbTable,
         *,
         pin_cpus: bool,
-        home: DriverContext | None = None,
+        driver: DriverContext | None = None,
     ) -> None:
-        """`home`: context of the driver, if that is another process."""
-        self._logs = folder / "logs" if folder is not None else None
-        self._spill = str(spill)
-        self._crumbs = crumbs
+        """`driver`: context of the driver, if that is another process."""
+        self._log_folder = folder / "logs" if folder is not None else None
+        self._spill = str(spool)
+        self._breadcrumbs = breadcrumbs
         self._pin_cpus = pin_cpus
         self._pinned = 0
         self._pickled_works: dict[int, tuple[object, bytes]] = {}
@@ -68,14 +68,14 @@ class WorkerLauncher:
             node.name: dict(enumerate(card.uuid for card in node.gpus if card.uuid)) for node in nodes
         }
         """Node -> position of a card -> its CUDA name."""
-        self._driver = home
-        self.inherited = None if home is None else agent_environment(os.environ, _environment_at_start(), home)
+        self._driver = driver
+        self.inherited = None if driver is None else agent_environment(os.environ, _environment_at_start(), driver)
         """Environment common to all workers; None: that of this process at the time of the start."""
 
     def start(
         self,
         command: StartWorker,
-        nursery: ProcessServer,
+        server: ProcessServer,
         numbers: Iterator[int],
         ranks: Sequence[int] | None = None,
         meeting: tuple[str, int] | None = None,
@@ -84,7 +84,7 @@ class WorkerLauncher:
         names = frozenset(hosted.name for hosted in command.hosted)
         here = range(len(command.seats)) if ranks is None else sorted(ranks)
         child = LocalWorker(command.worker, command.seats[here[0]].node, names, gang=len(command.seats) > 1)
-        guests = tuple(
+        hosted_objects = tuple(
             HostedSpec(hosted.name, self.pickled_work(hosted), hosted.slots, _pickled_writer(hosted))
             for hosted in command.hosted
         )
@@ -99,7 +99,7 @@ class WorkerLauncher:
                 variables |= rendezvous_variables(command.seats, rank, port, address)
             spec = WorkerSpec(
                 command.worker,
-                guests,
+                hosted_objects,
                 seat,
                 rank,
                 len(command.seats),
@@ -111,7 +111,7 @@ class WorkerLauncher:
                 self._next_cpus(seat.cpu_milli),
             )
             child.ranks.append(
-                self._launch_process(child, rank, spec, variables, nursery, next(numbers), needs_fresh_interpreter(own))
+                self._launch_process(child, rank, spec, variables, server, next(numbers), needs_fresh_interpreter(own))
             )
         return child
 
@@ -132,15 +132,15 @@ class WorkerLauncher:
         rank: int,
         spec: WorkerSpec,
         variables: dict[str, str],
-        nursery: ProcessServer,
+        server: ProcessServer,
         number: int,
         fresh: bool,
     ) -> RankProcess:
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
-        cells = self._crumbs.allocate(sum(guest.slots for guest in spec.hosted))
+        cells = self._breadcrumbs.allocate(sum(hosted.slots for hosted in spec.hosted))
         log = self._log(child.number, rank)
-        nursery.spawn(number, pickle.dumps(spec, 5), (theirs.fileno(), log), cells, variables, fresh=fresh)
+        server.spawn(number, pickle.dumps(spec, 5), (theirs.fileno(), log), cells, variables, fresh=fresh)
         self._passed += [theirs, os.fdopen(log, "ab", buffering=0)]
         return RankProcess(number, rank, child, Channel(ours), cells)
 
@@ -150,11 +150,11 @@ class WorkerLauncher:
         self._passed.clear()
 
     def _log(self, worker: int, rank: int) -> int:
-        if self._logs is None:
+        if self._log_folder is None:
             return os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
-        self._logs.mkdir(parents=True, exist_ok=True)
+        self._log_folder.mkdir(parents=True, exist_ok=True)
         name = f"{worker}.log" if not rank else f"{worker}.{rank}.log"
-        return os.open(self._logs / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        return os.open(self._log_folder / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
 
     def pickled_work(self, hosted: HostedObject) -> bytes:
         """The pickled definition; pickled once for all workers."""

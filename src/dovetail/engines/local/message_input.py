@@ -88,18 +88,18 @@ class MessageInput:
 class ShiftedBreadcrumb:
     """A breadcrumb for a message that runs in pieces: adds the start of the piece to the item index."""
 
-    def __init__(self, crumb: BreadcrumbCell, by: int) -> None:
-        self._crumb, self._by = crumb, by
+    def __init__(self, breadcrumb: BreadcrumbCell, by: int) -> None:
+        self._breadcrumb, self._by = breadcrumb, by
 
     def __setitem__(self, at: int, value: int) -> None:
-        self._crumb[at] = value + self._by if at == 1 else value
+        self._breadcrumb[at] = value + self._by if at == 1 else value
 
     def __getitem__(self, at: int) -> int:
-        return self._crumb[at] - self._by if at == 1 else self._crumb[at]
+        return self._breadcrumb[at] - self._by if at == 1 else self._breadcrumb[at]
 
 
-def shift_breadcrumb(crumb: BreadcrumbCell, by: int) -> Any:
-    return ShiftedBreadcrumb(crumb, by) if by else crumb
+def shift_breadcrumb(breadcrumb: BreadcrumbCell, by: int) -> Any:
+    return ShiftedBreadcrumb(breadcrumb, by) if by else breadcrumb
 
 
 def readable_spans(opened: MessageInput) -> Iterator[tuple[int, Keys, list[Any]]]:
@@ -108,7 +108,7 @@ def readable_spans(opened: MessageInput) -> Iterator[tuple[int, Keys, list[Any]]
         yield 0, opened.keys, opened.items
         return
     begin = 0
-    for end in (*(odd.at for odd in opened.skipped), len(opened.items)):
+    for end in (*(skipped_item.at for skipped_item in opened.skipped), len(opened.items)):
         if begin < end:
             yield begin, slice_keys(opened.keys, begin, end), opened.items[begin:end]
         begin = end + 1
@@ -196,9 +196,9 @@ def _input_position(key: tuple[int, ...], place: dict[tuple[int, ...], int]) -> 
 
 
 def failure_from_error(keys: Keys, start: int, stop: int, error: BaseException) -> CallFailure:
-    told = summarize_exception(error)
+    summary = summarize_exception(error)
     its_keys = as_tuples(slice_keys(keys, start, stop))
-    return CallFailure(start, stop, told.line, told.detail, told.out_of_memory, told.on_gpu, its_keys)
+    return CallFailure(start, stop, summary.line, summary.detail, summary.out_of_memory, summary.on_gpu, its_keys)
 
 
 def failure_as_tuple(failure: CallFailure) -> tuple[Any, ...]:

@@ -269,23 +269,23 @@ class MessageRunner:
 
     # --- messages
 
-    def run(self, host: UnitExecutor, frame: Frame, crumb: BreadcrumbCell) -> None:
-        if host.barrier is not None:
-            self._run_barrier(host, frame, crumb)
+    def run(self, executor: UnitExecutor, frame: Frame, breadcrumb: BreadcrumbCell) -> None:
+        if executor.barrier is not None:
+            self._run_barrier(executor, frame, breadcrumb)
             return
         _, message, _, batch_size, cut, flags, payloads, parts, _ = frame.head
         try:
             opened = self.open(payloads, parts, frame)
-            writer = host.writer
+            writer = executor.writer
             # comprehensions, because loop variables would keep views of the input alive
             outcomes = [
                 (
                     begin,
-                    host.run(
+                    executor.run(
                         keys,
                         items,
                         batch_size,
-                        shift_breadcrumb(crumb, begin),
+                        shift_breadcrumb(breadcrumb, begin),
                         message,
                         partial(self._reload_items, opened, frame, begin, len(items)),
                     ),
@@ -298,10 +298,10 @@ class MessageRunner:
         finally:
             close_descriptors(frame.descriptors)
 
-    def _run_barrier(self, host: UnitExecutor, frame: Frame, crumb: BreadcrumbCell) -> None:
+    def _run_barrier(self, executor: UnitExecutor, frame: Frame, breadcrumb: BreadcrumbCell) -> None:
         """Run a barrier stage; its output is packed or written chunk by chunk."""
         _, message, _, _, cut, flags, payloads, _, _ = frame.head
-        leaving = OutgoingPayloads()
+        outgoing = OutgoingPayloads()
         try:
             bodies, readings = self._map_payloads(payloads, frame, files=False)
             given = BarrierInput(frame, bodies, _load_payload)
@@ -313,44 +313,50 @@ class MessageRunner:
                 with self._pack_lock:
                     while items:
                         try:
-                            if host.writer is not None:
-                                leaving.descriptions.append(self._write_items(host.writer, keys, items))
+                            if executor.writer is not None:
+                                outgoing.descriptions.append(self._write_items(executor.writer, keys, items))
                             else:
-                                leaving.add(self._place_or_discard([_pack_items(keys, items)], flags), self._placed_now)
+                                outgoing.add(
+                                    self._place_or_discard([_pack_items(keys, items)], flags), self._placed_now
+                                )
                             items = []
                         except (UnwritableItemError, Unpicklable) as error:
                             keys, items = given.drop_unsendable(keys, items, error)
 
-            count, seconds, failures = host.run_barrier(given.rows, crumb, message, given.chunk_items(cut), give)
+            count, seconds, failures = executor.run_barrier(
+                given.rows, breadcrumb, message, given.chunk_items(cut), give
+            )
             if failures:
-                leaving.undo(self._pool)
+                outgoing.undo(self._pool)
             outcome = given.outcome(count, seconds, failures)
-            self._report(message, outcome, readings, given.read_s, leaving)
+            self._report(message, outcome, readings, given.read_s, outgoing)
         except BaseException as error:
-            leaving.undo(self._pool)
+            outgoing.undo(self._pool)
             self._report_error(frame, error)
         finally:
             close_descriptors(frame.descriptors)
 
-    async def run_async(self, host: UnitExecutor, frame: Frame, crumb: BreadcrumbCell) -> None:
+    async def run_async(self, executor: UnitExecutor, frame: Frame, breadcrumb: BreadcrumbCell) -> None:
         _, message, _, batch_size, cut, flags, payloads, parts, _ = frame.head
         try:
             opened = self.open(payloads, parts, frame)
             outcomes = [
                 (
                     begin,
-                    await host.run_async(
+                    await executor.run_async(
                         keys,
                         items,
                         batch_size,
-                        shift_breadcrumb(crumb, begin),
+                        shift_breadcrumb(breadcrumb, begin),
                         message,
                         partial(self._reload_items, opened, frame, begin, len(items)),
                     ),
                 )
                 for begin, keys, items in readable_spans(opened)
             ]
-            self.finish_message(message, join_outcomes(outcomes, opened), opened, batch_size, cut, flags, host.writer)
+            self.finish_message(
+                message, join_outcomes(outcomes, opened), opened, batch_size, cut, flags, executor.writer
+            )
         except BaseException as error:
             self._report_error(frame, error)
         finally:
@@ -449,16 +455,16 @@ class MessageRunner:
         self._exit_if_forked()
         if flags & FLAG_NO_OUTPUT:
             outcome.keys, outcome.items = [], []
-        leaving = OutgoingPayloads()
+        outgoing = OutgoingPayloads()
         with self._pack_lock:
             written = self._write_results(writer, outcome, opened, batch_size) if writer is not None else []
             packed = self._pack_results(outcome, opened, batch_size, cut) if writer is None else []
-            leaving.add(self._place_or_discard(packed, flags), self._placed_now)
-            leaving.descriptions += written
+            outgoing.add(self._place_or_discard(packed, flags), self._placed_now)
+            outgoing.descriptions += written
         if opened.readings:
             self._reader.probe_writes([reading for _, reading in opened.readings])
         outcome.items = opened.items = []  # tracebacks would keep views of payloads that are closed now
-        self._report(message, outcome, opened.readings, opened.read_s, leaving)
+        self._report(message, outcome, opened.readings, opened.read_s, outgoing)
 
     def _report(
         self,
@@ -466,7 +472,7 @@ class MessageRunner:
         outcome: MessageOutcome,
         readings: Sequence[tuple[int, MappedPayload | CopiedPayload]],
         read_s: float,
-        leaving: OutgoingPayloads,
+        outgoing: OutgoingPayloads,
     ) -> None:
         with self._pack_lock:
             closed = self._pool.take_closed() if self._pool is not None else []
@@ -476,9 +482,9 @@ class MessageRunner:
         message_input.add_stage_seconds(outcome, read_s, stage=0)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
         failures = [failure_as_tuple(failure) for failure in outcome.failures]
-        report = ("done", message, outcome.seconds, failures, peak, outcome.stages, leaving.descriptions, kept, closed)
-        self.send(*report, body=leaving.body, descriptors=leaving.descriptors)
-        close_descriptors(leaving.spilled)
+        report = ("done", message, outcome.seconds, failures, peak, outcome.stages, outgoing.descriptions, kept, closed)
+        self.send(*report, body=outgoing.body, descriptors=outgoing.descriptors)
+        close_descriptors(outgoing.spilled)
 
     def _pack_results(
         self, outcome: MessageOutcome, opened: MessageInput, batch_size: int, cut: int
@@ -600,15 +606,15 @@ class MessageRunner:
     def send_call(self, number: int, worker: int, hosted: str, method: str, args: Any, named: Any) -> None:
         self.send("ask", number, worker, hosted, method, body=[pickle_value((args, named))])
 
-    def answer_call(self, host: UnitExecutor | None, frame: Frame) -> None:
+    def answer_call(self, executor: UnitExecutor | None, frame: Frame) -> None:
         """Answer a call on a hosted object."""
         _, number, name, method = frame.head
-        if host is None:
+        if executor is None:
             self.reply_error(number, LookupError(f"worker {self._spec.worker} hosts no {name!r}"))
             return
         try:
             args, named = pickle.loads(frame.body)  # noqa: S301 - from our driver or a worker of the same run
-            value = getattr(host.target, method)(*args, **named)
+            value = getattr(executor.target, method)(*args, **named)
             self.reply(number, value)
         except BaseException as error:  # passed to the caller
             self.reply_error(number, error)

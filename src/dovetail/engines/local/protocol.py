@@ -93,8 +93,8 @@ def _send_some(sock: socket.socket, pieces: deque[tuple[Chunk, Sequence[int]]]) 
     """One sendmsg; removes what was sent. Raises BlockingIOError if a non-blocking socket is full."""
     first, descriptors = pieces[0]
     if descriptors:
-        beside = [(_SOCKET, _RIGHTS, array("i", descriptors))]
-        sent = sock.sendmsg([first], beside)
+        ancillary = [(_SOCKET, _RIGHTS, array("i", descriptors))]
+        sent = sock.sendmsg([first], ancillary)
         pieces[0] = (first, ())
     elif len(pieces) == 1:
         sent = sock.send(first)
@@ -166,14 +166,14 @@ class Channel:
         Raises BlockingIOError if there is no data and the socket (or MSG_DONTWAIT) does not block.
         """
         try:
-            data, beside, told, _ = self.sock.recvmsg(READ_BYTES, _ANCILLARY_BYTES, _CLOSE_ON_EXEC | flags)
+            data, ancillary, message_flags, _ = self.sock.recvmsg(READ_BYTES, _ANCILLARY_BYTES, _CLOSE_ON_EXEC | flags)
         except (ConnectionError, InterruptedError):
             return [], False
-        if told & _ANCILLARY_TRUNCATED:
+        if message_flags & _ANCILLARY_TRUNCATED:
             limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
             message = f"too many open files: payloads are descriptors, and the limit is {limit}"
             raise EngineError(Problem("DT334", message, fixes=("ulimit -n 65536",)))
-        for level, kind, fds in beside:
+        for level, kind, fds in ancillary:
             if level == _SOCKET and kind == _RIGHTS:
                 numbers = array("i")
                 numbers.frombytes(fds[: len(fds) - len(fds) % 4])

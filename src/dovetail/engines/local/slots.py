@@ -78,15 +78,15 @@ class ReaderThread:
 class SlotDispatcher:
     """The main thread reads the socket; messages and calls run in threads, or in the event loop of an async object."""
 
-    def __init__(self, inside: WorkerProcess, desk: MessageRunner) -> None:
-        self._worker = inside
-        self._runner = desk
-        cells = list(inside.breadcrumbs)
+    def __init__(self, worker: WorkerProcess, runner: MessageRunner) -> None:
+        self._worker = worker
+        self._runner = runner
+        cells = list(worker.breadcrumbs)
         self._slots: dict[str, ThreadSlots | AsyncSlots] = {}
-        for guest in inside.spec.hosted:
-            own, cells = cells[: guest.slots], cells[guest.slots :]
-            loop = inside.async_slots.get(guest.name)
-            self._slots[guest.name] = loop or ThreadSlots(inside.executors[guest.name], desk, own)
+        for hosted in worker.spec.hosted:
+            own, cells = cells[: hosted.slots], cells[hosted.slots :]
+            loop = worker.async_slots.get(hosted.name)
+            self._slots[hosted.name] = loop or ThreadSlots(worker.executors[hosted.name], runner, own)
 
     def run(self) -> None:
         while True:
@@ -95,27 +95,27 @@ class SlotDispatcher:
                 if kind == "run":
                     self._slots[frame.head[2]].run(frame)
                 elif kind == "call":
-                    line = self._slots.get(frame.head[2])
-                    line.call(frame) if line is not None else self._runner.answer_call(None, frame)
+                    slots = self._slots.get(frame.head[2])
+                    slots.call(frame) if slots is not None else self._runner.answer_call(None, frame)
                 elif kind == "cancel":
-                    any(line.cancel(frame.head[1]) for line in self._slots.values())
+                    any(slots.cancel(frame.head[1]) for slots in self._slots.values())
                 elif kind == "free":
                     self._runner.free_buffers(*frame.head[1:])
                 elif kind == "stop":
-                    for line in self._slots.values():
-                        line.finish()
+                    for slots in self._slots.values():
+                        slots.finish()
                     return
 
 
 class ThreadSlots:
     """Slots of an object whose calls block: a thread each."""
 
-    def __init__(self, host: UnitExecutor, desk: MessageRunner, crumbs: list[BreadcrumbCell]) -> None:
-        self._executor = host
-        self._runner = desk
-        self._free_breadcrumbs = crumbs
+    def __init__(self, executor: UnitExecutor, runner: MessageRunner, breadcrumbs: list[BreadcrumbCell]) -> None:
+        self._executor = executor
+        self._runner = runner
+        self._free_breadcrumbs = breadcrumbs
         self._lock = Lock()
-        self._threads = ThreadPoolExecutor(len(crumbs), thread_name_prefix="slot")
+        self._threads = ThreadPoolExecutor(len(breadcrumbs), thread_name_prefix="slot")
         self._waiting: dict[int, tuple[Future[None], Frame]] = {}
 
     def run(self, frame: Frame) -> None:
@@ -126,11 +126,11 @@ class ThreadSlots:
     def _run_message(self, message: int, frame: Frame) -> None:
         with self._lock:
             del self._waiting[message]
-        crumb = self._free_breadcrumbs.pop()
+        breadcrumb = self._free_breadcrumbs.pop()
         try:
-            self._runner.run(self._executor, frame, crumb)
+            self._runner.run(self._executor, frame, breadcrumb)
         finally:
-            self._free_breadcrumbs.append(crumb)
+            self._free_breadcrumbs.append(breadcrumb)
 
     def call(self, frame: Frame) -> None:
         self._threads.submit(self._runner.answer_call, self._executor, frame)
@@ -152,12 +152,12 @@ class ThreadSlots:
 class AsyncSlots:
     """Slots of an object whose calls are awaited: one event loop in its own thread."""
 
-    def __init__(self, host: UnitExecutor, desk: MessageRunner, crumbs: list[BreadcrumbCell]) -> None:
-        self._executor = host
-        self._runner = desk
-        self._free_breadcrumbs = crumbs
+    def __init__(self, executor: UnitExecutor, runner: MessageRunner, breadcrumbs: list[BreadcrumbCell]) -> None:
+        self._executor = executor
+        self._runner = runner
+        self._free_breadcrumbs = breadcrumbs
         self._loop = asyncio.new_event_loop()
-        self._slots = asyncio.Semaphore(len(crumbs))
+        self._slots = asyncio.Semaphore(len(breadcrumbs))
         self._waiting: dict[int, Frame] = {}
         self._running: set[asyncio.Task[None]] = set()
         self._is_closed = False
@@ -186,11 +186,11 @@ class AsyncSlots:
         async with self._slots:
             if self._waiting.pop(message, None) is None:
                 return  # cancelled
-            crumb = self._free_breadcrumbs.pop()
+            breadcrumb = self._free_breadcrumbs.pop()
             try:
-                await self._runner.run_async(self._executor, frame, crumb)
+                await self._runner.run_async(self._executor, frame, breadcrumb)
             finally:
-                self._free_breadcrumbs.append(crumb)
+                self._free_breadcrumbs.append(breadcrumb)
 
     def call(self, frame: Frame) -> None:
         self._loop.call_soon_threadsafe(self._start_task, self._answer(frame))

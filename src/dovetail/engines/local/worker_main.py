@@ -34,26 +34,26 @@ if TYPE_CHECKING:
 SETUP_FAILED_EXIT_CODE = 71
 
 
-def main(sock: socket.socket, crumbs: int, cells: tuple[int, ...], pickled: bytes) -> int:
+def main(sock: socket.socket, breadcrumbs: int, cells: tuple[int, ...], pickled: bytes) -> int:
     """Run a worker; returns the exit code."""
     spec: WorkerSpec = pickle.loads(pickled)  # noqa: S301 - from our driver
     _enter_driver_context(spec)
     with open(os.devnull) as nothing:  # noqa: PTH123 - pathlib is not loaded
         os.dup2(nothing.fileno(), 0)
-    numbers = memoryview(mmap(crumbs, 0)).cast("q")
+    numbers = memoryview(mmap(breadcrumbs, 0)).cast("q")
     views: list[BreadcrumbCell] = [numbers[cell * BREADCRUMB_WORDS : (cell + 1) * BREADCRUMB_WORDS] for cell in cells]
     return WorkerProcess(Channel(sock), spec, views).run()
 
 
-def main_after_exec(sock: int, crumbs: int, box: int, *cells: int) -> None:
+def main_after_exec(sock: int, breadcrumbs: int, box: int, *cells: int) -> None:
     """Entry point of a worker with its own interpreter."""
     code = 70
     try:
         spec = os.pread(box, os.fstat(box).st_size, 0)
         os.close(box)
-        for fd in (sock, crumbs):
+        for fd in (sock, breadcrumbs):
             os.set_inheritable(fd, False)
-        code = main(socket.socket(fileno=sock), crumbs, cells, spec)
+        code = main(socket.socket(fileno=sock), breadcrumbs, cells, spec)
     except BaseException:
         report_crash()
     finally:
@@ -90,9 +90,9 @@ def _enter_driver_context(spec: WorkerSpec) -> None:
 class WorkerProcess:
     """One worker process. The main thread reads the socket; with one object and one slot it also runs messages."""
 
-    def __init__(self, channel: Channel, spec: WorkerSpec, crumbs: list[BreadcrumbCell]) -> None:
+    def __init__(self, channel: Channel, spec: WorkerSpec, breadcrumbs: list[BreadcrumbCell]) -> None:
         self.spec = spec
-        self.breadcrumbs = crumbs
+        self.breadcrumbs = breadcrumbs
         self._channel = channel
         self._numbers = count(1)
         self._pending_calls: dict[int, Future[Any]] = {}
@@ -119,42 +119,42 @@ class WorkerProcess:
         began = time.perf_counter()
         if not self._set_up():
             return SETUP_FAILED_EXIT_CODE
-        guests = self.spec.hosted
-        simple = len(guests) == 1 and guests[0].slots == 1 and not self.async_slots
-        self.runner.send("ready", time.perf_counter() - began, simple)
-        if simple:
+        hosted_objects = self.spec.hosted
+        single_slot = len(hosted_objects) == 1 and hosted_objects[0].slots == 1 and not self.async_slots
+        self.runner.send("ready", time.perf_counter() - began, single_slot)
+        if single_slot:
             self._run_single_slot()
         else:
             from dovetail.engines.local.slots import SlotDispatcher
 
             self._main_thread_reads = True
             SlotDispatcher(self, self.runner).run()
-        for name, host in self.executors.items():
-            told = self.async_slots[name].teardown() if name in self.async_slots else host.teardown()
+        for name, executor in self.executors.items():
+            told = self.async_slots[name].teardown() if name in self.async_slots else executor.teardown()
             for error in told:
                 print(f"teardown of {name}: {error.line}\n{error.detail}", file=sys.stderr)  # noqa: T201 - its own log
-            if host.writer is not None:
-                host.writer.end()
+            if executor.writer is not None:
+                executor.writer.end()
         self.runner.send("stopped")
         return 0
 
     def _set_up(self) -> bool:
         try:
             cells = list(self.breadcrumbs)
-            for guest in self.spec.hosted:
-                own, cells = cells[: guest.slots], cells[guest.slots :]
-                defined, work = pickle.loads(guest.work)  # noqa: S301 - from our driver
+            for hosted in self.spec.hosted:
+                own, cells = cells[: hosted.slots], cells[hosted.slots :]
+                defined, work = pickle.loads(hosted.work)  # noqa: S301 - from our driver
                 self.install_definitions(defined)
-                host = self.executors[guest.name] = make_executor(work, self._worker(guest.name), guest.slots)
-                if host.is_async:
+                executor = self.executors[hosted.name] = make_executor(work, self._worker(hosted.name), hosted.slots)
+                if executor.is_async:
                     from dovetail.engines.local.slots import AsyncSlots
 
-                    loop = self.async_slots[guest.name] = AsyncSlots(host, self.runner, own)
+                    loop = self.async_slots[hosted.name] = AsyncSlots(executor, self.runner, own)
                     loop.setup()
                 else:
-                    host.setup()
-                if guest.writer:
-                    host.writer = pickle.loads(guest.writer)  # noqa: S301 - from our driver
+                    executor.setup()
+                if hosted.writer:
+                    executor.writer = pickle.loads(hosted.writer)  # noqa: S301 - from our driver
         except BaseException as error:  # raised by user code
             told = summarize_exception(error)
             print(f"{told.line}\n{told.detail}", file=sys.stderr)  # noqa: T201 - its own log
@@ -227,7 +227,7 @@ class WorkerProcess:
     # --- single slot
 
     def _run_single_slot(self) -> None:
-        ((name, host),) = self.executors.items()
+        ((name, executor),) = self.executors.items()
         todo: deque[Frame] = deque()
         while True:
             if not todo:
@@ -237,11 +237,11 @@ class WorkerProcess:
             kind = frame.head[0]
             if kind == "run":
                 if self._claim_message(frame, todo):
-                    self.runner.run(host, frame, self.breadcrumbs[0])
+                    self.runner.run(executor, frame, self.breadcrumbs[0])
                 else:
                     self._return_message(frame)
             elif kind == "call":
-                self.runner.answer_call(host if frame.head[2] == name else None, frame)
+                self.runner.answer_call(executor if frame.head[2] == name else None, frame)
             elif kind == "stop":
                 return
 

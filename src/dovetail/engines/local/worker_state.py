@@ -121,10 +121,10 @@ class LocalWorker:
         """One of its processes exited without being stopped."""
         self.end = WorkerLost(self.number, cause, f"rank {rank.rank}: {detail}" if self.is_gang else detail)
 
-    def add_breadcrumbs(self, crumbs: tuple[Breadcrumb, ...]) -> None:
+    def add_breadcrumbs(self, breadcrumbs: tuple[Breadcrumb, ...]) -> None:
         """Add breadcrumbs of an exited process to the loss."""
         if isinstance(self.end, WorkerLost):
-            known = {crumb.message: crumb for crumb in (*self.end.breadcrumbs, *crumbs)}
+            known = {breadcrumb.message: breadcrumb for breadcrumb in (*self.end.breadcrumbs, *breadcrumbs)}
             self.end.breadcrumbs = tuple(known.values())
 
     def final_event(self) -> WorkerLost | WorkerStopped:
@@ -132,7 +132,9 @@ class LocalWorker:
         end = self.end or WorkerStopped(self.number)
         if isinstance(end, WorkerLost):
             end.peak_bytes = end.peak_bytes or self.peak
-            end.breadcrumbs = tuple(crumb for crumb in end.breadcrumbs if crumb.message in self.in_flight)
+            end.breadcrumbs = tuple(
+                breadcrumb for breadcrumb in end.breadcrumbs if breadcrumb.message in self.in_flight
+            )
         elif self.in_flight:
             end = WorkerLost(self.number, LossCause.EXIT, "it left before it had finished")
         return end
