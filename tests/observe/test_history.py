@@ -257,7 +257,7 @@ def test_the_summary_is_told_in_one_screen(history: RunHistory) -> None:
         "bottleneck  a 92 % of the time, b 8 % of the time",
         "CPUs        2.73 (68 %) on average, 3 (75 %) at most, of 4",
         "memory      1GB (25 %) on average",
-        "setup       20 s of workers' time, 6 % of all of it",
+        "setup       20 s of worker time (6 %)",
         "errors/errors.jsonl",
         "dovetail status /",
     ):

@@ -113,7 +113,8 @@ def rate_lines(summary: RunSummary) -> list[str]:
         )
         comparable = work_s >= MIN_COMPARABLE_WORK_S or (by and summary.steady_rate)
         if reached and not comparable and reached < REACHED_SHARE * summary.expected:
-            share = f" (not reached: {summary.finished} items are {format_duration(work_s)} of work, too little to get going)"
+            work = f"{summary.finished} items are {format_duration(work_s)} of work"
+            share = f" (not reached: {work}, too short to reach it)"
         lines.append(
             f"predicted   {format_rate(summary.expected)}{by}{share}; {format_count(summary.replans, 'replan')}"
         )
@@ -139,9 +140,7 @@ def resource_lines(summary: RunSummary) -> list[str]:
 def setup_lines(summary: RunSummary) -> list[str]:
     if not summary.setup_s:
         return []
-    return [
-        f"setup       {format_duration(summary.setup_s)} of workers' time, {format_percent(summary.setup_share)} of all of it"
-    ]
+    return [f"setup       {format_duration(summary.setup_s)} of worker time ({format_percent(summary.setup_share)})"]
 
 
 def advice_lines(summary: RunSummary) -> list[str]:
