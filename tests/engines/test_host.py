@@ -327,9 +327,9 @@ def test_a_setup_that_waits_is_refused_where_calls_are_not_awaited() -> None:
 def test_a_worker_without_async_stages_does_not_load_asyncio() -> None:
     code = """
         import sys
-        from dovetail.engines.unit_executor import make_host
+        from dovetail.engines.unit_executor import make_executor
         from dovetail.engines.worker_context import Worker
-        make_host((lambda items: items), Worker(1, "u")).run(range(1), [1], 1, [0] * 4, 1)
+        make_executor((lambda items: items), Worker(1, "u")).run(range(1), [1], 1, [0] * 4, 1)
         heavy = ["asyncio", "pydantic", "rich", "psutil", "yaml", "click", "traceback", "importlib.metadata"]
         print([name for name in heavy if name in sys.modules])
     """

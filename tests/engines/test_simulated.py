@@ -127,7 +127,7 @@ BUSY = Behaviour(
 
 
 def busy_log(seed: int) -> str:
-    engine = engine_of(BUSY, workers=20, seed=seed, node_losses_per_hour=30, crumbs=0.5, inexact=0.5)
+    engine = engine_of(BUSY, workers=20, seed=seed, node_losses_per_hour=30, breadcrumb_share=0.5, inexact_share=0.5)
     engine.submit([message(engine, number, number % 20, 40, batch_size=4) for number in range(100)])
     return "\n".join(f"{at!r} {event!r}" for at, event in all_events(engine, 300))
 
