@@ -23,7 +23,13 @@ class Segment:
     """Where it lies; empty: where no lost node can take it away (the driver, a spool)."""
     ref: object = None
     first: tuple[int, ...] | None = None
-    """The key of its first item, where the order of a later wave's input depends on it."""
+    """Key of its first item, if the order of a later wave's input depends on it."""
+
+    def default_first(self, key: tuple[int, ...]) -> tuple[int, ...]:
+        """Set the key of the first item unless it is known, and return it."""
+        if not self.first:
+            self.first = key
+        return self.first
 
 
 SegmentSlice = tuple[Segment, int, int]

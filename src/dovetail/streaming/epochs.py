@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 from dovetail.control.commands import Cancel, Deliver
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from dovetail.control.commands import FailedItem
     from dovetail.control.events import NodeLeft
     from dovetail.control.payload import Segment, SegmentSlice
@@ -17,11 +15,11 @@ if TYPE_CHECKING:
     from dovetail.streaming.state import StreamState, UnitState
 
 OrderKey = tuple[int, ...]
-"""Where in the order of the source something belongs."""
+"""Position in the order of the source."""
 
 
 class Epoch:
-    """A stretch [first, last) of the input of a wave, and how far it is."""
+    """A range [first, last) of a wave's input, and how far it is processed."""
 
     __slots__ = (
         "closed",
@@ -34,7 +32,6 @@ class Epoch:
         "incomplete_units",
         "kept_input",
         "last",
-        "opened_at",
         "outputs",
         "pending",
         "read_bytes",
@@ -43,47 +40,73 @@ class Epoch:
         "unsorted",
     )
 
-    def __init__(self, number: int, first: int, units: int, now: float) -> None:
+    def __init__(self, number: int, first: int, units: int, target_items: int) -> None:
         self.id = number
         self.first = first
         self.last = first
-        self.target_items = 1
-        """Items after which it is closed."""
-        self.opened_at = now
+        self.target_items = target_items
+        """Number of items after which it is closed."""
         self.closed = False
         """No more input will be added."""
         self.discarded = False
-        """It begins anew as another epoch: whatever still comes of this one is ignored."""
+        """It restarts as another epoch: later results of this one are ignored."""
         self.held_bytes = 0
-        """Of its input and of the results it holds."""
+        """Bytes of its input and of the results it holds."""
         self.read_bytes = 0
-        """Of its input, whether or not it is kept."""
+        """Bytes of its input, whether or not the input is kept."""
         self.pending = [0] * units
-        """Per unit of the wave: items that wait for it or are with its workers."""
+        """Per unit of the wave: items that wait for it or are at its workers."""
         self.complete = [False] * units
-        """Per unit: nothing more will come to it, and it has nothing."""
+        """Per unit: it has nothing of the epoch, and nothing more will arrive."""
         self.incomplete_units = units
         self.kept_input: list[tuple[str, SegmentSlice]] = []
-        """Its input, kept until it is finished: (unit, or empty for a source item, part)."""
+        """Input, kept until the epoch is finished: (unit, or empty for source items; slice)."""
         self.outputs: dict[str, list[Segment]] = {}
         self.spooled: dict[str, list[Segment]] = {}
         self.failed_items: list[FailedItem] = []
         self.unsorted: dict[int, list[tuple[OrderKey, Segment]]] = {}
-        """Unit (its place in the wave) -> what waits until all of its input is there and can be sorted."""
+        """Unit (its index in the wave) -> segments that wait until all its input is there and can be sorted."""
 
-    @property
-    def finished(self) -> bool:
-        return not self.incomplete_units
+    def extend_to(self, last: int) -> None:
+        self.last = last
+
+    def lower_target(self, items: int) -> None:
+        self.target_items = min(self.target_items, items)
+
+    def add_input(self, name: str, part: SegmentSlice, size: int, *, keep: bool) -> None:
+        """Count input, and keep it if a lost node could make it necessary to process it again."""
+        self.read_bytes += size
+        if keep:
+            self.kept_input.append((name, part))
+            self.held_bytes += size
+
+    def add_pending(self, index: int, items: int) -> None:
+        self.pending[index] += items
+
+    def settle(self, index: int, items: int) -> None:
+        """These items are done or failed at a unit: they are not pending there any more."""
+        self.pending[index] -= items
+
+    def add_spooled(self, name: str, segment: Segment) -> None:
+        """Keep a segment for a unit of a later wave."""
+        self.spooled.setdefault(name, []).append(segment)
+
+    def add_failed_items(self, items: list[FailedItem]) -> None:
+        self.failed_items.extend(items)
+
+    def take_failed_items(self) -> list[FailedItem]:
+        items, self.failed_items = self.failed_items, []
+        return items
 
     def has_output_on(self, node: str) -> bool:
-        """Whether a result that it holds lies on this node."""
+        """Whether a result that it holds is stored on this node."""
         held = (*self.outputs.values(), *self.spooled.values())
         waiting = (segment for pairs in self.unsorted.values() for _, segment in pairs)
         return any(one.node == node for segments in (*held, waiting) for one in segments)
 
 
 def missing_ranges(done: list[tuple[int, int]]) -> tuple[list[tuple[int, int]], int]:
-    """What is not covered below the highest end, and that end."""
+    """Return the gaps below the highest end, and that end."""
     gaps: list[tuple[int, int]] = []
     reached = 0
     for first, last in sorted(done):
@@ -94,71 +117,98 @@ def missing_ranges(done: list[tuple[int, int]]) -> tuple[list[tuple[int, int]], 
 
 
 class EpochTracker:
-    """Carries completeness from parents to children, and delivers epochs."""
+    """Propagates completion from parents to children, and delivers epochs."""
 
-    def __init__(self, board: StreamState, lane_finished: Callable[[UnitState], None]) -> None:
-        self.state = board
-        self.on_unit_finished = lane_finished
+    def __init__(self, state: StreamState) -> None:
+        self.state = state
         self.undelivered: dict[int, Epoch] = {}
-        """With ordered output: finished ones that wait for an earlier one, by where they begin."""
+        """With ordered output: finished epochs that wait for an earlier one, by their first item."""
         self.input_ended = False
-        """Of the wave that runs."""
-        self.spool: dict[str, list[Segment]] = {}
-        """Unit of a later wave -> what it will get, in the order in which it was delivered."""
+        """Whether the current wave gets no more input."""
+        self.finished_units: list[UnitState] = []
+        """Units that finished and whose workers the controller has not released yet."""
+        self._spool: dict[str, list[Segment]] = {}
+        """Unit of a later wave -> its input, in the order of delivery."""
 
-    def route(self, lane: UnitState, epoch: Epoch, segments: list[Segment], begin: SegmentSlice) -> int:
-        """Sends the output of a message on; how many items that were. `begin`: the first part of its input."""
-        board = self.state
+    def begin_wave(self) -> None:
+        self.input_ended = False
+
+    def add_to_spool(self, spooled: dict[str, list[Segment]]) -> None:
+        for name, segments in spooled.items():
+            self._spool.setdefault(name, []).extend(segments)
+
+    def take_spool(self, units: list[UnitState]) -> list[tuple[UnitState, list[Segment]]]:
+        """Remove and return the spooled input of those units that have some."""
+        return [(unit, self._spool.pop(unit.name)) for unit in units if unit.name in self._spool]
+
+    def take_finished_units(self) -> list[UnitState]:
+        """Return units that finished since the last call and were not reopened since."""
+        units, self.finished_units = self.finished_units, []
+        return [unit for unit in units if unit.finished]
+
+    def route(self, unit: UnitState, epoch: Epoch, segments: list[Segment], begin: SegmentSlice) -> int:
+        """Pass the output of a message to its consumers and return the number of items. `begin` is the first slice of
+        the message's input."""
+        state = self.state
         given = 0
         for number, segment in enumerate(segments):
             items = segment.items
             if not items:
                 continue
             given += items
-            for child in lane.children:
+            for child in unit.children:
                 if child.sorts_input:
-                    place = segment.first or (*(begin[0].first or ()), begin[1], number)
-                    segment.first = place
-                    epoch.unsorted.setdefault(child.index, []).append((place, segment))
+                    key = segment.default_first((*(begin[0].first or ()), begin[1], number))
+                    epoch.unsorted.setdefault(child.index, []).append((key, segment))
                 else:
-                    child.queue.add(epoch.id, segment, board.now)
+                    child.queue.add(epoch.id, segment, state.now)
                 epoch.pending[child.index] += items
-                board.dirty[child.index] = True
-            for name in lane.later_consumers:
-                epoch.spooled.setdefault(name, []).append(segment)
-            if lane.is_leaf:
-                epoch.outputs.setdefault(lane.name, []).append(segment)
+                child.mark_dirty()
+            for name in unit.later_consumers:
+                epoch.add_spooled(name, segment)
+            if unit.is_leaf:
+                epoch.outputs.setdefault(unit.name, []).append(segment)
                 epoch.held_bytes += segment.size_bytes
-                board.held_bytes += segment.size_bytes
-        if lane.is_leaf and given and board.options.eager:
-            self._deliver_early(lane, epoch)
+                state.add_held_bytes(segment.size_bytes)
+        if unit.is_leaf and given and state.options.eager:
+            self._deliver_early(unit, epoch)
         return given
 
-    def _deliver_early(self, lane: UnitState, epoch: Epoch) -> None:
-        outputs = {lane.name: epoch.outputs.pop(lane.name)}
-        size = sum(segment.size_bytes for segment in outputs[lane.name])
+    def _deliver_early(self, unit: UnitState, epoch: Epoch) -> None:
+        """Deliver results before their epoch is finished."""
+        state = self.state
+        outputs = {unit.name: epoch.outputs.pop(unit.name)}
+        size = sum(segment.size_bytes for segment in outputs[unit.name])
         epoch.held_bytes -= size
-        self.state.held_bytes -= size
-        self.state.items_delivered += sum(segment.items for segment in outputs[lane.name])
-        self.state.commands.append(Deliver(self.state.wave, epoch.id, epoch.first, epoch.first, outputs))
+        state.add_held_bytes(-size)
+        state.count_delivered(sum(segment.items for segment in outputs[unit.name]))
+        state.emit(Deliver(state.wave, epoch.id, epoch.first, epoch.first, outputs))
+
+    def end_input(self, epoch: Epoch | None) -> None:
+        """The wave gets no more input; `epoch` is the one that was being filled."""
+        self.input_ended = True
+        if epoch is not None:
+            self.close_epoch(epoch)
+        self.finish_units()
 
     def close_epoch(self, epoch: Epoch) -> None:
-        """No more input for this epoch."""
+        """Mark the input of an epoch as complete."""
         epoch.closed = True
-        for lane in self.state.units:
-            self._flush_if_complete(epoch, lane)
-            self.propagate_completion(epoch, lane)
+        for unit in self.state.units:
+            self._flush_if_complete(epoch, unit)
+            self.propagate_completion(epoch, unit)
 
-    def propagate_completion(self, epoch: Epoch, lane: UnitState) -> None:
-        """If nothing of the epoch is left at this lane and nothing more can come, say so to those after it."""
-        if epoch.pending[lane.index] or epoch.complete[lane.index] or not epoch.closed or epoch.discarded:
+    def propagate_completion(self, epoch: Epoch, unit: UnitState) -> None:
+        """If the unit has nothing left of the epoch and nothing more can arrive, mark it complete and continue with its
+        children."""
+        if epoch.pending[unit.index] or epoch.complete[unit.index] or not epoch.closed or epoch.discarded:
             return
-        if not all(epoch.complete[parent.index] for parent in lane.parents):
+        if not all(epoch.complete[parent.index] for parent in unit.parents):
             return
-        epoch.complete[lane.index] = True
+        epoch.complete[unit.index] = True
         epoch.incomplete_units -= 1
-        lane.queue.remove_epoch(epoch.id)
-        for child in lane.children:
+        unit.queue.remove_epoch(epoch.id)
+        for child in unit.children:
             self._flush_if_complete(epoch, child)
             self.propagate_completion(epoch, child)
         if not epoch.incomplete_units:
@@ -166,15 +216,15 @@ class EpochTracker:
         if self.input_ended:
             self.finish_units()
 
-    def _flush_if_complete(self, epoch: Epoch, lane: UnitState) -> None:
-        if not epoch.complete[lane.index] and all(epoch.complete[parent.index] for parent in lane.parents):
-            for _, segment in sorted(epoch.unsorted.pop(lane.index, ()), key=lambda pair: pair[0]):
-                lane.queue.add(epoch.id, segment, self.state.now)
-            lane.queue.flush_epoch(epoch.id)
-            self.state.dirty[lane.index] = True
+    def _flush_if_complete(self, epoch: Epoch, unit: UnitState) -> None:
+        if not epoch.complete[unit.index] and all(epoch.complete[parent.index] for parent in unit.parents):
+            for _, segment in sorted(epoch.unsorted.pop(unit.index, ()), key=lambda pair: pair[0]):
+                unit.queue.add(epoch.id, segment, self.state.now)
+            unit.queue.flush_epoch(epoch.id)
+            unit.mark_dirty()
 
     def _finish_epoch(self, epoch: Epoch) -> None:
-        if self.state.epochs.pop(epoch.id, None) is None:
+        if not self.state.remove_epoch(epoch):
             return
         if not self.state.options.ordered:
             self._deliver_epoch(epoch)
@@ -183,7 +233,7 @@ class EpochTracker:
         self.deliver_in_order()
 
     def deliver_in_order(self) -> None:
-        """Ordered: every finished epoch before which nothing is open any more."""
+        """With ordered output: deliver every finished epoch that no open epoch precedes."""
         oldest = min((epoch.first for epoch in self.state.epochs.values()), default=None)
         for first in sorted(self.undelivered):
             if oldest is not None and first > oldest:
@@ -191,93 +241,93 @@ class EpochTracker:
             self._deliver_epoch(self.undelivered.pop(first))
 
     def _deliver_epoch(self, epoch: Epoch) -> None:
-        board = self.state
+        state = self.state
         epoch.kept_input.clear()
-        board.held_bytes -= epoch.held_bytes
-        board.items_delivered += sum(segment.items for segments in epoch.outputs.values() for segment in segments)
-        if not board.wave:
-            board.finished_items += epoch.last - epoch.first
-        for name, segments in epoch.spooled.items():
-            self.spool.setdefault(name, []).extend(segments)
-        board.commands.append(
-            Deliver(board.wave, epoch.id, epoch.first, epoch.last, epoch.outputs, epoch.spooled, epoch.failed_items)
+        state.add_held_bytes(-epoch.held_bytes)
+        state.count_delivered(sum(segment.items for segments in epoch.outputs.values() for segment in segments))
+        if not state.wave:
+            state.count_finished(epoch.last - epoch.first)
+        self.add_to_spool(epoch.spooled)
+        state.emit(
+            Deliver(state.wave, epoch.id, epoch.first, epoch.last, epoch.outputs, epoch.spooled, epoch.failed_items)
         )
 
     def finish_units(self) -> None:
-        """After the input's end: which lanes have everything, and which are finished for good?"""
+        """After the end of the input: mark units that have received everything, and units that are finished."""
         epochs = [epoch for epoch in self.state.epochs.values() if not epoch.discarded]
-        for lane in self.state.units:
-            if lane.finished:
+        for unit in self.state.units:
+            if unit.finished:
                 continue
-            if not lane.input_complete:
-                lane.input_complete = all(
-                    epoch.closed and all(epoch.complete[parent.index] for parent in lane.parents) for epoch in epochs
-                )
-            if lane.input_complete and all(epoch.complete[lane.index] for epoch in epochs):
-                lane.finished = True
-                self.on_unit_finished(lane)
+            if not unit.input_complete and all(
+                epoch.closed and all(epoch.complete[parent.index] for parent in unit.parents) for epoch in epochs
+            ):
+                unit.mark_input_complete()
+            if unit.input_complete and all(epoch.complete[unit.index] for epoch in epochs):
+                unit.mark_finished()
+                self.finished_units.append(unit)
+
+    def discard_epoch(self, epoch: Epoch) -> None:
+        """Drop an epoch and everything of it that waits at units or holds bytes."""
+        epoch.discarded = True
+        self.state.remove_epoch(epoch)
+        self.undelivered.pop(epoch.first, None)
+        self.state.add_held_bytes(-epoch.held_bytes)
+        for unit in self.state.units:
+            unit.drop_epoch(epoch)
 
 
 class EpochRestarter:
-    """Drops what cannot be trusted any more, and takes its input once more."""
+    """Discards epochs that lost data, and feeds their input again."""
 
-    def __init__(self, board: StreamState, fleet: Fleet, progress: EpochTracker, feeder: Feeder) -> None:
-        self.state = board
+    def __init__(self, state: StreamState, fleet: Fleet, epoch_tracker: EpochTracker, feeder: Feeder) -> None:
+        self.state = state
         self.fleet = fleet
-        self.epoch_tracker = progress
+        self.epoch_tracker = epoch_tracker
         self.feeder = feeder
 
     def on_node_left(self, event: NodeLeft) -> None:
-        """Its workers were reported before; what lay there is lost, and the epochs it belonged to begin anew."""
-        board = self.state
-        why = f" ({event.reason})" if event.reason else ""
-        board.add_note("node", f"node {event.node} is gone{why}", node=event.node)
-        self.fleet.on_node_left(event.node, returns=event.returns)
-        if board.is_ending:
+        """Restart the epochs that had data on the node. Its workers were reported lost before this event."""
+        state = self.state
+        reason = f" ({event.reason})" if event.reason else ""
+        state.add_note("node", f"node {event.node} left{reason}", node=event.node)
+        self.fleet.on_node_left(event)
+        if state.is_ending:
             return
-        for worker in board.workers.values():
+        for worker in state.workers.values():
             for message in worker.messages.values():
                 if any(segment.node == event.node for segment, _, _ in message.parts):
-                    message.input_lost = True
-        for epoch in list(board.epochs.values()) + list(self.epoch_tracker.undelivered.values()):
-            if self._is_affected(epoch, event.node):
+                    message.mark_input_lost()
+        for epoch in list(state.epochs.values()) + list(self.epoch_tracker.undelivered.values()):
+            if self._has_data_on(epoch, event.node):
                 self.restart_epoch(epoch)
 
-    def _is_affected(self, epoch: Epoch, node: str) -> bool:
+    def _has_data_on(self, epoch: Epoch, node: str) -> bool:
         if epoch.has_output_on(node):
             return True
-        for lane in self.state.units:
-            waiting = lane.queue.by_epoch.get(epoch.id)
+        for unit in self.state.units:
+            waiting = unit.queue.by_epoch.get(epoch.id)
             if waiting is not None and any(segment.node == node for segment, _, _ in waiting.parts):
                 return True
-            for suspect in lane.suspects:
+            for suspect in unit.suspects:
                 if suspect.epoch is epoch and any(segment.node == node for segment, _, _ in suspect.parts):
                     return True
         return False
 
     def restart_epoch(self, epoch: Epoch) -> None:
-        """Drops everything of an epoch and takes its input once more."""
-        board = self.state
-        epoch.discarded = True
-        board.epochs.pop(epoch.id, None)
-        self.epoch_tracker.undelivered.pop(epoch.first, None)
-        board.held_bytes -= epoch.held_bytes
-        board.items_failed -= len(epoch.failed_items)
+        """Discard an epoch and feed its input again."""
+        state = self.state
+        self.epoch_tracker.discard_epoch(epoch)
+        state.count_failed(-len(epoch.failed_items))
         for record in epoch.failed_items:
-            board.units_by_name[record.unit].items_failed -= 1
-        for lane in board.units:
-            lane.queue.remove_epoch(epoch.id)
-            kept = [suspect for suspect in lane.suspects if suspect.epoch is not epoch]
-            lane.suspects.clear()
-            lane.suspects.extend(kept)
-            board.dirty[lane.index] = True
-            lane.finished = lane.input_complete = False
-        for worker in board.workers.values():
+            state.units_by_name[record.unit].count_failed(-1)
+        for unit in state.units:
+            unit.reopen()
+        for worker in state.workers.values():
             for message in worker.messages.values():
                 if message.epoch is epoch and not message.cancelled:
-                    message.cancelled = True
-                    board.commands.append(Cancel(message.id, worker.id))
+                    message.mark_cancelled()
+                    state.emit(Cancel(message.id, worker.id))
         items = epoch.last - epoch.first
-        board.add_note("epoch", f"{items} source items begin again: some of their results were lost", first=epoch.first)
-        self.fleet.replan_requested = True
+        state.add_note("epoch", f"{items} source items restart: some of their results were lost", first=epoch.first)
+        state.request_replan("epoch restarted")
         self.feeder.refeed(epoch)

@@ -1,6 +1,6 @@
 """Input of a wave: pulls items from the source or the spool and cuts them into epochs.
 
-The first wave pulls from the source, later ones from what was spooled. An epoch is made of whole segments.
+The first wave pulls from the source, later waves read the spool. An epoch consists of whole segments.
 """
 
 from __future__ import annotations
@@ -11,68 +11,68 @@ from typing import TYPE_CHECKING
 
 from dovetail.control.commands import Pull
 from dovetail.control.payload import slice_items, total_bytes
-from dovetail.streaming.dispatch import has_space
 from dovetail.streaming.epochs import Epoch, missing_ranges
 
 if TYPE_CHECKING:
-    from dovetail.control.events import ItemsArrived
+    from dovetail.control.events import InputEnded, ItemsArrived
     from dovetail.control.payload import Segment, SegmentSlice
     from dovetail.streaming.epochs import EpochTracker
     from dovetail.streaming.state import StreamState, UnitState
 
 MAX_EPOCH_ITEMS = 1_000_000
+UNLIMITED_POSITION = 1 << 62
 RESTART_PIECES = 4
-"""Into how many an epoch is cut that begins again."""
+"""Number of epochs that a restarted epoch is split into."""
 FIRST_EPOCH_ITEMS = 64
-"""Items of an epoch, if that is more than its batches, while the speed of some unit is not known."""
+"""Least number of items per epoch while the throughput of some unit is unknown."""
 MIN_BATCHES_PER_EPOCH = 4
-"""Full batches of every unit that an epoch has in any case: its end costs about half a batch of each."""
+"""Least number of full batches of every unit per epoch: the end of an epoch costs about half a batch of each."""
 TARGET_UPDATE_S = 0.25
-"""How often it is looked at whether an epoch is large enough after all."""
+"""Seconds between two updates of the target size of the epoch that is being filled."""
 MAX_OPEN_EPOCHS = 8
-"""Epochs that the work in hand should be spread over, at most about so many."""
+"""Approximate number of open epochs that the work in flight is spread over."""
 
 
 class Feeder:
-    """Where the input of the wave that runs stands."""
+    """Reads the input of the current wave and adds it to epochs."""
 
-    def __init__(self, board: StreamState, progress: EpochTracker) -> None:
-        self.state = board
-        self.epoch_tracker = progress
+    def __init__(self, state: StreamState, epoch_tracker: EpochTracker) -> None:
+        self.state = state
+        self.epoch_tracker = epoch_tracker
         self.entry_units: list[UnitState] = []
-        """Lanes that get input directly."""
+        """Units that get input directly."""
         self.later_units: list[str] = []
         """Units of later waves that get source items."""
         self.has_barrier = False
-        """A barrier's input is one epoch."""
+        """The wave contains a barrier: its whole input is one epoch."""
         self.filling_epoch: Epoch | None = None
         self._shares: dict[str, float] = {}
         self.items_requested = 0
         self._requested_at = 0.0
         self._source_waited_s = 0.0
         self._item_bytes = 0.0
-        """Of the source's last items."""
+        """Bytes per item of the last source segment."""
         self.gaps: list[tuple[int, int]] = []
-        """What a resumed run still has to read, before `position`."""
+        """Ranges before `position` that a resumed run still has to read."""
         self.position = 0
         self.stopped = False
-        """The source is asked for nothing more."""
+        """No further input is requested in this wave."""
         self.spooled_input: list[tuple[str, Segment]] | None = None
-        """Input of a later wave, in order; None: the source is pulled."""
+        """Input of a later wave, in order; None: the input is pulled from the source."""
         self.next_spooled = 0
         self._target_update_at = 0.0
 
     def begin_source_wave(self, entries: list[UnitState], later: list[str], done: list[tuple[int, int]]) -> None:
-        """The first wave."""
+        """Begin the first wave. `done`: ranges that an earlier run finished."""
         self.entry_units, self.later_units = entries, later
         self._detect_barriers()
-        self._shares = dict.fromkeys((lane.name for lane in entries), 1.0)
+        self._shares = dict.fromkeys((unit.name for unit in entries), 1.0)
         self.gaps, self.position = missing_ranges(done)
 
     def begin_spooled_wave(
         self, entries: list[UnitState], spool: list[tuple[str, Segment]], done: list[tuple[int, int]]
     ) -> None:
-        """A later wave. The numbers of an epoch count the items of the spool."""
+        """Begin a wave that reads the spool. `first` and `last` of its epochs count items of the spool."""
         self.entry_units, self.later_units = entries, []
         self._detect_barriers()
         counts: dict[str, int] = {}
@@ -84,7 +84,7 @@ class Feeder:
         self.position = 0
         self.stopped = False
         missing, reached = missing_ranges(done)
-        missing.append((reached, MAX_EPOCH_ITEMS**3))
+        missing.append((reached, UNLIMITED_POSITION))
         number = behind = 0
         self.gaps = []
         for name, segment in spool:
@@ -96,18 +96,18 @@ class Feeder:
             number += segment.items
 
     def _detect_barriers(self) -> None:
-        self.has_barrier = any(lane.spec.barrier for lane in self.state.units)
+        self.has_barrier = any(unit.spec.barrier for unit in self.state.units)
 
-    def input_share(self, lane: UnitState) -> float:
-        """Items that a lane gets directly per item of the wave's input: all of the source, or its part of the spool."""
-        return self._shares.get(lane.name, 0.0)
+    def input_share(self, unit: UnitState) -> float:
+        """Items that a unit gets directly per item of the wave's input: 1 for source items, its share of the spool."""
+        return self._shares.get(unit.name, 0.0)
 
     def feed(self) -> None:
-        """Asks for more, or takes more from the spool, as far as there is room."""
+        """Request input from the source, or take it from the spool, as far as the queues have space."""
         if self.stopped:
             return
         if self.state.options.serving and self.filling_epoch is not None and not any(self.filling_epoch.pending):
-            self._close_filling_epoch()  # all that came is done: whoever waits for what was dropped hears of it now
+            self._close_filling_epoch()  # everything in it is done: requests whose items were dropped are answered now
         if self.spooled_input is not None:
             self._feed_from_spool()
         elif self.items_requested == 0 and self._has_space():
@@ -115,29 +115,29 @@ class Feeder:
 
     def _has_space(self) -> bool:
         if not self.has_barrier:
-            for lane in self.entry_units:  # mostly there is none, and this runs for every event
-                full = lane.queue.items > lane.max_queued_items // 2 or not has_space(self.state, lane)
-                if full and not lane.waits_for_seats:
+            for unit in self.entry_units:
+                full = unit.queue.items > unit.max_queued_items // 2 or not unit.has_space()
+                if full and not unit.waits_for_seats:
                     return False
         return not self._has_too_many_open_epochs()
 
     def _has_too_many_open_epochs(self) -> bool:
-        """Whether what is begun should be finished first: with ordered output by number, and always by bytes."""
-        board, options = self.state, self.state.options
-        if any(lane.waits_for_seats for lane in board.units):
-            return False  # it gets them when those before it are finished, and they are when all is read
-        if board.held_bytes >= options.byte_budget and any(epoch.closed for epoch in board.epochs.values()):
+        """Whether open epochs must finish first: by number for ordered output, by bytes in any case."""
+        state, options = self.state, self.state.options
+        if any(unit.waits_for_seats for unit in state.units):
+            return False  # it gets seats when the units upstream are finished, for which all input must be read
+        if state.held_bytes >= options.byte_budget and any(epoch.closed for epoch in state.epochs.values()):
             return True
-        return options.ordered and len(board.epochs) + len(self.epoch_tracker.undelivered) > options.max_open_epochs
+        return options.ordered and len(state.epochs) + len(self.epoch_tracker.undelivered) > options.max_open_epochs
 
     def source_wait_s(self) -> float:
-        """For how long, in all, the source was asked for items that it had not given yet."""
+        """Total time that requested items were outstanding."""
         return self._source_waited_s + (self.state.now - self._requested_at if self.items_requested else 0.0)
 
     def _pull(self) -> None:
-        served = [lane for lane in self.entry_units if not lane.waits_for_seats]
-        waiting = max((lane.queue.items for lane in served), default=0)
-        items = max(1, min((lane.max_queued_items for lane in served), default=MAX_EPOCH_ITEMS) - waiting)
+        served = [unit for unit in self.entry_units if not unit.waits_for_seats]
+        waiting = max((unit.queue.items for unit in served), default=0)
+        items = max(1, min((unit.max_queued_items for unit in served), default=MAX_EPOCH_ITEMS) - waiting)
         items = min(items, MAX_EPOCH_ITEMS)
         if self.gaps:
             first, last = self.gaps[0]
@@ -145,21 +145,21 @@ class Feeder:
         else:
             first = self.position
         if self._item_bytes:
-            # what a queue may hold in bytes is never asked for twice over
-            room = self.state.options.byte_budget // len(self.state.units) // 2
-            items = min(items, max(1, int(room / self._item_bytes)))
-        cut = min((lane.message_items for lane in served), default=items)
+            # half of what a queue may hold in bytes at most, so that one request cannot overfill it
+            max_bytes = self.state.options.byte_budget // len(self.state.units) // 2
+            items = min(items, max(1, int(max_bytes / self._item_bytes)))
+        segment_items = min((unit.message_items for unit in served), default=items)
         self.items_requested = items
         self._requested_at = self.state.now
-        self.state.commands.append(Pull(first, items, cut))
+        self.state.emit(Pull(first, items, segment_items))
 
     def on_items_arrived(self, event: ItemsArrived) -> None:
         number = event.first
         for segment in event.segments:
             self._item_bytes = segment.size_bytes / max(1, segment.items)
-            self.state.items_read += segment.items
+            self.state.count_read(segment.items)
             self._count_answered(segment.items)
-            segment.first = segment.first or (number,)
+            segment.default_first((number,))
             self._add_segment("", segment, number)
             number += segment.items
         if self.gaps and event.first == self.gaps[0][0]:
@@ -174,53 +174,44 @@ class Feeder:
             self._source_waited_s += self.state.now - self._requested_at
         self.items_requested = max(0, self.items_requested - items)
 
-    def on_input_ended(self, items: int) -> None:
-        """The source has no more."""
+    def on_input_ended(self, event: InputEnded) -> None:
         if self.spooled_input is not None or self.stopped:
             return
         self._count_answered(self.items_requested)
         if self.gaps:
-            # a resumed source that ended inside a gap; what lies behind it cannot be had
-            self.gaps = [gap for gap in self.gaps if gap[0] < items]
+            # the resumed source ended inside a gap: ranges beyond its end cannot be read
+            self.gaps = [gap for gap in self.gaps if gap[0] < event.items]
             if self.gaps:
                 return
-        self.state.total_items = items
+        self.state.set_total_items(event.items)
         self.end_input()
 
     def end_input(self) -> None:
-        """No more input for this wave."""
+        """Stop reading input for this wave."""
         self.stopped = True
-        if self.filling_epoch is not None:
-            epoch, self.filling_epoch = self.filling_epoch, None
-            self.epoch_tracker.input_ended = True
-            self.epoch_tracker.close_epoch(epoch)
-        self.epoch_tracker.input_ended = True
-        self.epoch_tracker.finish_units()
+        epoch, self.filling_epoch = self.filling_epoch, None
+        self.epoch_tracker.end_input(epoch)
 
     def discard_unfinished_barrier(self) -> None:
-        """A barrier gets everything or nothing: what was read for one before a drain is left for whoever resumes."""
+        """Drop the incomplete input of a barrier, which takes all or nothing: a resumed run reads it again."""
         epoch = self.filling_epoch
         if epoch is not None and self.has_barrier:
             self.filling_epoch = None
-            epoch.discarded = True
-            self.state.held_bytes -= epoch.held_bytes
-            del self.state.epochs[epoch.id]
-            for lane in self.state.units:
-                lane.queue.remove_epoch(epoch.id)
+            self.epoch_tracker.discard_epoch(epoch)
 
     def _feed_from_spool(self) -> None:
         assert self.spooled_input is not None
         while self.next_spooled < len(self.spooled_input):
             name, segment = self.spooled_input[self.next_spooled]
-            lane = self.state.units_by_name[name]
-            if not self.has_barrier and (self._has_too_many_open_epochs() or not has_space(self.state, lane)):
+            unit = self.state.units_by_name[name]
+            if not self.has_barrier and (self._has_too_many_open_epochs() or not unit.has_space()):
                 return
             self._add_segment(name, segment, self.gaps[self.next_spooled][0])
             self.next_spooled += 1
         self.end_input()
 
     def _add_segment(self, name: str, segment: Segment, number: int) -> None:
-        """Into the epoch that is being filled; it is closed when it has enough."""
+        """Add a segment to the epoch that is being filled, and close the epoch when it is large enough."""
         epoch = self.filling_epoch
         if epoch is not None and epoch.last != number:
             self._close_filling_epoch()
@@ -228,23 +219,22 @@ class Feeder:
         if epoch is None:
             epoch = self.open_epoch(number)
             self.filling_epoch = epoch
-        epoch.last = number + segment.items
+        epoch.extend_to(number + segment.items)
         self.add_input(epoch, name, (segment, 0, segment.items))
         if self.state.now >= self._target_update_at:
-            # what was thought of the speed when it was opened may be wrong by now
+            # the throughput may have changed since the epoch was opened
             self._target_update_at = self.state.now + TARGET_UPDATE_S
-            epoch.target_items = min(epoch.target_items, self.target_epoch_items())
-        enough = (
+            epoch.lower_target(self.target_epoch_items())
+        is_full = (
             epoch.last - epoch.first >= epoch.target_items
             or epoch.read_bytes >= self.state.options.byte_budget // MAX_OPEN_EPOCHS
         )
-        if enough and not self.has_barrier:
+        if is_full and not self.has_barrier:
             self._close_filling_epoch()
 
     def open_epoch(self, first: int) -> Epoch:
-        epoch = Epoch(self.state.next_id(), first, len(self.state.units), self.state.now)
-        epoch.target_items = self.target_epoch_items()
-        self.state.epochs[epoch.id] = epoch
+        epoch = Epoch(self.state.next_id(), first, len(self.state.units), self.target_epoch_items())
+        self.state.add_epoch(epoch)
         options = self.state.options
         if options.serving:
             wait_s = (
@@ -256,21 +246,20 @@ class Feeder:
         return epoch
 
     def add_input(self, epoch: Epoch, name: str, part: SegmentSlice) -> None:
-        """Input of an epoch, to whom it belongs."""
+        """Add input to an epoch: to one unit, or to all entry units if `name` is empty."""
         size = total_bytes([part])
-        if not self.state.options.payloads_survive:
-            epoch.kept_input.append((name, part))
-            epoch.held_bytes += size
-            self.state.held_bytes += size
-        epoch.read_bytes += size
-        lanes = [self.state.units_by_name[name]] if name else self.entry_units
-        for lane in lanes:
-            lane.queue.add_part(epoch.id, part, self.state.now)
-            epoch.pending[lane.index] += part[2] - part[1]
-            self.state.dirty[lane.index] = True
+        keep = not self.state.options.payloads_survive
+        epoch.add_input(name, part, size, keep=keep)
+        if keep:
+            self.state.add_held_bytes(size)
+        units = [self.state.units_by_name[name]] if name else self.entry_units
+        for unit in units:
+            unit.queue.add_part(epoch.id, part, self.state.now)
+            epoch.add_pending(unit.index, part[2] - part[1])
+            unit.mark_dirty()
         if not name:
             for later in self.later_units:
-                epoch.spooled.setdefault(later, []).append(part[0])
+                epoch.add_spooled(later, part[0])
 
     def _close_filling_epoch(self) -> None:
         epoch, self.filling_epoch = self.filling_epoch, None
@@ -278,31 +267,31 @@ class Feeder:
             self.epoch_tracker.close_epoch(epoch)
 
     def _on_epoch_age(self, epoch: Epoch, wait_s: float) -> None:
-        """With serving it is closed as soon as that costs nothing: who asked for something that was dropped waits for
-        it. While items of it wait for workers that are busy, they may still become full batches with what comes."""
+        """When serving, close an epoch as soon as that costs nothing, because requests whose items were dropped are
+        answered then. While its items wait for busy workers, later items may still complete their batches."""
         if self.filling_epoch is not epoch:
             return
-        if self.state.options.max_wait_s is not None and any(_is_busy_with(lane, epoch) for lane in self.state.units):
+        if self.state.options.max_wait_s is not None and any(_is_busy_with(unit, epoch) for unit in self.state.units):
             self.state.call_at(self.state.now + wait_s, partial(self._on_epoch_age, epoch, wait_s))
         else:
             self._close_filling_epoch()
 
     def refeed(self, epoch: Epoch) -> None:
-        """An epoch of which something was lost: its input comes again, under new numbers, and of the source in smaller
-        pieces, so that the next loss touches less of it. (A spool is resumed by whole segments, so it is not cut.)"""
-        assert not self.state.options.payloads_survive, f"{epoch} begins again, and nobody kept its input"
+        """Feed the input of a discarded epoch again, in new epochs: source items in several smaller ones, so that the
+        next loss affects fewer items. A spool is resumed by whole segments and is not split."""
+        assert not self.state.options.payloads_survive, f"{epoch} restarts, and its input was not kept"
         was_filling = self.filling_epoch is epoch
         self.filling_epoch = None if was_filling else self.filling_epoch
         items = epoch.last - epoch.first
-        may_cut = not (self.has_barrier or self.later_units or self.spooled_input is not None)
-        size = max(1, -(-items // (RESTART_PIECES if may_cut else 1)))
+        can_split = not (self.has_barrier or self.later_units or self.spooled_input is not None)
+        size = max(1, -(-items // (RESTART_PIECES if can_split else 1)))
         parts = [part for _, part in epoch.kept_input]
         opened = []
         for begin in range(0, items, size):
             end = min(begin + size, items)
             again = self.open_epoch(epoch.first + begin)
-            again.last = epoch.first + end
-            inside = [("", part) for part in slice_items(parts, begin, end)] if may_cut else epoch.kept_input
+            again.extend_to(epoch.first + end)
+            inside = [("", part) for part in slice_items(parts, begin, end)] if can_split else epoch.kept_input
             for name, part in inside:
                 self.add_input(again, name, part)
             opened.append(again)
@@ -312,44 +301,44 @@ class Feeder:
             self.epoch_tracker.close_epoch(again)
 
     def target_epoch_items(self) -> int:
-        """About `epoch_s` of source work, at least some full batches of every unit, and a fair share of what is in
-        hand: a thousand workers must not have hundreds of epochs open."""
+        """Items per epoch: about `target_epoch_s` of source work, at least some full batches of every unit, and a fixed
+        share of the items in flight, so that a thousand workers do not have hundreds of epochs open."""
         options = self.state.options
-        least = few = 1.0
+        preferred = minimum = 1.0
         unknown = False
-        in_hand = 0.0
+        in_flight = 0.0
         rate = math.inf
-        per_item = {lane.name: self.input_share(lane) for lane in self.entry_units}
-        for lane in self.state.units:
-            items = per_item.get(lane.name, 0.0)
-            for child in lane.children:
-                per_item[child.name] = per_item.get(child.name, 0.0) + items * lane.throughput.returns
+        per_item = {unit.name: self.input_share(unit) for unit in self.entry_units}
+        for unit in self.state.units:
+            items = per_item.get(unit.name, 0.0)
+            for child in unit.children:
+                per_item[child.name] = per_item.get(child.name, 0.0) + items * unit.throughput.returns
             if not items:
                 continue
-            least = max(least, options.target_epoch_batches * lane.batch_size / items)
-            batches = min(MIN_BATCHES_PER_EPOCH, options.target_epoch_batches) if lane.batch_size > 1 else 1
-            few = max(few, batches * lane.batch_size / items)
-            in_hand = max(in_hand, lane.max_queued_items / items)
-            seconds = lane.throughput.seconds_per_item
+            preferred = max(preferred, options.target_epoch_batches * unit.batch_size / items)
+            batches = min(MIN_BATCHES_PER_EPOCH, options.target_epoch_batches) if unit.batch_size > 1 else 1
+            minimum = max(minimum, batches * unit.batch_size / items)
+            in_flight = max(in_flight, unit.max_queued_items / items)
+            seconds = unit.throughput.seconds_per_item
             if seconds is None:
                 unknown = True
             elif seconds:
-                rate = min(rate, max(1, len(lane.workers)) * lane.spec.slots / (seconds * items))
+                rate = min(rate, max(1, len(unit.workers)) * unit.spec.slots / (seconds * items))
         if unknown and rate < math.inf:
-            # the quick ones are measured first, and would make far too much of it
-            return int(min(max(least, FIRST_EPOCH_ITEMS), MAX_EPOCH_ITEMS))
+            # fast units are measured first, and their rate alone would make the epoch far too large
+            return int(min(max(preferred, FIRST_EPOCH_ITEMS), MAX_EPOCH_ITEMS))
         if rate == math.inf:
-            return int(min(max(least, in_hand / MAX_OPEN_EPOCHS), MAX_EPOCH_ITEMS))
+            return int(min(max(preferred, in_flight / MAX_OPEN_EPOCHS), MAX_EPOCH_ITEMS))
         goal = max(
-            min(least, max(few, options.max_epoch_s * rate)),
-            in_hand / MAX_OPEN_EPOCHS,
+            min(preferred, max(minimum, options.max_epoch_s * rate)),
+            in_flight / MAX_OPEN_EPOCHS,
             options.target_epoch_s * rate,
             1.0,
         )
         return int(min(goal, MAX_EPOCH_ITEMS))
 
 
-def _is_busy_with(lane: UnitState, epoch: Epoch) -> bool:
-    """Whether items of the epoch wait there, and nobody is idle."""
-    waiting = lane.queue.by_epoch.get(epoch.id)
-    return waiting is not None and bool(waiting.items) and not lane.pool.by_load[0]
+def _is_busy_with(unit: UnitState, epoch: Epoch) -> bool:
+    """Whether items of the epoch wait at the unit and none of its workers is idle."""
+    waiting = unit.queue.by_epoch.get(epoch.id)
+    return waiting is not None and bool(waiting.items) and not unit.pool.by_load[0]

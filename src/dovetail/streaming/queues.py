@@ -1,6 +1,6 @@
-"""Input queues of a unit, one per epoch, and the batches that can be made of them.
+"""Input queues of a unit, one per epoch, and the batches that can be taken from them.
 
-One queue per epoch, because a command never mixes epochs.
+There is one queue per epoch, because a command never mixes epochs.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ if TYPE_CHECKING:
 
 
 class EpochQueue:
-    """What waits of one epoch."""
+    """Items of one epoch that wait for a unit."""
 
     __slots__ = ("arrival_times", "arrived_items", "input_complete", "items", "parts", "segment_offsets", "stale_until")
 
     def __init__(self) -> None:
         self.parts: deque[SegmentSlice] = deque()
         self.arrival_times: deque[float] = deque()
-        """When each part came."""
+        """Arrival time of each slice."""
         self.items = 0
         self.input_complete = False
-        """Nothing more will come: a batch that is not full may go."""
+        """No more input will arrive: an incomplete batch may be sent."""
         self.segment_offsets: dict[int, int] = {}
-        """In order: segment -> where its first item stands in all that ever came of the epoch."""
+        """If order is kept: segment -> position of its first item among all items of the epoch that arrived."""
         self.arrived_items = 0
-        """Items that ever came, without those that came back."""
+        """Items that arrived, without those that were put back."""
         self.stale_until = -math.inf
-        """With what came until then: it has waited long enough, and goes although its batch is not full."""
+        """Items that arrived until this time have waited long enough and are sent in an incomplete batch."""
 
     def record_position(self, part: SegmentSlice) -> None:
         segment, start, stop = part
@@ -43,8 +43,8 @@ class EpochQueue:
         return self.segment_offsets[part[0].id] + part[1]
 
     def contiguous_items(self, most: int) -> int:
-        """Items at the front that stand side by side, as far as `most` are wanted: a message must not reach over those
-        that are elsewhere now."""
+        """Number of consecutive items at the front, up to `most`: a message must not skip items that are elsewhere at
+        present."""
         found = 0
         at = self.position_of(self.parts[0]) if self.parts else 0
         for part in self.parts:
@@ -57,12 +57,12 @@ class EpochQueue:
 
     @property
     def can_send_partial(self) -> bool:
-        """Whether a batch that is not full may go."""
+        """Whether an incomplete batch may be sent."""
         return self.input_complete or (bool(self.arrival_times) and self.arrival_times[0] <= self.stale_until)
 
 
 class UnitQueue:
-    """What waits in front of one unit. `ready` are the epochs that a message can be made of now."""
+    """Items that wait for one unit. `ready` contains the epochs from which a message can be taken now."""
 
     __slots__ = ("batch_size", "by_epoch", "bytes", "in_order", "items", "ready")
 
@@ -73,10 +73,13 @@ class UnitQueue:
         self.items = 0
         self.bytes = 0
         self.in_order = False
-        """What comes back goes to where it was, and not just to the front."""
+        """Items that are put back return to their position, not just to the front."""
+
+    def keep_order(self, in_order: bool) -> None:
+        self.in_order = in_order
 
     def add(self, epoch: int, segment: Segment, now: float) -> None:
-        """At the end. The same as `add_part` of the whole, written out because it runs for every message."""
+        """Append a segment. Same as `add_part` for the whole segment, inlined because it runs for every message."""
         waiting = self.by_epoch.get(epoch)
         if waiting is None:
             waiting = self.by_epoch[epoch] = EpochQueue()
@@ -91,7 +94,7 @@ class UnitQueue:
             self.ready[epoch] = waiting
 
     def add_part(self, epoch: int, part: SegmentSlice, now: float) -> None:
-        """At the end."""
+        """Append a slice."""
         waiting = self.by_epoch.setdefault(epoch, EpochQueue())
         waiting.parts.append(part)
         waiting.arrival_times.append(now)
@@ -100,10 +103,10 @@ class UnitQueue:
         self._count_added(epoch, [part])
 
     def put_back(self, epoch: int, parts: list[SegmentSlice], now: float) -> None:
-        """To the front, as they were; in order, to where they were."""
+        """Insert slices at the front, or at their original position if order is kept."""
         waiting = self.by_epoch.setdefault(epoch, EpochQueue())
         waiting.parts.extendleft(reversed(parts))
-        # at least as old as what waits: it came before that
+        # at least as old as the waiting items, because they arrived before them
         waiting.arrival_times.extendleft([waiting.arrival_times[0] if waiting.arrival_times else now] * len(parts))
         if self.in_order:
             pairs = sorted(
@@ -114,7 +117,7 @@ class UnitQueue:
         self._count_added(epoch, parts)
 
     def _count_added(self, epoch: int, parts: list[SegmentSlice]) -> None:
-        """Counts what was put into a queue."""
+        """Update the counters for slices that were added."""
         waiting = self.by_epoch[epoch]
         items = total_items(parts)
         waiting.items += items
@@ -124,25 +127,25 @@ class UnitQueue:
             self.ready[epoch] = waiting
 
     def sendable_items(self, epoch: int, items: int) -> int:
-        """How many of so many a message can be made of: in order, only of those that stand side by side."""
+        """How many of `items` one message can contain: if order is kept, only consecutive ones."""
         waiting = self.by_epoch[epoch]
         return min(items, waiting.contiguous_items(items)) if self.in_order and len(waiting.parts) > 1 else items
 
     def take(self, epoch: int, items: int) -> tuple[list[SegmentSlice], int]:
-        """The first `items` of an epoch, and their bytes."""
+        """Remove and return the first `items` items of an epoch, and their bytes."""
         waiting = self.by_epoch[epoch]
         parts: list[SegmentSlice] = []
         missing = items
         size = 0
-        waiting_parts, came = waiting.parts, waiting.arrival_times
+        waiting_parts, arrival_times = waiting.parts, waiting.arrival_times
         while missing:
             part = waiting_parts.popleft()
-            when = came.popleft()
+            when = arrival_times.popleft()
             segment, start, stop = part
             length = stop - start
             if length > missing:
                 waiting_parts.appendleft((segment, start + missing, stop))
-                came.appendleft(when)
+                arrival_times.appendleft(when)
                 part = (segment, start, start + missing)
                 length = missing
             size += segment.size_bytes if length == segment.items else segment.size_bytes * length // segment.items
@@ -154,11 +157,11 @@ class UnitQueue:
         if not waiting.items or (waiting.items < self.batch_size and not waiting.can_send_partial):
             self.ready.pop(epoch, None)
         if not self.items:
-            self.bytes = 0  # cutting rounds down: nothing waits, so nothing weighs
+            self.bytes = 0  # sizes of slices are rounded down: without items the sum must be 0
         return parts, size
 
     def flush_epoch(self, epoch: int) -> None:
-        """Nothing more comes to it of this epoch."""
+        """No more input of this epoch will arrive."""
         waiting = self.by_epoch.get(epoch)
         if waiting is None:
             waiting = self.by_epoch[epoch] = EpochQueue()
@@ -167,13 +170,13 @@ class UnitQueue:
             self.ready[epoch] = waiting
 
     def flush_stale(self, epoch: int) -> None:
-        """What waits longest of this epoch has waited long enough."""
+        """The oldest items of this epoch have waited long enough: send them in an incomplete batch."""
         waiting = self.by_epoch[epoch]
         waiting.stale_until = waiting.arrival_times[0]
         self.ready[epoch] = waiting
 
     def remove_epoch(self, epoch: int) -> list[SegmentSlice]:
-        """The epoch is over, or begins anew; what still waits of it is given back."""
+        """Remove an epoch that is finished or restarts, and return the slices that still waited."""
         waiting = self.by_epoch.pop(epoch, None)
         self.ready.pop(epoch, None)
         if waiting is None:
@@ -184,7 +187,7 @@ class UnitQueue:
         return parts
 
     def resize(self, batch_size: int) -> None:
-        """From now on batches of another size; what waits may be enough now, or no longer."""
+        """Change the batch size, and update which epochs have a full batch."""
         self.batch_size = batch_size
         for epoch, waiting in self.by_epoch.items():
             if waiting.items >= batch_size or (waiting.items and waiting.can_send_partial):

@@ -1,7 +1,7 @@
-"""Capacity of our nodes that is reserved for other runs, and the workers to release for it.
+"""Capacity of this run's nodes that is reserved for other runs, and the workers to release for it.
 
-What is reserved is no part of the ledger, which knows only our own workers: it is what must stay free. While workers of
-ours still sit on some of it, nobody else of ours can take what they leave.
+Reserved capacity is not part of the ledger, which contains only workers of this run: it is what must stay free. While
+workers of this run still use some of it, no other worker of this run can take the seats that they leave.
 """
 
 from __future__ import annotations
@@ -34,14 +34,12 @@ if TYPE_CHECKING:
     from dovetail.streaming.state import StreamState
     from dovetail.streaming.worker_pool import Worker
 
-EXTERNAL_UNIT = ""
-"""The unit of those who are not ours."""
-RELEASE_REASON = "given back: another run gets it"
+RELEASE_REASON = "released for another run"
 
 
 @dataclass(frozen=True, slots=True)
 class StayingWorker:
-    """A worker that would stay, and what it takes."""
+    """A worker that would stay, and the amounts it uses."""
 
     worker: int
     unit: str
@@ -49,33 +47,33 @@ class StayingWorker:
 
 
 class ReservedCapacity:
-    """What must stay free for others. Nodes that are not there are passed over."""
+    """Amounts that must stay free for other runs. Amounts on unknown nodes are ignored."""
 
     def __init__(self, seats: Iterable[Seat] = ()) -> None:
         self.amounts = sum_seats(seats)
         self._nodes = {node for node, _, _ in self.amounts}
 
     def allows(self, free: FreeResources, seat: Seat) -> bool:
-        """Whether enough of everything that the seat takes is left for others."""
+        """Whether taking this seat leaves the reserved amounts free."""
         if seat.node not in self._nodes:
             return True
         left, kept = free_amounts(seat.node, free), self.amounts
         return all(left.get(key, 0) - amount >= kept.get(key, 0) for key, amount in sum_seats((seat,)).items())
 
     def allows_all(self, cluster: Cluster, seats: Iterable[Seat]) -> bool:
-        """Whether these can sit beside what others hold, if nobody else of ours does."""
+        """Whether these seats and the reserved amounts fit into the cluster together."""
         return not self._nodes or not self.excess(cluster, sum_seats(seats))
 
     def excess(self, cluster: Cluster, taken: Amounts) -> Amounts:
-        """By how much both together are more than there is."""
+        """By how much the reserved amounts and `taken` together exceed the capacity."""
         capacity = cluster_capacity(cluster)
         return subtract_amounts(
             add_amounts(min_amounts(self.amounts, capacity), min_amounts(taken, capacity)), capacity
         )
 
     def external_workers(self, cluster: Cluster, staying: Iterable[Seat]) -> tuple[WorkerSnapshot, ...]:
-        """What others hold as a replan sees it: sitters that it cannot move. Where ours stay although it is too much,
-        the others have what is left."""
+        """Return the reserved amounts as immovable workers of other runs, for a replan. Where workers of this run stay
+        on reserved capacity, the other runs get the rest."""
         if not self._nodes:
             return ()
         seats = seats_from_amounts(
@@ -84,10 +82,11 @@ class ReservedCapacity:
         return tuple(_external_worker(-number, seat) for number, seat in enumerate(seats, start=1))
 
     def apply_to(self, snapshot: Snapshot) -> Snapshot:
-        """The same with all that others hold, and whoever sits on it with what is left of its seats: for a replan its
-        seats do not suit it any more, and it works until another does."""
+        """Return the snapshot with all reserved amounts taken by other runs. Workers of this run on reserved capacity
+        keep only the rest of their seats: their seats no longer fit, so a replan moves them, and they work until
+        then."""
         capacity = cluster_capacity(snapshot.cluster)
-        ours = [worker for worker in snapshot.workers if worker.unit != EXTERNAL_UNIT]
+        ours = [worker for worker in snapshot.workers if not worker.external]
         staying = [seat for worker in ours if worker.phase is not WorkerPhase.DRAINING for seat in worker.seats]
         over = self.excess(snapshot.cluster, sum_seats(staying))
         workers = [
@@ -107,63 +106,63 @@ class ReservedCapacity:
 
 
 def _external_worker(number: int, seat: Seat) -> WorkerSnapshot:
-    return WorkerSnapshot(number, EXTERNAL_UNIT, (seat,), movable=False)
+    return WorkerSnapshot(number, "", (seat,), movable=False, external=True)
 
 
 def is_staying(worker: Worker) -> bool:
-    """Whether it, or one that takes its seats when it is gone, will be there."""
+    """Whether the worker, or a replacement on its seats, will keep its seats."""
     return worker.state in (WorkerState.STARTING, WorkerState.READY) or worker.will_be_replaced
 
 
-def workers_to_release(board: StreamState, cluster: Cluster, reserve: ReservedCapacity) -> tuple[list[Worker], bool]:
-    """Those who cannot stay beside what others hold, and whether it is too much even without them."""
+def workers_to_release(state: StreamState, cluster: Cluster, reserved: ReservedCapacity) -> tuple[list[Worker], bool]:
+    """Return the workers to release for the reserved amounts, and whether too much is used even without them."""
     staying = [
         StayingWorker(worker.id, worker.unit, sum_seats(worker.seats))
-        for worker in board.workers.values()
+        for worker in state.workers.values()
         if is_staying(worker)
     ]
     taken: Amounts = {}
-    for sitting in staying:
-        taken = add_amounts(taken, sitting.amounts)
-    lows = {lane.name: max(1, lane.low) for lane in board.all_units}
-    going = [board.workers[number] for number in select_released(staying, lows, reserve.excess(cluster, taken))]
+    for worker in staying:
+        taken = add_amounts(taken, worker.amounts)
+    lows = {unit.name: max(1, unit.low) for unit in state.all_units}
+    going = [state.workers[number] for number in select_released(staying, lows, reserved.excess(cluster, taken))]
     freed = sum_seats(seat for worker in going for seat in worker.seats)
-    return going, bool(reserve.excess(cluster, subtract_amounts(taken, freed)))
+    return going, bool(reserved.excess(cluster, subtract_amounts(taken, freed)))
 
 
 def select_released(staying: Sequence[StayingWorker], lows: Mapping[str, int], over: Amounts) -> list[int]:
-    """As few as possible: those that free most of what is too much, of units with most to spare, the newest first. Not
-    the last of a unit, even if it is too much then."""
-    counts = Counter(sitting.unit for sitting in staying)
-    left = {sitting.worker: sitting for sitting in staying if not over.keys().isdisjoint(sitting.amounts)}
+    """Select as few workers as possible to release: those that free most of the excess, of units with the most workers
+    above their minimum, newest first. The last worker of a unit is never released, even if an excess remains."""
+    counts = Counter(worker.unit for worker in staying)
+    left = {worker.worker: worker for worker in staying if not over.keys().isdisjoint(worker.amounts)}
     going: list[StayingWorker] = []
-    too_much = over
+    excess = over
 
-    def good(sitting: StayingWorker) -> tuple[bool, float, int, int]:
-        spare = counts[sitting.unit] - lows[sitting.unit]
-        freed = sum(min(sitting.amounts.get(key, 0), amount) / amount for key, amount in too_much.items())
-        return spare > 0, freed, spare, sitting.worker
+    def rank(worker: StayingWorker) -> tuple[bool, float, int, int]:
+        spare = counts[worker.unit] - lows[worker.unit]
+        freed = sum(min(worker.amounts.get(key, 0), amount) / amount for key, amount in excess.items())
+        return spare > 0, freed, spare, worker.worker
 
-    while too_much:
-        able = [it for it in left.values() if counts[it.unit] > 1 and not too_much.keys().isdisjoint(it.amounts)]
+    while excess:
+        able = [one for one in left.values() if counts[one.unit] > 1 and not excess.keys().isdisjoint(one.amounts)]
         if not able:
             break
-        best = max(able, key=good)
+        best = max(able, key=rank)
         del left[best.worker]
         counts[best.unit] -= 1
         going.append(best)
-        too_much = subtract_amounts(too_much, best.amounts)
-    return [sitting.worker for sitting in _without_redundant(going, over, too_much)]
+        excess = subtract_amounts(excess, best.amounts)
+    return [worker.worker for worker in _without_redundant(going, over, excess)]
 
 
 def _without_redundant(going: list[StayingWorker], over: Amounts, rest: Amounts) -> list[StayingWorker]:
-    """Without those who turn out to free nothing that the others do not free too."""
+    """Drop workers that free nothing that the others do not free as well."""
     needed = list(going)
-    for sitting in going:
+    for worker in going:
         freed: Amounts = {}
         for other in needed:
-            if other is not sitting:
+            if other is not worker:
                 freed = add_amounts(freed, other.amounts)
         if fits_within(subtract_amounts(over, freed), rest):
-            needed.remove(sitting)
+            needed.remove(worker)
     return needed

@@ -1,10 +1,10 @@
 """Retry of failed items: isolation, halving, memory growth, and giving up (table below).
 
-| what happened | first | then | at last |
+| failure | first | then | finally |
 |---|---|---|---|
-| a call raised, or the worker died in it | that batch alone | its items one by one | the item is given up |
-| the worker died, and nobody knows where | halves of what it had | ... down to one item | the item is given up |
-| out of memory | halves, as smaller batches | ... down to one item | more memory, then given up |
+| a call raised, or the worker died in it | that batch alone | its items one by one | the item fails |
+| the worker died, the call is unknown | halves of the message | ... down to one item | the item fails |
+| out of memory | halves, as smaller batches | ... down to one item | more memory, then the item fails |
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 
 
 def retry_whole_input(failed: Suspect, retries: int) -> list[Suspect]:
-    """For a barrier, which cannot have less than everything; empty: give it up."""
+    """Retry for a barrier, which always gets its whole input; empty: the items fail."""
     charged = failed.failed_attempts + 1
     return [replace(failed, failed_attempts=charged)] if charged < retries else []
 
 
 def retry_after_failure(failed: Suspect, retries: int) -> list[Suspect]:
-    """What to try next with items whose call raised or killed its worker; empty: give them up."""
-    if failed.items > failed.batch_size:  # not one call, but all of a message: nobody knows which
+    """Retry for items whose call raised or killed its worker; empty: the items fail."""
+    if failed.items > failed.batch_size:  # a message of several calls: it is unknown which one failed
         return _split_in_half(replace(failed, halved_batch=None), failed.batch_size)
     charged = failed.failed_attempts + 1
     if not retries or (failed.items == 1 and charged >= retries):
@@ -45,7 +45,7 @@ def retry_after_failure(failed: Suspect, retries: int) -> list[Suspect]:
 
 
 def retry_after_unlocated_death(failed: Suspect, retries: int) -> list[Suspect]:
-    """The same when it is not known which of these items was to blame."""
+    """Retry for items of a worker that died in an unknown call; empty: the items fail."""
     if failed.items == 1 or (not retries and failed.items <= failed.batch_size):
         return retry_after_failure(failed, retries)
     charged = min(failed.failed_attempts + 1, max(0, retries - 1))
@@ -55,7 +55,7 @@ def retry_after_unlocated_death(failed: Suspect, retries: int) -> list[Suspect]:
 
 
 def retry_after_out_of_memory(failed: Suspect, retries: int) -> list[Suspect]:
-    """Smaller batches, without blame; a single item that does not fit is charged."""
+    """Retry in smaller batches without charging the items; a single item that does not fit is charged."""
     if failed.items == 1:
         return retry_after_failure(failed, max(1, retries))
     half = (failed.items + 1) // 2
@@ -65,7 +65,7 @@ def retry_after_out_of_memory(failed: Suspect, retries: int) -> list[Suspect]:
 
 
 def _split_in_half(failed: Suspect, batch_size: int) -> list[Suspect]:
-    """Two suspects; cut at a batch if there are several, else in the middle."""
+    """Split into two suspects, between batches if there are several, else in the middle of the batch."""
     middle = (failed.items + 1) // 2
     if failed.items > failed.batch_size:
         middle = max(failed.batch_size, middle - middle % failed.batch_size)
@@ -76,59 +76,67 @@ def _split_in_half(failed: Suspect, batch_size: int) -> list[Suspect]:
 
 
 MEMORY_MARGIN_FACTOR = 1.25
+"""Memory of a worker for an item that ran out of memory, as a multiple of the measured peak."""
 MIN_ITEMS_FOR_SHARE = 1000
-"""A percentage of fewer items says little while more are to come."""
+"""A percentage applies to at least this many items while the source has more."""
 
 
 class FailureHandler:
-    """Charges suspects, tries them again smaller, and gives up what cannot be done."""
+    """Charges suspects with failures, retries them in smaller groups, and fails items that used up their retries."""
 
-    def __init__(self, board: StreamState, fail: Callable[[str, str], None]) -> None:
-        self.state = board
+    def __init__(self, state: StreamState, fail: Callable[[str, str], None]) -> None:
+        self.state = state
         self.fail = fail
 
-    def on_call_failed(self, lane: UnitState, message: Message, failure: CallFailure, peak: int) -> int:
-        """A call raised. Returns how many of its items were given up; the others are tried again."""
+    def on_call_failed(self, unit: UnitState, message: Message, failure: CallFailure, peak: int) -> int:
+        """Handle a call that raised. Returns how many of its items failed for good; the others are retried."""
         if failure.verdict == VERDICT_FATAL:
             self.fail(failure.error, failure.detail)
             return 0
         parts = slice_items(message.parts, failure.start, failure.stop)
         size = failure.stop - failure.start
         charged = message.suspect.failed_attempts if message.suspect is not None else 0
-        suspect = Suspect(message.epoch, parts, size, min(message.batch_size, size), charged)
-        suspect.error, suspect.detail, suspect.keys = failure.error, failure.detail, failure.keys
+        suspect = Suspect(
+            message.epoch,
+            parts,
+            size,
+            min(message.batch_size, size),
+            charged,
+            error=failure.error,
+            detail=failure.detail,
+            keys=failure.keys,
+        )
         if failure.verdict == VERDICT_RETRY:
-            lane.suspects.append(suspect)
+            unit.add_suspects([suspect])
             return 0
         if failure.verdict == VERDICT_SKIP:
-            return self._fail_items(lane, suspect, whatever=True)
-        # a card's memory is no matter of the host's: smaller batches help, a larger worker does not
+            return self._fail_items(unit, suspect, always_skip=True)
+        # out of GPU memory: smaller batches help, more host memory does not
         peak = -1 if failure.on_gpu else peak
-        return self._retry_or_fail(lane, suspect, failure.out_of_memory, blind=False, peak=peak, raised=True)
+        return self._retry_or_fail(unit, suspect, failure.out_of_memory, blind=False, peak=peak, raised=True)
 
-    def on_worker_died(self, lane: UnitState, worker: Worker, event: WorkerLost) -> bool:
-        """The worker is gone; its messages go back, and the suspect is charged. Whether there was a suspect."""
-        messages = list(worker.messages.values())
-        worker.messages.clear()
+    def on_worker_died(self, unit: UnitState, worker: Worker, event: WorkerLost) -> bool:
+        """Put the messages of a lost worker back and charge the suspects. Returns whether there was a suspect."""
+        messages = worker.take_messages()
         blamed = False
-        crumbs = {crumb.message: crumb for crumb in event.breadcrumbs}
+        breadcrumbs = {crumb.message: crumb for crumb in event.breadcrumbs}
         for position, message in enumerate(messages):
-            self._end_flight(lane, message)
+            unit.end_flight(message)
             if message.epoch.discarded:
                 continue
-            # without a crumb, those that its slots held may have been running
-            crumb = crumbs.get(message.id)
-            is_suspect = crumb is not None if crumbs else position < lane.spec.slots
+            # without breadcrumbs, every message in a slot may have been running
+            crumb = breadcrumbs.get(message.id)
+            is_suspect = crumb is not None if breadcrumbs else position < unit.spec.slots
             never_began = message.cancelled and crumb is None
             if event.cause is LossCause.NODE_LOST or never_began or not is_suspect:
-                self._put_back(lane, message)
+                self.put_back(unit, message)
                 continue
             blamed = True
-            self._blame(lane, message, worker, event, crumb)
+            self._blame(unit, message, worker, event, crumb)
         return blamed
 
     def _blame(
-        self, lane: UnitState, message: Message, worker: Worker, event: WorkerLost, crumb: Breadcrumb | None
+        self, unit: UnitState, message: Message, worker: Worker, event: WorkerLost, crumb: Breadcrumb | None
     ) -> None:
         exact = crumb is not None and crumb.exact and crumb.index < message.items
         start, stop = 0, message.items
@@ -138,131 +146,124 @@ class FailureHandler:
         charged = message.suspect.failed_attempts if message.suspect is not None else 0
         for begin, end in ((0, start), (stop, message.items)):
             if begin < end:
-                self._put_slice_back(lane, message, begin, end)
+                self._put_slice_back(unit, message, begin, end)
         items = stop - start
         suspect = Suspect(
-            message.epoch, slice_items(message.parts, start, stop), items, min(message.batch_size, items), charged
+            message.epoch,
+            slice_items(message.parts, start, stop),
+            items,
+            min(message.batch_size, items),
+            charged,
+            error=worker.stop_reason or f"the worker died ({event.cause.value})",
+            detail=event.detail,
         )
-        why = worker.stop_reason or f"the worker died ({event.cause.value})"
-        suspect.error, suspect.detail = why, event.detail
         blind = not exact and message.items > 1
         oom = event.cause is LossCause.OUT_OF_MEMORY
-        message.epoch.pending[lane.index] -= self._retry_or_fail(lane, suspect, oom, blind, event.peak_bytes)
+        failed = self._retry_or_fail(unit, suspect, oom, blind, event.peak_bytes)
+        message.epoch.settle(unit.index, failed)
 
-    def _put_back(self, lane: UnitState, message: Message) -> None:
-        """Uncharged, as it was."""
+    def put_back(self, unit: UnitState, message: Message) -> None:
+        """Queue a message again, without charging its items."""
         if message.suspect is not None:
-            lane.suspects.append(message.suspect)
+            unit.add_suspects([message.suspect])
         else:
-            lane.queue.put_back(message.epoch.id, message.parts, self.state.now)
+            unit.queue.put_back(message.epoch.id, message.parts, self.state.now)
 
-    def _put_slice_back(self, lane: UnitState, message: Message, start: int, stop: int) -> None:
+    def _put_slice_back(self, unit: UnitState, message: Message, start: int, stop: int) -> None:
         parts = slice_items(message.parts, start, stop)
         old = message.suspect
         if old is None:
-            lane.queue.put_back(message.epoch.id, parts, self.state.now)
+            unit.queue.put_back(message.epoch.id, parts, self.state.now)
             return
         items = stop - start
-        lane.suspects.append(
-            Suspect(
-                message.epoch,
-                parts,
-                items,
-                min(old.batch_size, items),
-                old.failed_attempts,
-                old.halved_batch,
-                old.error,
-            )
-        )
-
-    def _end_flight(self, lane: UnitState, message: Message) -> None:
-        lane.items_in_flight -= message.items
-        self.state.release_incoming(lane, message.expected_bytes)
+        batch_size = min(old.batch_size, items)
+        rest = Suspect(message.epoch, parts, items, batch_size, old.failed_attempts, old.halved_batch, old.error)
+        unit.add_suspects([rest])
 
     def _retry_or_fail(
-        self, lane: UnitState, suspect: Suspect, oom: bool, blind: bool, peak: int, *, raised: bool = False
+        self, unit: UnitState, suspect: Suspect, oom: bool, blind: bool, peak: int, *, raised: bool = False
     ) -> int:
-        """`raised`: the call raised an exception; its worker already retried it if the unit says so."""
-        retries = lane.spec.retries
-        if raised and lane.spec.retries_in_worker:
+        """Queue the items again, or fail them. Returns how many failed. `raised`: the call raised an exception; its
+        worker already retried it if the unit is configured so."""
+        retries = unit.spec.retries
+        if raised and unit.spec.retries_in_worker:
             retries = min(retries, 1)  # only to try the items of the batch one by one
-        lane.retries += 1
-        if lane.spec.barrier:
+        unit.count_retry()
+        if unit.spec.barrier:
             again = retry_whole_input(suspect, retries)
         elif oom:
             again = retry_after_out_of_memory(suspect, retries)
             if suspect.items == 1 and peak >= 0:
-                self._grow_memory(lane, again, peak)
+                self._grow_memory(unit, again, peak)
         elif blind:
             again = retry_after_unlocated_death(suspect, retries)
         else:
             again = retry_after_failure(suspect, retries)
-        lane.suspects.extend(again)
+        unit.add_suspects(again)
         if again:
             return 0
-        return self._fail_items(lane, suspect)
+        return self._fail_items(unit, suspect)
 
-    def _grow_memory(self, lane: UnitState, again: list[Suspect], peak: int) -> None:
-        """One item alone does not fit: it is tried once more by a worker that gets what was measured (twice what was
-        asked for, if nothing was), and if that helps, so do all others."""
-        asked = lane.spec.shape.memory_bytes
-        need = int(peak * MEMORY_MARGIN_FACTOR) or 2 * asked
+    def _grow_memory(self, unit: UnitState, again: list[Suspect], peak: int) -> None:
+        """Retry a single item that ran out of memory on a worker with more: the measured peak with a margin, or twice
+        the configured memory if nothing was measured. If that succeeds, all workers of the unit get as much."""
+        configured = unit.spec.shape.memory_bytes
+        need = int(peak * MEMORY_MARGIN_FACTOR) or 2 * configured
         if not again:
-            self._undo_growth(lane)
+            self._undo_growth(unit)
             return
-        if need > lane.shape.memory_bytes and lane.can_grow(need):
-            lane.grow_memory(need)
+        if need > unit.shape.memory_bytes and unit.can_grow(need):
+            unit.grow_memory(need)
             text = (
-                f"{lane.name}: one item alone does not fit into {format_size(asked)}; one with "
-                f"{format_size(need)} tries"
+                f"{unit.name}: a single item ran out of memory with {format_size(configured)}; "
+                f"retrying it with {format_size(need)}"
             )
-            self.state.add_note("decision", text, unit=lane.name, memory_bytes=need, was=asked)
-        if lane.shape.memory_bytes > asked:
-            again[0].memory_bytes = lane.shape.memory_bytes
+            self.state.add_note("decision", text, unit=unit.name, memory_bytes=need, was=configured)
+        if unit.shape.memory_bytes > configured:
+            again[0].require_memory(unit.shape.memory_bytes)
 
-    def _undo_growth(self, lane: UnitState) -> None:
-        """More memory did not help: it was the item."""
-        before = lane.shape_before_growth
+    def _undo_growth(self, unit: UnitState) -> None:
+        """Return to the configured memory: the item failed with more memory too."""
+        before = unit.undo_growth()
         if before is not None:
-            lane.shape, lane.shape_before_growth = before, None
-            lane.shape_changed = True
-            text = f"{lane.name}: more memory did not help; workers get {format_size(before.memory_bytes)} again"
-            self.state.add_note("decision", text, unit=lane.name, memory_bytes=before.memory_bytes)
+            text = f"{unit.name}: more memory did not help; back to {format_size(before.memory_bytes)} per worker"
+            self.state.add_note("decision", text, unit=unit.name, memory_bytes=before.memory_bytes)
 
-    def _fail_items(self, lane: UnitState, suspect: Suspect, *, whatever: bool = False) -> int:
-        """How many items are settled by that: none if the run fails of them, or their epoch would count as finished.
-        `whatever`: the stage has no say in it."""
-        board = self.state
+    def _fail_items(self, unit: UnitState, suspect: Suspect, *, always_skip: bool = False) -> int:
+        """Fail items for good: skip them, or fail the run if the stage does not skip. Returns how many were skipped;
+        none if the run fails, or their epoch would count as finished. `always_skip`: regardless of the stage's
+        `on_error`."""
+        state = self.state
         what = "item" if suspect.items == 1 else f"{suspect.items} items"
-        lane.items_failed += suspect.items
-        board.items_failed += suspect.items
-        if not (lane.spec.skip_failed or whatever):
-            self.fail(f"{lane.name}: {what} failed: {suspect.error}", suspect.detail)
+        unit.count_failed(suspect.items)
+        state.count_failed(suspect.items)
+        if not (unit.spec.skip_failed or always_skip):
+            self.fail(f"{unit.name}: {what} failed: {suspect.error}", suspect.detail)
             return 0
-        keys = iter(suspect.keys)
-        for segment, start, stop in suspect.parts:
-            for item in range(start, stop):
-                aside = FailedItem(lane.name, (segment, item, item + 1), suspect.error, suspect.detail)
-                aside.attempts = suspect.failed_attempts + 1
-                aside.key = next(keys, None)
-                suspect.epoch.failed_items.append(aside)
-        if board.options.serving:  # somebody waits for each of them
-            epoch = suspect.epoch
-            board.commands.append(
-                Deliver(board.wave, epoch.id, epoch.first, epoch.first, {}, failed_items=epoch.failed_items)
-            )
-            epoch.failed_items = []
-        board.add_note("error", f"{lane.name}: {what} set aside: {suspect.error}", unit=lane.name, items=suspect.items)
+        epoch, keys, attempts = suspect.epoch, iter(suspect.keys), suspect.failed_attempts + 1
+        epoch.add_failed_items(
+            [
+                FailedItem(
+                    unit.name, (segment, item, item + 1), suspect.error, suspect.detail, next(keys, None), attempts
+                )
+                for segment, start, stop in suspect.parts
+                for item in range(start, stop)
+            ]
+        )
+        if state.options.serving:  # a request waits for each of them
+            failed_items = epoch.take_failed_items()
+            state.emit(Deliver(state.wave, epoch.id, epoch.first, epoch.first, {}, failed_items=failed_items))
+        state.add_note("error", f"{unit.name}: {what} set aside: {suspect.error}", unit=unit.name, items=suspect.items)
         self.check_error_budget(suspect.error)
         return suspect.items
 
     def check_error_budget(self, last_error: str = "") -> None:
         """Fail the run if more items failed than `max_errors` allows. A percentage is of the items read so far; until
         the source has ended, of at least MIN_ITEMS_FOR_SHARE items."""
-        board = self.state
-        budget = ErrorBudget(board.options.max_failed_items)
-        items = board.items_read if board.total_items is not None else max(board.items_read, MIN_ITEMS_FOR_SHARE)
-        if budget.is_exceeded(board.items_failed, items):
-            many = "1 item failed" if board.items_failed == 1 else f"{board.items_failed} items failed"
+        state = self.state
+        budget = ErrorBudget(state.options.max_failed_items)
+        items = state.items_read if state.total_items is not None else max(state.items_read, MIN_ITEMS_FOR_SHARE)
+        if budget.is_exceeded(state.items_failed, items):
+            count = "1 item failed" if state.items_failed == 1 else f"{state.items_failed} items failed"
             last = f"; the last error: {last_error}" if last_error else ""
-            self.fail(f"{many}, more than max_errors allows ({budget.text(items)}){last}", "")
+            self.fail(f"{count}, more than max_errors allows ({budget.text(items)}){last}", "")

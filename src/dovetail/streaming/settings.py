@@ -18,76 +18,76 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StreamOptions:
-    """Numbers in seconds, items and bytes. The defaults are for a finite run on any cluster."""
+    """Options of a stream, in seconds, items and bytes. The defaults suit a finite run on any cluster."""
 
     ordered: bool = False
     """Deliver epochs in the order of their input; see `control.commands.Deliver`."""
     ordered_batches: bool = False
-    """Whoever is called with several items gets neighbours, in the order of the source: `ordered` implies it."""
+    """Batches contain neighbouring items, in the order of the source; implied by `ordered`."""
     eager: bool = False
-    """Deliver results at once instead of with their epoch: for serving, and where no payload can be lost."""
+    """Deliver results immediately instead of with their epoch: for serving, and if no payload can be lost."""
     serving: bool = False
-    """The source has no end: an epoch is closed by age too."""
+    """The source has no end: epochs are also closed by age."""
     max_wait_s: float | None = None
-    """A batch that is not full goes after this long; None: only at the end of its epoch."""
+    """An incomplete batch is sent after this time; None: only at the end of its epoch."""
     max_failed_items: int | float | None = None
-    """A count, or a share of the source items (float below 1)."""
-    """More items set aside than this fail the run."""
+    """The run fails when more items than this are set aside: a count, or a share of the source items (float below
+    1)."""
     follow_plan: bool = False
-    """Start with the plan's workers even where their speed was only assumed."""
+    """Start with the workers of the plan even if their rates were only assumed."""
     replan: bool = True
     replan_every_s: float = 5.0
     first_replan_s: float | None = None
-    """Sooner than that, where workers start at once and short runs count."""
+    """Time of the first replan, if it differs: for workers that start immediately and for short runs."""
     byte_budget: int = 4 << 30
-    """What may wait in queues, in bytes."""
+    """Bytes that may wait in all queues together."""
     queued_messages_per_slot: float = 2.0
-    """Messages that may wait per slot of the workers in front of which they wait."""
+    """Messages that may wait in front of a unit per slot of its workers."""
     min_queued_messages: int = 8
-    """Messages that may wait however few workers there are: chance must not starve a unit that is just fast enough."""
+    """Messages that may wait in any case, so that variance does not starve a unit that is just fast enough."""
     target_message_s: float = 0.004
-    """Work per message; a batch that takes longer is a message of its own."""
+    """Work per message; a batch that takes longer is a message by itself."""
     max_message_items: int = 1024
-    """The most items per message, unless a batch is larger."""
+    """Maximum items per message, unless a batch is larger."""
     max_message_bytes: int = 4 << 20
-    """The most a message should bring or give, unless one batch is more."""
+    """Maximum input or output per message, unless a single batch is larger."""
     max_queue_bytes: int = 32 << 20
-    """What may wait in front of a unit, in bytes, unless its workers' next messages are more."""
+    """Bytes that may wait in front of a unit, unless the next messages of its workers are larger."""
     drain_finishes_waves: bool = False
-    """A drain finishes all that was read, later waves included: for runs that nobody resumes."""
+    """A drain processes everything that was read, including later waves: for runs that cannot be resumed."""
     payloads_survive: bool = False
-    """Nothing that a worker gave can be lost with a node: then nobody needs to keep an epoch's input."""
+    """No result of a worker can be lost with a node, so the input of an epoch need not be kept."""
     hop_s: float = 0.001
-    """How long a message travels; a worker gets a second one in advance where that matters."""
+    """Transport time of a message; if it matters, workers get a message in advance."""
     target_epoch_s: float = 0.5
     """Source work per epoch."""
     target_epoch_batches: int = 20
-    """Full batches of the slowest unit per epoch, at least."""
+    """Minimum full batches of every unit per epoch."""
     max_epoch_s: float = 60.0
-    """However many batches of a late unit that is: an epoch is no more than so much source work, if it has a few."""
+    """Maximum source work per epoch, as long as it contains a few batches of every unit."""
     max_open_epochs: int = 64
-    """With ordered output: no more are begun while so many wait."""
+    """With ordered output: maximum number of epochs that are open or wait for an earlier one."""
     teardown_timeout_s: float = 30.0
-    """A worker that does not stop within this time is killed."""
+    """A worker whose teardown takes longer is killed."""
     max_setup_failure_share: float = 0.3
-    """The share of starts that may fail once three did."""
+    """Maximum share of failed setups, once three have failed."""
     rules: ReplanRules = field(default_factory=ReplanRules)
 
     def __post_init__(self) -> None:
-        assert not (self.ordered and self.eager), "what is delivered at once cannot be in order"
+        assert not (self.ordered and self.eager), "results that are delivered immediately cannot be ordered"
 
 
 @dataclass(frozen=True, slots=True)
 class UnitSpec:
-    """A unit's settings."""
+    """Settings of one unit."""
 
     name: str
     shape: Shape
     hosted: HostedObject
     stages: tuple[str, ...] = ()
-    """By name; several, if they are fused."""
+    """Names of its stages; several if they are fused."""
     parents: tuple[str, ...] = ()
-    """Units; none: it gets source items."""
+    """Parent units; none: the unit gets source items."""
     wave: int = 0
     batch_size: int = 1
     slots: int = 1
@@ -96,7 +96,7 @@ class UnitSpec:
     per_node: int | None = None
     retries: int = 3
     skip_failed: bool = False
-    """Whether an item that cannot be done is set aside, instead of failing the run."""
+    """Set failed items aside instead of failing the run."""
     retries_in_worker: bool = False
     """Workers retry calls that raise (`dt.Retry`); the controller then only isolates the items that keep failing."""
     timeout_s: float | None = None
@@ -108,13 +108,14 @@ class UnitSpec:
     recycle_s: float | None = None
     barrier: bool = False
     rate: float | None = None
-    """Items per second and worker, if somebody said so."""
+    """Items per second of one worker, if configured or known from earlier runs."""
     returns: float | None = None
-    """Items out per item in, if somebody said so."""
+    """Items out per item in, if configured."""
 
 
 def unit_specs(pipeline: Pipeline, plan: Plan) -> tuple[UnitSpec, ...]:
-    """Parents before children. A barrier has a wave to itself: what comes after it is cut into epochs again."""
+    """Settings of all units, parents before children. A barrier has a wave of its own: its output is split into
+    epochs."""
     unit_of = {stage: unit.name for unit in plan.units for stage in unit.stages}
     waves = _assign_waves(plan)
     position = {stage.name: index for index, stage in enumerate(pipeline.order)}

@@ -1,4 +1,8 @@
-"""State of a running stream: StreamState (clock, timers, workers, open epochs) and one UnitState per unit."""
+"""State of a running stream: StreamState (clock, timers, workers, open epochs) and one UnitState per unit.
+
+An attribute is assigned only by methods of its own class; other modules call those methods.
+`tests/test_architecture.py` checks this.
+"""
 
 from __future__ import annotations
 
@@ -8,81 +12,73 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dovetail.control.commands import Note
-from dovetail.control.lifecycle import RunState, checked_run_move
+from dovetail.control.lifecycle import RunState, WorkerState, checked_run_move
 from dovetail.streaming.queues import UnitQueue
 from dovetail.streaming.throughput import ThroughputEstimator
 from dovetail.streaming.worker_pool import WorkerPool
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Sequence
 
     from dovetail.control.commands import Command
     from dovetail.resources.shape import Shape
     from dovetail.streaming.epochs import Epoch
     from dovetail.streaming.settings import StreamOptions, UnitSpec
-    from dovetail.streaming.worker_pool import Suspect, Worker
+    from dovetail.streaming.worker_pool import Message, Suspect, Worker
 
 
 class StreamState:
-    """Lanes, open epochs, workers, the clock, and the commands of this step."""
+    """Units, open epochs, workers, the clock, pending replan requests, and the commands of the current step."""
 
-    def __init__(self, lanes: list[UnitState], options: StreamOptions) -> None:
+    def __init__(self, specs: Sequence[UnitSpec], options: StreamOptions) -> None:
         self.options = options
-        self.all_units = lanes
-        """Parents before children, of every wave."""
-        self.units_by_name = {lane.name: lane for lane in lanes}
+        self.all_units = [UnitState(spec, options) for spec in specs]
+        """Units of all waves, parents before children."""
+        self.units_by_name = {unit.name: unit for unit in self.all_units}
         self.units: list[UnitState] = []
-        """Those of the wave that runs."""
-        self.dirty: list[bool] = []
-        """Per lane of the wave: whether it could send something now."""
+        """Units of the current wave, parents before children."""
         self.wave = -1
         self.workers: dict[int, Worker] = {}
         self.epochs: dict[int, Epoch] = {}
-        """Those that are open."""
+        """Open epochs by id."""
         self.now = 0.0
-        self.commands: list[Command] = []
         self.run_state = RunState.RUNNING
         self.is_ending = False
-        """Nothing new is sent or started any more. Kept, because it is asked for several times per event."""
+        """No message is sent and no worker is started any more. Cached, because it is read several times per event."""
         self.error = ""
         self.error_detail = ""
         self.total_items: int | None = None
-        """Source items there are, once that is known."""
+        """Number of source items, once known."""
         self.expected_items: int | None = None
-        """About how many there are, if somebody said so."""
+        """Estimated number of source items, if the source reported one."""
         self.held_bytes = 0
-        """Of the input and the results of all epochs that are not delivered."""
+        """Bytes of input and results of all epochs that are not delivered."""
         self.items_read = self.finished_items = self.items_delivered = self.items_failed = 0
+        self._commands: list[Command] = []
+        self._replan_reasons: dict[str, None] = {}
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._last_id = 0
 
+    # --- the step
+
+    def set_now(self, now: float) -> None:
+        self.now = now
+
     def next_id(self) -> int:
-        """A new one: for timers, epochs, messages and workers alike."""
+        """Return a new id. Timers, epochs, messages and workers share one sequence."""
         self._last_id += 1
         return self._last_id
 
+    def emit(self, command: Command) -> None:
+        """Add a command to those that the current step returns."""
+        self._commands.append(command)
+
+    def take_commands(self) -> list[Command]:
+        commands, self._commands = self._commands, []
+        return commands
+
     def add_note(self, kind: str, text: str, **data: object) -> None:
-        self.commands.append(Note(kind, text, data))
-
-    def mark_dirty(self, lane: UnitState) -> None:
-        """Something changed at this lane: it, or those who wait for room in front of it, could send something now."""
-        if lane.spec.wave == self.wave:
-            self.dirty[lane.index] = True
-            for parent in lane.parents:
-                self.dirty[parent.index] = True
-
-    def release_incoming(self, lane: UnitState, expected_bytes: int) -> None:
-        """A message of this lane is over: those who wait because something was on its way may send now."""
-        for child in lane.children:
-            child.incoming_messages -= 1
-            child.incoming_bytes -= expected_bytes
-            for parent in child.parents:
-                if parent.blocked:
-                    self.dirty[parent.index] = True
-
-    def transition_to(self, new: RunState) -> None:
-        self.run_state = checked_run_move(self.run_state, new)
-        self.is_ending = new not in (RunState.RUNNING, RunState.DRAINING)
+        self._commands.append(Note(kind, text, data))
 
     def call_at(self, time: float, action: Callable[[], None]) -> None:
         heapq.heappush(self._timers, (time, self.next_id(), action))
@@ -91,88 +87,195 @@ class StreamState:
         return self._timers[0][0] if self._timers else None
 
     def run_timers(self) -> None:
-        """Does whatever was to be done by now."""
+        """Run every timer that is due."""
         while self._timers and self._timers[0][0] <= self.now:
             heapq.heappop(self._timers)[2]()
 
+    # --- the run
+
+    def transition_to(self, new: RunState) -> None:
+        self.run_state = checked_run_move(self.run_state, new)
+        self.is_ending = new not in (RunState.RUNNING, RunState.DRAINING)
+
+    def record_error(self, error: str, detail: str) -> None:
+        self.error, self.error_detail = error, detail
+
+    def request_replan(self, reason: str) -> None:
+        """Ask for a replan soon. The reason becomes part of the note about that replan."""
+        self._replan_reasons[reason] = None
+
+    @property
+    def replan_requested(self) -> bool:
+        return bool(self._replan_reasons)
+
+    def take_replan_reasons(self) -> list[str]:
+        """Return why a replan was requested since the last one, and clear the request."""
+        reasons = list(self._replan_reasons)
+        self._replan_reasons.clear()
+        return reasons
+
+    def begin_wave(self) -> None:
+        """Advance to the next wave and connect its units."""
+        self.wave += 1
+        self.units = [unit for unit in self.all_units if unit.spec.wave == self.wave]
+        inside = {unit.name for unit in self.units}
+        byte_share = self.options.byte_budget // max(1, len(self.units))
+        for index, unit in enumerate(self.units):
+            consumers = [other for other in self.all_units if unit.name in other.spec.parents]
+            unit.begin_wave(
+                index,
+                parents=[self.units_by_name[name] for name in unit.spec.parents if name in inside],
+                children=[other for other in consumers if other.name in inside],
+                later_consumers=[other.name for other in consumers if other.name not in inside],
+                needs_order=self._needs_order(unit),
+                byte_share=byte_share,
+            )
+
+    def _needs_order(self, unit: UnitState) -> bool:
+        """Whether this unit or one downstream is called with several items: their order is kept."""
+        if not (self.options.ordered or self.options.ordered_batches):
+            return False
+        consumers = [other for other in self.all_units if unit.name in other.spec.parents]
+        return unit.spec.batch_size > 1 or unit.spec.barrier or any(map(self._needs_order, consumers))
+
+    def set_max_node_memory(self, memory_bytes: int) -> None:
+        for unit in self.all_units:
+            unit.max_node_memory_bytes = memory_bytes
+
+    # --- workers and epochs
+
+    def add_worker(self, worker: Worker) -> None:
+        self.workers[worker.id] = worker
+        self.units_by_name[worker.unit].add_worker(worker)
+
+    def remove_worker(self, worker: Worker) -> None:
+        del self.workers[worker.id]
+        self.units_by_name[worker.unit].remove_worker(worker)
+
+    def add_epoch(self, epoch: Epoch) -> None:
+        self.epochs[epoch.id] = epoch
+
+    def remove_epoch(self, epoch: Epoch) -> bool:
+        """Whether the epoch was open."""
+        return self.epochs.pop(epoch.id, None) is not None
+
+    # --- counters
+
+    def add_held_bytes(self, size: int) -> None:
+        """Account for bytes that are held from now on; negative: for bytes that were released."""
+        self.held_bytes += size
+
+    def set_total_items(self, items: int) -> None:
+        self.total_items = items
+
+    def set_expected_items(self, items: int) -> None:
+        self.expected_items = items
+
+    def resume_at(self, finished_items: int) -> None:
+        """Count source items that an earlier run finished as read and finished."""
+        self.items_read = self.finished_items = finished_items
+
+    def count_read(self, items: int) -> None:
+        self.items_read += items
+
+    def count_finished(self, items: int) -> None:
+        self.finished_items += items
+
+    def count_delivered(self, items: int) -> None:
+        self.items_delivered += items
+
+    def count_failed(self, items: int) -> None:
+        """Add failed items; a negative number when their epoch restarts and they are tried again."""
+        self.items_failed += items
+
 
 BARRIER_BATCH_ITEMS = 1 << 40
-"""A barrier's batch: it goes when nothing more comes, and not before."""
+"""Batch size of a barrier: its batch is sent when its input is complete, and not before."""
+MIN_HOPS_PER_MESSAGE = 20
+"""Least work per message, as a multiple of the time that the message takes to reach the worker."""
+PREFETCH_HOP_SHARE = 0.01
+"""Workers get a message in advance when the transport costs more than this share of the work."""
+MESSAGES_PER_TUNING = 32
+"""Messages between two adjustments of the message size; at the beginning fewer."""
+FIRST_BATCHES_BEFORE_REGROW = 100
 
 
 class UnitState:
-    """The live state of one unit. Modules of this package act on it; it decides nothing itself."""
+    """State of one unit: its links in the current wave, queue, workers, flow control and counters."""
 
-    def __init__(self, work: UnitSpec) -> None:
-        self.spec = work
-        self.name = work.name
-        self.shape: Shape = work.shape
-        """What a worker needs; grows when it turns out that its author asked for too little memory."""
-        self.low, self.high = work.low, work.high
+    def __init__(self, spec: UnitSpec, options: StreamOptions) -> None:
+        self.spec = spec
+        self.options = options
+        self.shape: Shape = spec.shape
+        """Resources per worker; grows when workers run out of memory."""
+        self.low, self.high = spec.low, spec.high
+        """Range of worker counts; differs from the spec while the count is pinned."""
+        self.queue = UnitQueue(spec.batch_size if not spec.barrier else BARRIER_BATCH_ITEMS)
+        self.suspects: deque[Suspect] = deque()
+        self.pool = WorkerPool(spec.slots)
+        self.workers: dict[int, Worker] = {}
+        """All workers that are not stopped or lost."""
+        self.throughput = ThroughputEstimator(spec.rate, spec.returns, spec.slots)
+        self._init_links()
+        self._init_flow()
+        self._init_counters()
+
+    def _init_links(self) -> None:
         self.index = 0
-        """Its place in the wave that runs."""
+        """Position in the current wave."""
         self.parents: list[UnitState] = []
         self.children: list[UnitState] = []
-        """Of the same wave."""
+        """Parents and children in the same wave."""
         self.later_consumers: list[str] = []
         """Units of later waves that get its output."""
         self.is_leaf = False
         self.sorts_input = False
-        """Its input of an epoch is put in order before it gets any of it."""
-        self.queue = UnitQueue(work.batch_size if not work.barrier else BARRIER_BATCH_ITEMS)
-        self.suspects: deque[Suspect] = deque()
-        self.pool = WorkerPool(work.slots)
-        self.workers: dict[int, Worker] = {}
-        """All that are not gone."""
-        self.throughput = ThroughputEstimator(work.rate, work.returns, work.slots)
-        self._reset_flow()
-        self._reset_workers()
+        """The input of an epoch is sorted before the unit gets any of it."""
+        self.input_complete = False
+        """No further input will arrive."""
+        self.finished = False
+        self.waits_for_seats = False
+        """There are no seats for its workers at present; its input is kept until there are."""
 
-    def _reset_flow(self) -> None:
+    def _init_flow(self) -> None:
+        self.dirty = True
+        """The unit may be able to send a message: dispatch looks at it in this step."""
+        self.blocked = False
+        """It has input and free workers, and a queue downstream is full."""
         self.message_items = self.spec.batch_size
         self.next_tuning_messages = 0
+        self.byte_share = 0
+        """Its share of the byte budget for queues."""
         self.max_queued_items = 2 * self.queue.batch_size
-        """Items that may wait or be on their way to it."""
         self.guaranteed_queue_bytes = 0
-        """Bytes that may wait in any case: what its workers take next."""
+        """Bytes that may be queued in any case: the next messages of its workers."""
         self.incoming_messages = 0
-        """Messages that its parents' workers have."""
+        """Messages at the parents' workers."""
         self.incoming_bytes = 0
-        """What those messages will probably bring."""
+        """Expected output of those messages."""
         self.output_bytes_per_message = 0
-        """What one of its own messages gives, about."""
+        """Moving average."""
         self.bytes_per_item = 0.0
-        """What one item brings or gives, whichever is more; of late."""
+        """Moving average of input or output, whichever is larger."""
         self.items_in_flight = 0
         self.flush_at: float | None = None
-        """When a batch that is not full has waited long enough; None: nobody looks at that."""
-        self.blocked = False
-        """It has work and workers, and what comes after it has no room."""
-        self.finished = False
+        """Time of the pending flush timer for incomplete batches; None: no timer."""
         self.quarantine_worker: Worker | None = None
-        """Gets nothing new, so that a suspect can run alone."""
-        self.input_complete = False
-        """Everything that will ever come to it is here."""
+        """Gets no further messages, so that a suspect can run on it alone."""
         self.message_just_ended = False
         self.saturated_ends = self.starved_ends = 0
-        """Since the last look: messages after whose end every worker had more to do, and those after which one had not
-        (for want of work, or of room after it)."""
+        """Messages since the last replan after whose end every worker had more to do, or at least one had not."""
         self.batches_since_shrink = 0
-        """Batches that passed since they became smaller than asked for."""
-        self.batches_before_regrow = 100
-        self.waits_for_seats = False
-        """There is no room for it now; what comes to it is kept until there is."""
+        """Batches that succeeded since the batch size was reduced."""
+        self.batches_before_regrow = FIRST_BATCHES_BEFORE_REGROW
         self.idle_since: float | None = None
-        """Since when it has had nothing to do."""
 
-    def _reset_workers(self) -> None:
+    def _init_counters(self) -> None:
         self.idle_deaths = 0
-        """Deaths that nobody is suspected of, since the last message that came to its end."""
+        """Consecutive worker deaths without a suspect, since the last message that finished."""
         self.recycling_workers = 0
-        """Workers that are being replaced by age."""
-        self.setups_failed = 0
-        self.setups_done = 0
-        self.setup_failures_in_a_row = 0
+        """Workers that are being replaced because of their age."""
+        self.setups_failed = self.setups_done = self.setup_failures_in_a_row = 0
         self.items_taken = self.items_given = self.batches = self.items_failed = self.retries = 0
         self.busy_s = self.setup_s = 0.0
         self.workers_started = self.workers_stopped = self.workers_lost = 0
@@ -180,23 +283,21 @@ class UnitState:
         """Per fused stage: items in, items out, seconds."""
         self.max_node_memory_bytes = 0
         self.shape_before_growth: Shape | None = None
-        """What it was before it grew, as long as nobody knows whether that helps."""
+        """Shape before it grew, until it is known whether the growth helps."""
         self.shape_changed = False
-        """Its workers need more than they were given: replan."""
+        """The shape changed since the last replan."""
 
     def __repr__(self) -> str:
         waiting = f"{self.queue.items}+{sum(s.items for s in self.suspects)} waiting, {self.items_in_flight} in flight"
         return f"<{self.name}: {waiting}, {len(self.workers)} workers, {self.pool.free_count} free>"
 
-    def count_stages(self, counts: list[tuple[int, int, float]]) -> None:
-        for total, (taken, given, seconds) in zip(self.stage_totals, counts, strict=False):
-            total[0] += taken
-            total[1] += given
-            total[2] += seconds
+    @property
+    def name(self) -> str:
+        return self.spec.name
 
     @property
     def batch_size(self) -> int:
-        """What its author asked for, or less after it ran out of memory."""
+        """The configured batch size, or less after the unit ran out of memory."""
         return self.queue.batch_size
 
     @property
@@ -207,11 +308,344 @@ class UnitState:
     def is_empty(self) -> bool:
         return not (self.queue.items or self.suspects or self.items_in_flight)
 
+    # --- waves and completion
+
+    def begin_wave(
+        self,
+        index: int,
+        parents: list[UnitState],
+        children: list[UnitState],
+        later_consumers: list[str],
+        *,
+        needs_order: bool,
+        byte_share: int,
+    ) -> None:
+        self.index = index
+        self.parents = parents
+        self.children = children
+        self.later_consumers = later_consumers
+        self.is_leaf = not (children or later_consumers)
+        self.sorts_input = bool(parents) and needs_order
+        self.queue.keep_order(needs_order and not self.spec.barrier)
+        self.byte_share = byte_share
+        self.dirty = True
+
+    def mark_input_complete(self) -> None:
+        self.input_complete = True
+
+    def mark_finished(self) -> None:
+        self.finished = True
+
+    def reopen(self) -> None:
+        """Expect input again: an epoch restarts."""
+        self.finished = self.input_complete = False
+        self.dirty = True
+
+    def set_waits_for_seats(self, waits: bool) -> None:
+        self.waits_for_seats = waits
+
+    def pin_workers(self, workers: int | None) -> None:
+        """Fix the number of workers; None: use the configured range again."""
+        self.low, self.high = (self.spec.low, self.spec.high) if workers is None else (workers, workers)
+
+    # --- dispatch
+
+    def mark_dirty(self) -> None:
+        self.dirty = True
+
+    def mark_dirty_with_parents(self) -> None:
+        """Something changed here: this unit, or parents that wait for space in its queue, may be able to send."""
+        self.dirty = True
+        for parent in self.parents:
+            parent.dirty = True
+
+    def mark_blocked_parents_dirty(self) -> None:
+        for parent in self.parents:
+            if parent.blocked:
+                parent.dirty = True
+
+    def begin_dispatch(self) -> None:
+        self.dirty = self.blocked = False
+
+    def mark_blocked(self) -> None:
+        self.blocked = True
+
+    def count_message_end(self) -> None:
+        """After dispatch: if a message has ended, record whether a worker was left without work."""
+        if self.message_just_ended:
+            self.message_just_ended = False
+            if self.pool.by_load[0]:
+                self.starved_ends += 1
+            else:
+                self.saturated_ends += 1
+
+    def reset_message_ends(self) -> None:
+        self.saturated_ends = self.starved_ends = 0
+
+    def set_flush_timer(self, at: float) -> None:
+        self.flush_at = at
+
+    def on_flush_due(self) -> None:
+        self.flush_at = None
+        self.mark_dirty_with_parents()
+
+    def send(self, worker: Worker, message: Message) -> None:
+        """Account for a message that is sent to a worker. A suspect gets the worker for itself."""
+        self.pool.remove(worker)
+        worker.hold(message)
+        if message.suspect is None:
+            self.pool.add(worker)
+        else:
+            worker.make_exclusive()
+        self.items_in_flight += message.items
+        for child in self.children:
+            child.incoming_messages += 1
+            child.incoming_bytes += message.expected_bytes
+
+    def take_back(self, worker: Worker, message: Message) -> None:
+        """Account for a message that its worker finished or returned."""
+        if not worker.exclusive:
+            self.pool.remove(worker)
+        worker.release(message)
+        if not worker.messages and worker.exclusive:
+            worker.end_exclusive()
+            if self.quarantine_worker is worker:
+                self.quarantine_worker = None
+        if not worker.exclusive and worker.state is WorkerState.READY:
+            self.pool.add(worker)
+        self.message_just_ended = True
+        self.end_flight(message)
+        for parent in self.parents:
+            if parent.blocked:
+                parent.dirty = True
+
+    def end_flight(self, message: Message) -> None:
+        """A message is no longer at a worker: parents of its consumers that wait for space may send."""
+        self.items_in_flight -= message.items
+        for child in self.children:
+            child.incoming_messages -= 1
+            child.incoming_bytes -= message.expected_bytes
+            for parent in child.parents:
+                if parent.blocked:
+                    parent.dirty = True
+
+    def quarantine(self, worker: Worker) -> None:
+        """Send nothing further to a worker, so that a suspect can run on it alone."""
+        self.pool.remove(worker)
+        worker.make_exclusive()
+        self.quarantine_worker = worker
+
+    def add_suspects(self, suspects: Iterable[Suspect]) -> None:
+        self.suspects.extend(suspects)
+
+    def take_suspect(self) -> Suspect:
+        return self.suspects.popleft()
+
+    def rotate_suspects(self) -> None:
+        self.suspects.rotate(-1)
+
+    def drop_epoch(self, epoch: Epoch) -> None:
+        """Drop everything of an epoch that waits here."""
+        self.queue.remove_epoch(epoch.id)
+        self.suspects = deque(suspect for suspect in self.suspects if suspect.epoch is not epoch)
+
+    # --- flow control
+
+    def has_space(self) -> bool:
+        """Whether a parent may send one more message whose output will be queued here."""
+        if self.waits_for_seats:
+            return True
+        queue = self.queue
+        limit = min(self.byte_share, max(self.options.max_queue_bytes, self.guaranteed_queue_bytes))
+        if queue.items < self.max_queued_items and queue.bytes + self.incoming_bytes < limit:
+            return True
+        # If nothing happens here, more input must arrive: the queue may hold the ends of several epochs, which make no
+        # batch, or a single batch may be larger than the byte limit.
+        return not (queue.ready or self.suspects or self.items_in_flight or self.incoming_messages)
+
+    def has_space_downstream(self) -> bool:
+        """Whether every child has space for the output of one more message."""
+        for child in self.children:  # noqa: SIM110 - a loop costs half of what all() does, and this runs per message
+            if not child.has_space():
+                return False
+        return True
+
+    def update_queue_limit(self) -> None:
+        """Set the queue limit so that no worker starves and little waits: some messages per worker slot, and what the
+        parents produce in two rounds, because one of their messages may produce many items."""
+        slots = max(1, len(self.workers)) * self.pool.max_messages
+        before = self.max_queued_items
+        produced = sum(
+            max(1, len(parent.workers)) * parent.pool.max_messages * parent.message_items * parent.throughput.returns
+            for parent in self.parents
+        )
+        messages = max(self.options.queued_messages_per_slot * slots, self.options.min_queued_messages)
+        self.max_queued_items = max(
+            2 * self.batch_size, int(messages * self.message_items), int(2 * produced) if produced > slots else 0
+        )
+        self.guaranteed_queue_bytes = int(2 * slots * self.message_items * self.bytes_per_item)
+        if self.max_queued_items > before:
+            self.mark_dirty_with_parents()
+
+    def tune_messages_if_due(self) -> None:
+        """Adjust the message size: often at the beginning, then every MESSAGES_PER_TUNING messages."""
+        due = self.next_tuning_messages
+        if self.throughput.messages >= due:
+            self.next_tuning_messages = max(2 * due, 1) if due < MESSAGES_PER_TUNING else due + MESSAGES_PER_TUNING
+            self.tune_messages()
+
+    def tune_messages(self) -> None:
+        """Set the message size, and whether workers get a message in advance, from the measured throughput."""
+        seconds = self.throughput.seconds_per_item
+        if seconds is None or self.spec.barrier:
+            return
+        options = self.options
+        batch = self.batch_size
+        per_batch = seconds * batch
+        message_s = max(options.target_message_s, MIN_HOPS_PER_MESSAGE * options.hop_s)
+        batches = 1 if per_batch >= message_s else int(message_s / max(per_batch, 1e-9)) or 1
+        if self.bytes_per_item:
+            batches = max(1, min(batches, int(options.max_message_bytes / (self.bytes_per_item * batch))))
+        recycle = self.spec.recycle_batches
+        if recycle is not None:
+            batches = min(batches, recycle)
+        self.message_items = max(1, min(batches, options.max_message_items // batch or 1)) * batch
+        message_s = seconds * self.message_items
+        may_wait = self.spec.timeout_s is None and recycle is None
+        prefetch = may_wait and options.hop_s > PREFETCH_HOP_SHARE * message_s
+        depth = self.spec.slots + prefetch
+        if depth != self.pool.max_messages:
+            self.pool.set_max_messages(depth)
+            self.dirty = True
+        self.update_queue_limit()
+
+    def resize_batch(self, batch_size: int) -> None:
+        self.batches_since_shrink = 0
+        self.queue.resize(batch_size)
+        self.message_items = batch_size
+        self.tune_messages()
+
+    def delay_regrow(self) -> None:
+        """Wait twice as long before a larger batch is tried again."""
+        self.batches_before_regrow *= 2
+
+    # --- results
+
+    def count_batches(self, batches: int, seconds: float) -> None:
+        """Count the calls of a message that finished."""
+        self.batches += batches
+        self.busy_s += seconds
+        self.idle_deaths = 0
+
+    def count_small_batches(self, batches: int) -> bool:
+        """Count batches below the configured size that succeeded; True: a larger size should be tried again."""
+        self.batches_since_shrink += batches
+        return self.batches_since_shrink >= self.batches_before_regrow
+
+    def count_items(self, taken: int, given: int) -> None:
+        self.items_taken += taken
+        self.items_given += given
+
+    def measure_bytes(self, items: int, input_bytes: int, output_bytes: int | None) -> None:
+        """Update the moving averages of bytes; `output_bytes` is None for a message without output."""
+        size = input_bytes
+        if output_bytes is not None:
+            known = self.output_bytes_per_message
+            self.output_bytes_per_message = output_bytes if not known else (3 * known + output_bytes) // 4
+            size = max(size, output_bytes)
+        per_item = size / items
+        self.bytes_per_item = (3 * self.bytes_per_item + per_item) / 4 if self.bytes_per_item else per_item
+
+    def count_stages(self, counts: list[tuple[int, int, float]]) -> None:
+        for total, (taken, given, seconds) in zip(self.stage_totals, counts, strict=False):
+            total[0] += taken
+            total[1] += given
+            total[2] += seconds
+
+    def count_failed(self, items: int) -> None:
+        """Add failed items; a negative number when their epoch restarts."""
+        self.items_failed += items
+
+    def count_retry(self) -> None:
+        self.retries += 1
+
+    # --- memory
+
     def can_grow(self, memory_bytes: int) -> bool:
-        """Whether there is a node on which a worker with so much memory could sit."""
+        """Whether some node could seat a worker with this much memory."""
         return memory_bytes <= self.max_node_memory_bytes
 
     def grow_memory(self, memory_bytes: int) -> None:
         self.shape_before_growth = self.shape_before_growth or self.shape
         self.shape = replace(self.shape, memory_bytes=memory_bytes)
         self.shape_changed = True
+
+    def confirm_growth(self) -> None:
+        """The larger shape helped: keep it."""
+        self.shape_before_growth = None
+
+    def undo_growth(self) -> Shape | None:
+        """Return to the shape before it grew; None: it did not grow, or the growth was confirmed."""
+        before = self.shape_before_growth
+        if before is not None:
+            self.shape, self.shape_before_growth = before, None
+            self.shape_changed = True
+        return before
+
+    def acknowledge_shape(self) -> None:
+        """A replan has seen the current shape."""
+        self.shape_changed = False
+
+    # --- workers
+
+    def add_worker(self, worker: Worker) -> None:
+        self.workers[worker.id] = worker
+        self.workers_started += 1
+        self.update_queue_limit()
+
+    def remove_worker(self, worker: Worker) -> None:
+        del self.workers[worker.id]
+        if self.quarantine_worker is worker:
+            self.quarantine_worker = None
+
+    def count_worker_stopped(self) -> None:
+        self.workers_stopped += 1
+
+    def count_worker_lost(self) -> None:
+        self.workers_lost += 1
+
+    def count_setup_done(self) -> None:
+        self.setups_done += 1
+        self.setup_failures_in_a_row = 0
+
+    def count_setup_failed(self) -> None:
+        self.setups_failed += 1
+        self.setup_failures_in_a_row += 1
+
+    def add_setup_time(self, seconds: float) -> None:
+        self.throughput.add_setup(seconds)
+        self.setup_s += seconds
+
+    def count_idle_death(self) -> None:
+        self.idle_deaths += 1
+
+    def reset_idle_deaths(self) -> None:
+        self.idle_deaths = 0
+
+    def begin_recycling(self, worker: Worker) -> None:
+        self.recycling_workers += 1
+        worker.begin_recycling()
+
+    def end_recycling(self, worker: Worker) -> None:
+        """The worker, or the one that replaced it, is ready or gone."""
+        if worker.recycling:
+            worker.end_recycling()
+            self.recycling_workers -= 1
+
+    def update_idle_s(self, now: float) -> float:
+        """Return for how many seconds the unit has had nothing to do, as seen by successive calls."""
+        if not self.is_empty:
+            self.idle_since = None
+            return 0.0
+        self.idle_since = now if self.idle_since is None else self.idle_since
+        return now - self.idle_since

@@ -1,6 +1,6 @@
 """Throughput of one worker of a unit: measured rate, confidence, items out per item in, setup time.
 
-Measured is the time spent in the user's code, never the time between results: a starved worker is not a slow one.
+The time in user code is measured, not the time between results: a starved worker is not a slow worker.
 """
 
 from __future__ import annotations
@@ -13,30 +13,32 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 WINDOW_MESSAGES = 1024
-"""Messages that are remembered, and more where there are many workers."""
+"""Messages in the window; more if there are many workers."""
 MIN_MESSAGES = 4
-"""Messages before what is measured counts for more than what was given."""
+"""Messages before measured values replace configured ones."""
 OUTLIER_FACTOR = 20.0
-"""Times the middle: longer ones count as this long, so that one hung call does not make a stage slow."""
+"""Multiple of the median at which times are capped, so that one hung call does not make a stage look slow."""
 MIN_MESSAGES_PER_WORKER = 2
-"""Messages per busy worker before what is measured counts."""
+"""Messages per busy worker before measured values are used."""
 OVERDUE_FACTOR = 3.0
-"""Times the mean: a message in flight that is older is overdue."""
+"""Multiple of the mean after which a message in flight is overdue."""
 OVERDUE_STD_ERRORS = 4.0
+"""Standard errors above chance at which overdue messages mean that the unit has become slow."""
 MIN_VARIANCE = 0.01
-"""More overdue messages than chance explains by so many standard errors: the unit has become slow."""
+"""Lower bound of the variance when the overdue messages are compared with what chance explains."""
 GUESSED_CONFIDENCE = 0.5
-"""How sure a rate is that is drawn from messages which have not ended."""
+"""Confidence of a rate that is estimated from messages in flight."""
 MIN_RECENT_MESSAGES = 32
 DRIFT_STD_ERRORS = 4.0
 DRIFT_SHARE = 0.1
-"""If the newest quarter of what is remembered differs from the rest by so many standard errors and by this share, the
-speed has changed."""
+"""The rate has changed if the newest quarter of the window differs from the rest by this many standard errors and by
+this share."""
 GIVEN_CONFIDENCE = 0.3
+"""Confidence of a configured rate."""
 
 
 class ThroughputEstimator:
-    """The last messages of a unit: items in, seconds, items out."""
+    """Throughput statistics over the last messages of a unit: items in, seconds, items out."""
 
     __slots__ = (
         "_cached_statistics",
@@ -54,7 +56,7 @@ class ThroughputEstimator:
 
     def __init__(self, rate: float | None, returns: float | None, slots: int = 1) -> None:
         self.slots = slots
-        """Messages that are in a worker at the same time: it takes in so many times what one of them says."""
+        """Messages that a worker runs concurrently: its rate is this multiple of the rate of one."""
         self.given_rate = rate
         self.given_returns = returns
         self.window: deque[tuple[int, float, int]] = deque()
@@ -64,7 +66,7 @@ class ThroughputEstimator:
         self._out = 0
         self._seconds = 0.0
         self.setup_s: float | None = None
-        """Seconds that a worker's setup takes: the mean of the last ones."""
+        """Moving average of the setup time of a worker."""
         self._cached_statistics: tuple[int, float, float, float, float] | None = None
 
     def add(self, items: int, seconds: float, out: int) -> None:
@@ -78,10 +80,10 @@ class ThroughputEstimator:
         self.messages += 1
 
     def adjust_window(self, busy: int) -> None:
-        """How much is remembered with so many workers at work; and what is older than a change of speed is forgotten.
+        """Set the window for the number of busy workers, and drop messages from before a change of the rate.
 
-        Some rounds of all of them: those that began together end in the order of their luck, and the last few would say
-        more of that than of their speed.
+        The window covers several messages per worker: messages that start together end in order of their duration, so
+        the last few would be biased.
         """
         self.max_window = max(WINDOW_MESSAGES, MIN_MESSAGES_PER_WORKER * busy)
         recent = len(self.window) // 4
@@ -114,7 +116,7 @@ class ThroughputEstimator:
 
     @property
     def seconds_per_item(self) -> float | None:
-        """The plain mean, for sizing messages; None: nothing is known."""
+        """Mean time per item, for sizing messages; None: unknown."""
         if self._in:
             return max(self._seconds, 0.0) / self._in
         return None if self.given_rate is None else self.slots / self.given_rate
@@ -124,58 +126,58 @@ class ThroughputEstimator:
         return self.messages >= MIN_MESSAGES
 
     def rate(self, ages: Iterable[tuple[int, float]] = ()) -> tuple[float | None, float]:
-        """Items per second that a worker takes in while it has work, and how sure that is (0 to 1).
+        """Items per second of one worker while it has work, and the confidence of that rate (0 to 1).
 
-        `ages` are messages in flight, as (items, seconds so far). If more than a few already took much longer than
-        usual, they count as if they ended now: a stage that became slow is seen before its first slow message ends.
+        `ages` are messages in flight, as (items, seconds so far). If more of them are overdue than chance explains,
+        they count as if they ended now, so that a slowdown is noticed before the first slow message ends.
         """
         if not self.window:
             return self.given_rate, GIVEN_CONFIDENCE
-        middle, mean, sure, chance = self._window_statistics()
-        flying = list(ages)
-        enough = max(MIN_MESSAGES, MIN_MESSAGES_PER_WORKER * len(flying))
+        median, mean, confidence, chance = self._window_statistics()
+        in_flight = list(ages)
+        enough = max(MIN_MESSAGES, MIN_MESSAGES_PER_WORKER * len(in_flight))
         if self.messages < enough:
-            # the quick ones end first: until every worker has had some, their mean says too little
+            # short messages end first: until every worker has finished some, the mean is biased
             if self.given_rate is not None:
                 return self.given_rate, GIVEN_CONFIDENCE
-            sure *= self.messages / enough
+            confidence *= self.messages / enough
         seconds = mean
         overdue = [
-            min(age / items, OUTLIER_FACTOR * middle) for items, age in flying if age > OVERDUE_FACTOR * mean * items
+            min(age / items, OUTLIER_FACTOR * median) for items, age in in_flight if age > OVERDUE_FACTOR * mean * items
         ]
-        if overdue and _is_more_than_chance(len(overdue), len(flying), chance):
-            share = len(overdue) / len(flying)
+        if overdue and _is_more_than_chance(len(overdue), len(in_flight), chance):
+            share = len(overdue) / len(in_flight)
             seconds = (1 - share) * mean + share * sum(overdue) / len(overdue)
-            sure = min(sure, GUESSED_CONFIDENCE)
-        return (self.slots / seconds if seconds > 0 else 1e9), sure
+            confidence = min(confidence, GUESSED_CONFIDENCE)
+        return (self.slots / seconds if seconds > 0 else 1e9), confidence
 
     def _window_statistics(self) -> tuple[float, float, float, float]:
-        """Seconds per item in the middle, their mean without outliers, how sure the mean is, and which share of what is
-        in flight is overdue by chance: the long ones are in flight for longer."""
+        """Median and capped mean of the seconds per item, confidence of the mean, and the share of messages in flight
+        that is overdue by chance: long messages are in flight for longer."""
         known = self._cached_statistics
         if known is not None and known[0] == self.messages:
             return known[1:]
         per_item = sorted((seconds / items, items) for items, seconds, _ in self.window if items)
         if not per_item:
             return 0.0, 0.0, 0.0, 0.0
-        middle = per_item[len(per_item) // 2][0]
-        limit = OUTLIER_FACTOR * middle
+        median = per_item[len(per_item) // 2][0]
+        limit = OUTLIER_FACTOR * median
         weight = sum(items for _, items in per_item)
         mean = sum(min(value, limit) * items for value, items in per_item) / weight
         values = [value for value, _ in per_item]
         total = sum(values)
         chance = sum(max(0.0, value - OVERDUE_FACTOR * mean) for value in values) / total if total > 0 else 0.0
-        self._cached_statistics = (self.messages, middle, mean, _confidence(values), chance)
+        self._cached_statistics = (self.messages, median, mean, _confidence(values), chance)
         return self._cached_statistics[1:]
 
 
-def _is_more_than_chance(overdue: int, flying: int, chance: float) -> bool:
-    error = math.sqrt(max(chance * (1 - chance), MIN_VARIANCE) / flying)
-    return overdue / flying > chance + OVERDUE_STD_ERRORS * error
+def _is_more_than_chance(overdue: int, in_flight: int, chance: float) -> bool:
+    error = math.sqrt(max(chance * (1 - chance), MIN_VARIANCE) / in_flight)
+    return overdue / in_flight > chance + OVERDUE_STD_ERRORS * error
 
 
 def _confidence(values: list[float]) -> float:
-    """1 less the standard error of the mean, as a share of it; few messages say little."""
+    """1 minus the relative standard error of the mean; reduced for few messages."""
     count = len(values)
     if count < 2:
         return 0.1

@@ -16,41 +16,41 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class UnitView:
-    """One unit at one moment. Everything that ends in `_total` only grows."""
+    """One unit at one moment. Fields that end in `_total` never decrease."""
 
     name: str
     wave: int
     queued: int
-    """Items that wait for it."""
+    """Items that wait for the unit."""
     queued_bytes: int
     in_flight: int
-    """Items that are with its workers."""
+    """Items at its workers."""
     taken_total: int
-    """Items it has dealt with: done, dropped or set aside."""
+    """Items processed: done, dropped or set aside."""
     given_total: int
-    """Items it has given on."""
+    """Items produced."""
     batches_total: int
     busy_s_total: float
-    """Seconds that its workers spent in the user's code."""
+    """Seconds that its workers spent in user code."""
     aside_total: int
     retries_total: int
     starting: int
     ready: int
     draining: int
-    """Or stopping."""
+    """Draining or stopping."""
     started_total: int
     stopped_total: int
     lost_total: int
     setup_s_total: float
-    """Worker-seconds that went into setting workers up."""
+    """Worker-seconds spent in setup."""
     rate: float | None
-    """Items per second that one worker takes in while it has work, as measured (or given, before that)."""
+    """Items per second of one worker while it has work: measured, or configured until it is measured."""
     returns: float
     """Items out per item in."""
     backlogged: bool
     finished: bool
     stages: tuple[tuple[str, int, int, float], ...] = ()
-    """Of real runs, per stage: its name, items in, items out, seconds in its code. Fused stages are several."""
+    """Per stage (several if fused): name, items in, items out, seconds in its code. Empty in simulated runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class WorkerView:
     gpus: tuple[int, ...]
     state: str
     in_flight: int
-    """Messages."""
+    """Messages at the worker."""
     batches_total: int
     busy_s_total: float
 
@@ -74,13 +74,13 @@ class StreamView:
 
     now: float
     state: str
-    """As in control.lifecycle.RunState."""
+    """Value of control.lifecycle.RunState."""
     wave: int
     waves: int
     read: int
     """Source items read."""
     total: int | None
-    """Source items there are, once that is known."""
+    """Number of source items, once known."""
     finished: int
     """Source items whose epochs are delivered."""
     delivered: int
@@ -88,78 +88,78 @@ class StreamView:
     aside: int
     bottleneck: str
     predicted: float
-    """Source items per second that the last plan expects; 0: not known."""
+    """Source items per second according to the last plan; 0: unknown."""
     replans: int
     error: str
-    """Why it failed; empty otherwise."""
+    """Why the run failed; empty otherwise."""
     units: tuple[UnitView, ...]
     use: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    """Resource -> (taken by seats, there in all), in the resource's own integers, as in scheduling.plan.Use."""
+    """Resource -> (used by workers, total), in the integer units of scheduling.plan.Use."""
     expected: int | None = None
-    """Source items there will be, about; None: nobody knows."""
+    """Estimated number of source items; None: unknown."""
 
 
-def make_view(board: StreamState, balance: Replanner, waves: int, now: float) -> StreamView:
+def make_view(state: StreamState, replanner: Replanner, waves: int, now: float) -> StreamView:
     return StreamView(
         now=now,
-        state=board.run_state.value,
-        wave=max(board.wave, 0),
+        state=state.run_state.value,
+        wave=max(state.wave, 0),
         waves=waves,
-        read=board.items_read,
-        total=board.total_items,
-        expected=board.expected_items,
-        finished=board.finished_items,
-        delivered=board.items_delivered,
-        aside=board.items_failed,
-        bottleneck=balance.bottleneck,
-        predicted=balance.predicted_rate,
-        replans=balance.replans,
-        error=board.error,
-        units=tuple(_unit_view(lane) for lane in board.all_units),
-        use=balance.fleet.resource_use(),
+        read=state.items_read,
+        total=state.total_items,
+        expected=state.expected_items,
+        finished=state.finished_items,
+        delivered=state.items_delivered,
+        aside=state.items_failed,
+        bottleneck=replanner.bottleneck,
+        predicted=replanner.predicted_rate,
+        replans=replanner.replans,
+        error=state.error,
+        units=tuple(_unit_view(unit) for unit in state.all_units),
+        use=replanner.fleet.resource_use(),
     )
 
 
-def _unit_view(lane: UnitState) -> UnitView:
-    states = [worker.state for worker in lane.workers.values()]
-    seconds = lane.throughput.seconds_per_item
+def _unit_view(unit: UnitState) -> UnitView:
+    states = [worker.state for worker in unit.workers.values()]
+    seconds = unit.throughput.seconds_per_item
     return UnitView(
-        name=lane.name,
-        wave=lane.spec.wave,
-        queued=lane.queue.items + sum(suspect.items for suspect in lane.suspects),
-        queued_bytes=lane.queue.bytes,
-        in_flight=lane.items_in_flight,
-        taken_total=lane.items_taken,
-        given_total=lane.items_given,
-        batches_total=lane.batches,
-        busy_s_total=lane.busy_s,
-        aside_total=lane.items_failed,
-        retries_total=lane.retries,
+        name=unit.name,
+        wave=unit.spec.wave,
+        queued=unit.queue.items + sum(suspect.items for suspect in unit.suspects),
+        queued_bytes=unit.queue.bytes,
+        in_flight=unit.items_in_flight,
+        taken_total=unit.items_taken,
+        given_total=unit.items_given,
+        batches_total=unit.batches,
+        busy_s_total=unit.busy_s,
+        aside_total=unit.items_failed,
+        retries_total=unit.retries,
         starting=states.count(WorkerState.STARTING),
         ready=states.count(WorkerState.READY),
         draining=states.count(WorkerState.DRAINING) + states.count(WorkerState.STOPPING),
-        started_total=lane.workers_started,
-        stopped_total=lane.workers_stopped,
-        lost_total=lane.workers_lost,
-        setup_s_total=lane.setup_s,
+        started_total=unit.workers_started,
+        stopped_total=unit.workers_stopped,
+        lost_total=unit.workers_lost,
+        setup_s_total=unit.setup_s,
         rate=1 / seconds if seconds else None,
-        returns=lane.throughput.returns,
-        backlogged=lane.queue.items >= max(lane.batch_size, lane.items_in_flight),
-        finished=lane.finished,
-        stages=_stage_totals(lane),
+        returns=unit.throughput.returns,
+        backlogged=unit.queue.items >= max(unit.batch_size, unit.items_in_flight),
+        finished=unit.finished,
+        stages=_stage_totals(unit),
     )
 
 
-def _stage_totals(lane: UnitState) -> tuple[tuple[str, int, int, float], ...]:
-    if not any(total[2] for total in lane.stage_totals):
+def _stage_totals(unit: UnitState) -> tuple[tuple[str, int, int, float], ...]:
+    if not any(total[2] for total in unit.stage_totals):
         return ()
     return tuple(
         (name, int(total[0]), int(total[1]), total[2])
-        for name, total in zip(lane.spec.stages, lane.stage_totals, strict=True)
+        for name, total in zip(unit.spec.stages, unit.stage_totals, strict=True)
     )
 
 
-def make_worker_views(board: StreamState) -> list[WorkerView]:
+def make_worker_views(state: StreamState) -> list[WorkerView]:
     return [
         WorkerView(
             worker=worker.id,
@@ -171,5 +171,5 @@ def make_worker_views(board: StreamState) -> list[WorkerView]:
             batches_total=worker.batches,
             busy_s_total=worker.busy_s,
         )
-        for worker in board.workers.values()
+        for worker in state.workers.values()
     ]

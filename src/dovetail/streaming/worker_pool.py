@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,35 +18,47 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class HalvedBatch:
-    """Two halves of a batch that ran out of memory. If both pass, it was too large; if one does not, it was an item."""
+    """The two halves of a batch that ran out of memory. If both succeed, the batch was too large; if one fails, an item
+    is to blame."""
 
     batch_size: int
     passed: int = 0
 
+    def count_passed(self) -> bool:
+        """Count a half that succeeded; True: both did."""
+        self.passed += 1
+        return self.passed == 2
+
 
 @dataclass(slots=True, eq=False)
 class Suspect:
-    """Items that were there when something went wrong: they run alone, and smaller each time."""
+    """Items that may have caused a failure: they run alone, in smaller groups with each attempt."""
 
     epoch: Epoch
     parts: list[SegmentSlice]
     items: int
     batch_size: int
     failed_attempts: int
-    """How many times they were charged."""
+    """How many failures these items were charged with."""
     halved_batch: HalvedBatch | None = None
-    """It is one of them."""
+    """Set for one half of a batch that ran out of memory."""
     error: str = ""
     detail: str = ""
     keys: tuple[tuple[int, ...], ...] = ()
-    """Of its items, where the failure named them."""
+    """Keys of the items, if the failure named them."""
     memory_bytes: int = 0
-    """It needs a worker with at least so much memory."""
+    """The worker must have at least this much memory."""
+
+    def require_memory(self, memory_bytes: int) -> None:
+        self.memory_bytes = memory_bytes
+
+    def accept_any_worker(self) -> None:
+        self.memory_bytes = 0
 
 
 @dataclass(slots=True, eq=False)
 class Message:
-    """Some batches that one worker has."""
+    """Batches that were sent to one worker together."""
 
     id: int
     epoch: Epoch
@@ -55,13 +68,22 @@ class Message:
     batch_size: int
     sent_at: float
     suspect: Suspect | None = None
-    cancelled: bool = False
-    deadline_at: float = 0.0
-    """When it should have ended, if its unit has a deadline."""
     expected_bytes: int = 0
-    """What will probably come out."""
+    """Estimated output."""
+    timeout_at: float = math.inf
+    """When the message counts as hung, if its unit has a timeout."""
+    cancelled: bool = False
     input_lost: bool = False
-    """Some of its input lay on a node that is gone: if it comes back, it cannot be sent again."""
+    """Some of its input was lost with a node: if the message is returned, it cannot be sent again."""
+
+    def set_timeout(self, at: float) -> None:
+        self.timeout_at = at
+
+    def mark_cancelled(self) -> None:
+        self.cancelled = True
+
+    def mark_input_lost(self) -> None:
+        self.input_lost = True
 
 
 class Worker:
@@ -71,7 +93,7 @@ class Worker:
         "batches",
         "busy_s",
         "exclusive",
-        "has_deadline_timer",
+        "has_timeout_timer",
         "id",
         "messages",
         "node",
@@ -98,25 +120,69 @@ class Worker:
         self.batches = 0
         self.busy_s = 0.0
         self.exclusive = False
-        """It runs a suspect, and nothing beside it."""
+        """It runs a suspect and nothing else, or waits until it can."""
         self.stop_reason = ""
-        """Why it is being stopped."""
         self.recycling = False
-        """It is being replaced by age, or takes the place of one that was."""
-        self.has_deadline_timer = False
-        """A timer looks at the deadlines of its messages."""
+        """It is being replaced because of its age, or replaces such a worker."""
+        self.has_timeout_timer = False
+        """A timer watches the timeouts of its messages."""
         self.will_be_replaced = False
-        """Another takes its seats when it is gone."""
+        """Another worker takes its seats when it is gone."""
 
-    def transition_to(self, new: WorkerState) -> None:
+    def transition_to(self, new: WorkerState, reason: str | None = None) -> None:
+        """Change the state; `reason`: why the worker is drained or stopped."""
         self.state = checked_worker_move(self.state, new, self.id)
+        if reason is not None:
+            self.stop_reason = reason
+
+    def mark_ready(self, now: float) -> None:
+        self.transition_to(WorkerState.READY)
+        self.ready_at = now
+
+    def hold(self, message: Message) -> None:
+        self.messages[message.id] = message
+
+    def release(self, message: Message) -> None:
+        del self.messages[message.id]
+
+    def take_messages(self) -> list[Message]:
+        """Return all messages and forget them: the worker is gone."""
+        messages = list(self.messages.values())
+        self.messages.clear()
+        return messages
+
+    def count_batches(self, batches: int, seconds: float) -> None:
+        self.batches += batches
+        self.busy_s += seconds
+
+    def make_exclusive(self) -> None:
+        self.exclusive = True
+
+    def end_exclusive(self) -> None:
+        self.exclusive = False
+
+    def set_timeout_timer(self, running: bool) -> None:
+        self.has_timeout_timer = running
+
+    def set_will_be_replaced(self, replaced: bool) -> None:
+        self.will_be_replaced = replaced
+
+    def begin_recycling(self) -> None:
+        self.recycling = self.will_be_replaced = True
+
+    def end_recycling(self) -> None:
+        self.recycling = False
+
+    def hand_over_recycling(self, successor: Worker) -> None:
+        """The successor counts as the recycled worker until it is ready."""
+        self.recycling, successor.recycling = False, True
 
 
 class WorkerPool:
-    """The workers of one unit that can take another message, by how many they have in hand.
+    """Workers of one unit that can take another message, by the number of messages they hold.
 
-    `levels[n]` are those with n in hand: node -> workers, so that one beside the data is found at once. No loop over
-    all workers, however many there are.
+    `by_load[n]` contains the workers with n messages: node -> workers, so that a worker on the node of the data is
+    found without a loop over all workers.
     """
 
     __slots__ = ("by_load", "free_count", "max_messages", "slots")
@@ -124,10 +190,10 @@ class WorkerPool:
     def __init__(self, slots: int) -> None:
         self.slots = slots
         self.max_messages = slots
-        """Messages that a worker may have in hand: its slots, and one in advance where a hop would cost."""
+        """Messages that a worker may hold: its slots, and one in advance if the transport time matters."""
         self.by_load: list[dict[str, dict[int, Worker]]] = [{} for _ in range(slots + 1)]
         self.free_count = 0
-        """Workers in all levels below `depth`."""
+        """Workers that hold fewer than `max_messages`."""
 
     def add(self, worker: Worker) -> None:
         level = len(worker.messages)
@@ -137,41 +203,41 @@ class WorkerPool:
                 self.free_count += 1
 
     def remove(self, worker: Worker) -> None:
-        """Before its messages change."""
+        """Remove a worker. Call it before the worker's messages change."""
         level = len(worker.messages)
         if level < len(self.by_load):
-            there = self.by_load[level].get(worker.node)
-            if there is not None and there.pop(worker.id, None) is not None:
+            on_node = self.by_load[level].get(worker.node)
+            if on_node is not None and on_node.pop(worker.id, None) is not None:
                 if level < self.max_messages:
                     self.free_count -= 1
-                if not there:
+                if not on_node:
                     del self.by_load[level][worker.node]
 
     def least_loaded(self, node: str) -> Worker | None:
-        """One with the least in hand, on this node if there is such a one there."""
+        """A worker with the fewest messages, on this node if one of them is there."""
         for level in range(self.max_messages):
             by_node = self.by_load[level]
             if by_node:
-                there = by_node.get(node)
-                if there is None:
-                    there = next(iter(by_node.values()))
-                return next(iter(there.values()))
+                on_node = by_node.get(node)
+                if on_node is None:
+                    on_node = next(iter(by_node.values()))
+                return next(iter(on_node.values()))
         return None
 
     def find_idle(self) -> Worker | None:
-        """One with nothing in hand."""
+        """A worker without messages."""
         by_node = self.by_load[0]
         return next(iter(next(iter(by_node.values())).values())) if by_node else None
 
     def with_prefetched(self) -> Iterator[Worker]:
-        """Those with a message that waits although their slots are taken, and that another could have."""
+        """Workers with a message beyond their slots, which another worker could run."""
         for level in range(len(self.by_load) - 1, self.slots, -1):
-            for there in self.by_load[level].values():
-                yield from there.values()
+            for on_node in self.by_load[level].values():
+                yield from on_node.values()
 
     def set_max_messages(self, depth: int) -> None:
-        """How many messages a worker may have in hand from now on."""
+        """Set the number of messages that a worker may hold."""
         self.max_messages = depth
         while len(self.by_load) <= depth:
             self.by_load.append({})
-        self.free_count = sum(len(there) for level in self.by_load[:depth] for there in level.values())
+        self.free_count = sum(len(on_node) for level in self.by_load[:depth] for on_node in level.values())

@@ -330,7 +330,7 @@ class _LayoutBuilder:
             self.counts[unit] += 1
         position = self.index[seats[0].node]
         if hold is OccupantStatus.FIXED and not counts:
-            unit = UNMANAGED if worker.unit else OTHER_RUN
+            unit = OTHER_RUN if worker.external else UNMANAGED
         sitter = self.interner.occupant(unit, seats, hold)
         self.occupants[position].append(sitter)
         self.initial.workers.setdefault((position, sitter), []).append(worker.worker)

@@ -32,6 +32,8 @@ class WorkerSnapshot:
     phase: WorkerPhase = WorkerPhase.READY
     movable: bool = True
     """False while stopping it would lose more than it gives, for example while it runs a suspect."""
+    external: bool = False
+    """It belongs to another run: it takes room, and a replan neither counts nor moves it."""
 
 
 @dataclass(frozen=True, slots=True)
