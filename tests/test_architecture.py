@@ -56,6 +56,101 @@ def test_pure_packages_import_nothing_that_reaches_outside() -> None:
     assert {name: found for name, found in reaching.items() if found} == {}
 
 
+MUTATORS = frozenset(
+    {
+        "append",
+        "appendleft",
+        "clear",
+        "extend",
+        "extendleft",
+        "insert",
+        "pop",
+        "popleft",
+        "rotate",
+        "setdefault",
+        "update",
+    }
+)
+
+
+def _attributes_defined_in(tree: ast.Module) -> set[str]:
+    """Attributes that the classes of a module define: annotated in the class, listed in slots or assigned to self."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef):
+            found |= {
+                item.target.id
+                for item in node.body
+                if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)
+            }
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and _is_self(node.value):
+            found.add(node.attr)
+    return found
+
+
+def _is_self(node: ast.expr) -> bool:
+    return isinstance(node, ast.Name) and node.id == "self"
+
+
+def _changed_attributes(tree: ast.Module) -> list[ast.Attribute]:
+    """Attributes that a module assigns, deletes or changes in place, of any object but self."""
+    found: list[ast.Attribute] = []
+    for node in ast.walk(tree):
+        target: ast.expr | None = None
+        if isinstance(node, ast.Attribute | ast.Subscript) and isinstance(node.ctx, ast.Store | ast.Del):
+            target = node
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in MUTATORS:
+            target = node.func.value
+        while isinstance(target, ast.Subscript):
+            target = target.value
+        if isinstance(target, ast.Attribute) and not _is_self(target.value):
+            found.append(target)
+    return found
+
+
+def _foreign_assignments(source: str) -> list[str]:
+    """What a module changes of objects whose class it does not define. `self.other.x = ...` is such a change too."""
+    tree = ast.parse(source)
+    own = _attributes_defined_in(tree)
+    return [
+        f"line {node.lineno}: {ast.unparse(node)}"
+        for node in _changed_attributes(tree)
+        if node.attr not in own or isinstance(node.value, ast.Attribute)
+    ]
+
+
+def test_state_of_the_controller_is_assigned_only_by_the_module_that_defines_it() -> None:
+    modules = sorted((SOURCE / "streaming").glob("*.py"))
+    assert len(modules) > 10
+    foreign = {path.name: _foreign_assignments(path.read_text()) for path in modules}
+    assert {name: found for name, found in foreign.items() if found} == {}
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "unit.finished = True",
+        "unit.count += 1",
+        "a, unit.finished = 1, 2",
+        "state.dirty[unit.index] = True",
+        "del state.workers[1]",
+        "state.commands.append(1)",
+        "self.fleet.mine = True",
+        "for unit.finished in (1, 2): pass",
+    ],
+)
+def test_an_assignment_to_state_of_another_module_is_found(statement: str) -> None:
+    source = f"class Own:\n    def change(self, unit, state):\n        self.mine = 1\n        {statement}\n"
+    assert len(_foreign_assignments(source)) == 1
+
+
+def test_changes_of_own_state_and_of_local_values_are_allowed() -> None:
+    source = (
+        "class Own:\n    def change(self, other, found):\n        self.mine = other.mine = 1\n        found.append(2)\n"
+    )
+    assert _foreign_assignments(source) == []
+
+
 def test_every_module_has_a_docstring_that_is_not_a_question() -> None:
     titles = {
         path: (ast.get_docstring(ast.parse(path.read_text())) or "").split("\n")[0]

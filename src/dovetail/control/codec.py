@@ -1,7 +1,7 @@
 """JSON codec for events, commands and arbitrary values (replay recordings and the journal).
 
-What is written is JSON-able and stays the same through JSON. Payloads are not part of it: a segment comes back without
-its `ref`, a hosted object without its `work`.
+Encoded values survive a round trip through JSON. Payloads are not encoded: a decoded segment has no `ref`, a decoded
+hosted object no `definition`.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 TUPLE_KEY, PAIRS_KEY = "()", "{}"
-"""Marks of what JSON has no form for: a tuple, and a mapping whose keys are not all text."""
+"""Keys that mark values without a JSON form: a tuple, and a mapping whose keys are not all strings."""
 
 
 def to_jsonable(value: object) -> Any:
-    """Any value as JSON can hold it: tuples and odd keys are marked, what is no data at all becomes its text."""
-    if isinstance(value, Enum):  # first, because some enums are numbers or texts too
+    """Convert any value to JSON: tuples and mappings with other keys are marked, other objects become their string."""
+    if isinstance(value, Enum):  # first, because some enums are also numbers or strings
         return to_jsonable(value.value)
     if value is None or isinstance(value, bool | int | float | str):
         return value
@@ -44,7 +44,7 @@ def to_jsonable(value: object) -> Any:
 
 
 def from_jsonable(value: Any) -> Any:
-    """The inverse of `plain`."""
+    """The inverse of `to_jsonable`."""
     if isinstance(value, list):
         return [from_jsonable(inner) for inner in value]
     if not isinstance(value, dict):
@@ -57,12 +57,12 @@ def from_jsonable(value: Any) -> Any:
 
 
 class DecodeError(ValueError):
-    """Data that no `encode_...` of this module wrote."""
+    """Data that was not written by an `encode_...` function of this module."""
 
 
 @dataclass(frozen=True, slots=True)
 class FieldCodec:
-    """How one kind of value is written and read."""
+    """Functions that encode and decode one kind of value."""
 
     write: Callable[[Any], Any]
     read: Callable[[Any], Any]
@@ -134,7 +134,7 @@ def _optional(form: FieldCodec) -> FieldCodec:
 
 
 def _nested(kind: type[Any]) -> FieldCodec:
-    """A dataclass inside another: its fields, without the tag."""
+    """A dataclass as a field of another one: its fields without the type tag."""
     return FieldCodec(
         lambda value: _encode_fields(value, kind),
         lambda data: kind(**{name: _CODECS[kind][name].read(data[name]) for name in data}),

@@ -1,7 +1,7 @@
-"""Commands that a controller gives to an engine, a source or a sink, and notes for observers.
+"""Commands from a controller to an engine, a source or a sink, and notes for observers.
 
-Plain slots dataclasses and not frozen ones: thousands are made per second, and frozen costs four times as much. Nobody
-changes one after it was made.
+The dataclasses have slots and are not frozen: thousands are created per second, and frozen ones cost four times as
+much. Treat them as immutable.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class HostedObject:
-    """An object that a worker holds: the stages of a unit, a role's object, a job's function."""
+    """An object that a worker hosts: the stages of a unit, the object of a role, the function of a job."""
 
     name: str
     definition: object = None
-    """What the engine needs to make it; engines agree with who starts the worker on what that is."""
+    """What the engine needs to create the object; its type is a contract between the engine and the caller."""
     slots: int = 1
-    """Batches or calls that may be inside it at the same time."""
+    """Number of batches or calls that may run concurrently."""
     writer: object = None
-    """Who writes its results where they belong (control.writing.Writer); None: they are given to who asked."""
+    """Writes its results to the sink (control.payload.Writer); None: results are returned."""
     results_to_driver: bool = False
-    """Whether its results leave the run through the driver: then no lost node may take them away."""
+    """Whether its results leave the run through the driver, so that they must not be lost with a node."""
 
 
 @dataclass(slots=True)
 class StartWorker:
-    """A process (or one per rank) that hosts one or several objects. Answered by WorkerReady or WorkerLost."""
+    """Start a process (or one per rank) that hosts one or several objects. Answered by WorkerReady or WorkerLost."""
 
     worker: int
     seats: Seats
@@ -42,7 +42,8 @@ class StartWorker:
 
 @dataclass(slots=True)
 class RunBatches:
-    """A message: items for one object, cut by the worker into calls of `batch_size` (only the last may be smaller).
+    """Run a message: items for one object, split by the worker into calls of `batch_size` (only the last may be
+    smaller).
 
     Answered by BatchesDone, by BatchesReturned if it was cancelled in time, or by the loss of the worker.
     """
@@ -54,14 +55,14 @@ class RunBatches:
     items: int
     batch_size: int
     segment_items: int
-    """Items per segment of the output: what the next stage takes per message."""
+    """Items per segment of the output: the message size of the next stage."""
     spool: bool = False
-    """Whether the output must outlive every worker: it is for a later wave."""
+    """Whether the output must outlive the workers, because it is for a later wave."""
 
 
 @dataclass(slots=True)
 class Cancel:
-    """Take a message back if it has not begun; otherwise nothing happens, and it ends as usual."""
+    """Take a message back if it has not started; otherwise it finishes as usual."""
 
     message: int
     worker: int
@@ -69,7 +70,8 @@ class Cancel:
 
 @dataclass(slots=True)
 class StopWorker:
-    """With drain: finish what was sent, tear down, then WorkerStopped. Without: now, then WorkerLost."""
+    """Stop a worker. With drain: finish its messages, tear down, then WorkerStopped. Without: kill it, then
+    WorkerLost."""
 
     worker: int
     drain: bool = True
@@ -78,18 +80,18 @@ class StopWorker:
 
 @dataclass(slots=True)
 class Pull:
-    """Bring so many items of the source from this number on. Answered by ItemsArrived, once or several times, until all
-    of them have come, or by InputEnded where the source has no more; fewer without that hold up the run."""
+    """Read items of the source, starting at number `first`. Answered by one or several ItemsArrived with all of them,
+    or by InputEnded if the source has fewer; otherwise the run stalls."""
 
     first: int
     items: int
     segment_items: int = 1 << 10
-    """Items per segment: what the first unit takes per message."""
+    """Items per segment: the message size of the first unit."""
 
 
 @dataclass(slots=True)
 class FailedItem:
-    """An item that is given up: where it failed, why, and the item itself."""
+    """An item that failed for good: where, why, and the item itself."""
 
     unit: str
     part: SegmentSlice
@@ -102,33 +104,33 @@ class FailedItem:
 
 @dataclass(slots=True)
 class Deliver:
-    """The results of an epoch, whole and for the first time; with a durable sink this is what the commit log lists.
+    """Deliver the complete results of an epoch, exactly once; with a durable sink the commit log lists them.
 
-    With ordered output epochs come in the order of their input. Within an epoch the segments are as they were finished:
-    whoever writes them sorts the items by their keys, which only those who open segments can see.
+    With ordered output, epochs are delivered in the order of their input. Within an epoch, segments are in the order in
+    which they were finished: the sink sorts the items by their keys, which are visible only in opened segments.
     """
 
     wave: int
     epoch: int
     first: int
-    """The numbers [first, last) of the wave's input that it covers: source items, or items of the spool."""
+    """The range [first, last) of the wave's input: numbers of source items, or of items of the spool."""
     last: int
     outputs: dict[str, list[Segment]]
-    """Leaf unit -> what it gave: this leaves the run."""
+    """Leaf unit -> its output, which leaves the run."""
     spooled: dict[str, list[Segment]] = field(default_factory=dict)
-    """Unit of a later wave -> what it will get."""
+    """Unit of a later wave -> its input."""
     failed_items: list[FailedItem] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class Note:
-    """Something that people should know: a decision with its reason, a worker that came or went, an error.
+    """Information for users: a decision with its reason, a worker that started or stopped, an error.
 
-    It commands nothing; observers write it down.
+    Engines ignore notes; observers record them.
     """
 
     kind: str
-    """decision, worker, node, error, wave, epoch, run."""
+    """decision, look (a replan without changes), worker, node, error, wave, epoch or run."""
     text: str
     data: Mapping[str, object] = field(default_factory=dict)
 

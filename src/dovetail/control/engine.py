@@ -13,54 +13,56 @@ if TYPE_CHECKING:
 
 
 class Engine(Protocol):
-    """Carries commands out and reports events.
+    """Executes commands and reports events.
 
-    - `submit` never blocks. A command for a worker that is already gone is ignored: its end was or will be reported.
-      After StopWorker nothing is sent to a worker any more, except StopWorker without drain.
+    - `submit` never blocks. A command for a worker that is gone is ignored: its end was or will be reported. After
+      StopWorker a worker gets no further commands, except StopWorker without drain.
     - StartWorker is answered by WorkerReady or WorkerLost, or by WorkerStopped if it was stopped first.
     - RunBatches, with at least one item, is answered once: BatchesDone, BatchesReturned (cancelled in time, or its
-      input was lost with a node), or WorkerLost of its worker. What a worker finished before its death is reported
-      before its loss.
-    - After WorkerStopped or WorkerLost nothing more is heard of that worker.
-    - A worker takes its messages in the order sent, as many at a time as its object has slots.
-    - When a node is lost, its workers are reported lost first (NODE_LOST), then NodeLeft. A worker that is started on a
-      node that is not there is lost for the same cause.
-    - `poll` may return nothing at all, also without a timeout.
+      input was lost with a node), or WorkerLost of its worker. Messages that a worker finished before its death are
+      reported before its loss.
+    - WorkerStopped or WorkerLost is the last event of a worker.
+    - A worker runs its messages in the order sent, as many concurrently as its object has slots.
+    - When a node is lost, its workers are reported lost first (NODE_LOST), then NodeLeft. A worker that is started on
+      an unknown node is lost with the same cause.
+    - `poll` may return an empty list, also without a timeout.
     """
 
     def submit(self, commands: Sequence[EngineCommand]) -> None: ...
 
     def poll(self, timeout_s: float | None) -> list[Event]:
-        """What happened, and what was posted; waits for the first of them, at most so long (None: without end)."""
+        """Return events, including posted ones. Waits for the first event, at most `timeout_s` (None: without
+        limit)."""
         ...
 
     def post(self, event: Event) -> None:
-        """An event from outside. May be called from any thread; wakes `poll`."""
+        """Add an event from outside. Thread: any; wakes `poll`."""
         ...
 
     def call(self, worker: int, hosted: str, method: str, /, *args: Any, **named: Any) -> Future[Any]:
-        """One method call on a hosted object, past the controller. Ends with WorkerGone if the worker does.
+        """Call a method of a hosted object directly, without the controller. Raises WorkerLostError if the worker is
+        lost.
 
-        It takes a slot of its object, in turn with messages. It may end only while somebody polls: do not wait for it
-        in the thread of the loop.
+        The call takes a slot of its object, in turn with messages. It may complete only during `poll`: do not wait for
+        it in the thread of the loop.
         """
         ...
 
     def now(self) -> float:
-        """Seconds; of the engine's own clock, which may be virtual."""
+        """Seconds of the engine's clock, which may be virtual."""
         ...
 
     def close(self) -> None:
-        """Every process gone, everything given back. May be called twice, and after anything."""
+        """End every process and release all resources. May be called twice and in any state."""
         ...
 
 
 class WorkerLostError(Exception):
-    """A call on a worker that is not there any more."""
+    """A call to a worker that is gone."""
 
 
 class UnsendableItemError(Exception):
-    """An item that cannot be sent: its place among those given (-1: not known), and why."""
+    """An item that cannot be serialized: its index (-1: unknown) and the reason."""
 
     def __init__(self, index: int, error_text: str) -> None:
         super().__init__(index, error_text)
@@ -69,7 +71,7 @@ class UnsendableItemError(Exception):
 
 
 class UnreadableItem:
-    """Stands for an item that was sent and cannot be made again, and says why."""
+    """Placeholder for an item that cannot be deserialized, with the reason."""
 
     __slots__ = ("error_text",)
 
@@ -78,13 +80,13 @@ class UnreadableItem:
 
 
 class DataPort(Protocol):
-    """The two ends of a stream: answers Pull by posting, and takes what is delivered."""
+    """Source and sink of a stream: answers Pull by posting events, and accepts Deliver."""
 
     def submit(self, commands: Sequence[DataCommand]) -> None: ...
 
 
 class Controller(Protocol):
-    """Decides. Pure: the same events at the same times give the same commands."""
+    """Makes decisions. Pure: the same events at the same times lead to the same commands."""
 
     @property
     def done(self) -> bool: ...
@@ -92,12 +94,12 @@ class Controller(Protocol):
     def step(self, now: float, events: Sequence[Event]) -> list[Command]: ...
 
     def wake_at(self) -> float | None:
-        """When it wants a step although nothing happens; None: only when something does."""
+        """Time of the next step if no event occurs; None: only after events."""
         ...
 
 
 class Observer(Protocol):
-    """Watches, never steers."""
+    """Receives every step and never influences the run."""
 
     def on_step(self, now: float, events: Sequence[Event], commands: Sequence[Command]) -> None: ...
 

@@ -16,28 +16,28 @@ VERDICT_RETRY, VERDICT_SKIP, VERDICT_FATAL = "again", "aside", "fatal"
 
 
 class LossCause(Enum):
-    """Why a worker is gone without having been drained."""
+    """Why a worker was lost."""
 
     EXIT = "exit"
-    """It left by itself, with an exit code."""
+    """The process exited by itself, with an exit code."""
     SIGNAL = "signal"
-    """It was killed from outside, or crashed."""
+    """The process was killed from outside, or crashed."""
     OUT_OF_MEMORY = "out of memory"
     NODE_LOST = "node lost"
     SETUP_FAILED = "setup failed"
     STOPPED = "stopped"
-    """We stopped it: StopWorker without drain."""
+    """Stopped on command: StopWorker without drain."""
 
 
 @dataclass(slots=True)
 class Breadcrumb:
-    """What a dead worker was doing: the message, and the place of the call in it."""
+    """The call that a dead worker was running: the message, and the position of the call in it."""
 
     message: int
     index: int
-    """The first item of the call, counted in the message."""
+    """Index of the first item of the call in the message."""
     exact: bool = True
-    """False behind a fused stage that changed counts: then the whole message is the suspect."""
+    """False after a fused stage that changed the number of items: then the whole message is suspect."""
 
 
 @dataclass(slots=True)
@@ -52,12 +52,13 @@ class CallFailure:
     """The traceback."""
     out_of_memory: bool = False
     on_gpu: bool = False
-    """Whether it was a card's memory."""
+    """Whether it was GPU memory."""
     keys: tuple[tuple[int, ...], ...] = ()
     verdict: str = ""
-    """ASIDE: nothing would help, the items are set aside whatever their stage says about errors. FATAL: no item is to
-    blame, and the run cannot go on (a source that changed, a disk that is full). AGAIN: it is run again by itself,
-    uncharged, because nobody could tell whether it was to blame. Empty: it is tried again, as retries allow."""
+    """VERDICT_SKIP: retrying would not help; the items are set aside regardless of their stage's `on_error`.
+    VERDICT_FATAL: no item is to blame and the run must fail (the source changed, the disk is full). VERDICT_RETRY: run
+    the items again alone and uncharged, because it is unknown whether they are to blame. Empty: retry as the stage
+    allows."""
 
 
 @dataclass(slots=True)
@@ -68,34 +69,34 @@ class WorkerReady:
 
 @dataclass(slots=True)
 class WorkerStopped:
-    """It was drained and is gone; its seats are free."""
+    """The worker was drained and has exited; its seats are free."""
 
     worker: int
 
 
 @dataclass(slots=True)
 class WorkerLost:
-    """It is gone with whatever it had in hand. Everything it finished was reported before this."""
+    """The worker is gone with its unfinished messages. Messages that it finished were reported before."""
 
     worker: int
     cause: LossCause
     detail: str = ""
-    """Exit code, signal, exception: a line for people; after it perhaps more, such as the traceback of a setup."""
+    """Exit code, signal or exception in one line; further lines may contain a traceback."""
     breadcrumbs: tuple[Breadcrumb, ...] = ()
-    """Of every call that was running; none: nothing is known of that."""
+    """One per running call; empty: unknown."""
     peak_bytes: int = 0
-    """The most host memory it was seen to use; 0: not known."""
+    """Peak host memory; 0: unknown."""
 
 
 @dataclass(slots=True)
 class BatchesDone:
-    """A message came to its end: what it gave, and which calls raised."""
+    """A message finished: its output, and the calls that raised."""
 
     worker: int
     message: int
     segments: list[Segment]
     seconds: float
-    """Spent in the user's code."""
+    """Time in user code."""
     failures: list[CallFailure] = field(default_factory=list)
     peak_bytes: int = 0
     stages: list[tuple[int, int, float]] | None = None
@@ -104,7 +105,7 @@ class BatchesDone:
 
 @dataclass(slots=True)
 class BatchesReturned:
-    """A message that did not begin: it was cancelled, or its input was lost with a node."""
+    """A message that did not start: it was cancelled, or its input was lost with a node."""
 
     worker: int
     message: int
@@ -117,17 +118,17 @@ class NodeJoined:
 
 @dataclass(slots=True)
 class NodeLeft:
-    """The node is gone with every payload that lay there. Its workers are reported lost before this."""
+    """The node is gone with all payloads stored on it. Its workers are reported lost before this."""
 
     node: str
     reason: str = ""
     returns: bool = False
-    """Whether the engine brings it back, as after the death of an agent: it counts as there, even if it is the last."""
+    """Whether the engine restarts the node's agent: the node counts as present, even if it is the last one."""
 
 
 @dataclass(slots=True)
 class ItemsArrived:
-    """Source items, numbered from `first` on."""
+    """Source items, numbered from `first`."""
 
     first: int
     segments: list[Segment]
@@ -135,35 +136,35 @@ class ItemsArrived:
 
 @dataclass(slots=True)
 class InputExpected:
-    """The source has about so many items, as far as can be seen now: for who wants to know how far a run is."""
+    """Estimated number of source items, for progress reports."""
 
     items: int
 
 
 @dataclass(slots=True)
 class InputEnded:
-    """The source has no more items; `items` is how many there were in all."""
+    """The source has no more items; `items` is their total number."""
 
     items: int
 
 
 @dataclass(slots=True)
 class Drain:
-    """Stop feeding, finish what is in hand, then end."""
+    """Stop reading input, finish the work in flight, then end the run."""
 
-    reason: str = "asked"
+    reason: str = "requested"
 
 
 @dataclass(slots=True)
 class CancelRun:
-    """Stop now."""
+    """Stop the run now."""
 
-    reason: str = "asked"
+    reason: str = "requested"
 
 
 @dataclass(slots=True)
 class FailRun:
-    """Something outside of the stream makes it impossible to go on: a source that raised, a sink that cannot write."""
+    """Fail the run because of an error outside the stream: the source raised, the sink cannot write."""
 
     error: str
     detail: str = ""
@@ -171,7 +172,7 @@ class FailRun:
 
 @dataclass(slots=True)
 class PinWorkers:
-    """From now on so many workers of a unit; None: decide again."""
+    """Fix the number of workers of a unit; None: let replans decide again."""
 
     unit: str
     workers: int | None
@@ -179,8 +180,8 @@ class PinWorkers:
 
 @dataclass(slots=True)
 class CapacityReserved:
-    """What others hold of our nodes from now on, all of it: it replaces what was said before. Seats are amounts here,
-    one or several per node; nobody of ours may be started there, and who sits there already is drained."""
+    """Capacity of this run's nodes that other runs hold; replaces the previous event. Seats are amounts here, one or
+    several per node: no worker of this run is started on them, and workers that use them are drained."""
 
     seats: Seats = ()
 

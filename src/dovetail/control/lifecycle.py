@@ -1,4 +1,4 @@
-"""States of workers and runs, and the tables of legal moves between them."""
+"""States of workers and runs, and the tables of legal transitions between them."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from enum import Enum
 
 class WorkerState(Enum):
     STARTING = "starting"
-    """Asked for; not ready yet."""
+    """Requested, not ready yet."""
     READY = "ready"
     DRAINING = "draining"
-    """Gets nothing new; the drain can still be taken back."""
+    """Gets no further messages; the drain can still be cancelled."""
     STOPPING = "stopping"
-    """Told to stop."""
+    """The stop command was sent."""
     STOPPED = "stopped"
-    """Gone as asked; its seats are free."""
+    """Exited on command; its seats are free."""
     LOST = "lost"
-    """Gone by itself; its seats are free."""
+    """Gone without a command; its seats are free."""
 
 
 class RunState(Enum):
     RUNNING = "running"
     DRAINING = "draining"
-    """Nothing new is read; what is in hand is finished."""
+    """No more input is read; the work in flight is finished."""
     STOPPING = "stopping"
-    """The end is decided; workers are being stopped."""
+    """The outcome is decided; workers are being stopped."""
     FINISHED = "finished"
     DRAINED = "drained"
-    """Ended as asked, before all of the source was read."""
+    """Ended by a drain, before all of the source was read."""
     FAILED = "failed"
     CANCELLED = "cancelled"
 
@@ -66,10 +66,10 @@ FINAL_WORKER_STATES = frozenset({_W.STOPPED, _W.LOST})
 
 
 def checked_worker_move(old: WorkerState, new: WorkerState, what: object) -> WorkerState:
-    assert (old, new) in LEGAL_WORKER_MOVES, f"worker {what}: {old.value} -> {new.value} is no legal move"
+    assert (old, new) in LEGAL_WORKER_MOVES, f"worker {what}: {old.value} -> {new.value} is not a legal transition"
     return new
 
 
 def checked_run_move(old: RunState, new: RunState) -> RunState:
-    assert (old, new) in LEGAL_RUN_MOVES, f"run: {old.value} -> {new.value} is no legal move"
+    assert (old, new) in LEGAL_RUN_MOVES, f"run: {old.value} -> {new.value} is not a legal transition"
     return new

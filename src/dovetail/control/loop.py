@@ -23,10 +23,10 @@ def run_loop(
     beat_s: float | None = None,
     last: Callable[[], None] | None = None,
 ) -> list[tuple[Observer, Exception]]:
-    """Runs until the controller is done. Returns the observers that failed, and how: they were dropped on the way.
+    """Run until the controller is done. Returns the observers that raised, with their errors; they were dropped.
 
-    `last` is called when the controller is done, before observers are told of the end: what it raises is raised.
-    `beat_s`: observers are called at least so often, also when nothing happens; for heartbeats on a real clock.
+    `last` is called when the controller is done and before observers are closed; its errors propagate. `beat_s`:
+    maximum seconds between two steps, so that observers can write heartbeats on a real clock.
     """
     watching = list(observers)
     dropped: list[tuple[Observer, Exception]] = []
@@ -70,5 +70,5 @@ def _submit_commands(commands: Sequence[Command], engine: Engine, data: DataPort
     if for_engine:
         engine.submit(for_engine)
     if for_data:
-        assert data is not None, f"{for_data[0]} and nobody to take it"
+        assert data is not None, f"{for_data[0]}, and the run has no data port"
         data.submit(for_data)

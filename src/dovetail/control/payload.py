@@ -10,17 +10,16 @@ from dovetail.control.engine import UnreadableItem, UnsendableItemError
 
 @dataclass(slots=True, eq=False)
 class Segment:
-    """The smallest payload that can be moved: some items that one worker wrote. Only workers open it.
+    """The smallest payload that can be moved: items written by one worker. Only workers open it.
 
-    `ref` belongs to the engine, and its lifetime is the payload's: when nothing refers to it any more, the payload is
-    gone. A block is the list of segments that one message brought back.
+    `ref` belongs to the engine and keeps the payload alive: the payload is freed with the last reference to it.
     """
 
     id: int
     items: int
     size_bytes: int = 0
     node: str = ""
-    """Where it lies; empty: where no lost node can take it away (the driver, a spool)."""
+    """Node that stores it; empty: it cannot be lost with a node (it is at the driver or in a spool)."""
     ref: object = None
     first: tuple[int, ...] | None = None
     """Key of its first item, if the order of a later wave's input depends on it."""
@@ -33,7 +32,7 @@ class Segment:
 
 
 SegmentSlice = tuple[Segment, int, int]
-"""Items `from` to `to` of a segment."""
+"""Items [start, stop) of a segment: (segment, start, stop)."""
 
 
 def total_items(parts: list[SegmentSlice]) -> int:
@@ -41,7 +40,7 @@ def total_items(parts: list[SegmentSlice]) -> int:
 
 
 def total_bytes(parts: list[SegmentSlice]) -> int:
-    """In proportion, where a segment is cut."""
+    """Bytes of the slices; proportional for parts of a segment."""
     total = 0
     for segment, start, stop in parts:
         whole = stop - start == segment.items
@@ -50,7 +49,7 @@ def total_bytes(parts: list[SegmentSlice]) -> int:
 
 
 def slice_items(parts: list[SegmentSlice], start: int, stop: int) -> list[SegmentSlice]:
-    """Items `start` to `stop` of what the parts hold one after another."""
+    """Items [start, stop) of the concatenated slices."""
     found: list[SegmentSlice] = []
     passed = 0
     for segment, begin, end in parts:
@@ -63,45 +62,45 @@ def slice_items(parts: list[SegmentSlice], start: int, stop: int) -> list[Segmen
 
 
 class Split(Protocol):
-    """So many consecutive rows of the source. It is pickled and opened in a worker: plain fields, and only what is
-    needed to read. Large buffers (raw lines, a piece of a table) travel beside the pickle, if they are wrapped in
+    """Consecutive rows of the source. A split is pickled and read in a worker, so it contains only what is needed to
+    read. Large buffers (raw lines, part of a table) are transferred out of band if they are wrapped in
     `pickle.PickleBuffer` or are Arrow or numpy buffers."""
 
     items: int
-    """Rows it has; the driver counts with it."""
+    """Number of rows."""
 
     def read(self) -> list[Any]:
-        """Exactly `items` of them; in the place of a row that cannot be parsed is a BadRow. Raises `Unusable` if the
-        source is not what it was: gone, shorter, changed, forbidden."""
+        """Return exactly `items` rows, with a BadRow for each row that cannot be parsed. Raises SourceSinkError if the
+        source was removed, truncated or changed, or access is denied."""
         ...
 
 
 class BadRow(UnreadableItem):
-    """Stands for a row that cannot be parsed: it is set aside, whatever the stage says about errors."""
+    """Placeholder for a row that cannot be parsed: it is set aside regardless of the stage's `on_error`."""
 
     __slots__ = ("place", "raw")
 
     def __init__(self, error_text: str, place: str, raw: str) -> None:
-        """`place`: 'file:line'; `raw`: the row as text, as far as it can be shown."""
+        """`place`: 'file:line'; `raw`: the row as text, possibly truncated."""
         super().__init__(error_text)
         self.place = place
         self.raw = raw
 
 
 class BlankRow:
-    """The type of BLANK."""
+    """Type of BLANK_ROW."""
 
     __slots__ = ()
 
 
 BLANK_ROW = BlankRow()
-"""Stands for a row with nothing in it (an empty line): it is dropped before the first stage, without a word."""
+"""Placeholder for an empty row (an empty line): it is dropped silently before the first stage."""
 
 
 class SourceSinkError(Exception):
-    """The source or the sink cannot be used as it is: nobody can go on, and nobody is to blame for an item.
+    """The source or the sink cannot be used: the run must fail, and no item is to blame.
 
-    Has to survive pickling; `fix` is a line for people.
+    Picklable; `fix` is one line for users.
     """
 
     def __init__(self, code: str, message: str, fix: str = "", place: str = "") -> None:
@@ -116,44 +115,44 @@ class SourceSinkError(Exception):
 
 
 class UnwritableItemError(UnsendableItemError):
-    """A result that its sink has no form for: its place among those given, and why."""
+    """A result that the sink cannot represent: its index and the reason."""
 
 
 class PartFileRange(NamedTuple):
-    """Where some results lie. Plain data: it is written to the commit log as a JSON list, and read back from it."""
+    """Location of results in a part file. Plain data: stored in the commit log as a JSON list."""
 
     part: str
-    """Name of the part file, in the sink's folder for parts."""
+    """Name of the part file in the sink's parts folder."""
     offset: int
     length: int
     items: int
     first: list[int]
-    """The least of the keys, as a list of numbers."""
+    """The smallest key, as a list of numbers."""
     last: list[int]
-    """The greatest."""
+    """The largest key."""
     keys: list[int] | None = None
-    """Where in the part file the keys of all items are told: [offset, length]; None: they are consecutive numbers from
-    `first` to `last`."""
+    """Location of the keys of all items in the part file: [offset, length]; None: the keys are the consecutive numbers
+    from `first` to `last`."""
     meta: Any = None
-    """What else the sink wants to know at the end; JSON."""
+    """Further data of the sink, as JSON."""
 
 
 class Writer(Protocol):
-    """Made in the driver, pickled with the unit that it belongs to, used in every worker of that unit.
+    """Writes results of a unit: created in the driver, pickled with the unit, used in every worker of the unit.
 
-    Every worker process has a part file of its own, to which it only ever appends.
+    Every worker process appends to a part file of its own.
     """
 
     def begin(self, part: str) -> None:
-        """In the worker, before the first `write`. `part` is a name that no other process ever had or will have."""
+        """Called in the worker before the first `write`. `part` is a unique name that no other process uses."""
         ...
 
     def write(self, keys: Any, items: list[Any]) -> PartFileRange:
-        """Appends these results (at least one), in the order of their keys; they are in the file (not yet synced) when
-        it returns. `keys` is a range, or a list of numbers and tuples of numbers, one per item, unique, but perhaps not
-        sorted. Raises `Unwritable` (then nothing was written that counts) or `Unusable` (the disk is full, ...)."""
+        """Append at least one result, in the order of the keys; the data is in the file (not yet synced) on return.
+        `keys` is a range, or a list of numbers and tuples of numbers, one per item: unique, not necessarily sorted.
+        Raises UnwritableItemError (nothing was written) or SourceSinkError (the disk is full, ...)."""
         ...
 
     def end(self) -> None:
-        """In the worker, when it is stopped. May never be called."""
+        """Called in the worker when it stops; not called if the worker dies."""
         ...
