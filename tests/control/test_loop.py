@@ -154,5 +154,5 @@ def test_observers_see_the_last_step_too() -> None:
 
 
 def test_data_that_nobody_takes_is_our_own_mistake() -> None:
-    with pytest.raises(AssertionError, match="nobody to take it"):
+    with pytest.raises(AssertionError, match="the run has no data port"):
         run_loop(Scripted([Pull(0, 1)], []), Clockwork())

@@ -169,7 +169,7 @@ def test_a_gang_may_sit_on_nodes_of_which_others_than_the_run_hold_a_part(held: 
     cluster = dt.Cluster.parse("2x(4cpu)")
     gang = UnitSnapshot("gang", shape(2, cpus=2), rate=1.0)
     others = tuple(
-        WorkerSnapshot(-number, "", (dt.Seat(node.name, held),), movable=False)
+        WorkerSnapshot(-number, "", (dt.Seat(node.name, held),), movable=False, external=True)
         for number, node in enumerate(cluster.nodes, 1)
     )
     result = replan(Snapshot(cluster, (gang,), others))

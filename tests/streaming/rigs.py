@@ -15,7 +15,6 @@ from dovetail.engines.simulated.data import SimulatedData
 from dovetail.engines.simulated.engine import SimulatedEngine
 from dovetail.engines.simulated.world import Behaviour, World
 from dovetail.streaming.controller import StreamController
-from dovetail.streaming.dispatch import has_space_downstream
 from dovetail.streaming.settings import StreamOptions, unit_specs
 from streaming.worlds import Watch, same
 
@@ -147,11 +146,11 @@ def nobody_idles(stream: StreamController) -> None:
     state = stream.state
     if state.is_ending:
         return
-    for lane in state.units:
-        if lane.queue.ready and lane.pool.free_count:
-            assert not has_space_downstream(state, lane), f"{lane} could send and does not"
-        if lane.suspects and lane.pool.find_idle() is not None:
-            assert all(suspect.memory_bytes for suspect in lane.suspects), f"{lane} has idle workers and suspects"
+    for unit in state.units:
+        if unit.queue.ready and unit.pool.free_count:
+            assert not unit.has_space_downstream(), f"{unit} could send and does not"
+        if unit.suspects and unit.pool.find_idle() is not None:
+            assert all(suspect.memory_bytes for suspect in unit.suspects), f"{unit} has idle workers and suspects"
 
 
 @dataclass

@@ -18,34 +18,34 @@ from streaming.worlds import a_case
 
 
 def accounts_agree(stream: StreamController) -> None:
-    board = stream.state
-    for lane in board.units:
-        messages = [message for worker in lane.workers.values() for message in worker.messages.values()]
-        assert lane.items_in_flight == sum(message.items for message in messages)
+    state = stream.state
+    for unit in state.units:
+        messages = [message for worker in unit.workers.values() for message in worker.messages.values()]
+        assert unit.items_in_flight == sum(message.items for message in messages)
         on_the_way = [
-            m for parent in lane.parents for worker in parent.workers.values() for m in worker.messages.values()
+            m for parent in unit.parents for worker in parent.workers.values() for m in worker.messages.values()
         ]
-        assert lane.incoming_messages == len(on_the_way)
-        assert lane.incoming_bytes == sum(message.expected_bytes for message in on_the_way)
-        ready = [worker for worker in lane.workers.values() if worker.state is WorkerState.READY]
-        can = [worker for worker in ready if not worker.exclusive and len(worker.messages) < lane.pool.max_messages]
-        assert lane.pool.free_count == len(can)
-        assert lane.quarantine_worker is None or lane.quarantine_worker.exclusive
-        there: Counter[int] = Counter({number: q.items for number, q in lane.queue.by_epoch.items()})
+        assert unit.incoming_messages == len(on_the_way)
+        assert unit.incoming_bytes == sum(message.expected_bytes for message in on_the_way)
+        ready = [worker for worker in unit.workers.values() if worker.state is WorkerState.READY]
+        can = [worker for worker in ready if not worker.exclusive and len(worker.messages) < unit.pool.max_messages]
+        assert unit.pool.free_count == len(can)
+        assert unit.quarantine_worker is None or unit.quarantine_worker.exclusive
+        there: Counter[int] = Counter({number: q.items for number, q in unit.queue.by_epoch.items()})
         for message in messages:
             there[message.epoch.id] += 0 if message.epoch.discarded else message.items
-        for suspect in lane.suspects:
+        for suspect in unit.suspects:
             there[suspect.epoch.id] += suspect.items
-        for epoch in board.epochs.values():
-            there[epoch.id] += sum(segment.items for _, segment in epoch.unsorted.get(lane.index, ()))
-        if not board.is_ending:
-            pending = {epoch.id: epoch.pending[lane.index] for epoch in board.epochs.values()}
+        for epoch in state.epochs.values():
+            there[epoch.id] += sum(segment.items for _, segment in epoch.unsorted.get(unit.index, ()))
+        if not state.is_ending:
+            pending = {epoch.id: epoch.pending[unit.index] for epoch in state.epochs.values()}
             assert +there == +Counter(pending)
-            assert lane.queue.by_epoch.keys() <= board.epochs.keys()
-    for lane in board.all_units:
-        if lane.spec.wave < board.wave:
-            assert not lane.queue.items
-            assert not lane.suspects
+            assert unit.queue.by_epoch.keys() <= state.epochs.keys()
+    for unit in state.all_units:
+        if unit.spec.wave < state.wave:
+            assert not unit.queue.items
+            assert not unit.suspects
     nobody_idles(stream)
 
 
@@ -60,4 +60,4 @@ def test_counters_agree_with_what_is_there_after_every_step(seed: int) -> None:
         raise dropped[0][1]
     assert not stream.state.epochs
     assert not stream.epoch_tracker.undelivered
-    assert all(lane.is_empty for lane in stream.state.all_units)
+    assert all(unit.is_empty for unit in stream.state.all_units)

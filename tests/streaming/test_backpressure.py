@@ -39,9 +39,9 @@ def test_a_slow_last_stage_keeps_queues_bounded_by_items(batch: int) -> None:
 
     caps = [0]
 
-    def over(lane: UnitState) -> float:
-        caps[0] = max(caps[0], lane.max_queued_items)  # it falls when those before it are finished
-        return lane.queue.items - caps[0] - 4 * 2 * 20  # four workers, one running and one in advance, 20 ms of 1 ms
+    def over(unit: UnitState) -> float:
+        caps[0] = max(caps[0], unit.max_queued_items)  # it falls when those before it are finished
+        return unit.queue.items - caps[0] - 4 * 2 * 20  # four workers, one running and one in advance, 20 ms of 1 ms
 
     most = Most("slow", over)
     rig = go(
@@ -57,7 +57,7 @@ def test_a_slow_last_stage_keeps_queues_bounded_by_items(batch: int) -> None:
 
 
 def test_the_source_is_not_read_far_ahead_of_a_slow_stage() -> None:
-    read = Most("slow", lambda lane: lane.queue.items)
+    read = Most("slow", lambda unit: unit.queue.items)
     ahead = 0
 
     def look(stream: StreamController) -> None:
@@ -72,7 +72,7 @@ def test_the_source_is_not_read_far_ahead_of_a_slow_stage() -> None:
 
 def test_queues_are_bounded_by_bytes() -> None:
     """100 bytes an item and 2,000 bytes for two queues: ten wait, and what each worker before may bring."""
-    most = Most("slow", lambda lane: lane.queue.bytes)
+    most = Most("slow", lambda unit: unit.queue.bytes)
     rig = go(
         [stage("fast", workers=4), stage("slow", workers=1)],
         {"fast": Behaviour(0.2, bytes_out=100), "slow": Behaviour(0.5)},
@@ -146,7 +146,7 @@ def test_whoever_waits_for_room_is_woken_when_the_other_parent_gave_nothing() ->
 
 
 def test_an_item_that_becomes_a_thousand_does_not_flood_the_next_stage() -> None:
-    most = Most("b", lambda lane: lane.queue.items - lane.max_queued_items)
+    most = Most("b", lambda unit: unit.queue.items - unit.max_queued_items)
     rig = go(
         [stage("a", workers=2), stage("b", workers=2, batch_size=8)],
         {"a": Behaviour(0.01, item=lambda *_: Gives(1000)), "b": Behaviour(0.001)},
@@ -185,5 +185,5 @@ def test_an_entry_that_waits_for_seats_does_not_stop_the_source_for_the_others()
         limit_s=3000,
     )
     assert rig.run_state is RunState.FINISHED
-    assert rig.notes("waits until those before it are finished")
+    assert rig.notes("waits until the units before it are finished")
     assert rig.out("x") == rig.out("y") == numbers(200)

@@ -87,7 +87,7 @@ def test_batches_that_had_to_be_small_for_a_while_grow_again() -> None:
 
     rig = go([stage("a", batch_size=16, workers=2)], {"a": Behaviour(0.02, item=item)}, 20_000)
     assert rig.notes("out of memory with 16 items per batch")
-    assert rig.notes("16 items per batch again")
+    assert rig.notes("batch size raised to 16")
     assert rig.out("a") == numbers(20_000)
 
 
@@ -182,7 +182,7 @@ def slow_source() -> Rig:
 def test_workers_are_not_started_for_a_rate_that_the_source_does_not_give() -> None:
     rig = slow_source()
     assert len(rig.starts("a")) + len(rig.starts("b")) + len(rig.starts("c")) <= 40  # there is room for 70
-    assert rig.notes("the source limits the pipeline: it gives 1 items/s")
+    assert rig.notes("the source is the bottleneck: 1 items/s")
     view = rig.stream.view(rig.seconds)
     assert view.read == 2000
 

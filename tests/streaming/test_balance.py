@@ -74,8 +74,8 @@ def test_pins_are_kept_whatever_the_speeds_say() -> None:
     most: dict[str, int] = {}
 
     def look(stream: StreamController) -> None:
-        for lane in stream.state.units:
-            most[lane.name] = max(most.get(lane.name, 0), len(lane.workers))
+        for unit in stream.state.units:
+            most[unit.name] = max(most.get(unit.name, 0), len(unit.workers))
 
     go(
         [stage("quick", workers=4), stage("slow", workers=2), stage("few", workers=(1, 3))],
@@ -210,9 +210,9 @@ def test_at_the_end_of_the_input_what_the_first_stage_held_goes_to_the_last() ->
 
 def test_a_finished_stage_has_no_worker_left_and_gets_none() -> None:
     def look(stream: StreamController) -> None:
-        for lane in stream.state.units:
-            if lane.finished:
-                assert all(worker.state.value in ("draining", "stopping") for worker in lane.workers.values())
+        for unit in stream.state.units:
+            if unit.finished:
+                assert all(worker.state.value in ("draining", "stopping") for worker in unit.workers.values())
 
     rig = go(
         [stage("a"), stage("b"), stage("c")],

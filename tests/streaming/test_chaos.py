@@ -45,4 +45,4 @@ def test_without_mishaps_nothing_is_set_aside_and_no_worker_is_lost(seed: int) -
     assert result.run_state is RunState.FINISHED
     assert result.out() == case.expected(Counter())
     assert not result.data.aside
-    assert sum(lane.workers_lost for lane in result.stream.state.all_units) == 0
+    assert sum(unit.workers_lost for unit in result.stream.state.all_units) == 0

@@ -134,11 +134,11 @@ def laden(workers: int) -> tuple[Hand, list[RunBatches]]:
     """Each of some workers has a message, and another in advance; the input has ended."""
     hand = Hand.of([stage("a", workers=workers)])
     hand.begin()
-    lane = hand.stream.state.units[0]
-    lane.pool.set_max_messages(2)
-    lane.max_queued_items = 1000
+    unit = hand.stream.state.units[0]
+    unit.pool.set_max_messages(2)
+    unit.max_queued_items = 1000
     sent = of_kind(hand.items(2 * workers, ends=True), RunBatches)
-    assert Counter(message.worker for message in sent) == dict.fromkeys(lane.workers, 2)
+    assert Counter(message.worker for message in sent) == dict.fromkeys(unit.workers, 2)
     return hand, sent
 
 
@@ -169,17 +169,17 @@ def test_a_worker_whose_message_could_not_be_taken_back_does_not_shield_the_othe
     assert len(refused) == 1
     other = third if refused[0].worker == second[0].worker else second
     then = hand.step(done(other[0]))
-    lane = hand.stream.state.units[0]
-    assert len(lane.pool.by_load[0]) >= 1
+    unit = hand.stream.state.units[0]
+    assert len(unit.pool.by_load[0]) >= 1
     assert not of_kind(then, Cancel), "the only other one has begun its last message"
 
 
 def test_nothing_is_stolen_while_more_may_come() -> None:
     hand = Hand.of([stage("a", workers=2)])
     hand.begin()
-    lane = hand.stream.state.units[0]
-    lane.pool.set_max_messages(2)
-    lane.max_queued_items = 1000
+    unit = hand.stream.state.units[0]
+    unit.pool.set_max_messages(2)
+    unit.max_queued_items = 1000
     sent = of_kind(hand.items(4), RunBatches)
     mine = [message for message in sent if message.worker == sent[0].worker]
     assert not of_kind(hand.step(*map(done, mine)), Cancel)

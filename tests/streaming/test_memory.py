@@ -79,7 +79,7 @@ def test_a_single_item_gets_a_worker_of_the_measured_size_and_is_then_set_aside(
     ]
     assert tried_by[0] == GB
     assert tried_by[-1] == 5 * GB, "what was measured, and a quarter more"
-    assert rig.notes("one item alone does not fit into 1GB; one with 5GB tries")
+    assert rig.notes("a single item ran out of memory with 1GB; retrying it with 5GB")
 
 
 def test_more_memory_that_helps_stays() -> None:

@@ -57,8 +57,8 @@ def test_epochs_whose_results_were_lost_begin_again_and_the_run_says_so() -> Non
         cluster=FOUR,
         script=(ScriptedEvent(6.0, LoseNode(NAMES[0])), ScriptedEvent(9.0, LoseNode(NAMES[1]))),
     )
-    assert rig.notes("source items begin again: some of their results were lost")
-    assert rig.notes(f"node {NAMES[0]} is gone (lost)")
+    assert rig.notes("source items restart: some of their results were lost")
+    assert rig.notes(f"node {NAMES[0]} left (lost)")
     assert rig.out("b") == numbers(400)
 
 
@@ -135,7 +135,7 @@ def test_when_not_all_units_fit_any_more_they_run_one_after_another() -> None:
         after_step=nobody_idles,
     )
     assert rig.run_state is RunState.FINISHED, rig.error
-    assert rig.notes("b waits until those before it are finished")
+    assert rig.notes("b waits until the units before it are finished")
     assert rig.out("b") == numbers(200)
     last_of_a = max(now for now, m in rig.timed(RunBatches) if m.hosted == "a")
     late = [now for now, m in rig.timed(RunBatches) if m.hosted == "b" and now > 25]
@@ -163,10 +163,10 @@ def two_nodes() -> tuple[Hand, RunBatches, str]:
     hand = Hand.of([stage("a", workers=1), stage("b", workers=1)], cluster="2x(1cpu, 16GB)")
     hand.begin()
     (sent,) = of_kind(hand.items(1, ends=True), RunBatches)
-    board = hand.stream.state
-    there = board.workers[sent.worker].node
+    state = hand.stream.state
+    there = state.workers[sent.worker].node
     (message,) = of_kind(hand.done(sent, node=there), RunBatches)
-    assert board.workers[message.worker].node != there
+    assert state.workers[message.worker].node != there
     return hand, message, there
 
 
@@ -189,10 +189,10 @@ def test_what_was_lost_is_lost_even_if_its_node_is_back(dies: bool) -> None:
         hand.step(WorkerLost(message.worker, LossCause.SIGNAL))
     else:
         hand.step(BatchesReturned(message.worker, message.message))
-    board = hand.stream.state
-    assert board.units_by_name["b"].queue.items == 0
-    assert not board.units_by_name["b"].suspects
-    assert board.units_by_name["a"].queue.items + board.units_by_name["a"].items_in_flight == 1
+    state = hand.stream.state
+    assert state.units_by_name["b"].queue.items == 0
+    assert not state.units_by_name["b"].suspects
+    assert state.units_by_name["a"].queue.items + state.units_by_name["a"].items_in_flight == 1
 
 
 def test_a_message_that_was_already_running_needs_its_input_no_more() -> None:
@@ -206,8 +206,8 @@ def test_a_worker_lost_with_its_node_is_no_suspect_and_no_crash() -> None:
     hand, message, _ = two_nodes()
     here = hand.stream.state.workers[message.worker].node
     hand.step(WorkerLost(message.worker, LossCause.NODE_LOST), NodeLeft(here))
-    lane = hand.stream.state.units_by_name["b"]
-    assert (lane.idle_deaths, len(lane.suspects), lane.retries) == (0, 0, 0)
+    unit = hand.stream.state.units_by_name["b"]
+    assert (unit.idle_deaths, len(unit.suspects), unit.retries) == (0, 0, 0)
 
 
 def test_nothing_is_started_on_a_node_that_is_gone() -> None:

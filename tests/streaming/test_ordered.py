@@ -76,9 +76,9 @@ class MostOpen:
         self.epochs = self.items = 0
 
     def __call__(self, stream: StreamController) -> None:
-        board = stream.state
+        state = stream.state
         held = stream.epoch_tracker.undelivered.values()
-        self.epochs = max(self.epochs, len(board.epochs) + len(held))
+        self.epochs = max(self.epochs, len(state.epochs) + len(held))
         self.items = max(self.items, sum(epoch.last - epoch.first for epoch in held))
 
 

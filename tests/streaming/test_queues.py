@@ -140,11 +140,11 @@ def test_gaps_are_exactly_what_is_not_done_below_the_highest_end(pieces: list[tu
 
 
 def test_an_epoch_lies_on_every_node_that_holds_a_result_of_it() -> None:
-    epoch = Epoch(1, 0, 2, 0.0)
+    epoch = Epoch(1, 0, 2, target_items=1)
     epoch.outputs["leaf"] = [Segment(1, 1, node="n1")]
     epoch.spooled["later"] = [Segment(2, 1, node="n2"), Segment(3, 1)]
     assert [node for node in ("n1", "n2", "n3", "") if epoch.has_output_on(node)] == ["n1", "n2", ""]
-    assert not epoch.finished
+    assert epoch.incomplete_units == 2
 
 
 @given(

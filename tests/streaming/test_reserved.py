@@ -97,7 +97,7 @@ def test_workers_are_drained_and_nobody_takes_what_they_leave() -> None:
     hand.begin()
     said = hand.step(cpus(3))
     stops = of_kind(said, StopWorker)
-    assert [stop.reason for stop in stops] == ["given back: another run gets it"] * 3
+    assert [stop.reason for stop in stops] == ["released for another run"] * 3
     said = hand.step(*[WorkerStopped(stop.worker) for stop in stops], after=1.0)
     assert not of_kind(said, StartWorker)
     assert len(hand.stream.state.workers) == 5
@@ -202,7 +202,7 @@ def test_the_last_worker_of_a_unit_moves_to_where_nobody_else_sits() -> None:
     assert moved < 6.0
     [(stopped, stop)] = [entry for entry in rig.stops("a") if entry[1].worker == one.worker]
     assert 8.0 <= stopped < 10.0, "it works until the other is ready"
-    assert "given back" in stop.reason
+    assert "released" in stop.reason
 
 
 def test_one_that_was_still_starting_and_must_go_gets_no_work() -> None:

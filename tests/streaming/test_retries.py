@@ -97,8 +97,8 @@ def test_a_crumb_makes_one_batch_the_suspect_and_the_others_go_back_uncharged() 
     died = hand.step(WorkerLost(message.worker, LossCause.SIGNAL, "signal 9", (Breadcrumb(message.message, 5),)))
     first = of_kind(next_worker(hand, died), RunBatches)
     assert [(places(m), m.batch_size) for m in first] == [([4, 5, 6, 7], 4)], "the suspect, alone"
-    lane = hand.stream.state.units[0]
-    assert lane.queue.items == 8
+    unit = hand.stream.state.units[0]
+    assert unit.queue.items == 8
     then = of_kind(hand.done(first[0]), RunBatches)
     assert sorted(places(then[0])) == [0, 1, 2, 3, 8, 9, 10, 11]
     died = hand.step(WorkerLost(then[0].worker, LossCause.SIGNAL, "signal 9", (Breadcrumb(then[0].message, 0),)))

@@ -22,7 +22,7 @@ from dovetail.streaming.worker_pool import Suspect
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-EPOCH = Epoch(1, 0, 1, 0.0)
+EPOCH = Epoch(1, 0, 1, target_items=1)
 
 
 def suspect(items: int, batch_size: int, charged: int = 0) -> Suspect:

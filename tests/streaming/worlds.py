@@ -68,10 +68,10 @@ class Watch:
             if fleet.ledger.has_node(seat.node)
         )
         assert held == Counter(fleet.ledger.seats())
-        for lane in self.stream.state.all_units:
-            assert lane.queue.items >= 0
-            assert lane.queue.bytes >= 0
-            assert lane.items_in_flight >= 0
+        for unit in self.stream.state.all_units:
+            assert unit.queue.items >= 0
+            assert unit.queue.bytes >= 0
+            assert unit.items_in_flight >= 0
 
     def close(self, now: float) -> None:
         pass
