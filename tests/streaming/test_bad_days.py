@@ -127,7 +127,7 @@ def test_one_bad_node_does_not_fail_a_run_that_the_others_can_do() -> None:
     setup_fails_on(hand, "node-3", 2000)
     assert hand.stream.state.run_state is RunState.RUNNING, hand.stream.state.error
     assert len(hand.stream.state.workers) >= 9
-    assert [note for note in of_kind(hand.said, Note) if "times in a row on node-3" in note.text]
+    assert [note for note in of_kind(hand.said, Note) if "times in a row on node node-3" in note.text]
 
 
 def test_a_setup_that_fails_everywhere_fails_the_run_at_once() -> None:
