@@ -108,7 +108,7 @@ class StreamController:
 
     def step(self, now: float, events: Sequence[Event]) -> list[Command]:
         state = self.state
-        state.set_now(now)
+        commands = state.begin_step(now)
         if not self._started:
             self._started = True
             self._start_next_wave()
@@ -125,7 +125,7 @@ class StreamController:
             self._advance()
         if state.is_ending and not state.workers and not self.done:
             self._finish_run()
-        return state.take_commands()
+        return commands
 
     def wake_at(self) -> float | None:
         return self.state.next_timer_at()

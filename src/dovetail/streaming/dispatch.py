@@ -59,10 +59,7 @@ def _dispatch_unit(state: StreamState, unit: UnitState) -> None:
         parts, size = queue.take(number, items)
         _send_message(state, unit, worker, state.epochs[number], parts, items, size, None)
         sent = True
-    if unit.message_just_ended:
-        unit.count_message_end()
-    if sent:
-        unit.mark_blocked_parents_dirty()
+    unit.end_dispatch(sent=sent)
     if unit.input_complete and pool.by_load[0] and not ready:
         _steal_prefetched(state, unit)
 

@@ -45,8 +45,8 @@ class ResultHandler:
             self.epoch_restarter.restart_epoch(message.epoch)  # failed items cannot be sent again without their input
         if not message.epoch.discarded:
             self._route_output(unit, message, event, calls)
-        unit.mark_dirty()
-        unit.tune_messages_if_due()
+        if unit.throughput.messages >= unit.next_tuning_messages:
+            unit.tune_messages_and_schedule()
         limit = unit.spec.recycle_batches
         if limit is not None and worker.batches >= limit:
             self.fleet.recycle(worker)
@@ -58,7 +58,6 @@ class ResultHandler:
         failed = sum(failure.stop - failure.start for failure in failures) if failures else 0
         given = self.epoch_tracker.route(unit, epoch, event.segments, message.parts[0])
         output_bytes = sum([segment.size_bytes for segment in event.segments]) if given else None
-        unit.measure_bytes(message.items, message.size_bytes, output_bytes)
         if event.stages is not None:
             unit.count_stages(event.stages)
         settled = message.items - failed
@@ -66,7 +65,7 @@ class ResultHandler:
             settled += self.failure_handler.on_call_failed(unit, message, failure, event.peak_bytes)
         if unit.shape_changed:
             self.state.request_replan(f"memory per worker of {unit.name} changed")
-        unit.count_items(settled, given)
+        unit.record_output(message.items, message.size_bytes, output_bytes, settled, given)
         epoch.settle(unit.index, settled)
         if message.suspect is None:
             if message.items > failed:
@@ -116,7 +115,6 @@ class ResultHandler:
                 self.epoch_restarter.restart_epoch(message.epoch)
             else:
                 self.failure_handler.put_back(unit, message)
-        unit.mark_dirty()
         self.fleet.stop_if_drained(worker)
 
     def _has_all_input(self, message: Message) -> bool:

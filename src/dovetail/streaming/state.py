@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dovetail.control.commands import Note
-from dovetail.control.lifecycle import RunState, WorkerState, checked_run_move
+from dovetail.control.lifecycle import RunState, checked_run_move
 from dovetail.streaming.queues import UnitQueue
 from dovetail.streaming.throughput import ThroughputEstimator
 from dovetail.streaming.worker_pool import WorkerPool
@@ -29,6 +29,33 @@ if TYPE_CHECKING:
 
 class StreamState:
     """Units, open epochs, workers, the clock, pending replan requests, and the commands of the current step."""
+
+    __slots__ = (
+        "_commands",
+        "_last_id",
+        "_replan_reasons",
+        "_timers",
+        "all_units",
+        "epochs",
+        "error",
+        "error_detail",
+        "expected_items",
+        "finished_items",
+        "held_bytes",
+        "is_ending",
+        "items_delivered",
+        "items_failed",
+        "items_read",
+        "now",
+        "options",
+        "replan_requested",
+        "run_state",
+        "total_items",
+        "units",
+        "units_by_name",
+        "wave",
+        "workers",
+    )
 
     def __init__(self, specs: Sequence[UnitSpec], options: StreamOptions) -> None:
         self.options = options
@@ -55,14 +82,18 @@ class StreamState:
         """Bytes of input and results of all epochs that are not delivered."""
         self.items_read = self.finished_items = self.items_delivered = self.items_failed = 0
         self._commands: list[Command] = []
+        self.replan_requested = False
         self._replan_reasons: dict[str, None] = {}
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._last_id = 0
 
     # --- the step
 
-    def set_now(self, now: float) -> None:
+    def begin_step(self, now: float) -> list[Command]:
+        """Set the time, and return the list that collects the commands of this step."""
         self.now = now
+        self._commands = []
+        return self._commands
 
     def next_id(self) -> int:
         """Return a new id. Timers, epochs, messages and workers share one sequence."""
@@ -72,10 +103,6 @@ class StreamState:
     def emit(self, command: Command) -> None:
         """Add a command to those that the current step returns."""
         self._commands.append(command)
-
-    def take_commands(self) -> list[Command]:
-        commands, self._commands = self._commands, []
-        return commands
 
     def add_note(self, kind: str, text: str, **data: object) -> None:
         self._commands.append(Note(kind, text, data))
@@ -103,15 +130,13 @@ class StreamState:
     def request_replan(self, reason: str) -> None:
         """Ask for a replan soon. The reason becomes part of the note about that replan."""
         self._replan_reasons[reason] = None
-
-    @property
-    def replan_requested(self) -> bool:
-        return bool(self._replan_reasons)
+        self.replan_requested = True
 
     def take_replan_reasons(self) -> list[str]:
         """Return why a replan was requested since the last one, and clear the request."""
         reasons = list(self._replan_reasons)
         self._replan_reasons.clear()
+        self.replan_requested = False
         return reasons
 
     def begin_wave(self) -> None:
@@ -203,8 +228,71 @@ FIRST_BATCHES_BEFORE_REGROW = 100
 class UnitState:
     """State of one unit: its links in the current wave, queue, workers, flow control and counters."""
 
+    __slots__ = (
+        "batches",
+        "batches_before_regrow",
+        "batches_since_shrink",
+        "blocked",
+        "busy_s",
+        "byte_share",
+        "bytes_per_item",
+        "children",
+        "dirty",
+        "finished",
+        "flush_at",
+        "guaranteed_queue_bytes",
+        "high",
+        "idle_deaths",
+        "idle_since",
+        "incoming_bytes",
+        "incoming_messages",
+        "index",
+        "input_complete",
+        "is_leaf",
+        "items_failed",
+        "items_given",
+        "items_in_flight",
+        "items_taken",
+        "later_consumers",
+        "low",
+        "max_node_memory_bytes",
+        "max_queued_items",
+        "message_items",
+        "message_just_ended",
+        "name",
+        "next_tuning_messages",
+        "options",
+        "output_bytes_per_message",
+        "parents",
+        "pool",
+        "quarantine_worker",
+        "queue",
+        "recycling_workers",
+        "retries",
+        "saturated_ends",
+        "setup_failures_in_a_row",
+        "setup_s",
+        "setups_done",
+        "setups_failed",
+        "shape",
+        "shape_before_growth",
+        "shape_changed",
+        "sorts_input",
+        "spec",
+        "stage_totals",
+        "starved_ends",
+        "suspects",
+        "throughput",
+        "waits_for_seats",
+        "workers",
+        "workers_lost",
+        "workers_started",
+        "workers_stopped",
+    )
+
     def __init__(self, spec: UnitSpec, options: StreamOptions) -> None:
         self.spec = spec
+        self.name = spec.name
         self.options = options
         self.shape: Shape = spec.shape
         """Resources per worker; grows when workers run out of memory."""
@@ -292,10 +380,6 @@ class UnitState:
         return f"<{self.name}: {waiting}, {len(self.workers)} workers, {self.pool.free_count} free>"
 
     @property
-    def name(self) -> str:
-        return self.spec.name
-
-    @property
     def batch_size(self) -> int:
         """The configured batch size, or less after the unit ran out of memory."""
         return self.queue.batch_size
@@ -359,25 +443,25 @@ class UnitState:
         for parent in self.parents:
             parent.dirty = True
 
-    def mark_blocked_parents_dirty(self) -> None:
-        for parent in self.parents:
-            if parent.blocked:
-                parent.dirty = True
-
     def begin_dispatch(self) -> None:
         self.dirty = self.blocked = False
 
     def mark_blocked(self) -> None:
         self.blocked = True
 
-    def count_message_end(self) -> None:
-        """After dispatch: if a message has ended, record whether a worker was left without work."""
+    def end_dispatch(self, *, sent: bool) -> None:
+        """After dispatch: if a message has ended, record whether a worker is left without work; if messages were sent,
+        parents that wait for space may send."""
         if self.message_just_ended:
             self.message_just_ended = False
             if self.pool.by_load[0]:
                 self.starved_ends += 1
             else:
                 self.saturated_ends += 1
+        if sent:
+            for parent in self.parents:
+                if parent.blocked:
+                    parent.dirty = True
 
     def reset_message_ends(self) -> None:
         self.saturated_ends = self.starved_ends = 0
@@ -391,12 +475,7 @@ class UnitState:
 
     def send(self, worker: Worker, message: Message) -> None:
         """Account for a message that is sent to a worker. A suspect gets the worker for itself."""
-        self.pool.remove(worker)
-        worker.hold(message)
-        if message.suspect is None:
-            self.pool.add(worker)
-        else:
-            worker.make_exclusive()
+        self.pool.assign(worker, message)
         self.items_in_flight += message.items
         for child in self.children:
             child.incoming_messages += 1
@@ -404,17 +483,16 @@ class UnitState:
 
     def take_back(self, worker: Worker, message: Message) -> None:
         """Account for a message that its worker finished or returned."""
-        if not worker.exclusive:
-            self.pool.remove(worker)
-        worker.release(message)
-        if not worker.messages and worker.exclusive:
-            worker.end_exclusive()
-            if self.quarantine_worker is worker:
-                self.quarantine_worker = None
-        if not worker.exclusive and worker.state is WorkerState.READY:
-            self.pool.add(worker)
-        self.message_just_ended = True
-        self.end_flight(message)
+        if self.pool.release(worker, message) and self.quarantine_worker is worker:
+            self.quarantine_worker = None
+        self.message_just_ended = self.dirty = True
+        self.items_in_flight -= message.items
+        for child in self.children:
+            child.incoming_messages -= 1
+            child.incoming_bytes -= message.expected_bytes
+            for parent in child.parents:
+                if parent.blocked:
+                    parent.dirty = True
         for parent in self.parents:
             if parent.blocked:
                 parent.dirty = True
@@ -487,12 +565,12 @@ class UnitState:
         if self.max_queued_items > before:
             self.mark_dirty_with_parents()
 
-    def tune_messages_if_due(self) -> None:
-        """Adjust the message size: often at the beginning, then every MESSAGES_PER_TUNING messages."""
+    def tune_messages_and_schedule(self) -> None:
+        """Adjust the message size, and set when to do so next: soon at the beginning, then every MESSAGES_PER_TUNING
+        messages."""
         due = self.next_tuning_messages
-        if self.throughput.messages >= due:
-            self.next_tuning_messages = max(2 * due, 1) if due < MESSAGES_PER_TUNING else due + MESSAGES_PER_TUNING
-            self.tune_messages()
+        self.next_tuning_messages = max(2 * due, 1) if due < MESSAGES_PER_TUNING else due + MESSAGES_PER_TUNING
+        self.tune_messages()
 
     def tune_messages(self) -> None:
         """Set the message size, and whether workers get a message in advance, from the measured throughput."""
@@ -542,12 +620,11 @@ class UnitState:
         self.batches_since_shrink += batches
         return self.batches_since_shrink >= self.batches_before_regrow
 
-    def count_items(self, taken: int, given: int) -> None:
+    def record_output(self, items: int, input_bytes: int, output_bytes: int | None, taken: int, given: int) -> None:
+        """Count the items of a message that finished, and update the moving averages of bytes; `output_bytes` is None
+        for a message without output."""
         self.items_taken += taken
         self.items_given += given
-
-    def measure_bytes(self, items: int, input_bytes: int, output_bytes: int | None) -> None:
-        """Update the moving averages of bytes; `output_bytes` is None for a message without output."""
         size = input_bytes
         if output_bytes is not None:
             known = self.output_bytes_per_message

@@ -139,12 +139,6 @@ class Worker:
         self.transition_to(WorkerState.READY)
         self.ready_at = now
 
-    def hold(self, message: Message) -> None:
-        self.messages[message.id] = message
-
-    def release(self, message: Message) -> None:
-        del self.messages[message.id]
-
     def take_messages(self) -> list[Message]:
         """Return all messages and forget them: the worker is gone."""
         messages = list(self.messages.values())
@@ -157,9 +151,6 @@ class Worker:
 
     def make_exclusive(self) -> None:
         self.exclusive = True
-
-    def end_exclusive(self) -> None:
-        self.exclusive = False
 
     def set_timeout_timer(self, running: bool) -> None:
         self.has_timeout_timer = running
@@ -212,6 +203,27 @@ class WorkerPool:
                     self.free_count -= 1
                 if not on_node:
                     del self.by_load[level][worker.node]
+
+    def assign(self, worker: Worker, message: Message) -> None:
+        """Give a worker a message; a suspect gets the worker for itself, outside the pool."""
+        self.remove(worker)
+        worker.messages[message.id] = message
+        if message.suspect is None:
+            self.add(worker)
+        else:
+            worker.exclusive = True
+
+    def release(self, worker: Worker, message: Message) -> bool:
+        """Take a message from a worker, which returns to the pool if it can; True: it was exclusive until now."""
+        was_exclusive = worker.exclusive
+        if not was_exclusive:
+            self.remove(worker)
+        del worker.messages[message.id]
+        if was_exclusive and not worker.messages:
+            worker.exclusive = False
+        if not worker.exclusive and worker.state is WorkerState.READY:
+            self.add(worker)
+        return was_exclusive and not worker.exclusive
 
     def least_loaded(self, node: str) -> Worker | None:
         """A worker with the fewest messages, on this node if one of them is there."""
