@@ -60,7 +60,7 @@ PROMISED = {
         "1 row failed, the others are filled",
         "row 17179869895 (fragment 4, offset 711): AttributeError: 'NoneType' object has no attribute 'split'",
         "computed: 1, errors: 0",
-        "words: nothing to do, 10,000 rows are done already",
+        "words: nothing to do, 10,000 rows are already filled",
         "{'words': 7, 'letters': 30, 'spaces': 6, 'loud': 'CLIP 2 SHOWS A STREET AT NIGHT'}",
         "{'words': 7, 'letters': 30, 'spaces': 6, 'loud': None}",
         "words failed: 0 errors column 'words', row 17179869895",

@@ -62,7 +62,7 @@ def test_eight_workers_on_two_cpus_are_two_and_it_says_so(tmp_path: Path) -> Non
     uri = made(tmp_path, 2000, 500)
     filled = dt.table(uri).backfill("n", fns.doubled, workers=8, cluster=CLUSTER)
     assert filled.workers == 2
-    assert filled.notes == ["running 2 of 8 workers: 8 need 8.0 CPUs, there are 2.0"]
+    assert filled.notes == ["running 2 of 8 workers: 8 need 8.0 CPUs, 2.0 available"]
     assert str(filled).count("running 2 of 8 workers") == 1
     assert column(uri, "n") == [2 * row for row in range(2000)]
 
@@ -356,7 +356,7 @@ def test_a_second_backfill_waits_or_is_refused_with_the_owners_name(tmp_path: Pa
         with pytest.raises(RunError, match=f"pid {first.process.pid}"):
             table.backfill("n", fns.held, cluster=HALF, wait=False)
         with driver(tmp_path, uri, call.replace(")", ", progress=True)"), calls) as second:
-            second.says(f"pid {first.process.pid}: waiting for it to end")
+            second.says(f"pid {first.process.pid}: waiting")
             calls.go()
             first.finish()
             assert "nothing to do, 4,000 rows" in second.finish()

@@ -83,7 +83,7 @@ def run(caller: UdfCaller, batch: pa.RecordBatch, until: float = FOREVER) -> Bat
 
 
 def told(found: BatchResult) -> list[tuple[int, str]]:
-    return [(failure.index, failure.error_type) for failure in found.failures]
+    return [(failure.offset, failure.error_type) for failure in found.failures]
 
 
 # --- plain rows
@@ -128,7 +128,7 @@ def test_a_named_tuple_fills_several_columns() -> None:
     assert told(found) == [(1, "ValueError"), (2, "ValueError"), (3, "TypeError")]
     assert "300" in found.failures[0].message
     assert "int8" in found.failures[0].message
-    assert "gave 1 values, not 2 (word, count)" in found.failures[1].message
+    assert "returned 1 values, not 2 (word, count)" in found.failures[1].message
     assert [array.to_pylist() for array in found.arrays] == [["b", None, None, None, "b"], [0, None, None, None, 4]]
 
 
@@ -171,7 +171,7 @@ def test_a_value_that_does_not_fit_is_a_failure_of_its_row() -> None:
     found = run(caller_of(large, SKIP, [pa.int8()]), numbers(6))
     assert found.arrays[0].to_pylist() == [0, 1, None, 3, None, 5]
     assert told(found) == [(2, "ValueError"), (4, "TypeError")]
-    assert "gave 300 of type int, which does not fit int8" in found.failures[0].message
+    assert "returned 300 of type int, which does not fit int8" in found.failures[0].message
     found = run(caller_of(large, FAIL, [pa.int8()]), numbers(6))
     assert (found.rows, found.stopped, told(found)) == (2, True, [(2, "ValueError")])
     assert found.arrays[0].to_pylist() == [0, 1]
@@ -338,15 +338,15 @@ def test_results_may_be_any_kind_of_array(made: Callable[[Any], Any], batch_size
 @pytest.mark.parametrize(
     ("wrong", "kind", "said"),
     [
-        (lambda n: n.slice(1), "ValueError", "gave 0 values for 1 rows"),
-        (lambda n: [*n.to_pylist(), 1], "ValueError", "gave 2 values for 1 rows"),
-        (lambda n: None, "TypeError", "gave NoneType, not an Arrow array"),
-        (lambda n: "a", "TypeError", "gave str, not"),
-        (lambda n: 3, "TypeError", "gave int, not"),
-        (lambda n: pa.array(["a"] * len(n)), "TypeError", "gave string, and the column is int8"),
+        (lambda n: n.slice(1), "ValueError", "returned 0 values for 1 rows"),
+        (lambda n: [*n.to_pylist(), 1], "ValueError", "returned 2 values for 1 rows"),
+        (lambda n: None, "TypeError", "returned NoneType, not an Arrow array"),
+        (lambda n: "a", "TypeError", "returned str, not"),
+        (lambda n: 3, "TypeError", "returned int, not"),
+        (lambda n: pa.array(["a"] * len(n)), "TypeError", "returned string, but the column is int8"),
         (lambda n: pa.array([300] * len(n)), "ValueError", "does not fit int8"),
         (lambda n: np.full(len(n), 300), "ValueError", "does not fit int8"),
-        (lambda n: np.float64(3), "ValueError", "gave 0 values for 1 rows"),
+        (lambda n: np.float64(3), "ValueError", "returned 0 values for 1 rows"),
     ],
 )
 def test_a_wrong_result_is_found_row_by_row(wrong: Callable[[Any], Any], kind: str, said: str) -> None:
@@ -760,11 +760,11 @@ def test_successive_runs_give_what_a_plain_loop_gives(
         found = caller.run(whole.slice(len(got)), time.monotonic() + budgets[turn % len(budgets)], nobody)
         turn += 1
         assert all(len(array) == found.rows for array in found.arrays)
-        failed += [len(got) + failure.index for failure in found.failures]
+        failed += [len(got) + failure.offset for failure in found.failures]
         got += found.arrays[0].to_pylist()
         assert found.rows or found.stopped
         if found.stopped:
-            assert found.failures[-1].index == found.rows
+            assert found.failures[-1].offset == found.rows
             got.append(None)  # the caller sets it aside and goes on behind it
     caller.teardown()
     assert got == [None if n is None or row in bad else n * 2 for row, n in enumerate(values)]

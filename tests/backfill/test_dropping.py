@@ -154,14 +154,14 @@ def test_a_table_that_is_removed_while_it_is_filled_stays_away(tmp_path: Path, c
         calls.go()
         assert running.ended() != 0
         running.all_gone()
-        assert "the table is not there any more" in running.output
+        assert "the table no longer exists" in running.output
     assert not Path(uri).exists()
 
 
 def test_no_file_makes_the_folder_of_a_table(tmp_path: Path) -> None:
     store = Store(str(tmp_path / "gone.lance"))
     for write in (store.put, store.create):
-        with pytest.raises(FileNotFoundError, match="not there any more"):
+        with pytest.raises(FileNotFoundError, match="no longer exists"):
             write("c-n/jobs/run.json", b"{}")
     assert list(tmp_path.iterdir()) == []
 

@@ -52,9 +52,9 @@ CUT = [
     (np.datetime64("2026-01-02T00:00:00.5"), S, "it has fractions of a second"),
     (np.timedelta64(1500, "ms"), pa.duration("s"), "it has fractions of a second"),
     (np.datetime64("2026-01-02T12", "h"), pa.date32(), "it has a time of day"),
-    (DAY.replace(tzinfo=EAST), US, "it has a zone, and the column has none"),
-    (FINE.timetz().replace(tzinfo=EAST), pa.time64("us"), "it has a zone, and the column has none"),
-    (pd.Timestamp(DAY, tz="Europe/Paris"), US, "it has a zone, and the column has none"),
+    (DAY.replace(tzinfo=EAST), US, "it has a time zone, but the column has none"),
+    (FINE.timetz().replace(tzinfo=EAST), pa.time64("us"), "it has a time zone, but the column has none"),
+    (pd.Timestamp(DAY, tz="Europe/Paris"), US, "it has a time zone, but the column has none"),
 ]
 
 
@@ -62,7 +62,7 @@ CUT = [
 def test_a_time_that_would_be_cut_or_shifted_fails(value: Any, kind: Any, why: str) -> None:
     found, said = converted(value, kind)
     assert found is None
-    assert said.startswith("ValueError: gave ")
+    assert said.startswith("ValueError: returned ")
     assert f", a {type(value).__name__}, which does not fit {kind}: {why}" in said
 
 
@@ -80,7 +80,7 @@ def test_the_same_inside_of_lists_and_structs(value: Any, kind: Any, why: str) -
     ):
         found, said = converted(given, nested)
         assert found is None
-        assert said.startswith("ValueError: gave ")
+        assert said.startswith("ValueError: returned ")
         assert f"does not fit {kind}" in said
         assert why in said
 
@@ -149,7 +149,7 @@ def test_times_of_numpy_are_not_taken_for_numbers_of_another_unit() -> None:
 def test_a_number_that_would_become_infinite_fails(value: Any, kind: Any) -> None:
     found, said = converted(value, kind)
     assert found is None
-    assert said.startswith("ValueError: gave ")
+    assert said.startswith("ValueError: returned ")
     assert said.endswith(": it is too large")
 
 
@@ -182,7 +182,7 @@ def test_bytes_are_no_list_of_numbers_and_a_text_no_record() -> None:
         assert found is None
         assert f", a {type(value).__name__}, which does not fit list<item: uint8>" in said
     for kind in (struct(US), pa.map_(pa.string(), pa.string())):
-        assert "gave '', a str, which does not fit" in converted("", kind)[1]
+        assert "returned '', a str, which does not fit" in converted("", kind)[1]
 
 
 class Fragile(float):
@@ -203,7 +203,7 @@ def test_floats_are_looked_at_only_where_an_infinity_appears() -> None:
 @pytest.mark.parametrize(
     ("given", "kind", "said"),
     [
-        (pa.array([1.0, 1e300]), FLOAT, "gave double, which does not fit float: a number is too large"),
+        (pa.array([1.0, 1e300]), FLOAT, "returned double, which does not fit float: a number is too large"),
         (pa.array([1.0, 70000.0]), pa.float16(), "a number is too large"),
         (pa.array([1, 70000]), pa.float16(), "a number is too large"),
         (np.array([math.inf, 1e300]), FLOAT, "a number is too large"),
@@ -213,11 +213,11 @@ def test_floats_are_looked_at_only_where_an_infinity_appears() -> None:
         (
             pa.array([DAY, DAY], pa.timestamp("us", "+05:00")),
             US,
-            r"gave timestamp\[us, tz=\+05:00\], and the column is",
+            r"returned timestamp\[us, tz=\+05:00\], but the column is",
         ),
-        (pa.array([[DAY], None], pa.list_(pa.timestamp("us", "Asia/Tokyo"))), pa.list_(US), "and the column is"),
+        (pa.array([[DAY], None], pa.list_(pa.timestamp("us", "Asia/Tokyo"))), pa.list_(US), "but the column is"),
         (pd.Series([NANO, None], dtype=object), US, "a Timestamp, which does not fit .*it has nanoseconds"),
-        (np.array([DAY, DAY.replace(tzinfo=EAST)], dtype=object), US, "it has a zone"),
+        (np.array([DAY, DAY.replace(tzinfo=EAST)], dtype=object), US, "it has a time zone"),
         (np.array([DAY.date(), FINE], dtype=object), pa.date32(), "it has a time of day"),
         ([FINE, DAY], S, "it has fractions of a second"),
         ([NANO.to_datetime64(), None], US, "does not fit"),

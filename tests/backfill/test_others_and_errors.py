@@ -118,7 +118,7 @@ def test_rows_of_a_fragment_whose_input_changed_are_not_mended_among_old_values(
     told = table.retry_errors("n", function, cluster=HALF)
     assert (told.rows, told.notes[0].partition(":")[0]) == (
         0,
-        "2 rows of fragments that are not finished, or whose input changed",
+        "2 rows of unfinished fragments, or of fragments whose input changed",
     )
     assert table.plan_backfill("n", function, sample=False, cluster=HALF).rows == 9
     table.backfill("n", function, cluster=HALF)
@@ -140,7 +140,7 @@ def test_a_retry_under_which_the_table_is_compacted_says_what_to_do(failed: dt.T
     with beside(tmp_path, failed, "n", gated(tmp_path, 0), call="retry_errors") as future:
         compact(failed.uri)
         (tmp_path / "go").touch()
-        with pytest.raises(RunError, match="these rows are not mended") as caught:
+        with pytest.raises(RunError, match="these rows were not retried") as caught:
             future.result()
     assert caught.value.problems[0].fix_texts == ('table.backfill("n", where="n IS NULL")',)
     table = dt.table(failed.uri)
@@ -195,7 +195,7 @@ def test_a_call_made_again_does_not_get_over_its_budget(tmp_path: Path) -> None:
     assert by_id(table.uri, "n") == twice(range(200), range(0, 200, 10))
     again = table.backfill("n", fns.every_tenth_fails, on_error="skip", cluster=HALF)
     assert (filled.status, again.rows, again.set_aside) == ("finished", 0, 20)
-    assert str(again) == "n: nothing to do, 200 rows are done already, 20 of them set aside (NULL)"
+    assert str(again) == "n: nothing to do, 200 rows are already filled, 20 of them set aside (NULL)"
 
 
 def test_a_share_that_may_fail_is_of_the_rows_that_a_condition_names(tmp_path: Path) -> None:
@@ -225,7 +225,7 @@ def test_fragments_that_were_named_and_vanish_are_not_replaced_by_the_whole_tabl
         (tmp_path / "go").touch()
         filled = future.result()
     assert (filled.rows, filled.fragments) == (20, 0)
-    assert filled.notes[0].startswith("fragment 0 is not there any more (compaction)")
+    assert filled.notes[0].startswith("fragment 0 no longer exists (compaction)")
 
 
 def test_rows_that_fail_are_counted_once_when_their_fragment_is_computed_again(tmp_path: Path) -> None:
@@ -294,7 +294,7 @@ def test_columns_that_are_filled_together_are_held_each(tmp_path: Path) -> None:
     store = table._store
     with (
         Lease.acquire(store, "high", "somebody", wait=False, say=lambda _: None),
-        pytest.raises(RunError, match="'high' is being filled by somebody"),
+        pytest.raises(RunError, match="'high' is being filled by a process"),
     ):
         table.backfill(["low", "high"], fns.pair, recompute=True, wait=False, cluster=HALF)
 
@@ -372,7 +372,7 @@ def test_names_that_no_column_can_have_are_refused(tmp_path: Path, name: Any) ->
 
 
 def test_a_misspelled_argument_is_told_with_the_right_one(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"there is no worker=.*workers"):
+    with pytest.raises(ConfigError, match=r"unknown argument worker=.*workers"):
         dt.table(made(tmp_path, 20, 10)).backfill("n", fns.doubled, worker=2)
 
 
@@ -400,7 +400,7 @@ def test_a_plan_does_not_wait_for_a_machine_that_others_use(tmp_path: Path) -> N
         whole = dt.udf(fns.doubled.fn, cpus=os.cpu_count())
         plan = table.plan_backfill("m", whole)
     assert plan.rate is None
-    assert "no row was tried: " in str(plan)
+    assert "no rows were sampled: " in str(plan)
 
 
 def test_it_is_told_when_nothing_comes_back(
@@ -415,7 +415,7 @@ def test_it_is_told_when_nothing_comes_back(
         def is_told() -> bool:
             nonlocal said
             said += capsys.readouterr().err
-            return "nothing came back for" in said
+            return "no results for" in said
 
         until(is_told, "that nothing comes back")
     assert "n: 0 %  0 of 40 rows, 0 of 1 fragments committed" in said

@@ -176,7 +176,7 @@ def test_a_mended_function_that_reads_more_counts_for_itself(tmp_path: Path) -> 
 
     table.backfill("n", dt.udf(before), cluster=HALF, on_error="skip")
     filled = table.retry_errors("n", dt.udf(after), cluster=HALF)
-    assert filled.notes == ["""after also reads 'more': the next table.backfill("n") computes all rows by it"""]
+    assert filled.notes == ["""after also reads 'more': the next table.backfill("n") computes all rows with it"""]
     assert by_id(uri, "n") == {row: row if row != 7 else 14 for row in range(20)}
     table.backfill("n", dt.udf(after), cluster=HALF)
     table.backfill("more", dt.udf(lambda id: 100, data_type="int64"), cluster=HALF)
@@ -205,7 +205,7 @@ def test_blobs_are_bytes_for_a_function(tmp_path: Path, version: str) -> None:
     dt.table(uri).backfill("n", dt.udf(size), cluster=HALF)
     assert by_id(uri, "n") == {row: row + 1 for row in range(20) if row != 12}
     if version == "2.2":
-        with pytest.raises(ConfigError, match="a column of blobs"):
+        with pytest.raises(ConfigError, match="a blob column"):
             dt.table(uri).backfill("image", dt.udf(new), cluster=HALF)
         return
     dt.table(uri).backfill("image", dt.udf(new), cluster=HALF, where="id < 2")

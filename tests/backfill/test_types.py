@@ -79,9 +79,9 @@ def test_an_annotation_means_a_type(annotation: Any, expected: pa.DataType) -> N
 @pytest.mark.parametrize(
     ("annotation", "said"),
     [
-        (Any, "does not say what it gives"),
-        (None.__class__, "gives None, and nothing else"),
-        (int | str, "gives int or str, and a column has one type"),
+        (Any, "has no return annotation"),
+        (None.__class__, "returns only None"),
+        (int | str, "returns int or str, but a column has one type"),
         (dict, 'data_type="struct<a: string>"'),
         (dict[str, int], 'data_type="struct<a: int64, b: int64>"'),
         (tuple[int, str], 'data_type="struct<a: int64, b: string>"'),
@@ -92,8 +92,8 @@ def test_an_annotation_means_a_type(annotation: Any, expected: pa.DataType) -> N
         (list[dict], 'data_type="list<struct<a: string>>"'),  # type: ignore[type-arg]
         (decimal.Decimal, 'data_type="decimal128(18, 2)"'),
         (np.ndarray, 'data_type="list<float32>"'),
-        (complex, "complex has no one Arrow type"),
-        (pa.Array, "Array does not say of what"),
+        (complex, "complex has no single Arrow type"),
+        (pa.Array, "Array has no element type"),
     ],
 )
 def test_an_annotation_without_a_type_says_what_to_write(annotation: Any, said: str) -> None:
@@ -187,14 +187,14 @@ def test_other_ways_to_write_a_type(text: Any, kind: pa.DataType) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("strin", "there is no type 'strin'"),
+        ("strin", "unknown type 'strin'"),
         ("list<float32", "'>' is missing"),
         ("list", "'<' is missing"),
-        ("int32 int8", "'int8' is left over"),
+        ("int32 int8", "'int8' is left after the type"),
         ("", "a name is missing"),
         ("struct<a int32>", "':' is missing before 'int32>'"),
         ("decimal128(99, 2)", "has 1 to 38 digits, not 99"),
-        ("time32[us]", "counts s or ms, not 'us'"),
+        ("time32[us]", "is s or ms, not 'us'"),
         ("list<" * 60 + "int8" + ">" * 60, "nested too deeply"),
         ("timestamp[us, tz=", "']' is missing"),
         (3, "is not an Arrow type"),

@@ -108,7 +108,7 @@ def test_everything_that_is_wrong_with_the_options_is_said_at_once() -> None:
 
 
 def test_cpus_in_both_spellings_is_refused() -> None:
-    with pytest.raises(ConfigError, match="num_cpus=2 and cpus=1 are the same thing"):
+    with pytest.raises(ConfigError, match="num_cpus=2 and cpus=1 are the same option"):
         udf(str.upper, cpus=1, num_cpus=2)
 
 
@@ -119,7 +119,7 @@ def test_only_functions_and_classes_are_decorated(wrong: Any) -> None:
 
 
 def test_a_udf_is_not_made_of_a_udf() -> None:
-    with pytest.raises(ConfigError, match="is a UDF already"):
+    with pytest.raises(ConfigError, match="is already a UDF"):
         udf(udf(str.upper))
 
 
@@ -260,13 +260,13 @@ class WrongCall:
 @pytest.mark.parametrize(
     ("fn", "options", "said"),
     [
-        (wrong_mix, {}, "n is annotated with int, and others are arrays"),
-        (wrong_keyword, {}, "text is given by keyword only"),
+        (wrong_mix, {}, "n is annotated with int, but other parameters are arrays"),
+        (wrong_keyword, {}, "text is keyword-only"),
         (wrong_nothing, {}, "reads no column"),
         (WrongInit, {}, "its __init__ needs model"),
         (WrongCall, {"data_type": "string"}, "no method __call__"),
-        (unsaid, {}, "does not say what it gives"),
-        (batch_one, {}, "Array does not say of what"),
+        (unsaid, {}, "has no return annotation"),
+        (batch_one, {}, "Array has no element type"),
         (defaults, {"input_columns": ["a", "b", "c"]}, "has 3 names, the function takes 1 to 2"),
         (pair, {"data_type": {"cuont": "int8"}}, "did you mean 'count'?"),
     ],
@@ -289,8 +289,8 @@ def test_everything_that_does_not_fit_the_table_is_said_at_once() -> None:
     text = "\n".join(problem.render() for problem in found)
     assert "no column 'txet' (did you mean 'text'?)" in text
     assert "input_columns=['text', 'n', 'vector']" in text
-    assert "takes str for n, and the column is int32" in text
-    assert "gives int64, and the column 'text' is string" in text
+    assert "takes str for n, but the column is int32" in text
+    assert "returns int64, but column 'text' is string" in text
 
 
 def test_a_function_that_fits_has_no_problem() -> None:
@@ -302,12 +302,12 @@ def test_a_function_that_fits_has_no_problem() -> None:
 
 def test_the_number_of_columns_is_checked() -> None:
     (found,) = udf(pair).check(SCHEMA, ["a"])
-    assert "gives 2 columns (word, count), and 1 are to be filled: a" in found.message
+    assert "returns 2 columns (word, count), but 1 are to be filled: a" in found.message
 
 
 def test_a_type_that_was_written_must_be_the_columns() -> None:
     (found,) = udf(defaults, data_type="int64").check(SCHEMA, ["small"])
-    assert "gives int64, and the column 'small' is int8" in found.message
+    assert "returns int64, but column 'small' is int8" in found.message
 
 
 def test_a_function_does_not_read_what_it_fills() -> None:
@@ -359,9 +359,9 @@ def test_a_reference_leads_to_the_udf(module: Any) -> None:
 @pytest.mark.parametrize(
     ("reference", "said"),
     [
-        ("udf_module", "is not the module and name"),
+        ("udf_module", "is not of the form module:name"),
         ("udf_module:markd", "did you mean 'marked'?"),
-        ("no_such_module_here:f", "there is no module 'no_such_module_here'"),
+        ("no_such_module_here:f", "no module named 'no_such_module_here'"),
         ("udf_module:PREFIX", "is of type str"),
     ],
 )

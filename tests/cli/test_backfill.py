@@ -168,7 +168,7 @@ def test_a_column_is_filled_and_the_same_again_does_nothing(place: Tables) -> No
     assert done.stdout.startswith(f"twice: finished, {ROWS} rows in ")
     assert place.values("twice") == [2 * n for n in range(ROWS)]
     again = place.fill("twice")  # the function is known by now
-    assert (again.returncode, again.stdout) == (0, f"twice: nothing to do, {ROWS} rows are done already\n")
+    assert (again.returncode, again.stdout) == (0, f"twice: nothing to do, {ROWS} rows are already filled\n")
 
 
 @pytest.mark.long
@@ -216,7 +216,7 @@ def test_the_spellings_of_others_are_taken(place: Tables) -> None:
 def test_more_workers_than_fit_are_fewer_and_that_is_said(place: Tables) -> None:
     done = place.fill("twice", "--udf", "functions:twice", "--workers", "8", *CLUSTER)
     assert done.returncode == 0, done.stderr
-    words = "running 2 of 8 workers: 8 need 8.0 CPUs, there are 2.0"
+    words = "running 2 of 8 workers: 8 need 8.0 CPUs, 2.0 available"
     assert words in done.stdout
     assert words in done.stderr
 
@@ -271,7 +271,7 @@ def test_rows_set_aside_are_listed_and_tried_again(place: Tables) -> None:
     assert place.filled("checked", "--retry-errors")["rows"] == 1
     assert place.values("checked") == list(range(ROWS))
     none = place.fill("checked", "--errors")
-    assert (none.returncode, none.stdout, none.stderr) == (0, "", "no row is set aside\n")
+    assert (none.returncode, none.stdout, none.stderr) == (0, "", "no failed rows\n")
 
 
 def test_an_exception_that_click_would_take_for_its_own_is_an_error_like_others(place: Tables) -> None:
@@ -309,8 +309,8 @@ def test_a_plan_starts_nothing_and_changes_nothing(place: Tables) -> None:
     for words in (
         f"twice by functions:twice: {ROWS} rows in 4 fragments to compute",
         "Workers:    2 x 1 CPU = 2 CPUs",
-        "rows/s of one (by a sample of ",
-        "note: running 2 of 4 workers: 4 need 4.0 CPUs, there are 2.0",
+        "rows/s per worker (from a sample of ",
+        "note: running 2 of 4 workers: 4 need 4.0 CPUs, 2.0 available",
     ):
         assert words in done.stdout
     told = place.filled("twice", "--udf", "functions:twice", "--plan", "--no-sample")
@@ -346,13 +346,13 @@ def test_a_column_is_dropped_with_all_that_is_kept_of_it(place: Tables) -> None:
     ("arguments", "words"),
     [
         (["twice"], ["DT447", "the table has no column 'twice'", "fix  --udf package.module:function"]),
-        (["text"], ["DT447", "nobody has said which function fills 'text'"]),
-        (["n", "--udf", "functions:plain"], ["DT446", "plain gives string, and the column 'n' is int64"]),
+        (["text"], ["DT447", "no function is registered for column 'text'"]),
+        (["n", "--udf", "functions:plain"], ["DT446", "plain returns string, but column 'n' is int64"]),
         (["a", "--udf", "functions:twise"], ["DT443", "did you mean 'twice'?"]),
-        (["a", "--udf", "nowhere:twice"], ["DT443", "there is no module 'nowhere'"]),
+        (["a", "--udf", "nowhere:twice"], ["DT443", "no module named 'nowhere'"]),
         (["a", "--udf", "functions"], ["DT443", "package.module:name"]),
         (["a", "--udf", "functions:NOT_A_FUNCTION"], ["DT443", "of type int"]),
-        (["a", "--udf", "functions:wrong_type"], ["DT445", "takes int for text, and the column is string"]),
+        (["a", "--udf", "functions:wrong_type"], ["DT445", "takes int for text, but the column is string"]),
         (["a", "--udf", "functions:twice", "--where", "nosuch > 3"], ["DT432", "--where 'nosuch > 3'", "nosuch"]),
         (["a", "--udf", "functions:twice", "--storage-option", "region"], ["DT437", "region is not KEY=VALUE"]),
         (["a", "--udf", "functions:twice", "--engine", "loca"], ["DT331", "did you mean 'local'?"]),
@@ -384,10 +384,10 @@ def test_no_mistake_hides_another(place: Tables) -> None:
     wrong = "--udf nowhere:x --engine loca --storage-option region --retry '' --workers 0 --share x --env-from 1X"
     said = place.refused("a", *shlex.split(wrong), "--where", "")
     for words in (
-        "there is no module 'nowhere'",
+        "no module named 'nowhere'",
         "unknown engine 'loca' (did you mean 'local'?)\n  fix  --engine local\n",
         "--storage-option region is not KEY=VALUE",
-        "--retry '' is not a type of exception, or the name of one\n  fix  --retry ConnectionError",
+        "--retry '' is not an exception type or the name of one\n  fix  --retry ConnectionError",
         '--workers 0 is not "auto", a number, or LO-HI',
         "--share x is not a part of the cluster, above 0 and up to 1\n  fix  --share 0.5",
         "--env-from 1X is not a variable name\n  fix  --env-from HF_TOKEN\n",
@@ -422,7 +422,7 @@ def test_what_is_offered_can_be_typed(place: Tables, arguments: list[str], fixes
 
 def test_a_module_that_exits_or_prints_does_no_harm(place: Tables) -> None:
     (place.folder / "exits.py").write_text("import sys\nsys.exit(4)\n")
-    assert "exits:f: its module cannot be imported: SystemExit: 4" in place.refused("a", "--udf", "exits:f")
+    assert "exits:f: cannot import its module: SystemExit: 4" in place.refused("a", "--udf", "exits:f")
     (place.folder / "prints.py").write_text("print('hello')\ndef f(n: int) -> int:\n    return n\n")
     told = place.filled("a", "--udf", "prints:f", "--plan", "--no-sample", "--timeout", "5", "--max-errors", "100%")
     assert told["rows"] == ROWS
@@ -438,14 +438,14 @@ def test_a_float_is_not_cut_off_for_a_whole_column(place: Tables) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ("--plan --errors", "--plan and --errors do not go together"),
-        ("--plan --errors --history --drop --retry-errors", "--retry-errors and --history and --drop do not go"),
-        ("--errors --workers 3 --where n>3", "--workers, --where mean nothing with --errors"),
-        ("--retry-errors --recompute", "--recompute means nothing with --retry-errors"),
-        ("--retry-errors --num-frags 3", "--num-frags means nothing with --retry-errors"),
-        ("--no-sample", "--no-sample means nothing without --plan"),
-        ("--drop --json", "--json means nothing with --drop"),
-        ("--workers 2 --concurrency 3", "--workers and --concurrency are the same, and differ"),
+        ("--plan --errors", "--plan and --errors cannot be combined"),
+        ("--plan --errors --history --drop --retry-errors", "--retry-errors and --history and --drop cannot be"),
+        ("--errors --workers 3 --where n>3", "--workers, --where have no effect with --errors"),
+        ("--retry-errors --recompute", "--recompute has no effect with --retry-errors"),
+        ("--retry-errors --num-frags 3", "--num-frags has no effect with --retry-errors"),
+        ("--no-sample", "--no-sample has no effect without --plan"),
+        ("--drop --json", "--json has no effect with --drop"),
+        ("--workers 2 --concurrency 3", "--workers and --concurrency are the same option with different values"),
         ("--engine ray --cluster 1x(2cpu,4GB)", "--cluster and --engine ray cannot be combined"),
     ],
 )
@@ -500,7 +500,7 @@ def test_a_signal_drains_and_the_same_command_goes_on(place: Tables, number: int
         started.process.send_signal(number)
         assert started.ended() == code, started.err
         assert "draining: finishing the work in flight" in started.err
-        assert "the same command goes on" in started.err
+        assert "Run the same command again to resume" in started.err
         assert "Traceback" not in started.err
         assert "n2: drained, " in started.out
     place.hurry()

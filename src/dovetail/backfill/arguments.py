@@ -25,22 +25,22 @@ ARGUMENT_NAMES: tuple[str, ...] = (
     *("cluster", "commit_every", "recompute", "wait", "progress", "share", "env_from"),
 )
 ALIASES = {"concurrency": "workers", "intra_applier_concurrency": "slots", "num_frags": "fragments"}
-"""Other spellings that are understood."""
+"""Geneva's name -> ours."""
 
 
 @dataclass(frozen=True, slots=True)
 class BackfillArguments:
-    """The arguments of a backfill, each as it is used."""
+    """Parsed arguments of a backfill."""
 
     workers: Workers = "auto"
     batch_size: int | None = None
     slots: int | None = None
     where: str | None = None
     fragments: int | tuple[int, ...] | None = None
-    """So many of those that are not done, or these."""
+    """Number of unfinished fragments, or ids."""
     on_error: ErrorPolicy | None = None
     max_errors: int | float | None = None
-    """How many rows may fail, or which share of them."""
+    """Maximum number (int) or share (float) of failed rows."""
     timeout_s: float | None = None
     engine: str = "local"
     cluster: Cluster | str = "auto"
@@ -53,12 +53,12 @@ class BackfillArguments:
 
     @property
     def recompute_fragments(self) -> bool:
-        """Fragments that are named are computed again; that says nothing of the others."""
+        """Only the listed fragments are computed again."""
         return self.recompute and isinstance(self.fragments, tuple)
 
 
 def parse_arguments(given: Mapping[str, Any]) -> BackfillArguments:
-    """ConfigError with everything that is wrong."""
+    """Parse arguments; ConfigError with all problems."""
     found, problems = validate_arguments(given)
     if found is None:
         raise ConfigError(problems)
@@ -66,7 +66,7 @@ def parse_arguments(given: Mapping[str, Any]) -> BackfillArguments:
 
 
 def validate_arguments(given: Mapping[str, Any]) -> tuple[BackfillArguments | None, list[Problem]]:
-    """For who has more to find fault with: everything that is wrong; None if anything is."""
+    """The parsed arguments, or None and all problems."""
     said = _ArgumentChecker(given)
     found: dict[str, Any] = {
         "workers": said.workers(),
@@ -93,25 +93,25 @@ def validate_arguments(given: Mapping[str, Any]) -> tuple[BackfillArguments | No
 
 
 class _ArgumentChecker:
-    """What was given, by our names, and what is wrong with it, by the names that were written."""
+    """Values by our names, and problems by the names as given."""
 
     def __init__(self, given: Mapping[str, Any]) -> None:
         self.problems: list[Problem] = []
         self.values: dict[str, Any] = {}
-        """What is None was not said."""
+        """Values that were given; None counts as not given."""
         self.written: dict[str, str] = {}
         for name, value in given.items():
             ours = ALIASES.get(name, name)
             if ours not in ARGUMENT_NAMES:
                 fix = f"one of: {', '.join(ARGUMENT_NAMES)}"
                 near = did_you_mean(name, [*ARGUMENT_NAMES, *ALIASES])
-                self.problems.append(Problem(BAD_ARGUMENT, f"there is no {name}={near}", fixes=(fix,)))
+                self.problems.append(Problem(BAD_ARGUMENT, f"unknown argument {name}={near}", fixes=(fix,)))
             elif value is not None:
                 self._add_value(ours, name, value)
 
     def _add_value(self, ours: str, name: str, value: Any) -> None:
         if ours in self.values and self.values[ours] != value:
-            message = f"{self.written[ours]} and {name} are the same, and differ"
+            message = f"{self.written[ours]} and {name} are the same argument with different values"
             self.problems.append(Problem(BAD_ARGUMENT, message, fixes=(f"only {ours}=",)))
         else:
             self.values[ours], self.written[ours] = value, name
@@ -143,7 +143,7 @@ class _ArgumentChecker:
         value = self.values.get("where")
         if value is None or (isinstance(value, str) and value.strip()):
             return value
-        self._add_problem("where", "not a condition as SQL has it", '"length(text) > 100"')
+        self._add_problem("where", "not an SQL condition", '"length(text) > 100"')
         return None
 
     def fragments(self) -> int | tuple[int, ...] | None:
@@ -153,7 +153,7 @@ class _ArgumentChecker:
         listed = isinstance(value, Sequence) and not isinstance(value, str) and value
         if listed and all(_is_count(it, 0) for it in value):
             return tuple(dict.fromkeys(value))
-        self._add_problem("fragments", "neither a number of fragments nor a list of their ids", "[0]")
+        self._add_problem("fragments", "not a number of fragments or a list of ids", "[0]")
         return None
 
     def on_error(self) -> ErrorPolicy | None:
@@ -165,7 +165,7 @@ class _ArgumentChecker:
             return None
 
     def max_errors(self) -> int | float | None:
-        """A count, or a share: 0.01, "1%"."""
+        """A count or a share (0.01 or "1%")."""
         try:
             return parse_max_errors(self.values.get("max_errors"))
         except ValueError:
@@ -187,7 +187,7 @@ class _ArgumentChecker:
         value = self.values.get(name, otherwise)
         if isinstance(value, bool):
             return value
-        self._add_problem(name, "neither True nor False", "True")
+        self._add_problem(name, "not True or False", "True")
         return otherwise
 
 

@@ -36,7 +36,7 @@ TYPE_ALIASES = {
     "halffloat": "float16",
     "date": "date32",
 }
-"""As Arrow prints its types, "float" is the one of 32 bits."""
+"""Names as Arrow prints them; "float" has 32 bits."""
 SIMPLE_TYPE_PATTERN = re.compile(
     r"(u?int(8|16|32|64)|float(16|32|64)|bool_|string|large_string|string_view|binary|large_binary|binary_view"
     r"|date32|date64|null)"
@@ -45,11 +45,11 @@ MAX_NESTING = 50
 
 
 def parse_type_name(text: str) -> Any:
-    """ValueError: it names none, and why."""
+    """Parse the name of an Arrow type; ValueError with the reason if it is invalid."""
     parser = _TypeParser(text)
     found = parser.type(0)
     if parser.rest():
-        raise ValueError(f"{parser.rest()!r} is left over")
+        raise ValueError(f"{parser.rest()!r} is left after the type")
     return found
 
 
@@ -65,7 +65,7 @@ class _TypeParser:
         import pyarrow as pa
 
         if depth > MAX_NESTING:
-            raise ValueError("it is nested too deeply")
+            raise ValueError("nested too deeply")
         word = self._word()
         name = TYPE_ALIASES.get(word.lower(), word.lower())
         if name in LIST_TYPES or name == "fixed_size_list":
@@ -88,7 +88,7 @@ class _TypeParser:
             self._need("]")
             return pa.binary(size)
         if not SIMPLE_TYPE_PATTERN.fullmatch(name):
-            raise ValueError(f"there is no type {word!r}")
+            raise ValueError(f"unknown type {word!r}")
         unit = {"date32": "[day]", "date64": "[ms]"}.get(name)
         if unit:
             self._is(unit)
@@ -138,7 +138,7 @@ class _TypeParser:
             self._need("]")
         allowed = {"time32": ("s", "ms"), "time64": ("us", "ns")}.get(name, TIME_UNITS)
         if unit not in allowed:
-            raise ValueError(f"{name} counts {' or '.join(allowed)}, not {unit!r}")
+            raise ValueError(f"the unit of {name} is {' or '.join(allowed)}, not {unit!r}")
         return pa.timestamp(unit, zone) if zone else getattr(pa, name)(unit)
 
     def _decimal(self, name: str) -> Any:
@@ -182,18 +182,18 @@ class _TypeParser:
 
 
 SEQUENCE_TYPES: tuple[Any, ...] = (list, tuple, set, frozenset, Sequence, Collection, Iterable)
-NO_RETURN_TYPE_TEXT = "does not say what it gives"
-NEEDS_DATA_TYPE_TEXT = 'has no one Arrow type: write data_type="..."'
+NO_RETURN_TYPE_TEXT = "has no return annotation"
+NEEDS_DATA_TYPE_TEXT = 'has no single Arrow type: write data_type="..."'
 
 
 def arrow_type(annotation: Any) -> Any:
-    """The pyarrow type of one value, or a text that says why there is none."""
+    """The pyarrow type of one value, or a string with the reason why there is none."""
     import pyarrow as pa
 
     if annotation is NO_ANNOTATION or annotation is Any or annotation is object:
         return NO_RETURN_TYPE_TEXT
     if isinstance(annotation, UnresolvedAnnotation):
-        return f"is annotated with {annotation.text!r}, of which a name cannot be found: {annotation.reason}"
+        return f"is annotated with {annotation.text!r}, which cannot be resolved: {annotation.reason}"
     if isinstance(annotation, pa.DataType):
         return annotation
     said = [one for one in _annotated_metadata(annotation) if isinstance(one, pa.DataType)]
@@ -202,7 +202,7 @@ def arrow_type(annotation: Any) -> Any:
     annotation = _unwrap_annotation(annotation)
     inner = [one for one in union_members(annotation) if one is not type(None)]
     if not inner:
-        return "gives None, and nothing else"
+        return "returns only None"
     if len(inner) > 1:
         found = {str(one): one for one in (arrow_type(member) for member in inner)}
         only = next(iter(found.values()))
@@ -216,12 +216,12 @@ def arrow_type(annotation: Any) -> Any:
 
 def _union_error(kinds: Sequence[Any]) -> str:
     numbers = all(isinstance(kind, type) and issubclass(kind, int | float) for kind in kinds)
-    said = f"gives {' or '.join(map(annotation_text, kinds))}, and a column has one type"
+    said = f"returns {' or '.join(map(annotation_text, kinds))}, but a column has one type"
     return f'{said}: write data_type="double"' if numbers and bool not in kinds else said
 
 
 def data_type_fixes(name: str, why: str) -> tuple[str, ...]:
-    """How a function can say what it gives, where `arrow_type` says why it does not; each works as it is."""
+    """Fixes for a function without a usable return type; each works when pasted."""
     written = re.search(r'data_type="[^"]+"', why)
     said = written[0] if written else 'data_type="string"'
     if not name.isidentifier():
@@ -265,14 +265,14 @@ def _list_error(annotation: Any, why: str) -> str:
 
 
 def _struct_text(kinds: Sequence[Any]) -> str:
-    """Of fields with these annotations, as `data_type=` takes it."""
+    """Text of a struct with these field annotations, for `data_type=`."""
     found = [arrow_type(kind) for kind in kinds]
     texts = ["string" if isinstance(kind, str) else str(kind) for kind in found]
     return f"struct<{', '.join(f'{chr(97 + at % 26)}: {text}' for at, text in enumerate(texts))}>"
 
 
 def _element_annotation(origin: Any, args: tuple[Any, ...]) -> Any:
-    """Of `list[T]` and `tuple[T, ...]` the T."""
+    """T of `list[T]` and `tuple[T, ...]`."""
     if origin is tuple:
         kinds = [one for one in args if one is not Ellipsis]
         return kinds[0] if kinds and all(one == kinds[0] for one in kinds) else NO_ANNOTATION
@@ -317,11 +317,11 @@ _PYTHON_TYPES: tuple[tuple[type, tuple[Any, ...]], ...] = (
     (datetime.time, ("time64", "us")),
     (datetime.timedelta, ("duration", "us")),
 )
-"""In this order: a bool is an int, a datetime is a date."""
+"""The order matters: a bool is an int, a datetime is a date."""
 
 
 def record_fields(kind: Any) -> dict[str, Any] | None:
-    """Field -> annotation of a NamedTuple, dataclass or TypedDict; None: it is none of these."""
+    """Field -> annotation of a NamedTuple, dataclass or TypedDict; None for other types."""
     if not isinstance(kind, type):
         return None
     named = issubclass(kind, tuple) and hasattr(kind, "_fields")
@@ -368,7 +368,7 @@ def _numpy_type(kind: Any) -> Any:
 
 
 def _array_class_type(kind: Any) -> Any:
-    """StringArray -> string, and so on; of `pa.Array` nothing is known."""
+    """Element type of an array class: StringArray -> string; unknown for `pa.Array`."""
     import pyarrow as pa
 
     made = {"boolean": "bool_", "largestring": "large_string", "largebinary": "large_binary", "halffloat": "float16",
@@ -389,7 +389,7 @@ def _array_class_type(kind: Any) -> Any:
     )
     if name in plain or re.fullmatch(r"u?int(8|16|32|64)", name):
         return getattr(pa, name)()
-    return f'{kind.__name__} does not say of what: write data_type="float32"'
+    return f'{kind.__name__} has no element type: write data_type="float32"'
 
 
 def _annotated_metadata(annotation: Any) -> tuple[Any, ...]:
@@ -397,7 +397,7 @@ def _annotated_metadata(annotation: Any) -> tuple[Any, ...]:
 
 
 def _unwrap_annotation(annotation: Any) -> Any:
-    """Without Annotated, NewType and the names that `type X = ...` gives."""
+    """The annotation without Annotated, NewType and type aliases."""
     for _ in range(20):
         if typing.get_origin(annotation) is typing.Annotated:
             annotation = typing.get_args(annotation)[0]
@@ -417,11 +417,11 @@ def annotation_text(annotation: Any) -> str:
     return annotation.__qualname__ if plain else str(annotation).replace("typing.", "")
 
 
-# --- what a parameter takes
+# --- types that a parameter accepts
 
 
 def accepts(annotation: Any, column: Any) -> bool:
-    """Whether a parameter with this annotation takes values, or arrays, of this pyarrow type."""
+    """Whether a parameter with this annotation accepts values or arrays of this pyarrow type."""
     import pyarrow as pa
 
     annotation = _unwrap_annotation(annotation)
@@ -451,7 +451,7 @@ def accepts(annotation: Any, column: Any) -> bool:
 
 
 def _accepts_numpy(kind: Any, column: Any) -> bool:
-    """numpy's scalars: the values are Python's, which compute the same."""
+    """Whether it is a numpy scalar type; Python values are passed, which behave the same."""
     python = python_class(column)
     names = {base.__name__ for base in kind.__mro__}
     return (python is int and not names.isdisjoint({"integer", "floating"})) or (
@@ -460,7 +460,7 @@ def _accepts_numpy(kind: Any, column: Any) -> bool:
 
 
 def underlying_type(column: Any) -> Any:
-    """What its values are: of dictionaries the words, of extensions what they store."""
+    """Type of the values: value type of dictionaries, storage type of extensions."""
     import pyarrow as pa
 
     while True:
@@ -475,12 +475,12 @@ def underlying_type(column: Any) -> Any:
 
 
 def is_blob(column: Any) -> bool:
-    """Of tables of version 2.2 and later; before, a blob is bytes and the column's metadata says where they lie."""
+    """Blob type of tables of version 2.2 and later; earlier, a blob is binary with metadata on the column."""
     return getattr(column, "extension_name", "") == "lance.blob.v2"
 
 
 def python_class(column: Any) -> type:
-    """Of Python's values of an Arrow type."""
+    """Python class of the values of an Arrow type."""
     import pyarrow as pa
 
     is_ = pa.types
@@ -510,8 +510,8 @@ def is_list(column: Any) -> bool:
 
 
 def can_store(given: Any, column: Any) -> bool:
-    """Whether what a function gives, as its annotation says, can be stored in a column that is there: the same, or the
-    same kind in another width. (Values that are too large are failures of their rows.)"""
+    """Whether the annotated return type can be stored in an existing column: the same type, or the same kind in another
+    width. (Rows with values out of range fail.)"""
     import pyarrow as pa
 
     given, column = underlying_type(given), underlying_type(column)
@@ -526,11 +526,11 @@ def can_store(given: Any, column: Any) -> bool:
     return kind is python_class(column) and kind not in (list, dict, object)
 
 
-# --- types that are written
+# --- data_type=
 
 
 def parse_data_type(value: Any) -> Any:
-    """The pyarrow type of what `data_type=` was given: a pyarrow type, a text, a Python type; or what is wrong."""
+    """The pyarrow type of `data_type=`, given as a pyarrow type, a string or a Python type; or the problem."""
     import pyarrow as pa
 
     if isinstance(value, pa.DataType):

@@ -19,42 +19,41 @@ if TYPE_CHECKING:
 
 
 def null_condition(column: str) -> str:
-    """As a condition: what is not a plain name stands in backticks."""
+    """SQL condition that the column is NULL; names that are not plain identifiers get backticks."""
     return f"{column if re.fullmatch('[a-z_][a-z0-9_]*', column) else f'`{column}`'} IS NULL"
 
 
 def recompute_notes(work: PendingWork, column: str) -> list[str]:
-    """Why rows are computed that have values."""
+    """Why rows that have values are computed again."""
     notes = []
     if work.stale:
         by = "by another version of the function, from other input, or by where="
         notes.append(f"{format_count(work.stale, 'fragment')} filled {by}: computed again")
     if work.foreign:
-        origin = "with values of unknown origin (updated, written by others, or compacted with rows that were not done)"
+        origin = "with values of unknown origin (updated, written by others, or compacted with unfinished rows)"
         only = f'where="{null_condition(column)}" computes only empty rows'
         notes.append(f"{format_count(work.foreign, 'fragment')} {origin}: computed again; {only}")
     return notes
 
 
 def change_note(column: str, changed: Collection[int], vanished: Collection[int]) -> str:
-    """`vanished`: of those that were asked for by their number."""
+    """`vanished`: requested fragments that no longer exist."""
     if vanished:
         which = ", ".join(map(str, sorted(vanished)))
-        return f'fragment {which} is not there any more (compaction): table.backfill("{column}") computes the rest'
+        return f'fragment {which} no longer exists (compaction): table.backfill("{column}") computes the rest'
     return (
-        f"{format_count(len(changed), 'fragment')} changed while they were computed (compaction or "
-        "update): computed again"
+        f"{format_count(len(changed), 'fragment')} changed during the backfill (compaction or update): computed again"
     )
 
 
 def rows_not_retried_error(column: str, changed: int, *, vanished: bool) -> RunError:
-    what = f"{format_count(changed, 'fragment')} changed while rows of them were computed again (compaction or update)"
+    what = f"{format_count(changed, 'fragment')} changed while their rows were retried (compaction or update)"
     call = f'backfill("{column}", where="{null_condition(column)}")' if vanished else f'retry_errors("{column}")'
-    return RunError(Problem("DT438", f"{what}: these rows are not mended", fixes=(f"table.{call}",)))
+    return RunError(Problem("DT438", f"{what}: these rows were not retried", fixes=(f"table.{call}",)))
 
 
 def call_arguments_text(function: str, where: str | None, fragments: object) -> str:
-    """What a call was given besides the column."""
+    """Arguments of a call besides the column, as Python text."""
     given = {"where": where, "fragments": list(fragments) if isinstance(fragments, tuple) else fragments}
     named = [f"{name}={value!r}" for name, value in given.items() if value is not None]
     return "".join(f", {one}" for one in ([function] if function else []) + named)
@@ -62,18 +61,18 @@ def call_arguments_text(function: str, where: str | None, fragments: object) -> 
 
 def column_dropped_error(function: str, names: Collection[str], there: Collection[str]) -> RunError:
     what = ", ".join(map(repr, dict.fromkeys(names)))
-    message = f"column {what}, which {function} or where= reads, was dropped or renamed while the table was filled"
-    fix = f"name one that is there: {', '.join(map(repr, there))}; what is finished is committed"
+    message = f"column {what}, which {function} or where= reads, was dropped or renamed during the backfill"
+    fix = f"use an existing column: {', '.join(map(repr, there))}; what is finished is committed"
     return RunError(Problem(CANNOT_WRITE, message, fixes=(fix,)))
 
 
 def lease_lost_error(column: str) -> RunError:
-    message = f"column {column!r} was taken over by another process: this one was not heard of for too long"
+    message = f"column {column!r} was taken over by another process: this one sent no heartbeat for too long"
     return RunError(Problem(COLUMN_TAKEN, message, fixes=(f'table.history("{column}") says by whom',)))
 
 
 def task_failed_error(done: RangeResult, uri: str) -> RunError:
     what, _, detail = done.worker_error.partition("\n")
     lines = tuple(line for line in detail.splitlines() if line.strip())[-6:]
-    message = f"fragment {done.task.fragment} could not be read or written, {MAX_TASK_FAILURES} times: {what}"
+    message = f"fragment {done.task.fragment} could not be read or written in {MAX_TASK_FAILURES} attempts: {what}"
     return RunError(Problem("DT449", message, lines, ("mend that and call it again: what is finished is kept",), uri))

@@ -21,7 +21,7 @@ MIN_PARTS_TO_MERGE = 8
 
 @dataclass(frozen=True, slots=True, order=True)
 class Part:
-    """Rows [start, stop) that were computed."""
+    """File with the computed rows [start, stop)."""
 
     start: int
     stop: int
@@ -34,7 +34,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True, order=True)
 class AttemptMark:
-    """A worker of a run began with these rows; whoever finds it there knows that it did not come to their end."""
+    """Mark of rows that a worker of a run started. It is removed at the end, so a remaining mark means a death."""
 
     start: int
     stop: int
@@ -48,7 +48,7 @@ class AttemptMark:
 
 @dataclass(frozen=True, slots=True)
 class HangMark:
-    """A row whose call did not come back in its time."""
+    """Mark of a row whose call exceeded its timeout and could not be interrupted."""
 
     row: int
     run: str
@@ -60,17 +60,17 @@ class HangMark:
 
 @dataclass(slots=True)
 class FragmentFiles:
-    """What lies in a fragment's folder."""
+    """Content of the checkpoint folder of a fragment."""
 
     parts: list[Part] = field(default_factory=list)
     tried: list[AttemptMark] = field(default_factory=list)
     hung: list[HangMark] = field(default_factory=list)
     finished: list[tuple[str, str]] = field(default_factory=list)
-    """Data files that are whole, and may not be committed yet; each with the hash of what its other rows kept."""
+    """Complete data files that may not be committed yet, each with the hash of the values its other rows keep."""
 
 
 def parse_file_names(names: Iterable[str]) -> FragmentFiles:
-    """What is not ours is left alone."""
+    """Parse file names; unknown files are ignored."""
     found = FragmentFiles()
     for name in names:
         kind, _, rest = name.partition(".")
@@ -93,7 +93,7 @@ def finished_file_name(file: str, before: str = "") -> str:
 
 
 def uncovered_ranges(parts: Iterable[Part], start: int, stop: int) -> list[tuple[int, int]]:
-    """What of [start, stop) no part covers."""
+    """Ranges within [start, stop) that no part covers."""
     missing = []
     at = start
     for part in sorted(parts):
@@ -110,7 +110,7 @@ def uncovered_ranges(parts: Iterable[Part], start: int, stop: int) -> list[tuple
 
 
 def covering_parts(parts: Iterable[Part], rows: int) -> list[tuple[Part, int, int]]:
-    """Parts that cover [0, rows), each with the rows to take of it; they may overlap. Empty if there is a gap."""
+    """Parts that cover [0, rows), each with the rows to use; parts may overlap. Empty if there is a gap."""
     chosen = []
     at = 0
     waiting = sorted(parts)
@@ -125,7 +125,7 @@ def covering_parts(parts: Iterable[Part], rows: int) -> list[tuple[Part, int, in
 
 
 def parts_to_merge(parts: Iterable[Part], end: int, most_bytes: int) -> list[Part]:
-    """Small neighbours up to `end` that should become one file, so that there are few; empty if they are few."""
+    """Small adjacent parts up to `end` to merge into one file; empty if there are few."""
     by_stop = {part.stop: part for part in sorted(parts)}
     run: list[Part] = []
     size, at = 0, end
@@ -140,7 +140,7 @@ def parts_to_merge(parts: Iterable[Part], end: int, most_bytes: int) -> list[Par
 
 
 def split_range(start: int, stop: int, pieces: int, least: int) -> list[tuple[int, int]]:
-    """A range in about equal pieces of at least so many rows."""
+    """Split a range into about equal pieces of at least `rows` rows."""
     rows = stop - start
     pieces = max(1, min(pieces, rows // max(1, least)))
     edges = [start + rows * number // pieces for number in range(pieces + 1)]
@@ -148,7 +148,7 @@ def split_range(start: int, stop: int, pieces: int, least: int) -> list[tuple[in
 
 
 def narrowest_attempt(tried: Sequence[AttemptMark], start: int, stop: int) -> tuple[int, int, int] | None:
-    """Of what was tried within [start, stop) the fewest rows, and how often those; None if nothing was."""
+    """The smallest attempted range within [start, stop), and the number of attempts; None if there is none."""
     inside = [item for item in tried if max(start, item.start) < min(stop, item.stop)]
     if not inside:
         return None
@@ -158,15 +158,15 @@ def narrowest_attempt(tried: Sequence[AttemptMark], start: int, stop: int) -> tu
 
 
 CARRIED_OVER = "before"
-"""In the name of a record of rows that failed earlier, and that this backfill does not compute."""
+"""Infix of error files about rows that failed earlier and that this backfill does not compute."""
 
 
 class PartMissingError(Exception):
-    """A part is not there any more: somebody has written its fragment already, or it was damaged."""
+    """A part is missing: its fragment was already written by another worker, or the part was damaged."""
 
 
 class CheckpointStore:
-    """The folder of each fragment."""
+    """Checkpoint folders of the fragments of a job."""
 
     def __init__(self, job: FillJob) -> None:
         self._job = job
@@ -192,7 +192,7 @@ class CheckpointStore:
             self._store.put(f"{folder}/{task.key}.{first}.{last + 1}.jsonl", text.encode())
 
     def has_failures(self, task: RangeTask) -> bool:
-        """Whether rows of its fragment were set aside, by whomever."""
+        """Whether rows of its fragment failed in any call."""
         names = self._store.names(errors_folder(self._job.folder, self._job.parts))
         if any(name.startswith(f"{task.key}.") for name in names):
             return True
@@ -204,14 +204,15 @@ class CheckpointStore:
     def save(
         self, task: RangeTask, start: int, stop: int, batches: Sequence[Any], failures: Sequence[FailedRow]
     ) -> None:
-        """The errors first: rows of a part are not computed again."""
+        """Save a part. Errors are written first, because the rows of a part are not computed again."""
         self.save_failures(task, failures)
         if stop > start:
             data = serialize_batches(batches)
             self._store.put(f"{self._folder(task)}/{Part(start, stop, len(data)).name}", data)
 
     def load(self, task: RangeTask, part: Part) -> list[Any]:
-        """One that is damaged (the machine died while it was written) is removed: its rows are computed again."""
+        """Load a part. A damaged one (the machine crashed while writing) is deleted, and its rows are computed
+        again."""
         import pyarrow as pa
 
         path = f"{self._folder(task)}/{part.name}"
@@ -225,18 +226,18 @@ class CheckpointStore:
         raise PartMissingError(f"{part.name} of fragment {task.fragment}")
 
     def mark_finished(self, task: RangeTask, name: str) -> None:
-        """A data file is whole; if the driver dies before it is committed, the next one finds it."""
+        """Record a complete data file, so that the next driver finds it if this one dies before the commit."""
         self._store.put(f"{self._folder(task)}/{name}", b"")
 
     def clean_up(self, task: RangeTask, run: str, *, merge: bool) -> None:
-        """Removes the marks of a task that came to its end, and makes one part of many small ones."""
+        """Remove the marks of a finished task and merge small parts."""
         folder = self._folder(task)
         found = parse_file_names(self._store.names(folder))
         marks: list[AttemptMark | HangMark] = [it for it in found.tried if it.run != run or _overlaps(it, task)]
         marks += [it for it in found.hung if it.run != run or not _is_unresolved(it.row, task, found.parts)]
         self._store.delete(*(f"{folder}/{it.name}" for it in marks))
         small = parts_to_merge(found.parts, _last_saved_row(task, found.parts), self._job.part_bytes) if merge else []
-        with suppress(PartMissingError):  # whoever needs that part computes it again
+        with suppress(PartMissingError):  # the missing part is computed again when needed
             self._merge(task, small)
 
     def _merge(self, task: RangeTask, small: Sequence[Part]) -> None:
@@ -248,17 +249,17 @@ class CheckpointStore:
 
 
 def _overlaps(mark: AttemptMark, task: RangeTask) -> bool:
-    """Whether a mark is this task's, which has come to an end without dying."""
+    """Whether a mark belongs to this task, which ended normally."""
     return mark.start < task.stop and mark.stop > task.start
 
 
 def _is_unresolved(row: int, task: RangeTask, parts: Sequence[Part]) -> bool:
-    """Whether a row that hung has not been settled yet."""
+    """Whether the failure of a hung row is not recorded yet."""
     return not (task.start <= row < task.stop) or not any(part.start <= row < part.stop for part in parts)
 
 
 def _last_saved_row(task: RangeTask, parts: Sequence[Part]) -> int:
-    """Up to where parts of this task reach."""
+    """End of the rows that parts of this task cover."""
     return max((part.stop for part in parts if task.start < part.stop <= task.stop), default=task.start)
 
 
@@ -291,7 +292,7 @@ def deserialize_batches(data: bytes) -> list[Any]:
 
 
 def slice_batches(batches: Iterable[Any], begin: int, start: int, stop: int) -> Iterator[tuple[Any, int]]:
-    """Of batches whose first row is `begin` the rows [start, stop), each batch with the number of its first row."""
+    """Rows [start, stop) of batches whose first row is `begin`, each batch with the number of its first row."""
     at = begin
     for batch in batches:
         low, high = max(at, start), min(at + batch.num_rows, stop)
@@ -301,14 +302,14 @@ def slice_batches(batches: Iterable[Any], begin: int, start: int, stop: int) -> 
 
 
 def merge_kept_values(batch: Any, new: Any, old: Any, schema: Any) -> Any:
-    """New values where there are some, and else what was there."""
+    """New values where computed, current values elsewhere."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
     def chosen(given: Any, before: Any) -> Any:
         try:
             return pc.if_else(new, given, before)
-        except (pa.ArrowNotImplementedError, pa.ArrowInvalid):  # of types that Arrow has no such function for
+        except (pa.ArrowNotImplementedError, pa.ArrowInvalid):  # types that Arrow does not support here
             places = pc.if_else(new, pa.array(range(rows)), pa.array(range(rows, 2 * rows)))
             return pa.concat_arrays([given, before]).take(places)
 

@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from dovetail.backfill.lance_table import CommitResult, Fragment, LanceTable, NewDataFile
 
 MAX_FAILED_COMMITS = 3
-"""Commits that fail one after another before it stops trying: a store that does not answer for a moment is no reason to
-end a job of days, and what is finished stays where it is."""
+"""Consecutive failed commits before giving up: a brief outage of the store must not end a job of days, and finished
+files are kept."""
 
 
 class Committer:
-    """A thread of the driver. `told` is called in it, once per commit."""
+    """Commit thread of the driver; calls back after every commit."""
 
     def __init__(
         self,
@@ -29,7 +29,7 @@ class Committer:
         told: Callable[[CommitResult], None],
         check: Callable[[], None] = lambda: None,
     ) -> None:
-        """`check` is called before every commit, and raises if we may not."""
+        """`check` is called before every commit and raises if the commit is not allowed."""
         self._table = table
         self._every_s = every_s
         self._input_hash = inputs_of
@@ -43,7 +43,7 @@ class Committer:
         self._finishing = False
         self._thread: threading.Thread | None = None
         self.error: BaseException | None = None
-        """Why it does not commit any more; `finish` tries once again, and raises it if that fails too."""
+        """Why committing stopped; `finish` tries once more and raises this if it fails again."""
         self.seconds = 0.0
         self.commits = 0
 
@@ -56,7 +56,7 @@ class Committer:
             self._changed.notify()
 
     def finish(self) -> list[CommitResult]:
-        """Commits what is left; all commits that there were."""
+        """Commit the remaining files; returns all commits."""
         with self._changed:
             self._finishing = True
             self._changed.notify()
@@ -78,11 +78,11 @@ class Committer:
                     self._failed_commits += 1
                     if self._failed_commits >= MAX_FAILED_COMMITS:
                         raise
-        except BaseException as error:  # whatever it was, who waits in `finish` gets it
+        except BaseException as error:  # raised again in `finish`
             self.error = error
 
     def _is_due(self) -> bool:
-        """Waits until there is something to commit and it is time; False: the rest is `finish`'s."""
+        """Wait until a commit is due; False: `finish` commits the rest."""
         with self._changed:
             while not self._finishing:
                 left = self._due - time.monotonic() if self._files else None

@@ -1,5 +1,6 @@
-"""BackfillDriver: one call of Table.backfill, from lease to last commit, in rounds while others change the table.
-the table under it."""
+"""BackfillDriver: one call of Table.backfill, from the lease to the last commit.
+
+It runs in rounds: fragments that other processes change during a round are computed again in the next one."""
 
 from __future__ import annotations
 
@@ -37,6 +38,7 @@ from dovetail.backfill.records import CANCELLED, DRAINED, FAILED, FINISHED, RUNN
 from dovetail.backfill.result import BackfillResult
 from dovetail.backfill.task import FillJob, OutputColumn
 from dovetail.backfill.task_queue import FragmentTracker, TaskQueue
+from dovetail.backfill.udf_caller import DEFAULT_ASYNC_SLOTS
 from dovetail.backfill.worker_stage import clamp_note, explain_infeasible, make_stage, run_arguments
 from dovetail.errors import DovetailError, InfeasibleError, Problem, RunError
 from dovetail.pipeline.error_policy import ErrorBudget
@@ -58,8 +60,7 @@ if TYPE_CHECKING:
     from dovetail.runtime.run_handle import Run
 
 MAX_ROUNDS = 20
-"""How often others may change the table under it before it gives up."""
-DEFAULT_ASYNC_SLOTS = 16
+"""Rounds before giving up, if other processes keep changing the table."""
 MIN_RATE_SECONDS, MIN_RATE_ROWS = 1.0, 1_000
 
 
@@ -75,28 +76,28 @@ class BackfillDriver:
     run_id: str
     rate: float | None = None
     reads: tuple[str, ...] = ()
-    """The function's columns, if they are others than those by which it counts as done."""
+    """Columns to read, if they differ from those in the identity."""
     refresh_target: Callable[[], FillTarget] | None = None
-    """Asked once nobody else fills the column."""
+    """Called when the lease is held, to reload the target."""
     count_earlier_failures: Callable[[], int] = lambda: 0
-    """Rows that were set aside, and are not computed again."""
+    """Number of failed rows of earlier calls that are not computed again."""
     on_commit: Callable[[CommitResult], None] = lambda _: None
-    """Told of every commit, after what belongs to it is tidied up."""
+    """Called after every commit and its cleanup."""
     on_finished: Callable[[], None] = lambda: None
-    """Called when all is done, before somebody else may fill the column."""
+    """Called when all is done, while the lease is still held."""
     result: BackfillResult = field(init=False)
     progress: ProgressLine = field(init=False)
     _began: float = field(default_factory=time.monotonic)
     _changed_fragments: set[int] = field(default_factory=set)
     _run_started: float | None = None
-    """Until something came back."""
+    """Start of the run until the first result; then None."""
     _budget: ErrorBudget = field(init=False)
     _earlier_failures: int = 0
     """Rows that failed in earlier calls: they count too, or a repeated call would succeed."""
     _requested_rows: int = 0
     _tracker: FragmentTracker = field(default_factory=FragmentTracker)
     _errors_by_fragment: Counter[int] = field(default_factory=Counter)
-    """Rows of each fragment that failed."""
+    """Failed rows by fragment."""
     _leases: list[Lease] = field(default_factory=list)
     _job_record: JobRecord = field(init=False)
 
@@ -107,10 +108,10 @@ class BackfillDriver:
         self._budget = ErrorBudget()
         self.progress = ProgressLine(self.result, self.arguments.progress)
 
-    # --- the whole
+    # --- rounds
 
     def fill(self) -> BackfillResult:
-        """Raises what ended it; what is finished is committed in any case."""
+        """Run the backfill. Finished fragments are committed even if it raises."""
         job = self._job_record
         job.udf, job.version = self.udf.reference or self.udf.name, self.udf.version
         job.where, job.engine = self.target.where, self.arguments.engine
@@ -140,14 +141,14 @@ class BackfillDriver:
         return self.result
 
     def _delete_stale_checkpoints(self) -> None:
-        """Checkpoints that nobody goes on with: of fragments that are gone, and of other versions if all is done."""
+        """Delete checkpoints that are no longer needed: of removed fragments, and of other versions if all is done."""
         aim, store = self.target, self.store
         if aim.fragments is None and aim.where is None and aim.only is None:
             store.delete_folder(f"{aim.folder}/parts")
         elif aim.fragments is None or aim.recompute_fragments:
             store.delete_folder(parts_folder(aim.folder, aim.parts))
         for name in store.folders(f"{aim.folder}/parts") if aim.only is not None else ():
-            if name.startswith(f"{aim.identity}{RETRY_INFIX}"):  # an attempt with another version of the function
+            if name.startswith(f"{aim.identity}{RETRY_INFIX}"):  # a retry with another version of the function
                 store.delete_folder(parts_folder(aim.folder, name))
         delete_orphaned_errors(store, aim, {fragment.id for fragment in self.table.newest().fragments()})
 
@@ -156,7 +157,7 @@ class BackfillDriver:
         job.rows, job.errors = filled.rows, filled.errors
         job.fragments, job.workers = filled.fragments, filled.workers
         job.table_version = filled.version if filled.commits else 0
-        with suppress(OSError, DovetailError):  # a full disk: what happened is told by what is raised
+        with suppress(OSError, DovetailError):  # full disk: the error that is raised matters more
             write_job(self.store, job)
 
     def _run_rounds(self) -> None:
@@ -181,8 +182,8 @@ class BackfillDriver:
             self._subtract_errors(
                 self._errors_by_fragment.keys() - {fragment.id for fragment in self.table.newest().fragments()}
             )
-        message = f"the table was changed {MAX_ROUNDS} times while it was filled"
-        raise RunError(Problem("DT438", message, fixes=("call it again when nobody compacts or updates the table",)))
+        message = f"the table changed {MAX_ROUNDS} times during the backfill"
+        raise RunError(Problem("DT438", message, fixes=("call it again while the table is not compacted or updated",)))
 
     def _check_inputs_exist(self) -> None:
         there = self.table.newest().schema.names
@@ -195,7 +196,7 @@ class BackfillDriver:
             raise column_dropped_error(self.udf.name, names, there)
 
     def _check_error_budget(self, work: PendingWork) -> None:
-        """Rows that failed in an earlier call, and are not computed again, count, too."""
+        """Set up the error budget; failed rows of earlier calls count too."""
         filled, limit = self.result, self.arguments.max_errors
         if limit is not None or not (work.tasks or work.files):
             filled.set_aside = self.count_earlier_failures()
@@ -227,7 +228,7 @@ class BackfillDriver:
         return work.rows + work.done_rows
 
     def _target_of_round(self, number: int) -> FillTarget:
-        """In later rounds what is left of it: of fragments that were named those that changed and are still there."""
+        """The target; in later rounds only the requested fragments that changed and still exist."""
         wanted = self.target.fragments
         if not number or wanted is None:
             return self.target
@@ -246,12 +247,12 @@ class BackfillDriver:
     def _report_existing_values(self, work: PendingWork) -> None:
         self.result.done_before, self.result.kept = work.done_rows, work.kept
         if work.kept:
-            self.progress.print_note(f"going on: {work.kept:,} of {work.rows:,} rows are kept from an earlier call")
+            self.progress.print_note(f"resuming: {work.kept:,} of {work.rows:,} rows are in checkpoints")
         if self.target.where is None and not self.arguments.recompute:
             self._add_notes(recompute_notes(work, self.target.columns[0]))
 
     def _report_changes(self) -> None:
-        """Raises where going on makes no sense: rows have other addresses now."""
+        """Note the changed fragments; raises if rows were to be retried, because their addresses changed."""
         vanished = self._removed_fragments()
         if self.target.only is not None:
             raise rows_not_retried_error(self.target.columns[0], len(self._changed_fragments), vanished=bool(vanished))
@@ -276,7 +277,7 @@ class BackfillDriver:
             try:
                 committer.finish()
             except Exception as second:
-                error.add_note(f"and what was finished could not be committed: {second}")
+                error.add_note(f"finished fragments could not be committed: {second}")
             raise
         else:
             committer.finish()
@@ -284,11 +285,11 @@ class BackfillDriver:
             self.result.times.commit += committer.seconds
 
     def _subtract_errors(self, fragments: Iterable[int]) -> None:
-        """Their rows are computed again."""
+        """Remove the errors of fragments that are computed again."""
         self.result.errors -= sum(self._errors_by_fragment.pop(number, 0) for number in list(fragments))
 
     def _check_leases(self) -> None:
-        """Whoever has taken the column over has values of its own there."""
+        """Raise if another process took over the column."""
         if not all(lease.check_still_held() for lease in self._leases):
             raise lease_lost_error(self.target.columns[0])
 
@@ -383,7 +384,7 @@ class BackfillDriver:
             dependencies=self.target.dependencies(self.table),
         )
 
-    # --- what comes back
+    # --- results
 
     def _on_result(self, done: RangeResult, dealer: TaskQueue, committer: Committer) -> None:
         filled = self.result
@@ -406,7 +407,7 @@ class BackfillDriver:
             dealer.stop(self._budget_error())
         elif any(lease.is_lost() for lease in self._leases):
             dealer.stop(lease_lost_error(self.target.columns[0]))
-        elif committer.error is not None:  # nothing of what is computed could be kept
+        elif committer.error is not None:  # further results could not be kept
             dealer.stop(committer.error)
         dealer.task_done(done)
         self.progress.rows_left = dealer.rows_left

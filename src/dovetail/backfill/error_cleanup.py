@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from dovetail.backfill.target import FillTarget
 
 RETRY_INFIX = "-again-"
-"""Between the identity of what failed and that of the attempt to mend it."""
+"""Separates the identity of failed rows from that of their retry."""
 
 
 def delete_pending_errors(store: Store, aim: FillTarget, work: PendingWork) -> None:
-    """Rows that are about to be computed may succeed this time; those that lie in parts are not computed again."""
+    """Delete error records of rows that are about to be computed; rows in parts are not computed again."""
     folder = errors_folder(aim.folder, aim.parts)
     tasks = {str(task.fragment): task for task in work.tasks}
     for name in store.names(folder):
@@ -40,7 +40,7 @@ def _has_checkpoint(store: Store, folder: str, rest: str) -> bool:
 
 
 def delete_superseded_errors(store: Store, aim: FillTarget, committed: Mapping[int, str]) -> None:
-    """Fragments have values of this aim now, from the input files given: what was told of earlier ones is history."""
+    """Delete error records of earlier values of fragments that now have values of this target and input."""
     for identity in store.folders(f"{aim.folder}/errors"):
         folder = errors_folder(aim.folder, identity)
         for name in (
@@ -53,8 +53,7 @@ def delete_superseded_errors(store: Store, aim: FillTarget, committed: Mapping[i
 
 
 def replace_retried_errors(store: Store, aim: FillTarget, committed: Collection[int]) -> None:
-    """Rows of these fragments were computed once more: what is told of them is what that told. Those that a condition
-    does not name were not."""
+    """Replace the error records of fragments that were computed again; records of rows that were not are kept."""
     done = {str(number) for number in committed}
     before, after = errors_folder(aim.folder, aim.identity), errors_folder(aim.folder, aim.parts)
     old = [name for name in store.names(before) if name.partition("-")[0] in done]
@@ -71,13 +70,13 @@ def _is_carried_over(name: str) -> bool:
 
 
 def _without_retry_key(name: str) -> str:
-    """The name of a record of an attempt as one of the backfill itself (see `Task.key`)."""
+    """Name of an error record of a retry as one of the backfill itself (see `RangeTask.key`)."""
     key, _, rest = name.partition(".")
     return f"{'-'.join(key.split('-')[:2])}.{rest}"
 
 
 def delete_orphaned_errors(store: Store, aim: FillTarget, there: Collection[int]) -> None:
-    """Those that the table has no more; and attempts to mend that came to their end."""
+    """Delete error records of removed fragments and of finished retries."""
     for identity in store.folders(f"{aim.folder}/errors"):
         folder = errors_folder(aim.folder, identity)
         if aim.only is not None and identity.startswith(f"{aim.identity}{RETRY_INFIX}"):

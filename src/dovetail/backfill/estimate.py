@@ -11,7 +11,7 @@ from dovetail.backfill.pending_work import find_pending_work
 from dovetail.backfill.row_reader import to_single_batch
 from dovetail.backfill.target import make_target
 from dovetail.backfill.task import FillJob, OutputColumn
-from dovetail.backfill.udf_caller import UdfCaller
+from dovetail.backfill.udf_caller import DEFAULT_ASYNC_SLOTS, UdfCaller
 from dovetail.backfill.worker_stage import clamp_note, explain_infeasible, make_stage
 from dovetail.errors import DovetailError, InfeasibleError
 from dovetail.observe.text_format import format_count, format_duration, format_number
@@ -34,28 +34,28 @@ if TYPE_CHECKING:
 SAMPLE_ROWS = 2_000
 SAMPLE_S = 1.0
 SAMPLE_DEADLINE_S = 10.0
-"""A sample that takes longer is given up: a row may never come back."""
+"""Time limit of the sample: a row may hang."""
 WORKER_START_S = 0.7
-"""Until workers are there: they import pyarrow and Lance."""
+"""Start time of workers, which import pyarrow and Lance."""
 
 
 @dataclass(slots=True)
 class BackfillPlan:
-    """Print it; nothing of it has begun."""
+    """Plan of a backfill; printing it shows the work and the estimate. Nothing has started."""
 
     column: str
     udf: str
     fragments: int
-    """To be computed."""
+    """Fragments to compute."""
     rows: int
     done_fragments: int
     done_rows: int
     kept: int
-    """Rows of those to be computed that an earlier call has left."""
+    """Rows to compute that are already in checkpoints of an earlier call."""
     workers: int
     slots: int
     cpus: float
-    """That all workers ask for together."""
+    """CPUs of all workers together."""
     memory_bytes: int
     gpus: float
     there_cpus: float
@@ -66,7 +66,7 @@ class BackfillPlan:
     rate_from: str = ""
     notes: list[str] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
-    """What is asked for, one component each."""
+    """Resources by component."""
 
     @property
     def rows_left(self) -> int:
@@ -74,7 +74,7 @@ class BackfillPlan:
 
     @property
     def seconds(self) -> float | None:
-        """About how long it takes; None: nobody knows how fast the function is."""
+        """Estimated duration; None: the rate is unknown."""
         if not self.rows_left:
             return 0.0
         return WORKER_START_S + self.rows_left / (self.rate * self.workers * self.slots) if self.rate else None
@@ -90,25 +90,25 @@ class BackfillPlan:
         if self.done_rows:
             told += f", {self.done_rows:,} in {format_count(self.done_fragments, 'fragment')} done"
         if self.kept:
-            told += f", {self.kept:,} of them kept from an earlier call"
+            told += f", {self.kept:,} of them in checkpoints of an earlier call"
         return "\n".join([told, "", *self.lines, "", self._estimate(), *(f"note: {note}" for note in self.notes)])
 
     def _estimate(self) -> str:
         if not self.rows_left:
-            return "Nothing is left to compute."
+            return "Nothing to compute."
         if self.seconds is None or self.rate is None:
-            return "How long it takes is not known: no row was tried."
+            return "Duration unknown: no rows were sampled."
         speed = format_number(self.rate * self.workers * self.slots)
         return (
             f"About {format_duration(self.seconds)}: {speed} rows/s, {format_number(self.rate)} "
-            f"rows/s of one ({self.rate_from})."
+            f"rows/s per worker ({self.rate_from})."
         )
 
 
 def estimate_backfill(
     table: LanceTable, store: Store, udf: Udf, record: ColumnRecord, asked: BackfillArguments, *, sample: bool
 ) -> BackfillPlan:
-    """InfeasibleError: it can never start, and why."""
+    """Plan a backfill; InfeasibleError if it cannot run."""
     work = _find_work(table, store, udf, record, asked)
     job = _sample_job(table, udf, record, asked)
     pipeline = Pipeline([make_stage(job, udf, asked)], name="backfill")
@@ -117,7 +117,7 @@ def estimate_backfill(
     note = clamp_note(udf, asked, plan)
     made.notes += [note] if note else []
     if record.rate is not None:
-        made.rate, made.rate_from = record.rate, "measured when it ran last"
+        made.rate, made.rate_from = record.rate, "measured in the last run"
     elif sample and work.tasks:
         _measure_rate(made, udf, job, work)
     return made
@@ -140,7 +140,7 @@ def _plan_workers(pipeline: Pipeline, udf: Udf, asked: BackfillArguments) -> Pla
 def _find_work(
     table: LanceTable, store: Store, udf: Udf, record: ColumnRecord, asked: BackfillArguments
 ) -> PendingWork:
-    """Of a column that is not there yet it is everything."""
+    """Pending work; all rows for a column that does not exist yet."""
     aim = make_target(table, udf, record, asked)
     work = find_pending_work(table, store, aim)
     if aim.where is not None:
@@ -151,7 +151,7 @@ def _find_work(
 
 
 def _keep_matching_rows(work: PendingWork, rows: dict[int, int]) -> None:
-    """Of fragments in which a condition names no row nothing is to be done."""
+    """Remove fragments in which the condition matches no row."""
     work.tasks = [task for task in work.tasks if rows[task.fragment]]
     work.fragments = len(work.files) + len({task.fragment for task in work.tasks})
     work.rows = sum(rows.values()) + work.kept * bool(work.files)
@@ -162,7 +162,7 @@ def _sample_job(table: LanceTable, udf: Udf, record: ColumnRecord, asked: Backfi
     outputs = tuple(OutputColumn(name, -1, kind) for name, (_, kind) in zip(record.columns, udf.outputs(), strict=True))
     on_error = asked.on_error or udf.on_error
     batch_size, timeout_s = asked.batch_size or udf.batch_size, asked.timeout_s or udf.timeout_s
-    slots = asked.slots or udf.slots or 16 if udf.is_async else 1
+    slots = asked.slots or udf.slots or DEFAULT_ASYNC_SLOTS if udf.is_async else 1
     return FillJob(
         table.uri,
         table.storage,
@@ -207,15 +207,15 @@ def _build_plan(udf: Udf, record: ColumnRecord, plan: Plan, work: PendingWork, s
 
 
 def _resource_lines(plan: BackfillPlan, cpus: float, memory: int, gpus: float) -> list[str]:
-    """As the guide of the third seed counts, with what is not there said, too."""
+    """Resources by component, in the order that Geneva lists them; components that do not exist say so."""
     count = plan.workers
     each = [f"{cpus:g} CPU"] + [f"{gpus:g} GPU"] * bool(gpus) + [format_size(memory)] * bool(memory)
     total = [f"{plan.cpus:g} CPUs"] + [f"{plan.gpus:g} GPUs"] * bool(gpus)
     total += [format_size(plan.memory_bytes)] * bool(memory)
     return [
         f"Workers:    {count} x {', '.join(each)} = {', '.join(total)}",
-        "Driver:     this program; it takes nothing of the plan",
-        "Tracker:    none; what is done is in the table's own files",
+        "Driver:     this program; not part of the plan",
+        "Tracker:    none; progress is stored in the table's own files",
         "Writers:    none; the worker that completes a fragment writes its file",
         "Queues:     none; workers read the table themselves",
         f"Total:      {', '.join(total)} of {plan.there_cpus:g} CPUs"
@@ -228,7 +228,7 @@ def _resource_lines(plan: BackfillPlan, cpus: float, memory: int, gpus: float) -
 
 
 class SampleWorker:
-    """A stage's function: some rows of a fragment in, how many were done in how many seconds out."""
+    """Stage function: row ranges in, (rows, seconds, error) out."""
 
     def __init__(self, job: FillJob, udf: Udf) -> None:
         self.job, self.udf = job, udf
@@ -247,7 +247,7 @@ class SampleWorker:
         return [self._time_range(*one) for one in ranges]
 
     def _time_range(self, fragment: int, start: int, stop: int) -> tuple[int, float, str]:
-        """Rows, seconds, and why it stopped if a row failed."""
+        """Rows, seconds, and the error if a row failed."""
         import pyarrow as pa
 
         began = time.perf_counter()
@@ -262,7 +262,7 @@ class SampleWorker:
 
 
 def _measure_rate(made: BackfillPlan, udf: Udf, job: FillJob, work: PendingWork) -> None:
-    """In a worker process on this machine: a function that crashes must not take its caller along."""
+    """Measure the rate in a worker process on this machine, because the function may crash."""
     from tempfile import TemporaryDirectory
 
     from dovetail.runtime.run import run
@@ -276,10 +276,10 @@ def _measure_rate(made: BackfillPlan, udf: Udf, job: FillJob, work: PendingWork)
         with TemporaryDirectory(prefix="dovetail-sample-") as folder:
             tried = list(run(Pipeline([stage], name="sample"), ranges, run_dir=folder, **how))
     except DovetailError as error:
-        made.notes.append(f"no row was tried: {error.problems[0].message}")
+        made.notes.append(f"no rows were sampled: {error.problems[0].message}")
         return
-    rows, seconds, failed = tried[-1]  # the first one has warmed it up
+    rows, seconds, failed = tried[-1]  # the first range warms up the worker
     if rows and seconds > 0:
-        made.rate, made.rate_from = rows / seconds, f"by a sample of {rows:,} rows"
+        made.rate, made.rate_from = rows / seconds, f"from a sample of {rows:,} rows"
     else:
-        made.notes.append(f"no row was tried: {failed or 'those at the beginning are deleted'}")
+        made.notes.append(f"no rows were sampled: {failed or 'the first rows are deleted'}")

@@ -1,5 +1,4 @@
-"""Failed rows: capture of a row's exception in a worker, error records on disk, and RowFailed, which is raised to the
-caller."""
+"""Failed rows: capture of the exception in a worker, error records on disk, and RowFailed, raised to the caller."""
 
 from __future__ import annotations
 
@@ -7,6 +6,7 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from dovetail.backfill.task import NO_FRAGMENT, FailedRow
 from dovetail.engines.exception_summary import drop_traceback, summarize_exception
 from dovetail.errors import Problem, RunError
 
@@ -14,34 +14,21 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from dovetail.backfill.store import Store
-    from dovetail.backfill.task import FailedRow
 
 MAX_MESSAGE_CHARS = 2_000
 MAX_TRACEBACK_CHARS = 4_000
 MAX_EXCEPTION_BYTES = 64 << 10
 
 
-@dataclass(slots=True)
-class CallFailure:
-    index: int
-    """In the batch."""
-    error_type: str
-    message: str
-    traceback: str
-    """From the user's frame on."""
-    exception: bytes
-    """Pickled by cloudpickle, or else its type and what it has; b"": neither can be."""
-
-
-def capture_failure(index: int, error: BaseException) -> CallFailure:
-    """Never raises, whatever the exception is like. Its frames are let go."""
+def capture_failure(offset: int, error: BaseException) -> FailedRow:
+    """A failed row of an unknown fragment. Never raises; drops the traceback of the exception."""
     detail = summarize_exception(error).detail
     if len(detail) > MAX_TRACEBACK_CHARS:
         head = MAX_TRACEBACK_CHARS // 4
-        left = f"\n... {len(detail) - MAX_TRACEBACK_CHARS + 40} characters left out ...\n"
+        left = f"\n... {len(detail) - MAX_TRACEBACK_CHARS + 40} characters omitted ...\n"
         detail = f"{detail[:head]}{left}{detail[-(MAX_TRACEBACK_CHARS - head - len(left)) :]}"
     drop_traceback(error)
-    return CallFailure(index, _type_name(error), _message(error), detail, _pickle_exception(error))
+    return FailedRow(NO_FRAGMENT, offset, _type_name(error), _message(error), detail, _pickle_exception(error))
 
 
 def _type_name(error: BaseException) -> str:
@@ -51,13 +38,13 @@ def _type_name(error: BaseException) -> str:
 def _message(error: BaseException) -> str:
     try:
         text = str(error)
-    except BaseException:  # whatever a user's __str__ does
-        return "its text cannot be shown: __str__ failed"
+    except BaseException:  # user code may raise anything
+        return "__str__ of the exception failed"
     return text if len(text) <= MAX_MESSAGE_CHARS else f"{text[: MAX_MESSAGE_CHARS - 3]}..."
 
 
 def _pickle_exception(error: BaseException) -> bytes:
-    """Only what really comes back: exceptions with parameters of their own often pickle, and do not unpickle."""
+    """The pickled exception, if it can be unpickled; exceptions with their own __init__ often cannot."""
     found = _pickle_if_loadable(error)
     if found:
         return found
@@ -73,13 +60,13 @@ def _pickle_if_loadable(value: object) -> bytes:
     try:
         found: bytes = cloudpickle.dumps(value)
         back = cloudpickle.loads(found) if len(found) <= MAX_EXCEPTION_BYTES else None
-    except BaseException:  # whatever a user's class does
+    except BaseException:  # user code may raise anything
         return b""
     return found if type(back) is type(value) or type(back).__qualname__ == type(value).__qualname__ else b""
 
 
 def rebuild_exception(kind: type[BaseException], message: str, has: dict[str, object]) -> BaseException:
-    """An exception of that type that nobody raised: its own parameters are not known."""
+    """Create an exception of that type without calling its __init__, whose arguments are unknown."""
     made = kind.__new__(kind)
     made.args = (message,)
     vars(made).update(has)
@@ -92,65 +79,52 @@ TOO_MANY_FAILED_ROWS = "DT436"
 
 @dataclass(frozen=True, slots=True)
 class RowError:
-    """A row that was set aside: its value is NULL, and `retry_errors` computes it again."""
+    """A failed row: its value is NULL, and `retry_errors` computes it again."""
 
     column: str
     row: int
-    """Its address: fragment << 32 | offset, as `_rowaddr` has it."""
+    """Row address: fragment << 32 | offset, like `_rowaddr`."""
     fragment: int
     offset: int
     error: str
-    """The exception's type."""
+    """Name of the exception type."""
     message: str
     traceback: str = field(default="", repr=False)
 
 
 def to_json_line(failed: FailedRow) -> str:
-    told = {
+    record = {
         "fragment": failed.fragment,
         "offset": failed.offset,
         "error": failed.error_type,
         "message": failed.message,
         "traceback": failed.traceback,
     }
-    return json.dumps(told, ensure_ascii=True) + "\n"
+    return json.dumps(record, ensure_ascii=True) + "\n"
 
 
 def read_error_files(store: Store, folder: str, column: str) -> dict[str, list[RowError]]:
-    """File of the folder -> rows it tells of, of the files of one fragment and input each row once; a torn line is
-    none."""
+    """File name -> its failed rows. Each row of a fragment and input is listed once, from the last file; truncated
+    lines are ignored."""
     found: dict[str, list[RowError]] = {}
     seen: set[tuple[str, int]] = set()
     for name in sorted(store.names(folder), reverse=True):
         key = name.partition(".")[0]
         rows = [row for row in map(_parse_error_line, _split_lines(store.get(f"{folder}/{name}"))) if row is not None]
-        fresh = [RowError(column, row.address, *_error_fields(row)) for row in rows if (key, row.address) not in seen]
+        fresh = [_public_view(column, row) for row in rows if (key, row.address) not in seen]
         seen.update((key, row.address) for row in rows)
         found[name] = fresh
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class _ErrorLine:
-    fragment: int
-    offset: int
-    error: str
-    message: str
-    traceback: str
-
-    @property
-    def address(self) -> int:
-        return self.fragment << 32 | self.offset
+def _public_view(column: str, row: FailedRow) -> RowError:
+    return RowError(column, row.address, row.fragment, row.offset, row.error_type, row.message, row.traceback)
 
 
-def _error_fields(row: _ErrorLine) -> tuple[int, int, str, str, str]:
-    return row.fragment, row.offset, row.error, row.message, row.traceback
-
-
-def _parse_error_line(line: str) -> _ErrorLine | None:
+def _parse_error_line(line: str) -> FailedRow | None:
     try:
-        told: dict[str, Any] = json.loads(line)
-        return _ErrorLine(told["fragment"], told["offset"], told["error"], told["message"], told["traceback"])
+        record: dict[str, Any] = json.loads(line)
+        return FailedRow(record["fragment"], record["offset"], record["error"], record["message"], record["traceback"])
     except (ValueError, KeyError, TypeError):
         return None
 
@@ -160,7 +134,7 @@ def _split_lines(data: bytes | None) -> Iterable[str]:
 
 
 class RowFailed(RunError):
-    """One row failed, and with on_error="fail" that ends the backfill. It is also of the exception's own type."""
+    """A row failed and ended the backfill (on_error="fail"). The error is also of the type that the function raised."""
 
     def __init__(self, problems: Problem | Iterable[Problem]) -> None:
         RunError.__init__(self, problems)
@@ -169,8 +143,8 @@ class RowFailed(RunError):
 
 
 def make_row_failed(failed: FailedRow, column: str, committed: str, more: str = "") -> RowFailed:
-    """Of the type of the exception that the function raised: so `except ValueError` works. `more`: what the call was
-    given besides the column, as it is typed."""
+    """A RowFailed that is also of the type that the function raised, so that `except ValueError` works. `more`: further
+    arguments of the call, as Python text."""
     original = _load_exception(failed)
     place = f"row {failed.address} (fragment {failed.fragment}, offset {failed.offset})"
     lines = tuple(line for line in failed.traceback.splitlines() if line.strip())[-8:]
@@ -193,7 +167,7 @@ def _load_exception(failed: FailedRow) -> BaseException | None:
     import pickle
 
     try:
-        found = pickle.loads(failed.exception)  # noqa: S301 - a worker of this very run made it
+        found = pickle.loads(failed.exception)  # noqa: S301 - pickled by a worker of this run
         found = rebuild_exception(*found) if isinstance(found, tuple) else found
     except Exception:
         return None
@@ -201,9 +175,8 @@ def _load_exception(failed: FailedRow) -> BaseException | None:
 
 
 def _merge_with_exception(original: BaseException, problem: Problem) -> RowFailed:
-    """Both at once, with what the original has. A type that does not go together with ours (its memory has another
-    shape) is only the cause, and so are those that mean something to Python: SystemExit would end the caller, quietly.
-    """
+    """An error of both types with the attributes of the original. A type with an incompatible memory layout, or with a
+    meaning to Python (SystemExit would end the caller silently), becomes only the cause."""
     if not isinstance(original, Exception) or isinstance(original, StopIteration | StopAsyncIteration):
         return RowFailed(problem)
     kind = type(original)
@@ -229,7 +202,7 @@ def _os_error_attributes(original: Exception) -> dict[str, object]:
 
 
 def _set_problem(error: RowFailed, problem: Problem) -> None:
-    """Without the other type's own, which may want any arguments."""
+    """Replaces the __init__ of the other type, whose arguments are unknown."""
     error.problems = (problem,)
     error.args = (problem.render(),)
 
@@ -239,5 +212,5 @@ def _error_text(error: RowFailed) -> str:
 
 
 def _reduce_to_row_failed(error: RowFailed) -> tuple[type[RowFailed], tuple[tuple[Problem, ...]]]:
-    """A class made here cannot be found by who unpickles it."""
+    """Pickle as RowFailed: the dynamic class cannot be imported."""
     return RowFailed, (error.problems,)

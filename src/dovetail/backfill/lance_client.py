@@ -18,26 +18,26 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 os.environ.setdefault("LANCE_LOG", "error")
-"""Read when lance is imported: without it every commit warns that replacing files is new."""
+"""Read when lance is imported: without it every commit warns that replacing files is experimental."""
 
 CANNOT_OPEN = "DT430"
 LANCE_NOT_INSTALLED = "DT431"
 LEGACY_VERSION = "0.1"
-"""The data_storage_version of Lance's first format."""
+"""data_storage_version of the legacy Lance format."""
 MAX_OPEN_VERSIONS = 4
-"""Versions of tables that a process keeps open: a worker needs one, a driver that and the newest."""
+"""Table versions that a process caches: a worker needs one, a driver that one and the newest."""
 _open_datasets: dict[tuple[int, str, tuple[tuple[str, str], ...], int], Any] = {}
-"""What this process has open; by process, because a child that was forked must not use what its parent opened."""
+"""Open datasets by process id, because a forked child must not use those of its parent."""
 
 
 def normalize_uri(uri: str) -> str:
-    """The same for every process: without `file://`, `~` and a relative path."""
+    """Canonical form: without `file://`, `~` and relative paths."""
     local = local_path(str(uri))
     return (local if is_remote(local) else str(Path(local).absolute())).rstrip("/")
 
 
 def open_file_session(uri: str, storage: Mapping[str, str]) -> Any:
-    """Who reads and writes files of an object store below that address."""
+    """Client that reads and writes files of an object store below that address."""
     import_lance()
     from lance.file import LanceFileSession
 
@@ -45,7 +45,7 @@ def open_file_session(uri: str, storage: Mapping[str, str]) -> Any:
 
 
 def error_text(error: BaseException) -> str:
-    """Lance's words, without the places in its source."""
+    """The message of Lance without its source locations."""
     text = re.sub(r",? /\S+\.rs:\d+:\d+", "", str(error) or repr(error))
     text = re.sub(r"^(?:Invalid user input: |LanceError\(\w+\): )+", "", text)
     return " ".join(text.split()).rstrip(".")[:600]
@@ -53,7 +53,7 @@ def error_text(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def as_os_error() -> Iterator[None]:
-    """Some calls of Lance's client raise RuntimeError when the store does not answer, others OSError."""
+    """Raise every error of Lance's client as OSError; some calls raise RuntimeError."""
     try:
         yield
     except (OSError, RuntimeError, ValueError) as error:
@@ -71,7 +71,7 @@ def import_lance() -> Any:
 
 
 def open_dataset(uri: str, storage: dict[str, str], version: int | None) -> Any:
-    """Versions do not change, so that one which is open is good for ever; which is the newest is always looked up."""
+    """Open a version, cached because versions never change; the newest version is always looked up."""
     key = (os.getpid(), uri, tuple(sorted(storage.items())))
     if version is not None and (known := _open_datasets.get((*key, version))) is not None:
         return known
@@ -92,13 +92,13 @@ def open_dataset_uncached(uri: str, storage: dict[str, str], version: int | None
 
 
 def check_table_exists(uri: str) -> None:
-    """Lance's writer would make the folder of a table again that somebody has removed."""
+    """Raise if the folder of the table was removed; the writer of Lance would create it again."""
     if not is_remote(uri) and not Path(uri, "_versions").is_dir():
-        raise FileNotFoundError(errno.ENOENT, "the table is not there any more", uri)
+        raise FileNotFoundError(errno.ENOENT, "the table no longer exists", uri)
 
 
 def legacy_fix(dataset: Any, message: str) -> str:
-    """What to do with a table of Lance's first format, which takes no new columns; nothing if that is not why."""
+    """Fix for a table in the legacy format, which accepts no new columns; "" if that is not the cause."""
     if dataset.data_storage_version != LEGACY_VERSION or "legacy" not in message:
         return ""
     uri, options = str(dataset.uri), ", storage_options=storage_options" if is_remote(str(dataset.uri)) else ""
@@ -113,7 +113,7 @@ def _open_problem(uri: str, version: int | None, error: Exception) -> Problem:
     which = "" if version is None else f", version {version},"
     fixes = ["check the name: a table is a folder with _versions/ in it"]
     if version is not None:
-        fixes = ["begin again with the newest version: this one may have been cleaned up"]
+        fixes = ["use the newest version: this one may have been cleaned up"]
     if is_remote(uri):
         fixes.append(
             "check storage_options, e.g. {'aws_region': ..., 'aws_access_key_id': ...}, or the variables AWS_*"
@@ -132,8 +132,8 @@ def write_error(uri: str, message: str, *fixes: str) -> RunError:
 
 def write_permission_fix(uri: str) -> str:
     if is_remote(uri):
-        return "storage_options of somebody who may write there"
-    return f"chmod -R u+w {shlex.quote(uri)}, or copy the table to where you may write"
+        return "storage_options with write permission"
+    return f"chmod -R u+w {shlex.quote(uri)}, or copy the table to a writable location"
 
 
 def is_permission_error(text: str) -> bool:
@@ -142,10 +142,10 @@ def is_permission_error(text: str) -> bool:
 
 @contextmanager
 def translate_write_errors(uri: str) -> Iterator[None]:
-    """What a disk or a store says when it does not let us, as an error with a fix."""
+    """Raise errors of the disk or the object store as RunError with a fix."""
     try:
         yield
     except OSError as error:
-        if isinstance(error, DovetailError):  # a function's own, of its own type
+        if isinstance(error, DovetailError):  # raised by user code, with its own type
             raise
         raise write_error(uri, f"cannot write beside the table: {error_text(error)}") from error

@@ -1,15 +1,15 @@
 """LanceTable, one version of a Lance table: read rows, write data files, commit them with conflict retries.
 
-Found by trying (pylance 14.0.2):
+Behaviour of Lance, established by experiment (pylance 14.0.2):
 - A writer of data files writes under a hidden temporary name (`data/.tmpXXXXXX`) and renames when it is closed. Killed,
-  it leaves that temporary file and nothing under the final name; given up without being closed, it leaves nothing. On
-  object stores an upload that was not finished is not to be seen. As a context manager it closes after an exception,
-  too, and would leave a file that is too short: that is why it is not used as one here.
-- `cleanup_old_versions`, with whatever arguments, looks at the folders that Lance knows, and never into `_dovetail`.
-  Files below `data/` that no version names yet are kept for 7 days, unless `delete_unverified=True` is given.
-- A fragment whose rows are all deleted is no longer in the list of fragments.
-- Data files name leaves: of a struct only the ids of its innermost fields, in tables of version 2.0 all of them.
-- A name of a column at the top cannot contain a dot; in `where` a name with spaces or capitals stands in backticks.
+  it leaves that temporary file and nothing under the final name; dropped without being closed, it leaves nothing. On
+  object stores an unfinished upload is invisible. As a context manager it also closes after an exception, which would
+  leave a truncated file; therefore it is not used as one here.
+- `cleanup_old_versions`, with any arguments, reads only the folders of Lance, never `_dovetail`.
+  Files below `data/` that no version references yet are kept for 7 days, unless `delete_unverified=True` is given.
+- A fragment whose rows are all deleted is removed from the list of fragments.
+- Data files list leaf fields: of a struct only the ids of its innermost fields; in tables of version 2.0, all ids.
+- The name of a top-level column cannot contain a dot; in `where`, names with spaces or capitals need backticks.
 """
 
 from __future__ import annotations
@@ -47,26 +47,26 @@ if TYPE_CHECKING:
 BAD_WHERE = "DT432"
 
 MAX_COMMIT_ATTEMPTS = 20
-"""Of a commit, when others commit at the same time."""
+"""Attempts of a commit when other processes commit at the same time."""
 _OFFSET_MASK = 0xFFFFFFFF
 READ_BLOB_BYTES: dict[str, Any] = {"blob_handling": "all_binary"}
-"""Otherwise Lance gives the place of a blob in its file instead of its bytes."""
+"""Read option: without it Lance returns the position of a blob in its file instead of its bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class DataFileInfo:
     path: str
     fields: tuple[int, ...]
-    """Ids of the columns (those at the top) of which the file has values, also if only of one of its inner fields."""
+    """Ids of the top-level columns of which the file has values, also if only of one of their inner fields."""
     size_bytes: int
-    """0: not known."""
+    """0: unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fragment:
     id: int
     rows: int
-    """Physical: deleted ones count."""
+    """Physical rows, including deleted ones."""
     deleted: int
     files: tuple[DataFileInfo, ...]
 
@@ -76,21 +76,21 @@ class NewDataFile:
     fragment: int
     name: str
     fields: tuple[int, ...]
-    """Ids of the columns, those at the top."""
+    """Ids of the top-level columns."""
     inputs: str
-    """Hash of the input files that it was computed from."""
+    """Hash of the input files from which it was computed."""
     size_bytes: int = 0
     before: str = ""
-    """Hash of the files with the values that it carries on; nothing if it carries none."""
+    """Hash of the files with the values that other rows keep; "": all rows were computed."""
 
 
 @dataclass(frozen=True, slots=True)
 class CommitResult:
     version: int
     inputs: Mapping[int, str]
-    """Fragment -> hash of the input files of what it has now."""
+    """Fragment -> hash of the input files of its current values."""
     changed_fragments: tuple[int, ...]
-    """There is no such fragment any more, or its files changed: compute them again."""
+    """Fragments that were removed or whose files changed: they must be computed again."""
 
     @property
     def fragments(self) -> tuple[int, ...]:
@@ -98,25 +98,25 @@ class CommitResult:
 
 
 class LanceTable:
-    """One version of a table. Pickled it is its address; whoever unpickles it opens it again."""
+    """One version of a table. Pickling keeps only its address; unpickling opens it again."""
 
     def __init__(self, uri: str, storage: Mapping[str, str] | None = None, version: int | None = None) -> None:
         self.uri = normalize_uri(uri)
         self.storage = dict(storage or {})
         self.dataset = open_dataset(self.uri, self.storage, version)
-        """Lance's own object."""
+        """The LanceDataset."""
         self.version = int(self.dataset.version)
         self.schema: pa.Schema = self.dataset.schema
         self._fragments: tuple[Fragment, ...] | None = None
         self._ids: dict[str, int] | None = None
         self._top_level_ids: dict[int, int] | None = None
-        """Id of every field, also of inner ones -> id of the column that it belongs to."""
+        """Id of every field, including inner ones -> id of its top-level column."""
 
     def __reduce__(self) -> tuple[type[LanceTable], tuple[str, dict[str, str], int]]:
         return type(self), (self.uri, self.storage, self.version)
 
     def __repr__(self) -> str:
-        return f"LanceTable({self.uri!r}, version={self.version})"  # storage has keys that nobody should see
+        return f"LanceTable({self.uri!r}, version={self.version})"  # storage may contain secrets
 
     def newest(self) -> LanceTable:
         return LanceTable(self.uri, self.storage)
@@ -127,7 +127,7 @@ class LanceTable:
         return self._fragments
 
     def describe_fragment(self, metadata: Any) -> Fragment:
-        """Of what Lance says of a fragment, also of one of an older version."""
+        """Convert the metadata of a fragment, also of an older version."""
         if self._top_level_ids is None:
             self._top_level_ids = {
                 id_: top.id() for top in self.dataset.lance_schema.fields() for id_ in _nested_field_ids(top)
@@ -135,13 +135,13 @@ class LanceTable:
         return _make_fragment(metadata, self._top_level_ids)
 
     def field_ids(self) -> dict[str, int]:
-        """Of the columns at the top."""
+        """Name -> id of the top-level columns."""
         if self._ids is None:
             self._ids = {field.name(): field.id() for field in self.dataset.lance_schema.fields()}
         return self._ids
 
     def add_columns(self, fields: Sequence[pa.Field]) -> LanceTable:
-        """Columns that are null everywhere. Only the table's metadata is written, whatever its size."""
+        """Add columns that are NULL everywhere. Writes only metadata, for tables of any size."""
         names = [field.name for field in fields]
         return self._change_schema(f"add {_quoted_names(names)}", lambda dataset: dataset.add_columns(list(fields)))
 
@@ -154,7 +154,7 @@ class LanceTable:
         for waited in _attempts():
             dataset = open_dataset_uncached(self.uri, self.storage)
             try:
-                change(dataset)  # in place: it is another version then, and must not be among those that are kept open
+                change(dataset)  # in place: the object is another version then, so it must not be a cached one
             except CommitConflictError as error:
                 if waited:
                     continue
@@ -167,12 +167,12 @@ class LanceTable:
                 fix = write_permission_fix(self.uri) if is_permission_error(message) else fix
                 raise ConfigError(Problem(CANNOT_WRITE, message, fixes=(fix,), place=self.uri)) from None
             return self.newest()
-        raise AssertionError("the last try returns or raises")
+        raise AssertionError("the last attempt returns or raises")
 
     def read(self, fragment: int, columns: Sequence[str], start: int, stop: int) -> tuple[pa.Table, pa.BooleanArray]:
-        """Rows `start` to `stop` as they lie in the fragment, and which of them are not deleted.
+        """Physical rows `start` to `stop` of the fragment, and which of them are not deleted.
 
-        Fewer rows come back where the fragment ends before `stop`; values of deleted rows are arbitrary.
+        Returns fewer rows if the fragment ends before `stop`; values of deleted rows are arbitrary.
         """
         import numpy as np
         import pyarrow as pa
@@ -182,7 +182,7 @@ class LanceTable:
         if not part.num_deletions:
             found: pa.Table = part.scanner(columns=names, offset=start, limit=rows, **READ_BLOB_BYTES).to_table()
             return found.select(names), pa.repeat(True, found.num_rows)
-        # not with include_deleted_rows: then Lance reads every row from the fragment's first one on
+        # without include_deleted_rows, with which Lance reads every row from the first row of the fragment on
         first = fragment << 32 | start
         where = f"_rowaddr >= {first} AND _rowaddr < {first + rows}"
         found = part.scanner(columns=names, filter=where, with_row_address=True, **READ_BLOB_BYTES).to_table()
@@ -193,13 +193,13 @@ class LanceTable:
         return found.select(names).take(taken), taken.is_valid()
 
     def any_row(self, fragment: int, columns: Sequence[str]) -> pa.Table:
-        """Of those that are not deleted."""
+        """Number of rows that match and are not deleted."""
         names = list(columns)
         found: pa.Table = self._fragment_of(fragment).scanner(columns=names, limit=1, **READ_BLOB_BYTES).to_table()
         return found.select(names)
 
     def matching_offsets(self, fragment: int, where: str) -> pa.UInt32Array:
-        """Physical offsets of the rows that are not deleted and match, in ascending order."""
+        """Physical offsets of the rows that match and are not deleted, ascending."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -209,7 +209,7 @@ class LanceTable:
         return ordered
 
     def undeleted_offsets(self, fragment: int, offsets: Sequence[int]) -> set[int]:
-        """Those that are not deleted."""
+        """The rows at these offsets that are not deleted."""
         first = fragment << 32
         where = f"_rowaddr IN ({', '.join(str(first + offset) for offset in offsets)})"
         return set(self.matching_offsets(fragment, where).to_pylist()) if offsets else set()
@@ -218,21 +218,21 @@ class LanceTable:
         return int(self.dataset.count_rows(filter=where))
 
     def check_where(self, where: str) -> None:
-        """Has Lance plan such a scan, which reads nothing. ConfigError if it cannot."""
+        """Let Lance plan the scan, which reads nothing; ConfigError if it fails."""
         try:
             self.dataset.scanner(columns=[], filter=where, with_row_address=True).explain_plan()
-        except Exception as error:  # Lance raises what it likes; all of it is about this text
+        except Exception as error:  # Lance raises many types; each is about this condition
             message = f"where={where!r} is not a condition on this table: {error_text(error)}"
             fix = f"columns: {_quoted_names(self.schema.names)}; write one with spaces or capitals in `backticks`"
             raise ConfigError(Problem(BAD_WHERE, message, fixes=(fix,), place=self.uri)) from None
 
     def columns_mentioned(self, where: str) -> tuple[str, ...]:
-        """Columns of which the text has the name, be it in quotes: one too many does no harm, one too few does."""
+        """Columns whose name occurs in the text, even in quotes: one too many is harmless, one too few is not."""
         return tuple(name for name in self.schema.names if _mentions_column(name, where))
 
     def write(self, name: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch], rows: int | None = None) -> int:
-        """Makes a data file that no version names yet; its bytes. If it fails there is nothing under that name. `rows`:
-        how many it must have, because Lance does not look and the table could not be read any more."""
+        """Write a data file that no version references yet; returns its size in bytes. After a failure no file of that
+        name exists. `rows` is checked here, because Lance does not check it and the table would become unreadable."""
         from lance.file import LanceFileWriter
 
         check_table_exists(self.uri)
@@ -252,13 +252,13 @@ class LanceTable:
             writer.close()
             return int(writer.size_bytes or 0)
         finally:
-            del writer  # and with it what it wrote, if it was not closed
+            del writer  # deletes what it wrote if it was not closed
 
     def commit(self, files: Sequence[NewDataFile], inputs_of: Callable[[LanceTable, Fragment], str]) -> CommitResult:
-        """Makes files part of the table, all of them in one version, if what they were computed from is still there.
+        """Commit files to the table in one version, unless the data they were computed from changed.
 
-        Others may append, delete and update meanwhile. What is decided by the newest version is decided anew when Lance
-        says that there is a newer one that matters.
+        Other processes may append, delete and update meanwhile. If Lance reports a conflict, the check is repeated
+        against the newest version.
         """
         from lance.commit import CommitConflictError
 
@@ -278,10 +278,10 @@ class LanceTable:
                 message = f"cannot commit {len(kept)} files, {MAX_COMMIT_ATTEMPTS} times: {error_text(error)}"
                 raise write_error(self.uri, message) from None
             return CommitResult(version, {file.fragment: file.inputs for file in kept}, gone)
-        raise AssertionError("the last try returns or raises")
+        raise AssertionError("the last attempt returns or raises")
 
     def _check_columns(self, now: LanceTable, fields: set[int]) -> None:
-        """Lance gives the id of a column that was dropped to the next one that is added."""
+        """Check that the columns still exist: Lance reuses the id of a dropped column for the next one added."""
         there = {id_: now.schema.field(name) for name, id_ in now.field_ids().items()}
         here = {id_: self.schema.field(name) for name, id_ in self.field_ids().items()}
         gone = [id_ for id_ in fields if id_ not in there or not there[id_].equals(here.get(id_, there[id_]))]
@@ -289,12 +289,12 @@ class LanceTable:
             names = _quoted_names(here[id_].name if id_ in here else f"number {id_}" for id_ in sorted(gone))
             message = (
                 f"column {names} was dropped or changed while it was filled: "
-                f"{_quoted_names(now.schema.names)} are there"
+                f"the table has {_quoted_names(now.schema.names)}"
             )
             raise write_error(self.uri, message, "add the column again and call backfill again")
 
     def commit_files(self, files: Sequence[NewDataFile]) -> int:
-        """Commits these files to this version, or to a newer one in which nothing happened that matters."""
+        """Commit the files to this version, or to a newer one without conflicting changes."""
         import lance
         from lance.commit import CommitConflictError
 
@@ -316,7 +316,7 @@ class LanceTable:
         return int(done.version)
 
     def _data_file(self, file: NewDataFile, layouts: dict[tuple[int, ...], Any]) -> Any:
-        """Which columns of a file are which fields depends on the format's version; Lance says it, once for all."""
+        """Mapping of file columns to fields. It depends on the format version, so Lance computes it, once per set."""
         from lance.fragment import DataFile
 
         layout = layouts.get(file.fields)
@@ -341,7 +341,8 @@ class LanceTable:
 def _still_valid(
     table: LanceTable, files: Sequence[NewDataFile], inputs_of: Callable[[LanceTable, Fragment], str]
 ) -> tuple[NewDataFile, ...]:
-    """A file may be gone, too: `cleanup_old_versions(delete_unverified=True)` removes what no version names yet."""
+    """Whether the file exists: `cleanup_old_versions(delete_unverified=True)` removes files that no version
+    references."""
     is_there = _file_exists_check(table)
     there = {fragment.id: fragment for fragment in table.fragments()}
     return tuple(
@@ -374,7 +375,7 @@ def _make_fragment(found: Any, tops: dict[int, int]) -> Fragment:
 
 
 def _file_info(file: Any, tops: dict[int, int]) -> DataFileInfo:
-    """Fields that were dropped or replaced since are no longer the file's: Lance marks them with a negative id."""
+    """Fields that are valid in the file: Lance marks fields that were dropped or replaced with a negative id."""
     fields = tuple(sorted({tops[id_] for id_ in file.fields if id_ in tops}))
     return DataFileInfo(str(file.path), fields, int(file.file_size_bytes or 0))
 
@@ -396,7 +397,7 @@ def _quoted_names(names: Iterable[str]) -> str:
 
 
 def _attempts() -> Iterator[bool]:
-    """Whether there is another one; waits between them, each time for longer and never as long as somebody else."""
+    """Whether to try again, after a wait that grows and is random."""
     for at in range(MAX_COMMIT_ATTEMPTS):
         if at:
             time.sleep(random.uniform(0, min(2.0, 0.05 * 2**at)))  # noqa: S311 - nobody guesses it

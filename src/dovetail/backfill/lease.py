@@ -1,18 +1,18 @@
 """Lease of a column: one backfill at a time, by Lamport's bakery algorithm in files with heartbeats.
 
-Object stores have no lock that Lance could give us, so this is Lamport's bakery, in files of `<column>/lease/`:
+Lance offers no exclusive create on object stores, so the lease is Lamport's bakery in files of `<column>/lease/`:
 
-    <id>.asks    who it is: written once, before anything else, and the first to go
-    <id>.tries   it saw nobody before it, and is about to look again
-    <id>.holds   it looked again, and has it
-    <id>.beat    when it was last there
+    <id>.asks    the claim: written first, deleted first
+    <id>.tries   the claimant saw no predecessor and checks once more
+    <id>.holds   the second check succeeded: the claimant holds the lease
+    <id>.beat    time of the last heartbeat
 
-Who asks looks who else does. With nobody there that tries or holds, and nobody alive that asked with a smaller id, it
-writes that it tries, looks again, and has it if that still is so; otherwise it takes the try back. Of two that had it,
-the one with the smaller id would have asked after the other's second look, and so would have seen the other's try.
+A claimant lists the other claims. If none tries or holds, and no live claim has a smaller id, it writes `tries`, checks
+again, and holds the lease if nothing changed; otherwise it deletes `tries`. Two cannot hold it: the one with the
+smaller id would have claimed after the other's second check, and so would have seen the other's `tries`.
 
-A process that can be seen from here is there or is not. One that cannot is dead when its heartbeat stayed the same for
-20 s, by the clock of the one that looks: what clocks of other machines show decides nothing, and is only for display.
+The liveness of a process on this machine is known. A process elsewhere is dead when its heartbeat file has not changed
+for 20 s by the observer's clock; clocks of other machines are only displayed.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ if TYPE_CHECKING:
 COLUMN_TAKEN = "DT434"
 HEARTBEAT_S = 5.0
 LEASE_TIMEOUT_S = 20.0
-"""Without a heartbeat."""
+"""Time without a heartbeat after which a holder counts as dead."""
 FIRST_POLL_S = 0.02
 MAX_POLL_S = 2.0
 _STALE_FILE_NS = 3600 * 10**9
 _OWN_IDS: set[str] = set()
-"""Ids of this process. One that could not be given back, because the store did not answer, is not among them."""
+"""Claim ids of this process, without those that could not be released because the store was unreachable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +56,11 @@ class LeaseHolder:
     began: float
     beat: float
     alive: bool
-    """Of one that cannot be seen from here: by the time that it wrote."""
+    """For a process elsewhere: by the time in its heartbeat."""
 
 
 def read_holder(store: Store, column: str) -> LeaseHolder | None:
-    """Who has it, or had it last and died; None: nobody."""
+    """The current holder, or the last one if it died; None if there is none."""
     found = [claim.holder for claim in _read_claims(store, _lease_folder(column)) if claim.holds]
     return max(found, key=lambda one: (one.alive, one.began), default=None)
 
@@ -70,7 +70,7 @@ class _Claim:
     id: str
     holder: LeaseHolder
     there: bool | None
-    """Its process; None: it cannot be seen from here, and only the heartbeat can tell."""
+    """Whether its process is alive; None: it is elsewhere, and only the heartbeat shows it."""
     beat: bytes | None
     tries: bool
     holds: bool
@@ -78,16 +78,16 @@ class _Claim:
 
 @dataclass(frozen=True, slots=True)
 class _Heartbeat:
-    """A heartbeat, and since when it is the same, by our own clock."""
+    """A heartbeat, and since when it is unchanged by the local clock."""
 
     beat: bytes | None
     since: float
     changed: bool = False
-    """Since we first looked: it is alive, whatever time it writes."""
+    """It changed since the first look: the process is alive, whatever time it writes."""
 
 
 class Lease:
-    """A context manager; a thread says every 5 s that we are there, from the moment of asking."""
+    """Lease of a column, as a context manager. A thread writes a heartbeat every 5 s from the claim on."""
 
     def __init__(self, store: Store, column: str, run: str) -> None:
         self._store = store
@@ -119,13 +119,13 @@ class Lease:
         self.release()
 
     def is_lost(self) -> bool:
-        """Somebody took it over because we seemed dead, or may have: for too long the store did not answer."""
+        """Whether another process took it over, or may have because the store was unreachable for too long."""
         if not self._lost and time.monotonic() - self._last_confirmed > LEASE_TIMEOUT_S:
             self._send_heartbeat()
         return self._lost
 
     def check_still_held(self) -> bool:
-        """The same, but looks now: somebody may have taken it over since the last heartbeat."""
+        """Whether it is still held, checked now instead of at the last heartbeat."""
         if not self._ended.is_set():
             self._send_heartbeat()
         return not self._lost and not self._ended.is_set()
@@ -171,7 +171,7 @@ class Lease:
             pause = min(MAX_POLL_S, pause * 1.5)
 
     def _try_acquire(self, say: Callable[[str], None]) -> _Claim | None:
-        """Who is before us; None: nobody, and whoever asks from now on sees that we are."""
+        """The claim that comes first; None: the lease is ours, and later claimants see it."""
         before = self._find_predecessor(say)
         if before is not None:
             return before
@@ -182,13 +182,11 @@ class Lease:
         return before
 
     def _find_predecessor(self, say: Callable[[str], None]) -> _Claim | None:
-        """Who holds it, or else tries to get it, or else asked before us. The dead are removed."""
+        """The claim that holds, else tries, else precedes ours. Removes claims of dead processes."""
         looked = time.monotonic()
         claims = {claim.id: claim for claim in _read_claims(self._store, self._folder)}
         if claims.pop(self._id, None) is None:
-            message = (
-                f"the claim to column {self._column!r} was removed: nothing was heard of us for {LEASE_TIMEOUT_S:g} s"
-            )
+            message = f"the lease of column {self._column!r} expired: no heartbeat for {LEASE_TIMEOUT_S:g} s"
             raise RunError(Problem(COLUMN_TAKEN, message, fixes=("call backfill again",)))
         before: list[_Claim] = []
         for id_, claim in claims.items():
@@ -202,9 +200,9 @@ class Lease:
         return max(before, key=lambda one: (one.holds, one.tries), default=None)
 
     def _reason_dead(self, claim: _Claim, looked: float) -> str:
-        """Nothing: it is not, or nobody can know yet. `looked`: a time before the claim was read."""
+        """Why the claimant is dead; "": it is alive, or not known yet. `looked`: a time before the claim was read."""
         if claim.there is not None:
-            return "" if claim.there else "its process is gone"
+            return "" if claim.there else "its process is dead"
         heard = self._heartbeats.get(claim.id)
         if heard is None or heard.beat != claim.beat:
             self._heartbeats[claim.id] = _Heartbeat(claim.beat, time.monotonic(), changed=heard is not None)
@@ -212,7 +210,8 @@ class Lease:
         return f"no heartbeat for {LEASE_TIMEOUT_S:g} s" if looked - heard.since > LEASE_TIMEOUT_S else ""
 
     def _may_be_dead(self, claim: _Claim) -> bool:
-        """It may be dead: it last wrote long ago, if its clock is right, and nothing was heard of it since we look."""
+        """Whether it may be dead: its last heartbeat is old by its own clock and has not changed since the first
+        look."""
         return claim.there is None and not claim.holder.alive and not self._heartbeats[claim.id].changed
 
     def _run_heartbeat(self) -> None:
@@ -228,7 +227,7 @@ class Lease:
             else:
                 self._lost = True
                 self._ended.set()
-        except OSError:  # the store does not answer; others think us dead after a while, and so must we
+        except OSError:  # store unreachable: after the timeout other processes consider this one dead
             if time.monotonic() - self._last_confirmed > LEASE_TIMEOUT_S:
                 self._lost = True
 
@@ -256,7 +255,7 @@ def _read_claims(store: Store, folder: str) -> list[_Claim]:
             continue
         record = store.get(f"{folder}/{name}")
         if record is None:
-            continue  # it left meanwhile
+            continue  # released meanwhile
         beat = store.get(f"{folder}/{id_}.beat") if f"{id_}.beat" in names else None
         who, there = _parse_claim(id_, record, beat)
         found.append(_Claim(id_, who, there, beat, f"{id_}.tries" in names, f"{id_}.holds" in names))
@@ -264,7 +263,7 @@ def _read_claims(store: Store, folder: str) -> list[_Claim]:
 
 
 def _delete_stale_file(store: Store, folder: str, name: str, names: set[str]) -> None:
-    """What a heartbeat left that came too late. Nothing that is new: a list may be older than what it lacks."""
+    """Delete a file left by a late heartbeat, if it is old: a listing may lack files that were just created."""
     id_ = name.partition(".")[0]
     began = id_.partition("-")[0]
     if f"{id_}.asks" not in names and began.isdecimal() and time.time_ns() - int(began) > _STALE_FILE_NS:
@@ -272,14 +271,14 @@ def _delete_stale_file(store: Store, folder: str, name: str, names: set[str]) ->
 
 
 def _parse_claim(id_: str, record: bytes, beat: bytes | None) -> tuple[LeaseHolder, bool | None]:
-    """Who it is, and whether its process is there."""
+    """The holder, and whether its process is alive."""
     try:
         said = json.loads(record)
         process = ProcessId(*said["process"])
         owner, run, host, began = said["owner"], said["run"], said["host"], float(said["began"])
         there = _is_process_alive(id_, process, host)
-    except (ValueError, KeyError, TypeError, AttributeError):  # not one of ours, or of a version to come
-        owner, run, host, began = "somebody whose record cannot be read", "", "", 0.0
+    except (ValueError, KeyError, TypeError, AttributeError):  # unknown content, or a later version
+        owner, run, host, began = "a process whose record cannot be read", "", "", 0.0
         process, there = ProcessId(0, ""), None
     try:
         last = float(beat) if beat else began
@@ -290,8 +289,8 @@ def _parse_claim(id_: str, record: bytes, beat: bytes | None) -> tuple[LeaseHold
 
 
 def _is_process_alive(id_: str, process: ProcessId, host: str) -> bool | None:
-    """None: it cannot be seen from here. Two machines may have one name; what began with this machine's start is on
-    this one."""
+    """Whether it is alive; None: it is on another machine. Machines are told apart by boot id, because host names may
+    repeat."""
     here = this_process()
     if process.space.partition(" ")[0] != here.space.partition(" ")[0]:
         return None
@@ -301,14 +300,14 @@ def _is_process_alive(id_: str, process: ProcessId, host: str) -> bool | None:
     if there and process.pid == here.pid:
         return id_ in _OWN_IDS
     if there is False and process_start_time(process.pid) is not None:
-        return None  # another that got its number, or the clock was set, which moves the beginning of them all
+        return None  # the pid was reused, or the clock was set, which shifts all start times
     return there
 
 
 def _waiting_text(column: str, has: LeaseHolder, *, doubted: bool) -> str:
     if not doubted:
-        return f"column {column!r} is being filled by {has.owner}: waiting for it to end"
-    return f"column {column!r} was being filled by {has.owner}: looking for {LEASE_TIMEOUT_S:g} s whether it still is"
+        return f"column {column!r} is being filled by {has.owner}: waiting"
+    return f"column {column!r} was being filled by {has.owner}: checking for {LEASE_TIMEOUT_S:g} s whether it is alive"
 
 
 def _taken_error(column: str, has: LeaseHolder) -> RunError:

@@ -19,16 +19,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 LossTest = tuple[Callable[[Any], Any], str]
-"""What is true of a value that does not fit, and why it does not."""
+"""Predicate that is true for values that do not fit, and the reason."""
 
 INTEGER_STORED_TYPES = (int, datetime.datetime, datetime.date, datetime.time, datetime.timedelta)
-"""Python's values of the types that Arrow stores as whole numbers."""
+"""Python types of the Arrow types stored as integers."""
 
 OVERFLOW_LIMITS = {"float": 2.0**128 - 2.0**103, "halffloat": 65520.0}
-"""The smallest number that becomes infinity in floats of less than 64 bits."""
+"""Smallest number that becomes infinity in floats of fewer than 64 bits."""
 
 TEXT_TYPES = (str, bytes, bytearray)
-"""What Arrow takes for lists, of their letters, too."""
+"""Types that Arrow accepts as lists, also of their characters."""
 
 FINER_UNIT_TEXT = {"s": "it has fractions of a second", "ms": "it has microseconds", "us": "it has nanoseconds"}
 
@@ -36,12 +36,12 @@ UTC_NAMES = ("UTC", "Etc/UTC", "Z", "+00:00")
 
 
 class LossyValueError(ValueError):
-    """A value that would not be the same afterwards."""
+    """A value that would be changed by storing it."""
 
     def __init__(self, message: str, value: object = None, why: str = "") -> None:
         super().__init__(message)
         self.value = value
-        """The one, in what was given, that does not fit."""
+        """The part of the value that does not fit."""
         self.why = why
 
 
@@ -54,7 +54,7 @@ def _lossy_value_error(value: object, kind: Any, why: str = "") -> LossyValueErr
 
 @functools.lru_cache(maxsize=256)
 def can_lose_values(kind: Any, infinite: bool = False) -> bool:
-    """Whether anything can be lost in a type at all; in narrow floats only if infinities are there."""
+    """Whether a type can lose data at all; narrow floats only if the array has infinities."""
     kind = underlying_type(kind)
     return _is_nested(kind) or python_class(kind) in INTEGER_STORED_TYPES or (infinite and str(kind) in OVERFLOW_LIMITS)
 
@@ -67,7 +67,7 @@ def _is_nested(kind: Any) -> bool:
 
 @functools.lru_cache(maxsize=256)
 def has_narrow_floats(kind: Any) -> bool:
-    """Whether there are floats of less than 64 bits in a type."""
+    """Whether a type contains floats of fewer than 64 bits."""
     import pyarrow as pa
 
     kind = underlying_type(kind)
@@ -79,7 +79,7 @@ def has_narrow_floats(kind: Any) -> bool:
 
 
 def count_infinities(array: Any) -> int:
-    """How many there are in an Arrow array, also inside of lists and structs."""
+    """Number of infinities in an Arrow array, including lists and structs."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -98,7 +98,7 @@ def count_infinities(array: Any) -> int:
 
 
 def loses_time_zone(given: Any, column: Any) -> bool:
-    """Whether Arrow, which casts one type to the other, would store other hours, those of UTC."""
+    """Whether the cast of Arrow between these types would change the time to UTC."""
     import pyarrow as pa
 
     given, column = underlying_type(given), underlying_type(column)
@@ -111,7 +111,7 @@ def loses_time_zone(given: Any, column: Any) -> bool:
 
 
 def check_lossless(values: Sequence[Any], kind: Any, found: Any) -> None:
-    """Loss: one of these values, of which Arrow made this array of this type, is stored as another."""
+    """Raise LossyValueError if Arrow changed one of these values in the array."""
     _check_values(values, kind, has_narrow_floats(kind) and count_infinities(found) > 0)
 
 
@@ -160,7 +160,7 @@ def _check_leaf(values: Sequence[Any], kind: Any) -> None:
 
 
 def _loss_tests(sort: type, kind: Any) -> list[LossTest]:
-    """What has to be asked of values of this class: nothing, where the class says enough."""
+    """Checks for values of this class; none where the class suffices."""
     if str(kind) in OVERFLOW_LIMITS:
         return (
             [(functools.partial(_overflows, OVERFLOW_LIMITS[str(kind)]), "it is too large")]
@@ -170,13 +170,13 @@ def _loss_tests(sort: type, kind: Any) -> list[LossTest]:
     if _may_have_fraction(sort):
         return [(_has_fraction, "")]
     if sort.__name__ in ("datetime64", "timedelta64") and python_class(kind) in (datetime.date, datetime.time):
-        return [(lambda _: True, "")]  # Arrow takes its number, whatever that counts
+        return [(lambda _: True, "")]  # Arrow stores its number regardless of the unit
     return [test for name, *test in _time_field_tests(kind) if hasattr(sort, name)]  # type: ignore[misc]
 
 
 @functools.lru_cache(maxsize=256)
 def _time_field_tests(kind: Any) -> tuple[tuple[str, Callable[[Any], Any], str], ...]:
-    """Of times: attributes that have to be zero, or to have nothing, to fit a type."""
+    """Attributes of times that must be zero or None to fit a type."""
     sort = python_class(kind)
     if sort not in INTEGER_STORED_TYPES or sort is int:
         return ()
@@ -185,7 +185,7 @@ def _time_field_tests(kind: Any) -> tuple[tuple[str, Callable[[Any], Any], str],
         return tuple((name, attrgetter(name), "it has a time of day") for name in names)
     found: list[tuple[str, Callable[[Any], Any], str]] = []
     if sort is datetime.time or (sort is datetime.datetime and kind.tz is None):
-        found.append(("utcoffset", methodcaller("utcoffset"), "it has a zone, and the column has none"))
+        found.append(("utcoffset", methodcaller("utcoffset"), "it has a time zone, but the column has none"))
     micro, nano = ("microseconds", "nanoseconds") if sort is datetime.timedelta else ("microsecond", "nanosecond")
     if kind.unit == "s":
         found.append((micro, attrgetter(micro), FINER_UNIT_TEXT["s"]))
@@ -212,7 +212,7 @@ def _has_fraction(value: Any) -> bool:
 
 
 def _list_elements(values: Sequence[Any], kind: Any) -> list[Any]:
-    """What is in lists and has to be looked at: nothing, where the types of the values say enough."""
+    """Elements of lists to check; none where the types of the values suffice."""
     plain = [one for one in values if one is not None]
     if any(hasattr(sort, "dtype") for sort in set(map(type, plain))):
         return list(chain.from_iterable(_suspect_elements(one, kind) for one in plain))
@@ -222,7 +222,7 @@ def _list_elements(values: Sequence[Any], kind: Any) -> list[Any]:
 
 
 def _suspect_elements(one: Any, kind: Any) -> Iterable[Any]:
-    """The same of one of numpy's arrays, or of a list beside them. Of numbers only those that do not fit."""
+    """The same for a numpy array, or a list among arrays. Of numbers only those that do not fit."""
     number = one.dtype.kind if hasattr(one, "dtype") else "O"
     sort = python_class(kind)
     if str(kind) in OVERFLOW_LIMITS and number in "iuf":
@@ -239,7 +239,7 @@ def _suspect_elements(one: Any, kind: Any) -> Iterable[Any]:
 
 
 def _check_unit(times: Any, kind: Any) -> None:
-    """Arrow takes the numbers of numpy's arrays of times, whatever they count."""
+    """Check the unit of numpy arrays of times: Arrow stores their numbers regardless of it."""
     import numpy
 
     unit = getattr(kind, "unit", "")
@@ -269,10 +269,10 @@ def _check_structs(values: Sequence[Any], kind: Any, infinite: bool) -> None:
 
 
 def _check_field_order(sort: type, fields: Mapping[str, Any], kind: Any) -> None:
-    """Arrow takes tuples by the place of their values, whatever their names are."""
+    """Check the field names of named tuples: Arrow stores them by position."""
     names = getattr(sort, "_fields", None)
     if names is not None and list(names) != [*fields]:
-        raise LossyValueError(f"its fields are {', '.join(names)}, and not those of {kind}")
+        raise LossyValueError(f"its fields are {', '.join(names)}, not those of {kind}")
 
 
 def _as_dict(one: Any, fields: Mapping[str, Any]) -> dict[Any, Any]:
@@ -280,7 +280,7 @@ def _as_dict(one: Any, fields: Mapping[str, Any]) -> dict[Any, Any]:
 
 
 def check_field_names(given: set[Any], known: Sequence[str], where: str) -> None:
-    """Loss: a name that nothing has a place for."""
+    """Raise LossyValueError for a name without a field."""
     strange = sorted(map(str, given.difference(known)))
     if strange:
-        raise LossyValueError(f"there is no {strange[0]!r} {where}{did_you_mean(strange[0], known)}")
+        raise LossyValueError(f"unknown field {strange[0]!r} {where}{did_you_mean(strange[0], known)}")

@@ -21,30 +21,30 @@ if TYPE_CHECKING:
     from dovetail.backfill.target import FillTarget
 
 EMPTY_BATCH_ROWS = 8_192
-"""Of one batch without values."""
+"""Rows of a batch of NULLs."""
 
 
 @dataclass(slots=True)
 class PendingWork:
-    """Of one version of a table."""
+    """Remaining work in one version of a table."""
 
     tasks: list[RangeTask] = field(default_factory=list)
     files: list[NewDataFile] = field(default_factory=list)
-    """Whole, and only to be committed."""
+    """Complete data files that only need a commit."""
     fragments: int = 0
-    """That are not done."""
+    """Fragments that are not complete."""
     rows: int = 0
-    """Of those, with what lies in parts."""
+    """Rows of these fragments, including rows in checkpoints."""
     kept: int = 0
-    """Rows of those that lie in parts, or in files."""
+    """Rows of these fragments in checkpoints or complete data files."""
     done_fragments: int = 0
     done_rows: int = 0
     stale: int = 0
-    """Fragments that an other version of the function filled, or of which the input changed."""
+    """Fragments filled by another version of the function, or whose input changed."""
     foreign: int = 0
-    """Fragments with values of unknown origin: updated, filled by others, or compacted with what was not done."""
+    """Fragments with values of unknown origin: updated, filled by others, or compacted with unfinished fragments."""
     carried: set[str] = field(default_factory=set)
-    """What is told of fragments that are done because a compaction has copied what was (see `Past`)."""
+    """Fragments that are complete because a compaction copied complete ones (see `CompactionHistory`)."""
 
 
 def find_pending_work(table: LanceTable, store: Store, aim: FillTarget) -> PendingWork:
@@ -53,7 +53,7 @@ def find_pending_work(table: LanceTable, store: Store, aim: FillTarget) -> Pendi
     folder = parts_folder(aim.folder, aim.parts)
     begun = set(store.folders(folder))
     past = CompactionHistory(table, store, aim)
-    # an older version of the table may be back, and what was told of its rows is not: those rows are not done
+    # an older version of the table may be restored without its error records: those rows are not complete
     failed = {name.partition(".")[0] for name in store.names(errors_folder(aim.folder, aim.identity))}
     for fragment in _selected_fragments(table, aim):
         inputs = aim.input_hash(table, fragment)
@@ -63,7 +63,7 @@ def find_pending_work(table: LanceTable, store: Store, aim: FillTarget) -> Pendi
         done = is_done(fragment, aim.identity, inputs, fields) and (
             f"{fragment.id}-{inputs}" in failed or not is_incomplete(fragment, fields)
         )
-        if only is not None and not done:  # others filled it since, or its input changed: its errors are history
+        if only is not None and not done:  # it was filled again or its input changed: its errors no longer apply
             continue
         if only is None and not aim.recompute_fragments and (done or past.is_done(fragment)):
             work.done_fragments += 1
@@ -97,12 +97,12 @@ def _add_fragment(work: PendingWork, whole: RangeTask, names: Sequence[str], fie
         return
     missing = uncovered_ranges(found.parts, 0, whole.rows)
     work.kept += whole.rows - sum(stop - start for start, stop in missing)
-    for start, stop in missing or [(whole.rows, whole.rows)]:  # only its file is missing
+    for start, stop in missing or [(whole.rows, whole.rows)]:  # only the data file is missing
         work.tasks.append(replace(whole, start=start, stop=stop))
 
 
 def _matches_no_row(table: LanceTable, fragment: Fragment, aim: FillTarget) -> bool:
-    """Whether a condition names none of its rows."""
+    """Whether the condition matches no row of the fragment."""
     return aim.where is not None and not len(table.matching_offsets(fragment.id, aim.where))
 
 
@@ -119,8 +119,8 @@ def _count_existing_values(work: PendingWork, fragment: Fragment, fields: Collec
 
 
 def add_missing_column_files(table: LanceTable, aim: FillTarget) -> LanceTable:
-    """Lance takes a file of several columns only where a fragment has files of all of them, or of none: those that are
-    missing beside others (a column that was there before, or was dropped and added anew) are added, empty."""
+    """Add empty files for missing columns. Lance accepts a file of several columns only where the fragment has files of
+    all of them or of none; a column that existed before, or was dropped and added again, breaks that."""
     import pyarrow as pa
 
     numbers = dict(zip(aim.columns, aim.fields(table), strict=True))

@@ -1,8 +1,10 @@
 """Progress line of a running backfill on stderr: rows, fragments, rate, time left, slowest phase.
-also when nothing comes back: then for how long, and what to do about it."""
+
+If no results arrive, the line shows for how long."""
 
 from __future__ import annotations
 
+import shutil
 import sys
 import threading
 import time
@@ -10,19 +12,19 @@ from collections import deque
 from typing import TextIO
 
 from dovetail.backfill.result import PHASE_NAMES, BackfillResult
-from dovetail.observe.text_format import format_duration, format_number
+from dovetail.observe.text_format import format_count, format_duration, format_number
 
 INTERVAL_S, TERMINAL_INTERVAL_S = 10.0, 0.5
 RATE_WINDOW_S = 30.0
 SILENCE_S = 10.0
-"""Tasks come back after a second or two, unless a row takes longer."""
+"""Tasks take one or two seconds, unless a single row takes longer."""
 
 
 class ProgressLine:
-    """Told of every task that came back; writes on stderr, in a terminal over and over the same line."""
+    """Writes the progress to stderr: one line that is overwritten in a terminal, else a line every 10 s."""
 
     def __init__(self, filled: BackfillResult, show: bool | None, stream: TextIO | None = None) -> None:
-        """`show` None: how far it is only in a terminal; False: nothing at all."""
+        """`show` None: progress only in a terminal, notes always; False: neither."""
         self._filled = filled
         self._stream = stream or sys.stderr
         self._live = self._stream.isatty()
@@ -31,7 +33,7 @@ class ProgressLine:
         self._every_s = TERMINAL_INTERVAL_S if self._live else INTERVAL_S
         self._width = 0
         self._last = time.monotonic()
-        """When something came back, or began."""
+        """Time of the last result, or of the start."""
         self._samples: deque[tuple[float, int]] = deque([(self._last, 0)])
         self.rows_total = self.rows_left = self.fragments_total = 0
         self.committed = 0
@@ -40,7 +42,7 @@ class ProgressLine:
         self._thread = threading.Thread(target=self._run, name="dovetail-progress", daemon=True)
 
     def start_round(self, rows: int, left: int, fragments: int) -> None:
-        """A round: of so many rows some may be kept from before, which says nothing of how fast it is."""
+        """Start a round of `rows` rows of which `left` are to be computed; the others do not count for the rate."""
         with self._lock:
             self.rows_total, self.rows_left, self.fragments_total = rows, left, fragments
             self.committed = 0
@@ -50,7 +52,7 @@ class ProgressLine:
             self._thread.start()
 
     def print_note(self, text: str) -> None:
-        """A line of its own, whoever looks."""
+        """Print a line of its own, also outside of a terminal."""
         if self._prints_notes:
             with self._lock:
                 self._line("")
@@ -72,19 +74,19 @@ class ProgressLine:
     def text(self, now: float) -> str:
         done = self.rows_total - self.rows_left
         share = done / self.rows_total if self.rows_total else 1.0
-        told = f"{self._filled.column}: {100 * share:.0f} %  {done:,} of {self.rows_total:,} rows"
-        told += f", {self.committed} of {self.fragments_total} fragments committed"
+        text = f"{self._filled.column}: {100 * share:.0f} %  {done:,} of {self.rows_total:,} rows"
+        text += f", {self.committed} of {self.fragments_total} fragments committed"
         rate = self._rate(now)
         if rate:
-            told += f", {format_number(rate)} rows/s, {format_duration(self.rows_left / rate)} left"
+            text += f", {format_number(rate)} rows/s, {format_duration(self.rows_left / rate)} left"
         if self._filled.rows:
-            told += f"; slowest: {PHASE_NAMES[self._filled.slowest]}"
+            text += f"; slowest: {PHASE_NAMES[self._filled.slowest]}"
         if self._filled.errors:
-            told += f"; {self._filled.errors:,} errors"
+            text += f"; {format_count(self._filled.errors, 'error')}"
         quiet = now - self._last
         if quiet >= SILENCE_S and self.rows_left:
-            told += f"; nothing came back for {quiet:.0f} s: rows that never do are ended by a timeout"
-        return told
+            text += f"; no results for {quiet:.0f} s; use a timeout to stop rows that hang"
+        return text
 
     def _rate(self, now: float) -> float:
         first, rows = self._samples[0]
@@ -99,6 +101,7 @@ class ProgressLine:
 
     def _line(self, text: str) -> None:
         if self._live:
+            text = text[: shutil.get_terminal_size().columns - 1]
             self._stream.write("\r" + text.ljust(self._width) + ("\r" if not text else ""))
             self._width = len(text)
             self._stream.flush()

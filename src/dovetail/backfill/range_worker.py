@@ -1,16 +1,17 @@
 """RangeWorker, the stage function: read rows, call the UDF, save checkpoints, write data files, isolate rows that kill
 workers.
 
-A task ends when its rows are done, or when its time or its room is over; what it has then becomes a part beside the
-table, and the rest of the range is another task. A worker that died leaves a mark of what it had begun with. Whoever
-gets that task next goes through those rows in ever smaller steps, until the row that kills workers stands alone.
+A task ends when its rows are done, or when its time budget or buffer is used up; its results are then saved as a part
+beside the table, and the rest of the range becomes another task. A worker that dies leaves a mark of the rows it had
+started. The next worker that gets the task computes those rows in smaller and smaller steps, until the row that kills
+workers is isolated.
 """
 
 from __future__ import annotations
 
 import time
 import traceback
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from threading import local
 from typing import TYPE_CHECKING, Any
 
@@ -51,17 +52,17 @@ if TYPE_CHECKING:
     from dovetail.engines.worker_context import Worker
 
 BISECTION_STEPS = 16
-"""Rows in which a worker died are gone through in so many steps."""
+"""Number of steps in which rows of a dead worker are computed again."""
 RETRY_PAUSE_S = 0.5
-"""After something that is not the function's fault: it may be over by then."""
+"""Pause after an error outside of the function, which may be temporary."""
 MAX_TRACEBACK_CHARS = 4_000
 MIN_DEATHS_TO_BLAME = 2
-"""A single row is to blame when it killed so many workers: one may have been killed by somebody else."""
+"""A single row is blamed after this many deaths: one worker may have been killed for another reason."""
 
 
 @dataclass(slots=True)
 class ComputedRange:
-    """Rows [start, stop) that this worker has computed, and not left anywhere yet."""
+    """Rows [start, stop) that this worker computed and has not saved yet."""
 
     start: int
     stop: int
@@ -70,7 +71,7 @@ class ComputedRange:
     computed: int = 0
     failures: list[FailedRow] = field(default_factory=list)
     failed: FailedRow | None = None
-    """At `stop`: nothing more is to be computed."""
+    """The row at `stop` that ends the backfill."""
 
     def add(self, batch: Any) -> None:
         self.batches.append(batch)
@@ -78,14 +79,14 @@ class ComputedRange:
 
 
 class RangeWorker:
-    """A stage's function: a list of tasks in, how far each came out."""
+    """Stage function: a list of tasks in, their results out."""
 
     def __init__(self, job: FillJob, udf: Udf) -> None:
         self.job = job
         self.udf = udf
 
     def code_key(self) -> str:
-        """What was measured of one column's function says nothing of another's."""
+        """Key of the profile: rates of one column's function do not apply to another."""
         return f"fill {self.job.folder} {self.udf.version}"
 
     def setup(self, worker: Worker) -> None:
@@ -97,11 +98,11 @@ class RangeWorker:
         types = [output.type for output in job.outputs]
         self._first_caller = UdfCaller(self.udf, types, job.on_error, job.batch_size, job.timeout_s, job.slots)
         self._first_caller.setup(worker)
-        self._thread_state.caller = self._first_caller  # what is awaited lives in the event loop of this thread
+        self._thread_state.caller = self._first_caller  # coroutines run in the event loop of this thread
         self._other_callers: list[UdfCaller] = []
 
     def _open_table(self) -> LanceTable:
-        """The version that all read; the newest, if somebody cleaned up: then each fragment is looked at."""
+        """The version of the job; the newest if that was cleaned up (then every fragment is checked)."""
         job = self.job
         try:
             return LanceTable(job.uri, job.storage, job.version)
@@ -115,7 +116,7 @@ class RangeWorker:
 
     @property
     def caller(self) -> UdfCaller:
-        """Of this thread: with several slots each has its own, and all call the same object."""
+        """Caller of this thread: each slot has its own, and all call the same object."""
         found: UdfCaller | None = getattr(self._thread_state, "caller", None)
         if found is None:
             found = self._thread_state.caller = self._first_caller.clone_for_thread()
@@ -133,7 +134,7 @@ class RangeWorker:
         return [self._run_task(task) for task in tasks]
 
     def _run_task(self, task: RangeTask) -> RangeResult:
-        """What is not the function's is told to the driver, which knows how often that was."""
+        """Run a task. Errors outside of the function are reported to the driver, which counts them."""
         try:
             if self.table.version != self.job.version and not self._is_unchanged(task, self.table):
                 return RangeResult(task, task.stop, worker=self.worker_key, fragment_changed=True)
@@ -141,10 +142,10 @@ class RangeWorker:
         except Exception as error:
             if self._was_rewritten(task):
                 return RangeResult(task, task.stop, worker=self.worker_key, fragment_changed=True)
-            told = "".join(traceback.format_exception(error))[-MAX_TRACEBACK_CHARS:]
+            trace = "".join(traceback.format_exception(error))[-MAX_TRACEBACK_CHARS:]
             time.sleep(RETRY_PAUSE_S)
             return RangeResult(
-                task, task.start, worker=self.worker_key, worker_error=f"{type(error).__name__}: {error}\n{told}"
+                task, task.start, worker=self.worker_key, worker_error=f"{type(error).__name__}: {error}\n{trace}"
             )
 
     def _is_unchanged(self, task: RangeTask, table: LanceTable) -> bool:
@@ -159,10 +160,10 @@ class RangeWorker:
         )
 
     def _was_rewritten(self, task: RangeTask) -> bool:
-        """Whether it cannot be read because it was rewritten, and what was there before was cleaned up."""
+        """Whether the fragment was rewritten and its old files cleaned up."""
         try:
             return not self._is_unchanged(task, self.table.newest())
-        except Exception:  # nobody knows
+        except Exception:  # unknown
             return False
 
     def _process(self, task: RangeTask) -> RangeResult:
@@ -185,7 +186,7 @@ class RangeWorker:
             if piece.stop < stop or piece.failed is not None:
                 done.reached, done.failed = piece.stop, piece.failed
                 break
-        # what is there already was done by one who died before it could say so: ranges are handed out once
+        # existing parts are from a worker that died before it reported: ranges are handed out once
         kept = (task.stop - task.start) - sum(
             stop - start for start, stop in uncovered_ranges(found.parts, task.start, task.stop)
         )
@@ -217,20 +218,19 @@ class RangeWorker:
         if window.batch is None:
             return None
 
-        def condemn(index: int) -> None:
+        def report_hang(index: int) -> None:
             self.checkpoints.mark(task, HangMark(window.row_at(index), self.job.run))
 
-        return self.caller.run(window.batch, until, condemn)
+        return self.caller.run(window.batch, until, report_hang)
 
     def _add_results(
         self, task: RangeTask, piece: ComputedRange, window: RowWindow, called: BatchResult | None
     ) -> None:
-        if called is None:  # nothing in it is to be computed
+        if called is None:  # no row of the window is computed
             piece.add(window.null_rows(self.job))
             piece.stop = window.stop
             return
-        rows = [FailedRow(task.fragment, window.row_at(it.index), it.error_type, it.message, it.traceback, it.exception)
-                for it in called.failures]  # fmt: skip
+        rows = [replace(row, fragment=task.fragment, offset=window.row_at(row.offset)) for row in called.failures]
         end = window.first_uncomputed_row(called.rows)
         piece.computed += called.rows
         if called.stopped and rows:
@@ -246,7 +246,7 @@ class RangeWorker:
     def _compute_suspects(
         self, task: RangeTask, found: FragmentFiles, start: int, stop: int, until: float, times: PhaseTimes
     ) -> ComputedRange | None:
-        """None: nobody died here before. What is done here is left at once, step by step."""
+        """Compute rows of dead workers in steps, each saved at once; None: no worker died here."""
         mine = [item for item in found.tried if item.run == self.job.run]
         hung = sorted(item.row for item in found.hung if item.run == self.job.run and start <= item.row < stop)
         if hung:
@@ -265,7 +265,7 @@ class RangeWorker:
     def _compute_in_steps(
         self, task: RangeTask, start: int, stop: int, step: int, until: float, times: PhaseTimes, time_number: int = 1
     ) -> ComputedRange:
-        """Rows in steps, each marked before and left as a part after it."""
+        """Compute rows in steps: each is marked before, and saved as a part after."""
         whole = ComputedRange(start, start)
         while whole.stop < stop and (whole.stop == start or time.monotonic() < until):
             mark = AttemptMark(whole.stop, min(stop, whole.stop + step), self.job.run, time_number)
@@ -280,12 +280,12 @@ class RangeWorker:
             whole.failures += piece.failures
             if piece.failed is not None or piece.stop < mark.stop:
                 break
-        return whole  # without batches: they are in parts
+        return whole  # without batches: they are saved in parts
 
     def _compute_around(
         self, task: RangeTask, start: int, row: int, failed: FailedRow, until: float, times: PhaseTimes
     ) -> ComputedRange:
-        """The rows before one that is not tried again, and that row."""
+        """Compute the rows before a fatal row, then record that row as failed."""
         if row > start:
             return self._compute_in_steps(task, start, row, row - start, until, times)
         piece = ComputedRange(row, row)
@@ -297,10 +297,10 @@ class RangeWorker:
         return ComputedRange(row, row + 1, failures=[failed])
 
     def _timed_out_row(self, task: RangeTask, row: int) -> FailedRow:
-        message = f"it did not come back within {self.job.timeout_s:g} s, and its worker had to be ended"
+        message = f"no result within the timeout of {self.job.timeout_s:g} s; its worker was killed"
         return FailedRow(task.fragment, row, "TimeoutError", message)
 
-    # --- what is left behind
+    # --- saving
 
     def _save_ranges(
         self, task: RangeTask, found: FragmentFiles, pieces: Sequence[ComputedRange], done: RangeResult
@@ -324,8 +324,8 @@ class RangeWorker:
             self.checkpoints.clean_up(task, self.job.run, merge=not whole)
 
     def _write_or_save(self, task: RangeTask, held: Sequence[ComputedRange], done: RangeResult) -> None:
-        """Another worker may have done the same, or makes one part of several right now. Then the driver sees that no
-        file came, and has it made when nobody else is at this fragment."""
+        """Write the data file, or save parts if one is missing: another worker may be writing the same file or merging
+        parts. The driver then requests the file when no other worker processes the fragment."""
         try:
             self._write_file(task, held, done)
         except PartMissingError:
@@ -337,26 +337,26 @@ class RangeWorker:
                 self.checkpoints.save(task, piece.start, piece.stop, piece.batches, piece.failures)
 
     def _write_file(self, task: RangeTask, held: Sequence[ComputedRange], done: RangeResult) -> None:
-        """The fragment's data file, of what is in hand and of parts."""
+        """Write the data file of the fragment from buffered results and parts."""
         job = self.job
         name = data_file_name(job.identity, task.inputs, incomplete=self.checkpoints.has_failures(task))
-        in_hand = {(piece.start, piece.stop): piece.batches for piece in held}
-        with_parts = self.checkpoints.scan(task).parts if len(in_hand) != 1 or (0, task.rows) not in in_hand else []
-        # what is in hand comes first: parts are read back
-        parts = [Part(start, stop) for start, stop in in_hand] + with_parts
+        buffered = {(piece.start, piece.stop): piece.batches for piece in held}
+        with_parts = self.checkpoints.scan(task).parts if len(buffered) != 1 or (0, task.rows) not in buffered else []
+        # buffered results come first: parts must be read back
+        parts = [Part(start, stop) for start, stop in buffered] + with_parts
         schema = self.reader.schema
-        done.size_bytes = self.table.write(name, schema, self._batches(task, parts, in_hand), task.rows)
+        done.size_bytes = self.table.write(name, schema, self._batches(task, parts, buffered), task.rows)
         self.checkpoints.mark_finished(task, finished_file_name(name, task.before))
         done.file = name
 
     def _batches(
-        self, task: RangeTask, parts: Sequence[Part], in_hand: dict[tuple[int, int], list[Any]]
+        self, task: RangeTask, parts: Sequence[Part], buffered: dict[tuple[int, int], list[Any]]
     ) -> Iterator[Any]:
         chosen = covering_parts(parts, task.rows)
         if not chosen:
             raise PartMissingError(f"parts of fragment {task.fragment}")
         for part, start, stop in chosen:
-            batches = in_hand.get((part.start, part.stop)) or self.checkpoints.load(task, part)
+            batches = buffered.get((part.start, part.stop)) or self.checkpoints.load(task, part)
             for batch, first in slice_batches(batches, part.start, start, stop):
                 if not self.job.masked:
                     yield batch
@@ -367,19 +367,19 @@ class RangeWorker:
 
 
 def _is_partial_range(task: RangeTask) -> bool:
-    """A range that is not all of its fragment: others may have done the rest meanwhile."""
+    """Whether the range is not the whole fragment: other workers may have computed the rest."""
     return task.stop - task.start < task.rows
 
 
 def _fatal_row(task: RangeTask, row: int) -> FailedRow:
     message = (
-        f"its worker died, {MIN_DEATHS_TO_BLAME} times with this row alone (a crash in native code, a kill, no memory)"
+        f"its worker died {MIN_DEATHS_TO_BLAME} times on this row alone (crash in native code, kill, out of memory)"
     )
     return FailedRow(task.fragment, row, WORKER_DIED, message)
 
 
 class _Timer:
-    """Adds what a block took to one of the times."""
+    """Adds the duration of a block to a phase."""
 
     __slots__ = ("_began", "_name", "_times")
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from dovetail.backfill.lease import read_holder
 from dovetail.backfill.store import column_folder
-from dovetail.observe.text_format import format_duration
+from dovetail.observe.text_format import format_count, format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -25,7 +25,7 @@ RecordT = TypeVar("RecordT", "ColumnRecord", "JobRecord")
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """What values were computed from, and for which rows."""
+    """Inputs and rows from which values were computed."""
 
     inputs: tuple[str, ...]
     where: str | None
@@ -34,31 +34,31 @@ class Provenance:
 
 @dataclass(slots=True)
 class ColumnRecord:
-    """Which function fills it, and what of it counts as done."""
+    """Record of a column: its function, and which values count as complete."""
 
     columns: list[str]
-    """All that the function fills together."""
+    """All columns that the function fills together."""
     types: list[str]
     inputs: list[str]
     name: str
     reference: str
-    """"module:name" of the function; nothing if none leads to it."""
+    """"module:name" of the function; "" if it cannot be imported by name."""
     version: str
     code: str
     generation: int = 0
-    """Goes up when everything is to be computed again although the function is the same."""
+    """Incremented to compute everything again with the same function."""
     recomputing: bool = False
-    """That has begun, and not come to its end."""
+    """Generation of an unfinished recomputation."""
     where_generation: int = 0
-    """The same for rows of a condition; it says nothing of what was computed without one."""
+    """The same for the rows of a condition."""
     where_recomputing: str | None = None
-    """The condition of which that has begun."""
+    """Condition of the unfinished recomputation."""
     made: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Identity of what was computed -> `Made`, the last ones."""
+    """Identity of values -> `Made`; the most recent ones."""
     same: dict[str, str] = field(default_factory=dict)
-    """Identity -> the one that it counts as: rows of an older function were kept when errors were mended."""
+    """Identity -> identity that it counts as: a retry of failed rows keeps the rows of an older function."""
     rate: float | None = None
-    """Rows per second of one worker, when it ran last."""
+    """Rows per second of one worker in the last run."""
 
     @property
     def folder(self) -> str:
@@ -68,21 +68,21 @@ class ColumnRecord:
         return self.generation if where is None else self.where_generation
 
     def start_recompute(self, where: str | None) -> None:
-        """What is done is to be computed again; said once more before that came to its end, it goes on."""
+        """Request a recomputation; an unfinished one is resumed."""
         if where is None and not self.recomputing:
             self.generation, self.recomputing = self.generation + 1, True
         elif where is not None and self.where_recomputing != where:
             self.where_generation, self.where_recomputing = self.where_generation + 1, where
 
     def finish_recompute(self, where: str | None) -> None:
-        """It came to its end."""
+        """Record the end of a recomputation."""
         if where is None:
             self.recomputing = False
         elif self.where_recomputing == where:
             self.where_recomputing = None
 
     def continue_from(self, before: ColumnRecord) -> None:
-        """What others wrote down meanwhile counts."""
+        """Merge changes that other processes saved meanwhile."""
         self.generation, self.recomputing = before.generation, before.recomputing
         self.where_generation, self.where_recomputing = before.where_generation, before.where_recomputing
         self.made, self.same = dict(before.made), dict(before.same)
@@ -102,7 +102,7 @@ class ColumnRecord:
 
 @dataclass(slots=True)
 class JobRecord:
-    """One backfill."""
+    """Record of one backfill."""
 
     run: str
     column: str
@@ -115,33 +115,35 @@ class JobRecord:
     workers: int = 0
     ended: float | None = None
     written: float = 0.0
-    """When this was; while it runs that is at every commit."""
+    """Time of the end; of the last commit while it runs."""
     rows: int = 0
-    """Computed by it."""
+    """Rows computed by this backfill."""
     errors: int = 0
     fragments: int = 0
-    """Committed by it."""
+    """Fragments committed by this backfill."""
     table_version: int = 0
-    """After its last commit; 0: it has none."""
+    """Table version after the last commit; 0: no commit."""
     message: str = ""
 
     def __str__(self) -> str:
         until = self.written if self.status == LOST else self.ended or time.time()
         took = format_duration(max(0.0, until - self.began))
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.began))
-        told = f"{when}  {self.column}  {self.status}  {self.rows:,} rows in {took}, {self.fragments} fragments"
-        return f"{told}, {self.errors:,} errors  {self.message}".rstrip() if self.errors or self.message else told
+        text = f"{when}  {self.column}  {self.status}  {self.rows:,} rows in {took}, {self.fragments} fragments"
+        if self.errors or self.message:
+            text = f"{text}, {format_count(self.errors, 'error')}  {self.message}".rstrip()
+        return text
 
 
 def columns_to_read(udf: Udf, there: Sequence[str], filled: Sequence[str]) -> list[str]:
-    """A function of a RecordBatch that names no columns gets all that it does not fill."""
+    """Input columns; a function of a RecordBatch without input_columns= gets all columns that it does not fill."""
     return list(udf.inputs) or [name for name in there if name not in filled]
 
 
 def make_column_record(
     udf: Udf, columns: Sequence[str], inputs: Sequence[str], before: ColumnRecord | None
 ) -> ColumnRecord:
-    """As it is now; what was said of it before and still holds stays."""
+    """The current record; settings of the previous one that still apply are kept."""
     types = [str(kind) for _, kind in udf.outputs()]
     made = ColumnRecord(list(columns), types, list(inputs), udf.name, udf.reference, udf.version, udf.code)
     if before is not None and before.columns == made.columns:
@@ -154,7 +156,7 @@ def make_column_record(
 
 
 def read_column(store: Store, column: str) -> ColumnRecord | None:
-    """None, too, if what it was filled together with is filled without it by now."""
+    """The record of a column; None also if the columns it was filled with are now filled without it."""
     told = _parse_object(store.get(_record_path(column)))
     if "see" in told:
         told = _parse_object(store.get(_record_path(str(told["see"]))))
@@ -169,13 +171,13 @@ def write_column(store: Store, record: ColumnRecord) -> None:
 
 
 def columns_filled_together(store: Store, record: ColumnRecord) -> list[str]:
-    """Its columns, without those that another function fills by now."""
+    """Columns of the record, without those that another function fills now."""
     known = {column: read_column(store, column) for column in record.columns}
     return [column for column, its in known.items() if its is not None and its.folder == record.folder]
 
 
 def has_stored_state(store: Store, column: str) -> bool:
-    """Whether something of it lies beside the table, which may have no such column any more."""
+    """Whether records of the column exist; the table may no longer have the column."""
     return store.get(_record_path(column)) is not None or column_folder(column) in store.folders("")
 
 
@@ -198,7 +200,7 @@ def write_job(store: Store, job: JobRecord) -> None:
 
 
 def read_jobs(store: Store, column: str | None = None) -> list[JobRecord]:
-    """The oldest first. One that says it is running and whose owner is gone is lost."""
+    """All jobs, oldest first. A running job whose process is dead has the status lost."""
     folders = [column_folder(column)] if column is not None else [it for it in store.folders("") if it.startswith("c-")]
     found = []
     for folder in folders:
@@ -214,7 +216,7 @@ def _with_current_status(store: Store, job: JobRecord) -> JobRecord:
     if job.status == RUNNING:
         owner = read_holder(store, job.column)
         if owner is None or owner.run != job.run or not owner.alive:
-            job.status, job.message = LOST, "its process is gone; the same call again goes on"
+            job.status, job.message = LOST, "its process is dead; repeat the call to resume"
     return job
 
 
@@ -234,7 +236,7 @@ def _parse_object(data: bytes | None) -> dict[str, Any]:
 
 
 def _from_dict(kind: type[RecordT], told: dict[str, Any]) -> RecordT | None:
-    """Of what a file says; None if it is none of those. What a later version added is left out."""
+    """Dataclass of the content of a file; None if it does not match. Fields of later versions are ignored."""
     known = {item.name for item in fields(kind)}
     try:
         return kind(**{name: value for name, value in told.items() if name in known})

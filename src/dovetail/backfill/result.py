@@ -24,35 +24,35 @@ WORKER_PHASES = ("read", "compute", "checkpoint", "write")
 
 @dataclass(slots=True)
 class BackfillResult:
-    """Given back by `table.backfill`; print it."""
+    """Result of `table.backfill`; printing it shows a summary."""
 
     column: str
     status: str = "finished"
-    """finished, drained (the same call again goes on)."""
+    """finished, or drained (repeat the call to resume)."""
     rows: int = 0
     """Computed by this call."""
     done_before: int = 0
-    """Rows that were filled already."""
+    """Rows that were already filled."""
     kept: int = 0
-    """Rows that an earlier call had left as checkpoints."""
+    """Rows that were restored from checkpoints of an earlier call."""
     errors: int = 0
-    """Rows set aside by this call; `table.errors(column)` has them."""
+    """Rows that failed in this call and were set aside; `table.errors(column)` lists them."""
     fragments: int = 0
     """Committed by this call."""
     commits: int = 0
     version: int = 0
-    """Of the table, after the last commit."""
+    """Version of the table after the last commit."""
     seconds: float = 0.0
     first_commit_s: float | None = None
     workers: int = 0
     times: PhaseTimes = field(default_factory=PhaseTimes)
-    """Where the seconds went, of all workers together; commits are made beside them."""
+    """Time by phase, summed over all workers; commits run concurrently in the driver."""
     set_aside: int = 0
-    """Rows of what was done before that have no value, because they failed."""
+    """Rows among those filled earlier that are NULL because they failed."""
     notes: list[str] = field(default_factory=list)
     run: str = ""
     folder: Path | None = None
-    """Of the run; None: there was nothing to do."""
+    """Run folder; None: there was nothing to do."""
 
     @property
     def rows_per_s(self) -> float:
@@ -60,7 +60,7 @@ class BackfillResult:
 
     @property
     def slowest(self) -> str:
-        """The part that took most of the time, by the clock."""
+        """The phase that took the most wall-clock time."""
         parts = self.times.parts()
         for name in WORKER_PHASES:
             parts[name] /= max(1, self.workers)
@@ -79,26 +79,26 @@ class BackfillResult:
     def _headline(self) -> str:
         if not self.rows and not self.fragments:
             aside = f", {self.set_aside:,} of them set aside (NULL)" if self.set_aside else ""
-            done = f", {self.done_before:,} rows are done already{aside}" if self.done_before else ""
+            done = f", {self.done_before:,} rows are already filled{aside}" if self.done_before else ""
             return f"{self.column}: nothing to do{done}"
         rows = "1 row" if self.rows == 1 else f"{self.rows:,} rows"
-        told = f"{self.column}: {self.status}, {rows} in {format_duration(self.seconds)}"
+        text = f"{self.column}: {self.status}, {rows} in {format_duration(self.seconds)}"
         if self.rows:
-            told += f" ({format_number(self.rows_per_s)} rows/s)"
-        told += f", {format_count(self.fragments, 'fragment')} in {format_count(self.commits, 'commit')}"
+            text += f" ({format_number(self.rows_per_s)} rows/s)"
+        text += f", {format_count(self.fragments, 'fragment')} in {format_count(self.commits, 'commit')}"
         if self.kept or self.done_before:
-            told += f"; {self.done_before + self.kept:,} rows were done before"
-        return told
+            text += f"; {self.done_before + self.kept:,} rows were already filled"
+        return text
 
 
 def time_breakdown_text(times: PhaseTimes) -> str:
-    """'the function 78 %, reading the table 12 %, ...': the largest first, what is nothing left out; then what is not
-    the workers'."""
+    """'the function 78 %, reading the table 12 %; starting the workers 0.6 s': shares of the workers' time, largest
+    first, then the times of the driver."""
     parts = times.parts()
-    beside = {name: parts.pop(name) for name in ("start", "commit")}
+    driver_times = {name: parts.pop(name) for name in ("start", "commit")}
     total = sum(parts.values()) or 1.0
     shares = sorted(((seconds / total, name) for name, seconds in parts.items()), reverse=True)
-    told = ", ".join(f"{PHASE_NAMES[name]} {100 * share:.0f} %" for share, name in shares if share >= 0.005)
-    return f"{told}; " + ", ".join(
-        f"{PHASE_NAMES[name]} {format_duration(seconds)}" for name, seconds in beside.items()
+    worker_text = ", ".join(f"{PHASE_NAMES[name]} {100 * share:.0f} %" for share, name in shares if share >= 0.005)
+    return f"{worker_text}; " + ", ".join(
+        f"{PHASE_NAMES[name]} {format_duration(seconds)}" for name, seconds in driver_times.items()
     )

@@ -17,34 +17,34 @@ if TYPE_CHECKING:
 WINDOW_BYTES = 16 << 20
 MAX_WINDOW_ROWS = 65_536
 FIRST_WINDOW_ROWS = 16
-"""Rows read at first, while nobody knows how large they are: each may be a picture."""
+"""Rows of the first read, while their size is unknown: each may be an image."""
 MAX_WINDOW_GROWTH = 8
-"""How many times as many may be read next: those that come may be larger than those that were."""
+"""Maximum growth from one read to the next: later rows may be larger."""
 MIN_SKIP_ROWS = 1_024
-"""So many rows before the first one that is wanted are not read along with it."""
+"""A gap of at least this many unwanted rows before the first wanted one is skipped."""
 
 
 @dataclass(slots=True)
 class RowWindow:
-    """Neighbouring rows of a fragment: which of them are to be computed, and their input."""
+    """Consecutive rows of a fragment: which of them to compute, and their input."""
 
     start: int
     stop: int
     wanted: Any
-    """Their places in the window, as an Arrow array; None: all of them."""
+    """Positions of the rows to compute, as an Arrow array; None: all."""
     batch: Any
-    """The input of those; None: there are none."""
+    """Input of these rows; None: no row is computed."""
 
     def row_at(self, index: int) -> int:
         return self.start + (index if self.wanted is None else self.wanted[index].as_py())
 
     def first_uncomputed_row(self, rows: int) -> int:
-        """Where the first row is that was to be computed and was not."""
+        """Offset of the first row that was to be computed and was not."""
         count = self.stop - self.start if self.wanted is None else len(self.wanted)
         return self.stop if rows >= count else self.row_at(rows)
 
     def scatter(self, job: FillJob, arrays: Sequence[Any], end: int) -> Any:
-        """Results as rows [start, end), null where nothing was computed."""
+        """Results as rows [start, end), NULL where nothing was computed."""
         import pyarrow as pa
 
         rows = end - self.start
@@ -62,7 +62,7 @@ class RowWindow:
         return pa.record_batch(made, names)
 
     def _places(self, rows: int) -> Any:
-        """Row -> its number among those that were computed; null for others."""
+        """Row -> index among the computed rows; NULL for other rows."""
         import numpy as np
         import pyarrow as pa
 
@@ -75,7 +75,7 @@ class RowWindow:
         return pa.array(places, mask=missing)
 
     def null_rows(self, job: FillJob) -> Any:
-        """Nothing of it was computed."""
+        """The window without computed rows."""
         return null_batch(job, self.stop - self.start)
 
 
@@ -91,7 +91,7 @@ def null_batch(job: FillJob, rows: int, *, new: bool = False) -> Any:
 
 
 class RowReader:
-    """Gives rows in windows of some megabytes."""
+    """Reads rows in windows of some megabytes."""
 
     def __init__(self, table: LanceTable, job: FillJob) -> None:
         import pyarrow as pa
@@ -99,18 +99,18 @@ class RowReader:
         self._table, self._job = table, job
         self._rows = FIRST_WINDOW_ROWS
         self._matching: tuple[int, Any] | None = None
-        """Of the fragment that was read last, the rows that `where` names."""
+        """Rows that match `where` in the fragment that was read last."""
         self.schema = pa.schema([table.schema.field(output.name) for output in job.outputs])
 
     def window(self, task: RangeTask, start: int, stop: int) -> RowWindow:
-        """The next rows from `start` on."""
+        """The next window, from `start` on."""
         chosen = self._requested_rows(task, start, stop)
         if chosen is None:
             stop = min(stop, start + self._rows)
             return self._read(task.fragment, start, stop, None)
         if not len(chosen):
             return RowWindow(start, stop, None, None)
-        # rows before the first one that is wanted are no reason to read
+        # rows before the first wanted one need not be read
         first = int(chosen[0])
         if first - start >= MIN_SKIP_ROWS:
             return RowWindow(start, first, None, None)
@@ -118,13 +118,13 @@ class RowReader:
         return self._read(task.fragment, start, stop, chosen[chosen < stop] - start)
 
     def is_untouched(self, task: RangeTask) -> bool:
-        """Whether `where` names no row of the whole fragment."""
+        """Whether `where` matches no row of the fragment."""
         if self._job.where is None or task.only is not None:
             return False
         return not len(self._requested_rows(task, 0, task.rows))
 
     def _requested_rows(self, task: RangeTask, start: int, stop: int) -> Any:
-        """The places of the rows in [start, stop) that are asked for; None: all of them."""
+        """Positions of the requested rows in [start, stop); None: all."""
         import numpy as np
 
         if task.only is not None:
@@ -162,7 +162,7 @@ class RowReader:
             )
 
     def current_values(self, fragment: int, start: int, stop: int) -> Any:
-        """The values that the columns have now; of deleted rows any, where a column may not be NULL."""
+        """Current values of the columns; arbitrary for deleted rows of columns that are not nullable."""
         import numpy as np
         import pyarrow as pa
 
@@ -175,12 +175,12 @@ class RowReader:
         return to_single_batch(table)
 
     def null_rows(self, rows: int) -> Any:
-        """Rows that were asked for, and have no value."""
+        """Requested rows with NULL as value."""
         return null_batch(self._job, rows, new=True)
 
 
 def to_single_batch(table: Any) -> Any:
-    """All rows of a table as one batch."""
+    """All rows of a pyarrow.Table as one batch."""
     import pyarrow as pa
 
     columns = [

@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 
 def read_current_errors(table: LanceTable, store: Store, record: ColumnRecord) -> list[RowError]:
-    """By their place in the table; those of fragments that were computed anew since are not."""
+    """Failed rows in table order, without those of fragments that were computed again since."""
     found = {row.row: row for rows in _errors_by_identity(table, store, record).values() for row in rows}
     return [found[row] for row in sorted(found)]
 
 
 def carry_over_errors(table: LanceTable, store: Store, record: ColumnRecord, aim: FillTarget) -> None:
-    """Rows that failed before, and that a condition does not name, are NULL also after it: what is told of them goes
-    along to where what is told of its fragments will be."""
+    """Copy error records to the new identity of their fragment: rows that failed earlier and do not match the condition
+    remain NULL."""
     assert aim.where is not None
     before: dict[int, list[RowError]] = {}
     for identity, rows in _errors_by_identity(table, store, record, begun=False).items():
@@ -52,7 +52,7 @@ def carry_over_errors(table: LanceTable, store: Store, record: ColumnRecord, aim
 def _errors_by_identity(
     table: LanceTable, store: Store, record: ColumnRecord, *, begun: bool = True
 ) -> dict[str, list[RowError]]:
-    """Of what the table has now and, with `begun`, of what is computed right now or has other input by now."""
+    """Error records of the current values; with `begun` also of unfinished fragments and of changed input."""
     there = {fragment.id: fragment for fragment in table.fragments()}
     found: dict[str, list[RowError]] = {}
     for identity in store.folders(f"{record.folder}/errors"):
@@ -75,7 +75,7 @@ def _errors_by_identity(
 
 
 def _target_of_identity(table: LanceTable, record: ColumnRecord, identity: str) -> FillTarget:
-    """What was computed as that."""
+    """How values of that identity were computed."""
     made = record.provenance_of(identity)
     columns = tuple(name for name in record.columns if name in table.schema.names)
     return FillTarget(record.folder, columns, made.inputs, identity, identity, made.where, masked=True)
@@ -96,17 +96,17 @@ def _is_filled(fragment: Fragment, fields: Iterable[int], prefix: str) -> bool:
 def retry_failed_rows(
     table: LanceTable, store: Store, udf: Udf, record: ColumnRecord, asked: BackfillArguments, run: str
 ) -> BackfillResult:
-    """One run for each identity of which rows failed; mostly that is one."""
+    """Retry the failed rows, in one run per identity; usually there is one."""
     told = BackfillResult(record.columns[0], run=run, version=table.version)
     begun = sum(map(len, _errors_by_identity(table, store, record).values()))
     found = _errors_by_identity(table, store, record, begun=False)
     left = begun - sum(map(len, found.values()))
     column = record.columns[0]
     if left:
-        what = f"{left:,} rows of fragments that are not finished, or whose input changed"
+        what = f"{left:,} rows of unfinished fragments, or of fragments whose input changed"
         told.notes.append(f'{what}: table.backfill("{column}") first')
     elif not found:
-        told.notes.append(f'no row is set aside; after a compaction table.backfill("{column}") computes what is NULL')
+        told.notes.append(f'no failed rows; after a compaction table.backfill("{column}") computes what is NULL')
     for identity in found:
         filled = _retry_identity(table, store, udf, record, asked, run, identity)
         filled.rows += told.rows
@@ -125,7 +125,7 @@ def _retry_identity(
     parts = f"{identity}{RETRY_INFIX}{hashlib.sha256(udf.version.encode()).hexdigest()[:8]}"
 
     def aim_now() -> FillTarget:
-        """Asked when nobody else fills the column: others may have mended, or filled, them meanwhile."""
+        """Called while the lease is held: another process may have retried or filled these rows meanwhile."""
         now, newest = read_column(store, record.columns[0]) or record, table.newest()
         only: dict[int, set[int]] = {}
         for row in _errors_by_identity(newest, store, now, begun=False).get(identity, ()):
@@ -143,19 +143,19 @@ def _retry_identity(
     more = {*reads} - {*record.provenance_of(identity).inputs}
     if more:
         what = f"{udf.name} also reads {', '.join(map(repr, sorted(more)))}"
-        filled.notes.append(f'{what}: the next table.backfill("{record.columns[0]}") computes all rows by it')
+        filled.notes.append(f'{what}: the next table.backfill("{record.columns[0]}") computes all rows with it')
     return filled
 
 
 def _record_same_identity(table: LanceTable, store: Store, record: ColumnRecord, udf: Udf, identity: str) -> None:
-    """The function was mended for the rows that failed; the others were kept, and count as computed by it."""
+    """Record that the rows that were kept count as computed by the changed function."""
     before = read_column(store, record.columns[0]) or record
     names = table.schema.names
     now = make_column_record(udf, before.columns, columns_to_read(udf, names, before.columns), before)
     made = before.provenance_of(identity)
     outputs = [(name, str(table.schema.field(name).type)) for name in now.columns]
     wanted = make_identity(outputs, udf.version, now.inputs, made.where, made.generation)
-    if wanted != identity and {*now.inputs} <= {*made.inputs}:  # else a change of what it reads would not be noticed
+    if wanted != identity and {*now.inputs} <= {*made.inputs}:  # otherwise a change of its inputs would go unnoticed
         now.same[wanted] = identity
     now.add_provenance(identity, made)
     if now != before:

@@ -31,7 +31,7 @@ OutputTypes = tuple[tuple[str, Any], ...]
 
 
 def output_types(udf: Udf) -> tuple[OutputTypes, list[Problem]]:
-    """(name of the field, pyarrow type) of what it gives, or why that cannot be told."""
+    """(field name, pyarrow type) of the outputs, or the problems."""
     said, returns = udf.options.data_type, udf.signature.returns
     record = strip_optional(returns)
     fields = record_fields(record) if _is_named_tuple(record) else None
@@ -52,7 +52,7 @@ def _field_types(udf: Udf, fields: dict[str, Any], said: Mapping[str, Any]) -> t
     for name in said:
         if name not in fields:
             near = did_you_mean(str(name), [*fields])
-            message = f"{udf.name}: data_type= names {name!r}, and it gives {', '.join(fields)}{near}"
+            message = f"{udf.name}: data_type= names {name!r}, but it returns {', '.join(fields)}{near}"
             problems.append(Problem(BAD_SIGNATURE, message, fixes=(f"one of {', '.join(fields)}",)))
     found = []
     for name, annotation in fields.items():
@@ -69,7 +69,7 @@ def _is_named_tuple(kind: Any) -> bool:
 
 
 def _value_annotation(udf: Udf, annotation: Any) -> Any:
-    """Of one row: functions of arrays that say `list[str]` give a list with a text for every row."""
+    """Annotation of one row: `list[str]` of a function of arrays is a list with one string per row."""
     if udf.kind == "scalar" or annotation is NO_ANNOTATION:
         return annotation
     if typing.get_origin(annotation) is typing.Annotated:
@@ -84,7 +84,7 @@ def _value_annotation(udf: Udf, annotation: Any) -> Any:
 
 
 def check_udf(udf: Udf, schema: Any, columns: Sequence[str]) -> list[Problem]:
-    """Everything at once."""
+    """All problems at once."""
     outputs, problems = output_types(udf)
     problems = [*udf.signature.problems, *problems]
     problems += _check_names(udf, schema, columns)
@@ -94,17 +94,19 @@ def check_udf(udf: Udf, schema: Any, columns: Sequence[str]) -> list[Problem]:
 
 
 def _check_names(udf: Udf, schema: Any, columns: Sequence[str]) -> list[Problem]:
-    """Lance adds columns with a backtick in their names, and then neither reads them nor commits a file for them."""
+    """Problems of names with backticks: Lance adds such columns, but neither reads them nor commits files for them."""
     problems = []
     for column in columns:
         if "`" in column:
-            message = f"{udf.name}: cannot fill {column!r}: Lance commits no column with a backtick in its name"
+            message = f"{udf.name}: cannot fill {column!r}: Lance cannot commit columns with a backtick in the name"
             problems.append(Problem(BAD_COLUMN_NAME, message, fixes=(f"call it {column.replace('`', '')!r}",)))
     named = udf.inputs or (schema.names if udf.kind == "batch" else ())
     read = [name for name in named if name in schema.names and name not in columns]
     odd = [name for name in read if "`" in name]
     if odd:
-        message = f"{udf.name}: reads {', '.join(map(repr, odd))}: Lance reads no column with a backtick in its name"
+        message = (
+            f"{udf.name}: reads {', '.join(map(repr, odd))}: Lance cannot read columns with a backtick in the name"
+        )
         fix = f"read others: input_columns={[name for name in read if name not in odd]!r}"
         problems.append(Problem(MISSING_INPUT, message, fixes=(fix,)))
     return problems
@@ -127,7 +129,7 @@ def _check_inputs(udf: Udf, schema: Any, columns: Sequence[str]) -> list[Problem
         annotation = annotations[number] if number < len(annotations) else NO_ANNOTATION
         kind = schema.field(column).type
         if not accepts(annotation, kind):
-            message = f"{udf.name}: takes {annotation_text(annotation)} for {column}, and the column is {kind}"
+            message = f"{udf.name}: takes {annotation_text(annotation)} for {column}, but the column is {kind}"
             problems.append(
                 Problem(INPUT_TYPE_MISMATCH, message, fixes=(_parameter_example(kind, column), "read another column"))
             )
@@ -158,7 +160,7 @@ def _check_outputs(udf: Udf, outputs: OutputTypes, schema: Any, columns: Sequenc
         given = (
             "one column" if len(outputs) == 1 else f"{len(outputs)} columns ({', '.join(name for name, _ in outputs)})"
         )
-        message = f"{udf.name} gives {given}, and {len(columns)} are to be filled: {', '.join(columns)}"
+        message = f"{udf.name} returns {given}, but {len(columns)} are to be filled: {', '.join(columns)}"
         fix = f"add_column({[name or udf.name for name, _ in outputs]!r}, {udf.name})"
         return [Problem(OUTPUT_MISMATCH, message, fixes=(fix,))]
     problems = []
@@ -168,11 +170,11 @@ def _check_outputs(udf: Udf, outputs: OutputTypes, schema: Any, columns: Sequenc
             continue
         there = schema.field(column).type
         if is_blob(there):
-            message = f"{udf.name}: cannot fill {column!r}: it is a column of blobs, which Lance writes only by itself"
+            message = f"{udf.name}: cannot fill {column!r}: it is a blob column, which only Lance can write"
             problems.append(Problem(OUTPUT_MISMATCH, message, fixes=(f"fill another column: {column}_new",)))
             continue
         if not (kind.equals(there) if explicit else can_store(kind, there)):
-            message = f"{udf.name} gives {kind}, and the column {column!r} is {there}"
+            message = f"{udf.name} returns {kind}, but column {column!r} is {there}"
             fixes = (
                 f'data_type="{there}", if its values are of that type',
                 f"table.drop({column!r}), and add it again",

@@ -26,7 +26,7 @@ POSITIONAL_KINDS = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIO
 
 @dataclass(frozen=True, slots=True)
 class UnresolvedAnnotation:
-    """An annotation that is a text, of which a name cannot be found."""
+    """A string annotation with an unresolvable name."""
 
     text: str
     reason: str
@@ -38,15 +38,15 @@ class Signature:
     is_async: bool
     inputs: tuple[str, ...]
     annotations: tuple[Any, ...]
-    """Of the inputs; NOTHING where there is none."""
+    """Annotations of the inputs; NOTHING where there is none."""
     returns: Any
     problems: tuple[Problem, ...]
     uncallable: bool = False
-    """It cannot be called for rows at all: what else is wrong with it does not matter."""
+    """It cannot be called for rows at all: further problems are not reported."""
 
 
 def read_signature(fn: Callable[..., Any] | type, name: str, input_columns: Sequence[str] | None) -> Signature:
-    """Never raises: what cannot be told is a problem."""
+    """Inspect a function; never raises, every obstacle is a problem."""
     called = call_target(fn)
     problems = _check_callable(fn, called, name)
     hopeless = bool(problems)
@@ -66,31 +66,29 @@ def read_signature(fn: Callable[..., Any] | type, name: str, input_columns: Sequ
 
 
 def _check_callable(fn: object, called: Callable[..., Any], name: str) -> list[Problem]:
-    """What no call gives a row's value of."""
+    """Problems of objects whose call does not return the value of a row."""
     if isinstance(fn, type) and not any("__call__" in vars(kind) for kind in fn.__mro__):
         fix = "def __call__(self, text: str) -> str: ..."
         return [Problem(BAD_SIGNATURE, f"{name}: the class has no method __call__", fixes=(fix,))]
     if any(inspect.isgeneratorfunction(one) or inspect.isasyncgenfunction(one) for one in _function_and_method(called)):
-        message = f"{name}: is a generator (it has a yield), and a call gives the value of a row"
+        message = f"{name}: is a generator function, but a call must return the value of a row"
         written = "__call__(self, ...)" if isinstance(fn, type) else f"{_example_name(name)}(...)"
-        fixes = (f"def {written} -> str: return ..., instead of yield", "or, of several values, -> list[str]")
+        fixes = (f"def {written} -> str: return ..., instead of yield", "-> list[str] for several values")
         return [Problem(BAD_SIGNATURE, message, fixes=fixes)]
     return []
 
 
 def _awaited_annotation(returns: Any, called: Callable[..., Any], name: str, problems: list[Problem]) -> Any:
-    """Of a plain function that says that it gives a coroutine: what that gives, and that it must be async."""
+    """The result type of a plain function annotated to return an awaitable, with the problem that it is not async."""
     if typing.get_origin(strip_optional(returns)) not in AWAITABLES or _is_async(called):
         return returns
-    message = (
-        f"{name}: gives {_annotation_name(strip_optional(returns))}, which nobody awaits: it is not an async function"
-    )
+    message = f"{name}: returns {_annotation_name(strip_optional(returns))}, which is never awaited: use async def"
     problems.append(Problem(BAD_SIGNATURE, message, fixes=(f"async def {_example_name(name)}(...), that awaits it",)))
     return typing.get_args(strip_optional(returns))[-1]
 
 
 def call_target(fn: Callable[..., Any] | type) -> Callable[..., Any]:
-    """What is called for rows: of classes and objects their `__call__`."""
+    """The function that is called for rows: `__call__` of classes and objects."""
     if isinstance(fn, type):
         return typing.cast("Callable[..., Any]", getattr(fn, "__call__", fn))  # noqa: B004 - of its objects
     return fn
@@ -101,7 +99,7 @@ def _is_async(called: Callable[..., Any]) -> bool:
 
 
 def _function_and_method(called: Callable[..., Any]) -> tuple[Any, Any]:
-    """The function itself, and an object's own method."""
+    """The function itself, or the method of an object."""
     inner = called.func if isinstance(called, functools.partial) else called
     return inner, getattr(inner, "__call__", None)  # noqa: B004
 
@@ -113,7 +111,7 @@ def _parameters(fn: object, called: Callable[..., Any], name: str, problems: lis
         found = list(inspect.signature(called).parameters.values())
     except (TypeError, ValueError):
         fix = f"def {_example_name(name)}(text: str) -> str: return ..., a function of your own that calls it"
-        problems.append(Problem(BAD_SIGNATURE, f"{name}: Python cannot tell its parameters", fixes=(fix,)))
+        problems.append(Problem(BAD_SIGNATURE, f"{name}: its signature is not available", fixes=(fix,)))
         return []
     if isinstance(fn, type) and not isinstance(inspect.getattr_static(fn, "__call__", None), staticmethod):
         found = found[1:]
@@ -123,7 +121,7 @@ def _parameters(fn: object, called: Callable[..., Any], name: str, problems: lis
 
 
 def _check_init(kind: type, name: str) -> list[Problem]:
-    """The workers make the object, and have nothing to give."""
+    """Problem of a class whose __init__ needs arguments: workers create the object without any."""
     try:
         parameters = inspect.signature(kind).parameters.values()
     except (TypeError, ValueError):
@@ -131,12 +129,12 @@ def _check_init(kind: type, name: str) -> list[Problem]:
     needed = _required_names(parameters)
     if not needed:
         return []
-    message = f"{name}: its __init__ needs {', '.join(needed)}, and workers make the object without arguments"
+    message = f"{name}: its __init__ needs {', '.join(needed)}, but workers create the object without arguments"
     return [Problem(BAD_SIGNATURE, message, fixes=(f"give {needed[0]} a default, or load it in setup(self, worker)",))]
 
 
 def _check_setup(kind: type, name: str) -> list[Problem]:
-    """What `setup` needs, beside the worker."""
+    """Problem of a setup that needs more arguments than the worker."""
     setup = inspect.getattr_static(kind, "setup", None)
     if setup is None or not callable(getattr(kind, "setup", None)):
         return []
@@ -148,8 +146,8 @@ def _check_setup(kind: type, name: str) -> list[Problem]:
     by_keyword = [one.name for one in parameters if one.kind is one.KEYWORD_ONLY and one.name in needed]
     if len(needed) < 2 and not by_keyword:
         return []
-    message = f"{name}: its setup needs {', '.join(needed)}, and workers give it one thing, the worker"
-    fix = "def setup(self, worker) or def setup(self); what it needs besides gets a default"
+    message = f"{name}: its setup needs {', '.join(needed)}, but it is called with the worker only"
+    fix = "def setup(self, worker) or def setup(self); give other parameters a default"
     return [Problem(BAD_SIGNATURE, message, fixes=(fix,))]
 
 
@@ -168,13 +166,14 @@ def _column_parameters(
     input_columns: Sequence[str] | None,
     problems: list[Problem],
 ) -> list[tuple[inspect.Parameter, Any]]:
-    """The parameters that columns go to. Those with a default keep it, unless input_columns= has a name for them."""
+    """Parameters that receive columns. Parameters with a default keep it, unless input_columns= names a column for
+    them."""
     by_place = [pair for pair in annotated if pair[0].kind in POSITIONAL_KINDS]
     needed = [pair for pair in by_place if pair[0].default is NO_ANNOTATION]
     rest = [pair for pair in annotated if pair[0].kind is inspect.Parameter.VAR_POSITIONAL]
     for one, _ in annotated:
         if one.kind is inspect.Parameter.KEYWORD_ONLY and one.default is NO_ANNOTATION:
-            message = f"{name}: {one.name} is given by keyword only, and columns are given by their place"
+            message = f"{name}: {one.name} is keyword-only, but columns are passed by position"
             problems.append(
                 Problem(BAD_SIGNATURE, message, fixes=(f"remove the * before {one.name}, or give it a default",))
             )
@@ -182,7 +181,7 @@ def _column_parameters(
         return needed
     if kind == "batch":
         if len(needed) != 1:
-            message = f"{name}: a function of a RecordBatch has one parameter, this one has {len(needed)}"
+            message = f"{name}: a function of a RecordBatch takes one parameter, this one takes {len(needed)}"
             problems.append(
                 Problem(
                     BAD_SIGNATURE, message, fixes=(f"def {_example_name(name)}(batch: pa.RecordBatch) -> pa.Array",)
@@ -193,7 +192,7 @@ def _column_parameters(
     if not by_place and not rest:
         problems.append(_no_parameters_problem(annotated, name, input_columns))
     elif not wanted:
-        message = f"{name}: no parameter without a default, so that it reads no column"
+        message = f"{name}: every parameter has a default, so it reads no column"
         fixes = (f"def {_example_name(name)}(text: str) -> str, where text is a column", 'input_columns=["text"]')
         problems.append(Problem(BAD_SIGNATURE, message, fixes=fixes))
     elif not rest and not len(needed) <= wanted <= len(by_place):
@@ -209,7 +208,7 @@ def _no_parameters_problem(
     annotated: list[tuple[inspect.Parameter, Any]], name: str, input_columns: Sequence[str] | None
 ) -> Problem:
     named = [one.name for one, _ in annotated if one.kind is inspect.Parameter.VAR_KEYWORD]
-    why = f"**{named[0]} gets none: columns are given by their place" if named else "it has no parameter"
+    why = f"**{named[0]} gets none: columns are passed by position" if named else "it has no parameter"
     columns = [column for column in input_columns or named if column.isidentifier()] or ["text"]
     fix = (
         f"def {_example_name(name)}({', '.join(f'{column}: str' for column in columns)}) -> str, of "
@@ -226,7 +225,7 @@ def _example_name(name: str) -> str:
 
 
 def is_arrow(annotation: object, *names: str) -> bool:
-    """Whether it is one of these classes of pyarrow or derives from it; pyarrow is not imported for that."""
+    """Whether it is one of these pyarrow classes or a subclass; does not import pyarrow."""
     if not isinstance(annotation, type):
         return False
     return any(base.__name__ in names and base.__module__.partition(".")[0] == "pyarrow" for base in annotation.__mro__)
@@ -237,7 +236,7 @@ def is_array(annotation: object) -> bool:
 
 
 def strip_optional(annotation: Any) -> Any:
-    """Without Annotated and without `| None`."""
+    """The annotation without Annotated and `| None`."""
     while True:
         if typing.get_origin(annotation) is typing.Annotated:
             annotation = typing.get_args(annotation)[0]
@@ -257,7 +256,7 @@ def _union_arguments(annotation: Any) -> tuple[Any, ...]:
 
 
 def union_members(annotation: Any) -> tuple[Any, ...]:
-    """Of `A | B` both; else itself."""
+    """Members of a union; otherwise the annotation itself."""
     return _union_arguments(annotation) or (annotation,)
 
 
@@ -275,20 +274,22 @@ def _check_annotations(annotated: list[tuple[inspect.Parameter, Any]], kind: Udf
         plain = strip_optional(hint)
         said = f"{name}: {one.name} is annotated with {_annotation_name(plain)}"
         if isinstance(plain, UnresolvedAnnotation):
-            message = f"{said}, of which a name cannot be found: {plain.reason}"
+            message = f"{said}, which cannot be resolved: {plain.reason}"
             problems.append(
                 Problem(BAD_SIGNATURE, message, fixes=("import it at the top of the module, not under an if",))
             )
         elif is_arrow(plain, "Table"):
             problems.append(
-                Problem(BAD_SIGNATURE, f"{said}, and rows come as batches", fixes=(f"{one.name}: pa.RecordBatch",))
+                Problem(
+                    BAD_SIGNATURE, f"{said}, but rows are passed as batches", fixes=(f"{one.name}: pa.RecordBatch",)
+                )
             )
         elif getattr(plain, "__name__", "") in ("ndarray", "Series"):
-            message = f"{said}, and columns come as Arrow arrays or as values"
+            message = f"{said}, but columns are passed as Arrow arrays or as values"
             fix = f"{one.name}: pa.Array, and {one.name}.to_numpy(zero_copy_only=False) in the function"
             problems.append(Problem(BAD_SIGNATURE, message, fixes=(fix,)))
         elif kind == "arrays" and one.default is NO_ANNOTATION and hint is not NO_ANNOTATION and not is_array(hint):
-            message = f"{said}, and others are arrays: a call gets arrays of all columns, or values of all"
+            message = f"{said}, but other parameters are arrays: a call gets arrays for all columns or values for all"
             problems.append(Problem(BAD_SIGNATURE, message, fixes=(f"{one.name}: pa.Array",)))
     return problems
 
@@ -299,7 +300,7 @@ def _annotation_name(annotation: object) -> str:
     return annotation.__qualname__ if isinstance(annotation, type) else str(annotation).replace("typing.", "")
 
 
-# --- annotations that are texts
+# --- string annotations
 
 
 def _read_hints(called: Callable[..., Any]) -> dict[str, Any]:
@@ -326,7 +327,8 @@ def _read_hints(called: Callable[..., Any]) -> dict[str, Any]:
 
 
 def resolve_annotation(annotation: Any, names: dict[str, Any]) -> Any:
-    """As a type, by these names, and by those that Arrow and numpy usually have: many import them for checkers only."""
+    """Evaluate a string annotation with these names and the usual aliases of Arrow and numpy, which are often imported
+    for type checkers only."""
     reason = ""
     for extra in (False, True):
         try:

@@ -22,28 +22,28 @@ if TYPE_CHECKING:
 
 FOLDER_NAME = "_dovetail"
 MAX_SYNC_BYTES = 1 << 20
-"""Records are smaller, and on the disk when `put` returns; parts are larger and would wait for slow disks, and of marks
-the name is all there is. No part is lost with a process that is killed, only some with a machine that is."""
+"""Files up to this size (records) are synced to disk before `put` returns. Larger ones (parts) are not, to avoid
+waiting for slow disks: a killed process loses none of them, a crashed machine may."""
 _TEMPORARY_PREFIX = ".tmp-"
 _MAX_NAME_CHARS = 255 - len(".json")
-"""Of the names of files on any disk."""
+"""Limit of file names on common file systems."""
 _SHORT_NAME_CHARS = 100
 
 
 def column_folder(column: str) -> str:
-    """A folder's name for whatever a column is called; `columns` is not one of them."""
+    """Folder name of a column with any name; never `columns`."""
     name = "c-" + quote(column, safe="")
     if len(name) <= _MAX_NAME_CHARS:
         return name
-    short = re.sub("%.?$", "", name[:_SHORT_NAME_CHARS])  # not half of a quoted letter
-    return f"{short}={hashlib.sha256(column.encode()).hexdigest()[:32]}"  # no name that is quoted has a =
+    short = re.sub("%.?$", "", name[:_SHORT_NAME_CHARS])  # not part of a quoted character
+    return f"{short}={hashlib.sha256(column.encode()).hexdigest()[:32]}"  # a quoted name contains no =
 
 
 class Store:
-    """Files by name, written whole or not at all. Pickled it is its address."""
+    """Files by name, written atomically. Pickling keeps only the address."""
 
     def __init__(self, uri: str, storage: Mapping[str, str] | None = None) -> None:
-        """`uri` is the table's."""
+        """`uri`: address of the table."""
         self.uri = normalize_uri(uri)
         self.storage = dict(storage or {})
         self.is_local = not is_remote(self.uri)
@@ -56,29 +56,29 @@ class Store:
         return type(self), (self.uri, self.storage)
 
     def __repr__(self) -> str:
-        return f"Store({self.uri!r})"  # storage has keys that nobody should see
+        return f"Store({self.uri!r})"  # storage may contain secrets
 
     def names(self, folder: str) -> list[str]:
-        """Of the files directly in it, sorted; none if it is not there."""
+        """Names of the files in the folder, sorted; empty if it does not exist."""
         return sorted(self._files.list_entries(folder)[1])
 
     def folders(self, folder: str) -> list[str]:
         return sorted(self._files.list_entries(folder)[0])
 
     def put(self, path: str, data: bytes) -> None:
-        """Whole or not at all; replaces what is there."""
+        """Write a file atomically, replacing an existing one."""
         self._files.put(path, data)
 
     def get(self, path: str) -> bytes | None:
         return self._files.get(path)
 
     def create(self, path: str, data: bytes) -> bool:
-        """False: there was one already. Of several at the same moment exactly one gets True on a local disk; in an
-        object store, where Lance has no such call, two may: the last one's data is there then."""
+        """Create a file; False if it exists. On a local disk exactly one of several concurrent calls returns True. In
+        an object store, for which Lance has no such call, two may; the last one's data remains."""
         return self._files.create(path, data)
 
     def delete(self, *paths: str) -> None:
-        """Those that are there."""
+        """Delete files; missing ones are ignored."""
         for path in paths:
             self._files.delete(path)
 
@@ -120,7 +120,7 @@ class _LocalFiles:
             return False
         temporary = self._write_temporary(path, data)
         try:
-            os.link(temporary, self._root / path)  # fails if there is one, and what it makes is whole
+            os.link(temporary, self._root / path)  # atomic; fails if the file exists
         except FileExistsError:
             return False
         finally:
@@ -142,17 +142,17 @@ class _LocalFiles:
         return temporary
 
     def _open_new(self, path: Path) -> Any:
-        """Somebody may remove the folder, because it is empty, between the making of it and of a file in it."""
+        """Open a new file. Another process may remove the empty folder between its creation and that of the file."""
         for _ in range(100):
             with contextlib.suppress(FileNotFoundError):
                 self._make_folder(path.parent)
                 return path.open("xb")
             if not self._root.parent.is_dir():
-                raise FileNotFoundError(errno.ENOENT, "the table is not there any more", str(self._root.parent))
+                raise FileNotFoundError(errno.ENOENT, "the table no longer exists", str(self._root.parent))
         return path.open("xb")
 
     def _make_folder(self, folder: Path) -> None:
-        """With those above it, but not the table's own: one that somebody has removed stays away."""
+        """Create the folder and its parents, but not that of the table: a removed table stays removed."""
         try:
             folder.mkdir(exist_ok=True)
         except FileNotFoundError:
@@ -176,8 +176,8 @@ class _LocalFiles:
 
 
 class _RemoteFiles:
-    """Lance's own client, so that the table's storage options are all that is needed. It encodes names (`%` becomes
-    `%25`) on the way in, and does not decode them on the way out."""
+    """Files of an object store by the client of Lance, which needs only the table's storage options. It encodes names
+    (`%` becomes `%25`) when writing and does not decode them when listing."""
 
     def __init__(self, root: str, storage: dict[str, str]) -> None:
         self._root = root
@@ -225,7 +225,7 @@ class _RemoteFiles:
         try:
             self._session.delete_file(path)
         except OSError:
-            if self._exists(path):  # S3 says nothing about what is not there, others do
+            if self._exists(path):  # S3 ignores missing files, other stores do not
                 raise
 
     def delete_folder(self, folder: str) -> None:

@@ -48,16 +48,16 @@ if TYPE_CHECKING:
 NO_COLUMN = "DT447"
 COLUMN_EXISTS = "DT448"
 RESERVED_NAMES = ("_rowid", "_rowaddr", "_rowoffset", "_row_created_at_version", "_row_last_updated_at_version")
-"""A column of such a name makes the table unreadable."""
+"""Names that Lance reserves; a column of such a name makes the table unreadable."""
 
 
 def table(uri: str | Path, storage_options: Mapping[str, str] | None = None) -> Table:
-    """A Lance table: a folder, or "s3://bucket/clips.lance" with the storage options that Lance takes."""
+    """Open a Lance table: a folder, or "s3://bucket/clips.lance" with the storage options of Lance."""
     return Table(str(uri), storage_options)
 
 
 class Table:
-    """Add columns, fill them, see what failed. Every call looks at the newest version of the table."""
+    """Columns of a Lance table: add, fill, list failed rows. Every call reads the newest version of the table."""
 
     def __init__(self, uri: str, storage_options: Mapping[str, str] | None = None) -> None:
         found = LanceTable(uri, storage_options)
@@ -76,21 +76,22 @@ class Table:
 
     @property
     def schema(self) -> Any:
-        """As pyarrow has it."""
+        """The schema as a pyarrow.Schema."""
         return self._newest().schema
 
     # --- columns
 
     def add_column(self, name: str | Sequence[str], udf: Udf | Callable[..., Any] | str) -> None:
-        """An empty column that `udf` will fill; instant, whatever the size of the table. A function that gives a
-        NamedTuple fills several: their names as a list. To say it once more changes nothing, or the function."""
+        """Add an empty column that `udf` fills; instant for tables of any size. A function that returns a NamedTuple
+        fills several columns: pass their names as a list. Repeating the call has no effect, or replaces the
+        function."""
         function, columns = _to_udf(udf), _check_column_names(name)
         found = self._newest()
         record = read_column(self._store, columns[0])
         problems = function.check(found.schema, columns)
         there = [column for column in columns if column in found.schema.names]
         if there and (record is None or record.columns != columns):
-            message = f"the table has a column {there[0]!r} already"
+            message = f"the table already has a column {there[0]!r}"
             fixes = (f'table.backfill("{there[0]}", udf) computes it anew', f'table.drop("{there[0]}") removes it')
             problems.append(Problem(COLUMN_EXISTS, message, fixes=fixes, place=self.uri))
         if problems:
@@ -108,7 +109,7 @@ class Table:
         if missing:
             try:
                 found = found.add_columns(missing)
-            except DovetailError:  # somebody else may have added the same just now
+            except DovetailError:  # another process may have added the same column
                 found = found.newest()
                 if any(one.name not in found.schema.names or found.schema.field(one.name) != one for one in missing):
                     raise
@@ -118,7 +119,7 @@ class Table:
         return found
 
     def drop(self, column: str | Sequence[str]) -> None:
-        """Removes a column from the table, and what is kept of it beside the table."""
+        """Remove a column from the table, and its records beside the table."""
         names = _check_column_names(column)
         found = self._newest()
         there = found.schema.names
@@ -142,7 +143,7 @@ class Table:
         self._drop(found, [name for name in names if name in there], sorted(every))
 
     def _drop(self, found: LanceTable, there: list[str], kept: list[str]) -> None:
-        """Columns that are there, and what is kept of those and of others that are not there any more."""
+        """Columns of the table, and records of these and of removed columns."""
         try:
             with (
                 translate_write_errors(self.uri),
@@ -187,22 +188,22 @@ class Table:
         num_frags: int | None = None,
         **unknown: Any,
     ) -> BackfillResult:
-        """Fills a column: computes what is not computed yet, on worker processes, and commits while it goes.
+        """Fill a column: compute the missing rows in worker processes and commit them while it runs.
 
-        Readers see finished fragments at once, and then every `commit_every`. Killed, it loses at most two seconds of
-        each worker: the same call again goes on. What is done is done, also where the function gave None; `recompute`
-        computes it again, and so does another version of the function, which it says.
+        Finished fragments become visible with the first commit and then every `commit_every`. After a kill, repeat the
+        call to resume; at most two seconds of work per worker is repeated. A row counts as filled even if the function
+        returned None. `recompute` computes filled rows again, and so does a new version of the function.
 
-        `udf` is needed once, or if it cannot be imported by its name. `workers` is "auto" (what fits), n (fewer, if
-        they do not fit: it says so) or (least, most); `slots` are calls at once in each; `batch_size` rows per call.
-        `where` computes only rows that meet a condition, the others keep what they have; `fragments` only so many, or
-        those with these ids. `on_error`: "fail" (the default) raises the function's own exception type, "skip" leaves
-        the row NULL and lists it in `errors`, `dt.Retry(...)` tries again; more than `max_errors` rows (or share of
-        them: "1%") stop it. `timeout` is for one row. If another process fills the column it waits for it, or with
-        `wait=False` raises. `engine`, `cluster`, `share` and `env_from` are those of `dt.run`.
+        `udf` is required the first time, and if it cannot be imported by name. `workers` is "auto" (as many as fit), n
+        (fewer if they do not fit) or (min, max); `slots` is the number of concurrent calls per worker; `batch_size` the
+        rows per call. `where` limits the rows; other rows keep their values. `fragments` is a number of unfinished
+        fragments or a list of ids. `on_error`: "fail" (default) raises an error that is also of the function's
+        exception type, "skip" leaves the row NULL and records it in `errors`, `dt.Retry(...)` retries with backoff.
+        More failed rows than `max_errors` (a count or "1%") stop the backfill. `timeout` applies to one row. If another
+        process is filling the column, the call waits for it, or raises with `wait=False`. `engine`, `cluster`, `share`
+        and `env_from` are those of `dt.run`.
 
-        `concurrency`, `intra_applier_concurrency` and `num_frags` are other spellings of `workers`, `slots` and
-        `fragments`.
+        `concurrency`, `intra_applier_concurrency` and `num_frags` are aliases of `workers`, `slots` and `fragments`.
         """
         how = {name: value for name, value in locals().items() if name not in ("self", "column", "udf", "unknown")}
         found, function, names, before, asked = self._check_call(column, udf, how | unknown)
@@ -221,7 +222,8 @@ class Table:
     def _check_call(
         self, column: str | Sequence[str], udf: Udf | Callable[..., Any] | str | None, how: Mapping[str, Any]
     ) -> tuple[LanceTable, Udf, list[str], ColumnRecord | None, BackfillArguments]:
-        """Table, function, columns, what is known of them, and what is asked; or everything that is wrong, at once."""
+        """The table, the function, the columns, their record and the arguments; ConfigError with all problems at
+        once."""
         asked, problems = validate_arguments(how)
         names = _check_column_names(column)
         found = self._newest()
@@ -243,7 +245,7 @@ class Table:
     def _ensure_columns(
         self, found: LanceTable, function: Udf, names: list[str], record: ColumnRecord | None
     ) -> tuple[LanceTable, ColumnRecord]:
-        """A column that is new is there."""
+        """Add the column if it does not exist."""
         if record is None or record.columns != names or any(name not in found.schema.names for name in names):
             found = self._add(found, function, names, record)
         return found, make_column_record(function, names, columns_to_read(function, found.schema.names, names), record)
@@ -258,19 +260,17 @@ class Table:
 
     def _skip_problems(self, found: LanceTable, names: Sequence[str], on_error: ErrorPolicy) -> list[Problem]:
         wrong = _non_nullable(found, names) if on_error.then == "skip" else []
-        message = f'column {", ".join(wrong)} may not be NULL, and on_error="skip" leaves rows that fail NULL'
+        message = f'column {", ".join(wrong)} is not nullable, and on_error="skip" leaves failed rows NULL'
         return [Problem("DT437", message, fixes=('on_error="fail"',), place=self.uri)] if wrong else []
 
     def _stored_udf(self, found: LanceTable, column: str, record: ColumnRecord | None, call: str = "backfill") -> Udf:
         if record is None:
             if column not in found.schema.names:
                 raise ConfigError(self._no_column_problem(found, column))
-            message = f"nobody has said which function fills {column!r}"
+            message = f"no function is registered for column {column!r}"
             raise ConfigError(Problem(NO_COLUMN, message, fixes=(f'table.backfill("{column}", udf)',), place=self.uri))
         if not record.reference:
-            message = (
-                f"{column!r} is filled by {record.name}, which no module has by that name (a script's, or a lambda)"
-            )
+            message = f"{column!r} is filled by {record.name}, which cannot be imported by name (script or lambda)"
             raise ConfigError(Problem(NO_COLUMN, message, fixes=(f'table.{call}("{column}", {record.name})',)))
         return load_udf(record.reference)
 
@@ -282,7 +282,7 @@ class Table:
     def _refresh_target(
         self, found: LanceTable, udf: Udf, record: ColumnRecord, asked: BackfillArguments
     ) -> FillTarget:
-        """Nobody else fills the column now: what others wrote meanwhile counts."""
+        """Reload the records: the lease is held now, and other processes may have written meanwhile."""
         now = self._newest()
         problems = [self._no_column_problem(now, name) for name in record.columns if name not in now.schema.names]
         if problems:
@@ -300,9 +300,9 @@ class Table:
         return aim
 
     def _save_outcome(self, record: ColumnRecord, rate: float | None, asked: BackfillArguments) -> None:
-        """Writes down what the run learned; what somebody said of the column meanwhile (`add_column`) stays."""
+        """Save what the run measured; changes of the record by `add_column` meanwhile are kept."""
         before = read_column(self._store, record.columns[0]) or record
-        if before.columns != record.columns:  # another function fills it, with others
+        if before.columns != record.columns:  # another function fills it together with other columns
             return
         changed = replace(before)
         if before.version == record.version:
@@ -320,8 +320,8 @@ class Table:
         sample: bool = True,
         **how: Any,
     ) -> BackfillPlan:
-        """What `backfill` with the same arguments would do: fragments, rows, workers, what they ask for line by line,
-        and how long it takes, by a sample of rows that is computed and thrown away. Nothing is changed."""
+        """Dry run of `backfill` with the same arguments: fragments, rows, workers, their resources, and the estimated
+        time, measured by computing sample rows. Nothing is changed."""
         from dovetail.backfill.estimate import estimate_backfill
 
         found, function, names, record, asked = self._check_call(column, udf, how)
@@ -330,17 +330,17 @@ class Table:
             now.start_recompute(asked.where)
         return estimate_backfill(found, self._store, function, now, asked, sample=sample)
 
-    # --- what failed, what was
+    # --- failed rows and history
 
     def errors(self, column: str) -> list[RowError]:
-        """The rows that were set aside: address, exception type, message, traceback."""
+        """The rows that failed: address, exception type, message, traceback."""
         return read_current_errors(self._newest(), self._store, self._read_record(_check_column_name(column)))
 
     def retry_errors(
         self, column: str, udf: Udf | Callable[..., Any] | str | None = None, **how: Any
     ) -> BackfillResult:
-        """Computes the rows of `errors(column)` again, and no others, with the function as it is now. Arguments as
-        those of `backfill`, without `where`, `fragments` and `recompute`."""
+        """Compute only the rows of `errors(column)` again, with the current function. Takes the arguments of
+        `backfill` except `where`, `fragments` and `recompute`."""
         wrong = [name for name in ("where", "fragments", "recompute", "num_frags") if how.get(name)]
         if wrong:
             message = f"retry_errors has no {', '.join(wrong)}: it computes the rows that failed"
@@ -356,7 +356,7 @@ class Table:
             return retry_failed_rows(found, self._store, function, record, asked, _new_run_id())
 
     def history(self, column: str | None = None) -> list[JobRecord]:
-        """Every backfill of a column, or of all; the oldest first."""
+        """All backfills of a column, or of all columns; oldest first."""
         return read_jobs(
             self._store, None if column is None else self._read_record(_check_column_name(column)).columns[0]
         )
@@ -379,26 +379,26 @@ def _check_column_names(column: str | Sequence[str]) -> list[str]:
     given: object = column
     names = [given] if isinstance(given, str) else list(given) if isinstance(given, list | tuple) else []
     if not names or not all(isinstance(name, str) and name for name in names) or len({*names}) != len(names):
-        message = f"{column!r} is not the name of a column, nor a list of different names"
+        message = f"{column!r} is not a column name or a list of different names"
         raise ConfigError(Problem(NO_COLUMN, message, fixes=('table.backfill("n", udf)',)))
     kept = [name for name in names if name in RESERVED_NAMES]
     if kept:
-        message = f"{', '.join(map(repr, kept))} is a name that Lance keeps for itself"
+        message = f"{', '.join(map(repr, kept))} is a name that Lance reserves"
         raise ConfigError(Problem(NO_COLUMN, message, fixes=(f'"{kept[0].strip("_")}"',)))
     return names
 
 
 def _check_column_name(column: str) -> str:
-    """Of one that is there."""
+    """Field of an existing column."""
     given: object = column
     if isinstance(given, str):
         return given
-    message = f"{column!r} is not the name of a column"
+    message = f"{column!r} is not a column name"
     raise ConfigError(Problem(NO_COLUMN, message, fixes=('table.errors("n")',)))
 
 
 def _non_nullable(found: LanceTable, names: Sequence[str]) -> list[str]:
-    """Columns that must have a value in every row."""
+    """Columns that are not nullable."""
     return [name for name in names if name in found.schema.names and not found.schema.field(name).nullable]
 
 

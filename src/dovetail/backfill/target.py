@@ -1,7 +1,7 @@
 """FillTarget, what a backfill computes, and the identity hash in data file names by which a result counts as done.
 
-Never the run, the resources or the number of workers. What was computed carries it in the name of its data file, which
-appears in the table with the very commit that makes the values visible: no other record can be older or newer.
+The identity excludes the run, the resources and the number of workers. It is part of the name of the data file, which
+becomes part of the table in the same commit as the values: it can never be out of date.
 """
 
 from __future__ import annotations
@@ -22,26 +22,25 @@ if TYPE_CHECKING:
 
 HASH_DIGITS = 16
 INCOMPLETE_SUFFIX = "x.lance"
-"""How the name of a data file ends of which rows were set aside."""
+"""Suffix of data files with failed rows."""
 
 
 def make_identity(
     outputs: Sequence[tuple[str, str]], version: str, inputs: Sequence[str], where: str | None, generation: int
 ) -> str:
-    """`outputs`: column and type, as text."""
+    """`outputs`: (column, type as text)."""
     told = json.dumps([[list(item) for item in outputs], version, list(inputs), where, generation])
     return hashlib.sha256(told.encode("utf-8", "surrogatepass")).hexdigest()[:HASH_DIGITS]
 
 
 def files_hash(fragment: Fragment, fields: Collection[int]) -> str:
-    """Of the data files that hold those columns. Rows that were deleted since change nothing of the others."""
+    """Hash of the data files of these columns. Deletions of rows do not change it."""
     told = json.dumps([fragment.id, fragment.rows, files_with_fields(fragment, fields)])
     return hashlib.sha256(told.encode("utf-8", "surrogatepass")).hexdigest()[:HASH_DIGITS]
 
 
 def files_with_fields(fragment: Fragment, fields: Collection[int]) -> list[tuple[str, list[int]]]:
-    """Those that hold these columns, and which of them each holds: a name may be another column's by now, in the same
-    file."""
+    """Files with these columns, and the columns in each: the same file name may belong to another column later."""
     return sorted((file.path, sorted({*file.fields} & {*fields})) for file in _files_of_fields(fragment, fields))
 
 
@@ -50,24 +49,24 @@ def _files_of_fields(fragment: Fragment, fields: Collection[int]) -> list[DataFi
 
 
 def is_done(fragment: Fragment, identity: str, inputs: str, fields: Collection[int]) -> bool:
-    """Whether what is to be computed is what the fragment has."""
+    """Whether the fragment already has the values to be computed."""
     prefix, own = f"dt-{identity}-{inputs}-", _files_of_fields(fragment, fields)
-    filled = {number for file in own for number in file.fields}  # one of several may have been dropped and added anew
+    filled = {number for file in own for number in file.fields}  # one of several may have been dropped and added again
     return bool(own) and filled.issuperset(fields) and all(file.path.startswith(prefix) for file in own)
 
 
 def data_file_name(identity: str, inputs: str, *, incomplete: bool) -> str:
-    """Never the same twice."""
+    """A unique name."""
     return f"dt-{identity}-{inputs}-{uuid.uuid4().hex}{INCOMPLETE_SUFFIX if incomplete else '.lance'}"
 
 
 def is_incomplete(fragment: Fragment, fields: Collection[int]) -> bool:
-    """Whether rows of what fills it were set aside."""
+    """Whether the fragment has failed rows."""
     return any(file.path.endswith(INCOMPLETE_SUFFIX) for file in _files_of_fields(fragment, fields))
 
 
 def current_identity(fragment: Fragment, fields: Collection[int]) -> str:
-    """The identity of what fills it now; nothing if it was not us."""
+    """Identity of its current values; "" if no backfill computed them."""
     for file in _files_of_fields(fragment, fields):
         pieces = file.path.split("-")
         if len(pieces) == 4 and pieces[0] == "dt":
@@ -76,7 +75,7 @@ def current_identity(fragment: Fragment, fields: Collection[int]) -> str:
 
 
 RECOMPUTE_SUFFIX = "-anew"
-"""Checkpoints of fragments that are computed once more by the same function are not those of its first time."""
+"""Suffix that separates the checkpoints of a recomputation from those of the first time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,34 +88,34 @@ class FillTarget:
     where: str | None = None
     fragments: int | tuple[int, ...] | None = None
     only: Mapping[int, tuple[int, ...]] | None = None
-    """Fragment -> rows to compute once more; others are left alone."""
+    """Fragment -> rows to retry; other rows are not computed."""
     masked: bool = False
-    """Some rows keep the value that they have."""
+    """Some rows keep their values."""
     recompute_fragments: bool = False
-    """Also what is done."""
+    """Complete fragments are computed again."""
 
     def fields(self, table: LanceTable) -> tuple[int, ...]:
-        """In the order of the columns, as data files have them."""
+        """Field ids in the order of the columns in data files."""
         ids = table.field_ids()
         return tuple(ids[name] for name in self.columns)
 
     def dependencies(self, table: LanceTable) -> tuple[str, ...]:
-        """Columns on which its values depend."""
+        """Columns on which the values depend."""
         named = table.columns_mentioned(self.where) if self.where is not None else ()
         return tuple(sorted({*self.inputs, *named} - {*self.columns}))
 
     def input_hash(self, table: LanceTable, fragment: Fragment) -> str:
-        """The hash of the files from which it is computed."""
+        """Hash of the files from which the fragment is computed."""
         ids = table.field_ids()
         return files_hash(fragment, {ids[name] for name in self.dependencies(table) if name in ids})
 
     def kept_values_hash(self, table: LanceTable, fragment: Fragment) -> str:
-        """The hash of the files with the values that rows keep; nothing if none does."""
+        """Hash of the files with values that rows keep; "" if no row keeps its value."""
         return files_hash(fragment, self.fields(table)) if self.masked else ""
 
 
 def make_target(table: LanceTable, udf: Udf, record: ColumnRecord, asked: BackfillArguments) -> FillTarget:
-    """What a call of `backfill` is about. A column that is not there yet has the type that the function gives."""
+    """Target of a call of `backfill`. A column that does not exist yet gets the return type of the function."""
     types = dict(zip(record.columns, record.types, strict=True))
     there = {name: table.schema.field(name) for name in record.columns if name in table.schema.names}
     outputs = [(name, str(there[name].type) if name in there else types[name]) for name in record.columns]
@@ -124,7 +123,7 @@ def make_target(table: LanceTable, udf: Udf, record: ColumnRecord, asked: Backfi
     wanted = make_identity(outputs, udf.version, record.inputs, asked.where, generation)
     identity = record.same.get(wanted, wanted)
     inputs = record.provenance_of(identity).inputs if identity != wanted else record.inputs
-    masked = asked.where is not None or any(not field.nullable for field in there.values())  # deleted rows keep theirs
+    masked = asked.where is not None or any(not field.nullable for field in there.values())  # as deleted rows
     return FillTarget(
         folder=record.folder,
         columns=tuple(there),

@@ -12,38 +12,40 @@ if TYPE_CHECKING:
     from dovetail.pipeline.error_policy import ErrorPolicy
 
 MAX_PART_BYTES = 64 << 20
-"""Results that a worker holds before it leaves them beside the table."""
+"""Size of the results that a worker buffers before it saves a part."""
 COMPUTED_COLUMN = "_new"
-"""In parts of a backfill that does not compute all rows: which rows it computed."""
+"""Column of parts that marks the computed rows, if not all are computed."""
 WORKER_DIED = "WorkerDied"
+NO_FRAGMENT = -1
+"""Fragment of a failed row before it is known; its offset is then the position in the batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class OutputColumn:
-    """A column that is filled."""
+    """A column to fill."""
 
     name: str
     field: int
-    """The table's number of it."""
+    """Field id in the table."""
     type: Any
 
 
 @dataclass(frozen=True)
 class FillJob:
-    """The same for all tasks of a run."""
+    """Settings shared by all tasks of a run."""
 
     uri: str
     storage: Mapping[str, str]
     version: int
-    """Of the table: everybody reads the same one."""
+    """Table version that all workers read."""
     folder: str
-    """Of this column, beside the table."""
+    """Folder of the column beside the table."""
     inputs: tuple[str, ...]
     outputs: tuple[OutputColumn, ...]
     identity: str
-    """Of what is computed: part of the name of a data file, by which it is known as done."""
+    """Identity of the values; part of the data file name, by which they count as complete."""
     parts: str
-    """Of the checkpoints; another one where only some rows are computed again."""
+    """Identity of the checkpoints; differs from `identity` if only some rows are computed again."""
     run: str
     on_error: ErrorPolicy
     batch_size: int | None = None
@@ -51,7 +53,7 @@ class FillJob:
     slots: int = 1
     where: str | None = None
     masked: bool = False
-    """Only some rows are computed; the others keep what they have."""
+    """Only some rows are computed; the others keep their values."""
     dependencies: tuple[str, ...] = ()
     """Columns on which the values depend."""
     part_bytes: int = MAX_PART_BYTES
@@ -59,30 +61,30 @@ class FillJob:
 
 @dataclass(frozen=True, slots=True)
 class RangeTask:
-    """Rows [start, stop) of a fragment, by their place in it; as far as the time goes."""
+    """Rows [start, stop) of a fragment, to be computed within a time budget."""
 
     fragment: int
     rows: int
-    """Of the whole fragment, with those that are deleted."""
+    """Rows of the fragment, including deleted ones."""
     inputs: str
-    """Which files the fragment's input is in, as a hash."""
+    """Hash of the input files of the fragment."""
     start: int
     stop: int
     only: tuple[int, ...] | None = None
-    """Of these rows no others are computed, if it is not None."""
+    """The only rows to compute; None: all."""
     before: str = ""
-    """Which files have the values that other rows keep, as a hash."""
+    """Hash of the files with the values that other rows keep."""
     budget_s: float = 1.5
 
     @property
     def checkpoint_key(self) -> str:
-        """Of its checkpoints: where rows keep what they have, those of other values are not its own, because a
-        condition may name other rows now."""
+        """Key of its checkpoints. It includes the kept values, because after they change a condition may match other
+        rows."""
         return f"{self.key}-{self.before}" if self.before else self.key
 
     @property
     def key(self) -> str:
-        """Of what is told of its rows."""
+        """Key of the error records of its rows."""
         key = f"{self.fragment}-{self.inputs}"
         if self.only is None:
             return key
@@ -91,7 +93,7 @@ class RangeTask:
 
 @dataclass(frozen=True, slots=True)
 class FailedRow:
-    """A row that could not be computed."""
+    """A row that failed. `error_type`: name of the exception type."""
 
     fragment: int
     offset: int
@@ -99,7 +101,7 @@ class FailedRow:
     message: str
     traceback: str = ""
     exception: bytes = b""
-    """The exception itself, pickled by a worker of ours."""
+    """The exception pickled by cloudpickle, or its type, message and attributes; b"": not picklable."""
 
     @property
     def address(self) -> int:
@@ -108,16 +110,16 @@ class FailedRow:
 
 @dataclass(slots=True)
 class PhaseTimes:
-    """Where the seconds went."""
+    """Time by phase in seconds."""
 
     read: float = 0.0
     compute: float = 0.0
     checkpoint: float = 0.0
     write: float = 0.0
     commit: float = 0.0
-    """By the driver, beside the workers."""
+    """Spent in the driver, concurrently with the workers."""
     start: float = 0.0
-    """Until a worker was there, by the clock."""
+    """Wall-clock time until the first worker was ready."""
 
     def add(self, other: PhaseTimes) -> None:
         for name in self.__slots__:
@@ -129,31 +131,31 @@ class PhaseTimes:
 
 @dataclass(slots=True)
 class RangeResult:
-    """How far a task came."""
+    """Result of a task."""
 
     task: RangeTask
     reached: int
-    """Rows before this one are computed, or kept in parts."""
+    """Rows before this one are computed or in parts."""
     computed: int = 0
-    """Rows for which the function was asked, this time."""
+    """Rows computed by this task."""
     file: str = ""
-    """The fragment's data file, if this was the last of its rows."""
+    """Data file of the fragment, if this task completed it."""
     size_bytes: int = 0
     errors: int = 0
-    """Rows of it that were set aside, this time."""
+    """Rows that failed in this task."""
     failed: FailedRow | None = None
-    """Why it stopped, if errors are to stop it."""
+    """The row that stopped the task, with on_error="fail"."""
     times: PhaseTimes = field(default_factory=PhaseTimes)
     worker_error: str = ""
-    """What hindered the worker, if it was not the function: a disk that is full, a store that does not answer."""
+    """Error outside of the function: a full disk, an unreachable store."""
     untouched: bool = False
-    """No row of the whole fragment is asked for: it keeps what it has."""
+    """No row of the fragment is requested: it keeps its values."""
     fragment_changed: bool = False
-    """The fragment is no more as it was when this began, and what it was then is no more to be had."""
+    """The fragment changed since the start, and its old version no longer exists."""
     missing: tuple[tuple[int, int], ...] = ()
-    """Rows of the fragment that nobody has any more: their part was damaged."""
+    """Rows of the fragment whose part was damaged."""
     worker: tuple[str, int] = ("", 0)
-    """Node and number of who did it."""
+    """Node and id of the worker."""
 
     @property
     def busy_s(self) -> float:

@@ -1,7 +1,7 @@
 """Source of range tasks for workers, cut to about a second of work, and the tracker of which fragments are complete.
 
-The source of a backfill's run. It never hands out more than workers can begin soon, because what a task leaves undone
-comes back as a new one, and near the end what is left is cut finer, so that all workers end at the same time.
+The source of a backfill's run. It hands out only as many tasks as workers can start soon, because the rest of an
+unfinished task becomes a new task. Near the end tasks become smaller, so that all workers finish at the same time.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ if TYPE_CHECKING:
     from dovetail.backfill.task import RangeResult, RangeTask
 
 TASK_BUDGET_S = 1.5
-"""What a kill costs, and one call more: at most 2 s of a worker."""
+"""Time budget of a task. A kill loses that and one call: at most 2 s per worker."""
 FIRST_TASK_BUDGET_S = 0.5
 MIN_TASK_BUDGET_S = 0.15
 TASKS_PER_SLOT = 2
-"""Tasks per slot: one runs, one waits."""
+"""Tasks per slot: one running, one queued."""
 LONG_TASK_S = 0.3
-"""Beside a task that takes so long, the way of the next one to its worker is nothing."""
+"""For tasks of this length the time to send the next one is negligible."""
 SPARE_TASKS = 1
-"""And one for a worker that may just come."""
+"""One more for a worker that may just have started."""
 MIN_ROWS_PER_TASK = 64
-"""A fragment is not cut into smaller pieces while nobody knows how long a row takes."""
+"""Minimum piece of a fragment while the time per row is unknown."""
 MIN_TASK_S = 0.1
-"""Nor into pieces of less work than this when somebody does."""
+"""Minimum work of a piece when the time per row is known."""
 
 
 @dataclass(slots=True)
 class MeasuredRate:
-    """What workers did until now."""
+    """Rows and seconds of all finished tasks."""
 
     rows: int = 0
     seconds: float = 0.0
@@ -48,10 +48,10 @@ class MeasuredRate:
 
 
 class TaskQueue:
-    """Iterate over it for tasks; `settle` what came back, from any thread."""
+    """Iterate to get tasks; `task_done` may be called from any thread."""
 
     def __init__(self, tasks: Sequence[RangeTask], workers: int, slots: int = 1, rate: float | None = None) -> None:
-        """`slots`: tasks that one worker does at once. `rate`: rows per second of one slot, if it is known."""
+        """`slots`: concurrent tasks per worker. `rate`: rows per second of one slot, if known."""
         self._per_worker = slots
         self._slots = max(1, workers * slots)
         self._known_rate = rate
@@ -59,7 +59,7 @@ class TaskQueue:
         self._changed = Condition()
         self._outstanding = 0
         self._last_task_s = 0.0
-        """The last task."""
+        """Seconds of the last task."""
         self._workers: set[tuple[str, int]] = set()
         self._stopped = False
         self._error: BaseException | None = None
@@ -67,7 +67,7 @@ class TaskQueue:
         self._queue = deque(self._initial_tasks(tasks))
 
     def _initial_tasks(self, tasks: Sequence[RangeTask]) -> Iterator[RangeTask]:
-        """Whole ranges, unless they are too few for all workers."""
+        """Whole ranges, or pieces if there are fewer ranges than workers."""
         rows = max(1, self.rows_left)
         for task in tasks:
             share = (task.stop - task.start) / rows
@@ -90,7 +90,7 @@ class TaskQueue:
             raise self._error
 
     def _take(self) -> RangeTask | None:
-        """Waits until there is one; None: there is no more."""
+        """Wait for the next task; None: no more tasks."""
         with self._changed:
             while True:
                 if self._stopped or not self._queue:
@@ -102,8 +102,8 @@ class TaskQueue:
                 self._changed.wait()
 
     def _max_outstanding(self) -> int:
-        """Tasks that may be out. While one takes long, a second one that waits for its worker only opens one more
-        fragment, and none of them is finished soon."""
+        """Maximum number of tasks in flight. While tasks are long, queueing a second one per worker would only open
+        more fragments, and delay the completion of all."""
         long = self._last_task_s >= LONG_TASK_S
         return self._slots * (1 if long else TASKS_PER_SLOT) + SPARE_TASKS
 
@@ -115,11 +115,11 @@ class TaskQueue:
         return min(TASK_BUDGET_S, max(MIN_TASK_BUDGET_S, seconds / 3))
 
     def task_done(self, done: RangeResult) -> None:
-        """A task came back; what it left undone goes first, so that fragments are finished one after another."""
+        """Settle a task. Its remaining rows come first in the queue, so that fragments complete one after another."""
         task = done.task
         with self._changed:
             self._outstanding -= 1
-            self._workers.add(done.worker)  # there may be more of them by now
+            self._workers.add(done.worker)  # workers may have been added
             self._slots = max(self._slots, len(self._workers) * self._per_worker)
             self.rows_left -= done.reached - task.start
             self.measured.rows += done.computed
@@ -132,59 +132,60 @@ class TaskQueue:
             self._changed.notify_all()
 
     def add(self, task: RangeTask) -> None:
-        """One more, and before all others."""
+        """Add a task at the front of the queue."""
         with self._changed:
             self._queue.appendleft(task)
             self.rows_left += task.stop - task.start
             self._changed.notify_all()
 
     def expect_workers(self, workers: int) -> None:
-        """There will be so many."""
+        """Set the expected number of workers."""
         with self._changed:
             self._slots = max(self._slots, workers * self._per_worker)
             self._changed.notify_all()
 
     @property
     def has_more(self) -> bool:
-        """Whether there is something that nobody has done, or that has not come back."""
+        """Whether tasks are queued or in flight."""
         with self._changed:
             return bool(self._queue or self._outstanding)
 
     def stop(self, error: BaseException | None = None) -> None:
-        """Hands out nothing more; whoever iterates gets the error when all that is out has come back."""
+        """Stop handing out tasks; iteration raises the error when all tasks in flight have returned."""
         with self._changed:
             self._stopped = True
             self._error = self._error or error
             self._changed.notify_all()
 
     def abandon(self) -> None:
-        """Nothing comes back any more: the run is over."""
+        """End the iteration: the run is over."""
         with self._changed:
             self._stopped, self._outstanding, self._error = True, 0, None
             self._changed.notify_all()
 
 
 MAX_TASK_FAILURES = 3
-"""Of a range that cannot be read or written."""
+"""Attempts for a range that cannot be read or written."""
 
 
 class FragmentTracker:
-    """Told of every task that came back."""
+    """Tracks which rows of each fragment are done."""
 
     def __init__(self, tasks: Iterable[RangeTask] = ()) -> None:
         self._fragments: dict[str, int] = {}
         self._rows_left: Counter[str] = Counter()
-        """Rows of each fragment that nobody has done."""
+        """Rows of each fragment that are not done."""
         self._settled: set[str] = set()
-        """Fragments that have their file, or need none."""
+        """Fragments that have their data file, or need none."""
         self._failures: Counter[str] = Counter()
         for task in tasks:
             self._fragments[task.key] = task.fragment
             self._rows_left[task.key] += task.stop - task.start
 
     def on_result(self, done: RangeResult) -> list[RangeTask] | None:
-        """More tasks; None: its fragment is settled already, and what it brings is not needed. One file for each
-        fragment: of two workers that saw it complete the first one's, and if none did, one is asked."""
+        """Further tasks for the fragment; None: the fragment is already settled, and the result is ignored. Each
+        fragment gets one data file: the first one if two workers wrote it; if none did, a task to write it is
+        returned."""
         task = done.task
         if task.key in self._settled:
             return None
@@ -197,7 +198,7 @@ class FragmentTracker:
         return more
 
     def has_failed_repeatedly(self, done: RangeResult) -> bool:
-        """What hindered its worker hindered others before it, and none got any further."""
+        """Whether the task failed repeatedly without progress, for reasons outside of the function."""
         key = done.task.key
         if done.worker_error:
             self._failures[key] += 1

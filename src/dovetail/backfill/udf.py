@@ -1,7 +1,7 @@
 """The @dt.udf decorator: the Udf class, its options and their validation, and loading by "module:name".
 
-`@dt.udf` on a function of values (annotated), of Arrow arrays, of a RecordBatch, on an async function, or on a class
-with `__call__` and perhaps `setup`. What it gives can be called as before, in unit tests for example.
+`@dt.udf` decorates a function of values (annotated), of Arrow arrays, of a RecordBatch, an async function, or a class
+with `__call__` and optionally `setup`. The result can be called like the function itself, for example in unit tests.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ MISPLACED_OPTIONS = {
 
 
 class UdfKwargs(TypedDict, total=False):
-    """What `udf` takes besides the function, for type checkers."""
+    """Keyword arguments of `udf`, for type checkers."""
 
     cpus: float | None
     gpus: float | None
@@ -70,7 +70,7 @@ class UdfKwargs(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class UdfOptions:
-    """Not the code, but what is said of it."""
+    """Options of a UDF."""
 
     resources: Resources
     batch_size: int | None = None
@@ -83,15 +83,13 @@ class UdfOptions:
 
 
 def check_options(given: Mapping[str, object], unknown: Mapping[str, object]) -> tuple[UdfOptions, list[Problem]]:
-    """The options, and everything that is wrong with them; if anything is, they are not to be used."""
+    """The options and all problems; the options are invalid if there are problems."""
     problems = [_unknown_option(name, [*given]) for name in unknown]
     values = dict(given)
     for spelling, name in OPTION_ALIASES.items():
         asked = values.pop(spelling)
         if asked is not None and values[name] is not None:
-            message = (
-                f"{spelling}={short_repr(asked)} and {name}={short_repr(values[name])} are the same thing, said twice"
-            )
+            message = f"{spelling}={short_repr(asked)} and {name}={short_repr(values[name])} are the same option"
             problems.append(Problem(BAD_OPTION, message, fixes=(f"leave {spelling} out",)))
         elif asked is not None:
             values[name] = asked
@@ -157,7 +155,7 @@ def _check_count(name: str, value: object, limit: int, example: int, problems: l
 
 
 def parse_timeout(value: object, problems: list[Problem]) -> float | None:
-    """Seconds for one row; None: any."""
+    """Time limit of one row in seconds; None: no limit."""
     if value is None:
         return None
     try:
@@ -171,7 +169,7 @@ def _check_version(value: object, problems: list[Problem]) -> str | None:
     if value is None or (isinstance(value, str) and value.strip() and len(value) <= 200):
         return value
     text = isinstance(value, int | float) and not isinstance(value, bool)
-    message = f"version={short_repr(value)} is not a text of 1 to 200 characters"
+    message = f"version={short_repr(value)} is not a string of 1 to 200 characters"
     problems.append(Problem(BAD_OPTION, message, fixes=(f'version="{value}"' if text else 'version="2"',)))
     return None
 
@@ -183,14 +181,14 @@ def _check_input_columns(value: object, problems: list[Problem]) -> tuple[str, .
         names = tuple(value)
         if names and all(isinstance(name, str) and name for name in names) and len(set(names)) == len(names):
             return names
-    message = f"input_columns={short_repr(value)} is not a list of different names of columns"
+    message = f"input_columns={short_repr(value)} is not a list of different column names"
     fix = f"input_columns=[{value!r}]" if isinstance(value, str) and value else 'input_columns=["text"]'
     problems.append(Problem(BAD_OPTION, message, fixes=(fix,)))
     return None
 
 
 def _check_data_type(value: object) -> list[Problem]:
-    """Of a data type its text: pyarrow's own are what they are."""
+    """The text form of a data type; pyarrow types are kept."""
     if value is None:
         return []
     from dovetail.backfill.arrow_types import parse_data_type
@@ -214,7 +212,7 @@ __all__ = ["ErrorPolicy", "Retry", "Udf", "load_udf", "parse_error_policy", "udf
 UDF_NOT_FOUND = "DT443"
 MODULE_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 NOT_GIVEN = object()
-"""`@dt.udf(...)`, whose function comes later; None is none."""
+"""Default that marks `@dt.udf(...)` without a function; None would be a mistake of the caller."""
 
 
 @overload
@@ -247,13 +245,13 @@ def udf(
     num_gpus: float | None = None,
     **unknown: object,
 ) -> Udf | Callable[[Callable[..., Any] | type], Udf]:
-    """A `Udf` of a function or class, or a decorator that makes one: `@dt.udf`, `@dt.udf(gpus=1, timeout="30s")`.
+    """Make a `Udf` of a function or class; also a decorator: `@dt.udf`, `@dt.udf(gpus=1, timeout="30s")`.
 
-    Resources (`cpus`, 1 unless given, `gpus`, `memory`, ...) are those of one worker. `batch_size`: rows per call of
-    functions of arrays and batches. `version`: what is already filled is computed again if it changes; without it, if
-    the code does. `on_error`: "fail", "skip" or a `dt.Retry`. `timeout`: of one row. `input_columns`: the columns, if
-    the parameters have other names. `data_type`: what it gives, if the annotation does not say it: a pyarrow type, a
-    text such as "list<float32>", for several columns a mapping. `slots`: rows at once, of an async function.
+    Resources (`cpus`, default 1, `gpus`, `memory`, ...) apply to one worker. `batch_size`: rows per call of functions
+    of arrays and batches. `version`: filled rows are computed again when it changes; without it, when the code changes.
+    `on_error`: "fail", "skip" or a `dt.Retry`. `timeout`: time limit of one row. `input_columns`: column names, if they
+    differ from the parameter names. `data_type`: return type, if the annotation does not define it: a pyarrow type, a
+    string such as "list<float32>", or a mapping for several columns. `slots`: concurrent rows of an async function.
     """
     given: dict[str, object] = {
         "cpus": cpus,
@@ -295,7 +293,7 @@ def _decorate(options: UdfOptions, fn: Callable[..., Any] | type) -> Udf:
 def _check_function(fn: object) -> list[Problem]:
     if isinstance(fn, Udf):
         fixes = (f"udf({fn.name}.fn, ...) makes another of its function",)
-        return [Problem("DT440", f"{fn.name} is a UDF already", fixes=fixes)]
+        return [Problem("DT440", f"{fn.name} is already a UDF", fixes=fixes)]
     if not callable(fn):
         fixes = ("@dt.udf above a def, or udf(function, cpus=2)",)
         return [Problem("DT440", f"udf: {short_repr(fn)} is not a function or a class", fixes=fixes)]
@@ -303,7 +301,7 @@ def _check_function(fn: object) -> list[Problem]:
 
 
 class Udf:
-    """A function that fills a column, with what one worker of it needs; calling it calls the function."""
+    """A function that fills a column, with its options and resources; calling it calls the function."""
 
     fn: Callable[..., Any] | type
 
@@ -318,7 +316,7 @@ class Udf:
         self._object: Any = None
         self._lock = threading.Lock()
 
-    # what was asked for
+    # options
 
     @property
     def name(self) -> str:
@@ -355,14 +353,14 @@ class Udf:
 
     @functools.cached_property
     def code(self) -> str:
-        """The hash of its code, whatever the resources and the version of Python."""
+        """Hash of its code, independent of resources and Python version."""
         return code_hash(self.fn)
 
     def hashed_as(self) -> object:
-        """What counts where the UDF itself is hashed (`pipeline/code.py`)."""
+        """Input of the hash of code that refers to this UDF (`pipeline/code_hash.py`)."""
         return self.fn
 
-    # what the function says
+    # signature
 
     @functools.cached_property
     def signature(self) -> Signature:
@@ -382,11 +380,12 @@ class Udf:
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """The columns it reads; nothing for a function of a RecordBatch: all of the table, except those it fills."""
+        """Input columns; empty for a function of a RecordBatch: all columns except those it fills."""
         return self.signature.inputs
 
     def outputs(self) -> tuple[tuple[str, Any], ...]:
-        """(name of the field, pyarrow type); one, named "", unless it gives a NamedTuple. ConfigError: nobody said."""
+        """(field name, pyarrow type) of each output; one, named "", unless it returns a NamedTuple. ConfigError:
+        unknown."""
         from dovetail.backfill.schema_check import output_types
 
         if self.signature.uncallable:
@@ -397,7 +396,7 @@ class Udf:
         return found
 
     def check(self, schema: Any, columns: Sequence[str]) -> list[Problem]:
-        """Everything that hinders it from filling these columns of a table with this schema."""
+        """All problems with filling these columns of a table with this schema."""
         from dovetail.backfill.schema_check import check_udf
 
         if self.signature.uncallable:
@@ -406,7 +405,7 @@ class Udf:
 
     @property
     def reference(self) -> str:
-        """ "module:name" that leads to it, or to its function; "" if none does (a script's, a lambda, ...)."""
+        """ "module:name" by which it, or its function, can be imported; "" if it cannot (script, lambda)."""
         found = self._own_reference()
         if found:
             return found
@@ -417,7 +416,7 @@ class Udf:
         return f"{module}:{name}" if leads else ""
 
     def _own_reference(self) -> str:
-        """One that leads to this very object."""
+        """Reference that imports this object itself."""
         module = getattr(self.fn, "__module__", None)
         loaded = sys.modules.get(module) if isinstance(module, str) else None
         if loaded is None or module == "__main__":
@@ -445,9 +444,10 @@ class Udf:
         return f"<udf {self.reference or self.name}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """By its name, if that leads to it and whoever pickles has not said otherwise (`engines/local/shipping.py`);
-        else its function, which cloudpickle then sends by value: the name leads to this object, not to it. As a state,
-        so that functions that name their own UDF do not go round in circles."""
+        """Pickle by reference if it can be imported, unless its module is pickled by value
+        (`engines/local/code_pickle.py`). Otherwise cloudpickle sends the function by value, because its name refers to
+        this object. The function is part of the state, so that a function that refers to its own UDF does not
+        recurse."""
         reference = self._own_reference()
         if reference and not _is_pickled_by_value(reference.partition(":")[0]):
             return _load_by_reference, (reference,)
@@ -455,7 +455,7 @@ class Udf:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._initialize(state["fn"], state["options"])
-        self.code = state["code"]  # where it arrives, a script's source may not be
+        self.code = state["code"]  # the source of a script may not exist on the worker
 
 
 def _empty_udf() -> Udf:
@@ -467,7 +467,7 @@ def _load_by_reference(reference: str) -> Udf:
 
 
 def _is_pickled_by_value(module: str) -> bool:
-    """Whether the module, or a package of it, is one that cloudpickle was told to send by value."""
+    """Whether the module or its package is registered with cloudpickle to be pickled by value."""
     cloudpickle = sys.modules.get("cloudpickle")
     registered = cloudpickle.list_registry_pickle_by_value() if cloudpickle is not None else ()
     return any(module == name or module.startswith(f"{name}.") for name in registered)
@@ -480,7 +480,7 @@ def _resolve_attribute(holder: object, qualified: str) -> object:
 
 
 def _run_setup(target: Any, name: str) -> Any:
-    """What the object's setup gives: nothing, or something to wait for."""
+    """Result of the object's setup: None or an awaitable."""
     from dovetail.engines.worker_context import Worker
 
     setup = getattr(target, "setup", None)
@@ -490,7 +490,7 @@ def _run_setup(target: Any, name: str) -> Any:
 
 
 def takes_worker(setup: Callable[..., Any]) -> bool:
-    """Whether it is `setup(self, worker)`, or `setup(self)`."""
+    """Whether it is `setup(self, worker)` rather than `setup(self)`."""
     try:
         parameters = inspect.signature(setup).parameters.values()
     except (TypeError, ValueError):
@@ -508,18 +508,18 @@ async def _call_after(waiting: Any, target: Any, args: tuple[Any, ...], named: M
 
 
 def load_udf(reference: str) -> Udf:
-    """The UDF at "package.module:name"; functions and classes that are none are made one. The current folder can be
-    imported from. ConfigError: there is nothing, or it cannot be imported."""
+    """Load the UDF at "package.module:name"; plain functions and classes are wrapped. Modules in the current folder can
+    be imported. ConfigError: not found or not importable."""
     module, _, path = str(reference).partition(":")
     if not path or not MODULE_NAME.fullmatch(module) or module.endswith(".py"):
-        message = f"{short_repr(reference)} is not the module and name of a function"
+        message = f"{short_repr(reference)} is not of the form module:name"
         raise ConfigError(Problem(UDF_NOT_FOUND, message, fixes=(_suggested_reference(str(reference)),)))
     _add_working_folder()
     return _resolve_udf(reference)
 
 
 def _suggested_reference(reference: str) -> str:
-    """What somebody means who writes the path of a file, or a dot for the colon."""
+    """Suggested reference for a file path, or for a dot instead of the colon."""
     place, _, name = reference.partition(":")
     file = place.endswith(".py") or "/" in place
     if file:
@@ -551,7 +551,7 @@ def _resolve_udf(reference: str) -> Udf:
 
 
 def _add_working_folder() -> None:
-    """Modules of the current folder can be imported, as beside a script."""
+    """Make modules in the current folder importable, as for a script."""
     from dovetail.runtime.run_spec import add_import_path
 
     folder = Path.cwd()
@@ -561,14 +561,14 @@ def _add_working_folder() -> None:
 
 def _import_module(module: str, reference: str) -> Any:
     try:
-        with contextlib.redirect_stdout(sys.stderr):  # which may be piped into something that reads JSON
+        with contextlib.redirect_stdout(sys.stderr):  # stdout may be piped into a JSON reader
             return importlib.import_module(module)
     except ModuleNotFoundError as error:
         missing = error.name or ""
         if missing == module or module.startswith(f"{missing}."):
-            evidence = (f"searched in {Path.cwd()} and where Python looks",)
-            fixes = (f"write {missing.partition('.')[0]}.py in this folder, or pip install what has it",)
-            message = f"{reference}: there is no module {missing!r}"
+            evidence = (f"searched in {Path.cwd()} and on sys.path",)
+            fixes = (f"create {missing.partition('.')[0]}.py in this folder, or install the package that has it",)
+            message = f"{reference}: no module named {missing!r}"
             raise ConfigError(Problem(UDF_NOT_FOUND, message, evidence, fixes)) from None
         raise _import_failed(reference, error) from error
     except DovetailError as error:
@@ -579,5 +579,5 @@ def _import_module(module: str, reference: str) -> Any:
 
 def _import_failed(reference: str, error: BaseException) -> ConfigError:
     module = reference.partition(":")[0]
-    message = f"{reference}: its module cannot be imported: {type(error).__name__}: {error}"
+    message = f"{reference}: cannot import its module: {type(error).__name__}: {error}"
     return ConfigError(Problem(UDF_NOT_FOUND, message, fixes=(f'python -c "import {module}" shows where',)))

@@ -1,8 +1,8 @@
 """Call a UDF over rows: batch size, time limit, retries, failures of single rows.
 
-A function of values is looped over by C code (`list.extend(map(...))`): what is done per row is the call. When one
-raises, the results so far are in the list and the same iterator goes on behind it; when the time is over, the watchdog
-empties the list of values, which ends the loop after the row it is in.
+A function of values is looped over by C code (`list.extend(map(...))`), so that the only cost per row is the call. When
+a call raises, the results so far are in the list and the same iterator continues with the next row. When the time is
+over, the watchdog empties the list of values, which ends the loop after the current row.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from dovetail.backfill.failed_rows import CallFailure, capture_failure
+from dovetail.backfill.failed_rows import capture_failure
 from dovetail.backfill.udf import takes_worker
 from dovetail.backfill.value_conversion import ValueConverter
 from dovetail.engines.call_retry import retry_call
@@ -23,44 +23,46 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Sequence
 
+    from dovetail.backfill.task import FailedRow
     from dovetail.backfill.udf import Udf
     from dovetail.engines.worker_context import Worker
     from dovetail.pipeline.error_policy import ErrorPolicy
 
-__all__ = ["BatchResult", "UdfCaller", "CallFailure"]
+__all__ = ["BatchResult", "UdfCaller"]
 
 DEFAULT_ASYNC_SLOTS = 16
-"""Rows at once of an async function, unless somebody says how many."""
+"""Concurrent rows of an async function by default."""
 MAX_RESULT_BYTES = 64 << 20
-"""A `run` ends early with that much in hand."""
+"""`run` returns early when its results reach this size."""
 SINGLE_ROW_CALLS = 2
-"""Calls of one row before those of many, if there is a timeout: the first may load things, the next tells the pace."""
+"""Calls of one row before calls of many, if there is a timeout: the first may load data, the second measures the
+rate."""
 MAX_SLOWDOWN = 10
-"""So many times the seconds that its rows took before a call of many may take beside the timeout of one row."""
+"""Time limit of a call of many rows: the timeout of one row plus this multiple of its expected duration."""
 
 
 @dataclass(slots=True)
 class BatchResult:
     rows: int
     arrays: list[Any]
-    failures: list[CallFailure]
+    failures: list[FailedRow]
     stopped: bool
-    """By a row that failed, which is the next one."""
+    """Whether the next row failed and ends the run."""
 
 
 @dataclass(slots=True)
 class CallSizer:
-    """How many rows go into one call: few at first, then as many as take about `target_s`."""
+    """Rows per call: few at first, then as many as take about `target_s`."""
 
     target_s: float = 0.1
     rows: int = 1
     most: int = 65_536
     row_s: float = 0.0
-    """What one row takes, as far as is known."""
+    """Seconds per row of the last call; 0: unknown."""
     calls: int = 0
 
     def next_rows(self, left_s: float) -> int:
-        """No more than fit into the time that is left."""
+        """Rows of the next call, limited by the remaining time."""
         return min(self.rows, max(1, int(left_s / self.row_s))) if self.row_s > 0 and left_s < 1e9 else self.rows
 
     def record(self, rows: int, seconds: float) -> None:
@@ -71,11 +73,11 @@ class CallSizer:
 
 @dataclass(slots=True)
 class ResultBuffer:
-    """What a `run` has so far: pieces of arrays, in the order of the rows."""
+    """Results of a `run` so far: arrays in the order of the rows."""
 
     outputs: int
     pieces: list[list[Any]] = field(default_factory=list)
-    failures: list[CallFailure] = field(default_factory=list)
+    failures: list[FailedRow] = field(default_factory=list)
     rows: int = 0
     nbytes: int = 0
     stopped: bool = False
@@ -96,7 +98,7 @@ class ResultBuffer:
 
 
 class UdfCaller:
-    """One UDF in one worker. `run` may be called any number of times, by one thread."""
+    """Calls one UDF in one worker. Thread: `run` is called by one thread."""
 
     def __init__(
         self,
@@ -120,15 +122,15 @@ class UdfCaller:
         self.pace = CallSizer(0.25, 16) if self.kind == "scalar" else CallSizer()
         self._soft_timeout = SoftTimeout()
         self._single_rows_left = 0
-        """Rows to come of a call that failed, when there was no time to go through them one by one."""
+        """Remaining rows of a failed call that are to be called one by one."""
         self._target: Any = None
         self._call: Callable[..., Any] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    # life
+    # --- setup and teardown
 
     def setup(self, worker: Worker) -> None:
-        """Raises what a user's `setup` raises."""
+        """Create the object and call its `setup`, whose exceptions propagate."""
         target = self.udf.fn() if isinstance(self.udf.fn, type) else self.udf.fn
         setup = getattr(target, "setup", None) if self.udf.is_class else None
         if callable(setup):
@@ -136,13 +138,13 @@ class UdfCaller:
         self._target, self._call = target, bound_call(target)
 
     def clone_for_thread(self) -> UdfCaller:
-        """For another thread: the same object, with a pace and a watchdog of its own. It is not set up or torn down."""
+        """Caller of the same object for another thread, with its own pace and watchdog; without setup and teardown."""
         other = UdfCaller(self.udf, self.types, self.on_error, self.batch_size, self.timeout_s, self.slots)
         other._target, other._call = self._target, self._call
         return other
 
     def teardown(self) -> None:
-        """Raises what a user's `teardown` raises; twice does nothing."""
+        """Call the object's `teardown`, whose exceptions propagate; a second call has no effect."""
         target, self._target, self._call = self._target, None, None
         try:
             teardown = getattr(target, "teardown", None) if self.udf.is_class and target is not None else None
@@ -157,7 +159,7 @@ class UdfCaller:
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
-        """Of everything that is awaited: what a setup opened lives in it."""
+        """Event loop of all coroutines, including those of `setup`."""
         if self._loop is None:
             import asyncio
 
@@ -177,13 +179,14 @@ class UdfCaller:
         if inspect.isawaitable(given):
             self.loop.run_until_complete(_await_value(given))
 
-    # rows
+    # --- calls
 
-    def run(self, batch: Any, until: float, condemn: Callable[[int], None]) -> BatchResult:
-        """Calls it for the rows of a pyarrow RecordBatch, whose columns are its inputs, until all are done, or
-        `time.monotonic()` is `until`, or 64 MB of results are there. One call at least is made."""
+    def run(self, batch: Any, until: float, report_hang: Callable[[int], None]) -> BatchResult:
+        """Call the function for the rows of a pyarrow RecordBatch, whose columns are its inputs, until all are done,
+        `time.monotonic()` reaches `until`, or there are 64 MB of results. At least one call is made. `report_hang` is
+        called with a row that hangs before the process is ended."""
         gathered = ResultBuffer(len(self.types))
-        self.watchdog.report_hang = condemn
+        self.watchdog.report_hang = report_hang
         if self.udf.is_async:
             from dovetail.backfill.async_udf_caller import run_async
 
@@ -200,16 +203,16 @@ class UdfCaller:
                 do(batch, until, gathered, late)
         return gathered.to_result(self.types)
 
-    # functions of values
+    # --- functions of values
 
     def _call_values(self, batch: Any, until: float, gathered: ResultBuffer, late: bool) -> None:
-        """A stretch of rows, as fast as Python loops."""
+        """Call a range of rows in a C loop."""
         start = gathered.rows
         began = time.perf_counter()
         piece = batch.slice(start, 1 if late else self._next_row_count(gathered))
         try:
             columns = [column.to_pylist() for column in piece.columns]
-        except Exception:  # of some row there is no such value in Python: that row's failure
+        except Exception:  # a value of some row has no Python equivalent: that row fails
             self._call_values_timed(batch, until, gathered, late)
             return
         results: list[Any] = []
@@ -221,9 +224,9 @@ class UdfCaller:
                     results.extend(values)
                     if len(results) == piece.num_rows or not columns[0]:
                         break
-                    error = StopIteration("raised by the function")  # which ends the loop as if all were done
+                    error = StopIteration("raised by the function")  # it ended the loop as if all rows were done
                 except BaseException as raised:
-                    error = raised  # also SystemExit: it is the row's
+                    error = raised  # SystemExit too is a failure of the row
                 at = len(results)
                 error = self._retry_row(batch, start + at, error, results)
                 if error is not None:
@@ -237,12 +240,12 @@ class UdfCaller:
         self._store_results(results, gathered, failed=error is not None)
 
     def _next_row_count(self, gathered: ResultBuffer) -> int:
-        """By the time they take, and few if they are large."""
+        """Rows of the next range by their duration, fewer if results are large."""
         row_bytes = gathered.nbytes / gathered.rows if gathered.rows else 0
         return min(self.pace.rows, max(1, int(MAX_RESULT_BYTES / 4 / row_bytes))) if row_bytes else self.pace.rows
 
     def _call_values_timed(self, batch: Any, until: float, gathered: ResultBuffer, late: bool) -> None:
-        """The same, row by row, with each call watched."""
+        """Call a range of rows one by one, each with a time limit."""
         start = gathered.rows
         began = time.perf_counter()
         results: list[Any] = []
@@ -269,14 +272,14 @@ class UdfCaller:
         self._store_results(results, gathered, failed=error is not None)
 
     def row_arguments(self, batch: Any, row: int) -> tuple[Any, ...]:
-        """What is given to the call for one row."""
+        """Arguments of the call for one row."""
         if self.kind == "scalar":
             return tuple(column[row].as_py() for column in batch.columns)
         piece = batch.slice(row, 1)
         return tuple(piece.columns) if self.kind == "arrays" else (piece,)
 
     def call_timed(self, call: Callable[..., Any], args: tuple[Any, ...], row: int, rows: int) -> Any:
-        """A call, ended when it takes too long."""
+        """Make a call with a time limit."""
         if self.timeout_s is None:
             return call(*args)
         allowed_s = self.allowed_s(self.timeout_s, rows)
@@ -287,7 +290,8 @@ class UdfCaller:
             self.watchdog.end(row)
 
     def allowed_s(self, timeout_s: float, rows: int) -> float:
-        """One row that hangs must not wait for the time of all others; what is too slow so is tried one by one."""
+        """Time limit of a call of `rows` rows. It grows slower than the rows, so that one hanging row is detected
+        early; a call that exceeds it is repeated row by row."""
         if rows == 1:
             return timeout_s
         return min(timeout_s * rows, timeout_s + MAX_SLOWDOWN * self.pace.row_s * rows)
@@ -307,7 +311,7 @@ class UdfCaller:
         return None
 
     def _store_results(self, results: list[Any], gathered: ResultBuffer, *, failed: bool) -> None:
-        """Converts what a stretch of rows gave. `failed`: its last row did, and ends the run."""
+        """Convert the results of a range of rows. `failed`: the row after them failed and ends the run."""
         if not results:
             gathered.stopped |= failed
             return
@@ -319,11 +323,11 @@ class UdfCaller:
             failed, arrays = True, [array.slice(0, rows) for array in arrays]
         elif wrong:
             gathered.failures += [capture_failure(start + index, error) for index, error in wrong.items()]
-            gathered.failures.sort(key=lambda failure: failure.index)
+            gathered.failures.sort(key=lambda failure: failure.offset)
         gathered.add(arrays, rows)
         gathered.stopped |= failed
 
-    # functions of arrays and batches
+    # --- functions of arrays and batches
 
     def rows_per_call(self, left_s: float) -> int:
         if self.timeout_s is not None and self.pace.calls < SINGLE_ROW_CALLS:
@@ -331,7 +335,7 @@ class UdfCaller:
         return self.batch_size or self.pace.next_rows(left_s)
 
     def _call_arrays(self, batch: Any, until: float, gathered: ResultBuffer, late: bool) -> None:  # noqa: ARG002
-        """One call; if it raises, one for each of its rows."""
+        """Make one call; if it raises, one call per row."""
         start = gathered.rows
         rows = 1 if self._single_rows_left else self.rows_per_call(until - time.monotonic())
         self._single_rows_left = max(0, self._single_rows_left - 1)
@@ -383,7 +387,7 @@ class UdfCaller:
 
 
 class NullContext:
-    """A context that does nothing; contextlib's is slower than what it surrounds here."""
+    """A context that does nothing; contextlib's is slower than the code it would surround."""
 
     def __enter__(self) -> None: ...
 
@@ -391,7 +395,7 @@ class NullContext:
 
 
 def _rows_as_arguments(piece: Any) -> list[tuple[Any, ...]] | None:
-    """What is given to the calls of these rows; None: some value cannot be made."""
+    """Arguments of the calls of these rows; None: a value cannot be converted."""
     try:
         return list(zip(*(column.to_pylist() for column in piece.columns), strict=True))
     except Exception:

@@ -25,24 +25,24 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 ARRAY_KINDS_TEXT = "an Arrow array, a numpy array or a list"
-NOT_AWAITED_TEXT = "gave a coroutine, which nobody awaits: write async def"
+NOT_AWAITED_TEXT = "returned a coroutine, which is never awaited: write async def"
 
 
 class ValueConverter:
-    """Into these types, of outputs with these names."""
+    """Converts results to these types, for outputs with these names."""
 
     def __init__(self, types: Sequence[Any], names: Sequence[str]) -> None:
         self.types = tuple(types)
         self.names = tuple(names)
         self.single = self.names == ("",)
         self.null_result: Any = None if self.single else (None,) * len(self.types)
-        """What stands for a row that failed."""
+        """Value of a row that failed."""
 
     # values of rows
 
     def values(self, results: list[Any]) -> tuple[list[Any], dict[int, Exception]]:
-        """Arrays, with NULL for the rows whose values do not fit, and why they do not."""
-        with suppress(Exception):  # of one row at least: which?
+        """Arrays, with NULL for rows whose values do not fit, and the exception of each such row."""
+        with suppress(Exception):  # at least one row does not fit; it is found below
             return [
                 to_arrow_array(column, kind) for column, kind in zip(self._columns(results), self.types, strict=True)
             ], {}
@@ -65,7 +65,7 @@ class ValueConverter:
         return zip(*results, strict=True) if results else [()] * len(self.types)
 
     def _row(self, result: Any) -> Any:
-        """What one row gave, as it can be converted together with others."""
+        """Result of one row in a form that can be converted together with others."""
         if self.single:
             return _convertible_value(result, self.types[0], "")
         if result is None:
@@ -78,9 +78,9 @@ class ValueConverter:
         if isinstance(result, Mapping):
             result = self._values_by_name(result)
         if not isinstance(result, tuple | list):
-            raise TypeError(f"gave {short_repr(result)}, not {len(self.types)} values ({', '.join(self.names)})")
+            raise TypeError(f"returned {short_repr(result)}, not {len(self.types)} values ({', '.join(self.names)})")
         if len(result) != len(self.types):
-            raise ValueError(f"gave {len(result)} values, not {len(self.types)} ({', '.join(self.names)})")
+            raise ValueError(f"returned {len(result)} values, not {len(self.types)} ({', '.join(self.names)})")
         fields = zip(result, self.types, self.names, strict=True)
         return tuple(_convertible_value(value, kind, name) for value, kind, name in fields)
 
@@ -88,17 +88,17 @@ class ValueConverter:
         try:
             check_field_names(set(result), self.names, f"among {', '.join(self.names)}")
         except LossyValueError as error:
-            raise ValueError(f"gave {short_repr([*result])}: {error}") from None
+            raise ValueError(f"returned {short_repr([*result])}: {error}") from None
         return [result.get(name) for name in self.names]
 
     # arrays
 
     def arrays(self, result: Any, rows: int) -> list[Any]:
-        """What a call of so many rows gave. ValueError, TypeError: it is not one value per row, or does not fit."""
+        """Result of a call of `rows` rows. ValueError, TypeError: not one value per row, or values that do not fit."""
         try:
             return self._arrays(result, rows)
         except Exception as error:
-            raise error from None  # it is about the values; what failed before is another story
+            raise error from None  # about the values; the previous exception is irrelevant
 
     def _arrays(self, result: Any, rows: int) -> list[Any]:
         import pyarrow as pa
@@ -114,27 +114,27 @@ class ValueConverter:
         elif isinstance(result, Mapping):
             result = self._values_by_name(result)
         if not isinstance(result, tuple | list):
-            raise TypeError(f"gave {_type_name(result)}, not {len(self.types)} arrays ({', '.join(self.names)})")
+            raise TypeError(f"returned {_type_name(result)}, not {len(self.types)} arrays ({', '.join(self.names)})")
         if len(result) != len(self.types):
-            raise ValueError(f"gave {len(result)} arrays, not {len(self.types)} ({', '.join(self.names)})")
+            raise ValueError(f"returned {len(result)} arrays, not {len(self.types)} ({', '.join(self.names)})")
         fields = zip(result, self.types, self.names, strict=True)
         return [_to_column(one, kind, rows, name) for one, kind, name in fields]
 
 
 def to_arrow_array(values: Any, kind: Any) -> Any:
-    """A pyarrow array of Python's values; Loss: of one of them another would be stored."""
+    """A pyarrow array of Python values; LossyValueError: a value would be changed."""
     import pyarrow as pa
 
     storage = kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
     found = pa.array(values, storage)
-    if isinstance(found, pa.ChunkedArray):  # of more than 2 GB of text
+    if isinstance(found, pa.ChunkedArray):  # more than 2 GB of text
         found = found.combine_chunks()
     check_lossless(values, storage, found)
     return found if storage is kind else pa.ExtensionArray.from_storage(kind, found)
 
 
 def _array_row_by_row(values: list[Any], kind: Any) -> Any:
-    """Of values that fit alone: Arrow does not take dictionaries beside tuples."""
+    """Array of values that fit one by one: Arrow does not accept dictionaries and tuples in one array."""
     import pyarrow as pa
 
     with suppress(Exception):
@@ -143,7 +143,7 @@ def _array_row_by_row(values: list[Any], kind: Any) -> Any:
 
 
 def _convertible_value(value: Any, kind: Any, name: str) -> Any:
-    """The value, as itself or as plainer ones, or why it does not fit."""
+    """The value, possibly in simpler types; raises the reason why it does not fit."""
     trouble = _conversion_error(value, kind)
     if trouble is None:
         return value
@@ -159,11 +159,13 @@ def _convertible_value(value: Any, kind: Any, name: str) -> Any:
         whole = trouble.value is not None and trouble.value is plain
         sort = f", a {type(value).__name__},{field}{',' if field else ''} which does not fit {kind}{trouble.why}"
         said = sort if whole else f"{field}: {trouble}"
-        raise ValueError(f"gave {short_repr(value)}{said}")  # noqa: TRY004 - of the row's value, not of its type
+        raise ValueError(f"returned {short_repr(value)}{said}")  # noqa: TRY004 - of the row's value, not of its type
     wanted = python_class(kind)
     broad = Number if wanted in (int, float) else wanted
     made = ValueError if isinstance(value, broad) and not isinstance(trouble, TypeError) else TypeError
-    raise made(f"gave {short_repr(value)} of type {type(value).__name__}{field}, which does not fit {kind}: {trouble}")
+    raise made(
+        f"returned {short_repr(value)} of type {type(value).__name__}{field}, which does not fit {kind}: {trouble}"
+    )
 
 
 def _conversion_error(value: Any, kind: Any) -> Exception | None:
@@ -175,7 +177,7 @@ def _conversion_error(value: Any, kind: Any) -> Exception | None:
 
 
 def to_plain_value(value: Any) -> Any:
-    """NamedTuples and dataclasses as dictionaries, arrays of several dimensions as lists; itself if it is none."""
+    """NamedTuples and dataclasses as dictionaries, multidimensional arrays as lists; other values unchanged."""
     if isinstance(value, tuple) and hasattr(value, "_asdict"):
         return {name: to_plain_value(one) for name, one in value._asdict().items()}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -200,10 +202,10 @@ def _has_numpy_times(value: Any) -> bool:
 
 
 def _to_python_times(value: Any) -> Any:
-    """numpy's as Python's, if these are the same: tolist() gives bare numbers for nanoseconds and far years."""
+    """numpy times as Python times if they are equal: tolist() returns numbers for nanoseconds and distant years."""
     import numpy
 
-    with suppress(TypeError):  # years and months have no one length
+    with suppress(TypeError):  # years and months have no fixed length
         plain = value.astype(f"{value.dtype.kind}8[us]")
         if (numpy.isnat(value) | (plain == value)).all() and int not in set(map(type, plain.ravel().tolist())):
             return plain.tolist()
@@ -227,10 +229,10 @@ def _to_column(result: Any, kind: Any, rows: int, name: str) -> Any:
         isinstance(result, pa.Array | Sequence) or hasattr(result, "__array__") or hasattr(result, "__arrow_array__")
     )
     if not array_like or isinstance(result, str | bytes):
-        raise TypeError(f"gave {_type_name(result)}{field}, not {ARRAY_KINDS_TEXT} with {rows} values")
+        raise TypeError(f"returned {_type_name(result)}{field}, not {ARRAY_KINDS_TEXT} with {rows} values")
     length = len(result) if getattr(result, "ndim", 1) else 0
     if length != rows:
-        raise ValueError(f"gave {length} values{field} for {rows} rows")
+        raise ValueError(f"returned {length} values{field} for {rows} rows")
     if isinstance(result, pa.Array):
         found = result
     elif getattr(result, "ndim", 1) > 1 or isinstance(result, Sequence):
@@ -243,14 +245,15 @@ def _to_column(result: Any, kind: Any, rows: int, name: str) -> Any:
 
 
 def _objects_to_array(result: Any, kind: Any, name: str) -> Any:
-    """Of an array of Python's values, whose type Arrow guesses; where something is lost in that, in the column's."""
+    """Array of Python values with the type that Arrow infers, or with the type of the column if that would lose
+    data."""
     import pyarrow as pa
 
     found = pa.array(result)
     if not can_lose_values(found.type):
         return found
     there = found.is_valid().to_pylist()
-    with suppress(Exception):  # of one value at least
+    with suppress(Exception):  # at least one value does not fit
         check_lossless([one for one, valid in zip(result, there, strict=True) if valid], found.type, found)
         return found
     return _values_to_array(
@@ -259,26 +262,26 @@ def _objects_to_array(result: Any, kind: Any, name: str) -> Any:
 
 
 def _values_to_array(values: list[Any], kind: Any, name: str) -> Any:
-    with suppress(Exception):  # of one value at least
+    with suppress(Exception):  # at least one value does not fit
         return to_arrow_array(values, kind)
     return _array_row_by_row([_convertible_value(value, kind, name) for value in values], kind)
 
 
 def cast_array(array: Any, kind: Any, field: str = "") -> Any:
-    """In this type, if it is of the same sort; values out of range are a ValueError."""
+    """Cast to this type if it is of the same kind; values out of range are a ValueError."""
     import pyarrow as pa
 
     if array.type.equals(kind):
         return array
     into_float = pa.types.is_integer(array.type) and pa.types.is_floating(kind)
     if not (into_float or can_store(array.type, kind)) or loses_time_zone(array.type, kind):
-        raise TypeError(f"gave {array.type}{field}, and the column is {kind}")
+        raise TypeError(f"returned {array.type}{field}, but the column is {kind}")
     if isinstance(kind, pa.BaseExtensionType):
         return pa.ExtensionArray.from_storage(kind, cast_array(array, kind.storage_type, field))
     try:
         found = array.cast(kind)
     except pa.ArrowInvalid as error:
-        raise ValueError(f"gave {array.type}{field}, which does not fit {kind}: {error}") from None
+        raise ValueError(f"returned {array.type}{field}, which does not fit {kind}: {error}") from None
     if has_narrow_floats(kind) and (infinite := count_infinities(found)) and infinite > count_infinities(array):
-        raise ValueError(f"gave {array.type}{field}, which does not fit {kind}: a number is too large")
+        raise ValueError(f"returned {array.type}{field}, which does not fit {kind}: a number is too large")
     return found

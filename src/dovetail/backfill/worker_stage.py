@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 NEVER_FITS = "DT439"
 STAGE_NAME = "fill"
 MAX_WORKER_DEATHS = 1000
-"""A row that kills workers is found by those who go through its range again, each time in smaller steps."""
+"""Retries of a task whose worker dies: each retry isolates the fatal row further."""
 STREAM_OPTIONS = StreamOptions(
     eager=True,
-    serving=True,  # the source waits for results: an epoch must not wait for the source
+    serving=True,  # the source waits for results, so an epoch must not wait for the source
     target_epoch_s=0.05,
     target_epoch_batches=1,
     max_epoch_s=0.05,
@@ -42,11 +42,11 @@ STREAM_OPTIONS = StreamOptions(
     first_replan_s=1.0,
     follow_plan=True,
 )
-"""A task is a message of its own, and its result leaves at once."""
+"""Every task is a message of its own, and its result is delivered at once."""
 
 
 def make_stage(job: FillJob, udf: Udf, asked: BackfillArguments) -> Stage:
-    """The one stage of a backfill. As many workers as asked for, if they fit."""
+    """The stage of a backfill, with the requested number of workers or fewer."""
     return _make_stage(RangeWorker(job, udf), udf, asked)
 
 
@@ -57,7 +57,7 @@ def _make_stage(run: Any, udf: Udf, asked: BackfillArguments) -> Stage:
 
 
 def run_arguments(asked: BackfillArguments, table: str, column: str) -> dict[str, Any]:
-    """Of `dt.run`."""
+    """Arguments of `dt.run`."""
     return {
         "engine": asked.engine,
         "cluster": asked.cluster,
@@ -73,7 +73,7 @@ def run_arguments(asked: BackfillArguments, table: str, column: str) -> dict[str
 
 
 def check_feasible(udf: Udf, asked: BackfillArguments) -> None:
-    """InfeasibleError: not even the least number of workers fits. Where a Ray has to be asked, the run finds it."""
+    """InfeasibleError if the minimum number of workers does not fit. On Ray the run itself checks it."""
     if is_ray_engine(asked.engine):
         return
     try:
@@ -87,28 +87,28 @@ def _pass_through(items: list[object]) -> list[object]:
 
 
 def clamp_note(udf: Udf, asked: BackfillArguments, plan: Plan) -> str:
-    """One line, if there are fewer than asked for."""
+    """One line if fewer workers than requested fit."""
     wanted = asked.workers[1] if isinstance(asked.workers, tuple) else asked.workers
     there = plan.units[0].workers
     if wanted == "auto" or there >= wanted:
         return ""
     short = _shortage_text(udf, wanted, plan.cluster)
-    return f"running {there} of {wanted} workers: {short or 'no more fit on the nodes that there are'}"
+    return f"running {there} of {wanted} workers: {short or 'no more fit on the nodes'}"
 
 
 def _shortage_text(udf: Udf, wanted: int, cluster: Cluster) -> str:
-    """'8 need 8.0 CPUs, there are 2.0', for what there is too little of."""
+    """'8 need 8.0 CPUs, 2.0 available', for the resource that is short."""
     needs = udf.resources
     shape = needs.shape()
     cpus = sum(node.cpu_milli for node in cluster.nodes)
     memory = sum(node.memory_bytes for node in cluster.nodes)
     gpus = sum(len(node.gpus) for node in cluster.nodes)
     if wanted * shape.cpu_milli > cpus:
-        return f"{wanted} need {wanted * shape.cpu_milli / 1000:.1f} CPUs, there are {cpus / 1000:.1f}"
+        return f"{wanted} need {wanted * shape.cpu_milli / 1000:.1f} CPUs, {cpus / 1000:.1f} available"
     if wanted * needs.gpus > gpus:
-        return f"{wanted} need {wanted * needs.gpus:.1f} GPUs, there are {gpus:.1f}"
+        return f"{wanted} need {wanted * needs.gpus:.1f} GPUs, {gpus:.1f} available"
     if wanted * shape.memory_bytes > memory:
-        return f"{wanted} need {format_size(wanted * shape.memory_bytes)} of memory, there are {format_size(memory)}"
+        return f"{wanted} need {format_size(wanted * shape.memory_bytes)} of memory, {format_size(memory)} available"
     return ""
 
 

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from dovetail.backfill.udf import Udf
 
 ACTIONS = ("plan", "errors", "retry_errors", "history", "drop")
-"""Instead of filling it."""
+"""Options that replace filling the column by another action."""
 ALIASES = {"concurrency": "workers", "intra_applier_concurrency": "slots", "num_frags": "fragments"}
-"""Other spellings that are understood."""
+"""Geneva's spelling of an option -> ours."""
 COMMON_OPTIONS = ("table", "column", "storage_options")
 FILL_OPTIONS: tuple[str, ...] = (
     *("udf", "workers", "batch_size", "slots", "on_error", "retry", "max_errors", "timeout", "commit_every"),
@@ -47,7 +47,7 @@ OPTIONS_BY_ACTION: dict[str, tuple[str, ...]] = {
     "history": ("as_json",),
     "drop": (),
 }
-"""What goes together with each action."""
+"""Options that each action accepts."""
 
 
 @click.command(
@@ -64,60 +64,65 @@ Examples:
   dovetail backfill clips.lance --history
 
 \b
-The function is named once; modules of the current folder can be imported. What is filled already is not computed
-again, unless the function or its input changed, or with --recompute. Readers see finished fragments while it goes.
+The function is named once; modules in the current folder can be imported. Rows that are filled are not computed
+again unless the function or its input changed, or with --recompute. Readers see finished fragments while it runs.
 
 \b
-Ctrl-C or SIGTERM once: what is in hand is finished and kept; twice: stops now. Either way, and after any kill, the same
-command goes on.
+Ctrl-C or SIGTERM once finishes and keeps the work in flight; twice stops at once. Either way, and after any kill, run
+the same command again to resume.
 Exit codes: 0 finished, 1 a row or the run failed, 2 usage or configuration, 3 does not fit, 5 engine unreachable,
-130 stopped before its end (143 by SIGTERM).
+130 interrupted (143 by SIGTERM).
 """
 )
 @click.argument("table")
 @click.argument("column", required=False)
-@click.option("--udf", metavar="MODULE:NAME", help="The function, or class; needed once.")
-@click.option("--plan", is_flag=True, help="Say what would be done and how long it takes; start nothing.")
-@click.option("--no-sample", is_flag=True, help="With --plan: do not try the function on a few rows.")
-@click.option("--errors", is_flag=True, help="List the rows that were set aside.")
-@click.option("--retry-errors", is_flag=True, help="Compute the rows that were set aside again, and no others.")
-@click.option("--history", is_flag=True, help="List the backfills of a column; without COLUMN of all.")
-@click.option("--drop", is_flag=True, help="Remove the column, and what is kept of it beside the table.")
-@click.option("--workers", metavar="auto|N|LO-HI", help="How many; fewer, if they do not fit.  [default: auto]")
-@click.option("--batch-size", metavar="N", help="Rows per call, of arrays or batches.")
-@click.option("--slots", metavar="N", help="Calls at once in each worker.")
-@click.option("--where", metavar="SQL", help="Only rows that meet this; the others keep what they have.")
+@click.option("--udf", metavar="MODULE:NAME", help="The function or class; required the first time.")
+@click.option("--plan", is_flag=True, help="Show the work, the workers and the estimated time; start nothing.")
+@click.option("--no-sample", is_flag=True, help="With --plan: do not run the function on sample rows.")
+@click.option("--errors", is_flag=True, help="List the rows that failed.")
+@click.option("--retry-errors", is_flag=True, help="Compute only the rows that failed, again.")
+@click.option("--history", is_flag=True, help="List the backfills of COLUMN, or of all columns.")
+@click.option("--drop", is_flag=True, help="Remove the column and its records beside the table.")
+@click.option("--workers", metavar="auto|N|LO-HI", help="Number of workers; fewer if they do not fit.  [default: auto]")
+@click.option("--batch-size", metavar="N", help="Rows per call of a function of arrays or batches.")
+@click.option("--slots", metavar="N", help="Concurrent calls per worker.")
+@click.option("--where", metavar="SQL", help="Compute only rows that match; other rows keep their values.")
 @click.option(
-    "--fragments", metavar="N|ID,ID,...", help="So many that are not done, or those with these ids (3, is one)."
+    "--fragments",
+    metavar="N|ID,ID,...",
+    help="How many unfinished fragments to process, or a list of ids (a single id: `3,`).",
 )
-@click.option("--recompute", is_flag=True, help="Compute again what is filled already.")
-@click.option("--on-error", metavar="fail|skip", help="Of a row: end with its error, or leave it NULL and list it.")
+@click.option("--recompute", is_flag=True, help="Compute rows that are already filled again.")
+@click.option("--on-error", metavar="fail|skip", help="When a row fails: stop, or leave it NULL and record the error.")
 @click.option(
-    "--retry", multiple=True, metavar="EXCEPTION", help="Try rows that raise this again; * any; may be repeated."
+    "--retry",
+    multiple=True,
+    metavar="EXCEPTION",
+    help="Retry rows that raise this exception (* for any); may be repeated.",
 )
-@click.option("--max-errors", metavar="N|P%", help="End when more rows, or a larger share, failed.")
-@click.option("--timeout", metavar="30s", help="How long one row may take.")
-@click.option("--commit-every", metavar="10s", help="How often finished fragments are shown to readers.")
+@click.option("--max-errors", metavar="N|P%", help="Stop when more rows, or a larger percentage of them, fail.")
+@click.option("--timeout", metavar="30s", help="Time limit per row.")
+@click.option("--commit-every", metavar="10s", help="How often finished fragments are committed.")
 @engine_option(LOCAL, later=True)
-@click.option("--cluster", metavar="SPEC", help="What may be used: a spec, a file, or auto (this machine).")
-@click.option("--share", metavar="FRACTION", help="Use at most this part of a cluster: 0.5 is half.")
-@click.option("--env-from", multiple=True, metavar="NAME", help="Send this variable to the workers; may be repeated.")
-@click.option("--no-wait", is_flag=True, help="If somebody else fills the column: fail instead of waiting.")
+@click.option("--cluster", metavar="SPEC", help="Resources to use: a spec, a file, or auto (this machine).")
+@click.option("--share", metavar="FRACTION", help="Use at most this fraction of a cluster, such as 0.5.")
+@click.option("--env-from", multiple=True, metavar="NAME", help="Pass this variable to the workers; may be repeated.")
+@click.option("--no-wait", is_flag=True, help="Fail instead of waiting if another backfill holds the column.")
 @click.option(
     "--storage-option",
     "storage_options",
     multiple=True,
     metavar="KEY=VALUE",
-    help="Of an object store; may be repeated.",
+    help="Option of the object store; may be repeated.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print data instead of text.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--concurrency", hidden=True)
 @click.option("--intra-applier-concurrency", hidden=True)
 @click.option("--num-frags", hidden=True)
 @click.pass_context
 def backfill(context: click.Context, /, table: str, column: str | None, **options: Any) -> None:
-    """Fill COLUMN of the Lance table TABLE by a function: what is not computed yet, visible while it goes. Several
-    columns that one function gives are written a,b."""
+    """Compute the missing rows of COLUMN of the Lance table TABLE with a function. Finished fragments are visible at
+    once. Several columns that one function returns are written a,b."""
     said = {name for name in context.params if context.get_parameter_source(name) is not ParameterSource.DEFAULT}
     problems: list[Problem] = []
     action = _action(options, said, column, problems)
@@ -135,18 +140,18 @@ def backfill(context: click.Context, /, table: str, column: str | None, **option
 
 
 def _action(options: dict[str, Any], said: set[str], column: str | None, problems: list[Problem]) -> str:
-    """Which of them; "" is to fill."""
+    """The action that was given; "": fill the column."""
     actions = [name for name in ACTIONS if options[name]]
     action = actions[0] if actions else ""
-    found = [f"{' and '.join(map(_flag, actions))} do not go together"] if len(actions) > 1 else []
+    found = [f"{' and '.join(map(_flag, actions))} cannot be combined"] if len(actions) > 1 else []
     takes = {*COMMON_OPTIONS, *ACTIONS, *(name for one in actions or [""] for name in OPTIONS_BY_ACTION[one])}
     strange = [name for name in options if name in said and ALIASES.get(name, name) not in takes]
     if strange:
         what = f"with {' or '.join(map(_flag, actions))}" if actions else "without --plan"
-        found.append(f"{', '.join(map(_flag, strange))} {'means' if len(strange) == 1 else 'mean'} nothing {what}")
+        found.append(f"{', '.join(map(_flag, strange))} {'has' if len(strange) == 1 else 'have'} no effect {what}")
     for other, name in ALIASES.items():
         if options[other] is not None and options[name] is not None and options[other] != options[name]:
-            found.append(f"{_flag(name)} and {_flag(other)} are the same, and differ")
+            found.append(f"{_flag(name)} and {_flag(other)} are the same option with different values")
     problems += [Problem("DT367", message, fixes=("leave one of them out",)) for message in found]
     if not found and column is None and action != "history":
         raise click.MissingParameter(param_type="argument", param_hint="COLUMN")
@@ -157,11 +162,11 @@ def _flag(name: str) -> str:
     return "--json" if name == "as_json" else f"--{name.replace('_', '-')}"
 
 
-# --- what is typed, as `dt.table` and its methods take it
+# --- parsing of options into the arguments of `dt.table` and its methods
 
 
 def _backfill_arguments(options: dict[str, Any], problems: list[Problem]) -> tuple[dict[str, Any], dict[str, str]]:
-    """The arguments of `Table.backfill`, of those that were typed, and the storage options."""
+    """The arguments of `Table.backfill` that were given, and the storage options."""
     how = {name: options[name] for name in ("where", "engine", "cluster")}
     how |= {name: _parse_number(options[name]) for name in NUMBER_OPTIONS}
     for ours, read in (("workers", _parse_workers), ("slots", _parse_number), ("fragments", _parse_fragments)):
@@ -200,7 +205,7 @@ def _open_table(
 def _column_errors(address: str, column: str | None, names: list[str], udf: str | None) -> list[Problem]:
     if column is None or (all(names) and len({*names}) == len(names)):
         return []
-    message = f"{column!r} is not the name of a column, nor different names with commas"
+    message = f"{column!r} is not a column name or a list of different names (a,b)"
     good = ",".join(name for name in dict.fromkeys(names) if name) or "length"
     fix = shlex.join(["dovetail", "backfill", address, good, *(() if udf is None else ("--udf", udf))])
     return [Problem("DT447", message, fixes=(fix,))]
@@ -219,14 +224,14 @@ def _error_policy(then: str | None, retry: tuple[str, ...], problems: list[Probl
     if not retry:
         return then
     try:
-        return dt.Retry(*retry, then=then or "fail")  # type: ignore[arg-type]  # which it checks
+        return dt.Retry(*retry, then=then or "fail")  # type: ignore[arg-type]  # Retry checks it
     except dt.DovetailError as error:
         problems += error.problems
         return None
 
 
 def _parse_number(text: str | None) -> int | float | str | None:
-    """What is none is told by who takes it."""
+    """The number; a text that is none is returned as it is, and rejected by the argument checks."""
     for kind in (int, float):
         try:
             return None if text is None else kind(text)
@@ -247,13 +252,13 @@ def _parse_fragments(text: str | None) -> int | float | str | list[Any] | None:
 
 
 def _column_names(table: Table, column: str | None) -> list[str]:
-    """`a,b` are two columns, unless the table has one of that name."""
+    """`a,b` names two columns, unless the table has a column of that name."""
     if column is None:
         return []
     return [column] if column in table.schema.names else [name.strip() for name in column.split(",")]
 
 
-# --- what is done
+# --- actions
 
 
 def _fill(table: Table, names: list[str], how: dict[str, Any], options: dict[str, Any]) -> None:
@@ -266,23 +271,23 @@ def _retry(table: Table, names: list[str], how: dict[str, Any], options: dict[st
 
 
 def _run_and_report(fill: Callable[[], BackfillResult], options: dict[str, Any]) -> None:
-    """Prints what was done; a program that was told to stop says so by its exit code."""
+    """Run it and print the result; the exit code shows an interruption."""
     again: Callable[[str], str] = options["again"]
     with _sigterm_as_ctrl_c() as by:
         try:
             filled = fill()
         except KeyboardInterrupt:
-            click.echo("interrupted; what was finished is kept: the same command goes on", err=True)
+            click.echo("interrupted; finished work is kept. Run the same command again to resume.", err=True)
             sys.exit(128 + by[-1])
     click.echo(json.dumps(_result_json(filled), indent=2) if options["as_json"] else again(str(filled)))
     if filled.status != "finished":
-        click.echo("stopped before its end: the same command goes on", err=True)
+        click.echo("stopped early. Run the same command again to resume.", err=True)
         sys.exit(128 + by[-1])
 
 
 @contextmanager
 def _sigterm_as_ctrl_c() -> Iterator[list[int]]:
-    """What Ctrl-C does to a run is the run's own affair; SIGTERM does the same. Gives the signal that came last."""
+    """Make SIGTERM act like Ctrl-C, which the run handles. Yields the signals received; the last one is the cause."""
     by = [int(signal.SIGINT)]
 
     def caught(number: int, _: object) -> None:
@@ -314,8 +319,8 @@ def _errors(table: Table, names: list[str], how: dict[str, Any], options: dict[s
         place = f"row {row.row} (fragment {row.fragment}, offset {row.offset})"
         click.echo(json.dumps(asdict(row)) if options["as_json"] else f"{place}: {row.error}: {row.message}")
     if not options["as_json"]:
-        said = f"{format_count(len(rows), 'row')} set aside; once the function is mended: --retry-errors"
-        click.echo(said if rows else "no row is set aside", err=True)
+        said = f"{format_count(len(rows), 'row')} set aside; fix the function, then use --retry-errors"
+        click.echo(said if rows else "no failed rows", err=True)
 
 
 def _history(table: Table, names: list[str], how: dict[str, Any], options: dict[str, Any]) -> None:  # noqa: ARG001
@@ -323,12 +328,12 @@ def _history(table: Table, names: list[str], how: dict[str, Any], options: dict[
     for job in jobs:
         click.echo(json.dumps(asdict(job)) if options["as_json"] else str(job))
     if not jobs and not options["as_json"]:
-        click.echo("no backfill yet", err=True)
+        click.echo("no backfills", err=True)
 
 
 def _drop(table: Table, names: list[str], how: dict[str, Any], options: dict[str, Any]) -> None:  # noqa: ARG001
     table.drop(names)
-    click.echo(f"removed: {', '.join(names)}; older versions of the table still have it", err=True)
+    click.echo(f"removed: {', '.join(names)}; older versions of the table still contain it", err=True)
 
 
 _HANDLERS: dict[str, Callable[[Table, list[str], dict[str, Any], dict[str, Any]], None]] = {

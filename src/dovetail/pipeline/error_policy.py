@@ -77,7 +77,7 @@ class Retry:
             elif isinstance(kind, type) and issubclass(kind, BaseException):
                 names.append(kind.__name__)
             else:
-                message = f"Retry({short_repr(kind)}): not an exception type or the name of one"
+                message = f"Retry({short_repr(kind)}): is not an exception type or the name of one"
                 problems.append(Problem(BAD_ERROR_POLICY, message, fixes=("Retry(ConnectionError, TimeoutError)",)))
         problems += [*_check_times(times), *_check_final_action(then, "then")]
         seconds = 0.0
