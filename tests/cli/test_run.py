@@ -355,7 +355,7 @@ def test_a_run_that_fails_says_why_and_how_to_go_on(place: Place) -> None:
     done = place.run("run", "p.yaml", *CLUSTER)
     assert done.returncode == 1, done.stderr
     assert "a seven: 7" in done.stderr
-    assert "fix  on_error: skip in the file" in done.stderr
+    assert "fix  on_error: skip  # record failing items and continue" in done.stderr
     assert f"dovetail run --resume {place.runs()[0].name}" in done.stderr
     assert not (place.folder / "out.jsonl").exists()
     told = place.run("status", "last")
@@ -386,7 +386,7 @@ def test_more_errors_than_allowed_fail_it(place: Place) -> None:
     place.file("source: in.jsonl\nsink: out.jsonl", "no_sevens", more=", on_error: skip")
     failed = place.run("run", "p.yaml", *CLUSTER, "--max-errors", "1")
     assert failed.returncode == 1
-    assert "fix  --max-errors with a larger number" in failed.stderr
+    assert "fix  a larger --max-errors  # " in failed.stderr
     assert place.run("run", "p.yaml", *CLUSTER, "--set", "max_errors=2").returncode == 0
 
 

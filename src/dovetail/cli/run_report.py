@@ -9,7 +9,6 @@ import sys
 import time
 import traceback
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -18,6 +17,7 @@ from dovetail.cli.run_spec_loader import recipe_of
 from dovetail.errors import DovetailError, Problem, RunError, short_repr
 from dovetail.observe.run_folder import run_reference
 from dovetail.observe.summary_text import next_step_lines, result_lines
+from dovetail.pipeline.option_surface import OptionSurface
 
 if TYPE_CHECKING:
     import dovetail as dt
@@ -120,16 +120,22 @@ def report_run(stops: SignalHandler, job: RunSpec, error: BaseException | None, 
     return {"finished": 0, "failed": 1}.get(summary.status, stops.exit_code)
 
 
+class RunSurface(OptionSurface):
+    """Fixes of a run that failed: options, and keys of the file that it ran."""
+
+    def __init__(self, *, of_recipe: bool) -> None:
+        super().__init__()
+        self.of_recipe = of_recipe
+
+    def option(self, name: str, value: object) -> str:
+        if name == "on_error":
+            return "skip_op_error: true" if self.of_recipe else f"on_error: {value}"
+        return "a larger --max-errors" if name == "max_errors" and value is None else super().option(name, value)
+
+
 def error_for_command_line(error: DovetailError, *, of_recipe: bool = False) -> DovetailError:
-    """Fixes in the spelling of files and the command line instead of Python."""
-    skip = "skip_op_error: true in the file" if of_recipe else "on_error: skip in the file"
-
-    def typed(fix: str) -> str:
-        if fix.startswith("max_errors=None, or a larger number;"):
-            return "--max-errors with a larger number"
-        return fix.replace('on_error="skip"', skip)
-
-    return type(error)(replace(one, fixes=tuple(typed(str(fix)) for fix in one.fixes)) for one in error.problems)
+    """The same error with fixes in the spelling of files and the command line."""
+    return RunSurface(of_recipe=of_recipe).error(error)
 
 
 def _wait_for_end(run: dt.Run) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from dovetail.control.events import CancelRun, Drain
 from dovetail.control.payload import SourceSinkError
-from dovetail.errors import ConfigError, DovetailError, EngineError, Problem, RunError
+from dovetail.errors import Change, ConfigError, DovetailError, EngineError, Fix, Problem, RunError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -348,11 +348,11 @@ def _run_problem(error: str, detail: str, summary: RunSummary | None, folder: Pa
         evidence += (f"{summary.finished} of {summary.read} items read were finished; details: {folder}",)
     from dovetail.observe.run_folder import run_reference  # late: most runs end well
 
-    fixes: tuple[str, ...] = (f"dovetail status {run_reference(folder)}",)
+    fixes: tuple[Fix, ...] = (f"dovetail status {run_reference(folder)}",)
     if "more than max_errors allows" in error:
-        fixes += ("max_errors=None, or a larger number; run.errors lists the failed items",)
+        fixes += (Change({"max_errors": None}, note="no limit; run.errors has the failed items"),)
     elif "in setup" not in error:
-        fixes += ('on_error="skip" records failed items and continues',)
+        fixes += (Change({"on_error": "skip"}, note="record failing items and continue"),)
     hint = _resume_hint(folder)
     if hint:
         fixes += (f"correct the error and resume: {hint}",)
