@@ -368,7 +368,7 @@ def test_every_key_of_a_recipe_is_on_the_page_with_what_it_means() -> None:
 
 def test_every_key_without_meaning_is_named_for_those_who_come_from_data_juicer() -> None:
     text = FROM_DATA_JUICER.read_text(encoding="utf-8")
-    named = text.partition("\n## Keys without meaning\n")[2].partition("\n`op_fusion`")[0]
+    named = text.partition("\n## Keys without effect\n")[2].partition("\n`op_fusion`")[0]
     assert re.findall(r"`(\w+)`", named) == sorted(file_keys.IGNORED_KEYS)
 
 

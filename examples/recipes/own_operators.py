@@ -1,4 +1,4 @@
-"""Operators of your own: clean_text.yaml finds them by `custom_operator_paths`; their arguments stand in the recipe."""
+"""Custom operators of clean_text.yaml (`custom_operator_paths`); their arguments are in the recipe."""
 
 
 def enough_sentences(row, least=2):

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from cli.jobs import CLUSTER, Place
-from recipes.recipe_aids import FAILING, MANUAL, OPTIMIZED, SEED_CLUSTER, some_rows, write_rows
+from recipes.recipe_aids import FAILING, GPU_CLUSTER, MANUAL, OPTIMIZED, some_rows, write_rows
 
 if TYPE_CHECKING:
     import subprocess
     from collections.abc import Iterable
     from pathlib import Path
 
-SEED = ("--cluster", SEED_CLUSTER)
+SEED = ("--cluster", GPU_CLUSTER)
 HEAD = "dataset_path: in.jsonl\nexport_path: out.jsonl\n"
 
 
@@ -68,7 +68,7 @@ def test_memory_alone_is_planned_within_both_cards(place: Kitchen) -> None:
     assert done.returncode == 0, done.stderr
     assert "image_maniqa_filter" in done.stdout
     assert "workers per card" in done.stdout
-    assert "note: planned, but cannot run here" in done.stdout
+    assert "note: cannot run on this machine" in done.stdout
     told = json.loads(place.run("plan", "r.yaml", *SEED, "--json").stdout)
     assert len(told["units"]) == 7
 
@@ -106,7 +106,7 @@ def test_a_plan_says_what_is_not_acted_on(place: Kitchen) -> None:
     place.recipe("[{text_length_filter: {turbo: true}}]", "use_cache: true\nnp: 4\n")
     done = place.run("plan", "r.yaml", *CLUSTER)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("note: accepted, and without meaning here: use_cache, turbo of text_length_filter") == 1
+    assert done.stdout.count("note: ignored (no effect in Dovetail): use_cache, turbo of text_length_filter") == 1
     assert "note: np: 4 is not used" in done.stdout
 
 
@@ -217,7 +217,7 @@ def test_too_many_bad_rows_fail_the_run_and_leave_no_half_a_file(place: Kitchen)
     done = place.run("run", "r.yaml", *CLUSTER)
     assert done.returncode == 1
     assert (
-        "items failed, more than max_errors allows (3); the last error: BadField: field 'text' is int, not a text"
+        "items failed, more than max_errors allows (3); the last error: BadField: field 'text' is int, not a string"
         in done.stderr
     )
     assert "fix  a larger --max-errors  # " in done.stderr

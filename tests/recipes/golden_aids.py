@@ -1,7 +1,7 @@
-"""What did Data-Juicer 1.6.1 make of 400 rows? Its rows, and its results per operator and configuration.
+"""Results of Data-Juicer 1.6.1 on 400 rows, per operator and configuration.
 
 `golden/cases/<operator>__<number>.json` holds one configuration each. For mappers `rows[i]` is the text of row i
-afterwards, None if it is unchanged (`text_chunk_mapper`: a list of texts). For filters it is `{"stats", "keep"}`, for
+afterwards, None if it is unchanged (`text_chunk_mapper`: a list of strings). For filters it is `{"stats", "keep"}`, for
 deduplicators `rows` are the numbers of the rows that are kept, for selectors in the order in which they leave, for
 groupers a list of numbers per group.
 """

@@ -1,4 +1,4 @@
-"""Which text mappers are there, how is one made by its name, and what do they make of a text?"""
+"""Text mappers by name, and their results."""
 
 from __future__ import annotations
 

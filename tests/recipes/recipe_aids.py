@@ -1,4 +1,4 @@
-"""What do tests of whole recipes need? A folder with a recipe, rows, and what became of them."""
+"""Helpers for tests of whole recipes: files, rows, results."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
     from dovetail.observe.summary import RunSummary
 
-SEED_CLUSTER = "1x(32cpu, 128GB, 2xgpu:20GB)"
+GPU_CLUSTER = "1x(32cpu, 128GB, 2xgpu:20GB)"
 HERE = "1x(2cpu, 4GB)"
 GPU_FILTERS = (
     *("image_text_similarity_filter", "image_maniqa_filter", "image_aesthetics_filter", "image_nsfw_filter"),
     *("image_watermark_filter", "image_text_matching_filter", "video_aesthetics_filter"),
 )
-"""Seven, as in the seed."""
+"""Seven filters that run on GPUs."""
 
 
 def seven(parameters: str, *more: str, head: str = "mode: streaming") -> str:
@@ -33,7 +33,7 @@ def seven(parameters: str, *more: str, head: str = "mode: streaming") -> str:
 
 
 FAILING = seven("num_proc: 2, num_gpus: 1, num_cpus: 6", "text_length_filter: {num_proc: 8}")
-"""What the first seed's author wrote."""
+"""Seven GPU filters that do not fit together."""
 MANUAL = seven("memory: '1500MB', num_gpus: 0.25, num_proc: 8, num_cpus: 2")
 OPTIMIZED = seven("memory: '1500MB'", head="")
 

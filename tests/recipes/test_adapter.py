@@ -1,4 +1,4 @@
-"""Do operators of a real Data-Juicer give through the adapter what they give at home, and install nothing?"""
+"""Adapter: operators of an installed Data-Juicer give their own results and install nothing."""
 
 from __future__ import annotations
 
@@ -106,10 +106,10 @@ def test_without_data_juicer_one_can_plan_with_it_and_is_told_what_to_install() 
 def test_making_one_imports_nothing_and_it_travels() -> None:
     script = (
         "import sys, pickle\n"
-        "from dovetail.recipes.data_juicer_adapter import adapted\n"
-        "from dovetail.recipes.catalogue import known\n"
-        "one, _ = adapted(known()['clean_links_mapper'], {'repl': 'X'})\n"
-        "assert pickle.loads(pickle.dumps(one)).made_with == {'repl': 'X'}\n"
+        "from dovetail.recipes.data_juicer_adapter import adapt_operator\n"
+        "from dovetail.recipes.catalogue import known_operators\n"
+        "one, _ = adapt_operator(known_operators()['clean_links_mapper'], {'repl': 'X'})\n"
+        "assert pickle.loads(pickle.dumps(one)).recipe_parameters == {'repl': 'X'}\n"
         "assert not {'data_juicer', 'datasets', 'numpy', 'ray'} & set(sys.modules), sorted(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True, env={**os.environ, "PYTHONPATH": ""})
@@ -326,16 +326,16 @@ def test_an_operator_that_the_installed_one_does_not_have_is_told() -> None:
 def test_nothing_is_installed_whatever_an_operator_wants() -> None:
     script = (
         "import subprocess\n"
-        "from dovetail.recipes.data_juicer_adapter import adapted\n"
-        "from dovetail.recipes.catalogue import known\n"
-        "one, _ = adapted(known()['clean_links_mapper'], {})\n"
-        "one.made()\n"
+        "from dovetail.recipes.data_juicer_adapter import adapt_operator\n"
+        "from dovetail.recipes.catalogue import known_operators\n"
+        "one, _ = adapt_operator(known_operators()['clean_links_mapper'], {})\n"
+        "one.data_juicer_operator()\n"
         "from data_juicer.utils.lazy_loader import LazyLoader\n"
         "for wanted in ('no-such-package-of-anyone', 'git+https://example.org/x.git'):\n"
         "    try:\n"
         "        LazyLoader.check_packages([wanted])\n"
         "    except ImportError as error:\n"
-        "        assert 'nothing is installed during a run' in str(error), error\n"
+        "        assert 'Dovetail installs nothing during a run' in str(error), error\n"
         "    else:\n"
         "        raise AssertionError(wanted)\n"
         "try:\n"

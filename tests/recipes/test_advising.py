@@ -1,4 +1,4 @@
-"""Is every row of the quick reference a plan that holds?"""
+"""`dovetail recipe advise`: every row is a valid plan."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 import dovetail as dt
 from dovetail.recipes.recommendations import CONCURRENT_OPERATORS, Recommendation, recommend
 
-SEED = "1x(32cpu, 128GB, 2xgpu:20GB)"
+GPU_CLUSTER = "1x(32cpu, 128GB, 2xgpu:20GB)"
 
 
 def plan_of(row: Recommendation, cluster: dt.Cluster) -> dt.Plan:
@@ -16,7 +16,9 @@ def plan_of(row: Recommendation, cluster: dt.Cluster) -> dt.Plan:
     return dt.plan(dt.Pipeline([dt.Stage("one", "any:thing", needs, workers=row.workers, rate=1)]), cluster)
 
 
-@pytest.mark.parametrize("spec", [SEED, "1x(2cpu, 8GB)", "4x(16cpu, 64GB, 1xgpu:80GB)", "1x(4cpu, 16GB, 8xgpu:8GB)"])
+@pytest.mark.parametrize(
+    "spec", [GPU_CLUSTER, "1x(2cpu, 8GB)", "4x(16cpu, 64GB, 1xgpu:80GB)", "1x(4cpu, 16GB, 8xgpu:8GB)"]
+)
 def test_every_row_plans_as_it_is_written_and_one_worker_more_does_not(spec: str) -> None:
     cluster = dt.Cluster.of(spec)
     rows = recommend(cluster)
@@ -31,7 +33,7 @@ def test_every_row_plans_as_it_is_written_and_one_worker_more_does_not(spec: str
 
 
 def test_no_card_of_the_seeds_machine_is_given_more_than_it_has() -> None:
-    rows = {row.memory: row for row in recommend(dt.Cluster.of(SEED)) if row.memory}
+    rows = {row.memory: row for row in recommend(dt.Cluster.of(GPU_CLUSTER)) if row.memory}
     assert rows["1500MB"].workers_per_card == (13, 13)
     assert rows["8GB"].workers_per_card == (2, 2), "not 5 of them, as 40 GB in all would say"
     assert all(max(row.workers_per_card) * row.gpus <= 1 for row in rows.values())

@@ -1,4 +1,4 @@
-"""What happens to a recipe on a bad day: rows that fail late, files that are damaged, runs that are taken up again?"""
+"""Failures of recipes: rows that fail late, damaged files, resumed runs."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_a_word_list_that_is_not_there_is_told_before_anything_starts(tmp_path: 
     path = put(tmp_path, rows_of(3), f"  - stopwords_filter: {{stopwords_dir: {tmp_path}/none}}\n")
     recipe = dt.Recipe.load(path)
     assert recipe.plan("1x(2cpu, 8GB)").units
-    with pytest.raises(ConfigError, match="there is no list of stopwords") as raised:
+    with pytest.raises(ConfigError, match="no list of stopwords") as raised:
         recipe.run(**QUIET)
     assert raised.value.problems[0].place.endswith("recipe.yaml:5:5")
 

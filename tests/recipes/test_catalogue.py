@@ -1,4 +1,4 @@
-"""Is every operator of Data-Juicer known, and do those that are ours take what the table says?"""
+"""Catalogue: every operator of Data-Juicer, and the parameters of those that Dovetail implements."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_every_operator_with_golden_results_is_known_with_the_parameters_it_was_
 
 
 def test_a_name_that_is_not_in_the_table_is_never_imported() -> None:
-    for name in ("base", "shared", "..catalogue", "os", "json.tool", "", "base:Filter"):
+    for name in ("base", "support", "..catalogue", "os", "json.tool", "", "base:Filter"):
         assert native_class(name) is None
         with pytest.raises(KeyError):
             availability_problem(name)
@@ -128,9 +128,9 @@ def test_a_name_that_is_not_in_the_table_is_never_imported() -> None:
 def test_only_the_module_that_is_asked_for_is_imported() -> None:
     script = (
         "import sys, json\n"
-        "from dovetail.recipes.catalogue import known, own, runs_here\n"
-        "known()['clean_ip_mapper'], own('text_length_filter')\n"
-        "runs_here('image_text_similarity_filter'), runs_here('fix_unicode_mapper')\n"
+        "from dovetail.recipes.catalogue import availability_problem, known_operators, native_class\n"
+        "known_operators()['clean_ip_mapper'], native_class('text_length_filter')\n"
+        "availability_problem('image_text_similarity_filter'), availability_problem('fix_unicode_mapper')\n"
         "print(json.dumps([name for name in sys.modules]))\n"
     )
     found = json.loads(subprocess.run([sys.executable, "-c", script], check=True, capture_output=True).stdout)
@@ -157,7 +157,7 @@ def test_one_that_nothing_here_can_run_is_not_said_to_run_through_the_adapter() 
         problem = availability_problem(name)
         assert problem is not None
         assert problem.code == "DT414"
-        assert problem.fix_texts == (f"leave {name} out of process",)
+        assert problem.fix_texts == (f"remove {name} from process",)
         assert problem.evidence == (f"{name}: {known_operators()[name].note}",)
 
 

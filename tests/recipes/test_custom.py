@@ -1,4 +1,4 @@
-"""Can users name operators of their own, and are those that cannot work told before anything starts?"""
+"""Custom operators, and errors in them before a run starts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 MODULE = '''
 from collections import OrderedDict
 
-from dovetail.recipes.operators.base import Filter, Mapper, Selector, STATS
+from dovetail.recipes.operators.base import Filter, Mapper, Selector
 
 
 def shout(row, mark="!"):
@@ -72,7 +72,7 @@ class ShortFilter(Filter):
         return stats["short"] <= self.most
 
 class LastSelector(Selector):
-    def numbers(self, rows):
+    def select_rows(self, rows):
         return [sum(1 for _ in rows) - 1]
 
 NOTHING = "not a function"
@@ -145,7 +145,7 @@ def test_what_is_said_of_workers_is_not_an_argument(folder: Path, own: str) -> N
     assert dict(step.operator.recipe_parameters) == {"mark": "."}
     (stage,) = recipe.pipeline()
     assert (stage.workers, stage.resources.cpus, stage.rate) == ((1, 2), 0.5, 10)
-    assert recipe.notes == (f"accepted, and without meaning here: turbo of {own}:shout",)
+    assert recipe.notes == (f"ignored (no effect in Dovetail): turbo of {own}:shout",)
 
 
 def test_what_was_measured_of_one_function_is_not_taken_for_another(folder: Path, own: str) -> None:
@@ -172,8 +172,8 @@ def test_the_kinds_are_told_apart(folder: Path, own: str) -> None:
         ("Counts", "{bye: 3}", "got an unexpected keyword argument 'bye'"),
         ("Tag", "{}", "missing 1 required positional argument: 'tag'"),
         ("Tag", "{tag: ''}", "an empty tag says nothing"),
-        ("NoCall", "{}", "a class whose objects cannot be called with a row"),
-        ("later", "{}", "it is async"),
+        ("NoCall", "{}", "the class has no __call__ method"),
+        ("later", "{}", "async functions are not supported"),
         ("NOTHING", "{}", "not a function or class"),
         ("shuot", "{}", "did you mean 'shout'?"),
         ("shout", "{text_key: 5}", "text_key is 5"),
@@ -241,9 +241,7 @@ def test_a_user_s_operator_goes_before_ours_of_the_same_name(tmp_path: Path, own
     assert [row["n"] for row in read_rows(tmp_path / "out.jsonl")] == [3]
 
 
-@pytest.mark.parametrize(
-    ("path", "words"), [("nowhere.py", "there is nothing at"), ("empty", "there is no Python file")]
-)
+@pytest.mark.parametrize(("path", "words"), [("nowhere.py", "no such file or folder"), ("empty", "no Python file")])
 def test_a_path_without_operators_is_told(tmp_path: Path, path: str, words: str) -> None:
     (tmp_path / "empty").mkdir()
     found = wrong(tmp_path, f"custom_operator_paths:\n  - {path}\nprocess: [clean_linkz_mapper]\n")

@@ -1,4 +1,4 @@
-"""Is a recipe that does not fit told with its sums, its lines, and changes that help as they are printed?"""
+"""Recipes that do not fit: sums, lines of the file, and fixes that work as printed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import dovetail as dt
-from recipes.recipe_aids import FAILING, MANUAL, SEED_CLUSTER, fix_works, load, seven
+from recipes.recipe_aids import FAILING, GPU_CLUSTER, MANUAL, fix_works, load, seven
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 HOSTS = "4x(16cpu, 16GB)"
 
 
-def told(folder: Path, text: str, cluster: str = SEED_CLUSTER, mode: str | None = None) -> list[dt.Problem]:
+def told(folder: Path, text: str, cluster: str = GPU_CLUSTER, mode: str | None = None) -> list[dt.Problem]:
     with pytest.raises(dt.InfeasibleError) as raised:
         load(folder, text).plan(cluster, mode)
     assert raised.value.exit_code == 3
@@ -30,7 +30,7 @@ def told(folder: Path, text: str, cluster: str = SEED_CLUSTER, mode: str | None 
         (MANUAL, "7 operators at once need 112.0 CPUs and 14.0 GPUs", "8 x (2 CPU + 0.25 GPU) = 16.0 CPUs, 2.0 GPUs"),
     ],
 )
-def test_the_seeds_recipes_are_told_with_their_sums_their_lines_and_fixes_that_work(
+def test_recipes_that_do_not_fit_are_told_with_their_sums_their_lines_and_fixes_that_work(
     tmp_path: Path, text: str, needed: str, line: str, mode: str | None
 ) -> None:
     (problem,) = told(tmp_path, text, mode=mode)
@@ -40,11 +40,11 @@ def test_the_seeds_recipes_are_told_with_their_sums_their_lines_and_fixes_that_w
     assert len(problem.evidence) == text.count("\n  - ")
     assert 2 <= len(problem.fix_texts) <= 4
     for fix in problem.fix_texts:
-        assert fix_works(tmp_path, text, SEED_CLUSTER, fix, mode).units
+        assert fix_works(tmp_path, text, GPU_CLUSTER, fix, mode).units
     kept = [fix for fix in problem.fix_texts if "mode" not in fix]
     assert kept
     for fix in kept:
-        assert fix_works(tmp_path, text, SEED_CLUSTER, fix, mode).mode == "streaming"
+        assert fix_works(tmp_path, text, GPU_CLUSTER, fix, mode).mode == "streaming"
 
 
 def test_the_last_line_of_the_sum_is_the_one_on_cpus(tmp_path: Path) -> None:
@@ -64,17 +64,17 @@ def test_only_what_runs_at_once_is_in_the_sum_and_a_barrier_begins_anew(tmp_path
 @pytest.mark.parametrize(
     ("entry", "cluster", "fixes"),
     [
-        ("image_maniqa_filter: {memory: 25GB}", SEED_CLUSTER, 2),
-        ("image_maniqa_filter: {mem_required: 25GB}", SEED_CLUSTER, 2),
-        ("image_maniqa_filter: {resources: {gpu_memory: 25GB}}", SEED_CLUSTER, 2),
-        ("image_maniqa_filter: {memory: 8GB, num_proc: 5}", SEED_CLUSTER, 1),
-        ("image_maniqa_filter: {memory: 8GB, num_proc: [5, 8]}", SEED_CLUSTER, 1),
-        ("image_maniqa_filter: {memory: 8GB, workers: 5}", SEED_CLUSTER, 1),
-        ("image_maniqa_filter: {num_gpus: 0.3, num_proc: 7}", SEED_CLUSTER, 2),
-        ("image_maniqa_filter: {num_gpus: 3}", SEED_CLUSTER, 2),
-        ("image_maniqa_filter: {gpu_required: 3}", SEED_CLUSTER, 2),
-        ("image_maniqa_filter: {cpu_required: 64}", SEED_CLUSTER, 1),
-        ("image_maniqa_filter: {resources: {cpus: 64}}", SEED_CLUSTER, 1),
+        ("image_maniqa_filter: {memory: 25GB}", GPU_CLUSTER, 2),
+        ("image_maniqa_filter: {mem_required: 25GB}", GPU_CLUSTER, 2),
+        ("image_maniqa_filter: {resources: {gpu_memory: 25GB}}", GPU_CLUSTER, 2),
+        ("image_maniqa_filter: {memory: 8GB, num_proc: 5}", GPU_CLUSTER, 1),
+        ("image_maniqa_filter: {memory: 8GB, num_proc: [5, 8]}", GPU_CLUSTER, 1),
+        ("image_maniqa_filter: {memory: 8GB, workers: 5}", GPU_CLUSTER, 1),
+        ("image_maniqa_filter: {num_gpus: 0.3, num_proc: 7}", GPU_CLUSTER, 2),
+        ("image_maniqa_filter: {num_gpus: 3}", GPU_CLUSTER, 2),
+        ("image_maniqa_filter: {gpu_required: 3}", GPU_CLUSTER, 2),
+        ("image_maniqa_filter: {cpu_required: 64}", GPU_CLUSTER, 1),
+        ("image_maniqa_filter: {resources: {cpus: 64}}", GPU_CLUSTER, 1),
         ("text_length_filter: {memory: 30GB}", HOSTS, 1),
         ("text_length_filter: {mem_required: 30GB, num_proc: 2}", HOSTS, 1),
         ("text_length_filter: {num_proc: 99}", HOSTS, 1),
@@ -105,8 +105,8 @@ def test_every_typed_fix_for_one_operator_works_as_it_is_printed(
     ("parameters", "cluster"),
     [
         ("num_proc: 2, memory: 8GB, accelerator: cpu", "1x(2cpu, 4GB)"),
-        ("workers: 6, memory: 25GB", SEED_CLUSTER),
-        ("num_proc: 3, num_cpus: 40", SEED_CLUSTER),
+        ("workers: 6, memory: 25GB", GPU_CLUSTER),
+        ("num_proc: 3, num_cpus: 40", GPU_CLUSTER),
         ("num_proc: 4, num_cpus: 40, memory: 200GB, accelerator: cpu", HOSTS),
     ],
 )
@@ -135,8 +135,8 @@ def test_gpu_memory_of_all_operators_at_once_is_told_with_fixes_that_work(tmp_pa
     assert problems[0].fix_texts
     for problem in problems:
         for fix in problem.fix_texts:
-            assert fix_works(tmp_path, text, SEED_CLUSTER, fix).units, fix
-    assert load(tmp_path, seven("memory: 15GB", head="")).plan(SEED_CLUSTER).mode == "waves"
+            assert fix_works(tmp_path, text, GPU_CLUSTER, fix).units, fix
+    assert load(tmp_path, seven("memory: 15GB", head="")).plan(GPU_CLUSTER).mode == "waves"
 
 
 def test_a_value_from_the_command_line_is_told_as_it_was_typed(tmp_path: Path) -> None:

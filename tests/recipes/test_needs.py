@@ -1,4 +1,4 @@
-"""Are Data-Juicer's words for workers, CPUs, GPUs and memory read as they are meant?"""
+"""Requirements of operators: num_proc, num_cpus, num_gpus, memory."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_old_names_say_the_same(tmp_path: Path) -> None:
 def test_both_names_are_told_and_the_old_one_is_to_go(tmp_path: Path, new: str, old: str, value: str) -> None:
     for first, second in ((new, old), (old, new)):
         told, fixes = message(tmp_path, f"{first}: {value}, {second}: {value}")
-        assert told == f"{first} and {second} say the same thing twice"
+        assert told == f"{first} and {second} set the same value"
         assert fixes == (f"remove {old}",)
     told, _ = message(tmp_path, f"{new}: null, {old}: -1{value}")
     assert told.startswith(f"{old}")
@@ -113,7 +113,7 @@ def test_both_names_are_told_and_the_old_one_is_to_go(tmp_path: Path, new: str, 
 
 def test_both_names_are_told_even_if_one_value_is_wrong_too(tmp_path: Path) -> None:
     found = wrong(tmp_path, "process: [{text_length_filter: {memory: -2GB, mem_required: 1GB}}]")
-    assert [("negative" in problem.message, "twice" in problem.message) for problem in found] == [
+    assert [("negative" in problem.message, "set the same value" in problem.message) for problem in found] == [
         (True, False),
         (False, True),
     ]
@@ -137,12 +137,12 @@ def test_workers_are_a_number_a_range_or_auto(tmp_path: Path, written: str, work
 def test_numbers_of_workers_that_make_no_sense_are_told(tmp_path: Path, written: str) -> None:
     for key in ("num_proc", "workers"):
         told, fixes = message(tmp_path, f"{key}: {written}")
-        assert told.startswith(f"{key} should be -1 (auto), a number of workers, or [least, most], not ")
+        assert told.startswith(f"{key} should be -1 (auto), a number of workers, or [minimum, maximum], not ")
         assert needs(tmp_path, fixes[0]).workers == 4
 
 
 def test_workers_are_not_said_twice(tmp_path: Path) -> None:
-    assert "twice" in message(tmp_path, "num_proc: 2, workers: 2")[0]
+    assert "set the same value" in message(tmp_path, "num_proc: 2, workers: 2")[0]
 
 
 # --- resources
@@ -164,8 +164,8 @@ def test_resources_are_as_in_a_pipeline(tmp_path: Path) -> None:
         ("resources: {gpu: 1}", "did you mean 'gpus'?"),
         ("resources: {gpus: 1.5}", "above one card"),
         ("resources: {cpus: -1}", "cpus"),
-        ("resources: {cpus: 1}, num_cpus: 1", "say the same thing twice"),
-        ("resources: {cpus: 1}, mem_required: 1GB", "resources and mem_required say the same thing twice"),
+        ("resources: {cpus: 1}, num_cpus: 1", "set the same value"),
+        ("resources: {cpus: 1}, mem_required: 1GB", "resources and mem_required set the same value"),
     ],
 )
 def test_resources_that_make_no_sense_are_told(tmp_path: Path, parameters: str, words: str) -> None:
@@ -196,7 +196,7 @@ def test_an_operator_wants_a_gpu_only_if_it_or_the_file_says_so(tmp_path: Path) 
     [
         (
             "accelerator: cpu, num_gpus: 1",
-            "it would hold a GPU and not use it",
+            "would reserve an unused GPU",
             ("accelerator: cuda", "num_gpus: 0"),
         ),
         ("accelerator: cuda, num_gpus: 0", "no GPU to run on", ("num_gpus: 1", "accelerator: cpu")),

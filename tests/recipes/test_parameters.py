@@ -1,4 +1,4 @@
-"""Is everything told that is wrong with an operator's parameters, and nothing that is right?"""
+"""Validation of operator parameters."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_what_every_operator_accepts_is_meant_too() -> None:
     assert "did you mean 'num_proc'?" in problem.message
     ((_, problem),) = told("whitespace_normalization_mapper", qqqqq=5)
     assert problem.evidence == ("whitespace_normalization_mapper has no parameters of its own",)
-    assert problem.fix_texts == ("leave qqqqq out",)
+    assert problem.fix_texts == ("remove qqqqq",)
 
 
 def test_what_only_filters_accept_is_unknown_to_others() -> None:
@@ -104,7 +104,7 @@ def test_what_only_filters_accept_is_unknown_to_others() -> None:
 def test_a_number_in_quotes_is_told_as_such() -> None:
     problem = only("text_length_filter", min_len="5")
     assert problem.message == (
-        "text_length_filter: min_len is '5' (a text: it stands in quotes), but must be a whole number"
+        "text_length_filter: min_len is '5' (a string, because it is quoted), but must be a whole number"
     )
     assert problem.fix_texts == ("min_len: 5",)
     assert only("special_characters_filter", max_ratio="0.2").fix_texts == ("max_ratio: 0.2",)
@@ -181,7 +181,7 @@ def test_no_number_is_never_right_and_infinity_only_where_it_is_no_bound() -> No
         ("stopwords_filter", "words_aug_group_sizes", 3, "a list of whole numbers above 0", [3]),
         ("image_shape_filter", "any_or_all", "some", "'any' or 'all'", "any"),
         ("image_nsfw_filter", "any_or_all", "al", "'any' or 'all'", "any"),
-        ("replace_content_mapper", "pattern", ["a", 5], "a text, a list of texts or null", "abc"),
+        ("replace_content_mapper", "pattern", ["a", 5], "a string, a list of strings or null", "abc"),
         ("llm_quality_score_filter", "model_params", [], "a mapping", {}),
         ("specified_field_filter", "target_value", "web", "a list", ["web"]),
     ],
@@ -200,13 +200,13 @@ def test_a_choice_that_is_nearly_right_is_told_as_such() -> None:
 
 def test_null_is_right_only_where_it_may_be() -> None:
     assert told("clean_ip_mapper", pattern=None) == []
-    assert only("clean_ip_mapper", repl=None).message == "clean_ip_mapper: repl is null, but must be a text"
+    assert only("clean_ip_mapper", repl=None).message == "clean_ip_mapper: repl is null, but must be a string"
 
 
 def test_what_must_be_given_is_told_if_it_is_not() -> None:
     found = dict(told("llm_extract_mapper"))
     assert found.keys() == {"input_keys", "output_schema"}
-    assert found["input_keys"].message == "llm_extract_mapper: input_keys is missing; it must be a list of texts"
+    assert found["input_keys"].message == "llm_extract_mapper: input_keys is missing; it must be a list of strings"
     given = {key: value for problem in found.values() for key, value in yaml.safe_load(problem.fix_texts[0]).items()}
     assert told("llm_extract_mapper", **given) == []
 
@@ -235,7 +235,7 @@ def test_everything_is_told_at_once() -> None:
 )
 def test_a_minimum_above_the_maximum_is_wrong(name: str, given: dict[str, Any]) -> None:
     problem = only(name, **given)
-    assert "is above max_" in problem.message
+    assert "is greater than max_" in problem.message
     assert len(problem.fix_texts) == 2
     for fix in problem.fix_texts:
         assert told(name, **{**given, **yaml.safe_load(fix)}) == []
@@ -244,11 +244,11 @@ def test_a_minimum_above_the_maximum_is_wrong(name: str, given: dict[str, Any]) 
 def test_a_minimum_above_the_default_maximum_is_wrong_and_the_other_way_round() -> None:
     problem = only("special_characters_filter", min_ratio=0.5)
     assert problem.message == (
-        "special_characters_filter: min_ratio (0.5) is above max_ratio (0.25, its default), and nothing is between them"
+        "special_characters_filter: min_ratio (0.5) is greater than max_ratio (0.25, its default)"
     )
     ((key, problem),) = told("text_length_filter", max_len=5)
     assert key == "max_len"
-    assert "min_len (10, its default) is above max_len (5)" in problem.message
+    assert "min_len (10, its default) is greater than max_len (5)" in problem.message
 
 
 def test_bounds_that_meet_or_cannot_be_compared_are_left_alone() -> None:
@@ -295,7 +295,7 @@ def test_what_is_written_is_read_back(value: Any) -> None:
 def test_type_words_are_spoken() -> None:
     assert type_text("'avg'|'max'|'min'") == "'avg', 'max' or 'min'"
     assert type_text("int>0|ints>0", nullable=True) == "a whole number above 0, a list of whole numbers above 0 or null"
-    with pytest.raises(AssertionError, match="no type word"):
+    with pytest.raises(AssertionError, match="not a type word"):
         parse_types("int<5")
 
 
@@ -317,12 +317,12 @@ def test_what_the_operator_itself_refuses_is_told_with_what_it_would_take() -> N
     problem = constructor_problem(_Picky, {"pattern": "abc", "limit": 5})
     assert problem is not None
     assert problem.code == "DT415"
-    assert problem.message == "does not take these parameters: pattern has 3 characters, and repl 0"
+    assert problem.message == "does not accept these parameters: pattern has 3 characters, and repl 0"
     assert problem.evidence == ("given: {pattern: 'abc', limit: 5}",)
-    assert problem.fix_texts == ("leave pattern out: it is 'a' then",)
+    assert problem.fix_texts == ("remove pattern (default: 'a')",)
     problem = constructor_problem(_Picky, {"limit": 6})
     assert problem is not None
-    assert problem.fix_texts == ("leave limit out: it is 5 then",)
+    assert problem.fix_texts == ("remove limit (default: 5)",)
 
 
 def test_an_operator_that_names_the_adapter_is_fixed_with_it() -> None:

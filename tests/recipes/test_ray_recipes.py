@@ -1,4 +1,4 @@
-"""Does a recipe on Ray give the same rows in the same order as on this machine, and leave the same behind?"""
+"""Recipes on Ray: the same rows, order, traces and monitor as on one machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is everything that is wrong with a recipe told at once, with its line, and with what to write instead?"""
+"""Parser of recipe files: every problem at once, with line, column and fix."""
 
 from __future__ import annotations
 
@@ -232,7 +232,7 @@ def test_keys_that_are_no_texts_are_told_as_they_are_written(tmp_path: Path) -> 
 )
 def test_a_key_of_pipelines_is_told_with_the_one_of_recipes(tmp_path: Path, key: str, there: str) -> None:
     (problem,) = wrong(tmp_path, f"{key}: in.jsonl\nprocess: [text_length_filter]\n")
-    assert "is a key of pipelines" in problem.message
+    assert "is a key of pipeline files" in problem.message
     assert there in problem.fix_texts[0]
 
 
@@ -240,7 +240,7 @@ def test_a_key_of_an_operator_at_the_top_and_an_operator_beside_process_are_told
     text = "num_proc: 4\ntext_length_filter: {min_len: 5}\nprocess: [words_num_filter]\n"
     first, second = wrong(tmp_path, text)
     assert "it belongs to an operator" in first.message
-    assert "it belongs into 'process'" in second.message
+    assert "it belongs in 'process'" in second.message
 
 
 def test_a_recipe_is_known_even_if_the_key_that_makes_it_one_is_misspelt() -> None:
@@ -260,14 +260,14 @@ def test_what_is_accepted_and_not_acted_on_gives_one_note(tmp_path: Path) -> Non
     text += "  - words_num_filter: {turbo: true, index_key: null}\n"
     (note,) = load(tmp_path, text).notes
     assert note == (
-        "accepted, and without meaning here: debug, use_cache, turbo of text_length_filter, "
+        "ignored (no effect in Dovetail): debug, use_cache, turbo of text_length_filter, "
         "ray_execution_mode of text_length_filter, turbo of words_num_filter"
     )
 
 
 def test_fusion_that_is_forbidden_and_takes_place_is_told(tmp_path: Path) -> None:
     (note,) = load(tmp_path, "op_fusion: false\nprocess: [text_length_filter]").notes
-    assert note.startswith("op_fusion: false is not acted on")
+    assert note.startswith("op_fusion: false has no effect")
     assert load(tmp_path, "op_fusion: true\nprocess: [text_length_filter]").notes == ()
 
 

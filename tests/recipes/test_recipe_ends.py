@@ -1,4 +1,4 @@
-"""Does a recipe read and write what its file says, tell what is missing first, and leave what it was asked to?"""
+"""Input and output of recipes, checks before the run, stats, traces and monitor."""
 
 from __future__ import annotations
 

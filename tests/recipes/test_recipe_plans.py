@@ -1,4 +1,4 @@
-"""How many workers does each operator of a recipe get, and does no card and no node get more than it has?"""
+"""Plans of recipes: workers per operator; no card and no node is overcommitted."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import dovetail as dt
 from dovetail.recipes.operator_tables import plan_table
 from dovetail.recipes.recipe_plan import plan_notes
-from recipes.recipe_aids import FAILING, GPU_FILTERS, MANUAL, OPTIMIZED, SEED_CLUSTER, load, seven
+from recipes.recipe_aids import FAILING, GPU_CLUSTER, GPU_FILTERS, MANUAL, OPTIMIZED, load, seven
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -48,12 +48,12 @@ def check_cards(plan: dt.Plan) -> None:
         assert all(used <= nodes[node].memory_bytes for node, used in host.items())
 
 
-# --- the seed
+# --- seven GPU filters
 
 
 def test_with_only_memory_all_seven_filters_of_the_seed_share_both_cards(tmp_path: Path) -> None:
     for text in (OPTIMIZED, f"mode: streaming\n{OPTIMIZED}"):
-        plan = load(tmp_path, text).plan(SEED_CLUSTER)
+        plan = load(tmp_path, text).plan(GPU_CLUSTER)
         assert plan.mode == "streaming"
         found = workers(plan)
         assert set(found) == set(GPU_FILTERS)
@@ -65,7 +65,7 @@ def test_with_only_memory_all_seven_filters_of_the_seed_share_both_cards(tmp_pat
 
 def test_shares_that_are_written_are_never_above_two_cards_in_total(tmp_path: Path) -> None:
     for share in ("0.08", "0.07", "0.25", "0.13"):
-        plan = load(tmp_path, seven(f"memory: '1500MB', num_gpus: {share}")).plan(SEED_CLUSTER)
+        plan = load(tmp_path, seven(f"memory: '1500MB', num_gpus: {share}")).plan(GPU_CLUSTER)
         used = sum(unit.workers * unit.shape.gpu_milli for unit in plan.units)
         assert 0 < used <= 2000
         check_cards(plan)
@@ -74,10 +74,10 @@ def test_shares_that_are_written_are_never_above_two_cards_in_total(tmp_path: Pa
 @pytest.mark.parametrize("text", [FAILING, MANUAL])
 def test_what_does_not_fit_at_once_is_planned_one_after_another(tmp_path: Path, text: str) -> None:
     recipe = load(tmp_path, text)
-    assert len(recipe.plan(SEED_CLUSTER, "sequential").waves) == len(recipe.steps)
+    assert len(recipe.plan(GPU_CLUSTER, "sequential").waves) == len(recipe.steps)
     for mode in ("sequential", "auto", "waves"):
         recipe = load(tmp_path, text.replace("mode: streaming", f"mode: {mode}"))
-        plan = recipe.plan(SEED_CLUSTER)
+        plan = recipe.plan(GPU_CLUSTER)
         assert plan.mode == {"auto": "waves"}.get(mode, mode)
         for step in recipe.steps:
             assert workers(plan)[step.name] == step.parameters["num_proc"]
@@ -86,7 +86,7 @@ def test_what_does_not_fit_at_once_is_planned_one_after_another(tmp_path: Path, 
 
 def test_the_guide_s_fractions_for_one_filter_are_as_it_says(tmp_path: Path) -> None:
     text = "process: [{image_maniqa_filter: {memory: 1500MB, num_gpus: 0.25, num_proc: 8, num_cpus: 2}}]"
-    plan = load(tmp_path, text).plan(SEED_CLUSTER)
+    plan = load(tmp_path, text).plan(GPU_CLUSTER)
     assert Counter(seat.gpus for seat in plan.seats["image_maniqa_filter"]) == {(0,): 4, (1,): 4}
 
 
@@ -96,15 +96,15 @@ def test_the_guide_s_fractions_for_one_filter_are_as_it_says(tmp_path: Path) -> 
 @pytest.mark.parametrize("parameters", ["memory: 25GB", "memory: 25GB, num_proc: 1", "memory: 25GB, num_gpus: 1"])
 def test_an_operator_larger_than_every_card_is_refused(tmp_path: Path, parameters: str) -> None:
     with pytest.raises(dt.InfeasibleError, match="image_maniqa_filter"):
-        load(tmp_path, f"process: [{{image_maniqa_filter: {{{parameters}}}}}]").plan(SEED_CLUSTER)
+        load(tmp_path, f"process: [{{image_maniqa_filter: {{{parameters}}}}}]").plan(GPU_CLUSTER)
 
 
 def test_five_workers_of_8_gb_are_not_planned_on_two_cards_of_20_and_four_are(tmp_path: Path) -> None:
     text = "process: [{image_maniqa_filter: {memory: 8GB, num_proc: %s}}]"
     with pytest.raises(dt.InfeasibleError, match=r"5 workers .* are asked for, 4 fit"):
-        load(tmp_path, text % 5).plan(SEED_CLUSTER)
+        load(tmp_path, text % 5).plan(GPU_CLUSTER)
     for count in ("4", "-1", "[2, 8]"):
-        plan = load(tmp_path, text % count).plan(SEED_CLUSTER)
+        plan = load(tmp_path, text % count).plan(GPU_CLUSTER)
         assert workers(plan) == {"image_maniqa_filter": 4}
         check_cards(plan)
 
@@ -178,7 +178,7 @@ def test_np_is_noted_where_it_does_not_count(tmp_path: Path) -> None:
     recipe = load(tmp_path, "np: 3\nprocess: [text_length_filter]")
     cluster = dt.Cluster.of("1x(32cpu, 32GB)")
     assert workers(recipe.plan(cluster)) == {"text_length_filter": 32}
-    assert any(note.startswith("np: 3 is not used") for note in plan_notes(recipe, cluster))
+    assert any(note.startswith("np: 3 has no effect") for note in plan_notes(recipe, cluster))
     recipe = load(tmp_path, "np: 3\nauto_op_parallelism: false\nprocess: [text_length_filter]")
     assert plan_notes(recipe, cluster) == []
 
@@ -192,10 +192,10 @@ def test_an_operator_that_would_like_a_gpu_runs_on_cpus_where_there_is_none(tmp_
     plan = recipe.plan(cluster)
     assert 1 <= workers(plan)["image_text_similarity_filter"] <= 2  # its memory is the host's there
     assert any(
-        "there is no GPU: image_text_similarity_filter would run on CPUs" in note
+        "the cluster has no GPU: image_text_similarity_filter runs on CPUs" in note
         for note in plan_notes(recipe, cluster)
     )
-    with_gpus = dt.Cluster.of(SEED_CLUSTER)
+    with_gpus = dt.Cluster.of(GPU_CLUSTER)
     assert not any("no GPU" in note for note in plan_notes(recipe, with_gpus))
     assert all(seat.gpus for seat in recipe.plan(with_gpus).seats["image_text_similarity_filter"])
 
@@ -208,16 +208,16 @@ def test_one_whose_file_insists_does_not_fit_there(tmp_path: Path, parameters: s
 
 
 def test_a_card_of_its_own_is_noted_with_how_to_share_it(tmp_path: Path) -> None:
-    cluster = dt.Cluster.of(SEED_CLUSTER)
+    cluster = dt.Cluster.of(GPU_CLUSTER)
     recipe = load(tmp_path, "process: [image_maniqa_filter]")
-    assert any("with memory: '2GB' several share a card" in note for note in plan_notes(recipe, cluster))
+    assert any("memory: '2GB', several share one" in note for note in plan_notes(recipe, cluster))
     recipe = load(tmp_path, "process: [{image_maniqa_filter: {memory: 2GB}}]")
     assert not any("several share a card" in note for note in plan_notes(recipe, cluster))
 
 
 def test_operators_that_cannot_run_here_are_planned_with_a_note(tmp_path: Path) -> None:
     recipe = load(tmp_path, OPTIMIZED)
-    (note,) = (note for note in plan_notes(recipe, dt.Cluster.of(SEED_CLUSTER)) if "cannot run here" in note)
+    (note,) = (note for note in plan_notes(recipe, dt.Cluster.of(GPU_CLUSTER)) if "cannot run on this machine" in note)
     assert "image_aesthetics_filter" in note
     assert "image_aesthetics_filter" in "".join(problem.message for problem in recipe.unready())
 
@@ -227,12 +227,12 @@ def test_operators_that_cannot_run_here_are_planned_with_a_note(tmp_path: Path) 
 
 def test_the_table_has_a_line_per_operator_with_its_cards(tmp_path: Path) -> None:
     recipe = load(tmp_path, seven("memory: 1500MB", "text_length_filter", "words_num_filter"))
-    lines = plan_table(recipe, recipe.plan(SEED_CLUSTER))
+    lines = plan_table(recipe, recipe.plan(GPU_CLUSTER))
     assert len(lines) == 11
     assert lines[1].startswith("image_text_similarity_filter")
     assert " + " in lines[1]
     assert lines[9].split()[:2] == ["words_num_filter", "same"]
-    sequential = plan_table(recipe, recipe.plan(SEED_CLUSTER, "sequential"))
+    sequential = plan_table(recipe, recipe.plan(GPU_CLUSTER, "sequential"))
     assert sequential[0].startswith("wave")
 
 

@@ -1,4 +1,4 @@
-"""Does a recipe that is run keep the rows that a plain loop over its operators keeps, in the same order?"""
+"""Runs of recipes give the rows of a plain loop over the operators, in the same order."""
 
 from __future__ import annotations
 
@@ -195,8 +195,8 @@ def test_one_bad_row_costs_one_row(tmp_path: Path) -> None:
     found = sorted(errors(tmp_path), key=lambda error: error["key"])
     assert [error["stage"] for error in found] == ["clean_links_mapper"] * 3
     assert [error["key"] for error in found] == [[7], [50], [99]]
-    assert found[0]["message"] == "field 'text' is int, not a text"
-    assert found[1]["message"] == "there is no field 'text'; the row has 'n'"
+    assert found[0]["message"] == "field 'text' is int, not a string"
+    assert found[1]["message"] == "no field 'text'; fields of the row: 'n'"
     assert all("Traceback" in error["detail"] and "in text_of" in error["detail"] for error in found)
     assert summary.status == "finished"
     assert (summary.finished, summary.delivered) == (120, 117)
@@ -245,7 +245,7 @@ def test_more_bad_rows_than_are_allowed_fail_the_run(tmp_path: Path) -> None:
         run(tmp_path, "[text_length_filter]", "max_errors: 9", rows)
     message = str(raised.value)
     assert "items failed, more than max_errors allows (9)" in message
-    assert "field 'text' is int, not a text" in message
+    assert "field 'text' is int, not a string" in message
     assert not (tmp_path / "out.jsonl").exists()
 
 

@@ -1,4 +1,4 @@
-"""Does the schema of recipes take what is right, and nothing else?"""
+"""JSON Schema of recipes."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def test_it_is_a_schema() -> None:
     jsonschema.Draft202012Validator.check_schema(schema())
 
 
-SEED: dict[str, Any] = {
-    "project_name": "seed",
+FULL_RECIPE: dict[str, Any] = {
+    "project_name": "full",
     "dataset_path": "data.jsonl",
     "export_path": "out/clean.jsonl",
     "executor_type": "ray",
@@ -51,7 +51,7 @@ SEED: dict[str, Any] = {
     ],
 }
 RIGHT: list[dict[str, Any]] = [
-    SEED,
+    FULL_RECIPE,
     {"process": ["whitespace_normalization_mapper"]},
     {"process": [{"clean_links_mapper": None}, {"clean_links_mapper": {}}]},
     {"process": [{"text_length_filter": {"min_len": 50, "max_len": 5000, "reversed_range": True}}]},

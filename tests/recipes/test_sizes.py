@@ -1,4 +1,4 @@
-"""Are the sizes that Data-Juicer reads wrongly read as they are meant, or refused with what to write?"""
+"""Sizes in recipes, including those that Data-Juicer misreads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does a trace show exactly as many rows as asked for, each once, whatever happens to workers?"""
+"""Traces: the requested number of samples, each row once, also after failures of workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small operators and runs for the tests of what recipes leave behind."""
+"""Small operators and runs for tests of traces and the monitor."""
 
 from __future__ import annotations
 

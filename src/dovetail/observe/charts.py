@@ -10,7 +10,7 @@ from html import escape
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 1100, 260, 76, 12, 12, 28
 MAX_POINTS = 120
 MIN_LABEL_HEIGHT_PX = 13
-"""A band that is lower than this has no number in it."""
+"""Bands below this height have no label."""
 DASH_PATTERNS = ("", "8 4", "2 3", "10 3 2 3")
 
 Points = list[tuple[float, float]]
@@ -20,11 +20,11 @@ FormatValue = Callable[[float], str]
 @dataclass(frozen=True, slots=True)
 class Band:
     label: str
-    """What stands in it."""
+    """Text in the band."""
     name: str
     colour: str
     values: Points
-    """All bands of a chart at the same times."""
+    """All bands of a chart have the same times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Line:
 
 
 def downsample(values: Points, most: int = MAX_POINTS) -> Points:
-    """Neighbours averaged, so that at most so many are left. The areas stay as they are, spikes become lower."""
+    """Average neighbours, so that at most `most` points remain. Areas stay the same, spikes become lower."""
     if len(values) <= most:
         return values
     found = []
@@ -46,8 +46,8 @@ def downsample(values: Points, most: int = MAX_POINTS) -> Points:
     return found
 
 
-def stacked_area_chart(title: str, bands: Sequence[Band], said: FormatValue) -> str:
-    """One band above the other; the first is the lowest."""
+def stacked_area_chart(title: str, bands: Sequence[Band], format_value: FormatValue) -> str:
+    """Bands stacked in order; the first is at the bottom."""
     series = [downsample(band.values) for band in bands]
     length = max((len(points) for points in series), default=0)
     if not length:
@@ -59,7 +59,7 @@ def stacked_area_chart(title: str, bands: Sequence[Band], said: FormatValue) -> 
         floors.append(list(sums))
         for place, (_, value) in enumerate(points):
             sums[place] += value
-    frame = _Frame(times[-1], max(sums), said)
+    frame = _Frame(times[-1], max(sums), format_value)
     parts = [*frame.axes()]
     for band, points, floor in zip(bands, series, floors, strict=True):
         parts += _draw_band(frame, band, points, floor)
@@ -69,29 +69,29 @@ def stacked_area_chart(title: str, bands: Sequence[Band], said: FormatValue) -> 
 def _draw_band(frame: _Frame, band: Band, points: Points, floor: Sequence[float]) -> Iterator[str]:
     if not points or not any(value for _, value in points):
         return
-    # from the beginning, so that a chart of one sample is an area as well
+    # from time 0, so that a chart of one sample is an area as well
     upper = [(0.0, floor[0] + points[0][1])] + [(t, floor[i] + value) for i, (t, value) in enumerate(points)]
     lower = [(0.0, floor[0])] + [(t, floor[i]) for i, (t, _) in enumerate(points)]
     path = " ".join(frame.at(*point) for point in (*upper, *reversed(lower)))
     mean = sum(value for _, value in points) / len(points)
     peak = max(value for _, value in points)
-    told = (
+    text = (
         f"{band.label} {band.name}: {frame.format_value(_three_digits(mean))} on average, "
         f"{frame.format_value(_three_digits(peak))} at most"
     )
-    yield f'<polygon class="band" fill="{band.colour}" points="{path}"><title>{escape(told)}</title></polygon>'
+    yield f'<polygon class="band" fill="{band.colour}" points="{path}"><title>{escape(text)}</title></polygon>'
     place = max(range(len(points)), key=lambda i: points[i][1])
     if frame.height(points[place][1]) >= MIN_LABEL_HEIGHT_PX:
         x, y = frame.x(points[place][0]), frame.y(floor[place] + points[place][1] / 2)
-        half = 6 + 4 * len(band.label)  # about half of what the text is wide
+        half = 6 + 4 * len(band.label)  # about half of the width of the text
         x = min(max(x, LEFT + half), WIDTH - RIGHT - half)
         yield f'<text class="mark" x="{x:.0f}" y="{y + 4:.0f}" text-anchor="middle">{escape(band.label)}</text>'
 
 
-def line_chart(title: str, drawn: Sequence[Line], most: float, said: FormatValue) -> str:
-    """Lines of their own, told apart by their dashes as well, with a legend."""
+def line_chart(title: str, drawn: Sequence[Line], most: float, format_value: FormatValue) -> str:
+    """Lines with different dashes, and a legend."""
     last = max((line.values[-1][0] for line in drawn if line.values), default=1.0)
-    frame = _Frame(last, most, said)
+    frame = _Frame(last, most, format_value)
     parts = [*frame.axes()]
     legend = []
     for place, line in enumerate(drawn):
@@ -107,13 +107,13 @@ def line_chart(title: str, drawn: Sequence[Line], most: float, said: FormatValue
 
 
 class _Frame:
-    """Axes: seconds to the right, and from 0 up to something round."""
+    """Axes: time in seconds, and values from 0 to a round number."""
 
-    def __init__(self, last: float, most: float, said: FormatValue) -> None:
+    def __init__(self, last: float, most: float, format_value: FormatValue) -> None:
         self.end_s = max(last, 1e-3)
         self.step = _round_step(max(most, 1e-9) / 4)
         self.max_value = self.step * math.ceil(max(most, 1e-9) / self.step - 1e-9)
-        self.format_value = said
+        self.format_value = format_value
 
     def x(self, t: float) -> float:
         return LEFT + (WIDTH - LEFT - RIGHT) * min(1.0, max(0.0, t / self.end_s))
@@ -132,8 +132,8 @@ class _Frame:
             value = count * self.step
             y = self.y(value)
             yield f'<path class="axis" d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}"/>'
-            told = escape(self.format_value(_three_digits(value)))
-            yield f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{told}</text>'
+            text = escape(self.format_value(_three_digits(value)))
+            yield f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{text}</text>'
         step = _round_step(self.end_s / 6)
         for count in range(int(self.end_s / step) + 1):
             x = self.x(count * step)
@@ -141,10 +141,10 @@ class _Frame:
             yield f'<text x="{x:.0f}" y="{HEIGHT - 8}" text-anchor="{anchor}">{_three_digits(count * step):g} s</text>'
 
     def svg(self, title: str, parts: Sequence[str]) -> str:
-        told = escape(title)
+        text = escape(title)
         inside = "\n".join(parts)
         box = f'viewBox="0 0 {WIDTH} {HEIGHT}"'
-        return f'<svg {box} role="img" aria-label="{told}"><title>{told}</title>\n{inside}\n</svg>'
+        return f'<svg {box} role="img" aria-label="{text}"><title>{text}</title>\n{inside}\n</svg>'
 
 
 def _round_step(least: float) -> float:

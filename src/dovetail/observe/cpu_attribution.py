@@ -1,9 +1,9 @@
 """Attribution of a unit's measured CPU time and memory to its stages over time.
 
-Views of a run come about once per second, with the seconds that each stage spent in its code. What processes used is
-written every five seconds. So the CPU time between two such lines is known exactly, and is shared out over the views
-and the stages in proportion to their seconds: the sum is what was measured. Starting a worker counts as well. The last
-sample of a process is up to a second old when it ends, so that up to a second of CPU time per worker is missing.
+Views of a run are recorded about once per second, with the seconds that each stage spent in its code; CPU time of
+processes every five seconds. The CPU time between two such samples is distributed over views and stages in proportion
+to their seconds, so that the sum is the measured CPU time, including the start of workers. The last sample of a process
+is up to a second old when it ends, so that up to a second of CPU time per worker is missing.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from dovetail.observe.history import RunHistory, ViewRecord
 
 MIN_SLICE_S = 0.5
-"""Views that follow each other faster are taken together."""
+"""Views at shorter intervals are merged."""
 MIN_MEASURED_S = 2.5
-"""Of a shorter run what is missing at the end is most of it."""
+"""In a shorter run, the missing last second would be most of the CPU time."""
 
 
 @dataclass(slots=True)
@@ -34,12 +34,12 @@ class TimeSlice:
     """The end, on the run's clock."""
     length_s: float
     workers: float
-    """That were there, on average."""
+    """Average number of workers."""
     seconds: dict[str, float] = field(default_factory=dict)
     """Stage -> seconds in its code, of all workers."""
     cpu_s: float = 0.0
     memory_bytes: int | None = None
-    """Of all workers; None: nobody measured."""
+    """Sum over all workers; None: not measured."""
 
     @property
     def spent_s(self) -> float:
@@ -54,11 +54,11 @@ class UnitTimeline:
     stages: tuple[str, ...]
     slices: list[TimeSlice]
     measured: bool
-    """Whether `cpu_s` is what processes used; else it is the seconds in code."""
+    """Whether `cpu_s` was measured; otherwise it is the time in code."""
 
     def stage_cpu_s(self, stage: str) -> list[float]:
-        """CPU seconds of one of its stages, slice by slice. While no stage does anything (workers are set up, or wait)
-        it is shared as it was over the whole run."""
+        """CPU seconds of a stage per slice. In slices without time in code (setup, waiting), the share of the whole run
+        applies."""
         totals = {name: sum(one.seconds.get(name, 0.0) for one in self.slices) for name in self.stages}
         whole = sum(totals.values())
         usual = totals[stage] / whole if whole else 1 / len(self.stages)
@@ -68,7 +68,7 @@ class UnitTimeline:
 
 
 def spaced_ticks(history: RunHistory) -> list[ViewRecord]:
-    """Far enough from each other; always the first and the last."""
+    """Views at least MIN_SLICE_S apart; always the first and the last."""
     found: list[ViewRecord] = []
     for tick in history.ticks:
         if not found or tick.t - found[-1].t >= MIN_SLICE_S:
@@ -92,13 +92,13 @@ def unit_timeline(history: RunHistory, unit: str) -> UnitTimeline:
 
 
 def _slices(ticks: Sequence[ViewRecord], unit: str, stages: Sequence[str], seconds: float) -> Iterator[TimeSlice]:
-    if len(ticks) == 1:  # it was over before anybody looked again
+    if len(ticks) == 1:  # the run ended before the second view
         now = ticks[0].units.get(unit, {})
         yield TimeSlice(ticks[0].t, max(seconds, 1e-3), max(1.0, _workers(now)), _stage_seconds(now))
     for before, after in pairwise(ticks):
         old, new = before.units.get(unit, {}), after.units.get(unit, {})
         earlier, later = _stage_seconds(old), _stage_seconds(new)
-        # of a run that was resumed, counts begin again
+        # a resumed run starts its counts at 0
         grown = {name: _growth(earlier.get(name, 0.0), later.get(name, 0.0)) for name in stages}
         yield TimeSlice(after.t, max(1e-6, after.t - before.t), (_workers(old) + _workers(new)) / 2, grown)
 
@@ -118,7 +118,7 @@ def _stage_seconds(unit: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _shift_overflow(slices: Sequence[TimeSlice]) -> None:
-    """A call is counted when it is over: what is more than its workers can have spent in a slice was spent before."""
+    """Move time that exceeds a slice to earlier slices, because a call is counted when it ends."""
     carried: dict[str, float] = {}
     for place in range(len(slices) - 1, -1, -1):
         one = slices[place]
@@ -132,8 +132,8 @@ def _shift_overflow(slices: Sequence[TimeSlice]) -> None:
 
 
 def _attribute_cpu(slices: Sequence[TimeSlice], uses: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether there was something to share out."""
-    # the first line of a process only says that it is there
+    """Distribute measured CPU time over the slices; False if there was none."""
+    # the first sample of a process has no CPU time
     good = [use for use in uses if "cpus_now" in use]
     if not good or number_field(good[-1], "t") < MIN_MEASURED_S:
         for one in slices:
@@ -149,7 +149,7 @@ def _attribute_cpu(slices: Sequence[TimeSlice], uses: Sequence[Mapping[str, Any]
         if end > begin:
             _spread_cpu(slices[begin:end], waiting)
             waiting, begin = 0.0, end
-    if begin < len(slices):  # nothing was written any more: as before, if there was a before
+    if begin < len(slices):  # no later samples: the same ratio as before, if there is one
         spent = sum(one.spent_s for one in slices[:begin])
         ratio = sum(one.cpu_s for one in slices[:begin]) / spent if spent else 1.0
         for one in slices[begin:]:
@@ -165,7 +165,7 @@ def _spread_cpu(slices: Sequence[TimeSlice], cpu_s: float) -> None:
 
 
 def _set_memory(slices: Sequence[TimeSlice], uses: Sequence[Mapping[str, Any]]) -> None:
-    """From the line that is nearest in time."""
+    """Set the memory of each slice from the nearest sample."""
     there = NearestSample([use for use in uses if number_field(use, "workers")])
     for one in slices:
         if (use := there.at(one.t)) is not None:
@@ -173,7 +173,7 @@ def _set_memory(slices: Sequence[TimeSlice], uses: Sequence[Mapping[str, Any]]) 
 
 
 class NearestSample:
-    """Finds the line that was written nearest to a time."""
+    """Search for the sample nearest to a time."""
 
     def __init__(self, lines: Sequence[Mapping[str, Any]]) -> None:
         self._lines = lines

@@ -1,10 +1,10 @@
 """Catalogue of Data-Juicer operators: kinds, parameters, defaults, and which of them run natively here.
 
 `operators/known.json` has every operator of Data-Juicer 1.6.1, one per line. A parameter there is its type word and its
-default, or the type word alone if it must be given. Type words, with "?" behind them if null will do:
+default, or the type word alone if it is required. Type words end with "?" if null is allowed:
 
     flag  text  texts  mapping  list  any      int  ints  float   with a range: int>0  int>=0  float 0..1
-    'avg'|'max'|'min'                          several that will do, quoted if they stand for themselves
+    'avg'|'max'|'min'                          alternatives; quoted words are literal values
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ if TYPE_CHECKING:
 
 OPERATORS_PACKAGE = "dovetail.recipes.operators"
 DATA_JUICER_REQUIREMENTS = "py-data-juicer==1.6.1 aiohttp ray"
-"""What the adapter needs. The table was made from this version; it imports the other two, but does not bring them."""
+"""Packages that the adapter needs. The catalogue is of this version, which imports the other two without requiring
+them."""
 
 
 class Required:
-    """The default of a parameter that must be given."""
+    """Default of a required parameter."""
 
     def __repr__(self) -> str:
         return "REQUIRED"
@@ -48,7 +49,7 @@ class Parameter:
     kind: str
     """A type word, without the "?"."""
     default: Any
-    """REQUIRED if there is none. A folder whose default is null is one of Data-Juicer's own."""
+    """REQUIRED if there is none. A folder with default null is a folder of Data-Juicer's own assets."""
     nullable: bool
 
 
@@ -60,23 +61,23 @@ class OperatorSpec:
     kind: str
     """mapper, filter, deduplicator, selector, grouper, aggregator or pipeline."""
     parameters: Mapping[str, Parameter]
-    """Its own; `accepted` has the others."""
+    """Its own parameters; `accepted` has all."""
     cuda: bool
-    """Whether it runs on a GPU unless told otherwise."""
+    """Whether it runs on a GPU by default."""
     batched: bool
     note: str
-    """What else must be known about it; often nothing."""
+    """A remark for users; usually empty."""
     adapter: bool = True
-    """Whether the adapter can run it where a Data-Juicer that has it is installed."""
+    """Whether the adapter can run it if Data-Juicer is installed."""
 
     @property
     def accepted(self) -> Mapping[str, Parameter]:
-        """All that may be said to it: what every operator, and every filter, accepts, and its own, which go first."""
+        """All parameters: those of every operator, of every filter, and its own, which take precedence."""
         return {**BASE_PARAMETERS, **(FILTER_PARAMETERS if self.kind == "filter" else {}), **self.parameters}
 
 
 def _parameter_table(words: Mapping[str, list[Any]]) -> Mapping[str, Parameter]:
-    return MappingProxyType({name: _parameter(name, *said) for name, said in words.items()})
+    return MappingProxyType({name: _parameter(name, *entry) for name, entry in words.items()})
 
 
 def _parameter(name: str, word: str, default: Any = REQUIRED) -> Parameter:
@@ -121,7 +122,7 @@ BASE_PARAMETERS: Final = _parameter_table(
         "ray_execution_mode": ["'actor'|'task'?", None],
     }
 )
-"""What every operator accepts."""
+"""Parameters of every operator."""
 FILTER_PARAMETERS: Final = _parameter_table(
     {
         "stats_export_path": ["text?", None],
@@ -130,39 +131,39 @@ FILTER_PARAMETERS: Final = _parameter_table(
         "reversed_range": ["flag", False],
     }
 )
-"""What every filter accepts besides."""
+"""Additional parameters of every filter."""
 
 
 class _Catalogue(Mapping[str, OperatorSpec]):
-    """Entries are made when they are asked for: a recipe has ten operators, the table 229."""
+    """Entries are created on demand: a recipe has about ten operators, the catalogue 229."""
 
-    def __init__(self, said: Mapping[str, Mapping[str, Any]]) -> None:
-        self._said = said
-        self._made: dict[str, OperatorSpec] = {}
+    def __init__(self, entries: Mapping[str, Mapping[str, Any]]) -> None:
+        self._entries = entries
+        self._specs: dict[str, OperatorSpec] = {}
 
     def __getitem__(self, name: str) -> OperatorSpec:
-        found = self._made.get(name)
+        found = self._specs.get(name)
         if found is None:
-            said = self._said[name]
-            found = self._made[name] = OperatorSpec(
+            entry = self._entries[name]
+            found = self._specs[name] = OperatorSpec(
                 name,
-                said["kind"],
-                _parameter_table(said["parameters"]),
-                cuda=said.get("cuda", False),
-                batched=said.get("batched", False),
-                note=said.get("note", ""),
-                adapter=said.get("adapter", True),
+                entry["kind"],
+                _parameter_table(entry["parameters"]),
+                cuda=entry.get("cuda", False),
+                batched=entry.get("batched", False),
+                note=entry.get("note", ""),
+                adapter=entry.get("adapter", True),
             )
         return found
 
     def __contains__(self, name: object) -> bool:
-        return name in self._said
+        return name in self._entries
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._said)
+        return iter(self._entries)
 
     def __len__(self) -> int:
-        return len(self._said)
+        return len(self._entries)
 
 
 @cache
@@ -172,7 +173,7 @@ def known_operators() -> Mapping[str, OperatorSpec]:
 
 
 def native_class(name: str) -> type[Operator] | None:
-    """Our class of this name, if there is one; only its own module is imported."""
+    """Dovetail's class of an operator; None if there is none. Imports only the module of that operator."""
     if name not in known_operators() or importlib.util.find_spec(f"{OPERATORS_PACKAGE}.{name}") is None:
         return None
     module = importlib.import_module(f"{OPERATORS_PACKAGE}.{name}")
@@ -202,16 +203,16 @@ def availability_problem(name: str) -> Problem | None:
 
 
 def _not_native_problem(entry: OperatorSpec) -> Problem:
-    """There is none of ours."""
-    message = f"{entry.name} is known, but Dovetail has no {entry.kind} of this name of its own"
+    """The problem of an operator that Dovetail does not implement."""
+    message = f"{entry.name} is an operator of Data-Juicer that Dovetail does not implement"
     evidence = (f"{entry.name}: {entry.note}",) if entry.note else ()
     if not entry.adapter:
-        return Problem("DT414", message, evidence, (f"leave {entry.name} out of process",))
+        return Problem("DT414", message, evidence, (f"remove {entry.name} from process",))
     return Problem("DT414", message, evidence, ("adapter: data_juicer", f"pip install {DATA_JUICER_REQUIREMENTS}"))
 
 
 def is_installed(module: str) -> bool:
-    """Whether it can be found; nothing is imported, except the package that it is in."""
+    """Whether a module can be found. Imports nothing but its parent package."""
     try:
         return importlib.util.find_spec(module) is not None
     except (ImportError, ValueError):

@@ -23,7 +23,7 @@ MAX_COLUMNS_SHOWN = 20
 
 
 def sample_rows(source: Any, rows: int = SAMPLE_ROWS) -> list[Any]:
-    """The first rows; what cannot be parsed, and what is no row, is left out. Nothing, if it is not files or tables."""
+    """The first rows of files and tables, without those that cannot be parsed. Other sources: an empty list."""
     from dovetail.data.sources import open_source
 
     if isinstance(source, Mapping) and "run" in source:
@@ -48,8 +48,8 @@ def sample_rows(source: Any, rows: int = SAMPLE_ROWS) -> list[Any]:
 
 
 def missing_columns(recipe: Recipe, rows: Sequence[Any]) -> Iterator[Problem]:
-    """Fields that an operator needs and that not one of these rows has. Behind an operator that is not ours nobody
-    knows: it may have made them."""
+    """Fields that an operator needs and that none of the rows has. The check ends at the first operator that may add
+    fields: a custom operator, an aggregator or grouper, or one of the adapter."""
     rows = [row for row in rows if isinstance(row, dict)]
     if not rows:
         return
@@ -67,7 +67,7 @@ def missing_columns(recipe: Recipe, rows: Sequence[Any]) -> Iterator[Problem]:
 
 
 def _alternative_fields(step: RecipeStep, field: str) -> tuple[str, ...]:
-    """Images come by their paths or as bytes."""
+    """Images are given as paths or as bytes."""
     operator = step.operator
     return (field, operator.image_bytes_key) if operator is not None and field == operator.image_key else (field,)
 
@@ -84,9 +84,10 @@ def _has_field(row: Any, field: str) -> bool:
 
 def _missing_field_problem(step: RecipeStep, field: str, rows: Sequence[dict[str, Any]]) -> Problem:
     there = list(dict.fromkeys(str(name) for row in rows for name in row))
-    message = f"{step.op} needs the field {field!r}, and none of the first {len(rows)} rows has it"
+    message = f"{step.op} needs the field {field!r}, which none of the first {len(rows)} rows has"
     evidence = (
-        f"they have: {', '.join(there[:MAX_COLUMNS_SHOWN])}" + (", ..." if len(there) > MAX_COLUMNS_SHOWN else ""),
+        f"fields of these rows: {', '.join(there[:MAX_COLUMNS_SHOWN])}"
+        + (", ..." if len(there) > MAX_COLUMNS_SHOWN else ""),
     )
     hint = did_you_mean(field, there)
     fixes = tuple(f"text_keys: {name}" for name in there[:1] if step.operator and field == step.operator.text_key)

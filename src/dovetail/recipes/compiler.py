@@ -27,31 +27,31 @@ if TYPE_CHECKING:
 
 WrapRun = Callable[[Callable[..., Any], str], Callable[..., Any]]
 HASH_STAGE_SUFFIX = "_hash"
-"""Behind the name of an operator that needs all rows: its first stage, which runs in parallel, and in which a row that
-it could not use is set aside by itself."""
+"""Suffix of the first stage of an operator that needs all rows: it runs in parallel, and rows that the operator cannot
+use fail there one by one."""
 RESULTS_STAGE, STATS_STAGE = "results", "stats"
 MINIMAL_RESOURCES = Resources(cpus=0, memory="16MB")
-"""What results and stats need to part: next to nothing."""
+"""Resources of the two stages that separate results and stats."""
 
 
 @dataclass(frozen=True, slots=True)
 class CompileOptions:
-    """What a recipe says about all operators."""
+    """Settings of a recipe for all operators."""
 
     auto_workers: bool = True
-    """Whether the number of workers is worked out where nothing is said."""
+    """Whether Dovetail sets the number of workers where the file does not."""
     np: int | None = None
     has_gpus: bool = True
-    """Whether there are any; without, operators that would like one run on CPUs."""
+    """Whether the cluster has GPUs; without, operators that prefer a GPU run on CPUs."""
     keep_stats: bool = False
     export_stats: bool = False
     reads_text_lines: bool = False
-    """Whether the input is lines of text, and not rows."""
+    """Whether the input is lines of text instead of rows."""
     text_key: str = "text"
 
 
 def compile_stages(steps: Sequence[RecipeStep], how: CompileOptions, wrap: WrapRun | None = None) -> list[Stage]:
-    """All stages; `wrap` may put something around what a stage runs, given the operator and its name."""
+    """The stages of all operators; `wrap` may wrap what a stage runs, given the operator and its name."""
     mark_shared_intermediates(steps)
     found: list[Stage] = []
     for step in steps:
@@ -81,7 +81,7 @@ def step_stages(step: RecipeStep) -> tuple[str, ...]:
 
 
 def _wrap_stage(stage: Stage, put: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Stage:
-    """The same stage with something around what it runs."""
+    """The stage with a wrapper around what it runs."""
     run = stage.run
     assert not isinstance(run, str), f"{stage.name} runs an object"
     return replace(stage, run=each(put(run.fn)) if isinstance(run, Each) else put(run))
@@ -103,7 +103,7 @@ def _compile_step(step: RecipeStep, how: CompileOptions, wrap: WrapRun) -> list[
     run: Any = operator if isinstance(operator, Deduplicator) else RowCheck(operator)
     first = Stage(f"{step.name}{HASH_STAGE_SUFFIX}", each(run), needs.resources, **{**settings, "returns": 1.0})
     alone = {key: value for key, value in settings.items() if key not in ("workers", "rate", "fuse")}
-    # a barrier has one worker, and cannot leave anything out
+    # a barrier has one worker, and cannot skip rows
     chosen = wrap(BarrierStage(operator), step.name)
     return [
         first,
@@ -122,7 +122,7 @@ def _row_stage(
 
 
 def effective_requirements(step: RecipeStep, how: CompileOptions) -> OperatorRequirements:
-    """What it needs where it is planned: a GPU only if there is one, or if the file insists."""
+    """Requirements on this cluster: a GPU only if there is one, or if the file requests it."""
     needs = step.requirements
     return needs.without_gpu() if needs.cuda and not needs.cuda_required and not how.has_gpus else needs
 
@@ -138,7 +138,7 @@ def _barrier_resources(needs: OperatorRequirements) -> Any:
 
 
 def mark_shared_intermediates(steps: Sequence[RecipeStep]) -> None:
-    """Tells neighbouring filters that need the same of a text, such as its words, to make it once."""
+    """Let adjacent filters that need the same intermediate of a text, such as its words, compute it once."""
     for run in _adjacent_filters(steps):
         for operator in run:
             others = (other for other in run if other is not operator)
@@ -148,7 +148,7 @@ def mark_shared_intermediates(steps: Sequence[RecipeStep]) -> None:
 
 
 def _adjacent_filters(steps: Iterable[RecipeStep]) -> list[list[Operator]]:
-    """Filters that stand beside each other: between them no text changes."""
+    """Groups of adjacent filters: no text changes between them."""
     found: list[list[Operator]] = [[]]
     for step in steps:
         if isinstance(step.operator, Filter):

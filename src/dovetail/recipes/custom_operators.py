@@ -1,8 +1,8 @@
 """Users' own operators: `package.module:name` and the files of `custom_operator_paths`.
 
-A class based on `Mapper`, `Filter`, `Deduplicator`, `Selector` or `Grouper` is an operator like ours. Any other class,
-and any function, gets a row and gives a row, None (the row is dropped), True or False (kept or dropped), or an iterator
-or a list of rows. What is written in the recipe are its arguments.
+A subclass of `Mapper`, `Filter`, `Deduplicator`, `Selector` or `Grouper` is an operator like the built-in ones. Any
+other class, and any function, gets a row and returns a row, None (drop the row), True or False (keep or drop it), or an
+iterator or list of rows. The parameters in the recipe are its arguments.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ IGNORED_MODULES = ("base", "setup", "conftest")
 
 
 class CallableOperator(Mapper):
-    """A function or class that knows nothing of recipes."""
+    """A function, or a class that is not based on Operator."""
 
     def __init__(self, target: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
         self.target = target
@@ -68,7 +68,7 @@ class CallableOperator(Mapper):
 
 
 def _shadowing_module(module: str, folder: Path) -> str:
-    """Where a module was loaded from, if one of its name that lies beside the recipe was not."""
+    """The file of a loaded module, if a module of the same name beside the recipe is another file."""
     beside = folder / module.replace(".", "/")
     own = [path for path in (beside.with_suffix(".py"), beside / "__init__.py") if path.is_file()]
     loaded = getattr(sys.modules.get(module), "__file__", None)
@@ -76,7 +76,7 @@ def _shadowing_module(module: str, folder: Path) -> str:
 
 
 def import_target(text: str, folder: Path) -> tuple[type[Operator] | Callable[..., Any] | None, Problem | None]:
-    """What "package.module:name" is, or what is wrong with it. Its module is imported."""
+    """Import "package.module:name"; returns the object or a problem."""
     from dovetail.engines.object_loader import import_object as found
     from dovetail.errors import DovetailError
 
@@ -99,15 +99,15 @@ def import_target(text: str, folder: Path) -> tuple[type[Operator] | Callable[..
 
 
 def make_operator(target: type[Operator] | Callable[..., Any], arguments: Mapping[str, Any]) -> Operator:
-    """The operator itself; raises what its `__init__` raises, and a TypeError if it cannot be called like this."""
+    """Create the operator. Raises what its `__init__` raises, and TypeError if the arguments do not match."""
     if isinstance(target, type) and issubclass(target, Operator):
         return target(**arguments)
     if not callable(target):
-        raise TypeError(f"it is of type {type(target).__name__}, not a function or class")
+        raise TypeError(f"a {type(target).__name__} is not a function or class")
     if isinstance(target, type) and not any("__call__" in vars(base) for base in target.__mro__):
-        raise TypeError("it is a class whose objects cannot be called with a row")
+        raise TypeError("the class has no __call__ method")
     if is_async(target):
-        raise TypeError("it is async, and a recipe awaits nothing")
+        raise TypeError("async functions are not supported in recipes")
     signature = signature_of(target)
     if signature is not None:
         signature.bind(*(() if isinstance(target, type) else ({},)), **arguments)
@@ -115,7 +115,7 @@ def make_operator(target: type[Operator] | Callable[..., Any], arguments: Mappin
 
 
 def signature_of(target: Callable[..., Any]) -> inspect.Signature | None:
-    """What it takes; None if it does not tell, as some that are written in C."""
+    """The signature; None if it is unknown, as of some functions in C."""
     try:
         return inspect.signature(target)
     except (TypeError, ValueError):
@@ -123,7 +123,7 @@ def signature_of(target: Callable[..., Any]) -> inspect.Signature | None:
 
 
 def load_custom_operators(paths: Sequence[str], folder: Path) -> tuple[dict[str, Any], list[tuple[int, Problem]]]:
-    """Operator name -> class or function, of all files; and what is wrong, with the number of the path."""
+    """Operator name -> class or function of all files; and problems with the index of their path."""
     operators: dict[str, Any] = {}
     problems: list[tuple[int, Problem]] = []
     for number, text in enumerate(paths):
@@ -131,8 +131,13 @@ def load_custom_operators(paths: Sequence[str], folder: Path) -> tuple[dict[str,
         files = sorted(path.glob("*.py")) if path.is_dir() else [path]
         files = [file for file in files if not file.stem.startswith("_") and file.stem not in IGNORED_MODULES]
         if not path.exists() or not files:
-            what = "there is nothing" if not path.exists() else "there is no Python file"
-            problems.append((number, Problem("DT417", f"{what} at {path}", fixes=("a file, or a folder of files",))))
+            what = "no such file or folder" if not path.exists() else "no Python file in"
+            problems.append(
+                (
+                    number,
+                    Problem("DT417", f"{what}: {path}", fixes=("name a Python file, or a folder of Python files",)),
+                )
+            )
         for file in files if path.exists() else ():
             try:
                 operators |= dict(_operators_in_file(file))
@@ -143,7 +148,7 @@ def load_custom_operators(paths: Sequence[str], folder: Path) -> tuple[dict[str,
 
 
 def _operators_in_file(file: Path) -> Iterator[tuple[str, Any]]:
-    """Imported by its name from its folder, so that workers can do the same."""
+    """Import by name from the file's folder, so that workers can do the same."""
     folder = str(file.parent)
     if folder not in sys.path:
         sys.path.insert(0, folder)

@@ -1,8 +1,8 @@
 """Adapter that runs operators of an installed Data-Juicer in Dovetail workers.
 
-Data-Juicer is imported, and the operator made, in `setup`: planning a recipe needs neither. Its operators work on
-dicts of lists, ours on rows; they are asked directly, so that no dataset is made where rows will do. What it would
-install while it runs is refused (`nothing_installed.py`); models that an operator downloads are its own affair.
+Data-Juicer is imported, and the operator created, in `setup`: planning a recipe needs neither. Its operators work on
+dicts of lists, Dovetail's on rows; their methods are called directly, without a dataset where possible. Installations
+during a run are refused (`install_guard.py`); models that an operator downloads are not.
 """
 
 from __future__ import annotations
@@ -36,34 +36,35 @@ META_FIELD = "__dj__meta__"
 BATCH_META_FIELD = "__dj__batch_meta__"
 UID_FIELD = "__dj__uid"
 ROW_NUMBER_FIELD = "__dovetail_number__"
-"""The field that tells in a dataset of theirs which row of ours it was."""
+"""Field with the number of Dovetail's row in a dataset of Data-Juicer."""
 DOVETAIL_PARAMETERS = frozenset({"num_proc", "auto_op_parallelism", "skip_op_error", *DOVETAIL_KEYS})
-"""Said to an operator, but decided here: how many there are, and what becomes of rows that fail."""
+"""Parameters that Dovetail handles and does not pass on."""
 ROW_CHANGING_DEDUPLICATORS = frozenset({"document_line_deduplicator"})
-"""Deduplicators that drop parts of rows, so that it is not enough to know which rows stay."""
+"""Deduplicators that drop parts of rows."""
 
 
 def adapt_operator(
     entry: OperatorSpec, params: Mapping[str, Any], keys: Mapping[str, str] | None = None
 ) -> tuple[AdaptedOperator | None, Problem | None]:
-    """The operator, and why it cannot run here; nothing is imported. `keys` are names of fields: `{"video_key": "v"}`.
+    """(operator, problem). Imports nothing. `keys` are names of fields: `{"video_key": "v"}`.
 
-    Without Data-Juicer there is an operator to plan with; there is none if nothing could ever run it.
+    Without Data-Juicer there is an operator to plan with, and a problem. The operator is None if the adapter does not
+    support it.
     """
     if not entry.adapter:
         message = f"the adapter cannot run {entry.name}: {entry.note}"
-        return None, Problem("DT414", message, fixes=(f"leave {entry.name} out of process",))
+        return None, Problem("DT414", message, fixes=(f"remove {entry.name} from process",))
     made = (AdaptedDatasetOperator if entry.name in ROW_CHANGING_DEDUPLICATORS else _ADAPTED_CLASSES[entry.kind])(
         entry, params, keys
     )
     if is_installed("data_juicer"):
         return made, None
-    message = f"{entry.name} is to run through Data-Juicer, which is not installed"
+    message = f"{entry.name} runs through Data-Juicer, which is not installed"
     return made, Problem("DT414", message, fixes=(f"pip install {DATA_JUICER_REQUIREMENTS}",))
 
 
 class AdaptedOperator(Operator):
-    """What all kinds have in common: the operator is made where it runs."""
+    """Base of adapted operators: the operator of Data-Juicer is created in the worker."""
 
     def __init__(self, entry: OperatorSpec, params: Mapping[str, Any], keys: Mapping[str, str] | None = None) -> None:
         self.name = entry.name
@@ -74,7 +75,7 @@ class AdaptedOperator(Operator):
         self._made: Any = None
 
     def setup(self, worker: Worker) -> None:
-        # if it is not told, it takes any card that the machine has
+        # without this, Data-Juicer uses any card of the machine
         self._accelerator = {"accelerator": "cuda" if worker.gpus else "cpu"}
         self.data_juicer_operator()
 
@@ -89,31 +90,31 @@ class AdaptedOperator(Operator):
         modules = importlib.import_module("data_juicer.ops").OPERATORS.modules
         if self.name not in modules:
             version = importlib.import_module("data_juicer").__version__
-            message = f"Data-Juicer {version}, which is installed, has no operator {self.name}"
-            raise ConfigError(Problem("DT414", message, fixes=(f"leave {self.name} out of process",)))
+            message = f"the installed Data-Juicer {version} has no operator {self.name}"
+            raise ConfigError(Problem("DT414", message, fixes=(f"remove {self.name} from process",)))
         given = {key: value for key, value in self.recipe_parameters.items() if key not in DOVETAIL_PARAMETERS}
         return modules[self.name](**{**self.keys, **self._settings(), **self._accelerator, **given})
 
     def _settings(self) -> dict[str, Any]:
-        """What is set here, after an operator is made, and there, when it is."""
+        """Arguments of Data-Juicer's constructor that Dovetail sets after construction."""
         return {key: getattr(self, key) for key in KEY_FIELDS}
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_made": None}
 
     def columns(self) -> tuple[str, ...]:
-        """Data-Juicer does not say."""
+        """Unknown: Data-Juicer does not declare them."""
         return ()
 
     def code_key(self) -> str:
         return f"{self.name} {sorted(self.keys.items())!r} {super().code_key()}"
 
     def _is_in(self, registry: str) -> bool:
-        """Whether Data-Juicer lists it as one of a sort, such as those that write tags."""
+        """Whether it is in a registry of Data-Juicer, such as that of tagging operators."""
         return self.name in getattr(importlib.import_module("data_juicer.ops"), registry).modules
 
     def _nested(self, batch: Any) -> Any:
-        """As its operators want it if a key has dots: so that `sample["meta.text"]` finds what is inside."""
+        """The batch in Data-Juicer's form for dotted keys, in which `sample["meta.text"]` works."""
         fields = [
             value
             for key, value in vars(self.data_juicer_operator()).items()
@@ -125,7 +126,7 @@ class AdaptedOperator(Operator):
 
 
 class AdaptedMapper(AdaptedOperator, Mapper):
-    """Mappers, and aggregators, which make of each group one row."""
+    """Mappers, and aggregators, which make one row from each group."""
 
     batch_size = 16
 
@@ -150,7 +151,7 @@ class AdaptedMapper(AdaptedOperator, Mapper):
 
 
 class AdaptedFilter(AdaptedOperator, Filter):
-    """Filters: figures first, then which rows are kept."""
+    """Filters: stats first, then the decision."""
 
     batch_size = 16
 
@@ -182,7 +183,7 @@ class AdaptedFilter(AdaptedOperator, Filter):
 
 
 class AdaptedDeduplicator(AdaptedOperator, Deduplicator):
-    """Deduplicators: Data-Juicer is shown a dataset of nothing but hashes."""
+    """Deduplicators: Data-Juicer gets a dataset of hashes only."""
 
     def compute_hash(self, row: Row) -> dict[str, Any]:
         hashes = _hash_fields()
@@ -203,8 +204,7 @@ class AdaptedDeduplicator(AdaptedOperator, Deduplicator):
 
 
 def _fill_originals(rows: Sequence[Row], originals: list[int], clusters: Iterable[Sequence[Row]]) -> None:
-    """Which row a dropped one repeats: the one of its cluster that is kept, or one with the same hash. If neither is
-    known, it stays at -1."""
+    """Set the original of each dropped row: the kept row of its cluster, or a row with the same hash; -1 if unknown."""
     for cluster in clusters:
         numbers = [row[ROW_NUMBER_FIELD] for row in cluster]
         first = next((number for number in numbers if originals[number] == number), -1)
@@ -221,7 +221,7 @@ def _fill_originals(rows: Sequence[Row], originals: list[int], clusters: Iterabl
 
 
 class AdaptedSelector(AdaptedOperator, Selector):
-    """Selectors: Data-Juicer is shown all rows, in memory, and says which."""
+    """Selectors: Data-Juicer gets all rows, in memory."""
 
     def select_rows(self, rows: Iterable[Row]) -> Sequence[int]:
         found = [{**row, ROW_NUMBER_FIELD: number} for number, row in enumerate(rows)]
@@ -229,7 +229,7 @@ class AdaptedSelector(AdaptedOperator, Selector):
 
 
 class AdaptedDatasetOperator(AdaptedOperator, DatasetOperator):
-    """Groupers, and whatever else makes other rows of all rows; Data-Juicer holds them in memory."""
+    """Groupers, and other operators over all rows, which Data-Juicer holds in memory."""
 
     def process_rows(self, rows: Iterable[Row]) -> Iterator[Row]:
         found, made = list(rows), self.data_juicer_operator()
@@ -249,33 +249,33 @@ class AdaptedDatasetOperator(AdaptedOperator, DatasetOperator):
 
 
 def _compute_hash(made: Any, row: Any) -> Row:
-    """By the method of the class: that of the object takes a row of nothing but lists for a batch."""
+    """Calls the method of the class: that of the object treats a row of lists as a batch."""
     found: Row = type(made).compute_hash(made, row)
     return found
 
 
 def _hash_fields() -> frozenset[str]:
-    """The fields that deduplicators write, and the one with which rows are told apart."""
+    """Fields that deduplicators write, and the unique id of rows."""
     keys = vars(importlib.import_module("data_juicer.utils.constant").HashKeys)
     return frozenset(value for name, value in keys.items() if not name.startswith("_"))
 
 
 def _make_dataset(rows: list[Row]) -> Any:
-    """Their sort of dataset, in memory; fields that a row does not have are null."""
+    """A dataset of Data-Juicer in memory; missing fields are null."""
     importlib.import_module("datasets").disable_progress_bars()
     data = importlib.import_module("data_juicer.core.data")
     return data.NestedDataset(data.NestedDataset.from_dict(rows_to_columns(rows)))
 
 
 def _ensure_mapping(rows: Iterable[Row], field: str) -> None:
-    """Data-Juicer's operators expect a mapping there, which its datasets would have had added."""
+    """Operators of Data-Juicer expect a mapping that its datasets add."""
     for row in rows:
         if row.get(field) is None:
             row[field] = {}
 
 
 def batch_to_rows(batch: Mapping[str, Sequence[Any]]) -> list[Row]:
-    """A batch of theirs as rows; there may be more or fewer rows than there were."""
+    """A batch of Data-Juicer as rows; their number may have changed."""
     lengths = {field: len(values) for field, values in batch.items()}
     if len(set(lengths.values())) > 1:
         raise ValueError(f"the operator made columns of different lengths: {lengths}")
@@ -283,7 +283,7 @@ def batch_to_rows(batch: Mapping[str, Sequence[Any]]) -> list[Row]:
 
 
 def to_plain_types(value: Any) -> Any:
-    """Without the types of Data-Juicer and NumPy, which the next operator may not know."""
+    """The value without types of Data-Juicer and NumPy, which the next operator may not support."""
     if isinstance(value, Mapping):
         return {key: to_plain_types(inside) for key, inside in value.items()}
     if isinstance(value, list):

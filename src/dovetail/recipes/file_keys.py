@@ -1,7 +1,7 @@
 """Keys of a recipe file, at the top level and per operator, with their value checks.
 
-Data-Juicer's keys with Data-Juicer's meaning, and a few of ours. Those that it has and that mean nothing here are
-accepted with one line that says so; everything else is an error with "did you mean".
+Data-Juicer's keys with Data-Juicer's meaning, and a few of Dovetail. Keys of Data-Juicer without effect in Dovetail are
+accepted with a note; any other key is an error with a suggestion.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ DATASET_CONFIG = ValueType(
     {"type": "object", "required": ["configs"]},
 )
 STDIN_SOURCE = {"run": "dovetail.runtime.run_spec:stdin_rows"}
-"""What `--source -` puts in the place of paths."""
+"""Value of dataset_path for `--source -`."""
 INPUT_PATHS = ValueType(
     PATHS.words, PATHS.example, lambda value: PATHS.fits(value) or value == STDIN_SOURCE, PATHS.schema
 )
@@ -59,42 +59,50 @@ DEFAULT_TRACE_NUM = 10
 DEFAULT_MAX_ERRORS = 1000
 
 TOP_LEVEL_KEYS: Keys = {
-    "project_name": (TEXT, True, "What the recipe is called."),
-    "dataset_path": (INPUT_PATHS, True, "Files, folders or globs; relative ones start at the folder of this file."),
-    "dataset": (DATASET_CONFIG, True, "Data-Juicer's other way to name files: {configs: [{type: local, path: ...}]}."),
-    "export_path": (PATH, True, "Where results go; by its extension .jsonl, .parquet, .csv, .lance (.gz, .zst)."),
-    "export_type": (choice(EXPORT_TYPES), True, "The form of the results, if the extension does not say it."),
-    "export_shard_size": (BYTE_SIZE, True, "Several files of about this size instead of one."),
-    "export_stats": (FLAG, True, "Whether the stats of the rows that stay are also written, to <export>_stats.jsonl."),
+    "project_name": (TEXT, True, "Name of the recipe."),
+    "dataset_path": (INPUT_PATHS, True, "Files, folders or globs; relative paths start at the folder of this file."),
+    "dataset": (DATASET_CONFIG, True, "Input in Data-Juicer's other form: {configs: [{type: local, path: ...}]}."),
+    "export_path": (
+        PATH,
+        True,
+        "Output file; the extension sets the format: .jsonl, .parquet, .csv, .lance (.gz, .zst).",
+    ),
+    "export_type": (choice(EXPORT_TYPES), True, "Output format, if the extension does not set it."),
+    "export_shard_size": (BYTE_SIZE, True, "Write several files of about this size instead of one."),
+    "export_stats": (FLAG, True, "Also write the stats of the remaining rows to <export>_stats.jsonl."),
     "process": (
         ValueType("a list of operators", "[text_length_filter]", bool, {"type": "array"}),
         False,
         "The operators.",
     ),
-    "np": (POSITIVE_INT, True, "Workers per operator that says no num_proc, where auto_op_parallelism is false."),
-    "executor_type": (choice(EXECUTOR_TYPES), True, "default runs on this machine, ray on a Ray cluster."),
+    "np": (POSITIVE_INT, True, "Workers per operator without num_proc, if auto_op_parallelism is false."),
+    "executor_type": (choice(EXECUTOR_TYPES), True, "default: run on this machine; ray: run on a Ray cluster."),
     "ray_address": (TEXT, True, "With executor_type: ray: auto, or HOST:PORT."),
-    "auto_op_parallelism": (FLAG, True, "true: how many workers is worked out; false: only what the file says."),
+    "auto_op_parallelism": (FLAG, True, "true: Dovetail sets the number of workers; false: only num_proc and np do."),
     "mode": (choice(MODES), True, "How operators share the machine: auto, streaming, sequential or waves."),
-    "ordered": (FLAG, True, "Whether results stand in the order of the input; true unless you say otherwise."),
+    "ordered": (FLAG, True, "Write results in the order of the input; default true."),
     "max_errors": (
         ERROR_LIMIT,
         True,
-        f"More failed rows than this, or than this percentage, fail the run; {DEFAULT_MAX_ERRORS} by default.",
+        f"Fail the run when more rows than this, a number or a percentage, have failed; default {DEFAULT_MAX_ERRORS}.",
     ),
-    "text_keys": (NAME_OR_NAMES, True, "The field with the text; of several the first counts."),
-    "image_key": (TEXT, True, "The field with the paths of images."),
-    "image_bytes_key": (TEXT, True, "The field with the bytes of images."),
-    "open_monitor": (FLAG, True, "Whether what each operator used is written to monitor/."),
-    "open_tracer": (FLAG, True, "Whether samples of what each operator changed are written to trace/."),
-    "trace_num": (POSITIVE_INT, True, f"Samples per operator; {DEFAULT_TRACE_NUM} by default."),
-    "op_list_to_trace": (TEXTS, True, "Only these operators are traced."),
-    "skip_op_error": (FLAG, True, "true: rows that fail are set aside; false: the first one ends the run."),
-    "keep_stats_in_res_ds": (FLAG, True, "Whether results keep the field __dj__stats__."),
-    "op_fusion": (FLAG, True, "Accepted; operators that can share workers always do."),
-    "use_checkpoint": (FLAG, True, "Whether a run that did not come to its end is gone on with."),
-    "work_dir": (PATH, True, "Where monitor/ and trace/ go; by default where results go."),
-    "custom_operator_paths": (PATHS, True, "Python files or folders with operators of your own."),
+    "text_keys": (NAME_OR_NAMES, True, "Field with the text; the first of a list is used."),
+    "image_key": (TEXT, True, "Field with the paths of images."),
+    "image_bytes_key": (TEXT, True, "Field with the bytes of images."),
+    "open_monitor": (FLAG, True, "Write the resource use of each operator to monitor/."),
+    "open_tracer": (FLAG, True, "Write samples of changed and dropped rows per operator to trace/."),
+    "trace_num": (POSITIVE_INT, True, f"Samples per operator; default {DEFAULT_TRACE_NUM}."),
+    "op_list_to_trace": (TEXTS, True, "Trace only these operators."),
+    "skip_op_error": (
+        FLAG,
+        True,
+        "true: record failed rows and continue; false: fail the run at the first failed row.",
+    ),
+    "keep_stats_in_res_ds": (FLAG, True, "Keep the field __dj__stats__ in the results."),
+    "op_fusion": (FLAG, True, "No effect: operators that can share workers always do."),
+    "use_checkpoint": (FLAG, True, "Resume an unfinished run automatically."),
+    "work_dir": (PATH, True, "Folder for monitor/ and trace/; default: the folder of the results."),
+    "custom_operator_paths": (PATHS, True, "Python files or folders with your own operators."),
 }
 IGNORED_KEYS = frozenset(
     {
@@ -110,11 +118,11 @@ IGNORED_KEYS = frozenset(
         *("user_specified", "validators", "video_key", "video_special_token"),
     }
 )
-"""Keys of Data-Juicer that mean nothing here."""
+"""Keys of Data-Juicer without effect in Dovetail."""
 
 
 def dataset_paths(value: object) -> list[str] | None:
-    """The paths of `dataset:`, if all of it is files."""
+    """The paths of `dataset:`; None unless all of its configs are local files."""
     configs = value.get("configs") if isinstance(value, Mapping) else None
     if not isinstance(configs, list) or not configs:
         return None
@@ -122,7 +130,7 @@ def dataset_paths(value: object) -> list[str] | None:
     return [path for path in paths if path] if all(isinstance(path, str) and path for path in paths) else None
 
 
-# --- of an operator
+# --- keys of an operator
 
 DEPRECATED_NAMES = {"cpu_required": "num_cpus", "gpu_required": "num_gpus", "mem_required": "memory"}
 KEY_FIELDS = ("text_key", "image_key", "image_bytes_key")
@@ -154,6 +162,6 @@ ADAPTERS = ("data_juicer",)
 
 
 def value_or_default(top: Mapping[str, Any], key: str, default: Any) -> Any:
-    """What a recipe says, or what counts if it says nothing or null."""
+    """The value of a key; the default if it is missing or null."""
     given = top.get(key)
     return default if given is None else given

@@ -1,7 +1,7 @@
 """Guard that stops Data-Juicer from installing packages (pip, git clone, setup.py) during a run.
 
-Data-Juicer runs pip where a module is missing, and has no switch against it. Two ways lead there: its lazy imports, and
-operators that start pip, git or a setup.py themselves. Both are closed in this process, for good.
+Data-Juicer runs pip when a module is missing, and has no option to disable that. It does so in its lazy imports, and in
+operators that start pip, git or a setup.py. Both are blocked in this process until it exits.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ _INSTALL_COMMAND = re.compile(
     r"|(?:^|[\s/])git\s(?:.*\s)?clone\b"
 )
 _COMMAND_ARGUMENT = {"subprocess.Popen": 1, "os.system": 0, "os.exec": 1, "os.posix_spawn": 1, "os.spawn": 2}
-"""Audit event -> which of its arguments is the command."""
+"""Audit event -> position of the command in its arguments."""
 
 
 class InstallRefused(ImportError):
-    """Something is missing, and is not installed by us."""
+    """A package is missing, and Dovetail does not install it."""
 
 
 @cache
 def forbid_installs() -> None:
-    """From now on nothing in this process installs anything."""
+    """Block installations in this process."""
     lazy = importlib.import_module("data_juicer.utils.lazy_loader").LazyLoader
     lazy._install_package = classmethod(_refuse_package)  # noqa: SLF001
     sys.addaudithook(_audit_command)
 
 
 def _refuse_package(_lazy: type, wanted: str, _arguments: Sequence[str] | None = None) -> bool:
-    """In place of its installer: what is there already will do, whatever version it asks for."""
+    """Replacement of Data-Juicer's installer: an installed package is accepted in any version."""
     name = _PACKAGE_NAME.match(wanted)
     if name is not None and not wanted.startswith(("git+", "http")):
         try:
@@ -49,7 +49,9 @@ def _refuse_package(_lazy: type, wanted: str, _arguments: Sequence[str] | None =
             pass
         else:
             return True
-    raise InstallRefused(f"Data-Juicer wants {wanted!r}, and nothing is installed during a run: pip install '{wanted}'")
+    raise InstallRefused(
+        f"Data-Juicer needs {wanted!r}, and Dovetail installs nothing during a run: pip install '{wanted}'"
+    )
 
 
 def _audit_command(event: str, arguments: tuple[Any, ...]) -> None:
@@ -59,16 +61,16 @@ def _audit_command(event: str, arguments: tuple[Any, ...]) -> None:
     command = command_text(arguments[position])
     if is_install_command(command):
         raise InstallRefused(
-            f"Data-Juicer wants to run {command!r}, and nothing is installed during a run: run it yourself"
+            f"Data-Juicer tried to run {command!r}, and Dovetail installs nothing during a run: run the command before"
         )
 
 
 def is_install_command(command: str) -> bool:
-    """Whether a command brings code to this machine."""
+    """Whether a command installs or downloads code."""
     return _INSTALL_COMMAND.search(command) is not None
 
 
-def command_text(said: Any) -> str:
-    """A command as one line, whether it was given as a text or in words."""
-    words = [said] if isinstance(said, str | bytes | os.PathLike) else list(said)
+def command_text(command: Any) -> str:
+    """A command as one line; it is given as a string or as a list of words."""
+    words = [command] if isinstance(command, str | bytes | os.PathLike) else list(command)
     return " ".join(os.fsdecode(word) for word in words)

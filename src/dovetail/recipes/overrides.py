@@ -1,8 +1,8 @@
 """`--set` overrides of a recipe: operators by index, by name, or `*` for all.
 
 --set mode=sequential   --set process.3.num_proc=4   --set process.clean_links_mapper.num_proc=-1
---set 'process.*.num_gpus=0.25'                       every operator that has a num_gpus gets this one
---set 'process.*.num_proc=null'                       null is as if it were not written
+--set 'process.*.num_gpus=0.25'                       for every operator that sets num_gpus
+--set 'process.*.num_proc=null'                       null removes the value
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ PATH_KEYS = ("dataset_path", "export_path", "work_dir")
 def apply_recipe_overrides(
     document: Document, sets: Sequence[str], ends: Sequence[Override], typed_in: Path | None = None
 ) -> Document:
-    """The document with what the command line, typed in some folder, says instead; everything that is wrong with that
-    at once."""
+    """The document with the changes of the command line. Relative paths start at `typed_in`, the folder where it was
+    typed. Raises ConfigError with every problem."""
     plain = replace(document, data=_expand_shorthand(document.data))
     found: list[Override] = []
     problems: list[Problem] = []
@@ -45,7 +45,7 @@ def apply_recipe_overrides(
 
 
 def _expand_shorthand(data: Any) -> Any:
-    """`- name` as `- name: null`, which is the same."""
+    """Replace `- name` by `- name: null`, which is equivalent."""
     entries = data.get("process") if isinstance(data, Mapping) else None
     if not isinstance(entries, list):
         return data
@@ -53,7 +53,7 @@ def _expand_shorthand(data: Any) -> Any:
 
 
 def _resolve_typed_paths(change: Override, folder: Path | None) -> Override:
-    """A path that is typed is relative to where it is typed."""
+    """Paths on the command line are relative to the folder where it was typed."""
     if folder is None or len(change.path) != 1 or change.path[0] not in PATH_KEYS:
         return change
     pattern = change.path[0] == "dataset_path"
@@ -79,10 +79,10 @@ def _expand_override(change: Override, data: Any) -> list[Override]:
     word, rest = ".".join(words[:length]), words[length:]
     if word == ALL_OPERATORS:
         if not rest:
-            raise _override_error(change, "says what no operator is", "--set 'process.*.num_proc=4'")
+            raise _override_error(change, "names no parameter", "--set 'process.*.num_proc=4'")
         numbers = [number for number, name in enumerate(names) if _has_key(entries[number], name, rest[0])]
         if not numbers:
-            raise _override_error(change, f"no operator says {rest[0]}", EXAMPLE_OVERRIDE)
+            raise _override_error(change, f"no operator sets {rest[0]}", EXAMPLE_OVERRIDE)
     else:
         numbers = [_operator_index(word, names, change)]
     return [replace(change, path=("process", number, names[number], *rest)) for number in numbers]
@@ -101,7 +101,7 @@ def _operator_index(word: str, names: list[str], change: Override) -> int:
     if places:
         listed = ", ".join(map(str, places))
         raise _override_error(
-            change, f"{word} stands in the recipe {len(places)} times: {listed}", f"--set process.{places[0]}."
+            change, f"{word} occurs {len(places)} times in the recipe: {listed}", f"--set process.{places[0]}."
         )
     raise _override_error(
         change, f"there is no operator {word!r} in the recipe{did_you_mean(word, names)}", EXAMPLE_OVERRIDE

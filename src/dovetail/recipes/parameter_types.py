@@ -13,13 +13,13 @@ from typing import Any
 _TYPE_WORD = re.compile(r"(?P<name>[a-z]+)(?:(?P<sign>>=?)(?P<least>\d+)| (?P<low>\d+)\.\.(?P<high>\d+))?")
 _PLAIN_KEY = re.compile(r"[A-Za-z_][\w ./-]*")
 _YAML_RESERVED = ("null", "true", "false", "yes", "no", "on", "off")
-"""Plain they are no texts in YAML 1.1, in capitals or not."""
+"""Unquoted, they are not strings in YAML 1.1, in any case."""
 _NUMBER = re.compile(r"\s*[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]{1,3})?\s*")
 _EXAMPLES: dict[str, Any] = {"flag": True, "text": "abc", "texts": ["abc"], "mapping": {}, "list": [], "any": "abc"}
 _TYPE_TEXTS = {
     "flag": "true or false",
-    "text": "a text",
-    "texts": "a list of texts",
+    "text": "a string",
+    "texts": "a list of strings",
     "mapping": "a mapping",
     "list": "a list",
     "any": "anything",
@@ -30,7 +30,7 @@ _TYPE_TEXTS = {
 
 
 class _YamlEscapes(dict[int, str]):
-    """Of a text in double quotes; JSON's would do, but for characters that are two of its escapes."""
+    """Escapes of a double-quoted string. JSON's differ for characters outside the BMP."""
 
     def __missing__(self, code: int) -> str:
         known = {10: "\\n", 9: "\\t", 34: '\\"', 92: "\\\\"}
@@ -39,15 +39,15 @@ class _YamlEscapes(dict[int, str]):
 
 @dataclass(frozen=True, slots=True)
 class ParameterType:
-    """One of the things that a parameter may be."""
+    """One alternative of a parameter's type."""
 
     name: str
-    """Such as "text"; "" if it stands for itself."""
+    """Such as "text"; "" for a literal value."""
     constant: str = ""
     low: int | None = None
     high: int | None = None
     exclusive: bool = False
-    """Whether it must be more than `low`, not just as much."""
+    """Whether `low` itself is excluded."""
 
     def text(self) -> str:
         if not self.name:
@@ -60,7 +60,7 @@ class ParameterType:
         return f"{said} above {self.low}" if self.exclusive else f"{said} of {self.low} or more"
 
     def fits(self, value: object, *, unbounded: bool = False) -> bool:
-        """`unbounded`: infinity stands for "no bound", where one could be set."""
+        """`unbounded`: infinity is valid and means "no bound"."""
         match self.name:
             case "":
                 return value == self.constant
@@ -104,7 +104,7 @@ class ParameterType:
 
 @cache
 def parse_types(word: str) -> tuple[ParameterType, ...]:
-    """What a type word, without the "?", allows."""
+    """The alternatives of a type word without its "?"."""
     return tuple(_parse_type(part) for part in word.split("|"))
 
 
@@ -112,20 +112,20 @@ def _parse_type(part: str) -> ParameterType:
     if part.startswith("'"):
         return ParameterType("", constant=part.strip("'"))
     match = _TYPE_WORD.fullmatch(part)
-    assert match is not None, f"{part!r} is no type word"
+    assert match is not None, f"{part!r} is not a type word"
     low = match["least"] or match["low"]
     high = int(match["high"]) if match["high"] else None
     return ParameterType(match["name"], low=int(low) if low else None, high=high, exclusive=match["sign"] == ">")
 
 
 def type_text(word: str, *, nullable: bool = False) -> str:
-    """A type word as messages say it."""
+    """A type word as text for messages."""
     said = [kind.text() for kind in parse_types(word)] + ["null"] * nullable
     return f"{', '.join(said[:-1])} or {said[-1]}" if len(said) > 1 else said[0]
 
 
 def to_int(value: Any) -> Any:
-    """The same as a whole number, where one is wanted and a number was given: 1e3 is 1000, no bound is the largest."""
+    """A float as an integer: 1e3 is 1000, infinity is the largest integer; other values unchanged."""
     if isinstance(value, list | tuple):
         return [to_int(item) for item in value]
     if not isinstance(value, float):
@@ -136,7 +136,7 @@ def to_int(value: Any) -> Any:
 
 
 def parse_number(text: str) -> int | float | None:
-    """The number that somebody put in quotes."""
+    """The number in a quoted string; None if it is not a number."""
     if len(text) > 30 or not _NUMBER.fullmatch(text):
         return None
     number = float(text)
@@ -151,7 +151,7 @@ def _yaml_key(key: object) -> str:
 
 
 def to_yaml(value: object) -> str:
-    """A value as it is written in a recipe, on one line."""
+    """A value as one line of YAML."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, float) and not math.isfinite(value):

@@ -1,7 +1,6 @@
-"""Validation of operator parameters against the catalogue, each problem with a line that is right.
+"""Validation of operator parameters against the catalogue; every problem has a fix that is valid.
 
-Everything that is wrong is told, each with a line that is right. What every operator accepts for its workers (num_proc,
-memory, ...) is looked at elsewhere, because it depends on what the machine has.
+Parameters of workers (num_proc, memory, ...) are validated in `requirements`.
 """
 
 from __future__ import annotations
@@ -30,14 +29,14 @@ WORKER_PARAMETERS = frozenset(
         *("ray_execution_mode", *DEPRECATED_NAMES, *DOVETAIL_KEYS),
     }
 )
-"""What is said about workers, not about rows: not looked at here, unless an operator has one of that name itself."""
+"""Parameters of workers: not validated here, unless an operator has its own parameter of that name."""
 _RATIO = re.compile(r"\d{1,9}(?:\.\d{1,9})?(?:[/:]\d{1,9})?")
 _FLAGS = {"true": True, "false": False, "yes": True, "no": False}
 _MAX_SHOWN_CHARACTERS = 60
 
 
 def parameter_problems(known: OperatorSpec, given: Mapping[str, Any]) -> Iterator[tuple[str, Problem]]:
-    """Parameter, and what is wrong with it."""
+    """(parameter, problem) pairs."""
     accepted = known.accepted
     for name, value in given.items():
         if name in WORKER_PARAMETERS and name not in known.parameters:
@@ -53,7 +52,7 @@ def parameter_problems(known: OperatorSpec, given: Mapping[str, Any]) -> Iterato
 
 
 def coerce_parameters(known: OperatorSpec, given: Mapping[str, Any]) -> dict[str, Any]:
-    """What is given, with numbers of the type that is wanted; for what has no problems."""
+    """Valid parameters with integers where the operator expects integers."""
     accepted = known.accepted
     found = dict(given)
     for name, value in given.items():
@@ -64,21 +63,18 @@ def coerce_parameters(known: OperatorSpec, given: Mapping[str, Any]) -> dict[str
 
 
 def constructor_problem(cls: type[Operator], given: Mapping[str, Any]) -> Problem | None:
-    """What the operator itself says to its parameters, all together; `given` has those of its `__init__` only.
-
-    Whoever tells it says first which operator that is.
-    """
+    """The error that the constructor raises for its parameters, as a problem without the operator's name."""
     try:
         cls(**given)
     except (ValueError, TypeError, re.error) as error:
         said = str(error) or type(error).__name__
         fixes = ("adapter: data_juicer",) if "adapter: data_juicer" in said else _removable_parameters(cls, given)
-        return Problem("DT415", f"does not take these parameters: {said}", (f"given: {_shorten(given)}",), fixes)
+        return Problem("DT415", f"does not accept these parameters: {said}", (f"given: {_shorten(given)}",), fixes)
     return None
 
 
 def _removable_parameters(cls: type[Operator], given: Mapping[str, Any]) -> tuple[str, ...]:
-    """The parameters of which one may be left out, and then it can be made: it was tried."""
+    """Fixes: parameters without which the constructor succeeds. Each was tried."""
     fixes = []
     for name in given:
         try:
@@ -87,9 +83,7 @@ def _removable_parameters(cls: type[Operator], given: Mapping[str, Any]) -> tupl
             continue
         default = inspect.signature(cls).parameters.get(name)
         is_known = default is not None and default.default is not inspect.Parameter.empty
-        fixes.append(
-            f"leave {name} out" + (f": it is {_shorten(default.default)} then" if default and is_known else "")
-        )
+        fixes.append(f"remove {name}" + (f" (default: {_shorten(default.default)})" if default and is_known else ""))
     return tuple(fixes)
 
 
@@ -100,7 +94,7 @@ def _unknown_problem(known: OperatorSpec, name: str) -> Problem:
         "DT411",
         f"{known.name}: there is no parameter {name!r}{near}",
         (f"its own: {own}" if own else f"{known.name} has no parameters of its own",),
-        (f"write {near.split(chr(39))[1]} instead of {name}" if near else f"leave {name} out",),
+        (f"write {near.split(chr(39))[1]} instead of {name}" if near else f"remove {name}",),
     )
 
 
@@ -133,7 +127,7 @@ def is_valid(parameter: Parameter, value: object) -> bool:
 
 
 def _allows_infinity(parameter: Parameter, kind: ParameterType) -> bool:
-    """Whether infinity makes sense: for bounds. A whole number is one only if its default is the largest there is."""
+    """Infinity is valid for bounds. An integer is a bound only if its default is the largest integer."""
     return _is_unbounded_default(parameter.default) or (
         kind.name == "float" and parameter.name.startswith(("min_", "max_"))
     )
@@ -145,7 +139,7 @@ def _is_unbounded_default(default: object) -> bool:
 
 
 def example_value(parameter: Parameter) -> Any:
-    """A value that fits: the default, if that says something."""
+    """A valid value: the default, if it is informative."""
     default = parameter.default
     if _is_unbounded_default(default):
         return int(math.copysign(1000, default))
@@ -153,15 +147,15 @@ def example_value(parameter: Parameter) -> Any:
 
 
 def _explain_mistake(parameter: Parameter, value: object) -> tuple[str, Any]:
-    """What is special about a wrong value, and what was probably meant."""
+    """A remark on a wrong value, and the value that was probably meant."""
     example = example_value(parameter)
     if isinstance(value, str):
         meant = _FLAGS.get(value.lower(), parse_number(value))
         if meant is not None and is_valid(parameter, meant):
-            return " (a text: it stands in quotes)", meant
+            return " (a string, because it is quoted)", meant
         if "'" in parameter.kind:
             return did_you_mean(value, [kind.constant for kind in parse_types(parameter.kind)]), example
-        return " (a text)", [value] if is_valid(parameter, [value]) else example
+        return " (a string)", [value] if is_valid(parameter, [value]) else example
     if isinstance(value, bool):
         if is_valid(parameter, "no"):
             return " (YAML reads a bare yes, no, on and off as true and false)", "yes" if value else "no"
@@ -170,13 +164,13 @@ def _explain_mistake(parameter: Parameter, value: object) -> tuple[str, Any]:
         if value in (0, 1) and is_valid(parameter, True):
             return " (a number)", bool(value)
         if is_valid(parameter, str(value)):
-            return " (a number: it stands without quotes)", str(value)
+            return " (a number, because it is not quoted)", str(value)
         return "", [value] if is_valid(parameter, [value]) else _nearest_valid(parameter, value, example)
     return "", example
 
 
 def _nearest_valid(parameter: Parameter, value: float, example: Any) -> Any:
-    """The number next to it that fits."""
+    """The nearest valid number."""
     for kind in parse_types(parameter.kind):
         tried = [kind.high, kind.low, None if kind.low is None else kind.low + 1]
         if math.isfinite(value):
@@ -188,7 +182,7 @@ def _nearest_valid(parameter: Parameter, value: float, example: Any) -> Any:
 
 
 def _crossed_bounds(known: OperatorSpec, given: Mapping[str, Any]) -> Iterator[tuple[str, Problem]]:
-    """Every min_X that is above its max_X, if at least one of them is given."""
+    """Every min_X that is greater than its max_X, if at least one of them is given."""
     for name, low in known.parameters.items():
         high = known.parameters.get(f"max_{name[4:]}")
         if not name.startswith("min_") or high is None or not {low.name, high.name} & given.keys():
@@ -209,12 +203,12 @@ def _crossed_problem(known: OperatorSpec, given: Mapping[str, Any], low: Paramet
         instead = given.get(other.name, other.default)
         if is_valid(bound, instead):
             fixes.append(f"{bound.name}: {to_yaml(instead)}")
-    message = f"{known.name}: {said[0]} is above {said[1]}, and nothing is between them"
+    message = f"{known.name}: {said[0]} is greater than {said[1]}"
     return Problem("DT412", message, fixes=tuple(fixes))
 
 
 def _comparable_amount(value: object) -> float | Fraction | None:
-    """What bounds are compared by: numbers, sizes such as '10KB', ratios such as '9/21'."""
+    """The value of a bound as a number: numbers, sizes such as '10KB', ratios such as '9/21'."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return value
     if not isinstance(value, str):

@@ -1,4 +1,4 @@
-"""`Recipe`, loaded from a file, planned and run; and `RecipeRunSpec`, what `dovetail run` starts from it."""
+"""`Recipe`: load, plan and run a recipe file; and `RecipeRunSpec`, the run that `dovetail run` starts from it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SOURCE_SINK_KEYS = {"source": "dataset_path", "sink": "export_path"}
 
 @dataclass(frozen=True)
 class Recipe:
-    """Operators over a dataset, as a file says. Make it with `Recipe.load`."""
+    """A list of operators over a dataset, loaded from a file with `Recipe.load`."""
 
     file: Path
     document: Document
@@ -50,7 +50,7 @@ class Recipe:
     steps: tuple[RecipeStep, ...]
     notes: tuple[str, ...]
     folder: Path
-    """Where its relative paths start."""
+    """Folder of its relative paths."""
 
     @classmethod
     def load(
@@ -61,22 +61,25 @@ class Recipe:
         sink: str | None = None,
         typed_in: Path | None = None,
     ) -> Recipe:
-        """Reads and checks a file, everything at once; `sets`, `source` and `sink` are as on the command line."""
+        """Read and check a file. Raises PipelineError with every problem.
+
+        `sets`, `source` and `sink` are as on the command line, typed in the folder `typed_in`.
+        """
         path = Path(file).absolute()
         document = read_document(file)
         typed = typed_in or Path.cwd()
-        asked = apply_recipe_overrides(document, sets, list(_source_sink_overrides(source, sink, typed)), typed)
-        found = parse_recipe(asked, path.parent)
+        changed = apply_recipe_overrides(document, sets, list(_source_sink_overrides(source, sink, typed)), typed)
+        found = parse_recipe(changed, path.parent)
         if found.problems:
             raise PipelineError(found.problems)
         folder, note = _base_folder(found.settings, path.parent, typed)
-        recipe = cls(path, asked, found.settings, found.steps, (*found.notes, *note), folder)
+        recipe = cls(path, changed, found.settings, found.steps, (*found.notes, *note), folder)
         if isinstance(recipe.source, Mapping) and recipe.source.get("run") == ARRAYS:
-            said = "the input is one JSON array: it is read whole, by one process; .jsonl is read by all workers"
-            return replace(recipe, notes=(*recipe.notes, said))
+            note_text = "the input is one JSON array, which one process reads; .jsonl is read by all workers"
+            return replace(recipe, notes=(*recipe.notes, note_text))
         return recipe
 
-    # --- what it says
+    # --- settings of the file
 
     @property
     def name(self) -> str:
@@ -85,7 +88,7 @@ class Recipe:
 
     @property
     def source(self) -> Any:
-        """As `dt.run` takes it; None if the recipe names no input."""
+        """Source for `dt.run`; None if the recipe has no input."""
         paths = value_or_default(self.settings, "dataset_path", dataset_paths(self.settings.get("dataset")))
         if isinstance(paths, Mapping) or paths is None:
             return paths
@@ -98,7 +101,7 @@ class Recipe:
 
     @property
     def sink(self) -> Any:
-        """As a pipeline file has it; None: results are read by whoever runs it."""
+        """Sink as in a pipeline file; None: the caller reads the results."""
         path = self.settings.get("export_path")
         if path is None:
             return None
@@ -114,7 +117,7 @@ class Recipe:
         return {"stages": {RESULTS_STAGE: main, STATS_STAGE: {"path": self.path_beside_export("_stats.jsonl")}}}
 
     def path_beside_export(self, ending: str) -> str:
-        """A file beside the results: out/clean.jsonl.gz -> out/clean_stats.jsonl."""
+        """Path of a file beside the results: out/clean.jsonl.gz -> out/clean_stats.jsonl."""
         from dovetail.data.sources import COMPRESSED_SUFFIXES, SUFFIXES
 
         path = absolute_path(self.settings["export_path"], self.folder, pattern=False)
@@ -137,7 +140,7 @@ class Recipe:
 
     @property
     def engine(self) -> str:
-        """Where the file says that it is to run."""
+        """Engine that the file specifies."""
         if not str(value_or_default(self.settings, "executor_type", "default")).startswith("ray"):
             return "local"
         address = self.settings.get("ray_address")
@@ -145,7 +148,7 @@ class Recipe:
 
     @property
     def work_dir(self) -> Path:
-        """Where monitor/ and trace/ go."""
+        """Folder for monitor/ and trace/."""
         given = self.settings.get("work_dir")
         if given is not None:
             return Path(absolute_path(given, self.folder, pattern=False))
@@ -156,7 +159,7 @@ class Recipe:
 
     @property
     def traced_stages(self) -> tuple[tuple[str, ...], int]:
-        """The stages of which samples are kept, and how many of each."""
+        """The stages to trace, and the number of samples per stage."""
         if not value_or_default(self.settings, "open_tracer", False):
             return (), 0
         only = self.settings.get("op_list_to_trace")
@@ -168,7 +171,7 @@ class Recipe:
         wanted = value_or_default(self.settings, "export_stats", False) and self.settings.get("export_path") is not None
         return bool(wanted) and any(step.kind == "filter" for step in self.steps)
 
-    # --- what it becomes
+    # --- compilation, plan and run
 
     def compile_options(self, cluster: Cluster | None = None) -> CompileOptions:
         texts = value_or_default(self.settings, "text_keys", "text")
@@ -183,7 +186,7 @@ class Recipe:
         )
 
     def pipeline(self, cluster: Cluster | None = None) -> Pipeline:
-        """On a cluster without GPUs, operators that would like one, and whose file does not insist, run on CPUs."""
+        """The compiled pipeline. On a cluster without GPUs, operators run on CPUs unless the file requests a GPU."""
         return Pipeline(compile_stages(self.steps, self.compile_options(cluster), self._wrap), self.name)
 
     def operator_stages(self) -> list[tuple[str, tuple[str, ...]]]:
@@ -199,11 +202,11 @@ class Recipe:
         return trace_run(run, name, str(self.work_dir / "trace"), limit)
 
     def digest(self) -> str:
-        """Whether it is still the same recipe, with what the command line changed."""
+        """Hash of the recipe with the changes of the command line."""
         return hashlib.sha256(json.dumps(self.document.data, sort_keys=True, default=str).encode()).hexdigest()[:20]
 
     def unready(self) -> list[Problem]:
-        """Why it cannot run here, although it can be planned: with the lines."""
+        """Reasons why operators cannot run in this environment, with line and column. Planning works without them."""
         return [
             replace(step.unready, place=self.document.place(("process", step.number, step.op)))
             for step in self.steps
@@ -211,7 +214,7 @@ class Recipe:
         ]
 
     def plan(self, cluster: Cluster | str = "auto", mode: str | None = None, **how: Any) -> Plan:
-        """As `dt.plan`; what does not fit is told with the lines of the file, and with changes that were tried."""
+        """Plan as `dt.plan` does. InfeasibleError has lines of the file and fixes that were tried."""
         from dovetail.recipes.recipe_plan import plan_recipe
 
         return plan_recipe(self, cluster, mode, **how)
@@ -233,7 +236,7 @@ class Recipe:
 def _source_sink_overrides(source: str | None, sink: str | None, folder: Path) -> Any:
     for key, text in (("source", source), ("sink", sink)):
         if text == "":
-            raise ConfigError(Problem("DT360", f"--{key} names nothing", fixes=(f"--{key} data.jsonl",)))
+            raise ConfigError(Problem("DT360", f"--{key} is empty", fixes=(f"--{key} data.jsonl",)))
         if text is None:
             continue
         found: Any = absolute_path(text, folder, pattern=key == "source")
@@ -245,7 +248,8 @@ def _source_sink_overrides(source: str | None, sink: str | None, folder: Path) -
 
 
 def _base_folder(top: Mapping[str, Any], beside: Path, typed: Path) -> tuple[Path, tuple[str, ...]]:
-    """Paths start at the file's folder; Data-Juicer's start where it is called. If the input is only there, all do."""
+    """Folder of relative paths: the file's folder, or, if the input exists only there, the current folder as in
+    Data-Juicer."""
     paths = value_or_default(top, "dataset_path", dataset_paths(top.get("dataset")))
     first = paths[0] if isinstance(paths, list) and paths else paths
     if not isinstance(first, str) or beside == typed:
@@ -254,7 +258,7 @@ def _base_folder(top: Mapping[str, Any], beside: Path, typed: Path) -> tuple[Pat
         next(iter(_matching_paths(absolute_path(first, folder, pattern=True))), None) for folder in (beside, typed)
     )
     if here is None and there is not None:
-        return typed, (f"paths start at {typed}, as Data-Juicer has it: {first} is not beside the recipe",)
+        return typed, (f"relative paths start at {typed}, as in Data-Juicer: {first} does not exist beside the recipe",)
     return beside, ()
 
 
@@ -291,7 +295,7 @@ def load_recipe_spec(
     sink: str | None = None,
     typed_in: Path | None = None,
 ) -> RecipeRunSpec:
-    """As `running.job.load` does it for a pipeline file."""
+    """Load a recipe as `run_spec.load_pipeline_spec` loads a pipeline file."""
     return recipe_run_spec(Recipe.load(file, sets, source, sink, typed_in))
 
 
@@ -310,7 +314,7 @@ def recipe_run_spec(recipe: Recipe, cluster: Cluster | None = None) -> RecipeRun
 
 
 def spec_for_cluster(job: RunSpec, cluster: Cluster) -> RunSpec:
-    """The job where it is planned: on CPUs where there are no GPUs. A pipeline stays as it is."""
+    """The run compiled for a cluster; a pipeline is returned unchanged."""
     if not isinstance(job, RecipeRunSpec) or job.recipe is None:
         return job
     return replace(job, pipeline=job.recipe.pipeline(cluster))

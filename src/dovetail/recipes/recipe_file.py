@@ -33,33 +33,33 @@ if TYPE_CHECKING:
 
 EXAMPLE_PROCESS = "process: [{text_length_filter: {min_len: 50}}]"
 PIPELINE_KEYS = {"name": "project_name", "source": "dataset_path", "sink": "export_path", "stages": "process"}
-"""What is called differently in a pipeline file."""
+"""Keys of pipeline files -> keys of recipes."""
 FILTER_BOUND_KEYS = ("min_closed_interval", "max_closed_interval", "reversed_range")
 
 
 @dataclass(frozen=True, slots=True)
 class RecipeStep:
-    """One entry of `process`, as far as it could be read."""
+    """One entry of `process`, as far as it could be parsed."""
 
     number: int
     op: str
-    """As it is written."""
+    """Name of the operator as written in the file."""
     name: str
-    """As the stage is called: unique."""
+    """Unique name of its stage."""
     kind: str
-    """mapper, filter, deduplicator, selector, grouper, ...; "custom" if a user's function does whatever it does."""
+    """mapper, filter, deduplicator, selector, grouper, ...; "custom" for a function of the user."""
     parameters: Mapping[str, Any]
     requirements: OperatorRequirements
     operator: Operator | None
-    """None if it cannot run here; `unready` says why."""
+    """None if it cannot run in this environment; `unready` has the reason."""
     unready: Problem | None = None
     skip_errors: bool = True
-    """Whether rows that fail are set aside."""
+    """Whether failed rows are recorded and skipped."""
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedRecipe:
-    """A recipe file as far as it could be read, and everything that is wrong with it."""
+    """A recipe file as far as it could be parsed, and every problem in it."""
 
     settings: Mapping[str, Any]
     steps: tuple[RecipeStep, ...]
@@ -80,7 +80,7 @@ class _RecipeParser:
     custom: dict[str, Any] = field(default_factory=dict)
     """Operators of `custom_operator_paths`."""
     ignored: dict[str, None] = field(default_factory=dict)
-    """What is accepted and not acted on."""
+    """Accepted keys and parameters without effect."""
 
     def parse(self) -> ParsedRecipe:
         data = self.document.data
@@ -89,7 +89,7 @@ class _RecipeParser:
                 (), Problem("DT013", f"the file should be a mapping, not {short_repr(data)}", fixes=(EXAMPLE_PROCESS,))
             )
             return ParsedRecipe({}, (), tuple(self.problems))
-        top = self._top(data)
+        top = self._top_level(data)
         if isinstance(top.get("custom_operator_paths"), str | list):
             self._load_custom(top["custom_operator_paths"])
         entries = data.get("process")
@@ -103,19 +103,19 @@ class _RecipeParser:
         else:
             self._steps(entries, top, steps)
         if self.ignored:
-            self.notes.insert(0, f"accepted, and without meaning here: {', '.join(self.ignored)}")
+            self.notes.insert(0, f"ignored (no effect in Dovetail): {', '.join(self.ignored)}")
         return ParsedRecipe(top, tuple(steps), tuple(sorted(self.problems, key=_line_and_column)), tuple(self.notes))
 
-    # --- the top
+    # --- top-level keys
 
-    def _top(self, data: Mapping[str, Any]) -> dict[str, Any]:
+    def _top_level(self, data: Mapping[str, Any]) -> dict[str, Any]:
         self.ignored |= dict.fromkeys(sorted(key for key in data if key in IGNORED_KEYS))
         if data.get("op_fusion") is False:
-            self.notes.append("op_fusion: false is not acted on: operators that can share workers always do")
+            self.notes.append("op_fusion: false has no effect: operators that can share workers always do")
         found = {key: data[key] for key in data if key in TOP_LEVEL_KEYS}
         for key in data:
             if key not in TOP_LEVEL_KEYS and key not in IGNORED_KEYS:
-                self._report((str(key),), self._unknown_top(str(key)))
+                self._report((str(key),), self._unknown_top_level(str(key)))
         formed = {key: item for key, item in found.items() if key != "process"}
         wrong = set()
         for path, problem in value_problems((), formed, TOP_LEVEL_KEYS):
@@ -126,14 +126,14 @@ class _RecipeParser:
             self._report(("dataset",), Problem("DT410", "dataset and dataset_path both name the input", fixes=fix))
         return {key: item for key, item in found.items() if key not in wrong}
 
-    def _unknown_top(self, key: str) -> Problem:
+    def _unknown_top_level(self, key: str) -> Problem:
         problem = unknown_key_problem(key, TOP_LEVEL_KEYS, "")
         if key in known_operators():
             fixes = (f"process: [{{{key}: {{...}}}}]",)
-            return replace(problem, message=f"{key!r} is an operator: it belongs into 'process'", fixes=fixes)
+            return replace(problem, message=f"{key!r} is an operator: it belongs in 'process'", fixes=fixes)
         if key in PIPELINE_KEYS:
             there = PIPELINE_KEYS[key]
-            message = f"{key!r} is a key of pipelines: in a recipe it is {there!r}"
+            message = f"{key!r} is a key of pipeline files; recipes use {there!r}"
             return replace(problem, message=message, fixes=(f"write {there} instead of {key}",))
         if key in OPERATOR_KEYS:
             message = f"unknown key {key!r}: it belongs to an operator, inside 'process'"
@@ -163,7 +163,7 @@ class _RecipeParser:
             return entry, {}
         if not isinstance(entry, Mapping) or len(entry) != 1:
             what = f"has {len(entry)} keys" if isinstance(entry, Mapping) else f"is {short_repr(entry)}"
-            message = f"process[{number}] {what}, and should be one operator with its parameters"
+            message = f"process[{number}] {what}; an entry is one operator with its parameters"
             fixes = ("- text_length_filter: {min_len: 50}",)
             if isinstance(entry, Mapping) and len(entry) > 1:
                 fixes = (f"indent the parameters below {next(iter(entry))!r}, or write '- ' before each operator",)
@@ -181,30 +181,30 @@ class _RecipeParser:
     def _step(self, number: int, op: str, name: str, given: dict[str, Any], top: Mapping[str, Any]) -> RecipeStep:
         path: KeyPath = ("process", number, op)
 
-        def tell(key: str, problem: Problem) -> None:
+        def report(key: str, problem: Problem) -> None:
             self._report((*path, key) if key in given else path, replace(problem, message=f"{op}: {problem.message}"))
 
         entry = known_operators().get(op)
-        needs = parse_requirements(given, cuda_by_default=entry is not None and entry.cuda, tell=tell)
+        needs = parse_requirements(given, cuda_by_default=entry is not None and entry.cuda, report=report)
         skips = value_or_default(given, "skip_op_error", value_or_default(top, "skip_op_error", True)) is not False
         half = RecipeStep(number, op, name, "custom", given, needs, None, None, skips)
         before = len(self.problems)
         self.ignored |= dict.fromkeys(f"{key} of {op}" for key in _ignored_parameters(given, entry))
         if op in self.custom or ":" in op:
-            step = self._custom_step(half, tell, path)
+            step = self._custom_step(half, report, path)
         elif entry is None:
             self._report(path, self._unknown(op))
             return half
         else:
-            step = self._catalogue_step(half, entry, tell)
+            step = self._catalogue_step(half, entry, report)
         if step.operator is not None and len(self.problems) == before:
             _set_field_keys(step.operator, given, top)
         return step
 
-    def _catalogue_step(self, step: RecipeStep, entry: OperatorSpec, tell: Any) -> RecipeStep:
+    def _catalogue_step(self, step: RecipeStep, entry: OperatorSpec, report: Any) -> RecipeStep:
         wrong = list(parameter_problems(entry, step.parameters))
         for key, problem in wrong:
-            tell(key, replace(problem, message=problem.message.removeprefix(f"{step.op}: ")))
+            report(key, replace(problem, message=problem.message.removeprefix(f"{step.op}: ")))
         step = replace(step, kind=entry.kind)
         if step.parameters.get("adapter") == "data_juicer":
             from dovetail.recipes.data_juicer_adapter import adapt_operator
@@ -218,8 +218,8 @@ class _RecipeParser:
         parameters = coerce_parameters(entry, _constructor_parameters(entry, step.parameters))
         mistaken = constructor_problem(cls, parameters)
         if mistaken is not None:
-            fixes = mistaken.fixes or (f"give {step.op} what it asks for",)
-            tell("", replace(mistaken, fixes=fixes))
+            fixes = mistaken.fixes or (f"correct the parameters of {step.op}",)
+            report("", replace(mistaken, fixes=fixes))
             return replace(step, unready=unready)
         operator = cls(**parameters)
         operator.recipe_parameters = parameters
@@ -228,12 +228,12 @@ class _RecipeParser:
             unready = Problem("DT421", f"{step.op}: {absent}", fixes=(_word_list_fix(step.op),))
         return replace(step, operator=operator, unready=unready)
 
-    def _custom_step(self, step: RecipeStep, tell: Any, path: KeyPath) -> RecipeStep:
-        """A function or class of the user's; what is no base parameter is an argument of it."""
+    def _custom_step(self, step: RecipeStep, report: Any, path: KeyPath) -> RecipeStep:
+        """A function or class of the user; parameters that are not base parameters are its arguments."""
         for key in (*KEY_FIELDS, "skip_op_error"):
             if step.parameters.get(key) is not None and not is_valid(BASE_PARAMETERS[key], step.parameters[key]):
                 fix = f"{key}: {'true' if key == 'skip_op_error' else BASE_PARAMETERS[key].default}"
-                tell(key, Problem("DT412", f"{key} is {short_repr(step.parameters[key])}", fixes=(fix,)))
+                report(key, Problem("DT412", f"{key} is {short_repr(step.parameters[key])}", fixes=(fix,)))
         if step.op in self.custom:
             target: Any = self.custom[step.op]
         else:
@@ -251,10 +251,10 @@ class _RecipeParser:
         except Exception as error:
             evidence = (
                 f"given: {short_repr(arguments)}",
-                *([f"it takes: {signature}"] if signature is not None else []),
+                *([f"signature: {signature}"] if signature is not None else []),
             )
-            fix = "write what it takes, and nothing else"
-            tell("", Problem("DT415", f"does not take these parameters: {error}", evidence, (fix,)))
+            fix = "give only parameters of its signature"
+            report("", Problem("DT415", f"does not accept these parameters: {error}", evidence, (fix,)))
             return step
         operator.recipe_parameters = arguments
         return replace(step, operator=operator, kind=operator_kind(operator))
@@ -262,7 +262,7 @@ class _RecipeParser:
     def _unknown(self, op: str) -> Problem:
         names = [*known_operators(), *self.custom]
         message = f"there is no operator {op!r}{did_you_mean(op, names)}"
-        fixes = ("correct its name", "name your own: package.module:name, or custom_operator_paths")
+        fixes = ("correct its name", "use your own operator: package.module:name, or custom_operator_paths")
         return Problem("DT410", message, fixes=fixes)
 
     def _report(self, path: KeyPath, problem: Problem) -> None:
@@ -288,12 +288,12 @@ def operator_kind(operator: Operator) -> str:
 
 
 def _constructor_parameters(entry: OperatorSpec, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of its `__init__`; what all operators have is for whoever runs it."""
+    """The parameters of its `__init__`, without those that all operators have."""
     return {key: item for key, item in given.items() if key in entry.parameters}
 
 
 def _set_field_keys(operator: Operator, given: Mapping[str, Any], top: Mapping[str, Any]) -> None:
-    """Which fields it works on, and how a filter reads its bounds."""
+    """Set the names of its fields, and whether the bounds of a filter are inclusive."""
     texts = value_or_default(top, "text_keys", "text")
     fields = {
         "text_key": texts[0] if isinstance(texts, list) else texts,
@@ -308,7 +308,7 @@ def _set_field_keys(operator: Operator, given: Mapping[str, Any], top: Mapping[s
 
 
 def _unique_name(name: str, taken: set[str]) -> str:
-    """A name that no stage has yet: of two operators that are alike the second is number 2."""
+    """A name that no stage has: the second `x` of a recipe is `x_2`."""
     found, number = name, 1
     while {found, f"{found}{HASH_STAGE_SUFFIX}", found.removesuffix(HASH_STAGE_SUFFIX)} & taken:
         number += 1
@@ -318,13 +318,13 @@ def _unique_name(name: str, taken: set[str]) -> str:
 
 
 def _ignored_parameters(given: Mapping[str, Any], entry: OperatorSpec | None) -> list[str]:
-    """What every operator of Data-Juicer accepts, and what nobody here looks at."""
+    """Parameters that every operator of Data-Juicer accepts and that have no effect in Dovetail."""
     own = OPERATOR_KEYS | set(FILTER_BOUND_KEYS) | (entry.parameters.keys() if entry is not None else set())
     accepted = BASE_PARAMETERS.keys() | FILTER_PARAMETERS.keys()
     return [key for key, item in given.items() if key in accepted and key not in own and item is not None]
 
 
 def _line_and_column(problem: Problem) -> tuple[int, ...]:
-    """What the command line changed has neither, and comes first."""
+    """Sort key. Changes of the command line have no line and come first."""
     found = re.search(r":(\d+):(\d+)$", problem.place)
     return (int(found[1]), int(found[2])) if found and not problem.place.startswith("--") else ()

@@ -52,18 +52,18 @@ def explain_infeasible(recipe: Recipe, cluster: Cluster, mode: str | None, error
     for problem in error.problems:
         one = _problem_for_recipe(problem, surface)
         without = _cpu_only_fix(recipe, cluster, mode, _steps_in_problem(problem, recipe))
-        # the two stages of a deduplicator ask for the same
+        # the two stages of a deduplicator have the same requirements
         found.setdefault((one.code, one.place), replace(one, fixes=(*without, *(tried or one.fixes))))
     return InfeasibleError(found.values())
 
 
 def _never_fits(problem: Problem) -> bool:
-    """Whether it is about one operator, which does not fit even alone."""
+    """Whether it is about one operator that does not fit even alone."""
     return problem.code not in ("DT101", "DT102")
 
 
 def _concurrent_units(pipeline: Pipeline) -> list[list[Unit]]:
-    """What streams at once: a barrier begins something new."""
+    """Units that run at the same time: a barrier starts a new group."""
     parts: list[list[Unit]] = [[]]
     for unit in fuse_stages(pipeline):
         if unit.barrier and parts[-1]:
@@ -73,7 +73,7 @@ def _concurrent_units(pipeline: Pipeline) -> list[list[Unit]]:
 
 
 def _shortages(units: Sequence[Unit], cluster: Cluster) -> list[tuple[str, float, float]]:
-    """(what, asked for, there) of everything of which more is asked for than there is."""
+    """(resource, required, available) of each resource that is short."""
     asked = {
         "CPUs": sum(_total_cpu_milli(unit) for unit in units),
         "GPUs": sum(_total_gpu_milli(unit) for unit in units),
@@ -121,11 +121,11 @@ def _concurrency_problem(recipe: Recipe, units: Sequence[Unit], cluster: Cluster
     return Problem("DT101", message, tuple(evidence), fixes, recipe.document.place(("process",)))
 
 
-# --- what would fit
+# --- fixes
 
 
 def _tried_fixes(recipe: Recipe, cluster: Cluster, mode: str | None) -> Iterator[str]:
-    """As they are typed behind `dovetail plan FILE` or `dovetail run FILE`."""
+    """Options to append to `dovetail plan FILE` or `dovetail run FILE`; each was tried."""
     seen: set[tuple[str, ...]] = {()}
     found = 0
     for family in _candidate_overrides(recipe):
@@ -286,28 +286,26 @@ def _recipe_value(setting: str, value: object, step: RecipeStep) -> str:
 
 
 def plan_recipe(recipe: Recipe, cluster: Cluster | str = "auto", mode: str | None = None, **how: Any) -> Plan:
-    """As `dt.plan`; what does not fit is told with the file's lines."""
+    """Plan as `dt.plan` does; InfeasibleError has the lines of the file."""
     there = Cluster.of(cluster)
     try:
         return make_plan(recipe.pipeline(there), there, mode=mode or recipe.mode, **how)
     except InfeasibleError as error:
-        from dovetail.recipes.recipe_plan import explain_infeasible
-
         raise explain_infeasible(recipe, there, mode, error) from None
 
 
 def plan_notes(recipe: Recipe, cluster: Cluster) -> list[str]:
-    """What the reader of a plan would not guess."""
+    """Notes for the reader of a plan."""
     how = recipe.compile_options(cluster)
     found = list(recipe.notes)
     if recipe.settings.get("np") is not None and how.auto_workers:
         found.append(
-            f"np: {recipe.settings['np']} is not used: workers are set by speed; auto_op_parallelism: "
-            "false makes it count"
+            f"np: {recipe.settings['np']} has no effect while Dovetail sets the number of workers; to use it, set "
+            "auto_op_parallelism: false"
         )
     on_cpu = [step.op for step in recipe.steps if step.requirements.cuda and not effective_requirements(step, how).cuda]
     if on_cpu:
-        found.append(f"there is no GPU: {', '.join(dict.fromkeys(on_cpu))} would run on CPUs")
+        found.append(f"the cluster has no GPU: {', '.join(dict.fromkeys(on_cpu))} runs on CPUs")
     alone = [
         step.op
         for step in recipe.steps
@@ -317,10 +315,12 @@ def plan_notes(recipe: Recipe, cluster: Cluster) -> list[str]:
     ]
     if alone:
         found.append(
-            f"a card for each worker of {', '.join(dict.fromkeys(alone))}: they say no memory; "
-            "with memory: '2GB' several share a card"
+            f"each worker of {', '.join(dict.fromkeys(alone))} gets a whole GPU; with `memory`, such as "
+            "memory: '2GB', several share one"
         )
     elsewhere = [step.op for step in recipe.steps if step.unready is not None]
     if elsewhere:
-        found.append(f"planned, but cannot run here: {', '.join(dict.fromkeys(elsewhere))}; dovetail run says why")
+        found.append(
+            f"cannot run on this machine: {', '.join(dict.fromkeys(elsewhere))}; dovetail run prints the reason"
+        )
     return found

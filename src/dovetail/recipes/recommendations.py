@@ -17,29 +17,29 @@ if TYPE_CHECKING:
     from dovetail.scheduling.plan import Plan
 
 LIGHT_MODEL_SIZES, HEAVY_MODEL_SIZES = ("500MB", "1500MB"), ("2GB", "4GB", "8GB")
-"""Of GPU memory: models that the seed calls light and heavy."""
+"""GPU memory of typical light and heavy models."""
 CONCURRENT_OPERATORS = 7
 MAX_CPUS_PER_WORKER = 8
-"""Per worker: more help no operator that is not written for it."""
+"""More CPUs do not help an operator that is not written for them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """One row: what to write for such an operator, if it has the machine to itself."""
+    """Settings of one kind of operator that has the machine to itself."""
 
     what: str
     memory: str
-    """As it is written; empty: nothing."""
+    """Value of `memory` in a recipe; empty: none."""
     workers: int
     workers_per_card: tuple[int, ...]
     gpus: float
     cpus: int
     concurrent_workers: tuple[int, ...]
-    """Workers of each of so many such operators that run at the same time."""
+    """Workers of each operator if CONCURRENT_OPERATORS of them run at the same time."""
 
     @property
     def lines(self) -> str:
-        """For a recipe that decides by itself."""
+        """The settings as text of a recipe with auto_op_parallelism: false."""
         said = [f"memory: '{self.memory}'"] if self.memory else []
         said += [f"num_proc: {self.workers}"]
         said += [f"num_gpus: {self.gpus:g}"] if self.gpus else []
@@ -58,7 +58,7 @@ class Recommendation:
 
 
 def recommend(cluster: Cluster) -> list[Recommendation]:
-    """Rows for light and heavy models, whole cards and CPU operators; what does not fit is left out."""
+    """Recommendations for light and heavy models, whole cards and CPU operators, as far as they fit."""
     found = []
     if any(node.gpus for node in cluster.nodes):
         rows = [(f"light model, {size}", size) for size in LIGHT_MODEL_SIZES] + [
@@ -76,7 +76,7 @@ def _recommendation(what: str, one: Resources, memory: str, cluster: Cluster) ->
         return None
     unit = plan.units[0]
     cpus = 1
-    if unit.shape.cards:  # CPUs that would lie idle feed the GPUs, as long as no worker has to go for them
+    if unit.shape.cards:  # idle CPUs feed the GPUs, as long as that does not reduce the number of workers
         for more in range(2, MAX_CPUS_PER_WORKER + 1):
             other = _plan_operators(Resources(cpus=more, gpus=one.gpus, gpu_memory=one.gpu_memory), cluster)
             if other is None or other.units[0].workers < unit.workers:

@@ -1,7 +1,7 @@
 """Worker requirements of an operator (num_proc, num_cpus, num_gpus, memory) as Resources, workers and stage settings.
 
-`memory` of an operator on a GPU is GPU memory, of all others host memory. `num_proc` is workers: -1 is auto, n, or
-[least, most].
+`memory` is GPU memory for an operator on a GPU, else host memory. `num_proc` is the number of workers: -1 (auto), n, or
+[minimum, maximum].
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 MAX_WORKERS = 1_000_000
 AMOUNT_KEYS = ("num_cpus", "num_gpus", "memory")
 STAGE_SETTINGS = ("rate", "returns", "retries", "call_timeout", "setup_timeout", "env", "runtime_env")
-"""Of a stage, as a pipeline file has them."""
+"""Settings of a stage, as in a pipeline file."""
 RECIPE_RESOURCE_NAMES = {"cpus": "num_cpus", "gpus": "num_gpus", "gpu_memory": "memory", "memory": "memory"}
 """Keys of a recipe for settings of Resources."""
 RESOURCE_SURFACE = YamlSurface(RECIPE_RESOURCE_NAMES)
@@ -38,60 +38,57 @@ RESOURCE_SURFACE = YamlSurface(RECIPE_RESOURCE_NAMES)
 
 @dataclass(frozen=True, slots=True)
 class OperatorRequirements:
-    """As far as it is written; what is not is decided by whoever plans."""
+    """Requirements as written in the recipe. The planner decides the rest."""
 
     cuda: bool = False
     cuda_required: bool = False
-    """Whether the file itself asks for a GPU; else it is the operator's own wish, which a machine without any may
-    leave unmet."""
+    """Whether the file requests a GPU. Otherwise the GPU is the operator's preference: without GPUs it runs on CPUs."""
     resources: Resources = field(default_factory=Resources)
     workers: Workers | None = None
-    """None: nothing is said."""
+    """None: not given."""
     batch_size: int | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Of a stage: rate, returns, retries, timeout, env, runtime_env."""
+    """Settings of the stage: rate, returns, retries, timeout, env, runtime_env."""
 
     def without_gpu(self) -> OperatorRequirements:
-        """The same where there is no GPU: its memory is then the host's."""
+        """The requirements on a machine without GPUs: GPU memory becomes host memory."""
         asked = self.resources
         host = Resources(cpus=asked.cpus, memory=asked.gpu_memory)
         return replace(self, cuda=False, resources=host)
 
 
 def parse_requirements(
-    given: Mapping[str, Any], *, cuda_by_default: bool, tell: Callable[[str, Problem], None]
+    given: Mapping[str, Any], *, cuda_by_default: bool, report: Callable[[str, Problem], None]
 ) -> OperatorRequirements:
-    """What the parameters of an operator say; what makes no sense is told with its key."""
-    amounts = _amounts(given, tell)
+    """Requirements from the parameters of an operator; problems are reported with their key."""
+    amounts = _amounts(given, report)
     said = given.get("accelerator")
     if said is not None and said not in ACCELERATORS:
-        tell("accelerator", _value_problem("accelerator", said, "cpu or cuda", "accelerator: cpu"))
+        report("accelerator", _value_problem("accelerator", said, "cpu or cuda", "accelerator: cpu"))
         said = None
     wants = said == "cuda" or bool(amounts.get("num_gpus"))
     cuda = wants or (said is None and cuda_by_default and amounts.get("num_gpus") != 0)
     if said == "cpu" and amounts.get("num_gpus"):
-        message = (
-            f"num_gpus: {short_repr(amounts['num_gpus'])} with accelerator: cpu: it would hold a GPU and not use it"
-        )
-        tell("num_gpus", Problem("DT412", message, fixes=("accelerator: cuda", "num_gpus: 0")))
+        message = f"num_gpus: {short_repr(amounts['num_gpus'])} with accelerator: cpu would reserve an unused GPU"
+        report("num_gpus", Problem("DT412", message, fixes=("accelerator: cuda", "num_gpus: 0")))
     if said == "cuda" and amounts.get("num_gpus") == 0 and amounts.get("memory") is None:
         message = "num_gpus: 0 with accelerator: cuda: it would have no GPU to run on"
-        tell("num_gpus", Problem("DT412", message, fixes=("num_gpus: 1", "accelerator: cpu")))
-    resources = _resources(amounts, cuda, tell)
+        report("num_gpus", Problem("DT412", message, fixes=("num_gpus: 1", "accelerator: cpu")))
+    resources = _resources(amounts, cuda, report)
     if given.get("resources") is not None:
-        resources = _explicit_resources(given, tell) or resources
+        resources = _explicit_resources(given, report) or resources
         cuda = bool(resources.gpus or resources.gpu_memory)
         wants = cuda
     adapter = given.get("adapter")
     if adapter is not None and adapter not in ADAPTERS:
-        tell("adapter", _value_problem("adapter", adapter, "data_juicer", "adapter: data_juicer"))
+        report("adapter", _value_problem("adapter", adapter, "data_juicer", "adapter: data_juicer"))
     return OperatorRequirements(
-        cuda, wants, resources, _workers(given, tell), _batch_size(given, tell), _settings(given, tell)
+        cuda, wants, resources, _workers(given, report), _batch_size(given, report), _settings(given, report)
     )
 
 
-def _amounts(given: Mapping[str, Any], tell: Callable[[str, Problem], None]) -> dict[str, Any]:
-    """num_cpus, num_gpus and memory, under whichever name; those that make no sense are left out."""
+def _amounts(given: Mapping[str, Any], report: Callable[[str, Problem], None]) -> dict[str, Any]:
+    """num_cpus, num_gpus and memory, also under their deprecated names; invalid values are left out."""
     found: dict[str, Any] = {}
     said: dict[str, str] = {}
     for key, value in given.items():
@@ -100,24 +97,24 @@ def _amounts(given: Mapping[str, Any], tell: Callable[[str, Problem], None]) -> 
             continue
         before = said.setdefault(name, key)
         if before != key:
-            message = f"{before} and {key} say the same thing twice"
-            tell(key, Problem("DT412", message, fixes=(f"remove {before if key == name else key}",)))
+            message = f"{before} and {key} set the same value"
+            report(key, Problem("DT412", message, fixes=(f"remove {before if key == name else key}",)))
         elif name == "memory":
             try:
                 parse_size(value)
                 found[name] = value
             except ValueError as error:
-                tell(key, Problem("DT412", f"{key}: {error}", fixes=(f"{key}: {_suggest_size(value)}",)))
+                report(key, Problem("DT412", f"{key}: {error}", fixes=(f"{key}: {_suggest_size(value)}",)))
         elif not _is_number(value) or value < 0:
             example = 1 if name == "num_cpus" else 0.25
-            tell(key, _value_problem(key, value, "a number from 0 on", f"{key}: {example}"))
+            report(key, _value_problem(key, value, "a number from 0 on", f"{key}: {example}"))
         else:
             found[name] = value
     return found
 
 
 def _suggest_size(value: object) -> str:
-    """A size that whoever wrote this may have meant."""
+    """The size that was probably meant."""
     found = re.search(r"(\d+(?:[.,]\d+)?)\s*([kKmMgGtT]?)", str(value))
     number, unit = (found[1].replace(",", "."), found[2].upper() or "M") if found else ("2", "M")
     size = f"{number if float(number) else 2}{unit}B"
@@ -128,7 +125,7 @@ def _suggest_size(value: object) -> str:
     return f"'{size}'"
 
 
-def _resources(amounts: Mapping[str, Any], cuda: bool, tell: Callable[[str, Problem], None]) -> Resources:
+def _resources(amounts: Mapping[str, Any], cuda: bool, report: Callable[[str, Problem], None]) -> Resources:
     cpus = amounts.get("num_cpus", 1)
     memory = amounts.get("memory")
     gpus = amounts.get("num_gpus")
@@ -136,45 +133,45 @@ def _resources(amounts: Mapping[str, Any], cuda: bool, tell: Callable[[str, Prob
         if not cuda:
             return Resources(cpus=cpus, memory=memory)
         if gpus is None and memory is None:
-            gpus = 1  # nobody said how much: a card for itself, and the plan says how to share it
+            gpus = 1  # a whole card by default; the plan's notes explain how to share it
         return Resources(cpus=cpus, gpus=gpus or 0, gpu_memory=memory)
     except ResourceError as error:
         for problem in error.problems:
             setting = problem.subject.name if problem.subject is not None else ""
-            tell(RECIPE_RESOURCE_NAMES.get(setting, "num_gpus"), RESOURCE_SURFACE.problem(problem))
+            report(RECIPE_RESOURCE_NAMES.get(setting, "num_gpus"), RESOURCE_SURFACE.problem(problem))
         return Resources()
 
 
-def _explicit_resources(given: Mapping[str, Any], tell: Callable[[str, Problem], None]) -> Resources | None:
-    """`resources: {cpus: 2, gpu_memory: 4GB}`, as a pipeline file has it."""
+def _explicit_resources(given: Mapping[str, Any], report: Callable[[str, Problem], None]) -> Resources | None:
+    """`resources: {cpus: 2, gpu_memory: 4GB}`, as in a pipeline file."""
     value = given["resources"]
     if not isinstance(value, Mapping):
-        tell("resources", _value_problem("resources", value, "a mapping", "resources: {cpus: 1}"))
+        report("resources", _value_problem("resources", value, "a mapping", "resources: {cpus: 1}"))
         return None
     both = [key for key in given if DEPRECATED_NAMES.get(key, key) in AMOUNT_KEYS and given[key] is not None]
     if both:
-        message = f"resources and {', '.join(both)} say the same thing twice"
-        tell("resources", Problem("DT412", message, fixes=(f"remove {both[0]}", "remove resources")))
+        message = f"resources and {', '.join(both)} set the same value"
+        report("resources", Problem("DT412", message, fixes=(f"remove {both[0]}", "remove resources")))
     unknown = [key for key in value if key not in RESOURCE_KEYS]
     for key in unknown:
-        tell("resources", unknown_key_problem(str(key), RESOURCE_KEYS, ""))
+        report("resources", unknown_key_problem(str(key), RESOURCE_KEYS, ""))
     try:
         return Resources(**{key: value[key] for key in value if key not in unknown})
     except ResourceError as error:
         for problem in error.problems:
-            tell("resources", problem)
+            report("resources", problem)
         return None
 
 
-def _workers(given: Mapping[str, Any], tell: Callable[[str, Problem], None]) -> Workers | None:
+def _workers(given: Mapping[str, Any], report: Callable[[str, Problem], None]) -> Workers | None:
     keys = [key for key in ("num_proc", "workers") if given.get(key) is not None]
     if len(keys) == 2:
-        tell("workers", Problem("DT412", "num_proc and workers say the same thing twice", fixes=("remove num_proc",)))
+        report("workers", Problem("DT412", "num_proc and workers set the same value", fixes=("remove num_proc",)))
     for key in keys:
         try:
             return _parse_workers(given[key])
         except ValueError as error:
-            tell(key, _value_problem(key, given[key], str(error), f"{key}: 4"))
+            report(key, _value_problem(key, given[key], str(error), f"{key}: 4"))
     return None
 
 
@@ -192,28 +189,28 @@ def _parse_workers(value: object) -> Workers:
             return (low, high)
         case _:
             pass
-    raise ValueError("-1 (auto), a number of workers, or [least, most]")
+    raise ValueError("-1 (auto), a number of workers, or [minimum, maximum]")
 
 
-def _batch_size(given: Mapping[str, Any], tell: Callable[[str, Problem], None]) -> int | None:
+def _batch_size(given: Mapping[str, Any], report: Callable[[str, Problem], None]) -> int | None:
     value = given.get("batch_size")
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 10_000_000:
-        tell("batch_size", _value_problem("batch_size", value, "a whole number from 1 on", "batch_size: 16"))
+        report("batch_size", _value_problem("batch_size", value, "a whole number from 1 on", "batch_size: 16"))
         return None
     return value
 
 
-def _settings(given: Mapping[str, Any], tell: Callable[[str, Problem], None]) -> dict[str, Any]:
-    """What a stage can have besides, checked as one is."""
+def _settings(given: Mapping[str, Any], report: Callable[[str, Problem], None]) -> dict[str, Any]:
+    """Other settings of the stage, checked as those of a pipeline file."""
     found = {STAGE_FIELDS.get(key, key): given[key] for key in STAGE_SETTINGS if given.get(key) is not None}
     recipe_keys = {field: key for key, field in STAGE_FIELDS.items()}
     surface = YamlSurface(recipe_keys)
     for field_name, problem in stage_problems(Stage("operator", print, **found), "operator") if found else ():
         key = recipe_keys.get(field_name, field_name)
         shown = surface.problem(problem)
-        tell(key, replace(shown, message=shown.message.removeprefix("operator: ")))
+        report(key, replace(shown, message=shown.message.removeprefix("operator: ")))
         found.pop(field_name, None)
     return found
 

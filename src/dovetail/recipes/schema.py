@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 Schema = dict[str, Any]
 
 CUSTOM_NAME_PATTERN = r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$"
-"""A function or class of the user's own: package.module:name."""
+"""A function or class of the user: package.module:name."""
 _AMOUNT: Schema = {"type": "number", "minimum": 0}
 _COUNT: Schema = {"type": "integer", "minimum": 1}
 _PAIR: Schema = {"type": "array", "items": _COUNT, "minItems": 2, "maxItems": 2}
@@ -32,20 +32,20 @@ _TYPES: dict[str, Schema] = {
     "any": {},
 }
 _WORKER_KEYS: dict[str, tuple[Schema, str]] = {
-    "num_proc": (_WORKERS, "How many workers: -1 or auto, n, or [least, most]."),
+    "num_proc": (_WORKERS, "Number of workers: -1 or auto, n, or [minimum, maximum]."),
     "num_cpus": (_AMOUNT, "CPUs of one worker."),
-    "num_gpus": (_AMOUNT, "A share of one card (0.25), or whole cards (2), of one worker."),
-    "memory": (SIZE, "Of one worker, such as 1500MB: GPU memory if it runs on one, else host memory."),
-    "cpu_required": (_AMOUNT, "The old name of num_cpus."),
-    "gpu_required": (_AMOUNT, "The old name of num_gpus."),
-    "mem_required": (SIZE, "The old name of memory."),
+    "num_gpus": (_AMOUNT, "GPUs of one worker: a share of one (0.25), or several (2)."),
+    "memory": (SIZE, "Memory of one worker, such as 1500MB: GPU memory if it runs on a GPU, else host memory."),
+    "cpu_required": (_AMOUNT, "Deprecated name of num_cpus."),
+    "gpu_required": (_AMOUNT, "Deprecated name of num_gpus."),
+    "mem_required": (SIZE, "Deprecated name of memory."),
     "batch_size": (_COUNT, "Rows per call."),
     "accelerator": ({"enum": ["cpu", "cuda"]}, "Whether it runs on a GPU."),
-    "workers": (_WORKERS, "How many workers, in the words of a pipeline."),
-    "resources": ({"$ref": "#/$defs/resources"}, "What one worker needs, in the words of a pipeline."),
-    "adapter": ({"enum": list(ADAPTERS)}, "Who runs it, if not Dovetail itself."),
+    "workers": (_WORKERS, "Number of workers, as in a pipeline file."),
+    "resources": ({"$ref": "#/$defs/resources"}, "Resources of one worker, as in a pipeline file."),
+    "adapter": ({"enum": list(ADAPTERS)}, "Library that runs the operator instead of Dovetail."),
 }
-"""What is said of workers; the rest of OURS is as in a pipeline."""
+"""Keys of workers; the other DOVETAIL_KEYS are as in a pipeline file."""
 
 
 def schema() -> Schema:
@@ -54,11 +54,11 @@ def schema() -> Schema:
         key: _described(form.schema, words, nullable=nullable)
         for key, (form, nullable, words) in TOP_LEVEL_KEYS.items()
     }
-    idle = {key: {"description": "Known from Data-Juicer; it means nothing here."} for key in sorted(IGNORED_KEYS)}
+    idle = {key: {"description": "Key of Data-Juicer without effect in Dovetail."} for key in sorted(IGNORED_KEYS)}
     keys["process"] = {**keys["process"], "minItems": 1}
     operators = {name: {"$ref": f"#/$defs/{name}"} for name in known_operators()}
     own: Schema = {"type": ["object", "null"]}
-    # with operators of your own any name may be one
+    # with custom_operator_paths, any name may be an operator
     either = {
         "if": {"required": ["custom_operator_paths"]},
         "then": _process_schema({"type": "string"}, operators, own),
@@ -71,7 +71,7 @@ def schema() -> Schema:
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "Dovetail recipe",
-        "description": "Operators over a dataset, in Data-Juicer's shape.",
+        "description": "A list of operators over a dataset, in Data-Juicer's format.",
         "type": "object",
         "properties": {**keys, **idle},
         "required": ["process"],
@@ -93,7 +93,7 @@ def _process_schema(name: Schema, operators: Schema, other: Schema | bool) -> Sc
 
 
 def _common_properties() -> Schema:
-    """What every operator accepts."""
+    """Parameters of every operator."""
     found = {**_properties(BASE_PARAMETERS.values())}
     for key in DOVETAIL_KEYS:
         found[key] = _described(*(_WORKER_KEYS.get(key) or STAGE_KEYS[STAGE_FIELDS.get(key, key)]), nullable=True)
@@ -103,12 +103,12 @@ def _common_properties() -> Schema:
 
 
 def _operator_schema(entry: OperatorSpec) -> Schema:
-    """Its parameters, or null if all are left out and may be."""
+    """The parameters of an operator; null is valid if none is required."""
     own = _properties(entry.parameters.values())
     every = "every_filter" if entry.kind == "filter" else "every_operator"
     shared = {**_common_properties(), **(_properties(FILTER_PARAMETERS.values()) if entry.kind == "filter" else {})}
     if any(_without_annotations(own[key]) != _without_annotations(shared[key]) for key in own.keys() & shared.keys()):
-        # its own say goes before that of every operator, so that one cannot be referred to
+        # its own parameter differs from the common one, so that the common schema cannot be referenced
         found: Schema = {"properties": {**shared, **own}, "additionalProperties": False}
     else:
         found = {"$ref": f"#/$defs/{every}", "properties": own, "unevaluatedProperties": False}

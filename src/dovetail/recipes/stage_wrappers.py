@@ -1,4 +1,4 @@
-"""What a recipe's stages run around or besides operators: barriers, row checks, lines to rows, removal of stats."""
+"""Wrappers and helper stages of recipes: barriers, row checks, lines to rows, removal of stats."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class BarrierStage:
-    """The part of an operator that needs all rows: a barrier."""
+    """The barrier stage of an operator that needs all rows."""
 
     def __init__(self, operator: DatasetOperator) -> None:
         self.operator = operator
@@ -32,7 +32,7 @@ class BarrierStage:
 
 
 class RowCheck(Mapper):
-    """In front of what needs all rows: one that it could not use is set aside by itself."""
+    """The stage before a barrier: a row that the operator cannot use fails here, alone."""
 
     def __init__(self, operator: DatasetOperator) -> None:
         self.operator = operator
@@ -46,7 +46,7 @@ class RowCheck(Mapper):
 
 
 class UnavailableOperator(Operator):
-    """Stands for an operator that can be planned here, and not run."""
+    """Placeholder of an operator that can be planned but not run in this environment."""
 
     def __init__(self, op: str) -> None:
         self.op = op
@@ -55,7 +55,7 @@ class UnavailableOperator(Operator):
         return self.op
 
     def __call__(self, row: Row) -> Row:  # noqa: ARG002
-        raise RuntimeError(f"{self.op} cannot run here")
+        raise RuntimeError(f"{self.op} cannot run on this machine")
 
 
 class RunWrapper:
@@ -99,7 +99,7 @@ class LinesToRows(RunWrapper):
 
 
 class _MappedRows:
-    """Rows made of lines whenever they are passed over."""
+    """Rows made from lines, on every pass."""
 
     def __init__(self, make: Callable[[Any], Row], lines: Iterable[Any]) -> None:
         self._make = make
@@ -128,14 +128,14 @@ class StripStats(RunWrapper):
 
 
 def _strip_stats(row: Any) -> Any:
-    """A user's operator may give anything."""
+    """A user's operator may return anything."""
     if isinstance(row, dict):
         row.pop(STATS_FIELD, None)
     return row
 
 
 class PassThrough(Mapper):
-    """Rows as they are, where results and stats part."""
+    """The results, beside the stage of the stats."""
 
     def __init__(self, *, keep_stats: bool) -> None:
         self.keep_stats = keep_stats
@@ -147,7 +147,7 @@ class PassThrough(Mapper):
 
 
 class StatsOnly(Mapper):
-    """What filters found, for a file of its own."""
+    """The stats of filters, for a file of their own."""
 
     def __call__(self, row: Row) -> Row:
         return {STATS_FIELD: row.get(STATS_FIELD) or {}}

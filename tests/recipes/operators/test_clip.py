@@ -1,4 +1,4 @@
-"""Does `image_text_similarity_filter` score as CLIP does, text by text, and cost no more than the row that is broken?
+"""`image_text_similarity_filter`: scores of CLIP, and failures of single rows.
 
 The model is tiny, with random weights, and made here: no test may download one.
 """
@@ -216,7 +216,7 @@ def test_a_missing_or_wrong_text_is_told(clip: str, row: dict[str, Any]) -> None
 
 
 def test_more_places_than_images_are_told(pictures: list[str]) -> None:
-    with pytest.raises(BadField, match="places for 3 images, and the row has 2"):
+    with pytest.raises(BadField, match="mentions 3 images, and the row has 2"):
         list(chunks_of(0, f"{IMAGE_TOKEN}{IMAGE_TOKEN}{END_OF_CHUNK_TOKEN}{IMAGE_TOKEN}", pictures[:2]))
 
 

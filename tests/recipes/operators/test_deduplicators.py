@@ -1,4 +1,4 @@
-"""Do deduplicators keep the rows that Data-Juicer keeps, with the same hashes, except where it is wrong?"""
+"""Deduplicators keep the rows that Data-Juicer keeps, with the same hashes, except for its errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Do groupers make the groups of Data-Juicer, in its order, and hold no more rows than they must?"""
+"""Groupers: the groups of Data-Juicer, in its order, in bounded memory."""
 
 from __future__ import annotations
 

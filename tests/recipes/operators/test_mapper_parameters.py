@@ -1,4 +1,4 @@
-"""Are the parameters of text mappers read as they are meant, and wrong ones told?"""
+"""Parameters of text mappers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ADAPTER = "run this operator through Data-Juicer: adapter: data_juicer"
         (
             "clean_email_mapper",
             {"pattern": "a(b"},
-            "pattern 'a(b' is no regular expression for Python's re: missing ), ",
+            "pattern 'a(b' is not a regular expression of Python's re: missing ), ",
         ),
         ("clean_ip_mapper", {"pattern": "a(b"}, "unterminated subpattern at position 1: '(b'"),
         (
@@ -28,9 +28,9 @@ ADAPTER = "run this operator through Data-Juicer: adapter: data_juicer"
             "bad escape \\p at position 0: '\\\\p{Han}+'; if it is one",
         ),
         ("clean_links_mapper", {"pattern": r"\p{Han}+"}, ADAPTER),
-        ("clean_links_mapper", {"pattern": 3}, "pattern must be a text, not 3"),
-        ("clean_links_mapper", {"repl": r"\2"}, "repl '\\\\2' is no replacement"),
-        ("clean_links_mapper", {"repl": None}, "repl must be a text, not None"),
+        ("clean_links_mapper", {"pattern": 3}, "pattern must be a string, not 3"),
+        ("clean_links_mapper", {"repl": r"\2"}, "repl '\\\\2' is not a valid replacement"),
+        ("clean_links_mapper", {"repl": None}, "repl must be a string, not None"),
         ("clean_email_mapper", {"repl": r"\1"}, "invalid group reference 1"),
         ("clean_ip_mapper", {"repl": "\\"}, "bad escape (end of pattern)"),
         (
@@ -38,24 +38,24 @@ ADAPTER = "run this operator through Data-Juicer: adapter: data_juicer"
             {"normalization": "XYZ"},
             "normalization must be one of NFC, NFKC, NFD, NFKD, not 'XYZ'",
         ),
-        ("fix_unicode_mapper", {"normalization": 5}, "normalization must be a text, not 5"),
+        ("fix_unicode_mapper", {"normalization": 5}, "normalization must be a string, not 5"),
         ("remove_comments_mapper", {"doc_type": "html"}, "doc_type must be 'tex', the only kind"),
         ("remove_comments_mapper", {"doc_type": ["tex", "md"]}, "not ['tex', 'md']"),
         ("remove_long_words_mapper", {"min_len": "3"}, "min_len must be a whole number, not '3'"),
         ("remove_long_words_mapper", {"min_len": 5, "max_len": 4}, "min_len 5 must not be greater than max_len 4"),
         ("remove_repeat_sentences_mapper", {"min_repeat_sentence_length": 2.5}, "must be a whole number, not 2.5"),
         ("remove_repeat_sentences_mapper", {"tokenizer": "lambda text: [text]"}, ADAPTER),
-        ("remove_specific_chars_mapper", {"chars_to_remove": [1]}, "must be a text or a list of texts, not [1]"),
+        ("remove_specific_chars_mapper", {"chars_to_remove": [1]}, "must be a string or a list of strings, not [1]"),
         ("remove_table_text_mapper", {"min_col": 1}, "min_col must be a whole number from 2 to 20, not 1"),
         ("remove_table_text_mapper", {"max_col": 21}, "max_col must be a whole number from 2 to 20, not 21"),
         ("remove_table_text_mapper", {"min_col": 5, "max_col": 4}, "min_col 5 must not be greater than max_col 4"),
         ("remove_words_with_incorrect_substrings_mapper", {"tokenization": True}, "needs a sentencepiece model"),
         ("remove_words_with_incorrect_substrings_mapper", {"tokenization": True}, ADAPTER),
-        ("remove_words_with_incorrect_substrings_mapper", {"substrings": 3}, "a list of texts, not 3"),
+        ("remove_words_with_incorrect_substrings_mapper", {"substrings": 3}, "a list of strings, not 3"),
         ("replace_content_mapper", {"pattern": ["a", "b"], "repl": ["x"]}, "there are 2 patterns and 1 replacements"),
         ("replace_content_mapper", {"pattern": "a", "repl": ["x", "y"]}, "there are 1 patterns and 2 replacements"),
-        ("replace_content_mapper", {"pattern": ["a", "[b"]}, "pattern[1] '[b' is no regular expression"),
-        ("replace_content_mapper", {"pattern": ["a"], "repl": [r"\9"]}, "repl[0] '\\\\9' is no replacement"),
+        ("replace_content_mapper", {"pattern": ["a", "[b"]}, "pattern[1] '[b' is not a regular expression"),
+        ("replace_content_mapper", {"pattern": ["a"], "repl": [r"\9"]}, "repl[0] '\\\\9' is not a valid replacement"),
         ("text_chunk_mapper", {"max_len": 0}, "max_len must be a whole number of at least 1, not 0"),
         ("text_chunk_mapper", {"max_len": True}, "max_len must be a whole number of at least 1, not True"),
         ("text_chunk_mapper", {"overlap_len": -1}, "overlap_len must be a whole number of at least 0, not -1"),
@@ -64,7 +64,7 @@ ADAPTER = "run this operator through Data-Juicer: adapter: data_juicer"
         (
             "text_chunk_mapper",
             {"split_pattern": "(["},
-            "is no regular expression: unterminated character set at position 1",
+            "is not a regular expression: unterminated character set at position 1",
         ),
         ("text_chunk_mapper", {"tokenizer": "gpt2"}, ADAPTER),
     ],

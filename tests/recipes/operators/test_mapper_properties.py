@@ -1,4 +1,4 @@
-"""What holds for every text that a mapper changes? Found by Hypothesis, against patterns that are plain and slow."""
+"""Properties of text mappers, found by Hypothesis, compared with simple slow patterns."""
 
 from __future__ import annotations
 

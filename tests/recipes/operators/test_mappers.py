@@ -1,4 +1,4 @@
-"""Do the text mappers do what Data-Juicer's do, on all golden rows, and stand what texts there are?"""
+"""Text mappers: the results of Data-Juicer on all golden rows, and unusual texts."""
 
 from __future__ import annotations
 
@@ -90,13 +90,13 @@ def test_an_empty_text_stays_empty(name: str) -> None:
 @pytest.mark.parametrize("name", MAPPERS)
 @pytest.mark.parametrize("value", [None, 7, b"bytes", ["list"]], ids=str)
 def test_what_is_no_text_is_told_with_its_type(name: str, value: object) -> None:
-    with pytest.raises(BadField, match=f"'text' is {type(value).__name__}, not a text"):
+    with pytest.raises(BadField, match=f"'text' is {type(value).__name__}, not a string"):
         made(name)({"text": value})
 
 
 @pytest.mark.parametrize("name", MAPPERS)
 def test_a_missing_field_is_told_with_those_that_are_there(name: str) -> None:
-    with pytest.raises(BadField, match="no field 'text'; the row has 'content'"):
+    with pytest.raises(BadField, match="no field 'text'; fields of the row: 'content'"):
         made(name)({"content": "x"})
 
 

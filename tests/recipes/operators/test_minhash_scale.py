@@ -1,4 +1,4 @@
-"""Does MinHash find near-duplicates in many rows, in little memory?
+"""MinHash on many rows: near-duplicates found, in little memory.
 
 Every tenth row is a copy of an earlier one with some words replaced, whose shingles have a Jaccard similarity of at
 least the threshold with it, computed here and not estimated; some rows are copies to the letter. Rows are hashed and

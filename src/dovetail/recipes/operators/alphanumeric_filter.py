@@ -1,4 +1,4 @@
-"""Is enough of a text letters and digits?"""
+"""Filter texts by their share of letters and digits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _count = character_counter(str.isalnum)
 
 
 class AlphanumericFilter(TextStatFilter):
-    """Keeps texts by the share of their characters that are letters or digits of any script; 0.0 if there are none."""
+    """Keep texts by the share of letters and digits of any script among their characters; 0.0 for an empty text."""
 
     stat_name: ClassVar[str] = "alnum_ratio"
 

@@ -1,4 +1,4 @@
-"""Are the lines of a text too short or too long, on average?"""
+"""Filter texts by their average line length."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dovetail.recipes.operators.support.text_filters import LineFilter, check_bo
 
 
 class AverageLineLengthFilter(LineFilter):
-    """Keeps texts by their number of characters, line ends included, per line; 0.0 if there are no lines."""
+    """Keep texts by their number of characters per line, line ends included; 0.0 without lines."""
 
     stat_name: ClassVar[str] = "avg_line_length"
 

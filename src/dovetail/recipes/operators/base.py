@@ -1,9 +1,8 @@
 """Base classes of operators: Mapper, TextMapper, Filter, DatasetOperator, Deduplicator, Selector, Grouper.
 
-A row is a dict. Which of its fields hold texts and images is set after an operator is made (`text_key`, ...), so that
-its `__init__` has its own parameters only, with Data-Juicer's names and defaults. Rows are changed in place. What
-cannot be done with a row is raised (`BadField`): the row is set aside, and all others go on.
-"""
+A row is a dict. The names of its text and image fields (`text_key`, ...) are set after an operator is created, so that
+its `__init__` has only its own parameters, with Data-Juicer's names and defaults. Rows are changed in place. A row that
+an operator cannot process raises `BadField`: the row fails, and the others continue."""
 
 from __future__ import annotations
 
@@ -20,53 +19,53 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 STATS_FIELD = "__dj__stats__"
-"""The field with what filters found, one entry per figure."""
+"""Field with the stats of filters, one entry per statistic."""
 HASH_FIELD = "__dj__hash__"
-"""The field with what a deduplicator compares, between its two stages; it never leaves a recipe."""
+"""Field with the hash of a deduplicator, between its two stages; never part of the results."""
 
 
 class BadField(ValueError):
-    """A field of a row is missing, or is not what an operator works on."""
+    """A field of a row is missing or has the wrong type."""
 
 
 class Operator:
-    """What all kinds have in common."""
+    """Base class of all operators."""
 
     extra: ClassVar[str] = ""
-    """The extra of this package that it needs, such as "recipes"."""
+    """The extra of this package that it requires, such as "recipes"."""
     needs: ClassVar[tuple[str, ...]] = ()
-    """The modules that this extra must bring, by their import names."""
+    """Import names of the modules that it requires."""
     batch_size: ClassVar[int] = 1
-    """Rows per call if nobody says otherwise. 1: `__call__` gets a row; more: a list of rows."""
+    """Default number of rows per call. 1: `__call__` gets a row; more: a list of rows."""
     shared_intermediates: ClassVar[tuple[str, ...]] = ()
-    """Intermediates it gets from `shared.py` ("words", "lines"): neighbours that need the same one make it once."""
+    """Intermediates of a text ("words", "lines") that adjacent operators compute once."""
 
     text_key: str = "text"
     image_key: str = "images"
     image_bytes_key: str = "image_bytes"
     recipe_parameters: Mapping[str, Any] = MappingProxyType({})
-    """Its parameters as the recipe has them, which tell it apart from others of its class."""
+    """Parameters as in the recipe; part of its identity for profiles."""
     use_shared_cache: bool = False
-    """Whether a neighbour in the same worker needs one of `shares`, too."""
+    """Whether an adjacent operator needs one of `shared_intermediates`, too."""
 
     def __call__(self, row: Any) -> Any:
-        """What becomes of a row, or of a list of rows if `batch_size` is more than 1."""
+        """Process a row, or a list of rows if `batch_size` is more than 1."""
         raise NotImplementedError
 
     def setup(self, worker: Worker) -> None:
-        """Once per worker, before the first row: models, compiled tables. Never in `__init__`, which also runs where
-        a recipe is only planned."""
+        """Load models and tables, once per worker, before the first row. Not in `__init__`, which also runs when a
+        recipe is only planned."""
 
     def columns(self) -> tuple[str, ...]:
-        """The fields that rows must have; a missing one is told before anything starts. Dots go into mappings."""
+        """Required fields, checked before the run starts. Dots separate the keys of nested mappings."""
         return (self.text_key,)
 
     def missing_assets(self) -> str:
-        """What it needs besides packages, and is not on this machine; empty if nothing is missing."""
+        """Required files that are missing on this machine; empty if none."""
         return ""
 
     def code_key(self) -> str:
-        """What makes it what it is, for what was measured of it to be found again (`pipeline/code.py`)."""
+        """Identity for profiles (`pipeline/code_hash.py`)."""
         fields = (self.text_key, self.image_key, self.image_bytes_key)
         return f"{code_hash(type(self))} {sorted(self.recipe_parameters.items())!r} {fields!r}"
 
@@ -76,21 +75,21 @@ class Operator:
         except KeyError:
             raise missing_field(row, self.text_key) from None
         if type(text) is not str:
-            raise not_a_text(self.text_key, text)
+            raise not_a_string(self.text_key, text)
         return text
 
 
 def missing_field(row: Row, field: str) -> BadField:
     there = ", ".join(repr(name) for name in list(row)[:20])
-    return BadField(f"there is no field {field!r}; the row has {there or 'none'}")
+    return BadField(f"no field {field!r}; fields of the row: {there or 'none'}")
 
 
-def not_a_text(field: str, value: object) -> BadField:
-    return BadField(f"field {field!r} is {type(value).__name__}, not a text")
+def not_a_string(field: str, value: object) -> BadField:
+    return BadField(f"field {field!r} is {type(value).__name__}, not a string")
 
 
 class Mapper(Operator):
-    """Changes rows: each becomes one, or an iterator of several or none."""
+    """Changes rows: returns a row, or an iterator of several rows or none."""
 
     def __call__(self, row: Row) -> Row | Iterator[Row]:
         raise NotImplementedError
@@ -108,14 +107,14 @@ class TextMapper(Mapper):
 
 
 class Filter(Operator):
-    """Measures rows, and keeps those whose figures are in range."""
+    """Computes stats of rows, and keeps rows whose stats are in range."""
 
     min_closed_interval: bool = True
     max_closed_interval: bool = True
     reversed_range: bool = False
 
     def measure(self, row: Row, stats: dict[str, Any]) -> None:
-        """Writes its figures into `stats`, except those that are there already."""
+        """Add its stats to `stats`, unless they are already present."""
         raise NotImplementedError
 
     def keeps(self, row: Row, stats: dict[str, Any]) -> bool:
@@ -129,8 +128,8 @@ class Filter(Operator):
         return row if self.keeps(row, stats) else None
 
     def in_range(self, value: float, low: float | None, high: float | None) -> bool:
-        """Whether it is between both, or, with `reversed_range`, whether it is not: then the ends are turned around,
-        too, so that what lies on a closed end is kept either way, as in Data-Juicer."""
+        """Whether a value is in the range or, with `reversed_range`, outside of it. Then bounds are inverted, too, so
+        that a value on a closed bound is kept either way, as in Data-Juicer."""
         reverse = self.reversed_range
         kept = True
         if low is not None:
@@ -141,14 +140,14 @@ class Filter(Operator):
 
 
 class DatasetOperator(Operator):
-    """Needs all rows before it gives any. `rows` can be passed over as often as wanted, and holds few of them in memory
-    at a time: keep what you need of a row, not the row."""
+    """Needs all rows before it returns any. `rows` can be iterated any number of times and holds only a few rows in
+    memory at a time: keep what you need from a row, not the row."""
 
     def process_rows(self, rows: Iterable[Row]) -> Iterator[Row]:
         raise NotImplementedError
 
     def check(self, row: Row) -> None:
-        """Raises BadField for a row that it could not choose among others: it is set aside before, by itself."""
+        """Raise BadField for a row that it cannot process. Called in the stage before the barrier, for each row."""
         if not isinstance(row, dict):
             raise BadField(f"the row is {type(row).__name__}, not a mapping")
         for field in self.columns():
@@ -160,14 +159,14 @@ class DatasetOperator(Operator):
 
 
 class Deduplicator(DatasetOperator):
-    """Keeps the first of rows that are alike: they are hashed in parallel, then compared in one place."""
+    """Keeps the first of duplicate rows: rows are hashed in parallel, then compared by one worker."""
 
     def compute_hash(self, row: Row) -> Any:
-        """What is compared, as small as can be: bytes, or a tuple of numbers."""
+        """The value to compare, as small as possible: bytes, or a tuple of numbers."""
         raise NotImplementedError
 
     def originals(self, hashes: Iterable[Any]) -> Sequence[int]:
-        """For each row the number of the row that it repeats: its own, if it is kept. Rows are numbered from 0."""
+        """For each row the number of the row that it duplicates; its own number if it is kept. Rows start at 0."""
         raise NotImplementedError
 
     def __call__(self, row: Row) -> Row:
@@ -188,11 +187,11 @@ class Deduplicator(DatasetOperator):
 
 
 class Selector(DatasetOperator):
-    """Keeps some rows, in an order of its own. If that is not the order in which they came, the chosen rows are held in
-    memory until they leave."""
+    """Keeps some rows, in an order of its own. If that is not the order of the input, the selected rows are held in
+    memory."""
 
     def select_rows(self, rows: Iterable[Row]) -> Sequence[int]:
-        """Which rows, counted from 0, in the order in which they leave."""
+        """Numbers of the selected rows, from 0, in the order of the output."""
         raise NotImplementedError
 
     def process_rows(self, rows: Iterable[Row]) -> Iterator[Row]:
@@ -214,7 +213,7 @@ class Selector(DatasetOperator):
 
 
 class Grouper(DatasetOperator):
-    """Makes one row of several: each field becomes a list."""
+    """Makes one row from several: each field becomes a list."""
 
     def groups(self, rows: Iterable[Row]) -> Iterator[list[Row]]:
         raise NotImplementedError
@@ -225,6 +224,6 @@ class Grouper(DatasetOperator):
 
 
 def rows_to_columns(rows: Sequence[Row]) -> Row:
-    """Field -> its values in all rows, None where a row has none. What filters found of each is not kept."""
+    """Field -> its values in all rows; None where a row does not have it. Stats of filters are dropped."""
     fields = dict.fromkeys(field for row in rows for field in row if field != STATS_FIELD)
     return {field: [row.get(field) for row in rows] for field in fields}

@@ -1,4 +1,4 @@
-"""Does a text say the same again and again, letter by letter?"""
+"""Filter texts by their share of repeated character n-grams."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dovetail.recipes.operators.support.text_filters import TextStatFilter, chec
 
 
 class CharacterRepetitionFilter(TextStatFilter):
-    """Keeps texts by the share of their runs of `rep_len` characters that are there more than once.
+    """Keep texts by the share of their runs of `rep_len` characters that occur more than once.
 
     Of n different runs only the square root of n that are there most often are counted, as in Data-Juicer: otherwise
     long texts would always have many.

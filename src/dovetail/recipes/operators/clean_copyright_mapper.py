@@ -1,4 +1,4 @@
-"""Takes the copyright notice off the top of source code."""
+"""Remove the copyright notice at the top of source code."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ TOP_COMMENTS = re.compile(rf"(?:(?:{COMMENT_LINE})?+\n)*+(?:{COMMENT_LINE}\Z)?+"
 
 
 class CleanCopyrightMapper(TextMapper):
-    """Removes the first /* comment */ if it says "copyright"; where there is no such comment, all lines at the top that
-    are empty or start with #, // or --, whatever they say: so does Data-Juicer, with Markdown titles too."""
+    """Remove the first /* comment */ if it contains "copyright". Without such a comment, remove all lines at the top
+    that are empty or start with #, // or --, as Data-Juicer does, including Markdown titles."""
 
     def change(self, text: str) -> str:
         start = text.find("/*")

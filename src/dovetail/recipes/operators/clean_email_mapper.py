@@ -1,4 +1,4 @@
-"""Takes e-mail addresses out of texts."""
+"""Remove e-mail addresses from texts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ DOMAIN = re.compile(r"[a-z0-9.\-+_]+\.[a-z]+")
 
 
 class CleanEmailMapper(TextMapper):
-    """Replaces addresses, or whatever `pattern` finds, by `repl`.
+    """Replace addresses, or matches of `pattern`, by `repl`.
 
     Addresses are looked for from their sign outwards: a pattern that starts at their first letter, as Data-Juicer's,
     goes over a long word as often as it has letters.

@@ -1,4 +1,4 @@
-"""Makes plain text of HTML."""
+"""Convert HTML to plain text."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ OPTIONAL_END_TAGS = (
 )
 OPENING_TAG = re.compile(rf"<(?!(?:{OPTIONAL_END_TAGS})\b)[a-z]", re.IGNORECASE)
 MAX_OPEN_ELEMENTS = 20_000
-"""The parser's time grows with the square of the elements that are open at once; so many take it half a second."""
+"""The time of the parser grows with the square of the open elements; this many take half a second."""
 
 
 class CleanHtmlMapper(TextMapper):
-    """Takes all tags away and leaves what is between them, with a star before the items of a list. As in Data-Juicer,
-    the insides of scripts and styles stay, and blocks are joined without a space."""
+    """Remove all tags and keep their contents, with a star before the items of a list. As in Data-Juicer, the contents
+    of scripts and styles stay, and blocks are joined without a space."""
 
     extra: ClassVar[str] = "recipes"
     needs: ClassVar[tuple[str, ...]] = ("selectolax",)

@@ -1,4 +1,4 @@
-"""Takes IP addresses out of texts, 192.168.0.1 as well as 2001:db8:0:0:0:0:0:1."""
+"""Remove IPv4 and IPv6 addresses from texts."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ IPV4 = rf"(?<![0-9]){OCTET}\.{OCTET}\.{OCTET}\.{OCTET}(?![0-9])"
 IPV6 = r"([\da-fA-F]{1,4}:){7}[\da-fA-F]{1,4}"
 IPV4_OR_IPV6 = re.compile(f"{IPV4}|{IPV6}")
 IPV4_ONLY = re.compile(f"{IPV4}|(?!)()")
-"""With the same group, to which a replacement may refer."""
+"""With the same groups as above, because a replacement may refer to them."""
 IPV4_HINT = re.compile(r"[0-9]\.[0-9]{1,3}\.[0-9]")
-"""Quickly found, because it starts with a digit; an old address has it."""
+"""Part of every IPv4 address; fast to find, because it starts with a digit."""
 IPV6_COLONS = 7
-"""A new address has so many."""
+"""Colons of an IPv6 address."""
 
 
 class CleanIpMapper(TextMapper):
-    """Replaces addresses, or whatever `pattern` finds, by `repl`.
+    """Replace addresses, or matches of `pattern`, by `repl`.
 
     Unlike Data-Juicer's, it cuts no number in two: 256.1.1.1 is no address and stays, where that one leaves a 2 and
     takes 56.1.1.1 away.

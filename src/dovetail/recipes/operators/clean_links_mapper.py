@@ -1,4 +1,4 @@
-"""Takes links out of texts: https://..., mailto:..., www. ..., example.com/...
+"""Remove links from texts: https://..., mailto:..., www. ..., example.com/...
 
 Finds what Data-Juicer's pattern finds. The time of that pattern grows with the square, or worse, of a long row of
 digits and dots, and with Python's `re` it doubles with each full stop of `www.........`; this one looks at each stretch
@@ -21,7 +21,7 @@ from dovetail.recipes.operators.support.regex import (
 )
 
 LETTER = "A-Za-z\u0130\u017f\u212a"
-"""With what is one of them in some case, as the package regex has it."""
+"""With the characters that case folding makes one of them, as in the package regex."""
 LINK_HINT = re.compile(rf":[/{LETTER}0-9%]|\.[{LETTER}]{{2,4}}/|w[Ww][Ww]|W[Ww][Ww]")
 """Every link has one of these."""
 IN_DOMAIN = rf"{LETTER}0-9.\-"
@@ -43,7 +43,7 @@ def _path_pattern() -> str:
 
 @cache
 def link_pattern() -> re.Pattern[str]:
-    """Groups 1 and 2 are what stands before the link in the same run of characters: it is kept.
+    """Groups 1 and 2 are the text before the link in the same run of characters, which is kept.
 
     A run is looked at where it starts, and only if it ends as a link's head must; then the head starts at the first
     edge of a word in it.
@@ -63,7 +63,7 @@ def link_pattern() -> re.Pattern[str]:
 
 
 class CleanLinksMapper(TextMapper):
-    """Replaces links, or whatever `pattern` finds, by `repl`, in which `\\1` is the link."""
+    """Replace links, or matches of `pattern`, by `repl`, in which `\\1` is the link."""
 
     def __init__(self, pattern: str | None = None, repl: str = "") -> None:
         self.pattern = None if pattern is None else compile_pattern("pattern", pattern)
@@ -81,7 +81,7 @@ class CleanLinksMapper(TextMapper):
         parts: list[str] = []
         done = 0
         while hint := LINK_HINT.search(text, done):
-            # no link has a space in it, so the rest of the text need not be looked at
+            # a link contains no space, so the rest of the text is not searched
             start = text.rfind(" ", done, hint.start()) + 1 or done
             end = text.find(" ", hint.end())
             end = len(text) if end < 0 else end

@@ -1,4 +1,4 @@
-"""Which rows have the same text? The first of them is kept."""
+"""Remove rows with the same text; the first one is kept."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _NON_CHARACTERS = re.compile(
     r"[\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000\d" + re.escape(string.punctuation) + "]+"
 )
-"""Unicode's white space, spelt out because Python's `\\s` has four control characters more."""
+"""White space of Unicode; Python's `\\s` also matches four control characters."""
 
 
 class DocumentDeduplicator(Deduplicator):

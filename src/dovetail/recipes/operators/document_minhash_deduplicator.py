@@ -1,4 +1,4 @@
-"""Which rows have nearly the same text? The first of each cluster is kept."""
+"""Remove rows with nearly the same text by MinHash; the first row of each cluster is kept."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class DocumentMinhashDeduplicator(Deduplicator):
-    """Rows with an equal band of MinHash values are one cluster, as are those that such rows are in one with.
+    """Rows with an equal band of MinHash values are in one cluster, transitively.
 
     Two rows of similarity s have one with a probability of 1 - (1 - s**num_rows_per_band) ** num_bands. What is chosen
     for a threshold weighs misses and false finds alike: for 0.7 it is 25 bands of 10, which find half of the pairs just
@@ -48,7 +48,7 @@ class DocumentMinhashDeduplicator(Deduplicator):
         _check_tokenization(tokenization)
         _check_counts(window_size=window_size, num_permutations=num_permutations)
         if not 0 <= jaccard_threshold <= 1 or math.isnan(jaccard_threshold):
-            raise ValueError(f"jaccard_threshold is {jaccard_threshold}: write a number from 0 to 1, such as 0.7")
+            raise ValueError(f"jaccard_threshold is {jaccard_threshold}, not a number from 0 to 1, such as 0.7")
         if num_bands is not None and num_rows_per_band is not None:
             _check_counts(num_bands=num_bands, num_rows_per_band=num_rows_per_band)
             _check_product(num_bands, num_rows_per_band, num_permutations)
@@ -64,7 +64,7 @@ class DocumentMinhashDeduplicator(Deduplicator):
         self._tools: tuple[Shingles, MinHash] | None = None
 
     def __getstate__(self) -> dict[str, object]:
-        """What travels is what was written; tables are made anew where they are needed."""
+        """Pickled without tables, which each worker computes again."""
         return {**self.__dict__, "_tools": None}
 
     def tools(self) -> tuple[Shingles, MinHash]:
@@ -77,7 +77,7 @@ class DocumentMinhashDeduplicator(Deduplicator):
         return self._tools
 
     def bands(self) -> tuple[int, int]:
-        """Their number, and the rows of each: as written if both were, else the best for the threshold."""
+        """(bands, rows per band): as given, else the best for the threshold."""
         from dovetail.recipes.operators.support.minhash import best_bands
 
         if self.num_bands is None or self.num_rows_per_band is None:
@@ -113,17 +113,17 @@ def _check_tokenization(tokenization: str) -> None:
             "run this operator through Data-Juicer: adapter: data_juicer"
         )
     if tokenization not in TOKENIZATIONS:
-        raise ValueError(f"tokenization is {tokenization!r}: write one of {', '.join(TOKENIZATIONS)}")
+        raise ValueError(f"tokenization is {tokenization!r}, not one of {', '.join(TOKENIZATIONS)}")
 
 
 def _check_counts(**counts: int) -> None:
     for name, count in counts.items():
         if type(count) is not int or count < 1:
-            raise ValueError(f"{name} is {count!r}: write a whole number of 1 or more")
+            raise ValueError(f"{name} is {count!r}, not a whole number of 1 or more")
 
 
 def _check_product(bands: int, rows_per_band: int, permutations: int) -> None:
-    """Data-Juicer cuts the last bands short, and takes all rows for one if one of them is empty."""
+    """Data-Juicer would shorten the last bands, and treat all rows as equal if a band is empty."""
     if bands * rows_per_band > permutations:
         raise ValueError(
             f"{bands} num_bands of {rows_per_band} num_rows_per_band need {bands * rows_per_band} num_permutations, "
@@ -137,4 +137,4 @@ def _compile_ignore_pattern(pattern: str | None) -> re.Pattern[str] | None:
     try:
         return re.compile(pattern)
     except re.error as error:
-        raise ValueError(f"ignore_pattern {pattern!r} is no regular expression: {error}") from None
+        raise ValueError(f"ignore_pattern {pattern!r} is not a regular expression: {error}") from None

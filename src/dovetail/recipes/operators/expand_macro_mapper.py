@@ -1,4 +1,4 @@
-r"""Puts the values of LaTeX macros where they are used: `\newcommand{\name}{value}` and `\def\name{value}`."""
+r"""Expand LaTeX macros: `\newcommand{\name}{value}` and `\def\name{value}`."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 COMMAND = re.compile(r"\\newcommand\*?\{(\\[a-zA-Z0-9]++)\}\{")
 DEFINITION = re.compile(rf"\\def[{SPACE_CLASS}]*+(\\[a-zA-Z0-9]++)[{SPACE_CLASS}]*+\{{")
 MAX_EXPANDED_CHARACTERS = 10_000_000
-"""Macros that use macros can double a text with each: no text of a corpus gets that long."""
+"""Macros that use macros can double a text each time; no real text gets this long."""
 MAX_SCANNED_CHARACTERS = 1_000_000_000
-"""The text is gone through once per macro; so many characters take a second or two."""
+"""Each macro is a pass over the text; this many characters take one or two seconds."""
 
 
 def macro_definitions(opening: re.Pattern[str], text: str) -> Iterator[tuple[str, str]]:
-    """Names and values. A value ends at the brace that ends its line; without one, it is no definition."""
+    """Names and values. A value ends at the brace at the end of its line; without that brace it is not a definition."""
     at = 0
     line_end = -1
     while found := opening.search(text, at):
@@ -42,11 +42,11 @@ class ExpandMacroMapper(TextMapper):
         macros = dict(macro_definitions(COMMAND, text))
         macros.update(macro_definitions(DEFINITION, text))
         if len(macros) * len(text) > MAX_SCANNED_CHARACTERS:
-            raise BadField(f"{len(macros):,} macros in a text of {len(text):,} characters are too many to expand")
+            raise BadField(f"{len(macros):,} macros in a text of {len(text):,} characters are too many")
         for name, value in macros.items():
             if len(value) * text.count(name) > MAX_EXPANDED_CHARACTERS:
-                raise BadField(f"its macros make it longer than {MAX_EXPANDED_CHARACTERS:,} characters")
-            # the character behind a name is taken with it, so of two names that touch only the first is replaced
+                raise BadField(f"expanded macros exceed {MAX_EXPANDED_CHARACTERS:,} characters")
+            # the match includes the character after a name, so of two adjacent names only the first is replaced
             uses = re.compile(re.escape(name) + "([^a-zA-Z0-9])")
             text = uses.sub(value.replace("\\", r"\\") + r"\1", text)
         return text

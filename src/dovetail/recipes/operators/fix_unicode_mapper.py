@@ -1,4 +1,4 @@
-"""Mends texts that were read with the wrong encoding, and gives equal characters one form."""
+"""Repair texts decoded with the wrong encoding, and normalise Unicode."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from dovetail.engines.worker_context import Worker
 
 MAYBE_BROKEN = re.compile(r"[^\t\n -%'-~]")
-"""Texts of ASCII without entities and control characters are never changed, in any form."""
+"""ASCII texts without entities and control characters never change, in any normal form."""
 NORMAL_FORMS = ("NFC", "NFKC", "NFD", "NFKD")
 
 
 class FixUnicodeMapper(TextMapper):
-    """What `ftfy.fix_text` makes of a text, in one of the four forms of Unicode (NFC if none is named)."""
+    """Apply `ftfy.fix_text`, with one of the four Unicode normal forms (default NFC)."""
 
     extra: ClassVar[str] = "recipes"
     needs: ClassVar[tuple[str, ...]] = ("ftfy",)

@@ -1,4 +1,4 @@
-"""Has a text too many of the words that nobody wants to read?"""
+"""Filter texts by their share of flagged words."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class FlaggedWordsFilter(WordListFilter):
-    """Keeps texts by the share of their words that are flagged.
+    """Keep texts by the share of flagged words.
 
     Lists are read from `flagged_words_dir`, by default from where Data-Juicer keeps them, but never downloaded.
     """

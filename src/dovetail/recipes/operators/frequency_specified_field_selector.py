@@ -1,4 +1,4 @@
-"""Which rows have a value that many rows have, or few?"""
+"""Select rows with the most, or least, frequent values of a field."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class FrequencySpecifiedFieldSelector(Selector):
-    """Keeps all rows with one of the `topk` most frequent values, or of the `top_ratio` of all values, if that is less.
+    """Keep all rows with one of the `topk` most frequent values, or the `top_ratio` of all values, if that is fewer.
 
     The most frequent go first, or, with `reverse: false`, the rarest; of equally frequent ones those seen earlier.
     Without a field, or without a number of values, all rows are kept.
@@ -41,7 +41,7 @@ class FrequencySpecifiedFieldSelector(Selector):
 
     def _checked(self, value: object) -> object:
         if value is not None and not isinstance(value, str | Number):
-            raise BadField(f"field {self.field_key!r} is {type(value).__name__}, neither a text nor a number")
+            raise BadField(f"field {self.field_key!r} is {type(value).__name__}, neither a string nor a number")
         return value
 
     def select_rows(self, rows: Iterable[Row]) -> Sequence[int]:

@@ -1,4 +1,4 @@
-"""Which rows have images that are neither too wide nor too high?"""
+"""Filter rows by the aspect ratio of their images."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class ImageAspectRatioFilter(ImageFilter):
-    """The ratio is width by height, of an image as it is to be looked at."""
+    """The ratio is width by height of the image in its display orientation."""
 
     def __init__(self, min_ratio: float = 0.333, max_ratio: float = 3.0, any_or_all: str = "any") -> None:
         super().__init__(any_or_all)

@@ -1,4 +1,4 @@
-"""Which rows have images that look the same? The first of them is kept."""
+"""Remove rows whose images look the same by perceptual hash; the first one is kept."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _METHODS = ("phash", "dhash", "whash", "ahash")
 
 
 class ImageDeduplicator(Deduplicator):
-    """Compared are all images of a row, in their order; a path that a row has twice counts once. Rows without images
-    are all kept, unless `consider_text` compares their texts, too."""
+    """Compares all images of a row, in order; a path that occurs twice in a row counts once. Rows without images are
+    kept, unless `consider_text` compares their texts, too."""
 
     extra = "recipes"
     needs = ("numpy", "PIL")
 
     def __init__(self, method: str = "phash", consider_text: bool = False) -> None:
         if method not in _METHODS:
-            raise ValueError(f"method is {method!r}: write one of {', '.join(_METHODS)}")
+            raise ValueError(f"method is {method!r}, not one of {', '.join(_METHODS)}")
         self.method = method
         self.consider_text = consider_text
         self._text = DocumentDeduplicator()
@@ -33,7 +33,7 @@ class ImageDeduplicator(Deduplicator):
         return (self.image_key, self.text_key) if self.consider_text else (self.image_key,)
 
     def compute_hash(self, row: Row) -> bytes:
-        """8 bytes per image; nothing, if there is none; the 16 of the text behind them."""
+        """8 bytes per image, then 16 bytes for the text; empty without images."""
         from dovetail.recipes.operators.support.image_hashes import HASH_METHODS
 
         look = HASH_METHODS[self.method]
@@ -44,7 +44,7 @@ class ImageDeduplicator(Deduplicator):
     def originals(self, hashes: Iterable[bytes]) -> Sequence[int]:
         from dovetail.recipes.operators.support.duplicate_groups import first_equal
 
-        # a row without images gets a digest of its own: its number, which is shorter than any hash
+        # a row without images gets a unique digest: its number, which is shorter than any hash
         return first_equal(_digest(found or number.to_bytes(7, "little")) for number, found in enumerate(hashes))
 
 

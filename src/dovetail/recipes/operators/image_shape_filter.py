@@ -1,4 +1,4 @@
-"""Which rows have images of a wanted width and height?"""
+"""Filter rows by the width and height of their images."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 
 class ImageShapeFilter(ImageFilter):
-    """In pixels, as an image is to be looked at: one that a camera stored sideways is turned first. Only the head of a
-    file is read, so that one whose end is missing is not noticed here."""
+    """Width and height are in pixels, in the display orientation of the image. Only the header of a file is read, so a
+    truncated file is not noticed."""
 
     def __init__(
         self,

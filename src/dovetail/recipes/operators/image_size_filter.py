@@ -1,4 +1,4 @@
-"""Which rows have images whose files are neither too small nor too large?"""
+"""Filter rows by the file size of their images."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _BARE_NUMBER = re.compile(r"\s*\d+\s*")
 
 
 class ImageSizeFilter(ImageFilter):
-    """Sizes are written with a unit ('0.5KB', '2MiB'), all 1024-based, or as a whole number of bytes.
+    """Sizes have a unit ('0.5KB', '2MiB'), all 1024-based, or as a whole number of bytes.
 
     Data-Juicer leaves out the point, and reads '0.5KB' as 5 KB; here it is half of one.
     """

@@ -1,4 +1,4 @@
-"""Which rows have images that show what their text says?"""
+"""Filter rows by the CLIP similarity of their images and text."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ STAT_NAME = "image_text_similarity"
 IMAGE_TOKEN, END_OF_CHUNK_TOKEN = "<__dj__image>", "<|__dj__eoc|>"
 _SPECIAL_TOKENS = (IMAGE_TOKEN, "<__dj__audio>", "<__dj__video>", END_OF_CHUNK_TOKEN)
 MAX_IMAGES_PER_PASS = 64
-"""Of one pass through the model, so that rows with many images do not decide how much memory is needed."""
+"""Images per forward pass, so that rows with many images do not determine the memory."""
 DOWNLOADS_VARIABLE = "DOVETAIL_ALLOW_DOWNLOADS"
-"""An environment variable: set to 1, models are fetched from the hub of Hugging Face; else they must be here."""
+"""Environment variable; 1: download models from the Hugging Face hub. Otherwise they must be on this machine."""
 
 
 class Chunk(NamedTuple):
-    """A piece of a row's text with the images that it mentions."""
+    """A chunk of a row's text with the images that it mentions."""
 
     row: int
     text: str
@@ -60,9 +60,9 @@ class ImageTextSimilarityFilter(ImageFilter):
     ) -> None:
         super().__init__(any_or_all)
         if reduce_mode not in ("avg", "max", "min"):
-            raise ValueError(f"reduce_mode is {reduce_mode!r}: write avg, max or min")
+            raise ValueError(f"reduce_mode is {reduce_mode!r}, not avg, max or min")
         if not hf_clip:
-            raise ValueError("hf_clip is empty: write a folder or a name such as openai/clip-vit-base-patch32")
+            raise ValueError("hf_clip is empty; give a folder or a name such as openai/clip-vit-base-patch32")
         self.hf_clip = hf_clip
         self.trust_remote_code = trust_remote_code
         self.min_score = min_score
@@ -74,7 +74,7 @@ class ImageTextSimilarityFilter(ImageFilter):
         self._processor: Any = None
 
     def __getstate__(self) -> dict[str, object]:
-        """A model does not travel: each worker loads its own."""
+        """Pickled without the model, which each worker loads."""
         return {**self.__dict__, "_model": None, "_processor": None}
 
     def columns(self) -> tuple[str, ...]:
@@ -101,7 +101,7 @@ class ImageTextSimilarityFilter(ImageFilter):
         except (OSError, ValueError) as error:
             raise ConfigError(self._missing(error)) from error
         if not hasattr(model, "logit_scale"):
-            message = f"hf_clip {self.hf_clip!r} is a {type(model).__name__}, not a model of texts and images like CLIP"
+            message = f"hf_clip {self.hf_clip!r} is a {type(model).__name__}, not a CLIP model"
             raise ConfigError(Problem("DT421", message, fixes=("hf_clip: openai/clip-vit-base-patch32",)))
         self._processor = processor
         self._model = model.float().eval().to(device)
@@ -109,13 +109,13 @@ class ImageTextSimilarityFilter(ImageFilter):
     def _missing(self, error: Exception) -> Problem:
         lines = str(error).splitlines() or [type(error).__name__]
         if os.path.isdir(self.hf_clip):  # noqa: PTH112 - as it was written
-            message = f"the folder {self.hf_clip} has no model that can be loaded"
+            message = f"the folder {self.hf_clip} contains no model that can be loaded"
         else:
-            message = f"hf_clip {self.hf_clip!r} is neither a folder nor a model that was downloaded to this machine"
+            message = f"hf_clip {self.hf_clip!r} is neither a folder nor a model downloaded to this machine"
         fixes = (
             f"hf download {self.hf_clip}",
             "hf_clip: /path/to/a/folder/with/the/model",
-            f"{DOWNLOADS_VARIABLE}=1 in the environment of the run, to have it fetched by each machine",
+            f"{DOWNLOADS_VARIABLE}=1 in the environment of the run, so that each machine downloads it",
         )
         return Problem("DT421", message, (lines[0],), fixes)
 
@@ -124,7 +124,7 @@ class ImageTextSimilarityFilter(ImageFilter):
     @overload
     def __call__(self, row: list[Row]) -> list[Row]: ...
     def __call__(self, row: Row | list[Row]) -> Row | list[Row] | None:
-        """Of a list of rows those that are kept."""
+        """The rows of a list that are kept."""
         rows = row if isinstance(row, list) else [row]
         found = self.similarities(rows)
         kept = []
@@ -145,7 +145,7 @@ class ImageTextSimilarityFilter(ImageFilter):
         )
 
     def similarities(self, rows: Sequence[Row]) -> list[list[float]]:
-        """One per chunk of each row; those that are known already are not computed again."""
+        """Scores of the chunks of each row; known scores are not computed again."""
         known = [(row.get(STATS_FIELD) or {}).get(STAT_NAME) for row in rows]
         found: list[list[float]] = [[] if similarities is None else similarities for similarities in known]
         chunks = [
@@ -192,14 +192,14 @@ class ImageTextSimilarityFilter(ImageFilter):
 
 
 def chunks_of(row: int, text: str, images: Sequence[ImageSource]) -> Iterator[Chunk]:
-    """The pieces of a text that have places for images, each with its own; none if the row has no images."""
+    """The chunks of a text that mention images, with these images; none if the row has no images."""
     if not images:
         return
     start = 0
     for piece in text.split(END_OF_CHUNK_TOKEN):
         end = start + piece.count(IMAGE_TOKEN)
         if end > len(images):
-            raise BadField(f"the text has places for {text.count(IMAGE_TOKEN)} images, and the row has {len(images)}")
+            raise BadField(f"the text mentions {text.count(IMAGE_TOKEN)} images, and the row has {len(images)}")
         if end > start:
             yield Chunk(row, strip_special_tokens(piece), list(images[start:end]))
         start = end

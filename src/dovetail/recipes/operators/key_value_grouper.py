@@ -1,4 +1,4 @@
-"""Which rows have the same in some fields?"""
+"""Group rows with the same values in some fields."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class KeyValueGrouper(Grouper):
-    """Makes one row of all that have the same values in `group_by_keys`, by default the same text.
+    """Group rows with the same values in `group_by_keys`, by default the same text, into one row.
 
     Groups leave in the order of their first rows. Values are the same if they are written the same: 1 and 1.0 are not.
     A field that is not there is the same as null, as in Data-Juicer, which only warns. `meta.tags.0` is the first item
@@ -27,7 +27,7 @@ class KeyValueGrouper(Grouper):
         self.group_by_keys = tuple(keys)
 
     def columns(self) -> tuple[str, ...]:
-        """None that must be there."""
+        """No field is required."""
         return ()
 
     def groups(self, rows: Iterable[Row]) -> Iterator[list[Row]]:
@@ -46,7 +46,7 @@ class KeyValueGrouper(Grouper):
 
 
 def _group_key(row: Row, paths: Sequence[Sequence[str]]) -> bytes:
-    """Few bytes that are the same for the same values: values may be long texts, and there may be many."""
+    """A short digest of the values, because there may be many long ones."""
     values = repr([_value_at(row, path) for path in paths])
     return blake2b(values.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 

@@ -1,4 +1,4 @@
-"""Is the longest line of a text too short or too long?"""
+"""Filter texts by the length of their longest line."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dovetail.recipes.operators.support.text_filters import LineFilter, check_bo
 
 
 class MaximumLineLengthFilter(LineFilter):
-    """Keeps texts by the number of characters of their longest line; 0 if there are no lines."""
+    """Keep texts by the number of characters of their longest line; 0 without lines."""
 
     stat_name: ClassVar[str] = "max_line_length"
 

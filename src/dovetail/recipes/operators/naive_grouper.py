@@ -1,4 +1,4 @@
-"""What are all rows together? One row, each field of which is a list."""
+"""Group all rows into one row, in which each field is a list."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class NaiveGrouper(Grouper):
-    """Makes one row of all. If there are none, there is none. All rows are held in memory: the result has them all."""
+    """One row from all rows; none from none. All rows are held in memory, because the result contains them."""
 
     def columns(self) -> tuple[str, ...]:
         return ()

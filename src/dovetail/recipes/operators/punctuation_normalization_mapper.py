@@ -1,4 +1,4 @@
-"""Makes plain punctuation of that of Chinese, of typographers, and of others."""
+"""Replace Chinese, typographic and other punctuation by ASCII punctuation."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ REPLACEABLE = re.compile(f"[{''.join(ASCII_FORMS)}]")
 
 
 class PunctuationNormalizationMapper(TextMapper):
-    """Replaces 33 characters. Unlike Data-Juicer's, which makes a quotation mark of it, the wide digit 1 stays."""
+    """Replace 33 characters. Data-Juicer also replaces the full-width digit 1 by a quotation mark; Dovetail does
+    not."""
 
     def change(self, text: str) -> str:
         return text if text.isascii() else REPLACEABLE.sub(lambda found: ASCII_FORMS[found[0]], text)

@@ -1,4 +1,4 @@
-"""Which rows are drawn by lot?"""
+"""Select random rows."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 SEED = 42
-"""Data-Juicer's, which cannot be changed there."""
+"""Random seed of Data-Juicer, which is fixed there."""
 
 
 class RandomSelector(Selector):
-    """Keeps `select_num` rows, or the `select_ratio` of all, if that is less: the same ones for the same `seed`.
+    """Keep `select_num` rows, or the `select_ratio` of all, if that is fewer: the same rows for the same `seed`.
 
     They are other rows than Data-Juicer's, and leave in the order in which they came. It also gives all rows if the
     share is below one row, and rows several times if there are fewer than wanted; here it is no row, and each once.

@@ -1,4 +1,4 @@
-"""Which rows are between two ranks, by the value of a field?"""
+"""Select rows between two ranks of a field's value."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class RangeSpecifiedFieldSelector(Selector):
-    """Keeps the rows behind the lower bound, up to the upper one, of all rows in the order of a field; highest first.
+    """Keep the rows between a lower and an upper rank of all rows, sorted by a field; highest first.
 
     A bound is a rank or a share of all rows; of two lower ones the higher counts, of two upper ones the lower. Without
     a field, or without a bound on both sides, all rows are kept: so it is in Data-Juicer.
@@ -54,7 +54,7 @@ class RangeSpecifiedFieldSelector(Selector):
         if len(values) <= 1:
             return range(len(values))
         low, high = self._bounds(len(values))
-        # of equal values on the lower bound the earliest rows stay: Data-Juicer takes the lowest, then the highest
+        # of equal values at the lower bound the earliest rows stay: Data-Juicer takes the lowest, then the highest
         lowest = nsmallest(high, range(len(values)), values.__getitem__)
         return nlargest(high - low, lowest, values.__getitem__)
 

@@ -1,4 +1,4 @@
-"""Cuts the bibliography, and all that follows it, off a LaTeX text."""
+"""Remove the bibliography, and all that follows it, from a LaTeX text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class RemoveBibliographyMapper(TextMapper):
         last_brace = -2
         for start in BIBLIOGRAPHY_START.finditer(text):
             if start[0] == OPENING:
-                # looked for from the end, and once: a pattern would go through the text for each start
+                # searched once, from the end: a pattern would scan the text from every start
                 last_brace = text.rfind("}") if last_brace == -2 else last_brace
                 if last_brace < start.end():
                     continue

@@ -1,4 +1,4 @@
-"""Takes comments out of LaTeX texts."""
+"""Remove comments from LaTeX texts."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ COMMENT_LINE = re.compile(r"^%.*\n?", re.MULTILINE)
 
 
 class RemoveCommentsMapper(TextMapper):
-    r"""Removes what stands behind a % (`inline`), and lines that start with one (`multiline`); `\%` is no comment.
+    r"""Remove text after a % (`inline`), and lines that start with one (`multiline`); `\%` is not a comment.
 
-    Unlike Data-Juicer's, it leaves the character before the %: "50% of" becomes "50", not "5".
+    Unlike Data-Juicer, Dovetail keeps the character before the %: "50% of" becomes "50", not "5".
     """
 
     def __init__(self, doc_type: str | list[str] = "tex", inline: bool = True, multiline: bool = True) -> None:

@@ -1,4 +1,4 @@
-"""Cuts off what stands before the first heading of a LaTeX text."""
+"""Remove everything before the first heading of a LaTeX text."""
 
 from __future__ import annotations
 

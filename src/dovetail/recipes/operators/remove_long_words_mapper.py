@@ -1,4 +1,4 @@
-"""Takes words out of texts that are too long, or too short."""
+"""Remove words that are too long or too short."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from dovetail.recipes.operators.support.words import keep_words, strip_special_b
 
 
 class RemoveLongWordsMapper(TextMapper):
-    """Keeps words of `min_len` to `max_len` characters, counted with or without special characters around them. What is
-    between words becomes one space, tab or line end."""
+    """Keep words of `min_len` to `max_len` characters, counted with or without special characters around them.
+    Separators between words become one space, tab or line end."""
 
     def __init__(self, min_len: int = 1, max_len: int = sys.maxsize) -> None:
         self.min_len = check_int("min_len", min_len)
@@ -26,6 +26,6 @@ class RemoveLongWordsMapper(TextMapper):
     def _fits(self, word: str) -> bool:
         length = len(word)
         if length <= self.max_len:
-            # a word that is too short does not get longer without its special characters
+            # a short word stays short without its special characters
             return length >= self.min_len
         return self.min_len <= len(strip_special_by_loop(word)) <= self.max_len

@@ -1,4 +1,4 @@
-"""Takes sentences out of texts that were there before."""
+"""Remove repeated sentences from texts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SPECIAL_CHARACTERS = re.compile(r"[^a-zA-Z0-9\u4e00-\u9fa5\n\t ]+")
 
 
 def split_sentences(line: str) -> list[str]:
-    """Parts of a line that end with a full stop or the like, or with a quotation mark behind one.
+    """Parts of a line that end with a full stop or similar, or with a quotation mark after it.
 
     Where Data-Juicer looks for six full stops in a row there are none left: its first step has divided them.
     """
@@ -28,8 +28,8 @@ def split_sentences(line: str) -> list[str]:
 
 
 class RemoveRepeatSentencesMapper(TextMapper):
-    """Keeps the first of equal sentences; those shorter than `min_repeat_sentence_length` stay. As in Data-Juicer, a
-    full stop inside a number ends a sentence, too."""
+    """Keep the first of equal sentences, and all that are shorter than `min_repeat_sentence_length`. As in Data-Juicer,
+    a full stop inside a number ends a sentence, too."""
 
     def __init__(
         self,
@@ -39,7 +39,9 @@ class RemoveRepeatSentencesMapper(TextMapper):
         tokenizer: str | None = None,
     ) -> None:
         if tokenizer is not None:
-            raise ValueError(f"tokenizer must be left out: code in a recipe is not run here; {ADAPTER_HINT}")
+            raise ValueError(
+                f"tokenizer is not supported, because Dovetail does not run code from a recipe; {ADAPTER_HINT}"
+            )
         self.lowercase = lowercase
         self.ignore_special_character = ignore_special_character
         self.min_repeat_sentence_length = check_int("min_repeat_sentence_length", min_repeat_sentence_length)

@@ -1,4 +1,4 @@
-"""Takes certain characters out of texts."""
+"""Remove given characters from texts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dovetail.recipes.operators.support.parameter_checks import check_texts
 
 
 class RemoveSpecificCharsMapper(TextMapper):
-    """Removes each of `chars_to_remove`, a text or a list of texts."""
+    """Remove each of `chars_to_remove`, a string or a list of strings."""
 
     def __init__(self, chars_to_remove: str | list[str] = "◆●■►▼▲▴∆▻▷❖♡□") -> None:
         characters = "".join(check_texts("chars_to_remove", chars_to_remove))

@@ -1,4 +1,4 @@
-"""Takes tables out of texts: lines one below another with the same number of columns."""
+"""Remove tables from texts: consecutive lines with the same number of columns."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MIN_COLUMNS, MAX_COLUMNS = 2, 20
 
 
 class _Line:
-    """A line with the line ends behind it, and how many separators it can be read to have, from ... to."""
+    """A line with its line ends, and the minimum and maximum number of separators in it."""
 
     __slots__ = ("least", "most", "text")
 
@@ -31,7 +31,7 @@ class _Line:
 
 
 class RemoveTableTextMapper(TextMapper):
-    """Removes two or more rows of `min_col` to `max_col` columns, which a space, a tab or a bar divides.
+    """Remove two or more rows of `min_col` to `max_col` columns, separated by a space, a tab or a bar.
 
     Data-Juicer's pattern tries all ways to divide a line; here each line is measured once.
     """
@@ -48,7 +48,7 @@ class RemoveTableTextMapper(TextMapper):
         first = len(text) - len(text.lstrip("\n"))
         lines = [_Line(*found) for found in LINE_AND_LINE_ENDS.findall(text, first)]
         if first == 0 and lines:
-            # nothing is before it, so it is the heading of a table at most
+            # it is the first line, so at most the heading of a table
             lines[0].least, lines[0].most = 1, 0
         count = len(lines)
         for separators in range(self.min_col - 1, self.max_col):

@@ -1,4 +1,4 @@
-"""Takes words out of texts that have something in them which no word has, such as "http" or ".com"."""
+"""Remove words that contain given substrings, such as "http" or ".com"."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ DEFAULT_SUBSTRINGS = ("http", "www", ".com", "href", "//")
 
 
 class RemoveWordsWithIncorrectSubstringsMapper(TextMapper):
-    """Removes words that hold one of `substrings` when special characters around them are left out. What is between
-    words becomes one space, tab or line end."""
+    """Remove words that contain one of `substrings`, without special characters around the word. Separators between
+    words become one space, tab or line end."""
 
     def __init__(self, lang: str = "en", tokenization: bool = False, substrings: list[str] | None = None) -> None:
         if tokenization:

@@ -1,4 +1,4 @@
-"""Replaces what regular expressions find in texts."""
+"""Replace matches of regular expressions in texts."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dovetail.recipes.operators.support.regex import check_replacement, compile_
 
 
 class ReplaceContentMapper(TextMapper):
-    """One pattern after another, each by its replacement, or all by the only one."""
+    """Apply the patterns in order, each with its replacement, or all with a single one."""
 
     def __init__(self, pattern: str | list[str] | None = None, repl: str | list[str] = "") -> None:
         patterns = [] if pattern is None else check_texts("pattern", pattern)
         replacements = [repl] * len(patterns) if isinstance(repl, str) else check_texts("repl", repl)
         if patterns and len(replacements) != len(patterns):
             raise ValueError(
-                f"pattern and repl must be lists of one length: there are {len(patterns)} patterns and "
+                f"pattern and repl must have the same length: there are {len(patterns)} patterns and "
                 f"{len(replacements)} replacements"
             )
         self.steps = []

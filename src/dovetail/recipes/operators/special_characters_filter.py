@@ -1,4 +1,4 @@
-"""Is too much of a text special characters: punctuation, digits, spaces, emoji?"""
+"""Filter texts by their share of special characters: punctuation, digits, spaces, emoji."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _count = character_counter(SPECIAL_CHARACTERS.__contains__)
 
 
 class SpecialCharactersFilter(TextStatFilter):
-    """Keeps texts by the share of their characters that are special; 0.0 if there are no characters."""
+    """Keep texts by the share of special characters; 0.0 for an empty text."""
 
     stat_name: ClassVar[str] = "special_char_ratio"
 

@@ -1,4 +1,4 @@
-"""Is the value of a field one of those that are wanted?"""
+"""Filter rows by the value of a field."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dovetail.recipes.operators.support.fields import FieldReader, check_field_n
 
 
 class SpecifiedFieldFilter(Filter):
-    """Keeps rows with a field that is one of `target_value`; of a list, all items must be, so an empty list is kept.
+    """Keep rows whose field is one of `target_value`; of a list, all items must be, so an empty list is kept.
 
     Without `target_value` all rows are kept. Data-Juicer raises at the first row if `field_key` is empty; here that is
     said when the operator is made.

@@ -1,4 +1,4 @@
-"""Is the number in a field too low or too high?"""
+"""Filter rows by a number in a field."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dovetail.recipes.operators.support.text_filters import check_bound
 
 
 class SpecifiedNumericFieldFilter(Filter):
-    """Keeps rows with a number in a field, or a text that is one, that is within bounds. What is no number is dropped.
+    """Keep rows whose field is a number, or a string with a number, within bounds. Rows without a number are dropped.
 
     Two things differ from Data-Juicer. It drops the number 0, whatever the bounds, though it keeps the text "0": here
     0 is a number. And if `field_key` is empty it raises at the first row: here that is said when the operator is made.

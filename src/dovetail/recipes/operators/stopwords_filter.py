@@ -1,4 +1,4 @@
-"""Has a text enough of the words that every sentence has: the, of, and?"""
+"""Filter texts by their share of stop words: the, of, and."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class StopwordsFilter(WordListFilter):
-    """Keeps texts by the share of their words that are stopwords.
+    """Keep texts by the share of stop words.
 
     Lists are read from `stopwords_dir`, by default from where Data-Juicer keeps them, but never downloaded.
     """

@@ -1,4 +1,4 @@
-"""Does a row come from a file with one of these endings?"""
+"""Filter rows by the suffix of the file that they come from."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from typing import Any
 from dovetail.recipes.operators.base import Filter, Row, missing_field
 
 SUFFIX_FIELD = "__dj__suffix__"
-"""The field with the ending of the file that a row was read from, such as ".txt"."""
+"""Field with the suffix of the file that a row was read from, such as ".txt"."""
 
 
 class SuffixFilter(Filter):
-    """Keeps rows with an ending that is one of `suffixes`, character by character; without any, all rows."""
+    """Keep rows whose suffix is exactly one of `suffixes`; without `suffixes`, all rows."""
 
     def __init__(self, *, suffixes: str | list[str] | tuple[str, ...] | None = ()) -> None:
         wanted: object = (suffixes,) if isinstance(suffixes, str) else suffixes or ()
         if not isinstance(wanted, list | tuple) or not all(isinstance(suffix, str) for suffix in wanted):
-            raise ValueError(f"suffixes is {suffixes!r}, which is neither an ending, such as .txt, nor a list of them")
+            raise ValueError(f"suffixes is {suffixes!r}, not a suffix such as .txt, or a list of them")
         self.suffixes: tuple[str, ...] = tuple(wanted)
 
     def columns(self) -> tuple[str, ...]:
         return (SUFFIX_FIELD,) if self.suffixes else ()
 
     def measure(self, row: Row, stats: dict[str, Any]) -> None:
-        """There is nothing to measure."""
+        """No stats."""
 
     def keeps(self, row: Row, stats: dict[str, Any]) -> bool:  # noqa: ARG002
         if not self.suffixes:

@@ -1,4 +1,4 @@
-"""Divides texts into pieces: at a pattern, at a length, or at the last pattern before a length."""
+"""Split texts into chunks: at a pattern, at a length, or at the last pattern before a length."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class TextChunkMapper(Mapper):
-    """Gives a row per piece, with copies of all other fields.
+    """Return a row per chunk, with copies of all other fields.
 
     With a pattern only, pieces that are empty or only space are left out, and so is a row that has no others; pieces
     of a length start `overlap_len` characters before the end of the one before. Patterns are those of Python's `re`.
@@ -73,14 +73,14 @@ class TextChunkMapper(Mapper):
                 piece = piece[: found[0].start()]
                 at += found[0].end()
             else:
-                # a pattern that finds nothing at the very start would be found there for ever
+                # an empty match at the start would repeat without end
                 at += max_len - self.overlap_len
             pieces.append(piece)
         return [*pieces, text[at:]]
 
 
 def copy_value(value: Any) -> Any:
-    """A copy whose lists and mappings are its own: operators that follow change rows in place."""
+    """A deep copy of lists and mappings, because later operators change rows in place."""
     if isinstance(value, dict):
         return {key: copy_value(inner) for key, inner in value.items()}
     if isinstance(value, list):
@@ -94,4 +94,4 @@ def _compile_split_pattern(pattern: object) -> re.Pattern[str]:
         return re.compile(checked)
     except re.error as error:
         where = "" if error.pos is None else f" at position {error.pos}: {checked[error.pos : error.pos + 20]!r}"
-        raise ValueError(f"split_pattern {pattern!r} is no regular expression: {error.msg}{where}") from None
+        raise ValueError(f"split_pattern {pattern!r} is not a regular expression: {error.msg}{where}") from None

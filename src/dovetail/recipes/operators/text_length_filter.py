@@ -1,4 +1,4 @@
-"""Is a text too short or too long?"""
+"""Filter texts by their number of characters."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dovetail.recipes.operators.support.text_filters import TextStatFilter, chec
 
 
 class TextLengthFilter(TextStatFilter):
-    """Keeps texts by their number of characters."""
+    """Keep texts by their number of characters."""
 
     stat_name: ClassVar[str] = "text_len"
 

@@ -1,4 +1,4 @@
-"""Which rows have the highest values in a field, or the lowest?"""
+"""Select the rows with the highest, or lowest, values of a field."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class TopkSpecifiedFieldSelector(Selector):
-    """Keeps the `topk` rows with the highest values, or the `top_ratio` of all, whichever is less, highest first.
+    """Keep the `topk` rows with the highest values, or the `top_ratio` of all, whichever is fewer, highest first.
 
     With `reverse: false` it is the lowest, lowest first. Of equal values, earlier rows come first. Values inside
     mappings become numbers, those at the top level are compared as they are: so it is in Data-Juicer. Without a field,
@@ -60,7 +60,7 @@ class TopkSpecifiedFieldSelector(Selector):
 
 
 class _NumberedValues:
-    """Values with their numbers, and how many there were."""
+    """(value, row number) pairs, and the number of rows."""
 
     def __init__(self, values: Iterator[Any]) -> None:
         self._values = values

@@ -1,4 +1,4 @@
-"""Makes plain spaces of all kinds of spaces, and takes them off both ends of a text."""
+"""Replace all kinds of spaces by plain spaces, and strip both ends of a text."""
 
 from __future__ import annotations
 

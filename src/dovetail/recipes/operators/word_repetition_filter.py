@@ -1,4 +1,4 @@
-"""Does a text say the same again and again, word by word?"""
+"""Filter texts by their share of repeated word n-grams."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dovetail.recipes.operators.support.words import WordFilter
 
 
 class WordRepetitionFilter(WordFilter):
-    """Keeps texts by the share of their runs of `rep_len` words that are there more than once; 0.0 if there are none.
+    """Keep texts by the share of their runs of `rep_len` words that occur more than once; 0.0 without runs.
 
     `lang` is accepted and changes nothing: it names the model of `tokenization`.
     """

@@ -1,4 +1,4 @@
-"""Has a text too few or too many words?"""
+"""Filter texts by their number of words."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dovetail.recipes.operators.support.words import count_words
 
 
 class WordsNumFilter(TextStatFilter):
-    """Keeps texts by their number of words. What is all special characters is no word.
+    """Keep texts by their number of words. A word of special characters only does not count.
 
     It shares no words with its neighbours: theirs are in lower case, where a few characters are special no longer, and
     counting is quicker than making them. `lang` is accepted and changes nothing: it names the model of `tokenization`.

@@ -1,9 +1,8 @@
 """Special characters (punctuation, web symbols, emoji) as in Data-Juicer, and fast character counts.
 
-Special are ASCII's punctuation, digits and spaces, what frequent texts of the web are littered with, and emoji: the
-same ones as in Data-Juicer, which takes its emoji from the package emoji 2.2.0. Here they are a table of code points,
-so that nothing needs to be installed. Emoji of several code points are left out: a character is never one of them.
-"""
+Special characters are ASCII punctuation, digits and spaces, frequent symbols of web texts, and emoji, as in
+Data-Juicer, which uses the package emoji 2.2.0. The table of code points avoids that dependency. Emoji of several code
+points are left out, because a character is never one of them."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Groups of equal hashes: first equal digests by sorting, and union-find over MinHash bands spilled to disk.
 
-Per row 16 bytes are held for exact hashes. Of several hashes per row (`Bands`) one column at a time is in memory and
-the rest in a file once there is much of it: about 40 bytes per row.
-"""
+Exact hashes take 16 bytes per row. With several hashes per row (`BandColumns`), one column at a time is in memory and
+the rest in a file if it is large: about 40 bytes per row."""
 
 from __future__ import annotations
 
@@ -31,7 +30,7 @@ def first_equal(digests: Iterable[bytes]) -> array[int]:
     halves = np.frombuffer(joined, dtype="<u8").reshape(-1, 2)
     order = np.lexsort((halves[:, 1], halves[:, 0]))
     begins = np.ones(len(order), dtype=bool)
-    # column by column: all halves in order at once would be a second copy of everything
+    # column by column: sorting both at once would copy everything
     begins[1:] = False
     for column in (0, 1):
         ordered = halves[order, column]
@@ -40,7 +39,7 @@ def first_equal(digests: Iterable[bytes]) -> array[int]:
 
 
 def _first_positions(order: NDArray[Any], begins: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """`order` has equal ones side by side, the earliest in front, and `begins` says where others begin."""
+    """`order` has equal digests side by side, the earliest first; `begins` marks the start of each group."""
     starts = np.maximum.accumulate(np.where(begins, np.arange(len(order)), 0))
     firsts = np.empty(len(order), dtype=np.int64)
     firsts[order] = order[starts]
@@ -48,14 +47,14 @@ def _first_positions(order: NDArray[Any], begins: NDArray[np.bool_]) -> NDArray[
 
 
 def to_int_array(numbers: NDArray[np.int64]) -> array[int]:
-    """One that gives plain numbers and can be sent to another process, whatever is installed there."""
+    """An array of Python integers, which a process without NumPy can unpickle."""
     plain = array("q")
     plain.frombytes(numbers.data.cast("B"))
     return plain
 
 
 class BandColumns:
-    """Rows of `width` numbers of 8 bytes, to be read column by column; `with` closes the file."""
+    """Rows of `width` integers of 8 bytes, read column by column; `with` closes the file."""
 
     def __init__(self, rows: Iterable[bytes], width: int) -> None:
         self.width = width
@@ -84,14 +83,14 @@ class BandColumns:
 
 
 class UnionFind:
-    """Clusters of numbers; the least of a cluster stands for it."""
+    """Union-find over row numbers; the smallest number represents its cluster."""
 
     def __init__(self, size: int) -> None:
         self._representatives = np.arange(size, dtype=np.int64)
-        """Of each number the one that stands for it."""
+        """Number -> representative of its cluster."""
 
     def join_equal(self, column: NDArray[np.uint64]) -> None:
-        """Numbers at which the column has the same value belong together."""
+        """Join the numbers of rows with the same value in a column."""
         order = np.argsort(column, kind="stable")
         ordered = column[order]
         repeating = np.flatnonzero(ordered[1:] == ordered[:-1]) + 1
@@ -107,12 +106,12 @@ class UnionFind:
             if not apart.any():
                 return
             ones, others = ones[apart], others[apart]
-            # of several that one could go below, the least; the others are joined in the next round
+            # of several candidates the smallest; the others are joined in the next round
             np.minimum.at(self._representatives, np.maximum(ones, others), np.minimum(ones, others))
             self._flatten()
 
     def _flatten(self) -> None:
-        """Chains get half as long with every step, so that a million rows in one row of neighbours take twenty."""
+        """Path halving: a chain of a million rows takes twenty steps."""
         while True:
             above = self._representatives[self._representatives]
             if np.array_equal(above, self._representatives):

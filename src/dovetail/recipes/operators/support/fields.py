@@ -17,14 +17,12 @@ def check_field_name(value: object, *, needed: bool = False) -> str:
     if not isinstance(value, str):
         raise ValueError(f"field_key is {value!r}, which is not the name of a field")  # noqa: TRY004
     if needed and not value:
-        raise ValueError(
-            "field_key is empty: name the field, with dots for what is inside, such as field_key: meta.score"
-        )
+        raise ValueError("field_key is empty: name a field, with dots for nested fields, such as field_key: meta.score")
     return value
 
 
 class FieldReader:
-    """What gives a field of any row, or raises BadField."""
+    """Reads a field of a row, or raises BadField."""
 
     def __init__(self, field: str) -> None:
         self.field = field
@@ -40,7 +38,7 @@ class FieldReader:
 
 
 def sort_number(value: object, *, lowest: bool = True) -> float:
-    """What is no number is the lowest there is, or the highest: Data-Juicer has the same two."""
+    """The value as a number; other values are the lowest or highest number, as in Data-Juicer."""
     try:
         if isinstance(value, str):
             return float(value)
@@ -52,7 +50,7 @@ def sort_number(value: object, *, lowest: bool = True) -> float:
 
 def _flatten(value: Any) -> Iterator[float]:
     if isinstance(value, str):
-        raise TypeError("a text in a list is no number")
+        raise TypeError("a string in a list is not a number")
     if not isinstance(value, list | tuple):
         yield float(value)
         return

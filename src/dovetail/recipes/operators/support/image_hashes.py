@@ -25,22 +25,22 @@ def _pack_bits(bits: NDArray[np.bool_]) -> bytes:
 
 
 def ahash(image: Image.Image) -> bytes:
-    """Where it is at least as bright as on average."""
+    """Bits: pixel at least as bright as the mean."""
     grey = _grey(image, 8, 8)
     return _pack_bits(grey >= grey.mean())
 
 
 def dhash(image: Image.Image) -> bytes:
-    """Where it is brighter than to the left."""
+    """Bits: pixel brighter than its left neighbour."""
     grey = _grey(image, 9, 8)
     return _pack_bits(grey[:, 1:] > grey[:, :-1])
 
 
 def phash(image: Image.Image) -> bytes:
-    """Which of its lowest frequencies are at least as strong as the middle one.
+    """Bits: low frequency at least as strong as the median.
 
-    Rounded, because in a plain image most of them are 0, and half of the bits would hang on the last digits, which
-    differ from processor to processor. `imagededup` does not round: of 1,150 drawn pictures 10 get other bits there.
+    Rounded, because in a plain image most of them are 0, and half of the bits would depend on the last digits, which
+    differ between processors. `imagededup` does not round: of 1,150 drawn images 10 have other bits there.
     """
     cosines = _cosines()
     coefficients = np.round(cosines @ _grey(image, 32, 32) @ cosines.T, 6)
@@ -55,7 +55,7 @@ def _cosines() -> NDArray[np.float64]:
 
 
 def whash(image: Image.Image) -> bytes:
-    """Which of 64 squares are at least as bright as the middle one, by Haar wavelets."""
+    """Bits: square of 8 x 8 at least as bright as the median, by Haar wavelets."""
     values = _grey(image, 256, 256) / 255
     half = 0.7071067811865476
     for _ in range(5):

@@ -14,13 +14,13 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import unquote, urlsplit
 
-from dovetail.recipes.operators.base import BadField, Filter, Row, not_a_text
+from dovetail.recipes.operators.base import BadField, Filter, Row, not_a_string
 
 if TYPE_CHECKING:
     from PIL import Image
 
 ImageSource = str | bytes
-"""A path, or what is in the file."""
+"""A path, or the contents of a file."""
 _ROTATED_ORIENTATIONS = frozenset({5, 6, 7, 8})
 """Orientations (as cameras write them into a file) whose width is stored as height."""
 _ORIENTATION_TAG = 0x0112
@@ -58,7 +58,7 @@ def _source(key: str, one: object) -> ImageSource:
     if isinstance(one, os.PathLike):
         one = os.fspath(one)
     if not isinstance(one, str) or not one:
-        raise not_a_text(key, one) if not isinstance(one, str) else BadField(f"field {key!r} has an empty path")
+        raise not_a_string(key, one) if not isinstance(one, str) else BadField(f"field {key!r} has an empty path")
     return _local_path(one)
 
 
@@ -77,9 +77,8 @@ def source_name(source: ImageSource) -> str:
 
 @contextmanager
 def open_image(source: ImageSource) -> Iterator[Image.Image]:
-    """An image of which only the head was read. What is wrong with it, here or inside of the block, is a `BadField`
-    with its path; so is one of more than 178 million pixels (`PIL.Image.MAX_IMAGE_PIXELS` twice), which a small file
-    can claim to have."""
+    """Open an image and read its header. Errors, here or in the block, become `BadField` with its path; so does an
+    image of more than 178 million pixels (twice `PIL.Image.MAX_IMAGE_PIXELS`), which a small file can claim to have."""
     from PIL import Image
 
     try:
@@ -89,12 +88,12 @@ def open_image(source: ImageSource) -> Iterator[Image.Image]:
         raise
     except OSError as error:
         raise BadField(f"image {source_name(source)} cannot be read: {error.strerror or error}") from error
-    except Exception as error:  # decoders raise whatever they like
+    except Exception as error:  # decoders raise many types
         raise BadField(f"image {source_name(source)} cannot be read: {type(error).__name__}: {error}") from error
 
 
 def image_shape(source: ImageSource) -> tuple[int, int]:
-    """Width and height, as it is to be looked at."""
+    """Width and height in the display orientation."""
     with open_image(source) as image:
         width, height = image.size
         return (height, width) if _orientation(image) in _ROTATED_ORIENTATIONS else (width, height)
@@ -102,12 +101,12 @@ def image_shape(source: ImageSource) -> tuple[int, int]:
 
 def _orientation(image: Image.Image) -> int:
     if image.format == "PNG" and "exif" not in image.info:
-        return 1  # asking would decode all of it
+        return 1  # reading it would decode the whole image
     return int(image.getexif().get(_ORIENTATION_TAG, 1))
 
 
 def load_rgb(source: ImageSource) -> Image.Image:
-    """All of it, upright, in red, green and blue."""
+    """The decoded image in RGB, in its display orientation."""
     from PIL import ImageOps
 
     with open_image(source) as image:
@@ -120,7 +119,7 @@ def file_size(source: ImageSource) -> int:
     if isinstance(source, bytes):
         return len(source)
     try:
-        return os.path.getsize(source)  # noqa: PTH202 - a Path is made of every one of millions
+        return os.path.getsize(source)  # noqa: PTH202 - faster than a Path for millions of files
     except (OSError, ValueError) as error:
         raise BadField(
             f"image {source_name(source)} cannot be read: {getattr(error, 'strerror', None) or error}"
@@ -128,14 +127,14 @@ def file_size(source: ImageSource) -> int:
 
 
 class ImageFilter(Filter):
-    """Measures images, and keeps rows of which any image, or every one, is in range; those without images, too."""
+    """Keeps rows with any image, or all images, in range, and rows without images."""
 
     extra = "recipes"
     needs: ClassVar[tuple[str, ...]] = ("PIL",)
 
     def __init__(self, any_or_all: str) -> None:
         if any_or_all not in ("any", "all"):
-            raise ValueError(f"any_or_all is {any_or_all!r}: write any or all")
+            raise ValueError(f"any_or_all is {any_or_all!r}, not any or all")
         self.combine: Callable[[Sequence[bool]], bool] = any if any_or_all == "any" else all
 
     def columns(self) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _PRIME = (1 << 61) - 1
 _BLOCK = 128
-"""Shingles at a time: with 256 permutations 256 KB, which the caches of a core hold."""
+"""Shingles per block: 256 KB with 256 permutations, which fit into the caches of a core."""
 _AMBIGUOUS_LIMIT = 8
 _sha1 = hashlib.sha1
 
@@ -30,7 +30,7 @@ class MinHash:
         self.rows_per_band = rows_per_band
         used = bands * rows_per_band
         draw = np.random.RandomState(seed=42)
-        # one after the other, because Data-Juicer drew them so
+        # drawn one after the other, as in Data-Juicer
         drawn = [
             (draw.randint(1, _PRIME, dtype=np.uint64), draw.randint(0, _PRIME, dtype=np.uint64))
             for _ in range(permutations)
@@ -43,7 +43,7 @@ class MinHash:
         self._mixers = np.random.RandomState(seed=7).randint(0, 1 << 63, rows_per_band, dtype=np.uint64) * 2 + 1
 
     def signature(self, shingles: Collection[bytes]) -> NDArray[np.uint32]:
-        """The least value of each permutation over all shingles, of which there is at least one.
+        """The minimum of each permutation over all shingles; there must be at least one.
 
         Of x = h * a + b the remainder modulo 2**61 - 1 is (x mod 2**61) + (x >> 61), or one lap less. Here x + 1 is
         made instead, in which values that are a lap too high have a remainder of at most 8. If none is that small, the
@@ -72,19 +72,19 @@ class MinHash:
         return least
 
     def band_hashes(self, signature: NDArray[np.uint32]) -> bytes:
-        """8 bytes per band. Two different bands get the same ones about once in 2**62 comparisons."""
+        """8 bytes per band. Different bands collide about once in 2**62 comparisons."""
         mixed: NDArray[np.uint64] = signature.reshape(self.bands, self.rows_per_band) @ self._mixers
         return mixed.astype("<u8", copy=False).tobytes()
 
     def exact_text_hashes(self, text: bytes) -> bytes:
-        """Those of a text that has an equal band only with the very same text."""
+        """Band hashes of a text that match only the same text."""
         return hashlib.blake2b(text, digest_size=8).digest() * self.bands
 
 
 @lru_cache(maxsize=64)
 def best_bands(threshold: float, permutations: int) -> tuple[int, int]:
-    """Bands and rows per band for which false finds below the threshold plus misses above it are fewest, all
-    similarities being equally likely; of equals the one with the fewest bands, then rows."""
+    """(bands, rows per band) that minimise false positives below plus false negatives above the threshold, for
+    uniformly distributed similarities; of equal ones the fewest bands, then rows."""
     below, weights_below = _quadrature_nodes(0.0, threshold)
     above, weights_above = _quadrature_nodes(threshold, 1.0)
     nodes = np.concatenate([below, above])
@@ -104,8 +104,8 @@ def best_bands(threshold: float, permutations: int) -> tuple[int, int]:
 
 
 def _quadrature_nodes(start: float, end: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Where to look at a function, and with what weights, to have its integral: Gauss in 16 pieces, which is exact to
-    the last digits for the polynomials here."""
+    """Points and weights of Gauss quadrature on 16 intervals, which is exact to the last digits for these
+    polynomials."""
     pieces = 16
     places, weights = np.polynomial.legendre.leggauss(24)
     width = (end - start) / pieces

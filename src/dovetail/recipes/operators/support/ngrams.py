@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 PREFIX_LENGTH = 3
 QUICK_CHECK_MAX_RUNS = 256
-"""In so few words hardly any run of three is there twice: then no longer one is, which is quickly seen."""
+"""Up to this many words, runs of three rarely repeat; then no longer run does, which is fast to check."""
 MAX_DIRECT_LENGTH = 64
-"""Runs that are longer are put together from shorter ones: cutting them all out would take length times length."""
+"""Longer runs are composed from shorter ones, because slicing all of them would take quadratic time."""
 
 RepeatCounts = tuple[int, list[int]]
-"""How many different runs there are; and for each that is there more than once, how often."""
+"""Number of different runs, and the counts of repeated ones."""
 
 
 def repeated_words(words: Sequence[str], length: int) -> RepeatCounts:
@@ -54,7 +54,7 @@ def _count_repeats(runs: Iterable[Hashable], total: int) -> RepeatCounts:
 
 
 def _number_long_runs(items: Sequence[Hashable], length: int) -> Sequence[Hashable]:
-    """A number for each run, the same for the same: those of 2 items, of 4, of 8, and so on, are numbered in turn."""
+    """A number for each run; equal runs have equal numbers. Computed for 2 items, then 4, 8, and so on."""
     total = len(items) - length + 1
     width = 1
     while width < length:
@@ -63,7 +63,7 @@ def _number_long_runs(items: Sequence[Hashable], length: int) -> Sequence[Hashab
         pairs = zip(items, islice(items, step, None), strict=False)
         items = [seen.setdefault(pair, len(seen)) for pair in pairs]
         width += step
-        if len(seen) == len(items):  # what differs goes on differing, however much longer it gets
+        if len(seen) == len(items):  # different runs stay different when extended
             return items[:total]
     return items
 
@@ -73,14 +73,14 @@ _NEWER_PUNCTUATION = (
     "\u1b4e\u1b4f\u1b7f\u2e60-\u2e63\U00010d6e\U00010ed0\U000113d4\U000113d5\U000113d7\U000113d8"
     "\U00011b00-\U00011b09\U00011be1\U00011f43-\U00011f4f\U00016d6d-\U00016d6f\U0001e5ff"
 )
-"""Up to Unicode 17, as Data-Juicer's `regex` has it; Python 3.11 stopped at 14."""
+"""Up to Unicode 17, as in Data-Juicer's `regex`; Python 3.11 has Unicode 14."""
 
 Shingles = Callable[[str], "tuple[bytes, set[bytes]]"]
-"""Text -> its runs; or none, and all of its tokens as one, if there are too few of them."""
+"""Text -> its shingles; with too few tokens, no shingles and all tokens as one."""
 
 
 def encode_text(text: str) -> bytes:
-    """Half of a surrogate pair, as JSON may have it, is no reason to set a row aside."""
+    """UTF-8 that accepts lone surrogates, which JSON may contain."""
     return text.encode("utf-8", "surrogatepass")
 
 
@@ -102,7 +102,7 @@ def shingler(tokenization: str, window: int) -> Shingles:
 def _word_shingles(words: Sequence[bytes], window: int, never_in_words: bytes) -> tuple[bytes, set[bytes]]:
     if len(words) < window:
         return never_in_words.join(words), set()
-    if window > 64:  # so many lists would cost more than they save
+    if window > 64:  # more lists would cost more than they save
         return b"", {b" ".join(words[start : start + window]) for start in range(len(words) - window + 1)}
     return b"", set(map(b" ".join, zip(*(words[start:] for start in range(window)), strict=False)))
 

@@ -13,7 +13,7 @@ def parameter_error(name: str, wanted: str, value: object) -> ValueError:
 
 
 def check_int(name: str, value: object, least: int | None = None, most: int | None = None) -> int:
-    """A whole number between both."""
+    """An integer within bounds."""
     wanted = "a whole number"
     if least is not None:
         wanted += f" of at least {least}" if most is None else f" from {least} to {most}"
@@ -26,14 +26,14 @@ def check_int(name: str, value: object, least: int | None = None, most: int | No
 
 def check_text(name: str, value: object) -> str:
     if not isinstance(value, str):
-        raise parameter_error(name, "a text", value)
+        raise parameter_error(name, "a string", value)
     return value
 
 
 def check_texts(name: str, value: object) -> Sequence[str]:
-    """A list of texts; a text alone is one of one."""
+    """A list of strings; a single string becomes a list."""
     if isinstance(value, str):
         return (value,)
     if not isinstance(value, list | tuple) or not all(isinstance(one, str) for one in value):
-        raise parameter_error(name, "a text or a list of texts", value)
+        raise parameter_error(name, "a string or a list of strings", value)
     return value

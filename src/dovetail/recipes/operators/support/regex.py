@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 ADAPTER_HINT = "run this operator through Data-Juicer: adapter: data_juicer"
 SPACE_CLASS = r"\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
-"""What `[...]` must hold to be a space."""
+"""Contents of a character class `[...]` that matches white space."""
 WORD_CATEGORIES = frozenset(("Lu", "Ll", "Lt", "Lm", "Lo", "Mn", "Mc", "Me", "Nd", "Nl", "Pc"))
 JOINERS = range(0x200C, 0x200E)
 CIRCLED_LETTERS = range(0x24B6, 0x24EA)
@@ -28,10 +28,10 @@ ASTRAL_WORD_RANGES = (
     r"\U00010000-\U0001cfff\U0001d400-\U0001d7ff\U0001df00-\U0001ecff\U0001ee00-\U0001eeff\U0001f130-\U0001f149"
     r"\U0001f150-\U0001f169\U0001f170-\U0001f189\U00020000-\U000323af\U000e0100-\U000e01ef"
 )
-"""Beyond the first 65,536, words go by blocks: `re` looks at ranges there one by one, so there must be few."""
+"""Word characters above U+FFFF, as few blocks, because `re` tests these ranges one by one."""
 TOKEN = re.compile(r"\\[\s\S]|\[\^?\]?|\]|[^\\\[\]]+|\\")
 OWN_FLAGS = re.compile(r"\(\?[imsu]*[axL]")
-"""Flags that change what a letter or a space of a pattern means: such a pattern is left as it is."""
+"""Flags that change the meaning of letters or spaces in a pattern: such a pattern is not translated."""
 
 
 def _word_codes() -> Iterator[int]:
@@ -59,13 +59,13 @@ def _word_ranges() -> tuple[tuple[int, int], ...]:
 
 @cache
 def word_class() -> str:
-    """What `[...]` must hold to be a part of a word."""
+    """Contents of a character class that matches word characters."""
     return "".join(f"\\u{first:04x}-\\u{last:04x}" for first, last in _word_ranges()) + ASTRAL_WORD_RANGES
 
 
 @cache
 def _non_word_class() -> str:
-    """What `[...]` must hold to be none, up to U+FFFF."""
+    """Contents of a character class that matches all other characters up to U+FFFF."""
     gaps = []
     start = 0
     for first, last in _word_ranges():
@@ -76,7 +76,7 @@ def _non_word_class() -> str:
 
 
 def word_boundary() -> str:
-    r"""What `\b` is."""
+    r"""Pattern of `\b`."""
     return f"(?:(?<=[{word_class()}])(?![{word_class()}])|(?<![{word_class()}])(?=[{word_class()}]))"
 
 
@@ -101,7 +101,7 @@ INSIDE_CLASS: dict[str, Callable[[], str]] = {
 
 
 def expand_escapes(pattern: str) -> str:
-    r"""The same with `\s`, `\w` and `\b` as the package regex has them."""
+    r"""The pattern with `\s`, `\w` and `\b` as in the package regex."""
     if OWN_FLAGS.match(pattern):
         return pattern
     parts = []
@@ -117,34 +117,34 @@ def expand_escapes(pattern: str) -> str:
 
 
 def strip_python_quotes(pattern: str) -> str:
-    """Without the r'...' that people who write Python put around a pattern in YAML."""
+    """The pattern without r'...', which Python users put around patterns in YAML."""
     if len(pattern) > 2 and (pattern[:2], pattern[-1]) in (("r'", "'"), ('r"', '"')):
         return pattern[2:-1]
     return pattern
 
 
 def compile_pattern(name: str, pattern: object) -> re.Pattern[str]:
-    """A parameter's pattern; a ValueError says what is wrong with it and where."""
+    """Compile the pattern of a parameter; ValueError has the position of the error."""
     plain = strip_python_quotes(check_text(name, pattern))
     try:
         re.compile(plain, re.DOTALL)
     except re.error as error:
         at = f" at position {error.pos}: {plain[error.pos : error.pos + 20]!r}" if error.pos is not None else ""
         raise ValueError(
-            f"{name} {plain!r} is no regular expression for Python's re: {error.msg}{at}; "
+            f"{name} {plain!r} is not a regular expression of Python's re: {error.msg}{at}; "
             f"if it is one for the package regex, {ADAPTER_HINT}"
         ) from None
     return re.compile(expand_escapes(plain), re.DOTALL)
 
 
 def check_replacement(name: str, repl: object, pattern: re.Pattern[str]) -> str:
-    """A parameter's replacement, with groups that the pattern has."""
+    """Check that the groups of a replacement exist in the pattern."""
     checked = check_text(name, repl)
     try:
         # an empty alternative makes every pattern match, and keeps its groups
         re.compile(f"{pattern.pattern}|").sub(checked, "")
     except (re.error, IndexError) as error:
-        raise ValueError(f"{name} {repl!r} is no replacement for {pattern.pattern[:80]!r}: {error}") from None
+        raise ValueError(f"{name} {repl!r} is not a valid replacement for {pattern.pattern[:80]!r}: {error}") from None
     return checked
 
 
@@ -153,7 +153,7 @@ ANY_TEXT = re.compile("[\\s\\S]*")
 
 
 class Replacement:
-    r"""What takes the place of something found: `repl`, in which `\g<0>`, and with `as_group` `\1`, is the found."""
+    r"""Replacement function: `repl`, in which `\g<0>`, and with `as_group` `\1`, is the match."""
 
     def __init__(self, name: str, repl: object, *, as_group: bool = False) -> None:
         self._pattern = ANY_TEXT_GROUP if as_group else ANY_TEXT

@@ -21,7 +21,7 @@ MAX_CACHED_CHARACTERS = 4_000_000
 
 
 class TextCache:
-    """Text -> what was made of it; emptied when it is full."""
+    """Cache by text; cleared when it is full."""
 
     __slots__ = ("_characters", "_made", "make")
 
@@ -45,15 +45,15 @@ _CACHES: dict[str, TextCache] = {}
 
 
 def shared_cache(name: str, make: Callable[[str], Any]) -> Callable[[str], Any]:
-    """The same as `make`, once per text for all operators of this worker that name it. Results must not be changed."""
+    """Call `make` once per text for all operators of this worker. Results must not be modified."""
     return _CACHES.setdefault(name, TextCache(make)).get
 
 
 class TextStatFilter(Filter):
-    """Keeps texts with a figure that is not below `low` nor above `high`; None is no bound."""
+    """Keeps texts with a statistic between `low` and `high`; None: no bound."""
 
     stat_name: ClassVar[str]
-    """Its name in the stats of a row."""
+    """Name of the statistic in the stats of a row."""
     low: float | None
     high: float | None
 
@@ -69,7 +69,7 @@ class TextStatFilter(Filter):
 
 
 def check_bound(name: str, value: object) -> float | None:
-    """A number, or None. Low ones may be above high ones, as in Data-Juicer: then nothing is kept."""
+    """A number, or None. The low bound may exceed the high one, as in Data-Juicer: then nothing is kept."""
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
@@ -78,21 +78,21 @@ def check_bound(name: str, value: object) -> float | None:
 
 
 def check_count(name: str, value: object) -> int:
-    """A number of things, at least 1."""
+    """A count of at least 1."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ValueError(f"{name} is {value!r}, which is not a whole number above 0")
     return value
 
 
 def check_ratio(name: str, value: object) -> float:
-    """A part of a whole, from 0 to 1."""
+    """A fraction from 0 to 1."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
         raise ValueError(f"{name} is {value!r}, which is not a number from 0 to 1")
     return value
 
 
 def reject_tokenization(tokenization: object) -> None:
-    """Raises if a model is to make the tokens."""
+    """Raise ValueError if tokens require a model."""
     if tokenization is False or tokenization is None:
         return
     if tokenization is not True:
@@ -104,7 +104,7 @@ def reject_tokenization(tokenization: object) -> None:
 
 
 class LineFilter(TextStatFilter):
-    """A filter whose figure is about the lines of a text."""
+    """A filter with a statistic of the lines of a text."""
 
     shared_intermediates: ClassVar[tuple[str, ...]] = ("lines",)
     lines: Callable[[str], list[str]] = staticmethod(str.splitlines)

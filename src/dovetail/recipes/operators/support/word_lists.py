@@ -16,25 +16,25 @@ if TYPE_CHECKING:
     from dovetail.engines.worker_context import Worker
 
 ALL_LANGUAGES = "all"
-"""The language that means all of them."""
+"""Name for all languages together."""
 
 
 def word_list_folder() -> Path:
-    """Where Data-Juicer keeps its lists, if it was ever run here."""
+    """Folder of Data-Juicer's word lists."""
     home = Path(os.environ.get("CACHE_HOME", "~/.cache"))
     cache = Path(os.environ.get("DATA_JUICER_CACHE_HOME", home / "data_juicer"))
     return Path(os.environ.get("DATA_JUICER_ASSETS_CACHE", cache / "assets")).expanduser()
 
 
 class WordListFilter(WordFilter):
-    """Keeps texts by the share of their words that are on the list of a language; 0.0 if there are no words.
+    """Keep texts by the share of their words on the list of a language; 0.0 without words.
 
     With `use_words_aug`, neighbouring words are put together in groups, too, and each group is one more word: for
     languages that do not part words by spaces, or that do so within words.
     """
 
     kind: ClassVar[str]
-    """What the words on the list are. All files with names that have it in them, and end in ".json", are read."""
+    """Kind of words; all .json files with this in their names are read."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class WordListFilter(WordFilter):
         checked = tuple(check_count("each of words_aug_group_sizes", size) for size in sizes)
         self.sizes = checked if wanted else ()
         if not isinstance(self.join_character, str):
-            raise ValueError(f"words_aug_join_char is {self.join_character!r}, which is not a text")  # noqa: TRY004
+            raise ValueError(f"words_aug_join_char is {self.join_character!r}, which is not a string")  # noqa: TRY004
         self.word_list: frozenset[str] | None = None
 
     def missing_assets(self) -> str:
@@ -87,7 +87,7 @@ class WordListFilter(WordFilter):
 
 
 def read_word_list(kind: str, folder: str | None, lang: str) -> frozenset[str]:
-    """The words of one language in all files about this kind of words in a folder."""
+    """The words of one language in all files of this kind in a folder."""
     where = Path(folder).expanduser() if folder else word_list_folder()
     files = sorted(file for file in where.glob("*.json") if kind in file.name) if where.is_dir() else []
     words: dict[str, set[str]] = {}
@@ -96,7 +96,7 @@ def read_word_list(kind: str, folder: str | None, lang: str) -> frozenset[str]:
             words.setdefault(language, set()).update(more)
     if not words:
         raise FileNotFoundError(
-            f"there is no list of {kind} in {where}; put {kind}.json there, such as"
+            f"no list of {kind} in {where}; add {kind}.json, such as"
             f' {{"en": ["one", "two"]}}, or set {kind}_dir to the folder that has it'
         )
     if lang in words:

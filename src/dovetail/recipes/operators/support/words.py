@@ -23,7 +23,7 @@ _WORD_CORE = re.compile("[^{0}](?:.*[^{0}])?".format("".join(map(re.escape, sort
 
 
 def _split_words(text: str) -> list[str]:
-    """What stands between separators, nothing at all included."""
+    """Texts between separators, including empty ones."""
     return text.replace("\n", " ").replace("\t", " ").split(" ")
 
 
@@ -36,22 +36,22 @@ def strip_special(word: str) -> str:
 
 
 def lowercase_words(text: str) -> list[str]:
-    """Its words in lower case. Nobody may change the list: it is shared."""
+    """Words in lower case. The list is shared and must not be modified."""
     parts = _split_words(text.lower())
-    if text.isascii():  # most words are all letters, and to see that is quicker than to strip them
+    if text.isascii():  # most words are all letters, which is faster to test than to strip them
         return [word for part in parts if (word := part if part.isalpha() else part.strip(ASCII_SPECIAL_CHARACTERS))]
     return [word for part in parts if (word := strip_special(part))]
 
 
 def count_words(text: str) -> int:
-    """How many words are left after special characters are gone from their ends: those that are not all special."""
+    """Number of words that are not only special characters."""
     if text.isascii():
         return len(text.encode().translate(None, _ASCII_SPECIAL_BYTES).split())
     return sum(not SPECIAL_CHARACTERS.issuperset(part) for part in _split_words(text))
 
 
 class WordFilter(TextStatFilter):
-    """A filter whose figure is about the words of a text, in lower case."""
+    """A filter with a statistic of the words of a text, in lower case."""
 
     shared_intermediates: ClassVar[tuple[str, ...]] = ("words",)
     words: Callable[[str], list[str]] = staticmethod(lowercase_words)
@@ -61,7 +61,7 @@ class WordFilter(TextStatFilter):
 
 
 def keep_words(text: str, keeps: Callable[[str], bool] | None) -> str:
-    """Lines, cells between tabs and words that are empty, or become it, go with their separators."""
+    """Remove empty lines, tab-separated cells and words together with their separators."""
     if keeps is None and "  " not in text and "\n" not in text and "\t" not in text:
         return text.strip(" ")
     lines = []
@@ -84,7 +84,7 @@ def _filter_cell(cell: str, keeps: Callable[[str], bool] | None) -> str:
 
 
 def strip_special_by_loop(word: str) -> str:
-    """Without the special characters at both ends."""
+    """Strip special characters from both ends."""
     start, end = 0, len(word)
     while start < end and word[start] in SPECIAL_CHARACTERS:
         start += 1
