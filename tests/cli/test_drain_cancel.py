@@ -117,7 +117,7 @@ def test_a_killed_run_is_lost_and_goes_on(place: Place) -> None:
         assert started.ended() == -signal.SIGKILL
     told = place.run("cancel", "last")
     assert told.returncode == 2
-    assert "lost: its process is gone" in told.stderr
+    assert "lost: its process exited" in told.stderr
     assert f"dovetail run --resume {run.name}" in told.stderr
     assert f"dovetail run --resume {run.name}" in place.run("status", "last").stderr
     resumed_to_the_end(place, run)

@@ -203,7 +203,7 @@ def circle() -> list[Any]:
     ("bad", "reason"),
     [
         ({"x": b"bytes"}, "TypeError: JSON has no form for a bytes: decode it"),
-        ({"x": {1, 2}}, "a set: make it a sorted list"),
+        ({"x": {1, 2}}, "set: convert it to a sorted list"),
         ({"x": object()}, "TypeError: JSON has no form for a object"),
         ({(1, 2): 3}, "TypeError: keys must be"),
         (circle(), "ValueError: Circular"),
@@ -254,7 +254,7 @@ def test_csv_values(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["csv", "parquet", "lance"])
 @pytest.mark.parametrize(
-    ("bad", "reason"), [(5, "a row of a table is a dict, not a int"), ({3: 1}, "a column's name is a text")]
+    ("bad", "reason"), [(5, "a row of a table must be a dict, not int"), ({3: 1}, "a column name must be a str")]
 )
 def test_tables_take_only_dicts(kind: str, bad: Any, reason: str, tmp_path: Path) -> None:
     target = opened(tmp_path / f"x.{kind}")

@@ -103,7 +103,7 @@ def test_what_cannot_be_found(tmp_path: Path) -> None:
         opened(source([str(tmp_path / "*.jsonl"), str(tmp_path / "data.jsonl")]))
     with pytest.raises(ConfigError, match="not a regular file"):
         opened(source("/dev/null", format="text"))
-    with pytest.raises(ConfigError, match="columns makes no sense for jsonl"):
+    with pytest.raises(ConfigError, match="columns is not supported for jsonl"):
         opened(source(tmp_path / "data.jsonl", columns=["a"]))
 
 

@@ -45,7 +45,7 @@ def test_the_one_that_exceeds_what_it_asked_for_by_most_goes_not_the_largest() -
     found = choose_victim(94 * GB, 100 * GB, {1: 60 * GB, 2: 20 * GB, 3: 12 * GB}, {1: 64 * GB, 2: 8 * GB, 3: 2 * GB})
     assert found == (
         2,
-        "ended before memory ran out: 94GB of 100GB were used (94%); it used 20GB and had asked for 8GB",
+        "ended before memory ran out: 94GB of 100GB were used (94%); it used 20GB and requested 8GB",
     )
 
 
@@ -53,14 +53,14 @@ def test_one_that_did_not_say_what_it_needs_exceeds_it_by_all_it_has() -> None:
     found = choose_victim(94 * GB, 100 * GB, {1: 60 * GB, 2: 30 * GB}, {1: 55 * GB, 2: 0})
     assert found is not None
     assert found[0] == 2
-    assert found[1].endswith("it used 30GB and had not said how much it needs")
+    assert found[1].endswith("it used 30GB and requested no memory")
 
 
 def test_where_all_keep_to_what_they_asked_for_the_largest_goes() -> None:
     found = choose_victim(94 * GB, 100 * GB, {1: 40 * GB, 2: 50 * GB}, {1: 40 * GB, 2: 64 * GB})
     assert found is not None
     assert found[0] == 2
-    assert "nobody used more than it had asked for" in found[1]
+    assert "no worker exceeded its request" in found[1]
 
 
 def test_small_workers_that_said_nothing_are_not_ended_one_by_one_beside_a_large_one() -> None:
@@ -124,7 +124,7 @@ def test_the_real_worker_that_holds_most_is_found_and_lost_for_want_of_memory() 
         until(lambda: heard(WorkerLost), "it is lost")
         (lost,) = heard(WorkerLost)
         assert (lost.worker, lost.cause) == (2, LossCause.OUT_OF_MEMORY)
-        assert "and had asked for 64MB" in lost.detail
+        assert "and requested 64MB" in lost.detail
         assert lost.peak_bytes > 300 * MB
     finally:
         engine.close()

@@ -173,7 +173,7 @@ def test_our_own_watch_ends_a_worker_before_memory_runs_out(ray_cluster: FakeClu
         lost = made.lost(1)
         assert lost.cause is LossCause.OUT_OF_MEMORY
         assert "ended before memory ran out" in lost.detail
-        assert "had not said how much it needs" in lost.detail
+        assert "requested no memory" in lost.detail
         assert [crumb.message for crumb in lost.breadcrumbs] in ([message], [])
         assert not any(isinstance(event, NodeLeft) for event in made.log)
     finally:

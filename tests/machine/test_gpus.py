@@ -105,7 +105,7 @@ def test_when_the_cards_cannot_be_counted_there_are_none_and_nvml_is_shut_down()
     library.counting_fails = NVMLError
     assert NvmlReader(library).cards() == (
         [],
-        ["NVML does not count the GPUs (Unknown Error): GPUs, if any, are not seen"],
+        ["NVML failed to count GPUs (Unknown Error): GPUs are not detected"],
     )
     assert library.open == 0
 
@@ -225,14 +225,14 @@ def with_nvidia(root: Path, sign: str) -> Path:
 def test_a_missing_driver_is_noted_only_where_there_is_a_card(tmp_path: Path, error: type[NVMLError]) -> None:
     library = ScriptedNvml(starts_with=error)
     assert NvmlReader(library, tmp_path).cards() == ([], [])
-    note = f"NVIDIA driver missing ({error.text}): GPUs, if any, are not seen"
+    note = f"NVIDIA driver missing ({error.text}): GPUs are not detected"
     assert NvmlReader(library, with_nvidia(tmp_path, "dev/nvidia0")).cards() == ([], [note])
 
 
 def test_a_driver_that_does_not_match_its_library_is_always_noted(tmp_path: Path) -> None:
     cards, notes = NvmlReader(ScriptedNvml(starts_with=NVMLError_LibRmVersionMismatch), tmp_path).cards()
     assert cards == []
-    assert notes == ["NVML does not start (RM has detected an NVML/RM version mismatch.): GPUs, if any, are not seen"]
+    assert notes == ["NVML failed to initialise (RM has detected an NVML/RM version mismatch.): GPUs are not detected"]
 
 
 def test_a_missing_pynvml_is_noted_only_where_there_is_a_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,7 +245,7 @@ def test_a_missing_pynvml_is_noted_only_where_there_is_a_card(tmp_path: Path, mo
 
     monkeypatch.setattr(builtins, "__import__", without_pynvml)
     assert NvmlReader(root=tmp_path).cards() == ([], [])
-    note = "NVML not installed: GPUs, if any, are not seen; pip install 'dovetail-ml[gpu]'"
+    note = "NVML not installed: GPUs are not detected; pip install 'dovetail-ml[gpu]'"
     assert NvmlReader(root=with_nvidia(tmp_path, "proc/driver/nvidia")).cards() == ([], [note])
 
 
@@ -287,5 +287,5 @@ def test_the_errors_of_the_real_library_are_caught(
         raise getattr(pynvml, error.__name__)
 
     monkeypatch.setattr(pynvml, "nvmlInit", fail)
-    note = f"NVIDIA driver missing ({error.text}): GPUs, if any, are not seen"
+    note = f"NVIDIA driver missing ({error.text}): GPUs are not detected"
     assert NvmlReader(root=with_nvidia(tmp_path, "dev/nvidia0")).cards() == ([], [note])

@@ -74,7 +74,7 @@ def test_the_order_in_which_cuda_counts_is_taken_from_the_environment(tmp_path: 
     sure = read_machine(gpus=gpus, environ=settled, root=tmp_path)
     assert [card.uuid for card in doubtful.cards] == [card.uuid for card in sure.cards] == ["GPU-b", "GPU-a"]
     assert [note for note in doubtful.notes if note not in sure.notes] == [
-        "CUDA_VISIBLE_DEVICES=1,0 is read in PCI order, CUDA may count unlike cards otherwise: "
+        "CUDA_VISIBLE_DEVICES=1,0 is read in PCI order, but CUDA may number different cards in another order: "
         "set CUDA_DEVICE_ORDER=PCI_BUS_ID or name the cards by UUID"
     ]
 

@@ -61,7 +61,7 @@ def test_the_values_that_hide_all_hide_all(value: str) -> None:
         ("0,,1", "'' is neither the number nor the UUID of a GPU"),
         ("0,all,1", "'all' is neither the number nor the UUID of a GPU"),
         ("0,GPU-zz,1", "'GPU-zz' names no GPU of this machine"),
-        ("0,GPU-aa,1", "'GPU-aa' is the beginning of 2 UUIDs"),
+        ("0,GPU-aa,1", "'GPU-aa' is a prefix of 2 UUIDs"),
         ("0,\u0661,1", "'\\u0661' is neither the number nor the UUID of a GPU"),
         ("0,bb,1", "'bb' is neither the number nor the UUID of a GPU"),
     ],
@@ -107,12 +107,12 @@ def test_mig_instances_are_chosen_by_uuid() -> None:
 def test_the_number_of_a_card_in_mig_mode_chooses_none_of_its_instances() -> None:
     chosen, notes = visible_cards([A, M1, M2], "3,0")
     assert chosen == [A]
-    assert "'3' is a GPU in MIG mode, and only UUIDs choose a MIG instance: passed over" in notes[0]
+    assert "'3' is a GPU in MIG mode: select MIG instances by UUID: passed over" in notes[0]
 
 
 def test_the_uuid_of_a_card_in_mig_mode_is_explained() -> None:
     _, notes = visible_cards([A, M1], "GPU-parent")
-    assert "names no GPU of this machine (a GPU in MIG mode is chosen by the UUIDs of its instances)" in notes[0]
+    assert "names no GPU of this machine (select MIG instances by their UUIDs)" in notes[0]
 
 
 def test_the_old_form_of_a_mig_name_is_taken_if_the_driver_still_uses_it() -> None:

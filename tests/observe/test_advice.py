@@ -34,7 +34,7 @@ def caption(cpus: float | None = None, peak: float = 0, least: float | None = No
 
 def test_more_cpus_than_asked_for_are_told_with_what_to_write() -> None:
     (text,) = overuse_texts(caption(3.1), RequestedResources(cpus=1))
-    assert text == "stage caption uses 3.1 CPUs per worker and asked for 1: Resources(cpus=3)"
+    assert text == "stage caption uses 3.1 CPUs per worker and requests 1: Resources(cpus=3)"
 
 
 @pytest.mark.parametrize(("asked", "used"), [(1, 1.5), (0, 0.25), (4, 5.25), (0.5, 0.8), (8, 8), (2, None)])
@@ -56,7 +56,7 @@ def test_more_memory_than_asked_for_is_told_with_what_to_write() -> None:
 
 def test_ranks_of_a_gang_are_told_what_each_of_them_should_ask_for() -> None:
     cpus, memory = overuse_texts(caption(12.0, peak=8 * GB), RequestedResources(1, GB, ranks=4))
-    assert cpus == "stage caption uses 3 CPUs per rank and asked for 1: Resources(cpus=3)"
+    assert cpus == "stage caption uses 3 CPUs per rank and requests 1: Resources(cpus=3)"
     assert memory == 'stage caption: peak memory 2GB per rank, asked for 1GB: Resources(memory="2.5GB")'
     assert overuse_texts(caption(6.0), RequestedResources(1, ranks=4)) == []
 

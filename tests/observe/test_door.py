@@ -201,7 +201,7 @@ def test_a_door_that_another_living_driver_holds_is_not_taken_over(
         assert other.stdout is not None
         assert other.stdout.readline() == "open\n"
         door = ControlSocket(tmp_path, lambda *_: None)
-        with pytest.raises(ConfigError, match=f"another process, {other.pid}, is running this run now") as found:
+        with pytest.raises(ConfigError, match=f"process {other.pid} is executing this run") as found:
             door.start()
         assert found.value.codes == ("DT362",)
         door.close()
@@ -234,7 +234,7 @@ def test_a_run_that_is_over_is_told_apart(tmp_path: Path, status: str) -> None:
 def test_a_run_whose_process_is_gone_is_lost(tmp_path: Path) -> None:
     gone = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
     make_run(tmp_path, pid=int(gone.stdout))
-    with pytest.raises(ConfigError, match="lost: its process is gone") as found:
+    with pytest.raises(ConfigError, match="lost: its process exited") as found:
         send_request(tmp_path, "cancel")
     assert "dovetail run --resume" in str(found.value)
 

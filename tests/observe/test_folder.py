@@ -77,7 +77,7 @@ def test_a_run_can_be_kept_elsewhere_but_not_in_a_folder_of_something_else(tmp_p
     assert folder.path == tmp_path / "deep" / "here"
     folder.header.write_text("{}")
     assert create_run("video", folder.path, again=True) == folder
-    with pytest.raises(ConfigError, match="has a run in it already"):
+    with pytest.raises(ConfigError, match="already contains a run"):
         create_run("video", folder.path)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").touch()

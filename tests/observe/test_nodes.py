@@ -77,7 +77,7 @@ def test_a_node_that_left_says_why_and_one_that_came_back_is_there(tmp_path: Pat
         node(3, "z", "joined"),
     )
     assert [(it.name, it.left) for it in summarize_nodes(history)] == [
-        ("x", "power"), ("y", "no reason is known"), ("z", None),
+        ("x", "power"), ("y", "unknown reason"), ("z", None),
     ]  # fmt: skip
 
 

@@ -38,7 +38,7 @@ class Told(Telemetry):
 
     def __init__(self, workers: int = 2) -> None:
         super().__init__(dict)
-        self.news = [Advice("a", "cpus", 3.1, "stage a uses 3.1 CPUs per worker and asked for 1: Resources(cpus=3)")]
+        self.news = [Advice("a", "cpus", 3.1, "stage a uses 3.1 CPUs per worker and requests 1: Resources(cpus=3)")]
         self._made, self._second, self._count = UsageTotals(), 0, workers
 
         self._step()
@@ -99,7 +99,7 @@ def test_the_summary_has_what_was_measured_and_what_to_change(tmp_path: Path) ->
     assert "CPUs each  peak memory" in unit_table_lines(told)[0]
     assert unit_table_lines(told)[1].endswith("3.1        100MB")
     text = "\n".join(summary_lines(told))
-    assert "to change   stage a uses 3.1 CPUs per worker and asked for 1: Resources(cpus=3)" in text
+    assert "to change   stage a uses 3.1 CPUs per worker and requests 1: Resources(cpus=3)" in text
     assert all(len(line) < 120 for line in text.split("folder  ")[0].splitlines())
     data = json.loads(json.dumps(told.to_dict()))
     assert data["advice"] == list(told.advice)

@@ -302,7 +302,7 @@ def test_what_may_not_be_read_or_written(tmp_path: Path) -> None:
     (tmp_path / "closed").mkdir(mode=0o555)
     with Script(tmp_path, POWERLESS) as script:
         said = script.finish()
-    assert "secret.jsonl  may not be read" in said, said
+    assert "secret.jsonl  permission denied" in said, said
     assert "['DT351']" in said, said
     assert "Permission denied" in said, said
     assert names_in(tmp_path / "closed") == names_in(tmp_path / "free") == []

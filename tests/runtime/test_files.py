@@ -240,7 +240,7 @@ def test_names_that_lance_does_not_know_are_told_at_once_not_at_the_end(tmp_path
     def odd(rows: list[Any]) -> list[Any]:
         return [{"i": row["i"], "_rowid" if row["i"] == 3 else "a.b" if row["i"] == 17 else "x": 1} for row in rows]
 
-    with pytest.raises(dt.RunError, match=r"item failed: .* Lance has no column of the name"):
+    with pytest.raises(dt.RunError, match=r"item failed: .* Lance does not support the column name"):
         run_of(dt.Stage("odd", odd, batch_size=10), source=source, sink=tmp_path / "out.lance").wait()
     run = run_of(dt.Stage("odd", odd, batch_size=10, on_error="skip"), source=source, sink=tmp_path / "out.lance")
     assert run.wait().aside == 2

@@ -167,4 +167,4 @@ def _complete_line_bytes(path: Path) -> int:
 
 def _write_error(path: Path, error: OSError) -> SourceSinkError:
     message = f"the commit log cannot be written: {error.strerror}"
-    return SourceSinkError("DT380", message, "make room or mend the disk", str(path))
+    return SourceSinkError("DT380", message, "free disk space or repair the disk", str(path))

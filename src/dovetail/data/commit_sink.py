@@ -213,7 +213,9 @@ class CommitSink:
                 _sync_file(self._spool / name)
             except OSError as error:
                 message = f"the spool cannot be written: {error.strerror}"
-                raise SourceSinkError("DT381", message, "make room or mend the disk", str(self._spool)) from None
+                raise SourceSinkError(
+                    "DT381", message, "free disk space or repair the disk", str(self._spool)
+                ) from None
 
     def _call_functions(self, deliver: Deliver) -> None:
         """Pass results to callables. After a kill before the line is written they are passed again: at least once, not
@@ -225,7 +227,7 @@ class CommitSink:
                 items = load_in_order(self._store, segments) if self._ordered else _load_items(self._store, segments)
                 bad = [item for item in items if isinstance(item, UnreadableItem)] if self._store.unreadable else []
                 if bad:
-                    message = f"{len(bad)} results cannot be unpickled here: {bad[0].error_text}"
+                    message = f"{len(bad)} results cannot be unpickled in the driver: {bad[0].error_text}"
                     raise SourceSinkError("DT336", message, "return plain values, or objects of importable classes")
                 function(items)
 

@@ -26,7 +26,7 @@ MAX_PATHS_SHOWN = 10
 
 
 def source_changed(path: str, how: str) -> SourceSinkError:
-    fix = "run again from the beginning, or put the file back as it was and resume; copy a file that others still write"
+    fix = "start a new run, or restore the file and resume; copy files that are still being written"
     return SourceSinkError(SOURCE_CHANGED, f"changed while it was read: {how}", fix, path)
 
 
@@ -37,15 +37,15 @@ def cannot_read(path: str, error: BaseException) -> SourceSinkError:
     if isinstance(error, FileNotFoundError):
         return source_changed(path, "it is gone")
     if isinstance(error, PermissionError):
-        return SourceSinkError(CANNOT_READ, "may not be read", f"chmod u+r {shlex.quote(path)}", path)
+        return SourceSinkError(CANNOT_READ, "permission denied", f"chmod u+r {shlex.quote(path)}", path)
     said = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
-    return SourceSinkError(CANNOT_READ, f"cannot be read: {said}", "resume when the cause is gone", path)
+    return SourceSinkError(CANNOT_READ, f"cannot be read: {said}", "fix the cause, then resume", path)
 
 
 def archive_damaged(path: str, error: BaseException | str) -> SourceSinkError:
     said = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
     return SourceSinkError(
-        CANNOT_READ, f"the archive is damaged or cut off: {said}", "make or fetch the file again", path
+        CANNOT_READ, f"the archive is damaged or truncated: {said}", "create or download the file again", path
     )
 
 
@@ -74,21 +74,21 @@ def resume_command(run_id: str) -> str:
 def write_failed(error: OSError, path: str, run_id: str) -> SourceSinkError:
     """The error of a sink that ends a run; committed results are kept."""
     folder = shlex.quote(str(Path(path).parent))
-    again = f"then go on with: {resume_command(run_id)}"
+    again = f"then resume with: {resume_command(run_id)}"
     said = error.strerror or str(error)
     # pyarrow and lance report the errno only as text
     if error.errno in DISK_FULL_ERRNOS or "No space left" in said or "File too large" in said:
-        message = f"no room for the results: {said}"
-        return SourceSinkError("DT353", message, f"make room (df -h {folder} shows how much there is), {again}", path)
+        message = f"no space for the results: {said}"
+        return SourceSinkError("DT353", message, f"free disk space (df -h {folder}), {again}", path)
     if error.errno in PATH_GONE_ERRNOS:
         return results_missing(path, run_id)
-    return SourceSinkError("DT355", f"the results cannot be written: {said}", f"see that it can be, {again}", path)
+    return SourceSinkError("DT355", f"the results cannot be written: {said}", f"fix the cause, {again}", path)
 
 
 def results_missing(
-    path: str, run_id: str, what: str = "results that were written are not there any more"
+    path: str, run_id: str, what: str = "part files of committed results are missing"
 ) -> SourceSinkError:
-    fix = f"compute them again, and go on, with: {resume_command(run_id)}"
+    fix = f"recompute them with: {resume_command(run_id)}"
     return SourceSinkError("DT354", what, fix, path)
 
 

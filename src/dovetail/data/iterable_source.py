@@ -159,5 +159,5 @@ class IterableSource:
 
 def _unsendable_error(first: int, count: int, error: UnsendableItemError) -> RunError:
     place = f"item {first + error.index}" if error.index >= 0 else f"one of items {first} to {first + count - 1}"
-    message = f"{place} of the source cannot be sent to a worker: {error.error_text}"
-    return RunError(Problem("DT335", message, fixes=("what a worker needs to make it there: a path, a key",)))
+    message = f"{place} of the source cannot be pickled: {error.error_text}"
+    return RunError(Problem("DT335", message, fixes=("a path or a key from which a worker can load it",)))

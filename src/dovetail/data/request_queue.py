@@ -93,15 +93,15 @@ class RequestFuture(Future[Any]):
 
 
 def _several_results_error(count: int) -> ItemFailed:
-    message = f"the pipeline made {count} results of this item, and one was asked for"
-    fixes = ("submit(item, many=True) gives the list of them",)
+    message = f"the pipeline returned {count} results for this item; one was expected"
+    fixes = ("submit(item, many=True) returns a list",)
     return ItemFailed(Problem("DT379", message, fixes=fixes))
 
 
 def item_failed_error(stage: str, error: str, traceback: str, attempts: int) -> ItemFailed:
     lines = tuple([line for line in traceback.splitlines() if line.strip()][-MAX_TRACEBACK_LINES:])
     times = f", {attempts} times" if attempts > 1 else ""
-    problem = Problem("DT378", f"this item failed in {stage}{times}: {error}", lines, ("mend the item or the stage",))
+    problem = Problem("DT378", f"this item failed in {stage}{times}: {error}", lines, ("fix the item or the stage",))
     return ItemFailed(problem, stage, error, traceback)
 
 
@@ -396,18 +396,18 @@ def service_closed_error(why: str) -> ServiceClosed:
 
 
 def _too_many_error(pending: int) -> TooManyRequests:
-    message = f"{pending} requests are pending, and no more are kept"
-    fixes = ("submit(item) without block=False waits for room", "dt.serve(pipeline, max_pending=100_000) keeps more")
+    message = f"{pending} requests are pending, the maximum"
+    fixes = ("submit(item) without block=False waits", "dt.serve(pipeline, max_pending=100_000) allows more")
     return TooManyRequests(Problem("DT377", message, fixes=fixes))
 
 
 def _unsendable_request_error(error: str) -> ItemFailed:
     message = f"this item cannot be sent to a worker: {error}"
-    fixes = ("submit what a worker needs to make it there: a path, a key",)
+    fixes = ("submit a path or a key from which a worker can load it",)
     return ItemFailed(Problem("DT378", message, fixes=fixes), error=error)
 
 
 def _unreadable_result_error(stage: str, error: str) -> ItemFailed:
-    message = f"the result of {stage} came back and cannot be unpickled here: {error}"
+    message = f"the result of {stage} cannot be unpickled in the driver: {error}"
     fixes = ("return plain values, or objects of importable classes",)
     return ItemFailed(Problem("DT378", message, fixes=fixes), stage=stage, error=error)

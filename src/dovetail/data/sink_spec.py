@@ -132,9 +132,13 @@ def find_problems(spec: SinkSpec) -> list[Problem]:
         )
     elif spec.format is None and _format_from_name(spec.path) is None:
         suffix = stem_and_suffix(Path(spec.path).name)[1]
-        said = f"the name does not say which format: {suffix!r}" if suffix else "the name does not say which format"
+        said = (
+            f"the file name has no known format suffix: {suffix!r}"
+            if suffix
+            else "the file name has no known format suffix"
+        )
         guess = did_you_mean(suffix[1:], list(SUFFIXES)) if suffix else ""
-        fix = f"end it with .jsonl, .csv, .tsv, .parquet or .lance, or say format: one of {', '.join(FORMATS)}"
+        fix = f"end it with .jsonl, .csv, .tsv, .parquet or .lance, or set format: one of {', '.join(FORMATS)}"
         found.append(_problem(f"{said}{guess}", fix, spec))
     else:
         found += _format_problems(spec, *spec.form)
@@ -151,7 +155,7 @@ def find_problems(spec: SinkSpec) -> list[Problem]:
 
 
 def _path_problems(path: Any) -> list[Problem]:
-    example = "write a path like out.jsonl, or an address like s3://bucket/out.jsonl"
+    example = "use a path such as out.jsonl, or a URL such as s3://bucket/out.jsonl"
     if not isinstance(path, str):
         return [_problem(f"the path of a sink is {short_repr(path)}", example)]
     if not path.strip() or "\0" in path:
@@ -185,7 +189,7 @@ def _format_problems(spec: SinkSpec, kind: str, packing: str | None) -> list[Pro
         fix = f"compression: one of {', '.join(COMPRESSIONS)}"
         found.append(_problem(f"`compression` is {short_repr(spec.compression)}", fix, spec))
     if kind == "lance" and any(ord(letter) < 32 for letter in spec.path):
-        found.append(_problem("Lance has no names with control characters", "choose another name", spec))
+        found.append(_problem("Lance does not support control characters in names", "choose another name", spec))
     columns: Any = spec.columns
     if columns is None:
         return found

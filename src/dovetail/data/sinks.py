@@ -110,17 +110,15 @@ class FileSink:
         try:
             self._check_path()
         except OSError as error:  # a name that is too long, a loop of links, ...
-            raise self._refused_error(f"nothing can be written there: {error.strerror or error}") from None
+            raise self._refused_error(f"not writable: {error.strerror or error}") from None
         if not resumed and self._final is None:
             self._probe()
         if not resumed and self.spec.exists == "fail" and self._exists():
             folder, slash, name = self.spec.path.rpartition("/")
             stem, dot, suffix = name.partition(".")
             other = f"{folder}{slash}{stem}-2{dot}{suffix}"
-            fixes = (f"choose another name, like {other}", "say `exists: replace` or `exists: append`")
-            raise ConfigError(
-                Problem("DT352", "it is there already, and `exists` is `fail`", (), fixes, self.spec.path)
-            )
+            fixes = (f"choose another name, like {other}", "set `exists: replace` or `exists: append`")
+            raise ConfigError(Problem("DT352", "the file exists, and `exists` is `fail`", (), fixes, self.spec.path))
         try:
             self.parts.mkdir(parents=True, exist_ok=True)
             sync_folder(self.parts.parent)
@@ -130,7 +128,7 @@ class FileSink:
                     self._keep_old_file()
                     self._check_old_readable()
         except OSError as error:
-            raise self._refused_error(f"nothing can be written there: {error.strerror or error}") from None
+            raise self._refused_error(f"not writable: {error.strerror or error}") from None
         except SourceSinkError as error:
             raise self._refused_error(error.message) from None
 
@@ -149,23 +147,21 @@ class FileSink:
             return
         for folder in final.parents:
             if folder.exists() and not folder.is_dir():
-                raise self._refused_error(f"{folder} is a file, and would have to be a folder")
+                raise self._refused_error(f"{folder} is a file, not a folder")
         with suppress(FileNotFoundError, NotADirectoryError):
             mode = final.stat().st_mode
             if self.kind == "lance":
                 if not stat.S_ISDIR(mode):
-                    raise self._refused_error("there is a file, and a Lance dataset is a folder")
+                    raise self._refused_error("a file exists there, and a Lance dataset is a folder")
                 if not (final / "_versions").is_dir() and any(final.iterdir()):
-                    raise self._refused_error(
-                        "there is a folder that is not a Lance dataset, and it will not be replaced"
-                    )
+                    raise self._refused_error("a folder exists there that is not a Lance dataset; it is not replaced")
             elif self._shards is None and stat.S_ISDIR(mode):
-                raise self._refused_error("there is a folder of that name: name a file in it")
+                raise self._refused_error("a folder of that name exists: specify a file in it")
             elif self._shards is None and not stat.S_ISREG(mode):
-                raise self._refused_error("what is there is not a file")
+                raise self._refused_error("not a regular file")
 
     def _refused_error(self, message: str) -> ConfigError:
-        fixes = ("choose a path of a file in a folder that you may write to",)
+        fixes = ("choose a file in a folder that you can write to",)
         return ConfigError(Problem("DT351", message, (), fixes, self.spec.path))
 
     def _exists(self) -> bool:
@@ -260,10 +256,10 @@ class FileSink:
             try:
                 pq.read_schema(self.parts / BASE_FILE)
             except Exception as error:
-                raise self._refused_error(f"rows are to be added to it, and it cannot be read: {error}") from None
+                raise self._refused_error(f"cannot append, because the file cannot be read: {error}") from None
 
     def _changed_error(self) -> SourceSinkError:
-        message = "the file to append to was changed by somebody else since the run began"
+        message = "the file to append to was changed by another process since the run started"
         return SourceSinkError(
             "DT357", message, "run it again from the beginning, or with `exists: replace`", self.spec.path
         )

@@ -155,7 +155,7 @@ def _validate_format_settings(values: dict[str, Any], wrong: Any) -> None:
     form = values.get("format")
     if form is not None and form not in FORMATS:
         near = did_you_mean(form, FORMATS) if isinstance(form, str) else ""
-        wrong(f"format is {short_repr(form)}, which is none{near}", f"format: one of {', '.join(FORMATS)}")
+        wrong(f"format is {short_repr(form)}, which is not a format{near}", f"format: one of {', '.join(FORMATS)}")
     encoding = values.get("encoding", "utf-8")
     try:
         name = codecs.lookup(encoding).name.replace("-", "_")
@@ -166,7 +166,9 @@ def _validate_format_settings(values: dict[str, Any], wrong: Any) -> None:
                 f"encoding {encoding!r} cannot be read line by line", "iconv -f THAT -t utf-8 old > new, then read new"
             )
     except (LookupError, TypeError, ValueError):
-        wrong(f"encoding is {short_repr(encoding)}, which Python does not know", "encoding: utf-8", "encoding: latin-1")
+        wrong(
+            f"encoding is {short_repr(encoding)}, which Python does not support", "encoding: utf-8", "encoding: latin-1"
+        )
     delimiter = values.get("delimiter")
     if delimiter is not None and not (
         isinstance(delimiter, str) and len(delimiter) == 1 and delimiter.isascii() and delimiter not in '"\r\n\0'
@@ -179,12 +181,12 @@ def _validate_combination(spec: SourceSpec, said: dict[Any, Any], wrong: Any) ->
     if form is None:
         return
     if spec.columns and form not in ("csv", "parquet", "lance"):
-        wrong(f"columns makes no sense for {form}", "leave columns out, and drop fields in a stage")
+        wrong(f"columns is not supported for {form}", "leave columns out, and drop fields in a stage")
     for key in ("delimiter", "header"):
         if said.get(key) is not None and form != "csv":
-            wrong(f"{key} makes no sense for {form}", "format: csv")
+            wrong(f"{key} is not supported for {form}", "format: csv")
     if said.get("encoding") is not None and form not in LINE_FORMATS:
-        wrong(f"encoding makes no sense for {form}", "leave encoding out")
+        wrong(f"encoding is not supported for {form}", "leave encoding out")
 
 
 # --- opening

@@ -51,7 +51,7 @@ def summarize_exception(error: BaseException, *, detailed: bool = True) -> Excep
         out_of_memory, on_gpu = classify_memory_error(error)
         return ExceptionSummary(_summary_line(error), _traceback_text(error) if detailed else "", out_of_memory, on_gpu)
     except BaseException:  # nothing of a user's exception is reliable, not even its name
-        return ExceptionSummary("an exception that cannot be shown", "", out_of_memory=False, on_gpu=False)
+        return ExceptionSummary("unprintable exception", "", out_of_memory=False, on_gpu=False)
 
 
 class FailureCollector:
@@ -135,7 +135,7 @@ def _exception_text(error: BaseException) -> str:
     try:
         return str(error)
     except BaseException:  # whatever the user's __str__ raises
-        return "its text cannot be shown: __str__ failed"
+        return "unprintable: __str__ failed"
 
 
 def _without_own_frames(trace: TracebackType | None) -> TracebackType | None:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 NOT_BATCH_TYPES = (str, bytes, bytearray, dict)
 MAX_SINGLE_TYPES = 1000
-RETURN_FIX = "return a list: [] drops, a list goes on; for one item in, one out use dt.each"
+RETURN_FIX = "return a list ([] drops the items); to map one item to one item, use dt.each"
 ASYNC_FIX = "its function must itself be `async def`, so that the call is awaited"
 
 

@@ -85,7 +85,7 @@ class UnitExecutor:
         """The step of a barrier stage, which gets all input at once; None: not a barrier."""
         for one in hosted if len(hosted) > 1 else ():
             if one.is_async:
-                what = f"stage {one.name!r}: its calls are awaited, so that it cannot share workers"
+                what = f"stage {one.name!r}: async stages cannot be fused with other stages"
                 raise PipelineError(Problem("DT034", what, (f"unit {'+'.join(self.stages)}",), ("fuse=False",)))
 
     # --- setup and teardown
@@ -200,7 +200,7 @@ def _run_without_loop(coroutine: Coroutine[Any, Any, T]) -> T:
         value: T = end.value
         return value
     coroutine.close()
-    raise TypeError("setup and teardown can only wait (`await`) where the stage's __call__ is `async def` too")
+    raise TypeError("async setup and teardown require an `async def __call__`")
 
 
 def _add_note(error: BaseException, text: str) -> None:

@@ -64,20 +64,20 @@ class NvmlReader:
         nvml = self._library or _import_pynvml()
         if nvml is None:
             fix = "pip install 'dovetail-ml[gpu]'"
-            return [], self._note_if_nvidia(f"NVML not installed: GPUs, if any, are not seen; {fix}")
+            return [], self._note_if_nvidia(f"NVML not installed: GPUs are not detected; {fix}")
         try:
             nvml.nvmlInit()
         except (nvml.NVMLError_LibraryNotFound, nvml.NVMLError_DriverNotLoaded) as error:
-            return [], self._note_if_nvidia(f"NVIDIA driver missing ({error}): GPUs, if any, are not seen")
+            return [], self._note_if_nvidia(f"NVIDIA driver missing ({error}): GPUs are not detected")
         except nvml.NVMLError as error:
-            return [], [f"NVML does not start ({error}): GPUs, if any, are not seen"]
+            return [], [f"NVML failed to initialise ({error}): GPUs are not detected"]
         cards: list[CardFacts] = []
         notes: list[str] = []
         try:
             for index in range(nvml.nvmlDeviceGetCount()):
                 cards += _read_card(nvml, index, notes)
         except nvml.NVMLError as error:
-            notes.append(f"NVML does not count the GPUs ({error}): GPUs, if any, are not seen")
+            notes.append(f"NVML failed to count GPUs ({error}): GPUs are not detected")
         finally:
             with contextlib.suppress(nvml.NVMLError):
                 nvml.nvmlShutdown()
@@ -225,11 +225,11 @@ def _find_card(entry: str, cards: Sequence[CardFacts]) -> int | _NoMatch:
     if len(exact or begun) == 1:
         return (exact or begun)[0]
     if begun:
-        return _NoMatch(f"is the beginning of {len(begun)} UUIDs")
+        return _NoMatch(f"is a prefix of {len(begun)} UUIDs")
     if _OLD_MIG_NAME.fullmatch(entry):
         why = "is a MIG name of drivers before R470, use the UUID that nvidia-smi -L prints"
         return _NoMatch(why, ends_the_list=False)
-    mig = " (a GPU in MIG mode is chosen by the UUIDs of its instances)" if any(card.mig for card in cards) else ""
+    mig = " (select MIG instances by their UUIDs)" if any(card.mig for card in cards) else ""
     return _NoMatch(f"names no GPU of this machine{mig}")
 
 
@@ -241,7 +241,7 @@ def _find_numbered_card(number: int, cards: Sequence[CardFacts]) -> int | _NoMat
         return _NoMatch("is a GPU that was left out", ends_the_list=False)
     position = numbers.index(number)
     if cards[position].mig:
-        return _NoMatch("is a GPU in MIG mode, and only UUIDs choose a MIG instance", ends_the_list=False)
+        return _NoMatch("is a GPU in MIG mode: select MIG instances by UUID", ends_the_list=False)
     return position
 
 
@@ -252,8 +252,8 @@ def card_order_notes(cards: Sequence[CardFacts], value: str | None, order: str |
         return []
     fix = "set CUDA_DEVICE_ORDER=PCI_BUS_ID or name the cards by UUID"
     return [
-        f"CUDA_VISIBLE_DEVICES={_printable(value or '')} is read in PCI order, CUDA may count unlike "
-        f"cards otherwise: {fix}"
+        f"CUDA_VISIBLE_DEVICES={_printable(value or '')} is read in PCI order, but CUDA may number different "
+        f"cards in another order: {fix}"
     ]
 
 

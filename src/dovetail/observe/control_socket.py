@@ -84,7 +84,7 @@ class ControlSocket:
         except (OSError, ValueError, TypeError):
             return  # no listener, or the socket of a dead driver
         if found.get("pid") != os.getpid():
-            message = f"another process, {found.get('pid')}, is running this run now"
+            message = f"process {found.get('pid')} is executing this run"
             fixes = (f"dovetail status {run_reference(self.folder)}",)
             raise ConfigError(Problem("DT362", message, fixes=fixes, place=str(self.folder)))
 
@@ -114,15 +114,15 @@ class ControlSocket:
     def _answer(self, line: bytes) -> dict[str, Any]:
         asked = json.loads(line)
         if not isinstance(asked, dict):
-            raise TypeError(f'one JSON object is expected, such as {{"do": "ping"}}, not {short_repr(asked)}')
+            raise TypeError(f'expected one JSON object, such as {{"do": "ping"}}, not {short_repr(asked)}')
         do, reason = asked.get("do"), asked.get("reason", "")
         known = (*ACTIONS, *QUERIES)
         if do not in known:
             raise ValueError(
-                f"there is no {short_repr(do)}{did_you_mean(str(do), known)}; there are: {', '.join(known)}"
+                f"unknown command {short_repr(do)}{did_you_mean(str(do), known)}; commands: {', '.join(known)}"
             )
         if not isinstance(reason, str):
-            raise TypeError(f"reason is a text, not {short_repr(reason)}")
+            raise TypeError(f"reason must be a string, not {short_repr(reason)}")
         answer = {"ok": True, "do": do, "run": self.folder.name, "pid": os.getpid()}
         if do in ACTIONS:
             self._on_action(do, reason[:MAX_REASON_CHARACTERS] or f"asked to {do}")
@@ -161,22 +161,22 @@ def _check_running(folder: Path) -> None:
     status = run_status(header, time.time()) if header else "lost"
     name = run_reference(folder)
     if status != "running":
-        words = {"lost": "lost: its process is gone"}.get(status, status)
+        words = {"lost": "lost: its process exited"}.get(status, status)
         fixes: tuple[str, ...] = (f"dovetail status {name}",)
         if status != "finished" and RunFolder(folder).is_resumable:
             fixes = (f"dovetail run --resume {name}", *fixes)
         raise ConfigError(Problem("DT361", f"run {folder.name} is not running: it is {words}", fixes=fixes))
     host = header.get("host")
     if host != socket.gethostname():
-        message = f"run {folder.name} runs on {host}, and only there it can be told anything"
-        raise ConfigError(Problem("DT362", message, fixes=(f"ssh {host} and then the same command",)))
+        message = f"run {folder.name} runs on {host} and can only be controlled there"
+        raise ConfigError(Problem("DT362", message, fixes=(f"run the same command on {host}",)))
 
 
 def _unreachable_error(folder: Path, do: str, message: str, prefix: str = "") -> ConfigError:
     header = read_json_object(RunFolder(folder).header)
     fixes = [f"{prefix} dovetail {do} {run_reference(folder)}"] if prefix else []
     if not prefix and header.get("pid"):
-        fixes = [f"kill -INT {header['pid']} lets it finish what it has in hand"]
+        fixes = [f"kill -INT {header['pid']} stops reading and finishes the work in flight"]
     return ConfigError(Problem("DT362", f"run {folder.name} {message}", fixes=tuple(fixes)))
 
 
@@ -234,7 +234,7 @@ def _exchange(folder: Path, said: dict[str, Any], patience_s: float) -> dict[str
         ours.sendall(json.dumps(said).encode() + b"\n")
         answer = json.loads(_read_line(ours, patience_s))
     if not isinstance(answer, dict):
-        raise TypeError("an answer that is none")
+        raise TypeError("malformed answer")
     return answer
 
 
@@ -245,7 +245,7 @@ def _read_line(talking: socket.socket, patience_s: float) -> bytes:
     while b"\n" not in found:
         left = end - time.monotonic()
         if left <= 0:
-            raise TimeoutError("no whole line came")
+            raise TimeoutError("no complete line received")
         talking.settimeout(left)
         more = talking.recv(MAX_LINE_BYTES)
         if not more:

@@ -110,10 +110,8 @@ class RunHistory:
         folder = RunFolder(Path(path))
         header = read_json_object(folder.header)
         if not header:
-            message = "is not the folder of a run: there is no run.json in it that can be read"
-            raise ConfigError(
-                Problem("DT302", message, fixes=("dovetail ls shows the runs there are",), place=str(path))
-            )
+            message = "is not a run folder: no readable run.json"
+            raise ConfigError(Problem("DT302", message, fixes=("dovetail ls lists all runs",), place=str(path)))
         history = cls(folder, header)
         seen: dict[str, Mapping[str, Any]] = {}
         for line in (*read_json_lines(folder.rotated_events), *read_json_lines(folder.events)):

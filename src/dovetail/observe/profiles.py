@@ -127,7 +127,7 @@ def write_profiles(measured: Mapping[ProfileKey, StageMeasurement], wall: float 
         return ""
     except OSError as error:
         quiet = error.errno == errno.EROFS  # a read-only home is intended
-        return "" if quiet else f"what this run measured could not be kept in {folder}: {error.strerror or error}"
+        return "" if quiet else f"measurements of this run could not be saved in {folder}: {error.strerror or error}"
     return ""
 
 

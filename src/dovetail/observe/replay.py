@@ -102,7 +102,7 @@ def replay(path: Path, make_controller: Callable[[dict[str, Any]], Controller]) 
     header = next(lines, None)
     if not isinstance(header, dict) or "version" not in header or not isinstance(header.get("header"), dict):
         fixes = (RECORD_HINT,)
-        raise ConfigError(Problem("DT305", "is not the recording of a run", fixes=fixes, place=str(path)))
+        raise ConfigError(Problem("DT305", "is not a recording of a run", fixes=fixes, place=str(path)))
     if header["version"] != REPLAY_VERSION:
         text = (
             f"has recording format version {header['version']!r}, and this version of Dovetail replays only "

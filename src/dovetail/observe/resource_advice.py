@@ -74,7 +74,7 @@ def _cpu_overuse(use: UnitUse, asked: RequestedResources, each: str) -> list[Adv
         return []
     used = use.cpus_recent / asked.ranks
     text = (
-        f"stage {use.unit} uses {format_number(round(used, 1))} CPUs per {each} and asked for "
+        f"stage {use.unit} uses {format_number(round(used, 1))} CPUs per {each} and requests "
         f"{format_number(float(asked.cpus))}"
     )
     return [Advice(use.unit, "cpus", used, f"{text}: Resources(cpus={_suggested_cpus(used):g})")]
@@ -84,7 +84,7 @@ def _memory_overuse(use: UnitUse, asked: RequestedResources, each: str) -> list[
     peak = use.peak_bytes / asked.ranks
     if asked.memory_bytes is None or peak <= asked.memory_bytes:
         return []
-    shown = f"peak memory {format_size(round(peak))} per {each}, asked for {format_size(asked.memory_bytes)}"
+    shown = f"peak memory {format_size(round(peak))} per {each}, requested {format_size(asked.memory_bytes)}"
     text = f'stage {use.unit}: {shown}: Resources(memory="{format_exact_size(_suggested_memory_bytes(peak))}")'
     return [Advice(use.unit, "memory", peak, text)]
 

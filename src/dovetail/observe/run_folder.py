@@ -113,10 +113,8 @@ def create_run(
         folder = RunFolder(_expand_user(where).absolute())
         _make_folder(folder.path)
         if any(folder.path.iterdir()) and not (again and folder.header.exists()):
-            message = (
-                "has a run in it already" if folder.header.exists() else "is not empty, and not the folder of a run"
-            )
-            raise _error("DT302", message, fixes=("name a new folder for the run",), place=str(where))
+            message = "already contains a run" if folder.header.exists() else "is not empty and not a run folder"
+            raise _error("DT302", message, fixes=("specify a new folder for the run",), place=str(where))
         return folder
     while True:
         now = wall()
@@ -138,7 +136,7 @@ def _make_folder(path: Path) -> None:
 
 def cannot_write_error(path: Path, error: Exception) -> ConfigError:
     reason = getattr(error, "strerror", None) or str(error)
-    fix = "export DOVETAIL_HOME=/a/folder/of/yours, or name a folder for the run that you may write"
+    fix = "set DOVETAIL_HOME or the run folder to a folder that you can write to"
     return _error("DT303", f"cannot be written: {reason}", fixes=(fix,), place=str(path))
 
 
@@ -170,7 +168,9 @@ def find_run(what: str) -> RunFolder:
     if len(alike) == 1:
         return alike[0]
     if alike:
-        raise _error("DT304", f"{len(alike)} runs begin with {what!r}", _run_ids(alike), ("write more of the id",))
+        raise _error(
+            "DT304", f"{len(alike)} runs start with {what!r}", _run_ids(alike), ("use more characters of the id",)
+        )
     raise _no_such_run(what, runs)
 
 
@@ -184,17 +184,17 @@ def _is_folder(what: str) -> bool:
 def _require_run_folder(path: Path) -> RunFolder:
     folder = RunFolder(path.expanduser().absolute())
     if not folder.header.is_file():
-        fixes = ("dovetail ls shows the runs there are",)
-        raise _error("DT302", "is not the folder of a run: there is no run.json in it", fixes=fixes, place=str(path))
+        fixes = ("dovetail ls lists all runs",)
+        raise _error("DT302", "is not a run folder: no run.json", fixes=fixes, place=str(path))
     return folder
 
 
 def _no_such_run(what: str, runs: list[RunFolder]) -> ConfigError:
     if not runs:
-        message = f"there is no run {what!r}: no run was kept in {runs_folder()} yet"
-        return _error("DT301", message, fixes=("dovetail run FILE, or set DOVETAIL_HOME to where the runs are",))
+        message = f"there is no run {what!r}: no runs in {runs_folder()}"
+        return _error("DT301", message, fixes=("dovetail run FILE, or set DOVETAIL_HOME to the folder of the runs",))
     message = f"there is no run {what!r}{did_you_mean(what, [LAST_RUN, *(run.id for run in runs)])}"
-    return _error("DT301", message, _run_ids(runs), (f"dovetail status {runs[0].id}", "dovetail ls shows all"))
+    return _error("DT301", message, _run_ids(runs), (f"dovetail status {runs[0].id}", "dovetail ls lists all runs"))
 
 
 def _run_ids(runs: list[RunFolder]) -> tuple[str, ...]:

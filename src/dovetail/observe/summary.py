@@ -75,7 +75,7 @@ def _departure_reasons(history: RunHistory) -> dict[str, str | None]:
     for it in history.timeline:
         if it.kind == "node" and isinstance(it.data.get("node"), str):
             gone = it.data.get("do") == "left"
-            found[it.data["node"]] = str(it.data.get("why") or "no reason is known") if gone else None
+            found[it.data["node"]] = str(it.data.get("why") or "unknown reason") if gone else None
     return found
 
 

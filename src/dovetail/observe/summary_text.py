@@ -65,7 +65,7 @@ def headline_lines(summary: RunSummary) -> list[str]:
 
 def unit_table_lines(summary: RunSummary) -> list[str]:
     if not summary.units:
-        return ["no stage was seen yet"]
+        return ["no stage has started"]
     of_items, of_workers = ("items in", "out", "aside", "items/s", "busy"), ("workers", "started", "stopped", "lost")
     rows = [("stage", *of_items, *of_workers, "bottleneck")]
     for unit in summary.units:

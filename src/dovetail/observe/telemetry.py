@@ -372,7 +372,7 @@ class Telemetry:
 
     def start(self) -> None:
         """Start the thread. Call once."""
-        assert self._thread is None, "it runs already"
+        assert self._thread is None, "already started"
         self._thread = threading.Thread(target=self._run, name="dovetail-telemetry", daemon=True)
         self._thread.start()
 

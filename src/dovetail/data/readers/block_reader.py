@@ -106,7 +106,7 @@ class BlockReader:
             except Exception as error:
                 raise archive_damaged(self.ref.path, error) from None
             if not block:
-                raise source_changed(self.ref.path, f"it ends after {self.offset} unpacked bytes, and had more")
+                raise source_changed(self.ref.path, f"it ends after {self.offset} decompressed bytes, and had more")
             self.offset += len(block)
 
     def raw_bytes_read(self) -> int:

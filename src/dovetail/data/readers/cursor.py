@@ -156,7 +156,7 @@ FIELD_TEXTS = {
 
 def fingerprint_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     if before.get("kind") != now.get("kind"):
-        return [f"the source was {before.get('kind')} and is {now.get('kind')} now"]
+        return [f"the source was {before.get('kind')} and is now {now.get('kind')}"]
     found: list[str] = []
     for key in sorted({*before, *now} - {"kind"}):
         old, new = before.get(key), now.get(key)
@@ -173,7 +173,7 @@ def fingerprint_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -
 
 def _field_difference(key: str, old: Any, new: Any) -> str:
     if key == "dataset":
-        return "a Ray Dataset ends with its driver: computed anew, its rows may come in another order"
+        return "a Ray Dataset ends with its driver; when computed again, its rows may be in another order"
     if key in ("files", "digest", "content", "schema"):
         what = {"files": "the list of files", "content": "the content of the table", "schema": "the table's columns"}
         return f"{what.get(key, FIELD_TEXTS.get(key, key))} changed"
@@ -194,7 +194,7 @@ def _file_differences(old: list[Any], new: list[Any]) -> list[str]:
         if path in now and _as_lists(was[path]) != _as_lists(now[path]):
             found.append(f"{path} {_file_difference(was[path], now[path])}")
     if not found and [one[0] for one in old] != [one[0] for one in new]:
-        found.append("the files come in another order")
+        found.append("the order of the files changed")
     return found
 
 
@@ -209,8 +209,8 @@ def _file_difference(was: list[Any], now: list[Any]) -> str:
 
 def _table_differences(old: list[Any], new: list[Any]) -> list[str]:
     was, now = dict(old), dict(new)
-    found = [f"the table {uri} is not read any more" for uri in was if uri not in now]
-    found += [f"the table {uri} was not read" for uri in now if uri not in was]
+    found = [f"the table {uri} is no longer a source" for uri in was if uri not in now]
+    found += [f"the table {uri} is new" for uri in now if uri not in was]
     for uri in was:
         if uri in now and was[uri] != now[uri]:
             found.append(f"the table {uri} was read at version {was[uri]} and is at version {now[uri]} now")

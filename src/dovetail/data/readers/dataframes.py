@@ -130,7 +130,7 @@ def table_cursor(value: Any) -> TableCursor | None:
 
 
 def _arrow_cursor(table: Any) -> TableCursor:
-    _check_unique_columns(list(table.schema.names), "select the columns that are wanted")
+    _check_unique_columns(list(table.schema.names), "select the columns to read")
 
     def cut(start: int, stop: int) -> TableSlice:
         return TableSlice(stop - start, read_arrow_rows, arrow_ipc_bytes(table.slice(start, stop - start)))
@@ -166,7 +166,7 @@ def _pandas_bytes(frame: Any) -> int:
 def _check_unique_columns(names: list[Any], fix: str) -> None:
     twice = list(dict.fromkeys(name for name in names if names.count(name) > 1)) if len(set(names)) < len(names) else []
     if twice:
-        message = f"the table has two columns of one name: {', '.join(map(str, twice))}"
+        message = f"duplicate column names: {', '.join(map(str, twice))}"
         raise ConfigError(Problem(CONTENT_MISMATCH, message, fixes=(fix,)))
 
 
@@ -174,7 +174,7 @@ def huggingface_cursor(dataset: Any) -> TableCursor:
     if isinstance(dataset, dict):
         keys = ", ".join(map(repr, dataset))
         fixes = tuple(f"source[{key!r}]" for key in list(dataset)[:3])
-        message = f"this is a dictionary of datasets ({keys}): say which of them"
+        message = f"this is a dictionary of datasets ({keys}): select one of them"
         raise ConfigError(Problem(INVALID_SETTING, message, fixes=fixes))
     form = dict(dataset.format)
     kind = form["type"]

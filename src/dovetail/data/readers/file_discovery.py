@@ -171,7 +171,7 @@ class FileFinder:
             self._cannot(url, error)
             return
         if infos is None:
-            self.problems.append(Problem(NOT_FOUND, "is not there", fixes=(f"check the name: {url}",), place=url))
+            self.problems.append(Problem(NOT_FOUND, "does not exist", fixes=(f"check the name: {url}",), place=url))
             return
         for name in sorted(infos):
             info = infos[name]
@@ -198,7 +198,7 @@ class FileFinder:
     def _cannot(self, path: str, error: BaseException) -> None:
         said = cannot_read(path, error)
         if isinstance(error, FileNotFoundError):
-            said.message = "is a link to a file that is not there"
+            said.message = "is a link to a missing file"
         self.problems.append(Problem(NOT_FOUND, said.message, fixes=(said.fix,), place=path))
 
     def _not_there(self, path: str) -> None:
@@ -208,12 +208,12 @@ class FileFinder:
         except (OSError, ValueError):
             fix = f"check the folder {str(parent)!r}, which cannot be read either"
         else:
-            fix = f"check the name{did_you_mean(Path(path).name, beside)}; relative paths begin at {str(Path.cwd())!r}"
+            fix = f"check the name{did_you_mean(Path(path).name, beside)}; relative paths start at {str(Path.cwd())!r}"
         self.problems.append(Problem(NOT_FOUND, "there is no such file or folder", fixes=(fix,), place=path))
 
     def _nothing(self, path: str) -> Problem:
         if glob.has_magic(path) and not Path(path).is_dir():
-            fix = f"check the pattern; ** goes through folders; relative paths begin at {str(Path.cwd())!r}"
+            fix = f"check the pattern; ** matches folders; relative paths start at {str(Path.cwd())!r}"
             return Problem(NOT_FOUND, "no file matches", fixes=(fix,), place=path)
-        fix = "name the format (format='bytes' for any file), or a pattern such as 'folder/**/*.jsonl'"
-        return Problem(NOT_FOUND, "no file in this folder has a fitting name", fixes=(fix,), place=path)
+        fix = "set the format (format='bytes' for any file), or a pattern such as 'folder/**/*.jsonl'"
+        return Problem(NOT_FOUND, "no file in this folder has a known suffix", fixes=(fix,), place=path)

@@ -32,7 +32,7 @@ def find_files(spec: SourceSpec) -> tuple[str, list[FileRef]]:
     if twice:
         message = f"{len(twice)} files are named twice: {list_paths(twice, len(twice))}"
         problems.append(
-            Problem(INVALID_SETTING, message, fixes=("let each path stand for other files",), place="source")
+            Problem(INVALID_SETTING, message, fixes=("use paths that match different files",), place="source")
         )
     if form is None and not problems:
         form = _format_from_names(finder.files, problems)
@@ -58,12 +58,12 @@ def _format_from_names(files: list[FileRef], problems: list[Problem]) -> str | N
         by_form.setdefault(format_from_suffix(ref.path), []).append(ref.path)
     if None in by_form:
         unknown = by_form[None]
-        message = f"the format cannot be told by the name: {list_paths(unknown, len(unknown))}"
+        message = f"unknown format by file name: {list_paths(unknown, len(unknown))}"
         fixes = (f"format: one of {', '.join(FORMATS)}", f"a name that ends with one of {', '.join(SUFFIXES)}")
         problems.append(Problem(UNKNOWN_FORMAT, message, fixes=fixes, place="source"))
     elif len(by_form) > 1:
         counts = ", ".join(f"{len(paths)} {form} (such as {paths[0]})" for form, paths in by_form.items())
-        fix = "a pattern that matches files of one format, such as 'folder/**/*.jsonl', or the format: that is meant"
+        fix = "use a pattern that matches one format, such as 'folder/**/*.jsonl', or set format:"
         problems.append(
             Problem(UNKNOWN_FORMAT, f"the files have several formats: {counts}", fixes=(fix,), place="source")
         )
@@ -97,8 +97,6 @@ def _single_document_problem(ref: FileRef) -> Problem | None:
         value = None
     if isinstance(value, dict) or (isinstance(value, list) and len(first) < ref.size):
         return None
-    message = "is one JSON document, not a row per line"
+    message = "contains one JSON document, not one row per line"
     fix = f"jq -c '.[]' {shlex.quote(ref.path)} > {shlex.quote(ref.path[:-5] + '.jsonl')}"
-    return Problem(
-        CONTENT_MISMATCH, message, fixes=(fix, "read it yourself, and pass the list as the source"), place=ref.path
-    )
+    return Problem(CONTENT_MISMATCH, message, fixes=(fix, "load it and pass the list as the source"), place=ref.path)

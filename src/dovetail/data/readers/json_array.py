@@ -47,6 +47,6 @@ def read_rows(paths: Sequence[str]) -> Iterator[Any]:
             with Path(path).open(encoding="utf-8-sig") as file:
                 found = json.load(file)
         except ValueError as error:
-            fix = "mend the file, or write one row per line and call it .jsonl"
-            raise ConfigError(Problem("DT418", f"is no JSON array: {error}", fixes=(fix,), place=path)) from None
+            fix = "fix the file, or write one row per line to a .jsonl file"
+            raise ConfigError(Problem("DT418", f"is not a JSON array: {error}", fixes=(fix,), place=path)) from None
         yield from found

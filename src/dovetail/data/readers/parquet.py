@@ -197,13 +197,13 @@ def _read_footer(path: str, columns: tuple[str, ...] | None, problems: list[Prob
     except ConfigError:
         raise
     except Exception as error:
-        fix = "is it complete, and really a Parquet file? name another format= if not"
+        fix = "check that the file is complete, or set another format="
         message = f"is not a Parquet file that can be read: {error}"
         problems.append(Problem(CONTENT_MISMATCH, message, fixes=(fix,), place=path))
         return [], 0
     twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
     if twice and columns is None:
-        fix = "name the columns= that are wanted, without these"
+        fix = "set columns= without these"
         problems.append(Problem(CONTENT_MISMATCH, f"has two columns {', '.join(twice)}", fixes=(fix,), place=path))
     for name in columns or ():
         if name not in names:

@@ -39,7 +39,7 @@ class BlockSplit:
         self.cut = slice_block
 
     def read(self) -> list[Any]:
-        raise SourceSinkError("DT406", "blocks of a Ray Dataset are read by nodes of Ray only", 'engine="ray:auto"')
+        raise SourceSinkError("DT406", "blocks of a Ray Dataset can only be read on Ray nodes", 'engine="ray:auto"')
 
 
 def is_ray_dataset(value: object) -> bool:

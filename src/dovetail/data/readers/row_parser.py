@@ -48,7 +48,7 @@ def parse_rows(form: LineFormat, raw: bytes, items: int, path: str, line: int) -
         rows = list(_parse_csv(form, raw, path, line))
         if len(rows) == items:
             return rows
-        return [_bad_row(f"not {form.encoding}: the fields cannot be told apart", path, line, raw)] * items
+        return [_bad_row(f"not {form.encoding}: the fields cannot be separated", path, line, raw)] * items
     if form.kind == "text":
         return _parse_text(form, raw, items, path, line)
     return _parse_json(form, raw, path, line)
@@ -159,7 +159,7 @@ def _parse_csv(form: LineFormat, raw: bytes, path: str, line: int) -> Iterator[A
         elif broken and _has_escapes(record):
             yield _bad_row(f"not {form.encoding}", path, place, form.delimiter.join(record).encode("utf-8", "replace"))
         elif len(record) > len(names):
-            said = f"{len(record)} fields, and there are {len(names)} columns"
+            said = f"{len(record)} fields, expected {len(names)}"
             yield _bad_row(said, path, place, form.delimiter.join(record).encode())
         else:
             row: dict[str, str | None] = dict(zip(names, record, strict=False))

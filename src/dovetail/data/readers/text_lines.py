@@ -416,7 +416,7 @@ class LineCursor:
                 return self._form.columns
             return tuple(f"c{number}" for number in range(len(record) if isinstance(record, list) else 1))
         if isinstance(record, csv.Error):
-            raise _header_error(path, f"the header cannot be read: {record}", "name the encoding= and the delimiter=")
+            raise _header_error(path, f"the header cannot be read: {record}", "set encoding= and delimiter=")
         _check_header(path, record, self._form.columns)
         return tuple(record)
 
@@ -432,7 +432,7 @@ def _check_header(path: str, record: list[str], columns: tuple[str, ...] | None)
     twice = sorted({name for name in record if record.count(name) > 1})
     if twice:
         fix = "give the columns different names, or read without them: header=False, columns=[...]"
-        raise _header_error(path, f"the header has a name twice: {', '.join(map(repr, twice))}", fix)
+        raise _header_error(path, f"duplicate names in the header: {', '.join(map(repr, twice))}", fix)
     for name in columns or ():
         if name not in record:
             fix = f"one of {', '.join(record)}{did_you_mean(name, record)}"

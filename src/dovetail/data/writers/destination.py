@@ -111,15 +111,11 @@ class RemoteStore:
             self._fs, self._path = fsspec.core.url_to_fs(url, use_listings_cache=False)
         except ImportError as error:
             raise ConfigError(
-                Problem(
-                    "DT358", f"a package is needed for this address: {error}", fixes=(_install_command(url),), place=url
-                )
+                Problem("DT358", f"missing package for this URL: {error}", fixes=(_install_command(url),), place=url)
             ) from None
         except ValueError as error:
             known = "write s3://bucket/name, gs://bucket/name, az://container/name, or a path"
-            raise ConfigError(
-                Problem("DT350", f"this address is not known: {error}", fixes=(known,), place=url)
-            ) from None
+            raise ConfigError(Problem("DT350", f"unknown URL scheme: {error}", fixes=(known,), place=url)) from None
         self._folder, _, self.name = self._path.rpartition("/")
 
     def check(self) -> None:
@@ -129,10 +125,8 @@ class RemoteStore:
             self._fs.pipe_file(probe, b"dovetail")
             self._fs.rm_file(probe)
         except Exception as error:  # every store raises its own type
-            fix = "see that the bucket exists, and that your credentials may write to it"
-            problem = Problem(
-                "DT351", f"nothing can be written there: {_error_text(error)}", fixes=(fix,), place=self.url
-            )
+            fix = "check that the bucket exists and that your credentials can write to it"
+            problem = Problem("DT351", f"not writable: {_error_text(error)}", fixes=(fix,), place=self.url)
             raise ConfigError(problem) from None
 
     def size(self) -> int | None:
@@ -156,7 +150,7 @@ class RemoteStore:
         try:
             return self._place(made, sharded=sharded, first=first)
         except Exception as error:  # every store raises its own type
-            fix = f"see that it can be reached and written to, then go on with: {resume_command(self._run_id)}"
+            fix = f"see that it can be reached and written to, then resume with: {resume_command(self._run_id)}"
             raise SourceSinkError(
                 "DT359", f"the results cannot be uploaded: {_error_text(error)}", fix, self.url
             ) from None

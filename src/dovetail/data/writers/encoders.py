@@ -32,9 +32,9 @@ def to_json_value(value: Any) -> Any:
         found = value.tolist()
         if type(found) is not kind:
             return found
-    hint = ": decode it, or write base64 of it" if isinstance(value, bytes | bytearray | memoryview) else ""
-    hint = ": make it a sorted list" if isinstance(value, set | frozenset) else hint
-    raise TypeError(f"JSON has no form for a {kind.__name__}{hint}")
+    hint = ": decode it or encode it as base64" if isinstance(value, bytes | bytearray | memoryview) else ""
+    hint = ": convert it to a sorted list" if isinstance(value, set | frozenset) else hint
+    raise TypeError(f"not JSON serializable: {kind.__name__}{hint}")
 
 
 def make_json_encoder() -> Callable[[Any], str]:
@@ -143,14 +143,14 @@ def collect_columns(items: Iterable[Any]) -> list[str]:
         for name in row:
             if not isinstance(name, str):
                 raise UnwritableItemError(
-                    index, f"TypeError: a column's name is a text, not a {type(name).__name__}: {name!r}"
+                    index, f"TypeError: a column name must be a str, not {type(name).__name__}: {name!r}"
                 )
             columns[name] = None
     return list(columns)
 
 
 def not_a_row_error(index: int, row: Any) -> UnwritableItemError:
-    return UnwritableItemError(index, f"TypeError: a row of a table is a dict, not a {type(row).__name__}")
+    return UnwritableItemError(index, f"TypeError: a row of a table must be a dict, not {type(row).__name__}")
 
 
 def encode_csv(rows: Iterable[Sequence[Any]], delimiter: str) -> bytes:
@@ -278,7 +278,7 @@ class ArrowWriter(PartWriter):
                 pa.array(values[:index])
             except Exception as error:  # as above
                 return UnwritableItemError(index - 1, f"{type(error).__name__}: {error} (column {name!r})")
-        return UnwritableItemError(-1, f"column {name!r} has no form in a table")
+        return UnwritableItemError(-1, f"column {name!r} has no Arrow type")
 
 
 def _check_lance_names(columns: list[str], items: list[Any]) -> None:
@@ -286,7 +286,7 @@ def _check_lance_names(columns: list[str], items: list[Any]) -> None:
     for name in columns:
         if "." in name or name in LANCE_RESERVED_NAMES:
             index = next((at for at, row in enumerate(items) if name in row), 0)
-            raise UnwritableItemError(index, f"ValueError: Lance has no column of the name {name!r}: give it another")
+            raise UnwritableItemError(index, f"ValueError: Lance does not support the column name {name!r}: rename it")
 
 
 def _batch_without_columns(rows: int) -> Any:

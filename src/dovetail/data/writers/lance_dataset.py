@@ -50,8 +50,8 @@ def append_rows(job: MergeJob, url: str, base: int) -> None:
 
     dataset = lance.dataset(url, storage_options=storage_options(url))
     if dataset.version < base:
-        text = f"it is at version {dataset.version} and was at {base} when the run began"
-        raise SourceSinkError("DT357", text, "restore it, or run again from the beginning", job.place)
+        text = f"it is at version {dataset.version} and was at {base} when the run started"
+        raise SourceSinkError("DT357", text, "restore it, or start a new run", job.place)
     if _is_appended(dataset, base, job.run_id) or not job.pieces:
         return
     have = dataset.schema

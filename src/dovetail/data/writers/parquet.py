@@ -185,8 +185,8 @@ def _merge_fields(fields: dict[str, Any], schema: Any, job: MergeJob) -> None:
 
 
 def type_conflict_error(job: MergeJob, name: str, one: Any, other: Any) -> SourceSinkError:
-    message = f"column {name!r} is {one} in some rows and {other} in others, and there is no type for both"
-    fix = f"make it one type in the last stage, e.g. row[{name!r}] = str(row[{name!r}]), and run it again"
+    message = f"column {name!r} is {one} in some rows and {other} in others; no common type"
+    fix = f"convert it in the last stage, for example row[{name!r}] = str(row[{name!r}]), then run again"
     return SourceSinkError("DT356", message, fix, job.place)
 
 

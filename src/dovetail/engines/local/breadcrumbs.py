@@ -27,7 +27,7 @@ class BreadcrumbTable:
     def allocate(self, count: int) -> tuple[int, ...]:
         """Allocate a cell for each slot of a worker."""
         if count > len(self._free):
-            message = f"{MAX_CELLS} slots on one machine are taken; {count} more are too many"
+            message = f"{MAX_CELLS} slots per machine are in use; {count} more requested"
             raise EngineError(Problem("DT334", message, fixes=("slots=64 or less, or fewer workers",)))
         found = tuple(self._free.pop() for _ in range(count))
         for cell in found:

@@ -467,7 +467,7 @@ class LocalEngine:
         server.kill_orphans()
         self._forkserver = None
         for rank in list(self._ranks.values()):
-            self._on_exit(rank.number, 9, "the process that waits for workers was killed, and they with it", 0)
+            self._on_exit(rank.number, 9, "the fork server was killed, and its workers with it", 0)
 
     def _on_exit(self, number: int, status: int, why: str, peak: int) -> None:
         rank = self._ranks.pop(number, None)

@@ -15,12 +15,12 @@ VMSTAT_PATH = "/proc/vmstat"
 OOM_KILL_FIELD = "oom_kill"
 SIGNAL_MEANINGS = {
     signal.SIGSEGV: "invalid memory access",
-    signal.SIGBUS: "memory that is not there: a truncated file or a full /dev/shm",
-    signal.SIGABRT: "aborted by itself, often by a failed check in native code",
-    signal.SIGILL: "an instruction that this CPU does not have",
+    signal.SIGBUS: "access to unbacked memory: a truncated file or a full /dev/shm",
+    signal.SIGABRT: "aborted, often by a failed assertion in native code",
+    signal.SIGILL: "an instruction that this CPU does not support",
     signal.SIGFPE: "division by zero in native code",
-    signal.SIGKILL: "killed from outside",
-    signal.SIGTERM: "asked to end from outside",
+    signal.SIGKILL: "killed by another process",
+    signal.SIGTERM: "terminated by another process",
 }
 
 
@@ -63,10 +63,10 @@ def _read_counter(path: Path, name: str) -> int | None:
 def describe_exit(status: int, watch: OomKillCounter) -> tuple[LossCause, str]:
     """Cause and one-line description of a wait status (-1: the process never started)."""
     if status == -1:
-        return LossCause.EXIT, "it was never there"
+        return LossCause.EXIT, "the process was not started"
     if not os.WIFSIGNALED(status):
         code = os.WEXITSTATUS(status)
-        return LossCause.EXIT, f"it left by itself with exit code {code}"
+        return LossCause.EXIT, f"the process exited with code {code}"
     number = os.WTERMSIG(status)
     if number == signal.SIGKILL and watch.take_kill():
         return LossCause.OUT_OF_MEMORY, "killed by the kernel: out of memory"

@@ -74,8 +74,8 @@ class ForkServerClient:
         seats."""
         ours, theirs = socket.socketpair()
         if not sys.executable:
-            message = "the local engine starts Python processes, and sys.executable does not say where Python is"
-            raise EngineError(Problem("DT334", message, fixes=("run it with a python command",)))
+            message = "the local engine starts Python processes, but sys.executable is not set"
+            raise EngineError(Problem("DT334", message, fixes=("start it with a python command",)))
         arguments = [
             sys.executable,
             "-P",
@@ -96,7 +96,7 @@ class ForkServerClient:
         except OSError as error:
             ours.close()
             message = f"the local engine cannot start a process: {error}"
-            fixes = ("ulimit -u, ulimit -n and the memory that is left say what is short",)
+            fixes = ("check ulimit -u, ulimit -n and free memory",)
             raise EngineError(Problem("DT334", message, fixes=fixes)) from None
         finally:
             theirs.close()

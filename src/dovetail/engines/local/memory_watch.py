@@ -35,8 +35,8 @@ def choose_victim(
     over = {worker: size - asked.get(worker, 0) for worker, size in workers.items()}
     to_blame = [worker for worker in workers if over[worker] > SLACK_SHARE * limit]
     found = max(to_blame or workers, key=lambda worker: (over[worker] if to_blame else workers[worker], worker))
-    wanted = f"had asked for {format_size(asked[found])}" if asked.get(found) else "had not said how much it needs"
-    largest = "" if to_blame else "; nobody used more than it had asked for, and this was the largest"
+    wanted = f"requested {format_size(asked[found])}" if asked.get(found) else "requested no memory"
+    largest = "" if to_blame else "; no worker exceeded its request, and this was the largest"
     return found, (
         f"ended before memory ran out: {format_size(used)} of {format_size(limit)} were used ({used / limit:.0%}); "
         f"it used {format_size(workers[found])} and {wanted}{largest}"

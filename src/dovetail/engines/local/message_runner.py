@@ -574,7 +574,7 @@ class MessageRunner:
         try:
             return self._write_to_spool(packed)
         except OSError as error:
-            fix = "make room or mend the disk"
+            fix = "free disk space or repair the disk"
             raise SourceSinkError(
                 "DT381", f"the spool cannot be written: {error.strerror}", fix, self._spec.spool_folder
             ) from None

@@ -171,7 +171,7 @@ class Channel:
             return [], False
         if message_flags & _ANCILLARY_TRUNCATED:
             limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-            message = f"too many open files: payloads are descriptors, and the limit is {limit}"
+            message = f"too many open files: each payload needs a descriptor, and the limit is {limit}"
             raise EngineError(Problem("DT334", message, fixes=("ulimit -n 65536",)))
         for level, kind, fds in ancillary:
             if level == _SOCKET and kind == _RIGHTS:

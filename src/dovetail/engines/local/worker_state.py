@@ -136,5 +136,5 @@ class LocalWorker:
                 breadcrumb for breadcrumb in end.breadcrumbs if breadcrumb.message in self.in_flight
             )
         elif self.in_flight:
-            end = WorkerLost(self.number, LossCause.EXIT, "it left before it had finished")
+            end = WorkerLost(self.number, LossCause.EXIT, "it exited before it had finished its work")
         return end

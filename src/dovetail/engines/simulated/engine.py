@@ -121,12 +121,12 @@ class SimulatedEngine:
         assert agenda.now <= self._limit_s, f"the run is still going after {self._limit_s} s; {self.state()}"
         self._idle_polls = self._idle_polls + 1 if agenda.now == before else 0
         assert self._idle_polls < MAX_POLLS_WITHOUT_PROGRESS, (
-            f"the run goes round in circles at {agenda.now:.3f} s; {self.state()}"
+            f"the run makes no progress at {agenda.now:.3f} s; {self.state()}"
         )
         happened, agenda.out = agenda.out, []
         # a resolved call is no event, but its caller may act on it now
         if not happened and timeout_s is None and self._messages.answered == answered and not self._closed:
-            raise AssertionError(f"nothing will ever happen: the run would hang at {agenda.now:.3f} s; {self.state()}")
+            raise AssertionError(f"no event is scheduled: the run hangs at {agenda.now:.3f} s; {self.state()}")
         return happened
 
     def post(self, event: Event) -> None:

@@ -180,7 +180,7 @@ class World:
     def behaviour_of(self, unit: str) -> Behaviour:
         found = self.behaviours.get(unit)
         if found is None:
-            raise LookupError(f"the simulated world does not say how {unit!r} behaves, only {sorted(self.behaviours)}")
+            raise LookupError(f"the simulated world has no behaviour for {unit!r}, only for {sorted(self.behaviours)}")
         return found
 
 
