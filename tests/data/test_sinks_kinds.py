@@ -140,7 +140,7 @@ def test_append_refuses_a_file_that_changed_meanwhile(kind: str, tmp_path: Path)
     pieces = written(target, [0], [{"id": 2}])
     with path.open("ab") as file:
         file.write(b"{}\n")
-    with pytest.raises(SourceSinkError, match="changed by somebody else") as caught:
+    with pytest.raises(SourceSinkError, match="changed by another process") as caught:
         target.finish(pieces)
     assert caught.value.code == "DT357"
 
@@ -202,9 +202,9 @@ def circle() -> list[Any]:
 @pytest.mark.parametrize(
     ("bad", "reason"),
     [
-        ({"x": b"bytes"}, "TypeError: JSON has no form for a bytes: decode it"),
+        ({"x": b"bytes"}, "TypeError: not JSON serializable: bytes: decode it"),
         ({"x": {1, 2}}, "set: convert it to a sorted list"),
-        ({"x": object()}, "TypeError: JSON has no form for a object"),
+        ({"x": object()}, "TypeError: not JSON serializable: object"),
         ({(1, 2): 3}, "TypeError: keys must be"),
         (circle(), "ValueError: Circular"),
     ],

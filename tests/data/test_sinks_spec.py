@@ -36,7 +36,7 @@ def test_the_name_says_the_format(path: str, form: tuple[str, str | None]) -> No
     ("value", "says"),
     [
         ("x.json", "did you mean 'jsonl'"),
-        ("x", "does not say which format"),
+        ("x", "has no known format suffix"),
         ("", "the path of a sink is ''"),
         ("out/", "is a folder: name a file in it"),
         (".", "is a folder"),
@@ -104,12 +104,12 @@ def test_places_where_nothing_can_be_written(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.jsonl")
     assert "DT351" in refused(tmp_path / "file" / "below" / "x.jsonl")
     assert "is a file, not a folder" in refused(tmp_path / "file" / "x.jsonl")
-    assert "there is a folder of that name" in refused(tmp_path / "folder.jsonl")
+    assert "a folder of that name exists" in refused(tmp_path / "folder.jsonl")
     assert "a file exists there, and a Lance dataset is a folder" in refused(tmp_path / "file.lance")
     assert "not a Lance dataset" in refused(tmp_path / "mine.lance")
-    assert "not a file" in refused(tmp_path / "pipe.jsonl")
-    assert "not a file" in refused("/dev/null", format="jsonl")
-    assert "nothing can be written there" in refused("/proc/x.jsonl")
+    assert "not a regular file" in refused(tmp_path / "pipe.jsonl")
+    assert "not a regular file" in refused("/dev/null", format="jsonl")
+    assert "not writable" in refused("/proc/x.jsonl")
     assert (tmp_path / "mine.lance" / "thesis.txt").exists()
 
 

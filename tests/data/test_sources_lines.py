@@ -302,7 +302,7 @@ def test_an_archive_that_is_cut_off_or_damaged(tmp_path: Path, packed: str) -> N
     path = tmp_path / f"a.jsonl.{packed}"
     for broken in (whole[: len(whole) // 2], whole[:-3], b"not at all an archive" * 10, whole + b"garbage behind it"):
         path.write_bytes(broken)
-        with pytest.raises(SourceSinkError, match=r"a.jsonl.* damaged or cut off") as caught:
+        with pytest.raises(SourceSinkError, match=r"a.jsonl.* damaged or truncated") as caught:
             rows_of(path)
         assert caught.value.code == "DT345"
 

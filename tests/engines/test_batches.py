@@ -242,7 +242,7 @@ def test_what_is_no_list_is_refused_with_what_to_do(returned: Any, named: str, b
     assert outcome.items == []
     error = outcome.failures[0].error
     assert error.startswith(f"TypeError: stage 'clean' returned {named}")
-    assert error.endswith("[] drops, a list goes on; for one item in, one out use dt.each")
+    assert error.endswith("([] drops the items); to map one item to one item, use dt.each")
     assert len(outcome.failures) == 2 // batch_size
 
 

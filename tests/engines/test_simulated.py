@@ -85,7 +85,7 @@ def test_poll_does_not_pass_its_timeout_even_by_a_grain() -> None:
 def test_a_run_that_would_hang_says_so_and_with_what() -> None:
     engine = engine_of(Behaviour(1.0), workers=2)
     engine.poll(None)
-    with pytest.raises(AssertionError, match=r"would hang at 0.000 s; 4 nodes; a: 2 of 2 workers ready"):
+    with pytest.raises(AssertionError, match=r"hangs at 0.000 s; 4 nodes; a: 2 of 2 workers ready"):
         engine.poll(None)
 
 

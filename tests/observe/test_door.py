@@ -121,7 +121,7 @@ def test_a_near_word_is_suggested(tmp_path: Path) -> None:
     make_run(tmp_path)
     with opened(tmp_path):
         assert "did you mean 'drain'?" in raw(tmp_path, b'{"do": "drian"}\n')["error"]
-        with pytest.raises(ConfigError, match="refused: there is no 'nap'"):
+        with pytest.raises(ConfigError, match="refused: unknown command 'nap'"):
             send_request(tmp_path, "nap")
 
 

@@ -111,7 +111,7 @@ def test_two_who_append_to_the_same_file_lose_nobodys_rows(tmp_path: Path) -> No
     second.wait()
     assert len(rows_of(sink)) == 6
     gate.touch()
-    with pytest.raises(dt.RunError, match="changed by somebody else"):
+    with pytest.raises(dt.RunError, match="changed by another process"):
         first.wait()
     assert len(rows_of(sink)) == 6, "the other one's rows are still there"
 

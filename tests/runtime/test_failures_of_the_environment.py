@@ -228,7 +228,7 @@ def test_a_sink_folder_that_vanishes(tmp_path: Path) -> None:
     until(lambda: commits(run) > 1, "something is committed")
     folder.rename(tmp_path / "gone")  # in one step: a worker may be writing into it
     gate.touch()
-    fails(run, "DT354", "not there any more")
+    fails(run, "DT354", "are missing")
     assert not folder.exists()
     run_of(stage, source=source, sink=folder / "out.jsonl", resume=run.folder.name).wait()
     assert sorted(numbers_in(folder / "out.jsonl")) == list(range(ROWS))
@@ -250,7 +250,7 @@ def test_a_sink_folder_that_vanishes_before_a_worker_begins(tmp_path: Path) -> N
     run = run_of(stage, source=source, sink=folder / "out.jsonl")
     folder.rename(tmp_path / "gone")  # in one step: a worker may be writing into it
     gate.touch()
-    fails(run, "DT354", "not there any more")
+    fails(run, "DT354", "are missing")
     run_of(stage, source=source, sink=folder / "out.jsonl", resume=run.folder.name).wait()
     assert sorted(numbers_in(folder / "out.jsonl")) == list(range(100))
 

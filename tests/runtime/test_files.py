@@ -302,7 +302,7 @@ def test_sinks_that_cannot_be_are_refused_before_anything_runs(tmp_path: Path) -
         assert code in problems_of(caught.value), (sink, str(caught.value))
         assert all(problem.fix_texts for problem in caught.value.problems), str(caught.value)
     (tmp_path / "folder.jsonl").mkdir()
-    with pytest.raises(dt.ConfigError, match="there is a folder of that name"):
+    with pytest.raises(dt.ConfigError, match="a folder of that name exists"):
         run_of(SAME, source=source, sink=tmp_path / "folder.jsonl")
     only(tmp_path, "in.jsonl", "folder", "folder.jsonl", "a file")
 

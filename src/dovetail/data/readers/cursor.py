@@ -156,7 +156,7 @@ FIELD_TEXTS = {
 
 def fingerprint_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     if before.get("kind") != now.get("kind"):
-        return [f"the source was {before.get('kind')} and is now {now.get('kind')}"]
+        return [f"the source was {before.get('kind')} and is {now.get('kind')} now"]
     found: list[str] = []
     for key in sorted({*before, *now} - {"kind"}):
         old, new = before.get(key), now.get(key)
