@@ -103,13 +103,13 @@ def test_a_run_that_goes_round_in_circles_says_so() -> None:
             engine.submit([start(worker, "no such node")])
             engine.poll(None)
 
-    with pytest.raises(AssertionError, match=r"circles at 0.000 s; 4 nodes; a: 0 of 0 workers"):
+    with pytest.raises(AssertionError, match=r"no progress at 0.000 s; 4 nodes; a: 0 of 0 workers"):
         start_again_and_again()
 
 
 def test_a_unit_that_the_world_does_not_know_is_named() -> None:
     engine = SimulatedEngine(World({"b": Behaviour()}), NODES)
-    with pytest.raises(LookupError, match=r"how 'a' behaves, only \['b'\]"):
+    with pytest.raises(LookupError, match=r"has no behaviour for 'a', only for \['b'\]"):
         engine.submit([start(0, "node-0")])
 
 

@@ -49,7 +49,7 @@ def test_it_must_be_more_in_every_sample_not_only_on_average() -> None:
 
 def test_more_memory_than_asked_for_is_told_with_what_to_write() -> None:
     (text,) = overuse_texts(caption(peak=3.2 * GB), RequestedResources(1, GB))
-    assert text == 'stage caption: peak memory 3.2GB per worker, asked for 1GB: Resources(memory="4GB")'
+    assert text == 'stage caption: peak memory 3.2GB per worker, requested 1GB: Resources(memory="4GB")'
     assert overuse_texts(caption(peak=3.2 * GB), RequestedResources(1, 4 * GB)) == []
     assert overuse_texts(caption(peak=3.2 * GB), RequestedResources(1)) == []
 
@@ -57,7 +57,7 @@ def test_more_memory_than_asked_for_is_told_with_what_to_write() -> None:
 def test_ranks_of_a_gang_are_told_what_each_of_them_should_ask_for() -> None:
     cpus, memory = overuse_texts(caption(12.0, peak=8 * GB), RequestedResources(1, GB, ranks=4))
     assert cpus == "stage caption uses 3 CPUs per rank and requests 1: Resources(cpus=3)"
-    assert memory == 'stage caption: peak memory 2GB per rank, asked for 1GB: Resources(memory="2.5GB")'
+    assert memory == 'stage caption: peak memory 2GB per rank, requested 1GB: Resources(memory="2.5GB")'
     assert overuse_texts(caption(6.0), RequestedResources(1, ranks=4)) == []
 
 

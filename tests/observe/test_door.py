@@ -191,7 +191,7 @@ def test_a_door_that_another_living_driver_holds_is_not_taken_over(
     make_run(tmp_path)
     script = (
         "import sys; from pathlib import Path; from dovetail.observe.control_socket import Door\n"
-        "door = Door(Path(sys.argv[1]), lambda *_: None); door.start(); print('open', flush=True); sys.stdin.read()\n"
+        "door = ControlSocket(Path(sys.argv[1]), lambda *_: None); door.start(); print('open', flush=True); sys.stdin.read()\n"
         "door.close()"
     )
     other = subprocess.Popen(

@@ -66,7 +66,7 @@ def describe_exit(status: int, watch: OomKillCounter) -> tuple[LossCause, str]:
         return LossCause.EXIT, "the process was not started"
     if not os.WIFSIGNALED(status):
         code = os.WEXITSTATUS(status)
-        return LossCause.EXIT, f"the process exited with code {code}"
+        return LossCause.EXIT, f"the process exited with exit code {code}"
     number = os.WTERMSIG(status)
     if number == signal.SIGKILL and watch.take_kill():
         return LossCause.OUT_OF_MEMORY, "killed by the kernel: out of memory"
