@@ -190,8 +190,9 @@ def test_a_door_that_another_living_driver_holds_is_not_taken_over(
     monkeypatch.setattr(doors, "EXCHANGE_TIMEOUT_S", 60.0)  # so long it may take to answer on a busy machine
     make_run(tmp_path)
     script = (
-        "import sys; from pathlib import Path; from dovetail.observe.control_socket import Door\n"
-        "door = ControlSocket(Path(sys.argv[1]), lambda *_: None); door.start(); print('open', flush=True); sys.stdin.read()\n"
+        "import sys; from pathlib import Path; from dovetail.observe.control_socket import ControlSocket\n"
+        "door = ControlSocket(Path(sys.argv[1]), lambda *_: None); door.start()\n"
+        "print('open', flush=True); sys.stdin.read()\n"
         "door.close()"
     )
     other = subprocess.Popen(
