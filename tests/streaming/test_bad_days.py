@@ -161,7 +161,7 @@ def test_a_teardown_that_hangs_is_ended_by_time_and_by_a_second_request() -> Non
     hand.step(WorkerReady(start.worker, 1.0), InputEnded(0), after=1.0)
     assert hand.stream.state.run_state is RunState.STOPPING
     assert of_kind(hand.step(CancelRun(), after=1.0), StopWorker) == [
-        StopWorker(start.worker, drain=False, reason="cancelled: asked")
+        StopWorker(start.worker, drain=False, reason="cancelled: requested")
     ]
     late = of_kind(hand.step(after=40.0), StopWorker)
     assert [stop.drain for stop in late] == [False]

@@ -102,7 +102,7 @@ def test_a_lost_node_does_not_double_or_lose_what_took_two_paths() -> None:
         script=(ScriptedEvent(6.0, LoseNode("node-1")), ScriptedEvent(11.0, LoseNode("node-2"))),
     )
     assert rig.run_state is RunState.FINISHED, rig.error
-    assert rig.notes("begin again")
+    assert rig.notes("source items restart")
     assert rig.out("d") == twice(200)
 
 

@@ -108,7 +108,7 @@ class StreamController:
 
     def step(self, now: float, events: Sequence[Event]) -> list[Command]:
         state = self.state
-        commands = state.begin_step(now)
+        state.begin_step(now)
         if not self._started:
             self._started = True
             self._start_next_wave()
@@ -125,7 +125,7 @@ class StreamController:
             self._advance()
         if state.is_ending and not state.workers and not self.done:
             self._finish_run()
-        return commands
+        return state.take_commands()
 
     def wake_at(self) -> float | None:
         return self.state.next_timer_at()

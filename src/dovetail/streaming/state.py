@@ -89,11 +89,13 @@ class StreamState:
 
     # --- the step
 
-    def begin_step(self, now: float) -> list[Command]:
-        """Set the time, and return the list that collects the commands of this step."""
+    def begin_step(self, now: float) -> None:
         self.now = now
-        self._commands = []
-        return self._commands
+
+    def take_commands(self) -> list[Command]:
+        """Return the commands since the last call, those from between two steps included."""
+        commands, self._commands = self._commands, []
+        return commands
 
     def next_id(self) -> int:
         """Return a new id. Timers, epochs, messages and workers share one sequence."""
