@@ -493,11 +493,11 @@ def test_without_pylance_the_package_is_named(tmp_path: Path) -> None:
 def test_commits_are_silent(uri: str) -> None:
     code = (
         "import sys, pyarrow as pa\n"
-        "from dovetail.backfill.lance_table import LanceTable, NewFile\n"
+        "from dovetail.backfill.lance_table import LanceTable, NewDataFile\n"
         "table = LanceTable(sys.argv[1])\n"
         "schema = pa.schema([table.schema.field('u')])\n"
         "table.write('dt.lance', schema, [pa.record_batch([pa.array(['x'] * 5)], schema=schema)])\n"
-        "print(table.commit([NewFile(0, 'dt.lance', (2,), '')], lambda *_: '').fragments)"
+        "print(table.commit([NewDataFile(0, 'dt.lance', (2,), '')], lambda *_: '').fragments)"
     )
     made(uri).add_columns([pa.field("u", pa.string())])
     ended = subprocess.run([sys.executable, "-c", code, uri], check=True, capture_output=True, text=True)

@@ -256,7 +256,7 @@ HOLDS = """
 import sys, time
 from dovetail.backfill.lease import Lease
 from dovetail.backfill.store import Store
-lease = Lease.take(Store(sys.argv[1]), "u", "run-killed", wait=False, say=print)
+lease = Lease.acquire(Store(sys.argv[1]), "u", "run-killed", wait=False, say=print)
 print("has it", flush=True)
 time.sleep(600)
 """

@@ -554,11 +554,11 @@ AGENT = """
 import json, os, sys, time
 import cloudpickle, ray
 import dovetail as dt
-from dovetail.control.commands import Hosted, RunBatches, StartWorker
+from dovetail.control.commands import HostedObject, RunBatches, StartWorker
 from dovetail.control.events import BatchesDone, WorkerLost
 from dovetail.engines.local.engine import LocalEngine
-from dovetail.engines.local.code_pickle import shipped
-from dovetail.engines.local.worker_spec import Home
+from dovetail.engines.local.code_pickle import pickle_hosted
+from dovetail.engines.local.worker_spec import DriverContext
 from dovetail.resources.seat import Seat
 
 class Looks:
@@ -600,9 +600,9 @@ class Agent:
 os.environ["OURS"] = "1"
 ray.init(address=os.environ["DOVETAIL_TEST_RAY"], log_to_driver=False, logging_level="ERROR")
 address = ray.get_runtime_context().gcs_address
-home = Home(tuple(sys.path), os.getcwd(), {"RAY_ADDRESS": address, "FROM_DRIVER": "yes"})
+home = DriverContext(tuple(sys.path), os.getcwd(), {"RAY_ADDRESS": address, "FROM_DRIVER": "yes"})
 cloudpickle.register_pickle_by_value(sys.modules["__main__"])
-hosted = Hosted("it", shipped(Hosted("it", (dt.Stage("it", Looks),))))
+hosted = HostedObject("it", pickle_hosted(HostedObject("it", (dt.Stage("it", Looks),))))
 agent = Agent.remote(home)
 pid, of_agent, found = ray.get(agent.run.remote(hosted, ["environment", "place", "breakpoint", "cluster"]))
 nodes = sorted(node["NodeID"] for node in ray.nodes())

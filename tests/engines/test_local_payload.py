@@ -255,7 +255,7 @@ def test_importing_the_modules_loads_nothing_heavy() -> None:
         "dovetail.engines.local.payload_recovery"
     )
     code = f"import sys, dovetail; before = set(sys.modules); import {modules}; "
-    code += "from dovetail.engines.local.payload_codec import pack; pack((), [1, b'x']); "
+    code += "from dovetail.engines.local.payload_codec import pack_items; pack_items((), [1, b'x']); "
     code += f"print([name for name in {heavy} if name in set(sys.modules) - before])"
     shown = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert shown.stdout.strip() == "[]"
@@ -274,9 +274,9 @@ def test_what_pickle_cannot_name_goes_by_value() -> None:
 
     packed = pack_items((), [Local(np.ones(MIN_OUT_OF_BAND_BYTES)), lambda x: x + 1, torch.ones(MIN_OUT_OF_BAND_BYTES)])
     assert [len(buffer) for buffer in packed.buffers] == [8 * MIN_OUT_OF_BAND_BYTES, 4 * MIN_OUT_OF_BAND_BYTES]
-    code = "import sys, pickle; from dovetail.engines.local.payload_codec import unpack, split\n"
+    code = "import sys, pickle; from dovetail.engines.local.payload_codec import unpack_payload, split_layout\n"
     code += "joined, lengths = pickle.load(sys.stdin.buffer)\n"
-    code += "_, (one, two, three) = unpack(*split(memoryview(joined), lengths))\n"
+    code += "_, (one, two, three) = unpack_payload(*split_layout(memoryview(joined), lengths))\n"
     code += "print(one.total(), two(1), int(three.sum()))"
     sent = pickle.dumps((bytearray(join_layout(packed)), part_lengths(packed)))
     shown = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, input=sent)

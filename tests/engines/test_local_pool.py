@@ -254,10 +254,10 @@ def test_another_process_reads_it(pool: BufferPool) -> None:
     pool.free(pool.put(pack_items((), [array(1)])).buffer)
     placed = pool.put(pack_items((), [array(6)]))
     code = (
-        "from dovetail.engines.local.buffer_pool import Reading; from "
-        "dovetail.engines.local.payload_codec import unpack\n"
+        "from dovetail.engines.local.buffer_pool import MappedPayload; from "
+        "dovetail.engines.local.payload_codec import unpack_payload\n"
     )
-    code += f"reading = Reading({placed.fd}, {placed.lengths}); array = unpack(reading.stream, reading.buffers)[1][0]\n"
+    code += f"reading = MappedPayload({placed.fd}, {placed.lengths}); array = unpack_payload(reading.stream, reading.buffers)[1][0]\n"
     code += "print(array.sum()); array[:] = 0; del array; print(reading.close())"
     run = [sys.executable, "-c", code]
     shown = subprocess.run(run, check=True, capture_output=True, text=True, pass_fds=[placed.fd])

@@ -518,9 +518,9 @@ def test_a_process_that_a_call_forked_and_that_exits_is_no_second_worker() -> No
 FORKING = """
 import os, sys, time
 import dovetail as dt
-from dovetail.engines.local import nursing
-from dovetail.runtime import handle
-nursing.END_S = handle.AT_EXIT_S = 1000
+from dovetail.engines.local import forkserver_client
+from dovetail.runtime import run_handle
+forkserver_client.EXIT_TIMEOUT_S = run_handle.EXIT_TIMEOUT_S = 1000
 
 def naps(items):
     time.sleep(0.01)
@@ -563,8 +563,8 @@ def test_a_driver_that_blocks_signals_learns_of_the_end_of_its_workers(tmp_path:
 import signal
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT})
 import dovetail as dt
-from dovetail.engines.local import nursing
-nursing.END_S = 1000
+from dovetail.engines.local import forkserver_client
+forkserver_client.EXIT_TIMEOUT_S = 1000
 run = dt.run(dt.Pipeline([dt.Stage("same", lambda items: items)]), range(10), cluster="1x(2cpu, 4GB)", run_dir="run")
 print("RESULTS", sorted(run), run.status, flush=True)
 """
