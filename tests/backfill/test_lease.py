@@ -476,7 +476,7 @@ def test_an_owner_beats_and_notices_that_it_was_taken_over(store: Store, monkeyp
         until(lambda: (now := read_holder(store, "u")) is not None and now.beat > first)
         assert not lease.is_lost()
         assert lease.check_still_held()
-        monkeypatch.setattr(lease, "_beat", lambda: None)  # it sleeps
+        monkeypatch.setattr(lease, "_send_heartbeat", lambda: None)  # it sleeps
         monkeypatch.setattr(module, "LEASE_TIMEOUT_S", 0.5)
         said: list[str] = []
         other = take(store, "run-2", wait=True, say=said.append)

@@ -294,7 +294,7 @@ def test_columns_that_are_filled_together_are_held_each(tmp_path: Path) -> None:
     store = table._store
     with (
         Lease.acquire(store, "high", "somebody", wait=False, say=lambda _: None),
-        pytest.raises(RunError, match="'high' is being filled by a process"),
+        pytest.raises(RunError, match="'high' is being filled by somebody"),
     ):
         table.backfill(["low", "high"], fns.pair, recompute=True, wait=False, cluster=HALF)
 

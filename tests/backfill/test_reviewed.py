@@ -220,7 +220,7 @@ def test_a_file_that_is_asked_for_and_cannot_be_made_is_asked_for_again(staged: 
     worker.checkpoints.load = loads  # type: ignore[method-assign]
     dealer, committer = staged.dealer(asked), staged.committer()
     done = worker([asked])[0]
-    assert done.worker_error.startswith("Gone")
+    assert done.worker_error.startswith("PartMissingError")
     staged.filling._on_rows(done, dealer, committer)
     dealer.task_done(done)
     again = next(iter(dealer))
@@ -493,7 +493,7 @@ def test_arguments_that_mean_nothing_are_told_together(tmp_path: Path, env_from:
     with pytest.raises(ConfigError) as caught:
         table.backfill("n", fns.doubled, env_from=env_from, progress="yes", engine="spark")
     told = " ".join(problem.message for problem in caught.value.problems)
-    assert all(name in told for name in ("env_from=", "progress=", "no engine 'spark'")), told
+    assert all(name in told for name in ("env_from=", "progress=", "unknown engine 'spark'")), told
     assert "n" not in table.schema.names
 
 
