@@ -474,6 +474,7 @@ print(code_hash(m.work), code_hash(m.maker(2)), code_hash(m.maker(3)), code_hash
 @pytest.fixture
 def versioned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
     monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # bytecode of a source of the same size and second is stale
 
     def write(decorator: str = "@udf", old: str = "", new: str = "") -> Any:
         assert old in SOURCE
