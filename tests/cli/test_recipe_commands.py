@@ -99,7 +99,7 @@ def test_a_file_that_is_half_a_pipeline_is_told_as_such(place: Kitchen) -> None:
     place.recipe("[text_length_filter]", "source: in.jsonl\n")
     done = place.run("plan", "r.yaml")
     assert done.returncode == 2
-    assert "in a recipe it is 'dataset_path'" in done.stderr
+    assert "recipes use 'dataset_path'" in done.stderr
 
 
 def test_a_plan_says_what_is_not_acted_on(place: Kitchen) -> None:
@@ -107,7 +107,7 @@ def test_a_plan_says_what_is_not_acted_on(place: Kitchen) -> None:
     done = place.run("plan", "r.yaml", *CLUSTER)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("note: ignored (no effect in Dovetail): use_cache, turbo of text_length_filter") == 1
-    assert "note: np: 4 is not used" in done.stdout
+    assert "note: np: 4 has no effect" in done.stdout
 
 
 def test_a_plan_probes_with_the_rows_that_are_there(place: Kitchen) -> None:

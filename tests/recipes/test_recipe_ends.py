@@ -118,7 +118,7 @@ def test_paths_start_at_the_file_or_as_in_data_juicer_where_it_is_called(
     text = "dataset_path: data/in.jsonl\nexport_path: out/clean.jsonl\nprocess: [clean_links_mapper]\n"
     recipe = load(recipes, text)
     (note,) = recipe.notes
-    assert note.startswith(f"paths start at {here}")
+    assert note.startswith(f"relative paths start at {here}")
     recipe.run(cluster=HERE, probe=False)
     assert len(read_rows(here / "out" / "clean.jsonl")) == 5
     (recipes / "data").mkdir()

@@ -266,7 +266,7 @@ def test_a_worker_without_a_gpu_gets_the_model_on_the_cpu_and_none_travels(clip:
 def test_a_folder_without_a_model_is_told(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as raised:
         ImageTextSimilarityFilter(str(tmp_path)).setup(Worker(0, "clip"))
-    assert "has no model that can be loaded" in raised.value.problems[0].message
+    assert "contains no model that can be loaded" in raised.value.problems[0].message
 
 
 @pytest.mark.long
@@ -315,6 +315,6 @@ def test_a_model_that_is_not_here_is_one_clear_error_and_nothing_is_fetched(
     assert done.returncode == 0, done.stderr
     kept, problem = json.loads(done.stdout.splitlines()[-1])
     assert kept == 1
-    assert "'nobody/nothing' is neither a folder nor a model that was downloaded" in problem["message"]
+    assert "'nobody/nothing' is neither a folder nor a model downloaded" in problem["message"]
     assert problem["code"] == "DT421"
     assert problem["fixes"][0] == "hf download nobody/nothing"

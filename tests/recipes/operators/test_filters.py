@@ -358,8 +358,8 @@ def test_a_bound_that_is_no_number_is_refused(name: str, value: object) -> None:
         ("specified_field_filter", {"field_key": 7}, "field_key is 7, which is not the name of a field"),
         ("specified_field_filter", {"field_key": "a", "target_value": "web"}, "which is not a list; write ['web']"),
         ("specified_numeric_field_filter", {"field_key": "a", "max_value": "9"}, "max_value is '9', which is not"),
-        ("suffix_filter", {"suffixes": [".txt", 7]}, "suffixes is ['.txt', 7], which is neither an ending"),
-        ("suffix_filter", {"suffixes": 7}, "suffixes is 7, which is neither an ending"),
+        ("suffix_filter", {"suffixes": [".txt", 7]}, "suffixes is ['.txt', 7], not a suffix"),
+        ("suffix_filter", {"suffixes": 7}, "suffixes is 7, not a suffix"),
     ],
 )
 def test_wrong_values_are_told_when_an_operator_is_made(name: str, parameters: dict[str, Any], said: str) -> None:
@@ -409,7 +409,7 @@ def test_neighbours_are_put_together_in_groups(tmp_path: Path) -> None:
 
 def test_a_list_that_is_not_there_is_told_with_its_place_before_the_first_row(tmp_path: Path) -> None:
     operator = StopwordsFilter(stopwords_dir=str(tmp_path / "nowhere"))
-    said = f"no list of stopwords in {tmp_path / 'nowhere'}; put stopwords.json there"
+    said = f"no list of stopwords in {tmp_path / 'nowhere'}; add stopwords.json"
     with pytest.raises(FileNotFoundError, match=re.escape(said)):
         operator.setup(Worker(0, "unit"))
     with pytest.raises(FileNotFoundError, match=re.escape(said)):
