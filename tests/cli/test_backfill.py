@@ -389,7 +389,7 @@ def test_no_mistake_hides_another(place: Tables) -> None:
         "--storage-option region is not KEY=VALUE",
         "--retry '' is not an exception type or the name of one\n  fix  --retry ConnectionError",
         '--workers 0 is not "auto", a number, or LO-HI',
-        "--share x is not a part of the cluster, above 0 and up to 1\n  fix  --share 0.5",
+        "--share x is not a fraction of the cluster (greater than 0, at most 1)\n  fix  --share 0.5",
         "--env-from 1X is not a variable name\n  fix  --env-from HF_TOKEN\n",
         "--where '' is not a condition",
     ):
@@ -431,7 +431,7 @@ def test_a_module_that_exits_or_prints_does_no_harm(place: Tables) -> None:
 def test_a_float_is_not_cut_off_for_a_whole_column(place: Tables) -> None:
     (place.folder / "halves.py").write_text("def half(n: int) -> int:\n    return n / 2\n")
     said = place.refused("a", "--udf", "halves:half", code=1)
-    assert re.search(r"offset 1\): ValueError: gave \d+\.5, a float, which does not fit int64", said)
+    assert re.search(r"offset 1\): ValueError: returned \d+\.5, a float, which does not fit int64", said)
     assert "Traceback" not in said
 
 

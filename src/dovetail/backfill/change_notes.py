@@ -75,4 +75,4 @@ def task_failed_error(done: RangeResult, uri: str) -> RunError:
     what, _, detail = done.worker_error.partition("\n")
     lines = tuple(line for line in detail.splitlines() if line.strip())[-6:]
     message = f"fragment {done.task.fragment} could not be read or written in {MAX_TASK_FAILURES} attempts: {what}"
-    return RunError(Problem("DT449", message, lines, ("mend that and call it again: what is finished is kept",), uri))
+    return RunError(Problem("DT449", message, lines, ("correct that and call it again; finished work is kept",), uri))

@@ -151,7 +151,7 @@ def make_row_failed(failed: FailedRow, column: str, committed: str, more: str = 
     again = f'table.backfill("{column}"{more}'
     fixes = (
         f'{again}, on_error="skip")  leaves such rows NULL; table.errors("{column}") lists them',
-        f"mend the function and call it again; {committed}",
+        f"correct the function and call it again; {committed}",
     )
     problem = Problem(ROW_FAILED, f"column {column!r}, {place}: {failed.error_type}: {failed.message}", lines, fixes)
     error = _merge_with_exception(original, problem) if original is not None else RowFailed(problem)
