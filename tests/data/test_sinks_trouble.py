@@ -168,7 +168,7 @@ def test_a_file_that_may_not_grow(tmp_path: Path) -> None:
     )
     given = [sys.executable, "-c", code, pickle.dumps(target.writer()).hex()]
     shown = subprocess.run(given, check=True, capture_output=True, text=True)
-    assert shown.stdout == "Unusable DT353 25\n"
+    assert shown.stdout == "SourceSinkError DT353 25\n"
     assert (target.parts / "w0").stat().st_size == 25 * 1999
 
 

@@ -179,7 +179,7 @@ def test_csv_without_a_header_and_with_columns(tmp_path: Path) -> None:
 
 def test_mistakes_of_a_header_are_said_before_anything_runs(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("a,b,a\n1,2,3\n")
-    with pytest.raises(ConfigError, match="twice: 'a'"):
+    with pytest.raises(ConfigError, match="duplicate names in the header: 'a'"):
         opened(tmp_path / "a.csv")
     (tmp_path / "b.csv").write_text("text,b\n1,2\n")
     with pytest.raises(ConfigError, match="did you mean 'text'"):

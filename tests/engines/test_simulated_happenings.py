@@ -54,7 +54,7 @@ def test_a_call_with_too_many_items_kills_the_worker() -> None:
     engine.submit([message(engine, 1, 0, 9, batch_size=4), message(engine, 2, 1, 9, batch_size=3)])
     log = all_events(engine, 20)
     (lost,) = the(WorkerLost, log)
-    assert (lost.worker, lost.cause, lost.crumbs) == (0, LossCause.OUT_OF_MEMORY, (Breadcrumb(1, 0),))
+    assert (lost.worker, lost.cause, lost.breadcrumbs) == (0, LossCause.OUT_OF_MEMORY, (Breadcrumb(1, 0),))
     assert [done.message for done in the(BatchesDone, log)] == [2]
 
 
@@ -96,7 +96,7 @@ def test_an_item_that_needs_too_much_memory_kills_or_raises() -> None:
         log = all_events(engine, 20)
         if oom == "death":
             (lost,) = the(WorkerLost, log)
-            assert (lost.cause, lost.crumbs) == (LossCause.OUT_OF_MEMORY, (Breadcrumb(1, 1),))
+            assert (lost.cause, lost.breadcrumbs) == (LossCause.OUT_OF_MEMORY, (Breadcrumb(1, 1),))
         else:
             (failure,) = the(BatchesDone, log)[0].failures
             assert (failure.start, failure.stop, failure.out_of_memory, failure.keys) == (1, 2, True, ((1,),))
@@ -143,7 +143,7 @@ def test_the_crumb_of_a_counted_message_names_the_call_by_its_time() -> None:
     engine = engine_of(Behaviour(1.0), workers=1, hop_s=0.5, script=(ScriptedEvent(6.5, KillWorker("a")),))
     engine.submit([message(engine, 7, 0, 10, batch_size=2)])
     (lost,) = the(WorkerLost, all_events(engine, 20))
-    assert lost.crumbs == (Breadcrumb(7, 4),)  # it began at 1.0, after the worker's hop and its own
+    assert lost.breadcrumbs == (Breadcrumb(7, 4),)  # it began at 1.0, after the worker's hop and its own
 
 
 @pytest.mark.parametrize(
@@ -153,11 +153,15 @@ def test_a_death_may_leave_no_crumb_or_an_inexact_one(
     crumbs: bool, inexact: float, expected: tuple[Breadcrumb, ...]
 ) -> None:
     engine = engine_of(
-        Behaviour(1.0), workers=1, crumbs=crumbs, inexact=inexact, script=(ScriptedEvent(6.5, KillWorker("a")),)
+        Behaviour(1.0),
+        workers=1,
+        breadcrumb_share=crumbs,
+        inexact_share=inexact,
+        script=(ScriptedEvent(6.5, KillWorker("a")),),
     )
     engine.submit([message(engine, 7, 0, 10, batch_size=2)])
     (lost,) = the(WorkerLost, all_events(engine, 20))
-    assert lost.crumbs == expected
+    assert lost.breadcrumbs == expected
 
 
 # Script and nodes
@@ -195,7 +199,7 @@ def test_a_lost_node_takes_its_workers_first_and_gangs_that_sit_there_too() -> N
     log = [(at, event) for at, event in all_events(engine, 10) if not isinstance(event, WorkerReady)]
     assert [(at, getattr(event, "worker", "node")) for at, event in log] == [(5.0, 1), (5.0, 10), (5.0, "node")]
     assert {event.cause for event in the(WorkerLost, log)} == {LossCause.NODE_LOST}
-    assert the(WorkerLost, log)[1].crumbs == (Breadcrumb(1, 5),)
+    assert the(WorkerLost, log)[1].breadcrumbs == (Breadcrumb(1, 5),)
     assert the(NodeLeft, log)[0].node == "node-1"
     engine.submit([start(12, "node-1")])
     assert [(type(event), event.cause) for event in engine.poll(0) if isinstance(event, WorkerLost)] == [

@@ -146,7 +146,7 @@ def test_a_home_that_is_a_file_or_that_may_not_be_written_hinders_nobody(
     file = tmp_path / "file"
     file.write_text("no folder")
     monkeypatch.setenv("DOVETAIL_HOME", str(file))
-    assert "could not be kept" in write_profiles({KEY: GOOD})
+    assert "could not be saved" in write_profiles({KEY: GOOD})
     assert read_profile(KEY) is None
 
     def refuse(*_: object, **__: object) -> None:

@@ -150,7 +150,7 @@ def test_no_room_for_parts(kind: str, tmp_path: Path, small_disk: Callable[[str]
     source, disk = rows_in(tmp_path / "in.jsonl", pad=1), small_disk("2m")
     stage = dt.Stage("pad", pad)
     run = run_of(stage, source=source, sink=disk / f"out.{kind}")
-    said = fails(run, "DT353", "no room for the results", "df -h")
+    said = fails(run, "DT353", "no space for the results", "df -h")
     assert f'resume="{run.folder.name}"' in said
     assert left_in(disk) == []
     small_disk("100m")
@@ -170,7 +170,7 @@ def test_no_room_for_the_end(kind: str, tmp_path: Path, small_disk: Callable[[st
     )
     disk = small_disk("8m")
     run = run_of(SAME, source=source, sink=disk / f"out.{kind}")
-    fails(run, "DT353", "no room for the results", str(disk / f"out.{kind}"))
+    fails(run, "DT353", "no space for the results", str(disk / f"out.{kind}"))
     assert left_in(disk) == []
     done = commits(run)
     small_disk("100m")
@@ -181,7 +181,7 @@ def test_no_room_for_the_end(kind: str, tmp_path: Path, small_disk: Callable[[st
     assert commits(again) == done, "nothing was to be computed again"
 
 
-@pytest.mark.filterwarnings("ignore:Recorder was dropped")
+@pytest.mark.filterwarnings("ignore:Recorder failed")
 def test_no_room_in_the_run_folder(tmp_path: Path, small_disk: Callable[[str], Path]) -> None:
     rows = 20 * ROWS  # what is left to tell has no room in the rest of the log's last page
     source, out, gate = rows_in(tmp_path / "in.jsonl", rows, 10), tmp_path / "out.jsonl", tmp_path / "gate"
@@ -200,7 +200,7 @@ def test_no_room_in_the_run_folder(tmp_path: Path, small_disk: Callable[[str], P
     assert sorted(numbers_in(out)) == list(range(rows))
 
 
-@pytest.mark.filterwarnings("ignore:Recorder was dropped")
+@pytest.mark.filterwarnings("ignore:Recorder failed")
 @pytest.mark.parametrize("on_error", ["fail", "skip"])
 def test_no_room_in_the_spool(on_error: Any, tmp_path: Path, small_disk: Callable[[str], Path]) -> None:
     """No item is to blame for that, and none is set aside."""

@@ -412,7 +412,7 @@ def test_payloads_that_do_not_fit_in_memory_come_through_files(tmp_path: Path) -
             for round_ in (1, 2):
                 engine.submit([RunBatches(round_ * 100 + number, 1, "add", [(segment, 0, 2)], 2, 1, 1)])
         until(lambda: all_done(20), "all are done")
-        spilled = [segment for done in log for segment in done.segments if type(segment.ref).__name__ == "Spilled"]
+        spilled = [segment for done in log for segment in done.segments if type(segment.ref).__name__ == "SpilledRef"]
         assert spilled
         for done in log:
             for segment in done.segments:

@@ -199,8 +199,8 @@ def applied(stages: tuple[dt.Stage, ...], spec: str, mode: str, fix: str) -> tup
     fix = fix.removeprefix("or ")
     if found := re.fullmatch(r'mode="(\w+)"', fix):
         return pipeline(*stages), dt.Cluster.parse(spec), found[1]
-    if found := re.fullmatch(r"add (\d+) nodes? like 1x(.*)", fix):
-        return pipeline(*stages), dt.Cluster.parse(f"{spec} + {found[1]}x{found[2]}"), mode
+    if found := re.fullmatch(r"add (\d+|a) nodes? like 1x(.*)", fix):
+        return pipeline(*stages), dt.Cluster.parse(f"{spec} + {found[1].replace('a', '1')}x{found[2]}"), mode
     found = re.fullmatch(r'(workers="auto")?(?:, )?(?:gpus=([\d.]+))? for (.+)', fix)
     assert found, f"nobody knows how to apply {fix!r}"
     changed = []

@@ -69,7 +69,9 @@ def file_argument(*, required: bool = True) -> Decorator:
 
 def run_argument(*, default: str | None = None) -> Decorator:
     """RUN; commands that only read default to the latest run."""
-    return click.argument("run", default=default, required=default is None, shell_complete=complete_runs)
+    if default is None:  # click 8.5 takes default=None for a default
+        return click.argument("run", shell_complete=complete_runs)
+    return click.argument("run", default=default, shell_complete=complete_runs)
 
 
 def cluster_option(name: str = "cluster_spec", *, default: str | None = "auto") -> Decorator:

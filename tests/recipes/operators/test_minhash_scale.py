@@ -45,7 +45,7 @@ def hashes():
     with open(sys.argv[1]) as lines:
         for line in lines:
             begun = time.process_time()
-            found = operator.hash_of({"text": line.rstrip("\\n")})
+            found = operator.compute_hash({"text": line.rstrip("\\n")})
             spent[0] += time.process_time() - begun
             yield found
 
