@@ -47,7 +47,7 @@ PROMISED = {
         "one at a time: 8 waves, 2 workers of image_maniqa_filter",
         "image_maniqa_filter: 4 workers on card 0, 0 on card 1",
         "120 of 120 rows done, 65 out, 1 set aside",
-        "row 64, fix_unicode_mapper: BadField: field 'text' is int, not a text",
+        "row 64, fix_unicode_mapper: BadField: field 'text' is int, not a string",
         "in the order of the input: True",
         "row 0 has 48 words, as count_words of own_operators.py says",
         "processed_text: ...Write to <EMAIL> or see",

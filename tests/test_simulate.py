@@ -87,8 +87,8 @@ def test_a_replay_by_another_controller_is_told_apart() -> None:
     result = dt.simulate(pipeline(), CLUSTER, items=2000, record=True)
 
     def other(header: Any) -> Any:
-        header["options"]["queue_factor"] = 1.0
-        header["options"]["queue_least"] = 1
+        header["options"]["queued_messages_per_slot"] = 1.0
+        header["options"]["min_queued_messages"] = 1
         return controller_from_record(header)
 
     assert not replay(result.folder / "replay.log", other).is_same

@@ -257,7 +257,8 @@ def test_another_process_reads_it(pool: BufferPool) -> None:
         "from dovetail.engines.local.buffer_pool import MappedPayload; from "
         "dovetail.engines.local.payload_codec import unpack_payload\n"
     )
-    code += f"reading = MappedPayload({placed.fd}, {placed.lengths}); array = unpack_payload(reading.stream, reading.buffers)[1][0]\n"
+    code += f"reading = MappedPayload({placed.fd}, {placed.lengths})\n"
+    code += "array = unpack_payload(reading.stream, reading.buffers)[1][0]\n"
     code += "print(array.sum()); array[:] = 0; del array; print(reading.close())"
     run = [sys.executable, "-c", code]
     shown = subprocess.run(run, check=True, capture_output=True, text=True, pass_fds=[placed.fd])
