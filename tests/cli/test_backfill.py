@@ -391,7 +391,7 @@ def test_no_mistake_hides_another(place: Tables) -> None:
         '--workers 0 is not "auto", a number, or LO-HI',
         "--share x is not a fraction of the cluster (greater than 0, at most 1)\n  fix  --share 0.5",
         "--env-from 1X is not a variable name\n  fix  --env-from HF_TOKEN\n",
-        "--where '' is not a condition",
+        "--where '' is not an SQL condition",
     ):
         assert words in said
     assert said.count("error[DT") == 8

@@ -461,7 +461,7 @@ def test_a_call_of_a_worker_elsewhere_goes_there_and_back_unopened(scene: Scene,
     if not at_once:
         assert scene.answer(a.call_pickled(1, "it", "ask", arguments(2, "bad"))) == (True, "ValueError: bad word")
         (_, said) = scene.answer(a.call_pickled(1, "it", "ask", arguments(2, "die")))
-        assert said == "WorkerGone: worker 2 is gone"
+        assert said == "WorkerLostError: worker 2 is gone"
 
 
 def test_a_call_of_a_worker_that_is_here_stays_here(scene: Scene) -> None:
@@ -477,7 +477,7 @@ def test_without_anybody_elsewhere_an_unknown_worker_is_gone(scene: Scene) -> No
     scene.ready(engine, 1, TALKS)
     assert scene.answer(engine.call_pickled(1, "it", "ask", arguments(2, "x"))) == (
         True,
-        "WorkerGone: worker 2 is gone",
+        "WorkerLostError: worker 2 is gone",
     )
 
 
