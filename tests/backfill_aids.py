@@ -13,7 +13,8 @@ import pyarrow as pa
 
 import dovetail as dt
 from fill_functions import LOG
-from runtime.aids import Script, until
+from runtime.aids import Script
+from waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -120,6 +120,19 @@ def _a_driver_leaves_no_signal_handler(request: pytest.FixtureRequest) -> Iterat
         signal.signal(signal.SIGTERM, before)
 
 
+@pytest.fixture(autouse=True)
+def _time_limit(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The time limit of a test with the mark `time_limit`."""
+    mark = request.node.get_closest_marker("time_limit")
+    if mark is None:
+        yield
+        return
+    from waiting import time_limit
+
+    with time_limit(*mark.args):
+        yield
+
+
 @pytest.fixture
 def ray_address(ray_cluster: FakeCluster) -> str:
     """`host:port`, as in `--engine ray:HOST:PORT`."""

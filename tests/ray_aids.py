@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from runtime.aids import Script, until
+from runtime.aids import Script
+from waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

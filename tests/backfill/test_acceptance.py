@@ -35,7 +35,7 @@ from backfill_aids import (  # noqa: E402
     twice,
 )
 from dovetail.errors import InfeasibleError, RunError  # noqa: E402
-from runtime.aids import until  # noqa: E402
+from waiting import until  # noqa: E402
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,7 +12,7 @@ lance = pytest.importorskip("lance")
 import dovetail as dt  # noqa: E402
 import fill_functions as fns  # noqa: E402
 from backfill_aids import HALF, Calls, by_id, column, driver, left_over, made, twice  # noqa: E402
-from runtime.aids import until  # noqa: E402
+from waiting import until  # noqa: E402
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -30,7 +30,7 @@ from backfill_aids import (  # noqa: E402
     twice,
 )
 from dovetail.errors import ConfigError, RunError  # noqa: E402
-from runtime.aids import until  # noqa: E402
+from waiting import until  # noqa: E402
 
 # --- which rows
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from dovetail.backfill.commit_thread import Committer
 from dovetail.backfill.lance_table import CommitResult, Fragment, LanceTable, NewDataFile
 from dovetail.errors import RunError
+from waiting import until
 
 pa = pytest.importorskip("pyarrow")
 lance = pytest.importorskip("lance")
@@ -194,10 +195,3 @@ def test_an_error_of_who_is_told_is_raised_and_nothing_is_committed_twice(table:
     with pytest.raises(ZeroDivisionError):
         committer.finish()
     assert table.newest().version == table.version + 1
-
-
-def until(condition: Callable[[], Any]) -> None:
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end, "it never came true"
-        time.sleep(0.005)

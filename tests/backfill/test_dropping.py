@@ -15,7 +15,7 @@ from backfill_aids import HALF, Calls, by_id, column, driver, made, rows_from, t
 from dovetail.backfill.records import read_column, write_column  # noqa: E402
 from dovetail.backfill.store import Store  # noqa: E402
 from dovetail.errors import ConfigError  # noqa: E402
-from runtime.aids import until  # noqa: E402
+from waiting import until  # noqa: E402
 
 
 @pytest.fixture

@@ -22,6 +22,7 @@ from dovetail.backfill.lease import Lease, read_holder
 from dovetail.backfill.store import Store, column_folder
 from dovetail.claims.owner import this_process
 from dovetail.errors import RunError
+from waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -44,13 +45,6 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
 def local(tmp_path: Path) -> Store:
     (tmp_path / "t.lance").mkdir()
     return Store(str(tmp_path / "t.lance"))
-
-
-def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end, "it never came true"
-        time.sleep(0.005)
 
 
 def unheard(text: str) -> None:

@@ -25,7 +25,7 @@ from backfill_aids import HALF, OTHER, by_id, column, compact, left_over, made, 
 from dovetail.backfill.checkpoints import CheckpointStore
 from dovetail.backfill.lease import Lease
 from dovetail.errors import ConfigError, RunError
-from runtime.aids import until
+from waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

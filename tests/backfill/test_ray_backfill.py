@@ -10,7 +10,7 @@ import pytest
 import dovetail as dt
 from backfill_aids import by_id, left_over, made, twice
 from ray_aids import RESTORED_S, add_node, patiently, until_available_is
-from runtime.aids import patience, until
+from waiting import time_limit, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,7 +27,7 @@ ROWS, EACH, MS = 6_000, 500, 2
 @pytest.fixture(autouse=True)
 def _nothing_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("DOVETAIL_HOME", str(tmp_path / "home"))
-    with patience(150):
+    with time_limit(150):
         yield
 
 

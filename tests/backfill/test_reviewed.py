@@ -29,7 +29,7 @@ from dovetail.backfill.task import PhaseTimes, RangeResult, RangeTask  # noqa: E
 from dovetail.backfill.task_queue import FragmentTracker, TaskQueue  # noqa: E402
 from dovetail.engines.worker_context import Worker  # noqa: E402
 from dovetail.errors import ConfigError, RunError  # noqa: E402
-from runtime.aids import until  # noqa: E402
+from waiting import until  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

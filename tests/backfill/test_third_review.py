@@ -18,7 +18,7 @@ lance = pytest.importorskip("lance")
 import dovetail as dt  # noqa: E402
 from backfill_aids import HALF, by_id, made, rows_from, twice  # noqa: E402
 from dovetail.errors import ConfigError, RunError  # noqa: E402
-from runtime.aids import until  # noqa: E402
+from waiting import until  # noqa: E402
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from benchmarks.test_text import documents
-from runtime.aids import until
 from tally import Tally
+from waiting import until
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 ORPHAN = """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 import dovetail as dt
@@ -13,6 +12,7 @@ from dovetail.control.commands import StartWorker
 from dovetail.control.events import CapacityReserved, WorkerStopped
 from dovetail.errors import EngineError, Problem
 from dovetail.resources.amounts import sum_seats
+from waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,13 +23,6 @@ if TYPE_CHECKING:
     from dovetail.resources.amounts import Amounts
 
 MACHINE = dt.Cluster.of("1x(8cpu, 64GB)")
-
-
-def until(what: Callable[[], object], seconds: float = 60.0) -> None:
-    end = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.005)
 
 
 class Counted(MachineClaimStore):

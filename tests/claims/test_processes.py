@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,9 +16,10 @@ import dovetail as dt
 from claims.test_sharing import cpu
 from dovetail.claims.owner import is_alive, this_process
 from dovetail.claims.sqlite_store import ClaimRequest, Grant, MachineClaimStore
+from waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 TOY = Path(__file__).with_name("toy_run.py")
 CPUS = 8
@@ -50,13 +50,6 @@ def start(tmp_path: Path) -> Iterator[Started]:
 
 def book(folder: Path) -> MachineClaimStore:
     return MachineClaimStore(folder / "ledger.db", "here", dt.Cluster.of(f"1x({CPUS}cpu, 64GB)"))
-
-
-def until(what: Callable[[], bool], seconds: float = 60.0) -> None:
-    end = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.01)
 
 
 def timeline(folder: Path) -> list[tuple[float, str, int]]:

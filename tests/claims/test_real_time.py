@@ -8,7 +8,6 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 import dovetail as dt
-from claims.test_keeper import until
 from claims.test_sharing import cpus_of
 from dovetail.claims.shared_plan import max_seats, min_seats, plan_around
 from dovetail.claims.sqlite_store import ClaimRequest, MachineClaimStore
@@ -23,6 +22,7 @@ from dovetail.resources.amounts import sum_seats
 from dovetail.streaming.controller import StreamController
 from dovetail.streaming.settings import StreamOptions, unit_specs
 from streaming.rigs import numbers, stage
+from waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -11,7 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from runtime.aids import MARK, PATIENCE_S, until
+from runtime.aids import MARK
+from waiting import PATIENCE_S, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,7 +13,7 @@ import pytest
 
 from cli.jobs import CLUSTER, Place
 from dovetail.cli.backfill import OPTIONS_BY_ACTION, backfill
-from runtime.aids import until
+from waiting import until
 
 if TYPE_CHECKING:
     import subprocess

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cli.jobs import CLUSTER, Place
-from runtime.aids import marked, until
+from runtime.aids import marked
+from waiting import until
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -15,7 +15,7 @@ import pytest
 from cli.jobs import CLUSTER, Place
 from dovetail.machine.processes import process_start_time
 from observe.made import recorded
-from runtime.aids import until
+from waiting import until
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -21,7 +21,7 @@ from dovetail.control.events import (
 )
 from dovetail.engines.simulated.world import Gives, Hangs, Kills, Raises
 from engines.scene import NODE, Does, Held, Notebook, Rig, Scene, Units
-from runtime.aids import PATIENCE_S
+from waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

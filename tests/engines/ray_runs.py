@@ -16,7 +16,8 @@ from dovetail.control.events import BatchesDone, WorkerLost, WorkerReady
 from dovetail.resources.cluster import Node
 from dovetail.resources.seat import Seat
 from ray_aids import until_available_is
-from runtime.aids import MARK, PLACE, marked, patience, until
+from runtime.aids import MARK, PLACE, marked
+from waiting import time_limit, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -49,7 +50,7 @@ def on_ray(ray_cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> Iterato
     for name, value in {"engine": f"ray:{ray_cluster.address}", "cluster": "auto", "share": SHARE}.items():
         monkeypatch.setitem(PLACE, name, value)
     before = ray_cluster.available()
-    with patience():
+    with time_limit():
         yield ray_cluster
     nothing_is_left(mark)
     until_available_is(ray_cluster, before)

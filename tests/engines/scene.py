@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 from dovetail.control.commands import RunBatches, StartWorker
 from dovetail.control.events import BatchesDone, BatchesReturned, WorkerLost, WorkerReady, WorkerStopped
 from dovetail.resources.seat import Seat
-from runtime.aids import PATIENCE_S
+from waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -13,20 +13,16 @@ import pytest
 import dovetail as dt
 from dovetail.engines.unit_executor import make_executor
 from dovetail.engines.worker_context import Worker
-from runtime.aids import patience, run_of
+from runtime.aids import run_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from dovetail.engines.stage_chain import MessageOutcome
 
+pytestmark = pytest.mark.time_limit
+
 POLICY = dt.Retry(ConnectionError, times=2, backoff="500ms", then="skip")
-
-
-@pytest.fixture(autouse=True)
-def _nothing_hangs() -> Iterator[None]:
-    with patience():
-        yield
 
 
 @pytest.fixture

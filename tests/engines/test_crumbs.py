@@ -10,7 +10,7 @@ import pytest
 from dovetail.engines.unit_executor import UnitExecutor, make_executor
 from dovetail.engines.worker_context import Worker
 from dovetail.pipeline.stage import Stage, each
-from runtime.aids import PATIENCE_S
+from waiting import PATIENCE_S
 
 
 def crumb() -> memoryview:

@@ -8,7 +8,7 @@ from threading import Event, Thread
 from typing import TYPE_CHECKING
 
 from dovetail.engines.local.engine import Wakeup
-from runtime.aids import PATIENCE_S
+from waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     import pytest

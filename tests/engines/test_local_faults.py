@@ -20,29 +20,14 @@ import pytest
 
 import dovetail as dt
 from dovetail.engines.local.exit_cause import OomKillCounter
-from runtime.aids import (
-    LONG,
-    PLACE,
-    engine_of,
-    is_there,
-    kill_one,
-    losses,
-    no_worker_is_left,
-    patience,
-    ready_pids_of,
-    run_of,
-    until,
-)
+from runtime.aids import PLACE, engine_of, is_there, kill_one, losses, no_worker_is_left, ready_pids_of, run_of
+from waiting import LONG, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-
-@pytest.fixture(autouse=True)
-def _nothing_hangs() -> Iterator[None]:
-    with patience():
-        yield
+pytestmark = pytest.mark.time_limit
 
 
 def double(items: list[int]) -> list[int]:

@@ -15,7 +15,8 @@ from dovetail.control.engine import WorkerLostError
 from dovetail.control.events import BatchesDone, LossCause, WorkerLost, WorkerReady, WorkerStopped
 from dovetail.engines.local.engine import LocalEngine
 from dovetail.resources.seat import Seat
-from runtime.aids import is_there, losses, no_worker_is_left, patience, run_of, until
+from runtime.aids import is_there, losses, no_worker_is_left, run_of
+from waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,11 +25,7 @@ if TYPE_CHECKING:
 
     from dovetail.control.events import Event
 
-
-@pytest.fixture(autouse=True)
-def _nothing_hangs() -> Iterator[None]:
-    with patience():
-        yield
+pytestmark = pytest.mark.time_limit
 
 
 class Sums:

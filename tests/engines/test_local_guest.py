@@ -30,7 +30,8 @@ from dovetail.engines.local.worker_spec import (
 )
 from dovetail.resources.seat import CardShare, Seat
 from ray_aids import driver
-from runtime.aids import PATIENCE_S, is_there, patience, until
+from runtime.aids import is_there
+from waiting import PATIENCE_S, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -39,14 +40,10 @@ if TYPE_CHECKING:
     from dovetail.control.events import Event
     from ray_aids import FakeCluster
 
+pytestmark = pytest.mark.time_limit
+
 SEAT = Seat("node-0", 100)
 NO_HOME = DriverContext((), "", {})
-
-
-@pytest.fixture(autouse=True)
-def _nothing_hangs() -> Iterator[None]:
-    with patience():
-        yield
 
 
 class Scene:

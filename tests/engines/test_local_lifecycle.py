@@ -21,7 +21,6 @@ from dovetail.engines.local.engine import LocalEngine
 from dovetail.resources.seat import Seat
 from ray_aids import patiently
 from runtime.aids import (
-    LONG,
     Script,
     descriptors,
     engine_of,
@@ -30,25 +29,20 @@ from runtime.aids import (
     losses,
     marked,
     memory_files,
-    patience,
     pids_of,
     run_of,
     said_when_waiting,
-    until,
 )
+from waiting import LONG, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+pytestmark = pytest.mark.time_limit
+
 GONE_S = 1.0 if LONG else 5.0
 """It takes some 20 ms; in `make test` other tests run beside it."""
-
-
-@pytest.fixture(autouse=True)
-def _nothing_hangs() -> Iterator[None]:
-    with patience():
-        yield
 
 
 STUCK = """

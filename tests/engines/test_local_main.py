@@ -14,17 +14,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import dovetail as dt
-from runtime.aids import PATIENCE_S, Script, patience, run_of
+from runtime.aids import Script, run_of
+from waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-
-@pytest.fixture(autouse=True)
-def _nothing_hangs() -> Iterator[None]:
-    with patience():
-        yield
+pytestmark = pytest.mark.time_limit
 
 
 HEAD = "import dovetail as dt\n"

@@ -19,7 +19,8 @@ from dovetail.control.events import BatchesDone, BatchesReturned, Drain, LossCau
 from dovetail.engines.local import protocol
 from dovetail.engines.local.engine import LocalEngine
 from dovetail.resources.seat import Seat
-from runtime.aids import PATIENCE_S, Script, memory_files, patience, run_of, until
+from runtime.aids import Script, memory_files, run_of
+from waiting import PATIENCE_S, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -28,11 +29,7 @@ if TYPE_CHECKING:
     from dovetail.control.events import Event
     from dovetail.engines.worker_context import Worker
 
-
-@pytest.fixture(autouse=True)
-def _nothing_hangs() -> Iterator[None]:
-    with patience():
-        yield
+pytestmark = pytest.mark.time_limit
 
 
 class Bench:

@@ -16,21 +16,16 @@ from dovetail.engines.local.memory_watch import VICTIM_EXIT_S, MemoryWatch, choo
 from dovetail.machine.cgroups import physical_bytes
 from dovetail.machine.host_usage import MemoryMeter, MemoryUsage
 from dovetail.resources.seat import Seat
-from runtime.aids import patience, until
+from waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
+
+pytestmark = pytest.mark.time_limit
 
 GB = 1 << 30
 MB = 1 << 20
 FULL = MemoryUsage(94 * GB, 100 * GB)
-
-
-@pytest.fixture(autouse=True)
-def _nothing_hangs() -> Iterator[None]:
-    with patience():
-        yield
 
 
 # Who

@@ -35,7 +35,7 @@ from dovetail.engines.ray.protocol import AgentHello, dovetail_version
 from dovetail.errors import Problem
 from dovetail.resources.cluster import Cluster
 from engines.test_ray_discovery import row
-from runtime.aids import PATIENCE_S, until
+from waiting import PATIENCE_S, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

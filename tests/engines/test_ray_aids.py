@@ -25,7 +25,8 @@ from ray_aids import (
     spinning,
     until_available_is,
 )
-from runtime.aids import is_there, until
+from runtime.aids import is_there
+from waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -30,7 +30,8 @@ from dovetail.engines.ray.local_cluster import (
 from dovetail.errors import ConfigError, EngineError
 from dovetail.resources.cluster import Cluster
 from ray_aids import driver
-from runtime.aids import PATIENCE_S, Script
+from runtime.aids import Script
+from waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

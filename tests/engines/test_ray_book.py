@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ray_aids import driver, patiently
-from runtime.aids import until
+from waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -17,7 +17,7 @@ import pytest
 import dovetail as dt
 from dovetail.streaming.settings import StreamOptions
 from ray_aids import RESTORED_S, add_node, driver, foreign_actor, patiently, until_available_is
-from runtime.aids import LONG, patience, until
+from waiting import LONG, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,19 +25,13 @@ if TYPE_CHECKING:
 
     from ray_aids import FakeCluster, FakeNode
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.time_limit(600 if LONG else 150)]
 
 REPLANS_S = 10.0
 """Two of them."""
 ELSEWHERE_S = 10.0
 BLOB = 150_000
 """More than Ray passes inside of a message: such a payload lies in the object store of a node."""
-
-
-@pytest.fixture(autouse=True)
-def _nothing_hangs() -> Iterator[None]:
-    with patience(600 if LONG else 150):
-        yield
 
 
 def started(cluster: FakeCluster, *stages: dt.Stage, source: Any, **more: Any) -> dt.Run:

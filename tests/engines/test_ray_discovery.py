@@ -26,7 +26,7 @@ from dovetail.errors import EngineError
 from dovetail.resources.cluster import Cluster, Gpu, Node
 from dovetail.resources.seat import CardShare, Seat
 from ray_aids import add_node, foreign_actor, patiently
-from runtime.aids import PATIENCE_S, until
+from waiting import PATIENCE_S, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -29,7 +29,8 @@ from engines.test_local_faults import (
 )
 from engines.test_local_faults import test_what_stages_leave_behind_is_gone_after_the_run as _nothing_is_left_behind
 from ray_aids import add_node, patiently
-from runtime.aids import LONG, engine_of, is_there, losses, patience, run_of, until
+from runtime.aids import engine_of, is_there, losses, run_of
+from waiting import LONG, time_limit, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -306,7 +307,7 @@ def test_a_cancel_ends_hung_and_starting_workers(tmp_path: Path) -> None:
         dt.Stage("hangs", Once(tmp_path, set(range(100)), Dies().hangs), fuse=False, workers=2),
         dt.Stage("starts", DiesInSetup("hangs"), fuse=False, workers=1),
     ]
-    with patience():
+    with time_limit():
         run = run_of(*stages, source=range(100))
         until(lambda: list(tmp_path.glob("once-*")), "one hangs")
         began = time.monotonic()

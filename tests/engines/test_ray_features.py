@@ -29,7 +29,8 @@ from engines.test_local_main import (
     speaks,
 )
 from ray_aids import ADDRESS, driver
-from runtime.aids import PATIENCE_S, is_there, run_of
+from runtime.aids import is_there, run_of
+from waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,7 +14,7 @@ from dovetail.errors import EngineError
 from dovetail.resources.amounts import sum_seats
 from dovetail.resources.seat import CardShare, Seat
 from ray_aids import add_node, driver, foreign_actor, patiently, until_available_is
-from runtime.aids import until
+from waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -15,7 +15,8 @@ from dovetail.machine.gpus import NvmlMeter
 from dovetail.machine.host_usage import HostUsage
 from dovetail.machine.meter import MAX_CPU_SHARE
 from machine.scripted_use import GIB, BusyCard, BusyNvml
-from machine.sessions import session, until
+from machine.sessions import session
+from waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -7,14 +7,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
-PATIENCE_S = 30.0
 
 PRELUDE = """
 import os, signal, subprocess, sys, time
@@ -68,11 +66,3 @@ def session(code: str) -> Iterator[Session]:
             yield started
         finally:
             started.end()
-
-
-def until(true: Callable[[], bool], what: str = "it") -> None:
-    """Waits for a condition."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not true():
-        assert time.monotonic() < deadline, f"{what} did not become true"
-        time.sleep(0.01)

@@ -24,7 +24,8 @@ from dovetail.machine.network import (
     parse_messages,
     sockets_of,
 )
-from machine.sessions import Session, session, until
+from machine.sessions import Session, session
+from waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -26,7 +26,8 @@ from dovetail.machine.processes import (
     uss_bytes,
     uss_is_due,
 )
-from machine.sessions import session, until
+from machine.sessions import session
+from waiting import until
 
 if TYPE_CHECKING:
     from pathlib import Path

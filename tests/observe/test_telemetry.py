@@ -13,7 +13,8 @@ import pytest
 from dovetail.machine.gpus import NvmlMeter
 from dovetail.observe.telemetry import MAX_CPU_SHARE, RequestedResources, Telemetry, WorkerProcesses
 from machine.scripted_use import GIB, BusyCard, BusyNvml
-from machine.sessions import session, until
+from machine.sessions import session
+from waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""What do tests of whole runs need? Conditions to wait for, scripts that can be killed, and who is left of them."""
+"""Helpers for tests of whole runs: scripts that can be killed, the processes of a run, and what remains of them."""
 
 from __future__ import annotations
 
@@ -8,54 +8,23 @@ import subprocess
 import sys
 import time
 import uuid
-from contextlib import contextmanager
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import dovetail as dt
-from dovetail.runtime.run_handle import _ACTIVE_RUNS
+from waiting import PATIENCE_S, until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable
 
     from dovetail.engines.local.engine import LocalEngine
 
-LONG = bool(os.environ.get("DOVETAIL_TEST_LONG"))
-PATIENCE_S = 60.0
 CLUSTER = "1x(2cpu, 8GB)"
 PLACE: dict[str, Any] = {}
 """Where `run_of` runs whatever it is told, if not on this machine; for suites that are run over several engines."""
 MARK = "DOVETAIL_TEST_MARK"
 """A variable that all processes of a script inherit, whoever starts them."""
-
-
-def until(condition: Callable[[], object], what: str, patience_s: float = PATIENCE_S) -> float:
-    """Waits for it; how long it took."""
-    began = time.monotonic()
-    while not condition():
-        assert time.monotonic() - began < patience_s, f"waited in vain until {what}"
-        time.sleep(0.005)
-    return time.monotonic() - began
-
-
-@contextmanager
-def patience(seconds: float = 2 * PATIENCE_S) -> Iterator[None]:
-    """A run that hangs fails its test, instead of hanging it."""
-
-    def enough(*_: object) -> NoReturn:
-        raise AssertionError(f"it hangs: nothing came for {seconds} s")
-
-    before = signal.signal(signal.SIGALRM, enough)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-        for run in list(_ACTIVE_RUNS):  # of a test that failed: others must not suffer from it
-            run.cancel("its test is over")
-            run._over.wait(PATIENCE_S)
 
 
 def run_of(*stages: dt.Stage, source: Iterable[Any], **settings: Any) -> dt.Run:

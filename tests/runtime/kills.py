@@ -12,7 +12,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from dovetail.data.commit_log import read_commit_log
-from runtime.aids import PATIENCE_S, Script, until
+from runtime.aids import Script
+from waiting import PATIENCE_S, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,8 +10,9 @@ from dovetail.observe.history import RunHistory
 from dovetail.resources.cluster import Cluster
 from dovetail.runtime import delayed_telemetry
 from dovetail.runtime.delayed_telemetry import DelayedTelemetry
-from machine.sessions import session, until
+from machine.sessions import session
 from observe.made import recorder
+from waiting import until
 
 if TYPE_CHECKING:
     from pathlib import Path

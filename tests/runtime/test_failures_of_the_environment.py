@@ -17,30 +17,17 @@ import pytest
 
 import dovetail as dt
 from dovetail.streaming.settings import StreamOptions
-from runtime.aids import (
-    CLUSTER,
-    LONG,
-    Script,
-    descriptors,
-    kill_one,
-    losses,
-    no_worker_is_left,
-    patience,
-    said_when_waiting,
-    until,
-)
+from runtime.aids import CLUSTER, Script, descriptors, kill_one, losses, no_worker_is_left, said_when_waiting
+from stage_functions import same
+from waiting import LONG, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+pytestmark = pytest.mark.time_limit(1200 if LONG else 200)
+
 ROWS = 3000
 PAD = 2000
-
-
-@pytest.fixture(autouse=True)
-def _nothing_hangs() -> Iterator[None]:
-    with patience(1200 if LONG else 200):
-        yield
 
 
 @pytest.fixture
@@ -99,10 +86,6 @@ class Gated:
 
 def run_of(*stages: dt.Stage, source: Any, **settings: Any) -> dt.Run:
     return dt.run(dt.Pipeline(list(stages)), source, **({"cluster": CLUSTER} | settings))
-
-
-def same(rows: list[Any]) -> list[Any]:
-    return rows
 
 
 OFTEN = StreamOptions(target_epoch_s=0.001, target_epoch_batches=4, hop_s=0.0002)

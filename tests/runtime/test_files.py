@@ -13,11 +13,15 @@ import pytest
 
 import dovetail as dt
 from dovetail.streaming.settings import StreamOptions
-from runtime.aids import CLUSTER, LONG, patience, until
+from runtime.aids import CLUSTER
+from stage_functions import same
+from waiting import LONG, until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
+
+pytestmark = pytest.mark.time_limit(1200 if LONG else 200)
 
 KINDS = ("jsonl", "csv", "parquet", "lance")
 AWKWARD: list[dict[str, Any]] = [
@@ -28,18 +32,8 @@ AWKWARD: list[dict[str, Any]] = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def _nothing_hangs() -> Iterator[None]:
-    with patience(1200 if LONG else 200):
-        yield
-
-
 def run_of(*stages: dt.Stage, source: Any, **settings: Any) -> dt.Run:
     return dt.run(dt.Pipeline(list(stages)), source, **({"cluster": CLUSTER} | settings))
-
-
-def same(rows: list[Any]) -> list[Any]:
-    return rows
 
 
 SAME = dt.Stage("same", same)

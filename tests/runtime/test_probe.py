@@ -13,7 +13,8 @@ import dovetail as dt
 from dovetail.observe.run_folder import runs_folder
 from dovetail.runtime.probe import probe
 from dovetail.runtime.stage_profiles import load_profiles
-from runtime.aids import patience
+from stage_functions import same
+from waiting import time_limit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,7 +46,7 @@ def test_so_many_real_items_go_through_one_worker_of_every_stage(tmp_path: Path)
             dt.Stage("twice", lambda items: items * 2, fuse=False, batch_size=4),
         ]
     )
-    with patience():
+    with time_limit():
         told = probe(pipe, count(), 40)
     assert told.read == 40
     names = [path.name.split("-") for path in (tmp_path / "seen").iterdir()]
@@ -67,10 +68,6 @@ def nothing(_: Any) -> None:
     return None
 
 
-def same(items: list[Any]) -> list[Any]:
-    return items
-
-
 @pytest.mark.parametrize(
     ("stages", "source", "error", "code"),
     [
@@ -82,7 +79,7 @@ def same(items: list[Any]) -> list[Any]:
     ],
 )
 def test_what_hinders_it_is_told(stages: list[dt.Stage], source: Any, error: type[dt.DovetailError], code: str) -> None:
-    with patience(), pytest.raises(error) as raised:
+    with time_limit(), pytest.raises(error) as raised:
         probe(dt.Pipeline(stages), source, 9)
     assert raised.value.codes == (code,)
     assert all(problem.fix_texts for problem in raised.value.problems)

@@ -18,7 +18,7 @@ from dovetail.control.events import CapacityReserved
 from dovetail.resources.amounts import cluster_capacity, fits_within, subtract_amounts, sum_seats
 from dovetail.resources.seat import Seat
 from ray_aids import driver, foreign_actor, until_available_is
-from runtime.aids import until
+from waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

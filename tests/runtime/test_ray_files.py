@@ -14,8 +14,8 @@ import pytest
 import dovetail as dt
 from dovetail.errors import ConfigError
 from ray_aids import MB, add_node, driver
-from runtime.aids import LONG, PATIENCE_S, patience, until
 from runtime.kills import WRITE, elsewhere, make_rows, rows_of
+from waiting import LONG, PATIENCE_S, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -23,14 +23,8 @@ if TYPE_CHECKING:
     from dovetail.engines.ray.protocol import AgentSetup
     from ray_aids import FakeCluster
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.time_limit]
 ROWS = 600
-
-
-@pytest.fixture(autouse=True)
-def _ends() -> Iterator[None]:
-    with patience():
-        yield
 
 
 def on(node: str, cpus: float = 0.5) -> dt.Resources:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from runtime.aids import LONG, until
 from runtime.kills import Killed, expected, make_rows, rows_of
 from runtime.test_resume import SINKS, as_rows, in_some_order, kill_and_go_on
+from waiting import LONG, until
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -15,7 +15,8 @@ import pytest
 
 import dovetail as dt
 from ray_aids import HOLDS, RESTORED_S, driver, foreign_actor, node_id_of, patiently, until_available_is
-from runtime.aids import LONG, PATIENCE_S, patience, said_when_waiting, until
+from runtime.aids import said_when_waiting
+from waiting import LONG, PATIENCE_S, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,18 +24,12 @@ if TYPE_CHECKING:
 
     from ray_aids import FakeCluster
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.time_limit(600 if LONG else 150)]
 
 REPLANS_S = 10.0
 """Two of them."""
 AT_ONCE_S = 0.5
 ENDS_OF_LIFE = ("ready", "stopped", "lost")
-
-
-@pytest.fixture(autouse=True)
-def _nothing_hangs() -> Iterator[None]:
-    with patience(600 if LONG else 150):
-        yield
 
 
 def slowly(items: list[int]) -> list[int]:

@@ -16,21 +16,15 @@ import pytest
 import dovetail as dt
 from dovetail.data import iterator_sink
 from dovetail.runtime import assembly, run
-from runtime.aids import CLUSTER, PATIENCE_S, Script, descriptors, engine_of, is_there, patience, run_of, until
+from runtime.aids import CLUSTER, Script, descriptors, engine_of, is_there, run_of
+from stage_functions import same
+from waiting import PATIENCE_S, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-
-@pytest.fixture(autouse=True)
-def _nothing_hangs() -> Iterator[None]:
-    with patience():
-        yield
-
-
-def same(items: list[Any]) -> list[Any]:
-    return items
+pytestmark = pytest.mark.time_limit
 
 
 class Gated:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import dovetail as dt
 from dovetail.observe.replay import controller_from_record, replay
-from runtime.aids import patience, run_of
+from runtime.aids import run_of
+from waiting import time_limit
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,7 +39,7 @@ def test_a_recorded_run_with_deaths_and_errors_is_replayed_to_the_same_commands(
         dt.Stage("deadly", DiesOnceAt({3, 50, 151}, tmp_path), batch_size=4, fuse=False),
         dt.Stage("twice", twice, fuse=False),
     ]
-    with patience():
+    with time_limit():
         run = run_of(*stages, source=range(200), record=True, run_dir=tmp_path / "run")
         assert sorted(run) == sorted(2 * list(range(200)))
     assert sum(unit.lost for unit in run.stats.units) == 3

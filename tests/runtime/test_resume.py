@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from runtime.aids import LONG, until
 from runtime.kills import WRITE, Killed, elsewhere, expected, make_rows, rows_of, stats_of
+from waiting import LONG, until
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -15,17 +15,15 @@ from dovetail.control.events import BatchesDone
 from dovetail.engines.local.engine import LocalEngine
 from dovetail.resources.seat import Seat
 from dovetail.streaming.settings import StreamOptions
-from runtime.aids import LONG, Script, patience, run_of, until
+from runtime.aids import Script, run_of
+from stage_functions import same
+from waiting import LONG, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-
-@pytest.fixture(autouse=True)
-def _nothing_hangs() -> Iterator[None]:
-    with patience(1200 if LONG else 120):
-        yield
+pytestmark = pytest.mark.time_limit(1200 if LONG else 120)
 
 
 def double(items: list[int]) -> list[int]:
@@ -363,10 +361,6 @@ def test_large_values_of_many_kinds_come_through(kind: str) -> None:
         assert all(bool((a == b).all()) for a, b in zip(found, expected, strict=True))
     else:
         assert found == expected
-
-
-def same(items: list[Any]) -> list[Any]:
-    return items
 
 
 def test_a_message_may_have_more_payloads_than_one_packet_has_descriptors() -> None:

@@ -24,7 +24,9 @@ from dovetail.data.request_queue import ItemFailed, RequestFuture, ServiceClosed
 from dovetail.observe.control_socket import send_request
 from dovetail.runtime.run_handle import _ACTIVE_RUNS
 from dovetail.runtime.service import Service, serve
-from runtime.aids import CLUSTER, LONG, PATIENCE_S, Script, is_there, until
+from runtime.aids import CLUSTER, Script, is_there
+from stage_functions import same
+from waiting import LONG, PATIENCE_S, until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -66,10 +68,6 @@ def failure(ticket: RequestFuture) -> BaseException:
 
 def double(items: list[int]) -> list[int]:
     return [2 * item for item in items]
-
-
-def same(items: list[Any]) -> list[Any]:
-    return items
 
 
 def odd_only(item: int) -> int | None:

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 import dovetail as dt
-from runtime.aids import Script, patience, run_of
+from runtime.aids import Script, run_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
+
+pytestmark = pytest.mark.time_limit
 
 CPUS = 4
 BOTH = """
@@ -32,12 +33,6 @@ stages = [dt.Stage("first", slowly, fuse=False), dt.Stage("second", slowly, fuse
 run = dt.run(dt.Pipeline(stages), range({items}), cluster="1x({cpus}cpu, 8GB)", run_dir={folder!r}, record=True)
 print(len(list(run)))
 """
-
-
-@pytest.fixture(autouse=True)
-def _patience() -> Iterator[None]:
-    with patience():
-        yield
 
 
 def lives(folder: Path) -> list[tuple[float, float]]:

@@ -21,7 +21,8 @@ from dovetail.runtime.outputs import parse_sinks
 from dovetail.runtime.stage_profiles import ProfileObserver, load_profiles, source_sink_kinds, storage_keys
 from dovetail.streaming.settings import unit_specs
 from observe.made import unit, view
-from runtime.aids import CLUSTER, patience
+from runtime.aids import CLUSTER
+from waiting import time_limit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -165,7 +166,7 @@ def other(item: int) -> int:
 
 
 def run_to_end(pipeline: dt.Pipeline, source: Any, **settings: Any) -> dt.Run:
-    with patience():
+    with time_limit():
         run = dt.run(pipeline, source, **({"cluster": CLUSTER} | settings))
         for _ in run:
             pass

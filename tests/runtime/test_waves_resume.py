@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from runtime.aids import LONG
 from runtime.kills import Killed, make_rows, rows_of
+from waiting import LONG
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -1,0 +1,46 @@
+"""Waiting for conditions, and time limits of tests that could hang."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NoReturn
+
+from dovetail.runtime.run_handle import _ACTIVE_RUNS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+LONG = bool(os.environ.get("DOVETAIL_TEST_LONG"))
+PATIENCE_S = 60.0
+"""Timeout of a single wait: long enough for a busy machine."""
+
+
+def until(condition: Callable[[], object], what: str = "the condition holds", timeout_s: float = PATIENCE_S) -> float:
+    """Wait until the condition is true, and return the seconds that it took."""
+    began = time.monotonic()
+    while not condition():
+        assert time.monotonic() - began < timeout_s, f"after {timeout_s:g} s it is still not true that {what}"
+        time.sleep(0.005)
+    return time.monotonic() - began
+
+
+@contextmanager
+def time_limit(seconds: float = 2 * PATIENCE_S) -> Iterator[None]:
+    """Fail a test that hangs, and cancel the runs that it leaves; `pytest.mark.time_limit(seconds)` applies it."""
+
+    def expire(*_: object) -> NoReturn:
+        raise AssertionError(f"the test did not finish within {seconds:g} s")
+
+    before = signal.signal(signal.SIGALRM, expire)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        for run in list(_ACTIVE_RUNS):  # left by a failed test; a later test must not share the machine with them
+            run.cancel("the test that started it has ended")
+            run._over.wait(PATIENCE_S)
