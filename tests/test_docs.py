@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from dovetail.data import sinks, sources
+from dovetail.data import file_formats, sinks, sources
 from dovetail.data.sink_spec import KINDS
 from dovetail.recipes import file_keys
 from dovetail.recipes.catalogue import known_operators, native_class
@@ -83,10 +83,10 @@ def test_the_example_of_the_readme_prints_what_it_shows(tmp_path: Path) -> None:
 def test_the_page_on_files_names_every_kind_and_setting() -> None:
     text = (ROOT / "docs" / "files.md").read_text(encoding="utf-8")
     reading, writing = text.split("\n## Sinks\n")
-    assert [name for name in (*sources.SETTING_NAMES, *sources.FORMATS) if f"`{name}`" not in reading] == []
+    assert [name for name in (*sources.SETTING_NAMES, *file_formats.FORMATS) if f"`{name}`" not in reading] == []
     settings = [field.name for field in fields(sinks.SinkSpec)]
     assert [name for name in (*settings, *KINDS) if f"`{name}`" not in writing] == []
-    assert [end for end in sources.SUFFIXES if end not in reading] == []
+    assert [end for end in file_formats.SUFFIXES if end not in reading] == []
 
 
 def test_what_is_to_be_copied_for_clusters_can_be_read() -> None:

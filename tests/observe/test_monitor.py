@@ -12,7 +12,7 @@ from dovetail.observe.cpu_attribution import spaced_ticks, unit_timeline
 from dovetail.observe.history import RunHistory
 from dovetail.observe.monitor import MB, recorded_groups, stage_usages
 from dovetail.observe.summary import summarize_run
-from dovetail.observe.utilisation import PIPELINE_SETTINGS, RECIPE_SETTINGS, judge_stages, requested_resources
+from dovetail.observe.utilisation_verdicts import PIPELINE_SETTINGS, RECIPE_SETTINGS, judge_stages, requested_resources
 from dovetail.recipes.operators.base import Row, TextMapper
 from dovetail.recipes.runner import write_monitor
 from dovetail.recipes.stage_wrappers import BarrierStage

@@ -109,7 +109,7 @@ def die_at(moment):
     """Kills this process at an exact moment."""
     import signal
     from dovetail.data import commit_log, sinks
-    from dovetail.data.writers import destination
+    from dovetail.data.writers import output_files
     name, _, number = moment.partition(":")
     left = [int(number or 1)]
 
@@ -154,7 +154,7 @@ def die_at(moment):
         "after-make": (sinks.FileSink, "_make_files", False),
         "after-finish": (sinks.FileSink, "finish", False),
         "before-discard": (sinks.FileSink, "discard", True),
-        "after-place": (destination, "publish_files", False),
+        "after-place": (output_files, "publish_files", False),
     }[name]
     around(owner, method, before)
 

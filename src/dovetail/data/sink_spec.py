@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from dovetail.data.writers.destination import COMPRESSION_SUFFIXES, is_remote_sink, stem_and_suffix
+from dovetail.data.writers.output_files import COMPRESSION_SUFFIXES, is_remote_sink, stem_and_suffix
 from dovetail.errors import ConfigError, Problem, did_you_mean, short_repr
 from dovetail.resources.sizes import parse_size
 

@@ -28,8 +28,8 @@ from urllib.parse import unquote
 from dovetail.control.payload import SourceSinkError
 from dovetail.data.io_errors import results_missing, resume_command, write_failed
 from dovetail.data.sink_spec import SinkSpec, as_sink_spec, check_sink_spec, missing_packages, sink
-from dovetail.data.writers import destination
-from dovetail.data.writers.destination import RemoteStore, is_remote_sink
+from dovetail.data.writers import output_files
+from dovetail.data.writers.output_files import RemoteStore, is_remote_sink
 from dovetail.data.writers.part_files import PartReader, PartSyncer, sync_folder, which_pieces_exist
 from dovetail.data.writers.piece_merge import MergeJob, OldFile
 from dovetail.errors import ConfigError, Problem
@@ -73,7 +73,7 @@ def find_replaced_input(spec: SinkSpec, files: Iterable[str]) -> str | None:
         real = Path(os.path.realpath(path))
         if real == final:
             return path
-        if spec.shard_bytes and real.parent == final.parent and destination.shard_numbers([real.name], final.name):
+        if spec.shard_bytes and real.parent == final.parent and output_files.shard_numbers([real.name], final.name):
             return path
     return None
 
@@ -98,7 +98,7 @@ class FileSink:
         self._shards = spec.shard_bytes if self.kind != "lance" else None
         self._remote = RemoteStore(spec.path, run_id) if is_remote_sink(spec.path) and self.kind != "lance" else None
         self._final = None if is_remote_sink(spec.path) else Path(spec.path)
-        name = destination.parts_folder_name(spec.path.rpartition("/")[2], run_id)
+        name = output_files.parts_folder_name(spec.path.rpartition("/")[2], run_id)
         self.parts = spare / name if self._final is None else self._final.parent / name
         self._syncer = PartSyncer(self.parts, run_id)
         self._base: Any = None
@@ -179,7 +179,7 @@ class FileSink:
         assert self._final is not None
         if not self._final.parent.is_dir():
             return []
-        return destination.shard_numbers([path.name for path in self._final.parent.iterdir()], self._final.name)
+        return output_files.shard_numbers([path.name for path in self._final.parent.iterdir()], self._final.name)
 
     def _size(self) -> int | None:
         if self._remote is not None:
@@ -235,7 +235,7 @@ class FileSink:
         placed = set(json.loads(notes.read_text())) if notes.exists() else set()
         if self._shards is not None:
             there = [
-                self._final.with_name(destination.shard_name(self._final.name, at)) for at in self._shard_numbers()
+                self._final.with_name(output_files.shard_name(self._final.name, at)) for at in self._shard_numbers()
             ]
             changed = any(path.stat().st_ino not in placed for path in there[first:])
         else:
@@ -302,7 +302,7 @@ class FileSink:
         try:
             if not all(which_pieces_exist(self.parts, pieces)):
                 raise results_missing(str(self.parts), self._run_id)
-            destination.remove_folder(out)
+            output_files.remove_folder(out)
             out.mkdir(parents=True)
             return self._finish(reader, pieces, out)
         except OSError as error:
@@ -316,7 +316,7 @@ class FileSink:
             raise SourceSinkError("DT355", message, fix, self.spec.path) from error
         finally:
             reader.close()
-            destination.remove_folder(out)
+            output_files.remove_folder(out)
 
     def _finish(self, reader: PartReader, pieces: Sequence[PartFileRange], out: Path) -> list[str]:
         appends = self.spec.exists == "append"
@@ -348,7 +348,7 @@ class FileSink:
             self._check_unchanged(made, first)
         return [
             str(path)
-            for path in destination.publish_files(made, self._final, sharded=self._shards is not None, first=first)
+            for path in output_files.publish_files(made, self._final, sharded=self._shards is not None, first=first)
         ]
 
     def _make_files(self, job: MergeJob) -> list[Path]:
@@ -372,14 +372,14 @@ class FileSink:
             made = job.out / "dataset.lance"
             lance_dataset.write_dataset(job, str(made), mode="create")
             lance_dataset.sync_tree(made)
-            destination.replace_folder(made, self._final, job.out / "old")
+            output_files.replace_folder(made, self._final, job.out / "old")
             sync_folder(self._final.parent)
         return [self.spec.path]
 
     def discard(self) -> None:
         """Remove the part files; nothing else."""
         self._syncer.close()
-        destination.remove_folder(self.parts)
+        output_files.remove_folder(self.parts)
 
     def close(self) -> None:
         self._syncer.close()

@@ -7,6 +7,7 @@ import os
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
+from dovetail.data.file_formats import FORMATS, LINE_FORMATS, format_from_suffix
 from dovetail.errors import ConfigError, Problem, did_you_mean, short_repr
 
 if TYPE_CHECKING:
@@ -14,19 +15,6 @@ if TYPE_CHECKING:
 
     from dovetail.data.readers.cursor import Cursor
 
-FORMATS = ("jsonl", "csv", "text", "parquet", "lance", "paths", "bytes")
-SUFFIXES = {
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".json": "jsonl",
-    ".csv": "csv",
-    ".tsv": "csv",
-    ".txt": "text",
-    ".parquet": "parquet",
-    ".lance": "lance",
-}
-COMPRESSED_SUFFIXES = (".gz", ".zst", ".zstd")
-LINE_FORMATS = ("jsonl", "csv", "text")
 INVALID_SETTING = "DT340"
 NON_ASCII_CODECS = (
     "utf_7",
@@ -192,15 +180,6 @@ def _validate_combination(spec: SourceSpec, said: dict[Any, Any], wrong: Any) ->
 # --- opening
 
 
-def format_from_suffix(name: str) -> str | None:
-    """The format of a file name suffix."""
-    lower = name.lower()
-    packed = next((end for end in COMPRESSED_SUFFIXES if lower.endswith(end)), "")
-    stem = lower.removesuffix(packed)
-    found = next((form for end, form in SUFFIXES.items() if stem.rstrip("/").endswith(end)), None)
-    return None if packed and found not in LINE_FORMATS else found
-
-
 def _open_spec(spec: SourceSpec, before: Mapping[str, Any]) -> Cursor:
     said = ", ".join(spec.paths[:3]) + (f" and {len(spec.paths) - 3} more" if len(spec.paths) > 3 else "")
     if spec.format == "lance" or (
@@ -210,7 +189,7 @@ def _open_spec(spec: SourceSpec, before: Mapping[str, Any]) -> Cursor:
 
         versions = dict(before.get("tables", ())) if before.get("kind") == "lance" else {}
         return LanceCursor(said, spec.paths, spec.columns, versions)
-    from dovetail.data.readers.format_detection import find_files, open_line_files
+    from dovetail.data.readers.source_files import find_files, open_line_files
 
     form, files = find_files(spec)
     if spec.format is None:  # the file names determined the format

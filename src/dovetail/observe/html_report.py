@@ -23,7 +23,7 @@ from dovetail.observe.text_format import (
     format_percent,
     format_rate,
 )
-from dovetail.observe.utilisation import (
+from dovetail.observe.utilisation_verdicts import (
     RECIPE_SETTINGS,
     RequestedResources,
     SettingNames,

@@ -118,7 +118,7 @@ class Recipe:
 
     def path_beside_export(self, ending: str) -> str:
         """Path of a file beside the results: out/clean.jsonl.gz -> out/clean_stats.jsonl."""
-        from dovetail.data.sources import COMPRESSED_SUFFIXES, SUFFIXES
+        from dovetail.data.file_formats import COMPRESSED_SUFFIXES, SUFFIXES
 
         path = absolute_path(self.settings["export_path"], self.folder, pattern=False)
         for suffix in (*COMPRESSED_SUFFIXES, *SUFFIXES):
@@ -269,7 +269,7 @@ def _matching_paths(path: str) -> list[str]:
 
 
 def _is_text_source(source: Any) -> bool:
-    from dovetail.data.sources import format_from_suffix
+    from dovetail.data.file_formats import format_from_suffix
 
     path = source.get("path") if isinstance(source, Mapping) else source
     first = path[0] if isinstance(path, list) and path else path

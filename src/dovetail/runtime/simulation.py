@@ -9,8 +9,8 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 import dovetail
-from dovetail.engines.simulated.data import SimulatedData
 from dovetail.engines.simulated.engine import SimulatedEngine
+from dovetail.engines.simulated.source_sink import SimulatedData
 from dovetail.engines.simulated.world import Behaviour, Constant, Lognormal, World
 from dovetail.errors import ConfigError, Problem, short_repr
 from dovetail.observe.history import RunHistory

@@ -83,7 +83,8 @@ def _source_kind(source: Any) -> str:
         return ""
     if isinstance(source, Mapping) and "run" in source:
         return "iterable"
-    from dovetail.data.sources import as_source_spec, format_from_suffix  # late: most plans read no file
+    from dovetail.data.file_formats import format_from_suffix  # late: most plans read no file
+    from dovetail.data.sources import as_source_spec
 
     with suppress(DovetailError):
         spec = as_source_spec({"path": source} if isinstance(source, list) else source)

@@ -7,18 +7,19 @@ import shlex
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from dovetail.data.file_formats import FORMATS, SUFFIXES, format_from_suffix
 from dovetail.data.io_errors import CONTENT_MISMATCH, INVALID_SETTING, UNKNOWN_FORMAT, list_paths
 from dovetail.data.readers.block_reader import is_compressed
 from dovetail.data.readers.file_discovery import FileFinder, is_remote
 from dovetail.data.readers.row_parser import LineFormat
 from dovetail.data.readers.text_lines import LineCursor
-from dovetail.data.sources import FORMATS, SUFFIXES, SourceSpec, format_from_suffix
 from dovetail.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dovetail.data.readers.file_discovery import FileRef
+    from dovetail.data.sources import SourceSpec
 
 
 def find_files(spec: SourceSpec) -> tuple[str, list[FileRef]]:
