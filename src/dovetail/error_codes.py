@@ -526,12 +526,6 @@ _ENTRIES: tuple[tuple[str, int | tuple[int, ...], str, str], ...] = (
         "The table was changed repeatedly during a backfill.",
         "Run the backfill again when no other program compacts or updates the table.",
     ),
-    (
-        "DT439",
-        3,
-        "One worker of a function requests more than any node has.",
-        "Lower the parameter that the message names.",
-    ),
     ("DT440", 2, "An argument of `@dt.udf` is invalid, or the object is not a function.", _SEE_MESSAGE),
     (
         "DT441",

@@ -24,7 +24,8 @@ everywhere ("free some disk space on /data"), or one of
     Call       a function to call: Call("table.backfill", ("n",), {"on_error": "skip"})
 
 A `Surface` renders them as one user interface spells them: `Surface` itself as Python, others as YAML or as options of
-the command line. No code reads a rendered fix or message to find out what it is about: that is `Problem.subject`.
+the command line. A message, a note or a fix that names a setting or a call inside a sentence is a `Text`. No code reads
+a rendered fix or message to find out what it is about: that is `Problem.subject`.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import TYPE_CHECKING, ClassVar, Final, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Final, Self, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -50,14 +51,17 @@ __all__ = [
     "EngineError",
     "Expression",
     "Fix",
+    "Given",
     "InfeasibleError",
     "LedgerError",
     "PipelineError",
     "Problem",
     "ResourceError",
     "RunError",
+    "Setting",
     "Subject",
     "Surface",
+    "Text",
     "did_you_mean",
     "python_literal",
     "short_repr",
@@ -143,6 +147,40 @@ Fix = str | Change | AddNodes | Call
 
 
 @dataclass(frozen=True, slots=True)
+class Setting:
+    """The name of a setting inside a `Text`: max_errors, or --max-errors on the command line."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A setting and the value that the user gave, inside a `Text`: workers=0, or --workers 0 on the command line."""
+
+    name: str
+    value: object
+
+
+class Text(str):
+    """A text with settings, changes and calls in it: Text("more than ", Setting("max_errors"), " allows").
+
+    As a string it has the spelling of Python; a `Surface` spells the parts in its own way. A copy or a pickle is a
+    plain string, because the value of a `Given` may be anything.
+    """
+
+    __slots__ = ("parts",)
+    parts: tuple[str | Setting | Given | Change | Call, ...]
+
+    def __new__(cls, *parts: str | Setting | Given | Change | Call) -> Self:
+        text = super().__new__(cls, "".join(map(PYTHON.part, parts)))
+        text.parts = parts
+        return text
+
+    def __reduce__(self) -> tuple[type[str], tuple[str]]:
+        return str, (str(self),)
+
+
+@dataclass(frozen=True, slots=True)
 class Problem:
     """One thing that is wrong: a stable code, one sentence, the numbers behind it, and alternative fixes."""
 
@@ -162,10 +200,11 @@ class Problem:
         return PYTHON.fixes(self)
 
     def render(self, surface: Surface | None = None) -> str:
+        spelling = surface or PYTHON
         where = f" {self.place}  " if self.place else " "
-        lines = [f"error[{self.code}]{where}{self.message}"]
+        lines = [f"error[{self.code}]{where}{spelling.text(self.message)}"]
         lines += [f"  {line}" for line in self.evidence]
-        lines += [f"  fix  {line}" for line in (surface or PYTHON).fixes(self)]
+        lines += [f"  fix  {line}" for line in spelling.fixes(self)]
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, object]:
@@ -198,8 +237,22 @@ class Surface:
             case Call():
                 return self.call(fix)
 
-    def text(self, fix: str) -> str:
-        return fix
+    def text(self, text: str) -> str:
+        """A message, a note or a fix; the parts of a `Text` as this surface spells them."""
+        return "".join(map(self.part, text.parts)) if isinstance(text, Text) else text
+
+    def part(self, part: str | Setting | Given | Change | Call) -> str:
+        """One part of a `Text`."""
+        match part:
+            case Setting():
+                return self.name(part.name)
+            case Given():
+                return self.given(part)
+            case _:
+                return self.fix(part)
+
+    def given(self, given: Given) -> str:
+        return f"{self.name(given.name)}={short_repr(given.value)}"
 
     def change(self, fix: Change, subject: Subject | None) -> str:  # noqa: ARG002 - subclasses name the subject
         given = [self.assignment(name, value) for name, value in fix.values.items() if value is not UNSET]
@@ -230,11 +283,11 @@ class Surface:
         return with_note(f"{fix.function}({', '.join(arguments)})", fix.note)
 
     def problem(self, problem: Problem) -> Problem:
-        """The same problem with its fixes as texts of this surface."""
-        return replace(problem, fixes=self.fixes(problem))
+        """The same problem with its message and fixes as texts of this surface."""
+        return replace(problem, message=self.text(problem.message), fixes=self.fixes(problem))
 
     def error(self, error: AnyError) -> AnyError:
-        """The same error with the fixes of its problems as texts of this surface."""
+        """The same error with its problems as texts of this surface."""
         return type(error)(self.problem(problem) for problem in error.problems)
 
 

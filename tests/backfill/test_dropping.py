@@ -71,7 +71,7 @@ def test_columns_that_are_filled_together_are_dropped_together(uri: str) -> None
     for one in "ab":
         with pytest.raises(ConfigError, match="a, b are filled together") as caught:
             table.drop(one)
-        assert fixes(caught.value) == ["table.drop(['a', 'b'])"]
+        assert fixes(caught.value) == ['table.drop(["a", "b"])']
     table.drop(["a", "b"])
     assert table.schema.names == ["id", "text"]
     assert kept_of(uri, "a") == kept_of(uri, "b") == []
@@ -84,7 +84,7 @@ def test_of_columns_filled_together_one_may_be_gone(gone: str, other: str, uri: 
     lance.dataset(uri).drop_columns([gone])
     with pytest.raises(ConfigError, match="a, b are filled together") as caught:
         table.drop(gone)
-    assert fixes(caught.value) == [f"table.drop(['{other}'])"]
+    assert fixes(caught.value) == [f'table.drop(["{other}"])']
     table.drop(other)
     assert table.schema.names == ["id", "text"]
     assert kept_of(uri, "a") == kept_of(uri, "b") == []
@@ -169,13 +169,13 @@ def test_no_file_makes_the_folder_of_a_table(tmp_path: Path) -> None:
 # --- fixes that are some
 
 
-def test_the_fix_for_a_fragment_of_an_empty_table_is_one(tmp_path: Path) -> None:
+def test_the_fixes_for_a_fragment_of_an_empty_table_work(tmp_path: Path) -> None:
     uri = str(tmp_path / "t.lance")
     lance.write_dataset(rows_from(0, 0), uri)
     table = dt.table(uri)
     with pytest.raises(ConfigError, match="no fragment 0: it has no rows") as caught:
         table.backfill("n", fns.doubled, fragments=[0], cluster=HALF)
-    assert fixes(caught.value) == ["add rows, or leave fragments= out"]
+    assert fixes(caught.value) == ["add rows to the table", "leave fragments out"]
     assert table.backfill("n", fns.doubled, cluster=HALF).rows == 0
 
 

@@ -10,7 +10,7 @@ import pytest
 from dovetail.backfill.failed_rows import RowFailed, make_row_failed, read_error_files, to_json_line
 from dovetail.backfill.store import Store
 from dovetail.backfill.task import FailedRow
-from dovetail.errors import RunError
+from dovetail.errors import Call, RunError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,7 +34,7 @@ def odd(one: int, other: int) -> Odd:
 
 def raised(original: BaseException) -> RowFailed:
     failed = FailedRow(3, 27, type(original).__name__, str(original), "", pickle.dumps(original))
-    return make_row_failed(failed, "n", "what is finished is committed")
+    return make_row_failed(failed, Call("table.backfill", ("n",), {"on_error": "skip"}))
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_what_means_something_to_python_is_only_the_cause(original: BaseExceptio
 
 
 def test_one_that_cannot_be_brought_back_is_told_by_name() -> None:
-    error = make_row_failed(FailedRow(3, 27, "Strange", "no", "", b"not a pickle"), "n", "")
+    error = make_row_failed(FailedRow(3, 27, "Strange", "no", "", b"not a pickle"), Call("table.backfill", ("n",)))
     assert type(error) is RowFailed
     assert "Strange: no" in str(error)
 

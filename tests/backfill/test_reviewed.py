@@ -455,7 +455,7 @@ def test_a_column_that_is_being_filled_is_not_dropped_and_the_fix_is_one(tmp_pat
     with taken(uri):
         with pytest.raises(RunError, match="is being filled by other on ") as caught:
             table.drop("n")
-        assert [problem.fix_texts for problem in caught.value.problems] == [("wait for its end, or end it",)]
+        assert [problem.fix_texts for problem in caught.value.problems] == [("wait until it has finished, or stop it",)]
         assert "n" in table.schema.names
     table.drop("n")
     assert "n" not in table.schema.names

@@ -257,4 +257,4 @@ def test_what_to_paste_after_a_failed_row_says_which_rows_it_was_about(tmp_path:
     lance.write_dataset(rows_from(40, 60), uri, mode="append")
     with pytest.raises(ValueError, match="row 7") as error:
         dt.table(uri).backfill("n", udf, cluster=HALF, where="id < 10", fragments=[0, 1])
-    assert """table.backfill("n", function, where='id < 10', fragments=[0, 1], on_error="skip")""" in str(error.value)
+    assert 'table.backfill("n", function, where="id < 10", fragments=[0, 1], on_error="skip")' in str(error.value)

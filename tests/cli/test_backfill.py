@@ -321,7 +321,7 @@ def test_a_plan_starts_nothing_and_changes_nothing(place: Tables) -> None:
 @pytest.mark.long
 def test_the_history_of_one_column_and_of_all(place: Tables) -> None:
     empty = place.fill("--history")
-    assert (empty.returncode, empty.stdout, empty.stderr) == (0, "", "no backfill yet\n")
+    assert (empty.returncode, empty.stdout, empty.stderr) == (0, "", "no backfills\n")
     place.filled("a", "--udf", "functions:twice")
     place.refused("b", "--udf", "functions:no_seven", code=1)
     jobs = [json.loads(line) for line in place.fill("--history", "--json").stdout.splitlines()]
@@ -388,7 +388,7 @@ def test_no_mistake_hides_another(place: Tables) -> None:
         "unknown engine 'loca' (did you mean 'local'?)\n  fix  --engine local\n",
         "--storage-option region is not KEY=VALUE",
         "--retry '' is not an exception type or the name of one\n  fix  --retry ConnectionError",
-        '--workers 0 is not "auto", a number, or LO-HI',
+        '--workers 0 is not "auto", a number or a range\n  fix  --workers auto\n  fix  --workers 1-4',
         "--share x is not a fraction of the cluster (greater than 0, at most 1)\n  fix  --share 0.5",
         "--env-from 1X is not a variable name\n  fix  --env-from HF_TOKEN\n",
         "--where '' is not an SQL condition",
@@ -410,7 +410,7 @@ def test_no_mistake_hides_another(place: Tables) -> None:
         (["a,", "--udf", "functions:twice"], ["dovetail backfill t.lance a --udf functions:twice"]),
         (["a", "--udf", "./functions.py:twice"], ["--udf functions:twice"]),
         (["a", "--udf", "functions.twice"], ["--udf functions:twice"]),
-        (["a", "--udf", "functions:twice", "--concurrency", "0"], ["--concurrency auto"]),
+        (["a", "--udf", "functions:twice", "--concurrency", "0"], ["--concurrency auto", "--concurrency 1-4"]),
         (["a", "--udf", "functions:twice", "--slots", "10001"], ["--slots 64"]),
     ],
     ids=lambda value: " ".join(value),
@@ -470,10 +470,11 @@ def test_what_is_not_a_table_is_told(place: Tables, name: str) -> None:
     assert str(place.folder / name) in done.stderr
 
 
-def test_what_can_never_fit_is_refused_with_the_parameters_name(place: Tables) -> None:
+def test_a_function_that_fits_on_no_node_is_refused_with_a_parameter_that_fits(place: Tables) -> None:
     said = place.refused("a", "--udf", "functions:huge", *CLUSTER, code=3)
-    assert "huge: cpus=64 is more than any node has: the largest has 2 CPUs" in said
-    assert place.refused("a", "--udf", "functions:huge", "--plan", *CLUSTER, code=3).count("DT439") == 1
+    assert "stage 'huge' (64 CPUs) fits on 0 of 1 nodes" in said
+    assert "fix  @dt.udf(cpus=2)\n" in said
+    assert place.refused("a", "--udf", "functions:huge", "--plan", *CLUSTER, code=3).count("error[DT") == 1
     assert place.columns() == ["n", "text"]
 
 
@@ -544,19 +545,48 @@ def test_a_column_that_another_fills_is_refused_with_its_name_if_nobody_waits(pl
         started.ended()
 
 
-def test_what_is_said_of_others_is_told_in_commands() -> None:
+def test_calls_in_fixes_and_notes_are_commands() -> None:
     from dovetail.backfill.change_notes import change_note, rows_not_retried_error
-    from dovetail.cli.fix_text import backfill_error, backfill_text
+    from dovetail.cli.backfill_surface import BackfillSurface
 
     def fix(column: str, *, vanished: bool) -> str:
-        return (
-            backfill_error("t.lance", column)(rows_not_retried_error(column, 2, vanished=vanished))
-            .problems[0]
-            .fix_texts[0]
-        )
+        surface = BackfillSurface("t.lance", column, "retry_errors")
+        (problem,) = surface.error(rows_not_retried_error(column, 2, vanished=vanished)).problems
+        return problem.fix_texts[0]
 
     assert fix("n", vanished=True) == "dovetail backfill t.lance n --where 'n IS NULL'"
     assert fix("My Col", vanished=True) == "dovetail backfill t.lance 'My Col' --where '`My Col` IS NULL'"
     assert fix("n", vanished=False) == "dovetail backfill t.lance n --retry-errors"
-    told = backfill_text("t.lance", "n")(change_note("n", {1}, {1}))
-    assert told.endswith("(compaction): dovetail backfill t.lance n computes the rest")
+    note = BackfillSurface("t.lance", "n").text(change_note("n", {1}, {1}))
+    assert note.endswith("(compaction): dovetail backfill t.lance n computes the rest")
+
+
+def test_a_call_that_the_command_makes_itself_becomes_options() -> None:
+    from dovetail.cli.backfill_surface import BackfillSurface
+    from dovetail.errors import UNSET, Call, Change, Expression, Given, Setting, Text
+
+    fill = BackfillSurface("t.lance", "n")
+    errors = BackfillSurface("t.lance", "n", "errors")
+    skip = Call("table.backfill", ("n",), {"where": "id < 10", "fragments": [0, 1], "on_error": "skip"})
+    assert fill.fix(skip) == "--where 'id < 10' --fragments 0,1 --on-error skip"
+    assert errors.fix(skip).startswith("dovetail backfill t.lance n --where ")
+    with_udf = Call("table.backfill", ("n", Expression("udf")))
+    assert fill.fix(with_udf) == "--udf package.module:function"
+    assert errors.fix(with_udf) == "dovetail backfill t.lance n --udf package.module:function"
+    assert fill.fix(Call("table.add_column", (["a", "b"], Expression("udf")))) == (
+        "dovetail backfill t.lance a,b --udf package.module:function"
+    )
+    assert errors.fix(Call("table.add_column", ("n", Expression("udf")))) == ""
+    assert fill.fix(Call("table.drop", (["a", "b"],))) == "dovetail backfill t.lance a,b --drop"
+    assert fill.fix(Call("dt.simulate", (Expression("pipeline"),))) == ""
+    assert fill.fix(Change({"wait": True})) == "leave --no-wait out"
+    assert fill.fix(Change({"cluster": "1x(4cpu, 8GB)", "share": UNSET})) == (
+        "--cluster '1x(4cpu, 8GB)', and leave --share out"
+    )
+    assert fill.fix(Change({"env_from": ["A", "B"]})) == "--env-from A --env-from B"
+    assert fill.fix(Change({"storage_options": {"aws_region": "us-east-1"}})) == "--storage-option aws_region=us-east-1"
+    text = Text(Given("max_errors", "lots"), " is too many, use ", Setting("max_errors"))
+    assert (fill.text(text), str(text)) == (
+        "--max-errors lots is too many, use --max-errors",
+        "max_errors='lots' is too many, use max_errors",
+    )

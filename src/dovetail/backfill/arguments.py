@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dovetail.backfill.udf import MAX_BATCH_ROWS, MAX_SLOTS, parse_timeout
-from dovetail.errors import ConfigError, DovetailError, Problem, did_you_mean, short_repr
+from dovetail.errors import Change, ConfigError, DovetailError, Given, Problem, Setting, Text, did_you_mean
 from dovetail.pipeline.durations import parse_duration
 from dovetail.pipeline.error_policy import MAX_ERRORS_TEXT, parse_error_policy, parse_max_errors
 from dovetail.runtime.arguments import engine_errors, share_errors
@@ -112,21 +112,20 @@ class _ArgumentChecker:
     def _add_value(self, ours: str, name: str, value: Any) -> None:
         if ours in self.values and self.values[ours] != value:
             message = f"{self.written[ours]} and {name} are the same argument with different values"
-            self.problems.append(Problem(BAD_ARGUMENT, message, fixes=(f"only {ours}=",)))
+            self.problems.append(Problem(BAD_ARGUMENT, message, fixes=(Text("only ", Setting(ours)),)))
         else:
             self.values[ours], self.written[ours] = value, name
 
-    def _add_problem(self, ours: str, what: str, fix: str) -> None:
+    def _add_problem(self, ours: str, what: str, *examples: object) -> None:
         name = self.written[ours]
-        self.problems.append(
-            Problem(BAD_ARGUMENT, f"{name}={short_repr(self.values[ours])} is {what}", fixes=(f"{name}={fix}",))
-        )
+        message = Text(Given(name, self.values[ours]), f" is not {what}")
+        self.problems.append(Problem(BAD_ARGUMENT, message, fixes=tuple(Change({name: it}) for it in examples)))
 
     def count(self, ours: str, most: int) -> int | None:
         value = self.values.get(ours)
         if value is None or _is_count(value, most=most):
             return value
-        self._add_problem(ours, f"not a whole number from 1 to {most:,}", "64")
+        self._add_problem(ours, f"a whole number from 1 to {most:,}", 64)
         return None
 
     def workers(self) -> Workers:
@@ -136,14 +135,14 @@ class _ArgumentChecker:
         pair = isinstance(value, Sequence) and not isinstance(value, str) and len(value) == 2
         if pair and all(map(_is_count, value)) and value[0] <= value[1]:
             return value[0], value[1]
-        self._add_problem("workers", 'not "auto", a number, or (least, most)', '"auto"')
+        self._add_problem("workers", '"auto", a number or a range', "auto", (1, 4))
         return "auto"
 
     def where(self) -> str | None:
         value = self.values.get("where")
         if value is None or (isinstance(value, str) and value.strip()):
             return value
-        self._add_problem("where", "not an SQL condition", '"length(text) > 100"')
+        self._add_problem("where", "an SQL condition", "length(text) > 100")
         return None
 
     def fragments(self) -> int | tuple[int, ...] | None:
@@ -153,7 +152,7 @@ class _ArgumentChecker:
         listed = isinstance(value, Sequence) and not isinstance(value, str) and value
         if listed and all(_is_count(it, 0) for it in value):
             return tuple(dict.fromkeys(value))
-        self._add_problem("fragments", "not a number of fragments or a list of ids", "[0]")
+        self._add_problem("fragments", "a number of fragments or a list of ids", [0])
         return None
 
     def on_error(self) -> ErrorPolicy | None:
@@ -169,7 +168,7 @@ class _ArgumentChecker:
         try:
             return parse_max_errors(self.values.get("max_errors"))
         except ValueError:
-            self._add_problem("max_errors", f"not {MAX_ERRORS_TEXT}", "100")
+            self._add_problem("max_errors", MAX_ERRORS_TEXT, 100)
             return None
 
     def commit_interval(self) -> float:
@@ -179,15 +178,15 @@ class _ArgumentChecker:
         try:
             return parse_duration(value)
         except ValueError as error:
-            message = f"commit_every={short_repr(value)} {error}"
-            self.problems.append(Problem(BAD_ARGUMENT, message, fixes=('commit_every="10s"',)))
+            message = Text(Given("commit_every", value), f" {error}")
+            self.problems.append(Problem(BAD_ARGUMENT, message, fixes=(Change({"commit_every": "10s"}),)))
             return 10.0
 
     def flag(self, name: str, *, otherwise: bool) -> bool:
         value = self.values.get(name, otherwise)
         if isinstance(value, bool):
             return value
-        self._add_problem(name, "not True or False", "True")
+        self._add_problem(name, "True or False", True)
         return otherwise
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from dovetail.backfill.lance_client import CANNOT_WRITE
 from dovetail.backfill.lease import COLUMN_TAKEN
 from dovetail.backfill.task_queue import MAX_TASK_FAILURES
-from dovetail.errors import Problem, RunError
+from dovetail.errors import Call, Change, Problem, RunError, Setting, Text
 from dovetail.observe.text_format import format_count
 
 if TYPE_CHECKING:
@@ -25,14 +25,15 @@ def null_condition(column: str) -> str:
 
 def recompute_notes(work: PendingWork, column: str) -> list[str]:
     """Why rows that have values are computed again."""
-    notes = []
+    notes: list[str] = []
     if work.stale:
-        by = "by another version of the function, from other input, or by where="
+        by = "by another version of the function, from other input, or with another condition"
         notes.append(f"{format_count(work.stale, 'fragment')} filled {by}: computed again")
     if work.foreign:
         origin = "with values of unknown origin (updated, written by others, or compacted with unfinished rows)"
-        only = f'where="{null_condition(column)}" computes only empty rows'
-        notes.append(f"{format_count(work.foreign, 'fragment')} {origin}: computed again; {only}")
+        only = Change({"where": null_condition(column)})
+        what = f"{format_count(work.foreign, 'fragment')} {origin}: computed again; "
+        notes.append(Text(what, only, " computes only empty rows"))
     return notes
 
 
@@ -40,7 +41,8 @@ def change_note(column: str, changed: Collection[int], vanished: Collection[int]
     """`vanished`: requested fragments that no longer exist."""
     if vanished:
         which = ", ".join(map(str, sorted(vanished)))
-        return f'fragment {which} no longer exists (compaction): table.backfill("{column}") computes the rest'
+        what = f"fragment {which} no longer exists (compaction): "
+        return Text(what, Call("table.backfill", (column,)), " computes the rest")
     return (
         f"{format_count(len(changed), 'fragment')} changed during the backfill (compaction or update): computed again"
     )
@@ -48,31 +50,31 @@ def change_note(column: str, changed: Collection[int], vanished: Collection[int]
 
 def rows_not_retried_error(column: str, changed: int, *, vanished: bool) -> RunError:
     what = f"{format_count(changed, 'fragment')} changed while their rows were retried (compaction or update)"
-    call = f'backfill("{column}", where="{null_condition(column)}")' if vanished else f'retry_errors("{column}")'
-    return RunError(Problem("DT438", f"{what}: these rows were not retried", fixes=(f"table.{call}",)))
-
-
-def call_arguments_text(function: str, where: str | None, fragments: object) -> str:
-    """Arguments of a call besides the column, as Python text."""
-    given = {"where": where, "fragments": list(fragments) if isinstance(fragments, tuple) else fragments}
-    named = [f"{name}={value!r}" for name, value in given.items() if value is not None]
-    return "".join(f", {one}" for one in ([function] if function else []) + named)
+    fill = Call("table.backfill", (column,), {"where": null_condition(column)})
+    call = fill if vanished else Call("table.retry_errors", (column,))
+    return RunError(Problem("DT438", f"{what}: these rows were not retried", fixes=(call,)))
 
 
 def column_dropped_error(function: str, names: Collection[str], there: Collection[str]) -> RunError:
     what = ", ".join(map(repr, dict.fromkeys(names)))
-    message = f"column {what}, which {function} or where= reads, was dropped or renamed during the backfill"
+    message = Text(
+        f"column {what}, which {function} or ", Setting("where"), " reads, was dropped or renamed during the backfill"
+    )
     fix = f"use an existing column: {', '.join(map(repr, there))}; what is finished is committed"
     return RunError(Problem(CANNOT_WRITE, message, fixes=(fix,)))
 
 
 def lease_lost_error(column: str) -> RunError:
     message = f"column {column!r} was taken over by another process: this one sent no heartbeat for too long"
-    return RunError(Problem(COLUMN_TAKEN, message, fixes=(f'table.history("{column}") says by whom',)))
+    return RunError(
+        Problem(COLUMN_TAKEN, message, fixes=(Call("table.history", (column,), note="lists the backfills"),))
+    )
 
 
 def task_failed_error(done: RangeResult, uri: str) -> RunError:
     what, _, detail = done.worker_error.partition("\n")
     lines = tuple(line for line in detail.splitlines() if line.strip())[-6:]
     message = f"fragment {done.task.fragment} could not be read or written in {MAX_TASK_FAILURES} attempts: {what}"
-    return RunError(Problem("DT449", message, lines, ("correct that and call it again; finished work is kept",), uri))
+    return RunError(
+        Problem("DT449", message, lines, ("correct that, then repeat the backfill; finished work is kept",), uri)
+    )

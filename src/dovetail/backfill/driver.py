@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from dovetail.backfill.change_notes import (
-    call_arguments_text,
     change_note,
     column_dropped_error,
     lease_lost_error,
@@ -40,7 +39,7 @@ from dovetail.backfill.task import FillJob, OutputColumn
 from dovetail.backfill.task_queue import FragmentTracker, TaskQueue
 from dovetail.backfill.udf_caller import DEFAULT_ASYNC_SLOTS
 from dovetail.backfill.worker_stage import clamp_note, explain_infeasible, make_stage, run_arguments
-from dovetail.errors import DovetailError, InfeasibleError, Problem, RunError
+from dovetail.errors import Call, DovetailError, Expression, InfeasibleError, Problem, RunError, Setting, Text
 from dovetail.pipeline.error_policy import ErrorBudget
 from dovetail.pipeline.pipeline import Pipeline
 from dovetail.runtime.run import run as start
@@ -183,7 +182,9 @@ class BackfillDriver:
                 self._errors_by_fragment.keys() - {fragment.id for fragment in self.table.newest().fragments()}
             )
         message = f"the table changed {MAX_ROUNDS} times during the backfill"
-        raise RunError(Problem("DT438", message, fixes=("call it again while the table is not compacted or updated",)))
+        raise RunError(
+            Problem("DT438", message, fixes=("repeat the backfill while the table is not compacted or updated",))
+        )
 
     def _check_inputs_exist(self) -> None:
         there = self.table.newest().schema.names
@@ -211,11 +212,15 @@ class BackfillDriver:
     def _budget_error(self) -> RunError:
         column, before = self.target.columns[0], self._earlier_failures
         failed, allowed = before + self.result.errors, self._budget.text(self._requested_rows, "rows")
-        message = f"column {column!r}: {failed:,} rows failed, more than max_errors allows ({allowed})"
+        what = f"column {column!r}: {failed:,} rows failed, more than "
+        message = Text(what, Setting("max_errors"), f" allows ({allowed})")
         earlier = (f"{before:,} of them in earlier calls",) if before else ()
         fixes = (
-            f'table.errors("{column}") says why; table.retry_errors("{column}") computes them again',
-            "a larger max_errors=; what is finished is committed",
+            Text(
+                *(Call("table.errors", (column,)), " shows why; "),
+                *(Call("table.retry_errors", (column,)), " computes them again"),
+            ),
+            Text("a larger ", Setting("max_errors"), "; what is finished is committed"),
         )
         return RunError(Problem(TOO_MANY_FAILED_ROWS, message, earlier, fixes))
 
@@ -323,7 +328,7 @@ class BackfillDriver:
         try:
             run = start(pipeline, iter(dealer), **run_arguments(self.arguments, self.table.uri, self.target.columns[0]))
         except InfeasibleError as error:
-            raise explain_infeasible(self.udf, self.arguments, error) from None
+            raise explain_infeasible(self.udf, error) from None
         self.result.folder = run.folder
         self._report_workers(run)
         dealer.expect_workers(self.result.workers)
@@ -349,7 +354,7 @@ class BackfillDriver:
         try:
             return make_plan(pipeline, self.arguments.cluster).units[0].workers
         except InfeasibleError as error:
-            raise explain_infeasible(self.udf, self.arguments, error) from None
+            raise explain_infeasible(self.udf, error) from None
 
     def _report_workers(self, run: Run) -> None:
         self.result.workers = run.plan.units[0].workers
@@ -399,10 +404,7 @@ class BackfillDriver:
         if self._tracker.has_failed_repeatedly(done):
             dealer.stop(task_failed_error(done, self.table.uri))
         elif done.failed is not None:
-            more = call_arguments_text(
-                "" if self.udf.reference else self.udf.name, self.target.where, self.arguments.fragments
-            )
-            dealer.stop(make_row_failed(done.failed, self.target.columns[0], "what is finished is committed", more))
+            dealer.stop(make_row_failed(done.failed, self._skip_call()))
         elif self._is_budget_exceeded():
             dealer.stop(self._budget_error())
         elif any(lease.is_lost() for lease in self._leases):
@@ -412,6 +414,17 @@ class BackfillDriver:
         dealer.task_done(done)
         self.progress.rows_left = dealer.rows_left
         self.progress.on_result()
+
+    def _skip_call(self) -> Call:
+        """This call with on_error="skip"."""
+        fragments = self.arguments.fragments
+        given = {
+            "where": self.target.where,
+            "fragments": list(fragments) if isinstance(fragments, tuple) else fragments,
+        }
+        changed = {name: value for name, value in given.items() if value is not None} | {"on_error": "skip"}
+        function = () if self.udf.reference else (Expression(self.udf.name),)
+        return Call("table.backfill", (self.target.columns[0], *function), changed)
 
     def _on_rows(self, done: RangeResult, dealer: TaskQueue, committer: Committer) -> None:
         task, more = done.task, self._tracker.on_result(done)

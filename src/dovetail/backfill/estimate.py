@@ -134,7 +134,7 @@ def _plan_workers(pipeline: Pipeline, udf: Udf, asked: BackfillArguments) -> Pla
     try:
         return make_plan(pipeline, cluster)
     except InfeasibleError as error:
-        raise explain_infeasible(udf, asked, error) from None
+        raise explain_infeasible(udf, error) from None
 
 
 def _find_work(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from dovetail.backfill.task import NO_FRAGMENT, FailedRow
 from dovetail.engines.exception_summary import drop_traceback, summarize_exception
-from dovetail.errors import Problem, RunError
+from dovetail.errors import Call, Problem, RunError, Text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -142,16 +142,16 @@ class RowFailed(RunError):
         self.error_type = ""
 
 
-def make_row_failed(failed: FailedRow, column: str, committed: str, more: str = "") -> RowFailed:
-    """A RowFailed that is also of the type that the function raised, so that `except ValueError` works. `more`: further
-    arguments of the call, as Python text."""
+def make_row_failed(failed: FailedRow, skip: Call) -> RowFailed:
+    """A RowFailed that is also of the type that the function raised, so that `except ValueError` works. `skip`: the
+    call of `table.backfill` that leaves failed rows NULL."""
+    column = skip.arguments[0]
     original = _load_exception(failed)
     place = f"row {failed.address} (fragment {failed.fragment}, offset {failed.offset})"
     lines = tuple(line for line in failed.traceback.splitlines() if line.strip())[-8:]
-    again = f'table.backfill("{column}"{more}'
     fixes = (
-        f'{again}, on_error="skip")  leaves such rows NULL; table.errors("{column}") lists them',
-        f"correct the function and call it again; {committed}",
+        Text(skip, "  leaves such rows NULL; ", Call("table.errors", (column,)), " lists them"),
+        "correct the function, then repeat the backfill; what is finished is committed",
     )
     problem = Problem(ROW_FAILED, f"column {column!r}, {place}: {failed.error_type}: {failed.message}", lines, fixes)
     error = _merge_with_exception(original, problem) if original is not None else RowFailed(problem)

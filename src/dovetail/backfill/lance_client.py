@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dovetail.data.readers.file_discovery import is_remote, local_path
-from dovetail.errors import ConfigError, DovetailError, Problem, RunError
+from dovetail.errors import Change, ConfigError, DovetailError, Problem, RunError, Setting, Text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+
+    from dovetail.errors import Fix
 
 os.environ.setdefault("LANCE_LOG", "error")
 """Read when lance is imported: without it every commit warns that replacing files is experimental."""
@@ -111,12 +113,12 @@ def legacy_fix(dataset: Any, message: str) -> str:
 
 def _open_problem(uri: str, version: int | None, error: Exception) -> Problem:
     which = "" if version is None else f", version {version},"
-    fixes = ["check the name: a table is a folder with _versions/ in it"]
+    fixes: list[Fix] = ["check the name: a table is a folder with _versions/ in it"]
     if version is not None:
         fixes = ["use the newest version: this one may have been cleaned up"]
     if is_remote(uri):
         fixes.append(
-            "check storage_options, e.g. {'aws_region': ..., 'aws_access_key_id': ...}, or the variables AWS_*"
+            Text("check ", Change({"storage_options": {"aws_region": "us-east-1"}}), " and the variables AWS_*")
         )
     message = f"the Lance table{which} cannot be opened: {error_text(error)}"
     return Problem(CANNOT_OPEN, message, fixes=tuple(fixes), place=uri)
@@ -126,13 +128,13 @@ CANNOT_WRITE = "DT433"
 
 
 def write_error(uri: str, message: str, *fixes: str) -> RunError:
-    fixes = fixes or ((write_permission_fix(uri),) if is_permission_error(message) else ("call backfill again",))
+    fixes = fixes or ((write_permission_fix(uri),) if is_permission_error(message) else ("repeat the backfill",))
     return RunError(Problem(CANNOT_WRITE, message, fixes=fixes, place=uri))
 
 
 def write_permission_fix(uri: str) -> str:
     if is_remote(uri):
-        return "storage_options with write permission"
+        return Text("use ", Setting("storage_options"), " with write permission")
     return f"chmod -R u+w {shlex.quote(uri)}, or copy the table to a writable location"
 
 

@@ -37,7 +37,7 @@ from dovetail.backfill.lance_client import (
 )
 from dovetail.backfill.target import files_hash
 from dovetail.data.readers.file_discovery import is_remote
-from dovetail.errors import ConfigError, Problem
+from dovetail.errors import ConfigError, Given, Problem, Text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -222,7 +222,7 @@ class LanceTable:
         try:
             self.dataset.scanner(columns=[], filter=where, with_row_address=True).explain_plan()
         except Exception as error:  # Lance raises many types; each is about this condition
-            message = f"where={where!r} is not a condition on this table: {error_text(error)}"
+            message = Text(Given("where", where), f" is not a condition on this table: {error_text(error)}")
             fix = f"columns: {_quoted_names(self.schema.names)}; write one with spaces or capitals in `backticks`"
             raise ConfigError(Problem(BAD_WHERE, message, fixes=(fix,), place=self.uri)) from None
 
@@ -291,7 +291,7 @@ class LanceTable:
                 f"column {names} was dropped or changed while it was filled: "
                 f"the table has {_quoted_names(now.schema.names)}"
             )
-            raise write_error(self.uri, message, "add the column again and call backfill again")
+            raise write_error(self.uri, message, "add the column again, then repeat the backfill")
 
     def commit_files(self, files: Sequence[NewDataFile]) -> int:
         """Commit the files to this version, or to a newer one without conflicting changes."""

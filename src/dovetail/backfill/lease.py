@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Self
 
 from dovetail.backfill.store import column_folder
 from dovetail.claims.owner import ProcessId, is_alive, this_process
-from dovetail.errors import Problem, RunError
+from dovetail.errors import Change, Problem, RunError
 from dovetail.machine.processes import process_start_time
 
 if TYPE_CHECKING:
@@ -187,7 +187,7 @@ class Lease:
         claims = {claim.id: claim for claim in _read_claims(self._store, self._folder)}
         if claims.pop(self._id, None) is None:
             message = f"the lease of column {self._column!r} expired: no heartbeat for {LEASE_TIMEOUT_S:g} s"
-            raise RunError(Problem(COLUMN_TAKEN, message, fixes=("call backfill again",)))
+            raise RunError(Problem(COLUMN_TAKEN, message, fixes=("repeat the backfill",)))
         before: list[_Claim] = []
         for id_, claim in claims.items():
             why = self._reason_dead(claim, looked)
@@ -312,12 +312,12 @@ def _waiting_text(column: str, has: LeaseHolder, *, doubted: bool) -> str:
 
 def _taken_error(column: str, has: LeaseHolder) -> RunError:
     message = f"column {column!r} is being filled by {has.owner}"
-    wait = "wait for it: pass wait=True"
+    wait = Change({"wait": True}, note="wait until it has finished")
     if not has.pid:
         return RunError(Problem(COLUMN_TAKEN, message, fixes=(wait,)))
     since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(has.began))
     evidence = (f"since {since}, last heartbeat {max(0.0, time.time() - has.beat):.0f} s ago",)
-    return RunError(Problem(COLUMN_TAKEN, message, evidence, (wait, f"end it, on {has.host}: kill {has.pid}")))
+    return RunError(Problem(COLUMN_TAKEN, message, evidence, (wait, f"kill {has.pid}  # on {has.host}: stop it")))
 
 
 @contextmanager

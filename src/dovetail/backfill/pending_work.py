@@ -11,7 +11,7 @@ from dovetail.backfill.compaction_history import CompactionHistory
 from dovetail.backfill.lance_table import NewDataFile
 from dovetail.backfill.target import current_identity, is_done, is_incomplete
 from dovetail.backfill.task import RangeTask
-from dovetail.errors import ConfigError, Problem
+from dovetail.errors import UNSET, Change, ConfigError, Problem
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -164,5 +164,6 @@ def unknown_fragment_problems(table: LanceTable, wanted: int | tuple[int, ...] |
     known = ", ".join(map(str, there[:10])) + (", ..." if len(there) > 10 else "")
     message = f"the table has no fragment {', '.join(map(str, missing))}"
     if not there:
-        return [Problem("DT437", f"{message}: it has no rows", fixes=("add rows, or leave fragments= out",))]
-    return [Problem("DT437", message, (f"it has {len(there)}: {known}",), (f"fragments={there[:1]}",))]
+        fixes = ("add rows to the table", Change({"fragments": UNSET}))
+        return [Problem("DT437", f"{message}: it has no rows", fixes=fixes)]
+    return [Problem("DT437", message, (f"it has {len(there)}: {known}",), (Change({"fragments": there[:1]}),))]

@@ -6,10 +6,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from dovetail.backfill.task import PhaseTimes
+from dovetail.errors import PYTHON, Call
 from dovetail.observe.text_format import format_count, format_duration, format_number
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from dovetail.errors import Surface
 
 PHASE_NAMES = {
     "read": "reading the table",
@@ -67,14 +70,19 @@ class BackfillResult:
         return max(parts, key=lambda name: parts[name])
 
     def __str__(self) -> str:
+        return self.render(PYTHON)
+
+    def render(self, surface: Surface) -> str:
+        """The summary, with calls as this surface spells them."""
         lines = [self._headline()]
         if self.rows:
             lines.append(f"  time of {format_count(self.workers, 'worker')}: {time_breakdown_text(self.times)}")
             lines.append(f"  slowest: {PHASE_NAMES[self.slowest]}")
         if self.errors:
             rows = format_count(self.errors, "row")
-            lines.append(f'  {rows} set aside: table.errors("{self.column}"), table.retry_errors("{self.column}")')
-        return "\n".join(lines + [f"  note: {note}" for note in self.notes])
+            calls = [surface.call(Call(f"table.{name}", (self.column,))) for name in ("errors", "retry_errors")]
+            lines.append(f"  {rows} set aside: {', '.join(calls)}")
+        return "\n".join(lines + [f"  note: {surface.text(note)}" for note in self.notes])
 
     def _headline(self) -> str:
         if not self.rows and not self.fragments:

@@ -14,6 +14,7 @@ from dovetail.backfill.records import DRAINED, columns_to_read, make_column_reco
 from dovetail.backfill.result import BackfillResult
 from dovetail.backfill.target import FillTarget, make_identity
 from dovetail.backfill.task import FailedRow
+from dovetail.errors import Call, Text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -104,9 +105,10 @@ def retry_failed_rows(
     column = record.columns[0]
     if left:
         what = f"{left:,} rows of unfinished fragments, or of fragments whose input changed"
-        told.notes.append(f'{what}: table.backfill("{column}") first')
+        told.notes.append(Text(f"{what}: ", Call("table.backfill", (column,)), " first"))
     elif not found:
-        told.notes.append(f'no failed rows; after a compaction table.backfill("{column}") computes what is NULL')
+        fill = Call("table.backfill", (column,))
+        told.notes.append(Text("no failed rows; after a compaction ", fill, " computes what is NULL"))
     for identity in found:
         filled = _retry_identity(table, store, udf, record, asked, run, identity)
         filled.rows += told.rows
@@ -142,8 +144,8 @@ def _retry_identity(
     filled = filling.fill()
     more = {*reads} - {*record.provenance_of(identity).inputs}
     if more:
-        what = f"{udf.name} also reads {', '.join(map(repr, sorted(more)))}"
-        filled.notes.append(f'{what}: the next table.backfill("{record.columns[0]}") computes all rows with it')
+        what = f"{udf.name} also reads {', '.join(map(repr, sorted(more)))}: the next "
+        filled.notes.append(Text(what, Call("table.backfill", (record.columns[0],)), " computes all rows with it"))
     return filled
 
 

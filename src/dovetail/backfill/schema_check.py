@@ -17,7 +17,7 @@ from dovetail.backfill.arrow_types import (
     record_fields,
 )
 from dovetail.backfill.signature import BAD_SIGNATURE, NO_ANNOTATION, is_array, strip_optional
-from dovetail.errors import Problem, did_you_mean
+from dovetail.errors import Call, Expression, Problem, Text, did_you_mean
 
 if TYPE_CHECKING:
     from dovetail.backfill.udf import Udf
@@ -161,7 +161,7 @@ def _check_outputs(udf: Udf, outputs: OutputTypes, schema: Any, columns: Sequenc
             "one column" if len(outputs) == 1 else f"{len(outputs)} columns ({', '.join(name for name, _ in outputs)})"
         )
         message = f"{udf.name} returns {given}, but {len(columns)} are to be filled: {', '.join(columns)}"
-        fix = f"add_column({[name or udf.name for name, _ in outputs]!r}, {udf.name})"
+        fix = Call("table.add_column", ([name or udf.name for name, _ in outputs], Expression(udf.name)))
         return [Problem(OUTPUT_MISMATCH, message, fixes=(fix,))]
     problems = []
     explicit = udf.options.data_type is not None
@@ -177,7 +177,7 @@ def _check_outputs(udf: Udf, outputs: OutputTypes, schema: Any, columns: Sequenc
             message = f"{udf.name} returns {kind}, but column {column!r} is {there}"
             fixes = (
                 f'data_type="{there}", if its values are of that type',
-                f"table.drop({column!r}), and add it again",
+                Text(Call("table.drop", (column,)), ", and add it again"),
             )
             problems.append(Problem(OUTPUT_MISMATCH, message, fixes=fixes))
     return problems

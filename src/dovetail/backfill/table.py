@@ -31,7 +31,7 @@ from dovetail.backfill.target import make_target
 from dovetail.backfill.udf import Udf, load_udf
 from dovetail.backfill.udf import udf as make_udf
 from dovetail.backfill.worker_stage import check_feasible
-from dovetail.errors import ConfigError, DovetailError, Problem, RunError, did_you_mean
+from dovetail.errors import Call, Change, ConfigError, DovetailError, Expression, Problem, RunError, Text, did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -92,7 +92,10 @@ class Table:
         there = [column for column in columns if column in found.schema.names]
         if there and (record is None or record.columns != columns):
             message = f"the table already has a column {there[0]!r}"
-            fixes = (f'table.backfill("{there[0]}", udf) computes it anew', f'table.drop("{there[0]}") removes it')
+            fixes = (
+                Call("table.backfill", (there[0], Expression("udf")), note="computes it again"),
+                Call("table.drop", (there[0],), note="removes it"),
+            )
             problems.append(Problem(COLUMN_EXISTS, message, fixes=fixes, place=self.uri))
         if problems:
             raise ConfigError(problems)
@@ -137,7 +140,7 @@ class Table:
             every.update(together)
             if set(left) - set(names):
                 message = f"{', '.join(together)} are filled together"
-                problems.append(Problem(NO_COLUMN, message, fixes=(f"table.drop({left})",), place=self.uri))
+                problems.append(Problem(NO_COLUMN, message, fixes=(Call("table.drop", (left,)),), place=self.uri))
         if problems:
             raise ConfigError(problems)
         self._drop(found, [name for name in names if name in there], sorted(every))
@@ -154,7 +157,9 @@ class Table:
                 delete_column_state(self._store, kept)
         except RunError as error:
             taken = [
-                replace(it, fixes=("wait for its end, or end it",)) for it in error.problems if it.code == COLUMN_TAKEN
+                replace(it, fixes=("wait until it has finished, or stop it",))
+                for it in error.problems
+                if it.code == COLUMN_TAKEN
             ]
             raise RunError(taken or error.problems) from None
         for name in kept:
@@ -260,23 +265,25 @@ class Table:
 
     def _skip_problems(self, found: LanceTable, names: Sequence[str], on_error: ErrorPolicy) -> list[Problem]:
         wrong = _non_nullable(found, names) if on_error.then == "skip" else []
-        message = f'column {", ".join(wrong)} is not nullable, and on_error="skip" leaves failed rows NULL'
-        return [Problem("DT437", message, fixes=('on_error="fail"',), place=self.uri)] if wrong else []
+        skip = Change({"on_error": "skip"})
+        message = Text(f"column {', '.join(wrong)} is not nullable, and ", skip, " leaves failed rows NULL")
+        return [Problem("DT437", message, fixes=(Change({"on_error": "fail"}),), place=self.uri)] if wrong else []
 
     def _stored_udf(self, found: LanceTable, column: str, record: ColumnRecord | None, call: str = "backfill") -> Udf:
         if record is None:
             if column not in found.schema.names:
                 raise ConfigError(self._no_column_problem(found, column))
             message = f"no function is registered for column {column!r}"
-            raise ConfigError(Problem(NO_COLUMN, message, fixes=(f'table.backfill("{column}", udf)',), place=self.uri))
+            raise ConfigError(Problem(NO_COLUMN, message, fixes=(_first_fill(column),), place=self.uri))
         if not record.reference:
             message = f"{column!r} is filled by {record.name}, which cannot be imported by name (script or lambda)"
-            raise ConfigError(Problem(NO_COLUMN, message, fixes=(f'table.{call}("{column}", {record.name})',)))
+            fix = Call(f"table.{call}", (column, Expression(record.name)))
+            raise ConfigError(Problem(NO_COLUMN, message, fixes=(fix,)))
         return load_udf(record.reference)
 
     def _no_column_problem(self, found: LanceTable, column: str) -> Problem:
         hint = did_you_mean(column, found.schema.names)
-        fixes = (f'table.add_column("{column}", udf)', f"it has: {', '.join(found.schema.names)}")
+        fixes = (Call("table.add_column", (column, Expression("udf"))), f"it has: {', '.join(found.schema.names)}")
         return Problem(NO_COLUMN, f"the table has no column {column!r}{hint}", fixes=fixes, place=self.uri)
 
     def _refresh_target(
@@ -344,7 +351,8 @@ class Table:
         wrong = [name for name in ("where", "fragments", "recompute", "num_frags") if how.get(name)]
         if wrong:
             message = f"retry_errors has no {', '.join(wrong)}: it computes the rows that failed"
-            raise ConfigError(Problem("DT437", message, fixes=(f'table.backfill("{column}", {wrong[0]}=...)',)))
+            fix = Call("table.backfill", (column,), {wrong[0]: Expression("...")})
+            raise ConfigError(Problem("DT437", message, fixes=(fix,)))
         asked = parse_arguments(how)
         record = self._read_record(_check_column_name(column))
         found = self._newest()
@@ -372,7 +380,11 @@ class Table:
         if column not in found.schema.names:
             return self._no_column_problem(found, column)
         message = f"column {column!r} was never filled by a function"
-        return Problem(NO_COLUMN, message, fixes=(f'table.backfill("{column}", udf)',), place=self.uri)
+        return Problem(NO_COLUMN, message, fixes=(_first_fill(column),), place=self.uri)
+
+
+def _first_fill(column: str) -> Call:
+    return Call("table.backfill", (column, Expression("udf")))
 
 
 def _check_column_names(column: str | Sequence[str]) -> list[str]:
@@ -380,7 +392,7 @@ def _check_column_names(column: str | Sequence[str]) -> list[str]:
     names = [given] if isinstance(given, str) else list(given) if isinstance(given, list | tuple) else []
     if not names or not all(isinstance(name, str) and name for name in names) or len({*names}) != len(names):
         message = f"{column!r} is not a column name or a list of different names"
-        raise ConfigError(Problem(NO_COLUMN, message, fixes=('table.backfill("n", udf)',)))
+        raise ConfigError(Problem(NO_COLUMN, message, fixes=(_first_fill("n"),)))
     kept = [name for name in names if name in RESERVED_NAMES]
     if kept:
         message = f"{', '.join(map(repr, kept))} is a name that Lance reserves"
@@ -394,7 +406,7 @@ def _check_column_name(column: str) -> str:
     if isinstance(given, str):
         return given
     message = f"{column!r} is not a column name"
-    raise ConfigError(Problem(NO_COLUMN, message, fixes=('table.errors("n")',)))
+    raise ConfigError(Problem(NO_COLUMN, message, fixes=(Call("table.errors", ("n",)),)))
 
 
 def _non_nullable(found: LanceTable, names: Sequence[str]) -> list[str]:

@@ -19,7 +19,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast, overload
 
 from dovetail.backfill.signature import Signature, read_signature
-from dovetail.errors import ConfigError, DovetailError, Problem, ResourceError, did_you_mean, short_repr
+from dovetail.errors import (
+    Change,
+    ConfigError,
+    DovetailError,
+    Given,
+    Problem,
+    ResourceError,
+    Text,
+    did_you_mean,
+    short_repr,
+)
 from dovetail.pipeline.code_hash import code_hash
 from dovetail.pipeline.durations import parse_duration
 from dovetail.pipeline.error_policy import ErrorPolicy, Retry, parse_error_policy
@@ -161,7 +171,8 @@ def parse_timeout(value: object, problems: list[Problem]) -> float | None:
     try:
         return parse_duration(value)
     except ValueError as error:
-        problems.append(Problem(BAD_OPTION, f"timeout={short_repr(value)} {error}", fixes=('timeout="30s"',)))
+        message = Text(Given("timeout", value), f" {error}")
+        problems.append(Problem(BAD_OPTION, message, fixes=(Change({"timeout": "30s"}),)))
         return None
 
 
@@ -513,7 +524,8 @@ def load_udf(reference: str) -> Udf:
     module, _, path = str(reference).partition(":")
     if not path or not MODULE_NAME.fullmatch(module) or module.endswith(".py"):
         message = f"{short_repr(reference)} is not of the form module:name"
-        raise ConfigError(Problem(UDF_NOT_FOUND, message, fixes=(_suggested_reference(str(reference)),)))
+        fix = Change({"udf": _suggested_reference(str(reference))})
+        raise ConfigError(Problem(UDF_NOT_FOUND, message, fixes=(fix,)))
     _add_working_folder()
     return _resolve_udf(reference)
 

@@ -2,31 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 from dovetail.backfill.range_worker import RangeWorker
 from dovetail.engines.ray.address import is_ray_engine
-from dovetail.errors import InfeasibleError, Problem
-from dovetail.observe.text_format import format_count
+from dovetail.errors import UNSET, Call, Change, InfeasibleError, Subject
 from dovetail.pipeline.pipeline import Pipeline
 from dovetail.pipeline.stage import Stage
-from dovetail.resources.cluster import Cluster
+from dovetail.pipeline.stage_validation import check_name
+from dovetail.resources.resources import Resources
 from dovetail.resources.sizes import format_size
 from dovetail.scheduling.planner import plan as make_plan
 from dovetail.streaming.settings import StreamOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
     from dovetail.backfill.arguments import BackfillArguments
     from dovetail.backfill.task import FillJob
     from dovetail.backfill.udf import Udf
-    from dovetail.resources.cluster import Gpu, Node
-    from dovetail.resources.shape import Shape
+    from dovetail.errors import Fix
+    from dovetail.resources.cluster import Cluster
     from dovetail.scheduling.plan import Plan
 
-NEVER_FITS = "DT439"
-STAGE_NAME = "fill"
+RESOURCE_NAMES = frozenset(item.name for item in fields(Resources))
 MAX_WORKER_DEATHS = 1000
 """Retries of a task whose worker dies: each retry isolates the fatal row further."""
 STREAM_OPTIONS = StreamOptions(
@@ -53,7 +51,13 @@ def make_stage(job: FillJob, udf: Udf, asked: BackfillArguments) -> Stage:
 def _make_stage(run: Any, udf: Udf, asked: BackfillArguments) -> Stage:
     workers = (1, asked.workers) if isinstance(asked.workers, int) else asked.workers
     slots = None if udf.is_async else asked.slots or udf.slots
-    return Stage(STAGE_NAME, run, udf.resources, workers=workers, slots=slots, retries=MAX_WORKER_DEATHS)
+    return Stage(_stage_name(udf), run, udf.resources, workers=workers, slots=slots, retries=MAX_WORKER_DEATHS)
+
+
+def _stage_name(udf: Udf) -> str:
+    """The name of the function, or a valid name like it (for a lambda)."""
+    wrong = check_name(udf.name)
+    return udf.name if wrong is None else wrong[1]
 
 
 def run_arguments(asked: BackfillArguments, table: str, column: str) -> dict[str, Any]:
@@ -79,7 +83,7 @@ def check_feasible(udf: Udf, asked: BackfillArguments) -> None:
     try:
         make_plan(Pipeline([_make_stage(_pass_through, udf, asked)], name="backfill"), asked.cluster)
     except InfeasibleError as error:
-        raise explain_infeasible(udf, asked, error) from None
+        raise explain_infeasible(udf, error) from None
 
 
 def _pass_through(items: list[object]) -> list[object]:
@@ -112,68 +116,18 @@ def _shortage_text(udf: Udf, wanted: int, cluster: Cluster) -> str:
     return ""
 
 
-def explain_infeasible(udf: Udf, asked: BackfillArguments, error: InfeasibleError) -> InfeasibleError:
-    """What can never start, in the words of who wrote the function: which parameter is too large."""
-    nodes = () if is_ray_engine(asked.engine) else Cluster.of(asked.cluster).nodes
-    return InfeasibleError([*_oversized_parameters(udf, nodes), *error.problems])
+def explain_infeasible(udf: Udf, error: InfeasibleError) -> InfeasibleError:
+    """The planner's error with resources of the stage as parameters of the function: `@dt.udf(cpus=2)`."""
+    subject = Subject("udf", udf.name)
+    return InfeasibleError(
+        replace(problem, subject=subject, fixes=tuple(map(_udf_fix, problem.fixes))) for problem in error.problems
+    )
 
 
-def _oversized_parameters(udf: Udf, nodes: Sequence[Node]) -> Iterator[Problem]:
-    """Each parameter that no node has enough of."""
-    if not nodes:
-        return
-    needs, shape = udf.resources, udf.resources.shape()
-    cpus, memory = max(node.usable_cpu_milli for node in nodes), max(node.memory_bytes for node in nodes)
-    if shape.cpu_milli > cpus:
-        yield _oversized_problem(udf, f"cpus={needs.cpus:g}", f"{cpus / 1000:g} CPUs", f"cpus={cpus / 1000:g}")
-    if shape.memory_bytes > memory:
-        less = f'memory="{_rounded_down_size(memory)}"' if memory else ""
-        yield _oversized_problem(udf, f'memory="{needs.memory}"', f"{format_size(memory)}" if memory else "", less)
-    yield from _oversized_gpu_parameters(udf, shape, [node.gpus for node in nodes])
-
-
-def _oversized_gpu_parameters(udf: Udf, shape: Shape, cards: Sequence[Sequence[Gpu]]) -> Iterator[Problem]:
-    """Of the cards of each node."""
-    needs = udf.resources
-    if not any(cards):
-        for name, value in (("gpus", needs.gpus), ("nvdecs", needs.nvdecs), ("nvencs", needs.nvencs)):
-            if value:
-                yield _no_gpu_problem(udf, f"{name}={value:g}", f"{name}=0")
-        if needs.gpu_memory is not None:
-            yield _no_gpu_problem(udf, f'gpu_memory="{needs.gpu_memory}"', "leave gpu_memory out")
-        return
-    most = max(map(len, cards))
-    if shape.cards > most:
-        yield _oversized_problem(udf, f"gpus={needs.gpus:g}", format_count(most, "GPU"), f"gpus={most}")
-    memory = max(card.memory_bytes for here in cards for card in here)
-    if shape.gpu_memory_bytes > memory:
-        less = f'gpu_memory="{_rounded_down_size(memory)}"' if memory else ""
-        yield _oversized_problem(
-            udf, f'gpu_memory="{needs.gpu_memory}"', format_size(memory) if memory else "", less, "card"
-        )
-    for name, wanted in (("nvdecs", shape.nvdecs), ("nvencs", shape.nvencs)):
-        there = max(_sum_of_largest((getattr(card, name) for card in here), shape.cards) for here in cards)
-        if wanted > there:
-            yield _oversized_problem(udf, f"{name}={wanted}", f"{there}", f"{name}={there}", "card")
-
-
-def _rounded_down_size(size_bytes: int) -> str:
-    """Rounded down: as much fits."""
-    return f"{size_bytes >> 30}GB" if size_bytes >= 1 << 30 else f"{size_bytes >> 20}MB"
-
-
-def _sum_of_largest(amounts: Iterable[int], count: int) -> int:
-    return sum(sorted(amounts, reverse=True)[:count])
-
-
-def _oversized_problem(udf: Udf, asked: str, there: str, less: str, what: str = "node") -> Problem:
-    known = f"is more than any {what} has: the largest has {there}" if there else f"and nobody knows what a {what} has"
-    fix = f"@dt.udf({less}){'' if less.endswith('=0') else '  or less'}"
-    fix = fix if less else f"leave {asked.partition('=')[0]} out"
-    return Problem(NEVER_FITS, f"{udf.name}: {asked} {known}", fixes=(fix,))
-
-
-def _no_gpu_problem(udf: Udf, asked: str, less: str) -> Problem:
-    fix = f"@dt.udf({less})" if "=" in less else less
-    fixes = (fix, 'engine="ray:auto" (--engine ray:auto), where there are such cards')
-    return Problem(NEVER_FITS, f"{udf.name}: {asked}, and no node has a GPU", fixes=fixes)
+def _udf_fix(fix: Fix) -> Fix:
+    if not isinstance(fix, Change):
+        return fix
+    if not RESOURCE_NAMES.issuperset(fix.values):
+        return replace(fix, subjects=())
+    values = {name: None if value is UNSET else value for name, value in fix.values.items()}
+    return Call("@dt.udf", (), values, fix.note)

@@ -16,8 +16,8 @@ from click.core import ParameterSource
 import dovetail as dt
 from dovetail.backfill.arguments import validate_arguments
 from dovetail.backfill.udf import load_udf
+from dovetail.cli.backfill_surface import BackfillSurface
 from dovetail.cli.engine_option import LOCAL, engine_conflicts, engine_option
-from dovetail.cli.fix_text import backfill_error, backfill_text
 from dovetail.errors import Problem
 from dovetail.observe.text_format import format_count
 
@@ -83,7 +83,9 @@ Exit codes: 0 finished, 1 a row or the run failed, 2 usage or configuration, 3 d
 @click.option("--retry-errors", is_flag=True, help="Compute only the rows that failed, again.")
 @click.option("--history", is_flag=True, help="List the backfills of COLUMN, or of all columns.")
 @click.option("--drop", is_flag=True, help="Remove the column and its records beside the table.")
-@click.option("--workers", metavar="auto|N|LO-HI", help="Number of workers; fewer if they do not fit.  [default: auto]")
+@click.option(
+    "--workers", metavar="auto|N|MIN-MAX", help="Number of workers; fewer if they do not fit.  [default: auto]"
+)
 @click.option("--batch-size", metavar="N", help="Rows per call of a function of arrays or batches.")
 @click.option("--slots", metavar="N", help="Concurrent calls per worker.")
 @click.option("--where", metavar="SQL", help="Compute only rows that match; other rows keep their values.")
@@ -126,7 +128,7 @@ def backfill(context: click.Context, /, table: str, column: str | None, **option
     said = {name for name in context.params if context.get_parameter_source(name) is not ParameterSource.DEFAULT}
     problems: list[Problem] = []
     action = _action(options, said, column, problems)
-    words = backfill_error(table, column or "COLUMN", filling=action in ("", "plan"))
+    surface = BackfillSurface(table, column or "COLUMN", action)
     how, storage = _backfill_arguments(options, problems)
     try:
         function = _load_function(options["udf"], problems)
@@ -134,9 +136,9 @@ def backfill(context: click.Context, /, table: str, column: str | None, **option
         problems += _column_errors(table, column, names, options["udf"]) if found is not None else []
         if found is None or problems:
             raise dt.ConfigError(problems)
-        _HANDLERS[action](found, names, how, options | {"udf": function, "again": backfill_text(table, column)})
+        _HANDLERS[action](found, names, how, options | {"udf": function, "surface": surface})
     except dt.DovetailError as error:
-        raise words(error) from None
+        raise surface.error(error) from None
 
 
 def _action(options: dict[str, Any], said: set[str], column: str | None, problems: list[Problem]) -> str:
@@ -272,14 +274,14 @@ def _retry(table: Table, names: list[str], how: dict[str, Any], options: dict[st
 
 def _run_and_report(fill: Callable[[], BackfillResult], options: dict[str, Any]) -> None:
     """Run it and print the result; the exit code shows an interruption."""
-    again: Callable[[str], str] = options["again"]
+    surface: BackfillSurface = options["surface"]
     with _sigterm_as_ctrl_c() as by:
         try:
             filled = fill()
         except KeyboardInterrupt:
             click.echo("interrupted; finished work is kept. Run the same command again to resume.", err=True)
             sys.exit(128 + by[-1])
-    click.echo(json.dumps(_result_json(filled), indent=2) if options["as_json"] else again(str(filled)))
+    click.echo(json.dumps(_result_json(filled), indent=2) if options["as_json"] else filled.render(surface))
     if filled.status != "finished":
         click.echo("stopped early. Run the same command again to resume.", err=True)
         sys.exit(128 + by[-1])

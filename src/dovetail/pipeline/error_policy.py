@@ -8,7 +8,17 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from dovetail.errors import ConfigError, Problem, did_you_mean, short_repr
+from dovetail.errors import (
+    Call,
+    Change,
+    ConfigError,
+    Expression,
+    Given,
+    Problem,
+    Text,
+    did_you_mean,
+    short_repr,
+)
 from dovetail.pipeline.durations import parse_duration
 
 if TYPE_CHECKING:
@@ -19,7 +29,7 @@ FINAL_ACTIONS = ("fail", "skip")
 RETRY_OPTIONS = ("times", "backoff", "then")
 RETRY_KEYS = ("retry", *RETRY_OPTIONS)
 """Keys of `on_error: {retry: [ConnectionError], times: 3, backoff: 1s, then: skip}` in a file."""
-RETRY_EXAMPLE = 'Retry(ConnectionError, times=3, backoff="1s", then="skip")'
+RETRY_EXAMPLE = Call("Retry", (Expression("ConnectionError"),), {"times": 3, "backoff": "1s", "then": "skip"})
 RETRY_FILE_EXAMPLE = "on_error: {retry: [ConnectionError], times: 3, backoff: 1s, then: skip}"
 MAX_RETRIES = 1000
 ANY_EXCEPTION = "*"
@@ -77,8 +87,10 @@ class Retry:
             elif isinstance(kind, type) and issubclass(kind, BaseException):
                 names.append(kind.__name__)
             else:
-                message = f"Retry({short_repr(kind)}): is not an exception type or the name of one"
-                problems.append(Problem(BAD_ERROR_POLICY, message, fixes=("Retry(ConnectionError, TimeoutError)",)))
+                written = Call("Retry", (Expression(short_repr(kind)),))
+                message = Text(written, " is not an exception type or the name of one")
+                example = Call("Retry", (Expression("ConnectionError"), Expression("TimeoutError")))
+                problems.append(Problem(BAD_ERROR_POLICY, message, fixes=(example,)))
         problems += [*_check_times(times), *_check_final_action(then, "then")]
         seconds = 0.0
         try:
@@ -147,8 +159,11 @@ def _check_final_action(given: object, name: str) -> list[Problem]:
     near = did_you_mean(given, FINAL_ACTIONS) if isinstance(given, str) else ""
     if isinstance(given, type) and issubclass(given, BaseException):
         near = f' (did you mean Retry({given.__name__}, then="skip")?)'
-    message = f"{name}={short_repr(given)} is not a valid error policy{near}"
-    fixes = ('"fail": the run ends with its exception', '"skip": the row is NULL and in errors(column)')
+    message = Text(Given(name, given), f" is not a valid error policy{near}")
+    fixes = (
+        Change({name: "fail"}, note="the run stops with the exception"),
+        Change({name: "skip"}, note="the failed row or item is recorded, and the run continues"),
+    )
     return [Problem(BAD_ERROR_POLICY, message, fixes=fixes if name == "then" else (*fixes, RETRY_EXAMPLE))]
 
 

@@ -7,12 +7,12 @@ from dataclasses import MISSING, fields
 from typing import TYPE_CHECKING
 
 from dovetail.documents.yaml_surface import yaml_literal
-from dovetail.errors import UNSET, Surface, with_note
+from dovetail.errors import UNSET, Expression, Surface, with_note
 from dovetail.pipeline.stage import Stage
 from dovetail.resources.resources import Resources
 
 if TYPE_CHECKING:
-    from dovetail.errors import AddNodes, Change, Subject
+    from dovetail.errors import AddNodes, Change, Given, Subject
     from dovetail.resources.cluster import Cluster
 
 STAGE_SETTINGS = {item.name: item for item in (*fields(Resources), *fields(Stage))}
@@ -33,12 +33,18 @@ class OptionSurface(Surface):
     def change(self, fix: Change, subject: Subject | None) -> str:
         stages = [one for one in fix.subjects or ((subject,) if subject is not None else ()) if one.kind == "stage"]
         typed: list[str] = []
+        removed: list[str] = []
         for name, value in fix.values.items():
             if stages and name in STAGE_SETTINGS:
                 typed += [self.set_option(stage, name, value) for one in stages for stage in one.names]
+            elif value is UNSET:
+                removed.append(self.name(name))
             else:
                 typed.append(self.option(name, value))
-        return with_note(" ".join(typed), fix.note)
+        text = " ".join(typed)
+        if removed:
+            text += f"{', and ' if typed else ''}leave {' and '.join(removed)} out"
+        return with_note(text, fix.note)
 
     def set_option(self, stage: str, name: str, value: object) -> str:
         """`--set` for a setting of a stage; a setting that is removed gets its default value."""
@@ -47,13 +53,16 @@ class OptionSurface(Surface):
 
     def option(self, name: str, value: object) -> str:
         """An option of the command."""
-        flag = f"--{name.replace('_', '-')}"
         if name in NEGATIVE_OPTIONS:
             negative = f"--no-{name.replace('_', '-')}"
             return f"leave {negative} out" if value else negative
-        if value is UNSET:
-            return f"leave {flag} out"
-        return flag if value is True else f"{flag} {shell_literal(value)}"
+        return self.name(name) if value is True else f"{self.name(name)} {shell_literal(value)}"
+
+    def name(self, setting: str) -> str:
+        return f"--{setting.replace('_', '-')}"
+
+    def given(self, given: Given) -> str:
+        return f"{self.name(given.name)} {shell_literal(given.value)}"
 
     def add_nodes(self, fix: AddNodes) -> str:
         if self.cluster is None:
@@ -64,6 +73,8 @@ class OptionSurface(Surface):
 def shell_literal(value: object) -> str:
     """A value of an option, quoted for a shell: a tuple is a range, a list has commas."""
     match value:
+        case Expression():
+            return str(value)
         case tuple():
             return "-".join(map(str, value))
         case list():

@@ -6,8 +6,19 @@ import os
 import re
 from typing import TYPE_CHECKING
 
-from dovetail.engines.ray.address import RayAddress, is_ray_engine
-from dovetail.errors import ConfigError, Problem, did_you_mean, short_repr
+from dovetail.engines.ray.address import FORMS, RayAddress, is_ray_engine
+from dovetail.errors import (
+    UNSET,
+    Call,
+    Change,
+    ConfigError,
+    Expression,
+    Given,
+    Problem,
+    Text,
+    did_you_mean,
+    short_repr,
+)
 from dovetail.pipeline.durations import parse_duration
 from dovetail.pipeline.error_policy import MAX_ERRORS_TEXT, parse_max_errors
 from dovetail.pipeline.pipeline import Pipeline
@@ -67,7 +78,7 @@ def check_service_arguments(
     if isinstance(max_pending, bool) or not isinstance(max_pending, int) or max_pending < 1:
         problems.append(
             _argument_error(
-                "max_pending", max_pending, "a positive integer", "max_pending=10_000", SERVICE_ARGUMENT_CODE
+                "max_pending", max_pending, "a positive integer", {"max_pending": 10_000}, SERVICE_ARGUMENT_CODE
             )
         )
     if problems:
@@ -114,9 +125,9 @@ def engine_errors(engine: object) -> Iterator[Problem]:
     elif engine != "local":
         hint = did_you_mean(str(engine), ENGINES)
         fixes = (
-            'engine="local"',
-            'engine="ray", "ray:auto" or "ray:HOST:PORT"',
-            "dt.simulate(pipeline, cluster=...) for a simulated cluster",
+            Change({"engine": "local"}),
+            *(Change({"engine": name}) for name in FORMS),
+            Call("dt.simulate", (Expression("pipeline"),), {"cluster": Expression("...")}, "on a simulated cluster"),
         )
         yield Problem("DT331", f"unknown engine {short_repr(engine)}{hint}", fixes=fixes)
 
@@ -150,13 +161,13 @@ def _other_errors(
     options: object, max_errors: object, limit: object, run_dir: object, flags: Mapping[str, object]
 ) -> Iterator[Problem]:
     if options is not None and not isinstance(options, StreamOptions):
-        yield _argument_error("options", options, "a StreamOptions", "options=None")
+        yield _argument_error("options", options, "a StreamOptions", {"options": None})
     try:
         parse_max_errors(max_errors)
     except ValueError:
-        yield _argument_error("max_errors", max_errors, MAX_ERRORS_TEXT, "max_errors=10")
+        yield _argument_error("max_errors", max_errors, MAX_ERRORS_TEXT, {"max_errors": 10})
     if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 0):
-        yield _argument_error("limit", limit, "a non-negative integer", "limit=10")
+        yield _argument_error("limit", limit, "a non-negative integer", {"limit": 10})
     yield from _folder_and_flag_errors(run_dir, flags)
 
 
@@ -164,30 +175,29 @@ def _folder_and_flag_errors(
     run_dir: object, flags: Mapping[str, object], code: str = RUN_ARGUMENT_CODE
 ) -> Iterator[Problem]:
     if run_dir is not None and not isinstance(run_dir, str | os.PathLike):
-        yield _argument_error("run_dir", run_dir, "a path", 'run_dir="runs/today"', code)
+        yield _argument_error("run_dir", run_dir, "a path", {"run_dir": "runs/today"}, code)
     for name, value in flags.items():
         if not isinstance(value, bool):
-            yield _argument_error(name, value, "True or False", f"{name}=True", code)
+            yield _argument_error(name, value, "True or False", {name: True}, code)
 
 
 def share_errors(engine: object, share: object, env_from: object) -> Iterator[Problem]:
     fits = isinstance(share, int | float) and not isinstance(share, bool) and 0 < share <= 1
     if share is not None and not fits:
-        yield _argument_error("share", share, "a fraction of the cluster (greater than 0, at most 1)", "share=0.5")
+        yield _argument_error("share", share, "a fraction of the cluster (greater than 0, at most 1)", {"share": 0.5})
     elif share is not None and engine == "local":
-        message = f"share={share:g} applies to Ray clusters only, and this run is local"
-        fixes = (
-            'engine="ray:auto" (--engine ray:auto)',
-            'remove share and limit the run with cluster="1x(4cpu, 8GB)" (--cluster)',
-        )
+        message = Text(Given("share", share), " applies to Ray clusters only, and this run is local")
+        fixes = (Change({"engine": "ray:auto"}), Change({"cluster": "1x(4cpu, 8GB)", "share": UNSET}))
         yield Problem("DT338", message, fixes=fixes)
     if isinstance(env_from, str) or not isinstance(env_from, list | tuple):
-        yield _argument_error("env_from", env_from, "a list of variable names", 'env_from=["HF_TOKEN"]')
+        yield _argument_error("env_from", env_from, "a list of variable names", {"env_from": ["HF_TOKEN"]})
         return
     for name in env_from:
         if not isinstance(name, str) or not _VARIABLE_NAME.fullmatch(name):
-            yield _argument_error("env_from", name, "a variable name", 'env_from=["HF_TOKEN"]')
+            yield _argument_error("env_from", name, "a variable name", {"env_from": ["HF_TOKEN"]})
 
 
-def _argument_error(name: str, value: object, kind: str, fix: str, code: str = RUN_ARGUMENT_CODE) -> Problem:
-    return Problem(code, f"{name}={short_repr(value)} is not {kind}", fixes=(fix,))
+def _argument_error(
+    name: str, value: object, kind: str, example: Mapping[str, object], code: str = RUN_ARGUMENT_CODE
+) -> Problem:
+    return Problem(code, Text(Given(name, value), f" is not {kind}"), fixes=(Change(example),))
