@@ -28,6 +28,8 @@ from dovetail.streaming.settings import StreamOptions
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from dovetail.errors import Fix
+
 ENGINES = ("local", "ray", "ray:auto")
 RUN_ARGUMENT_CODE, SERVICE_ARGUMENT_CODE = "DT338", "DT375"
 _VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -124,7 +126,7 @@ def engine_errors(engine: object) -> Iterator[Problem]:
             yield from error.problems
     elif engine != "local":
         hint = did_you_mean(str(engine), ENGINES)
-        fixes = (
+        fixes: tuple[Fix, ...] = (
             Change({"engine": "local"}),
             *(Change({"engine": name}) for name in FORMS),
             Call("dt.simulate", (Expression("pipeline"),), {"cluster": Expression("...")}, "on a simulated cluster"),
