@@ -366,7 +366,7 @@ def test_a_condition_does_not_say_that_all_is_computed_again_and_the_call_after_
     assert (filled.rows, filled.notes) == (5, [])
     plain = table.backfill("n", fns.doubled, cluster=HALF)
     assert plain.rows == 20
-    assert [note for note in plain.notes if "1 fragment filled by" in note and "or by where=" in note]
+    assert [note for note in plain.notes if "1 fragment filled by" in note and "or with another condition" in note]
 
 
 # --- columns that may not be NULL

@@ -156,7 +156,7 @@ def test_input_that_goes_meanwhile_is_named(tmp_path: Path, how: str) -> None:
         else:
             lance.dataset(uri).alter_columns({"path": "text", "name": "words"})
         gate.touch()
-        with pytest.raises(RunError, match=r"'text', which slow or where= reads, was dropped or renamed") as error:
+        with pytest.raises(RunError, match=r"'text', which slow or where reads, was dropped or renamed") as error:
             running.result()
     assert "computed again" not in str(error.value)
 
