@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from dovetail.control.events import Event
+    from dovetail.engines.ray.engine import RayEngine
     from ray_aids import FakeCluster
 
 NODES = ("a", "d")
@@ -58,6 +59,12 @@ def on_ray(ray_cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> Iterato
 
 def nothing_is_left(mark: str) -> None:
     until(lambda: set(marked(mark)) <= {os.getpid()}, "no process is left")
+
+
+def agent_pids(engine: RayEngine) -> dict[str, int]:
+    """Node -> process id of its agent."""
+    links = [link for link in engine.agents.links() if not link.lost_reason]
+    return {link.node: link.hello.pid for link in links if link.hello is not None}
 
 
 class Bench:

@@ -17,7 +17,7 @@ from dovetail.engines.local.engine import LocalEngine
 from dovetail.engines.simulated.world import Gives, Hangs, Kills, OutOfMemory, Raises, Slow
 from engines.contract import EngineContract
 from engines.scene import Does, Held, Rig, Units
-from runtime.aids import is_there
+from runtime.aids import workers_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -79,7 +79,6 @@ class LocalRig(Rig):
         self._works = {
             name: LocalDoing(does, str(self._gate)) if isinstance(does, Does) else does for name, does in units.items()
         }
-        self.pids: set[int] = set()
 
     def hosted(self, name: str, slots: int) -> HostedObject:
         return HostedObject(name, self._works[name], slots)
@@ -104,7 +103,7 @@ class LocalRig(Rig):
         self._gate.touch()
 
     def processes(self) -> int:
-        return sum(map(is_there, self.engine.pids))
+        return len(workers_of(self._folder))
 
 
 class TestLocalEngine(EngineContract):

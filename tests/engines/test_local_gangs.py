@@ -15,7 +15,7 @@ from dovetail.control.engine import WorkerLostError
 from dovetail.control.events import BatchesDone, LossCause, WorkerLost, WorkerReady, WorkerStopped
 from dovetail.engines.local.engine import LocalEngine
 from dovetail.resources.seat import Seat
-from runtime.aids import is_there, losses, no_worker_is_left, run_of
+from runtime.aids import losses, no_worker_is_left, run_of, workers_of
 from waiting import until
 
 if TYPE_CHECKING:
@@ -199,8 +199,8 @@ class AwaitsTalks(Talks):
 class Stage:
     """An engine with workers, and what was heard of them."""
 
-    def __init__(self) -> None:
-        self.engine = LocalEngine()
+    def __init__(self, folder: Path) -> None:
+        self.engine = LocalEngine(folder)
         self.log: list[Event] = []
         self._message = 0
 
@@ -234,11 +234,11 @@ class Stage:
 
 
 @pytest.fixture
-def stage() -> Iterator[Stage]:
-    made = Stage()
+def stage(tmp_path: Path) -> Iterator[Stage]:
+    made = Stage(tmp_path)
     yield made
     made.engine.close()
-    assert not any(map(is_there, made.engine.pids))
+    assert not workers_of(tmp_path)
 
 
 def test_workers_call_each_other_in_both_directions(stage: Stage) -> None:

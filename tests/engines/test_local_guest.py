@@ -30,7 +30,7 @@ from dovetail.engines.local.worker_spec import (
 )
 from dovetail.resources.seat import CardShare, Seat
 from ray_aids import driver
-from runtime.aids import is_there
+from runtime.aids import is_there, workers_of
 from waiting import PATIENCE_S, until
 
 if TYPE_CHECKING:
@@ -49,12 +49,17 @@ NO_HOME = DriverContext((), "", {})
 class Scene:
     """Engines as agents have them, one per node, and what was heard of each."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
         self.engines: list[LocalEngine] = []
         self.logs: list[list[Event]] = []
 
+    @property
+    def folders(self) -> list[Path]:
+        return [self._folder / f"engine-{number}" for number in range(len(self.engines))]
+
     def agent(self, **settings: Any) -> LocalEngine:
-        self.engines.append(LocalEngine(**settings))
+        self.engines.append(LocalEngine(self._folder / f"engine-{len(self.engines)}", **settings))
         self.logs.append([])
         return self.engines[-1]
 
@@ -109,12 +114,12 @@ class Scene:
 
 
 @pytest.fixture
-def scene() -> Iterator[Scene]:
-    made = Scene()
+def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    made = Scene(tmp_path_factory.mktemp("engines"))
     yield made
     for engine in made.engines:
         engine.close()
-        assert not any(map(is_there, engine.pids))
+    assert not any(map(workers_of, made.folders))
 
 
 # What comes from another machine

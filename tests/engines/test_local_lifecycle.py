@@ -32,6 +32,7 @@ from runtime.aids import (
     pids_of,
     run_of,
     said_when_waiting,
+    workers_of,
 )
 from waiting import LONG, until
 
@@ -343,9 +344,9 @@ def echo(items: list[Any]) -> list[Any]:
     return items
 
 
-def test_many_workers_can_be_started_at_once() -> None:
+def test_many_workers_can_be_started_at_once(tmp_path: Path) -> None:
     count = 600 if LONG else 320  # some 280 notices of a nursery fill its socket
-    engine = LocalEngine()
+    engine = LocalEngine(tmp_path)
     try:
         hosted = (HostedObject("a", "builtins:sorted", 1),)
         engine.submit([StartWorker(number, (Seat("node-0", 10),), hosted) for number in range(count)])
@@ -358,7 +359,7 @@ def test_many_workers_can_be_started_at_once() -> None:
         until(all_ready, "all are ready")
     finally:
         engine.close()
-    assert not any(map(is_there, engine.pids))
+    assert not workers_of(tmp_path)
 
 
 # What an engine holds
@@ -399,10 +400,10 @@ def test_descriptors_and_threads_are_as_before_after_a_run(deadly: bool) -> None
     until(lambda: not held() - before, f"nothing is left: {before}, now {held()}")
 
 
-def test_descriptors_are_as_before_after_an_engine_was_closed_with_busy_workers() -> None:
+def test_descriptors_are_as_before_after_an_engine_was_closed_with_busy_workers(tmp_path: Path) -> None:
     LocalEngine().close()
     before = held()
-    engine = LocalEngine()
+    engine = LocalEngine(tmp_path)
     hosted = (HostedObject("a", Naps, 1),)
     engine.submit([StartWorker(number, (Seat("node-0", 100),), hosted) for number in range(3)])
     until(lambda: any(isinstance(event, WorkerReady) for event in engine.poll(0.1)), "one is ready")
@@ -411,7 +412,7 @@ def test_descriptors_are_as_before_after_an_engine_was_closed_with_busy_workers(
     for message in range(20):
         engine.submit([RunBatches(message, message % 3, "a", [(segment, 0, 4)], 4, 1, 100)])
     engine.close()
-    assert not any(map(is_there, engine.pids))
+    assert not workers_of(tmp_path)
     del segment
     assert not held() - before
 
@@ -455,7 +456,7 @@ def test_a_reader_that_leaves_early_leaves_nothing_running() -> None:
     with run_of(dt.Stage("naps", Naps), source=iter(range(10**9))) as run:
         assert next(iter(run)) is not None
     assert run.status == "cancelled"
-    assert not any(map(is_there, engine_of(run).pids))
+    assert not workers_of(run.folder)
 
 
 def test_a_source_that_raises_ends_the_run_with_its_exception() -> None:
@@ -466,7 +467,7 @@ def test_a_source_that_raises_ends_the_run_with_its_exception() -> None:
     run = run_of(dt.Stage("naps", Naps), source=source())
     with pytest.raises(OSError, match="the disk is gone"):
         list(run)
-    assert not any(map(is_there, engine_of(run).pids))
+    assert not workers_of(run.folder)
 
 
 def test_the_driver_may_have_no_standard_files(tmp_path: Path) -> None:

@@ -46,7 +46,6 @@ class RayRig(LocalRig):
         self._works = {
             name: LocalDoing(does, str(self._gate)) if isinstance(does, Does) else does for name, does in units.items()
         }
-        self.pids = set()
 
     def hosted(self, name: str, slots: int) -> HostedObject:
         return HostedObject(name, self._works[name], slots)

@@ -17,7 +17,7 @@ import pytest
 import dovetail as dt
 from dovetail.control.commands import Cancel, StopWorker
 from dovetail.control.events import BatchesReturned, LossCause, NodeJoined, NodeLeft
-from engines.ray_runs import Bench, on_ray, only
+from engines.ray_runs import Bench, agent_pids, on_ray, only
 from engines.test_local_faults import (
     Once,
     double,
@@ -230,7 +230,7 @@ def test_a_kill_by_the_kernel_for_want_of_memory_is_told_as_such(ray_cluster: Fa
 def agents_of(run: dt.Run) -> dict[str, int]:
     engine: Any = engine_of(run)
     found: RayEngine = engine
-    return dict(found.agent_pids)
+    return agent_pids(found)
 
 
 def counted(run: dt.Run, at: dict[int, Any]) -> list[Any]:
@@ -281,7 +281,7 @@ def test_workers_of_a_killed_agent_are_gone_and_can_be_started_again(bench: Benc
     hung = bench.send(140, ["hangs"])
     bench.until(lambda: bench.engine.running(140) == (hung,))
     call = bench.engine.call(140, "it", "__str__")
-    os.kill(bench.engine.agent_pids["d"], signal.SIGKILL)
+    os.kill(agent_pids(bench.engine)["d"], signal.SIGKILL)
     lost = bench.lost(140)
     assert lost.cause is LossCause.NODE_LOST
     bench.until(lambda: not is_there(pid))

@@ -18,7 +18,7 @@ import dovetail as dt
 from dovetail.control.commands import StopWorker
 from dovetail.control.engine import WorkerLostError
 from dovetail.control.events import BatchesReturned, LossCause, WorkerStopped
-from engines.ray_runs import Bench, on_ray
+from engines.ray_runs import Bench, agent_pids, on_ray
 from engines.test_local_faults import test_only_results_that_cannot_be_pickled_are_set_aside
 from engines.test_local_gangs import Talks
 from engines.test_local_main import (
@@ -206,7 +206,7 @@ def test_a_call_to_a_node_whose_agent_dies_ends_with_worker_gone(bench: Bench) -
     bench.ready(332, Chats, "d", slots=2)
     call = bench.engine.call(331, "it", "wait_for", 332)
     bench.until(lambda: bench.result(bench.engine.call(332, "it", "waiting")))
-    os.kill(bench.engine.agent_pids["d"], signal.SIGKILL)
+    os.kill(agent_pids(bench.engine)["d"], signal.SIGKILL)
     assert bench.result(call).startswith("gone: ")
     assert bench.lost(332).cause is LossCause.NODE_LOST
 
@@ -216,7 +216,7 @@ def test_input_that_is_lost_with_an_agent_is_returned_and_its_reader_goes_on(ben
     bench.ready(342, passes, "d")
     bench.ready(343, passes, "d", "d")
     made = bench.answer(bench.send(341, ["x"]))
-    os.kill(bench.engine.agent_pids["a"], signal.SIGKILL)
+    os.kill(agent_pids(bench.engine)["a"], signal.SIGKILL)
     parts = [(segment, 0, segment.items) for segment in made.segments]
     for worker in (342, 343):  # before and after its loss is known
         message = bench.pass_on(worker, parts)

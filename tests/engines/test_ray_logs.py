@@ -36,9 +36,9 @@ class Ends:
 
     def look(self, *, last: bool = False) -> int:
         """Once; the bytes that were sent."""
-        pieces = self.shipper.read_last() if last else self.shipper.read_new()
+        pieces = self.shipper.read_last(self.keeper.received) if last else self.shipper.read_new()
         self.keeper.write(pieces)
-        return sum(len(data) for _, _, data, _ in pieces)
+        return sum(len(data) for _, _, _, data, _ in pieces)
 
     def kept(self, name: str) -> str:
         return (self.run / name).read_text()
@@ -71,7 +71,7 @@ def test_only_logs_of_workers_are_sent(ends: Ends) -> None:
 
 def test_a_folder_that_is_not_there_yet_is_no_trouble(tmp_path: Path) -> None:
     assert LogShipper(tmp_path / "later").read_new() == []
-    assert LogShipper(tmp_path / "later").read_last() == []
+    assert LogShipper(tmp_path / "later").read_last({}) == []
 
 
 def test_one_look_sends_no_more_than_its_limit_and_the_rest_comes_later(ends: Ends) -> None:
@@ -182,14 +182,14 @@ def test_a_file_that_vanished_does_no_harm_and_may_come_again(ends: Ends) -> Non
 
 def test_names_that_lead_elsewhere_are_not_written(tmp_path: Path) -> None:
     keeper = LogWriter(tmp_path / "logs")
-    keeper.write([(name, 0, b"text", (1, 0)) for name in ("../1.log", "/tmp/1.log", "", "1.log")])
+    keeper.write([(name, 1, 0, b"text", 4) for name in ("../1.log", "/tmp/1.log", "", "1.log")])
     assert [path.name for path in tmp_path.rglob("*.log")] == ["1.log"]
 
 
 def test_a_folder_that_cannot_be_written_does_not_stop_the_run(tmp_path: Path) -> None:
     (tmp_path / "logs").write_text("a file")
     keeper = LogWriter(tmp_path / "logs")
-    keeper.write([("1.log", 0, b"lost", (1, 0))])
+    keeper.write([("1.log", 1, 0, b"lost", 4)])
     assert keeper.problem.startswith("1.log: ")
     assert keeper.skipped_bytes == 4
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 import uuid
+from contextlib import suppress
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any, Self
@@ -77,8 +78,19 @@ def is_there(pid: int) -> bool:
         return False
 
 
+def workers_of(folder: Path) -> list[int]:
+    """Worker processes of a run or an engine: those that print into the logs of its folder."""
+    logs = f"{folder}/logs/"
+    found = []
+    for process in Path("/proc").iterdir():
+        with suppress(OSError):
+            if process.name.isdigit() and str((process / "fd" / "1").readlink()).startswith(logs):
+                found.append(int(process.name))
+    return found
+
+
 def no_worker_is_left(run: dt.Run) -> None:
-    until(lambda: not any(map(is_there, engine_of(run).pids)), "all workers are gone")
+    until(lambda: not workers_of(run.folder), "all workers are gone")
 
 
 def marked(mark: str) -> list[int]:

@@ -16,7 +16,7 @@ import pytest
 import dovetail as dt
 from dovetail.data import iterator_sink
 from dovetail.runtime import assembly, run
-from runtime.aids import CLUSTER, Script, descriptors, engine_of, is_there, run_of
+from runtime.aids import CLUSTER, Script, descriptors, run_of, workers_of
 from stage_functions import same
 from waiting import PATIENCE_S, until
 
@@ -163,7 +163,7 @@ def test_a_source_may_raise_what_cannot_be_shown(first: int) -> None:
     run = run_of(dt.Stage("same", same), source=source())
     with pytest.raises(CannotBeShown):
         list(run)
-    assert not any(map(is_there, engine_of(run).pids))
+    assert not workers_of(run.folder)
 
 
 # Who reads the results

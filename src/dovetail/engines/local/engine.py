@@ -126,8 +126,6 @@ class LocalEngine:
         self._events: list[Event] = []
         self._start_server = start_server
         self._forkserver: ProcessServer | None = None
-        self.pids: list[int] = []
-        """Pids of all worker processes ever started."""
 
     # --- engine port
 
@@ -136,9 +134,8 @@ class LocalEngine:
             if self._closed:
                 return
             for command in commands:
-                kind = type(command)
-                if kind is RunBatches:
-                    self._run(command)  # type: ignore[arg-type]
+                if isinstance(command, RunBatches):
+                    self._run(command)
                 elif isinstance(command, StartWorker):
                     self._start(command)
                 elif isinstance(command, Cancel):
@@ -452,7 +449,6 @@ class LocalEngine:
             match frame.head:
                 case ("forked", number, pid):
                     server.pids[number] = pid
-                    self.pids.append(pid)
                     if number in self._ranks:
                         self._ranks[number].pid = pid
                 case ("exited", number, status, why, peak, _seconds):

@@ -172,7 +172,7 @@ def _open_pidfd(pid: int) -> int:
     supported."""
     try:
         return os.pidfd_open(pid)
-    except (AttributeError, OSError):
+    except OSError:
         return -1
 
 
@@ -196,7 +196,7 @@ def _load_prctl() -> Callable[..., int]:
         import ctypes
 
         found: Callable[..., int] = ctypes.CDLL(None).prctl
-    except (ImportError, OSError, AttributeError):
+    except (ImportError, OSError):  # a Python without libffi
         return lambda *_: -1
     return found
 
@@ -205,7 +205,7 @@ def _exec_interpreter(
     descriptors: tuple[int, ...], cells: tuple[int, ...], spec: bytes, environment: dict[str, str]
 ) -> NoReturn:
     """Replace the process by a new interpreter, for variables that are read only at interpreter start."""
-    box = os.memfd_create("spec", 0) if hasattr(os, "memfd_create") else -1
+    box = os.memfd_create("spec", 0)
     with os.fdopen(os.dup(box), "wb") as file:
         file.write(spec)
     for fd in (*descriptors, box):

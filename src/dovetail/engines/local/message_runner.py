@@ -255,6 +255,11 @@ class MessageRunner:
         if os.getpid() != self._pid:
             os._exit(0)
 
+    def return_message(self, frame: Frame) -> None:
+        """Report that a message was cancelled before it began."""
+        close_descriptors(frame.descriptors)
+        self.send("returned", frame.head[1])
+
     def free_buffers(self, unused: Sequence[int], kept: Sequence[int]) -> None:
         """Release buffers without readers, and give up those that a reader keeps views of."""
         with self._pack_lock:
@@ -608,14 +613,12 @@ class MessageRunner:
 
     def answer_call(self, executor: UnitExecutor | None, frame: Frame) -> None:
         """Answer a call on a hosted object."""
-        _, number, name, method = frame.head
+        _, number, name, _ = frame.head
         if executor is None:
             self.reply_error(number, LookupError(f"worker {self._spec.worker} hosts no {name!r}"))
             return
         try:
-            args, named = pickle.loads(frame.body)  # noqa: S301 - from our driver or a worker of the same run
-            value = getattr(executor.target, method)(*args, **named)
-            self.reply(number, value)
+            self.reply(number, call_hosted(executor, frame))
         except BaseException as error:  # passed to the caller
             self.reply_error(number, error)
 
@@ -629,6 +632,12 @@ class MessageRunner:
         except Exception:
             body = pickle_value(RuntimeError(summarize_exception(error).line))
         self.send("answer", number, False, body=[body])
+
+
+def call_hosted(executor: UnitExecutor, frame: Frame) -> Any:
+    """Call the method of a hosted object that a frame requests; its result may be awaitable."""
+    args, named = pickle.loads(frame.body)  # noqa: S301 - from our driver or a worker of the same run
+    return getattr(executor.target, frame.head[3])(*args, **named)
 
 
 def _pack_items(keys: Keys, items: list[Any]) -> PackedPayload:

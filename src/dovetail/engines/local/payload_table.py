@@ -34,7 +34,7 @@ from dovetail.engines.local.protocol import (
     KIND_WRITTEN,
     map_file,
 )
-from dovetail.engines.local.worker_state import InFlightMessage
+from dovetail.engines.local.worker_state import InFlightMessage, fail_all_batches
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -215,13 +215,11 @@ class PayloadTable:
             return None
         del child.in_flight[message]
         segments, seconds, failures, stages = sent.report
-        if sent.failures and len(child.ranks) > 1:
-            # a call that failed on one rank has failed, whatever the other ranks report
-            items, size = sum(stop - start for _, start, stop in sent.parts), sent.batch_size
-            first = min(sent.failures, key=lambda failure: failure[0])
-            segments, failures = [], [(at, min(at + size, items), *first[2:6]) for at in range(0, items, size)]
-        told = [CallFailure(*failure) for failure in failures] if failures else []
-        return BatchesDone(child.number, message, segments, seconds, told, sent.peak, stages)
+        failed = [CallFailure(*failure) for failure in sent.failures or failures]
+        if sent.failures:
+            items = sum(stop - start for _, start, stop in sent.parts)
+            segments, failed = [], fail_all_batches(failed, items, sent.batch_size)
+        return BatchesDone(child.number, message, segments, seconds, failed, sent.peak, stages)
 
     def on_buffers_closed(self, rank: RankProcess, buffers: Iterable[int]) -> None:
         """A process released these buffers."""

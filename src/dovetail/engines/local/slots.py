@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import pickle
 import select
 import traceback
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -13,7 +12,8 @@ from queue import SimpleQueue
 from threading import Lock, Thread
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from dovetail.engines.local.protocol import DONT_WAIT, close_descriptors
+from dovetail.engines.local.message_runner import call_hosted
+from dovetail.engines.local.protocol import DONT_WAIT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -141,8 +141,7 @@ class ThreadSlots:
             if future is None or frame is None or not future.cancel():
                 return False
             del self._waiting[message]
-        close_descriptors(frame.descriptors)
-        self._runner.send("returned", message)
+        self._runner.return_message(frame)
         return True
 
     def finish(self) -> None:
@@ -196,11 +195,10 @@ class AsyncSlots:
         self._loop.call_soon_threadsafe(self._start_task, self._answer(frame))
 
     async def _answer(self, frame: Frame) -> None:
-        _, number, _, method = frame.head
+        number = frame.head[1]
         async with self._slots:
             try:
-                args, named = pickle.loads(frame.body)  # noqa: S301 - from our driver or a worker of the same run
-                value = getattr(self._executor.target, method)(*args, **named)
+                value = call_hosted(self._executor, frame)
                 if inspect.isawaitable(value):
                     value = await value
                 self._runner.reply(number, value)
@@ -211,8 +209,7 @@ class AsyncSlots:
         frame = self._waiting.pop(message, None)
         if frame is None:
             return False
-        close_descriptors(frame.descriptors)
-        self._runner.send("returned", message)
+        self._runner.return_message(frame)
         return True
 
     def setup(self) -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from dovetail.engines.exception_summary import summarize_exception
 from dovetail.engines.local.message_runner import MessageRunner
-from dovetail.engines.local.protocol import BEGUN_WORD, BREADCRUMB_WORDS, DONT_WAIT, Channel, Frame, close_descriptors
+from dovetail.engines.local.protocol import BEGUN_WORD, BREADCRUMB_WORDS, DONT_WAIT, Channel, Frame
 from dovetail.engines.local.remote_calls import resolve_future
 from dovetail.engines.unit_executor import make_executor
 from dovetail.engines.worker_context import Worker
@@ -83,7 +83,7 @@ def _enter_driver_context(spec: WorkerSpec) -> None:
 
         faulthandler.enable()
     if spec.cpus:
-        with contextlib.suppress(OSError, AttributeError):
+        with contextlib.suppress(OSError):
             os.sched_setaffinity(0, spec.cpus)
 
 
@@ -239,7 +239,7 @@ class WorkerProcess:
                 if self._claim_message(frame, todo):
                     self.runner.run(executor, frame, self.breadcrumbs[0])
                 else:
-                    self._return_message(frame)
+                    self.runner.return_message(frame)
             elif kind == "call":
                 self.runner.answer_call(executor if frame.head[2] == name else None, frame)
             elif kind == "stop":
@@ -260,7 +260,7 @@ class WorkerProcess:
             for frame in todo:
                 if frame.head[0] == "run" and frame.head[1] == message:
                     todo.remove(frame)
-                    self._return_message(frame)
+                    self.runner.return_message(frame)
                     break
         return cancelled
 
@@ -272,10 +272,6 @@ class WorkerProcess:
             return True  # not prefetched: it is never cancelled
         self.breadcrumbs[0][BEGUN_WORD] = number
         return frame.head[1] not in self._receive_into(todo, wait=False)
-
-    def _return_message(self, frame: Frame) -> None:
-        close_descriptors(frame.descriptors)
-        self.runner.send("returned", frame.head[1])
 
 
 def _ensure_module(name: str) -> ModuleType:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dovetail.control.events import LossCause, WorkerLost, WorkerStopped
+from dovetail.control.events import CallFailure, LossCause, WorkerLost, WorkerStopped
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from dovetail.control.events import Breadcrumb
     from dovetail.control.payload import SegmentSlice
     from dovetail.engines.local.protocol import Channel
@@ -138,3 +140,20 @@ class LocalWorker:
         elif self.in_flight:
             end = WorkerLost(self.number, LossCause.EXIT, "it exited before it had finished its work")
         return end
+
+
+def fail_all_batches(failures: Iterable[CallFailure], items: int, batch_size: int) -> list[CallFailure]:
+    """Failures of a gang's message: a call that failed on one rank has failed, whatever the other ranks returned. Every
+    batch gets the error of the first failure."""
+    first = min(failures, key=lambda failure: failure.start)
+    return [
+        CallFailure(
+            start,
+            min(start + batch_size, items),
+            first.error,
+            first.detail,
+            out_of_memory=first.out_of_memory,
+            on_gpu=first.on_gpu,
+        )
+        for start in range(0, items, batch_size)
+    ]

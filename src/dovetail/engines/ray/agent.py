@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
     from dovetail.engines.local.worker_spec import DriverContext
     from dovetail.engines.ray.protocol import AgentSetup
-    from dovetail.engines.ray.worker_logs import LogPiece
+    from dovetail.engines.ray.worker_logs import LogPiece, ReceivedOffsets
 
 LARGE_BACKLOG_BYTES, MAX_ANSWER_BYTES = 1 << 20, 8 << 20
 """From the first size on, answers are filled up to the second: sizes in between are the slowest for Ray."""
@@ -163,8 +163,9 @@ class AgentSession:
     def running_messages(self, worker: int) -> tuple[int, ...]:
         return self._engine.running(worker)
 
-    def close(self) -> list[LogPiece]:
-        """End all workers; the last output of workers, if the driver cannot read it."""
+    def close(self, received: ReceivedOffsets) -> list[LogPiece]:
+        """End all workers; the last output of workers, if the driver cannot read it. `received`: what the driver has of
+        it."""
         self._closing.set()
         self._engine.nudge()
         # before the engine closes: the thread would take the exit of the fork server for a crash, and kill it
@@ -172,7 +173,7 @@ class AgentSession:
         self._engine.close()
         self._fetching.shutdown(wait=False, cancel_futures=True)
         self.peers.close()
-        last = self._monitor.close()
+        last = self._monitor.close(received)
         if not self._shared:
             process_setup.remove_folder(self._folder)
         return last
@@ -428,8 +429,8 @@ class Agent:
             found.peers.on_peer_answer(number, fine, body)
 
     @_in_group("read")
-    def close(self, session: str) -> list[LogPiece]:
+    def close(self, session: str, received: ReceivedOffsets) -> list[LogPiece]:
         """See `AgentSession.close`."""
         self._closed_sessions.add(session)
         found = self._sessions.pop(session, None)
-        return found.close() if found is not None else []
+        return found.close(received) if found is not None else []

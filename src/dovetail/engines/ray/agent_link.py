@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from dovetail.engines.ray.discovery import DiscoveredCluster
     from dovetail.engines.ray.protocol import AgentHello, AgentSetup, Op
+    from dovetail.engines.ray.worker_logs import ReceivedOffsets
 
 SHUTDOWN_MESSAGE = "this program called ray.shutdown() while a run used Ray"
 SHUTDOWN_FIX = "call run.wait() before ray.shutdown()"
@@ -160,8 +161,8 @@ class AgentLink:
     def running_messages(self, worker: int) -> Any:
         return self.handle.running_messages.remote(self._session, worker)
 
-    def close(self) -> Any:
-        return self.handle.close.remote(self._session)
+    def close(self, received: ReceivedOffsets) -> Any:
+        return self.handle.close.remote(self._session, received)
 
     @property
     def peer(self) -> tuple[Any, str]:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from dovetail.engines.ray.agent_link import AgentListener
     from dovetail.engines.ray.placement_groups import Reservation
     from dovetail.engines.ray.remote_worker import RemoteWorker
-    from dovetail.engines.ray.worker_logs import LogPiece
+    from dovetail.engines.ray.worker_logs import LogPiece, ReceivedOffsets
     from dovetail.resources.cluster import Node
 
 FIX_RUNTIME_ENV = "correct runtime_env= of the stage; for variables alone env= is enough"
@@ -324,13 +324,13 @@ class AgentPool:
         for link in self._links.values():
             link.flush(frees=frees)
 
-    def close(self, wait_s: float) -> list[LogPiece]:
-        """The last output of workers. Agents close by themselves, which removes their files; those that do not within
-        the limit are killed."""
+    def close(self, wait_s: float, received: ReceivedOffsets) -> list[LogPiece]:
+        """The last output of workers, beyond what was received. Agents close by themselves, which removes their files;
+        those that do not within the limit are killed."""
         links = [link for link in self._links.values() if not link.lost_reason]
         printed: list[LogPiece] = []
         with contextlib.suppress(Exception):
-            closing = {link.close(): link for link in links if link.is_up}
+            closing = {link.close(received): link for link in links if link.is_up}
             ready = ray.wait(list(closing), num_returns=len(closing), timeout=wait_s)[0] if closing else []
             for ref in ready:
                 with contextlib.suppress(Exception):

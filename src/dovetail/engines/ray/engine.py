@@ -95,7 +95,6 @@ class RayEngine:
         self._closed = Flag()
         self.keep_spool = False
         """Whether a resumed run needs the files of the spool."""
-        self.pids: list[int] = []
 
     # --- the port
 
@@ -178,7 +177,7 @@ class RayEngine:
         self._listener.close()
         try:
             with self._lock:  # a thread in `poll` finishes first and sees that it is closed
-                self.logs.write(self.agents.close(CLOSE_TIMEOUT_S))
+                self.logs.write(self.agents.close(CLOSE_TIMEOUT_S, self.logs.received))
                 for worker in list(self.workers.values()):
                     self.forget(worker)
         finally:
@@ -222,13 +221,6 @@ class RayEngine:
         for link in remote.ranks_by_agent:
             found += ray.get(link.running_messages(worker), timeout=CLOSE_TIMEOUT_S)
         return tuple(found)
-
-    @property
-    def agent_pids(self) -> Mapping[str, int]:
-        """Node -> process id of its agent; for tests."""
-        return {
-            link.node: link.hello.pid for link in self.agents.links() if link.hello is not None and not link.lost_reason
-        }
 
     # --- commands
 

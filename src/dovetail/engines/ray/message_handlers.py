@@ -295,7 +295,6 @@ class MessageHandlers:
         remote = self._worker(link, worker)
         if remote is not None:
             remote.pids[link] = tuple(pids)
-            self._engine.pids += pids
 
     def _on_port(self, link: AgentLink, worker: int, port: int) -> None:
         remote = self._engine.workers.get(worker)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from threading import Event
 
     from dovetail.engines.local.engine import LocalEngine
-    from dovetail.engines.ray.worker_logs import LogPiece
+    from dovetail.engines.ray.worker_logs import LogPiece, ReceivedOffsets
 
 RAYLET_PROBE_S = 1.0
 HUNG_RAYLET_S = 4.0
@@ -79,16 +79,16 @@ class NodeMonitor:
             if self._logs is not None:
                 pieces = self._logs.read_new()
                 ops += (
-                    [SizedOp(("log", pieces), MESSAGE_OVERHEAD_BYTES + sum(len(data) for _, _, data, _ in pieces))]
+                    [SizedOp(("log", pieces), MESSAGE_OVERHEAD_BYTES + sum(len(data) for _, _, _, data, _ in pieces))]
                     if pieces
                     else []
                 )
         return ops
 
-    def close(self) -> list[LogPiece]:
-        """The last output of workers, if the driver does not see it."""
+    def close(self, received: ReceivedOffsets) -> list[LogPiece]:
+        """The last output of workers, if the driver does not see it; see `LogShipper.read_last`."""
         self._meter.stop()
-        return self._logs.read_last() if self._logs is not None else []
+        return self._logs.read_last(received) if self._logs is not None else []
 
     def _check_memory(self, now: float) -> None:
         chosen = self._memory.check(now, self._engine.processes(), self.requested_bytes)

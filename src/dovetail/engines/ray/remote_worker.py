@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dovetail.control.events import BatchesDone, CallFailure
+from dovetail.engines.local.worker_state import fail_all_batches
 
 if TYPE_CHECKING:
     from dovetail.control.commands import StartWorker
+    from dovetail.control.events import BatchesDone
     from dovetail.control.payload import SegmentSlice
     from dovetail.engines.ray.agent_link import AgentLink
 
@@ -83,14 +84,6 @@ class RemoteWorker:
         failures = [failure for _, done in sent.done for failure in done.failures]
         merged.peak_bytes = max(done.peak_bytes for _, done in sent.done)
         if failures:
-            # a batch that failed on one rank has failed, whatever the other ranks returned
-            first = min(failures, key=lambda failure: failure.start)
-            starts = range(0, sent.items, sent.batch_size)
-            size = sent.batch_size
             merged.segments = []
-            merged.failures = [_failure_at(first, start, min(start + size, sent.items)) for start in starts]
+            merged.failures = fail_all_batches(failures, sent.items, sent.batch_size)
         return merged
-
-
-def _failure_at(failure: CallFailure, start: int, stop: int) -> CallFailure:
-    return CallFailure(start, stop, failure.error, failure.detail, failure.out_of_memory, failure.on_gpu)

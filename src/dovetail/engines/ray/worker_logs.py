@@ -2,7 +2,7 @@
 
 `node_monitor` reads new output with `LogShipper`; `message_handlers` and `engine` write it with `LogWriter`. Pieces are
 bytes and end after a line where possible, so a character split between two pieces is whole in the file. Output beyond
-the limits is skipped, and a line in the file says how many bytes.
+the limits is skipped; a line in the file gives the number of bytes.
 """
 
 from __future__ import annotations
@@ -22,21 +22,20 @@ MAX_BACKLOG_BYTES = 1 << 18
 """A file with more unread bytes grows faster than it can be sent: the oldest are skipped."""
 FINAL_LIMIT_BYTES = 1 << 20
 """Limit for the last output when a session closes."""
-RESEND_BYTES = 4 * READ_LIMIT_BYTES
-"""Sent again when a session closes: the driver may not have received the latest answers."""
 LOG_NAME = re.compile(r"[0-9]+(\.[0-9]+)?\.log")
 """Names that the local engine gives to the files of workers and ranks."""
 
-LogPiece = tuple[str, int, bytes, tuple[int, int]]
-"""File name, number of skipped bytes before the data, data, and (generation of the file, offset) of both. A piece may
-arrive twice; `LogWriter` writes it once."""
+LogPiece = tuple[str, int, int, bytes, int]
+"""File name, generation of the file, number of skipped bytes before the data, data, and offset of its end."""
+ReceivedOffsets = dict[tuple[str, int], int]
+"""(file name, generation) -> offset of the first byte that the driver has not received."""
 
 
 @dataclass(slots=True)
 class _LogFile:
     inode: int
-    number: int
-    """Generation: the number of files with this name so far."""
+    generation: int
+    """Number of files seen so far; another one for a file that was replaced or truncated."""
     at: int = 0
 
 
@@ -53,24 +52,12 @@ class LogShipper:
         """New output up to a limit, which is divided evenly among the files."""
         return self._pieces(limit_bytes, MAX_BACKLOG_BYTES)
 
-    def read_last(self, limit_bytes: int = FINAL_LIMIT_BYTES) -> list[LogPiece]:
-        """After all workers have ended: the end of the unread output, which has the reasons of failures, and the output
-        sent last once more, because the driver may not have received it."""
-        waiting = self._waiting()
-        left = limit_bytes - sum(split_limit(waiting, limit_bytes).values())
-        sent = {name: min(file.at, RESEND_BYTES) for name, file in self._files.items() if file.at}
-        again = [self._read_again(name, share) for name, share in split_limit(sent, left).items()]
-        return [*(piece for piece in again if piece is not None), *self._pieces(limit_bytes, 0)]
-
-    def _read_again(self, name: str, size: int) -> LogPiece | None:
-        file = self._files[name]
-        at = file.at - size
-        try:
-            with Path(self._folder, name).open("rb") as opened:
-                opened.seek(at)
-                return name, 0, opened.read(size), (file.number, at)
-        except OSError:
-            return None
+    def read_last(self, received: ReceivedOffsets, limit_bytes: int = FINAL_LIMIT_BYTES) -> list[LogPiece]:
+        """After all workers have ended: the end of the output that the driver has not received, which has the reasons
+        of failures. The last pieces that were sent may not have arrived."""
+        for name, file in self._files.items():
+            file.at = received.get((name, file.generation), 0)
+        return self._pieces(limit_bytes, 0)
 
     def _pieces(self, limit_bytes: int, behind_bytes: int) -> list[LogPiece]:
         waiting = self._waiting()
@@ -113,9 +100,8 @@ class LogShipper:
             skipped, data = skipped + begin, data[begin:]
         if not at_end:
             data = data[: data.rfind(b"\n") + 1] or data
-        began = file.number, file.at
         file.at += skipped + len(data)
-        return (name, skipped, data, began) if data or skipped else None
+        return (name, file.generation, skipped, data, file.at) if data or skipped else None
 
 
 def split_limit(waiting: Mapping[str, int], limit_bytes: int) -> dict[str, int]:
@@ -147,30 +133,19 @@ class LogWriter:
         self.skipped_bytes = 0
         """Bytes that are in no file: skipped, or not written."""
         self._folder = Path(folder)
-        self._known: dict[tuple[str, int], int] = {}
-        """(name, generation) -> offset of the first byte that was not received."""
+        self.received: ReceivedOffsets = {}
 
     def write(self, pieces: Iterable[LogPiece]) -> None:
-        for name, skipped, data, (file, at) in pieces:
-            if not LOG_NAME.fullmatch(name):
-                self.skipped_bytes += skipped
-                continue
-            skipped, data = self._new(name, file, at, skipped, data)
+        for name, generation, skipped, data, end in pieces:
+            self.received[name, generation] = end
             self.skipped_bytes += skipped
-            if not data and not skipped:
+            if not LOG_NAME.fullmatch(name):
                 continue
             try:
                 self._append(self._folder / name, skipped, data)
             except OSError as error:
                 self.problem = f"{name}: {error.strerror or error}"
                 self.skipped_bytes += len(data)
-
-    def _new(self, name: str, file: int, at: int, skipped: int, data: bytes) -> tuple[int, bytes]:
-        """The part of a piece that was not received before: number of skipped bytes, and data."""
-        known = self._known.get((name, file), 0)
-        began = at + skipped
-        self._known[name, file] = max(known, began + len(data))
-        return max(0, began - known), data[max(0, known - began) :]
 
     def _append(self, path: Path, skipped: int, data: bytes) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
