@@ -55,7 +55,7 @@ class EngineContract(ABC):
 
     # Batches
 
-    def test_a_started_worker_is_ready_and_then_runs_batches(self, scene_of: SceneOf) -> None:
+    def test_a_started_worker_reports_ready_and_runs_batches(self, scene_of: SceneOf) -> None:
         scene = scene_of()
         scene.start(1, "a")
         done = scene.done(scene.message(1, "a", [0, 1, 2]))
@@ -64,14 +64,14 @@ class EngineContract(ABC):
         assert done.failures == []
         assert done.seconds >= 0
 
-    def test_a_message_is_cut_into_calls_of_batch_size_and_the_last_is_smaller(self, scene_of: SceneOf) -> None:
+    def test_a_message_is_split_into_calls_of_batch_size(self, scene_of: SceneOf) -> None:
         scene = scene_of(a=Does({(n,): Raises("ValueError: no") for n in range(7)}))
         scene.ready(1, "a")
         done = scene.done(scene.message(1, "a", list(range(7)), batch_size=3))
         assert ranges(done.failures) == [(0, 3), (3, 6), (6, 7)]
         assert done.segments == []
 
-    def test_parts_of_several_segments_come_in_order_and_calls_cross_them(self, scene_of: SceneOf) -> None:
+    def test_parts_of_several_segments_keep_their_order_and_calls_span_them(self, scene_of: SceneOf) -> None:
         scene = scene_of(a=Does({(4,): Raises("ValueError: no")}))
         scene.ready(1, "a")
         first, second = scene.rig.segment([(n,) for n in range(4)]), scene.rig.segment([(n,) for n in range(4, 9)])
@@ -80,7 +80,7 @@ class EngineContract(ABC):
         assert ranges(done.failures) == [(0, 3)]
         assert scene.keys(done) == [(5,), (6,), (0,)]
 
-    def test_output_is_cut_into_segments_where_the_worker_sits(self, scene_of: SceneOf) -> None:
+    def test_output_is_split_into_segments_on_the_workers_node(self, scene_of: SceneOf) -> None:
         scene = scene_of()
         scene.ready(1, "a")
         done = scene.done(scene.message(1, "a", list(range(7)), batch_size=2, cut=3))
@@ -89,7 +89,7 @@ class EngineContract(ABC):
         assert {segment.node for segment in done.segments} == {NODE}
         assert len({segment.id for segment in done.segments}) == 3
 
-    def test_spooled_output_lies_where_no_lost_node_can_take_it_away(self, scene_of: SceneOf) -> None:
+    def test_spooled_output_survives_the_loss_of_its_node(self, scene_of: SceneOf) -> None:
         scene = scene_of()
         scene.ready(1, "a")
         (segment,) = scene.done(scene.message(1, "a", [0], spool=True)).segments
@@ -103,18 +103,18 @@ class EngineContract(ABC):
         done = scene.done(scene.send(RunBatches(77, 2, "b", [(segment, 0, 3)], 3, 1, 100)))
         assert scene.keys(done) == [(0,), (2,)]
 
-    def test_nothing_drops_an_item_and_more_fans_it_out(self, scene_of: SceneOf) -> None:
+    def test_no_result_drops_an_item_and_several_fan_it_out(self, scene_of: SceneOf) -> None:
         scene = scene_of(a=Does({(0,): Gives(0), (1,): Gives(3)}))
         scene.ready(1, "a")
         done = scene.done(scene.message(1, "a", [0, 1, 2], batch_size=3))
         assert scene.keys(done) == [(1, 0), (1, 1), (1, 2), (2,)]
 
-    def test_a_message_of_which_nothing_is_left_has_no_segment(self, scene_of: SceneOf) -> None:
+    def test_a_message_without_results_has_no_segment(self, scene_of: SceneOf) -> None:
         scene = scene_of(a=Does({(0,): Gives(0)}))
         scene.ready(1, "a")
         assert scene.done(scene.message(1, "a", [0])).segments == []
 
-    def test_a_failing_call_is_reported_with_its_range_and_the_others_still_come(self, scene_of: SceneOf) -> None:
+    def test_a_failed_call_is_reported_with_its_range_and_the_others_succeed(self, scene_of: SceneOf) -> None:
         scene = scene_of(a=Does({(3,): Raises("KeyError: 'colour'")}))
         scene.ready(1, "a")
         done = scene.done(scene.message(1, "a", list(range(6)), batch_size=2))
@@ -124,7 +124,7 @@ class EngineContract(ABC):
         assert not done.failures[0].out_of_memory
         assert scene.keys(done) == [(0,), (1,), (4,), (5,)]
 
-    def test_a_worker_that_raised_works_on(self, scene_of: SceneOf) -> None:
+    def test_a_worker_continues_after_an_exception(self, scene_of: SceneOf) -> None:
         scene = scene_of(a=Does({(0,): Raises("ValueError: no")}))
         scene.ready(1, "a")
         scene.done(scene.message(1, "a", [0]))
@@ -139,7 +139,7 @@ class EngineContract(ABC):
         assert scene.keys(scene.done(scene.message(2, "a", [1]))) == [(1,)]
         assert scene.rig.runs(1, hanging)
 
-    def test_messages_come_back_in_the_order_sent(self, scene_of: SceneOf) -> None:
+    def test_messages_are_answered_in_the_order_sent(self, scene_of: SceneOf) -> None:
         scene = scene_of()
         scene.start(1, "a")
         sent = [scene.message(1, "a", [n]) for n in range(20)]
@@ -154,7 +154,7 @@ class EngineContract(ABC):
 
     # Cancelling and stopping
 
-    def test_cancel_returns_a_message_that_waits_and_leaves_one_that_runs(self, scene_of: SceneOf) -> None:
+    def test_cancel_returns_a_queued_message_and_not_a_running_one(self, scene_of: SceneOf) -> None:
         scene = scene_of(a=Does({(0,): Held()}))
         scene.ready(1, "a")
         runs, waits, stays = (scene.message(1, "a", [n]) for n in range(3))
@@ -166,7 +166,7 @@ class EngineContract(ABC):
         assert scene.keys(scene.done(runs)) == [(0,)]
         assert scene.keys(scene.done(stays)) == [(2,)]
 
-    def test_cancel_of_what_is_done_or_unknown_changes_nothing(self, scene_of: SceneOf) -> None:
+    def test_cancel_of_a_finished_or_unknown_message_has_no_effect(self, scene_of: SceneOf) -> None:
         scene = scene_of()
         scene.ready(1, "a")
         message = scene.message(1, "a", [0])
@@ -175,7 +175,7 @@ class EngineContract(ABC):
         assert scene.keys(scene.done(scene.message(1, "a", [1]))) == [(1,)]
         assert scene.all(BatchesReturned) == []
 
-    def test_drain_finishes_what_was_sent(self, scene_of: SceneOf) -> None:
+    def test_drain_finishes_all_messages_sent(self, scene_of: SceneOf) -> None:
         scene = scene_of()
         scene.start(1, "a")
         sent = [scene.message(1, "a", [n]) for n in range(5)]
@@ -189,7 +189,7 @@ class EngineContract(ABC):
         scene.submit(StopWorker(1))
         scene.stopped(1)
 
-    def test_stop_now_is_a_loss_that_says_so(self, scene_of: SceneOf) -> None:
+    def test_a_stop_without_drain_is_a_loss_with_its_reason(self, scene_of: SceneOf) -> None:
         scene = scene_of(a=Does({(1,): Hangs()}))
         scene.ready(1, "a")
         message = scene.message(1, "a", [1])
@@ -199,7 +199,7 @@ class EngineContract(ABC):
         assert (lost.cause, lost.detail) == (LossCause.STOPPED, "too slow")
         assert lost.breadcrumbs == (Breadcrumb(message, 0),)
 
-    def test_stop_now_ends_a_drain_that_takes_too_long(self, scene_of: SceneOf) -> None:
+    def test_a_stop_without_drain_ends_a_slow_drain(self, scene_of: SceneOf) -> None:
         scene = scene_of(a=Does({(0,): Hangs()}))
         scene.ready(1, "a")
         scene.running(1, scene.message(1, "a", [0]))
@@ -208,7 +208,7 @@ class EngineContract(ABC):
 
     # Deaths
 
-    def test_kill_9_is_a_loss_by_a_signal_whose_crumb_names_the_call(self, scene_of: SceneOf) -> None:
+    def test_a_kill_is_a_loss_whose_breadcrumb_identifies_the_call(self, scene_of: SceneOf) -> None:
         scene = scene_of(a=Does({(5,): Kills()}))
         scene.ready(1, "a")
         message = scene.message(1, "a", list(range(9)), batch_size=2)
@@ -217,14 +217,14 @@ class EngineContract(ABC):
         assert "9" in lost.detail
         assert lost.breadcrumbs == (Breadcrumb(message, 4),)
 
-    def test_a_worker_that_is_killed_while_it_does_nothing_leaves_no_crumb(self, scene_of: SceneOf) -> None:
+    def test_a_worker_killed_while_idle_leaves_no_breadcrumb(self, scene_of: SceneOf) -> None:
         scene = scene_of()
         scene.ready(1, "a")
         scene.done(scene.message(1, "a", [0]))
         scene.rig.kill(1)
         assert (scene.lost(1).cause, scene.lost(1).breadcrumbs) == (LossCause.SIGNAL, ())
 
-    def test_what_was_finished_before_a_death_comes_before_it(self, scene_of: SceneOf) -> None:
+    def test_results_finished_before_a_loss_are_reported_before_it(self, scene_of: SceneOf) -> None:
         scene = scene_of(a=Does({(3,): Kills()}))
         scene.start(1, "a")
         sent = [scene.message(1, "a", [n]) for n in range(6)]
@@ -233,7 +233,7 @@ class EngineContract(ABC):
         assert scene.log[-1] is lost
         assert lost.breadcrumbs == (Breadcrumb(sent[3], 0),)
 
-    def test_leaving_by_itself_is_an_exit_with_its_code(self, scene_of: SceneOf) -> None:
+    def test_an_exit_is_a_loss_with_its_exit_code(self, scene_of: SceneOf) -> None:
         scene = scene_of(a=Does({(0,): Kills(LossCause.EXIT, 37)}))
         scene.ready(1, "a")
         message = scene.message(1, "a", [0])
@@ -242,7 +242,7 @@ class EngineContract(ABC):
         assert "37" in lost.detail
         assert lost.breadcrumbs == (Breadcrumb(message, 0),)
 
-    def test_a_failing_setup_is_a_loss_with_the_text_of_the_exception(self, scene_of: SceneOf) -> None:
+    def test_a_failed_setup_is_a_loss_with_the_message_of_the_exception(self, scene_of: SceneOf) -> None:
         scene = scene_of(a=Does(setup_error="no such model"))
         scene.start(1, "a")
         scene.message(1, "a", [0])
@@ -263,7 +263,7 @@ class EngineContract(ABC):
         assert scene.keys(scene.done(scene.message(2, "a", [1]))) == [(1,)]
         assert len(scene.all(WorkerLost)) == 1
 
-    def test_a_death_touches_no_other_worker(self, scene_of: SceneOf) -> None:
+    def test_the_loss_of_a_worker_affects_no_other_worker(self, scene_of: SceneOf) -> None:
         scene = scene_of(a=Does({(0,): Held(), (1,): Kills()}))
         scene.ready(1, "a")
         scene.ready(2, "a")
@@ -276,7 +276,7 @@ class EngineContract(ABC):
 
     # Poll, post, close
 
-    def test_poll_with_a_timeout_returns_empty_when_it_is_over(self, scene_of: SceneOf) -> None:
+    def test_poll_returns_an_empty_list_after_its_timeout(self, scene_of: SceneOf) -> None:
         scene = scene_of()
         began = scene.engine.now()
         assert scene.engine.poll(0.02) == []
@@ -291,7 +291,7 @@ class EngineContract(ABC):
         scene.until(lambda: event in scene.log, "the posted event comes")
         thread.join()
 
-    def test_what_is_posted_comes_in_order_and_once(self, scene_of: SceneOf) -> None:
+    def test_posted_events_are_returned_once_and_in_order(self, scene_of: SceneOf) -> None:
         scene = scene_of()
         for number in range(5):
             scene.engine.post(Drain(str(number)))
@@ -361,7 +361,7 @@ class EngineContract(ABC):
         thread.join()
         assert results == [1]
 
-    def test_several_objects_in_one_worker_are_reached_by_their_names(self, scene_of: SceneOf) -> None:
+    def test_several_objects_in_one_worker_are_addressed_by_name(self, scene_of: SceneOf) -> None:
         scene = scene_of(b=Does({(0,): Gives(2)}), book=Notebook, other=Notebook)
         scene.ready(1, "a", "b", "book", "other")
         a, b = scene.message(1, "a", [0]), scene.message(1, "b", [0])
@@ -371,7 +371,7 @@ class EngineContract(ABC):
         assert scene.result(scene.engine.call(1, "other", "note", "x")) == 1
         assert scene.result(scene.engine.call(1, "book", "note", "x")) == 2
 
-    def test_objects_of_one_worker_do_not_wait_for_each_other(self, scene_of: SceneOf) -> None:
+    def test_objects_of_one_worker_run_concurrently(self, scene_of: SceneOf) -> None:
         scene = scene_of(a=Does({(0,): Hangs()}), b=Does())
         scene.ready(1, "a", "b")
         scene.running(1, scene.message(1, "a", [0]))

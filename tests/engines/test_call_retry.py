@@ -111,7 +111,7 @@ def test_a_batch_is_retried_as_a_whole(waits: list[float]) -> None:
     assert list(outcome.keys) == [(0, 0), (0, 1), 3]
 
 
-def test_a_call_knows_its_keys_in_a_retry_too(waits: list[float]) -> None:
+def test_a_call_knows_its_keys_in_a_retry(waits: list[float]) -> None:
     seen: list[tuple[tuple[int, ...], ...]] = []
 
     class Keyed:
@@ -176,7 +176,7 @@ class FailsTwice:
         return items
 
 
-def test_a_run_retries_in_its_workers_and_sets_aside_what_keeps_failing() -> None:
+def test_a_run_retries_in_its_workers_and_records_items_that_keep_failing() -> None:
     retry = dt.Retry(ConnectionError, times=2, backoff=0, then="skip")
     run = run_of(dt.Stage("api", FailsTwice, on_error=retry, workers=1), source=range(20))
     assert sorted(run) == [number for number in range(20) if number != 13]
@@ -184,7 +184,7 @@ def test_a_run_retries_in_its_workers_and_sets_aside_what_keeps_failing() -> Non
     assert (error.item, error.error) == (13, "ConnectionError: attempt 3 of 13")
 
 
-def test_a_batch_that_keeps_failing_is_tried_item_by_item() -> None:
+def test_a_batch_that_keeps_failing_is_retried_item_by_item() -> None:
     def refuses(items: list[int]) -> list[int]:
         if 13 in items:
             raise ConnectionError("13")

@@ -84,7 +84,7 @@ def never_ends() -> None:
 # Deaths
 
 
-def test_random_kill_9_loses_and_doubles_nothing() -> None:
+def test_random_kills_lose_and_duplicate_no_item() -> None:
     items, kills = (20_000, 20) if LONG else (4_000, 4)
     dice = random.Random(7)
     moments = {(n + 1) * items // (kills + 1) for n in range(kills)}
@@ -110,7 +110,7 @@ def test_random_kill_9_loses_and_doubles_nothing() -> None:
     no_worker_is_left(run)
 
 
-def test_an_item_that_segfaults_is_set_aside_and_all_others_come() -> None:
+def test_an_item_that_segfaults_is_recorded_and_all_others_are_delivered() -> None:
     items = 5_000 if LONG else 600
     bad = items // 2 + 7
     run = run_of(dt.Stage("bad", Always({bad}, segfault), batch_size=64, on_error="skip"), source=range(items))
@@ -131,13 +131,13 @@ def test_an_item_that_always_kills_its_worker_fails_the_run_with_the_cause() -> 
     no_worker_is_left(run)
 
 
-def test_leaving_by_os_exit_is_a_death_and_the_item_is_tried_again(tmp_path: Path) -> None:
+def test_os_exit_is_a_worker_loss_and_the_item_is_retried(tmp_path: Path) -> None:
     run = run_of(dt.Stage("exits", Once(tmp_path, {3, 77}, lambda: os._exit(0)), batch_size=4), source=range(100))
     assert sorted(run) == list(range(100))
     assert losses(run) == 2
 
 
-def test_an_item_that_always_leaves_is_set_aside_with_its_exit_code() -> None:
+def test_an_item_that_always_exits_is_recorded_with_its_exit_code() -> None:
     run = run_of(dt.Stage("exits", Always({5}, lambda: os._exit(33)), on_error="skip"), source=range(20))
     assert len(list(run)) == 19
     (error,) = run.errors
@@ -145,7 +145,7 @@ def test_an_item_that_always_leaves_is_set_aside_with_its_exit_code() -> None:
 
 
 @pytest.mark.parametrize("what", [sys.exit, exec], ids=["sys.exit", "exec"])
-def test_sys_exit_in_a_stage_is_an_exception_and_no_death(what: Callable[[str], object]) -> None:
+def test_sys_exit_in_a_stage_is_an_exception_and_no_worker_loss(what: Callable[[str], object]) -> None:
     text = "raise KeyboardInterrupt" if what is exec else "enough"
     run = run_of(dt.Stage("exits", Always({5}, lambda: what(text)), on_error="skip"), source=range(20))
     assert len(list(run)) == 19
@@ -154,7 +154,7 @@ def test_sys_exit_in_a_stage_is_an_exception_and_no_death(what: Callable[[str], 
     assert losses(run) == 0
 
 
-def test_a_call_past_its_timeout_is_set_aside_and_others_are_fine() -> None:
+def test_a_call_that_exceeds_its_timeout_is_recorded_and_others_succeed() -> None:
     """On Ray the way there and back counts, too: longer, so that no other item meets it twice on a busy machine."""
     timeout = 2.0 if PLACE else 0.5
     stage = dt.Stage("hangs", Always({13}, never_ends), timeout=timeout, on_error="skip", retries=1)
@@ -166,7 +166,7 @@ def test_a_call_past_its_timeout_is_set_aside_and_others_are_fine() -> None:
     no_worker_is_left(run)
 
 
-def test_a_call_that_hung_once_is_tried_again(tmp_path: Path) -> None:
+def test_a_call_that_hung_once_is_retried(tmp_path: Path) -> None:
     run = run_of(dt.Stage("hangs", Once(tmp_path, {13}, never_ends), batch_size=4, timeout=0.5), source=range(40))
     assert sorted(run) == list(range(40))
 
@@ -181,7 +181,7 @@ class Sleeps:
         return items
 
 
-def test_c_code_that_keeps_the_gil_is_ended_at_its_timeout_too() -> None:
+def test_c_code_that_holds_the_gil_is_ended_at_its_timeout() -> None:
     stage = dt.Stage("c", Sleeps, timeout=0.5, on_error="skip", retries=1)
     run = run_of(stage, source=range(20))
     assert sorted(run) == [number for number in range(20) if number != 3]
@@ -215,7 +215,7 @@ async def numbers_awaited(items: list[Prickly]) -> list[int]:
 
 
 @pytest.mark.parametrize(("slots", "awaited"), [(1, False), (3, False), (3, True)])
-def test_only_items_that_cannot_be_unpickled_are_set_aside(slots: int, awaited: bool) -> None:
+def test_only_items_that_cannot_be_unpickled_are_recorded_as_failed(slots: int, awaited: bool) -> None:
     function = numbers_awaited if awaited else numbers_of
     stage = dt.Stage("read", function, batch_size=4, slots=slots, on_error="skip")
     run = run_of(stage, source=[Prickly(number) for number in range(100)])
@@ -230,7 +230,7 @@ def made_prickly(items: list[int]) -> list[Prickly]:
     return [Prickly(item) for item in items]
 
 
-def test_items_that_cannot_be_unpickled_between_two_stages_are_set_aside_there() -> None:
+def test_items_that_cannot_be_unpickled_between_two_stages_fail_at_the_second() -> None:
     stages = [
         dt.Stage("make", made_prickly, fuse=False),
         dt.Stage("read", numbers_of, batch_size=4, fuse=False, on_error="skip"),
@@ -256,7 +256,7 @@ def test_a_result_that_cannot_be_pickled_names_its_stage(slots: int) -> None:
 
 
 @pytest.mark.parametrize("slots", [1, 2])
-def test_only_results_that_cannot_be_pickled_are_set_aside(slots: int) -> None:
+def test_only_results_that_cannot_be_pickled_are_recorded_as_failed(slots: int) -> None:
     run = run_of(dt.Stage("locks", lock_at_seven, slots=slots, on_error="skip"), source=range(20))
     assert sorted(run) == [number for number in range(20) if number != 7]
     assert [error.item for error in run.errors] == [7]
@@ -272,7 +272,7 @@ def leaves_at_seven(items: list[int]) -> list[object]:
 
 
 @pytest.mark.parametrize("slots", [1, 2])
-def test_a_result_that_leaves_while_it_is_pickled_hangs_nobody(slots: int) -> None:
+def test_a_result_that_exits_while_it_is_pickled_blocks_no_run(slots: int) -> None:
     run = run_of(dt.Stage("leaves", leaves_at_seven, slots=slots, on_error="skip"), source=range(20))
     assert sorted(run) == [number for number in range(20) if number != 7]
     assert len(run.errors) == 1
@@ -296,7 +296,7 @@ def no_model() -> None:
     raise FileNotFoundError("there is no model.bin")
 
 
-def test_a_setup_that_raises_fails_the_run_with_its_text() -> None:
+def test_a_setup_that_raises_fails_the_run_with_its_message() -> None:
     run = run_of(dt.Stage("model", BadSetup(no_model)), source=range(10))
     with pytest.raises(dt.RunError, match=r"model.*setup.*there is no model\.bin") as told:
         list(run)
@@ -315,7 +315,7 @@ def test_a_worker_that_dies_in_setup_fails_the_run_with_the_cause(what: Callable
     no_worker_is_left(run)
 
 
-def test_a_setup_past_its_timeout_fails_the_run() -> None:
+def test_a_setup_that_exceeds_its_timeout_fails_the_run() -> None:
     run = run_of(dt.Stage("model", BadSetup(never_ends), setup_timeout=0.3), source=range(10))
     with pytest.raises(dt.RunError, match="model"):
         list(run)
@@ -331,7 +331,7 @@ def no_more_than_four(items: list[int]) -> list[int]:
     return items
 
 
-def test_a_batch_that_runs_out_of_memory_is_run_in_smaller_ones() -> None:
+def test_a_batch_that_runs_out_of_memory_is_split() -> None:
     run = run_of(dt.Stage("large", no_more_than_four, batch_size=16), source=range(200))
     assert sorted(run) == list(range(200))
     assert run.errors == []
@@ -354,7 +354,7 @@ class DiesOfMemory:
         return items
 
 
-def test_a_kill_for_want_of_memory_is_recognised_and_leads_to_smaller_batches(
+def test_an_oom_kill_is_recognised_and_leads_to_smaller_batches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counter = tmp_path / "memory.events"
@@ -368,7 +368,7 @@ def test_a_kill_for_want_of_memory_is_recognised_and_leads_to_smaller_batches(
     assert any("out of memory" in text for _, text in run.stats.errors)
 
 
-def test_a_kill_that_the_kernel_did_not_count_is_not_called_want_of_memory(
+def test_a_kill_that_the_kernel_did_not_count_is_not_reported_as_out_of_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counter = tmp_path / "memory.events"
@@ -465,7 +465,7 @@ def changes_the_environment(items: list[int]) -> list[int]:
         changes_the_environment,
     ],
 )
-def test_bad_manners_cost_no_item_and_leave_no_process(function: Callable[[list[int]], list[int]]) -> None:
+def test_badly_behaved_stages_lose_no_item_and_leave_no_process(function: Callable[[list[int]], list[int]]) -> None:
     run = run_of(
         dt.Stage("rude", function, batch_size=5, fuse=False), dt.Stage("next", double, fuse=False), source=range(20)
     )
@@ -486,7 +486,7 @@ class Daemons:
         return [subprocess.Popen(["sleep", "1000"], start_new_session=item % 2 == 0).pid for item in items]
 
 
-def test_what_stages_leave_behind_is_gone_after_the_run() -> None:
+def test_processes_that_stages_started_are_gone_after_the_run() -> None:
     run = run_of(dt.Stage("daemons", Daemons), source=range(6))
     pids = list(run)
     assert len(pids) == 6
@@ -499,7 +499,7 @@ class StopsItself:
         return items
 
 
-def test_a_worker_that_is_stopped_by_a_signal_meets_its_timeout_too() -> None:
+def test_a_worker_stopped_by_a_signal_exceeds_its_timeout() -> None:
     stage = dt.Stage("stops", StopsItself, timeout=0.5, on_error="skip", retries=1, workers=1)
     run = run_of(stage, source=range(2))
     assert list(run) == []
@@ -520,7 +520,7 @@ def passes(items: list[Any]) -> list[Any]:
     return items
 
 
-def test_large_payloads_of_dead_workers_are_still_read() -> None:
+def test_large_payloads_of_dead_workers_stay_readable() -> None:
     stages = [
         dt.Stage("make", arrays, fuse=False, workers=1, retries=20),
         dt.Stage("pass", passes, fuse=False, workers=1),
@@ -559,7 +559,7 @@ class KeepsAFew:
 
 
 @pytest.mark.parametrize("seed", range(6 if LONG else 1))
-def test_chaos_with_everything_at_once_loses_and_doubles_nothing(seed: int) -> None:
+def test_combined_random_faults_lose_and_duplicate_no_item(seed: int) -> None:
     """Large payloads, slots, async stages, recycled workers; workers and nurseries are killed by several signals."""
     dice = random.Random(seed)
     items = 1000 if LONG else 300
@@ -589,7 +589,7 @@ def test_chaos_with_everything_at_once_loses_and_doubles_nothing(seed: int) -> N
     no_worker_is_left(handle[0])
 
 
-def test_a_stage_that_cannot_be_sent_says_which_and_why() -> None:
+def test_a_stage_that_cannot_be_pickled_is_an_error_with_its_name_and_the_reason() -> None:
     lock = threading.Lock()
 
     def holds_a_lock(items: list[int]) -> list[int]:

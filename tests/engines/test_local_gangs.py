@@ -77,7 +77,7 @@ def test_two_ranks_reduce_together() -> None:
 
 
 @pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.long)])
-def test_a_gang_that_loses_a_rank_is_started_again_and_every_item_comes_once(tmp_path: Path, rank: int) -> None:
+def test_a_gang_that_loses_a_rank_is_restarted_and_every_item_is_delivered_once(tmp_path: Path, rank: int) -> None:
     run = run_of(gang(Sums(str(tmp_path), kill=(rank, 13)), batch_size=2), source=range(30))
     assert sorted(run) == [2.0 * number + 1000 for number in range(30)]
     assert losses(run) == 1
@@ -100,7 +100,7 @@ class Picky:
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_what_one_rank_could_not_do_is_set_aside_and_the_rest_comes(rank: int) -> None:
+def test_an_item_that_fails_on_one_rank_is_recorded_and_the_others_are_delivered(rank: int) -> None:
     run = run_of(gang(Picky(rank), on_error="skip"), source=range(20))
     assert sorted(run) == [number for number in range(20) if number != 7]
     (error,) = run.errors
@@ -119,7 +119,7 @@ class WhereAmI:
         return [found for _ in items]
 
 
-def test_only_the_first_rank_gives_results() -> None:
+def test_only_the_first_rank_returns_results() -> None:
     assert list(run_of(gang(WhereAmI), source=range(3))) == [(0, "0", "0", "2", "127.0.0.1", True)] * 3
 
 
@@ -255,7 +255,7 @@ def test_a_worker_with_slots_can_call_itself(stage: Stage) -> None:
     assert stage.done(stage.send(1, [(1, "me")])) == ["1:meme"]
 
 
-def test_two_workers_with_slots_may_wait_for_each_other(stage: Stage) -> None:
+def test_two_workers_with_slots_may_call_each_other_at_the_same_time(stage: Stage) -> None:
     stage.start(1, slots=3)
     stage.start(2, slots=3)
     messages = [stage.send(number % 2 + 1, [(2 - number % 2, f"n{number}")] * 5) for number in range(4)]
@@ -280,7 +280,7 @@ def test_calls_may_be_large_in_both_directions(stage: Stage, slots: int) -> None
     assert stage.result(stage.engine.call(1, "talks", "lengths", 2, 3_000_000, 8)) == [3_000_000] * 8
 
 
-def test_large_calls_and_messages_at_the_same_time_do_not_mix(stage: Stage) -> None:
+def test_concurrent_large_calls_and_messages_are_not_mixed_up(stage: Stage) -> None:
     stage.start(1, slots=4)
     stage.start(2, slots=4)
     text = "z" * 700_000
@@ -292,7 +292,7 @@ def test_large_calls_and_messages_at_the_same_time_do_not_mix(stage: Stage) -> N
         assert stage.result(call) == [700_000] * 3
 
 
-def test_a_call_whose_target_dies_ends_with_worker_gone(stage: Stage) -> None:
+def test_a_call_whose_target_dies_raises_worker_lost_error(stage: Stage) -> None:
     stage.start(1)
     stage.start(2)
     (said,) = stage.done(stage.send(1, [(2, "die")]))
@@ -303,7 +303,7 @@ def test_a_call_whose_target_dies_ends_with_worker_gone(stage: Stage) -> None:
     assert stage.done(stage.send(1, [(2, "again")]))[0].startswith("gone: ")
 
 
-def test_a_call_of_what_is_not_there_ends_at_once(stage: Stage) -> None:
+def test_a_call_of_an_unknown_worker_or_object_fails_at_once(stage: Stage) -> None:
     stage.start(1)
     stage.start(2)
     assert stage.done(stage.send(1, [(99, "x")]))[0].startswith("gone: ")
@@ -313,7 +313,7 @@ def test_a_call_of_what_is_not_there_ends_at_once(stage: Stage) -> None:
     assert isinstance(error.exception(0), AttributeError)
 
 
-def test_the_answer_for_a_worker_that_died_meanwhile_hurts_nobody(stage: Stage) -> None:
+def test_an_answer_for_a_dead_worker_is_ignored(stage: Stage) -> None:
     stage.start(1)
     stage.start(2, slots=2)
     future = stage.engine.call(1, "talks", "lengths", 2, 3_000_000, 20)
@@ -324,7 +324,7 @@ def test_the_answer_for_a_worker_that_died_meanwhile_hurts_nobody(stage: Stage) 
     assert stage.result(stage.engine.call(2, "talks", "who")) == 2
 
 
-def test_a_drain_waits_for_calls_that_were_sent(stage: Stage) -> None:
+def test_a_drain_waits_for_calls_in_flight(stage: Stage) -> None:
     stage.start(1)
     calls = [stage.engine.call(1, "talks", "who") for _ in range(5)]
     stage.engine.submit([StopWorker(1)])

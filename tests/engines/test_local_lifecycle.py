@@ -89,7 +89,7 @@ def stuck_script(folder: Path, before: str = "", after: str = "") -> Script:
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGSEGV])
-def test_nothing_is_left_of_a_run_whose_driver_is_killed(tmp_path: Path, how: signal.Signals) -> None:
+def test_no_process_is_left_after_the_driver_is_killed(tmp_path: Path, how: signal.Signals) -> None:
     with stuck_script(tmp_path) as script:
         script.says("all stuck")
         script.kill(how)
@@ -97,7 +97,7 @@ def test_nothing_is_left_of_a_run_whose_driver_is_killed(tmp_path: Path, how: si
         assert script.ended() == -how
 
 
-def test_a_child_of_the_driver_that_holds_its_sockets_keeps_nobody_alive(tmp_path: Path) -> None:
+def test_a_child_of_the_driver_that_holds_its_sockets_keeps_no_worker_alive(tmp_path: Path) -> None:
     fork = "child = os.fork()\nif not child:\n    time.sleep(1000)\nopen('child', 'w').write(str(child))\n"
     with stuck_script(tmp_path, after=fork) as script:
         script.says("all stuck")
@@ -108,7 +108,7 @@ def test_a_child_of_the_driver_that_holds_its_sockets_keeps_nobody_alive(tmp_pat
         script.all_gone()
 
 
-def test_a_driver_that_is_killed_while_workers_are_set_up_leaves_nothing(tmp_path: Path) -> None:
+def test_a_driver_killed_during_worker_setup_leaves_no_process(tmp_path: Path) -> None:
     text = """
 import dovetail as dt, time
 class Slow:
@@ -127,7 +127,7 @@ run.wait()
         assert script.all_gone() < patiently(GONE_S)
 
 
-def test_a_run_inside_a_stage_of_a_run_is_gone_with_the_outer_driver(tmp_path: Path) -> None:
+def test_a_nested_run_ends_with_the_outer_driver(tmp_path: Path) -> None:
     text = """
 import dovetail as dt, time
 def inner(items):
@@ -143,7 +143,7 @@ dt.run(dt.Pipeline([dt.Stage("outer", outer, workers=1)]), range(1), cluster="1x
         assert script.all_gone() < patiently(GONE_S)
 
 
-def test_a_script_that_ends_while_its_run_goes_leaves_nothing(tmp_path: Path) -> None:
+def test_a_script_that_ends_during_its_run_leaves_no_process(tmp_path: Path) -> None:
     with stuck_script(tmp_path, after="sys.exit(0)") as script:
         assert script.ended() == 0
         assert script.all_gone() < patiently(GONE_S)
@@ -196,7 +196,7 @@ def ending(script: Script) -> tuple[str, int, int, int, int]:
     return status, read, finished, found, different
 
 
-def test_ctrl_c_drains_and_everything_that_was_read_is_delivered(tmp_path: Path) -> None:
+def test_ctrl_c_drains_and_delivers_all_items_read(tmp_path: Path) -> None:
     with Script(tmp_path, SLOW.replace("LOOP", IN_RUN)) as script:
         script.says("twenty")
         script.kill(signal.SIGINT)
@@ -209,7 +209,7 @@ def test_ctrl_c_drains_and_everything_that_was_read_is_delivered(tmp_path: Path)
         script.all_gone()
 
 
-def test_ctrl_c_in_the_loop_over_the_results_drains_too(tmp_path: Path) -> None:
+def test_ctrl_c_in_the_loop_over_the_results_drains(tmp_path: Path) -> None:
     with Script(tmp_path, SLOW.replace("LOOP", IN_BODY)) as script:
         script.says("twenty")
         script.kill(signal.SIGINT)
@@ -266,7 +266,7 @@ def nursery_of(run: dt.Run) -> int:
     return nursery.pid if nursery is not None else 0
 
 
-def test_a_nursery_that_is_killed_costs_no_item() -> None:
+def test_a_killed_fork_server_loses_no_item() -> None:
     kills = 5 if LONG else 2
     killed: list[int] = []
     workers: set[int] = set()
@@ -310,7 +310,7 @@ class StartsSleepers:
         return items
 
 
-def test_programs_of_workers_are_gone_with_the_nursery(tmp_path: Path) -> None:
+def test_programs_started_by_workers_end_with_the_fork_server(tmp_path: Path) -> None:
     go_on = threading.Event()
 
     def source() -> Iterator[int]:
@@ -328,7 +328,7 @@ def test_programs_of_workers_are_gone_with_the_nursery(tmp_path: Path) -> None:
     assert sorted(run) == list(range(40))
 
 
-def test_a_run_ends_although_its_nursery_is_killed_at_the_very_end() -> None:
+def test_a_run_ends_if_its_fork_server_is_killed_at_the_very_end() -> None:
     for _ in range(10 if LONG else 3):
         run = run_of(dt.Stage("naps", Naps), source=range(3))
         found = [next(iter(run))]
@@ -380,7 +380,7 @@ def held() -> Counter[Any]:
 
 
 @pytest.mark.parametrize("deadly", [False, True])
-def test_descriptors_and_threads_are_as_before_after_a_run(deadly: bool) -> None:
+def test_a_run_leaves_no_descriptors_and_threads(deadly: bool) -> None:
     list(run_of(dt.Stage("warm", echo), source=range(3)))  # what is imported and opened once
     before = held()  # what tests before it have left may go meanwhile
     handle: list[dt.Run] = []
@@ -400,7 +400,7 @@ def test_descriptors_and_threads_are_as_before_after_a_run(deadly: bool) -> None
     until(lambda: not held() - before, f"nothing is left: {before}, now {held()}")
 
 
-def test_descriptors_are_as_before_after_an_engine_was_closed_with_busy_workers(tmp_path: Path) -> None:
+def test_an_engine_closed_with_busy_workers_leaves_no_descriptors(tmp_path: Path) -> None:
     LocalEngine().close()
     before = held()
     engine = LocalEngine(tmp_path)
@@ -417,7 +417,7 @@ def test_descriptors_are_as_before_after_an_engine_was_closed_with_busy_workers(
     assert not held() - before
 
 
-def test_memory_of_workers_that_ended_is_given_back_while_the_run_goes() -> None:
+def test_shared_memory_of_ended_workers_is_released_during_the_run() -> None:
     most = memory_files() + 2 + 10  # two of the run, and one for each item that a worker may run
 
     def source() -> Iterator[int]:
@@ -452,7 +452,7 @@ def picky(items: list[Any]) -> list[float]:
     return [float(item[0]) for item in items]
 
 
-def test_a_reader_that_leaves_early_leaves_nothing_running() -> None:
+def test_a_reader_that_stops_early_leaves_no_worker() -> None:
     with run_of(dt.Stage("naps", Naps), source=iter(range(10**9))) as run:
         assert next(iter(run)) is not None
     assert run.status == "cancelled"
@@ -470,7 +470,7 @@ def test_a_source_that_raises_ends_the_run_with_its_exception() -> None:
     assert not workers_of(run.folder)
 
 
-def test_the_driver_may_have_no_standard_files(tmp_path: Path) -> None:
+def test_the_driver_may_have_closed_standard_descriptors(tmp_path: Path) -> None:
     text = """
 import os
 for fd in CLOSED:

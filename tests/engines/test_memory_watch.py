@@ -31,12 +31,12 @@ FULL = MemoryUsage(94 * GB, 100 * GB)
 # Who
 
 
-def test_nobody_goes_while_there_is_memory() -> None:
+def test_no_worker_is_ended_while_memory_is_free() -> None:
     assert choose_victim(93 * GB, 100 * GB, {1: 90 * GB}, {}) is None
     assert choose_victim(99 * GB, 100 * GB, {}, {}) is None
 
 
-def test_the_one_that_exceeds_what_it_asked_for_by_most_goes_not_the_largest() -> None:
+def test_the_worker_that_exceeds_its_request_by_most_is_ended() -> None:
     found = choose_victim(94 * GB, 100 * GB, {1: 60 * GB, 2: 20 * GB, 3: 12 * GB}, {1: 64 * GB, 2: 8 * GB, 3: 2 * GB})
     assert found == (
         2,
@@ -44,21 +44,21 @@ def test_the_one_that_exceeds_what_it_asked_for_by_most_goes_not_the_largest() -
     )
 
 
-def test_one_that_did_not_say_what_it_needs_exceeds_it_by_all_it_has() -> None:
+def test_a_worker_without_a_request_exceeds_it_by_all_its_memory() -> None:
     found = choose_victim(94 * GB, 100 * GB, {1: 60 * GB, 2: 30 * GB}, {1: 55 * GB, 2: 0})
     assert found is not None
     assert found[0] == 2
     assert found[1].endswith("it used 30GB and requested no memory")
 
 
-def test_where_all_keep_to_what_they_asked_for_the_largest_goes() -> None:
+def test_the_largest_worker_is_ended_if_none_exceeds_its_request() -> None:
     found = choose_victim(94 * GB, 100 * GB, {1: 40 * GB, 2: 50 * GB}, {1: 40 * GB, 2: 64 * GB})
     assert found is not None
     assert found[0] == 2
     assert "no worker exceeded its request" in found[1]
 
 
-def test_small_workers_that_said_nothing_are_not_ended_one_by_one_beside_a_large_one() -> None:
+def test_small_workers_without_a_request_are_not_ended_before_a_large_one() -> None:
     workers = {1: 90 * GB} | dict.fromkeys(range(2, 20), 50 * MB)
     found = choose_victim(94 * GB, 100 * GB, workers, {1: 92 * GB})
     assert found is not None
@@ -68,7 +68,7 @@ def test_small_workers_that_said_nothing_are_not_ended_one_by_one_beside_a_large
 # When
 
 
-def test_the_next_goes_only_when_the_memory_of_the_last_had_time_to_come_back() -> None:
+def test_the_next_worker_is_ended_only_after_the_last_one_had_time_to_exit() -> None:
     sizes = {11: 50 * GB, 22: 40 * GB, 23: 2 * GB}
     watch = MemoryWatch(lambda: FULL, lambda pids: {pid: sizes[pid] for pid in pids})
     processes: dict[int, tuple[str, tuple[int, ...]]] = {1: ("a", (11,)), 2: ("b", (22, 23)), 3: ("c", ())}
@@ -82,7 +82,7 @@ def test_the_next_goes_only_when_the_memory_of_the_last_had_time_to_come_back() 
     assert "it used 42GB" in found[1], "all processes of a worker count"
 
 
-def test_workers_are_not_looked_at_while_there_is_memory() -> None:
+def test_workers_are_not_measured_while_memory_is_free() -> None:
     watch = MemoryWatch(lambda: MemoryUsage(50, 100), lambda _: pytest.fail("too early"))
     assert watch.check(0.0, {1: ("a", (11,))}, {}) is None
     assert MemoryWatch(lambda: None).check(0.0, {1: ("a", (11,))}, {}) is None
@@ -99,7 +99,7 @@ class Fills:
         return items
 
 
-def test_the_real_worker_that_holds_most_is_found_and_lost_for_want_of_memory() -> None:
+def test_the_largest_real_worker_is_ended_and_reported_as_out_of_memory() -> None:
     engine = LocalEngine()
     events: list[Any] = []
     try:
@@ -137,15 +137,13 @@ def a_machine(root: Path, used: int, files: dict[str, str]) -> MemoryMeter:
     return MemoryMeter(root)
 
 
-def test_without_limits_it_is_the_machine_that_fills_up(tmp_path: Path) -> None:
+def test_without_a_cgroup_limit_the_memory_of_the_machine_counts(tmp_path: Path) -> None:
     files = {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.max": "max\n"}
     assert a_machine(tmp_path, 64 * MB, files).read() == MemoryUsage(64 * MB, physical_bytes() >> 10 << 10)
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_a_cgroup_that_is_fuller_than_the_machine_counts_without_what_can_be_taken_back(
-    tmp_path: Path, version: int
-) -> None:
+def test_a_cgroup_fuller_than_the_machine_counts_without_its_reclaimable_memory(tmp_path: Path, version: int) -> None:
     if version == 2:
         folder = "sys/fs/cgroup/pod/one"
         files = {"proc/self/cgroup": "0::/pod/one\n", f"{folder}/memory.max": f"{1000 * MB}\n"}
@@ -158,11 +156,11 @@ def test_a_cgroup_that_is_fuller_than_the_machine_counts_without_what_can_be_tak
     assert a_machine(tmp_path, 64 * MB, files).read() == MemoryUsage(920 * MB, 1000 * MB)
 
 
-def test_a_machine_that_says_nothing_is_not_full(tmp_path: Path) -> None:
+def test_a_machine_with_unknown_memory_is_not_full(tmp_path: Path) -> None:
     assert MemoryMeter(tmp_path).read() is None
 
 
-def test_this_machine_is_neither_empty_nor_beyond_its_limit() -> None:
+def test_the_memory_use_of_this_machine_is_plausible() -> None:
     use = MemoryMeter().read()
     assert use is not None
     assert 0 < use.used_bytes <= use.limit_bytes
@@ -172,7 +170,7 @@ def test_this_machine_is_neither_empty_nor_beyond_its_limit() -> None:
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_a_kill_that_is_counted_in_our_own_cgroup_is_recognised(tmp_path: Path, version: int) -> None:
+def test_an_oom_kill_counted_in_our_cgroup_is_recognised(tmp_path: Path, version: int) -> None:
     """In version 1 the cgroups around it do not count it; here they never change, as on an agent's machine."""
     group, name, line = (
         ("memory/ours", "memory.oom_control", "4:memory:/ours\n")
@@ -193,7 +191,7 @@ def test_a_kill_that_is_counted_in_our_own_cgroup_is_recognised(tmp_path: Path, 
     assert describe_exit(signal.SIGKILL, watch)[0] is LossCause.SIGNAL, "one death for each that is counted"
 
 
-def test_without_cgroups_the_machine_is_asked(tmp_path: Path) -> None:
+def test_without_cgroups_the_kills_of_the_machine_are_counted(tmp_path: Path) -> None:
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/vmstat").write_text("oom_kill 1\n")
     watch = OomKillCounter(oom_counters(tmp_path))

@@ -53,5 +53,5 @@ def _same(items: list[Any]) -> list[Any]:
         ("", "no reason given"),
     ],
 )
-def test_of_a_traceback_the_last_error_is_told(text: str, said: str) -> None:
+def test_the_last_error_of_a_traceback_is_reported(text: str, said: str) -> None:
     assert _last_error(text) == said

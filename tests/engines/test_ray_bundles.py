@@ -21,7 +21,7 @@ from dovetail.resources.seat import CardShare, Seat
 HOST = st.dictionaries(st.sampled_from(["cpu_milli", "memory_bytes", "custom x"]), st.integers(1, 50), max_size=3)
 
 
-def test_amounts_become_bundles_in_rays_words() -> None:
+def test_amounts_become_bundles_of_ray() -> None:
     seats = [
         Seat("n", 1500, 2 << 30, (CardShare(1, 250), CardShare(3, 1000)), (("licence", 500),)),
         Seat("m", 1),
@@ -36,14 +36,14 @@ def test_amounts_become_bundles_in_rays_words() -> None:
 
 
 @given(st.integers(1, 10**7), st.sampled_from(["cpu_milli", "custom x"]))
-def test_ray_counts_what_we_ask_for_exactly(amount: int, what: str) -> None:
+def test_ray_counts_the_requested_amounts_exactly(amount: int, what: str) -> None:
     [asked] = to_bundle(amounts_per_node({("n", -1, what): amount})["n"]).values()
     assert int(int(asked * 10_000) / 10_000 * 10_000) / 10_000 == asked
     assert 0 < asked <= max(amount / 1000, 0.125)
 
 
 @given(st.lists(HOST.filter(bool), max_size=5), HOST)
-def test_what_goes_is_never_more_than_the_surplus(groups: list[dict[str, int]], surplus: dict[str, int]) -> None:
+def test_never_more_than_the_surplus_is_released(groups: list[dict[str, int]], surplus: dict[str, int]) -> None:
     gone: dict[str, int] = {}
     for number in removable_groups(groups, surplus):
         gone = add(gone, groups[number])
@@ -51,7 +51,7 @@ def test_what_goes_is_never_more_than_the_surplus(groups: list[dict[str, int]], 
 
 
 @given(st.lists(HOST.filter(bool), max_size=5), HOST)
-def test_shrinking_ends_with_just_what_is_wanted(groups: list[dict[str, int]], wanted: dict[str, int]) -> None:
+def test_shrinking_ends_with_exactly_the_wanted_amounts(groups: list[dict[str, int]], wanted: dict[str, int]) -> None:
     def total() -> dict[str, int]:
         found: dict[str, int] = {}
         for group in groups:
@@ -74,6 +74,6 @@ def test_shrinking_ends_with_just_what_is_wanted(groups: list[dict[str, int]], w
     ("groups", "surplus", "expected"),
     [([4, 2, 1], 4, [0]), ([4, 2, 1], 3, [1, 2]), ([4, 2, 1], 7, [0, 1, 2]), ([4], 3, []), ([4, 2], 0, [])],
 )
-def test_groups_go_whole_where_they_can(groups: list[int], surplus: int, expected: list[int]) -> None:
+def test_whole_groups_are_released_where_possible(groups: list[int], surplus: int, expected: list[int]) -> None:
     hosts = [{"cpu_milli": amount} for amount in groups]
     assert removable_groups(hosts, {"cpu_milli": surplus} if surplus else {}) == expected

@@ -52,7 +52,7 @@ def row(node: str, host: str = "", labels: dict[str, str] | None = None, **resou
 # --- nodes
 
 
-def test_a_node_is_seen_with_everything_a_stage_can_ask_for() -> None:
+def test_a_node_is_discovered_with_all_resources_of_a_stage() -> None:
     given = row("aa", labels={"pool": "big", "ray.io/market-type": "spot"}, GPU=2.0, fpga=1.5)
     given["Resources"] |= {"accelerator_type:L40S": 1.0, "CPU_group_0_ff": 2.0, "bundle_group_ff": 1000.0}
     seen = build_cluster([given], {}, {})
@@ -71,7 +71,7 @@ def test_a_node_is_seen_with_everything_a_stage_can_ask_for() -> None:
     assert Cluster.from_dict(seen.cluster.to_dict()) == seen.cluster
 
 
-def test_nodes_that_can_run_nothing_are_left_out_and_told() -> None:
+def test_unusable_nodes_are_excluded_with_a_note() -> None:
     seen = build_cluster([row("aa"), row("bb", CPU=0)], {}, {})
     assert [node.name for node in seen.cluster.nodes] == ["host-aa"]
     assert any("host-bb" in note and "no CPU" in note for note in seen.notes)
@@ -82,7 +82,7 @@ def test_nodes_that_can_run_nothing_are_left_out_and_told() -> None:
     assert caught.value.codes == ("DT393",)
 
 
-def test_a_resource_that_no_stage_can_name_is_left_out_and_told() -> None:
+def test_a_resource_that_no_stage_can_request_is_excluded_with_a_note() -> None:
     given = row("aa")
     given["Resources"]["my resource"] = 1.0
     seen = build_cluster([given], {}, {})
@@ -90,7 +90,7 @@ def test_a_resource_that_no_stage_can_name_is_left_out_and_told() -> None:
     assert any("my resource" in note for note in seen.notes)
 
 
-def test_names_are_hostnames_where_those_are_unique_and_stay() -> None:
+def test_node_names_are_unique_hostnames_and_stay_the_same() -> None:
     rows = [row("aa", "one"), row("bb", "two"), row("cc", "two")]
     first = node_names(rows, {})
     assert first == {"aa" * 10: "one", "bb" * 10: "node-bbbbbbbb", "cc" * 10: "node-cccccccc"}
@@ -101,7 +101,7 @@ def test_names_are_hostnames_where_those_are_unique_and_stay() -> None:
     assert len(set(node_names(twins, {}).values())) == 2
 
 
-def test_a_machine_that_comes_back_is_another_node_with_another_name() -> None:
+def test_a_machine_that_rejoins_is_a_new_node_with_a_new_name() -> None:
     before = build_cluster([row("aa"), row("bb")], {}, {})
     now = build_cluster([row("bb"), row("cc"), row("dd", "host-aa")], {}, {}, known=before.ids)
     assert set(before.ids) == {"host-aa", "host-bb"}
@@ -111,7 +111,7 @@ def test_a_machine_that_comes_back_is_another_node_with_another_name() -> None:
 # --- cards
 
 
-def test_cards_are_known_by_their_names() -> None:
+def test_card_models_are_recognised_by_name() -> None:
     assert reported_cards({"GPU": 2.0, "accelerator_type:A100-80G": 1.0}, {}) == (Gpu.of("A100", "80GB"),) * 2
     assert reported_cards({"GPU": 1.0}, {"ray.io/accelerator-type": "L4"}) == (Gpu.of("L4"),)
     assert reported_cards({"CPU": 1.0}, {}) == ()
@@ -119,7 +119,7 @@ def test_cards_are_known_by_their_names() -> None:
     assert said[0].memory_bytes == 80 * GB
 
 
-def test_cards_that_nobody_names_are_looked_at() -> None:
+def test_unnamed_cards_are_inspected() -> None:
     said = reported_cards({"GPU": 3.0}, {})
     assert are_cards_unknown(said)
     assert are_cards_unknown(reported_cards({"GPU": 1.0, "accelerator_type:AMD Instinct": 1.0}, {}))
@@ -135,7 +135,7 @@ def test_cards_that_nobody_names_are_looked_at() -> None:
 CARDS = Node("n", 8000, 16 * GB, (Gpu("x", 1000, 2, 1),) * 3, (), (("fpga", 2000),))
 
 
-def test_cards_of_others_are_the_last_ones() -> None:
+def test_cards_held_by_others_are_the_last_ones() -> None:
     seat = used_seat(CARDS, {"CPU": 1.5, "GPU": 1.25, "fpga": 1.0})
     shares = (CardShare(1, 250, 250), CardShare(2, 1000, 1000, 2, 1))
     assert seat == Seat("n", 1500, 0, shares, (("fpga", 1000),))
@@ -153,7 +153,7 @@ def group(name: str, state: str = "CREATED", node: str = "aa", **resources: floa
     }
 
 
-def test_what_our_groups_hold_is_not_somebody_elses() -> None:
+def test_resources_of_our_placement_groups_are_not_foreign() -> None:
     groups = [group("dovetail:r1", CPU=2.0, GPU=1.0), group("theirs", CPU=1.0), group("dovetail:r2", "PENDING", "")]
     ours = held_by_groups(groups, {})
     assert ours == {"aa" * 10: {"CPU": 2.0, "GPU": 1.0}}
@@ -161,7 +161,7 @@ def test_what_our_groups_hold_is_not_somebody_elses() -> None:
     assert seen.foreign == (Seat("host-aa", 1000),)
 
 
-def test_a_group_of_ours_that_was_just_removed_is_not_somebody_elses() -> None:
+def test_a_removed_placement_group_of_ours_is_not_foreign() -> None:
     gone = [group("dovetail:r1", "REMOVED", CPU=2.0)]
     assert held_by_groups(gone, {"aa" * 10: {"bundle_group_iddovetail:r1": 1000.0}}) == {"aa" * 10: {"CPU": 2.0}}
     assert held_by_groups(gone, {"aa" * 10: {"CPU": 8.0}}) == {}
@@ -182,7 +182,7 @@ def group_row(number: int, state: str, node: str = "aa", **resources: float) -> 
     return made
 
 
-def test_groups_that_are_gone_cost_next_to_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_removed_groups_add_little_cost(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[str] = []
     plain = discovery._parse_group
 
@@ -210,7 +210,7 @@ def test_groups_that_are_gone_cost_next_to_nothing(monkeypatch: pytest.MonkeyPat
 # --- who sits where
 
 
-def test_who_sits_where_and_who_waits_is_said_in_words() -> None:
+def test_holders_and_waiting_requests_are_described() -> None:
     actor = {
         "class": "Trainer",
         "name": "",
@@ -249,12 +249,12 @@ def test_who_sits_where_and_who_waits_is_said_in_words() -> None:
     assert using.to_dict()["used"]["a"]["used"]["CPU"] == 5.0
 
 
-def test_an_empty_cluster_is_said_to_be_empty() -> None:
+def test_an_empty_cluster_is_described_as_empty() -> None:
     using = build_usage([row("aa")], {}, [], [], {}, [], {"aa" * 10: "a"})
     assert using.lines()[1:] == ["holders:  none", "pending:  none"]
 
 
-def test_what_is_left_out_counts_for_nobody_and_an_actor_that_wants_nothing_does_not_wait() -> None:
+def test_excluded_nodes_have_no_holders_and_actors_without_requests_do_not_wait() -> None:
     agent = {"class": "Agent", "name": "", "node": "", "job": "", "pid": 7, "state": "PENDING_CREATION"}
     agent |= {"resources": {}, "group": "", "gpus": []}
     head = row("bb", CPU=0)
@@ -275,7 +275,7 @@ def attached(ray_cluster: FakeCluster) -> Iterator[FakeCluster]:
     ray.shutdown()
 
 
-def test_a_cluster_is_discovered_in_a_moment(attached: FakeCluster) -> None:
+def test_a_cluster_is_discovered_quickly(attached: FakeCluster) -> None:
     from dovetail.engines.ray.discovery import discover
 
     discover()  # imports
@@ -290,7 +290,7 @@ def test_a_cluster_is_discovered_in_a_moment(attached: FakeCluster) -> None:
     assert seen.foreign == ()
 
 
-def test_what_somebody_else_holds_is_seen_and_named(attached: FakeCluster, tmp_path: Path) -> None:
+def test_foreign_holders_are_found_and_named(attached: FakeCluster, tmp_path: Path) -> None:
     from dovetail.engines.ray.cluster_usage import read_cluster_usage
     from dovetail.engines.ray.discovery import discover
 
@@ -307,7 +307,7 @@ def test_what_somebody_else_holds_is_seen_and_named(attached: FakeCluster, tmp_p
         assert "actor Holder" in using.lines()[-2]
 
 
-def test_our_own_placement_groups_are_never_taken_for_somebody_elses(attached: FakeCluster) -> None:
+def test_our_placement_groups_are_never_reported_as_foreign(attached: FakeCluster) -> None:
     from ray.util.placement_group import placement_group, remove_placement_group
 
     from dovetail.engines.ray.discovery import discover
@@ -327,7 +327,7 @@ def test_our_own_placement_groups_are_never_taken_for_somebody_elses(attached: F
     assert [look for look in looks if look[1]] == []
 
 
-def test_a_node_that_joins_and_one_that_leaves_are_noticed(attached: FakeCluster) -> None:
+def test_joining_and_leaving_nodes_are_detected(attached: FakeCluster) -> None:
     from dovetail.engines.ray.discovery import discover
 
     before = discover()
@@ -339,7 +339,7 @@ def test_a_node_that_joins_and_one_that_leaves_are_noticed(attached: FakeCluster
     assert set(now.ids) - set(discover(known=now.ids).ids) == {node.dovetail_name}
 
 
-def test_unnamed_cards_are_looked_at_once(attached: FakeCluster) -> None:
+def test_unnamed_cards_are_inspected_once(attached: FakeCluster) -> None:
     from dovetail.engines.ray.discovery import discover
 
     with add_node(attached, num_cpus=1, num_gpus=1) as node:
@@ -351,7 +351,7 @@ def test_unnamed_cards_are_looked_at_once(attached: FakeCluster) -> None:
         assert len(found.gpus) == 1
 
 
-def test_a_node_whose_cards_cannot_be_looked_at_is_asked_once(
+def test_a_node_whose_cards_cannot_be_inspected_is_asked_once(
     attached: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert attached.address
@@ -363,7 +363,7 @@ def test_a_node_whose_cards_cannot_be_looked_at_is_asked_once(
     assert probe_nodes([nobody]) == ({}, [note])
 
 
-def test_what_ray_says_of_groups_is_read_as_ray_reads_it(attached: FakeCluster) -> None:
+def test_the_group_table_matches_the_one_of_ray(attached: FakeCluster) -> None:
     from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 
     assert attached.address

@@ -22,12 +22,14 @@ from engines.test_local_faults import (
     Once,
     double,
     slowly,
-    test_a_call_past_its_timeout_is_set_aside_and_others_are_fine,
-    test_a_setup_that_raises_fails_the_run_with_its_text,
-    test_an_item_that_segfaults_is_set_aside_and_all_others_come,
-    test_random_kill_9_loses_and_doubles_nothing,
+    test_a_call_that_exceeds_its_timeout_is_recorded_and_others_succeed,
+    test_a_setup_that_raises_fails_the_run_with_its_message,
+    test_an_item_that_segfaults_is_recorded_and_all_others_are_delivered,
+    test_random_kills_lose_and_duplicate_no_item,
 )
-from engines.test_local_faults import test_what_stages_leave_behind_is_gone_after_the_run as _nothing_is_left_behind
+from engines.test_local_faults import (
+    test_processes_that_stages_started_are_gone_after_the_run as _nothing_is_left_behind,
+)
 from ray_aids import add_node, patiently
 from runtime.aids import engine_of, is_there, losses, run_of
 from waiting import LONG, time_limit, until
@@ -40,10 +42,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "on_ray",
-    "test_a_call_past_its_timeout_is_set_aside_and_others_are_fine",
-    "test_a_setup_that_raises_fails_the_run_with_its_text",
-    "test_an_item_that_segfaults_is_set_aside_and_all_others_come",
-    "test_random_kill_9_loses_and_doubles_nothing",
+    "test_a_call_that_exceeds_its_timeout_is_recorded_and_others_succeed",
+    "test_a_setup_that_raises_fails_the_run_with_its_message",
+    "test_an_item_that_segfaults_is_recorded_and_all_others_are_delivered",
+    "test_random_kills_lose_and_duplicate_no_item",
 ]
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("on_ray")]
 
@@ -107,7 +109,7 @@ def bench(ray_cluster: FakeCluster, tmp_path_factory: pytest.TempPathFactory) ->
     made.close()
 
 
-def test_each_way_to_die_is_told_with_what_it_was_doing(bench: Bench) -> None:
+def test_each_cause_of_loss_is_reported_with_the_running_call(bench: Bench) -> None:
     expected = {
         "segfault": (LossCause.SIGNAL, "signal 11 (SIGSEGV"),
         "kill_9": (LossCause.SIGNAL, "signal 9 (SIGKILL"),
@@ -125,14 +127,14 @@ def test_each_way_to_die_is_told_with_what_it_was_doing(bench: Bench) -> None:
         assert [(crumb.message, crumb.index, crumb.exact) for crumb in lost.breadcrumbs] == [(sent[worker], 2, True)]
 
 
-def test_want_of_memory_that_is_raised_is_told_as_such(bench: Bench) -> None:
+def test_a_memory_error_is_reported_as_out_of_memory(bench: Bench) -> None:
     bench.start(110, Dies, "d")
     done = bench.answer(bench.send(110, ["fine", "much", "much_of_a_card", "fine"]))
     told = [(failure.start, failure.out_of_memory, failure.on_gpu) for failure in done.failures]
     assert told == [(1, True, False), (2, True, True)]
 
 
-def test_a_setup_that_fails_tells_how(bench: Bench) -> None:
+def test_a_failed_setup_is_reported_with_its_exception(bench: Bench) -> None:
     expected = {
         "much": (LossCause.SETUP_FAILED, "cannot allocate 7 TB"),
         "segfault": (LossCause.SIGNAL, "SIGSEGV"),
@@ -146,7 +148,7 @@ def test_a_setup_that_fails_tells_how(bench: Bench) -> None:
     assert 'raise MemoryError("cannot allocate 7 TB")' in bench.lost(120).detail  # the traceback
 
 
-def test_a_hard_stop_of_a_hung_call_is_quick_and_others_go_on(bench: Bench) -> None:
+def test_a_stop_of_a_hung_call_is_quick_and_others_continue(bench: Bench) -> None:
     bench.ready(130, Dies, "d")
     bench.ready(131, Dies, "d")
     hung = bench.send(130, ["hangs"])
@@ -166,7 +168,7 @@ def test_a_hard_stop_of_a_hung_call_is_quick_and_others_go_on(bench: Bench) -> N
 # Memory
 
 
-def test_our_own_watch_ends_a_worker_before_memory_runs_out(ray_cluster: FakeCluster, tmp_path: Path) -> None:
+def test_the_memory_watch_ends_a_worker_before_memory_runs_out(ray_cluster: FakeCluster, tmp_path: Path) -> None:
     made = Bench(ray_cluster, tmp_path, "d", memory_full=0.0001)
     try:
         made.start(1, Dies, "d")
@@ -207,7 +209,7 @@ def memory_group(limit: int) -> Iterator[Path]:
 
 
 @pytest.mark.long
-def test_a_kill_by_the_kernel_for_want_of_memory_is_told_as_such(ray_cluster: FakeCluster, tmp_path: Path) -> None:
+def test_an_oom_kill_is_reported_as_out_of_memory(ray_cluster: FakeCluster, tmp_path: Path) -> None:
     with memory_group(1 << 30) as group, add_node(ray_cluster) as node:
         (group / "cgroup.procs").write_text(str(node.raylet_pid))  # and whatever it starts from now
         made = Bench(ray_cluster, tmp_path, node.name, memory_full=100.0)
@@ -258,7 +260,7 @@ def kill_agent(run: dt.Run) -> None:
 
 
 @pytest.mark.parametrize("nodes", [("a", "d"), ("d",)], ids=["one of two", "the only one"])
-def test_a_killed_agent_costs_no_item_and_another_one_comes(
+def test_a_killed_agent_loses_no_item_and_is_replaced(
     nodes: tuple[str, ...], ray_cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     only(ray_cluster, monkeypatch, *nodes)
@@ -274,7 +276,7 @@ def test_a_killed_agent_costs_no_item_and_another_one_comes(
     assert run.errors == []
 
 
-def test_workers_of_a_killed_agent_are_gone_and_can_be_started_again(bench: Bench) -> None:
+def test_workers_of_a_killed_agent_are_lost_and_can_be_restarted(bench: Bench) -> None:
     bench.ready(140, Dies, "d")
     bench.ready(141, Dies, "a")
     (pid,) = bench.engine.processes()[140][1]
@@ -296,7 +298,7 @@ def test_workers_of_a_killed_agent_are_gone_and_can_be_started_again(bench: Benc
 # The end
 
 
-def test_nothing_is_left_behind_however_often_an_agent_is_used_again() -> None:
+def test_a_reused_agent_leaves_nothing_behind() -> None:
     """Who tidied up was killed before it was done, every other time."""
     for _ in range(20 if LONG else 4):
         _nothing_is_left_behind()

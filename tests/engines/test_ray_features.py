@@ -19,9 +19,9 @@ from dovetail.control.commands import StopWorker
 from dovetail.control.engine import WorkerLostError
 from dovetail.control.events import BatchesReturned, LossCause, WorkerStopped
 from engines.ray_runs import Bench, agent_pids, on_ray
-from engines.test_local_faults import test_only_results_that_cannot_be_pickled_are_set_aside
+from engines.test_local_faults import test_only_results_that_cannot_be_pickled_are_recorded_as_failed
 from engines.test_local_gangs import Talks
-from engines.test_local_main import (
+from engines.test_worker_environment import (
     CLASSES,
     CLUSTER,
     Together,
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from ray_aids import FakeCluster
 
-__all__ = ["on_ray", "test_only_results_that_cannot_be_pickled_are_set_aside"]
+__all__ = ["on_ray", "test_only_results_that_cannot_be_pickled_are_recorded_as_failed"]
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("on_ray")]
 MB = 1 << 20
 
@@ -53,7 +53,7 @@ def bench(ray_cluster: FakeCluster, tmp_path_factory: pytest.TempPathFactory) ->
 # Slots and async
 
 
-def test_slots_and_async_stages_run_as_many_calls_at_once() -> None:
+def test_slots_and_async_stages_run_one_call_per_slot_at_once() -> None:
     stages = [
         dt.Stage("threads", Together(3), slots=3, workers=1, fuse=False),
         dt.Stage("awaited", TogetherAwaited(5), slots=5, workers=1, fuse=False),
@@ -121,7 +121,7 @@ class Meets:
 
 
 @pytest.mark.parametrize("nodes", ["dd", "ad", "ada"], ids=["one node", "two nodes", "three ranks on two nodes"])
-def test_the_ranks_of_a_gang_meet(bench: Bench, nodes: str) -> None:
+def test_the_ranks_of_a_gang_connect(bench: Bench, nodes: str) -> None:
     worker = 200 + len(nodes) + ("a" in nodes)
     bench.ready(worker, Meets, *nodes)
     (first, second) = bench.done(bench.send(worker, ["x", "y"]))
@@ -141,7 +141,7 @@ def test_the_ranks_of_a_gang_meet(bench: Bench, nodes: str) -> None:
     bench.heard(WorkerStopped, worker)
 
 
-def test_a_gang_on_two_nodes_lives_and_dies_together(bench: Bench) -> None:
+def test_the_ranks_of_a_gang_on_two_nodes_end_together(bench: Bench) -> None:
     bench.ready(210, Meets, "a", "d")
     pids = bench.engine.processes()[210][1]
     assert len(pids) == 2
@@ -155,7 +155,7 @@ def test_a_gang_on_two_nodes_lives_and_dies_together(bench: Bench) -> None:
     bench.until(lambda: not any(map(is_there, pids)))
 
 
-def test_a_run_with_a_gang_across_nodes_of_which_it_has_a_part() -> None:
+def test_a_run_on_a_share_of_the_cluster_has_a_gang_across_nodes() -> None:
     gang = dt.Stage("gang", Meets, dt.Resources(cpus=2), ranks=2, workers=1)
     found = list(run_of(gang, source=["x"] * 20))
     assert len(found) == 20
@@ -184,7 +184,7 @@ def test_large_calls_across_nodes(bench: Bench) -> None:
     assert len(bench.result(bench.engine.call(302, "it", "large", 20 * MB))) == 20 * MB
 
 
-def test_many_slow_calls_across_nodes_do_not_hold_up_others(bench: Bench) -> None:
+def test_slow_calls_across_nodes_do_not_delay_others(bench: Bench) -> None:
     """However many wait for a worker that is busy: calls to others go through."""
     bench.start(310, Chats, "a", slots=50)
     bench.start(311, Chats, "d", slots=40)
@@ -192,7 +192,7 @@ def test_many_slow_calls_across_nodes_do_not_hold_up_others(bench: Bench) -> Non
     assert bench.result(bench.engine.call(310, "it", "many_wait", 311, 312, 40)) == ["312:quick"] + ["311:waited"] * 40
 
 
-def test_a_call_across_nodes_whose_worker_dies_ends_with_worker_gone(bench: Bench) -> None:
+def test_a_call_across_nodes_raises_worker_lost_error_when_its_worker_dies(bench: Bench) -> None:
     bench.start(321, Chats, "a")
     bench.start(322, Chats, "d")
     (said,) = bench.done(bench.send(321, [(322, "die")]))
@@ -201,7 +201,7 @@ def test_a_call_across_nodes_whose_worker_dies_ends_with_worker_gone(bench: Benc
     assert bench.done(bench.send(321, [(322, "again")]))[0].startswith("gone: ")
 
 
-def test_a_call_to_a_node_whose_agent_dies_ends_with_worker_gone(bench: Bench) -> None:
+def test_a_call_across_nodes_raises_worker_lost_error_when_the_agent_dies(bench: Bench) -> None:
     bench.ready(331, Chats, "a", slots=2)
     bench.ready(332, Chats, "d", slots=2)
     call = bench.engine.call(331, "it", "wait_for", 332)
@@ -211,7 +211,7 @@ def test_a_call_to_a_node_whose_agent_dies_ends_with_worker_gone(bench: Bench) -
     assert bench.lost(332).cause is LossCause.NODE_LOST
 
 
-def test_input_that_is_lost_with_an_agent_is_returned_and_its_reader_goes_on(bench: Bench) -> None:
+def test_a_message_whose_input_is_lost_with_an_agent_is_returned(bench: Bench) -> None:
     bench.ready(341, passes, "a")
     bench.ready(342, passes, "d")
     bench.ready(343, passes, "d", "d")
@@ -286,7 +286,7 @@ def variables(items: list[str]) -> list[tuple[str, str | None]]:
     return [(item, os.environ.get(item)) for item in items]
 
 
-def test_variables_of_the_driver_of_a_stage_and_of_its_runtime_env(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_come_from_the_driver_the_stage_and_its_runtime_env(monkeypatch: pytest.MonkeyPatch) -> None:
     """And a stage with a runtime_env has an agent of its own."""
     given = {"LOG_LEVEL": "all", "HF_HOME": "/hf", "MINE": "named", "OTHER": "not", "CUDA_VISIBLE_DEVICES": "0,1"}
     for name, value in {**given, "RANK": "3"}.items():
@@ -360,7 +360,9 @@ class Needs:
     ],
     ids=["seen at once", "a folder", "a module", "seen on the node"],
 )
-def test_a_runtime_env_that_cannot_be_made_fails_the_run_with_the_reason(runtime_env: dict[str, Any], why: str) -> None:
+def test_a_runtime_env_that_cannot_be_created_fails_the_run_with_the_reason(
+    runtime_env: dict[str, Any], why: str
+) -> None:
     with pytest.raises(dt.DovetailError, match="DT403") as told:
         list(run_of(dt.Stage("apart", variables, runtime_env=runtime_env), source=["x"]))
     assert "'apart'" in str(told.value)
@@ -450,7 +452,7 @@ def command(*arguments: str) -> str:
     return done.stdout
 
 
-def test_status_logs_and_trace_of_a_run(tmp_path: Path) -> None:
+def test_a_run_on_ray_has_status_logs_and_trace(tmp_path: Path) -> None:
     def numbers() -> Iterator[int]:
         yield from range(40)
         while len(list((tmp_path / "run" / "logs").glob("*.log"))) < 3:  # whoever is late gets something, too

@@ -50,7 +50,7 @@ def test_every_private_name_exists_in_the_installed_ray(name: PrivateName) -> No
 
 
 @pytest.mark.parametrize("name", PrivateName)
-def test_a_name_that_is_missing_is_unknown_and_no_error(name: PrivateName, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_name_is_unknown_and_no_error(name: PrivateName, monkeypatch: pytest.MonkeyPatch) -> None:
     missing(monkeypatch, name)
     assert FUNCTIONS[name]() is None
 
@@ -69,7 +69,7 @@ def test_auto_init_is_unknown_where_ray_has_no_such_switch(monkeypatch: pytest.M
     assert ray_private.set_auto_init(False) is None
 
 
-def test_the_raylet_is_unknown_outside_of_a_worker_of_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_raylet_is_unknown_outside_a_ray_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_RAYLET_PID", raising=False)
     assert ray_private.raylet_pid() is None
     monkeypatch.setenv("RAY_RAYLET_PID", "17")
@@ -89,7 +89,7 @@ def test_no_other_module_uses_private_names_of_ray() -> None:
     assert found == []
 
 
-def test_the_installed_ray_is_one_that_the_package_allows() -> None:
+def test_the_installed_ray_is_within_the_allowed_versions() -> None:
     text = (REPOSITORY / "pyproject.toml").read_text()
     [(low, high)] = re.findall(r'^ray = \["ray>=([0-9.]+),<([0-9.]+)"\]', text, re.MULTILINE)
     version, least, limit = (tuple(map(int, text.split(".")[:2])) for text in (ray.__version__, low, high))

@@ -57,7 +57,7 @@ def test_messages_wait_for_a_free_slot() -> None:
     assert [at for at, event in all_events(engine, 10) if isinstance(event, BatchesDone)] == [1, 1, 2, 2, 3]
 
 
-def test_what_happens_within_a_grain_is_reported_together_but_counted_exactly() -> None:
+def test_events_within_a_time_step_are_reported_together_and_counted_exactly() -> None:
     world = World({"a": Behaviour(1.0, spread=Trace((1.0, 1.0005, 1.002)))}, hop_s=0)
     engine = SimulatedEngine(world, NODES, grain_s=0.001)
     engine.submit([start(worker, "node-0") for worker in range(3)])
@@ -69,7 +69,7 @@ def test_what_happens_within_a_grain_is_reported_together_but_counted_exactly() 
     assert engine.now() == 1.002
 
 
-def test_poll_does_not_pass_its_timeout_even_by_a_grain() -> None:
+def test_poll_does_not_exceed_its_timeout_by_a_time_step() -> None:
     engine = engine_of(
         Behaviour(1.0),
         workers=1,
@@ -82,20 +82,20 @@ def test_poll_does_not_pass_its_timeout_even_by_a_grain() -> None:
     assert engine.now() == 2.0
 
 
-def test_a_run_that_would_hang_says_so_and_with_what() -> None:
+def test_a_run_that_would_hang_is_an_error_with_the_waiting_work() -> None:
     engine = engine_of(Behaviour(1.0), workers=2)
     engine.poll(None)
     with pytest.raises(AssertionError, match=r"hangs at 0.000 s; 4 nodes; a: 2 of 2 workers ready"):
         engine.poll(None)
 
 
-def test_a_run_that_never_ends_says_so() -> None:
+def test_a_run_that_never_ends_is_an_error() -> None:
     engine = SimulatedEngine(World({}, script=(ScriptedEvent(11.0, PostEvent(Drain())),)), NODES, limit_s=10)
     with pytest.raises(AssertionError, match="still going after 10 s"):
         engine.poll(None)
 
 
-def test_a_run_that_goes_round_in_circles_says_so() -> None:
+def test_a_run_that_makes_no_progress_is_an_error() -> None:
     engine = SimulatedEngine(World({"a": Behaviour()}), NODES)
 
     def start_again_and_again() -> None:
@@ -107,7 +107,7 @@ def test_a_run_that_goes_round_in_circles_says_so() -> None:
         start_again_and_again()
 
 
-def test_a_unit_that_the_world_does_not_know_is_named() -> None:
+def test_an_unknown_unit_is_an_error_with_its_name() -> None:
     engine = SimulatedEngine(World({"b": Behaviour()}), NODES)
     with pytest.raises(LookupError, match=r"has no behaviour for 'a', only for \['b'\]"):
         engine.submit([start(0, "node-0")])
@@ -132,13 +132,13 @@ def busy_log(seed: int) -> str:
     return "\n".join(f"{at!r} {event!r}" for at, event in all_events(engine, 300))
 
 
-def test_the_same_world_gives_the_same_log_and_another_seed_another() -> None:
+def test_the_same_world_gives_the_same_log_and_another_seed_a_different_one() -> None:
     assert busy_log(1) == busy_log(1)
     assert busy_log(1) != busy_log(2)
     assert {"NODE_LOST", "SIGNAL", "SETUP_FAILED"} <= {word for word in LossCause.__members__ if word in busy_log(1)}
 
 
-def test_the_log_does_not_depend_on_how_python_hashes() -> None:
+def test_the_log_does_not_depend_on_the_hash_seed() -> None:
     code = "import hashlib; from engines.test_simulated import *; print(hashlib.md5(busy_log(1).encode()).hexdigest())"
     digests = set()
     for seed in "12":
@@ -159,7 +159,7 @@ def test_lognormal_factors_have_mean_one_and_the_variance_of_a_mean(calls: int) 
 
 
 @given(factors=st.lists(st.integers(1, 9), min_size=1, max_size=5), calls=st.lists(st.integers(1, 12), max_size=9))
-def test_a_trace_is_followed_call_by_call_and_again_from_the_start(factors: list[int], calls: list[int]) -> None:
+def test_a_trace_is_replayed_call_by_call_and_repeated(factors: list[int], calls: list[int]) -> None:
     draw = mean_factor(Trace(tuple(map(float, factors))), Random(1))
     place = 0
     for n in calls:
@@ -168,7 +168,7 @@ def test_a_trace_is_followed_call_by_call_and_again_from_the_start(factors: list
         place += n
 
 
-def test_constant_is_constant() -> None:
+def test_constant_durations_do_not_vary() -> None:
     assert mean_factor(Constant(), Random(1))(7) == 1.0
 
 
@@ -176,7 +176,7 @@ def test_constant_is_constant() -> None:
     returns=st.one_of(st.integers(0, 300).map(lambda n: n / 100), st.sampled_from([1 / 3, 2 / 3, 1 / 7])),
     sizes=st.lists(st.integers(1, 500), min_size=1, max_size=20),
 )
-def test_what_comes_out_in_all_is_exact(returns: float, sizes: list[int]) -> None:
+def test_the_total_number_of_results_is_exact(returns: float, sizes: list[int]) -> None:
     engine = engine_of(Behaviour(0.01, returns=returns, bytes_out=3), workers=3)
     engine.submit([message(engine, number, number % 3, size, cut=64) for number, size in enumerate(sizes)])
     segments = [segment for done in the(BatchesDone, all_events(engine, 1000)) for segment in done.segments]
@@ -186,7 +186,7 @@ def test_what_comes_out_in_all_is_exact(returns: float, sizes: list[int]) -> Non
     assert all(0 < segment.items <= 64 for segment in segments)
 
 
-def test_a_tracked_item_gives_the_same_at_every_attempt_and_all_together_as_many() -> None:
+def test_a_tracked_item_has_the_same_results_at_every_attempt() -> None:
     engine = engine_of(Behaviour(0.01, returns=0.3), workers=1, tracked=True)
     engine.submit([message(engine, number, 0, 100) for number in range(2)])
     first, second = the(BatchesDone, all_events(engine, 100))
@@ -240,7 +240,7 @@ def test_a_thousand_workers_are_as_fast_as_expected() -> None:
 # A world for a pipeline
 
 
-def test_a_world_is_as_fast_as_the_stages_say() -> None:
+def test_a_world_is_as_fast_as_its_stages() -> None:
     stages = [
         Stage("a", len, rate=10, returns=3, batch_size=2, workers=1),
         Stage("b", len, rate=60, returns=0.5),
@@ -263,7 +263,7 @@ def test_a_world_is_as_fast_as_the_stages_say() -> None:
 # Cost
 
 
-def test_a_message_costs_little_also_with_ten_thousand_workers() -> None:
+def test_a_message_is_cheap_with_ten_thousand_workers() -> None:
     """Measured: 4 to 9 us. The bound is loose, because machines differ and are busy."""
     workers, messages = 10_000, 40_000
     engine = engine_of(Behaviour(0.01, spread=Lognormal(0.5)), workers=workers)

@@ -33,7 +33,7 @@ def arrivals(engine: SimulatedEngine, until_s: float = 1000.0) -> tuple[list[tup
     return came, ends
 
 
-def test_items_come_at_once_in_segments_that_are_not_too_large() -> None:
+def test_items_arrive_at_once_in_segments_of_limited_size() -> None:
     engine = engine_of()
     data = SimulatedData(engine, 5000, item_bytes=3)
     data.submit([Pull(0, 2500)])
@@ -43,7 +43,7 @@ def test_items_come_at_once_in_segments_that_are_not_too_large() -> None:
 
 
 @given(items=st.integers(0, 3000), pulls=st.lists(st.integers(1, 1500), max_size=6), first=st.integers(0, 500))
-def test_every_number_from_the_first_on_comes_once_and_the_end_once(items: int, pulls: list[int], first: int) -> None:
+def test_every_number_and_the_end_arrive_once(items: int, pulls: list[int], first: int) -> None:
     engine = engine_of(tracked=True)
     data = SimulatedData(engine, items)
     asked = first
@@ -62,14 +62,14 @@ def test_every_number_from_the_first_on_comes_once_and_the_end_once(items: int, 
     assert ends == ([InputEnded(items)] if pulls and asked >= items else [])
 
 
-def test_a_source_without_an_end_never_ends() -> None:
+def test_an_endless_source_never_ends() -> None:
     engine = engine_of()
     data = SimulatedData(engine, None)
     data.submit([Pull(10**9, 100)])
     assert arrivals(engine) == ([(0.0, 10**9, 100)], [])
 
 
-def test_a_rate_is_kept_over_several_pulls_and_idle_time_is_not_made_up_for() -> None:
+def test_a_rate_holds_over_several_pulls_and_idle_time_is_not_compensated() -> None:
     engine = engine_of()
     data = SimulatedData(engine, 500, rate=100.0)
     data.submit([Pull(0, 200), Pull(200, 100)])
@@ -83,7 +83,7 @@ def test_a_rate_is_kept_over_several_pulls_and_idle_time_is_not_made_up_for() ->
     assert ends == [500]
 
 
-def test_nothing_comes_during_a_pause_and_the_rest_comes_later() -> None:
+def test_no_items_arrive_during_a_pause() -> None:
     engine = engine_of()
     data = SimulatedData(engine, 100, rate=10.0, pauses=((20.0, 30.0), (2.0, 5.0)))
     data.submit([Pull(0, 100)])
@@ -99,7 +99,7 @@ def test_a_source_without_a_rate_pauses_too() -> None:
     assert arrivals(engine)[0] == [(7.0, 0, 50)]
 
 
-def test_what_is_delivered_is_counted_and_kept_if_asked_for() -> None:
+def test_delivered_items_are_counted_and_kept_on_request() -> None:
     engine = engine_of(tracked=True)
     data = SimulatedData(engine, 10)
     out, later, bad = (engine.new_segment(2, 0, "", [(n,), (n + 1,)]) for n in (0, 2, 4))

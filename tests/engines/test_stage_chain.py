@@ -130,7 +130,7 @@ SPEC = st.builds(Spec, st.booleans(), st.sampled_from([1, 4]), TABLE, st.sampled
     st.sampled_from([1, 2, 3, 4]),
     st.booleans(),
 )
-def test_random_pipelines_agree_with_a_naive_reference(
+def test_random_pipelines_match_a_naive_reference(
     specs: list[Spec], items: list[int], batch_size: int, children: bool
 ) -> None:
     keys: Keys = [(7, i) for i in range(len(items))] if children else range(100, 100 + len(items))
@@ -149,20 +149,20 @@ def test_random_pipelines_agree_with_a_naive_reference(
     assert given_items == items
 
 
-def test_keys_stay_a_range_while_nothing_changes() -> None:
+def test_keys_stay_a_range_while_item_counts_do_not_change() -> None:
     hosted = host(Stage("a", each(lambda item: str(item))), Stage("b", same), Stage("c", lambda items: tuple(items)))
     outcome = run(hosted, [1, 2, 3], keys=range(40, 43))
     assert outcome.keys == range(40, 43)
     assert outcome.items == ["1", "2", "3"]
 
 
-def test_an_iterator_gives_children_even_if_it_gives_only_one() -> None:
+def test_items_of_an_iterator_get_child_keys_even_if_there_is_only_one() -> None:
     outcome = run(host(Stage("a", each(lambda item: iter(range(item))))), [1, 0, 2])
     assert outcome.keys == [(0, 0), (2, 0), (2, 1)]
     assert outcome.items == [0, 0, 1]
 
 
-def test_texts_dicts_and_lists_are_one_item_each() -> None:
+def test_strings_dicts_and_lists_are_one_item_each() -> None:
     items = ["text", {"a": 1}, [1, 2], b"bytes", (1,), 0, "", [], False]
     assert run(host(Stage("a", each(lambda item: item))), items).items == items
 
@@ -191,7 +191,7 @@ def test_the_command_sets_the_batch_size_of_all_stages_that_share_it() -> None:
     assert seen == {"a": [2, 2, 1], "b": [2, 2, 1], "c": [1] * 5}
 
 
-def test_a_barrier_gets_everything_at_once_and_may_yield() -> None:
+def test_a_barrier_gets_all_items_in_one_call_and_may_yield() -> None:
     def dedup(items: list[int]) -> Iterator[int]:
         assert len(items) == 6
         yield from dict.fromkeys(items)
@@ -202,7 +202,7 @@ def test_a_barrier_gets_everything_at_once_and_may_yield() -> None:
     assert outcome.keys == [(0, 0), (0, 1), (0, 2)]
 
 
-def test_nothing_in_nothing_out() -> None:
+def test_an_empty_message_has_an_empty_result() -> None:
     for stage in (Stage("a", same), Stage("a", same, barrier=True), Stage("a", each(same))):
         outcome = run(host(stage), [], 4)
         assert (list(outcome.keys), outcome.items, outcome.failures) == ([], [], [])
@@ -212,7 +212,7 @@ def test_nothing_in_nothing_out() -> None:
 
 
 @pytest.mark.parametrize("batch_size", [1, 3])
-def test_a_function_owns_the_list_it_gets(batch_size: int) -> None:
+def test_a_function_may_modify_the_list_it_gets(batch_size: int) -> None:
     kept: list[list[int]] = []
 
     def rude(items: list[int]) -> list[int]:
@@ -236,7 +236,7 @@ def test_a_function_owns_the_list_it_gets(batch_size: int) -> None:
     ("returned", "named"), [(None, "None"), ("ab", "a str ('ab')"), (b"", "a bytes"), ({}, "a dict"), (5, "a int (5)")]
 )
 @pytest.mark.parametrize("batch_size", [1, 2])
-def test_what_is_no_list_is_refused_with_what_to_do(returned: Any, named: str, batch_size: int) -> None:
+def test_a_return_value_that_is_no_list_is_rejected_with_a_fix(returned: Any, named: str, batch_size: int) -> None:
     stage = Stage("clean", lambda items: returned, batch_size=batch_size)
     outcome = run(host(stage), [1, 2], batch_size)
     assert outcome.items == []
@@ -247,7 +247,7 @@ def test_what_is_no_list_is_refused_with_what_to_do(returned: Any, named: str, b
 
 
 @pytest.mark.parametrize("wrap", [each, lambda fn: fn])
-def test_a_coroutine_from_a_plain_function_is_refused(wrap: Any) -> None:
+def test_a_coroutine_returned_by_a_plain_function_is_rejected(wrap: Any) -> None:
     async def later(items: Any) -> Any:
         return items
 
@@ -256,13 +256,13 @@ def test_a_coroutine_from_a_plain_function_is_refused(wrap: Any) -> None:
     assert "async def" in failure.error
 
 
-def test_numpy_rows_and_sets_go_on_one_by_one() -> None:
+def test_numpy_rows_and_sets_are_passed_on_as_items() -> None:
     numpy = pytest.importorskip("numpy")
     assert run(host(Stage("a", numpy.array, batch_size=3)), [1, 2, 3], 3).items == [1, 2, 3]
     assert run(host(Stage("a", lambda items: set(items), batch_size=3)), [1, 1, 1], 3).items == [1]
 
 
-def test_a_generator_that_raises_fails_its_batch_and_leaves_nothing_behind() -> None:
+def test_a_generator_that_raises_fails_its_batch_and_adds_no_items() -> None:
     def spread(item: int) -> Iterator[int]:
         yield item
         if item == 2:
@@ -280,7 +280,7 @@ def test_a_generator_that_raises_fails_its_batch_and_leaves_nothing_behind() -> 
     assert [(failure.start, failure.stop, failure.keys) for failure in outcome.failures] == [(0, 2, ((0,), (1,)))]
 
 
-def test_items_that_functions_change_in_place_are_brought_anew_for_the_second_time() -> None:
+def test_items_modified_in_place_are_reloaded_before_a_second_attempt() -> None:
     def count(item: dict[str, int]) -> dict[str, int]:
         item["n"] += 1
         return item

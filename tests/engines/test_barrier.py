@@ -34,7 +34,7 @@ def rows_of(*payloads: list[Any]) -> BarrierRows:
     )
 
 
-def test_it_can_be_passed_over_as_often_as_wanted_and_is_a_sequence() -> None:
+def test_barrier_rows_are_a_sequence_that_can_be_read_repeatedly() -> None:
     rows = rows_of([1, 2], [3], [], [4, 5])
     assert list(rows) == list(rows) == [1, 2, 3, 4, 5]
     assert (len(rows), rows[0], rows[-1], rows[1:3]) == (5, 1, 5, [2, 3])
@@ -42,7 +42,7 @@ def test_it_can_be_passed_over_as_often_as_wanted_and_is_a_sequence() -> None:
         rows[5]
 
 
-def test_what_is_no_item_is_left_out_and_remembered_with_its_place() -> None:
+def test_rows_that_are_no_items_are_skipped_and_recorded_with_their_position() -> None:
     rows = rows_of([1, None], [None, 4])
     assert list(rows) == [1, 4]
     assert rows.skipped == {1: None, 2: None}
@@ -50,7 +50,7 @@ def test_what_is_no_item_is_left_out_and_remembered_with_its_place() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 20), st.booleans()), max_size=60))
-def test_keys_only_grow_and_none_begins_another(steps: list[tuple[int, bool]]) -> None:
+def test_keys_increase_and_none_is_a_prefix_of_another(steps: list[tuple[int, bool]]) -> None:
     numbering = KeyAssigner()
     found = []
     for number, (at, same) in enumerate(steps):
@@ -61,7 +61,7 @@ def test_keys_only_grow_and_none_begins_another(steps: list[tuple[int, bool]]) -
     assert all(one < other and other[: len(one)] != one for one, other in pairwise(keys))
 
 
-def test_a_row_that_is_yielded_where_it_stands_keeps_its_key() -> None:
+def test_a_row_yielded_in_place_keeps_its_key() -> None:
     numbering = KeyAssigner()
     found = [*numbering.add(3, 30, "a", same=True), *numbering.add(5, 50, "b", same=True), *numbering.flush()]
     assert found == [(30, "a"), (50, "b")]
@@ -82,7 +82,7 @@ def fails_at_seven(row: dict[str, int]) -> dict[str, int]:
     return row
 
 
-def test_behind_a_barrier_that_leaves_rows_out_an_error_names_the_number_of_the_row(tmp_path: Path) -> None:
+def test_after_a_barrier_that_drops_rows_an_error_has_the_number_of_the_row(tmp_path: Path) -> None:
     source = tmp_path / "rows.jsonl"
     source.write_text("".join(f'{{"x": {number}}}\n' for number in range(40)))
     stages = [
@@ -114,7 +114,7 @@ def length(row: dict[str, Any]) -> dict[str, Any]:
     return {"x": row["x"], "size": len(row["text"])}
 
 
-def test_a_barrier_over_much_more_than_its_memory_stays_small(tmp_path: Path) -> None:
+def test_a_barrier_over_more_data_than_memory_uses_little_memory(tmp_path: Path) -> None:
     stages = [
         dt.Stage("make", dt.each(heavy)),
         dt.Stage("whole", peak, barrier=True),
@@ -133,7 +133,7 @@ def everything(rows: Any) -> Iterator[Any]:
     yield from rows
 
 
-def test_one_result_of_a_barrier_that_cannot_be_written_costs_one_row(tmp_path: Path) -> None:
+def test_a_result_of_a_barrier_that_cannot_be_written_fails_one_row(tmp_path: Path) -> None:
     stages = [
         dt.Stage("make", dt.each(with_a_set)),
         dt.Stage("whole", everything, barrier=True),
@@ -155,7 +155,7 @@ def raises_for_some(row: dict[str, Any]) -> dict[str, Any]:
     return row
 
 
-def test_rows_that_are_changed_in_place_are_changed_once_beside_blank_lines_and_failing_rows(tmp_path: Path) -> None:
+def test_rows_modified_in_place_are_modified_once_next_to_blank_and_failing_rows(tmp_path: Path) -> None:
     """A unit in which a call failed is run once more, over rows as they came."""
     source = tmp_path / "rows.jsonl"
     lines = [f'{{"x": {number}, "text": "a"}}\n' + ("\n" if number % 7 == 0 else "") for number in range(100)]

@@ -51,14 +51,14 @@ def test_the_cluster_has_the_nodes_of_the_table(ray_cluster: FakeCluster) -> Non
 
 
 @pytest.mark.ray
-def test_all_tests_on_ray_go_to_one_process(request: pytest.FixtureRequest) -> None:
+def test_all_tests_on_ray_run_in_one_process(request: pytest.FixtureRequest) -> None:
     """xdist keeps tests together whose ids end alike; else every process would start a Ray."""
     if "PYTEST_XDIST_WORKER" not in os.environ:
         pytest.skip("there is only one process without -n")
     assert request.node.nodeid.endswith("@ray")
 
 
-def test_drivers_find_the_address_and_are_connected_to_the_head(
+def test_drivers_get_the_address_and_connect_to_the_head(
     ray_cluster: FakeCluster, ray_address: str, tmp_path: Path
 ) -> None:
     host, _, port = ray_address.rpartition(":")
@@ -89,7 +89,7 @@ def test_a_driver_in_this_process_raises_no_warning(ray_cluster: FakeCluster) ->
     assert signal.getsignal(signal.SIGINT) is interrupted
 
 
-def test_somebody_else_holds_a_gpu_and_gives_it_back(ray_cluster: FakeCluster, tmp_path: Path) -> None:
+def test_a_foreign_actor_holds_a_gpu_and_releases_it(ray_cluster: FakeCluster, tmp_path: Path) -> None:
     before = ray_cluster.available()
     with foreign_actor(ray_cluster, tmp_path, node="c", num_gpus=1) as gpus:
         assert gpus == [0]
@@ -107,7 +107,7 @@ KILLS = [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.long), s
 
 
 @pytest.mark.parametrize("how", KILLS, ids=lambda how: how.name)
-def test_a_node_that_was_killed_leaves_nothing(ray_cluster: FakeCluster, how: signal.Signals) -> None:
+def test_a_killed_node_leaves_no_process_and_no_resources(ray_cluster: FakeCluster, how: signal.Signals) -> None:
     before = ray_cluster.available()
     with add_node(ray_cluster, num_gpus=1) as node:
         raylet = psutil.Process(node.raylet_pid)
@@ -131,7 +131,7 @@ def folder() -> Iterator[Path]:
 
 
 @pytest.mark.ray
-def test_a_ray_that_cannot_start_says_so_in_its_own_words(folder: Path) -> None:
+def test_a_ray_that_cannot_start_is_an_error_with_the_message_of_the_raylet(folder: Path) -> None:
     with pytest.raises(RayWouldNotStart, match="plasma directory file /nowhere does not exist"):
         FakeCluster(folder, {"a": {"num_cpus": 1, "plasma_directory": "/nowhere"}})
 
@@ -159,7 +159,7 @@ def test_a_killed_pytest_leaves_no_ray(folder: Path, tmp_path: Path) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-def test_every_core_is_busy_while_it_spins() -> None:
+def test_spinning_processes_use_every_core() -> None:
     with spinning(2) as pids:
         assert len(pids) == 2 * (os.cpu_count() or 1)
         until(lambda: all(psutil.Process(pid).cpu_times().user > 0.05 for pid in pids), "each of them has spun")

@@ -124,7 +124,7 @@ def cards(told: dict[int, dict[str, Any]]) -> dict[str, dict[int, str]]:
     return {node: {position: names.pop() for position, names in by.items()} for node, by in found.items()}
 
 
-def test_every_worker_is_where_the_plan_says(ray_cluster: FakeCluster, tmp_path: Path) -> None:
+def test_every_worker_is_on_its_planned_node(ray_cluster: FakeCluster, tmp_path: Path) -> None:
     before = ray_cluster.available()
     run, told = seats(ray_cluster, tmp_path)
     until_available_is(ray_cluster, before, patiently(RESTORED_S))
@@ -137,7 +137,7 @@ def test_every_worker_is_where_the_plan_says(ray_cluster: FakeCluster, tmp_path:
     assert {worker["node"] for worker in told.values() if worker["stage"] == "l40s"} == {b}
 
 
-def test_none_of_ours_is_on_a_card_that_somebody_else_had_before(ray_cluster: FakeCluster, tmp_path: Path) -> None:
+def test_no_worker_is_on_a_card_that_a_foreign_actor_holds(ray_cluster: FakeCluster, tmp_path: Path) -> None:
     with foreign_actor(ray_cluster, tmp_path, node="c", num_gpus=1) as theirs:
         assert theirs == [0]
         before = ray_cluster.available()
@@ -270,7 +270,7 @@ class Hangs:
 
 
 @pytest.mark.parametrize("sink", ["iterator", "jsonl"] if LONG else ["iterator"])
-def test_nodes_that_die_in_any_way_lose_no_item_and_the_run_goes_on(
+def test_nodes_that_die_in_any_way_lose_no_item_and_the_run_continues(
     ray_cluster: FakeCluster, tmp_path: Path, sink: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hangs = Hangs(monkeypatch)
@@ -307,7 +307,7 @@ def test_nodes_that_die_in_any_way_lose_no_item_and_the_run_goes_on(
 # Nodes that come
 
 
-def test_a_node_that_comes_is_used_within_two_replans(ray_cluster: FakeCluster, tmp_path: Path) -> None:
+def test_a_node_that_joins_is_used_within_two_replans(ray_cluster: FakeCluster, tmp_path: Path) -> None:
     log = tmp_path / "calls.log"
     before = ray_cluster.available()
     slow = dt.Stage("slow", Bare(log, 0.05), dt.Resources(labels={"fake": "d"}), batch_size=2)
@@ -360,7 +360,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.long
-def test_a_driver_that_was_stopped_for_longer_than_the_deadline_believes_no_node_lost(
+def test_a_driver_stopped_for_longer_than_the_silence_timeout_loses_no_node(
     ray_cluster: FakeCluster, tmp_path: Path
 ) -> None:
     from dovetail.engines.ray.agent_link import SILENCE_TIMEOUT_S

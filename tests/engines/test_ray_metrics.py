@@ -42,7 +42,7 @@ def data(at: float, *workers: tuple[int, str, float], machine: str = "m", cards:
     return {"at": at, "machine": machine, "workers": figures, "host": (1.5, 4, 2 * MB, 8 * MB), "cards": shown}
 
 
-def test_a_real_worker_is_seen_with_what_it_uses() -> None:
+def test_the_usage_of_a_real_worker_is_measured() -> None:
     with session("data = b'x' * (50 << 20); burn(0.3); say(); wait()") as worker:
         worker.hear()
         library = BusyNvml(BusyCard("GPU-aaa", processes={worker.pid: 3 * GIB}))
@@ -63,7 +63,7 @@ def test_a_real_worker_is_seen_with_what_it_uses() -> None:
         assert library.open == 0
 
 
-def test_nodes_that_left_are_forgotten_and_others_are_not() -> None:
+def test_only_nodes_that_left_are_forgotten() -> None:
     measured = ClusterMetrics()
     measured.record("x", data(1.0, (1, "a", 5.0)))
     measured.record("y", data(1.0, (2, "b", 6.0), machine="n"))
@@ -85,7 +85,7 @@ def test_a_gang_on_two_nodes_is_one_worker() -> None:
     assert measured.units() == {"x": {"train": 1}, "y": {"train": 1}}
 
 
-def test_nodes_on_one_machine_count_it_and_its_cards_once() -> None:
+def test_nodes_on_one_machine_count_its_cpus_and_cards_once() -> None:
     measured = ClusterMetrics()
     measured.record("y", data(1.0, machine="one", cards=("GPU-a", "GPU-b")))
     measured.record("x", data(1.0, machine="one", cards=("GPU-a", "GPU-b")))
@@ -98,14 +98,14 @@ def test_nodes_on_one_machine_count_it_and_its_cards_once() -> None:
     }
 
 
-def test_machines_that_do_not_say_which_they_are_count_each() -> None:
+def test_machines_without_an_identity_are_counted_separately() -> None:
     measured = ClusterMetrics()
     measured.record("x", data(1.0, machine=""))
     measured.record("y", data(1.0, machine=""))
     assert len(measured.machines()) == 2
 
 
-def test_the_time_of_a_sample_is_ours_and_seconds_between_two_are_the_nodes() -> None:
+def test_a_sample_has_the_drivers_time_and_the_nodes_interval() -> None:
     now = [1000.0]
     measured = ClusterMetrics(lambda: now[0])
     measured.record("x", data(50.0, (1, "a", 0.0)))
@@ -117,7 +117,7 @@ def test_the_time_of_a_sample_is_ours_and_seconds_between_two_are_the_nodes() ->
     assert measured.uses()[1].at == 1001.7
 
 
-def test_a_look_that_is_not_due_costs_nothing() -> None:
+def test_a_measurement_that_is_not_due_is_skipped() -> None:
     asked: list[int] = []
 
     def nobody() -> Workers:
@@ -131,7 +131,7 @@ def test_a_look_that_is_not_due_costs_nothing() -> None:
     assert meter.sample(10_000.0) is not None
 
 
-def test_looks_that_take_long_come_less_often() -> None:
+def test_slow_measurements_are_made_less_often() -> None:
     def slow() -> Workers:
         end = time.thread_time() + 0.02
         while time.thread_time() < end:
@@ -158,7 +158,7 @@ def test_ten_workers_cost_less_than_a_hundredth_of_a_core() -> None:
         assert (time.thread_time() - began) / 10 < 0.01
 
 
-def test_a_look_that_fails_is_left_out_and_the_next_is_taken() -> None:
+def test_a_failed_measurement_is_skipped_and_the_next_one_is_made() -> None:
     answers: list[Mapping[int, tuple[str, tuple[int, ...]]]] = [{}]
 
     def processes() -> Mapping[int, tuple[str, tuple[int, ...]]]:
@@ -173,7 +173,7 @@ def test_a_look_that_fails_is_left_out_and_the_next_is_taken() -> None:
     assert meter.problem == ""
 
 
-def test_a_thread_looks_until_it_is_stopped_and_what_it_found_is_taken_once() -> None:
+def test_a_thread_measures_until_stopped_and_each_sample_is_taken_once() -> None:
     others = set(threading.enumerate())
     meter = NodeMeter(dict, every_s=0.02)
     assert meter.take() is None
@@ -193,6 +193,6 @@ def test_a_thread_looks_until_it_is_stopped_and_what_it_found_is_taken_once() ->
     assert "dovetail-meter" not in {thread.name for thread in set(threading.enumerate()) - others}
 
 
-def test_a_look_at_a_hundred_workers_is_small() -> None:
+def test_a_sample_of_a_hundred_workers_is_small() -> None:
     size = len(marshal.dumps(data(1.0, *((number, "caption", 5.0) for number in range(100)))))
     assert size == pytest.approx(6_000, rel=0.5)

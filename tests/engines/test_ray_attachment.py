@@ -57,7 +57,7 @@ if TYPE_CHECKING:
         ("ray:[fe80::1%eth0]:6379", RayAddress(AddressKind.ADDRESS, "fe80::1%eth0", 6379)),
     ],
 )
-def test_an_engine_text_is_read_and_written(text: str, wanted: RayAddress) -> None:
+def test_an_engine_name_is_parsed_and_formatted(text: str, wanted: RayAddress) -> None:
     assert RayAddress.parse(text) == wanted
     assert str(wanted) == text
 
@@ -83,7 +83,7 @@ def test_an_engine_text_is_read_and_written(text: str, wanted: RayAddress) -> No
         ("", "ray starts a private Ray"),
     ],
 )
-def test_a_wrong_text_is_told_with_the_right_one(text: object, fix: str) -> None:
+def test_an_invalid_engine_name_is_an_error_with_a_valid_one(text: object, fix: str) -> None:
     with pytest.raises(ConfigError) as caught:
         RayAddress.parse(text)
     (problem,) = caught.value.problems
@@ -91,12 +91,12 @@ def test_a_wrong_text_is_told_with_the_right_one(text: object, fix: str) -> None
     assert any(fix in line for line in problem.fix_texts), problem
 
 
-def test_ray_client_is_refused_with_the_reason() -> None:
+def test_ray_client_is_rejected_with_the_reason() -> None:
     with pytest.raises(ConfigError, match="Ray Client"):
         RayAddress.parse("ray://head:10001")
 
 
-def test_what_is_about_ray() -> None:
+def test_engine_names_of_ray_are_recognised() -> None:
     assert [is_ray_engine(text) for text in ("ray", "ray:auto", "ray://x", "ray:", "local", "rays", None)] == (
         [True, True, True, True, False, False, False]
     )
@@ -226,7 +226,7 @@ This process on node 10.0.0.7 was started with:
 """
 
 
-def test_other_versions_are_told_with_both() -> None:
+def test_a_version_mismatch_is_reported_with_both_versions() -> None:
     problem = attach_problem(RayAddress(AddressKind.ADDRESS, "head", 6379), RuntimeError(MISMATCH))
     assert problem.code == "DT391"
     assert problem.evidence == ("cluster: Ray 2.40.0, Python 3.10.4", "here: Ray 2.60.0, Python 3.11.7")
@@ -241,7 +241,7 @@ def test_ray_address_must_name_a_head(address: str, monkeypatch: pytest.MonkeyPa
     assert caught.value.codes == ("DT393",)
 
 
-def test_ray_address_names_the_cluster_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ray_address_gives_the_running_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "head:6379")
     assert gcs_probe.find_running_cluster() == RayAddress(AddressKind.ADDRESS, "head", 6379)
 
@@ -249,7 +249,7 @@ def test_ray_address_names_the_cluster_that_runs(monkeypatch: pytest.MonkeyPatch
 # --- a Ray of our own
 
 
-def test_a_ray_of_our_own_gets_what_this_process_may_use() -> None:
+def test_a_private_ray_gets_the_resources_of_this_process() -> None:
     machine = Cluster.parse("1x(7cpu, 100GB)")
     size = ray_size(machine, None)
     assert (size.cpus, size.store_bytes) == (7, MAX_STORE_BYTES)
@@ -272,7 +272,7 @@ DIED = """[2026-11-16 12:18:05,302 I 1 1] (raylet) main.cc:1: fine
 """
 
 
-def test_a_raylet_that_dies_says_why() -> None:
+def test_the_reason_of_a_dead_raylet_is_reported() -> None:
     busy = diagnose_start([("raylet.err", BUSY)], "Exception: timed out")
     assert (busy.is_busy, busy.message, busy.log) == (True, "the machine is too busy", "raylet.err")
     assert "WaitForDashboardAgentPorts" in busy.line
@@ -290,7 +290,7 @@ class NeverStarts:
         return None
 
 
-def test_a_start_that_fails_is_tried_again_and_then_told() -> None:
+def test_a_failed_start_is_retried_and_then_reported() -> None:
     tried: list[int] = []
     said: list[str] = []
 
@@ -329,7 +329,7 @@ class Interrupted:
         self.left += 1
 
 
-def test_ctrl_c_while_a_cluster_is_joined_leaves_nothing_half_attached(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_while_attaching_leaves_no_partial_attachment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attachment, "require_head", lambda _: None)
     ray = Interrupted()
     with pytest.raises(KeyboardInterrupt):
@@ -337,7 +337,7 @@ def test_ctrl_c_while_a_cluster_is_joined_leaves_nothing_half_attached(monkeypat
     assert ray.left == 1
 
 
-def test_leaving_puts_the_auth_mode_back_also_where_the_user_has_shut_ray_down(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_detach_restores_the_auth_mode_also_after_ray_shutdown(monkeypatch: pytest.MonkeyPatch) -> None:
     class Left:
         def is_initialized(self) -> bool:
             return False
@@ -354,7 +354,7 @@ def test_leaving_puts_the_auth_mode_back_also_where_the_user_has_shut_ray_down(m
     assert put_back == ["disabled"]
 
 
-def test_ray_joins_nobody_by_itself_as_long_as_anybody_of_us_uses_it() -> None:
+def test_ray_does_not_start_automatically_while_dovetail_uses_it() -> None:
     hook = pytest.importorskip("ray._private.auto_init_hook")
     before, auto_init = hook.enable_auto_connect, AutoInitSwitch()
     auto_init.disable()
@@ -365,7 +365,7 @@ def test_ray_joins_nobody_by_itself_as_long_as_anybody_of_us_uses_it() -> None:
     assert hook.enable_auto_connect == before
 
 
-def test_what_warnings_are_ignored_is_changed_by_the_main_thread_only() -> None:
+def test_warning_filters_are_changed_by_the_main_thread_only() -> None:
     began, go_on = threading.Event(), threading.Event()
 
     def elsewhere() -> None:
@@ -424,7 +424,7 @@ print("second", flush=True)
 
 
 @pytest.mark.ray
-def test_a_ray_of_our_own_is_reused_and_gone_with_its_process(tmp_path: Path) -> None:
+def test_a_private_ray_is_reused_and_ends_with_its_process(tmp_path: Path) -> None:
     with Script(tmp_path, OWN, PYTHONWARNINGS="error") as script:
         script.says("DT394")
         script.says("second")
@@ -467,7 +467,7 @@ print("done", flush=True)
 """
 
 
-def test_a_cluster_is_joined_by_name_or_because_it_runs(ray_cluster: FakeCluster, tmp_path: Path) -> None:
+def test_a_cluster_is_attached_by_address_or_because_it_runs(ray_cluster: FakeCluster, tmp_path: Path) -> None:
     with driver(ray_cluster, tmp_path, JOINS) as script:
         output = script.finish()
         assert output.count("DT394") == 4
@@ -534,7 +534,7 @@ assert not ray.is_initialized()
 """
 
 
-def test_a_ray_that_somebody_else_runs_is_not_found_by_accident(ray_cluster: FakeCluster, tmp_path: Path) -> None:
+def test_a_ray_of_another_program_is_not_attached(ray_cluster: FakeCluster, tmp_path: Path) -> None:
     """Ray's own `auto` would take any Ray whose processes it sees on this machine."""
     assert ray_cluster.address
     with Script(tmp_path, FINDS_NONE, RAY_TMPDIR=str(tmp_path)) as script:
@@ -568,21 +568,23 @@ print("done")
 """
 
 
-def test_a_run_whose_program_leaves_ray_fails_soon_and_joins_no_other(ray_cluster: FakeCluster, tmp_path: Path) -> None:
+def test_a_run_whose_program_shuts_ray_down_fails_and_attaches_to_no_other(
+    ray_cluster: FakeCluster, tmp_path: Path
+) -> None:
     with driver(ray_cluster, tmp_path, LEAVES, RAY_ADDRESS=ray_cluster.address) as script:
         output = script.finish()
     assert output.count("error[") == output.count("error[DT397]") == 1
     assert output.endswith("ray.shutdown() 5\ndone\n")
 
 
-def test_the_head_of_a_real_cluster_is_known(ray_cluster: FakeCluster) -> None:
+def test_the_head_of_a_real_cluster_is_probed(ray_cluster: FakeCluster) -> None:
     found = gcs_probe.probe(ray_cluster.address)
     assert found.status is ProbeStatus.OPEN
     assert found.nodes is not None
     assert found.nodes >= set(ray_cluster.alive())
 
 
-def test_sigint_and_sigterm_are_put_back() -> None:
+def test_sigint_and_sigterm_handlers_are_restored() -> None:
     def mine(*_: object) -> None:
         return None
 

@@ -59,7 +59,7 @@ data = st.recursive(
 
 
 @given(st.lists(st.integers()), st.lists(data, max_size=6))
-def test_plain_data_comes_back_equal(keys: list[int], items: list[Any]) -> None:
+def test_plain_data_round_trips(keys: list[int], items: list[Any]) -> None:
     packed = pack_items(keys, items)
     assert packed.items == len(items)
     assert unpack_payload(*received(packed)) == (keys, items)
@@ -75,7 +75,7 @@ def test_the_layout_is_aligned_and_nothing_overlaps(sizes: list[int]) -> None:
 
 
 @given(st.binary(min_size=1), st.lists(st.binary(max_size=200), max_size=5))
-def test_splitting_undoes_inlining(stream: bytes, buffers: list[bytes]) -> None:
+def test_a_joined_layout_can_be_split_again(stream: bytes, buffers: list[bytes]) -> None:
     packed = PackedPayload(0, [stream[:1], stream[1:]], [memoryview(buffer) for buffer in buffers])
     joined = join_layout(packed)
     assert packed.size == len(stream) + sum(map(len, buffers))
@@ -98,7 +98,7 @@ def test_large_bytes_are_not_copied_before_they_are_sent() -> None:
     assert unpack_payload(*received(packed))[1] == items
 
 
-def test_shared_items_are_still_shared() -> None:
+def test_items_shared_before_packing_are_shared_after_it() -> None:
     one, other = there_and_back([shared := [1], shared])
     assert one is other
 
@@ -121,7 +121,7 @@ ARRAYS = {
 
 
 @pytest.mark.parametrize("name", ARRAYS)
-def test_an_array_comes_back_equal_and_can_be_written(name: str) -> None:
+def test_an_array_round_trips_and_is_writable(name: str) -> None:
     array = ARRAYS[name]
     back = there_and_back(array)
     assert (back.dtype, back.shape, back.flags.writeable) == (array.dtype, array.shape, True)
@@ -133,7 +133,7 @@ def test_an_array_comes_back_equal_and_can_be_written(name: str) -> None:
     assert np.array_equal(array, before)
 
 
-def test_an_array_of_objects_comes_back_equal() -> None:
+def test_an_array_of_objects_round_trips() -> None:
     back = there_and_back(np.array([{"a": 1}, None, "x"], dtype=object))
     assert back.tolist() == [{"a": 1}, None, "x"]
 
@@ -144,7 +144,7 @@ def test_a_read_only_array_stays_read_only() -> None:
     assert not there_and_back(array).flags.writeable
 
 
-def test_only_large_buffers_leave_the_stream_and_without_a_copy() -> None:
+def test_only_large_buffers_are_out_of_band_and_not_copied() -> None:
     small, large = np.zeros(MIN_OUT_OF_BAND_BYTES - 1, np.uint8), np.zeros(MIN_OUT_OF_BAND_BYTES, np.uint8)
     packed = pack_items((), [small, large, small])
     assert [len(buffer) for buffer in packed.buffers] == [MIN_OUT_OF_BAND_BYTES]
@@ -153,7 +153,7 @@ def test_only_large_buffers_leave_the_stream_and_without_a_copy() -> None:
     assert [view.format for view in packed.buffers] == ["B"]
 
 
-def test_a_table_comes_back_equal_and_lies_outside_the_stream() -> None:
+def test_a_table_round_trips_out_of_band() -> None:
     table = pa.table({"n": list(range(10_000)), "s": [str(n) for n in range(10_000)], "none": [None] * 10_000})
     packed = pack_items((), [table, pa.array([[1, 2], [], None]), table.to_batches()[0]])
     assert part_lengths(packed)[0] < 10_000
@@ -181,7 +181,7 @@ DTYPES = [
 
 @pytest.mark.parametrize("shape", [(), (0,), (0, 3), (3,), (100, 200)], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_tensor_comes_back_equal_and_can_be_written(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+def test_a_tensor_round_trips_and_is_writable(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     tensor = (torch.arange(math.prod(shape)) % 100).reshape(shape).to(dtype)
     back = there_and_back(tensor)
     assert (back.dtype, back.shape, back.requires_grad) == (dtype, tensor.shape, False)
@@ -190,7 +190,7 @@ def test_a_tensor_comes_back_equal_and_can_be_written(dtype: torch.dtype, shape:
     assert not back.reshape(-1).view(torch.uint8).any()
 
 
-def test_a_large_tensor_lies_outside_the_stream_without_a_copy() -> None:
+def test_a_large_tensor_is_out_of_band_and_not_copied() -> None:
     tensor = torch.ones(10_000)
     packed = pack_items((), [tensor])
     assert [len(buffer) for buffer in packed.buffers] == [40_000]
@@ -214,13 +214,13 @@ def test_an_expanded_tensor_does_not_grow() -> None:
     assert unpack_payload(*received(packed))[1][0].shape == (1_000_000,)
 
 
-def test_a_leaf_that_wants_a_gradient_still_does() -> None:
+def test_requires_grad_of_a_leaf_tensor_is_kept() -> None:
     back = there_and_back(torch.ones(5000, requires_grad=True))
     assert back.requires_grad
     assert back.is_leaf
 
 
-def test_unusual_tensors_come_back_by_torchs_own_way() -> None:
+def test_unusual_tensors_are_pickled_by_torch() -> None:
     leaf = torch.ones(5000, requires_grad=True)
     marked = torch.ones(3)
     marked.note = "kept"  # type: ignore[attr-defined]
@@ -235,7 +235,7 @@ def test_unusual_tensors_come_back_by_torchs_own_way() -> None:
     assert turned.tolist() == [-1j] * 3
 
 
-def test_a_tensor_in_read_only_bytes_is_copied_not_warned_about() -> None:
+def test_a_tensor_in_read_only_bytes_is_copied_without_a_warning() -> None:
     packed = pack_items((), [torch.ones(10_000), torch.ones(3)])
     _, (large, small) = unpack_payload(*split_layout(memoryview(join_layout(packed)), part_lengths(packed)))
     large += 1
@@ -243,7 +243,7 @@ def test_a_tensor_in_read_only_bytes_is_copied_not_warned_about() -> None:
     assert (large.sum(), small.sum()) == (20_000, 6)
 
 
-def test_nobody_elses_pickles_change() -> None:
+def test_pickles_of_other_code_do_not_change() -> None:
     pack_items((), [torch.ones(3)])
     assert b"dovetail" not in pickle.dumps(torch.ones(3))
 
@@ -264,7 +264,7 @@ def test_importing_the_modules_loads_nothing_heavy() -> None:
 # ------------------------------------------------------------------------------------------- what cannot be pickled
 
 
-def test_what_pickle_cannot_name_goes_by_value() -> None:
+def test_objects_that_pickle_cannot_import_are_pickled_by_value() -> None:
     class Local:
         def __init__(self, array: Any) -> None:
             self.array = array
@@ -295,12 +295,12 @@ def test_the_item_that_cannot_be_pickled_is_named(bad: object, index: int) -> No
     assert list(find_unpicklable(items)) == [(index, caught.value.error_text)]
 
 
-def test_all_bad_items_can_be_told_at_once() -> None:
+def test_all_unpicklable_items_can_be_listed() -> None:
     items = [1, threading.Lock(), lambda: 1, threading.Lock()]
     assert [index for index, _ in find_unpicklable(items)] == [1, 3]
 
 
-def test_keys_that_cannot_be_pickled_are_no_items_fault() -> None:
+def test_keys_that_cannot_be_pickled_blame_no_item() -> None:
     with pytest.raises(Unpicklable) as caught:
         pack_items([threading.Lock()], [1, 2])
     assert caught.value.index == -1
@@ -333,14 +333,14 @@ class Rude:
         raise Silent
 
 
-def test_running_out_of_memory_is_not_the_items_fault() -> None:
+def test_running_out_of_memory_blames_no_item() -> None:
     with pytest.raises(MemoryError):
         pack_items((), [1, RunsOut()])
     with pytest.raises(MemoryError):
         pack_items((), [lambda: 1, RunsOut()])
 
 
-def test_an_error_that_cannot_be_told_has_at_least_a_name() -> None:
+def test_an_error_without_a_printable_message_has_its_type_name() -> None:
     with pytest.raises(Unpicklable) as caught:
         pack_items((), [Rude()])
     assert caught.value.error_text == "Silent"
@@ -461,7 +461,7 @@ WRAPS: dict[str, Any] = {
 
 @pytest.mark.parametrize("wrap", WRAPS)
 @pytest.mark.parametrize("kind", BAD)
-def test_exactly_the_bad_items_are_broken(kind: str, wrap: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exactly_the_unreadable_items_are_broken(kind: str, wrap: str, monkeypatch: pytest.MonkeyPatch) -> None:
     make, text = BAD[kind]
     array = np.arange(MIN_OUT_OF_BAND_BYTES)
     good: list[Any] = [1, Plain([2]), array, deque([3]), Told(4), {5}, frozenset([6]), {"k": Plain(7)}]
@@ -483,7 +483,7 @@ def test_all_items_that_share_a_broken_object_are_broken(monkeypatch: pytest.Mon
     assert kinds == [BrokenItem, int, BrokenItem, Plain]
 
 
-def test_an_object_that_leads_to_a_broken_one_only_later_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_object_that_gets_a_broken_member_later_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
     loop: list[Any] = []
     inner = Plain(loop)  # complete before the list it refers to is
     loop += [inner, BadReduce()]
@@ -491,13 +491,13 @@ def test_an_object_that_leads_to_a_broken_one_only_later_is_broken(monkeypatch: 
     assert kinds == [BrokenItem, BrokenItem, int]
 
 
-def test_the_same_class_missing_many_times(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_class_breaks_every_item_that_uses_it(monkeypatch: pytest.MonkeyPatch) -> None:
     items = [Plain(gone) if index % 3 else index for index in range(3000)]
     found = recovered(items, monkeypatch)
     assert [index for index, item in enumerate(found) if type(item) is not BrokenItem] == list(range(0, 3000, 3))
 
 
-def test_what_cloudpickle_wrote_is_recovered_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_of_cloudpickle_is_recovered(monkeypatch: pytest.MonkeyPatch) -> None:
     class Local(Plain):
         pass
 
@@ -514,7 +514,7 @@ def test_a_damaged_stream_is_not_recovered(keep: int) -> None:
         recover_items(stream[:keep], [])
 
 
-def test_what_is_no_payload_is_not_recovered() -> None:
+def test_a_stream_that_is_no_payload_is_not_recovered() -> None:
     with pytest.raises(pickle.UnpicklingError, match="not a payload"):
         recover_items(pickle.dumps([1, 2]), [])
 
@@ -535,5 +535,5 @@ def test_running_out_of_memory_is_not_recovered(monkeypatch: pytest.MonkeyPatch)
         recover_items(stream, [])
 
 
-def test_the_limits_make_sense() -> None:
+def test_the_size_limits_are_consistent() -> None:
     assert MIN_OUT_OF_BAND_BYTES < payload_codec.MAX_INLINE_BYTES

@@ -100,7 +100,7 @@ def test_a_script_needs_no_main_guard(tmp_path: Path) -> None:
         assert script.finish() == "main runs\n[0, 2, 4, 6, 8]\n"
 
 
-def test_a_piped_script_works(tmp_path: Path) -> None:
+def test_a_script_read_from_a_pipe_works(tmp_path: Path) -> None:
     with Script(tmp_path, NO_GUARD, stdin=True) as script:
         assert script.finish() == "main runs\n[0, 2, 4, 6, 8]\n"
 
@@ -116,7 +116,7 @@ def test_functions_of_a_script_may_have_closures_and_globals(tmp_path: Path) -> 
         assert script.finish() == "[101, 104, 107, 110]\n[3, 4, 5, 6]\n"
 
 
-def test_a_notebook_may_define_functions_again_between_runs(tmp_path: Path) -> None:
+def test_a_notebook_may_redefine_functions_between_runs(tmp_path: Path) -> None:
     cells = [
         "import dovetail as dt",
         "class Item:\n    def __init__(self, n):\n        self.n = n\n",
@@ -136,13 +136,13 @@ def test_a_notebook_may_define_functions_again_between_runs(tmp_path: Path) -> N
         assert script.finish().splitlines() == ["[1, 2, 3]", "[10, 11, 12]", "[1000, 11000, 21000]"]
 
 
-def test_code_in_a_namespace_of_its_own_works(tmp_path: Path) -> None:
+def test_code_executed_in_its_own_namespace_works(tmp_path: Path) -> None:
     text = f"space = {{'__name__': 'elsewhere'}}\nexec({NO_GUARD!r}, space)\n"
     with Script(tmp_path, text) as script:
         assert script.finish() == "main runs\n[0, 2, 4, 6, 8]\n"
 
 
-def test_a_module_beside_the_script_is_found_by_workers(tmp_path: Path) -> None:
+def test_workers_import_modules_next_to_the_script(tmp_path: Path) -> None:
     (tmp_path / "beside.py").write_text(
         "def triple(n):\n    return 3 * n\ndef triples(items):\n    return [triple(item) for item in items]\n"
     )
@@ -161,7 +161,7 @@ print(sorted(dt.run(dt.Pipeline([dt.Stage("c", "beside:triples")]), range(3), {C
         assert script.finish() == "[0, 3, 6]\n" * 3
 
 
-def test_a_stage_may_be_named_by_a_text(tmp_path: Path) -> None:
+def test_a_stage_may_be_given_as_a_string(tmp_path: Path) -> None:
     (tmp_path / "pkg").mkdir()
     (tmp_path / "pkg" / "__init__.py").write_text("")
     (tmp_path / "pkg" / "stages.py").write_text(
@@ -250,7 +250,7 @@ def items_of(items: list[Item]) -> list[Item]:
     ],
     ids=["partial", "lambda", "class", "object", "method", "partial of partial", "each", "wrapped"],
 )
-def test_anything_that_can_be_called_is_a_stage(work: Callable[..., Any], expected: list[int]) -> None:
+def test_any_callable_can_be_a_stage(work: Callable[..., Any], expected: list[int]) -> None:
     assert sorted(run_of(dt.Stage("s", work), source=range(3))) == expected
 
 
@@ -292,7 +292,7 @@ def test_thread_counts_are_those_of_the_seat_unless_set(monkeypatch: pytest.Monk
     assert seen(THREADS, dt.Resources(cpus=2)) == {**dict.fromkeys(THREADS, "2"), "OMP_NUM_THREADS": "17"}
 
 
-def test_a_gang_of_the_driver_is_not_inherited(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gang_variables_of_the_driver_are_not_inherited(monkeypatch: pytest.MonkeyPatch) -> None:
     names = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"]
     for name in names:
         monkeypatch.setenv(name, "7")
@@ -300,13 +300,13 @@ def test_a_gang_of_the_driver_is_not_inherited(monkeypatch: pytest.MonkeyPatch) 
     assert seen([*names, "OTHER"]) == {**dict.fromkeys(names), "OTHER": "kept"}
 
 
-def test_what_a_stage_sets_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_of_a_stage_have_precedence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLOUR", "red")
     env = {"COLOUR": "blue", "OMP_NUM_THREADS": "9", "CUDA_VISIBLE_DEVICES": "5"}
     assert seen(list(env), env=env) == env
 
 
-def test_what_a_stage_sets_stays_with_it() -> None:
+def test_variables_of_a_stage_do_not_reach_other_stages() -> None:
     stages = [
         dt.Stage("a", lambda items: [os.environ.get("COLOUR") for _ in items], env={"COLOUR": "blue"}),
         dt.Stage("b", lambda items: [(item, os.environ.get("COLOUR")) for item in items]),
@@ -314,7 +314,7 @@ def test_what_a_stage_sets_stays_with_it() -> None:
     assert set(run_of(*stages, source=range(4))) == {("blue", None)}
 
 
-def test_variables_that_count_at_the_start_of_an_interpreter_are_heeded() -> None:
+def test_variables_read_at_interpreter_start_take_effect() -> None:
     stage = dt.Stage("hash", lambda items: [hash(item) for item in items], env={"PYTHONHASHSEED": "0"}, workers=1)
     (found,) = run_of(stage, source=["dovetail"])
     command = [sys.executable, "-c", "print(hash('dovetail'))"]
@@ -362,7 +362,7 @@ def test_a_worker_may_have_several_cards() -> None:
     assert {(cards, gpus) for cards, gpus, _ in found} == {("0,1", (0, 1))}
 
 
-def test_what_workers_print_is_in_their_logs(tmp_path: Path) -> None:
+def test_output_of_workers_is_in_their_logs(tmp_path: Path) -> None:
     run = run_of(dt.Stage("speak", speaks, workers=1), source=range(3), run_dir=tmp_path / "run")
     list(run)
     (log,) = (tmp_path / "run" / "logs").glob("*.log")
@@ -379,7 +379,7 @@ def speaks(items: list[int]) -> list[int]:
     return items
 
 
-def test_a_worker_is_where_the_driver_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_has_the_working_folder_of_the_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path / "more"))
     stage = dt.Stage("where", lambda items: [(os.getcwd(), sys.path[0], sys.stdin.read()) for _ in items])  # noqa: PTH109
@@ -410,7 +410,7 @@ class Together:
             return [(item, self._most) for item in items]
 
 
-def test_a_stage_with_slots_runs_as_many_calls_at_once() -> None:
+def test_a_stage_with_slots_runs_that_many_calls_at_once() -> None:
     found = list(run_of(dt.Stage("together", Together(4), slots=4, workers=1), source=range(80)))
     assert sorted(item for item, _ in found) == list(range(80))
     assert max(most for _, most in found) == 4
@@ -444,7 +444,7 @@ class TogetherAwaited:
         print("torn down in its loop", asyncio.get_running_loop() is self._loop)  # noqa: T201
 
 
-def test_an_async_stage_runs_as_many_calls_at_once_as_it_has_slots(tmp_path: Path) -> None:
+def test_an_async_stage_runs_one_call_per_slot_at_once(tmp_path: Path) -> None:
     stage = dt.Stage("together", TogetherAwaited(8), slots=8, workers=1)
     run = run_of(stage, source=range(80), run_dir=tmp_path / "run")
     found = list(run)
@@ -472,7 +472,7 @@ class AwaitsBadly:
         return items
 
 
-def test_an_async_call_that_is_cancelled_by_itself_is_an_exception() -> None:
+def test_an_async_call_that_cancels_itself_is_an_exception() -> None:
     run = run_of(dt.Stage("bad", AwaitsBadly, slots=3, on_error="skip"), source=range(20))
     assert sorted(run) == [number for number in range(20) if number != 5]
     assert [error.item for error in run.errors] == [5]

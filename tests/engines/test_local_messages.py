@@ -114,9 +114,7 @@ def in_a_thread(work: Callable[[], object]) -> None:
     thread.join()
 
 
-def test_a_post_at_the_very_moment_of_a_wake_up_does_not_silence_later_ones(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_post_during_a_wake_up_does_not_suppress_later_ones(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     engine, really = bench.engine, os.eventfd_read
     numbers = iter(range(4))
 
@@ -139,9 +137,7 @@ def test_a_post_at_the_very_moment_of_a_wake_up_does_not_silence_later_ones(
     bench.until(lambda: len(bench.log) == 4, "the last one came")
 
 
-def test_posts_from_another_thread_while_polling_are_never_slept_over(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_posts_from_another_thread_always_wake_poll(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     engine, rounds, at_once = bench.engine, 1000, 3
     all_heard = threading.Semaphore(1)
     really = os.eventfd_read
@@ -181,7 +177,7 @@ def waits(items: list[Any]) -> list[Any]:
     return items
 
 
-def test_a_worker_that_dies_while_its_socket_is_full_is_just_lost(bench: Bench) -> None:
+def test_a_worker_that_dies_while_its_socket_is_full_is_lost(bench: Bench) -> None:
     bench.ready(1, waits)
     bench.send(0, b"")
     bench.begun(0)
@@ -203,7 +199,7 @@ def same(items: list[Any]) -> list[Any]:
 
 
 @pytest.mark.parametrize("short_of", [errno.ENOBUFS, errno.ENOMEM, errno.ETOOMANYREFS])
-def test_a_kernel_that_is_short_of_memory_for_a_moment_loses_no_message(
+def test_a_momentary_kernel_memory_shortage_loses_no_message(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, short_of: int
 ) -> None:
     bench.ready(1, same)
@@ -240,7 +236,7 @@ class NotesAndWaits:
         return [items[0][0]]
 
 
-def test_a_message_behind_large_ones_is_never_both_taken_back_and_run(bench: Bench, tmp_path: Path) -> None:
+def test_a_message_behind_large_ones_is_never_both_cancelled_and_run(bench: Bench, tmp_path: Path) -> None:
     """A read ends behind every descriptor."""
     bench.ready(1, NotesAndWaits(tmp_path / "log", tmp_path / "gate"))
     bench.send(1, (1, b""))
@@ -280,7 +276,7 @@ class CallsFirst:
         return items
 
 
-def test_a_worker_that_has_called_another_runs_nothing_that_was_taken_back(bench: Bench, tmp_path: Path) -> None:
+def test_a_worker_that_has_called_another_runs_no_cancelled_message(bench: Bench, tmp_path: Path) -> None:
     for worker in (1, 2):
         bench.ready(worker, CallsFirst(tmp_path / "log"))
     dice, sent, last = random.Random(0), 0, 1200
@@ -329,7 +325,7 @@ class AsksInVain:
         return [found]
 
 
-def test_a_call_to_another_worker_that_is_given_up_makes_nobody_deaf(bench: Bench, tmp_path: Path) -> None:
+def test_an_abandoned_call_does_not_stop_a_worker_from_reading(bench: Bench, tmp_path: Path) -> None:
     for worker in (1, 2):
         bench.ready(worker, AsksInVain(tmp_path / "gate"))
     bench.send(1, "give up")
@@ -351,7 +347,7 @@ class LeavesInSetup:
         return items
 
 
-def test_an_async_setup_that_exits_is_a_bad_setup(bench: Bench) -> None:
+def test_an_async_setup_that_exits_is_a_failed_setup(bench: Bench) -> None:
     bench.start(1, LeavesInSetup)
     end = bench.lost(1)
     assert end.cause is LossCause.SETUP_FAILED
@@ -373,7 +369,7 @@ class StartsLeaver:
         return items
 
 
-def test_a_task_of_the_user_that_exits_stops_nobody_else(bench: Bench) -> None:
+def test_a_user_task_that_exits_does_not_stop_other_tasks(bench: Bench) -> None:
     bench.ready(1, StartsLeaver, slots=2)
     for message in range(1, 4):
         bench.send(message, message)
@@ -402,7 +398,7 @@ class KeepsAndFails:
         return [(int(kept.min()), int(kept.max())) for kept in self._kept]
 
 
-def test_what_is_kept_of_a_message_whose_output_had_no_room_never_changes(bench: Bench) -> None:
+def test_input_kept_from_a_message_whose_output_was_spilled_never_changes(bench: Bench) -> None:
     bench.ready(1, KeepsAndFails)
     bench.send(100, np.full(1 << 20, 100, np.uint8))
     assert bench.done(100).failures
@@ -420,7 +416,7 @@ class FindsNoRoom:
         return [np.zeros(2 << 20, np.uint8), np.zeros(8 << 20, np.uint8)]
 
 
-def test_messages_whose_output_had_no_room_leave_no_memory_behind(bench: Bench) -> None:
+def test_messages_whose_output_was_spilled_leave_no_memory(bench: Bench) -> None:
     bench.ready(1, FindsNoRoom)
     before = memory_files(bench.pid())
     for message in range(20):
@@ -441,7 +437,7 @@ def writes_and_forks(items: list[Any]) -> list[int]:
     return [int(array.max())]
 
 
-def test_what_a_forked_process_writes_into_its_arrays_stays_its_own(bench: Bench) -> None:
+def test_writes_of_a_forked_process_into_its_arrays_are_private(bench: Bench) -> None:
     bench.ready(1, writes_and_forks)
     found = []
     for message in range(25):
@@ -468,7 +464,7 @@ class SavesInBackground:
         return [number]
 
 
-def test_a_process_that_a_call_forked_reads_what_the_call_was_given_for_ever(bench: Bench, tmp_path: Path) -> None:
+def test_a_process_forked_by_a_call_can_always_read_its_input(bench: Bench, tmp_path: Path) -> None:
     bench.ready(1, SavesInBackground(tmp_path))
     for message in range(12):
         bench.send(message, (message, np.full(1 << 20, message, np.uint8)))
@@ -486,7 +482,7 @@ def writes_in_a_hurry(items: list[Any]) -> list[int]:
     return [int(array.max()) for array in items]
 
 
-def test_calls_at_once_that_write_into_their_inputs_do_not_share_memory(bench: Bench) -> None:
+def test_concurrent_calls_that_write_into_their_inputs_share_no_memory(bench: Bench) -> None:
     bench.ready(1, writes_in_a_hurry, slots=4)
     messages = 160
     for message in range(messages):
@@ -508,7 +504,7 @@ def forks_and_leaves(items: list[int]) -> list[int]:
     return items
 
 
-def test_a_process_that_a_call_forked_and_that_exits_is_no_second_worker() -> None:
+def test_a_process_forked_by_a_call_that_returns_is_no_second_worker() -> None:
     assert sorted(run_of(dt.Stage("forks", forks_and_leaves), source=range(60))) == list(range(60))
 
 
@@ -540,13 +536,13 @@ def forking_script(folder: Path, *, child: str, after: str) -> Script:
     return Script(folder, FORKING.replace("CHILD", child).replace("AFTER", after))
 
 
-def test_a_process_that_the_driver_forked_does_not_hold_up_the_end_of_a_run(tmp_path: Path) -> None:
+def test_a_process_forked_by_the_driver_does_not_delay_the_end_of_a_run(tmp_path: Path) -> None:
     with forking_script(tmp_path, child="time.sleep(1000)", after="os.kill(child, 9)") as script:
         assert "RESULTS True finished" in script.finish()
         script.all_gone()
 
 
-def test_a_process_that_the_driver_forked_may_exit_while_the_run_goes_on(tmp_path: Path) -> None:
+def test_a_process_forked_by_the_driver_may_exit_during_the_run(tmp_path: Path) -> None:
     after = "print('its code', os.waitpid(child, 0)[1])"
     with forking_script(tmp_path, child="sys.exit(0)", after=after) as script:
         output = script.finish()
@@ -555,7 +551,7 @@ def test_a_process_that_the_driver_forked_may_exit_while_the_run_goes_on(tmp_pat
         script.all_gone()
 
 
-def test_a_driver_that_blocks_signals_learns_of_the_end_of_its_workers(tmp_path: Path) -> None:
+def test_a_driver_that_blocks_signals_detects_the_exit_of_its_workers(tmp_path: Path) -> None:
     text = """
 import signal
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT})

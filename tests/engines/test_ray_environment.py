@@ -13,7 +13,7 @@ from dovetail.errors import ConfigError
 SAYS = 'MY_TOKEN is set for the driver, but not sent to workers: env_from=["MY_TOKEN"] or --env-from MY_TOKEN'
 
 
-def test_what_is_on_the_list_is_sent_and_nothing_else() -> None:
+def test_only_listed_variables_are_sent() -> None:
     sent = {
         "LOG_LEVEL": "debug",
         "EXPERIMENT_PATH": "/x",
@@ -31,11 +31,11 @@ def test_what_is_on_the_list_is_sent_and_nothing_else() -> None:
     assert select_variables(sent | kept | dict.fromkeys(NEVER_SENT, "1")) == sent
 
 
-def test_what_the_user_names_is_sent_too() -> None:
+def test_variables_named_by_the_user_are_sent() -> None:
     assert select_variables({"MY_TOKEN": "x", "OTHER": "y"}, ["MY_TOKEN", "MY_TOKEN"]) == {"MY_TOKEN": "x"}
 
 
-def test_every_name_that_cannot_be_sent_is_told_at_once_with_a_way_out() -> None:
+def test_all_names_that_cannot_be_sent_are_reported_with_a_fix() -> None:
     with pytest.raises(ConfigError) as caught:
         select_variables({"MY_TOKEN": "x", "RANK": "3"}, ["MY_TOKEM", "RANK", "CUDA_VISIBLE_DEVICES"])
     assert caught.value.exit_code == 2
@@ -67,7 +67,7 @@ def test_a_setup_whose_error_was_raised_from_a_key_error_gets_the_hint() -> None
     assert missing_variable_hint(told.line, told.detail, {"MY_TOKEN": "x"}, {"OTHER": "1"}) == SAYS
 
 
-def test_an_error_that_asks_for_a_variable_gets_the_hint() -> None:
+def test_an_error_that_mentions_a_variable_gets_the_hint() -> None:
     said = "OpenAIError: pass api_key or set the MY_TOKEN environment variable"
     assert missing_variable_hint(said, "Traceback ...", {"MY_TOKEN": "x"}, {}) == SAYS
 
@@ -77,16 +77,16 @@ def test_an_error_that_asks_for_a_variable_gets_the_hint() -> None:
     [({}, {}), ({"MY_TOKEN": "x"}, {"MY_TOKEN": "x"}), ({"OTHER": "x"}, {})],
     ids=["nobody has it", "it was sent", "the driver has another"],
 )
-def test_there_is_no_hint_where_sending_would_not_help(environ: dict[str, str], sent: dict[str, str]) -> None:
+def test_no_hint_is_given_where_sending_would_not_help(environ: dict[str, str], sent: dict[str, str]) -> None:
     assert missing_variable_hint("KeyError: 'MY_TOKEN'", "", environ, sent) is None
 
 
-def test_a_key_of_something_else_gets_no_hint() -> None:
+def test_a_key_error_of_another_mapping_gets_no_hint() -> None:
     with pytest.raises(KeyError) as caught:
         {"other": 1}["HOME"]
     told = summarize_exception(caught.value)
     assert missing_variable_hint(told.line, told.detail, {"HOME": "/root"}, {}) is None
 
 
-def test_what_a_worker_has_of_its_own_is_never_recommended() -> None:
+def test_variables_that_workers_set_themselves_are_never_recommended() -> None:
     assert missing_variable_hint("KeyError: 'RANK'", "", {"RANK": "0"}, {}) is None

@@ -73,7 +73,7 @@ def free(cluster: FakeCluster, node: str, what: str = "CPU") -> float:
 # --- what it cannot do without
 
 
-def test_all_is_taken_at_once_and_the_cards_are_known(ray_cluster: FakeCluster, held: Reservation) -> None:
+def test_all_resources_are_reserved_at_once_with_known_cards(ray_cluster: FakeCluster, held: Reservation) -> None:
     from dovetail.engines.ray.placement_groups import GroupState
 
     need = (Seat("b", 1500, 1 << 30, (CardShare(1, 250),)), cpu("d", 0.25), cpu("b", 0.001))
@@ -91,9 +91,7 @@ def test_all_is_taken_at_once_and_the_cards_are_known(ray_cluster: FakeCluster, 
     assert held.held["b", -1, "cpu_milli"] == 1500
 
 
-def test_what_is_not_there_now_and_what_never_is_are_told_apart_at_once(
-    ray_cluster: FakeCluster, held: Reservation
-) -> None:
+def test_busy_and_impossible_requests_are_distinguished_at_once(ray_cluster: FakeCluster, held: Reservation) -> None:
     from dovetail.engines.ray.placement_groups import GroupState, Reservation
 
     assert held.try_acquire((cpu("a", 3), gpu("c", 0, 1))) is GroupState.GRANTED
@@ -110,7 +108,7 @@ def test_what_is_not_there_now_and_what_never_is_are_told_apart_at_once(
     other.close()
 
 
-def test_who_waits_a_moment_gets_what_another_gives_back(held: Reservation) -> None:
+def test_a_waiting_reservation_gets_released_resources(held: Reservation) -> None:
     import threading
 
     from dovetail.engines.ray.placement_groups import GroupState, Reservation
@@ -124,7 +122,7 @@ def test_who_waits_a_moment_gets_what_another_gives_back(held: Reservation) -> N
 # --- what it uses beyond
 
 
-def test_it_grows_and_shrinks_and_the_first_part_stays(ray_cluster: FakeCluster, held: Reservation) -> None:
+def test_a_reservation_grows_and_shrinks_and_keeps_its_first_group(ray_cluster: FakeCluster, held: Reservation) -> None:
     held.try_acquire((cpu("a", 1),))
     get(held, cpu("a", 3), cpu("d", 1))
     until(lambda: (free(ray_cluster, "a"), free(ray_cluster, "d")) == (1.0, 3.0), "grown")
@@ -139,7 +137,7 @@ def test_it_grows_and_shrinks_and_the_first_part_stays(ray_cluster: FakeCluster,
     assert held.held == {("a", -1, "cpu_milli"): 1000}
 
 
-def test_what_is_spare_is_kept_for_a_while_unless_it_is_given_back(ray_cluster: FakeCluster, held: Reservation) -> None:
+def test_surplus_resources_are_kept_for_a_while_unless_released(ray_cluster: FakeCluster, held: Reservation) -> None:
     from dovetail.engines.ray.placement_groups import Reservation
 
     slow = Reservation("slow", held.ids, spare_s=1000.0)
@@ -162,7 +160,7 @@ def test_what_is_spare_is_kept_for_a_while_unless_it_is_given_back(ray_cluster: 
         slow.close()
 
 
-def test_a_card_keeps_its_name_while_it_is_used_and_an_idle_one_is_used_first(
+def test_a_card_in_use_keeps_its_name_and_idle_cards_are_used_first(
     ray_cluster: FakeCluster, held: Reservation
 ) -> None:
     held.try_acquire((gpu("b", 0),))
@@ -180,7 +178,7 @@ def test_a_card_keeps_its_name_while_it_is_used_and_an_idle_one_is_used_first(
     assert held.devices("b") == {1: kept}, "the card that is there gets the position that is wanted"
 
 
-def test_none_of_ours_is_a_card_that_somebody_else_has(
+def test_no_reserved_card_belongs_to_a_foreign_holder(
     ray_cluster: FakeCluster, held: Reservation, tmp_path: Path
 ) -> None:
     with foreign_actor(ray_cluster, tmp_path, node="b", num_gpus=1) as theirs:
@@ -192,9 +190,7 @@ def test_none_of_ours_is_a_card_that_somebody_else_has(
         held.close()
 
 
-def test_what_was_asked_for_and_is_not_wanted_any_more_is_not_asked_for(
-    ray_cluster: FakeCluster, held: Reservation
-) -> None:
+def test_a_request_that_is_no_longer_wanted_is_withdrawn(ray_cluster: FakeCluster, held: Reservation) -> None:
     held.set_wanted(sum_seats([cpu("a", 40), gpu("b", 0, 1), gpu("b", 2)]), time.monotonic())
     held.set_wanted(sum_seats([cpu("a", 1)]), time.monotonic())
     until_held(held, cpu("a", 1))
@@ -206,7 +202,7 @@ def test_what_was_asked_for_and_is_not_wanted_any_more_is_not_asked_for(
 # --- ways out
 
 
-def test_a_lost_node_is_forgotten_and_the_rest_is_kept(ray_cluster: FakeCluster, held: Reservation) -> None:
+def test_a_lost_node_is_dropped_and_the_rest_is_kept(ray_cluster: FakeCluster, held: Reservation) -> None:
     with add_node(ray_cluster, num_cpus=4, num_gpus=1) as node:
         held.on_node_joined(node.name, node.node_id)
         held.try_acquire((cpu(node.name, 1), cpu("a", 1)))
@@ -243,7 +239,7 @@ print("HELD", flush=True)
 
 
 @pytest.mark.parametrize("way", ["kill", *(pytest.param(way, marks=pytest.mark.long) for way in ("error", "exit"))])
-def test_everything_is_back_soon_after_a_driver_has_ended_in_whichever_way(
+def test_all_resources_are_free_soon_after_a_driver_ends_in_any_way(
     ray_cluster: FakeCluster, tmp_path: Path, way: str
 ) -> None:
     before = ray_cluster.available()
@@ -256,7 +252,7 @@ def test_everything_is_back_soon_after_a_driver_has_ended_in_whichever_way(
         until_available_is(ray_cluster, before)
 
 
-def test_what_was_granted_is_given_back_if_its_cards_cannot_be_asked_for(
+def test_a_granted_group_is_released_if_its_cards_cannot_be_read(
     ray_cluster: FakeCluster, held: Reservation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from dovetail.engines.ray import placement_groups
@@ -275,7 +271,7 @@ def test_what_was_granted_is_given_back_if_its_cards_cannot_be_asked_for(
     assert held.try_acquire((gpu("b", 0),)) is GroupState.GRANTED, "and can be asked for again"
 
 
-def test_ray_that_does_not_decide_is_told_apart_from_one_that_refuses(
+def test_an_undecided_request_is_distinguished_from_a_refused_one(
     ray_cluster: FakeCluster, held: Reservation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from dovetail.engines.ray import placement_groups

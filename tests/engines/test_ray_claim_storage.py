@@ -49,7 +49,7 @@ def row(name: str, since: float, *more: Any) -> tuple[Any, ...]:
     return (name, "", name, 1, "", "", since, *more)
 
 
-def test_rows_are_written_read_and_removed_the_first_to_come_first(rows: KvClaimRows) -> None:
+def test_rows_are_written_read_and_removed_in_order_of_arrival(rows: KvClaimRows) -> None:
     assert rows.read() == []
     rows.transact(lambda _: ([], row("late", 2.0, None, 1), None))
     assert rows.transact(lambda found: ([], row("early", 1.5, "x"), len(found))) == 1
@@ -60,7 +60,7 @@ def test_rows_are_written_read_and_removed_the_first_to_come_first(rows: KvClaim
     assert rows.read() == []
 
 
-def test_a_change_is_seen_by_others_once(rows: KvClaimRows, request: pytest.FixtureRequest) -> None:
+def test_a_change_is_reported_to_others_once(rows: KvClaimRows, request: pytest.FixtureRequest) -> None:
     from dovetail.engines.ray.claim_storage import KvClaimRows
 
     other = KvClaimRows(request.node.name)
@@ -75,7 +75,7 @@ def test_a_change_is_seen_by_others_once(rows: KvClaimRows, request: pytest.Fixt
     assert other.has_changed()
 
 
-def test_only_one_changes_at_a_time(rows: KvClaimRows, request: pytest.FixtureRequest) -> None:
+def test_changes_are_serialized(rows: KvClaimRows, request: pytest.FixtureRequest) -> None:
     from dovetail.engines.ray.claim_storage import KvClaimRows
 
     def count() -> None:
@@ -91,7 +91,7 @@ def test_only_one_changes_at_a_time(rows: KvClaimRows, request: pytest.FixtureRe
     assert rows.read() == [row("sum", 1.0, 40)]
 
 
-def test_the_lock_of_somebody_who_is_gone_is_broken(rows: KvClaimRows, request: pytest.FixtureRequest) -> None:
+def test_the_lock_of_a_dead_driver_is_broken(rows: KvClaimRows, request: pytest.FixtureRequest) -> None:
     from ray.experimental import internal_kv
 
     lock = f"{request.node.name}/1/lock".encode()
@@ -103,7 +103,7 @@ def test_the_lock_of_somebody_who_is_gone_is_broken(rows: KvClaimRows, request: 
     assert len(rows.read()) == 1
 
 
-def test_who_lost_the_lock_meanwhile_decides_again(rows: KvClaimRows, request: pytest.FixtureRequest) -> None:
+def test_a_change_is_repeated_if_the_lock_was_lost(rows: KvClaimRows, request: pytest.FixtureRequest) -> None:
     from ray.experimental import internal_kv
 
     lock = f"{request.node.name}/1/lock".encode()
@@ -122,7 +122,7 @@ def test_who_lost_the_lock_meanwhile_decides_again(rows: KvClaimRows, request: p
     assert [each[0] for each in rows.read()] == ["other", "me"]
 
 
-def test_what_nobody_of_us_wrote_is_one_clear_error(rows: KvClaimRows, request: pytest.FixtureRequest) -> None:
+def test_data_in_an_unknown_format_is_one_clear_error(rows: KvClaimRows, request: pytest.FixtureRequest) -> None:
     from ray.experimental import internal_kv
 
     from dovetail.errors import EngineError
@@ -145,7 +145,7 @@ time.sleep(600)
 """
 
 
-def test_a_driver_that_was_killed_is_known_to_be_gone_soon(ray_cluster: FakeCluster, tmp_path: Path) -> None:
+def test_a_killed_driver_is_detected_soon(ray_cluster: FakeCluster, tmp_path: Path) -> None:
     from dovetail.engines.ray.claim_storage import DriverLiveness
 
     drivers = DriverLiveness(again_s=0.0)

@@ -39,7 +39,7 @@ async def odd(items: list[int]) -> list[int]:
     return [item for item in items if item % 2]
 
 
-def test_batches_are_awaited_one_after_another() -> None:
+def test_batches_of_an_async_stage_are_awaited_in_order() -> None:
     outcome = run(host(odd, 2), list(range(8)), 2)
     assert outcome.items == [1, 3, 7]
     assert outcome.keys == [(0, 0), (2, 0), (6, 0)]
@@ -51,7 +51,7 @@ def test_batches_are_awaited_one_after_another() -> None:
     assert "/awaited.py" not in outcome.failures[0].detail
 
 
-def test_async_generators_give_items() -> None:
+def test_async_generators_yield_items() -> None:
     class Spreads:
         async def __call__(self, items: list[int]) -> AsyncIterator[int]:
             for item in items:
@@ -63,7 +63,7 @@ def test_async_generators_give_items() -> None:
     assert run(host(Spreads), [1, 2]).keys == [(0, 0), (0, 1), (1, 0), (1, 1)]
 
 
-def test_each_of_an_async_function_drops_fans_out_and_fails_alone() -> None:
+def test_each_with_an_async_function_drops_fans_out_and_fails_per_item() -> None:
     async def one(item: int) -> Any:
         await asyncio.sleep(0)
         if item == 3:
@@ -79,7 +79,7 @@ def test_each_of_an_async_function_drops_fans_out_and_fails_alone() -> None:
         ]
 
 
-def test_each_of_an_async_generator_fans_out() -> None:
+def test_each_with_an_async_generator_fans_out() -> None:
     async def spread(item: int) -> AsyncIterator[int]:
         for number in range(item):
             yield number
@@ -87,7 +87,7 @@ def test_each_of_an_async_generator_fans_out() -> None:
     assert run(host(each(spread), 4), [2, 0, 1], 4).keys == [(0, 0), (0, 1), (2, 0)]
 
 
-def test_items_of_a_batch_are_awaited_at_once_and_know_their_keys() -> None:
+def test_items_of_a_batch_are_awaited_concurrently_with_their_own_keys() -> None:
     class Meets:
         def setup(self, worker: Worker) -> None:
             self.worker = worker
@@ -106,7 +106,7 @@ def test_items_of_a_batch_are_awaited_at_once_and_know_their_keys() -> None:
     assert run(hosted, list(range(6)), 1).items == [((i,),) for i in range(6)]
 
 
-def test_two_messages_at_a_time_have_their_own_keys_and_crumbs() -> None:
+def test_concurrent_messages_have_their_own_keys_and_breadcrumbs() -> None:
     places = {100: crumb(), 200: crumb()}
     seen: list[tuple[int, int, int]] = []
 
@@ -139,7 +139,7 @@ def test_two_messages_at_a_time_have_their_own_keys_and_crumbs() -> None:
     assert [one[0] for one in seen] != sorted(one[0] for one in seen)
 
 
-def test_whoever_cancels_the_task_ends_the_message() -> None:
+def test_cancelling_the_task_ends_the_message() -> None:
     place = crumb()
 
     async def waits(item: Any) -> Any:
@@ -159,7 +159,7 @@ def test_whoever_cancels_the_task_ends_the_message() -> None:
             asyncio.run(cancelled(work, batch_size))
 
 
-def test_a_call_that_raises_cancelled_by_itself_has_only_failed() -> None:
+def test_a_call_that_raises_cancelled_error_is_a_failed_call() -> None:
     async def gives_up(item: Any) -> Any:
         raise asyncio.CancelledError("tired")
 
@@ -170,12 +170,12 @@ def test_a_call_that_raises_cancelled_by_itself_has_only_failed() -> None:
             assert sum(failure.stop - failure.start for failure in failures) == 2
 
 
-def test_a_function_that_is_not_awaited_can_be_run_from_a_loop() -> None:
+def test_a_plain_function_can_run_in_an_event_loop() -> None:
     hosted = make_executor(lambda items: items, Worker(1, "a"))
     assert run(hosted, [1, 2], 2).items == [1, 2]
 
 
-def test_bad_returns_are_refused_here_too() -> None:
+def test_invalid_return_values_of_async_functions_are_rejected() -> None:
     async def nothing(items: Any) -> Any:
         return None
 

@@ -76,7 +76,7 @@ class NoListener:
 # --- agents that die
 
 
-def test_an_agent_that_dies_again_and_again_is_started_ever_later(
+def test_an_agent_that_dies_repeatedly_is_restarted_with_growing_delays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(agent_pool, "start_agent", lambda *_: NoHandle())
@@ -98,7 +98,7 @@ def test_an_agent_that_dies_again_and_again_is_started_ever_later(
     assert restart_delay_s(10**6) == 10.0
 
 
-def test_no_agent_is_started_on_a_node_that_has_left_meanwhile(tmp_path: Path) -> None:
+def test_no_agent_is_restarted_on_a_node_that_has_left(tmp_path: Path) -> None:
     listener: Any = NoListener()
     agents = AgentPool(tmp_path, around("a", "b"), listener)
     assert agents.on_node_lost("a")
@@ -108,7 +108,7 @@ def test_no_agent_is_started_on_a_node_that_has_left_meanwhile(tmp_path: Path) -
     assert listener.added == []
 
 
-def test_what_is_due_later_is_heard_then() -> None:
+def test_a_scheduled_message_arrives_when_it_is_due() -> None:
     heard: SimpleQueue[Any] = SimpleQueue()
     listener = AgentListener(heard)
     listener.schedule(60.0, RestartAgent("late"))
@@ -122,7 +122,7 @@ def test_what_is_due_later_is_heard_then() -> None:
         listener.close()
 
 
-def test_all_agents_of_a_node_are_started_again_whichever_runtime_env_they_have(
+def test_all_agents_of_a_node_are_restarted_with_their_runtime_envs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(agent_pool, "start_agent", lambda *_: NoHandle())
@@ -162,7 +162,7 @@ def started(engine: RayEngine, kind: str) -> AgentLink:
     return link
 
 
-def test_an_agent_with_a_runtime_env_that_dies_before_it_says_a_word_is_started_again(engine: RayEngine) -> None:
+def test_an_agent_with_a_runtime_env_that_dies_before_its_hello_is_restarted(engine: RayEngine) -> None:
     for _ in range(MAX_FAILED_STARTS - 1):
         engine._handlers.handle(started(engine, ENV), RayError(DIED))
         assert failed(engine) == []
@@ -181,12 +181,12 @@ def test_an_agent_with_a_runtime_env_that_dies_before_it_says_a_word_is_started_
     [RuntimeEnvSetupError("no such package"), RayError(f"it died\n{NO_WORKER_MESSAGE}, because of it")],
     ids=["made", "started"],
 )
-def test_a_runtime_env_that_cannot_be_made_fails_the_run_at_once(engine: RayEngine, error: Exception) -> None:
+def test_a_runtime_env_that_cannot_be_created_fails_the_run_at_once(engine: RayEngine, error: Exception) -> None:
     engine._handlers.handle(started(engine, ENV), error)
     assert [text.startswith("DT403 node a cannot create the runtime_env") for text in failed(engine)] == [True]
 
 
-def test_a_node_that_dies_below_an_agent_with_a_runtime_env_is_no_fault_of_that(engine: RayEngine) -> None:
+def test_a_node_loss_is_not_reported_as_a_failed_runtime_env(engine: RayEngine) -> None:
     for _ in range(2 * MAX_FAILED_STARTS):
         engine._handlers.handle(started(engine, ENV), RayError("The actor died because its node has died."))
         engine._handlers.handle(None, RestartAgent("a"))
@@ -203,7 +203,7 @@ class Leaves(NoHandle):
         raise SystemExit
 
 
-def test_a_listener_to_which_ray_is_gone_says_so_once() -> None:
+def test_a_listener_reports_the_loss_of_ray_once() -> None:
     heard: SimpleQueue[Any] = SimpleQueue()
     listener = AgentListener(heard)
     handle: Any = NoHandle()
@@ -217,7 +217,7 @@ def test_a_listener_to_which_ray_is_gone_says_so_once() -> None:
     assert heard.empty()
 
 
-def test_when_ray_is_gone_the_run_fails_once_and_nobody_is_started_again(engine: RayEngine) -> None:
+def test_after_the_loss_of_ray_the_run_fails_once_and_no_agent_is_restarted(engine: RayEngine) -> None:
     started(engine, "")
     engine._handlers.handle(None, RayLost(SHUTDOWN_MESSAGE, SHUTDOWN_FIX))
     engine._handlers.handle(None, RayLost(SILENT_HEAD_MESSAGE, agents_lost=False))
@@ -231,7 +231,7 @@ def test_when_ray_is_gone_the_run_fails_once_and_nobody_is_started_again(engine:
     assert engine.agents.link("a", "") is None
 
 
-def test_a_call_that_finds_no_ray_fails_the_run_instead_of_the_loop(engine: RayEngine) -> None:
+def test_a_call_without_ray_fails_the_run_and_not_the_loop(engine: RayEngine) -> None:
     link = started(engine, "")
     link.handle = Leaves()
     link.send(("stop", 1, False, ""))
@@ -239,7 +239,7 @@ def test_a_call_that_finds_no_ray_fails_the_run_instead_of_the_loop(engine: RayE
     assert [event.error for event in events if isinstance(event, FailRun)] == [f"DT397 {SHUTDOWN_MESSAGE}"]
 
 
-def test_a_head_that_is_silent_for_long_is_told_once_and_one_that_stumbles_is_not() -> None:
+def test_a_long_silence_of_the_head_is_reported_once_and_a_short_one_is_not() -> None:
     head = HeadWatchdog()
     for _ in range(3):
         with head.probe():
@@ -249,7 +249,7 @@ def test_a_head_that_is_silent_for_long_is_told_once_and_one_that_stumbles_is_no
         assert sum(head.has_expired(1.0) for _ in range(100)) == 1
 
 
-def test_who_looks_after_the_head_tells_when_it_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cluster_watcher_reports_a_silent_head(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agent_link, "HEAD_TIMEOUT_S", 0.2)
     monkeypatch.setattr(agent_link, "HEARTBEAT_S", 0.02)
     heard: SimpleQueue[Any] = SimpleQueue()
@@ -266,7 +266,7 @@ def test_who_looks_after_the_head_tells_when_it_is_gone(monkeypatch: pytest.Monk
 # --- nodes that are all gone
 
 
-def test_when_all_nodes_are_gone_the_run_is_told(tmp_path: Path) -> None:
+def test_the_run_fails_when_all_nodes_are_lost(tmp_path: Path) -> None:
     engine = RayEngine(tmp_path, around("a", "b"))
     try:
         engine._handlers.handle(None, GONE)
@@ -279,7 +279,7 @@ def test_when_all_nodes_are_gone_the_run_is_told(tmp_path: Path) -> None:
         engine.close()
 
 
-def test_when_all_nodes_are_gone_whose_agents_had_died_before_the_run_fails(tmp_path: Path) -> None:
+def test_the_run_fails_when_all_nodes_are_lost_after_their_agents_died(tmp_path: Path) -> None:
     engine = RayEngine(tmp_path, around("a", "b"))
     try:
         for name in ("a", "b"):
@@ -291,7 +291,7 @@ def test_when_all_nodes_are_gone_whose_agents_had_died_before_the_run_fails(tmp_
         engine.close()
 
 
-def test_a_cluster_is_looked_at_closely_only_when_nodes_come_or_go(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cluster_is_discovered_again_only_when_nodes_join_or_leave(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agent_link, "NODE_POLL_S", 0.01)
     heard: SimpleQueue[Any] = SimpleQueue()
     rows = [row("aa")]
@@ -329,7 +329,7 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return []
 
 
-def test_one_timer_waits_for_all_idle_agents(ended: list[Any]) -> None:
+def test_one_timer_serves_all_idle_agents(ended: list[Any]) -> None:
     kept = IdleAgents(60.0, ended.append)
     others = set(threading.enumerate())  # one that a test on Ray has left may end meanwhile
     for number in range(50):
@@ -339,7 +339,7 @@ def test_one_timer_waits_for_all_idle_agents(ended: list[Any]) -> None:
     kept._timer.cancel()
 
 
-def test_an_idle_agent_ends_when_its_own_time_is_over(ended: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_idle_agent_ends_after_its_own_timeout(ended: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr("dovetail.engines.ray.agent_pool.time.monotonic", lambda: now[0])
     monkeypatch.setattr(IdleAgents, "_schedule_expiry", lambda self, when: waits.append(when))

@@ -49,7 +49,7 @@ def ends(tmp_path: Path) -> Ends:
     return Ends(tmp_path)
 
 
-def test_what_is_new_is_appended_to_the_file_of_the_same_name(ends: Ends) -> None:
+def test_new_output_is_appended_to_the_file_of_the_same_name(ends: Ends) -> None:
     ends.print("1.log", "one\n")
     ends.print("12.3.log", "rank\n")
     ends.look()
@@ -62,19 +62,19 @@ def test_what_is_new_is_appended_to_the_file_of_the_same_name(ends: Ends) -> Non
     assert ends.keeper.skipped_bytes == 0
 
 
-def test_only_logs_of_workers_are_sent(ends: Ends) -> None:
+def test_only_worker_logs_are_sent(ends: Ends) -> None:
     for name in ("x.log", ".1.log", "1.txt", "1.log.gz", "ray.out"):
         ends.print(name, "no\n")
     (ends.node / "7.log").mkdir()
     assert ends.shipper.read_new() == []
 
 
-def test_a_folder_that_is_not_there_yet_is_no_trouble(tmp_path: Path) -> None:
+def test_a_missing_folder_has_no_output(tmp_path: Path) -> None:
     assert LogShipper(tmp_path / "later").read_new() == []
     assert LogShipper(tmp_path / "later").read_last({}) == []
 
 
-def test_one_look_sends_no_more_than_its_limit_and_the_rest_comes_later(ends: Ends) -> None:
+def test_one_read_stays_within_its_limit_and_the_rest_follows(ends: Ends) -> None:
     text = "".join(f"line {number}\n" for number in range(20_000))
     assert READ_LIMIT_BYTES < len(text) < MAX_BACKLOG_BYTES
     ends.print("1.log", text)
@@ -85,7 +85,7 @@ def test_one_look_sends_no_more_than_its_limit_and_the_rest_comes_later(ends: En
     assert ends.kept("1.log") == text
 
 
-def test_who_prints_little_does_not_wait_for_who_prints_much(ends: Ends) -> None:
+def test_small_logs_are_not_delayed_by_large_ones(ends: Ends) -> None:
     for number in range(3):
         ends.print(f"{number}.log", "x" * 99 + "\n")
     for number in range(3, 6):
@@ -96,7 +96,7 @@ def test_who_prints_little_does_not_wait_for_who_prints_much(ends: Ends) -> None
     assert all(READ_LIMIT_BYTES // 3 - 300 < sizes[f"{number}.log"] <= READ_LIMIT_BYTES // 3 for number in range(3, 6))
 
 
-def test_a_log_that_grows_faster_says_how_many_bytes_were_left_out(ends: Ends) -> None:
+def test_a_log_that_grows_too_fast_has_a_line_with_the_skipped_bytes(ends: Ends) -> None:
     lines = [f"line {number}\n" for number in range(100_000)]
     printed = "".join(lines)
     ends.print("1.log", "first\n")
@@ -113,7 +113,7 @@ def test_a_log_that_grows_faster_says_how_many_bytes_were_left_out(ends: Ends) -
     assert int(note[1]) == len(printed) - len(after) == ends.keeper.skipped_bytes
 
 
-def test_at_the_end_the_last_lines_are_sent_at_once(ends: Ends) -> None:
+def test_the_last_lines_are_sent_at_once_at_the_end(ends: Ends) -> None:
     for number in range(2):
         ends.print(f"{number}.log", "z" * 99 + "\n")
         ends.print(f"{number}.log", "y" * 1_500_000 + "\nTraceback\n")
@@ -124,7 +124,7 @@ def test_at_the_end_the_last_lines_are_sent_at_once(ends: Ends) -> None:
     assert [ends.kept(f"{number}.log") for number in range(2)] == kept
 
 
-def test_what_was_sent_and_not_heard_before_the_end_comes_with_the_last_lines(ends: Ends) -> None:
+def test_output_sent_but_not_received_is_sent_again_at_the_end(ends: Ends) -> None:
     ends.print("1.log", "heard\n")
     ends.look()
     ends.print("1.log", "on its way when the listener closed\n")
@@ -134,7 +134,7 @@ def test_what_was_sent_and_not_heard_before_the_end_comes_with_the_last_lines(en
     assert ends.kept("1.log") == "heard\non its way when the listener closed\nlast\n"
 
 
-def test_characters_that_are_torn_are_whole_again(ends: Ends) -> None:
+def test_characters_split_between_pieces_are_whole_in_the_file(ends: Ends) -> None:
     text = "\N{SNOWMAN}\N{PILE OF POO}é" * 5000
     data = text.encode()
     for at in range(0, len(data), 7001):
@@ -143,7 +143,7 @@ def test_characters_that_are_torn_are_whole_again(ends: Ends) -> None:
     assert ends.kept("1.log") == text
 
 
-def test_without_a_line_what_follows_a_gap_begins_with_a_character(ends: Ends) -> None:
+def test_without_line_breaks_a_gap_ends_at_a_whole_character(ends: Ends) -> None:
     ends.print("1.log", "\N{SNOWMAN}" * 400_000)
     ends.look()
     note, _, after = ends.kept("1.log").partition("]\n")
@@ -151,7 +151,7 @@ def test_without_a_line_what_follows_a_gap_begins_with_a_character(ends: Ends) -
     assert set(after) == {"\N{SNOWMAN}"}
 
 
-def test_a_gap_behind_half_a_line_begins_a_new_one(ends: Ends) -> None:
+def test_a_gap_after_half_a_line_starts_a_new_line(ends: Ends) -> None:
     ends.print("1.log", "half")
     ends.look()
     ends.print("1.log", "x\n" * 400_000)
@@ -159,7 +159,7 @@ def test_a_gap_behind_half_a_line_begins_a_new_one(ends: Ends) -> None:
     assert ends.kept("1.log").startswith("half\n[dovetail: ")
 
 
-def test_a_file_that_was_cut_or_replaced_begins_anew(ends: Ends) -> None:
+def test_a_truncated_or_replaced_file_is_read_from_its_start(ends: Ends) -> None:
     ends.print("1.log", "old old old\n")
     ends.look()
     (ends.node / "1.log").write_text("cut\n")
@@ -170,7 +170,7 @@ def test_a_file_that_was_cut_or_replaced_begins_anew(ends: Ends) -> None:
     assert ends.kept("1.log") == "old old old\ncut\na rotated file that is longer than the one before\n"
 
 
-def test_a_file_that_vanished_does_no_harm_and_may_come_again(ends: Ends) -> None:
+def test_a_removed_file_is_ignored_and_may_be_created_again(ends: Ends) -> None:
     ends.print("1.log", "one\n")
     ends.look()
     (ends.node / "1.log").unlink()
@@ -180,7 +180,7 @@ def test_a_file_that_vanished_does_no_harm_and_may_come_again(ends: Ends) -> Non
     assert ends.kept("1.log") == "one\ntwo\n"
 
 
-def test_names_that_lead_elsewhere_are_not_written(tmp_path: Path) -> None:
+def test_names_outside_the_log_folder_are_not_written(tmp_path: Path) -> None:
     keeper = LogWriter(tmp_path / "logs")
     keeper.write([(name, 1, 0, b"text", 4) for name in ("../1.log", "/tmp/1.log", "", "1.log")])
     assert [path.name for path in tmp_path.rglob("*.log")] == ["1.log"]
@@ -195,7 +195,7 @@ def test_a_folder_that_cannot_be_written_does_not_stop_the_run(tmp_path: Path) -
 
 
 @given(st.dictionaries(st.sampled_from("abcdefgh"), st.integers(1, 1000), min_size=1), st.integers(0, 3000))
-def test_shares_fill_the_limit_and_nobody_gets_more_who_wants_more(waiting: dict[str, int], limit: int) -> None:
+def test_shares_fill_the_limit_evenly(waiting: dict[str, int], limit: int) -> None:
     found = split_limit(waiting, limit)
     assert sum(found.values()) == min(limit, sum(waiting.values()))
     assert all(found.get(name, 0) <= size for name, size in waiting.items())
@@ -207,14 +207,12 @@ def test_shares_fill_the_limit_and_nobody_gets_more_who_wants_more(waiting: dict
 @pytest.mark.parametrize(
     ("data", "begin"), [(b"ab\ncd", 3), (b"abcd", 0), (b"abcd\n", 0), (b"\x98\x83abc", 2), (b"", 0), (b"\n", 0)]
 )
-def test_where_the_first_whole_line_or_character_begins(data: bytes, begin: int) -> None:
+def test_the_start_of_the_first_whole_line_or_character_is_found(data: bytes, begin: int) -> None:
     assert first_line_start(data) == begin
 
 
 @given(st.lists(st.tuples(st.sampled_from(["1.log", "2.log", "3.1.log"]), st.binary(max_size=300)), max_size=30))
-def test_whatever_is_printed_arrives_as_it_is(
-    tmp_path_factory: pytest.TempPathFactory, texts: list[tuple[str, bytes]]
-) -> None:
+def test_all_output_arrives_unchanged(tmp_path_factory: pytest.TempPathFactory, texts: list[tuple[str, bytes]]) -> None:
     ends = Ends(tmp_path_factory.mktemp("logs"))
     printed: dict[str, bytes] = {}
     for name, text in texts:

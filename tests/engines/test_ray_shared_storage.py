@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_the_same_folder_is_recognised_also_by_another_name(tmp_path: Path) -> None:
+def test_the_same_folder_is_recognised_under_another_path(tmp_path: Path) -> None:
     folder, link = tmp_path / "run", tmp_path / "link"
     folder.mkdir()
     link.symlink_to(folder)
@@ -28,7 +28,7 @@ def test_the_same_folder_is_recognised_also_by_another_name(tmp_path: Path) -> N
     assert sees_marker(str(link), token)
 
 
-def test_another_folder_of_the_same_name_is_not_it(tmp_path: Path) -> None:
+def test_another_folder_with_the_same_path_is_not_the_same(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
     token = write_marker(folder)
@@ -40,7 +40,7 @@ def test_another_folder_of_the_same_name_is_not_it(tmp_path: Path) -> None:
     assert not sees_marker(folder, token)
 
 
-def test_a_mark_that_is_torn_or_no_text_is_none(tmp_path: Path) -> None:
+def test_a_damaged_marker_is_no_marker(tmp_path: Path) -> None:
     token = write_marker(tmp_path)
     (path,) = tmp_path.iterdir()
     path.write_bytes(b"")
@@ -49,7 +49,7 @@ def test_a_mark_that_is_torn_or_no_text_is_none(tmp_path: Path) -> None:
     assert not sees_marker(tmp_path, token)
 
 
-def test_there_is_one_mark_and_it_can_be_taken_away(tmp_path: Path) -> None:
+def test_a_folder_has_one_marker_which_can_be_removed(tmp_path: Path) -> None:
     first, second = write_marker(tmp_path), write_marker(tmp_path)
     assert first != second
     assert len(list(tmp_path.iterdir())) == 1
@@ -60,14 +60,14 @@ def test_there_is_one_mark_and_it_can_be_taken_away(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_folder_that_may_not_be_written_is_of_no_use(tmp_path: Path) -> None:
+def test_a_read_only_folder_has_no_marker(tmp_path: Path) -> None:
     token = write_marker(tmp_path)
     tmp_path.chmod(0o555)
     assert not sees_marker(tmp_path, token)
     tmp_path.chmod(0o755)
 
 
-def test_files_and_folders_that_are_not_there_are_missing(tmp_path: Path) -> None:
+def test_missing_files_and_folders_are_listed(tmp_path: Path) -> None:
     there = tmp_path / "in.jsonl"
     there.write_text("{}\n")
     gone = [str(tmp_path / "gone.jsonl"), str(tmp_path / "no" / "folder")]

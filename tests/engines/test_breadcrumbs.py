@@ -23,7 +23,7 @@ def host(*stages: Stage) -> UnitExecutor:
     return hosted
 
 
-def test_the_crumb_names_the_call_and_says_whether_that_is_exact() -> None:
+def test_the_breadcrumb_identifies_the_call_and_whether_that_is_exact() -> None:
     place = crumb()
     seen: list[list[int]] = []
 
@@ -44,7 +44,7 @@ def test_the_crumb_names_the_call_and_says_whether_that_is_exact() -> None:
     assert place[0] == -1
 
 
-def test_in_the_second_run_the_crumb_is_exact_behind_changed_counts_too() -> None:
+def test_in_the_second_run_the_breadcrumb_is_exact_after_item_counts_changed() -> None:
     place = crumb()
     seen: list[list[int]] = []
 

@@ -88,7 +88,7 @@ def pool(tmp_path: Path) -> Iterator[BufferPool]:
     assert (open_files() - before[0], shared_mappings()) == (Counter(), before[1])
 
 
-def test_a_payload_comes_back(pool: BufferPool) -> None:
+def test_a_payload_round_trips(pool: BufferPool) -> None:
     items = [array(1), torch.ones(MB), pa.array(range(MB)), bytes(MB), bytearray(MB), {"a": [1, "x"]}]
     placed = pool.put(pack_items([7], items))
     assert not placed.spilled
@@ -103,7 +103,7 @@ def test_a_payload_comes_back(pool: BufferPool) -> None:
     assert reading.close()
 
 
-def test_a_payload_of_very_many_parts_comes_back(pool: BufferPool) -> None:
+def test_a_payload_of_many_parts_round_trips(pool: BufferPool) -> None:
     items = [bytes([n % 251]) * 70_000 for n in range(1500)]
     for _ in range(2):  # written first, then copied into the mapping
         placed = pool.put(pack_items((), items))
@@ -113,7 +113,7 @@ def test_a_payload_of_very_many_parts_comes_back(pool: BufferPool) -> None:
         pool.free(placed.buffer)
 
 
-def test_a_freed_buffer_is_used_again(pool: BufferPool) -> None:
+def test_a_freed_buffer_is_reused(pool: BufferPool) -> None:
     first = pool.put(pack_items((), [array(1)]))
     pool.free(first.buffer)
     for fill in range(2, 6):
@@ -124,13 +124,13 @@ def test_a_freed_buffer_is_used_again(pool: BufferPool) -> None:
     assert open_files()["memfd"] == 1 + (sys.version_info < (3, 13))
 
 
-def test_a_buffer_in_use_is_not_touched(pool: BufferPool) -> None:
+def test_a_buffer_in_use_is_not_reused(pool: BufferPool) -> None:
     placed = [pool.put(pack_items((), [array(fill)])) for fill in range(5)]
     assert len({one.buffer for one in placed}) == 5
     assert [values(one) for one in placed] == [[fill] for fill in range(5)]
 
 
-def test_slightly_larger_payloads_use_the_same_buffer(pool: BufferPool) -> None:
+def test_slightly_larger_payloads_reuse_the_same_buffer(pool: BufferPool) -> None:
     size = MB
     numbers = set()
     for step in range(8):
@@ -142,21 +142,21 @@ def test_slightly_larger_payloads_use_the_same_buffer(pool: BufferPool) -> None:
     assert len(numbers) == 1
 
 
-def test_much_smaller_payloads_get_a_buffer_of_their_own(pool: BufferPool) -> None:
+def test_much_smaller_payloads_get_a_new_buffer(pool: BufferPool) -> None:
     large = pool.put(pack_items((), [array(1, 10 * MB)]))
     pool.free(large.buffer)
     assert pool.put(pack_items((), [array(2, 4 * MB)])).buffer != large.buffer
     assert pool.put(pack_items((), [array(2, 9 * MB)])).buffer == large.buffer
 
 
-def test_the_smallest_buffer_that_fits_is_taken(pool: BufferPool) -> None:
+def test_the_smallest_fitting_buffer_is_reused(pool: BufferPool) -> None:
     placed = [pool.put(pack_items((), [array(1, size)])) for size in (4 * MB, 3 * MB, 5 * MB)]
     for one in placed:
         pool.free(one.buffer)
     assert pool.put(pack_items((), [array(2, 3 * MB - 5000)])).buffer == placed[1].buffer
 
 
-def test_a_discarded_buffer_is_never_used_again(pool: BufferPool) -> None:
+def test_a_discarded_buffer_is_never_reused(pool: BufferPool) -> None:
     first = pool.put(pack_items((), [array(1)]))
     pool.discard(first.buffer)
     pool.free(first.buffer)
@@ -173,7 +173,7 @@ KEPT: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("kind", KEPT)
-def test_a_view_that_is_kept_is_noticed_and_stays_as_it_is(pool: BufferPool, kind: str) -> None:
+def test_a_kept_view_is_detected_and_does_not_change(pool: BufferPool, kind: str) -> None:
     make, keep, unchanged = KEPT[kind]
     placed = pool.put(pack_items((), [make()]))
     mapped = shared_mappings()
@@ -191,7 +191,7 @@ def test_a_view_that_is_kept_is_noticed_and_stays_as_it_is(pool: BufferPool, kin
     assert shared_mappings() == mapped + 1  # the one that was used again
 
 
-def test_a_kept_view_would_change_if_its_buffer_were_used_again(pool: BufferPool) -> None:
+def test_a_kept_view_would_change_if_its_buffer_were_reused(pool: BufferPool) -> None:
     """Why `close` has to tell: copy-on-write protects the producer, not the reader."""
     placed = pool.put(pack_items((), [array(1)]))
     reading, items = load(placed)
@@ -201,7 +201,7 @@ def test_a_kept_view_would_change_if_its_buffer_were_used_again(pool: BufferPool
     assert items[0][0] == 2
 
 
-def test_what_a_reader_writes_is_seen_by_nobody_else(pool: BufferPool) -> None:
+def test_writes_of_a_reader_are_private(pool: BufferPool) -> None:
     placed = pool.put(pack_items((), [array(1), torch.ones(MB)]))
     reading, items = load(placed)
     other, others = load(placed)
@@ -219,7 +219,7 @@ def test_what_a_reader_writes_is_seen_by_nobody_else(pool: BufferPool) -> None:
     assert values(again) == [3, 3]
 
 
-def test_the_descriptor_may_be_closed_once_it_is_mapped(pool: BufferPool) -> None:
+def test_the_descriptor_may_be_closed_after_mapping(pool: BufferPool) -> None:
     placed = pool.put(pack_items((), [array(4)]))
     copy = os.dup(placed.fd)
     reading = MappedPayload(copy, placed.lengths)
@@ -244,13 +244,13 @@ def test_a_failed_load_keeps_nothing_mapped(pool: BufferPool) -> None:
     assert reading.close()
 
 
-def test_a_payload_that_is_cut_short_is_an_error_not_a_crash(pool: BufferPool) -> None:
+def test_a_truncated_payload_is_an_error_and_no_crash(pool: BufferPool) -> None:
     placed = pool.put(pack_items((), [array(4)]))
     with pytest.raises(ValueError, match="mmap length"):
         MappedPayload(placed.fd, (*placed.lengths, 10 * MB))
 
 
-def test_another_process_reads_it(pool: BufferPool) -> None:
+def test_another_process_can_read_a_payload(pool: BufferPool) -> None:
     pool.free(pool.put(pack_items((), [array(1)])).buffer)
     placed = pool.put(pack_items((), [array(6)]))
     code = (
@@ -300,7 +300,7 @@ def test_a_buffer_larger_than_the_limit_is_not_kept(tmp_path: Path) -> None:
     pool.close()
 
 
-def test_memory_that_was_never_written_costs_nothing(pool: BufferPool) -> None:
+def test_unwritten_capacity_uses_no_memory(pool: BufferPool) -> None:
     placed = pool.put(pack_items((), [array(1, 9 * MB)]))
     used = os.fstat(placed.fd)
     assert used.st_size > placed.size
@@ -313,7 +313,7 @@ def shared_kb() -> int:
     return int(lines["RssShmem"].split()[0])
 
 
-def test_shared_memory_is_given_back(pool: BufferPool) -> None:
+def test_shared_memory_is_released(pool: BufferPool) -> None:
     before = shared_kb()
     first = pool.put(pack_items((), [array(1, 20 * MB)]))
     pool.free(first.buffer)
@@ -327,7 +327,7 @@ def test_shared_memory_is_given_back(pool: BufferPool) -> None:
 # ------------------------------------------------------------------------------------------------------------ spilling
 
 
-def test_a_spilled_payload_comes_back_and_leaves_no_file(pool: BufferPool, tmp_path: Path) -> None:
+def test_a_spilled_payload_round_trips_and_leaves_no_file(pool: BufferPool, tmp_path: Path) -> None:
     placed = pool.put(pack_items((), [array(5), array(6)]), spill=True)
     assert placed.spilled
     assert list((tmp_path / "spill").iterdir()) == []
@@ -339,7 +339,7 @@ def test_a_spilled_payload_comes_back_and_leaves_no_file(pool: BufferPool, tmp_p
     assert pool.put(pack_items((), [array(1)])).buffer != placed.buffer
 
 
-def test_spilling_works_where_files_need_names(
+def test_spilling_works_on_file_systems_without_unnamed_files(
     pool: BufferPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(os, "O_TMPFILE")
@@ -375,7 +375,7 @@ def test_without_memory_a_payload_is_spilled(pool: BufferPool, what: str, monkey
     assert not pool.put(pack_items((), [array(9)])).spilled
 
 
-def test_a_buffer_that_cannot_grow_is_given_back(pool: BufferPool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_buffer_that_cannot_grow_is_released(pool: BufferPool, monkeypatch: pytest.MonkeyPatch) -> None:
     first = pool.put(pack_items((), [array(1, 9 * MB)]))
     pool.free(first.buffer)
     with monkeypatch.context() as patch:
@@ -389,7 +389,9 @@ def test_a_buffer_that_cannot_grow_is_given_back(pool: BufferPool, monkeypatch: 
     assert "memfd" not in open_files()
 
 
-def test_a_buffer_that_cannot_be_mapped_is_written_instead(pool: BufferPool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_buffer_that_cannot_be_mapped_is_written_with_write_calls(
+    pool: BufferPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*args: Any, **kwargs: Any) -> NoReturn:
         raise OSError(errno.ENOMEM, "no room for a mapping")
 
@@ -402,7 +404,7 @@ def test_a_buffer_that_cannot_be_mapped_is_written_instead(pool: BufferPool, mon
     assert values(again) == [2]
 
 
-def test_a_full_disk_is_told_and_leaves_no_descriptor(pool: BufferPool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_an_error_and_leaves_no_descriptor(pool: BufferPool, monkeypatch: pytest.MonkeyPatch) -> None:
     before = open_files()
 
     def fail(*args: Any) -> NoReturn:
@@ -415,7 +417,7 @@ def test_a_full_disk_is_told_and_leaves_no_descriptor(pool: BufferPool, monkeypa
     assert not open_files() - before
 
 
-def test_writes_that_come_in_pieces_are_completed(pool: BufferPool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_partial_writes_are_completed(pool: BufferPool, monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.pwritev
 
     def little(fd: int, parts: list[memoryview], at: int) -> int:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import pytest
 
 
-def test_a_signal_that_comes_while_it_is_rung_may_ring_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_handler_may_wake_during_a_wake_up(monkeypatch: pytest.MonkeyPatch) -> None:
     bell = Wakeup()
     write = os.eventfd_write
     rung: list[int] = []

@@ -59,7 +59,7 @@ def test_a_call_with_too_many_items_kills_the_worker() -> None:
 
 
 @pytest.mark.parametrize("tracked", [True, False])
-def test_or_it_raises_and_smaller_calls_pass(tracked: bool) -> None:
+def test_a_call_with_too_many_items_may_raise_and_smaller_calls_succeed(tracked: bool) -> None:
     engine = engine_of(Behaviour(1.0, memory_items=3, oom="raise"), workers=1, tracked=tracked)
     engine.submit([message(engine, 1, 0, 11, batch_size=4)])
     (done,) = the(BatchesDone, all_events(engine, 20))
@@ -102,7 +102,7 @@ def test_an_item_that_needs_too_much_memory_kills_or_raises() -> None:
             assert (failure.start, failure.stop, failure.out_of_memory, failure.keys) == (1, 2, True, ((1,),))
 
 
-def test_attempts_are_counted_per_item_and_only_when_they_are_made() -> None:
+def test_attempts_are_counted_per_item_when_they_are_made() -> None:
     made: list[tuple[Key, int]] = []
 
     def item(key: Key, attempt: int) -> ItemOutcome:
@@ -120,7 +120,7 @@ def test_attempts_are_counted_per_item_and_only_when_they_are_made() -> None:
 @given(
     fate=st.dictionaries(st.integers(0, 59), st.sampled_from(["kills", "exits"]), max_size=8), seed=st.integers(0, 9)
 )
-def test_every_item_comes_out_exactly_once_whatever_dies(fate: dict[int, str], seed: int) -> None:
+def test_every_item_is_delivered_exactly_once_after_any_loss(fate: dict[int, str], seed: int) -> None:
     def item(key: Key, attempt: int) -> ItemOutcome:
         if attempt == 1 and key[0] in fate:
             return Kills(LossCause.EXIT if fate[key[0]] == "exits" else LossCause.SIGNAL)
@@ -139,7 +139,7 @@ def test_every_item_comes_out_exactly_once_whatever_dies(fate: dict[int, str], s
 # Crumbs
 
 
-def test_the_crumb_of_a_counted_message_names_the_call_by_its_time() -> None:
+def test_the_breadcrumb_of_a_counted_message_identifies_the_call_by_time() -> None:
     engine = engine_of(Behaviour(1.0), workers=1, hop_s=0.5, script=(ScriptedEvent(6.5, KillWorker("a")),))
     engine.submit([message(engine, 7, 0, 10, batch_size=2)])
     (lost,) = the(WorkerLost, all_events(engine, 20))
@@ -149,7 +149,7 @@ def test_the_crumb_of_a_counted_message_names_the_call_by_its_time() -> None:
 @pytest.mark.parametrize(
     ("crumbs", "inexact", "expected"), [(False, 0.0, ()), (True, 1.0, (Breadcrumb(7, 0, exact=False),))]
 )
-def test_a_death_may_leave_no_crumb_or_an_inexact_one(
+def test_a_loss_may_leave_no_breadcrumb_or_an_inexact_one(
     crumbs: bool, inexact: float, expected: tuple[Breadcrumb, ...]
 ) -> None:
     engine = engine_of(
@@ -167,7 +167,7 @@ def test_a_death_may_leave_no_crumb_or_an_inexact_one(
 # Script and nodes
 
 
-def test_the_script_kills_the_nth_worker_and_nobody_if_there_is_none() -> None:
+def test_the_script_kills_the_nth_worker_if_it_exists() -> None:
     script = (
         ScriptedEvent(1.0, KillWorker("a", 1)),
         ScriptedEvent(2.0, KillWorker("a", 1)),
@@ -177,7 +177,7 @@ def test_the_script_kills_the_nth_worker_and_nobody_if_there_is_none() -> None:
     assert [event.worker for event in lost] == [1, 2]
 
 
-def test_a_slowdown_holds_for_what_begins_before_its_end() -> None:
+def test_a_slowdown_applies_to_calls_that_begin_before_its_end() -> None:
     engine = engine_of(
         Behaviour(1.0),
         workers=1,
@@ -189,7 +189,7 @@ def test_a_slowdown_holds_for_what_begins_before_its_end() -> None:
     assert (1.5, Drain()) in log
 
 
-def test_a_lost_node_takes_its_workers_first_and_gangs_that_sit_there_too() -> None:
+def test_a_lost_node_loses_its_workers_first_and_gangs_with_a_rank_there() -> None:
     engine = engine_of(
         Behaviour(1.0),
         workers=4,
@@ -215,7 +215,7 @@ def test_a_node_that_joins_can_be_used() -> None:
     assert engine.poll(None) == [WorkerReady(1, 0.0)]
 
 
-def test_messages_whose_input_lay_on_a_lost_node_are_returned() -> None:
+def test_messages_whose_input_was_on_a_lost_node_are_returned() -> None:
     again = Node("node-1", 4000)
     script = (ScriptedEvent(5.0, LoseNode("node-1")), ScriptedEvent(6.0, JoinNode(again)))
     engine = engine_of(Behaviour(10.0), workers=1, script=script)

@@ -78,13 +78,13 @@ Torn = type("Torn", (Exception,), {"__notes__": property(_fails)})
         (Nameless("None", (Exception,), {})(), "unprintable exception"),
     ],
 )
-def test_any_exception_fails_its_item_and_no_other(raises: BaseException, line: str, fused: bool) -> None:
+def test_any_exception_fails_only_its_item(raises: BaseException, line: str, fused: bool) -> None:
     failure = failed(raises, fused=fused)
     assert failure.error == line
     assert line.split(":")[0] in failure.detail or not failure.detail
 
 
-def test_the_traceback_begins_with_the_users_frames() -> None:
+def test_the_traceback_starts_with_the_users_frames() -> None:
     for fused in (False, True):
         detail = failed(ValueError("no"), fused=fused).detail
         assert detail.startswith("in stage 'a'\nTraceback" if fused else "Traceback")
@@ -95,7 +95,7 @@ def test_the_traceback_begins_with_the_users_frames() -> None:
         assert detail.endswith("ValueError: no\n")
 
 
-def test_an_exception_that_is_raised_again_and_again_gathers_no_frames() -> None:
+def test_an_exception_object_raised_repeatedly_collects_no_frames() -> None:
     error = ValueError("the only one")
 
     def bad(item: int) -> int:
@@ -107,7 +107,7 @@ def test_an_exception_that_is_raised_again_and_again_gathers_no_frames() -> None
     assert error.__traceback__ is None
 
 
-def test_lines_and_tracebacks_are_bounded() -> None:
+def test_error_lines_and_tracebacks_have_a_maximum_length() -> None:
     def deep(depth: int) -> NoReturn:
         if depth == 0:
             raise ValueError("é" * 10_000_000)
@@ -130,7 +130,7 @@ def test_lines_and_tracebacks_are_bounded() -> None:
     assert "characters left out" in told.detail
 
 
-def test_a_recursion_without_end_is_told() -> None:
+def test_an_infinite_recursion_is_reported() -> None:
     def endless(item: Any) -> Any:
         return endless(item)
 
@@ -139,7 +139,7 @@ def test_a_recursion_without_end_is_told() -> None:
     assert len(failure.detail) <= MAX_DETAIL_CHARS
 
 
-def test_many_failures_of_a_message_do_not_fill_the_memory() -> None:
+def test_many_failures_in_one_message_use_little_memory() -> None:
     def bad(item: int) -> int:
         raise ValueError("x" * MAX_DETAIL_CHARS)
 
@@ -171,20 +171,20 @@ def _from(error: BaseException, cause: BaseException) -> BaseException:
         (_from(Mute(), RuntimeError()), False, False),
     ],
 )
-def test_running_out_of_memory_is_recognised(error: BaseException, out_of_memory: bool, on_gpu: bool) -> None:
+def test_out_of_memory_errors_are_recognised(error: BaseException, out_of_memory: bool, on_gpu: bool) -> None:
     assert classify_memory_error(error) == (out_of_memory, on_gpu)
     if isinstance(error, Exception):
         failure = failed(error)
         assert (failure.out_of_memory, failure.on_gpu) == (out_of_memory, on_gpu)
 
 
-def test_a_chain_that_bites_its_tail_ends() -> None:
+def test_a_cyclic_exception_chain_ends() -> None:
     one, two = ValueError(), ValueError()
     one.__cause__, two.__cause__ = two, one
     assert classify_memory_error(one) == (False, False)
     assert "ValueError" in summarize_exception(one).detail
 
 
-def test_torch_itself_is_recognised() -> None:
+def test_out_of_memory_errors_of_torch_are_recognised() -> None:
     torch = pytest.importorskip("torch")
     assert classify_memory_error(torch.OutOfMemoryError("CUDA out of memory")) == (True, True)

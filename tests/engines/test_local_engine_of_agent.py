@@ -133,7 +133,7 @@ def place(items: list[int]) -> list[Any]:
     return [(os.getcwd(), list(sys.path)) for _ in items]  # noqa: PTH109
 
 
-def test_code_that_was_packed_elsewhere_is_run_with_the_variables_its_stages_ask_for(scene: Scene) -> None:
+def test_pickled_code_runs_with_the_variables_of_its_stages(scene: Scene) -> None:
     stage = dt.Stage("it", variable, env={"ASKED": "yes"})
     sent = pickle.loads(pickle.dumps(pickle_hosted(HostedObject("it", (stage,)))))
     assert isinstance(sent, PickledWork)
@@ -144,7 +144,7 @@ def test_code_that_was_packed_elsewhere_is_run_with_the_variables_its_stages_ask
     assert scene.results(engine, 1, 1) == ["yes", "1"]
 
 
-def test_what_is_packed_already_stays_as_it_is() -> None:
+def test_code_that_is_already_pickled_is_not_pickled_again() -> None:
     sent = PickledWork(b"code", {})
     assert pickle_hosted(HostedObject("it", sent)) is sent
 
@@ -166,7 +166,7 @@ class Files:
         pass
 
 
-def test_a_writer_may_come_pickled(scene: Scene, tmp_path: Path) -> None:
+def test_a_writer_may_be_pickled(scene: Scene, tmp_path: Path) -> None:
     import cloudpickle
 
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -183,7 +183,7 @@ def test_a_writer_may_come_pickled(scene: Scene, tmp_path: Path) -> None:
     assert [file.read_text() for file in tmp_path.iterdir()] == ["[None]"]
 
 
-def test_workers_are_in_the_drivers_place_as_far_as_it_is_here(scene: Scene, tmp_path: Path) -> None:
+def test_workers_use_the_drivers_folder_and_paths_where_they_exist(scene: Scene, tmp_path: Path) -> None:
     (tmp_path / "lib").mkdir()
     gone = str(tmp_path / "gone")
     home = DriverContext((str(tmp_path / "lib"), gone, "lib", "nowhere", ""), str(tmp_path), {"FROM_DRIVER": "1"})
@@ -200,7 +200,7 @@ def test_workers_are_in_the_drivers_place_as_far_as_it_is_here(scene: Scene, tmp
     assert [entry for entry in path[3:] if entry] == own
 
 
-def test_where_the_drivers_folder_is_missing_workers_are_in_that_of_the_agent(scene: Scene, tmp_path: Path) -> None:
+def test_workers_use_the_agents_folder_where_the_drivers_is_missing(scene: Scene, tmp_path: Path) -> None:
     engine = scene.agent(home=DriverContext((), str(tmp_path / "gone"), {}))
     scene.ready(engine, 1, HostedObject("it", pickle_hosted(HostedObject("it", (dt.Stage("it", place),)))))
     scene.send(engine, 1, 1, [1])
@@ -208,7 +208,7 @@ def test_where_the_drivers_folder_is_missing_workers_are_in_that_of_the_agent(sc
     assert folder == str(Path.cwd())
 
 
-def test_the_drivers_variables_win_over_the_machines_and_those_of_ray_are_left_out(
+def test_variables_of_the_driver_override_those_of_the_node_except_rays(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in {"OURS": "machine", "BOTH": "machine", "RAY_JOB_ID": "1", "OMP_NUM_THREADS": "1"}.items():
@@ -220,7 +220,7 @@ def test_the_drivers_variables_win_over_the_machines_and_those_of_ray_are_left_o
     assert scene.results(engine, 1, 1) == ["machine", "driver", None, "here:1", "3"]
 
 
-def test_what_the_machine_itself_says_about_threads_is_kept() -> None:
+def test_thread_counts_set_on_the_node_are_kept() -> None:
     agent = {"OMP_NUM_THREADS": "7", "PYTHONBREAKPOINT": "ray.util.rpdb.set_trace", "RAY_RAYLET_PID": "5", "X": "1"}
     assert agent_environment(agent, {"OMP_NUM_THREADS": "7"}, DriverContext((), "", {"Y": "2"})) == {
         "OMP_NUM_THREADS": "7",
@@ -229,7 +229,7 @@ def test_what_the_machine_itself_says_about_threads_is_kept() -> None:
     }
 
 
-def test_variables_that_count_at_the_start_of_an_interpreter_reach_workers_from_the_driver(scene: Scene) -> None:
+def test_variables_read_at_interpreter_start_reach_workers_from_the_driver(scene: Scene) -> None:
     engine = scene.agent(home=DriverContext((), "", {"PYTHONHASHSEED": "77"}))
 
     def flags(items: list[int]) -> list[Any]:
@@ -246,7 +246,7 @@ def test_variables_that_count_at_the_start_of_an_interpreter_reach_workers_from_
     assert scene.results(engine, 1, 1) == scene.results(engine, 2, 2)
 
 
-def test_cards_have_the_names_that_the_agent_was_told(scene: Scene) -> None:
+def test_cards_have_the_names_set_by_the_agent(scene: Scene) -> None:
     engine = scene.agent(home=NO_HOME)
     engine.set_devices("node-0", {0: "5", 1: "GPU-abc", 3: "2"})
     hosted = HostedObject("it", pickle_hosted(HostedObject("it", (dt.Stage("it", variable),))))
@@ -296,7 +296,7 @@ class Reduces:
         return [(float(found), told) for _ in items]
 
 
-def test_a_gang_on_two_nodes_meets_and_only_its_first_rank_gives_results(scene: Scene) -> None:
+def test_a_gang_on_two_nodes_connects_and_only_its_first_rank_returns_results(scene: Scene) -> None:
     a, b = scene.agent(home=NO_HOME), scene.agent(home=NO_HOME)
     meeting = ("127.0.0.1", a.free_port())
     command = StartWorker(
@@ -343,7 +343,7 @@ def a_part(scene: Scene, ranks: tuple[int, ...]) -> LocalEngine:
 
 
 @pytest.mark.parametrize("rank", [2, 3])
-def test_what_a_rank_on_another_node_could_not_do_is_told_there(scene: Scene, rank: int) -> None:
+def test_a_failure_of_a_rank_is_reported_by_the_engine_of_its_node(scene: Scene, rank: int) -> None:
     engine = a_part(scene, (3, 2))
     scene.send(engine, 1, 1, ["fine", ("fail", rank)])
     done = scene.done(engine, 1, 1)
@@ -351,7 +351,7 @@ def test_what_a_rank_on_another_node_could_not_do_is_told_there(scene: Scene, ra
     assert {failure.error for failure in done.failures} == {f"ValueError: rank {rank} does not like it"}
 
 
-def test_a_lone_rank_of_a_gang_is_named_when_it_dies_and_its_messages_are_not_taken_back(scene: Scene) -> None:
+def test_a_lost_rank_is_named_and_its_messages_cannot_be_cancelled(scene: Scene) -> None:
     engine = a_part(scene, (3,))
     scene.send(engine, 1, 1, ["fine"])
     scene.send(engine, 1, 2, ["fine"])
@@ -363,7 +363,7 @@ def test_a_lone_rank_of_a_gang_is_named_when_it_dies_and_its_messages_are_not_ta
     assert lost.detail.startswith("rank 3: signal 9")
 
 
-def test_one_process_needs_no_place_to_meet(scene: Scene) -> None:
+def test_a_single_process_needs_no_rendezvous(scene: Scene) -> None:
     engine = scene.agent(home=NO_HOME)
     hosted = HostedObject("it", pickle_hosted(HostedObject("it", (dt.Stage("it", variable),))))
     engine.start_ranks(StartWorker(1, (SEAT,), (hosted,)), (0,), None)
@@ -380,7 +380,7 @@ class Waits:
         return items
 
 
-def test_a_worker_that_the_agent_ends_is_lost_for_the_agents_reason(scene: Scene) -> None:
+def test_a_worker_ended_by_the_agent_is_lost_with_the_agents_reason(scene: Scene) -> None:
     engine = scene.agent()
     scene.ready(engine, 1, HostedObject("it", (dt.Stage("it", Waits),)))
     scene.send(engine, 1, 7, [1])
@@ -395,7 +395,7 @@ def test_a_worker_that_the_agent_ends_is_lost_for_the_agents_reason(scene: Scene
     engine.end_worker(99, LossCause.EXIT, "it never was")
 
 
-def test_a_worker_can_be_lost_while_it_is_set_up(scene: Scene) -> None:
+def test_a_worker_can_be_ended_during_its_setup(scene: Scene) -> None:
     class Sleeps:
         def setup(self, worker: Any) -> None:
             signal.pause()
@@ -441,7 +441,7 @@ def arguments(*args: Any, **named: Any) -> bytes:
 
 
 @pytest.mark.parametrize("at_once", [True, False])
-def test_a_call_of_a_worker_elsewhere_goes_there_and_back_unopened(scene: Scene, at_once: bool) -> None:
+def test_a_call_to_another_node_is_forwarded_without_unpickling(scene: Scene, at_once: bool) -> None:
     """At once: the answer is given while the question is being told."""
     a, b = scene.agent(), scene.agent()
     scene.ready(a, 1, TALKS)
@@ -466,7 +466,7 @@ def test_a_call_of_a_worker_elsewhere_goes_there_and_back_unopened(scene: Scene,
         assert said == "WorkerLostError: worker 2 is gone"
 
 
-def test_a_call_of_a_worker_that_is_here_stays_here(scene: Scene) -> None:
+def test_a_call_to_a_worker_of_the_same_node_is_not_forwarded(scene: Scene) -> None:
     engine = scene.agent()
     scene.ready(engine, 1, TALKS)
     scene.ready(engine, 2, TALKS)
@@ -474,7 +474,7 @@ def test_a_call_of_a_worker_that_is_here_stays_here(scene: Scene) -> None:
     assert scene.answer(engine.call_pickled(1, "it", "ask", arguments(2, "hello"))) == (True, "2:hello")
 
 
-def test_without_anybody_elsewhere_an_unknown_worker_is_gone(scene: Scene) -> None:
+def test_without_other_nodes_a_call_to_an_unknown_worker_fails(scene: Scene) -> None:
     engine = scene.agent()
     scene.ready(engine, 1, TALKS)
     assert scene.answer(engine.call_pickled(1, "it", "ask", arguments(2, "x"))) == (
@@ -483,7 +483,7 @@ def test_without_anybody_elsewhere_an_unknown_worker_is_gone(scene: Scene) -> No
     )
 
 
-def test_a_gang_whose_first_rank_is_elsewhere_is_called_there(scene: Scene) -> None:
+def test_a_call_to_a_gang_goes_to_the_node_of_its_first_rank(scene: Scene) -> None:
     engine = scene.agent()
     asked: list[int] = []
 
@@ -499,7 +499,7 @@ def test_a_gang_whose_first_rank_is_elsewhere_is_called_there(scene: Scene) -> N
     assert asked == [2]
 
 
-def test_the_end_of_a_call_is_told_in_bytes_whatever_it_is(scene: Scene) -> None:
+def test_a_pickled_call_ends_with_pickled_results_and_errors(scene: Scene) -> None:
     engine = scene.agent()
     scene.ready(engine, 1, TALKS)
     fine, error = scene.answer(engine.call_pickled(1, "it", "hear", arguments("bad")))
@@ -514,7 +514,7 @@ def test_the_end_of_a_call_is_told_in_bytes_whatever_it_is(scene: Scene) -> None
     assert (fine, type(error)) == (False, WorkerLostError)
 
 
-def test_what_is_asked_and_answered_between_two_polls_is_sent_at_once(scene: Scene) -> None:
+def test_calls_and_answers_between_two_polls_are_sent_at_once(scene: Scene) -> None:
     """Not when the next poll ends: that may wait for long."""
     engine = scene.agent()
     tokens: list[tuple[int, int]] = []
@@ -535,7 +535,7 @@ def test_what_is_asked_and_answered_between_two_polls_is_sent_at_once(scene: Sce
     assert time.monotonic() - began < PATIENCE_S
 
 
-def test_the_answer_for_one_who_is_gone_hurts_nobody(scene: Scene) -> None:
+def test_an_answer_for_an_exited_process_is_ignored(scene: Scene) -> None:
     engine = scene.agent()
     tokens: list[tuple[int, int]] = []
     engine.on_foreign_call = lambda token, number, *_: tokens.append((token, number))
@@ -614,7 +614,7 @@ time.sleep(1000)
 
 
 @pytest.mark.ray
-def test_workers_of_an_agent_of_ray_are_no_workers_of_ray_but_reach_its_cluster(
+def test_workers_of_an_agent_are_no_ray_workers_but_can_connect_to_its_cluster(
     ray_cluster: FakeCluster, tmp_path: Path
 ) -> None:
     with driver(ray_cluster, tmp_path, AGENT) as script:

@@ -44,7 +44,7 @@ def request(transfers: TransferQueue, source: FakeLink, target: FakeLink, key: i
     return ref
 
 
-def test_as_much_flies_as_the_stores_bear_and_the_rest_follows() -> None:
+def test_transfers_up_to_the_store_limit_start_and_the_rest_follow() -> None:
     transfers, a, b = TransferQueue({"a": STORE, "b": STORE}), FakeLink("a"), FakeLink("b")
     for key in range(1, 9):
         request(transfers, a, b, key)
@@ -56,7 +56,7 @@ def test_as_much_flies_as_the_stores_bear_and_the_rest_follows() -> None:
     assert not any(transfers._bytes.values())
 
 
-def test_what_is_larger_than_the_share_flies_alone() -> None:
+def test_a_transfer_larger_than_the_limit_runs_alone() -> None:
     transfers, a, b = TransferQueue({"a": STORE, "b": STORE}), FakeLink("a"), FakeLink("b")
     request(transfers, a, b, 1, size=STORE)
     request(transfers, a, b, 2, size=1)
@@ -65,7 +65,7 @@ def test_what_is_larger_than_the_share_flies_alone() -> None:
     assert a.gave == [[1], [2]]
 
 
-def test_a_full_node_holds_up_nobody_else() -> None:
+def test_a_full_node_does_not_delay_other_nodes() -> None:
     transfers, links = TransferQueue(dict.fromkeys("abc", STORE)), {name: FakeLink(name) for name in "abc"}
     request(transfers, links["a"], links["b"], 1, size=STORE)
     request(transfers, links["a"], links["b"], 2)
@@ -74,7 +74,7 @@ def test_a_full_node_holds_up_nobody_else() -> None:
     assert [links[name].gave for name in "abc"] == [[[1]], [[3]], [[4]]]
 
 
-def test_the_loss_of_a_node_frees_what_waited_for_it() -> None:
+def test_the_loss_of_a_node_starts_the_transfers_that_waited_for_it() -> None:
     transfers, links = TransferQueue(dict.fromkeys("abc", STORE)), {name: FakeLink(name) for name in "abc"}
     a, b, c = links.values()
     request(transfers, a, b, 1, size=STORE)
@@ -90,14 +90,14 @@ def test_the_loss_of_a_node_frees_what_waited_for_it() -> None:
     assert c.ops("lost") == 2, "who waits for it is told, whether it had begun to come or not"
 
 
-def test_a_store_of_which_nothing_is_known_bears_all() -> None:
+def test_a_store_of_unknown_size_has_no_limit() -> None:
     transfers, a, b = TransferQueue({}), FakeLink("a"), FakeLink("b")
     for key in range(1, 20):
         request(transfers, a, b, key)
     assert len(a.gave) == 19
 
 
-def test_what_did_not_come_is_asked_for_again() -> None:
+def test_a_payload_that_did_not_arrive_is_requested_again() -> None:
     transfers, a, b = TransferQueue({}), FakeLink("a"), FakeLink("b")
     ref, other = request(transfers, a, b, 1), request(transfers, a, b, 2)
     transfers.on_missing(b, [-1])  # type: ignore[arg-type]
@@ -107,7 +107,7 @@ def test_what_did_not_come_is_asked_for_again() -> None:
     assert other.copies == []
 
 
-def test_a_flight_whose_payloads_were_freed_ends_all_the_same() -> None:
+def test_a_transfer_whose_payloads_were_freed_ends() -> None:
     transfers, a, b = TransferQueue({"a": STORE, "b": STORE}), FakeLink("a"), FakeLink("b")
     request(transfers, a, b, 1, size=STORE)
     request(transfers, a, b, 2, size=STORE)

@@ -22,7 +22,7 @@ RANGE = st.tuples(st.integers(0, 50), st.integers(0, 10)).map(lambda two: range(
 KEYS = st.one_of(RANGE, st.lists(KEY))
 
 
-def test_a_child_is_numbered_behind_its_parent() -> None:
+def test_a_child_key_extends_the_key_of_its_parent() -> None:
     assert child_key(7, 0) == (7, 0)
     assert child_key((7, 0), 3) == (7, 0, 3)
     assert as_tuple(7) == (7,)
@@ -38,14 +38,14 @@ def test_consecutive_ranges_become_one() -> None:
 
 
 @given(st.lists(KEYS))
-def test_a_join_is_all_of_them_and_changes_none(many: list[Keys]) -> None:
+def test_joined_keys_are_the_concatenation_and_the_inputs_stay_unchanged(many: list[Keys]) -> None:
     copies = [list(keys) for keys in many]
     assert list(join_keys(many)) == [key for keys in copies for key in keys]
     assert [list(keys) for keys in many] == copies
 
 
 @given(KEYS, st.lists(st.tuples(st.integers(0, 4), st.integers(1, 4), st.integers(0, 4))))
-def test_changes_give_children_of_their_first_item_and_leave_the_others(
+def test_count_changes_derive_child_keys_from_the_first_item_and_keep_other_keys(
     keys: Keys, steps: list[tuple[int, int, int]]
 ) -> None:
     changes: list[CountChange] = []

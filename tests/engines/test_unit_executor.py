@@ -91,7 +91,7 @@ class Static:
         (Adds, [11, 12]),
     ],
 )
-def test_functions_classes_and_objects_are_all_work(work: Any, expected: list[int]) -> None:
+def test_functions_classes_and_objects_can_be_stages(work: Any, expected: list[int]) -> None:
     hosted = host(work)
     hosted.setup()
     assert ran(hosted, [1, 2]) == expected
@@ -99,7 +99,7 @@ def test_functions_classes_and_objects_are_all_work(work: Any, expected: list[in
     assert not hosted.is_async
 
 
-def test_what_is_no_stage_is_a_function_of_lists() -> None:
+def test_a_hosted_object_that_is_no_stage_is_called_with_lists() -> None:
     for work in (double, lambda items: [2 * item for item in items]):
         assert ran(make_executor(work, Worker(1, "job")), [1, 2, 3], 2) == [2, 4, 6]
     hosted = make_executor(Adds, Worker(1, "role"))
@@ -145,7 +145,7 @@ def _with_setup(setup: Any) -> type:
     return type("Made", (), {"setup": setup, "__call__": lambda self, items: items})
 
 
-def test_setup_may_do_without_the_worker() -> None:
+def test_setup_may_take_no_argument() -> None:
     got: list[Any] = []
     variants = [
         lambda self: got.append("none"),
@@ -163,7 +163,7 @@ def test_setup_may_do_without_the_worker() -> None:
     assert got == ["none", 3, (3, 1), 3, 3, "cuda", 3, {}, 3]
 
 
-def test_an_attribute_named_setup_that_cannot_be_called_is_left_alone() -> None:
+def test_an_attribute_named_setup_that_is_not_callable_is_ignored() -> None:
     hosted = host(_with_setup(True))
     hosted.setup()
     assert hosted.teardown() == []
@@ -210,7 +210,7 @@ def test_a_setup_that_raises_names_its_stage_and_tears_down_what_was_set_up() ->
     assert order == ["first"]
 
 
-def test_a_class_that_wants_arguments_names_its_stage() -> None:
+def test_a_class_with_required_arguments_is_an_error_that_names_its_stage() -> None:
     class Wants:
         def __init__(self, path: str) -> None: ...
 
@@ -258,7 +258,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ("text", "expected"),
     [("double", [2, 4]), ("plus_one", [2, 3]), ("Group.Inner", [2, 1]), ("alias", [2, 4])],
 )
-def test_a_text_names_a_function_or_class(package: Path, text: str, expected: list[int]) -> None:
+def test_a_string_refers_to_a_function_or_class(package: Path, text: str, expected: list[int]) -> None:
     assert ran(host(f"my_steps.text:{text}"), [1, 2], 2) == expected
 
 
@@ -274,23 +274,25 @@ def test_a_text_names_a_function_or_class(package: Path, text: str, expected: li
         ("my_steps.text", r"is not the module and name"),
     ],
 )
-def test_a_text_that_names_nothing_says_what_is_missing(package: Path, text: str, message: str) -> None:
+def test_a_string_that_refers_to_nothing_is_an_error_that_names_the_missing_part(
+    package: Path, text: str, message: str
+) -> None:
     with pytest.raises(PipelineError, match=message):
         host(text)
 
 
-def test_what_a_named_module_cannot_import_is_its_own_error(package: Path) -> None:
+def test_an_import_error_inside_a_referenced_module_is_raised_unchanged(package: Path) -> None:
     with pytest.raises(ModuleNotFoundError, match="surely_not_there"):
         host("my_steps.broken:x")
 
 
-def test_an_awaited_stage_cannot_be_fused(package: Path) -> None:
+def test_an_async_stage_cannot_be_fused(package: Path) -> None:
     assert host("my_steps.text:later").is_async
     with pytest.raises(PipelineError, match=r"stage 's1'.* cannot be fused"):
         host(double, "my_steps.text:later")
 
 
-def test_awaited_objects_may_await_in_setup_and_teardown() -> None:
+def test_async_objects_may_have_async_setup_and_teardown() -> None:
     log: list[str] = []
 
     class Client:
@@ -315,7 +317,7 @@ def test_awaited_objects_may_await_in_setup_and_teardown() -> None:
     assert log == ["setup s0"]
 
 
-def test_a_setup_that_waits_is_refused_where_calls_are_not_awaited() -> None:
+def test_an_async_setup_of_an_object_with_plain_calls_is_rejected() -> None:
     class Odd(Adds):
         async def setup(self, worker: Worker) -> None:  # type: ignore[override]
             await asyncio.sleep(0)
