@@ -116,6 +116,29 @@ def test_a_pipeline_in_waves_is_simulated_wave_by_wave() -> None:
     assert len(result.plan.waves) == 2
 
 
+def staged(**stages: dict[str, Any]) -> dt.Pipeline:
+    return dt.Pipeline([dt.Stage(name, same, **({"rate": 10, "fuse": False} | more)) for name, more in stages.items()])
+
+
+BARRIER = {"barrier": True}
+WITH_BARRIERS = {
+    "between two stages": staged(a={"workers": 1}, b=BARRIER, c={}),
+    "first": staged(b=BARRIER, c={}),
+    "last": staged(a={}, b=BARRIER),
+    "two in a row": staged(a={}, b=BARRIER, c=BARRIER | {"rate": 40}, d={}),
+    "behind a fan-out": staged(a={"returns": 3}, b=BARRIER | {"rate": 60, "returns": 0.5}, c={}),
+    "beside another branch": staged(a={}, b=BARRIER, c={"after": ["a"]}, d={"after": ["b", "c"]}),
+}
+
+
+@pytest.mark.parametrize("mode", ["streaming", "sequential", "waves"])
+@pytest.mark.parametrize("where", WITH_BARRIERS)
+def test_a_simulation_with_barriers_reaches_what_the_plan_predicts(where: str, mode: str) -> None:
+    result = dt.simulate(WITH_BARRIERS[where], "1x(2cpu)", items=4000, mode=mode, spread=0.0, setup_s=0.0)
+    assert result.status == "finished", result.error
+    assert result.rate == pytest.approx(result.plan.rate, rel=0.04)
+
+
 @pytest.mark.parametrize("items", [0, 1])
 def test_next_to_nothing_is_simulated_too(items: int) -> None:
     result = dt.simulate(pipeline(), CLUSTER, items=items)

@@ -333,20 +333,34 @@ def test_no_wave_could_take_its_next_neighbour_along(made: dt.Pipeline, cluster:
         refused(pipeline(*together), cluster, "streaming")
 
 
-def test_a_barrier_cuts_a_wave_and_both_sides_get_the_cluster() -> None:
+def test_a_barrier_has_a_wave_of_its_own_and_both_sides_get_the_cluster() -> None:
     made = pipeline(stage("a"), stage("b"), stage("c", barrier=True), stage("d"))
     plan = dt.plan(made, "1x(8cpu)")
     assert plan.mode == "streaming"
-    assert plan.waves == (("a", "b"), ("c", "d"))
-    assert plan.workers == dict.fromkeys("abcd", 4)
-    assert plan.rate == pytest.approx(2)
-    assert "1 barrier" in plan.reason
+    assert plan.waves == (("a", "b"), ("c",), ("d",))
+    assert plan.workers == {"a": 4, "b": 4, "c": 1, "d": 8}
+    assert plan.rate == pytest.approx(1 / (1 / 4 + 1 + 1 / 8))
+    assert "1 barrier:" in plan.reason
+
+
+def test_a_barrier_needs_no_space_beside_its_neighbours() -> None:
+    """They never run at once, so one CPU is enough for streaming."""
+    made = pipeline(stage("b", barrier=True), stage("c"))
+    assert dt.plan(made, "1x(1cpu)", "streaming").waves == (("b",), ("c",))
+
+
+@pytest.mark.parametrize("counts", [{"workers": 4}, {"workers": (2, 4)}, {"workers_per_node": 2}])
+def test_worker_counts_of_a_barrier_are_ignored_with_a_warning(counts: dict[str, Any]) -> None:
+    plan = dt.plan(pipeline(stage("a"), stage("b", barrier=True, **counts)), "1x(8cpu)")
+    assert plan.workers["b"] == 1
+    assert any("'b'" in warning and "ignored" in warning for warning in plan.warnings)
+    assert not dt.plan(pipeline(stage("a"), stage("b", barrier=True)), "1x(8cpu)").warnings
 
 
 def test_streaming_says_why() -> None:
     plan = dt.plan(pipeline(stage("a"), stage("b")), "1x(8cpu)")
     assert (plan.mode, plan.waves) == ("streaming", (("a", "b"),))
-    assert "at the same time" in plan.reason
+    assert "at once" in plan.reason
 
 
 @pytest.mark.parametrize(("mode", "meant"), [("streeming", "streaming"), ("wave", "waves"), ("Auto", "auto")])

@@ -7,6 +7,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dovetail.control.commands import Deliver, RunBatches, StartWorker, StopWorker
 from dovetail.control.events import Drain, WorkerLost, WorkerStopped
@@ -15,6 +17,7 @@ from dovetail.engines.simulated.message_execution import part_keys
 from dovetail.engines.simulated.world import Behaviour, Gives, Kills, LoseNode, PostEvent, Raises, ScriptedEvent
 from dovetail.streaming.settings import StreamOptions
 from streaming.rigs import Rig, go, numbers, stage
+from streaming.worlds import a_case, run
 
 if TYPE_CHECKING:
     from dovetail.engines.simulated.world import ItemOutcome, Key
@@ -93,6 +96,16 @@ def test_a_barrier_is_called_once_with_everything_and_alone_in_its_wave() -> Non
     assert message.items == message.batch_size == 230
     assert rig.out("b") == numbers(230)
     assert span(rig, "a")[1] < span(rig, "all")[0] < span(rig, "b")[0]
+
+
+@given(st.integers(0, 1 << 32))
+def test_the_waves_that_run_are_the_waves_of_the_plan(seed: int) -> None:
+    case = a_case(seed, mishaps=False)
+    waves = [sorted(wave) for wave in case.plan.waves]
+    ran = [note.partition(": ")[2].split(", ") for note in run(case).watch.notes if note.startswith("wave ")]
+    assert ran == (waves if len(waves) > 1 else [])
+    for unit in case.plan.units:
+        assert not unit.barrier or waves[unit.wave] == [unit.name]
 
 
 def test_what_comes_after_a_barrier_is_cut_into_epochs_again() -> None:

@@ -108,5 +108,4 @@ def required_labels(plan: Plan) -> tuple[str, ...]:
 
 def _min_unit_seats(plan: Plan, unit: UnitPlan) -> Seats:
     seats = plan.seats[unit.stages[0]]
-    count = 1 if unit.barrier else unit.low
-    return seats if unit.per_node is not None else seats[: count * unit.shape.ranks]
+    return seats if unit.per_node is not None else seats[: unit.low * unit.shape.ranks]

@@ -16,13 +16,13 @@ from dovetail.recipes.overrides import apply_recipe_overrides
 from dovetail.recipes.recipe_file import parse_recipe
 from dovetail.recipes.requirements import RECIPE_RESOURCE_NAMES
 from dovetail.resources.cluster import Cluster
+from dovetail.scheduling.modes import split_at_barriers
 from dovetail.scheduling.planner import plan as make_plan
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from dovetail.errors import AddNodes, Change, Subject
-    from dovetail.pipeline.pipeline import Pipeline
     from dovetail.pipeline.units import Unit
     from dovetail.recipes.recipe import Recipe
     from dovetail.recipes.recipe_file import RecipeStep
@@ -43,7 +43,8 @@ def explain_infeasible(recipe: Recipe, cluster: Cluster, mode: str | None, error
     """The same error in the terms of the recipe, with its lines; all operators that run at once are one sum."""
     alone = [problem for problem in error.problems if _never_fits(problem)]
     if not alone and (mode or recipe.mode) == "streaming":
-        short = [part for part in _concurrent_units(recipe.pipeline(cluster)) if _shortages(part, cluster)]
+        parts = split_at_barriers(fuse_stages(recipe.pipeline(cluster)))
+        short = [part for part in parts if _shortages(part, cluster)]
         if short:
             return InfeasibleError(_concurrency_problem(recipe, short[0], cluster, mode))
     tried = () if alone else tuple(_tried_fixes(recipe, cluster, mode))
@@ -60,16 +61,6 @@ def explain_infeasible(recipe: Recipe, cluster: Cluster, mode: str | None, error
 def _never_fits(problem: Problem) -> bool:
     """Whether it is about one operator that does not fit even alone."""
     return problem.code not in ("DT101", "DT102")
-
-
-def _concurrent_units(pipeline: Pipeline) -> list[list[Unit]]:
-    """Units that run at the same time: a barrier starts a new group."""
-    parts: list[list[Unit]] = [[]]
-    for unit in fuse_stages(pipeline):
-        if unit.barrier and parts[-1]:
-            parts.append([])
-        parts[-1].append(unit)
-    return parts
 
 
 def _shortages(units: Sequence[Unit], cluster: Cluster) -> list[tuple[str, float, float]]:
@@ -167,7 +158,7 @@ def _fits(
             numbers = {step.number for step in only}
             other = replace(other, steps=tuple(step for step in other.steps if step.number in numbers))
         pipeline, how = other.pipeline(cluster), mode or other.mode
-        if how == "streaming" and any(_shortages(part, cluster) for part in _concurrent_units(pipeline)):
+        if how == "streaming" and any(_shortages(part, cluster) for part in split_at_barriers(fuse_stages(pipeline))):
             return False  # without a plan, which would take its time to say why not
         make_plan(pipeline, cluster, mode=how)
     except (InfeasibleError, ConfigError):

@@ -33,7 +33,7 @@ def resource_limits(demands: Sequence[Demand], groups: NodeGroups) -> list[Limit
         if per_item > 0:
             limits.append(Limit(have / per_item, name))
     limits += [
-        Limit(demand.high * demand.speed, f"the {demand.high} workers of {demand.name}")
+        Limit(demand.high * demand.speed, f"the {demand.high} worker{'s' * (demand.high > 1)} of {demand.name}")
         for demand in demands
         if demand.high is not None
     ]

@@ -1,26 +1,35 @@
-"""Execution modes: streaming, sequential or waves, and the choice between them."""
+"""Execution modes (streaming, sequential, waves), the choice between them, and the division of units into waves.
+
+Waves are formed here and nowhere else: the units of a plan carry the number of their wave, and a run follows it.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from dovetail.errors import InfeasibleError
 from dovetail.resources.sizes import format_milli
 from dovetail.scheduling.sizing import Sizing, size_units
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dovetail.pipeline.units import Unit
     from dovetail.resources.ledger import Ledger
     from dovetail.scheduling.plan import UnitPlan
 
+UnitT = TypeVar("UnitT", bound="Unit | UnitPlan")
+
 MODES = ("auto", "streaming", "sequential", "waves")
 MIN_RATE_RATIO = 1.01
-"""From here on another rate is another one. At the same rate, fewer waves are worth a word, too: less waits on disk."""
+"""Smallest ratio of two rates that is reported as a difference. Fewer waves at the same rate are reported as well,
+because less data waits on disk."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModeChoice:
-    """A mode with its reason, and the units of each wave with how they are sized."""
+    """A mode with its reason, and the units and the sizing of each wave."""
 
     mode: str
     reason: str
@@ -29,20 +38,20 @@ class ModeChoice:
 
     @property
     def rate(self) -> float:
-        """Source items per second over all waves: their times add up."""
+        """Source items per second over all waves, whose times add up."""
         rates = [sizing.rate for _, sizing in self.waves]
         return rates[0] if len(rates) == 1 else 1 / sum(1 / rate for rate in rates)
 
 
 def choose_mode(units: list[UnitPlan], ledger: Ledger, mode: str) -> ModeChoice:
-    """The waves of a mode; `auto` streams if every unit gets its workers, else takes the fewest waves."""
-    parts = _split_at_barriers(units)
-    cut = f", cut at {len(parts) - 1} barrier{'s' if len(parts) > 2 else ''}" if len(parts) > 1 else ""
+    """Divide units into waves and size them. `auto` streams if every unit gets its workers, else it takes the fewest
+    waves."""
+    parts = split_at_barriers(units)
     if mode in ("auto", "streaming"):
         sized = [(part, size_units([unit.demand for unit in part], ledger)) for part in parts]
         if all(sizing is not None for _, sizing in sized):
-            reason = f"streaming{cut}: every unit gets at least its least number of workers at the same time"
-            return ModeChoice("streaming", reason, [(part, sizing) for part, sizing in sized if sizing is not None])
+            waves = [(part, sizing) for part, sizing in sized if sizing is not None]
+            return ModeChoice("streaming", _streaming_reason(units), waves)
         short = [part for part, sizing in sized if sizing is None]
         if mode == "streaming":
             raise _infeasible_error(short, units, ledger)
@@ -56,7 +65,7 @@ def choose_mode(units: list[UnitPlan], ledger: Ledger, mode: str) -> ModeChoice:
 
 
 def size_same_waves(units: tuple[UnitPlan, ...], ledger: Ledger, mode: str, reason: str) -> ModeChoice:
-    """The same units in the same waves, sized anew."""
+    """Size the units of a plan again, in the waves that they have."""
     waves = [[unit for unit in units if unit.wave == wave] for wave in range(max(unit.wave for unit in units) + 1)]
     sized = [(wave, size_units([unit.demand for unit in wave], ledger)) for wave in waves]
     short = [wave for wave, sizing in sized if sizing is None]
@@ -66,9 +75,9 @@ def size_same_waves(units: tuple[UnitPlan, ...], ledger: Ledger, mode: str, reas
 
 
 def _fewest_waves(units: list[UnitPlan], ledger: Ledger, short: list[UnitPlan] | None) -> ModeChoice:
-    """Neighbours run together as long as they fit together. Taking as many as fit each time gives the fewest waves."""
+    """Run neighbours together as long as they fit together. Taking as many as fit each time gives the fewest waves."""
     waves: list[tuple[list[UnitPlan], Sizing]] = []
-    for part in _split_at_barriers(units):
+    for part in split_at_barriers(units):
         group: list[UnitPlan] = []
         for unit in part:
             if group and not _can_run_together([*group, unit], ledger):
@@ -85,8 +94,8 @@ def _fewest_waves(units: list[UnitPlan], ledger: Ledger, short: list[UnitPlan] |
 
 
 def is_feasible(units: list[UnitPlan], ledger: Ledger, mode: str) -> bool:
-    """Whether every unit would get its least number of workers in this mode."""
-    groups = _split_at_barriers(units) if mode == "streaming" else [[unit] for unit in units]
+    """Whether every unit would get its minimum number of workers in this mode."""
+    groups = split_at_barriers(units) if mode == "streaming" else [[unit] for unit in units]
     return all(_can_run_together(group, ledger) for group in groups)
 
 
@@ -96,31 +105,30 @@ def _can_run_together(units: list[UnitPlan], ledger: Ledger) -> bool:
 
 def _require_sizing(units: list[UnitPlan], ledger: Ledger) -> Sizing:
     sizing = size_units([unit.demand for unit in units], ledger)
-    assert sizing is not None, f"{[unit.name for unit in units]} fitted a moment ago"
+    assert sizing is not None, f"{[unit.name for unit in units]} fit, and could not be sized"
     return sizing
 
 
 def _infeasible_error(short: list[list[UnitPlan]], units: list[UnitPlan], ledger: Ledger) -> InfeasibleError:
-    from dovetail.scheduling.diagnose.feasibility import infeasible_error  # late: most plans need no excuse
+    from dovetail.scheduling.diagnose.feasibility import infeasible_error  # late: most plans are feasible
 
     return infeasible_error(short, units, ledger, is_feasible)
 
 
 def _require_each_alone(units: list[UnitPlan], ledger: Ledger) -> None:
-    """Whatever the mode, each unit must fit when it has the cluster to itself; all that do not are told at once."""
+    """Raise an InfeasibleError with all units that do not fit even when they have the cluster to themselves."""
     short = [[unit] for unit in units if not _can_run_together([unit], ledger)]
     if short:
         raise _infeasible_error(short, units, ledger)
 
 
 def _worker_count_warnings(units: list[UnitPlan], ledger: Ledger, chosen: ModeChoice) -> tuple[str, ...]:
-    """What dropping the worker counts would bring, if there are any."""
-    pinned = [unit for unit in units if unit.low > 1 or unit.high is not None or unit.per_node is not None]
+    """What the plan would gain without the worker counts that the pipeline sets."""
+    pinned = [unit for unit in units if unit.has_set_counts]
     if not pinned:
         return ()
-    freed = [replace(unit, low=1, high=None, per_node=None) for unit in units]
     try:
-        other = choose_mode(freed, ledger, "auto")
+        other = choose_mode([unit.without_set_counts() for unit in units], ledger, "auto")
     except InfeasibleError:
         return ()
     gain = other.rate / chosen.rate
@@ -144,10 +152,21 @@ def _shortage_text(units: list[UnitPlan], ledger: Ledger) -> str:
     )
 
 
-def _split_at_barriers(units: list[UnitPlan]) -> list[list[UnitPlan]]:
-    parts: list[list[UnitPlan]] = [[]]
+def _streaming_reason(units: list[UnitPlan]) -> str:
+    barriers = sum(unit.barrier for unit in units)
+    if not barriers:
+        return "streaming: all stages run at once, each with at least its minimum number of workers"
+    where = f"{barriers} barrier{'s' if barriers > 1 else ''}"
+    together = "stages between barriers run at once, each with at least its minimum number of workers"
+    return f"streaming, split at {where}: {together}"
+
+
+def split_at_barriers(units: Sequence[UnitT]) -> list[list[UnitT]]:
+    """Groups of units that may run at the same time. A barrier is alone: it starts when all of its input is there, and
+    nothing that follows it can start before it has finished."""
+    parts: list[list[UnitT]] = []
     for unit in units:
-        if unit.barrier and parts[-1]:
+        if unit.barrier or not parts or parts[-1][-1].barrier:
             parts.append([])
         parts[-1].append(unit)
     return parts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from dovetail.documents import Document, validate_document
@@ -44,6 +44,15 @@ class UnitPlan:
     @property
     def demand(self) -> Demand:
         return Demand(self.name, self.shape, self.rate, self.per_source, self.low, self.high, self.per_node)
+
+    @property
+    def has_set_counts(self) -> bool:
+        """Whether the pipeline limits the number of workers. A barrier has one worker in any case."""
+        return not self.barrier and (self.low > 1 or self.high is not None or self.per_node is not None)
+
+    def without_set_counts(self) -> UnitPlan:
+        """The same unit without the limits that the pipeline sets."""
+        return replace(self, low=1, high=None, per_node=None) if self.has_set_counts else self
 
     @property
     def throughput(self) -> float:
@@ -357,6 +366,11 @@ def _consistency_errors(plan: PlanFile) -> list[str]:
         wrong.append("its units have no stages, or share some")
     if waves != list(range(len(waves))):
         wrong.append("its waves are not numbered from 0 on")
+    wrong += [
+        f"the barrier {barrier.name} is not alone in its wave, or has several workers"
+        for barrier in plan.units
+        if barrier.barrier and (barrier.workers > 1 or sum(unit.wave == barrier.wave for unit in plan.units) > 1)
+    ]
     if plan.requested not in ("auto", "streaming", "sequential", "waves"):
         wrong.append(f"{plan.requested!r} is not a mode")
     if plan.rate <= 0 or plan.bound <= 0:

@@ -103,7 +103,9 @@ def _worker_count_lines(plan: Plan, unit: UnitPlan) -> list[str]:
         f"  one worker takes {one}; it gets {unit.per_source:.4g} items per source item",
         f"  together they sustain {unit.throughput:.4g} source items/s; the plan runs at {plan.rate:.4g}",
     ]
-    if unit.per_node is not None:
+    if unit.barrier:
+        lines.append("  a barrier has one worker, which gets all items in one call")
+    elif unit.per_node is not None:
         lines.append(f"  the count was given: workers_per_node={unit.per_node}")
     elif unit.low == unit.high:
         lines.append(f"  the count was given: workers={unit.low}")

@@ -47,7 +47,8 @@ def plan(
     rates = stage_rates(pipeline, profiles)
     units = _unit_plans(pipeline, rates)
     chosen = choose_mode(units, Ledger(described), mode)
-    return _assemble_plan(pipeline.name, described, rates, chosen, mode, headroom)
+    made = _assemble_plan(pipeline.name, described, rates, chosen, mode, headroom)
+    return replace(made, warnings=(*made.warnings, *_ignored_count_warnings(pipeline)))
 
 
 def plan_on_cluster(before: Plan, cluster: Cluster) -> Plan:
@@ -83,6 +84,8 @@ def _unit_plans(pipeline: Pipeline, rates: StageRates) -> list[UnitPlan]:
             low, high = unit.workers
         elif isinstance(unit.workers, int):
             low = high = unit.workers
+        if unit.barrier:
+            low = high = 1  # it is called once, with its whole input
         units.append(
             UnitPlan(
                 name=unit.name,
@@ -94,11 +97,19 @@ def _unit_plans(pipeline: Pipeline, rates: StageRates) -> list[UnitPlan]:
                 per_source=per_source[unit.stages[0]],
                 low=low,
                 high=high,
-                per_node=unit.workers_per_node,
+                per_node=None if unit.barrier else unit.workers_per_node,
                 barrier=unit.barrier,
             )
         )
     return units
+
+
+def _ignored_count_warnings(pipeline: Pipeline) -> list[str]:
+    return [
+        f"stage {stage.name!r} has one worker because it is a barrier: its worker count is ignored"
+        for stage in pipeline.order
+        if stage.barrier and (stage.workers not in ("auto", 1) or stage.workers_per_node is not None)
+    ]
 
 
 def _assemble_plan(
@@ -154,7 +165,7 @@ def _phase_lines(units: Sequence[UnitPlan], sizing: Sizing, final: Sizing, headr
     manual = [
         f"{unit.name} {count}"
         for unit, count in zip(units, sizing.counts, strict=True)
-        if unit.per_node is not None or unit.low == unit.high
+        if unit.has_set_counts and (unit.per_node is not None or unit.low == unit.high)
     ]
     ranged = [
         f"{unit.name} {unit.low}..{unit.high}" for unit in units if unit.high is not None and unit.low != unit.high

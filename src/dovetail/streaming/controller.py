@@ -222,8 +222,6 @@ class StreamController:
                 continue
             ranks = unit.shape.ranks
             seats = self.plan.seats[unit.stages[0]]
-            if unit.barrier:
-                seats = seats[:ranks]  # a barrier is called once, with its whole input
             starts += [
                 PlannedStart(unit.name, seats[first : first + ranks], "planned")
                 for first in range(0, len(seats), ranks)

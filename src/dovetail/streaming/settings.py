@@ -114,29 +114,14 @@ class UnitSpec:
 
 
 def unit_specs(pipeline: Pipeline, plan: Plan) -> tuple[UnitSpec, ...]:
-    """Settings of all units, parents before children. A barrier has a wave of its own: its output is split into
-    epochs."""
+    """Settings of all units, parents before children."""
     unit_of = {stage: unit.name for unit in plan.units for stage in unit.stages}
-    waves = _assign_waves(plan)
     position = {stage.name: index for index, stage in enumerate(pipeline.order)}
     units = sorted(plan.units, key=lambda unit: position[unit.stages[0]])
-    return tuple(_unit_spec(pipeline, unit, unit_of, waves[unit.name]) for unit in units)
+    return tuple(_unit_spec(pipeline, unit, unit_of) for unit in units)
 
 
-def _assign_waves(plan: Plan) -> dict[str, int]:
-    found: dict[str, int] = {}
-    wave = 0
-    for planned in range(len(plan.waves)):
-        members = [unit for unit in plan.units if unit.wave == planned]
-        barriers = [unit.name for unit in members if unit.barrier]
-        others = [unit.name for unit in members if not unit.barrier]
-        for names in filter(None, (barriers, others)):
-            found |= dict.fromkeys(names, wave)
-            wave += 1
-    return found
-
-
-def _unit_spec(pipeline: Pipeline, unit: UnitPlan, unit_of: dict[str, str], wave: int) -> UnitSpec:
+def _unit_spec(pipeline: Pipeline, unit: UnitPlan, unit_of: dict[str, str]) -> UnitSpec:
     stages = tuple(pipeline.stage(name) for name in unit.stages)
     head = stages[0]
     given = [stage.returns for stage in stages if stage.returns is not None]
@@ -148,11 +133,11 @@ def _unit_spec(pipeline: Pipeline, unit: UnitPlan, unit_of: dict[str, str], wave
         hosted=HostedObject(unit.name, stages, slots),
         stages=unit.stages,
         parents=tuple(dict.fromkeys(unit_of[name] for name in pipeline.parents(head.name))),
-        wave=wave,
+        wave=unit.wave,
         batch_size=head.batch_size,
         slots=slots,
-        low=1 if unit.barrier else unit.low,
-        high=1 if unit.barrier else unit.high,
+        low=unit.low,
+        high=unit.high,
         per_node=unit.per_node,
         retries=head.retries,
         skip_failed=policy.then == "skip",

@@ -357,17 +357,13 @@ def _per_node_problems(units: list[UnitPlan], ledger: Ledger) -> list[Problem]:
 def _find_unit_fixes(units: list[UnitPlan], ledger: Ledger, feasible: FeasibilityCheck) -> tuple[Fix, ...]:
     """Automatic worker counts, shares instead of whole GPUs, other modes, more nodes: those that were tried and fit."""
     found: list[Fix] = []
-    pinned = [unit for unit in units if unit.low > 1 or unit.high is not None or unit.per_node is not None]
-    if pinned and feasible([_without_worker_counts(unit) for unit in units], ledger, "streaming"):
+    pinned = [unit for unit in units if unit.has_set_counts]
+    if pinned and feasible([unit.without_set_counts() for unit in units], ledger, "streaming"):
         found.append(Change(_auto_workers(pinned), tuple(map(_unit_subject, pinned))))
     found += _gpu_share_fix(units, pinned, ledger, feasible)
     found += [Change({"mode": mode}) for mode in ("sequential", "waves") if feasible(units, ledger, mode)]
     found += _add_nodes_fix_for_units(units, ledger, feasible)
     return tuple(found)
-
-
-def _without_worker_counts(unit: UnitPlan) -> UnitPlan:
-    return replace(unit, low=1, high=None, per_node=None)
 
 
 def _auto_workers(units: list[UnitPlan]) -> dict[str, object]:
@@ -388,7 +384,7 @@ def _gpu_share_fix(
     for share in GPU_SHARES_TRIED_MILLI:
         changed = [
             replace(
-                _without_worker_counts(unit), shape=replace(unit.shape, kind=ShapeKind.FRACTIONAL_GPU, gpu_milli=share)
+                unit.without_set_counts(), shape=replace(unit.shape, kind=ShapeKind.FRACTIONAL_GPU, gpu_milli=share)
             )
             if unit in whole
             else unit
