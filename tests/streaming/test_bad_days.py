@@ -156,7 +156,7 @@ def test_recycling_by_age_never_takes_the_whole_stage_down() -> None:
 
 
 def test_a_teardown_that_hangs_is_ended_by_time_and_by_a_second_request() -> None:
-    hand = Hand.of([stage("a", workers=1)], options=StreamOptions(teardown_timeout_s=30.0))
+    hand = Hand.of([stage("a", workers=1)], options=StreamOptions())
     (start,) = of_kind(hand.step(), StartWorker)
     hand.step(WorkerReady(start.worker, 1.0), InputEnded(0), after=1.0)
     assert hand.stream.state.run_state is RunState.STOPPING

@@ -11,7 +11,6 @@ from dovetail.control.commands import Deliver, HostedObject
 from dovetail.errors import ConfigError, Problem
 from dovetail.observe.run_folder import cannot_write_error
 from dovetail.resources.seat import Seat
-from dovetail.resources.shape import Shape
 from dovetail.scheduling.plan import Plan
 from dovetail.scheduling.replan.snapshot import ReplanRules
 from dovetail.streaming.controller import StreamController
@@ -163,23 +162,20 @@ def controller_from_record(header: Mapping[str, Any]) -> StreamController:
     """A fresh controller in the recorded initial state."""
     options = StreamOptions(**{**header["options"], "rules": ReplanRules(**header["options"]["rules"])})
     resume = [command for command in map(decode_command, header["resume"]) if isinstance(command, Deliver)]
-    units = [_spec_from_dict(data) for data in header["units"]]
+    plan = Plan.from_dict(header["plan"])
+    units = [_spec_from_dict(data, plan) for data in header["units"]]
     reserved = tuple(map(Seat.from_dict, header.get("reserved", ())))
-    return StreamController(units, Plan.from_dict(header["plan"]), options, resume, reserved)
+    return StreamController(units, plan, options, resume, reserved)
 
 
-def _spec_to_dict(work: UnitSpec) -> dict[str, Any]:
-    plain = {item.name: getattr(work, item.name) for item in fields(work)}
-    return plain | {
-        "shape": work.shape.to_dict(),
-        "hosted": [work.hosted.name, work.hosted.slots],
-        "parents": list(work.parents),
-        "stages": list(work.stages),
-    }
+def _spec_to_dict(unit: UnitSpec) -> dict[str, Any]:
+    """Settings of a unit, without its part of the plan, which is recorded with the plan."""
+    plain = {item.name: getattr(unit, item.name) for item in fields(unit) if item.name != "plan"}
+    return plain | {"hosted": [unit.hosted.name, unit.hosted.slots], "parents": list(unit.parents)}
 
 
-def _spec_from_dict(data: Mapping[str, Any]) -> UnitSpec:
+def _spec_from_dict(data: Mapping[str, Any], plan: Plan) -> UnitSpec:
     name, slots = data["hosted"]
-    shape, hosted = Shape.from_dict(data["shape"]), HostedObject(name, slots=slots)
-    names = {"parents": tuple(data["parents"]), "stages": tuple(data.get("stages", ()))}
-    return UnitSpec(**{**data, "shape": shape, "hosted": hosted, **names})
+    planned = next(unit for unit in plan.units if unit.name == name)
+    hosted = HostedObject(name, slots=slots)
+    return UnitSpec(planned, **{**data, "hosted": hosted, "parents": tuple(data["parents"])})

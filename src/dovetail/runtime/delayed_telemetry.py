@@ -36,7 +36,7 @@ class DelayedTelemetry:
         self._engine = engine
         self._measured: ClusterMetrics | None = getattr(engine, "measured", None)
         self._units: Mapping[int, str] = {}
-        self._shapes = {unit.name: unit.shape for unit in units}
+        self._shapes = {unit.name: unit.plan.shape for unit in units}
         self._real_cards = any(card.uuid for node in cluster.nodes for card in node.gpus)
         self._recorder = recorder
         self._telemetry: Telemetry | None = None

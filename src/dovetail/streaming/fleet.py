@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 WORKERS_PER_RECYCLED_ONE = 10
 """One of this many workers of a unit may be replaced because of its age at the same time, and at least one."""
+TEARDOWN_TIMEOUT_S = 30.0
+"""A worker whose teardown takes longer is killed."""
 RECYCLE_RETRY_S = 5.0
 
 
@@ -172,12 +174,11 @@ class Fleet:
 
     def _schedule_kill(self, worker: Worker) -> None:
         """Kill the worker if its teardown exceeds the timeout, so that it does not delay the run."""
-        self.state.call_at(self.state.now + self.state.options.teardown_timeout_s, partial(self._kill_if_hung, worker))
+        self.state.call_at(self.state.now + TEARDOWN_TIMEOUT_S, partial(self._kill_if_hung, worker))
 
     def _kill_if_hung(self, worker: Worker) -> None:
         if worker.state is WorkerState.STOPPING:
-            timeout_s = self.state.options.teardown_timeout_s
-            text = f"worker {worker.id} of {worker.unit} did not stop within {timeout_s:g} s and is killed"
+            text = f"worker {worker.id} of {worker.unit} did not stop within {TEARDOWN_TIMEOUT_S:g} s and is killed"
             self.state.add_note("worker", text, worker=worker.id, unit=worker.unit)
             self.stop(worker, "teardown timed out", now=True)
 

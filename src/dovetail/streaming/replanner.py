@@ -270,7 +270,7 @@ class Replanner:
             per_source=per_source,
             low=unit.low,
             high=self._max_workers(unit, rate, per_source),
-            per_node=unit.spec.per_node,
+            per_node=unit.spec.plan.per_node,
             confidence=sure,
             queued=unit.queue.items,
             backlogged=self._is_backlogged(unit),

@@ -207,7 +207,7 @@ class FailureHandler:
     def _grow_memory(self, unit: UnitState, again: list[Suspect], peak: int) -> None:
         """Retry a single item that ran out of memory on a worker with more: the measured peak with a margin, or twice
         the configured memory if nothing was measured. If that succeeds, all workers of the unit get as much."""
-        configured = unit.spec.shape.memory_bytes
+        configured = unit.spec.plan.shape.memory_bytes
         need = int(peak * MEMORY_MARGIN_FACTOR) or 2 * configured
         if not again:
             self._undo_growth(unit)

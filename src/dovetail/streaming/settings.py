@@ -12,7 +12,6 @@ from dovetail.scheduling.replan.snapshot import ReplanRules
 
 if TYPE_CHECKING:
     from dovetail.pipeline.pipeline import Pipeline
-    from dovetail.resources.shape import Shape
     from dovetail.scheduling.plan import Plan, UnitPlan
 
 
@@ -49,10 +48,6 @@ class StreamOptions:
     """Work per message; a batch that takes longer is a message by itself."""
     max_message_items: int = 1024
     """Maximum items per message, unless a batch is larger."""
-    max_message_bytes: int = 4 << 20
-    """Maximum input or output per message, unless a single batch is larger."""
-    max_queue_bytes: int = 32 << 20
-    """Bytes that may wait in front of a unit, unless the next messages of its workers are larger."""
     drain_finishes_waves: bool = False
     """A drain processes everything that was read, including later waves: for runs that cannot be resumed."""
     payloads_survive: bool = False
@@ -67,8 +62,6 @@ class StreamOptions:
     """Maximum source work per epoch, as long as it contains a few batches of every unit."""
     max_open_epochs: int = 64
     """With ordered output: maximum number of epochs that are open or wait for an earlier one."""
-    teardown_timeout_s: float = 30.0
-    """A worker whose teardown takes longer is killed."""
     max_setup_failure_share: float = 0.3
     """Maximum share of failed setups, once three have failed."""
     rules: ReplanRules = field(default_factory=ReplanRules)
@@ -79,21 +72,14 @@ class StreamOptions:
 
 @dataclass(frozen=True, slots=True)
 class UnitSpec:
-    """Settings of one unit."""
+    """Settings of one unit: its part of the plan, what its workers host, and how its items are processed."""
 
-    name: str
-    shape: Shape
+    plan: UnitPlan
+    """Name, stages, wave, resources per worker and limits of the number of workers."""
     hosted: HostedObject
-    stages: tuple[str, ...] = ()
-    """Names of its stages; several if they are fused."""
     parents: tuple[str, ...] = ()
     """Parent units; none: the unit gets source items."""
-    wave: int = 0
     batch_size: int = 1
-    slots: int = 1
-    low: int = 1
-    high: int | None = None
-    per_node: int | None = None
     retries: int = 3
     skip_failed: bool = False
     """Set failed items aside instead of failing the run."""
@@ -106,11 +92,35 @@ class UnitSpec:
     setup_timeout_s: float | None = None
     recycle_batches: int | None = None
     recycle_s: float | None = None
-    barrier: bool = False
-    rate: float | None = None
-    """Items per second of one worker, if configured or known from earlier runs."""
     returns: float | None = None
     """Items out per item in, if configured."""
+
+    @property
+    def name(self) -> str:
+        return self.plan.name
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """Names of its stages; several if they are fused."""
+        return self.plan.stages
+
+    @property
+    def wave(self) -> int:
+        return self.plan.wave
+
+    @property
+    def barrier(self) -> bool:
+        return self.plan.barrier
+
+    @property
+    def slots(self) -> int:
+        """Calls that a worker runs at the same time."""
+        return self.hosted.slots
+
+    @property
+    def rate(self) -> float | None:
+        """Items per second of one worker, if configured or known from earlier runs."""
+        return None if self.plan.rate_source == ASSUMED else self.plan.rate
 
 
 def unit_specs(pipeline: Pipeline, plan: Plan) -> tuple[UnitSpec, ...]:
@@ -126,19 +136,11 @@ def _unit_spec(pipeline: Pipeline, unit: UnitPlan, unit_of: dict[str, str]) -> U
     head = stages[0]
     given = [stage.returns for stage in stages if stage.returns is not None]
     timeout_s, policy = head.timeout_s, head.error_policy
-    slots = head.slots or 1
     return UnitSpec(
-        name=unit.name,
-        shape=unit.shape,
-        hosted=HostedObject(unit.name, stages, slots),
-        stages=unit.stages,
+        plan=unit,
+        hosted=HostedObject(unit.name, stages, head.slots or 1),
         parents=tuple(dict.fromkeys(unit_of[name] for name in pipeline.parents(head.name))),
-        wave=unit.wave,
         batch_size=head.batch_size,
-        slots=slots,
-        low=unit.low,
-        high=unit.high,
-        per_node=unit.per_node,
         retries=head.retries,
         skip_failed=policy.then == "skip",
         retries_in_worker=bool(policy.retry),
@@ -147,7 +149,5 @@ def _unit_spec(pipeline: Pipeline, unit: UnitPlan, unit_of: dict[str, str]) -> U
         setup_timeout_s=head.setup_timeout_s,
         recycle_batches=head.recycle_batches,
         recycle_s=head.recycle_s,
-        barrier=unit.barrier,
-        rate=None if unit.rate_source == ASSUMED else unit.rate,
         returns=math.prod(given) if len(given) == len(stages) else None,
     )

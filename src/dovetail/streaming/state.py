@@ -224,6 +224,10 @@ PREFETCH_HOP_SHARE = 0.01
 """Workers get a message in advance when the transport costs more than this share of the work."""
 MESSAGES_PER_TUNING = 32
 """Messages between two adjustments of the message size; at the beginning fewer."""
+MAX_MESSAGE_BYTES = 4 << 20
+"""Maximum input or output per message, unless a single batch is larger."""
+MAX_QUEUE_BYTES = 32 << 20
+"""Maximum of the bytes that wait in front of a unit, unless the next messages of its workers are larger."""
 FIRST_BATCHES_BEFORE_REGROW = 100
 
 
@@ -296,9 +300,9 @@ class UnitState:
         self.spec = spec
         self.name = spec.name
         self.options = options
-        self.shape: Shape = spec.shape
+        self.shape: Shape = spec.plan.shape
         """Resources per worker; grows when workers run out of memory."""
-        self.low, self.high = spec.low, spec.high
+        self.low, self.high = spec.plan.low, spec.plan.high
         """Range of worker counts; differs from the spec while the count is pinned."""
         self.queue = UnitQueue(spec.batch_size if not spec.barrier else BARRIER_BATCH_ITEMS)
         self.suspects: deque[Suspect] = deque()
@@ -432,7 +436,8 @@ class UnitState:
 
     def pin_workers(self, workers: int | None) -> None:
         """Fix the number of workers; None: use the configured range again."""
-        self.low, self.high = (self.spec.low, self.spec.high) if workers is None else (workers, workers)
+        plan = self.spec.plan
+        self.low, self.high = (plan.low, plan.high) if workers is None else (workers, workers)
 
     # --- dispatch
 
@@ -536,7 +541,7 @@ class UnitState:
         if self.waits_for_seats:
             return True
         queue = self.queue
-        limit = min(self.byte_share, max(self.options.max_queue_bytes, self.guaranteed_queue_bytes))
+        limit = min(self.byte_share, max(MAX_QUEUE_BYTES, self.guaranteed_queue_bytes))
         if queue.items < self.max_queued_items and queue.bytes + self.incoming_bytes < limit:
             return True
         # If nothing happens here, more input must arrive: the queue may hold the ends of several epochs, which make no
@@ -585,7 +590,7 @@ class UnitState:
         message_s = max(options.target_message_s, MIN_HOPS_PER_MESSAGE * options.hop_s)
         batches = 1 if per_batch >= message_s else int(message_s / max(per_batch, 1e-9)) or 1
         if self.bytes_per_item:
-            batches = max(1, min(batches, int(options.max_message_bytes / (self.bytes_per_item * batch))))
+            batches = max(1, min(batches, int(MAX_MESSAGE_BYTES / (self.bytes_per_item * batch))))
         recycle = self.spec.recycle_batches
         if recycle is not None:
             batches = min(batches, recycle)
