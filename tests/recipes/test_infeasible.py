@@ -52,11 +52,13 @@ def test_the_last_line_of_the_sum_is_the_one_on_cpus(tmp_path: Path) -> None:
     assert problem.evidence[-1].endswith("recipe.yaml:10:5  text_length_filter: 8 x (1 CPU) = 8.0 CPUs")
 
 
-def test_only_what_runs_at_once_is_in_the_sum_and_a_barrier_begins_anew(tmp_path: Path) -> None:
+def test_only_operators_between_two_barriers_are_summed(tmp_path: Path) -> None:
     text = "mode: streaming\nprocess: [{document_deduplicator: {num_cpus: 10}}, {text_length_filter: {num_cpus: 9}}]"
+    assert load(tmp_path, text).plan("1x(16cpu, 16GB)").mode == "streaming"
+    text = text.replace("[", "[{words_num_filter: {num_cpus: 9}}, ")
     problems = told(tmp_path, text, "1x(16cpu, 16GB)")
     assert problems[0].message.startswith("2 operators at once need 19.0 CPUs")
-    assert [line.rpartition(" = ")[2] for line in problems[0].evidence] == ["10.0 CPUs", "9.0 CPUs"]
+    assert [line.rpartition(" = ")[2] for line in problems[0].evidence] == ["9.0 CPUs", "10.0 CPUs"]
     for fix in problems[0].fix_texts:
         assert fix_works(tmp_path, text, "1x(16cpu, 16GB)", fix).units
 

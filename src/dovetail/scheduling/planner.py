@@ -191,6 +191,8 @@ def _no_headroom_reason(units: Sequence[UnitPlan], sizing: Sizing, headroom: flo
     slow = [unit for unit, count in zip(units, sizing.counts, strict=True) if count * unit.demand.speed < target]
     if not slow:
         return "none, all are that fast"
+    if all(unit.barrier for unit in slow):
+        return "none, a barrier has one worker"
     free = [unit for unit in slow if unit.per_node is None and (unit.high is None or unit.high > unit.low)]
     return "off, nothing is left for it" if free else "none, the counts of the slower ones are given"
 
