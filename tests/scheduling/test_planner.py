@@ -111,7 +111,9 @@ def test_counts_that_the_author_gave_are_kept(made: dt.Pipeline, cluster: dt.Clu
     plan = planned(made, cluster, mode)
     for stage_ in made:
         workers = plan.workers[stage_.name]
-        if stage_.workers_per_node is not None:
+        if stage_.barrier:
+            assert workers == 1
+        elif stage_.workers_per_node is not None:
             fit = Fit(stage_.shape)
             empty = zip(cluster.nodes, dt.Ledger(cluster).free, strict=True)
             able = {node.name: stage_.workers_per_node for node, free in empty if fit.capacity(free)}
