@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 PURE = ("resources", "pipeline", "scheduling", "control", "streaming")
 
+THREADS = ("backfill", "recipes")
+"""Folders whose tests run workers as threads, except those marked `processes`."""
+
 RAY_FIXTURES = {"ray_cluster", "ray_address"}
 
 # the same examples every time, so that a change is judged by what it changed; `make test-long` looks for new ones
@@ -145,6 +148,14 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
     from in_process import InProcessEngine
 
     monkeypatch.setattr("dovetail.engines.local.engine.LocalEngine", InProcessEngine)
+
+
+@pytest.fixture(autouse=True)
+def _threads_unless_processes_are_tested(request: pytest.FixtureRequest) -> None:
+    """Workers that are threads start ten times faster."""
+    folder = Path(str(request.node.fspath)).parent.name
+    if folder in THREADS and request.node.get_closest_marker("processes") is None:
+        request.getfixturevalue("in_process")
 
 
 @pytest.fixture(scope="session")

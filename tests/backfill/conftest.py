@@ -20,13 +20,6 @@ if TYPE_CHECKING:
 ONE_AT_A_TIME = threading.Lock()
 
 
-@pytest.fixture(autouse=True)
-def _threads_unless_processes_are_tested(request: pytest.FixtureRequest) -> None:
-    """Workers are threads, which start ten times faster, except in tests marked `processes`."""
-    if request.node.get_closest_marker("processes") is None:
-        request.getfixturevalue("in_process")
-
-
 @pytest.fixture
 def bucket(s3_server: str, monkeypatch: pytest.MonkeyPatch) -> Bucket:
     """Of a server that, as S3 itself, looks and writes in one step where it is to write only what is not there."""

@@ -98,6 +98,7 @@ def own(request: pytest.FixtureRequest) -> str:
 # --- beside the recipe
 
 
+@pytest.mark.processes
 def test_functions_classes_and_operators_beside_the_recipe_are_run(folder: Path, own: str) -> None:
     rows = some_rows(60)
     process = f"""

@@ -77,6 +77,7 @@ CLEANING: tuple[tuple[str, dict[str, Any]], ...] = (
 )
 
 
+@pytest.mark.processes
 def test_rows_and_their_order_are_those_of_a_plain_loop(tmp_path: Path) -> None:
     rows = varied()
     summary = run(tmp_path, as_yaml(*CLEANING), rows=rows)

@@ -60,6 +60,7 @@ def changed(source: list[Row], limit: int) -> list[dict[str, str]]:
 # --- whole runs
 
 
+@pytest.mark.processes
 def test_a_run_leaves_exactly_as_many_samples_as_asked_for(tmp_path: Path, folder: Path) -> None:
     source = rows(2000)
     pipeline = (
@@ -106,6 +107,7 @@ def test_one_worker_shows_the_first_rows_in_the_order_of_the_source(tmp_path: Pa
     assert len(out) == len(source) - len(dropped_by(6, lowered))
 
 
+@pytest.mark.processes
 def test_a_killed_worker_costs_no_sample_and_doubles_none(tmp_path: Path, folder: Path) -> None:
     source = rows(60)
     deadly = Deadly(tmp_path / "dead", at=41)
