@@ -153,9 +153,7 @@ def test_changes_of_own_state_and_of_local_values_are_allowed() -> None:
 
 def test_every_module_has_a_docstring_that_is_not_a_question() -> None:
     titles = {
-        path: (ast.get_docstring(ast.parse(path.read_text())) or "").split("\n")[0]
-        for path in SOURCE.rglob("*.py")
-        if path.parent.name != "operators"
+        path: (ast.get_docstring(ast.parse(path.read_text())) or "").split("\n")[0] for path in SOURCE.rglob("*.py")
     }
     assert (
         sorted(path.name for path, title in titles.items() if not title or title.endswith("?") or "? " in title) == []

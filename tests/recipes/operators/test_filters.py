@@ -341,25 +341,41 @@ def test_null_is_no_bound_and_bounds_the_wrong_way_round_keep_nothing() -> None:
 def test_a_bound_that_is_no_number_is_refused(name: str, value: object) -> None:
     operator = filter_named(name)
     parameter = next(p for p in ("min_ratio", "min_len", "min_num") if p in operator.__init__.__kwdefaults__)
-    with pytest.raises(ValueError, match=re.escape(f"{parameter} is {value!r}, which is not a number")):
+    with pytest.raises(ValueError, match=re.escape(f"{parameter} must be a number, not {value!r}")):
         filter_named(name, **{parameter: value})
 
 
 @pytest.mark.parametrize(
     ("name", "parameters", "said"),
     [
-        ("character_repetition_filter", {"rep_len": 0}, "rep_len is 0, which is not a whole number above 0"),
-        ("word_repetition_filter", {"rep_len": 2.5}, "rep_len is 2.5, which is not a whole number above 0"),
-        ("stopwords_filter", {"lang": 7}, "lang is 7, which is not a language"),
-        ("stopwords_filter", {"words_aug_group_sizes": 2}, "words_aug_group_sizes is 2, which is not a list of sizes"),
-        ("stopwords_filter", {"words_aug_group_sizes": [0]}, "each of words_aug_group_sizes is 0, which is not"),
-        ("flagged_words_filter", {"words_aug_join_char": 1}, "words_aug_join_char is 1, which is not a string"),
-        ("words_num_filter", {"tokenization": "yes"}, "tokenization is 'yes', which is neither true nor false"),
-        ("specified_field_filter", {"field_key": 7}, "field_key is 7, which is not the name of a field"),
-        ("specified_field_filter", {"field_key": "a", "target_value": "web"}, "which is not a list; write ['web']"),
-        ("specified_numeric_field_filter", {"field_key": "a", "max_value": "9"}, "max_value is '9', which is not"),
-        ("suffix_filter", {"suffixes": [".txt", 7]}, "suffixes is ['.txt', 7], not a suffix"),
-        ("suffix_filter", {"suffixes": 7}, "suffixes is 7, not a suffix"),
+        ("character_repetition_filter", {"rep_len": 0}, "rep_len must be a whole number of at least 1, not 0"),
+        ("word_repetition_filter", {"rep_len": 2.5}, "rep_len must be a whole number of at least 1, not 2.5"),
+        ("stopwords_filter", {"lang": 7}, "lang must be a string, not 7"),
+        (
+            "stopwords_filter",
+            {"words_aug_group_sizes": 2},
+            "words_aug_group_sizes must be a list of sizes, such as [2], not 2",
+        ),
+        (
+            "stopwords_filter",
+            {"words_aug_group_sizes": [0]},
+            "each of words_aug_group_sizes must be a whole number of at least 1, not 0",
+        ),
+        ("flagged_words_filter", {"words_aug_join_char": 1}, "words_aug_join_char must be a string, not 1"),
+        ("words_num_filter", {"tokenization": "yes"}, "tokenization must be true or false, not 'yes'"),
+        ("specified_field_filter", {"field_key": 7}, "field_key must be the name of a field, not 7"),
+        (
+            "specified_field_filter",
+            {"field_key": "a", "target_value": "web"},
+            "target_value must be a list, such as ['web'], not 'web'",
+        ),
+        ("specified_numeric_field_filter", {"field_key": "a", "max_value": "9"}, "max_value must be a number, not '9'"),
+        (
+            "suffix_filter",
+            {"suffixes": [".txt", 7]},
+            "suffixes must be a suffix such as .txt, or a list of suffixes, not ['.txt', 7]",
+        ),
+        ("suffix_filter", {"suffixes": 7}, "suffixes must be a suffix such as .txt, or a list of suffixes, not 7"),
     ],
 )
 def test_wrong_values_are_told_when_an_operator_is_made(name: str, parameters: dict[str, Any], said: str) -> None:

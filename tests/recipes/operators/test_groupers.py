@@ -101,5 +101,7 @@ def test_a_group_leaves_as_soon_as_it_and_those_before_it_are_complete() -> None
 
 @pytest.mark.parametrize("value", ["meta.lang", [1], {"a": 1}, 7])
 def test_fields_that_are_no_list_of_names_are_refused(value: Any) -> None:
-    with pytest.raises(ValueError, match=re.escape(f"group_by_keys is {value!r}, which is not a list of fields")):
+    with pytest.raises(
+        ValueError, match=re.escape(f"group_by_keys must be a list of fields, such as [meta.lang], not {value!r}")
+    ):
         KeyValueGrouper(group_by_keys=value)

@@ -117,7 +117,7 @@ def test_what_is_no_size_is_told_with_the_name_of_the_parameter(wrong: Any) -> N
     [*errors(op="image_shape_filter"), *errors(op="image_size_filter"), *errors(op="image_aspect_ratio_filter")],
 )
 def test_what_data_juicer_refuses_is_refused(error: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="any_or_all is 'some', not any or all"):
+    with pytest.raises(ValueError, match="any_or_all must be one of any, all, not 'some'"):
         FILTERS[error["op"]](**error["params"])
 
 
@@ -326,7 +326,7 @@ def test_a_copy_that_is_smaller_has_the_same_look() -> None:
 
 def test_a_method_that_nobody_knows_is_refused() -> None:
     for error in errors(op="image_deduplicator"):
-        with pytest.raises(ValueError, match="method is 'xhash', not one of phash, dhash, whash, ahash"):
+        with pytest.raises(ValueError, match="method must be one of phash, dhash, whash, ahash, not 'xhash'"):
             ImageDeduplicator(**error["params"])
 
 

@@ -270,22 +270,30 @@ def test_every_row_may_be_drawn(total: int, seed: int) -> None:
 @pytest.mark.parametrize(
     ("kind", "parameters", "said"),
     [
-        (TopkSpecifiedFieldSelector, {"topk": 0}, "topk is 0, which is not a whole number above 0"),
-        (TopkSpecifiedFieldSelector, {"top_ratio": 1.5}, "top_ratio is 1.5, which is not a number from 0 to 1"),
-        (TopkSpecifiedFieldSelector, {"field_key": None}, "field_key is None, which is not the name of a field"),
-        (FrequencySpecifiedFieldSelector, {"topk": True}, "topk is True, which is not a whole number above 0"),
+        (TopkSpecifiedFieldSelector, {"topk": 0}, "topk must be a whole number of at least 1, not 0"),
+        (TopkSpecifiedFieldSelector, {"top_ratio": 1.5}, "top_ratio must be a number from 0 to 1, not 1.5"),
+        (TopkSpecifiedFieldSelector, {"field_key": None}, "field_key must be the name of a field, not None"),
+        (FrequencySpecifiedFieldSelector, {"topk": True}, "topk must be a whole number of at least 1, not True"),
         (
             FrequencySpecifiedFieldSelector,
             {"top_ratio": "0.1"},
-            "top_ratio is '0.1', which is not a number from 0 to 1",
+            "top_ratio must be a number from 0 to 1, not '0.1'",
         ),
-        (RangeSpecifiedFieldSelector, {"lower_rank": -1}, "lower_rank is -1, which is not a whole number above 0"),
-        (RangeSpecifiedFieldSelector, {"upper_rank": 1.0}, "upper_rank is 1.0, which is not a whole number above 0"),
-        (RangeSpecifiedFieldSelector, {"lower_percentile": -0.1}, "lower_percentile is -0.1, which is not a number"),
-        (RangeSpecifiedFieldSelector, {"upper_percentile": float("nan")}, "upper_percentile is nan, which is not"),
-        (RandomSelector, {"select_num": 0}, "select_num is 0, which is not a whole number above 0"),
-        (RandomSelector, {"select_ratio": 2}, "select_ratio is 2, which is not a number from 0 to 1"),
-        (RandomSelector, {"seed": "x"}, "seed is 'x', which is not a whole number"),
+        (RangeSpecifiedFieldSelector, {"lower_rank": -1}, "lower_rank must be a whole number of at least 1, not -1"),
+        (RangeSpecifiedFieldSelector, {"upper_rank": 1.0}, "upper_rank must be a whole number of at least 1, not 1.0"),
+        (
+            RangeSpecifiedFieldSelector,
+            {"lower_percentile": -0.1},
+            "lower_percentile must be a number from 0 to 1, not -0.1",
+        ),
+        (
+            RangeSpecifiedFieldSelector,
+            {"upper_percentile": float("nan")},
+            "upper_percentile must be a number from 0 to 1, not nan",
+        ),
+        (RandomSelector, {"select_num": 0}, "select_num must be a whole number of at least 1, not 0"),
+        (RandomSelector, {"select_ratio": 2}, "select_ratio must be a number from 0 to 1, not 2"),
+        (RandomSelector, {"seed": "x"}, "seed must be a whole number, not 'x'"),
     ],
 )
 def test_wrong_values_are_told_when_an_operator_is_made(kind: Any, parameters: dict[str, Any], said: str) -> None:

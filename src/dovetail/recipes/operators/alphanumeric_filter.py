@@ -6,7 +6,8 @@ import sys
 from typing import ClassVar
 
 from dovetail.recipes.operators.support.characters import character_counter
-from dovetail.recipes.operators.support.text_filters import TextStatFilter, check_bound, reject_tokenization
+from dovetail.recipes.operators.support.parameter_checks import check_bound, reject_tokenization
+from dovetail.recipes.operators.support.text_filters import TextStatFilter
 
 _count = character_counter(str.isalnum)
 

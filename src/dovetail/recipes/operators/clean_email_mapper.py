@@ -14,8 +14,8 @@ DOMAIN = re.compile(r"[a-z0-9.\-+_]+\.[a-z]+")
 class CleanEmailMapper(TextMapper):
     """Replace addresses, or matches of `pattern`, by `repl`.
 
-    Addresses are looked for from their sign outwards: a pattern that starts at their first letter, as Data-Juicer's,
-    goes over a long word as often as it has letters.
+    Addresses are searched from their @ outwards: a pattern that starts at the first letter, as in Data-Juicer, takes
+    quadratic time on a long word.
     """
 
     def __init__(self, pattern: str | None = None, repl: str = "") -> None:
@@ -33,13 +33,13 @@ class CleanEmailMapper(TextMapper):
         if sign < 0:
             return text
         parts: list[str] = []
-        done = looked_at = 0
+        done = searched = 0
         while sign >= 0:
-            start = looked_at + len(text[looked_at:sign].rstrip(LOCAL_PART_CHARACTERS))
+            start = searched + len(text[searched:sign].rstrip(LOCAL_PART_CHARACTERS))
             domain = DOMAIN.match(text, sign + 1) if start < sign else None
-            looked_at = sign + 1
+            searched = sign + 1
             if domain:
                 parts += (text[done:start], self.replacement.expand(text[start : domain.end()]))
-                done = looked_at = domain.end()
-            sign = text.find("@", looked_at)
+                done = searched = domain.end()
+            sign = text.find("@", searched)
         return "".join((*parts, text[done:])) if parts else text

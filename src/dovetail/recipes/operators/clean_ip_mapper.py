@@ -22,8 +22,8 @@ IPV6_COLONS = 7
 class CleanIpMapper(TextMapper):
     """Replace addresses, or matches of `pattern`, by `repl`.
 
-    Unlike Data-Juicer's, it cuts no number in two: 256.1.1.1 is no address and stays, where that one leaves a 2 and
-    takes 56.1.1.1 away.
+    Unlike Data-Juicer, it does not split numbers: 256.1.1.1 is not an address and is kept, while Data-Juicer removes
+    56.1.1.1 and leaves the 2.
     """
 
     def __init__(self, pattern: str | None = None, repl: str = "") -> None:

@@ -1,8 +1,7 @@
 """Remove links from texts: https://..., mailto:..., www. ..., example.com/...
 
-Finds what Data-Juicer's pattern finds. The time of that pattern grows with the square, or worse, of a long row of
-digits and dots, and with Python's `re` it doubles with each full stop of `www.........`; this one looks at each stretch
-of a text once.
+Finds the same links as Data-Juicer's pattern. That pattern takes quadratic time, or worse, on long runs of digits and
+dots, and with Python's `re` exponential time on `www.........`; this one visits each part of a text once.
 """
 
 from __future__ import annotations
@@ -21,16 +20,16 @@ from dovetail.recipes.operators.support.regex import (
 )
 
 LETTER = "A-Za-z\u0130\u017f\u212a"
-"""With the characters that case folding makes one of them, as in the package regex."""
+"""Including the characters that case folding maps to ASCII letters, as in the package regex."""
 LINK_HINT = re.compile(rf":[/{LETTER}0-9%]|\.[{LETTER}]{{2,4}}/|w[Ww][Ww]|W[Ww][Ww]")
-"""Every link has one of these."""
+"""Part of every link."""
 IN_DOMAIN = rf"{LETTER}0-9.\-"
 
 
 def _path_pattern() -> str:
-    """What follows: runs of characters and brackets with their insides, up to the last that may end a link.
+    """Pattern of the rest of a link: runs of characters, and brackets with contents, up to a valid last character.
 
-    Of all ends that a pattern could try, the last bracket, or the last good character behind it, is the one it takes.
+    A backtracking pattern would end at the last bracket, or at the last valid character after it; so does this one.
     """
     one = rf"[^{SPACE_CLASS}()<>]"
     last = rf"[^{SPACE_CLASS}`!()\[\]{{}};:'\".,<>?«»“”‘’]"  # noqa: RUF001
@@ -43,10 +42,10 @@ def _path_pattern() -> str:
 
 @cache
 def link_pattern() -> re.Pattern[str]:
-    """Groups 1 and 2 are the text before the link in the same run of characters, which is kept.
+    """Pattern of a link. Groups 1 and 2 are the text before the link in the same run of characters, which is kept.
 
-    A run is looked at where it starts, and only if it ends as a link's head must; then the head starts at the first
-    edge of a word in it.
+    A run is tested at its start, and only if it ends like the head of a link; the head starts at the first word
+    boundary in the run.
     """
     in_word = word_class()
     scheme = (

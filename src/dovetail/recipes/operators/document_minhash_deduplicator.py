@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import re
 from typing import TYPE_CHECKING
 
 from dovetail.recipes.operators.base import Deduplicator, Row
 from dovetail.recipes.operators.support.ngrams import TOKENIZATIONS, shingler
+from dovetail.recipes.operators.support.parameter_checks import ADAPTER_HINT, check_choice, check_int, check_ratio
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 class DocumentMinhashDeduplicator(Deduplicator):
     """Rows with an equal band of MinHash values are in one cluster, transitively.
 
-    Two rows of similarity s have one with a probability of 1 - (1 - s**num_rows_per_band) ** num_bands. What is chosen
-    for a threshold weighs misses and false finds alike: for 0.7 it is 25 bands of 10, which find half of the pairs just
-    at the threshold and 94 % of those of 0.8. `num_bands: 42, num_rows_per_band: 6` find 99 % of those at 0.7.
+    Two rows of similarity s share a band with a probability of 1 - (1 - s**num_rows_per_band) ** num_bands. The default
+    bands of a threshold give false negatives and false positives the same weight: for 0.7 they are 25 bands of 10,
+    which find half of the pairs at the threshold and 94 % of the pairs at 0.8. With `num_bands: 42` and
+    `num_rows_per_band: 6`, 99 % of the pairs at 0.7 are found.
 
-    The values are Data-Juicer's, and so are the clusters, but for texts with fewer tokens than `window_size`: there all
-    of them have the same values, so that unrelated short texts become one row. Here such a text is alike only to one
-    with the same tokens. Texts are told apart by 8 bytes per band, 200 bytes per row with the defaults; where rows
-    are compared, 256 MB of that are held in memory, then a temporary file is used, and ten million rows need about
-    0.5 GB.
+    Values and clusters are those of Data-Juicer, except for texts with fewer tokens than `window_size`: Data-Juicer
+    gives all of them the same values, so unrelated short texts become one row. Here such a text equals only texts with
+    the same tokens. A row is compared by 8 bytes per band, 200 bytes with the defaults. The comparison holds up to
+    256 MB of them in memory and the rest in a temporary file; ten million rows need about 0.5 GB.
     """
 
     extra = "recipes"
@@ -46,11 +46,12 @@ class DocumentMinhashDeduplicator(Deduplicator):
         tokenizer_model: str | None = None,
     ) -> None:
         _check_tokenization(tokenization)
-        _check_counts(window_size=window_size, num_permutations=num_permutations)
-        if not 0 <= jaccard_threshold <= 1 or math.isnan(jaccard_threshold):
-            raise ValueError(f"jaccard_threshold is {jaccard_threshold}, not a number from 0 to 1, such as 0.7")
+        check_int("window_size", window_size, 1)
+        check_int("num_permutations", num_permutations, 1)
+        check_ratio("jaccard_threshold", jaccard_threshold)
         if num_bands is not None and num_rows_per_band is not None:
-            _check_counts(num_bands=num_bands, num_rows_per_band=num_rows_per_band)
+            check_int("num_bands", num_bands, 1)
+            check_int("num_rows_per_band", num_rows_per_band, 1)
             _check_product(num_bands, num_rows_per_band, num_permutations)
         self.tokenization = tokenization
         self.window_size = window_size
@@ -108,18 +109,8 @@ class DocumentMinhashDeduplicator(Deduplicator):
 
 def _check_tokenization(tokenization: str) -> None:
     if tokenization == "sentencepiece":
-        raise ValueError(
-            "tokenization: sentencepiece needs a sentencepiece model; "
-            "run this operator through Data-Juicer: adapter: data_juicer"
-        )
-    if tokenization not in TOKENIZATIONS:
-        raise ValueError(f"tokenization is {tokenization!r}, not one of {', '.join(TOKENIZATIONS)}")
-
-
-def _check_counts(**counts: int) -> None:
-    for name, count in counts.items():
-        if type(count) is not int or count < 1:
-            raise ValueError(f"{name} is {count!r}, not a whole number of 1 or more")
+        raise ValueError(f"tokenization: sentencepiece needs a sentencepiece model; {ADAPTER_HINT}")
+    check_choice("tokenization", tokenization, TOKENIZATIONS)
 
 
 def _check_product(bands: int, rows_per_band: int, permutations: int) -> None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 COMMAND = re.compile(r"\\newcommand\*?\{(\\[a-zA-Z0-9]++)\}\{")
 DEFINITION = re.compile(rf"\\def[{SPACE_CLASS}]*+(\\[a-zA-Z0-9]++)[{SPACE_CLASS}]*+\{{")
 MAX_EXPANDED_CHARACTERS = 10_000_000
-"""Macros that use macros can double a text each time; no real text gets this long."""
+"""Macros that use macros can double a text each time; real texts do not get this long."""
 MAX_SCANNED_CHARACTERS = 1_000_000_000
 """Each macro is a pass over the text; this many characters take one or two seconds."""
 
@@ -34,7 +34,7 @@ def macro_definitions(opening: re.Pattern[str], text: str) -> Iterator[tuple[str
 
 
 class ExpandMacroMapper(TextMapper):
-    """Macros without arguments, one after another, in their definitions too, as in Data-Juicer."""
+    """Expand macros without arguments, one after another, also in their definitions, as in Data-Juicer."""
 
     def change(self, text: str) -> str:
         if "\\newcommand" not in text and "\\def" not in text:

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING, ClassVar
 
 from dovetail.recipes.operators.base import TextMapper
-from dovetail.recipes.operators.support.parameter_checks import check_text, parameter_error
+from dovetail.recipes.operators.support.parameter_checks import check_choice, check_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,9 +25,8 @@ class FixUnicodeMapper(TextMapper):
     needs: ClassVar[tuple[str, ...]] = ("ftfy",)
 
     def __init__(self, normalization: str | None = None) -> None:
-        self.normalization = check_text("normalization", normalization or "NFC").upper()
-        if self.normalization not in NORMAL_FORMS:
-            raise parameter_error("normalization", f"one of {', '.join(NORMAL_FORMS)}", normalization)
+        form = check_text("normalization", normalization or "NFC").upper()
+        self.normalization = check_choice("normalization", form, NORMAL_FORMS)
         self.fix: Callable[..., str] | None = None
 
     def setup(self, worker: Worker) -> None:  # noqa: ARG002

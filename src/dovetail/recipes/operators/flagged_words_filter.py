@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 class FlaggedWordsFilter(WordListFilter):
     """Keep texts by the share of flagged words.
 
-    Lists are read from `flagged_words_dir`, by default from where Data-Juicer keeps them, but never downloaded.
+    Lists are read from `flagged_words_dir`, by default the folder of Data-Juicer's lists. They are never downloaded.
     """
 
     stat_name: ClassVar[str] = "flagged_words_ratio"

@@ -7,32 +7,20 @@ from itertools import chain
 from numbers import Number
 from typing import TYPE_CHECKING
 
-from dovetail.recipes.operators.base import BadField, Row, Selector
-from dovetail.recipes.operators.support.fields import FieldReader, check_field_name, count_rows
-from dovetail.recipes.operators.support.text_filters import check_count, check_ratio
+from dovetail.recipes.operators.base import BadField, Row
+from dovetail.recipes.operators.support.fields import FieldReader, TopFieldSelector, count_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 
-class FrequencySpecifiedFieldSelector(Selector):
+class FrequencySpecifiedFieldSelector(TopFieldSelector):
     """Keep all rows with one of the `topk` most frequent values, or the `top_ratio` of all values, if that is fewer.
 
-    The most frequent go first, or, with `reverse: false`, the rarest; of equally frequent ones those seen earlier.
-    Without a field, or without a number of values, all rows are kept.
-    Eight bytes per row are held, and the rows that are chosen.
+    Rows with the most frequent value come first, or, with `reverse: false`, those with the rarest; equally frequent
+    values are in the order of their first rows. Without a field, or without a number of values, all rows are kept.
+    Memory: eight bytes per row, and the selected rows.
     """
-
-    def __init__(
-        self, *, field_key: str = "", top_ratio: float | None = None, topk: int | None = None, reverse: bool = True
-    ) -> None:
-        self.field_key = check_field_name(field_key)
-        self.top_ratio = check_ratio("top_ratio", top_ratio) if top_ratio is not None else None
-        self.topk = check_count("topk", topk) if topk is not None else None
-        self.reverse = reverse
-
-    def columns(self) -> tuple[str, ...]:
-        return (self.field_key,) if self.field_key and (self.top_ratio or self.topk) else ()
 
     def check(self, row: Row) -> None:
         super().check(row)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from dovetail.recipes.operators.base import Deduplicator, Row
 from dovetail.recipes.operators.document_deduplicator import DocumentDeduplicator
 from dovetail.recipes.operators.support.images import ImageSource, image_sources, load_rgb
+from dovetail.recipes.operators.support.parameter_checks import check_choice
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -23,9 +24,7 @@ class ImageDeduplicator(Deduplicator):
     needs = ("numpy", "PIL")
 
     def __init__(self, method: str = "phash", consider_text: bool = False) -> None:
-        if method not in _METHODS:
-            raise ValueError(f"method is {method!r}, not one of {', '.join(_METHODS)}")
-        self.method = method
+        self.method = check_choice("method", method, _METHODS)
         self.consider_text = consider_text
         self._text = DocumentDeduplicator()
 

@@ -15,9 +15,9 @@ _BARE_NUMBER = re.compile(r"\s*\d+\s*")
 
 
 class ImageSizeFilter(ImageFilter):
-    """Sizes have a unit ('0.5KB', '2MiB'), all 1024-based, or as a whole number of bytes.
+    """Sizes have a unit ('0.5KB', '2MiB'; all units are powers of 1024), or are a whole number of bytes.
 
-    Data-Juicer leaves out the point, and reads '0.5KB' as 5 KB; here it is half of one.
+    Data-Juicer ignores the decimal point and reads '0.5KB' as 5 KB; Dovetail reads it as 512 bytes.
     """
 
     needs = ()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, overload
 from dovetail.errors import ConfigError, Problem
 from dovetail.recipes.operators.base import STATS_FIELD, BadField, Row
 from dovetail.recipes.operators.support.images import ImageFilter, ImageSource, load_rgb
+from dovetail.recipes.operators.support.parameter_checks import check_choice
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -35,12 +36,12 @@ class Chunk(NamedTuple):
 
 
 class ImageTextSimilarityFilter(ImageFilter):
-    """CLIP scores each piece of a text (up to `<|__dj__eoc|>`) with the images whose places (`<__dj__image>`) are in
-    it: the cosine of both times the model's scale, by 100. A row none of whose pieces has a place is kept.
+    """Score each chunk of a text (up to `<|__dj__eoc|>`) with the images that it mentions (`<__dj__image>`): the cosine
+    similarity times the model's scale, divided by 100. A row without such chunks is kept.
 
-    `hf_clip` is a folder or a name of Hugging Face's hub. Nothing is downloaded unless DOVETAIL_ALLOW_DOWNLOADS=1 says
-    so. All images of a batch of rows are scored together; if one of them cannot be, the whole batch fails, nothing of
-    it is changed, and whoever calls tries smaller ones.
+    `hf_clip` is a folder or the name of a model on the Hugging Face hub, which is downloaded only if
+    DOVETAIL_ALLOW_DOWNLOADS is 1. All images of a batch of rows are scored together. If one of them cannot be scored,
+    the batch fails and no row is changed; the engine then retries with smaller batches.
     """
 
     extra = "models"
@@ -59,8 +60,6 @@ class ImageTextSimilarityFilter(ImageFilter):
         reduce_mode: str = "avg",
     ) -> None:
         super().__init__(any_or_all)
-        if reduce_mode not in ("avg", "max", "min"):
-            raise ValueError(f"reduce_mode is {reduce_mode!r}, not avg, max or min")
         if not hf_clip:
             raise ValueError("hf_clip is empty; give a folder or a name such as openai/clip-vit-base-patch32")
         self.hf_clip = hf_clip
@@ -69,7 +68,7 @@ class ImageTextSimilarityFilter(ImageFilter):
         self.max_score = max_score
         self.horizontal_flip = horizontal_flip
         self.vertical_flip = vertical_flip
-        self.reduce_mode = reduce_mode
+        self.reduce_mode = check_choice("reduce_mode", reduce_mode, ("avg", "max", "min"))
         self._model: Any = None
         self._processor: Any = None
 

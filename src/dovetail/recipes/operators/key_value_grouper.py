@@ -7,6 +7,7 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 from dovetail.recipes.operators.base import Grouper, Row
+from dovetail.recipes.operators.support.parameter_checks import parameter_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -15,15 +16,15 @@ if TYPE_CHECKING:
 class KeyValueGrouper(Grouper):
     """Group rows with the same values in `group_by_keys`, by default the same text, into one row.
 
-    Groups leave in the order of their first rows. Values are the same if they are written the same: 1 and 1.0 are not.
-    A field that is not there is the same as null, as in Data-Juicer, which only warns. `meta.tags.0` is the first item
-    of a list. Rows are held until their group, and those before it, are complete.
+    Groups are in the order of their first rows. Values are equal if their text is equal: 1 and 1.0 are not. A missing
+    field equals null, as in Data-Juicer, which logs a warning. `meta.tags.0` is the first item of a list. Rows are held
+    in memory until their group and all groups before it are complete.
     """
 
     def __init__(self, *, group_by_keys: Sequence[str] | None = None) -> None:
         keys = group_by_keys or ()
         if not isinstance(keys, list | tuple) or not all(isinstance(key, str) for key in keys):
-            raise ValueError(f"group_by_keys is {group_by_keys!r}, which is not a list of fields, such as [meta.lang]")
+            raise parameter_error("group_by_keys", "a list of fields, such as [meta.lang]", group_by_keys)
         self.group_by_keys = tuple(keys)
 
     def columns(self) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from dovetail.recipes.operators.base import Row, Selector
 from dovetail.recipes.operators.support.fields import count_rows
-from dovetail.recipes.operators.support.text_filters import check_count, check_ratio
+from dovetail.recipes.operators.support.parameter_checks import check_int, check_optional_count, check_optional_ratio
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -19,16 +19,15 @@ SEED = 42
 class RandomSelector(Selector):
     """Keep `select_num` rows, or the `select_ratio` of all, if that is fewer: the same rows for the same `seed`.
 
-    They are other rows than Data-Juicer's, and leave in the order in which they came. It also gives all rows if the
-    share is below one row, and rows several times if there are fewer than wanted; here it is no row, and each once.
+    The rows differ from those that Data-Juicer selects, and keep the order of the input. If the share is less than one
+    row, Data-Juicer returns all rows and Dovetail none; if there are fewer rows than wanted, Data-Juicer repeats rows
+    and Dovetail returns each once.
     """
 
     def __init__(self, *, select_ratio: float | None = None, select_num: int | None = None, seed: int = SEED) -> None:
-        self.select_ratio = check_ratio("select_ratio", select_ratio) if select_ratio is not None else None
-        self.select_num = check_count("select_num", select_num) if select_num is not None else None
-        if isinstance(seed, bool) or not isinstance(seed, int):
-            raise ValueError(f"seed is {seed!r}, which is not a whole number")  # noqa: TRY004
-        self.seed = seed
+        self.select_ratio = check_optional_ratio("select_ratio", select_ratio)
+        self.select_num = check_optional_count("select_num", select_num)
+        self.seed = check_int("seed", seed)
 
     def columns(self) -> tuple[str, ...]:
         return ()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from dovetail.recipes.operators.base import Row, Selector
 from dovetail.recipes.operators.support.fields import FieldReader, check_field_name, count_rows, sort_number
-from dovetail.recipes.operators.support.text_filters import check_count, check_ratio
+from dovetail.recipes.operators.support.parameter_checks import check_optional_count, check_optional_ratio
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 class RangeSpecifiedFieldSelector(Selector):
     """Keep the rows between a lower and an upper rank of all rows, sorted by a field; highest first.
 
-    A bound is a rank or a share of all rows; of two lower ones the higher counts, of two upper ones the lower. Without
-    a field, or without a bound on both sides, all rows are kept: so it is in Data-Juicer.
-    Eight bytes per row are held, and the rows that are chosen.
+    A bound is a rank or a share of all rows; of two lower bounds the higher applies, of two upper bounds the lower. As
+    in Data-Juicer, all rows are kept without a field, or without a bound on both sides.
+    Memory: eight bytes per row, and the selected rows.
     """
 
     def __init__(
@@ -32,14 +32,10 @@ class RangeSpecifiedFieldSelector(Selector):
         upper_rank: int | None = None,
     ) -> None:
         self.field_key = check_field_name(field_key)
-        self.lower_percentile = (
-            check_ratio("lower_percentile", lower_percentile) if lower_percentile is not None else None
-        )
-        self.upper_percentile = (
-            check_ratio("upper_percentile", upper_percentile) if upper_percentile is not None else None
-        )
-        self.lower_rank = check_count("lower_rank", lower_rank) if lower_rank is not None else None
-        self.upper_rank = check_count("upper_rank", upper_rank) if upper_rank is not None else None
+        self.lower_percentile = check_optional_ratio("lower_percentile", lower_percentile)
+        self.upper_percentile = check_optional_ratio("upper_percentile", upper_percentile)
+        self.lower_rank = check_optional_count("lower_rank", lower_rank)
+        self.upper_rank = check_optional_count("upper_rank", upper_rank)
 
     def columns(self) -> tuple[str, ...]:
         low = self.lower_percentile is not None or self.lower_rank is not None

@@ -11,7 +11,7 @@ BIBLIOGRAPHY_START = re.compile(r"\\(?:appendix|begin\{(?:references|REFERENCES|
 
 
 class RemoveBibliographyMapper(TextMapper):
-    """The text ends where its appendix, its references or its bibliography start."""
+    """Remove the text from the start of its appendix, references or bibliography."""
 
     def change(self, text: str) -> str:
         last_brace = -2

@@ -11,9 +11,9 @@ SUBPARAGRAPH = re.compile(r"\}\\subparagraph\*?([\[{])")
 
 
 class RemoveHeaderMapper(TextMapper):
-    r"""A text starts with its first `\chapter{}`, `\part{}`, `\section{}`, `\subsection{}` or `\subsubsection{}`, each
-    perhaps with a * and with [...] before the braces; `\paragraph{}` counts only if `\subparagraph{}` follows, as in
-    Data-Juicer. A text without any becomes empty (`drop_no_head`), or stays."""
+    r"""Keep the text from its first `\chapter{}`, `\part{}`, `\section{}`, `\subsection{}` or `\subsubsection{}`, each
+    optionally with a * and with [...] before the braces; as in Data-Juicer, `\paragraph{}` is a heading only if
+    `\subparagraph{}` follows. A text without headings becomes empty (`drop_no_head`) or is kept."""
 
     def __init__(self, drop_no_head: bool = True) -> None:
         self.drop_no_head = drop_no_head
@@ -33,7 +33,7 @@ class RemoveHeaderMapper(TextMapper):
 
 
 class _LastClosings:
-    """Where {...} and [...]{...} can end at the latest: found once per text, not once per heading."""
+    """Last possible ends of {...} and [...]{...}: found once per text, not once per heading."""
 
     def __init__(self, text: str, last: int) -> None:
         self.brace = last

@@ -6,7 +6,7 @@ import sys
 
 from dovetail.recipes.operators.base import TextMapper
 from dovetail.recipes.operators.support.parameter_checks import check_int
-from dovetail.recipes.operators.support.words import keep_words, strip_special_by_loop
+from dovetail.recipes.operators.support.words import keep_words, strip_special
 
 
 class RemoveLongWordsMapper(TextMapper):
@@ -28,4 +28,4 @@ class RemoveLongWordsMapper(TextMapper):
         if length <= self.max_len:
             # a short word stays short without its special characters
             return length >= self.min_len
-        return self.min_len <= len(strip_special_by_loop(word)) <= self.max_len
+        return self.min_len <= len(strip_special(word)) <= self.max_len

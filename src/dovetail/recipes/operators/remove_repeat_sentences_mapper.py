@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 
 from dovetail.recipes.operators.base import TextMapper
-from dovetail.recipes.operators.support.parameter_checks import check_int
-from dovetail.recipes.operators.support.regex import ADAPTER_HINT
+from dovetail.recipes.operators.support.parameter_checks import ADAPTER_HINT, check_int
 
 SENTENCE_END = re.compile("([.。！!？?])([^’”])")  # noqa: RUF001
 ELLIPSIS_END = re.compile("(…{2})([^’”])")  # noqa: RUF001
@@ -17,7 +16,7 @@ SPECIAL_CHARACTERS = re.compile(r"[^a-zA-Z0-9\u4e00-\u9fa5\n\t ]+")
 def split_sentences(line: str) -> list[str]:
     """Parts of a line that end with a full stop or similar, or with a quotation mark after it.
 
-    Where Data-Juicer looks for six full stops in a row there are none left: its first step has divided them.
+    Data-Juicer's rule for six full stops in a row is left out, because it never applies: its first step separates them.
     """
     line = SENTENCE_END.sub(r"\1\n\2", line)
     if "……" in line:

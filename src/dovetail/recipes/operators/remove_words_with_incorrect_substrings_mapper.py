@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dovetail.recipes.operators.base import TextMapper
-from dovetail.recipes.operators.support.parameter_checks import check_texts
-from dovetail.recipes.operators.support.regex import ADAPTER_HINT
-from dovetail.recipes.operators.support.words import keep_words, strip_special_by_loop
+from dovetail.recipes.operators.support.parameter_checks import ADAPTER_HINT, check_texts
+from dovetail.recipes.operators.support.words import keep_words, strip_special
 
 DEFAULT_SUBSTRINGS = ("http", "www", ".com", "href", "//")
 
@@ -30,7 +29,7 @@ class RemoveWordsWithIncorrectSubstringsMapper(TextMapper):
         def keeps(word: str) -> bool:
             for one in found:
                 if one in word:
-                    word = strip_special_by_loop(word)
+                    word = strip_special(word)
                     return not any(other in word for other in found)
             return True
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import ClassVar
 
 from dovetail.recipes.operators.support.characters import SPECIAL_CHARACTERS, character_counter
-from dovetail.recipes.operators.support.text_filters import TextStatFilter, check_bound
+from dovetail.recipes.operators.support.parameter_checks import check_bound
+from dovetail.recipes.operators.support.text_filters import TextStatFilter
 
 _count = character_counter(SPECIAL_CHARACTERS.__contains__)
 

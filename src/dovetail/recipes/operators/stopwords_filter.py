@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 class StopwordsFilter(WordListFilter):
     """Keep texts by the share of stop words.
 
-    Lists are read from `stopwords_dir`, by default from where Data-Juicer keeps them, but never downloaded.
+    Lists are read from `stopwords_dir`, by default the folder of Data-Juicer's lists. They are never downloaded.
     """
 
     stat_name: ClassVar[str] = "stopwords_ratio"

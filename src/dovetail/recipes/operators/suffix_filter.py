@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dovetail.recipes.operators.base import Filter, Row, missing_field
+from dovetail.recipes.operators.support.parameter_checks import parameter_error
 
 SUFFIX_FIELD = "__dj__suffix__"
 """Field with the suffix of the file that a row was read from, such as ".txt"."""
@@ -16,7 +17,7 @@ class SuffixFilter(Filter):
     def __init__(self, *, suffixes: str | list[str] | tuple[str, ...] | None = ()) -> None:
         wanted: object = (suffixes,) if isinstance(suffixes, str) else suffixes or ()
         if not isinstance(wanted, list | tuple) or not all(isinstance(suffix, str) for suffix in wanted):
-            raise ValueError(f"suffixes is {suffixes!r}, not a suffix such as .txt, or a list of them")
+            raise parameter_error("suffixes", "a suffix such as .txt, or a list of suffixes", suffixes)
         self.suffixes: tuple[str, ...] = tuple(wanted)
 
     def columns(self) -> tuple[str, ...]:

@@ -7,8 +7,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from dovetail.recipes.operators.base import Mapper, Row
-from dovetail.recipes.operators.support.parameter_checks import check_int, check_text
-from dovetail.recipes.operators.support.regex import ADAPTER_HINT
+from dovetail.recipes.operators.support.parameter_checks import ADAPTER_HINT, check_int, check_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -17,8 +16,8 @@ if TYPE_CHECKING:
 class TextChunkMapper(Mapper):
     """Return a row per chunk, with copies of all other fields.
 
-    With a pattern only, pieces that are empty or only space are left out, and so is a row that has no others; pieces
-    of a length start `overlap_len` characters before the end of the one before. Patterns are those of Python's `re`.
+    With a pattern only, chunks of white space are dropped, and so is a row without other chunks. With a length, a chunk
+    starts `overlap_len` characters before the end of the previous one. Patterns are those of Python's `re`.
     """
 
     def __init__(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 from typing import ClassVar
 
-from dovetail.recipes.operators.support.text_filters import TextStatFilter, check_bound
+from dovetail.recipes.operators.support.parameter_checks import check_bound
+from dovetail.recipes.operators.support.text_filters import TextStatFilter
 
 
 class TextLengthFilter(TextStatFilter):

@@ -6,32 +6,20 @@ from heapq import nlargest, nsmallest
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from dovetail.recipes.operators.base import BadField, Row, Selector
-from dovetail.recipes.operators.support.fields import FieldReader, check_field_name, count_rows, sort_number
-from dovetail.recipes.operators.support.text_filters import check_count, check_ratio
+from dovetail.recipes.operators.base import BadField, Row
+from dovetail.recipes.operators.support.fields import FieldReader, TopFieldSelector, count_rows, sort_number
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
 
-class TopkSpecifiedFieldSelector(Selector):
+class TopkSpecifiedFieldSelector(TopFieldSelector):
     """Keep the `topk` rows with the highest values, or the `top_ratio` of all, whichever is fewer, highest first.
 
-    With `reverse: false` it is the lowest, lowest first. Of equal values, earlier rows come first. Values inside
-    mappings become numbers, those at the top level are compared as they are: so it is in Data-Juicer. Without a field,
-    or without a number of rows, all rows are kept. With `topk`, only so many values are held at a time.
+    With `reverse: false`, keep the lowest, lowest first. Of equal values, earlier rows come first. As in Data-Juicer,
+    values of nested fields are converted to numbers, and those at the top level are compared as they are. Without a
+    field, or without a number of rows, all rows are kept. With `topk`, memory holds only `topk` values at a time.
     """
-
-    def __init__(
-        self, *, field_key: str = "", top_ratio: float | None = None, topk: int | None = None, reverse: bool = True
-    ) -> None:
-        self.field_key = check_field_name(field_key)
-        self.top_ratio = check_ratio("top_ratio", top_ratio) if top_ratio is not None else None
-        self.topk = check_count("topk", topk) if topk is not None else None
-        self.reverse = reverse
-
-    def columns(self) -> tuple[str, ...]:
-        return (self.field_key,) if self.field_key and (self.top_ratio or self.topk) else ()
 
     def select_rows(self, rows: Iterable[Row]) -> Sequence[int]:
         if not self.columns():
@@ -60,7 +48,7 @@ class TopkSpecifiedFieldSelector(Selector):
 
 
 class _NumberedValues:
-    """(value, row number) pairs, and the number of rows."""
+    """(row number, value) pairs, and the number of rows read."""
 
     def __init__(self, values: Iterator[Any]) -> None:
         self._values = values

@@ -10,8 +10,8 @@ OTHER_SPACES = re.compile("[\t\x84\xa0\u2000-\u200d\u202f\u205f\u2060\u3000\ufff
 
 
 class WhitespaceNormalizationMapper(TextMapper):
-    """Tabs, wide, narrow and invisible spaces become a space each; line ends stay, and so does U+1680, as in
-    Data-Juicer."""
+    """Replace each tab, wide, narrow or invisible space by a space. Line ends and, as in Data-Juicer, U+1680 are
+    kept."""
 
     def change(self, text: str) -> str:
         text = text.strip()

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import ClassVar
 
 from dovetail.recipes.operators.support.ngrams import repeated_words
-from dovetail.recipes.operators.support.text_filters import check_bound, check_count, reject_tokenization
+from dovetail.recipes.operators.support.parameter_checks import check_bound, check_int, reject_tokenization
 from dovetail.recipes.operators.support.words import WordFilter
 
 
 class WordRepetitionFilter(WordFilter):
     """Keep texts by the share of their runs of `rep_len` words that occur more than once; 0.0 without runs.
 
-    `lang` is accepted and changes nothing: it names the model of `tokenization`.
+    `lang` has no effect: it selects the model of `tokenization`, which is not supported.
     """
 
     stat_name: ClassVar[str] = "word_rep_ratio"
@@ -27,7 +27,7 @@ class WordRepetitionFilter(WordFilter):
         max_ratio: float | None = 0.5,
     ) -> None:
         reject_tokenization(tokenization)
-        self.length = check_count("rep_len", rep_len)
+        self.length = check_int("rep_len", rep_len, 1)
         self.low = check_bound("min_ratio", min_ratio)
         self.high = check_bound("max_ratio", max_ratio)
 

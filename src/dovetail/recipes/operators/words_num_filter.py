@@ -5,15 +5,17 @@ from __future__ import annotations
 import sys
 from typing import ClassVar
 
-from dovetail.recipes.operators.support.text_filters import TextStatFilter, check_bound, reject_tokenization
+from dovetail.recipes.operators.support.parameter_checks import check_bound, reject_tokenization
+from dovetail.recipes.operators.support.text_filters import TextStatFilter
 from dovetail.recipes.operators.support.words import count_words
 
 
 class WordsNumFilter(TextStatFilter):
     """Keep texts by their number of words. A word of special characters only does not count.
 
-    It shares no words with its neighbours: theirs are in lower case, where a few characters are special no longer, and
-    counting is quicker than making them. `lang` is accepted and changes nothing: it names the model of `tokenization`.
+    It does not use the shared cache: cached words are in lower case, where a few characters are no longer special, and
+    counting words is faster than splitting them. `lang` has no effect: it selects the model of `tokenization`, which is
+    not supported.
     """
 
     stat_name: ClassVar[str] = "num_words"

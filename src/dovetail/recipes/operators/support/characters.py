@@ -48,9 +48,9 @@ NON_ASCII = re.compile(r"[^\x00-\x7f]+")
 
 
 def character_counter(is_wanted: Callable[[str], bool]) -> Callable[[str], int]:
-    """How many characters of a text are wanted, as `sum(map(is_wanted, text))`, but ten times as fast for ASCII.
+    """Function that counts the wanted characters of a text: `sum(map(is_wanted, text))`, ten times as fast for ASCII.
 
-    ASCII is counted by deleting it from bytes, which needs no look at single characters; the rest is looked at.
+    ASCII characters are counted by deleting them from the encoded text; only other characters are tested one by one.
     """
     wanted = bytes(code for code in range(128) if is_wanted(chr(code)))
 

@@ -1,8 +1,8 @@
 """Images of a row: sources, opening, orientation, size, RGB pixels; base class of image filters.
 
-The field for images holds a list of paths, of `file://` addresses or of the bytes of files; where there is a field with
-as many bytes besides, these are taken. Images are opened one at a time, and only as far as is needed: for their shape
-the first bytes of a file are enough.
+The image field holds a list of paths, `file://` URLs or file contents. If the row also has a field with the contents of
+as many files, these are used. Images are opened one at a time, and only as far as necessary: their shape needs only the
+first bytes of a file.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import unquote, urlsplit
 
 from dovetail.recipes.operators.base import BadField, Filter, Row, not_a_string
+from dovetail.recipes.operators.support.parameter_checks import check_choice
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -22,12 +23,12 @@ if TYPE_CHECKING:
 ImageSource = str | bytes
 """A path, or the contents of a file."""
 _ROTATED_ORIENTATIONS = frozenset({5, 6, 7, 8})
-"""Orientations (as cameras write them into a file) whose width is stored as height."""
+"""EXIF orientations whose width is stored as height."""
 _ORIENTATION_TAG = 0x0112
 
 
 def image_sources(row: Row, key: str, bytes_key: str) -> list[ImageSource]:
-    """None if the row has no such field, or nothing in it: rows without images are no mistake."""
+    """Paths or contents of the images of a row; empty if it has none, which is not an error."""
     given = _as_list(row, key)
     contents = _as_list(row, bytes_key)
     if contents and (not given or len(contents) == len(given)):
@@ -68,7 +69,7 @@ def _local_path(path: str) -> str:
         return path
     if scheme.lower() == "file":
         return unquote(urlsplit(path).path)
-    raise BadField(f"image {path!r} is not a file here: images are read from paths, file:// addresses or bytes")
+    raise BadField(f"image {path!r} is not a file here: images are read from paths, file:// URLs or bytes")
 
 
 def source_name(source: ImageSource) -> str:
@@ -133,9 +134,8 @@ class ImageFilter(Filter):
     needs: ClassVar[tuple[str, ...]] = ("PIL",)
 
     def __init__(self, any_or_all: str) -> None:
-        if any_or_all not in ("any", "all"):
-            raise ValueError(f"any_or_all is {any_or_all!r}, not any or all")
-        self.combine: Callable[[Sequence[bool]], bool] = any if any_or_all == "any" else all
+        chosen = check_choice("any_or_all", any_or_all, ("any", "all"))
+        self.combine: Callable[[Sequence[bool]], bool] = any if chosen == "any" else all
 
     def columns(self) -> tuple[str, ...]:
         return (self.image_key,)

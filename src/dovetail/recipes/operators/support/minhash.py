@@ -1,7 +1,7 @@
 """MinHash signatures, LSH band hashes, and the best number of bands for a Jaccard threshold.
 
-A permutation of 32-bit hashes h is `(h * a + b) mod 2**64 mod (2**61 - 1) mod 2**32`; that the product wraps is a slip
-of Data-Juicer that changes nothing in kind, and is kept so that the same rows are found.
+A permutation of 32-bit hashes h is `(h * a + b) mod 2**64 mod (2**61 - 1) mod 2**32`. The product overflows 64 bits in
+Data-Juicer; this is harmless, and kept so that the same rows are found.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ _sha1 = hashlib.sha1
 
 
 class MinHash:
+    """Signatures and band hashes with the permutations of Data-Juicer."""
+
     def __init__(self, bands: int, rows_per_band: int, permutations: int) -> None:
         self.bands = bands
         self.rows_per_band = rows_per_band
@@ -45,9 +47,9 @@ class MinHash:
     def signature(self, shingles: Collection[bytes]) -> NDArray[np.uint32]:
         """The minimum of each permutation over all shingles; there must be at least one.
 
-        Of x = h * a + b the remainder modulo 2**61 - 1 is (x mod 2**61) + (x >> 61), or one lap less. Here x + 1 is
-        made instead, in which values that are a lap too high have a remainder of at most 8. If none is that small, the
-        low 32 bits of all others are right, one too high; else (once in 20,000 rows) all is done again by division.
+        For x = h * a + b, the remainder modulo p = 2**61 - 1 is (x mod 2**61) + (x >> 61), or that minus p. The code
+        uses x + 1: values from which p would have to be subtracted then have low 32 bits of at most 8. If no minimum is
+        that small, all minima are exact, but one too high; else (once in 20,000 rows) they are computed by division.
         """
         digests = b"".join([_sha1(shingle, usedforsecurity=False).digest() for shingle in shingles])
         hashes = np.frombuffer(digests, dtype="<u4")[::5].astype(np.uint64)[:, None]
@@ -84,7 +86,7 @@ class MinHash:
 @lru_cache(maxsize=64)
 def best_bands(threshold: float, permutations: int) -> tuple[int, int]:
     """(bands, rows per band) that minimise false positives below plus false negatives above the threshold, for
-    uniformly distributed similarities; of equal ones the fewest bands, then rows."""
+    uniformly distributed similarities; ties: the fewest bands, then rows."""
     below, weights_below = _quadrature_nodes(0.0, threshold)
     above, weights_above = _quadrature_nodes(threshold, 1.0)
     nodes = np.concatenate([below, above])

@@ -1,8 +1,8 @@
 """Regular expressions of recipes: the semantics of the package `regex` translated to `re`, and replacements.
 
-Data-Juicer uses the package regex, for which the file separators U+001C to U+001F are no space, and the marks of Thai,
-Hindi or Arabic words are parts of words: with `re` alone, `[^\\w\\s]` would take the vowels out of a Hindi text. So
-`\\s`, `\\w` and `\b` are spelled out before `re` sees them. What only regex knows, such as `\\p{L}`, is refused.
+In the package regex, which Data-Juicer uses, the file separators U+001C to U+001F are not white space, and the marks of
+Thai, Hindi or Arabic words are part of words: with `re` alone, `[^\\w\\s]` would remove the vowels of a Hindi text. So
+`\\s`, `\\w` and `\\b` are expanded to character classes. Syntax that only regex has, such as `\\p{L}`, is an error.
 """
 
 from __future__ import annotations
@@ -12,12 +12,11 @@ import unicodedata
 from functools import cache
 from typing import TYPE_CHECKING
 
-from dovetail.recipes.operators.support.parameter_checks import check_text
+from dovetail.recipes.operators.support.parameter_checks import ADAPTER_HINT, check_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-ADAPTER_HINT = "run this operator through Data-Juicer: adapter: data_juicer"
 SPACE_CLASS = r"\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
 """Contents of a character class `[...]` that matches white space."""
 WORD_CATEGORIES = frozenset(("Lu", "Ll", "Lt", "Lm", "Lo", "Mn", "Mc", "Me", "Nd", "Nl", "Pc"))

@@ -1,12 +1,11 @@
 """Base classes of filters over one statistic per text or per lines, and the cache that adjacent filters share.
 
-Fused stages see the very same text objects one after the other, so a small table in the worker is enough: nothing
-travels with the row. It is used only by operators that were told (`sharing`) that a neighbour needs the same.
+Fused stages process the same text one after the other, so a small cache in the worker is sufficient and nothing is
+added to the row. Only operators with `use_shared_cache` use it.
 """
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dovetail.recipes.operators.base import Filter, Row
@@ -66,41 +65,6 @@ class TextStatFilter(Filter):
 
     def keeps(self, row: Row, stats: dict[str, Any]) -> bool:  # noqa: ARG002
         return self.in_range(stats[self.stat_name], self.low, self.high)
-
-
-def check_bound(name: str, value: object) -> float | None:
-    """A number, or None. The low bound may exceed the high one, as in Data-Juicer: then nothing is kept."""
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
-        raise ValueError(f"{name} is {value!r}, which is not a number")
-    return value
-
-
-def check_count(name: str, value: object) -> int:
-    """A count of at least 1."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{name} is {value!r}, which is not a whole number above 0")
-    return value
-
-
-def check_ratio(name: str, value: object) -> float:
-    """A fraction from 0 to 1."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
-        raise ValueError(f"{name} is {value!r}, which is not a number from 0 to 1")
-    return value
-
-
-def reject_tokenization(tokenization: object) -> None:
-    """Raise ValueError if tokens require a model."""
-    if tokenization is False or tokenization is None:
-        return
-    if tokenization is not True:
-        raise ValueError(f"tokenization is {tokenization!r}, which is neither true nor false")
-    raise ValueError(
-        "tokenization: true needs a model, which Data-Juicer downloads;"
-        " run this operator through Data-Juicer: adapter: data_juicer"
-    )
 
 
 class LineFilter(TextStatFilter):

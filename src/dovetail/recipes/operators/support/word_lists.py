@@ -7,7 +7,13 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from dovetail.recipes.operators.support.text_filters import check_bound, check_count, reject_tokenization
+from dovetail.recipes.operators.support.parameter_checks import (
+    check_bound,
+    check_int,
+    check_text,
+    parameter_error,
+    reject_tokenization,
+)
 from dovetail.recipes.operators.support.words import WordFilter
 
 if TYPE_CHECKING:
@@ -29,8 +35,8 @@ def word_list_folder() -> Path:
 class WordListFilter(WordFilter):
     """Keep texts by the share of their words on the list of a language; 0.0 without words.
 
-    With `use_words_aug`, neighbouring words are put together in groups, too, and each group is one more word: for
-    languages that do not part words by spaces, or that do so within words.
+    With `use_words_aug`, each group of adjacent words is an additional word: for languages that do not separate words
+    by spaces, or have spaces within words.
     """
 
     kind: ClassVar[str]
@@ -46,19 +52,16 @@ class WordListFilter(WordFilter):
         groups: tuple[bool, Sequence[int], str],
     ) -> None:
         reject_tokenization(tokenization)
-        if not isinstance(lang, str):
-            raise ValueError(f"lang is {lang!r}, which is not a language, such as en")  # noqa: TRY004
-        self.lang = lang
+        self.lang = check_text("lang", lang)
         self.folder = folder
         self.low = check_bound("min_ratio", bounds[0])
         self.high = check_bound("max_ratio", bounds[1])
-        wanted, sizes, self.join_character = groups
+        wanted, sizes, join_character = groups
         if not isinstance(sizes, list | tuple) or not sizes:
-            raise ValueError(f"words_aug_group_sizes is {sizes!r}, which is not a list of sizes, such as [2]")
-        checked = tuple(check_count("each of words_aug_group_sizes", size) for size in sizes)
+            raise parameter_error("words_aug_group_sizes", "a list of sizes, such as [2]", sizes)
+        checked = tuple(check_int("each of words_aug_group_sizes", size, 1) for size in sizes)
         self.sizes = checked if wanted else ()
-        if not isinstance(self.join_character, str):
-            raise ValueError(f"words_aug_join_char is {self.join_character!r}, which is not a string")  # noqa: TRY004
+        self.join_character = check_text("words_aug_join_char", join_character)
         self.word_list: frozenset[str] | None = None
 
     def missing_assets(self) -> str:

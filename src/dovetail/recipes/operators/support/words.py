@@ -1,7 +1,7 @@
 """Words of a text: splitting, stripping special characters, counting, keeping some; base class of word filters.
 
-No other kind of space parts words, as in Data-Juicer. Words that are compared are in lower case; words that are only
-counted are not, and are not made at all.
+Words are separated by space, tab and line feed only, as in Data-Juicer. Words that are compared are in lower case;
+words that are only counted are not split.
 """
 
 from __future__ import annotations
@@ -81,13 +81,3 @@ def _filter_cell(cell: str, keeps: Callable[[str], bool] | None) -> str:
     if keeps is None:
         return " ".join([word for word in words if word])
     return " ".join([word for word in words if word and keeps(word)])
-
-
-def strip_special_by_loop(word: str) -> str:
-    """Strip special characters from both ends."""
-    start, end = 0, len(word)
-    while start < end and word[start] in SPECIAL_CHARACTERS:
-        start += 1
-    while end > start and word[end - 1] in SPECIAL_CHARACTERS:
-        end -= 1
-    return word[start:end]
