@@ -1,4 +1,4 @@
-"""`dt.simulate`: the same plan and controller on a cluster that nobody has."""
+"""`dt.simulate`: the plan and the controller of a real run on a simulated cluster."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_simulation_reaches_about_what_the_plan_predicts_and_delivers_everythi
     assert result.rate <= result.plan.bound * 1.05
 
 
-def test_what_it_prints_names_rate_bottleneck_use_workers_setup_and_prediction() -> None:
+def test_the_summary_contains_rate_bottleneck_use_workers_setup_and_prediction() -> None:
     text = str(dt.simulate(pipeline(), CLUSTER, items=2000, setup_s=3.0))
     for word in ("2000 of 2000 items", "steady", "predicted", "bottleneck", "GPUs", "started", "setup", "folder"):
         assert word in text, word
@@ -59,7 +59,7 @@ def test_the_same_seed_gives_the_same_run_and_another_seed_another() -> None:
     assert seconds(1) != seconds(2)
 
 
-def test_the_run_folder_can_be_read_by_every_tool(tmp_path: Path) -> None:
+def test_the_run_folder_is_complete(tmp_path: Path) -> None:
     result = dt.simulate(pipeline(), CLUSTER, items=3000, run_dir=tmp_path / "run")
     assert result.folder == tmp_path / "run"
     history = RunHistory.load(result.folder)
@@ -72,7 +72,7 @@ def test_the_run_folder_can_be_read_by_every_tool(tmp_path: Path) -> None:
     assert sum(last - first for first, last in covered) == 3000
 
 
-def test_a_recorded_run_is_decided_the_same_when_it_is_replayed() -> None:
+def test_a_replay_of_a_recorded_run_gives_the_same_commands() -> None:
     world = world_from_pipeline(
         pipeline(), every={"setup_s": 2.0, "deaths_per_hour": 60.0}, script=(ScriptedEvent(20.0, LoseNode("node-1")),)
     )
@@ -83,7 +83,7 @@ def test_a_recorded_run_is_decided_the_same_when_it_is_replayed() -> None:
     assert compared.commands > 1000
 
 
-def test_a_replay_by_another_controller_is_told_apart() -> None:
+def test_a_replay_with_other_options_differs() -> None:
     result = dt.simulate(pipeline(), CLUSTER, items=2000, record=True)
 
     def other(header: Any) -> Any:
@@ -103,7 +103,7 @@ def test_deaths_and_lost_nodes_lose_no_item() -> None:
     assert sum(unit.lost for unit in result.summary.units) > 10
 
 
-def test_a_stage_of_unknown_speed_is_found_out() -> None:
+def test_an_unknown_rate_is_measured_during_the_run() -> None:
     result = dt.simulate(pipeline(rate=None), CLUSTER, items=20_000)
     assert result.delivered == 20_000
     assert result.summary.replans > 1
@@ -140,19 +140,19 @@ def test_a_simulation_with_barriers_reaches_what_the_plan_predicts(where: str, m
 
 
 @pytest.mark.parametrize("items", [0, 1])
-def test_next_to_nothing_is_simulated_too(items: int) -> None:
+def test_zero_and_one_item_are_simulated(items: int) -> None:
     result = dt.simulate(pipeline(), CLUSTER, items=items)
     assert (result.status, result.delivered) == ("finished", items)
 
 
-def test_every_bad_number_is_told_at_once() -> None:
+def test_all_invalid_numbers_are_reported_at_once() -> None:
     with pytest.raises(dt.ConfigError) as caught:
         dt.simulate(pipeline(), CLUSTER, items=-1, seed=1.5, spread=float("nan"), setup_s="soon")  # type: ignore[arg-type]
     assert caught.value.codes == ("DT310",) * 4
     assert all(problem.fix_texts for problem in caught.value.problems)
 
 
-def test_what_does_not_fit_is_told_before_anything_is_written(tmp_path: Path) -> None:
+def test_a_pipeline_that_does_not_fit_fails_before_any_file_is_written(tmp_path: Path) -> None:
     with pytest.raises(dt.InfeasibleError):
         dt.simulate(pipeline(), "1x(2cpu, 8GB)", items=10)
     assert not (tmp_path / "home").exists()

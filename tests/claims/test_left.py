@@ -11,7 +11,7 @@ from dovetail.resources.ledger import Ledger
 from dovetail.resources.seat import CardShare, Seat
 from dovetail.streaming.controller import StreamController
 from dovetail.streaming.settings import StreamOptions, unit_specs
-from streaming.rigs import of_kind, stage
+from streaming.harness import of_kind, stage
 
 MACHINE = dt.Cluster.of("1x(8cpu, 64GB, 3xL40S:48GB)")
 L40S = 48 << 30

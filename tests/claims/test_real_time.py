@@ -21,7 +21,7 @@ from dovetail.engines.simulated.world import Behaviour, World
 from dovetail.resources.amounts import sum_seats
 from dovetail.streaming.controller import StreamController
 from dovetail.streaming.settings import StreamOptions, unit_specs
-from streaming.rigs import numbers, stage
+from streaming.harness import numbers, stage
 from waiting import until
 
 if TYPE_CHECKING:

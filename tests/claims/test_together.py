@@ -27,7 +27,7 @@ from dovetail.resources.amounts import (
 )
 from dovetail.streaming.controller import StreamController
 from dovetail.streaming.settings import StreamOptions, unit_specs
-from streaming.rigs import numbers, stage
+from streaming.harness import numbers, stage
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

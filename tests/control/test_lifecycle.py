@@ -1,4 +1,4 @@
-"""Which moves are legal: does every life end, and does nobody come back?"""
+"""State machines of runs and workers: legal moves."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from dovetail.control.lifecycle import (
 )
 
 
-def test_nobody_comes_back_from_an_end() -> None:
+def test_final_states_have_no_successor() -> None:
     assert not [move for move in LEGAL_WORKER_MOVES if move[0] in FINAL_WORKER_STATES]
     assert not [move for move in LEGAL_RUN_MOVES if move[0] in FINAL_RUN_STATES]
 
 
-def test_every_state_leads_to_an_end() -> None:
+def test_every_state_leads_to_a_final_state() -> None:
     for states, moves, ends in (
         (WorkerState, LEGAL_WORKER_MOVES, FINAL_WORKER_STATES),
         (RunState, LEGAL_RUN_MOVES, FINAL_RUN_STATES),
@@ -33,17 +33,17 @@ def test_every_state_leads_to_an_end() -> None:
 
 
 @pytest.mark.parametrize("state", [state for state in WorkerState if state not in FINAL_WORKER_STATES])
-def test_whoever_lives_can_be_lost(state: WorkerState) -> None:
+def test_every_live_worker_can_be_lost(state: WorkerState) -> None:
     assert checked_worker_move(state, WorkerState.LOST, 1) is WorkerState.LOST
 
 
-def test_an_illegal_move_says_who_and_what() -> None:
+def test_an_illegal_move_names_the_object_and_the_states() -> None:
     with pytest.raises(AssertionError, match="worker 7: lost -> ready"):
         checked_worker_move(WorkerState.LOST, WorkerState.READY, 7)
     with pytest.raises(AssertionError, match="run: finished -> running"):
         checked_run_move(RunState.FINISHED, RunState.RUNNING)
 
 
-def test_a_drain_can_be_taken_back_and_a_stop_cannot() -> None:
+def test_a_drain_can_be_cancelled_and_a_stop_cannot() -> None:
     assert (WorkerState.DRAINING, WorkerState.READY) in LEGAL_WORKER_MOVES
     assert (WorkerState.STOPPING, WorkerState.READY) not in LEGAL_WORKER_MOVES

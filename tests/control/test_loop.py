@@ -1,4 +1,4 @@
-"""The one loop: who is asked, in which order, and who cannot disturb it?"""
+"""The control loop: routing of commands, waiting, and observers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Scripted:
-    """A controller that says what it was told to, step by step."""
+    """A controller with a scripted answer to each step."""
 
     def __init__(self, *steps: list[Command], wake: float | None = None) -> None:
         self.steps = list(steps)
@@ -93,7 +93,7 @@ class Watching:
             raise OSError("disk full")
 
 
-def test_every_command_goes_to_whom_it_is_for_and_notes_to_nobody() -> None:
+def test_commands_go_to_the_engine_or_the_data_and_notes_to_neither() -> None:
     stop, pull, deliver = StopWorker(1), Pull(0, 5), Deliver(0, 1, 0, 5, {})
     engine, data = Clockwork(), Sink()
     assert run_loop(Scripted([Note("run", "hello"), stop, pull], [deliver]), engine, data) == []
@@ -101,13 +101,13 @@ def test_every_command_goes_to_whom_it_is_for_and_notes_to_nobody() -> None:
     assert data.asked == [pull, deliver]
 
 
-def test_what_the_engine_reports_is_the_next_steps_input() -> None:
+def test_events_of_the_engine_are_the_input_of_the_next_step() -> None:
     controller = Scripted([], [], [])
     run_loop(controller, Clockwork([InputEnded(3)], [Drain()]))
     assert controller.heard == [(10.0, []), (11.0, [InputEnded(3)]), (12.0, [Drain()])]
 
 
-def test_it_waits_until_the_controller_wants_a_step_and_without_end_if_it_wants_none() -> None:
+def test_the_loop_waits_until_the_controller_asks_to_be_woken() -> None:
     engine = Clockwork()
     run_loop(Scripted([], [], wake=13.5), engine)
     assert engine.waited == [3.5]
@@ -116,20 +116,20 @@ def test_it_waits_until_the_controller_wants_a_step_and_without_end_if_it_wants_
     assert engine.waited == [None]
 
 
-def test_a_wish_that_is_past_waits_for_nothing() -> None:
+def test_a_wake_time_in_the_past_does_not_wait() -> None:
     engine = Clockwork()
     run_loop(Scripted([], [], wake=2.0), engine)
     assert engine.waited == [0.0]
 
 
 @pytest.mark.parametrize(("wake", "waited"), [(None, 2.0), (10.5, 0.5), (100.0, 2.0)])
-def test_a_beat_bounds_every_wait(wake: float | None, waited: float) -> None:
+def test_the_heartbeat_limits_every_wait(wake: float | None, waited: float) -> None:
     engine = Clockwork()
     run_loop(Scripted([], [], wake=wake), engine, beat_s=2.0)
     assert engine.waited == [waited]
 
 
-def test_an_observer_that_fails_is_dropped_and_the_run_and_the_others_go_on() -> None:
+def test_an_observer_that_fails_is_dropped_and_the_run_continues() -> None:
     bad, good = Watching(fails_at=1), Watching()
     controller = Scripted([], [], [])
     dropped = run_loop(controller, Clockwork(), observers=[bad, good])
@@ -139,20 +139,20 @@ def test_an_observer_that_fails_is_dropped_and_the_run_and_the_others_go_on() ->
     assert (len(good.saws), len(good.closed)) == (3, 1)
 
 
-def test_an_observer_that_fails_to_close_is_told_and_harms_nobody() -> None:
+def test_an_observer_that_fails_to_close_is_reported() -> None:
     bad, good = Watching(fails_to_close=True), Watching()
     dropped = run_loop(Scripted([]), Clockwork(), observers=[bad, good])
     assert [observer for observer, _ in dropped] == [bad]
     assert good.closed == [10.0]
 
 
-def test_observers_see_the_last_step_too() -> None:
+def test_observers_see_the_last_step() -> None:
     watching = Watching()
     last = Note("run", "finished")
     run_loop(Scripted([], [last]), Clockwork([Drain()]), observers=[watching])
     assert watching.saws[-1] == (11.0, [Drain()], [last])
 
 
-def test_data_that_nobody_takes_is_our_own_mistake() -> None:
+def test_a_command_for_missing_data_is_an_assertion_error() -> None:
     with pytest.raises(AssertionError, match="the run has no data port"):
         run_loop(Scripted([Pull(0, 1)], []), Clockwork())

@@ -307,7 +307,7 @@ def test_sequential_gives_each_unit_the_whole_cluster_in_turn() -> None:
     assert plan.waves == (("a",), ("b",), ("c",))
     assert plan.workers == {"a": 8, "b": 8, "c": 16}
     assert plan.rate == pytest.approx(1 / (1 / 24 + 1 / 8 + 1 / 16))
-    assert "asked for" in plan.reason
+    assert "requested" in plan.reason
 
 
 def test_waves_are_the_neighbours_that_fit_together() -> None:

@@ -1,4 +1,4 @@
-"""What does a worker get at a time: how many items, of which epoch, in calls of what size?"""
+"""Batches and messages: their sizes, and the epochs of their items."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dovetail.control.lifecycle import RunState
 from dovetail.engines.simulated.message_execution import part_keys
 from dovetail.engines.simulated.world import Behaviour, Gives
 from dovetail.streaming.settings import StreamOptions
-from streaming.rigs import Hand, Rig, go, numbers, of_kind, stage
+from streaming.harness import ManualStream, Rig, numbers, of_kind, simulate_stages, stage
 
 if TYPE_CHECKING:
     from dovetail.engines.simulated.world import Key
@@ -35,12 +35,12 @@ def epoch_of_source(rig: Rig) -> dict[int, int]:
 
 
 @pytest.mark.parametrize("pieces", [(3, 3, 3, 1), (1,) * 10, (10,), (7, 3)])
-def test_a_batch_crosses_the_segments_that_its_items_came_in(pieces: tuple[int, ...]) -> None:
-    hand = Hand.of([stage("a", batch_size=5, workers=1)])
-    hand.begin()
-    first = of_kind(hand.items(*pieces), RunBatches)
+def test_a_batch_may_span_segments(pieces: tuple[int, ...]) -> None:
+    manual = ManualStream.of([stage("a", batch_size=5, workers=1)])
+    manual.begin()
+    first = of_kind(manual.items(*pieces), RunBatches)
     assert [message.items for message in first] == [5]
-    second = of_kind(hand.done(first[0]), RunBatches)
+    second = of_kind(manual.done(first[0]), RunBatches)
     assert [message.items for message in second] == [5]
     taken = [
         (part[0].id, number) for m in (first[0], second[0]) for part in m.parts for number in range(part[1], part[2])
@@ -48,11 +48,11 @@ def test_a_batch_crosses_the_segments_that_its_items_came_in(pieces: tuple[int, 
     assert len(set(taken)) == len(taken) == 10
 
 
-def test_a_batch_that_is_not_full_waits_until_its_epoch_is_closed() -> None:
-    hand = Hand.of([stage("a", batch_size=5, workers=1)])
-    hand.begin()
-    assert not of_kind(hand.items(4), RunBatches)
-    assert [message.items for message in of_kind(hand.items(0, ends=True), RunBatches)] == [4]
+def test_a_partial_batch_waits_until_its_epoch_is_closed() -> None:
+    manual = ManualStream.of([stage("a", batch_size=5, workers=1)])
+    manual.begin()
+    assert not of_kind(manual.items(4), RunBatches)
+    assert [message.items for message in of_kind(manual.items(0, ends=True), RunBatches)] == [4]
 
 
 @given(
@@ -61,13 +61,13 @@ def test_a_batch_that_is_not_full_waits_until_its_epoch_is_closed() -> None:
     fan=st.sampled_from([(1,), (0, 1), (0, 1, 2, 3)]),
     epoch_batches=st.integers(1, 4),
 )
-def test_only_the_end_of_an_epoch_has_a_batch_that_is_not_full(
+def test_only_the_last_batch_of_an_epoch_is_partial(
     batch: int, items: int, fan: tuple[int, ...], epoch_batches: int
 ) -> None:
     def out(key: Key, _attempt: int) -> Gives:
         return Gives(fan[key[0] % len(fan)])
 
-    rig = go(
+    rig = simulate_stages(
         [stage("a"), stage("b", batch_size=batch)],
         {"a": Behaviour(0.01, item=out), "b": Behaviour(0.01)},
         items,
@@ -85,7 +85,7 @@ def test_only_the_end_of_an_epoch_has_a_batch_that_is_not_full(
 
 
 def test_many_short_batches_share_a_message_and_the_function_sees_its_batch_size() -> None:
-    rig = go([stage("a", batch_size=3, workers=1)], {"a": Behaviour(0.0001)}, 6000, options=STEADY)
+    rig = simulate_stages([stage("a", batch_size=3, workers=1)], {"a": Behaviour(0.0001)}, 6000, options=STEADY)
     messages = rig.messages("a")
     assert all(message.batch_size == 3 for message in messages)
     assert max(message.items for message in messages) >= 12, "0.3 ms per call: several belong into 4 ms"
@@ -94,33 +94,37 @@ def test_many_short_batches_share_a_message_and_the_function_sees_its_batch_size
 
 
 def test_a_long_batch_is_a_message_of_its_own() -> None:
-    rig = go([stage("a", batch_size=3, workers=2)], {"a": Behaviour(0.1)}, 300, options=STEADY)
+    rig = simulate_stages([stage("a", batch_size=3, workers=2)], {"a": Behaviour(0.1)}, 300, options=STEADY)
     assert {message.items for message in rig.messages("a")} == {3}
 
 
 def test_a_message_has_at_most_1024_items() -> None:
-    rig = go([stage("a", batch_size=5, workers=1)], {"a": Behaviour(1e-7)}, 40_000, world={"tracked": False})
+    rig = simulate_stages(
+        [stage("a", batch_size=5, workers=1)], {"a": Behaviour(1e-7)}, 40_000, world={"tracked": False}
+    )
     largest = max(message.items for message in rig.messages("a"))
     assert largest == 1020, "the most whole batches of 5"
     assert rig.data.delivered["a"] == 40_000
 
 
-def test_a_batch_larger_than_1024_goes_whole() -> None:
-    rig = go([stage("a", batch_size=3000, workers=1)], {"a": Behaviour(1e-7)}, 9000, world={"tracked": False})
+def test_a_batch_of_more_than_1024_items_is_not_split() -> None:
+    rig = simulate_stages(
+        [stage("a", batch_size=3000, workers=1)], {"a": Behaviour(1e-7)}, 9000, world={"tracked": False}
+    )
     assert {message.items for message in rig.messages("a")} == {3000}
 
 
-def test_what_waits_is_shared_among_the_free_workers() -> None:
+def test_queued_items_are_shared_among_the_free_workers() -> None:
     """A message would hold everything that is there; four idle workers get a part each."""
-    hand = Hand.of([stage("a", batch_size=2, workers=4, rate=1e6)])
-    hand.begin()
-    hand.stream.state.units[0].message_items = 1000
-    sent = of_kind(hand.items(20), RunBatches)
+    manual = ManualStream.of([stage("a", batch_size=2, workers=4, rate=1e6)])
+    manual.begin()
+    manual.stream.state.units[0].message_items = 1000
+    sent = of_kind(manual.items(20), RunBatches)
     assert [message.items for message in sent] == [6, 6, 4, 4]
 
 
-def test_output_is_cut_to_what_the_next_stage_takes_per_message() -> None:
-    rig = go(
+def test_output_is_cut_to_the_message_size_of_the_next_stage() -> None:
+    rig = simulate_stages(
         [stage("a", workers=1), stage("b", batch_size=7, workers=1)],
         {"a": Behaviour(0.05, item=lambda *_: Gives(20)), "b": Behaviour(0.1)},
         60,
@@ -132,8 +136,8 @@ def test_output_is_cut_to_what_the_next_stage_takes_per_message() -> None:
     assert all(message.segment_items > 1 << 30 for message in rig.messages("b")), "a leaf's output is not cut"
 
 
-def test_of_several_next_stages_the_smallest_message_says_how_output_is_cut() -> None:
-    rig = go(
+def test_output_is_cut_to_the_smallest_message_size_of_several_next_stages() -> None:
+    rig = simulate_stages(
         [stage("a"), stage("b", batch_size=7, after=["a"]), stage("c", batch_size=3, after=["a"])],
         {name: Behaviour(0.1) for name in "abc"},
         60,
@@ -143,7 +147,7 @@ def test_of_several_next_stages_the_smallest_message_says_how_output_is_cut() ->
 
 
 def test_an_empty_source_is_a_run_that_finishes_without_a_message() -> None:
-    rig = go([stage("a"), stage("b", batch_size=4)], {}, 0)
+    rig = simulate_stages([stage("a"), stage("b", batch_size=4)], {}, 0)
     assert rig.run_state is RunState.FINISHED
     assert not rig.all(RunBatches)
     assert not rig.all(Deliver)

@@ -1,4 +1,4 @@
-"""Who gets what next, and does anybody stand about?"""
+"""Dispatch: which worker gets which message, prefetching and stealing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dovetail.control.lifecycle import RunState
 from dovetail.engines.simulated.message_execution import part_keys
 from dovetail.engines.simulated.world import Behaviour, Gives, Lognormal, Slow, Trace
 from dovetail.streaming.settings import StreamOptions
-from streaming.rigs import Hand, go, nobody_idles, numbers, of_kind, stage
+from streaming.harness import ManualStream, assert_no_idle_worker, numbers, of_kind, simulate_stages, stage
 
 if TYPE_CHECKING:
     from dovetail.engines.simulated.world import ItemOutcome, Key
@@ -22,44 +22,44 @@ if TYPE_CHECKING:
 STEADY = StreamOptions(replan=False, follow_plan=True)
 
 
-def test_finished_work_leaves_before_new_work_enters() -> None:
+def test_later_stages_are_dispatched_first() -> None:
     """In a step in which both stages could send, the later one comes first."""
-    hand = Hand.of([stage("a", workers=2), stage("b", workers=1)])
-    hand.begin()
-    sent = of_kind(hand.items(9), RunBatches)
+    manual = ManualStream.of([stage("a", workers=2), stage("b", workers=1)])
+    manual.begin()
+    sent = of_kind(manual.items(9), RunBatches)
     mine = [message for message in sent if message.hosted == "a"]
-    commands = hand.done(mine[0], out=1)
+    commands = manual.done(mine[0], out=1)
     assert [message.hosted for message in of_kind(commands, RunBatches)] == ["b", "a"]
 
 
-def test_a_message_goes_to_a_worker_beside_its_data_when_that_costs_nothing() -> None:
-    hand = Hand.of([stage("a", workers=1), stage("b", workers_per_node=1)], cluster="3x(4cpu, 16GB)")
-    hand.begin()
-    node_of = {worker.id: worker.node for worker in hand.stream.state.workers.values()}
+def test_a_message_goes_to_a_free_worker_on_the_node_of_its_data() -> None:
+    manual = ManualStream.of([stage("a", workers=1), stage("b", workers_per_node=1)], cluster="3x(4cpu, 16GB)")
+    manual.begin()
+    node_of = {worker.id: worker.node for worker in manual.stream.state.workers.values()}
     seen = Counter[bool]()
-    message = of_kind(hand.items(6), RunBatches)[0]
+    message = of_kind(manual.items(6), RunBatches)[0]
     for node in ("node-2", "node-1", "node-0"):
         known = sorted(set(node_of.values()))
-        commands = hand.done(message, out=1, node=known[int(node[-1])])
+        commands = manual.done(message, out=1, node=known[int(node[-1])])
         sent = {command.hosted: command for command in of_kind(commands, RunBatches)}
         seen[node_of[sent["b"].worker] == known[int(node[-1])]] += 1
         message = sent["a"]
     assert seen == {True: 3}
 
 
-def test_a_free_worker_elsewhere_is_better_than_a_busy_one_beside_the_data() -> None:
-    hand = Hand.of([stage("b", workers_per_node=1, slots=2)], cluster="2x(4cpu, 16GB)")
-    hand.begin()
-    node_of = {worker.id: worker.node for worker in hand.stream.state.workers.values()}
+def test_a_free_worker_on_another_node_is_preferred_to_a_busy_one_on_the_node_of_the_data() -> None:
+    manual = ManualStream.of([stage("b", workers_per_node=1, slots=2)], cluster="2x(4cpu, 16GB)")
+    manual.begin()
+    node_of = {worker.id: worker.node for worker in manual.stream.state.workers.values()}
     here = min(node_of.values())
-    commands = hand.step(ItemsArrived(0, [hand.segment(1, here), hand.segment(1, here)]))
+    commands = manual.step(ItemsArrived(0, [manual.segment(1, here), manual.segment(1, here)]))
     assert sorted(node_of[message.worker] for message in of_kind(commands, RunBatches)) == sorted(node_of.values())
 
 
 @pytest.mark.parametrize("slots", [1, 3])
 @pytest.mark.parametrize("batch", [1, 4])
 def test_no_worker_idles_while_a_batch_waits_for_it(slots: int, batch: int) -> None:
-    rig = go(
+    rig = simulate_stages(
         [stage("a", slots=slots), stage("b", batch_size=batch, slots=slots), stage("c")],
         {
             "a": Behaviour(0.05, spread=Lognormal(1.0), item=lambda key, _: Gives(key[0] % 4)),
@@ -67,12 +67,12 @@ def test_no_worker_idles_while_a_batch_waits_for_it(slots: int, batch: int) -> N
             "c": Behaviour(0.02, spread=Lognormal(1.0)),
         },
         400,
-        after_step=nobody_idles,
+        after_step=assert_no_idle_worker,
     )
     assert rig.data.delivered["c"] == sum(number % 4 for number in range(400))
 
 
-def test_a_worker_has_as_many_messages_as_slots_and_no_more_when_they_are_long() -> None:
+def test_a_worker_has_one_long_message_per_slot() -> None:
     most = 0
 
     def look(stream: StreamController) -> None:
@@ -80,22 +80,22 @@ def test_a_worker_has_as_many_messages_as_slots_and_no_more_when_they_are_long()
         for worker in stream.state.workers.values():
             most = max(most, len(worker.messages))
 
-    rig = go([stage("a", slots=3, workers=2)], {"a": Behaviour(1.0)}, 120, options=STEADY, after_step=look)
+    rig = simulate_stages([stage("a", slots=3, workers=2)], {"a": Behaviour(1.0)}, 120, options=STEADY, after_step=look)
     assert most == 3
     assert rig.seconds == pytest.approx(120 / 6, rel=0.1)
 
 
-def test_a_second_message_is_sent_in_advance_when_the_way_costs_something() -> None:
+def test_a_message_is_sent_in_advance_when_transport_takes_time() -> None:
     """5 ms of work and 1 ms of way: in advance, the way costs nothing."""
-    inward = go([stage("a", workers=1)], {"a": Behaviour(0.005)}, 1000, options=STEADY)
+    inward = simulate_stages([stage("a", workers=1)], {"a": Behaviour(0.005)}, 1000, options=STEADY)
     assert inward.stream.state.units[0].pool.max_messages == 2
-    long = go([stage("a", workers=1)], {"a": Behaviour(0.5)}, 20, options=STEADY)
+    long = simulate_stages([stage("a", workers=1)], {"a": Behaviour(0.5)}, 20, options=STEADY)
     assert long.stream.state.units[0].pool.max_messages == 1
 
 
 def test_nothing_is_sent_in_advance_to_workers_with_a_timeout() -> None:
     """Or the wait behind another message would count."""
-    rig = go([stage("a", workers=1, timeout="1s")], {"a": Behaviour(0.005)}, 500, options=STEADY)
+    rig = simulate_stages([stage("a", workers=1, timeout="1s")], {"a": Behaviour(0.005)}, 500, options=STEADY)
     assert rig.stream.state.units[0].pool.max_messages == 1
     assert rig.run_state is RunState.FINISHED
 
@@ -111,7 +111,7 @@ def test_stealing_shortens_the_tail_and_every_stolen_message_runs_once(
     """At the end some items take 60 times as long: what waits behind them goes to others."""
     arguments = ([stage("a", workers=6)], {"a": Behaviour(0.05, item=slow_ones, spread=Lognormal(0.3))}, 1000)
     world = {"seed": seed}
-    with_it = go(*arguments, options=STEADY, world=world)
+    with_it = simulate_stages(*arguments, options=STEADY, world=world)
     stolen = with_it.all(Cancel)
     assert stolen
     assert with_it.out("a") == numbers(1000)
@@ -125,34 +125,34 @@ def test_stealing_shortens_the_tail_and_every_stolen_message_runs_once(
     )
     assert runs - returned == numbers(1000)
     monkeypatch.setattr("dovetail.streaming.dispatch._steal_prefetched", lambda *_: None)
-    without = go(*arguments, options=STEADY, world=world)
+    without = simulate_stages(*arguments, options=STEADY, world=world)
     assert without.out("a") == numbers(1000)
     assert with_it.seconds <= without.seconds + 1e-6
 
 
-def laden(workers: int) -> tuple[Hand, list[RunBatches]]:
+def laden(workers: int) -> tuple[ManualStream, list[RunBatches]]:
     """Each of some workers has a message, and another in advance; the input has ended."""
-    hand = Hand.of([stage("a", workers=workers)])
-    hand.begin()
-    unit = hand.stream.state.units[0]
+    manual = ManualStream.of([stage("a", workers=workers)])
+    manual.begin()
+    unit = manual.stream.state.units[0]
     unit.pool.set_max_messages(2)
     unit.max_queued_items = 1000
-    sent = of_kind(hand.items(2 * workers, ends=True), RunBatches)
+    sent = of_kind(manual.items(2 * workers, ends=True), RunBatches)
     assert Counter(message.worker for message in sent) == dict.fromkeys(unit.workers, 2)
-    return hand, sent
+    return manual, sent
 
 
 def done(message: RunBatches) -> BatchesDone:
     return BatchesDone(message.worker, message.message, [], 1.0)
 
 
-def test_every_idle_worker_steals_at_once_and_not_one_after_another() -> None:
-    hand, sent = laden(4)
+def test_all_idle_workers_steal_in_the_same_step() -> None:
+    manual, sent = laden(4)
     of = {number: [m for m in sent if m.worker == number] for number in {m.worker for m in sent}}
     first, second, third, fourth = of.values()
-    commands = hand.step(*map(done, first), *map(done, second))
+    commands = manual.step(*map(done, first), *map(done, second))
     taken = of_kind(commands, Cancel)
-    while taken and (more := hand.step(*[BatchesReturned(c.worker, c.message) for c in taken])):
+    while taken and (more := manual.step(*[BatchesReturned(c.worker, c.message) for c in taken])):
         commands += more
         taken = of_kind(more, Cancel)
     again = [message.worker for message in of_kind(commands, RunBatches)]
@@ -160,44 +160,46 @@ def test_every_idle_worker_steals_at_once_and_not_one_after_another() -> None:
     assert {c.message for c in of_kind(commands, Cancel)} == {third[1].message, fourth[1].message}
 
 
-def test_a_worker_whose_message_could_not_be_taken_back_does_not_shield_the_others() -> None:
-    hand, sent = laden(3)
+def test_a_message_that_cannot_be_cancelled_does_not_block_stealing_from_other_workers() -> None:
+    manual, sent = laden(3)
     of = {number: [m for m in sent if m.worker == number] for number in {m.worker for m in sent}}
     first, second, third = of.values()
-    commands = hand.step(*map(done, first))
+    commands = manual.step(*map(done, first))
     refused = of_kind(commands, Cancel)
     assert len(refused) == 1
     other = third if refused[0].worker == second[0].worker else second
-    then = hand.step(done(other[0]))
-    unit = hand.stream.state.units[0]
+    then = manual.step(done(other[0]))
+    unit = manual.stream.state.units[0]
     assert len(unit.pool.by_load[0]) >= 1
     assert not of_kind(then, Cancel), "the only other one has begun its last message"
 
 
-def test_nothing_is_stolen_while_more_may_come() -> None:
-    hand = Hand.of([stage("a", workers=2)])
-    hand.begin()
-    unit = hand.stream.state.units[0]
+def test_nothing_is_stolen_before_the_end_of_input() -> None:
+    manual = ManualStream.of([stage("a", workers=2)])
+    manual.begin()
+    unit = manual.stream.state.units[0]
     unit.pool.set_max_messages(2)
     unit.max_queued_items = 1000
-    sent = of_kind(hand.items(4), RunBatches)
+    sent = of_kind(manual.items(4), RunBatches)
     mine = [message for message in sent if message.worker == sent[0].worker]
-    assert not of_kind(hand.step(*map(done, mine)), Cancel)
+    assert not of_kind(manual.step(*map(done, mine)), Cancel)
 
 
-def test_a_worker_that_becomes_ready_gets_what_waits_in_the_same_step() -> None:
-    hand = Hand.of([stage("a", workers=2)])
-    starts = of_kind(hand.step(), StartWorker)
-    hand.items(4)
-    assert [m.worker for m in of_kind(hand.step(WorkerReady(starts[1].worker, 1.0)), RunBatches)] == [starts[1].worker]
+def test_a_ready_worker_gets_queued_items_in_the_same_step() -> None:
+    manual = ManualStream.of([stage("a", workers=2)])
+    starts = of_kind(manual.step(), StartWorker)
+    manual.items(4)
+    assert [m.worker for m in of_kind(manual.step(WorkerReady(starts[1].worker, 1.0)), RunBatches)] == [
+        starts[1].worker
+    ]
 
 
 def test_uneven_calls_keep_all_workers_busy_to_the_end() -> None:
-    rig = go(
+    rig = simulate_stages(
         [stage("a", workers=4)],
         {"a": Behaviour(0.2, spread=Trace((0.2, 0.2, 0.2, 0.2, 4.2)))},
         400,
         options=STEADY,
-        after_step=nobody_idles,
+        after_step=assert_no_idle_worker,
     )
     assert rig.seconds < 1.15 * 400 * 0.2 / 4 + 1

@@ -1,4 +1,4 @@
-"""Does a queue always know what is in it, and whether a message can be made of it?"""
+"""Queues of units: counts, bytes, order and readiness."""
 
 from __future__ import annotations
 
@@ -103,9 +103,7 @@ TestQueueAgainstLists = QueueAgainstLists.TestCase
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=8), st.data())
-def test_bytes_that_do_not_divide_evenly_never_go_below_zero_and_end_at_zero(
-    sizes: list[int], data: st.DataObject
-) -> None:
+def test_queued_bytes_never_become_negative_and_end_at_zero(sizes: list[int], data: st.DataObject) -> None:
     queue = UnitQueue(1)
     for number, items in enumerate(sizes):
         queue.add(0, Segment(number, items, 1001), 0.0)
@@ -119,7 +117,7 @@ def test_bytes_that_do_not_divide_evenly_never_go_below_zero_and_end_at_zero(
     assert queue.bytes == 0
 
 
-def test_a_late_part_is_let_go_and_what_came_after_it_waits_its_own_time() -> None:
+def test_a_stale_part_is_flushed_and_later_parts_wait() -> None:
     queue = UnitQueue(10)
     queue.add(0, Segment(1, 3), 1.0)
     queue.flush_stale(0)
@@ -130,7 +128,7 @@ def test_a_late_part_is_let_go_and_what_came_after_it_waits_its_own_time() -> No
 
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 12)), max_size=12))
-def test_gaps_are_exactly_what_is_not_done_below_the_highest_end(pieces: list[tuple[int, int]]) -> None:
+def test_gaps_are_the_unfinished_ranges_below_the_highest_end(pieces: list[tuple[int, int]]) -> None:
     done = [(first, first + length) for first, length in pieces if length]
     gaps, reached = missing_ranges(done)
     covered = {number for first, last in done for number in range(first, last)}
@@ -139,7 +137,7 @@ def test_gaps_are_exactly_what_is_not_done_below_the_highest_end(pieces: list[tu
     assert missing == [number for number in range(reached) if number not in covered]
 
 
-def test_an_epoch_lies_on_every_node_that_holds_a_result_of_it() -> None:
+def test_the_nodes_of_an_epoch_are_those_that_hold_its_results() -> None:
     epoch = Epoch(1, 0, 2, target_items=1)
     epoch.outputs["leaf"] = [Segment(1, 1, node="n1")]
     epoch.spooled["later"] = [Segment(2, 1, node="n2"), Segment(3, 1)]
@@ -151,7 +149,7 @@ def test_an_epoch_lies_on_every_node_that_holds_a_result_of_it() -> None:
     sizes=st.lists(st.integers(1, 6), min_size=1, max_size=6),
     steps=st.lists(st.tuples(st.integers(1, 9), st.booleans(), st.integers(0, 5)), max_size=40),
 )
-def test_in_order_what_comes_back_goes_where_it_was_and_no_message_reaches_over_a_hole(
+def test_an_ordered_queue_puts_items_back_in_place_and_no_message_spans_a_gap(
     sizes: list[int], steps: list[tuple[int, bool, int]]
 ) -> None:
     queue = UnitQueue(1)
@@ -173,3 +171,15 @@ def test_in_order_what_comes_back_goes_where_it_was_and_no_message_reaches_over_
         assert waits == sorted(waits)
     gone = sum(total_items(parts) for parts in out)
     assert queue.items == sum(sizes) - gone
+
+
+def test_items_put_back_into_a_flushed_epoch_are_sent_as_partial_batches() -> None:
+    queue = UnitQueue(4)
+    segment = Segment(1, 6)
+    queue.add(1, segment, 0.0)
+    taken, _ = queue.take(1, 4)
+    queue.flush_stale(1)
+    queue.put_back(1, taken[:1], 5.0)
+    queue.resize(8)
+    assert list(queue.ready) == [1]
+    assert queue.by_epoch[1].can_send_partial

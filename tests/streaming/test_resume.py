@@ -1,4 +1,4 @@
-"""A run that was broken off: is the rest done exactly once, and nothing of what was finished again?"""
+"""Resume of an interrupted run from its commit log."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from dovetail.control.lifecycle import RunState
 from dovetail.engines.simulated.message_execution import part_keys
 from dovetail.engines.simulated.world import Behaviour, Gives, Lognormal, PostEvent, Raises, ScriptedEvent
 from dovetail.streaming.settings import StreamOptions
-from streaming.rigs import Rig, go, numbers, stage
-from streaming.worlds import a_case, run
+from streaming.harness import Rig, numbers, simulate_stages, stage
+from streaming.random_runs import random_case, run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,7 +45,7 @@ UNEVEN = Behaviour(0.2, spread=Lognormal(1.0), item=lambda key, _: Gives(key[0] 
 def once(shape: str, *, resume: Sequence[Deliver] = (), **more: Any) -> Rig:
     stages, mode = SHAPES[shape]
     names = [each.name for each in stages]
-    return go(
+    return simulate_stages(
         stages,
         dict.fromkeys(names, Behaviour(0.2, spread=Lognormal(1.0))) | {"a": UNEVEN},
         ITEMS,
@@ -78,7 +78,7 @@ def test_every_prefix_of_the_commit_log_can_be_completed(shape: str) -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_run_may_be_broken_off_and_resumed_again_and_again(shape: str) -> None:
+def test_a_run_may_be_interrupted_and_resumed_several_times(shape: str) -> None:
     everything = out_of(once(shape).data.log)
     random = Random(shape)
     log: list[Deliver] = []
@@ -96,7 +96,7 @@ def test_a_complete_log_leaves_nothing_to_do() -> None:
         assert not rest.data.log
 
 
-def test_what_was_finished_is_not_read_again() -> None:
+def test_finished_items_are_not_read_again() -> None:
     whole = once("a line")
     kept = whole.data.log[::2]
     rest = once("a line", resume=kept)
@@ -114,27 +114,29 @@ def test_a_barrier_that_was_delivered_is_not_called_again() -> None:
     assert [message.items for message in before] == [message.items for message in whole.messages("all")]
 
 
-def test_numbers_for_people_go_on_where_they_were() -> None:
+def test_counters_continue_after_a_resume() -> None:
     bad = Behaviour(0.1, item=lambda key, _: Raises() if key[0] % 10 == 0 else Gives())
     arguments: Any = ([stage("a", on_error="skip", retries=1)], {"a": bad}, 100)
     options = StreamOptions(target_epoch_batches=2, target_epoch_s=0.05)
-    whole = go(*arguments, options=options, source={"segment_items": 4})
-    rest = go(*arguments, options=options, source={"segment_items": 4}, resume=whole.data.log[:3])
+    whole = simulate_stages(*arguments, options=options, source={"segment_items": 4})
+    rest = simulate_stages(*arguments, options=options, source={"segment_items": 4}, resume=whole.data.log[:3])
     view = rest.stream.view(0.0)
     assert (view.read, view.finished, view.delivered, view.aside) == (100, 100, 90, 10)
 
 
-def test_a_source_that_became_longer_is_read_to_its_new_end() -> None:
-    first = go([stage("a")], {}, 30)
-    more = go([stage("a")], {}, 50, resume=first.data.log)
+def test_a_source_that_has_grown_is_read_to_its_new_end() -> None:
+    first = simulate_stages([stage("a")], {}, 30)
+    more = simulate_stages([stage("a")], {}, 50, resume=first.data.log)
     assert first.out("a") + more.out("a") == numbers(50)
 
 
 def test_ordered_output_resumes_in_order() -> None:
     options = StreamOptions(ordered=True, target_epoch_batches=1, target_epoch_s=0.01)
     behaviours = {"a": Behaviour(0.2, spread=Lognormal(1.5))}
-    whole = go([stage("a")], behaviours, 60, options=options, source={"segment_items": 3})
-    rest = go([stage("a")], behaviours, 60, options=options, source={"segment_items": 3}, resume=whole.data.log[:4])
+    whole = simulate_stages([stage("a")], behaviours, 60, options=options, source={"segment_items": 3})
+    rest = simulate_stages(
+        [stage("a")], behaviours, 60, options=options, source={"segment_items": 3}, resume=whole.data.log[:4]
+    )
     firsts = [deliver.first for deliver in rest.data.log]
     assert firsts == sorted(firsts)
     assert firsts[0] == whole.data.log[3].last
@@ -144,7 +146,7 @@ def test_ordered_output_resumes_in_order() -> None:
 @given(st.integers(0, 10**9), st.randoms(use_true_random=False))
 def test_any_epochs_of_any_run_may_be_missing_from_its_log(seed: int, random: Random) -> None:
     """Not only a prefix: within a wave epochs are finished in any order."""
-    case = a_case(seed, mishaps=False)
+    case = random_case(seed, failures=False)
     first = run(case)
     last_wave = max((deliver.wave for deliver in first.data.log), default=0)
     kept = [deliver for deliver in first.data.log if deliver.wave < last_wave or random.random() < 0.5]

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from dovetail.resources.seat import Seats
 
 
-VERDICT_RETRY, VERDICT_SKIP, VERDICT_FATAL = "again", "aside", "fatal"
+VERDICT_RETRY, VERDICT_SKIP, VERDICT_FATAL = "retry", "skip", "fatal"
 
 
 class LossCause(Enum):
@@ -55,7 +55,7 @@ class CallFailure:
     """Whether it was GPU memory."""
     keys: tuple[tuple[int, ...], ...] = ()
     verdict: str = ""
-    """VERDICT_SKIP: retrying would not help; the items are set aside regardless of their stage's `on_error`.
+    """VERDICT_SKIP: retrying would not help; the items fail regardless of their stage's `on_error`.
     VERDICT_FATAL: no item is to blame and the run must fail (the source changed, the disk is full). VERDICT_RETRY: run
     the items again alone and uncharged, because it is unknown whether they are to blame. Empty: retry as the stage
     allows."""

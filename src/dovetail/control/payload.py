@@ -76,7 +76,7 @@ class Split(Protocol):
 
 
 class BadRow(UnreadableItem):
-    """Placeholder for a row that cannot be parsed: it is set aside regardless of the stage's `on_error`."""
+    """Placeholder for a row that cannot be parsed: it fails regardless of the stage's `on_error`."""
 
     __slots__ = ("place", "raw")
 

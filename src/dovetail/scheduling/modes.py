@@ -61,7 +61,7 @@ def choose_mode(units: list[UnitPlan], ledger: Ledger, mode: str) -> ModeChoice:
     if mode == "waves":
         return _fewest_waves(units, ledger, None)
     waves = [([unit], _require_sizing([unit], ledger)) for unit in units]
-    return ModeChoice("sequential", "sequential: asked for; one unit at a time, each on the whole cluster", waves)
+    return ModeChoice("sequential", "sequential: requested; one unit at a time, each on the whole cluster", waves)
 
 
 def size_same_waves(units: tuple[UnitPlan, ...], ledger: Ledger, mode: str, reason: str) -> ModeChoice:
@@ -87,8 +87,8 @@ def _fewest_waves(units: list[UnitPlan], ledger: Ledger, short: list[UnitPlan] |
         waves.append((group, _require_sizing(group, ledger)))
     count = f"{len(waves)} wave{'s' if len(waves) > 1 else ''}"
     if short is None:
-        return ModeChoice("waves", f"waves: asked for; {count}", waves)
-    reason = f"{count}: all at once do not fit ({_shortage_text(short, ledger)})"
+        return ModeChoice("waves", f"waves: requested; {count}", waves)
+    reason = f"{count}: not all units fit at once ({_shortage_text(short, ledger)})"
     chosen = ModeChoice("waves", reason, waves)
     return replace(chosen, warnings=_worker_count_warnings(units, ledger, chosen))
 
@@ -162,7 +162,7 @@ def _streaming_reason(units: list[UnitPlan]) -> str:
 
 
 def split_at_barriers(units: Sequence[UnitT]) -> list[list[UnitT]]:
-    """Groups of units that may run at the same time. A barrier is alone: it starts when all of its input is there, and
+    """Groups of units that may run at the same time. A barrier is alone: it starts when its input is complete, and
     nothing that follows it can start before it has finished."""
     parts: list[list[UnitT]] = []
     for unit in units:

@@ -65,7 +65,7 @@ class Epoch:
         self.spooled: dict[str, list[Segment]] = {}
         self.failed_items: list[FailedItem] = []
         self.unsorted: dict[int, list[tuple[OrderKey, Segment]]] = {}
-        """Unit (its index in the wave) -> segments that wait until all its input is there and can be sorted."""
+        """Unit (its index in the wave) -> segments that wait until its input is complete and can be sorted."""
 
     def extend_to(self, last: int) -> None:
         self.last = last

@@ -30,7 +30,7 @@ class StreamOptions:
     max_wait_s: float | None = None
     """An incomplete batch is sent after this time; None: only at the end of its epoch."""
     max_failed_items: int | float | None = None
-    """The run fails when more items than this are set aside: a count, or a share of the source items (float below
+    """The run fails when more items than this fail: a count, or a share of the source items (float below
     1)."""
     follow_plan: bool = False
     """Start with the workers of the plan even if their rates were only assumed."""
@@ -82,7 +82,7 @@ class UnitSpec:
     batch_size: int = 1
     retries: int = 3
     skip_failed: bool = False
-    """Set failed items aside instead of failing the run."""
+    """Record failed items and continue, instead of failing the run."""
     retries_in_worker: bool = False
     """Workers retry calls that raise (`dt.Retry`); the controller then only isolates the items that keep failing."""
     timeout_s: float | None = None

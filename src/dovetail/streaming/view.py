@@ -26,7 +26,7 @@ class UnitView:
     in_flight: int
     """Items at its workers."""
     taken_total: int
-    """Items processed: done, dropped or set aside."""
+    """Items processed: done, dropped or failed."""
     given_total: int
     """Items produced."""
     batches_total: int

@@ -35,7 +35,7 @@ class TrackedMessage:
     def __init__(self, command: RunBatches, hosting: SimulatedObject, attempts: Attempts) -> None:
         self._keys = part_keys(command.parts)
         assert len(self._keys) == command.items, (
-            f"message {command.message} says {command.items} items, has {self._keys}"
+            f"message {command.message} has {self._keys} items, not {command.items}"
         )
         self._batch_size = command.batch_size
         self._hosting = hosting

@@ -56,7 +56,7 @@ class SimulatedData:
         """Items per unit of a later wave."""
         self.outputs: dict[str, list[Key]] = {}
         """Keys of the outputs, if outputs are kept."""
-        self.aside: list[FailedItem] = []
+        self.failed_items: list[FailedItem] = []
         self.set_aside = 0
         self.log: list[Deliver] = []
         """The commit log, if outputs are kept."""
@@ -68,8 +68,8 @@ class SimulatedData:
             else:
                 self._deliver(command)
 
-    def aside_keys(self) -> list[Key]:
-        return part_keys(record.part for record in self.aside)
+    def failed_keys(self) -> list[Key]:
+        return part_keys(record.part for record in self.failed_items)
 
     def _pull(self, pull: Pull) -> None:
         last = pull.first + pull.items
@@ -106,7 +106,7 @@ class SimulatedData:
         self.set_aside += len(deliver.failed_items)
         if self._keep_outputs:
             self.log.append(deliver)
-            self.aside += deliver.failed_items
+            self.failed_items += deliver.failed_items
         for unit, segments in deliver.spooled.items():
             self.spooled[unit] += sum([segment.items for segment in segments])
         for leaf, segments in deliver.outputs.items():

@@ -1,4 +1,4 @@
-"""Random pipelines, clusters and mishaps for the simulated engine, and what must come out of them."""
+"""Random pipelines, clusters and failures for the simulated engine, and the expected results."""
 
 from __future__ import annotations
 
@@ -45,16 +45,14 @@ def same(items: list[object]) -> list[object]:
     return items
 
 
-class Watch:
-    """Looks at the ledger after every step, and keeps what was said."""
+class LedgerCheck:
+    """Check the ledger after every step, and keep the notes."""
 
     def __init__(self, stream: StreamController) -> None:
         self.stream = stream
         self.notes: list[str] = []
-        self.steps = 0
 
     def on_step(self, now: float, events: Sequence[Event], commands: Sequence[Command]) -> None:
-        self.steps += 1
         self.notes += [command.text for command in commands if isinstance(command, Note)]
         fleet = self.stream.fleet
         for free in fleet.ledger.free:
@@ -79,7 +77,7 @@ class Watch:
 
 @dataclass
 class Case:
-    """One random run: what is asked, where, and what goes wrong."""
+    """One random run: pipeline, cluster, plan and failures."""
 
     pipeline: dt.Pipeline
     cluster: dt.Cluster
@@ -89,7 +87,7 @@ class Case:
     options: StreamOptions
 
     def outcome(self, unit: str, key: Key) -> int | None:
-        """How many items come out for this one at last; None: it is given up."""
+        """Number of items that this item finally becomes; None: it fails."""
         item = self.world.behaviours[unit].item
         assert item is not None
         last: ItemOutcome = Gives(1)
@@ -101,13 +99,13 @@ class Case:
                 return 1
         return None
 
-    def expected(self, aside: Counter[tuple[str, Key]]) -> Counter[tuple[str, Key]]:
-        """What must come out when this was set aside: whatever cannot be done must be among it, and nothing that never
-        arrived; an item that only had bad luck (workers died around it) may be."""
+    def expected(self, failed: Counter[tuple[str, Key]]) -> Counter[tuple[str, Key]]:
+        """Output of the run if these items failed. Items that never succeed must be among the failed ones, items that
+        never arrived must not; an item whose workers died may be."""
         works = unit_specs(self.pipeline, self.plan)
         arriving: dict[str, Counter[Key]] = {work.name: Counter() for work in works}
         out: Counter[tuple[str, Key]] = Counter()
-        left = Counter(aside)
+        left = Counter(failed)
         parents = {name for work in works for name in work.parents}
         for work in works:
             if not work.parents:
@@ -115,9 +113,9 @@ class Case:
             for key, count in arriving[work.name].items():
                 gives = self.outcome(work.name, key)
                 given_up = left.pop((work.name, key), 0)
-                assert given_up <= count, f"{key} came {count} times to {work.name} and was set aside {given_up} times"
+                assert given_up <= count, f"{key} came {count} times to {work.name} and failed {given_up} times"
                 if gives is None:
-                    assert given_up == count, f"{key} cannot be done by {work.name} and was not set aside"
+                    assert given_up == count, f"{key} cannot be done by {work.name} and did not fail"
                     continue
                 children = [key] if gives == 1 else [(*key, child) for child in range(gives)]
                 for child in children:
@@ -126,7 +124,7 @@ class Case:
                             arriving[other.name][child] += count - given_up
                     if work.name not in parents:
                         out[work.name, child] += count - given_up
-        assert not left, f"set aside and never arrived: {list(left)[:3]}"
+        assert not left, f"failed and never arrived: {list(left)[:3]}"
         return +out
 
 
@@ -134,7 +132,7 @@ class Case:
 class Result:
     stream: StreamController
     data: SimulatedData
-    watch: Watch
+    watch: LedgerCheck
 
     @property
     def run_state(self) -> RunState:
@@ -143,24 +141,24 @@ class Result:
     def out(self) -> Counter[tuple[str, Key]]:
         return Counter((leaf, key) for leaf, keys in self.data.outputs.items() for key in keys)
 
-    def aside(self) -> Counter[tuple[str, Key]]:
-        keys = self.data.aside_keys()
-        return Counter(zip((record.unit for record in self.data.aside), keys, strict=True))
+    def failed(self) -> Counter[tuple[str, Key]]:
+        keys = self.data.failed_keys()
+        return Counter(zip((record.unit for record in self.data.failed_items), keys, strict=True))
 
 
 def run(case: Case, resume: Sequence[Deliver] = ()) -> Result:
     engine = SimulatedEngine(case.world, case.cluster, limit_s=LIMIT_S)
     data = SimulatedData(engine, case.items)
     stream = StreamController(unit_specs(case.pipeline, case.plan), case.plan, case.options, resume)
-    watch = Watch(stream)
+    watch = LedgerCheck(stream)
     dropped = run_loop(stream, engine, data, [watch])
     assert not dropped, dropped[0][1]
     assert engine.workers == 0
     return Result(stream, data, watch)
 
 
-def a_case(seed: int, *, mishaps: bool = True) -> Case:
-    """Everything that can be different, by a seed: what hypothesis would draw, but cheaper to shrink by eye."""
+def random_case(seed: int, *, failures: bool = True) -> Case:
+    """A random case, determined by its seed."""
     random = Random(seed)
     stages = _stages(random)
     pipeline = dt.Pipeline(stages)
@@ -173,11 +171,11 @@ def a_case(seed: int, *, mishaps: bool = True) -> Case:
     except dt.InfeasibleError:
         plan = dt.plan(pipeline, cluster, "sequential")
     behaviours = {
-        work.name: _behaviour(random, work.name, work.timeout_s is not None, mishaps)
+        work.name: _behaviour(random, work.name, work.timeout_s is not None, failures)
         for work in unit_specs(pipeline, plan)
     }
     script = []
-    if mishaps:
+    if failures:
         names = list(behaviours)
         script += [
             ScriptedEvent(random.uniform(0, 60), KillWorker(random.choice(names), random.randint(0, 3)))
@@ -189,7 +187,7 @@ def a_case(seed: int, *, mishaps: bool = True) -> Case:
         behaviours,
         seed=seed,
         script=tuple(script),
-        breadcrumb_share=random.choice((1.0, 1.0, 0.5, 0.0)) if mishaps else 1.0,
+        breadcrumb_share=random.choice((1.0, 1.0, 0.5, 0.0)) if failures else 1.0,
         inexact_share=random.choice((0.0, 0.3)),
         tracked=True,
     )
@@ -238,9 +236,9 @@ def _stages(random: Random) -> list[dt.Stage]:
     return stages
 
 
-def _behaviour(random: Random, unit: str, has_timeout: bool, mishaps: bool) -> Behaviour:
+def _behaviour(random: Random, unit: str, has_timeout: bool, failures: bool) -> Behaviour:
     salt = random.getrandbits(30)
-    bad = random.choice((0.0, 0.03)) if mishaps else 0.0
+    bad = random.choice((0.0, 0.03)) if failures else 0.0
     fates: list[ItemOutcome] = [Raises("ValueError: bad"), Kills(), OutOfMemory(), Slow(10.0)]
     if has_timeout:
         fates.append(Hangs())
@@ -251,7 +249,7 @@ def _behaviour(random: Random, unit: str, has_timeout: bool, mishaps: bool) -> B
         chance, kind = own.random(), own.randrange(len(fates))
         if chance < bad:
             return fates[kind]
-        if mishaps and chance < bad + 0.02 and attempt == 1:
+        if failures and chance < bad + 0.02 and attempt == 1:
             return Raises("OSError: only once")
         return Gives(own.choice(fan))
 
@@ -259,14 +257,14 @@ def _behaviour(random: Random, unit: str, has_timeout: bool, mishaps: bool) -> B
         seconds_per_item=random.choice((0.01, 0.5, 2.0)),
         spread=Lognormal(0.5),
         setup_s=random.choice((0.0, 5.0)),
-        deaths_per_hour=random.choice((0.0, 20.0)) if mishaps else 0.0,
-        setup_failures=random.choice((0.0, 0.05)) if mishaps else 0.0,
-        memory_items=random.choice((None, None, 3)) if mishaps else None,
+        deaths_per_hour=random.choice((0.0, 20.0)) if failures else 0.0,
+        setup_failures=random.choice((0.0, 0.05)) if failures else 0.0,
+        memory_items=random.choice((None, None, 3)) if failures else None,
         oom=random.choice(("death", "raise")),
         bytes_out=random.choice((0, 100)),
         item=item,
     )
 
 
-def without_mishaps(case: Case) -> Case:
+def without_failures(case: Case) -> Case:
     return replace(case, world=replace(case.world, script=()))

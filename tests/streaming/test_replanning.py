@@ -1,4 +1,4 @@
-"""Does a run find the right number of workers by itself, and keep them when it should?"""
+"""Replanning of a running stream: when workers are started, stopped and kept."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from dovetail.control.lifecycle import RunState
 from dovetail.engines.simulated.world import Behaviour, KillWorker, Lognormal, PostEvent, ScriptedEvent, SlowDown
 from dovetail.scheduling.replan.snapshot import ReplanRules
 from dovetail.streaming.settings import StreamOptions
-from streaming.rigs import Rig, go, nobody_idles, numbers, stage
+from streaming.harness import UNTRACKED, Rig, assert_no_idle_worker, numbers, simulate_stages, stage
+from waiting import LONG
 
 if TYPE_CHECKING:
     from dovetail.streaming.controller import StreamController
 
 BIG = "1x(16cpu, 64GB)"
-COUNTED = {"tracked": False}
 
 
 class Ready:
@@ -36,53 +36,60 @@ class Ready:
         return [counts for now, counts in self.seen if now <= time][-1]
 
 
-def test_unknown_rates_are_found_and_the_slow_stage_gets_the_workers() -> None:
+def test_unknown_rates_are_measured_and_the_slow_stage_gets_the_workers() -> None:
     ready = Ready()
-    rig = go(
+    rig = simulate_stages(
         [stage("quick"), stage("slow")],
         {"quick": Behaviour(0.1), "slow": Behaviour(0.7, spread=Lognormal(0.3))},
         2000,
         cluster=BIG,
-        world=COUNTED,
+        world=UNTRACKED,
         after_step=ready,
     )
     assert ready.at(60) == {"quick": 2, "slow": 14}
     assert rig.seconds < 1.2 * 2000 * 0.7 / 14 + 30
 
 
-def test_known_rates_are_planned_from_the_first_moment() -> None:
+def test_known_rates_are_used_from_the_start() -> None:
     ready = Ready()
     stages = [stage("quick", rate=10), stage("slow", rate=1.5)]
-    go(stages, {"quick": Behaviour(0.1), "slow": Behaviour(1 / 1.5)}, 500, cluster=BIG, world=COUNTED, after_step=ready)
+    simulate_stages(
+        stages,
+        {"quick": Behaviour(0.1), "slow": Behaviour(1 / 1.5)},
+        500,
+        cluster=BIG,
+        world=UNTRACKED,
+        after_step=ready,
+    )
     assert ready.at(0.1)["slow"] >= 12
 
 
-def test_without_replanning_nobody_comes_or_goes() -> None:
-    rig = go(
+def test_without_replanning_no_worker_is_started_or_stopped() -> None:
+    rig = simulate_stages(
         [stage("a"), stage("b")],
         {"a": Behaviour(0.1), "b": Behaviour(1.0)},
         300,
         cluster=BIG,
         options=StreamOptions(replan=False, follow_plan=True),
-        world=COUNTED,
+        world=UNTRACKED,
     )
     assert {now for now, _ in rig.starts("a") + rig.starts("b")} == {0.0}
     assert rig.stream.replanner.replans == 0
 
 
-def test_pins_are_kept_whatever_the_speeds_say() -> None:
+def test_pinned_counts_are_kept_at_any_measured_rate() -> None:
     most: dict[str, int] = {}
 
     def look(stream: StreamController) -> None:
         for unit in stream.state.units:
             most[unit.name] = max(most.get(unit.name, 0), len(unit.workers))
 
-    go(
+    simulate_stages(
         [stage("quick", workers=4), stage("slow", workers=2), stage("few", workers=(1, 3))],
         {"quick": Behaviour(0.01), "slow": Behaviour(1.0), "few": Behaviour(3.0)},
         300,
         cluster=BIG,
-        world=COUNTED,
+        world=UNTRACKED,
         after_step=look,
     )
     assert most == {"quick": 4, "slow": 2, "few": 3}
@@ -90,21 +97,21 @@ def test_pins_are_kept_whatever_the_speeds_say() -> None:
 
 def gpu_run(*, lull: bool) -> Rig:
     """Two workers of a GPU stage that take 90 s to set up. For 20 s the stage before it gives almost nothing, and would
-    like their CPUs; somebody makes the run look at its plan meanwhile."""
+    like their CPUs; an event requests a replan meanwhile."""
     begin = 150.3
     looks = tuple(ScriptedEvent(begin + after, PostEvent(PinWorkers("cpu", None))) for after in (6.0, 12.0, 18.0))
-    return go(
+    return simulate_stages(
         [stage("cpu"), stage("gpu", resources=dt.Resources(cpus=4, gpus=1))],
         {"cpu": Behaviour(1.0), "gpu": Behaviour(0.25, setup_s=90.0)},
         6000,
         cluster="1x(16cpu, 64GB, 2xL40S:48GB)",
         script=(ScriptedEvent(begin, SlowDown("cpu", 20.0, begin + 20.0)), *looks),
         options=StreamOptions(rules=ReplanRules(lull=lull)),
-        world=COUNTED,
+        world=UNTRACKED,
     )
 
 
-def test_a_lull_does_not_stop_workers_that_take_long_to_come_back() -> None:
+def test_a_lull_does_not_stop_workers_with_a_long_setup() -> None:
     rig = gpu_run(lull=True)
     assert len(rig.starts("gpu")) == 2
     assert min(now for now, _ in rig.stops("gpu")) > rig.seconds - 10
@@ -113,14 +120,14 @@ def test_a_lull_does_not_stop_workers_that_take_long_to_come_back() -> None:
     assert rig.seconds < without.seconds - 30
 
 
-def test_a_pause_of_the_source_stops_nobody() -> None:
-    rig = go(
+def test_a_pause_of_the_source_stops_no_worker() -> None:
+    rig = simulate_stages(
         [stage("cpu"), stage("gpu", resources=dt.Resources(cpus=4, gpus=1))],
         {"cpu": Behaviour(1.0), "gpu": Behaviour(0.25, setup_s=90.0)},
         3000,
         cluster="1x(16cpu, 64GB, 2xL40S:48GB)",
         source={"pauses": [(200.0, 220.0)]},
-        world=COUNTED,
+        world=UNTRACKED,
     )
     assert not [now for now, _ in rig.stops("gpu") + rig.stops("cpu") if 195 < now < 240]
     assert rig.run_state is RunState.FINISHED
@@ -129,7 +136,7 @@ def test_a_pause_of_the_source_stops_nobody() -> None:
 def cold_start(*, reserve: bool) -> tuple[Rig, Ready]:
     """Half-card workers that take a minute per item and are backlogged at once, and whole-card ones after them."""
     ready = Ready()
-    rig = go(
+    rig = simulate_stages(
         [
             stage("share", resources=dt.Resources(cpus=1, gpus=0.5)),
             stage("whole", resources=dt.Resources(cpus=1, gpus=1)),
@@ -138,13 +145,13 @@ def cold_start(*, reserve: bool) -> tuple[Rig, Ready]:
         60,
         cluster="1x(16cpu, 64GB, 3xL40S:48GB)",
         options=StreamOptions(rules=ReplanRules(reserve=reserve)),
-        world=COUNTED,
+        world=UNTRACKED,
         after_step=ready,
     )
     return rig, ready
 
 
-def test_a_ramping_share_leaves_the_last_whole_card_while_nothing_is_measured() -> None:
+def test_workers_with_a_gpu_share_leave_the_last_whole_card_until_rates_are_measured() -> None:
     """The whole-card stage gets its first worker in any case: every unit's first is seated before anybody grows."""
     rig, ready = cold_start(reserve=True)
     assert rig.starts("whole")[0][0] == 0.0
@@ -157,7 +164,7 @@ def test_a_ramping_share_leaves_the_last_whole_card_while_nothing_is_measured() 
 def quarters_and_wholes() -> Rig:
     """Nobody knows the speeds; quarter-card workers that may sit on either of two cards, and a stage that needs a whole
     card and the CPUs beside one of them."""
-    return go(
+    return simulate_stages(
         [
             stage("share", resources=dt.Resources(cpus=1.5, gpus=0.25), workers=(2, 8)),
             stage("whole", resources=dt.Resources(cpus=8, gpus=1)),
@@ -165,18 +172,18 @@ def quarters_and_wholes() -> Rig:
         {"share": Behaviour(2.0, setup_s=3.0), "whole": Behaviour(0.5, setup_s=3.0)},
         200,
         cluster="1x(4cpu, 64GB, 1xL40S:48GB) + 1x(16cpu, 64GB, 1xL40S:48GB)",
-        world=COUNTED,
+        world=UNTRACKED,
     )
 
 
-def test_at_a_cold_start_quarters_never_block_the_stage_that_needs_a_whole_card() -> None:
+def test_at_a_cold_start_quarter_gpus_never_block_a_stage_that_needs_a_whole_gpu() -> None:
     rig = quarters_and_wholes()
     assert rig.starts("whole")[0][0] == 0.0
     assert rig.data.delivered["whole"] == 200
 
 
 def test_a_worker_that_dies_is_replaced_at_once_on_its_seats() -> None:
-    rig = go(
+    rig = simulate_stages(
         [stage("a", workers=2)],
         {"a": Behaviour(1.0)},
         100,
@@ -189,16 +196,16 @@ def test_a_worker_that_dies_is_replaced_at_once_on_its_seats() -> None:
     assert rig.out("a") == numbers(100)
 
 
-def test_at_the_end_of_the_input_what_the_first_stage_held_goes_to_the_last() -> None:
+def test_at_the_end_of_the_input_seats_of_the_first_stage_go_to_the_last() -> None:
     """The first is finished long before the last, which has everything queued in a wave of its own pace."""
     ready = Ready()
-    rig = go(
+    rig = simulate_stages(
         [stage("a"), stage("b", batch_size=4)],
         {"a": Behaviour(0.5), "b": Behaviour(0.5)},
         600,
         cluster=BIG,
         options=StreamOptions(queued_messages_per_slot=30.0),
-        world=COUNTED,
+        world=UNTRACKED,
         after_step=ready,
     )
     last_of_a = max(now for now, message in rig.timed(RunBatches) if message.hosted == "a")
@@ -208,13 +215,13 @@ def test_at_the_end_of_the_input_what_the_first_stage_held_goes_to_the_last() ->
     assert rig.data.delivered["b"] == 600
 
 
-def test_a_finished_stage_has_no_worker_left_and_gets_none() -> None:
+def test_a_finished_stage_has_no_workers_and_gets_none() -> None:
     def look(stream: StreamController) -> None:
         for unit in stream.state.units:
             if unit.finished:
                 assert all(worker.state.value in ("draining", "stopping") for worker in unit.workers.values())
 
-    rig = go(
+    rig = simulate_stages(
         [stage("a"), stage("b"), stage("c")],
         {"a": Behaviour(0.2, setup_s=5.0), "b": Behaviour(0.4, setup_s=5.0), "c": Behaviour(1.0, setup_s=5.0)},
         300,
@@ -225,13 +232,13 @@ def test_a_finished_stage_has_no_worker_left_and_gets_none() -> None:
 
 def test_a_stage_that_becomes_slow_gets_more_workers() -> None:
     ready = Ready()
-    rig = go(
+    rig = simulate_stages(
         [stage("a"), stage("b")],
         {"a": Behaviour(0.5), "b": Behaviour(0.5)},
         6000,
         cluster=BIG,
         script=(ScriptedEvent(100.0, SlowDown("b", 4.0, 1e9)),),
-        world=COUNTED,
+        world=UNTRACKED,
         after_step=ready,
     )
     assert ready.at(95)["b"] == 8
@@ -239,21 +246,21 @@ def test_a_stage_that_becomes_slow_gets_more_workers() -> None:
     assert rig.run_state is RunState.FINISHED
 
 
-def test_an_even_pipeline_is_left_alone_however_noisy_it_is() -> None:
-    rig = go(
+def test_noise_does_not_change_a_balanced_pipeline() -> None:
+    rig = simulate_stages(
         [stage("a"), stage("b")],
         {"a": Behaviour(0.5, spread=Lognormal(1.0)), "b": Behaviour(0.5, spread=Lognormal(1.0))},
         6000,
         cluster=BIG,
-        world=COUNTED,
-        after_step=nobody_idles,
+        world=UNTRACKED,
+        after_step=assert_no_idle_worker,
     )
     late = [now for unit in "ab" for now, _ in rig.starts(unit) if 120 < now < 370]
     assert len(late) <= 4
 
 
-def test_every_decision_is_told_with_its_numbers() -> None:
-    rig = go([stage("a"), stage("b")], {"a": Behaviour(0.1), "b": Behaviour(0.5)}, 600, world=COUNTED)
+def test_every_replan_is_noted_with_its_figures() -> None:
+    rig = simulate_stages([stage("a"), stage("b")], {"a": Behaviour(0.1), "b": Behaviour(0.5)}, 600, world=UNTRACKED)
     decisions = [note for note in rig.all(Note) if note.kind == "decision"]
     assert decisions
     starts = 0
@@ -263,3 +270,38 @@ def test_every_decision_is_told_with_its_numbers() -> None:
         assert isinstance(found, int)
         starts += found
     assert starts == len(rig.starts("a")) + len(rig.starts("b"))
+
+
+@pytest.mark.parametrize(
+    ("straggle", "setup_s"), [pytest.param((0.0, 1.0), 10.0, marks=pytest.mark.long), ((0.1, 4.0), 10.0)]
+)
+def test_heavy_tails_move_few_workers(straggle: tuple[float, float], setup_s: float) -> None:
+    seconds = {"a": 2.0, "b": 4.0, "c": 1.0, "d": 3.0}
+    world = {
+        name: Behaviour(each, spread=Lognormal(1.0), stragglers=straggle, setup_s=setup_s)
+        for name, each in seconds.items()
+    }
+    stages = [stage(name, rate=1 / each) for name, each in seconds.items()]
+    items = 12_000 if LONG else 5000
+    rig = simulate_stages(stages, world, items, cluster="4x(16cpu, 64GB)", world=UNTRACKED)
+    late = [now for name in seconds for now, _ in rig.starts(name) + rig.stops(name) if 300 < now < 0.75 * rig.seconds]
+    assert len(late) <= items / 600
+
+
+def slow_source() -> Rig:
+    return simulate_stages(
+        [stage("a"), stage("b"), stage("c", resources=dt.Resources(gpus=1))],
+        {"a": Behaviour(0.5, setup_s=5.0), "b": Behaviour(2.0, setup_s=5.0), "c": Behaviour(0.8, setup_s=30.0)},
+        2000,
+        cluster="4x(16cpu, 64GB, 2xL40S:48GB)",
+        source={"rate": 1.0},
+        world=UNTRACKED,
+    )
+
+
+def test_no_workers_are_started_beyond_the_rate_of_the_source() -> None:
+    rig = slow_source()
+    assert len(rig.starts("a")) + len(rig.starts("b")) + len(rig.starts("c")) <= 40  # there is room for 70
+    assert rig.notes("the source is the bottleneck: 1 items/s")
+    view = rig.stream.view(rig.seconds)
+    assert view.read == 2000

@@ -1,4 +1,4 @@
-"""Does a stream do what it is told from outside, ignore what does not concern it, and always do the same?"""
+"""Control of a run from outside (drain, cancel, pins), late events, and determinism."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from dovetail.engines.simulated.source_sink import SimulatedData
 from dovetail.engines.simulated.world import Behaviour, Gives, PostEvent, ScriptedEvent
 from dovetail.streaming.controller import StreamController
 from dovetail.streaming.settings import StreamOptions, unit_specs
-from streaming.rigs import Hand, go, numbers, of_kind, stage
-from streaming.worlds import a_case
+from streaming.harness import ManualStream, numbers, of_kind, simulate_stages, stage
+from streaming.random_runs import random_case
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from dovetail.control.events import Event
 
 
-def test_cancel_stops_every_worker_now() -> None:
-    rig = go(
+def test_cancel_stops_every_worker_immediately() -> None:
+    rig = simulate_stages(
         [stage("a"), stage("b")],
         {"a": Behaviour(5.0)},
         500,
@@ -56,7 +56,7 @@ def test_cancel_stops_every_worker_now() -> None:
 
 
 def test_cancel_during_a_drain_does_not_wait_for_it() -> None:
-    rig = go(
+    rig = simulate_stages(
         [stage("a")],
         {"a": Behaviour(500.0)},
         500,
@@ -67,7 +67,7 @@ def test_cancel_during_a_drain_does_not_wait_for_it() -> None:
 
 
 def test_a_second_drain_and_a_late_cancel_change_nothing() -> None:
-    rig = go(
+    rig = simulate_stages(
         [stage("a")],
         {"a": Behaviour(1.0)},
         500,
@@ -78,26 +78,26 @@ def test_a_second_drain_and_a_late_cancel_change_nothing() -> None:
 
 
 @pytest.mark.parametrize("mode", ["streaming", "sequential"])
-def test_a_drain_in_any_wave_ends_with_what_is_in_hand(mode: str) -> None:
+def test_a_drain_in_any_wave_finishes_the_work_in_flight(mode: str) -> None:
     stages = [stage("a"), stage("b", batch_size=3)]
     behaviours = {"a": Behaviour(0.2), "b": Behaviour(1.0)}
-    rig = go(stages, behaviours, 200, mode=mode, script=(ScriptedEvent(16.0, PostEvent(Drain())),))
+    rig = simulate_stages(stages, behaviours, 200, mode=mode, script=(ScriptedEvent(16.0, PostEvent(Drain())),))
     assert rig.run_state is RunState.DRAINED
     assert 0 < sum(rig.out("b").values()) < 200
-    rest = go(stages, behaviours, 200, mode=mode, resume=rig.data.log)
+    rest = simulate_stages(stages, behaviours, 200, mode=mode, resume=rig.data.log)
     assert rig.out("b") + rest.out("b") == numbers(200)
 
 
 def test_a_drain_before_anything_was_read_ends_the_run() -> None:
-    hand = Hand.of([stage("a")])
-    starts = of_kind(hand.step(Drain()), StartWorker)
-    hand.step(*[WorkerStopped(start.worker) for start in starts])
-    assert hand.stream.done
-    assert hand.stream.state.run_state is RunState.DRAINED
+    manual = ManualStream.of([stage("a")])
+    starts = of_kind(manual.step(Drain()), StartWorker)
+    manual.step(*[WorkerStopped(start.worker) for start in starts])
+    assert manual.stream.done
+    assert manual.stream.state.run_state is RunState.DRAINED
 
 
 def test_steps_after_the_end_do_nothing() -> None:
-    rig = go([stage("a")], {}, 10)
+    rig = simulate_stages([stage("a")], {}, 10)
     late: list[Event] = [
         CancelRun(),
         Drain(),
@@ -111,39 +111,39 @@ def test_steps_after_the_end_do_nothing() -> None:
     assert rig.run_state is RunState.FINISHED
 
 
-def test_whatever_is_said_of_workers_that_are_gone_is_ignored() -> None:
-    hand = Hand.of([stage("a", workers=1)])
-    hand.begin()
-    (sent,) = of_kind(hand.items(4), RunBatches)
-    before = repr(hand.stream.state.units[0])
+def test_events_of_workers_that_have_ended_are_ignored() -> None:
+    manual = ManualStream.of([stage("a", workers=1)])
+    manual.begin()
+    (sent,) = of_kind(manual.items(4), RunBatches)
+    before = repr(manual.stream.state.units[0])
     late: list[Event] = [
         WorkerReady(999),
         WorkerStopped(999),
         WorkerLost(999, LossCause.SIGNAL),
-        BatchesDone(999, sent.message, [hand.segment(1)], 1.0),
-        BatchesDone(sent.worker, 999, [hand.segment(1)], 1.0),
+        BatchesDone(999, sent.message, [manual.segment(1)], 1.0),
+        BatchesDone(sent.worker, 999, [manual.segment(1)], 1.0),
         BatchesReturned(999, sent.message),
         BatchesReturned(sent.worker, 999),
         WorkerReady(sent.worker, 5.0),
         NodeLeft("nowhere"),
-        PinWorkers("nobody", 3),
+        PinWorkers("unknown", 3),
     ]
-    commands = hand.step(*late)
-    assert repr(hand.stream.state.units[0]) == before
+    commands = manual.step(*late)
+    assert repr(manual.stream.state.units[0]) == before
     assert not [command for command in commands if type(command) in (RunBatches, StartWorker, StopWorker)]
 
 
-def test_the_same_answer_twice_counts_once() -> None:
-    hand = Hand.of([stage("a", workers=1)])
-    hand.begin()
-    (sent,) = of_kind(hand.items(1, ends=True), RunBatches)
-    done = BatchesDone(sent.worker, sent.message, [hand.segment(1)], 1.0)
-    hand.step(done, done)
-    assert hand.stream.state.items_delivered == 1
+def test_a_repeated_event_counts_once() -> None:
+    manual = ManualStream.of([stage("a", workers=1)])
+    manual.begin()
+    (sent,) = of_kind(manual.items(1, ends=True), RunBatches)
+    done = BatchesDone(sent.worker, sent.message, [manual.segment(1)], 1.0)
+    manual.step(done, done)
+    assert manual.stream.state.items_delivered == 1
 
 
 def test_a_late_end_of_the_source_does_not_end_a_later_wave() -> None:
-    rig = go(
+    rig = simulate_stages(
         [stage("a"), stage("b", batch_size=2)],
         {"a": Behaviour(0.1, item=lambda key, _: Gives(3)), "b": Behaviour(1.0)},
         200,
@@ -155,40 +155,40 @@ def test_a_late_end_of_the_source_does_not_end_a_later_wave() -> None:
     assert len(rig.out("b")) == rig.data.delivered["b"] == 600
 
 
-def test_it_asks_to_be_woken_for_its_timers_and_not_otherwise() -> None:
-    hand = Hand.of([stage("a", workers=1, timeout="7s")])
-    hand.begin()
-    assert hand.stream.wake_at() is None
-    hand.items(1)
-    wake = hand.stream.wake_at()
+def test_it_asks_to_be_woken_only_for_its_timers() -> None:
+    manual = ManualStream.of([stage("a", workers=1, timeout="7s")])
+    manual.begin()
+    assert manual.stream.wake_at() is None
+    manual.items(1)
+    wake = manual.stream.wake_at()
     assert wake is not None
     assert wake == pytest.approx(10.5, abs=0.01), (
         "the timeout, and as long again by half for a call that can be interrupted"
     )
-    replanning = Hand.of([stage("a")], options=StreamOptions(replan_every_s=3.0))
+    replanning = ManualStream.of([stage("a")], options=StreamOptions(replan_every_s=3.0))
     replanning.begin()
     assert replanning.stream.wake_at() == 3.0
 
 
 def test_only_one_pull_is_open_at_a_time() -> None:
-    hand = Hand.of([stage("a", workers=1)])
-    hand.begin()
-    assert len(of_kind(hand.said, Pull)) == 1
-    hand.step()
-    assert len(of_kind(hand.said, Pull)) == 1
-    hand.items(1)
-    firsts = [pull.first for pull in of_kind(hand.said, Pull)]
+    manual = ManualStream.of([stage("a", workers=1)])
+    manual.begin()
+    assert len(of_kind(manual.commands, Pull)) == 1
+    manual.step()
+    assert len(of_kind(manual.commands, Pull)) == 1
+    manual.items(1)
+    firsts = [pull.first for pull in of_kind(manual.commands, Pull)]
     assert firsts in ([0], [0, 1])
 
 
 @pytest.mark.parametrize("workers", [5, 1])
-def test_a_repin_holds_until_it_is_taken_back(workers: int) -> None:
+def test_pinned_workers_stay_until_the_pin_is_removed(workers: int) -> None:
     counts: dict[float, int] = {}
 
     def look(stream: StreamController) -> None:
         counts[stream.state.now] = stream.view(stream.state.now).units[0].ready
 
-    go(
+    simulate_stages(
         [stage("a", workers=3)],
         {"a": Behaviour(1.0)},
         400,
@@ -203,9 +203,9 @@ def test_a_repin_holds_until_it_is_taken_back(workers: int) -> None:
     assert {count for now, count in counts.items() if 65 < now < 90} == {3}
 
 
-def test_more_than_fits_is_as_many_as_fit_and_none_is_one() -> None:
+def test_a_pin_is_limited_to_what_fits_and_to_at_least_one() -> None:
     for asked, got in ((100, 8), (0, 1)):
-        rig = go(
+        rig = simulate_stages(
             [stage("a")], {"a": Behaviour(1.0)}, 150, script=(ScriptedEvent(12.0, PostEvent(PinWorkers("a", asked))),)
         )
         assert rig.run_state is RunState.FINISHED, rig.error
@@ -215,7 +215,7 @@ def test_more_than_fits_is_as_many_as_fit_and_none_is_one() -> None:
             assert len(late) == 8
 
 
-def test_a_repin_on_a_full_cluster_takes_seats_from_others() -> None:
+def test_a_pin_on_a_full_cluster_takes_seats_from_other_units() -> None:
     most = 0
 
     def look(stream: StreamController) -> None:
@@ -223,7 +223,7 @@ def test_a_repin_on_a_full_cluster_takes_seats_from_others() -> None:
         if stream.state.now < 60:
             most = max(most, stream.view(stream.state.now).units[1].ready)
 
-    rig = go(
+    rig = simulate_stages(
         [stage("a"), stage("b")],
         {"a": Behaviour(2.0), "b": Behaviour(0.4)},
         400,
@@ -246,7 +246,7 @@ class Wire:
 
 
 def everything_said(seed: int) -> list[str]:
-    case = a_case(seed)
+    case = random_case(seed)
     engine = SimulatedEngine(case.world, case.cluster, limit_s=500_000)
     wire = Wire()
     stream = StreamController(unit_specs(case.pipeline, case.plan), case.plan, case.options)

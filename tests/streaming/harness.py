@@ -1,4 +1,4 @@
-"""A stream on the simulated engine with everything that was said written down, and one that is fed by hand."""
+"""Test harness: a stream on the simulated engine with all its steps, and a stream that a test steps itself."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dovetail.engines.simulated.source_sink import SimulatedData
 from dovetail.engines.simulated.world import Behaviour, World
 from dovetail.streaming.controller import StreamController
 from dovetail.streaming.settings import StreamOptions, unit_specs
-from streaming.worlds import Watch, same
+from streaming.random_runs import LedgerCheck, same
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -28,39 +28,41 @@ if TYPE_CHECKING:
 
 C = TypeVar("C")
 SMALL = "1x(8cpu, 64GB)"
-Said = tuple[float, list["Event"], list["Command"]]
+UNTRACKED = {"tracked": False}
+"""Setting of a world that counts items instead of tracking their keys: for long runs."""
+Step = tuple[float, list["Event"], list["Command"]]
 
 
 def stage(name: str, **settings: Any) -> dt.Stage:
-    """One CPU, never fused."""
+    """A stage with one CPU that is never fused."""
     cpus = settings.pop("cpus", 1)
     needs = settings.pop("resources", None) or dt.Resources(cpus=cpus)
     return dt.Stage(name, same, needs, **({"fuse": False} | settings))
 
 
-class Log(Watch):
-    """Everything that was said, and what must hold after every step."""
+class StepLog(LedgerCheck):
+    """All steps of a run, with a check after each."""
 
     def __init__(self, stream: StreamController, after_step: Callable[[StreamController], None] | None) -> None:
         super().__init__(stream)
-        self.said: list[Said] = []
+        self.steps: list[Step] = []
         self.after_step = after_step
 
     def on_step(self, now: float, events: Sequence[Event], commands: Sequence[Command]) -> None:
         super().on_step(now, events, commands)
-        self.said.append((now, list(events), list(commands)))
+        self.steps.append((now, list(events), list(commands)))
         if self.after_step is not None:
             self.after_step(self.stream)
 
 
 @dataclass
 class Rig:
-    """A run that has ended (or was left), and everything about it."""
+    """A simulated run that has ended, with all its steps and deliveries."""
 
     stream: StreamController
     engine: SimulatedEngine
     data: SimulatedData
-    log: Log
+    log: StepLog
 
     @property
     def run_state(self) -> RunState:
@@ -76,13 +78,13 @@ class Rig:
 
     def all(self, kind: type[C]) -> list[C]:
         """Every command of one kind."""
-        return [command for _, _, commands in self.log.said for command in commands if type(command) is kind]
+        return [command for _, _, commands in self.log.steps for command in commands if type(command) is kind]
 
     def timed(self, kind: type[C]) -> list[tuple[float, C]]:
-        return [(now, command) for now, _, commands in self.log.said for command in commands if type(command) is kind]
+        return [(now, command) for now, _, commands in self.log.steps for command in commands if type(command) is kind]
 
     def events(self, kind: type[C]) -> list[tuple[float, C]]:
-        return [(now, event) for now, events, _ in self.log.said for event in events if type(event) is kind]
+        return [(now, event) for now, events, _ in self.log.steps for event in events if type(event) is kind]
 
     def messages(self, unit: str) -> list[RunBatches]:
         return [command for command in self.all(RunBatches) if command.hosted == unit]
@@ -100,15 +102,15 @@ class Rig:
     def out(self, leaf: str) -> Counter[Key]:
         return Counter(self.data.outputs.get(leaf, []))
 
-    def aside(self) -> Counter[Key]:
-        return Counter(self.data.aside_keys())
+    def failed(self) -> Counter[Key]:
+        return Counter(self.data.failed_keys())
 
 
 def numbers(items: int) -> Counter[Key]:
     return Counter((number,) for number in range(items))
 
 
-def go(
+def simulate_stages(
     stages: Sequence[dt.Stage],
     behaviours: Mapping[str, Behaviour],
     items: int | None,
@@ -123,7 +125,7 @@ def go(
     limit_s: float = 50_000.0,
     world: Mapping[str, Any] | None = None,
 ) -> Rig:
-    """Plans, runs to the end, and keeps everything."""
+    """Plan the stages, simulate the run to its end, and return everything about it."""
     there = dt.Cluster.of(cluster) if isinstance(cluster, str) else cluster
     pipeline = dt.Pipeline(list(stages))
     plan = dt.plan(pipeline, there, mode)
@@ -133,7 +135,7 @@ def go(
     engine = SimulatedEngine(World(known, script=script, **setting), there, limit_s=limit_s)
     data = SimulatedData(engine, items, **(source or {}))
     stream = StreamController(works, plan, options or StreamOptions(), resume)
-    log = Log(stream, after_step)
+    log = StepLog(stream, after_step)
     dropped = run_loop(stream, engine, data, [log])
     if dropped:
         raise dropped[0][1]
@@ -141,8 +143,8 @@ def go(
     return Rig(stream, engine, data, log)
 
 
-def nobody_idles(stream: StreamController) -> None:
-    """No worker idles while a batch waits for it: what can be sent was sent."""
+def assert_no_idle_worker(stream: StreamController) -> None:
+    """Assert that no worker is idle while a batch that may be sent waits for it."""
     state = stream.state
     if state.is_ending:
         return
@@ -154,12 +156,12 @@ def nobody_idles(stream: StreamController) -> None:
 
 
 @dataclass
-class Hand:
-    """A stream that is told by hand what happened."""
+class ManualStream:
+    """A stream that gets its events from the test."""
 
     stream: StreamController
     now: float = 0.0
-    said: list[Command] = field(default_factory=list)
+    commands: list[Command] = field(default_factory=list)
     segments: int = 0
 
     @classmethod
@@ -170,7 +172,7 @@ class Hand:
         options: StreamOptions | None = None,
         mode: Any = "streaming",
         resume: Sequence[Deliver] = (),
-    ) -> Hand:
+    ) -> ManualStream:
         pipeline = dt.Pipeline(list(stages))
         plan = dt.plan(pipeline, dt.Cluster.of(cluster), mode)
         return cls(StreamController(unit_specs(pipeline, plan), plan, options or StreamOptions(replan=False), resume))
@@ -178,11 +180,11 @@ class Hand:
     def step(self, *events: Event, after: float = 0.0) -> list[Command]:
         self.now += after
         found = self.stream.step(self.now, list(events))
-        self.said += found
+        self.commands += found
         return found
 
     def begin(self) -> list[Command]:
-        """All first workers are ready."""
+        """Start, and report all first workers as ready."""
         return self.step(*[WorkerReady(start.worker, 1.0) for start in of_kind(self.step(), StartWorker)])
 
     def segment(self, items: int, node: str = "", size_bytes: int = 0) -> Segment:
@@ -190,8 +192,8 @@ class Hand:
         return Segment(self.segments, items, size_bytes, node)
 
     def items(self, *sizes: int, ends: bool = False, node: str = "") -> list[Command]:
-        """So many items arrive as one answer to the last pull, in segments of these sizes."""
-        first = of_kind(self.said, Pull)[-1].first
+        """Answer the last pull with segments of these sizes."""
+        first = of_kind(self.commands, Pull)[-1].first
         arrived: list[Event] = [ItemsArrived(first, [self.segment(size, node) for size in sizes])]
         return self.step(*arrived, *([InputEnded(first + sum(sizes))] if ends else []))
 

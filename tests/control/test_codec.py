@@ -1,4 +1,4 @@
-"""Is everything that goes between controller and engine the same after it was written down?"""
+"""Encoding of events and commands."""
 
 from __future__ import annotations
 
@@ -119,13 +119,13 @@ def opened(value: Any) -> Any:
     return value
 
 
-def test_every_kind_of_event_and_command_is_tried() -> None:
+def test_examples_cover_every_kind_of_event_and_command() -> None:
     assert set(MADE) == {*EVENT_TYPES.values(), *COMMAND_TYPES.values()}
 
 
 @pytest.mark.parametrize("kind", MADE, ids=lambda kind: kind.__name__)
 @given(data=st.data())
-def test_what_was_written_reads_back_the_same_field_by_field(kind: type[Any], data: st.DataObject) -> None:
+def test_encoded_events_and_commands_decode_to_the_same_fields(kind: type[Any], data: st.DataObject) -> None:
     made = data.draw(MADE[kind])
     is_event = kind.__name__ in EVENT_TYPES
     written = encode_event(made) if is_event else encode_command(made)
@@ -134,7 +134,7 @@ def test_what_was_written_reads_back_the_same_field_by_field(kind: type[Any], da
     assert opened(back) == opened(made)
 
 
-def test_a_payload_and_the_work_of_a_hosted_object_stay_behind() -> None:
+def test_payloads_and_definitions_of_hosted_objects_are_not_encoded() -> None:
     run = c.RunBatches(1, 2, "a", [(Segment(3, 4, ref=object()), 0, 4)], 4, 4, 4)
     back = decode_command(encode_command(run))
     assert isinstance(back, c.RunBatches)
@@ -151,7 +151,7 @@ def test_plain_data_survives_with_its_tuples_and_odd_keys(value: Any) -> None:
     assert opened(from_jsonable(written)) == opened(value)
 
 
-def test_what_is_no_data_is_written_as_text() -> None:
+def test_values_that_are_not_plain_data_are_encoded_as_text() -> None:
     assert to_jsonable({"path": object, "cause": e.LossCause.EXIT, "some": {1}}) == {
         "path": "<class 'object'>",
         "cause": "exit",
@@ -162,7 +162,7 @@ def test_what_is_no_data_is_written_as_text() -> None:
 @pytest.mark.parametrize(
     "data", [{}, {"type": "Nothing"}, {"type": "Pull", "first": 0, "last": 1}, {"type": "Drain", 1: 2}]
 )
-def test_what_nobody_wrote_is_refused(data: dict[Any, Any]) -> None:
+def test_unknown_data_is_refused(data: dict[Any, Any]) -> None:
     with pytest.raises(DecodeError):
         decode_command(data)
     with pytest.raises(DecodeError):

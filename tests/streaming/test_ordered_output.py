@@ -1,4 +1,4 @@
-"""Does ordered output come in order, whatever happens, and without holding everything?"""
+"""Ordered output: the order of deliveries, and bounds on what waits."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from dovetail.engines.simulated.world import (
     Slow,
 )
 from dovetail.streaming.settings import StreamOptions
-from streaming.rigs import Rig, go, numbers, stage
+from streaming.harness import Rig, numbers, simulate_stages, stage
 
 if TYPE_CHECKING:
     from dovetail.engines.simulated.world import ItemOutcome, Key
@@ -42,7 +42,7 @@ def in_order(rig: Rig) -> None:
 
 @given(sigma=st.sampled_from([0.0, 1.0, 2.0]), seed=st.integers(0, 999), batch=st.sampled_from([1, 4]))
 def test_epochs_are_delivered_in_order_whatever_the_spread(sigma: float, seed: int, batch: int) -> None:
-    rig = go(
+    rig = simulate_stages(
         [stage("a"), stage("b", batch_size=batch)],
         {"a": Behaviour(0.1, spread=Lognormal(sigma)), "b": Behaviour(0.05, spread=Lognormal(sigma))},
         300,
@@ -55,8 +55,8 @@ def test_epochs_are_delivered_in_order_whatever_the_spread(sigma: float, seed: i
     in_order(rig)
 
 
-def test_without_the_option_they_come_as_they_are_finished() -> None:
-    rig = go(
+def test_without_the_option_epochs_are_delivered_as_they_finish() -> None:
+    rig = simulate_stages(
         [stage("a")],
         {"a": Behaviour(0.1, spread=Lognormal(2.0))},
         120,
@@ -83,9 +83,9 @@ class MostOpen:
 
 
 @pytest.mark.parametrize("limit", [1, 6])
-def test_one_that_takes_long_does_not_make_the_run_hold_everything(limit: int) -> None:
+def test_a_slow_epoch_does_not_make_the_run_hold_all_others(limit: int) -> None:
     most = MostOpen()
-    rig = go(
+    rig = simulate_stages(
         [stage("a", workers=4)],
         {"a": Behaviour(0.05, item=first_takes_long)},
         2000,
@@ -106,9 +106,9 @@ def test_one_that_takes_long_does_not_make_the_run_hold_everything(limit: int) -
     assert most.items < 100
 
 
-def test_it_is_bounded_in_later_waves_too() -> None:
+def test_open_epochs_are_bounded_in_later_waves() -> None:
     most = MostOpen()
-    rig = go(
+    rig = simulate_stages(
         [stage("before"), stage("a", workers=4)],
         {"before": Behaviour(0.001), "a": Behaviour(0.05, item=first_takes_long)},
         1000,
@@ -123,11 +123,11 @@ def test_it_is_bounded_in_later_waves_too() -> None:
 
 
 @given(seed=st.integers(0, 9999))
-def test_deaths_and_lost_nodes_do_not_disturb_the_order(seed: int) -> None:
+def test_deaths_and_lost_nodes_do_not_change_the_order(seed: int) -> None:
     def item(key: Key, attempt: int) -> ItemOutcome:
         return Kills() if (key[0] * 7 + seed) % 31 == 0 and attempt == 1 else Gives()
 
-    rig = go(
+    rig = simulate_stages(
         # deaths by chance may hit the same item three times, which is not what this is about
         [stage("a", retries=20), stage("b", batch_size=3, retries=20)],
         {

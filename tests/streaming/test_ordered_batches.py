@@ -1,4 +1,4 @@
-"""Does a unit that is called with several items get neighbours, whoever before it was faster?"""
+"""Ordered batches: a batch contains neighbouring items of the source."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import dovetail as dt
 from dovetail.control.payload import Segment
 from dovetail.streaming.controller import StreamController
 from dovetail.streaming.settings import StreamOptions, unit_specs
-from streaming.rigs import SMALL, stage
+from streaming.harness import SMALL, stage
 
 
 @pytest.mark.parametrize("in_order", [True, False])
-def test_what_came_back_in_another_order_is_sorted_before_a_batch_is_made_of_it(in_order: bool) -> None:
+def test_results_in_another_order_are_sorted_before_they_are_batched(in_order: bool) -> None:
     pipeline = dt.Pipeline([stage("read"), stage("batch", batch_size=4)])
     plan = dt.plan(pipeline, SMALL, mode="streaming")
     stream = StreamController(unit_specs(pipeline, plan), plan, StreamOptions(ordered_batches=in_order))

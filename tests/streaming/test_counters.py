@@ -1,4 +1,4 @@
-"""Whatever happens: do all counters agree with what is there, after every step?"""
+"""Counters of the controller against queues, messages and workers, after every step of random runs."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from dovetail.engines.simulated.engine import SimulatedEngine
 from dovetail.engines.simulated.source_sink import SimulatedData
 from dovetail.streaming.controller import StreamController
 from dovetail.streaming.settings import unit_specs
-from streaming.rigs import Log, nobody_idles
-from streaming.worlds import a_case
+from streaming.harness import StepLog, assert_no_idle_worker
+from streaming.random_runs import random_case
 
 
-def accounts_agree(stream: StreamController) -> None:
+def assert_counters_agree(stream: StreamController) -> None:
     state = stream.state
     for unit in state.units:
         messages = [message for worker in unit.workers.values() for message in worker.messages.values()]
         assert unit.items_in_flight == sum(message.items for message in messages)
-        on_the_way = [
+        report_workers_lost_with = [
             m for parent in unit.parents for worker in parent.workers.values() for m in worker.messages.values()
         ]
-        assert unit.incoming_messages == len(on_the_way)
-        assert unit.incoming_bytes == sum(message.expected_bytes for message in on_the_way)
+        assert unit.incoming_messages == len(report_workers_lost_with)
+        assert unit.incoming_bytes == sum(message.expected_bytes for message in report_workers_lost_with)
         ready = [worker for worker in unit.workers.values() if worker.state is WorkerState.READY]
         can = [worker for worker in ready if not worker.exclusive and len(worker.messages) < unit.pool.max_messages]
         assert unit.pool.free_count == len(can)
@@ -46,16 +46,16 @@ def accounts_agree(stream: StreamController) -> None:
         if unit.spec.wave < state.wave:
             assert not unit.queue.items
             assert not unit.suspects
-    nobody_idles(stream)
+    assert_no_idle_worker(stream)
 
 
 @settings(max_examples=settings().max_examples // 2)
 @given(st.integers(0, 10**9))
-def test_counters_agree_with_what_is_there_after_every_step(seed: int) -> None:
-    case = a_case(seed)
+def test_counters_agree_with_queues_and_messages_after_every_step(seed: int) -> None:
+    case = random_case(seed)
     engine = SimulatedEngine(case.world, case.cluster, limit_s=500_000)
     stream = StreamController(unit_specs(case.pipeline, case.plan), case.plan, case.options)
-    dropped = run_loop(stream, engine, SimulatedData(engine, case.items), [Log(stream, accounts_agree)])
+    dropped = run_loop(stream, engine, SimulatedData(engine, case.items), [StepLog(stream, assert_counters_agree)])
     if dropped:
         raise dropped[0][1]
     assert not stream.state.epochs

@@ -1,4 +1,4 @@
-"""What is tried next with items that failed? The table of architecture 4a, and that it always comes to an end."""
+"""The retry table: the next attempt after each kind of failure, and termination."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ def numbers_in(found: Suspect) -> list[int]:
 
 def story(items: int, batch: int, retries: int) -> list[tuple[int, int] | None]:
     """What a batch of items goes through when every call fails: (items, items per call), and None when given up."""
-    told: list[tuple[int, int] | None] = []
+    expected: list[tuple[int, int] | None] = []
     now = suspect(items, batch)
     while True:
         again = retry_after_failure(now, retries)
         if not again:
-            return [*told, None]
-        told.append((again[0].items, again[0].batch_size))
+            return [*expected, None]
+        expected.append((again[0].items, again[0].batch_size))
         now = suspect(again[0].batch_size, again[0].batch_size, again[0].failed_attempts)
 
 
 @pytest.mark.parametrize(
-    ("retries", "told"),
+    ("retries", "expected"),
     [
         (0, [None]),
         (1, [(8, 1), None]),
@@ -59,25 +59,25 @@ def story(items: int, batch: int, retries: int) -> list[tuple[int, int] | None]:
         (4, [(8, 8), (8, 8), (8, 1), None]),
     ],
 )
-def test_first_that_batch_alone_then_its_items_one_by_one_then_given_up(
-    retries: int, told: list[tuple[int, int] | None]
+def test_a_failed_batch_is_retried_alone_then_item_by_item_then_given_up(
+    retries: int, expected: list[tuple[int, int] | None]
 ) -> None:
-    assert story(8, 8, retries) == told
+    assert story(8, 8, retries) == expected
 
 
 @pytest.mark.parametrize(("retries", "tries"), [(0, 1), (1, 1), (2, 2), (3, 3), (5, 5)])
-def test_a_single_item_is_tried_as_often_as_was_asked_for(retries: int, tries: int) -> None:
+def test_a_single_item_has_the_configured_number_of_attempts(retries: int, tries: int) -> None:
     assert len(story(1, 1, retries)) == tries
 
 
-def test_a_death_without_a_crumb_halves_what_the_worker_had_at_a_batch() -> None:
+def test_a_death_without_a_breadcrumb_halves_the_items_of_the_worker() -> None:
     halves = retry_after_unlocated_death(suspect(20, 4), 3)
     assert [(half.items, half.batch_size, half.failed_attempts) for half in halves] == [(8, 4, 1), (12, 4, 1)]
     inside = retry_after_unlocated_death(suspect(4, 4), 3)
     assert [(half.items, half.batch_size) for half in inside] == [(2, 2), (2, 2)]
 
 
-def test_out_of_memory_halves_without_a_charge() -> None:
+def test_out_of_memory_halves_without_counting_an_attempt() -> None:
     halves = retry_after_out_of_memory(suspect(7, 7, charged=1), 3)
     assert [(half.items, half.batch_size, half.failed_attempts) for half in halves] == [(4, 4, 1), (3, 4, 1)]
     assert halves[0].halved_batch is halves[1].halved_batch is not None
@@ -85,14 +85,14 @@ def test_out_of_memory_halves_without_a_charge() -> None:
     assert [(half.items, half.batch_size, half.halved_batch) for half in several] == [(6, 3, None), (6, 3, None)]
 
 
-def test_a_single_item_out_of_memory_is_charged() -> None:
+def test_a_single_item_out_of_memory_counts_as_an_attempt() -> None:
     again = retry_after_out_of_memory(suspect(1, 1), 3)
     assert [half.failed_attempts for half in again] == [1]
     assert retry_after_out_of_memory(suspect(1, 1), 0) == []
 
 
 @pytest.mark.parametrize(("retries", "tries"), [(0, 1), (1, 1), (2, 2), (3, 3)])
-def test_a_barrier_gets_everything_again(retries: int, tries: int) -> None:
+def test_a_barrier_is_retried_with_its_whole_input(retries: int, tries: int) -> None:
     now, count = suspect(9, 9), 1
     while again := retry_whole_input(now, retries):
         assert [half.items for half in again] == [9]
@@ -101,9 +101,7 @@ def test_a_barrier_gets_everything_again(retries: int, tries: int) -> None:
 
 
 @given(items=st.integers(1, 60), batch=st.integers(1, 20), retries=st.integers(0, 5), seed=st.integers(0, 10**9))
-def test_no_item_is_lost_or_doubled_and_it_ends_after_few_tries(
-    items: int, batch: int, retries: int, seed: int
-) -> None:
+def test_no_item_is_lost_or_duplicated_and_retries_are_bounded(items: int, batch: int, retries: int, seed: int) -> None:
     random = Random(seed)
     rules: list[Callable[[Suspect, int], list[Suspect]]] = [
         retry_after_failure,
@@ -125,7 +123,7 @@ def test_no_item_is_lost_or_doubled_and_it_ends_after_few_tries(
             gone += before
             continue
         assert sorted(number for half in again for number in numbers_in(half)) == before
-        # whoever is tried as items one by one fails one by one
+        # items that are retried one by one fail one by one
         waiting += [
             Suspect(EPOCH, [part], 1, 1, half.failed_attempts) if half.batch_size == 1 else half
             for half in again
