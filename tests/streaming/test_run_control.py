@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dovetail.control.codec import encode_command
+from dovetail.control.codec import encode
 from dovetail.control.commands import Pull, RunBatches, StartWorker, StopWorker
 from dovetail.control.events import (
     BatchesDone,
@@ -239,7 +239,7 @@ class Wire:
         self.lines: list[str] = []
 
     def on_step(self, now: float, events: Sequence[Event], commands: Sequence[Command]) -> None:
-        self.lines += [json.dumps([now, encode_command(command)]) for command in commands]
+        self.lines += [json.dumps([now, encode(command)]) for command in commands]
 
     def close(self, now: float) -> None:
         pass

@@ -1,4 +1,4 @@
-"""JSON codec for events, commands and arbitrary values (replay recordings and the journal).
+"""JSON codec for plain values (the journal), and for events and commands (replay recordings).
 
 Encoded values survive a round trip through JSON. Payloads are not encoded: a decoded segment has no `ref`, a decoded
 hosted object no `definition`.
@@ -7,39 +7,43 @@ hosted object no `definition`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from dovetail.control import commands as c
-from dovetail.control import events as e
-from dovetail.control.commands import Command
-from dovetail.control.events import Event
-from dovetail.control.payload import Segment, SegmentSlice
-from dovetail.resources.cluster import Cluster, Node
-from dovetail.resources.seat import Seat
+from dovetail.control.commands import Command, FailedItem, HostedObject
+from dovetail.control.events import Breadcrumb, CallFailure, Event, LossCause, WorkerLost
+from dovetail.control.payload import Segment
+from dovetail.resources.cluster import Gpu, Node
+from dovetail.resources.seat import CardShare, Seat
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+TUPLE_KEY, PAIRS_KEY, OBJECT_KEY = "()", "{}", "<>"
+"""Keys that mark values without a JSON form: a tuple, a mapping whose keys are not all strings, and an object."""
+MARKS = frozenset((TUPLE_KEY, PAIRS_KEY, OBJECT_KEY))
 
-TUPLE_KEY, PAIRS_KEY = "()", "{}"
-"""Keys that mark values without a JSON form: a tuple, and a mapping whose keys are not all strings."""
+ObjectFields = Mapping[type[Any], tuple[str, ...]]
 
 
-def to_jsonable(value: object) -> Any:
-    """Convert any value to JSON: tuples and mappings with other keys are marked, other objects become their string."""
-    if isinstance(value, Enum):  # first, because some enums are also numbers or strings
-        return to_jsonable(value.value)
+def to_jsonable(value: object, objects: ObjectFields | None = None) -> Any:
+    """Convert any value to JSON. Tuples, mappings with other keys and `objects` (type -> fields) are marked; all other
+    objects become their string."""
     if value is None or isinstance(value, bool | int | float | str):
-        return value
+        return value.value if isinstance(value, Enum) else value
+    names = objects.get(type(value)) if objects else None
+    if names is not None:
+        encoded = {name: to_jsonable(getattr(value, name), objects) for name in names}
+        return {OBJECT_KEY: type(value).__name__, **encoded}
+    if isinstance(value, Enum):
+        return to_jsonable(value.value, objects)
     if isinstance(value, tuple):
-        return {TUPLE_KEY: [to_jsonable(inner) for inner in value]}
+        return {TUPLE_KEY: [to_jsonable(inner, objects) for inner in value]}
     if isinstance(value, list):
-        return [to_jsonable(inner) for inner in value]
+        return [to_jsonable(inner, objects) for inner in value]
     if isinstance(value, Mapping):
-        if all(isinstance(key, str) for key in value) and value.keys().isdisjoint((TUPLE_KEY, PAIRS_KEY)):
-            return {key: to_jsonable(inner) for key, inner in value.items()}
-        return {PAIRS_KEY: [[to_jsonable(key), to_jsonable(inner)] for key, inner in value.items()]}
+        if all(isinstance(key, str) for key in value) and MARKS.isdisjoint(value):
+            return {key: to_jsonable(inner, objects) for key, inner in value.items()}
+        pairs = [[to_jsonable(key, objects), to_jsonable(inner, objects)] for key, inner in value.items()]
+        return {PAIRS_KEY: pairs}
     return str(value)
 
 
@@ -53,23 +57,23 @@ def from_jsonable(value: Any) -> Any:
         return tuple(from_jsonable(inner) for inner in value[TUPLE_KEY])
     if PAIRS_KEY in value:
         return {from_jsonable(key): from_jsonable(inner) for key, inner in value[PAIRS_KEY]}
-    return {key: from_jsonable(inner) for key, inner in value.items()}
+    decoded = {key: from_jsonable(inner) for key, inner in value.items() if key != OBJECT_KEY}
+    if OBJECT_KEY not in value:
+        return decoded
+    kind = _TYPES_BY_NAME[value[OBJECT_KEY]]
+    if kind is WorkerLost:
+        decoded["cause"] = LossCause(decoded["cause"])
+    return kind(**decoded)
 
 
 class DecodeError(ValueError):
-    """Data that was not written by an `encode_...` function of this module."""
+    """Data that `encode` did not write."""
 
 
-@dataclass(frozen=True, slots=True)
-class FieldCodec:
-    """Functions that encode and decode one kind of value."""
-
-    write: Callable[[Any], Any]
-    read: Callable[[Any], Any]
-
-
-def encode_event(event: Event) -> dict[str, Any]:
-    return _encode(event)
+def encode(value: Event | Command) -> dict[str, Any]:
+    """Convert an event or a command to JSON."""
+    encoded: dict[str, Any] = to_jsonable(value, _FIELDS)
+    return encoded
 
 
 def decode_event(data: Mapping[str, Any]) -> Event:
@@ -77,122 +81,30 @@ def decode_event(data: Mapping[str, Any]) -> Event:
     return found
 
 
-def encode_command(command: Command) -> dict[str, Any]:
-    return _encode(command)
-
-
 def decode_command(data: Mapping[str, Any]) -> Command:
     found: Command = _decode(data, COMMAND_TYPES)
     return found
 
 
-def _encode_segment(segment: Segment) -> list[Any]:
-    written: list[Any] = [segment.id, segment.items, segment.size_bytes, segment.node]
-    return written if segment.first is None else [*written, list(segment.first)]
-
-
-def _decode_segment(data: list[Any]) -> Segment:
-    number, items, size, node, *first = data
-    return Segment(number, items, size, node, first=tuple(first[0]) if first else None)
-
-
-def _encode_slice(part: SegmentSlice) -> list[Any]:
-    segment, start, stop = part
-    return [_encode_segment(segment), start, stop]
-
-
-def _decode_slice(data: list[Any]) -> SegmentSlice:
-    return _decode_segment(data[0]), data[1], data[2]
-
-
-def _encode_node(node: Node) -> Any:
-    return Cluster((node,)).to_dict()["nodes"][0]
-
-
-def _decode_node(data: Any) -> Node:
-    return Cluster.from_dict({"nodes": [data]}).nodes[0]
-
-
-def _list_of(form: FieldCodec) -> FieldCodec:
-    return FieldCodec(
-        lambda values: [form.write(value) for value in values], lambda values: [form.read(value) for value in values]
-    )
-
-
-def _tuple_of(form: FieldCodec) -> FieldCodec:
-    return FieldCodec(
-        lambda values: [form.write(value) for value in values],
-        lambda values: tuple(form.read(value) for value in values),
-    )
-
-
-def _optional(form: FieldCodec) -> FieldCodec:
-    return FieldCodec(
-        lambda value: None if value is None else form.write(value),
-        lambda value: None if value is None else form.read(value),
-    )
-
-
-def _nested(kind: type[Any]) -> FieldCodec:
-    """A dataclass as a field of another one: its fields without the type tag."""
-    return FieldCodec(
-        lambda value: _encode_fields(value, kind),
-        lambda data: kind(**{name: _CODECS[kind][name].read(data[name]) for name in data}),
-    )
-
-
-_AS_IS = FieldCodec(lambda value: value, lambda value: value)
-_NUMBERS = FieldCodec(list, tuple)
-_SEGMENTS = _list_of(FieldCodec(_encode_segment, _decode_segment))
-_BY_UNIT = FieldCodec(
-    lambda found: {unit: _SEGMENTS.write(segments) for unit, segments in found.items()},
-    lambda found: {unit: _SEGMENTS.read(segments) for unit, segments in found.items()},
-)
-_SLICE = FieldCodec(_encode_slice, _decode_slice)
-_SEATS = _tuple_of(FieldCodec(Seat.to_dict, Seat.from_dict))
-_FIELD_CODECS: dict[tuple[type[Any], str], FieldCodec] = {
-    (e.WorkerLost, "cause"): FieldCodec(lambda cause: cause.value, e.LossCause),
-    (e.WorkerLost, "breadcrumbs"): _tuple_of(_nested(e.Breadcrumb)),
-    (e.CallFailure, "keys"): _tuple_of(_NUMBERS),
-    (e.BatchesDone, "segments"): _SEGMENTS,
-    (e.BatchesDone, "failures"): _list_of(_nested(e.CallFailure)),
-    (e.BatchesDone, "stages"): _optional(_list_of(_NUMBERS)),
-    (e.NodeJoined, "node"): FieldCodec(_encode_node, _decode_node),
-    (e.ItemsArrived, "segments"): _SEGMENTS,
-    (e.CapacityReserved, "seats"): _SEATS,
-    (c.StartWorker, "seats"): _SEATS,
-    (c.StartWorker, "hosted"): _tuple_of(
-        FieldCodec(lambda it: [it.name, it.slots], lambda it: c.HostedObject(it[0], slots=it[1]))
-    ),
-    (c.RunBatches, "parts"): _list_of(_SLICE),
-    (c.FailedItem, "part"): _SLICE,
-    (c.FailedItem, "key"): _optional(_NUMBERS),
-    (c.Deliver, "outputs"): _BY_UNIT,
-    (c.Deliver, "spooled"): _BY_UNIT,
-    (c.Deliver, "failed_items"): _list_of(_nested(c.FailedItem)),
-    (c.Note, "data"): FieldCodec(lambda data: to_jsonable(dict(data)), from_jsonable),
-}
-EVENT_TYPES: dict[str, type[Any]] = {kind.__name__: kind for kind in Event.__args__}
-COMMAND_TYPES: dict[str, type[Any]] = {kind.__name__: kind for kind in Command.__args__}
-_CODECS: dict[type[Any], dict[str, FieldCodec]] = {
-    kind: {item.name: _FIELD_CODECS.get((kind, item.name), _AS_IS) for item in fields(kind)}
-    for kind in (*EVENT_TYPES.values(), *COMMAND_TYPES.values(), e.Breadcrumb, e.CallFailure, c.FailedItem)
-}
-
-
-def _encode_fields(value: Any, kind: type[Any]) -> dict[str, Any]:
-    return {name: form.write(getattr(value, name)) for name, form in _CODECS[kind].items()}
-
-
-def _encode(value: Any) -> dict[str, Any]:
-    kind = type(value)
-    return {"type": kind.__name__, **_encode_fields(value, kind)}
-
-
-def _decode(data: Mapping[str, Any], known: Mapping[str, type[Any]]) -> Any:
+def _decode(data: Mapping[str, Any], kinds: tuple[type[Any], ...]) -> Any:
     try:
-        kind = known[data["type"]]
-        forms = _CODECS[kind]
-        return kind(**{name: forms[name].read(value) for name, value in data.items() if name != "type"})
-    except (KeyError, TypeError, ValueError, IndexError) as error:
-        raise DecodeError(f"{data!r:.200} is not one of {', '.join(known)}: {error!r}") from None
+        found = from_jsonable(data)
+    except (KeyError, TypeError, ValueError) as error:
+        raise DecodeError(f"{data!r:.200} cannot be decoded: {error!r}") from None
+    if not isinstance(found, kinds):
+        raise DecodeError(f"{data!r:.200} is not one of {', '.join(kind.__name__ for kind in kinds)}")
+    return found
+
+
+EVENT_TYPES: tuple[type[Any], ...] = Event.__args__
+COMMAND_TYPES: tuple[type[Any], ...] = Command.__args__
+_FIELDS: dict[type[Any], tuple[str, ...]] = {
+    **{
+        kind: tuple(item.name for item in fields(kind))
+        for kind in (*EVENT_TYPES, *COMMAND_TYPES, Breadcrumb, CallFailure, FailedItem, Gpu, Node)
+    },
+    **{kind: kind._fields for kind in (CardShare, Seat)},
+    Segment: ("id", "items", "size_bytes", "node", "first"),
+    HostedObject: ("name", "slots"),
+}
+_TYPES_BY_NAME = {kind.__name__: kind for kind in _FIELDS}

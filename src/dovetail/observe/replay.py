@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from dovetail.control.codec import decode_command, decode_event, encode_command, encode_event
+from dovetail.control.codec import decode_command, decode_event, encode
 from dovetail.control.commands import Deliver, HostedObject
 from dovetail.errors import ConfigError, Problem
 from dovetail.observe.run_folder import cannot_write_error
@@ -43,7 +43,7 @@ class ReplayRecorder:
             raise cannot_write_error(path, error) from None
 
     def on_step(self, now: float, events: Sequence[Event], commands: Sequence[Command]) -> None:
-        step = [now, [encode_event(event) for event in events], [encode_command(command) for command in commands]]
+        step = [now, [encode(event) for event in events], [encode(command) for command in commands]]
         try:
             self._write(step)
         except BaseException:
@@ -117,7 +117,7 @@ def replay(path: Path, make_controller: Callable[[dict[str, Any]], Controller]) 
         now, events, recorded = line
         made = controller.step(now, [decode_event(event) for event in events])
         # through JSON, so that both sides have the same form whatever a note contains
-        replayed = json.loads(json.dumps([encode_command(command) for command in made]))
+        replayed = json.loads(json.dumps([encode(command) for command in made]))
         steps += 1
         commands += len(replayed)
         if not _is_same_json(recorded, replayed):
@@ -153,7 +153,7 @@ def controller_record(
         "units": [_spec_to_dict(unit) for unit in units],
         "plan": plan.to_dict(),
         "options": asdict(options),
-        "resume": [encode_command(deliver) for deliver in resume],
+        "resume": [encode(deliver) for deliver in resume],
         "reserved": [seat.to_dict() for seat in reserved],
     }
 
