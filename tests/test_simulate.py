@@ -11,15 +11,12 @@ import dovetail as dt
 from dovetail.engines.simulated.world import LoseNode, ScriptedEvent, world_from_pipeline
 from dovetail.observe.history import RunHistory
 from dovetail.observe.replay import controller_from_record, replay
+from stage_functions import same
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 CLUSTER = "2x(16cpu, 64GB, 2xL40S:48GB)"
-
-
-def same(items: list[object]) -> list[object]:
-    return items
 
 
 def pipeline(**caption: Any) -> dt.Pipeline:

@@ -16,7 +16,8 @@ from dovetail.engines.simulated.source_sink import SimulatedData
 from dovetail.engines.simulated.world import Behaviour, World
 from dovetail.streaming.controller import StreamController
 from dovetail.streaming.settings import StreamOptions, unit_specs
-from streaming.random_runs import LedgerCheck, same
+from stage_functions import same
+from streaming.random_runs import LedgerCheck
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -28,6 +28,7 @@ from dovetail.engines.simulated.world import (
 )
 from dovetail.streaming.controller import StreamController
 from dovetail.streaming.settings import StreamOptions, unit_specs
+from stage_functions import same
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,10 +40,6 @@ if TYPE_CHECKING:
     from dovetail.scheduling.plan import Plan
 
 LIMIT_S = 500_000.0
-
-
-def same(items: list[object]) -> list[object]:
-    return items
 
 
 class LedgerCheck:

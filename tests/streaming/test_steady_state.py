@@ -18,7 +18,7 @@ from dovetail.engines.simulated.source_sink import SimulatedData
 from dovetail.engines.simulated.world import Lognormal, world_from_pipeline
 from dovetail.streaming.controller import StreamController
 from dovetail.streaming.settings import StreamOptions, unit_specs
-from streaming.random_runs import same
+from stage_functions import same
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -27,14 +27,14 @@ ObjectFields = Mapping[type[Any], tuple[str, ...]]
 def to_jsonable(value: object, objects: ObjectFields | None = None) -> Any:
     """Convert any value to JSON. Tuples, mappings with other keys and `objects` (type -> fields) are marked; all other
     objects become their string."""
+    if isinstance(value, Enum):  # first, because some enums are also numbers or strings
+        return to_jsonable(value.value, objects)
     if value is None or isinstance(value, bool | int | float | str):
-        return value.value if isinstance(value, Enum) else value
+        return value
     names = objects.get(type(value)) if objects else None
     if names is not None:
         encoded = {name: to_jsonable(getattr(value, name), objects) for name in names}
         return {OBJECT_KEY: type(value).__name__, **encoded}
-    if isinstance(value, Enum):
-        return to_jsonable(value.value, objects)
     if isinstance(value, tuple):
         return {TUPLE_KEY: [to_jsonable(inner, objects) for inner in value]}
     if isinstance(value, list):

@@ -57,7 +57,6 @@ class SimulatedData:
         self.outputs: dict[str, list[Key]] = {}
         """Keys of the outputs, if outputs are kept."""
         self.failed_items: list[FailedItem] = []
-        self.set_aside = 0
         self.log: list[Deliver] = []
         """The commit log, if outputs are kept."""
 
@@ -103,7 +102,6 @@ class SimulatedData:
         return time
 
     def _deliver(self, deliver: Deliver) -> None:
-        self.set_aside += len(deliver.failed_items)
         if self._keep_outputs:
             self.log.append(deliver)
             self.failed_items += deliver.failed_items
