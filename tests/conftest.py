@@ -37,15 +37,15 @@ settings.register_profile("long", common, max_examples=500)
 QUICK, LONG = "DOVETAIL_TEST_QUICK" in os.environ, "DOVETAIL_TEST_LONG" in os.environ
 settings.load_profile("long" if LONG else "quick" if QUICK else "short")
 
-# a suite that was started in the background, or by nohup, ignores these, and so would every program that it starts
+# a suite started in the background or by nohup ignores these signals, and all programs that it starts would, too
 for ignored in (signal.SIGINT, signal.SIGHUP):
     if signal.getsignal(ignored) is signal.SIG_IGN:
         signal.signal(ignored, signal.default_int_handler if ignored is signal.SIGINT else signal.SIG_DFL)
 
 
 def _name_the_group(item: Any) -> None:
-    """xdist tells its scheduler the group at the end of the test's id, but writes it where pytest 9.2 no longer looks
-    (pytest-dev/pytest-xdist#1386); said twice it is still one group."""
+    """Append the group to the id of the test for the scheduler of xdist, which sets an attribute that pytest 9.2 does
+    not read any more (pytest-dev/pytest-xdist#1386). Appended twice it is still one group."""
     if os.environ.get("PYTEST_XDIST_WORKER") and hasattr(item, "_id"):
         item._id = type(item._id).parse(f"{item.nodeid}@ray")
 
@@ -75,7 +75,7 @@ def _no_run_goes_to_the_users_home(tmp_path_factory: pytest.TempPathFactory) -> 
 
 @pytest.fixture(autouse=True, scope="session")
 def _no_ray_is_found_by_accident() -> Iterator[None]:
-    """And what a Ray of a test writes is removed; `ray_aids.py` says why the folder is not one of pytest's."""
+    """Unset the address of a Ray and use a temporary folder for Ray, which is removed (see `ray_aids.short_folder`)."""
     from ray_aids import QUIET, short_folder
 
     os.environ.pop("RAY_ADDRESS", None)
@@ -87,7 +87,7 @@ def _no_ray_is_found_by_accident() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def ray_cluster() -> Iterator[FakeCluster]:
-    """Four nodes a to d, of `ray_aids.NODES`, for all tests; who wants to kill a node adds one."""
+    """Cluster of the four nodes a to d of `ray_aids.NODES` for all tests; a test that kills a node adds one."""
     import ray_aids
 
     if find_spec("ray") is None:
@@ -102,7 +102,7 @@ def ray_cluster() -> Iterator[FakeCluster]:
 
 @pytest.fixture(autouse=True, scope="module")
 def _a_module_leaves_ray() -> Iterator[None]:
-    """However it attached: a process has one Ray at a time, and the next module may attach in another way."""
+    """Detach after each module: a process has one Ray at a time, and the next module may attach in another way."""
     yield
     ray = sys.modules.get("ray")
     if ray is None or not ray.is_initialized():
@@ -116,7 +116,7 @@ def _a_module_leaves_ray() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _a_driver_leaves_no_signal_handler(request: pytest.FixtureRequest) -> Iterator[None]:
-    """`ray.init` takes SIGTERM of the process that calls it, and keeps it."""
+    """Restore the SIGTERM handler, which `ray.init` replaces."""
     before = signal.getsignal(signal.SIGTERM)
     yield
     if request.node.get_closest_marker("ray"):
@@ -160,7 +160,7 @@ def _threads_unless_processes_are_tested(request: pytest.FixtureRequest) -> None
 
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[str]:
-    """The address of an S3 server on this machine; who wants a bucket makes one."""
+    """Address of an S3 server on this machine; tests create their buckets."""
     import warnings
 
     with warnings.catch_warnings():

@@ -1,5 +1,5 @@
-"""What do tests on Ray need? One fake cluster for all of them, nodes that may be killed, somebody else who holds
-things, and how it was before."""
+"""Ray cluster of the tests: nodes with fake resources on this machine, nodes that may be killed, foreign actors, and
+checks that all resources are free again."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ADDRESS = "DOVETAIL_TEST_RAY"
-"""The variable by which scripts learn where the cluster is."""
+"""Environment variable with the address of the cluster, for scripts."""
 QUIET = {
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
     "RAY_AUTH_MODE": "disabled",
@@ -35,7 +35,7 @@ QUIET = {
     "RAY_worker_niceness": "0",
 }
 START_S = 120.0
-"""For one node, on a machine with five busy processes per core; Ray's own limit ends an attempt after 30 s."""
+"""Limit for the start of a node on a machine with five busy processes per core; Ray ends an attempt after 30 s."""
 RESTORED_S = 2.0
 GB = 10**9
 MB = 2**20
@@ -46,7 +46,7 @@ NODES: dict[str, dict[str, Any]] = {
     "c": {"num_cpus": 4, "num_gpus": 2, "resources": {"accelerator_type:A100": 1}},
     "d": {"num_cpus": 4},
 }
-"""The head is the first; drivers connect to it, so it is the one that must not be killed."""
+"""The first node is the head; drivers connect to it, so it must not be killed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,20 +57,20 @@ class FakeNode:
 
     @property
     def dovetail_name(self) -> str:
-        """All nodes share a hostname, so Dovetail calls each by its id."""
+        """The name in Dovetail: all nodes share a hostname, so it contains the id."""
         return f"node-{self.node_id[:8]}"
 
     def kill(self, how: int = signal.SIGKILL) -> None:
-        """The raylet only, as in a crash; SIGTERM ends a node politely, SIGSTOP hangs it."""
+        """Signal the raylet only. SIGKILL: a crash; SIGTERM: a regular exit; SIGSTOP: a hung node."""
         os.kill(self.raylet_pid, how)
 
 
 class RayWouldNotStart(Exception):
-    """After all attempts; with the raylet's own words."""
+    """Ray did not start after all attempts; the message has the error lines of the raylet."""
 
 
 class FakeCluster:
-    """Nodes on this machine with made-up resources, held by a process of their own (`ray_keeper.py`)."""
+    """Nodes on this machine with fake resources, in the process of `ray_keeper.py`."""
 
     def __init__(self, folder: Path, nodes: dict[str, dict[str, Any]] = NODES) -> None:
         self.nodes: dict[str, FakeNode] = {}
@@ -84,7 +84,7 @@ class FakeCluster:
             stderr=self._log,
             text=True,
             env={**os.environ, **QUIET, "RAY_TMPDIR": str(folder)},
-            start_new_session=True,  # a Ctrl-C is pytest's; the keeper ends when pytest does
+            start_new_session=True,  # Ctrl-C goes to pytest only; the keeper ends with pytest
         )
         try:
             for name, resources in nodes.items():
@@ -94,7 +94,7 @@ class FakeCluster:
             raise
 
     def add(self, name: str, **resources: Any) -> FakeNode:
-        """`num_cpus`, `num_gpus`, `resources`, `labels`, `memory`, `object_store_memory`, ... of Ray's `RayParams`."""
+        """Add a node with `num_cpus`, `num_gpus`, `resources`, `labels`, ... of Ray's `RayParams`."""
         given = {"memory": 4 * GB, "object_store_memory": 128 * MB, "labels": {"fake": name}} | resources
         told = self._ask("add", patience_s=3 * START_S, name=name, **given)
         self.address = told["address"]
@@ -102,14 +102,14 @@ class FakeCluster:
         return self.nodes[name]
 
     def remove(self, name: str) -> None:
-        """Politely if it still can hear, and nothing of it is left. Ray needs 14 s to see that a raylet was killed, and
-        the next test shall not meet its ghost."""
+        """Stop a node and all of its processes, and wait until Ray lists it as dead: Ray takes 14 s to detect a killed
+        raylet."""
         gone = self.nodes.pop(name)
         self._ask("remove", name=name)
         until(lambda: gone.node_id not in self.alive(), f"Ray sees that node {name} is gone", START_S)
 
     def available(self) -> dict[str, dict[str, float]]:
-        """As in `ray.available_resources()`, but by the names of the nodes that are here now."""
+        """Available resources as in `ray.available_resources()`, by name of the present nodes."""
         told = self._ask("available")
         return {
             name: {what: amount for what, amount in told.get(node.node_id, {}).items() if not what.startswith("node:")}
@@ -117,7 +117,7 @@ class FakeCluster:
         }
 
     def alive(self) -> set[str]:
-        """Ids of the nodes that Ray believes to be alive: it needs up to 66 s to see that one is not."""
+        """Ids of the nodes that Ray lists as alive; Ray takes up to 66 s to detect a dead one."""
         return {row["NodeID"] for row in self._ask("nodes") if row["Alive"]}
 
     def actors(self) -> list[dict[str, Any]]:
@@ -125,7 +125,7 @@ class FakeCluster:
         return found
 
     def groups(self) -> list[dict[str, Any]]:
-        """Placement groups that are not removed."""
+        """Placement groups, without removed ones."""
         return [row for row in self._ask("groups") if row["state"] != "REMOVED"]
 
     def close(self) -> None:
@@ -135,7 +135,7 @@ class FakeCluster:
         try:
             stdin.close()
             self._keeper.wait(30)
-        except (BrokenPipeError, subprocess.TimeoutExpired):  # Ray hangs in it
+        except (BrokenPipeError, subprocess.TimeoutExpired):  # Ray hangs
             for process in psutil.Process(self._keeper.pid).children(recursive=True):
                 process.kill()
             self._keeper.kill()
@@ -168,24 +168,25 @@ class FakeCluster:
 
 
 def short_folder() -> Path:
-    """A socket's path has 107 bytes, and Ray uses 75 of them below this. Ray makes it, if it is used at all."""
+    """Path of a new folder for Ray: a socket path has at most 107 bytes, of which Ray uses 75 below this folder. Ray
+    creates it when needed."""
     return Path(f"/tmp/dt{uuid.uuid4().hex[:8]}")
 
 
 def start(attempts: int = 3) -> FakeCluster:
-    """All of it anew each time: a head that did not come up cannot be mended."""
+    """Start a cluster. Each attempt starts a new head: one that failed to start cannot be reused."""
     for left in reversed(range(attempts)):
         try:
             return FakeCluster(short_folder())
         except RayWouldNotStart:
             if not left:
                 raise
-    raise AssertionError("no attempt was asked for")
+    raise AssertionError("attempts is 0")
 
 
 @contextmanager
 def add_node(cluster: FakeCluster, **resources: Any) -> Iterator[FakeNode]:
-    """A node of its own, that the test may kill; nothing of it is left afterwards."""
+    """Add a node that the test may kill; it is removed afterwards."""
     name = f"extra{sum(known.startswith('extra') for known in cluster.nodes) + 1}"
     node = cluster.add(name, **({"num_cpus": 4} | resources))
     try:
@@ -199,14 +200,14 @@ def node_id_of(cluster: FakeCluster, name: str) -> str:
 
 
 def patiently(seconds: float) -> float:
-    """A limit that holds on a machine with nothing else to do, on one where every core has more than that."""
+    """Scale a time limit for an idle machine by the load per core of this one."""
     return seconds * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 def until_available_is(
     cluster: FakeCluster, before: dict[str, dict[str, float]], within_s: float | None = None
 ) -> float:
-    """Everything is given back; how long it took. Nodes that came or went since are not compared."""
+    """Wait until all resources are free again; returns the seconds. Nodes that joined or left are not compared."""
     within_s = patiently(RESTORED_S) if within_s is None else within_s
     began = time.monotonic()
     while differences := _differences(before, cluster.available()):
@@ -216,12 +217,11 @@ def until_available_is(
 
 
 STORE, PULSE_BYTES = "object_store_memory", 64
-"""An agent asks its raylet for its pulse with an object of two bytes; Ray's view of a node was once seen to keep them
-for 16 s after the run (probably until something else changes there)."""
+"""The raylet probe of an agent stores an object of two bytes, which Ray has counted for up to 16 s after a run."""
 
 
 def _differences(before: dict[str, dict[str, float]], now: dict[str, dict[str, float]]) -> list[str]:
-    """Of what there is less than before. More is no loss: what somebody else still held before may be free by now."""
+    """Resources of which less is free than before. More is no difference: a foreign holder may have released it."""
     return [
         f"node {name}: {what} was {before[name].get(what, 0)}, is {now[name].get(what, 0)}"
         for name in sorted(before.keys() & now.keys())
@@ -232,7 +232,7 @@ def _differences(before: dict[str, dict[str, float]], now: dict[str, dict[str, f
 
 
 def driver(cluster: FakeCluster, folder: Path, text: str, *, stdin: bool = False, **env: str) -> Script:
-    """A program in a process of its own, that finds the cluster in `os.environ["DOVETAIL_TEST_RAY"]`."""
+    """Run a program in its own process, with the address of the cluster in `os.environ["DOVETAIL_TEST_RAY"]`."""
     return Script(folder, text, stdin=stdin, **{ADDRESS: cluster.address, **env})
 
 
@@ -258,7 +258,7 @@ while os.getppid() == parent:
 
 
 def steady(cluster: FakeCluster) -> dict[str, dict[str, float]]:
-    """What is available once that does not change any more: a run before may be giving back."""
+    """Available resources once they no longer change: an earlier run may still release some."""
     found = cluster.available()
     while True:
         time.sleep(0.3)  # Ray tells what changed every tenth of a second
@@ -269,7 +269,7 @@ def steady(cluster: FakeCluster) -> dict[str, dict[str, float]]:
 
 @contextmanager
 def foreign_actor(cluster: FakeCluster, folder: Path, *, node: str | None = None, **asked: Any) -> Iterator[list[int]]:
-    """Somebody who knows nothing of Dovetail holds `num_gpus`, `num_cpus`, `memory`; the ids of its GPUs."""
+    """An actor of another program holds `num_gpus`, `num_cpus`, `memory`; yields the ids of its GPUs."""
     before = steady(cluster)
     place = {} if node is None else {"node": node_id_of(cluster, node)}
     with driver(cluster, folder, HOLDS, ASKED=json.dumps({"num_cpus": 0, **asked, **place})) as script:
@@ -292,7 +292,7 @@ while os.getppid() == parent:
 
 @contextmanager
 def spinning(per_core: int) -> Iterator[list[int]]:
-    """Every core has this many other things to do; their pids."""
+    """Run this many busy processes per core; yields their pids."""
     with ExitStack() as stack:
         pids = []
         for _ in range(per_core * (os.cpu_count() or 1)):

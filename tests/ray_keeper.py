@@ -1,5 +1,5 @@
-"""Who holds the fake Ray cluster of the tests? A process of its own, that answers one line of JSON with another, and
-that ends with the process that started it, taking everything of Ray along."""
+"""Process that holds the Ray cluster of the tests. It answers requests, one line of JSON each, and ends with the
+process that started it, together with all processes of Ray."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ LOG_LINES = 6
 
 
 class NoNode(Exception):
-    """Ray did not start one; the text has the raylet's own words."""
+    """Ray did not start a node; the message has the error lines of the raylet."""
 
 
 class Keeper:
     def __init__(self, folder: Path) -> None:
-        from ray.cluster_utils import Cluster  # late: the variables that it reads are set by now
+        from ray.cluster_utils import Cluster  # late: it reads variables that are set first
 
         self._folder = folder
         self._cluster: Any = Cluster()
         self._nodes: dict[str, Any] = {}
 
     def add(self, name: str, **arguments: Any) -> dict[str, Any]:
-        """Another try costs a second; a raylet whose agents were slow ends itself."""
+        """Add a node, with several attempts: a raylet whose agents are slow ends itself."""
         for attempt in range(ATTEMPTS):
             try:
                 return self._added(name, arguments)
@@ -56,7 +56,7 @@ class Keeper:
         return {"node_id": node.node_id, "raylet_pid": raylet, "address": self._cluster.address}
 
     def remove(self, name: str) -> None:
-        """Whatever state it is in: stopped, half dead, dead."""
+        """Remove a node that runs, is stopped or is dead."""
         node = self._nodes.pop(name)
         for process in _processes(node):
             if process.poll() is None:
@@ -80,14 +80,15 @@ class Keeper:
         return list(self._cluster.global_state.actor_table(None, None, "ALIVE").values())
 
     def _strays(self) -> list[psutil.Process]:
-        """Children that no node of the cluster knows: what dead raylets left behind comes to us, their subreaper."""
+        """Children that belong to no node: processes left by dead raylets are reparented to this process, the
+        subreaper."""
         known = {process.pid for node in self._nodes.values() for process in _processes(node)}
         return [
             one for child in psutil.Process().children() if child.pid not in known for one in [child, *_family(child)]
         ]
 
     def _last_words(self) -> str:
-        """Of the youngest raylet: its own error lines, as in `raylet.err`."""
+        """The last error lines of the newest raylet, from `raylet.err`."""
         files = sorted(self._folder.glob("ray/session_2*/logs/raylet*.err"), key=lambda path: path.stat().st_mtime)
         lines = [line for path in files[-1:] for line in path.read_text(errors="replace").splitlines() if line.strip()]
         return "\n".join(lines[-LOG_LINES:]) or "raylet.err is empty"
@@ -118,13 +119,13 @@ def answer(keeper: Keeper, line: str) -> dict[str, Any]:
     do: Callable[..., Any] = getattr(keeper, asked.pop("do"))
     try:
         return {"answer": do(**asked)}
-    except Exception as failure:  # told where it was asked; the next question may be a good one
+    except Exception as failure:  # reported to the caller; the next request may succeed
         return {"failed": f"{type(failure).__name__}: {failure}"}
 
 
 def main(folder: Path) -> None:
     out = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # what Ray prints is no answer
+    os.dup2(2, 1)  # output of Ray is no answer
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     Thread(target=_end_with, args=(os.getppid(), folder), daemon=True).start()
     keeper = Keeper(folder)
@@ -134,14 +135,14 @@ def main(folder: Path) -> None:
 
 
 def _end_with(parent: int, folder: Path) -> None:
-    """Beside whatever Ray is doing, which may hang; and a fork of the parent may hold our input open."""
+    """Watch the parent in a thread: Ray may hang, and a fork of the parent may hold our input open."""
     while os.getppid() == parent:
         time.sleep(0.2)
     _end(folder)
 
 
 def _end(folder: Path) -> NoReturn:
-    """Nobody is asked politely: the session ends with all of its nodes."""
+    """Kill all processes of Ray and exit."""
     _kill(psutil.Process().children(recursive=True))
     shutil.rmtree(folder, ignore_errors=True)
     os._exit(0)

@@ -1,6 +1,6 @@
-"""Do the tests on Ray also pass on a busy machine? `python tests/ray_under_load.py [TIMES] [PER_CORE] [TEST...]`.
+"""Run the tests on Ray on a busy machine: `python tests/ray_under_load.py [TIMES] [PER_CORE] [TEST...]`.
 
-What a round printed is kept in a file whose name is told.
+The output of each round is kept in a file, whose path is printed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ TIMES, PER_CORE = 5, 5
 
 
 def main(times: int = TIMES, per_core: int = PER_CORE, *tests: str) -> int:
-    """How many of the rounds failed; a line for each."""
+    """Print a line per round; returns the number of failed rounds."""
     root = Path(__file__).parents[1]
     command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-m", "ray", "--durations=30", *(tests or ("tests",))]
     failed = 0

@@ -1,4 +1,4 @@
-"""Failures in shared suites are explained like those in test files."""
+"""Assertions of the shared contract suite are rewritten by pytest, as those of test files are."""
 
 import pytest
 

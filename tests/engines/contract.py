@@ -1,4 +1,4 @@
-"""What must every engine do? One suite; an implementation subclasses it and supplies a rig."""
+"""Contract suite of the engine port. A test class of an engine subclasses it and supplies a rig."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class EngineContract(ABC):
 
     @pytest.fixture
     def scene_of(self) -> Iterator[SceneOf]:
-        """Makes a scene of what each object does; a="does" for short."""
+        """Factory of scenes; its keywords map names of hosted objects to their behaviour."""
         made: list[Scene] = []
 
         def make(**units: Does | type[Notebook]) -> Scene:
@@ -206,7 +206,7 @@ class EngineContract(ABC):
         scene.submit(StopWorker(1), StopWorker(1, drain=False))
         assert scene.lost(1).cause is LossCause.STOPPED
 
-    # Deaths
+    # Losses
 
     def test_a_kill_is_a_loss_whose_breadcrumb_identifies_the_call(self, scene_of: SceneOf) -> None:
         scene = scene_of(a=Does({(5,): Kills()}))
@@ -256,7 +256,7 @@ class EngineContract(ABC):
         scene.ready(1, "a")
         scene.ready(2, "a")
         scene.rig.kill(1)
-        scene.message(1, "a", [0])  # perhaps before its death was heard of
+        scene.message(1, "a", [0])  # perhaps before its loss is known
         scene.lost(1)
         scene.message(1, "a", [0])
         scene.submit(Cancel(1, 1), StopWorker(1), StopWorker(1, drain=False), StopWorker(99))

@@ -1,4 +1,4 @@
-"""The least that a controller can be: one unit, a message per segment, lost ones sent again, lost workers replaced."""
+"""Minimal controller: one unit, one message per segment; lost messages are sent again and lost workers replaced."""
 
 from __future__ import annotations
 

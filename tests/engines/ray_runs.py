@@ -1,5 +1,4 @@
-"""How do tests of the local engine run on Ray? The same tests in another place, and nothing is left of any of them; and
-how are workers of the engine reached without a run?"""
+"""Fixtures that run tests of the local engine on Ray, and a Ray engine without a run."""
 
 from __future__ import annotations
 
@@ -34,7 +33,7 @@ SHARE = 0.5
 
 
 def only(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
-    """Runs of this process see no other nodes: each costs an agent."""
+    """Hide all other nodes from runs of this process: each node costs an agent."""
     import ray
 
     real = ray.nodes
@@ -44,9 +43,9 @@ def only(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch, *names: str) -> 
 
 @pytest.fixture
 def on_ray(ray_cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCluster]:
-    """All runs of `run_of` are on two nodes. Afterwards no process of theirs is left, and what they held is free."""
+    """Run everything that `run_of` starts on two nodes; afterwards no process is left and all resources are free."""
     mark = uuid.uuid4().hex
-    monkeypatch.setenv(MARK, mark)  # workers get it, because of its beginning
+    monkeypatch.setenv(MARK, mark)  # variables with this prefix are sent to workers
     only(ray_cluster, monkeypatch, *NODES)
     for name, value in {"engine": f"ray:{ray_cluster.address}", "cluster": "auto", "share": SHARE}.items():
         monkeypatch.setitem(PLACE, name, value)
@@ -68,7 +67,7 @@ def agent_pids(engine: RayEngine) -> dict[str, int]:
 
 
 class Bench:
-    """An engine on some nodes, without a run: who is started on it, and what was heard of them."""
+    """A Ray engine on some nodes without a run, and the log of its events."""
 
     def __init__(self, cluster: FakeCluster, folder: Path, *nodes: str, **more: Any) -> None:
         from dovetail.engines.local.worker_spec import DriverContext
@@ -91,7 +90,7 @@ class Bench:
         nothing_is_left(self.mark)
 
     def start(self, worker: int, work: object, *nodes: str, slots: int = 1) -> None:
-        """One rank per node that is named."""
+        """Start a worker with one rank per node."""
         seats = tuple(Seat(node, 100) for node in nodes)
         self.engine.submit([StartWorker(worker, seats, (HostedObject("it", work, slots),))])
 
@@ -122,7 +121,7 @@ class Bench:
         return self.pass_on(worker, [(segment, 0, len(items))], batch_size)
 
     def pass_on(self, worker: int, parts: Any, batch_size: int = 1) -> int:
-        """Also what another worker gave."""
+        """Send segments to a worker, also output of another worker."""
         message = next(self._numbers)
         items = sum(stop - start for _, start, stop in parts)
         self.engine.submit([RunBatches(message, worker, "it", parts, items, batch_size, 100)])

@@ -1,4 +1,4 @@
-"""What does the contract suite need of an implementation, and what must hold whatever a test does?"""
+"""Rigs and scenes of the contract suite: how a test controls an engine, and checks of every event."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ E = TypeVar("E")
 
 @dataclass(frozen=True)
 class Held:
-    """The item goes on when the rig is told to let go, or after a long time of a virtual clock."""
+    """The item is processed when the rig releases it, or after a long time of a virtual clock."""
 
 
 @dataclass(frozen=True)
 class Does:
-    """What an object does with items, by key, in the words of the simulated world; all others go on."""
+    """Behaviour of a hosted object by item key; all other items are passed on."""
 
     items: Mapping[Key, ItemOutcome | Held] = field(default_factory=dict)
     setup_error: str = ""
@@ -55,7 +55,7 @@ class Notebook:
 
 
 class Rig(ABC):
-    """An implementation, and how to say to it what a test means."""
+    """An engine under test, and the operations that depend on its implementation."""
 
     engine: Engine
 
@@ -70,7 +70,7 @@ class Rig(ABC):
 
     @abstractmethod
     def kill(self, worker: int) -> None:
-        """kill -9."""
+        """Kill a worker with SIGKILL."""
 
     @abstractmethod
     def runs(self, worker: int, message: int) -> bool:
@@ -81,14 +81,14 @@ class Rig(ABC):
 
     @abstractmethod
     def processes(self) -> int:
-        """How many of those it ever started are there now."""
+        """Number of worker processes that exist now."""
 
 
 Units = dict[str, "Does | type[Notebook]"]
 
 
 class Scene:
-    """A test's view of an engine: it sends, waits for conditions, and checks every event against the contract."""
+    """A test's view of an engine: sends commands, waits for conditions and checks every event against the contract."""
 
     def __init__(self, rig: Rig) -> None:
         self.rig = rig
@@ -112,7 +112,7 @@ class Scene:
     def message(
         self, worker: int, name: str, *segments: list[int], batch_size: int = 1, cut: int = 100, spool: bool = False
     ) -> int:
-        """Sends source items by their numbers."""
+        """Send source items by number."""
         parts = [(self.rig.segment([(n,) for n in numbers]), 0, len(numbers)) for numbers in segments]
         items = sum(map(len, segments))
         return self.send(RunBatches(next(self._numbers), worker, name, parts, items, batch_size, cut, spool))

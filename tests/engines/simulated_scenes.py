@@ -1,4 +1,4 @@
-"""What do tests of the simulated engine share?"""
+"""Helpers of the tests of the simulated engine."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HOUR_S = 3600.0
 
 
 def engine_of(behaviour: Behaviour, *, workers: int = 0, **world: Any) -> SimulatedEngine:
-    """With so many workers of unit "a", one node after another, all of them asked for at 0."""
+    """An engine with some workers of unit "a", spread over the nodes, all requested at time 0."""
     engine = SimulatedEngine(World({"a": behaviour}, **{"hop_s": 0.0, **world}), NODES)
     engine.submit([start(worker, f"node-{worker % 4}") for worker in range(workers)])
     return engine

@@ -1,4 +1,4 @@
-"""Are calls that are awaited told apart, in whatever order they end?"""
+"""Async stages: awaited batches, keys and breadcrumbs of concurrent calls, cancellation."""
 
 from __future__ import annotations
 

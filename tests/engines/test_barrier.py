@@ -1,4 +1,4 @@
-"""Does a barrier get everything without holding everything, and are its results known by their rows?"""
+"""Barriers: reading all rows with little memory, and keys of their results."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_row_yielded_in_place_keeps_its_key() -> None:
 
 
 def every_other(rows: Any) -> Iterator[Any]:
-    """Two passes; leaves out odd numbers."""
+    """Reads the rows twice and drops odd numbers."""
     count = sum(1 for _ in rows)
     assert count == len(rows)
     for row in rows:
@@ -156,7 +156,7 @@ def raises_for_some(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_rows_modified_in_place_are_modified_once_next_to_blank_and_failing_rows(tmp_path: Path) -> None:
-    """A unit in which a call failed is run once more, over rows as they came."""
+    """A unit in which a call failed is run again with unmodified rows."""
     source = tmp_path / "rows.jsonl"
     lines = [f'{{"x": {number}, "text": "a"}}\n' + ("\n" if number % 7 == 0 else "") for number in range(100)]
     source.write_text("".join(lines))

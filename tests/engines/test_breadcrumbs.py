@@ -1,4 +1,4 @@
-"""While a call runs, do its crumb and its keys say which items it has?"""
+"""Breadcrumbs and keys of a running call."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_in_the_second_run_the_breadcrumb_is_exact_after_item_counts_changed() -
 
 
 class Keeps:
-    """Notes the keys of each call together with what it was given."""
+    """Records the keys and the items of each call."""
 
     def setup(self, worker: Worker) -> None:
         self.worker = worker

@@ -1,4 +1,4 @@
-"""Is shared memory used again exactly when nobody reads it, and is all of it given back?"""
+"""Buffer pool: reuse of shared memory without readers, limits, spilling, and release of all memory."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def load(placed: PlacedPayload) -> tuple[MappedPayload, list[Any]]:
 
 
 def values(placed: PlacedPayload) -> list[int]:
-    """The first element of each array in it; it must be all of one value."""
+    """The first element of each array; every array has one value."""
     reading, items = load(placed)
     found = [int(item[0]) for item in items]
     assert all((item == item[0]).all() for item in items)
@@ -57,7 +57,7 @@ def values(placed: PlacedPayload) -> list[int]:
 
 
 def open_files() -> Counter[str]:
-    """How many descriptors of memory, files and the like are open."""
+    """Number of open descriptors by kind."""
     found: Counter[str] = Counter()
     for entry in Path("/proc/self/fd").iterdir():
         try:
@@ -74,13 +74,13 @@ def shared_mappings() -> int:
 
 @pytest.fixture(autouse=True)
 def _tests_before_left_no_memory() -> None:
-    """What nobody can reach any more would else go at any moment."""
+    """Collect garbage of earlier tests, which would otherwise be released during this one."""
     gc.collect()
 
 
 @pytest.fixture
 def pool(tmp_path: Path) -> Iterator[BufferPool]:
-    """A pool after which nothing is open that was not, and mappings are as before."""
+    """A pool; afterwards there are no new descriptors and mappings."""
     before = open_files(), shared_mappings()
     made = BufferPool(64 * MB, tmp_path / "spill")
     yield made
@@ -188,11 +188,11 @@ def test_a_kept_view_is_detected_and_does_not_change(pool: BufferPool, kind: str
         pool.free(pool.put(pack_items((), [array(fill)])).buffer)
     assert unchanged(kept)
     del kept
-    assert shared_mappings() == mapped + 1  # the one that was used again
+    assert shared_mappings() == mapped + 1  # the reused one
 
 
 def test_a_kept_view_would_change_if_its_buffer_were_reused(pool: BufferPool) -> None:
-    """Why `close` has to tell: copy-on-write protects the producer, not the reader."""
+    """The reason for the result of `close`: copy-on-write protects the producer, not the reader."""
     placed = pool.put(pack_items((), [array(1)]))
     reading, items = load(placed)
     assert not reading.close()
@@ -237,7 +237,7 @@ def test_a_failed_load_keeps_nothing_mapped(pool: BufferPool) -> None:
     reading = MappedPayload(placed.fd, placed.lengths)
     with pytest.raises(RuntimeError, match="cannot be made") as caught:
         unpack_payload(reading.stream, reading.buffers)
-    assert caught.tb is not None  # whose frames still refer to the views
+    assert caught.tb is not None  # its frames still refer to the views
     _, (first, bad, last) = recover_items(reading.stream, reading.buffers)
     assert (first.sum(), type(bad), last.sum()) == (4 * MB, BrokenItem, MB)
     del first, last
@@ -350,7 +350,7 @@ def test_spilling_works_on_file_systems_without_unnamed_files(
 
 
 def short_of(what: str, monkeypatch: pytest.MonkeyPatch, code: int = errno.ENOSPC) -> None:
-    """Lets a call of `os` fail for unnamed memory, as it does when memory is short."""
+    """Let a function of `os` fail for unnamed memory, as it does when memory is short."""
     real = getattr(os, what)
 
     def fail(*args: Any) -> Any:
@@ -371,7 +371,7 @@ def test_without_memory_a_payload_is_spilled(pool: BufferPool, what: str, monkey
     assert placed.spilled
     assert values(placed) == [8]
     os.close(placed.fd)
-    assert "memfd" not in open_files()  # what was idle is given back as well
+    assert "memfd" not in open_files()  # idle buffers are released, too
     assert not pool.put(pack_items((), [array(9)])).spilled
 
 

@@ -1,4 +1,4 @@
-"""Does every engine that is here keep the contract?"""
+"""Contract suite on the simulated engine."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class SimulatedRig(Rig):
         return self.engine.runs(worker, message)
 
     def let_go(self) -> None:
-        """What is held goes on by itself, much later."""
+        """Held items continue by themselves, much later."""
 
     def processes(self) -> int:
         return self.engine.workers

@@ -1,4 +1,4 @@
-"""Is told what a user's exception was, whatever it was?"""
+"""Summaries of user exceptions: tracebacks, limits, out-of-memory errors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CupyOutOfMemory = type("OutOfMemoryError", (MemoryError,), {"__module__": "cupy.
 
 
 def failed(raises: BaseException | type[BaseException], *, fused: bool = False) -> Any:
-    """The failure of the second of three items; the others must pass."""
+    """The failure of the second of three items; the others succeed."""
 
     def bad(item: int) -> int:
         if item == 1:

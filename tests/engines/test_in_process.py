@@ -1,4 +1,4 @@
-"""Contract of the in-process engine, as far as no process is what is tested."""
+"""Contract suite on the in-process engine, without the tests of processes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def until_let_go(does: Does | type[Notebook]) -> Does | type[Notebook]:
-    """Items that hang do so until the end of the test: threads cannot be killed."""
+    """Wait until the end of the test: threads cannot be killed."""
     if not isinstance(does, Does):
         return does
     if any(isinstance(item, Kills) for item in does.items.values()):

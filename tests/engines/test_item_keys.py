@@ -1,4 +1,4 @@
-"""Do items keep the numbers they came with?"""
+"""Keys of items: joining, slicing and child keys."""
 
 from __future__ import annotations
 

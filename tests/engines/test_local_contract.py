@@ -1,4 +1,4 @@
-"""Does the local engine keep the contract?"""
+"""Contract suite on the local engine."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def outcome_of(does: Does, key: Key, wait: Callable[[], object]) -> list[Key]:
-    """What really happens to an item."""
+    """The result of an item, or its failure."""
     match does.items.get(key, Gives(1)):
         case Gives(n):
             return [key] if n == 1 else [(*key, child) for child in range(n)]
@@ -51,7 +51,7 @@ def outcome_of(does: Does, key: Key, wait: Callable[[], object]) -> list[Key]:
 
 
 class LocalDoing:
-    """Does with items what a test says; what is held waits for a file."""
+    """Hosted object with the behaviour of a test; held items wait for a file."""
 
     def __init__(self, does: Does, gate: str) -> None:
         self._does = does

@@ -1,5 +1,5 @@
-"""What does the local engine do for an agent that hosts it: parts of gangs, code that comes packed, the driver's place
-on another machine, calls that leave it, and ends that the agent decides?"""
+"""Local engine hosted by an agent: parts of gangs, pickled code, context of a driver on another machine, calls to other
+nodes, workers ended by the agent."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ NO_HOME = DriverContext((), "", {})
 
 
 class Scene:
-    """Engines as agents have them, one per node, and what was heard of each."""
+    """Engines as agents host them, one per node, and the log of events of each."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -122,7 +122,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     assert not any(map(workers_of, made.folders))
 
 
-# What comes from another machine
+# Context of a driver on another machine
 
 
 def variable(items: list[str]) -> list[str | None]:
@@ -150,7 +150,7 @@ def test_code_that_is_already_pickled_is_not_pickled_again() -> None:
 
 
 class Files:
-    """A writer of results, as far as it matters: what it was given goes into a file of its own."""
+    """A writer that writes its results into a file."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -195,7 +195,7 @@ def test_workers_use_the_drivers_folder_and_paths_where_they_exist(scene: Scene,
     assert folder == str(tmp_path)
     assert path[:3] == [str(tmp_path / "lib"), "lib", ""]
     assert not {gone, "nowhere"} & set(path)
-    # each once, and without what a test before may have put there by using Ray
+    # each entry once, without those that earlier tests added by using Ray
     own = [entry for entry in dict.fromkeys(sys.path) if entry and not entry.endswith(RAY_PATH_SUFFIXES)]
     assert [entry for entry in path[3:] if entry] == own
 
@@ -212,7 +212,7 @@ def test_variables_of_the_driver_override_those_of_the_node_except_rays(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in {"OURS": "machine", "BOTH": "machine", "RAY_JOB_ID": "1", "OMP_NUM_THREADS": "1"}.items():
-        monkeypatch.setenv(name, value)  # after this process began, as Ray does it
+        monkeypatch.setenv(name, value)  # after the start of this process, as Ray does
     engine = scene.agent(home=DriverContext((), "", {"BOTH": "driver", "RAY_ADDRESS": "here:1"}))
     seat = Seat("node-0", 3000)
     scene.ready(engine, 1, HostedObject("it", pickle_hosted(HostedObject("it", (dt.Stage("it", variable),)))), seat)
@@ -277,7 +277,7 @@ def test_every_rank_gets_the_variables_that_torchrun_would_set() -> None:
 
 
 class Reduces:
-    """All ranks, on whichever node, agree on the sum of their ranks."""
+    """All ranks, on both nodes, exchange the sum of their ranks."""
 
     def setup(self, worker: Any) -> None:
         import torch.distributed as dist
@@ -318,7 +318,7 @@ def test_a_gang_on_two_nodes_connects_and_only_its_first_rank_returns_results(sc
 
 
 class Says:
-    """Each rank by itself; some items fail on one of them."""
+    """Returns its items on every rank; some items fail or kill one rank."""
 
     def setup(self, worker: Any) -> None:
         self.worker = worker
@@ -442,7 +442,7 @@ def arguments(*args: Any, **named: Any) -> bytes:
 
 @pytest.mark.parametrize("at_once", [True, False])
 def test_a_call_to_another_node_is_forwarded_without_unpickling(scene: Scene, at_once: bool) -> None:
-    """At once: the answer is given while the question is being told."""
+    """The answer is sent while the call is being forwarded."""
     a, b = scene.agent(), scene.agent()
     scene.ready(a, 1, TALKS)
     scene.ready(b, 2, TALKS)
@@ -515,7 +515,7 @@ def test_a_pickled_call_ends_with_pickled_results_and_errors(scene: Scene) -> No
 
 
 def test_calls_and_answers_between_two_polls_are_sent_at_once(scene: Scene) -> None:
-    """Not when the next poll ends: that may wait for long."""
+    """They are not delayed until the next poll ends, which may wait for long."""
     engine = scene.agent()
     tokens: list[tuple[int, int]] = []
 
@@ -549,7 +549,7 @@ def test_an_answer_for_an_exited_process_is_ignored(scene: Scene) -> None:
     assert scene.answer(engine.call_pickled(3, "it", "hear", arguments("on"))) == (True, "3:on")
 
 
-# Inside a process of Ray
+# In a Ray worker process
 
 
 AGENT = """

@@ -1,4 +1,4 @@
-"""What becomes of items when workers die, hang, run out of memory, or are badly behaved in any other way?"""
+"""Faults of local workers: death, hanging calls, lack of memory, unpicklable items, badly behaved stages."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def slowly(items: list[int]) -> list[int]:
 
 
 class Once:
-    """Does something at certain items, each time only once in the whole run."""
+    """Executes an action at certain items, once per item in the whole run."""
 
     def __init__(self, folder: Path, numbers: set[int], what: Callable[[], object]) -> None:
         self._folder, self._numbers, self._what = folder, numbers, what
@@ -57,7 +57,7 @@ class Once:
 
 
 class Always:
-    """The same, every time it sees one of these items."""
+    """Executes the action every time it gets one of these items."""
 
     def __init__(self, numbers: set[int], what: Callable[[], object]) -> None:
         self._numbers, self._what = numbers, what
@@ -81,14 +81,14 @@ def never_ends() -> None:
     threading.Event().wait()
 
 
-# Deaths
+# Loss of workers
 
 
 def test_random_kills_lose_and_duplicate_no_item() -> None:
     items, kills = (20_000, 20) if LONG else (4_000, 4)
     dice = random.Random(7)
     moments = {(n + 1) * items // (kills + 1) for n in range(kills)}
-    often: dict[str, Any] = {"fuse": False, "retries": 50}  # whom chance hits often is not to blame
+    often: dict[str, Any] = {"fuse": False, "retries": 50}  # an item may be hit several times by chance
     stages = [dt.Stage("double", double, **often), dt.Stage("slow", slowly, batch_size=8, **often)]
     handle: list[dt.Run] = []
     there = threading.Event()
@@ -188,11 +188,11 @@ def test_c_code_that_holds_the_gil_is_ended_at_its_timeout() -> None:
     no_worker_is_left(run)
 
 
-# What cannot be pickled
+# Unpicklable items
 
 
 class Prickly:
-    """Cannot be unpickled if its number ends in 3."""
+    """An item that cannot be unpickled if its number ends in 3."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -339,7 +339,7 @@ def test_a_batch_that_runs_out_of_memory_is_split() -> None:
 
 
 class DiesOfMemory:
-    """As if the kernel did it: the counter goes up, then comes the signal."""
+    """Dies as by the OOM killer: increments the counter, then sends the signal."""
 
     def __init__(self, counter: str, most: int) -> None:
         self._counter, self._most = counter, most
@@ -382,7 +382,7 @@ def test_a_kill_that_the_kernel_did_not_count_is_not_reported_as_out_of_memory(
     assert any("SIGKILL" in text for _, text in run.stats.errors)
 
 
-# Bad manners
+# Badly behaved stages
 
 
 def square(number: int) -> int:
@@ -390,7 +390,7 @@ def square(number: int) -> int:
 
 
 def starts_threads(items: list[int]) -> list[int]:
-    threading.Thread(target=never_ends).start()  # not a daemon: an interpreter would wait for it at its end
+    threading.Thread(target=never_ends).start()  # not a daemon: the interpreter would wait for it at exit
     return items
 
 
@@ -480,7 +480,7 @@ def test_a_stage_may_use_a_pool_of_forked_processes() -> None:
 
 
 class Daemons:
-    """Leaves processes of its own sessions behind, and tells which."""
+    """Leaves processes in their own sessions behind, and returns their pids."""
 
     def __call__(self, items: list[int]) -> list[int]:
         return [subprocess.Popen(["sleep", "1000"], start_new_session=item % 2 == 0).pid for item in items]
@@ -547,7 +547,7 @@ async def awaited(items: list[Any]) -> list[Any]:
 
 
 class KeepsAFew:
-    """Looks whether what it keeps has changed."""
+    """Checks whether the items that it keeps have changed."""
 
     def setup(self) -> None:
         self._kept: list[Any] = []
@@ -560,7 +560,7 @@ class KeepsAFew:
 
 @pytest.mark.parametrize("seed", range(6 if LONG else 1))
 def test_combined_random_faults_lose_and_duplicate_no_item(seed: int) -> None:
-    """Large payloads, slots, async stages, recycled workers; workers and nurseries are killed by several signals."""
+    """Large payloads, slots, async stages, recycled workers; workers and fork servers are killed by several signals."""
     dice = random.Random(seed)
     items = 1000 if LONG else 300
     handle: list[dt.Run] = []
@@ -576,7 +576,7 @@ def test_combined_random_faults_lose_and_duplicate_no_item(seed: int) -> None:
                     os.kill(pids[0], dice.choice([signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM]))
             yield number
 
-    common: dict[str, Any] = {"fuse": False, "retries": 50}  # whom chance hits often is not to blame
+    common: dict[str, Any] = {"fuse": False, "retries": 50}  # an item may be hit several times by chance
     stages = [
         dt.Stage("make", arrays, batch_size=dice.choice([1, 4]), **common),
         dt.Stage("pass", passes, batch_size=dice.choice([1, 8]), slots=dice.choice([None, 3]), **common),

@@ -1,4 +1,4 @@
-"""Do the ranks of a gang find each other, live and die together? And do workers reach each other by calls?"""
+"""Gangs of the local engine, and calls between workers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.time_limit
 
 
 class Sums:
-    """Every rank adds its own number to each item, and all ranks agree on the sum."""
+    """Every rank adds its number to each item; the result is the sum over all ranks."""
 
     def __init__(self, folder: str = "", kill: tuple[int, int] = (-1, -1), fail: tuple[int, int] = (-1, -1)) -> None:
         self._folder = folder
@@ -85,7 +85,7 @@ def test_a_gang_that_loses_a_rank_is_restarted_and_every_item_is_delivered_once(
 
 
 class Picky:
-    """One rank raises; nobody waits for it."""
+    """One rank raises; no other rank waits for it."""
 
     def __init__(self, rank: int) -> None:
         self._bad = rank
@@ -144,14 +144,14 @@ def test_a_rank_that_cannot_be_set_up_ends_its_gang() -> None:
 
 
 class Talks:
-    """Hosted by workers that call each other."""
+    """Hosted object of workers that call each other."""
 
     def setup(self, worker: Any) -> None:
         self.worker = worker
         self.count = 0
 
     def __call__(self, items: list[Any]) -> list[Any]:
-        """Each item is (worker, text): what that worker says to the text."""
+        """Items are (worker, text); results are the answers of these workers."""
         return [self.ask(*item) for item in items]
 
     def ask(self, worker: int, text: str) -> Any:
@@ -197,7 +197,7 @@ class AwaitsTalks(Talks):
 
 
 class Stage:
-    """An engine with workers, and what was heard of them."""
+    """A local engine with workers, and the log of its events."""
 
     def __init__(self, folder: Path) -> None:
         self.engine = LocalEngine(folder)

@@ -1,4 +1,5 @@
-"""Is everything gone when it should be: processes, descriptors, memory? Does a run survive the end of its helpers?"""
+"""Lifecycle of processes, descriptors and memory of the local engine; Ctrl-C; loss of the driver and of the fork
+server."""
 
 from __future__ import annotations
 
@@ -54,7 +55,7 @@ def stuck(items):
     print("stuck", flush=True)
     open(f"stuck-{items[0]}", "w").close()
     if items[0] == 0:
-        collections.deque(itertools.repeat(0), maxlen=0)  # C code that never gives the GIL away
+        collections.deque(itertools.repeat(0), maxlen=0)  # C code that never releases the GIL
     elif items[0] == 1:
         subprocess.Popen(["sleep", "1000"])
         subprocess.Popen(["sleep", "1000"], start_new_session=True)
@@ -242,7 +243,7 @@ def test_ctrl_c_twice_stops_at_once_with_keyboard_interrupt(tmp_path: Path) -> N
 
 
 def test_ctrl_c_reaches_no_worker(tmp_path: Path) -> None:
-    """Of the whole group in the foreground, as a terminal sends it."""
+    """SIGINT goes to the whole foreground process group, as from a terminal."""
     with Script(tmp_path, SLOW.replace("LOOP", IN_RUN)) as script:
         script.says("twenty")
         os.killpg(script.process.pid, signal.SIGINT)
@@ -252,7 +253,7 @@ def test_ctrl_c_reaches_no_worker(tmp_path: Path) -> None:
         assert "KeyboardInterrupt" not in script.output
 
 
-# The nursery
+# Fork server
 
 
 class Naps:
@@ -261,9 +262,9 @@ class Naps:
         return items
 
 
-def nursery_of(run: dt.Run) -> int:
-    nursery = engine_of(run)._forkserver
-    return nursery.pid if nursery is not None else 0
+def forkserver_pid(run: dt.Run) -> int:
+    forkserver = engine_of(run)._forkserver
+    return forkserver.pid if forkserver is not None else 0
 
 
 def test_a_killed_fork_server_loses_no_item() -> None:
@@ -277,9 +278,11 @@ def test_a_killed_fork_server_loses_no_item() -> None:
         there.wait()
         for number in range(400 * (kills + 1)):
             if number and number % 400 == 0:
-                until(lambda: pids_of(handle[0]) and nursery_of(handle[0]) not in {0, *killed}, "a nursery is there")
+                until(
+                    lambda: pids_of(handle[0]) and forkserver_pid(handle[0]) not in {0, *killed}, "a fork server runs"
+                )
                 workers.update(pids_of(handle[0]))
-                killed.append(nursery_of(handle[0]))
+                killed.append(forkserver_pid(handle[0]))
                 os.kill(killed[-1], signal.SIGKILL)
                 until(lambda: not any(map(is_there, workers)), "its workers are gone")
             yield number
@@ -289,11 +292,11 @@ def test_a_killed_fork_server_loses_no_item() -> None:
     assert sorted(handle[0]) == list(range(400 * (kills + 1)))
     assert len(killed) == kills
     assert losses(handle[0]) >= kills
-    until(lambda: not any(map(is_there, [*workers, *killed])), "nobody is left")
+    until(lambda: not any(map(is_there, [*workers, *killed])), "no process is left")
 
 
 class StartsSleepers:
-    """Each worker starts a program in its own group."""
+    """Starts a program in its own process group."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
@@ -322,7 +325,7 @@ def test_programs_started_by_workers_end_with_the_fork_server(tmp_path: Path) ->
     until(lambda: len(list(tmp_path.glob("sleeper-*"))) == 2, "programs are started")
     until(lambda: len(pids_of(run)) == 2, "workers are known")
     sleepers = [int(path.name.partition("-")[2]) for path in tmp_path.glob("sleeper-*")]
-    os.kill(nursery_of(run), signal.SIGKILL)
+    os.kill(forkserver_pid(run), signal.SIGKILL)
     until(lambda: not any(map(is_there, sleepers)), "programs are gone")
     go_on.set()
     assert sorted(run) == list(range(40))
@@ -332,10 +335,10 @@ def test_a_run_ends_if_its_fork_server_is_killed_at_the_very_end() -> None:
     for _ in range(10 if LONG else 3):
         run = run_of(dt.Stage("naps", Naps), source=range(3))
         found = [next(iter(run))]
-        nursery = nursery_of(run)
-        if nursery and is_there(nursery):
-            with suppress(ProcessLookupError):  # the run may end it just now
-                os.kill(nursery, signal.SIGKILL)
+        forkserver = forkserver_pid(run)
+        if forkserver and is_there(forkserver):
+            with suppress(ProcessLookupError):  # the run may end it at the same moment
+                os.kill(forkserver, signal.SIGKILL)
         found += list(run)
         assert sorted(found) == [0, 1, 2]
 
@@ -345,7 +348,7 @@ def echo(items: list[Any]) -> list[Any]:
 
 
 def test_many_workers_can_be_started_at_once(tmp_path: Path) -> None:
-    count = 600 if LONG else 320  # some 280 notices of a nursery fill its socket
+    count = 600 if LONG else 320  # about 280 reports of the fork server fill its socket
     engine = LocalEngine(tmp_path)
     try:
         hosted = (HostedObject("a", "builtins:sorted", 1),)
@@ -362,7 +365,7 @@ def test_many_workers_can_be_started_at_once(tmp_path: Path) -> None:
     assert not workers_of(tmp_path)
 
 
-# What an engine holds
+# Descriptors and memory
 
 
 def big(items: list[int]) -> list[Any]:
@@ -381,8 +384,8 @@ def held() -> Counter[Any]:
 
 @pytest.mark.parametrize("deadly", [False, True])
 def test_a_run_leaves_no_descriptors_and_threads(deadly: bool) -> None:
-    list(run_of(dt.Stage("warm", echo), source=range(3)))  # what is imported and opened once
-    before = held()  # what tests before it have left may go meanwhile
+    list(run_of(dt.Stage("warm", echo), source=range(3)))  # import modules and open what is opened once
+    before = held()  # leftovers of earlier tests may disappear meanwhile
     handle: list[dt.Run] = []
     there = threading.Event()
 
@@ -418,7 +421,7 @@ def test_an_engine_closed_with_busy_workers_leaves_no_descriptors(tmp_path: Path
 
 
 def test_shared_memory_of_ended_workers_is_released_during_the_run() -> None:
-    most = memory_files() + 2 + 10  # two of the run, and one for each item that a worker may run
+    most = memory_files() + 2 + 10  # two of the run, and one for each item in flight
 
     def source() -> Iterator[int]:
         yield from range(190)

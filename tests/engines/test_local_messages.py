@@ -1,4 +1,5 @@
-"""Does what reviewers once broke in the local engine stay mended?"""
+"""Messages between driver and workers: wake-ups, full sockets, cancellation, shared memory, forked processes,
+signals."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ pytestmark = pytest.mark.time_limit
 
 
 class Bench:
-    """An engine whose workers host one object each, and everything that was heard of them."""
+    """A local engine whose workers host one object each, and the log of its events."""
 
     def __init__(self, folder: Path) -> None:
         self.engine = LocalEngine(folder)
@@ -47,7 +48,7 @@ class Bench:
         self.engine.submit([StartWorker(worker, (Seat("node-0", 100),), (HostedObject("u", work, slots),))])
 
     def send(self, message: int, *items: Any, worker: int = 1, cut: int = 100) -> None:
-        """Each item in a segment of its own, and one call for all of them."""
+        """Send each item in its own segment, with one call for all."""
         parts = [(self.engine.store([message], [item]), 0, 1) for item in items]
         self.engine.submit([RunBatches(message, worker, "u", parts, len(items), len(items), cut)])
 
@@ -143,7 +144,7 @@ def test_posts_from_another_thread_always_wake_poll(bench: Bench, monkeypatch: p
     really = os.eventfd_read
 
     def read(fd: int) -> int:
-        time.sleep(0)  # others run meanwhile
+        time.sleep(0)  # let other threads run
         value = really(fd)
         time.sleep(0)
         return value
@@ -220,11 +221,11 @@ def test_a_momentary_kernel_memory_shortage_loses_no_message(
     assert len(refused) == 3
 
 
-# Messages that are taken back
+# Cancellation
 
 
 class NotesAndWaits:
-    """Says which messages it runs; the first waits for a file."""
+    """Records the messages that it runs; the first waits for a file."""
 
     def __init__(self, log: Path, gate: Path) -> None:
         self._log, self._gate = str(log), str(gate)
@@ -237,7 +238,7 @@ class NotesAndWaits:
 
 
 def test_a_message_behind_large_ones_is_never_both_cancelled_and_run(bench: Bench, tmp_path: Path) -> None:
-    """A read ends behind every descriptor."""
+    """One read from the socket ends after every descriptor."""
     bench.ready(1, NotesAndWaits(tmp_path / "log", tmp_path / "gate"))
     bench.send(1, (1, b""))
     bench.begun(1)
@@ -293,7 +294,7 @@ def test_a_worker_that_has_called_another_runs_no_cancelled_message(bench: Bench
         bench.log += bench.engine.poll(PATIENCE_S)
     bench.until(lambda: len(bench.log) == last, "all are answered")
     bench.send(last + 1, last + 1)
-    bench.done(last + 1)  # it took all before it
+    bench.done(last + 1)  # all messages before it are processed
     assert sorted(answered()) == list(range(1, last + 2))
     ran, returned = noted(tmp_path / "log"), set(bench.messages(BatchesReturned))
     assert returned
@@ -302,7 +303,7 @@ def test_a_worker_that_has_called_another_runs_no_cancelled_message(bench: Bench
 
 
 class AsksInVain:
-    """Gives up a call that is not answered yet."""
+    """Abandons a call that has no answer yet."""
 
     def __init__(self, gate: Path) -> None:
         self._gate = str(gate)
@@ -331,7 +332,7 @@ def test_an_abandoned_call_does_not_stop_a_worker_from_reading(bench: Bench, tmp
     bench.send(1, "give up")
     assert bench.values(bench.done(1)) == ["give up"]
     (tmp_path / "gate").touch()
-    bench.send(2, "ask again")  # answered behind the one that nobody waits for
+    bench.send(2, "ask again")  # answered after the abandoned one
     assert bench.values(bench.done(2)) == ["pong"]
     assert not any(isinstance(event, WorkerLost) for event in bench.log)
 
@@ -381,7 +382,7 @@ def test_a_user_task_that_exits_does_not_stop_other_tasks(bench: Bench) -> None:
 
 
 class KeepsAndFails:
-    """Keeps its first input; its output then is more than a file may have."""
+    """Keeps its first input; its output exceeds the file size limit."""
 
     def __init__(self) -> None:
         self._kept: list[Any] = []
@@ -426,7 +427,7 @@ def test_messages_whose_output_was_spilled_leave_no_memory(bench: Bench) -> None
 
 
 def writes_and_forks(items: list[Any]) -> list[int]:
-    """After some messages that write into them, payloads are copied."""
+    """Writes into its input; after some messages payloads are copied."""
     array = items[0]
     array += 1
     child = os.fork()
@@ -448,7 +449,7 @@ def test_writes_of_a_forked_process_into_its_arrays_are_private(bench: Bench) ->
 
 
 class SavesInBackground:
-    """A forked process reads the first array when its call is long over."""
+    """A forked process reads the first array long after its call has ended."""
 
     def __init__(self, folder: Path) -> None:
         self._gate, self._saved = str(folder / "gate"), str(folder / "saved")

@@ -1,4 +1,4 @@
-"""Can a bell be rung from anywhere, also in the midst of a ring?"""
+"""Wake-up descriptor of the polling thread."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ if TYPE_CHECKING:
 
 
 def test_a_signal_handler_may_wake_during_a_wake_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    bell = Wakeup()
+    wakeup = Wakeup()
     write = os.eventfd_write
     rung: list[int] = []
 
     def interrupted(fd: int, value: int) -> None:
         if not rung:
             rung.append(1)
-            bell._is_pending = False  # it was heard meanwhile
+            wakeup._is_pending = False  # the polling thread cleared it meanwhile
             signal.raise_signal(signal.SIGUSR1)
         write(fd, value)
 
-    before = signal.signal(signal.SIGUSR1, lambda *_: bell.wake())
+    before = signal.signal(signal.SIGUSR1, lambda *_: wakeup.wake())
     monkeypatch.setattr(os, "eventfd_write", interrupted)
     done = Event()
-    watch = Thread(target=lambda: done.wait(PATIENCE_S) or os._exit(1), daemon=True)  # a deadlock of the main thread
+    watch = Thread(target=lambda: done.wait(PATIENCE_S) or os._exit(1), daemon=True)  # the main thread is deadlocked
     watch.start()
     try:
-        bell.wake()
+        wakeup.wake()
     finally:
         done.set()
         watch.join()
         signal.signal(signal.SIGUSR1, before)
-    assert os.eventfd_read(bell.fd) == 2
-    bell.close()
+    assert os.eventfd_read(wakeup.fd) == 2
+    wakeup.close()

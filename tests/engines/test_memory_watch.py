@@ -1,4 +1,4 @@
-"""Who is ended when the memory of a node runs out, and is the right memory looked at?"""
+"""Memory watch: which worker is ended when the memory of a node runs out, and which memory counts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MB = 1 << 20
 FULL = MemoryUsage(94 * GB, 100 * GB)
 
 
-# Who
+# Choice of the worker
 
 
 def test_no_worker_is_ended_while_memory_is_free() -> None:
@@ -65,7 +65,7 @@ def test_small_workers_without_a_request_are_not_ended_before_a_large_one() -> N
     assert found[0] == 1
 
 
-# When
+# Interval
 
 
 def test_the_next_worker_is_ended_only_after_the_last_one_had_time_to_exit() -> None:
@@ -125,7 +125,7 @@ def test_the_largest_real_worker_is_ended_and_reported_as_out_of_memory() -> Non
         engine.close()
 
 
-# How full
+# Memory in use
 
 
 def a_machine(root: Path, used: int, files: dict[str, str]) -> MemoryMeter:
@@ -166,12 +166,12 @@ def test_the_memory_use_of_this_machine_is_plausible() -> None:
     assert 0 < use.used_bytes <= use.limit_bytes
 
 
-# Killed by the kernel all the same
+# Kills by the kernel
 
 
 @pytest.mark.parametrize("version", [1, 2])
 def test_an_oom_kill_counted_in_our_cgroup_is_recognised(tmp_path: Path, version: int) -> None:
-    """In version 1 the cgroups around it do not count it; here they never change, as on an agent's machine."""
+    """In cgroup version 1 the parent cgroups do not count it; here they never change, as on the machine of an agent."""
     group, name, line = (
         ("memory/ours", "memory.oom_control", "4:memory:/ours\n")
         if version == 1

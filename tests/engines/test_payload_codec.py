@@ -1,4 +1,4 @@
-"""Do items come out of a payload as they went in, and is the bad item named when one cannot?"""
+"""Payload codec: round trips of items, unpicklable items, recovery of readable items."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ MB = 1_000_000
 
 
 def received(packed: PackedPayload) -> tuple[memoryview, list[memoryview]]:
-    """What a worker has after the payload came in a message."""
+    """The items as a worker receives them in a message."""
     return split_layout(memoryview(bytearray(join_layout(packed))), part_lengths(packed))
 
 
@@ -261,7 +261,7 @@ def test_importing_the_modules_loads_nothing_heavy() -> None:
     assert shown.stdout.strip() == "[]"
 
 
-# ------------------------------------------------------------------------------------------- what cannot be pickled
+# -------------------------------------------------------------------------------------------------- unpicklable items
 
 
 def test_objects_that_pickle_cannot_import_are_pickled_by_value() -> None:
@@ -314,7 +314,7 @@ def test_an_item_nested_too_deeply_is_named() -> None:
     with pytest.raises(Unpicklable) as caught:
         pack_items((), [1, deep])
     assert caught.value.index == 1
-    while deep:  # else the interpreter's own stack would suffer when it goes
+    while deep:  # otherwise its deallocation would overflow the stack
         deep = deep[0]
 
 
@@ -347,7 +347,7 @@ def test_an_error_without_a_printable_message_has_its_type_name() -> None:
     assert pickle.loads(pickle.dumps(caught.value)).error_text == "Silent"
 
 
-# ------------------------------------------------------------------------------------------- what cannot be loaded
+# --------------------------------------------------------------------------------------------------- unreadable items
 
 
 class Plain:
@@ -373,7 +373,7 @@ def tell(value: object) -> str:
 
 
 class Told:
-    """Whose maker would gladly take a Broken."""
+    """An object whose constructor would accept a BrokenItem."""
 
     def __init__(self, value: object) -> None:
         self.value = value
@@ -485,7 +485,7 @@ def test_all_items_that_share_a_broken_object_are_broken(monkeypatch: pytest.Mon
 
 def test_an_object_that_gets_a_broken_member_later_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
     loop: list[Any] = []
-    inner = Plain(loop)  # complete before the list it refers to is
+    inner = Plain(loop)  # complete before the list that it refers to
     loop += [inner, BadReduce()]
     kinds = [type(item) for item in recovered([loop, inner, 3], monkeypatch)]
     assert kinds == [BrokenItem, BrokenItem, int]

@@ -1,4 +1,4 @@
-"""Agents of the driver: those that die again and again, nodes that are all gone, and those that have nothing to do."""
+"""Agent pool of the driver: restarts, loss of nodes and of Ray, idle agents. No Ray is started."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def around(*names: str) -> RayRunContext:
 
 
 class NoHandle:
-    """An agent that hears nothing."""
+    """Handle of an agent that ignores all calls."""
 
     def __getattr__(self, name: str) -> Any:
         return self
@@ -84,12 +84,12 @@ def test_an_agent_that_dies_repeatedly_is_restarted_with_growing_delays(
     agents = AgentPool(tmp_path, around("a"), listener)
     for _ in range(7):
         assert agents.on_node_lost("a")
-        assert agents.on_node_lost("a")  # told twice
+        assert agents.on_node_lost("a")  # reported twice
         assert agents.is_restarting("a")
         assert agents.link("a", "") is None
         agents.restart("a")
         assert not agents.is_restarting("a")
-        agents.restart("a")  # told twice
+        agents.restart("a")  # reported twice
     assert [delay_s for delay_s, _ in listener.due] == [0.5, 1.0, 2.0, 4.0, 8.0, 10.0, 10.0]
     assert len(listener.added) == 7
     listener.added[-1].started_at -= agent_pool.STABLE_AGENT_S + 1
@@ -142,7 +142,7 @@ DIED = "The actor died unexpectedly.\nThe actor is dead because its worker proce
 
 @pytest.fixture
 def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RayEngine]:
-    """With agents that hear nothing, on two nodes."""
+    """An engine on two nodes whose agents ignore all calls."""
     monkeypatch.setattr(agent_pool, "start_agent", lambda *_: NoHandle())
     monkeypatch.setattr(agent_pool.IDLE_AGENTS, "take", lambda *_: None)
     found = RayEngine(tmp_path, around("a", "b"))
@@ -169,7 +169,7 @@ def test_an_agent_with_a_runtime_env_that_dies_before_its_hello_is_restarted(eng
         engine._handlers.handle(None, RestartAgent("a"))
     engine._handlers.handle(
         started(engine, ""), [("hello", *AgentHello(1, "", True, (), (), dovetail_version()))]
-    )  # that another starts says nothing of this one
+    )  # the start of another agent proves nothing about this one
     engine._handlers.handle(started(engine, ENV), RayError(DIED))
     [error] = failed(engine)
     assert error.startswith("DT403 node a cannot start an agent with the runtime_env")
@@ -193,7 +193,7 @@ def test_a_node_loss_is_not_reported_as_a_failed_runtime_env(engine: RayEngine) 
     assert failed(engine) == []
 
 
-# --- Ray that is gone
+# --- loss of Ray
 
 
 class Leaves(NoHandle):
@@ -263,7 +263,7 @@ def test_the_cluster_watcher_reports_a_silent_head(monkeypatch: pytest.MonkeyPat
         listener.close()
 
 
-# --- nodes that are all gone
+# --- loss of all nodes
 
 
 def test_the_run_fails_when_all_nodes_are_lost(tmp_path: Path) -> None:
@@ -320,7 +320,7 @@ def test_the_cluster_is_discovered_again_only_when_nodes_join_or_leave(monkeypat
         lookout.close()
 
 
-# --- idle ones
+# --- idle agents
 
 
 @pytest.fixture
@@ -331,7 +331,7 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 def test_one_timer_serves_all_idle_agents(ended: list[Any]) -> None:
     kept = IdleAgents(60.0, ended.append)
-    others = set(threading.enumerate())  # one that a test on Ray has left may end meanwhile
+    others = set(threading.enumerate())  # a thread of an earlier test on Ray may end meanwhile
     for number in range(50):
         kept.put(f"node-{number}", "", object())
     assert kept._timer is not None

@@ -1,4 +1,4 @@
-"""What if Dovetail cannot start on a node of Ray? The run says so instead of trying for ever."""
+"""Agents that cannot start: the run fails with the reason."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["on_ray"]
 @pytest.mark.usefixtures("on_ray")
 def test_a_run_fails_where_no_agent_starts_on_any_node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     class Unfit(Agent):
-        """As where another version of Dovetail is installed."""
+        """An agent as on a node with another version of Dovetail."""
 
         def __init__(self) -> None:
             raise ImportError("no module of that name here")

@@ -1,4 +1,4 @@
-"""Which Ray a text means, how it is reached or started, and how that fails."""
+"""Engine names of Ray, attaching to a cluster, starting a private Ray, and their errors."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from ray_aids import FakeCluster
 
-# --- texts
+# --- engine names
 
 
 @pytest.mark.parametrize(
@@ -104,12 +104,12 @@ def test_engine_names_of_ray_are_recognised() -> None:
     assert parse_address("ray://10.0.0.7:10001") is parse_address("nonsense") is None
 
 
-# --- who listens
+# --- probes
 
 
 @contextmanager
 def listening(answer: bytes | None) -> Iterator[RayAddress]:
-    """A server that sends this to every connection; nothing at all, if None."""
+    """A server that sends `answer` to every connection; nothing if None."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         kept: list[socket.socket] = []
 
@@ -190,7 +190,7 @@ def test_a_ray_without_a_client_skips_the_check(monkeypatch: pytest.MonkeyPatch)
 
 
 def answers(monkeypatch: pytest.MonkeyPatch, *, needs_token: bool) -> list[str]:
-    """Replace the probe by a cluster with or without tokens; the modes in which it was asked."""
+    """Replace the probe by a cluster with or without tokens; returns the auth modes of the probes."""
     asked: list[str] = []
 
     def probe(_address: str, auth_mode: str = gcs_probe.WITHOUT_TOKEN) -> gcs_probe.ProbeResult:
@@ -246,7 +246,7 @@ def test_ray_address_gives_the_running_cluster(monkeypatch: pytest.MonkeyPatch) 
     assert gcs_probe.find_running_cluster() == RayAddress(AddressKind.ADDRESS, "head", 6379)
 
 
-# --- a Ray of our own
+# --- private Ray
 
 
 def test_a_private_ray_gets_the_resources_of_this_process() -> None:
@@ -284,7 +284,7 @@ def test_the_reason_of_a_dead_raylet_is_reported() -> None:
 
 
 class NeverStarts:
-    """Ray, as far as it is asked: this one fails."""
+    """Stand-in for Ray that fails to start."""
 
     def shutdown(self) -> None:
         return None
@@ -306,7 +306,7 @@ def test_a_failed_start_is_retried_and_then_reported() -> None:
 
 
 def test_only_processes_of_ray_are_ended_after_a_failed_start() -> None:
-    folder = "/home/ray/anaconda3/lib/python3.11/site-packages/ray"  # as in Ray's own images
+    folder = "/home/ray/anaconda3/lib/python3.11/site-packages/ray"  # as in the container images of Ray
     ours = ["/home/ray/anaconda3/bin/python", "/home/ray/work/train.py", "--data", "/mnt/ray/x"]
     assert not is_ray_process(ours, folder)
     assert not is_ray_process([], folder)
@@ -317,7 +317,7 @@ def test_only_processes_of_ray_are_ended_after_a_failed_start() -> None:
 
 
 class Interrupted:
-    """Ray, as far as it is asked: somebody types Ctrl-C while it is joined."""
+    """Stand-in for Ray that gets Ctrl-C while attaching."""
 
     def __init__(self) -> None:
         self.left = 0
@@ -507,7 +507,7 @@ detach()
 import ray
 ray.init(address=where.address, log_to_driver=False, logging_level="ERROR")
 child("theirs")
-assert attach(where) == current_attachment()  # the parent's is as good as ever
+assert attach(where) == current_attachment()  # that of the parent still works
 print("done", flush=True)
 """
 
@@ -535,7 +535,7 @@ assert not ray.is_initialized()
 
 
 def test_a_ray_of_another_program_is_not_attached(ray_cluster: FakeCluster, tmp_path: Path) -> None:
-    """Ray's own `auto` would take any Ray whose processes it sees on this machine."""
+    """`auto` of Ray itself would attach to any Ray on this machine."""
     assert ray_cluster.address
     with Script(tmp_path, FINDS_NONE, RAY_TMPDIR=str(tmp_path)) as script:
         assert "no Ray runs on this machine" in script.finish()

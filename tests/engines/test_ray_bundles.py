@@ -1,4 +1,4 @@
-"""How are amounts asked for in Ray's words, and which groups can go? Without Ray."""
+"""Bundles of placement groups for amounts, and the groups to release. No Ray is started."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows in the memory of a real cluster's head: one at a time, whoever dies."""
+"""Claims in the key-value store of a Ray cluster: serialized changes, locks of dead drivers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _attached(ray_cluster: FakeCluster) -> Iterator[None]:
 
 @pytest.fixture
 def rows(request: pytest.FixtureRequest) -> Iterator[KvClaimRows]:
-    """A book of the test's own."""
+    """A claim store of its own."""
     from dovetail.engines.ray.claim_storage import KvClaimRows
 
     found = KvClaimRows(request.node.name, lock_s=0.3)
@@ -111,7 +111,7 @@ def test_a_change_is_repeated_if_the_lock_was_lost(rows: KvClaimRows, request: p
 
     def decide(found: list[tuple[Any, ...]]) -> tuple[list[str], tuple[Any, ...], int]:
         decided.append(len(found))
-        if len(decided) == 1:  # another breaks the lock, writes, and lets it go
+        if len(decided) == 1:  # another driver breaks the lock, writes and releases it
             internal_kv._internal_kv_del(lock, namespace=b"dovetail")
             other = json.dumps(row("other", 1.0)).encode()
             internal_kv._internal_kv_put(f"{request.node.name}/1/row/other", other, namespace=b"dovetail")

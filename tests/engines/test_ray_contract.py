@@ -1,4 +1,4 @@
-"""Does the Ray engine keep the contract?"""
+"""Contract suite on the Ray engine."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.ray
 
 
 def engine_on(node_id: str, folder: Path, **more: Any) -> RayEngine:
-    """An engine whose one node, called NODE, is this node of Ray's."""
+    """An engine whose only node, NODE, is the Ray node with this id."""
     from dovetail.engines.local.worker_spec import DriverContext
     from dovetail.engines.ray.agent_pool import RayRunContext
     from dovetail.engines.ray.engine import RayEngine

@@ -1,4 +1,4 @@
-"""What is seen of a Ray cluster, and who sits there: from Ray's rows, and from a real cluster."""
+"""Discovery of a Ray cluster and of the holders of its resources, from tables of Ray and from a real cluster."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_node_names_are_unique_hostnames_and_stay_the_same() -> None:
     assert first == {"aa" * 10: "one", "bb" * 10: "node-bbbbbbbb", "cc" * 10: "node-cccccccc"}
     known = {name: node for node, name in first.items()}
     assert node_names([row("aa", "one"), row("dd", "one")], known) == {"aa" * 10: "one", "dd" * 10: "node-dddddddd"}
-    assert node_names([row("dd", "one")], known) == {"dd" * 10: "node-dddddddd"}  # a name is never another's
+    assert node_names([row("dd", "one")], known) == {"dd" * 10: "node-dddddddd"}  # a name is never reused
     twins = [{**row("aa", "x"), "NodeID": "a" * 20 + tail} for tail in "12"]
     assert len(set(node_names(twins, {}).values())) == 2
 
@@ -130,7 +130,7 @@ def test_unnamed_cards_are_inspected() -> None:
     assert len(merge_probed_cards(said[:1], looked)) == 1
 
 
-# --- what others hold
+# --- foreign holders
 
 CARDS = Node("n", 8000, 16 * GB, (Gpu("x", 1000, 2, 1),) * 3, (), (("fpga", 2000),))
 
@@ -169,7 +169,7 @@ def test_a_removed_placement_group_of_ours_is_not_foreign() -> None:
 
 
 def group_row(number: int, state: str, node: str = "aa", **resources: float) -> Any:
-    """As Ray keeps it."""
+    """A row of the placement group table of Ray."""
     from ray.core.generated.gcs_pb2 import PlacementGroupTableData
 
     made = PlacementGroupTableData(
@@ -207,7 +207,7 @@ def test_removed_groups_add_little_cost(monkeypatch: pytest.MonkeyPatch) -> None
     assert [one["state"] for one in parse_groups(rows, {})] == ["CREATED"]
 
 
-# --- who sits where
+# --- description of holders
 
 
 def test_holders_and_waiting_requests_are_described() -> None:
@@ -263,7 +263,7 @@ def test_excluded_nodes_have_no_holders_and_actors_without_requests_do_not_wait(
     assert using.waiting == ()
 
 
-# --- a real one
+# --- a real cluster
 
 
 @pytest.fixture
@@ -346,7 +346,7 @@ def test_unnamed_cards_are_inspected_once(attached: FakeCluster) -> None:
         until(lambda: node.dovetail_name in discover().ids, "it has joined")
         began = time.monotonic()
         seen = discover()
-        assert time.monotonic() - began < patiently(0.5)  # remembered in the cluster
+        assert time.monotonic() - began < patiently(0.5)  # cached in the cluster
         (found,) = [one for one in seen.cluster.nodes if one.name == node.dovetail_name]
         assert len(found.gpus) == 1
 

@@ -1,4 +1,4 @@
-"""Which variables reach workers on other machines, and is it said when a missing one is the reason of an error?"""
+"""Environment variables sent to workers on other nodes, and hints about missing ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes of items when workers on Ray die, hang, run out of memory, and when agents do?"""
+"""Faults on Ray: workers that die, hang or run out of memory, and agents that are killed."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ __all__ = [
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("on_ray")]
 
 
-# Deaths told apart
+# Causes of loss
 
 
 class Dies:
-    """As the item says."""
+    """Dies or hangs as the item requests."""
 
     def __call__(self, items: list[str]) -> list[str]:
         for item in items:
@@ -88,7 +88,7 @@ class Dies:
         threading.Event().wait()
 
     def fills(self) -> None:
-        """All the memory that there is for it, quickly."""
+        """Fill all available memory."""
         kept = []
         while True:
             kept.append(b"x" * (64 << 20))
@@ -211,7 +211,7 @@ def memory_group(limit: int) -> Iterator[Path]:
 @pytest.mark.long
 def test_an_oom_kill_is_reported_as_out_of_memory(ray_cluster: FakeCluster, tmp_path: Path) -> None:
     with memory_group(1 << 30) as group, add_node(ray_cluster) as node:
-        (group / "cgroup.procs").write_text(str(node.raylet_pid))  # and whatever it starts from now
+        (group / "cgroup.procs").write_text(str(node.raylet_pid))  # and all processes that it starts from now on
         made = Bench(ray_cluster, tmp_path, node.name, memory_full=100.0)
         try:
             made.ready(1, Dies, node.name)
@@ -236,7 +236,7 @@ def agents_of(run: dt.Run) -> dict[str, int]:
 
 
 def counted(run: dt.Run, at: dict[int, Any]) -> list[Any]:
-    """What a run gives; after so many something happens."""
+    """The results of a run; `at` maps a number of results to an action."""
     found = []
     for item in run:
         found.append(item)
@@ -246,10 +246,10 @@ def counted(run: dt.Run, at: dict[int, Any]) -> list[Any]:
 
 
 def kill_agent(run: dt.Run) -> None:
-    """Of the node that has most workers; its workers are gone soon."""
+    """Kill the agent of one node."""
     there: dict[str, int] = {}
 
-    def known() -> bool:  # the driver may not have heard yet of the last one's death
+    def known() -> bool:  # the driver may not know yet that the last one died
         there.update({node: pid for node, pid in agents_of(run).items() if is_there(pid)})
         return bool(there)
 
@@ -295,11 +295,11 @@ def test_workers_of_a_killed_agent_are_lost_and_can_be_restarted(bench: Bench) -
     assert bench.done(bench.send(141, ["fine"])) == ["fine"]
 
 
-# The end
+# Cleanup
 
 
 def test_a_reused_agent_leaves_nothing_behind() -> None:
-    """Who tidied up was killed before it was done, every other time."""
+    """The process that cleans up was killed before it had finished, every other time."""
     for _ in range(20 if LONG else 4):
         _nothing_is_left_behind()
 

@@ -1,4 +1,4 @@
-"""What else of the local engine's faults is the same on Ray? Everything that is not tried each time."""
+"""The remaining fault tests of the local engine, on Ray; only in `make test-long`."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Do workers on Ray find what they expect? Slots, gangs, calls, variables, large payloads, Ray itself; on one node and
-across several."""
+"""Features of workers on Ray, on one node and across nodes: slots, gangs, calls, variables, large payloads, use of
+Ray."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_slots_and_async_stages_run_one_call_per_slot_at_once() -> None:
 
 
 class Meets:
-    """Its ranks meet at MASTER_ADDR and MASTER_PORT, as torch would, and add up what each has."""
+    """Ranks connect at MASTER_ADDR and MASTER_PORT, as torch does, and exchange their values."""
 
     def setup(self, worker: Any) -> None:
         self.rank, self.ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -95,7 +95,7 @@ class Meets:
             return reached.makefile("rw")
 
     def __call__(self, items: list[Any]) -> list[Any]:
-        """Everybody's variables and items come together at rank 0, which tells all that it has them."""
+        """Rank 0 collects the variables and items of all ranks and confirms to each."""
         if "raise" in items and self.rank == self.ranks - 1:
             raise ValueError(f"rank {self.rank} does not like it")
         if "raise" in items:
@@ -185,7 +185,7 @@ def test_large_calls_across_nodes(bench: Bench) -> None:
 
 
 def test_slow_calls_across_nodes_do_not_delay_others(bench: Bench) -> None:
-    """However many wait for a worker that is busy: calls to others go through."""
+    """Calls to other workers succeed while many calls wait for a busy worker."""
     bench.start(310, Chats, "a", slots=50)
     bench.start(311, Chats, "d", slots=40)
     bench.start(312, Chats, "d", slots=2)
@@ -226,7 +226,7 @@ def test_a_message_whose_input_is_lost_with_an_agent_is_returned(bench: Bench) -
 
 
 class Chats(Talks):
-    """The same, hosted under another name."""
+    """The same object, hosted under another name."""
 
     def ask(self, worker: int, text: str) -> Any:
         try:
@@ -287,7 +287,7 @@ def variables(items: list[str]) -> list[tuple[str, str | None]]:
 
 
 def test_variables_come_from_the_driver_the_stage_and_its_runtime_env(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And a stage with a runtime_env has an agent of its own."""
+    """A stage with a runtime_env has its own agent."""
     given = {"LOG_LEVEL": "all", "HF_HOME": "/hf", "MINE": "named", "OTHER": "not", "CUDA_VISIBLE_DEVICES": "0,1"}
     for name, value in {**given, "RANK": "3"}.items():
         monkeypatch.setenv(name, value)
@@ -315,7 +315,7 @@ def test_variables_come_from_the_driver_the_stage_and_its_runtime_env(monkeypatc
 
 
 class sees:  # noqa: N801 - as a function
-    """Adds what it sees of these variables, and the process of its agent, to each item."""
+    """Adds these variables and the pid of its agent to each item."""
 
     def __init__(self, names: list[str]) -> None:
         self._names = names
@@ -369,7 +369,7 @@ def test_a_runtime_env_that_cannot_be_created_fails_the_run_with_the_reason(
     assert why in str(told.value)
 
 
-# Ray inside of a stage
+# Ray in a stage
 
 
 class UsesRay:
@@ -417,11 +417,11 @@ def test_arrays_of_50_mb_within_a_node_and_between_nodes(bench: Bench) -> None:
     expected = [(float(number), float(number), 50 * MB) for number in (1, 2, 3)]
     assert bench.done(bench.pass_on(402, parts)) == [("a", *one) for one in expected]
     assert bench.done(bench.pass_on(403, parts)) == [("d", *one) for one in expected]
-    assert bench.done(bench.pass_on(403, parts)) == [("d", *one) for one in expected]  # what was fetched is used again
+    assert bench.done(bench.pass_on(403, parts)) == [("d", *one) for one in expected]  # fetched payloads are reused
 
 
 def test_arrays_of_50_mb_through_a_run() -> None:
-    """Into it, between its stages, and out of it."""
+    """As input, between stages and as output."""
     stages = [dt.Stage("pass", passes, fuse=False), dt.Stage("again", passes, fuse=False)]
     found = list(run_of(*stages, source=(np.full(50 * MB // 8, number, dtype=np.float64) for number in range(2))))
     assert sorted(float(array[-1]) for array in found) == [0.0, 1.0]
@@ -455,7 +455,7 @@ def command(*arguments: str) -> str:
 def test_a_run_on_ray_has_status_logs_and_trace(tmp_path: Path) -> None:
     def numbers() -> Iterator[int]:
         yield from range(40)
-        while len(list((tmp_path / "run" / "logs").glob("*.log"))) < 3:  # whoever is late gets something, too
+        while len(list((tmp_path / "run" / "logs").glob("*.log"))) < 3:  # late workers get an item, too
             yield 1
 
     run = run_of(dt.Stage("speak", speaks, workers=3), source=numbers(), run_dir=tmp_path / "run")

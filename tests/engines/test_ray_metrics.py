@@ -1,4 +1,4 @@
-"""Does what workers use on other nodes reach the driver, all of it once? No Ray is needed for that."""
+"""Metrics of workers on other nodes as the driver sees them. No Ray is started."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Workers = dict[int, tuple[str, tuple[int, ...]]]
 
 
 def look(meter: NodeMeter, now: float) -> dict[str, Any]:
-    """As it arrives at the driver."""
+    """A sample as it arrives at the driver."""
     found = meter.sample(now)
     assert found is not None, meter.problem
     again = marshal.loads(marshal.dumps(found))
@@ -36,7 +36,7 @@ def look(meter: NodeMeter, now: float) -> dict[str, Any]:
 
 
 def data(at: float, *workers: tuple[int, str, float], machine: str = "m", cards: tuple[str | None, ...] = ()) -> Any:
-    """A look: (worker, unit, CPU seconds) ..."""
+    """A sample of (worker, unit, CPU seconds) ..."""
     figures = {worker: (unit, cpu_s, 10 * MB, 1, 2, 3, None, None, 1) for worker, unit, cpu_s in workers}
     shown = [(index, uuid, 50, None, None, None, None, None, None) for index, uuid in enumerate(cards)]
     return {"at": at, "machine": machine, "workers": figures, "host": (1.5, 4, 2 * MB, 8 * MB), "cards": shown}
@@ -67,7 +67,7 @@ def test_only_nodes_that_left_are_forgotten() -> None:
     measured = ClusterMetrics()
     measured.record("x", data(1.0, (1, "a", 5.0)))
     measured.record("y", data(1.0, (2, "b", 6.0), machine="n"))
-    measured.record("y", None)  # a look that was not due
+    measured.record("y", None)  # a measurement that was not due
     measured.on_node_left("x")
     measured.on_node_left("nobody")
     assert measured.uses().keys() == {2}
@@ -110,10 +110,10 @@ def test_a_sample_has_the_drivers_time_and_the_nodes_interval() -> None:
     measured = ClusterMetrics(lambda: now[0])
     measured.record("x", data(50.0, (1, "a", 0.0)))
     assert measured.uses()[1].at == 1000.0
-    now[0] = 1001.7  # it came late
+    now[0] = 1001.7  # it arrived late
     measured.record("x", data(51.0, (1, "a", 1.0)))
     assert measured.uses()[1].at == 1001.0
-    measured.record("x", data(3.0, (1, "a", 1.0)))  # another machine took the name
+    measured.record("x", data(3.0, (1, "a", 1.0)))  # another machine has the name now
     assert measured.uses()[1].at == 1001.7
 
 

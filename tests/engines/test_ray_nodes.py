@@ -1,4 +1,4 @@
-"""Is every worker of a run on Ray where the plan says, and does the run live with nodes that come and go?"""
+"""Placement of workers on the nodes of a Ray cluster, and runs whose nodes die or join."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.ray, pytest.mark.time_limit(600 if LONG else 150)]
 
 REPLANS_S = 10.0
-"""Two of them."""
+"""Duration of two replans."""
 ELSEWHERE_S = 10.0
 BLOB = 150_000
-"""More than Ray passes inside of a message: such a payload lies in the object store of a node."""
+"""More than Ray sends in a message: such a payload is in the object store of a node."""
 
 
 def started(cluster: FakeCluster, *stages: dt.Stage, source: Any, **more: Any) -> dt.Run:
@@ -43,11 +43,11 @@ def events_of(run: dt.Run, kind: str) -> list[dict[str, Any]]:
     return [line for line in lines if line["k"] == kind]
 
 
-# Where they sit
+# Placement
 
 
 class Told:
-    """A worker that says where it is, as seen from inside, and that it is there."""
+    """Reports its node, cards and parent processes as seen inside the worker."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -70,8 +70,8 @@ class Told:
 
 
 def seats(cluster: FakeCluster, folder: Path, a100: int = 4) -> tuple[dt.Run, dict[int, dict[str, Any]]]:
-    """A run over nodes with two kinds of cards; what each of its workers told. It ends some time after all of them
-    are there, so that each gets its turn."""
+    """A run over nodes with two kinds of cards, and the report of each worker. It ends some time after all workers are
+    ready, so that each gets an item."""
     there = folder / "there"
     there.mkdir()
     count = 0
@@ -91,7 +91,7 @@ def seats(cluster: FakeCluster, folder: Path, a100: int = 4) -> tuple[dt.Run, di
             "a100", Told(there), dt.Resources(cpus=0.25, gpus=0.5, accelerator="A100"), workers=a100, batch_size=1
         ),
     ]
-    as_planned = StreamOptions(follow_plan=True, replan=False)  # else speeds that are not known yet decide
+    as_planned = StreamOptions(follow_plan=True, replan=False)  # otherwise unknown speeds would decide
     run = started(cluster, *stages, source=numbers(), options=as_planned)
     rows = list(run)
     assert sorted(row[0] for row in rows) == list(range(count))
@@ -99,7 +99,7 @@ def seats(cluster: FakeCluster, folder: Path, a100: int = 4) -> tuple[dt.Run, di
 
 
 def check_nodes(cluster: FakeCluster, run: dt.Run, told: dict[int, dict[str, Any]]) -> None:
-    """As planned, and truly there: a worker descends from the raylet of its node."""
+    """Check that every worker is on its planned node and descends from the raylet of that node."""
     raylets = {node.dovetail_name: node.raylet_pid for node in cluster.nodes.values()}
     planned = {unit: Counter(seat.node for seat in found) for unit, found in run.plan.seats.items()}
     assert {unit: sum(nodes.values()) for unit, nodes in planned.items()} == Counter(
@@ -113,7 +113,7 @@ def check_nodes(cluster: FakeCluster, run: dt.Run, told: dict[int, dict[str, Any
 
 
 def cards(told: dict[int, dict[str, Any]]) -> dict[str, dict[int, str]]:
-    """Node -> position -> the name of the card there, which is the same for all who sit on it."""
+    """Node -> position -> name of the card, which is the same for all workers on it."""
     found: dict[str, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
     for worker in told.values():
         names = worker["cuda"].split(",") if worker["cuda"] else []
@@ -149,11 +149,11 @@ def test_no_worker_is_on_a_card_that_a_foreign_actor_holds(ray_cluster: FakeClus
     assert len(found[ray_cluster.nodes["b"].dovetail_name]) == 2
 
 
-# Nodes that go
+# Nodes that die
 
 
 class Traced:
-    """Leaves a line for every call: when, which stage, on which node. What it gives is large."""
+    """Writes a line per call: time, stage, node. Its results are large."""
 
     def __init__(self, log: Path, seconds: float) -> None:
         self._log, self._seconds = log, seconds
@@ -170,14 +170,14 @@ class Traced:
 
 
 class Bare(Traced):
-    """Gives only what is to be kept."""
+    """Returns only the id."""
 
     def __call__(self, items: list[dict[str, Any]]) -> list[dict[str, Any]]:
         return [{"id": item["id"]} for item in super().__call__(items)]
 
 
 class Going:
-    """A run over an endless source, and who takes its results."""
+    """A run over an endless source, and a thread that reads its results."""
 
     def __init__(self, cluster: FakeCluster, log: Path, *stages: dt.Stage, **more: Any) -> None:
         self.log = log
@@ -199,7 +199,7 @@ class Going:
             self.got.append(row["id"])
 
     def calls(self, stage: str) -> list[tuple[float, str]]:
-        """When and where, in the order in which they ended."""
+        """Time and node of each call, in the order of their ends."""
         if not self.log.exists():
             return []
         lines = [line.split() for line in self.log.read_text().splitlines() if line.count(" ") == 2]
@@ -219,7 +219,7 @@ class Going:
         return found()[0] - since
 
     def finish(self) -> list[int]:
-        """All that came out, after all that was read has."""
+        """End the source and return the sorted results."""
         self._enough.set()
         self.run.wait()
         if self._taker.is_alive():
@@ -228,7 +228,7 @@ class Going:
 
 
 def pipeline_over(log: Path, seconds: float = 0.02) -> list[dt.Stage]:
-    """The middle one has a single worker, and what it makes and gets moves between nodes."""
+    """Three stages; the middle one has a single worker, and its input and output move between nodes."""
     x, a = {"fake": "x"}, {"fake": "a"}
     return [
         dt.Stage("many", Traced(log, seconds), dt.Resources(cpus=0.5, labels=x), workers=(2, 3), batch_size=2),
@@ -241,7 +241,7 @@ HOWS = [signal.SIGTERM, signal.SIGKILL, signal.SIGSTOP]
 
 
 class Hangs:
-    """Stops a node at the worst moment: what it gives to another lies in its store, and was not fetched yet."""
+    """Stops a node while a payload is in its object store and was not fetched yet."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         import ray
@@ -263,7 +263,7 @@ class Hangs:
         monkeypatch.setattr(AgentLink, "attach_object", then_stop)
 
     def stop(self, node: FakeNode) -> float:
-        """When that was."""
+        """Stop the node during the next transfer; returns the time."""
         self.node = node
         until(lambda: self.at, "a payload goes from node to node")
         return self.at
@@ -304,7 +304,7 @@ def test_nodes_that_die_in_any_way_lose_no_item_and_the_run_continues(
         assert {line["node"] for line in events_of(going.run, "node") if line["do"] == "left"} == dead
 
 
-# Nodes that come
+# Nodes that join
 
 
 def test_a_node_that_joins_is_used_within_two_replans(ray_cluster: FakeCluster, tmp_path: Path) -> None:
@@ -323,7 +323,7 @@ def test_a_node_that_joins_is_used_within_two_replans(ray_cluster: FakeCluster, 
         until_available_is(ray_cluster, before, patiently(RESTORED_S))
 
 
-# A driver that sleeps
+# A stopped driver
 
 SLEEPS = """
 import os, time
@@ -368,7 +368,7 @@ def test_a_driver_stopped_for_longer_than_the_silence_timeout_loses_no_node(
     with driver(ray_cluster, tmp_path, SLEEPS) as script:
         script.says("FIRST")
         script.kill(signal.SIGSTOP)
-        time.sleep(SILENCE_TIMEOUT_S + 3)  # the time itself is what is tested
+        time.sleep(SILENCE_TIMEOUT_S + 3)  # the duration itself is tested
         script.kill(signal.SIGCONT)
         so_far = script.output.count("GOT")
         until(lambda: script.output.count("GOT") >= so_far + 3, "it goes on")

@@ -1,4 +1,4 @@
-"""What a run holds of a real, fake cluster: all or nothing, known by name, and given back."""
+"""Reservations by placement groups on the test cluster: all or nothing, with known cards, and released."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def gpu(node: str, *cards: int, milli: int = 1000) -> Seat:
 
 
 def get(held: Reservation, *seats: Seat) -> None:
-    """Wants just these, and waits until it has them."""
+    """Reserve exactly these amounts and wait for them."""
     held.set_wanted(sum_seats(seats), time.monotonic())
     until_held(held, *seats)
 
@@ -70,7 +70,7 @@ def free(cluster: FakeCluster, node: str, what: str = "CPU") -> float:
     return cluster.available()[node].get(what, 0.0)
 
 
-# --- what it cannot do without
+# --- minimum
 
 
 def test_all_resources_are_reserved_at_once_with_known_cards(ray_cluster: FakeCluster, held: Reservation) -> None:
@@ -119,7 +119,7 @@ def test_a_waiting_reservation_gets_released_resources(held: Reservation) -> Non
     assert held.try_acquire((cpu("a", 3),), 30.0) is GroupState.GRANTED
 
 
-# --- what it uses beyond
+# --- growth and surplus
 
 
 def test_a_reservation_grows_and_shrinks_and_keeps_its_first_group(ray_cluster: FakeCluster, held: Reservation) -> None:
@@ -199,7 +199,7 @@ def test_a_request_that_is_no_longer_wanted_is_withdrawn(ray_cluster: FakeCluste
     assert len(ours) == 1
 
 
-# --- ways out
+# --- release
 
 
 def test_a_lost_node_is_dropped_and_the_rest_is_kept(ray_cluster: FakeCluster, held: Reservation) -> None:

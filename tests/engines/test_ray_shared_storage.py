@@ -1,4 +1,4 @@
-"""Is it found out before a run whether a node sees the same files? No Ray is needed."""
+"""Markers that show whether a node sees the same files. No Ray is started."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Do the aids for tests on Ray do what they say? A test that waits for the wrong thing passes for the wrong reason."""
+"""The Ray cluster of the tests (`ray_aids.py`): nodes, foreign actors, killed nodes, cleanup."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ TESTS = Path(__file__).resolve().parents[1]
 ATTACHES = """
 import os, ray
 ray.init(address=os.environ["DOVETAIL_TEST_RAY"], log_to_driver=False, logging_level="ERROR")
-alive = [node for node in ray.nodes() if node["Alive"]]  # Ray remembers those that other tests removed
+alive = [node for node in ray.nodes() if node["Alive"]]  # Ray lists removed nodes as dead
 print("ON", ray.get_runtime_context().get_node_id(), len(alive), flush=True)
 """
 
@@ -52,7 +52,7 @@ def test_the_cluster_has_the_nodes_of_the_table(ray_cluster: FakeCluster) -> Non
 
 @pytest.mark.ray
 def test_all_tests_on_ray_run_in_one_process(request: pytest.FixtureRequest) -> None:
-    """xdist keeps tests together whose ids end alike; else every process would start a Ray."""
+    """xdist runs tests whose ids end in the same group in one process; otherwise every process would start a Ray."""
     if "PYTEST_XDIST_WORKER" not in os.environ:
         pytest.skip("there is only one process without -n")
     assert request.node.nodeid.endswith("@ray")
@@ -102,7 +102,7 @@ def test_a_foreign_actor_holds_a_gpu_and_releases_it(ray_cluster: FakeCluster, t
     until_available_is(ray_cluster, before)
 
 
-# Ray takes 14 s to believe that a raylet was killed
+# Ray takes 14 s to detect a killed raylet
 KILLS = [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.long), signal.SIGSTOP]
 
 
@@ -144,7 +144,7 @@ def test_a_killed_pytest_leaves_no_ray(folder: Path, tmp_path: Path) -> None:
         "from ray_aids import FakeCluster\n"
         f"cluster = FakeCluster(pathlib.Path({str(folder)!r}), {{'a': {{'num_cpus': 1}}}})\n"
         "print(*[one.pid for one in psutil.Process().children(recursive=True)], flush=True)\n"
-        "os.fork() or signal.pause()\n"  # the fork holds the pipe to the keeper open
+        "os.fork() or signal.pause()\n"  # the fork holds the pipe to the cluster process open
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     with subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE, text=True, cwd=tmp_path) as process:

@@ -1,4 +1,4 @@
-"""Does what workers print elsewhere reach the run's folder, whatever happens to the files? No Ray is needed."""
+"""Worker logs of other nodes in the run folder. No Ray is started."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Ends:
-    """A node's folder, the run's, and what goes between them."""
+    """The log folders of a node and of the run, with shipper and writer."""
 
     def __init__(self, path: Path) -> None:
         self.node, self.run = path / "node", path / "run" / "logs"
@@ -35,7 +35,7 @@ class Ends:
             file.write(text.encode() if isinstance(text, str) else text)
 
     def look(self, *, last: bool = False) -> int:
-        """Once; the bytes that were sent."""
+        """Ship new output once; returns the number of bytes."""
         pieces = self.shipper.read_last(self.keeper.received) if last else self.shipper.read_new()
         self.keeper.write(pieces)
         return sum(len(data) for _, _, _, data, _ in pieces)
@@ -79,7 +79,7 @@ def test_one_read_stays_within_its_limit_and_the_rest_follows(ends: Ends) -> Non
     assert READ_LIMIT_BYTES < len(text) < MAX_BACKLOG_BYTES
     ends.print("1.log", text)
     assert 0 < ends.look() <= READ_LIMIT_BYTES
-    assert ends.kept("1.log").endswith("\n")  # pieces end behind a line
+    assert ends.kept("1.log").endswith("\n")  # pieces end after a line
     while ends.look():
         pass
     assert ends.kept("1.log") == text

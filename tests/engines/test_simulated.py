@@ -1,4 +1,4 @@
-"""Is the simulated world as fast, as random and as exact as described, and the same every time?"""
+"""Simulated engine: time, randomness, exact counts, determinism, cost."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_an_unknown_unit_is_an_error_with_its_name() -> None:
         engine.submit([start(0, "node-0")])
 
 
-# Chance
+# Randomness
 
 BUSY = Behaviour(
     0.5,
@@ -270,7 +270,7 @@ def test_a_message_is_cheap_with_ten_thousand_workers() -> None:
     all_events(engine, 0.001)
     part = (engine.new_segment(64, 0, ""), 0, 64)
     commands = [RunBatches(number, number % workers, "a", [part], 64, 1, 100) for number in range(messages)]
-    began = time.thread_time()  # not what threads of tests before it still do
+    began = time.thread_time()  # without threads of earlier tests
     engine.submit(commands)
     done = 0
     while done < messages:

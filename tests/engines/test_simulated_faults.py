@@ -1,4 +1,4 @@
-"""Do items, workers and nodes of the simulated world fail as described?"""
+"""Failures of items, workers and nodes in the simulated engine."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_every_item_is_delivered_exactly_once_after_any_loss(fate: dict[int, str
     assert controller.deaths >= len(fate) / 5
 
 
-# Crumbs
+# Breadcrumbs
 
 
 def test_the_breadcrumb_of_a_counted_message_identifies_the_call_by_time() -> None:

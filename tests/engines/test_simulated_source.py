@@ -1,4 +1,4 @@
-"""Do simulated items come as described, and is what is delivered written down?"""
+"""Simulated source and sink."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def engine_of(*, tracked: bool = False) -> SimulatedEngine:
 
 
 def arrivals(engine: SimulatedEngine, until_s: float = 1000.0) -> tuple[list[tuple[float, int, int]], list[int]]:
-    """(time, first, items) of each arrival, and the totals of every end that was heard."""
+    """(time, first, items) of each arrival, and the total of every end of the source."""
     came, ends = [], []
     while engine.now() < until_s:
         for event in engine.poll(until_s - engine.now()):

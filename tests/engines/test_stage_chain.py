@@ -1,4 +1,4 @@
-"""Does a message come out of fused stages as if every batch had gone through them alone?"""
+"""Execution of a message by fused stages, compared with a naive reference."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def same(items: list[Any]) -> list[Any]:
 
 @dataclass(frozen=True)
 class Spec:
-    """A stage by its table: value % len -> how many come out (-1: it raises)."""
+    """A stage by its table: value % len -> number of results (-1: it raises)."""
 
     each: bool
     batch_size: int
@@ -208,7 +208,7 @@ def test_an_empty_message_has_an_empty_result() -> None:
         assert (list(outcome.keys), outcome.items, outcome.failures) == ([], [], [])
 
 
-# what functions get and give
+# arguments and results of functions
 
 
 @pytest.mark.parametrize("batch_size", [1, 3])

@@ -1,4 +1,4 @@
-"""Are users' objects made, set up, called and torn down as they expect?"""
+"""Creation, setup, calls and teardown of users' objects."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def plus_one(item: int) -> int:
 
 
 class Adds:
-    """A worker class with everything."""
+    """A stage class with constructor, setup and teardown."""
 
     amount = 0
     log: list[str]

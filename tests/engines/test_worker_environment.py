@@ -1,4 +1,4 @@
-"""Does the user's code reach workers from wherever it is written, and do they find the world they expect?"""
+"""User code in workers: scripts, notebooks, modules; environment variables, cards, logs, slots."""
 
 from __future__ import annotations
 
@@ -390,7 +390,7 @@ def test_a_worker_has_the_working_folder_of_the_driver(tmp_path: Path, monkeypat
 
 
 class Together:
-    """Lets nobody go before so many were inside at once."""
+    """Returns only after a number of calls run at the same time."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -417,7 +417,7 @@ def test_a_stage_with_slots_runs_that_many_calls_at_once() -> None:
 
 
 class TogetherAwaited:
-    """The same for calls that are awaited."""
+    """The same for async calls."""
 
     def __init__(self, count: int) -> None:
         self._count = count
