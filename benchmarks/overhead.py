@@ -93,7 +93,7 @@ def _start_up(engine: str, repeat: int, environment: dict[str, str]) -> dict[str
 
 
 def hello(engine: str, environment: dict[str, str]) -> float:
-    """CPU seconds until the first result: driver, nursery and worker."""
+    """CPU seconds until the first result: driver, fork server and worker."""
     with tempfile.TemporaryDirectory() as folder:
         seconds: float = apart([str(HELLO), engine, f"{folder}/run"], environment)
     return seconds
@@ -157,6 +157,7 @@ def main() -> None:
     arguments.add_argument("--items", default="20000,200000", help="of a small and of a large run")
     arguments.add_argument("--repeat", type=int, default=5, help="runs of each size")
     arguments.add_argument("--peers", action="store_true", help="also measure Ray, cosmos-xenna and Ray Data")
+    arguments.add_argument("--kinds", default=",".join(KINDS), help="some of these kinds, on this machine")
     arguments.add_argument("--one", choices=KINDS, help="one kind, in this process, as JSON")
     asked = arguments.parse_args()
     small, large = map(int, asked.items.split(","))
@@ -171,9 +172,9 @@ def main() -> None:
         report.write(asked.json, result)
         return
     common = ["--engine", asked.engine, "--items", asked.items, "--repeat", str(asked.repeat)]
-    runs = {kind: apart([__file__, "--one", kind, *common]) for kind in KINDS}
+    runs = {kind: apart([__file__, "--one", kind, *common]) for kind in asked.kinds.split(",")}
     keys = ["us", "small_cpu_s", "large_cpu_s"]
-    medians = [[kind, *(statistics.median(_listed(runs[kind][key])) for key in keys)] for kind in KINDS]
+    medians = [[kind, *(statistics.median(_listed(run[key])) for key in keys)] for kind, run in runs.items()]
     report.table(["three stages", "us per item", f"CPU-s of {small}", f"of {large}"], medians)
     result = {f"{kind}_us": run["us"] for kind, run in runs.items()}
     result |= start_up(asked.engine, asked.repeat)

@@ -29,6 +29,7 @@ from dovetail.engines.local.worker_spec import (
     rendezvous_variables,
 )
 from dovetail.resources.seat import CardShare, Seat
+from engines.socket_group import SocketGroup
 from ray_aids import driver
 from runtime.aids import is_there, workers_of
 from waiting import PATIENCE_S, until
@@ -280,24 +281,19 @@ class Reduces:
     """All ranks, on both nodes, exchange the sum of their ranks."""
 
     def setup(self, worker: Any) -> None:
-        import torch.distributed as dist
-
         self.worker = worker
-        dist.init_process_group("gloo")
+        self.group = SocketGroup()
 
     def __call__(self, items: list[int]) -> list[Any]:
-        import torch
-        import torch.distributed as dist
-
-        found = torch.tensor([float(self.worker.rank)])
-        dist.all_reduce(found)
+        total = sum(self.group.exchange(self.worker.rank))
         names = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
-        told = (self.worker.rank, self.worker.ranks, *(os.environ[name] for name in names))
-        return [(float(found), told) for _ in items]
+        about = (self.worker.rank, self.worker.ranks, *(os.environ[name] for name in names))
+        return [(total, about) for _ in items]
 
 
 def test_a_gang_on_two_nodes_connects_and_only_its_first_rank_returns_results(scene: Scene) -> None:
-    a, b = scene.agent(home=NO_HOME), scene.agent(home=NO_HOME)
+    home = DriverContext(tuple(sys.path), "", {})
+    a, b = scene.agent(home=home), scene.agent(home=home)
     meeting = ("127.0.0.1", a.free_port())
     command = StartWorker(
         1, GANG_SEATS, (HostedObject("it", pickle_hosted(HostedObject("it", (dt.Stage("it", Reduces),)))),)
@@ -309,7 +305,7 @@ def test_a_gang_on_two_nodes_connects_and_only_its_first_rank_returns_results(sc
     assert [len(engine.processes()[1][1]) for engine in (a, b)] == [2, 2]
     for engine in (a, b):
         scene.send(engine, 1, 1, [1, 2])
-    assert scene.results(a, 1, 1) == [(6.0, (0, 4, "0", "2", "0"))] * 2
+    assert scene.results(a, 1, 1) == [(6, (0, 4, "0", "2", "0"))] * 2
     assert scene.done(b, 1, 1).segments == []
     assert scene.done(b, 1, 1).failures == []
     for engine in (a, b):

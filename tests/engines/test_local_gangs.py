@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,26 +16,21 @@ from dovetail.control.engine import WorkerLostError
 from dovetail.control.events import BatchesDone, LossCause, WorkerLost, WorkerReady, WorkerStopped
 from dovetail.engines.local.engine import LocalEngine
 from dovetail.resources.seat import Seat
+from engines.socket_group import SocketGroup
 from runtime.aids import losses, no_worker_is_left, run_of, workers_of
 from waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from concurrent.futures import Future
-    from pathlib import Path
 
     from dovetail.control.events import Event
 
 pytestmark = pytest.mark.time_limit
 
 
-class Sums:
+class TorchSums:
     """Every rank adds its number to each item; the result is the sum over all ranks."""
-
-    def __init__(self, folder: str = "", kill: tuple[int, int] = (-1, -1), fail: tuple[int, int] = (-1, -1)) -> None:
-        self._folder = folder
-        self._kill, self._fail = kill, fail
-        """A rank, and the item at which it does so; it kills itself only once."""
 
     def setup(self, worker: Any) -> None:
         import torch.distributed as dist
@@ -49,13 +45,6 @@ class Sums:
         import torch
         import torch.distributed as dist
 
-        for item in items:
-            if (self._rank, item) == self._fail:
-                raise ValueError(f"rank {self._rank} does not like {item}")
-            mark = os.path.join(self._folder, "killed")  # noqa: PTH118
-            if (self._rank, item) == self._kill and not os.path.exists(mark):  # noqa: PTH110
-                open(mark, "w").close()  # noqa: PTH123
-                os.kill(os.getpid(), signal.SIGKILL)
         found = torch.tensor([float(item + 1000 * self._rank) for item in items])
         dist.all_reduce(found)
         return [float(value) for value in found]
@@ -66,12 +55,32 @@ class Sums:
         dist.destroy_process_group()
 
 
+class Sums:
+    """The same sums without torch; one rank kills itself at an item, once."""
+
+    def __init__(self, folder: str, kill: tuple[int, int]) -> None:
+        """`kill`: the rank and the item."""
+        self._marker = Path(folder, "killed")
+        self._kill = kill
+
+    def setup(self) -> None:
+        self._group = SocketGroup()
+
+    def __call__(self, items: list[int]) -> list[float]:
+        rank = self._group.rank
+        if any((rank, item) == self._kill for item in items) and not self._marker.exists():
+            self._marker.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        everyone = self._group.exchange([float(item + 1000 * rank) for item in items])
+        return [sum(values) for values in zip(*everyone, strict=True)]
+
+
 def gang(work: object, **settings: Any) -> dt.Stage:
     return dt.Stage("gang", work, ranks=2, workers=1, **settings)  # type: ignore[arg-type]
 
 
 def test_two_ranks_reduce_together() -> None:
-    run = run_of(gang(Sums, batch_size=4), source=range(40))
+    run = run_of(gang(TorchSums, batch_size=4), source=range(40))
     assert sorted(run) == [2.0 * number + 1000 for number in range(40)]
     no_worker_is_left(run)
 

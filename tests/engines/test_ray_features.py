@@ -6,9 +6,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import sys
-import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +17,7 @@ from dovetail.control.commands import StopWorker
 from dovetail.control.engine import WorkerLostError
 from dovetail.control.events import BatchesReturned, LossCause, WorkerStopped
 from engines.ray_runs import Bench, agent_pids, on_ray
+from engines.socket_group import SocketGroup
 from engines.test_local_faults import test_only_results_that_cannot_be_pickled_are_recorded_as_failed
 from engines.test_local_gangs import Talks
 from engines.test_worker_environment import (
@@ -75,46 +74,18 @@ class Meets:
         assert (worker.rank, worker.ranks) == (self.rank, self.ranks)
         names = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK", "MASTER_ADDR")
         self.told = {name: os.environ[name] for name in names} | {"node": worker.node, "rank": self.rank}
-        place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        if self.rank == 0:
-            with socket.create_server(place) as server:
-                self.others = [server.accept()[0].makefile("rw") for _ in range(self.ranks - 1)]
-        else:
-            self.others = [self._reached(place)]
-
-    def _reached(self, place: tuple[str, int]) -> Any:
-        latest = time.monotonic() + PATIENCE_S
-        while True:
-            try:
-                reached = socket.create_connection(place, 1)
-            except OSError:
-                assert time.monotonic() < latest, f"nobody at {place}"
-                time.sleep(0.01)
-                continue
-            reached.settimeout(PATIENCE_S)
-            return reached.makefile("rw")
+        self.group = SocketGroup()
 
     def __call__(self, items: list[Any]) -> list[Any]:
-        """Rank 0 collects the variables and items of all ranks and confirms to each."""
+        """Rank 0 returns the variables and items of all ranks."""
         if "raise" in items and self.rank == self.ranks - 1:
             raise ValueError(f"rank {self.rank} does not like it")
         if "raise" in items:
             return items
         if "die" in items and self.rank == self.ranks - 1:
             os._exit(7)
-        mine = json.dumps([self.told, items]) + "\n"
-        if self.rank:
-            self._say(self.others[0], mine)
-            assert self.others[0].readline() == "all\n", "rank 0 is gone"
-            return items
-        everybody = [json.loads(mine), *(json.loads(other.readline()) for other in self.others)]
-        for other in self.others:
-            self._say(other, "all\n")
-        return [everybody] * len(items)
-
-    def _say(self, other: Any, line: str) -> None:
-        other.write(line)
-        other.flush()
+        everyone = self.group.exchange([self.told, items])
+        return [everyone] * len(items)
 
     def who(self) -> int:
         return self.rank

@@ -4,6 +4,9 @@ The stream is read again by the pure-Python unpickler of the standard library, w
 that cannot be created is replaced by a `BrokenItem`. Everything created from a BrokenItem is a BrokenItem, too, because
 user code must never see one; lists, dicts and similar containers only hold it. An item that references a BrokenItem is
 reported as one.
+
+A stream per item would make this module unnecessary, but every payload would pay for it: 2,000 rows of text take 1.8
+times as long to pickle and 2.7 times as long to load, and are 5 times as large.
 """
 
 from __future__ import annotations
