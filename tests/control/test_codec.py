@@ -107,7 +107,7 @@ MADE: dict[type[Any], st.SearchStrategy[Any]] = {
 
 
 def opened(value: Any) -> Any:
-    """Field by field, because segments are equal only to themselves; without what does not travel."""
+    """All fields, because segments are compared by identity; without fields that are not encoded."""
     if is_dataclass(value) and not isinstance(value, type):
         shown = [(item.name, opened(getattr(value, item.name))) for item in fields(value) if item.name != "ref"]
         return type(value), shown

@@ -224,7 +224,7 @@ def _stages(random: Random) -> list[dt.Stage]:
                 slots=random.choice((None, 1, 3)),
                 retries=random.choice((1, 2, 3)),
                 on_error="skip",
-                timeout=None if barrier else random.choice((None, None, "200s")),  # a barrier takes what it takes
+                timeout=None if barrier else random.choice((None, None, "200s")),  # a barrier has no timeout
                 barrier=barrier,
                 recycle=random.choice((None, None, 5, "20s")),
                 fuse=False,

@@ -26,7 +26,7 @@ STEADY = StreamOptions(replan=False, follow_plan=True)
 
 
 class Most:
-    """The most that ever waited in front of a unit, as a share of what may."""
+    """Maximum of the items queued in front of a unit, relative to the limit."""
 
     def __init__(self, unit: str, of: Callable[[UnitState], float]) -> None:
         self.unit, self.of, self.most = unit, of, 0.0
@@ -37,13 +37,15 @@ class Most:
 
 @pytest.mark.parametrize("batch", [1, 5])
 def test_a_slow_last_stage_keeps_queues_bounded_by_items(batch: int) -> None:
-    """By what may wait, and one message more per slot of those before it."""
+    """The bound is the queue limit and one more message per slot of the parents."""
 
     caps = [0]
 
     def over(unit: UnitState) -> float:
-        caps[0] = max(caps[0], unit.max_queued_items)  # it falls when those before it are finished
-        return unit.queue.items - caps[0] - 4 * 2 * 20  # four workers, one running and one in advance, 20 ms of 1 ms
+        caps[0] = max(caps[0], unit.max_queued_items)  # it falls when the parents are finished
+        return (
+            unit.queue.items - caps[0] - 4 * 2 * 20
+        )  # four workers, one running and one prefetched message, 20 items each
 
     most = Most("slow", over)
     rig = simulate_stages(
@@ -73,7 +75,7 @@ def test_the_source_is_not_read_far_ahead_of_a_slow_stage() -> None:
 
 
 def test_queues_are_bounded_by_bytes() -> None:
-    """100 bytes an item and 2,000 bytes for two queues: ten wait, and what each worker before may bring."""
+    """100 bytes per item and 2,000 bytes for two queues: ten items wait, and the output of one message per worker."""
     most = Most("slow", lambda unit: unit.queue.bytes)
     rig = simulate_stages(
         [stage("fast", workers=4), stage("slow", workers=1)],
@@ -131,7 +133,7 @@ def test_tiny_budgets_never_deadlock_a_diamond(
 
 
 def test_a_parent_that_waits_for_space_is_woken_when_the_other_parent_returned_nothing() -> None:
-    """One byte of budget: a parent sends when nothing is on its way, and here what was on its way came to nothing."""
+    """A budget of one byte: a parent sends when no output is expected, and here the expected output was empty."""
     rig = simulate_stages(
         [stage("s"), stage("b", after=["s"]), stage("c", after=["s"]), stage("d", after=["b", "c"], batch_size=50)],
         {
@@ -157,7 +159,7 @@ def test_an_item_that_becomes_a_thousand_does_not_flood_the_next_stage() -> None
         after_step=most,
     )
     assert rig.data.delivered["b"] == 40_000
-    assert most.most <= 3 * 2 * 2 * 1000  # two workers, one running and one in advance, of two items each
+    assert most.most <= 3 * 2 * 2 * 1000  # two workers, one running and one prefetched message of two items each
 
 
 @pytest.mark.parametrize("batch", [1, 7])
@@ -175,7 +177,7 @@ def test_a_stage_that_drops_everything_lets_the_run_end(batch: int) -> None:
 
 
 def test_an_entry_that_waits_for_seats_does_not_stop_the_source_for_the_others() -> None:
-    """Two stages read the source, and after the loss only one fits at a time."""
+    """Two stages read the source; after the loss only one fits at a time."""
     cluster = dt.Cluster.of("1x(8cpu, 64GB) + 1x(2cpu, 64GB)")
     big = max(cluster.nodes, key=lambda node: node.cpu_milli).name
     rig = simulate_stages(
@@ -227,7 +229,7 @@ def test_output_of_a_fan_out_of_a_thousand_is_bounded_in_bytes() -> None:
         after_step=look,
         world=UNTRACKED,
     )
-    assert most[0] < 40 * budget  # the first round goes out before anything is known of it
+    assert most[0] < 40 * budget  # the first round is sent before its output size is known
 
 
 def test_ordered_output_that_waits_for_a_slow_epoch_is_bounded_in_bytes() -> None:

@@ -115,7 +115,7 @@ def test_a_batch_of_more_than_1024_items_is_not_split() -> None:
 
 
 def test_queued_items_are_shared_among_the_free_workers() -> None:
-    """A message would hold everything that is there; four idle workers get a part each."""
+    """One message could hold all queued items; four idle workers get a part each."""
     manual = ManualStream.of([stage("a", batch_size=2, workers=4, rate=1e6)])
     manual.begin()
     manual.stream.state.units[0].message_items = 1000

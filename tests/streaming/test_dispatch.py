@@ -23,7 +23,7 @@ STEADY = StreamOptions(replan=False, follow_plan=True)
 
 
 def test_later_stages_are_dispatched_first() -> None:
-    """In a step in which both stages could send, the later one comes first."""
+    """If both stages can send in a step, the later stage sends first."""
     manual = ManualStream.of([stage("a", workers=2), stage("b", workers=1)])
     manual.begin()
     sent = of_kind(manual.items(9), RunBatches)
@@ -86,7 +86,7 @@ def test_a_worker_has_one_long_message_per_slot() -> None:
 
 
 def test_a_message_is_sent_in_advance_when_transport_takes_time() -> None:
-    """5 ms of work and 1 ms of way: in advance, the way costs nothing."""
+    """5 ms of work and 1 ms of transport, which prefetching hides."""
     inward = simulate_stages([stage("a", workers=1)], {"a": Behaviour(0.005)}, 1000, options=STEADY)
     assert inward.stream.state.units[0].pool.max_messages == 2
     long = simulate_stages([stage("a", workers=1)], {"a": Behaviour(0.5)}, 20, options=STEADY)
@@ -94,7 +94,7 @@ def test_a_message_is_sent_in_advance_when_transport_takes_time() -> None:
 
 
 def test_nothing_is_sent_in_advance_to_workers_with_a_timeout() -> None:
-    """Or the wait behind another message would count."""
+    """Otherwise the wait behind another message would count against the timeout."""
     rig = simulate_stages([stage("a", workers=1, timeout="1s")], {"a": Behaviour(0.005)}, 500, options=STEADY)
     assert rig.stream.state.units[0].pool.max_messages == 1
     assert rig.run_state is RunState.FINISHED
@@ -108,7 +108,7 @@ def slow_ones(key: Key, _attempt: int) -> ItemOutcome:
 def test_stealing_shortens_the_tail_and_every_stolen_message_runs_once(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At the end some items take 60 times as long: what waits behind them goes to others."""
+    """Some of the last items take 60 times as long: messages that wait behind them move to other workers."""
     arguments = ([stage("a", workers=6)], {"a": Behaviour(0.05, item=slow_ones, spread=Lognormal(0.3))}, 1000)
     world = {"seed": seed}
     with_it = simulate_stages(*arguments, options=STEADY, world=world)
@@ -131,7 +131,7 @@ def test_stealing_shortens_the_tail_and_every_stolen_message_runs_once(
 
 
 def laden(workers: int) -> tuple[ManualStream, list[RunBatches]]:
-    """Each of some workers has a message, and another in advance; the input has ended."""
+    """A stream whose workers each have a running and a prefetched message, at the end of input."""
     manual = ManualStream.of([stage("a", workers=workers)])
     manual.begin()
     unit = manual.stream.state.units[0]

@@ -31,7 +31,7 @@ def bad_one(outcome: ItemOutcome, times: int = 99) -> Behaviour:
 
 
 def messages_with(rig: Rig, key: Key) -> list[tuple[int, int]]:
-    """Items and items per call of every message that had this one."""
+    """Items and items per call of every message that contains this item."""
     return [(m.items, m.batch_size) for m in rig.messages("a") if key in part_keys(m.parts)]
 
 
@@ -82,7 +82,7 @@ def a_message(batch_size: int = 4, items: int = 12, **settings: object) -> tuple
 
 
 def next_worker(manual: ManualStream, commands: list[Command]) -> list[Command]:
-    """The one that replaces the dead is ready."""
+    """Report the worker that replaces the dead one as ready."""
     started = [command for command in commands if type(command).__name__ == "StartWorker"]
     assert len(started) == 1
     return manual.step(WorkerReady(started[0].worker, 1.0))  # type: ignore[union-attr]
@@ -136,7 +136,7 @@ def test_a_call_that_raises_is_the_suspect_and_the_other_calls_of_the_message_co
 
 
 def test_a_breadcrumb_of_a_cancelled_message_that_had_begun_counts_as_an_attempt() -> None:
-    """Cancelled too late: it ran, and it is what killed the worker."""
+    """The message was cancelled too late: it was running and killed the worker."""
     manual, message = a_message(items=4)
     worker = manual.stream.state.workers[message.worker]
     worker.messages[message.message].cancelled = True
@@ -156,7 +156,7 @@ def test_on_error_fail_fails_the_run_with_the_stage_and_its_error(outcome: ItemO
 
 @pytest.mark.parametrize("outcome", [Raises(), Kills()], ids=["raises", "kills"])
 def test_an_epoch_in_which_the_run_failed_is_never_delivered(outcome: ItemOutcome) -> None:
-    """Or a resumed run would think that the item was done."""
+    """Otherwise a resumed run would count the item as done."""
     rig = simulate_stages([stage("a", retries=0)], {"a": bad_one(outcome)}, 6)
     assert rig.run_state is RunState.FAILED
     delivered = [number for deliver in rig.data.log for number in range(deliver.first, deliver.last)]
@@ -196,7 +196,7 @@ def test_more_failed_items_than_allowed_fail_the_run() -> None:
 
 
 def test_a_suspect_runs_alone_on_its_worker() -> None:
-    """With three slots: while a suspect is with a worker, it has nothing else."""
+    """Three slots: a worker that runs a suspect has no other message."""
     rig = simulate_stages(
         [stage("a", batch_size=2, slots=3, workers=2, on_error="skip")],
         {"a": Behaviour(0.3, item=lambda key, n: Raises() if key[0] % 9 == 0 and n < 3 else Gives())},

@@ -130,7 +130,7 @@ def test_a_node_that_joins_is_used() -> None:
 
 
 def test_units_that_no_longer_fit_together_run_one_after_another() -> None:
-    """Two GPU stages with a card each, and then there is one card."""
+    """Two stages with one GPU each, and one GPU after the loss."""
     cluster = dt.Cluster.of("2x(8cpu, 64GB, 1xL40S:48GB)")
     card = dt.Resources(cpus=1, gpus=1)
     rig = simulate_stages(
@@ -166,7 +166,7 @@ def test_units_run_together_again_when_a_node_rejoins() -> None:
 
 
 def two_nodes() -> tuple[ManualStream, RunBatches, str]:
-    """A message for a worker on one node, whose input lies on the other."""
+    """A message at a worker on one node, with its input on the other node."""
     manual = ManualStream.of([stage("a", workers=1), stage("b", workers=1)], cluster="2x(1cpu, 16GB)")
     manual.begin()
     (sent,) = of_kind(manual.items(1, ends=True), RunBatches)
@@ -188,7 +188,7 @@ def test_a_returned_message_with_lost_input_restarts_its_epoch() -> None:
 
 @pytest.mark.parametrize("dies", [False, True])
 def test_lost_payloads_stay_lost_when_their_node_rejoins(dies: bool) -> None:
-    """A node of the same name, and empty: a message that is sent again would be returned again without end."""
+    """The new node has the same name and is empty: sending the message again would return it without end."""
     manual, message, there = two_nodes()
     node = next(node for node in manual.stream.fleet.cluster.nodes if node.name == there)
     manual.step(NodeLeft(there), NodeJoined(node))
@@ -243,7 +243,7 @@ def test_no_worker_is_started_on_a_lost_node() -> None:
 
 
 def report_workers_lost_with(manual: ManualStream, bad: str) -> int:
-    """Every worker on one node is lost with it, one report after the other; starts on that node meanwhile."""
+    """Report the workers of a node as lost with it, one by one; returns the number of starts on that node meanwhile."""
     starts = of_kind(manual.step(), StartWorker)
     manual.step(*[WorkerReady(start.worker, 1.0) for start in starts], after=1.0)
     there = 0
@@ -261,7 +261,7 @@ def test_no_worker_is_started_on_a_node_that_its_workers_report_lost() -> None:
 
 
 def setup_fails_on(manual: ManualStream, bad: str, seconds: int) -> None:
-    """Answers every start, for so long: ready, or failed on that node."""
+    """Answer every start for this long: failed on the bad node, ready elsewhere."""
     waiting = of_kind(manual.step(), StartWorker)
     for _ in range(seconds):
         events = [

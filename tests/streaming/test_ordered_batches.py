@@ -23,7 +23,7 @@ def test_results_in_another_order_are_sorted_before_they_are_batched(in_order: b
     for segment in sources:
         stream.feeder.add_input(epoch, "", (segment, 0, 4))
     read.queue.remove_epoch(epoch.id)
-    for number in (2, 0, 1):  # as three workers came back
+    for number in (2, 0, 1):  # the order in which three workers finish
         stream.epoch_tracker.route(read, epoch, [Segment(10 + number, 4)], (sources[number], 0, 4))
     waiting = batch.queue.by_epoch.get(epoch.id)
     assert (waiting is None) == in_order, "it waits until all of it is there"

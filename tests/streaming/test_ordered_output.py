@@ -51,7 +51,7 @@ def test_epochs_are_delivered_in_order_whatever_the_spread(sigma: float, seed: i
         world={"seed": seed},
     )
     assert rig.out("b") == numbers(300)
-    assume(len(rig.all(Deliver)) >= 5)  # a speed that is misjudged by much at first makes few, long epochs
+    assume(len(rig.all(Deliver)) >= 5)  # a wrong first estimate of the rate leads to few, long epochs
     in_order(rig)
 
 
@@ -128,7 +128,7 @@ def test_deaths_and_lost_nodes_do_not_change_the_order(seed: int) -> None:
         return Kills() if (key[0] * 7 + seed) % 31 == 0 and attempt == 1 else Gives()
 
     rig = simulate_stages(
-        # deaths by chance may hit the same item three times, which is not what this is about
+        # random deaths may hit the same item three times, which is not tested here
         [stage("a", retries=20), stage("b", batch_size=3, retries=20)],
         {
             "a": Behaviour(0.2, spread=Lognormal(0.5), item=item, deaths_per_hour=60),

@@ -51,7 +51,7 @@ def test_half_batches_succeed_and_become_the_batch_size(how: How, batch: int, fi
 
 @pytest.mark.parametrize("how", BOTH)
 def test_halving_does_not_count_as_an_attempt(how: How) -> None:
-    """Four halvings with two tries: no item fails because of them."""
+    """Four halvings with two attempts: no item fails because of them."""
     rig = simulate_stages(
         [stage("a", batch_size=16, retries=2, on_error="skip")], {"a": Behaviour(0.1, memory_items=1, oom=how)}, 64
     )
@@ -86,7 +86,7 @@ def test_a_single_item_gets_a_worker_with_the_measured_memory_and_then_fails(how
 
 
 def test_a_memory_increase_that_helps_is_kept() -> None:
-    """The item fits when its worker has more: so do all others from then on."""
+    """The item succeeds on a larger worker, and all later workers have that size."""
 
     def first_times(key: Key, attempt: int) -> ItemOutcome:
         return OutOfMemory() if key == (5,) and attempt < 3 else Gives()
@@ -125,7 +125,7 @@ def test_without_a_measurement_the_requested_memory_is_doubled() -> None:
 
 
 def test_other_items_continue_while_one_waits_for_a_larger_worker() -> None:
-    """A node that is full: the larger worker needs room that others must first give."""
+    """On a full node, other workers must stop before the larger worker can start."""
     rig = simulate_stages(
         [one_gb(on_error="skip")],
         {"a": Behaviour(0.5, item=large_one, peak_bytes=6 * GB)},

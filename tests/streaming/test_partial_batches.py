@@ -21,7 +21,7 @@ SERVING = StreamOptions(serving=True, eager=True, target_epoch_s=5.0, max_wait_s
 
 
 def latencies(rig: Rig, leaf: str) -> dict[Key, float]:
-    """Seconds from an item's arrival to when its result left."""
+    """Seconds from the arrival of an item to the delivery of its result."""
     came = {
         key: now
         for now, event in rig.events(ItemsArrived)

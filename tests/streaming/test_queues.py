@@ -19,7 +19,7 @@ EPOCHS = st.integers(0, 3)
 
 
 class QueueAgainstLists(RuleBasedStateMachine):
-    """A queue, and the same as plain lists of (segment, item)."""
+    """A queue, compared with plain lists of (segment, item)."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -96,8 +96,8 @@ def test_pinned_counts_are_kept_at_any_measured_rate() -> None:
 
 
 def gpu_run(*, lull: bool) -> Rig:
-    """Two workers of a GPU stage that take 90 s to set up. For 20 s the stage before it gives almost nothing, and would
-    like their CPUs; an event requests a replan meanwhile."""
+    """Two workers of a GPU stage with a setup of 90 s. For 20 s the stage before it produces almost nothing and
+    could use their CPUs; events request replans meanwhile."""
     begin = 150.3
     looks = tuple(ScriptedEvent(begin + after, PostEvent(PinWorkers("cpu", None))) for after in (6.0, 12.0, 18.0))
     return simulate_stages(
@@ -134,7 +134,7 @@ def test_a_pause_of_the_source_stops_no_worker() -> None:
 
 
 def cold_start(*, reserve: bool) -> tuple[Rig, Ready]:
-    """Half-card workers that take a minute per item and are backlogged at once, and whole-card ones after them."""
+    """Workers with half a GPU that take a minute per item and are backlogged, and a stage with whole GPUs."""
     ready = Ready()
     rig = simulate_stages(
         [
@@ -152,7 +152,7 @@ def cold_start(*, reserve: bool) -> tuple[Rig, Ready]:
 
 
 def test_workers_with_a_gpu_share_leave_the_last_whole_card_until_rates_are_measured() -> None:
-    """The whole-card stage gets its first worker in any case: every unit's first is seated before anybody grows."""
+    """The stage with whole GPUs gets its first worker: first workers are seated before any unit grows."""
     rig, ready = cold_start(reserve=True)
     assert rig.starts("whole")[0][0] == 0.0
     assert ready.at(55) == {"share": 2, "whole": 1}
@@ -162,8 +162,8 @@ def test_workers_with_a_gpu_share_leave_the_last_whole_card_until_rates_are_meas
 
 
 def quarters_and_wholes() -> Rig:
-    """Nobody knows the speeds; quarter-card workers that may sit on either of two cards, and a stage that needs a whole
-    card and the CPUs beside one of them."""
+    """Unknown rates; workers with a quarter of either of two GPUs, and a stage that needs a whole GPU and the CPUs
+    beside it."""
     return simulate_stages(
         [
             stage("share", resources=dt.Resources(cpus=1.5, gpus=0.25), workers=(2, 8)),
@@ -197,7 +197,7 @@ def test_a_worker_that_dies_is_replaced_at_once_on_its_seats() -> None:
 
 
 def test_at_the_end_of_the_input_seats_of_the_first_stage_go_to_the_last() -> None:
-    """The first is finished long before the last, which has everything queued in a wave of its own pace."""
+    """The first stage finishes long before the last, in front of which all items are queued."""
     ready = Ready()
     rig = simulate_stages(
         [stage("a"), stage("b", batch_size=4)],
@@ -301,7 +301,7 @@ def slow_source() -> Rig:
 
 def test_no_workers_are_started_beyond_the_rate_of_the_source() -> None:
     rig = slow_source()
-    assert len(rig.starts("a")) + len(rig.starts("b")) + len(rig.starts("c")) <= 40  # there is room for 70
+    assert len(rig.starts("a")) + len(rig.starts("b")) + len(rig.starts("c")) <= 40  # 70 would fit
     assert rig.notes("the source is the bottleneck: 1 items/s")
     view = rig.stream.view(rig.seconds)
     assert view.read == 2000

@@ -289,7 +289,7 @@ def test_random_reservations_are_respected_and_lose_no_items(
     )
     assert rig.run_state is RunState.FINISHED, rig.error
     assert rig.out("c") == numbers(900)
-    for since in (75.0, 80.0, 85.0):  # one that moves is there twice for a while
+    for since in (75.0, 80.0, 85.0):  # a worker that moves is counted twice for a while
         settled = [fine for now, fine, _ in seen if since < now < since + 5.0]
         assert any(settled) or not settled
     before = max((count for now, _, count in seen if 75.0 < now < 90.0), default=0)

@@ -145,7 +145,7 @@ def test_ordered_output_resumes_in_order() -> None:
 @settings(max_examples=settings().max_examples // 2)
 @given(st.integers(0, 10**9), st.randoms(use_true_random=False))
 def test_any_epochs_of_any_run_may_be_missing_from_its_log(seed: int, random: Random) -> None:
-    """Not only a prefix: within a wave epochs are finished in any order."""
+    """Any subset, not only a prefix: epochs of a wave finish in any order."""
     case = random_case(seed, failures=False)
     first = run(case)
     last_wave = max((deliver.wave for deliver in first.data.log), default=0)

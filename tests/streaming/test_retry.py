@@ -38,7 +38,7 @@ def numbers_in(found: Suspect) -> list[int]:
 
 
 def story(items: int, batch: int, retries: int) -> list[tuple[int, int] | None]:
-    """What a batch of items goes through when every call fails: (items, items per call), and None when given up."""
+    """Attempts of a batch whose calls all fail: (items, items per call) of each, and None at the end."""
     expected: list[tuple[int, int] | None] = []
     now = suspect(items, batch)
     while True:

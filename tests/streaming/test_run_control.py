@@ -234,7 +234,9 @@ def test_a_pin_on_a_full_cluster_takes_seats_from_other_units() -> None:
     assert rig.out("b") == numbers(400)
 
 
-class Wire:
+class CommandLog:
+    """Observer that keeps all commands as JSON."""
+
     def __init__(self) -> None:
         self.lines: list[str] = []
 
@@ -245,16 +247,16 @@ class Wire:
         pass
 
 
-def everything_said(seed: int) -> list[str]:
+def recorded_commands(seed: int) -> list[str]:
     case = random_case(seed)
     engine = SimulatedEngine(case.world, case.cluster, limit_s=500_000)
-    wire = Wire()
+    log = CommandLog()
     stream = StreamController(unit_specs(case.pipeline, case.plan), case.plan, case.options)
-    assert not run_loop(stream, engine, SimulatedData(engine, case.items), [wire])
-    return wire.lines
+    assert not run_loop(stream, engine, SimulatedData(engine, case.items), [log])
+    return log.lines
 
 
 @settings(max_examples=settings().max_examples // 4)
 @given(st.integers(0, 10**9))
 def test_the_same_events_give_the_same_commands_byte_for_byte(seed: int) -> None:
-    assert everything_said(seed) == everything_said(seed)
+    assert recorded_commands(seed) == recorded_commands(seed)

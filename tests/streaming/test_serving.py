@@ -62,7 +62,7 @@ def test_a_dropped_item_is_reported_after_max_wait_while_other_items_arrive() ->
 
 
 def test_an_epoch_stays_open_while_its_items_wait_for_busy_workers() -> None:
-    """A batch of four takes long; what comes meanwhile becomes a full batch, however old the epoch is by then."""
+    """Items that arrive during a long batch of four become a full batch, at any age of the epoch."""
     manual = hand_of(batch_size=4)
     (first,) = of_kind(manual.items(4), RunBatches)
     assert not of_kind(manual.step(ItemsArrived(4, [manual.segment(2)])), RunBatches)

@@ -36,7 +36,7 @@ MEASURED_S = 200.0
 
 @dataclass
 class Meter:
-    """Items that the last unit took in, from soon after the fifth replan on; then the run is cancelled."""
+    """Items that the last unit takes in a fixed time after the fifth replan; then the run is cancelled."""
 
     stream: StreamController
     engine: SimulatedEngine

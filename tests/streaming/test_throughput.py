@@ -70,7 +70,7 @@ def test_no_rate_is_known_before_it_is_configured_or_measured() -> None:
 
 
 def test_a_slow_unit_is_detected_before_its_messages_end() -> None:
-    """Ten times slower from one moment on: with ages, workers move before the first slow message has ended."""
+    """The ages of running messages show a tenfold slowdown before the first slow message ends."""
     speeds = ThroughputEstimator(None, None)
     for _ in range(100):
         speeds.add(1, 1.0, 1)

@@ -54,7 +54,7 @@ def test_a_slow_batch_within_its_timeout_is_not_stopped() -> None:
 
 
 def test_short_batches_that_share_a_message_do_not_share_a_timeout() -> None:
-    """0.1 s each and a timeout of 0.15 s: twenty of them in a message are not overdue."""
+    """Batches of 0.1 s with a timeout of 0.15 s: twenty of them in a message do not time out."""
     rig = simulate_stages(
         [stage("a", timeout="0.15s", workers=1)],
         {"a": Behaviour(0.1)},
@@ -168,7 +168,7 @@ def test_deaths_with_a_suspect_do_not_count_as_idle_deaths() -> None:
 
 
 class Counts:
-    """The most and the fewest workers after the first were all there."""
+    """Maximum and minimum number of workers once all first workers are ready."""
 
     def __init__(self, full: int) -> None:
         self.full, self.most, self.reached = full, 0, False
@@ -232,7 +232,7 @@ def test_a_recycled_worker_is_replaced_by_one_with_the_current_memory() -> None:
 
 
 def test_the_seats_of_a_recycled_worker_are_kept_for_its_successor() -> None:
-    """While it drains, a replan neither counts it as missing nor gives its seat away."""
+    """During its drain, a replan neither counts it as missing nor uses its seat."""
     manual = ManualStream.of(
         [stage("a", workers=2, recycle=1), stage("b")], cluster="1x(4cpu, 16GB)", options=StreamOptions()
     )
