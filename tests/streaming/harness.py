@@ -12,6 +12,7 @@ from dovetail.control.events import BatchesDone, InputEnded, ItemsArrived, Worke
 from dovetail.control.loop import run_loop
 from dovetail.control.payload import Segment
 from dovetail.engines.simulated.engine import SimulatedEngine
+from dovetail.engines.simulated.message_execution import part_keys
 from dovetail.engines.simulated.source_sink import SimulatedData
 from dovetail.engines.simulated.world import Behaviour, World
 from dovetail.streaming.controller import StreamController
@@ -104,7 +105,7 @@ class Rig:
         return Counter(self.data.outputs.get(leaf, []))
 
     def failed(self) -> Counter[Key]:
-        return Counter(self.data.failed_keys())
+        return Counter(part_keys(record.part for record in self.data.failed_items))
 
 
 def numbers(items: int) -> Counter[Key]:

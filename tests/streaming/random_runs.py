@@ -11,6 +11,7 @@ import dovetail as dt
 from dovetail.control.commands import Note
 from dovetail.control.loop import run_loop
 from dovetail.engines.simulated.engine import SimulatedEngine
+from dovetail.engines.simulated.message_execution import part_keys
 from dovetail.engines.simulated.source_sink import SimulatedData
 from dovetail.engines.simulated.world import (
     Behaviour,
@@ -139,7 +140,7 @@ class Result:
         return Counter((leaf, key) for leaf, keys in self.data.outputs.items() for key in keys)
 
     def failed(self) -> Counter[tuple[str, Key]]:
-        keys = self.data.failed_keys()
+        keys = part_keys(record.part for record in self.data.failed_items)
         return Counter(zip((record.unit for record in self.data.failed_items), keys, strict=True))
 
 

@@ -391,10 +391,6 @@ class UnitState:
         return self.queue.batch_size
 
     @property
-    def has_work(self) -> bool:
-        return bool(self.queue.ready or self.suspects)
-
-    @property
     def is_empty(self) -> bool:
         return not (self.queue.items or self.suspects or self.items_in_flight)
 

@@ -67,9 +67,6 @@ class SimulatedData:
             else:
                 self._deliver(command)
 
-    def failed_keys(self) -> list[Key]:
-        return part_keys(record.part for record in self.failed_items)
-
     def _pull(self, pull: Pull) -> None:
         last = pull.first + pull.items
         ends = self._items is not None and last >= self._items
