@@ -18,6 +18,7 @@ from dovetail.engines.simulated.world import Behaviour, Gives, Lognormal, PostEv
 from dovetail.streaming.settings import StreamOptions
 from streaming.harness import Rig, numbers, simulate_stages, stage
 from streaming.random_runs import random_case, run
+from waiting import LONG
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -67,11 +68,12 @@ def out_of(log: Sequence[Deliver]) -> Counter[tuple[str, Key]]:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_every_prefix_of_the_commit_log_can_be_completed(shape: str) -> None:
+def test_a_prefix_of_the_commit_log_can_be_completed(shape: str) -> None:
     whole = once(shape)
     everything = out_of(whole.data.log)
-    assert len(whole.data.log) >= 5
-    for upto in range(len(whole.data.log) + 1):
+    entries = len(whole.data.log)
+    assert entries >= 5
+    for upto in {*range(0, entries, 1 if LONG else 3), entries}:
         rest = once(shape, resume=whole.data.log[:upto])
         assert rest.run_state is RunState.FINISHED
         assert out_of(whole.data.log[:upto]) + out_of(rest.data.log) == everything
