@@ -33,7 +33,9 @@ QUIET = {
     "RAY_AUTH_MODE": "disabled",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_worker_niceness": "0",
+    "RAY_prestart_worker_first_driver": "0",
 }
+"""Settings of every Ray of the tests. No workers are prestarted: most tests use only the actors of agents."""
 START_S = 120.0
 """Limit for the start of a node on a machine with five busy processes per core; Ray ends an attempt after 30 s."""
 RESTORED_S = 2.0

@@ -50,7 +50,7 @@ class Keeper:
         raise AssertionError("unreachable")
 
     def _added(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        node = self._cluster.add_node(wait=False, include_dashboard=False, **arguments)
+        node = self._cluster.add_node(wait=False, include_dashboard=False, include_log_monitor=False, **arguments)
         self._nodes[name] = node
         raylet = node.all_processes["raylet"][0].process.pid
         return {"node_id": node.node_id, "raylet_pid": raylet, "address": self._cluster.address}

@@ -237,7 +237,7 @@ def pipeline_over(log: Path, seconds: float = 0.02) -> list[dt.Stage]:
     ]
 
 
-HOWS = [signal.SIGTERM, signal.SIGKILL, signal.SIGSTOP]
+HOWS = [signal.SIGTERM, signal.SIGKILL, signal.SIGSTOP] if LONG else [signal.SIGKILL, signal.SIGSTOP]
 
 
 class Hangs:

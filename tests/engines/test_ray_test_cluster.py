@@ -147,7 +147,8 @@ def test_a_killed_pytest_leaves_no_ray(folder: Path, tmp_path: Path) -> None:
         "os.fork() or signal.pause()\n"  # the fork holds the pipe to the cluster process open
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    with subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE, text=True, cwd=tmp_path) as process:
+    command = [sys.executable, "-c", text]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path, start_new_session=True) as process:
         assert process.stdout
         pids = [int(pid) for pid in process.stdout.readline().split()]
         process.kill()
@@ -155,6 +156,7 @@ def test_a_killed_pytest_leaves_no_ray(folder: Path, tmp_path: Path) -> None:
         assert len(pids) > 4
         until(lambda: not any(map(is_there, pids)) and not folder.exists(), "Ray is gone with it")
     finally:
+        os.killpg(process.pid, signal.SIGKILL)  # the fork
         for pid in filter(is_there, pids):
             os.kill(pid, signal.SIGKILL)
 

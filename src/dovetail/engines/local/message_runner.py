@@ -637,7 +637,7 @@ class MessageRunner:
 def call_hosted(executor: UnitExecutor, frame: Frame) -> Any:
     """Call the method of a hosted object that a frame requests; its result may be awaitable."""
     args, named = pickle.loads(frame.body)  # noqa: S301 - from our driver or a worker of the same run
-    return getattr(executor.target, frame.head[3])(*args, **named)
+    return executor.call(frame.head[3], *args, **named)
 
 
 def _pack_items(keys: Keys, items: list[Any]) -> PackedPayload:
