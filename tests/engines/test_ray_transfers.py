@@ -51,7 +51,7 @@ def test_transfers_up_to_the_store_limit_start_and_the_rest_follow() -> None:
     at_once = STORE // OBJECT_STORE_DIVISOR // (10 * MB)
     assert a.gave == [[key] for key in range(1, at_once + 1)]
     for key in range(1, 9):
-        transfers.on_over(b, key)  # type: ignore[arg-type]
+        transfers.on_ended(b, key)  # type: ignore[arg-type]
     assert a.gave == [[key] for key in range(1, 9)], "in order"
     assert not any(transfers._bytes.values())
 
@@ -61,7 +61,7 @@ def test_a_transfer_larger_than_the_limit_runs_alone() -> None:
     request(transfers, a, b, 1, size=STORE)
     request(transfers, a, b, 2, size=1)
     assert a.gave == [[1]]
-    transfers.on_over(b, 1)  # type: ignore[arg-type]
+    transfers.on_ended(b, 1)  # type: ignore[arg-type]
     assert a.gave == [[1], [2]]
 
 
@@ -111,8 +111,8 @@ def test_a_transfer_whose_payloads_were_freed_ends() -> None:
     transfers, a, b = TransferQueue({"a": STORE, "b": STORE}), FakeLink("a"), FakeLink("b")
     request(transfers, a, b, 1, size=STORE)
     request(transfers, a, b, 2, size=STORE)
-    transfers.on_over(b, 1)  # type: ignore[arg-type]
-    transfers.on_over(b, 1)  # type: ignore[arg-type]
+    transfers.on_ended(b, 1)  # type: ignore[arg-type]
+    transfers.on_ended(b, 1)  # type: ignore[arg-type]
     assert a.gave == [[1], [2]]
-    transfers.on_over(b, 2)  # type: ignore[arg-type]
+    transfers.on_ended(b, 2)  # type: ignore[arg-type]
     assert not any(transfers._bytes.values())

@@ -370,11 +370,11 @@ class MessageRunner:
     def _report_error(self, frame: Frame, error: BaseException) -> None:
         """Report an error outside of user code: out of memory, a full disk, a payload that is too large."""
         message, payloads, parts = frame.head[1], frame.head[6], frame.head[7]
-        told = summarize_exception(error)
+        summary = summarize_exception(error)
         # the owners of the remaining views are unknown: no buffer is reused
         kept = [number for number, (kind, _, _) in enumerate(payloads) if kind == KIND_SHARED]
         items = sum(stop - start for _, start, stop in parts)
-        failure = (0, items, told.line, told.detail, told.out_of_memory, told.on_gpu, ())
+        failure = (0, items, summary.line, summary.detail, summary.out_of_memory, summary.on_gpu, ())
         if isinstance(error, SourceSinkError):
             failure = failure_as_tuple(message_input.failure_of_unusable(error, items))
         self.send("done", message, 0.0, [failure], 0, None, [], kept, [])
@@ -416,8 +416,8 @@ class MessageRunner:
         opened.skipped = odd
         if _BROKEN_TYPE:
             broken = [(at, item.error_text) for at, item in enumerate(items) if type(item) is _BROKEN_TYPE[0]]
-            told = [message_input.SkippedItem(at, f"the item cannot be unpickled: {why}") for at, why in broken]
-            opened.skipped = sorted([*odd, *told])
+            unreadable = [message_input.SkippedItem(at, f"the item cannot be unpickled: {why}") for at, why in broken]
+            opened.skipped = sorted([*odd, *unreadable])
         return opened
 
     def _map_payloads(

@@ -58,7 +58,7 @@ def pack_items(keys: object, items: list[Any]) -> PackedPayload:
         return _dump(pickle.Pickler, keys, items)
     except MemoryError:
         raise
-    except (Exception, SystemExit):  # noqa: S110  cloudpickle can write more, and its error says more
+    except (Exception, SystemExit):  # noqa: S110  cloudpickle can pickle more, and its error is more precise
         pass
     try:
         return _dump(_cloudpickler(), keys, items)

@@ -123,7 +123,7 @@ MAX_OPEN_MAPPINGS = 8
 
 
 class PayloadTable:
-    """Tracks every large payload by owner, and tells owners which buffers can be reused."""
+    """Tracks every large payload by owner, and notifies owners of the buffers that can be reused."""
 
     def __init__(self, spill: Path, limit_bytes: int, numbers: Iterator[int]) -> None:
         self._spill = str(spill)
@@ -154,7 +154,7 @@ class PayloadTable:
     def send(self, child: LocalWorker, command: RunBatches) -> None:
         """Queue the message for every rank of the worker."""
         refs: list[Any] = []
-        told: list[tuple[int, tuple[int, ...], Any]] = []
+        payloads: list[tuple[int, tuple[int, ...], Any]] = []
         body: list[Chunk] = []
         fds: list[int] = []
         numbers: dict[int, int] = {}
@@ -167,12 +167,12 @@ class PayloadTable:
                 refs.append(ref)
                 if type(ref) is InlineRef:
                     body.append(ref.data)
-                    told.append((KIND_INLINE, ref.sizes, len(ref.data)))
+                    payloads.append((KIND_INLINE, ref.sizes, len(ref.data)))
                 elif type(ref) is SpoolRef:
-                    told.append((KIND_FILE, ref.sizes, (ref.path, ref.offset)))
+                    payloads.append((KIND_FILE, ref.sizes, (ref.path, ref.offset)))
                 else:
                     fds.append(ref.fd)
-                    told.append((KIND_SHARED, ref.sizes, None))
+                    payloads.append((KIND_SHARED, ref.sizes, None))
             parts.append((number, start, stop))
         sent = InFlightMessage(command.parts, refs, command.batch_size, len(child.ranks))
         flags = (FLAG_SPOOL if command.spool else 0) | self._flags()
@@ -183,7 +183,7 @@ class PayloadTable:
         for rank in child.ranks:
             mine = flags | (FLAG_NO_OUTPUT if rank.rank else 0)
             how = (command.batch_size, command.segment_items, mine)
-            head = ("run", command.message, command.hosted, *how, told, parts, sent.prefetch_number)
+            head = ("run", command.message, command.hosted, *how, payloads, parts, sent.prefetch_number)
             rank.channel.put(head, body, fds)
 
     def _flags(self) -> int:

@@ -38,11 +38,11 @@ if TYPE_CHECKING:
 class CallRouter:
     """Pending calls and the receivers of their answers. Hold the engine's lock, unless stated otherwise."""
 
-    def __init__(self, children: Mapping[int, LocalWorker], numbers: Iterator[int], tell: Callable[..., None]) -> None:
-        """`tell` sends a frame to a process."""
+    def __init__(self, children: Mapping[int, LocalWorker], numbers: Iterator[int], send: Callable[..., None]) -> None:
+        """`send` sends a frame to a process."""
         self._children = children
         self._numbers = numbers
-        self._send = tell
+        self._send = send
 
     def call_from_driver(
         self, worker: int, hosted: str, method: str, body: Chunk, future: Future[Any] | RawAnswer

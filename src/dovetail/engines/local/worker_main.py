@@ -130,8 +130,8 @@ class WorkerProcess:
             self._main_thread_reads = True
             SlotDispatcher(self, self.runner).run()
         for name, executor in self.executors.items():
-            told = self.async_slots[name].teardown() if name in self.async_slots else executor.teardown()
-            for error in told:
+            errors = self.async_slots[name].teardown() if name in self.async_slots else executor.teardown()
+            for error in errors:
                 print(f"teardown of {name}: {error.line}\n{error.detail}", file=sys.stderr)  # noqa: T201 - its own log
             if executor.writer is not None:
                 executor.writer.end()
@@ -156,9 +156,9 @@ class WorkerProcess:
                 if hosted.writer:
                     executor.writer = pickle.loads(hosted.writer)  # noqa: S301 - from our driver
         except BaseException as error:  # raised by user code
-            told = summarize_exception(error)
-            print(f"{told.line}\n{told.detail}", file=sys.stderr)  # noqa: T201 - its own log
-            self.runner.send("failed", told.line, told.detail[-8000:])
+            summary = summarize_exception(error)
+            print(f"{summary.line}\n{summary.detail}", file=sys.stderr)  # noqa: T201 - its own log
+            self.runner.send("failed", summary.line, summary.detail[-8000:])
             return False
         return True
 

@@ -57,7 +57,7 @@ LARGE_BACKLOG_BYTES, MAX_ANSWER_BYTES = 1 << 20, 8 << 20
 """From the first size on, answers are filled up to the second: sizes in between are the slowest for Ray."""
 MIN_ANSWER_GAP_S = 0.005
 """Minimum time between two answers without urgent operations: each answer costs a call of Ray."""
-NOT_URGENT = ("done", "use", "over", "log")
+NOT_URGENT = ("done", "metrics", "transfer_ended", "log")
 FETCH_THREADS = 4
 FETCH_POLL_S = 1.0
 """Interval in which a fetching thread checks whether its payloads are still expected."""
@@ -150,7 +150,7 @@ class AgentSession:
             self._inbox.append((number, decode_frame(frame), objects))
             self._engine.nudge()
         except Exception:
-            self._outbox.put([SizedOp(("broken", traceback.format_exc()))])
+            self._outbox.put([SizedOp(("agent_failed", traceback.format_exc()))])
 
     def next_messages(self) -> list[Op]:
         """Operations for the driver; an empty list after a heartbeat interval."""
@@ -190,7 +190,7 @@ class AgentSession:
                     self._outbox.put(ops)
         except BaseException:
             if not self._closing.is_set():
-                self._outbox.put([SizedOp(("broken", traceback.format_exc()))])
+                self._outbox.put([SizedOp(("agent_failed", traceback.format_exc()))])
 
     def _handle_inbox(self) -> None:
         while self._inbox:
@@ -214,7 +214,7 @@ class AgentSession:
         elif kind == "block":
             self._payloads.expect([op[1]])
             self._fetching.submit(self._fetch_block, op[1], op[2], op[3], objects[op[4]])
-        elif kind == "found":
+        elif kind == "agent_found":
             self.peers.on_peer_found(op[1], None if op[2] is None else objects[op[2]])
         else:
             self._ops[kind](*op[1:])
@@ -223,7 +223,7 @@ class AgentSession:
         return {
             "put": self._on_put,
             "file": self._payloads.put_file,
-            "comes": self._payloads.expect,
+            "expect": self._payloads.expect,
             "free": self._payloads.free,
             "unit": self._on_unit,
             "devices": lambda devices: self._engine.set_devices(self._node, devices),
@@ -234,9 +234,9 @@ class AgentSession:
             "call": self._on_call,
             "arrived": self._on_arrived,
             "lost": self._on_lost,
-            "over": lambda number: self._outbox.put([SizedOp(("over", number))]),
+            "transfer_ended": lambda number: self._outbox.put([SizedOp(("transfer_ended", number))]),
             "answered": self.peers.on_answer,
-            "gone": self.peers.on_worker_gone,
+            "worker_gone": self.peers.on_worker_gone,
         }
 
     def _on_put(self, key: int, items: int, sizes: tuple[int, ...], data: bytes) -> None:
@@ -282,7 +282,7 @@ class AgentSession:
         except Exception:  # lost with its node or its agent
             self._closing.wait(LOST_PAYLOAD_DELAY_S)
             self._enqueue(("lost", [key for key, _, _ in about]))
-        self._enqueue(("over", number))
+        self._enqueue(("transfer_ended", number))
 
     def _get_payloads(self, ref: Any, keys: list[int]) -> Any:
         """Give up when the payloads are not expected any more: Ray waits a minute for a node that hangs."""
@@ -315,7 +315,7 @@ class AgentSession:
         keys = [key for key in keys if not self._payloads.holds(key)]
         if not keys:
             return
-        ops = [SizedOp(("lack", keys))]
+        ops = [SizedOp(("payloads_missing", keys))]
         ops += [SizedOp(("returned", worker, message)) for worker, message in self._payloads.drop_missing(keys)]
         self._outbox.put(ops)
 
@@ -401,7 +401,7 @@ class Agent:
         """See `AgentSession.next_messages`."""
         found = self._session_for(session)
         if found is None:
-            return pickle.dumps([("broken", self._failed[session])] if session in self._failed else [], 5)
+            return pickle.dumps([("agent_failed", self._failed[session])] if session in self._failed else [], 5)
         return pickle.dumps(found.next_messages(), 5)
 
     @_in_group("read")

@@ -316,7 +316,7 @@ class ClusterWatcher:
 
     def _run(self) -> None:
         while not self._closing.wait(NODE_POLL_S):
-            with suppress(Exception):  # a failed poll says nothing; the next one may succeed
+            with suppress(Exception):  # a failed poll proves nothing; the next one may succeed
                 self._inbox.put((None, self._observe()))
 
     def _observe(self) -> DiscoveredCluster | NoNodesError:

@@ -113,7 +113,7 @@ os.register_at_fork(after_in_child=_STATE.on_fork)
 
 
 def attach(where: RayAddress) -> Attachment:
-    """Start or attach to this Ray, once per process. An EngineError says why that is not possible."""
+    """Start or attach to this Ray, once per process. Raises EngineError with the reason if that is not possible."""
     ray = import_ray()
     _register_exit_hook()
     with _STATE.lock:

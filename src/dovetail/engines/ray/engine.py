@@ -351,7 +351,7 @@ class RayEngine:
         if self.workers.pop(worker.number, None) is None:
             return
         for caller in worker.callers:
-            caller.send(("gone", worker.number))
+            caller.send(("worker_gone", worker.number))
         self._waiting.pop(worker.number, None)
         self._taken_amounts = subtract_amounts(self._taken_amounts, sum_seats(worker.command.seats))
         if release and self.reservation is not None and not self._closed.is_set():

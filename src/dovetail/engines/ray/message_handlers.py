@@ -71,15 +71,15 @@ class MessageHandlers:
             "pids": self._on_pids,
             "port": self._on_port,
             "answer": lambda _link, *answer: engine.on_answer(*answer),
-            "seek": self._on_seek,
+            "find_agent": self._on_find_agent,
             "piece": lambda link, number, data: link.partial_payloads.setdefault(number, []).append(data),
-            "over": engine.payloads.transfers.on_over,
-            "lack": engine.payloads.transfers.on_missing,
+            "transfer_ended": engine.payloads.transfers.on_ended,
+            "payloads_missing": engine.payloads.transfers.on_missing,
             "unusable": lambda _link, error: self._emit(FailRun(error, _FIX_BLOCK)),
-            "use": lambda link, data: engine.measured.record(link.node, data, link.runtime_env),
+            "metrics": lambda link, data: engine.measured.record(link.node, data, link.runtime_env),
             "log": lambda _link, pieces: engine.logs.write(pieces),
-            "sick": lambda link, why: engine.losses.lose_node(link.node, why),
-            "broken": self._on_broken,
+            "node_unhealthy": lambda link, why: engine.losses.lose_node(link.node, why),
+            "agent_failed": self._on_agent_failed,
         }
 
     def handle(self, link: AgentLink | None, message: Any) -> None:
@@ -112,7 +112,7 @@ class MessageHandlers:
             self._on_cluster(message)
 
     def _on_agent_died(self, link: AgentLink, error: BaseException) -> None:
-        """Tell by Ray's error a failed runtime_env, a failed start and a lost node apart."""
+        """Distinguish a failed runtime_env, a failed start and a lost node by Ray's error."""
         text = str(error)
         if link.is_reused and link.hello is None and not self._engine.losses.is_ray_lost:
             self._engine.agents.replace(link)  # it died while it was idle
@@ -122,7 +122,7 @@ class MessageHandlers:
             lines = [line.strip() for line in text.splitlines() if line.strip()]
             self._fail_runtime_env(link, lines[-1] if lines else type(error).__name__)
         elif CREATION_MESSAGE in text or (link.runtime_env and link.hello is None and not is_node_error(error)):
-            self._on_broken(link, text)
+            self._on_agent_failed(link, text)
         else:
             self._engine.losses.lose_node(link.node, _error_summary(error))
 
@@ -142,7 +142,7 @@ class MessageHandlers:
         message = f"DT403 node {link.node} cannot {action} the runtime_env {whose}: {why}"
         self._emit(FailRun(message, FIX_RUNTIME_ENV))
 
-    def _on_broken(self, link: AgentLink, text: str) -> None:
+    def _on_agent_failed(self, link: AgentLink, text: str) -> None:
         """An agent failed by itself. A node on which no agent starts is excluded after some attempts."""
         engine, node = self._engine, link.node
         if link.hello is None:
@@ -303,14 +303,14 @@ class MessageHandlers:
 
     # --- calls between workers
 
-    def _on_seek(self, link: AgentLink, worker: int) -> None:
+    def _on_find_agent(self, link: AgentLink, worker: int) -> None:
         """A worker of that agent calls a worker of another node: send the address of its agent."""
         remote = self._engine.workers.get(worker)
         index = None
         if remote is not None and remote.ranks_by_agent:
             remote.callers.add(link)
             index = link.attach_object(remote.lead.peer)
-        link.send(("found", worker, index))
+        link.send(("agent_found", worker, index))
         link.flush()
 
 

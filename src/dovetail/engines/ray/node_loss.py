@@ -1,10 +1,10 @@
 """Loss of a node and loss of Ray: everything that follows when an agent is silent. Driver side.
 
 Four places detect it, and each puts a message into the engine's inbox: `agent_link.AgentListener` (an agent is silent
-or has died), `node_monitor` on a node (operation "sick": its raylet hangs), `agent_link.ClusterWatcher` (Ray reports a
-node dead) and `agent_link.HeadWatchdog` (Ray's head is silent). `message_handlers` decides what the message means and
-calls `lose_node`, `on_node_back` or `lose_ray` here. These end the workers, release the payloads and the reservation,
-notify the controller by events, and let `agent_pool` start another agent.
+or has died), `node_monitor` on a node (operation "node_unhealthy": its raylet hangs), `agent_link.ClusterWatcher` (Ray
+reports a node dead) and `agent_link.HeadWatchdog` (Ray's head is silent). `message_handlers` decides what the message
+means and calls `lose_node`, `on_node_back` or `lose_ray` here. These end the workers, release the payloads and the
+reservation, notify the controller by events, and let `agent_pool` start another agent.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Periodic checks of a node by its agent: raylet health, memory pressure, metrics, new log output. Node side.
 
 `agent.AgentSession` calls `check` after everything it does, and runs `probe_raylet` in a thread. A raylet that hangs is
-reported as "sick" after 4 s: without that, the node would take work until Ray detects it, after 14 to 66 s. Its context
-switches distinguish a raylet that hangs from one that is busy with a full object store, which also does not answer.
+reported as "node_unhealthy" after 4 s: without that, the node would take work until Ray detects it, after 14 to 66 s.
+Its context switches distinguish a raylet that hangs from one that is busy with a full object store, which also does not
+answer.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ class NodeMonitor:
         if now - self._measured_at >= MEASURE_S:
             self._measured_at = now
             use = self._meter.take()
-            ops += [SizedOp(("use", use), MESSAGE_OVERHEAD_BYTES * 4)] if use is not None else []
+            ops += [SizedOp(("metrics", use), MESSAGE_OVERHEAD_BYTES * 4)] if use is not None else []
             if self._logs is not None:
                 pieces = self._logs.read_new()
                 ops += (
@@ -105,7 +106,7 @@ class NodeMonitor:
         if self._is_hung or silent_s < limit or now - self._raylet_activity[1] < HUNG_RAYLET_S / 2:
             return []
         self._is_hung = True
-        return [SizedOp(("sick", f"its raylet has not answered for {now - self._raylet_seen_at:.0f} s"))]
+        return [SizedOp(("node_unhealthy", f"its raylet has not answered for {now - self._raylet_seen_at:.0f} s"))]
 
 
 def context_switches(pid: int | None) -> int:

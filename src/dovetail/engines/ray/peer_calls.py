@@ -1,7 +1,7 @@
 """Calls between workers of different nodes, from agent to agent. Node side.
 
 A call is a call of Ray to the agent of the called worker, and the answer is a call in the other direction. The driver
-knows which agent has a worker (operations "seek" and "found"), and reports lost workers ("gone").
+knows which agent has a worker (operations "find_agent" and "agent_found"), and reports lost workers ("worker_gone").
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class PeerCalls:
             self._send(self._addresses[worker], call)
             return
         if worker not in self._lookups:
-            self._send_to_driver([SizedOp(("seek", worker))])
+            self._send_to_driver([SizedOp(("find_agent", worker))])
         self._lookups.setdefault(worker, []).append(call)
 
     def on_peer_found(self, worker: int, peer: PeerAddress | None) -> None:

@@ -187,8 +187,8 @@ class Reservation:
     # --- the minimum
 
     def try_acquire(self, need: Seats, wait_s: float = 0.0) -> GroupState:
-        """Reserve the minimum, all or nothing. `wait_s`: limit for waiting until other jobs release it, for callers who
-        know that they will. UNDECIDED: Ray waits for a node that does not answer."""
+        """Reserve the minimum, all or nothing. `wait_s`: limit for waiting until other jobs release it, if the caller
+        expects that. UNDECIDED: Ray waits for a node that does not answer."""
         assert self._need is None, "acquired once"
         amounts = sum_seats(need)
         if not amounts:

@@ -51,12 +51,12 @@ class TransferQueue:
 
     def request(self, source: AgentLink, target: AgentLink, payloads: list[tuple[PayloadRef, PayloadInfo]]) -> None:
         refs, about = [ref for ref, _ in payloads], [one for _, one in payloads]
-        target.send(("comes", [key for key, _, _ in about]))
+        target.send(("expect", [key for key, _, _ in about]))
         size = sum(layout_bytes(sizes) for _, _, sizes in about)
         self._waiting.append(Transfer(next(self._numbers), source, target, refs, about, size))
         self.start_ready()
 
-    def on_over(self, _target: AgentLink, number: int) -> None:
+    def on_ended(self, _target: AgentLink, number: int) -> None:
         """A transfer has succeeded or failed."""
         self._end(number)
         self.start_ready()
