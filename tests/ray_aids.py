@@ -223,7 +223,7 @@ STORE, PULSE_BYTES = "object_store_memory", 64
 
 
 def _differences(before: dict[str, dict[str, float]], now: dict[str, dict[str, float]]) -> list[str]:
-    """Resources of which less is free than before. More is no difference: a foreign holder may have released it."""
+    """Resources with less free than before. More is no difference: a foreign holder may have released it."""
     return [
         f"node {name}: {what} was {before[name].get(what, 0)}, is {now[name].get(what, 0)}"
         for name in sorted(before.keys() & now.keys())
@@ -263,7 +263,7 @@ def steady(cluster: FakeCluster) -> dict[str, dict[str, float]]:
     """Available resources once they no longer change: an earlier run may still release some."""
     found = cluster.available()
     while True:
-        time.sleep(0.3)  # Ray tells what changed every tenth of a second
+        time.sleep(0.3)  # Ray reports changes every tenth of a second
         before, found = found, cluster.available()
         if before == found:
             return found
@@ -276,7 +276,7 @@ def foreign_actor(cluster: FakeCluster, folder: Path, *, node: str | None = None
     place = {} if node is None else {"node": node_id_of(cluster, node)}
     with driver(cluster, folder, HOLDS, ASKED=json.dumps({"num_cpus": 0, **asked, **place})) as script:
         script.says("HELD ")
-        until(lambda: "] \n" in script.output, "the ids of its GPUs are told")
+        until(lambda: "] \n" in script.output, "it has printed the ids of its GPUs")
         held: list[int] = json.loads(script.output.partition("HELD ")[2].partition("]")[0] + "]")
         until(lambda: not asked or cluster.available() != before, "the cluster says that it is held")
         yield held

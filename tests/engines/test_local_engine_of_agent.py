@@ -515,11 +515,11 @@ def test_calls_and_answers_between_two_polls_are_sent_at_once(scene: Scene) -> N
     engine = scene.agent()
     tokens: list[tuple[int, int]] = []
 
-    def told(token: int, number: int, *_: object) -> None:
+    def forward(token: int, number: int, *_: object) -> None:
         tokens.append((token, number))
         engine.nudge()
 
-    engine.on_foreign_call = told
+    engine.on_foreign_call = forward
     scene.ready(engine, 1, TALKS)
     began = time.monotonic()
     call = engine.call_pickled(1, "it", "ask", arguments(2, "x"))
@@ -537,7 +537,7 @@ def test_an_answer_for_an_exited_process_is_ignored(scene: Scene) -> None:
     engine.on_foreign_call = lambda token, number, *_: tokens.append((token, number))
     scene.ready(engine, 1, TALKS)
     engine.call_pickled(1, "it", "ask", arguments(2, "x"))
-    scene.until(lambda: tokens, "the call is told")
+    scene.until(lambda: tokens, "the call is forwarded")
     engine.end_worker(1, LossCause.OUT_OF_MEMORY, "the node was full")
     scene.lost(engine, 1)
     engine.answer_foreign_call(*tokens[0], True, pickle.dumps("late"))

@@ -132,10 +132,10 @@ def test_a_post_during_a_wake_up_does_not_suppress_later_ones(bench: Bench, monk
     in_a_thread(post)
     with monkeypatch.context() as patched:
         patched.setattr(os, "eventfd_read", read)
-        bench.until(lambda: len(bench.log) == 3, "all three came")
+        bench.until(lambda: len(bench.log) == 3, "all three arrive")
     in_a_thread(post)
-    assert engine._epoll.poll(0), "who sleeps in poll would not be woken"
-    bench.until(lambda: len(bench.log) == 4, "the last one came")
+    assert engine._epoll.poll(0), "a thread that sleeps in poll would not wake"
+    bench.until(lambda: len(bench.log) == 4, "the last one arrives")
 
 
 def test_posts_from_another_thread_always_wake_poll(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

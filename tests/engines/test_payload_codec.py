@@ -368,18 +368,18 @@ def gone() -> None:
     """Deleted from this module by `recovered`, after it was pickled."""
 
 
-def tell(value: object) -> str:
-    return f"told {value!r}"
+def describe(value: object) -> str:
+    return f"value {value!r}"
 
 
-class Told:
+class Described:
     """An object whose constructor would accept a BrokenItem."""
 
     def __init__(self, value: object) -> None:
         self.value = value
 
     def __reduce__(self) -> Any:
-        return tell, (self.value,)
+        return describe, (self.value,)
 
 
 class BadReduce:
@@ -455,7 +455,7 @@ WRAPS: dict[str, Any] = {
     "deque": lambda bad: deque([1, [bad]]),
     "ordered": lambda bad: OrderedDict(a=bad),
     "array": lambda bad: np.array([1, [bad]], dtype=object),
-    "told": lambda bad: Told([bad]),
+    "described": lambda bad: Described([bad]),
 }
 
 
@@ -464,14 +464,14 @@ WRAPS: dict[str, Any] = {
 def test_exactly_the_unreadable_items_are_broken(kind: str, wrap: str, monkeypatch: pytest.MonkeyPatch) -> None:
     make, text = BAD[kind]
     array = np.arange(MIN_OUT_OF_BAND_BYTES)
-    good: list[Any] = [1, Plain([2]), array, deque([3]), Told(4), {5}, frozenset([6]), {"k": Plain(7)}]
+    good: list[Any] = [1, Plain([2]), array, deque([3]), Described(4), {5}, frozenset([6]), {"k": Plain(7)}]
     for place in (0, 4, len(good)):
         found = recovered([*good[:place], WRAPS[wrap](make()), *good[place:]], monkeypatch)
         broken = found.pop(place)
         assert type(broken) is BrokenItem
         assert broken.error_text.startswith(text)
         assert not any(type(item) is BrokenItem for item in found)
-        assert (found[0], found[1].value, found[3], found[4]) == (1, [2], deque([3]), "told 4")
+        assert (found[0], found[1].value, found[3], found[4]) == (1, [2], deque([3]), "value 4")
         assert (found[5], found[6], found[7]["k"].value) == ({5}, {6}, 7)
         assert np.array_equal(found[2], array)
         found[2][0] = 1

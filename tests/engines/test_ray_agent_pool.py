@@ -146,8 +146,8 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RayEngin
     monkeypatch.setattr(agent_pool, "start_agent", lambda *_: NoHandle())
     monkeypatch.setattr(agent_pool.IDLE_AGENTS, "take", lambda *_: None)
     found = RayEngine(tmp_path, around("a", "b"))
-    nobody: Any = NoListener()
-    found.agents._listener = nobody
+    listener: Any = NoListener()
+    found.agents._listener = listener
     yield found
     found.close()
 
@@ -244,7 +244,7 @@ def test_a_long_silence_of_the_head_is_reported_once_and_a_short_one_is_not() ->
     for _ in range(3):
         with head.probe():
             assert not any(head.has_expired(1.0) for _ in range(20))
-    assert not any(head.has_expired(1.0) for _ in range(100)), "nobody asks it"
+    assert not any(head.has_expired(1.0) for _ in range(100)), "no probe is running"
     with head.probe():
         assert sum(head.has_expired(1.0) for _ in range(100)) == 1
 
@@ -313,7 +313,7 @@ def test_the_cluster_is_discovered_again_only_when_nodes_join_or_leave(monkeypat
         until(lambda: heard_of({"host-aa", "host-bb"}), "the other one is seen")
         assert looks == [1, 2]
         rows = [row("aa", CPU=0)]
-        until(lambda: heard_of(set()), "that there is none is told")
+        until(lambda: heard_of(set()), "the loss of the last node is reported")
         rows = [row("aa")]
         until(lambda: heard_of({"host-aa"}), "it is there again")
     finally:

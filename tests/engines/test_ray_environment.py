@@ -75,7 +75,7 @@ def test_an_error_that_mentions_a_variable_gets_the_hint() -> None:
 @pytest.mark.parametrize(
     ("environ", "sent"),
     [({}, {}), ({"MY_TOKEN": "x"}, {"MY_TOKEN": "x"}), ({"OTHER": "x"}, {})],
-    ids=["nobody has it", "it was sent", "the driver has another"],
+    ids=["not set anywhere", "it was sent", "the driver has another"],
 )
 def test_no_hint_is_given_where_sending_would_not_help(environ: dict[str, str], sent: dict[str, str]) -> None:
     assert missing_variable_hint("KeyError: 'MY_TOKEN'", "", environ, sent) is None

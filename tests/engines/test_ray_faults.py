@@ -204,7 +204,7 @@ def memory_group(limit: int) -> Iterator[Path]:
         for pid in (folder / "cgroup.procs").read_text().split():
             with suppress(ProcessLookupError):
                 (parent / "cgroup.procs").write_text(pid)
-        until(lambda: not (folder / "cgroup.procs").read_text(), "nobody is in it")
+        until(lambda: not (folder / "cgroup.procs").read_text(), "the cgroup is empty")
         folder.rmdir()
 
 

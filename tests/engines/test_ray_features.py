@@ -73,7 +73,7 @@ class Meets:
         self.rank, self.ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         assert (worker.rank, worker.ranks) == (self.rank, self.ranks)
         names = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK", "MASTER_ADDR")
-        self.told = {name: os.environ[name] for name in names} | {"node": worker.node, "rank": self.rank}
+        self.about = {name: os.environ[name] for name in names} | {"node": worker.node, "rank": self.rank}
         self.group = SocketGroup()
 
     def __call__(self, items: list[Any]) -> list[Any]:
@@ -84,7 +84,7 @@ class Meets:
             return items
         if "die" in items and self.rank == self.ranks - 1:
             os._exit(7)
-        everyone = self.group.exchange([self.told, items])
+        everyone = self.group.exchange([self.about, items])
         return [everyone] * len(items)
 
     def who(self) -> int:
@@ -96,17 +96,17 @@ def test_the_ranks_of_a_gang_connect(bench: Bench, nodes: str) -> None:
     worker = 200 + len(nodes) + ("a" in nodes)
     bench.ready(worker, Meets, *nodes)
     (first, second) = bench.done(bench.send(worker, ["x", "y"]))
-    assert [told[1] for told in first] == [["x"]] * len(nodes)
-    assert [told[1] for told in second] == [["y"]] * len(nodes)
-    told = sorted((told for told, _ in first), key=lambda told: int(told["rank"]))
-    assert [one["node"] for one in told] == list(nodes)
+    assert [about[1] for about in first] == [["x"]] * len(nodes)
+    assert [about[1] for about in second] == [["y"]] * len(nodes)
+    about = sorted((about for about, _ in first), key=lambda about: int(about["rank"]))
+    assert [one["node"] for one in about] == list(nodes)
     groups = list(dict.fromkeys(nodes))
-    for rank, one in enumerate(told):
+    for rank, one in enumerate(about):
         assert one["rank"] == rank
         assert one["LOCAL_RANK"] == str(nodes[:rank].count(nodes[rank]))
         assert one["LOCAL_WORLD_SIZE"] == str(nodes.count(nodes[rank]))
         assert one["GROUP_RANK"] == one["NODE_RANK"] == str(groups.index(nodes[rank]))
-    assert len({one["MASTER_ADDR"] for one in told}) == 1
+    assert len({one["MASTER_ADDR"] for one in about}) == 1
     assert bench.result(bench.engine.call(worker, "it", "who")) == 0
     bench.engine.submit([StopWorker(worker)])
     bench.heard(WorkerStopped, worker)
@@ -130,7 +130,7 @@ def test_a_run_on_a_share_of_the_cluster_has_a_gang_across_nodes() -> None:
     gang = dt.Stage("gang", Meets, dt.Resources(cpus=2), ranks=2, workers=1)
     found = list(run_of(gang, source=["x"] * 20))
     assert len(found) == 20
-    assert {len({told["node"] for told, _ in everybody}) for everybody in found} == {2}
+    assert {len({about["node"] for about, _ in everybody}) for everybody in found} == {2}
 
 
 # Calls
@@ -233,7 +233,7 @@ class Chats(Talks):
 
     def wait(self) -> str:
         self.waits += 1
-        assert self.go.wait(PATIENCE_S), "nobody let it go"
+        assert self.go.wait(PATIENCE_S), "it was not released"
         return f"{self.worker.id}:waited"
 
     def let_go(self) -> None:
@@ -303,10 +303,10 @@ class sees:  # noqa: N801 - as a function
 def test_a_variable_that_only_the_driver_has_is_a_hint(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_TOKEN", "secret")
     run = run_of(dt.Stage("needs", Needs(where), retries=0), source=range(3))
-    with pytest.raises(dt.RunError) as told:
+    with pytest.raises(dt.RunError) as caught:
         list(run)
-    assert 'env_from=["MY_TOKEN"] or --env-from MY_TOKEN' in str(told.value)
-    assert "secret" not in str(told.value)
+    assert 'env_from=["MY_TOKEN"] or --env-from MY_TOKEN' in str(caught.value)
+    assert "secret" not in str(caught.value)
 
 
 class Needs:
@@ -334,10 +334,10 @@ class Needs:
 def test_a_runtime_env_that_cannot_be_created_fails_the_run_with_the_reason(
     runtime_env: dict[str, Any], why: str
 ) -> None:
-    with pytest.raises(dt.DovetailError, match="DT403") as told:
+    with pytest.raises(dt.DovetailError, match="DT403") as caught:
         list(run_of(dt.Stage("apart", variables, runtime_env=runtime_env), source=["x"]))
-    assert "'apart'" in str(told.value)
-    assert why in str(told.value)
+    assert "'apart'" in str(caught.value)
+    assert why in str(caught.value)
 
 
 # Ray in a stage

@@ -46,14 +46,14 @@ def events_of(run: dt.Run, kind: str) -> list[dict[str, Any]]:
 # Placement
 
 
-class Told:
+class ReportsSeat:
     """Reports its node, cards and parent processes as seen inside the worker."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def setup(self, worker: Any) -> None:
-        self.told = {
+        self.report = {
             "worker": worker.id,
             "stage": worker.stage,
             "node": worker.node,
@@ -66,7 +66,7 @@ class Told:
 
     def __call__(self, items: list[list[Any]]) -> list[list[Any]]:
         time.sleep(0.02)
-        return [[*item, self.told] for item in items]
+        return [[*item, self.report] for item in items]
 
 
 def seats(cluster: FakeCluster, folder: Path, a100: int = 4) -> tuple[dt.Run, dict[int, dict[str, Any]]]:
@@ -85,37 +85,43 @@ def seats(cluster: FakeCluster, folder: Path, a100: int = 4) -> tuple[dt.Run, di
             count += 1
 
     stages = [
-        dt.Stage("hosts", Told(there), dt.Resources(cpus=2), workers=5, batch_size=1),
-        dt.Stage("l40s", Told(there), dt.Resources(cpus=0.5, gpus=1, accelerator="L40S"), workers=2, batch_size=1),
+        dt.Stage("hosts", ReportsSeat(there), dt.Resources(cpus=2), workers=5, batch_size=1),
         dt.Stage(
-            "a100", Told(there), dt.Resources(cpus=0.25, gpus=0.5, accelerator="A100"), workers=a100, batch_size=1
+            "l40s", ReportsSeat(there), dt.Resources(cpus=0.5, gpus=1, accelerator="L40S"), workers=2, batch_size=1
+        ),
+        dt.Stage(
+            "a100",
+            ReportsSeat(there),
+            dt.Resources(cpus=0.25, gpus=0.5, accelerator="A100"),
+            workers=a100,
+            batch_size=1,
         ),
     ]
     as_planned = StreamOptions(follow_plan=True, replan=False)  # otherwise unknown speeds would decide
     run = started(cluster, *stages, source=numbers(), options=as_planned)
     rows = list(run)
     assert sorted(row[0] for row in rows) == list(range(count))
-    return run, {told["worker"]: told for row in rows for told in row[1:]}
+    return run, {report["worker"]: report for row in rows for report in row[1:]}
 
 
-def check_nodes(cluster: FakeCluster, run: dt.Run, told: dict[int, dict[str, Any]]) -> None:
+def check_nodes(cluster: FakeCluster, run: dt.Run, reports: dict[int, dict[str, Any]]) -> None:
     """Check that every worker is on its planned node and descends from the raylet of that node."""
     raylets = {node.dovetail_name: node.raylet_pid for node in cluster.nodes.values()}
     planned = {unit: Counter(seat.node for seat in found) for unit, found in run.plan.seats.items()}
     assert {unit: sum(nodes.values()) for unit, nodes in planned.items()} == Counter(
-        worker["stage"] for worker in told.values()
+        worker["stage"] for worker in reports.values()
     )
     for unit, nodes in planned.items():
-        assert nodes == Counter(worker["node"] for worker in told.values() if worker["stage"] == unit)
-    for worker in told.values():
+        assert nodes == Counter(worker["node"] for worker in reports.values() if worker["stage"] == unit)
+    for worker in reports.values():
         assert raylets[worker["node"]] in worker["above"], worker
         assert len([pid for pid in raylets.values() if pid in worker["above"]]) == 1
 
 
-def cards(told: dict[int, dict[str, Any]]) -> dict[str, dict[int, str]]:
+def cards(reports: dict[int, dict[str, Any]]) -> dict[str, dict[int, str]]:
     """Node -> position -> name of the card, which is the same for all workers on it."""
     found: dict[str, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
-    for worker in told.values():
+    for worker in reports.values():
         names = worker["cuda"].split(",") if worker["cuda"] else []
         assert len(names) == len(worker["positions"]) == len(worker["visible"]), worker
         for position, name in zip(worker["positions"], names, strict=True):
@@ -126,25 +132,25 @@ def cards(told: dict[int, dict[str, Any]]) -> dict[str, dict[int, str]]:
 
 def test_every_worker_is_on_its_planned_node(ray_cluster: FakeCluster, tmp_path: Path) -> None:
     before = ray_cluster.available()
-    run, told = seats(ray_cluster, tmp_path)
+    run, reports = seats(ray_cluster, tmp_path)
     until_available_is(ray_cluster, before, patiently(RESTORED_S))
-    check_nodes(ray_cluster, run, told)
-    found = cards(told)
+    check_nodes(ray_cluster, run, reports)
+    found = cards(reports)
     b, c = (ray_cluster.nodes[name].dovetail_name for name in "bc")
     assert {node: sorted(names.values()) for node, names in found.items()} == {b: ["0", "1"], c: ["0", "1"]}
-    assert all(worker["cuda"] == "" for worker in told.values() if worker["stage"] == "hosts")
-    assert {worker["node"] for worker in told.values() if worker["stage"] == "a100"} == {c}
-    assert {worker["node"] for worker in told.values() if worker["stage"] == "l40s"} == {b}
+    assert all(worker["cuda"] == "" for worker in reports.values() if worker["stage"] == "hosts")
+    assert {worker["node"] for worker in reports.values() if worker["stage"] == "a100"} == {c}
+    assert {worker["node"] for worker in reports.values() if worker["stage"] == "l40s"} == {b}
 
 
 def test_no_worker_is_on_a_card_that_a_foreign_actor_holds(ray_cluster: FakeCluster, tmp_path: Path) -> None:
     with foreign_actor(ray_cluster, tmp_path, node="c", num_gpus=1) as theirs:
         assert theirs == [0]
         before = ray_cluster.available()
-        run, told = seats(ray_cluster, tmp_path, a100=2)
+        run, reports = seats(ray_cluster, tmp_path, a100=2)
         until_available_is(ray_cluster, before, patiently(RESTORED_S))
-    check_nodes(ray_cluster, run, told)
-    found = cards(told)
+    check_nodes(ray_cluster, run, reports)
+    found = cards(reports)
     assert list(found[ray_cluster.nodes["c"].dovetail_name].values()) == ["1"]
     assert len(found[ray_cluster.nodes["b"].dovetail_name]) == 2
 
@@ -215,7 +221,7 @@ class Going:
         def found() -> list[float]:
             return [at for at, node in self.calls(stage) if at > since and node not in than]
 
-        until(found, f"{stage} goes on elsewhere than {than}")
+        until(found, f"{stage} continues on other nodes than {than}")
         return found()[0] - since
 
     def finish(self) -> list[int]:
@@ -371,7 +377,7 @@ def test_a_driver_stopped_for_longer_than_the_silence_timeout_loses_no_node(
         time.sleep(SILENCE_TIMEOUT_S + 3)  # the duration itself is tested
         script.kill(signal.SIGCONT)
         so_far = script.output.count("GOT")
-        until(lambda: script.output.count("GOT") >= so_far + 3, "it goes on")
+        until(lambda: script.output.count("GOT") >= so_far + 3, "it continues")
         (tmp_path / "enough").touch()
         assert "ALL" in script.finish()
     lines = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]

@@ -82,12 +82,12 @@ def test_the_loss_of_a_node_starts_the_transfers_that_waited_for_it() -> None:
     request(transfers, c, b, 3)
     b.lost_reason = "gone"
     transfers.start_ready()
-    assert a.gave == [[1], [2]], "who was to take it is gone"
+    assert a.gave == [[1], [2]], "the receiving agent is lost"
     assert not c.gave
     request(transfers, a, c, 4, size=STORE)
     a.lost_reason = "gone"
     transfers.start_ready()
-    assert c.ops("lost") == 2, "who waits for it is told, whether it had begun to come or not"
+    assert c.ops("lost") == 2, "the waiting agent is notified, whether the transfer had begun or not"
 
 
 def test_a_store_of_unknown_size_has_no_limit() -> None:
