@@ -268,7 +268,7 @@ def forkserver_pid(run: dt.Run) -> int:
 
 
 def test_a_killed_fork_server_loses_no_item() -> None:
-    kills = 5 if LONG else 2
+    kills, each = (5, 400) if LONG else (2, 150)
     killed: list[int] = []
     workers: set[int] = set()
     handle: list[dt.Run] = []
@@ -276,8 +276,8 @@ def test_a_killed_fork_server_loses_no_item() -> None:
 
     def source() -> Iterator[int]:
         there.wait()
-        for number in range(400 * (kills + 1)):
-            if number and number % 400 == 0:
+        for number in range(each * (kills + 1)):
+            if number and number % each == 0:
                 until(
                     lambda: pids_of(handle[0]) and forkserver_pid(handle[0]) not in {0, *killed}, "a fork server runs"
                 )
@@ -289,7 +289,7 @@ def test_a_killed_fork_server_loses_no_item() -> None:
 
     handle.append(run_of(dt.Stage("naps", Naps, retries=20), source=source()))
     there.set()
-    assert sorted(handle[0]) == list(range(400 * (kills + 1)))
+    assert sorted(handle[0]) == list(range(each * (kills + 1)))
     assert len(killed) == kills
     assert losses(handle[0]) >= kills
     until(lambda: not any(map(is_there, [*workers, *killed])), "no process is left")
@@ -421,20 +421,21 @@ def test_an_engine_closed_with_busy_workers_leaves_no_descriptors(tmp_path: Path
 
 
 def test_shared_memory_of_ended_workers_is_released_during_the_run() -> None:
+    items = 200 if LONG else 80
     most = memory_files() + 2 + 10  # two of the run, and one for each item in flight
 
     def source() -> Iterator[int]:
-        yield from range(190)
-        until(lambda: memory_files() <= most, "it is given back")
-        yield from range(190, 200)
+        yield from range(items - 10)
+        until(lambda: memory_files() <= most, "the memory is released")
+        yield from range(items - 10, items)
 
     stages = [
         dt.Stage("big", big, fuse=False, workers=1, recycle=10),
         dt.Stage("first", first, fuse=False, workers=1),
     ]
     run = run_of(*stages, source=source())
-    assert sorted(run) == list(map(float, range(200)))
-    assert run.stats.units[0].started > 10
+    assert sorted(run) == list(map(float, range(items)))
+    assert run.stats.units[0].started > items // 20
 
 
 def test_results_can_be_read_after_the_end_of_the_run() -> None:
