@@ -25,6 +25,8 @@ from backfill_aids import HALF, OTHER, by_id, column, compact, left_over, made, 
 from dovetail.backfill.checkpoints import CheckpointStore
 from dovetail.backfill.lease import Lease
 from dovetail.errors import ConfigError, RunError
+from dovetail.observe.history import RunHistory
+from dovetail.observe.summary import summarize_run
 from waiting import until
 
 if TYPE_CHECKING:
@@ -403,22 +405,34 @@ def test_a_plan_does_not_wait_for_a_machine_that_others_use(tmp_path: Path) -> N
     assert "no rows were sampled: " in str(plan)
 
 
-def test_it_is_told_when_nothing_comes_back(
+def test_the_progress_counts_rows_and_shows_when_no_results_arrive(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dovetail.backfill.progress_line.INTERVAL_S", 0.05)
-    monkeypatch.setattr("dovetail.backfill.progress_line.SILENCE_S", 0.2)
+    monkeypatch.setattr("dovetail.observe.progress.PLAIN_INTERVAL_S", 0.05)
+    monkeypatch.setattr("dovetail.backfill.row_progress.SILENCE_S", 0.2)
     table = dt.table(made(tmp_path, 40, 40))
     with beside(tmp_path, table, "n", gated(tmp_path, 0), progress=True):
         said = ""
 
-        def is_told() -> bool:
+        def is_shown() -> bool:
             nonlocal said
             said += capsys.readouterr().err
             return "no results for" in said
 
-        until(is_told, "that nothing comes back")
-    assert "n: 0 %  0 of 40 rows, 0 of 1 fragments committed" in said
+        until(is_shown, "the line that no results arrive")
+    assert "t.n: 0 of 40 rows (0 %)" in said
+    assert "0 of 1 fragments committed, no results for" in said
+
+
+def test_the_status_of_a_backfill_shows_rows_failed_rows_table_and_column(tmp_path: Path) -> None:
+    table = dt.table(made(tmp_path, 1000, 500))
+    (tmp_path / "bad").touch()
+    filled = table.backfill("n", brittle(tmp_path), on_error="skip", cluster=HALF)
+    assert (filled.errors, filled.folder is not None) == (1, True)
+    lines = str(summarize_run(RunHistory.load(filled.folder))).splitlines()
+    assert lines[0].startswith("t.n: finished after ")
+    assert lines[1] == "  1000 of 1000 rows in, 999 out, 1 set aside"
+    assert f"set aside   dovetail backfill {table.uri} n --errors" in lines
 
 
 def test_a_backfill_that_runs_says_in_its_history_how_far_it_is(tmp_path: Path) -> None:

@@ -20,9 +20,9 @@ from dovetail.backfill.commit_thread import Committer  # noqa: E402
 from dovetail.backfill.driver import BackfillDriver  # noqa: E402
 from dovetail.backfill.lance_table import LanceTable, NewDataFile  # noqa: E402
 from dovetail.backfill.lease import Lease  # noqa: E402
-from dovetail.backfill.progress_line import ProgressLine  # noqa: E402
 from dovetail.backfill.range_worker import RangeWorker  # noqa: E402
 from dovetail.backfill.result import BackfillResult  # noqa: E402
+from dovetail.backfill.row_progress import RowProgress  # noqa: E402
 from dovetail.backfill.store import Store  # noqa: E402
 from dovetail.backfill.target import make_target  # noqa: E402
 from dovetail.backfill.task import PhaseTimes, RangeResult, RangeTask  # noqa: E402
@@ -403,11 +403,21 @@ def test_a_script_without_a_terminal_says_whom_it_waits_for(tmp_path: Path, call
     assert by_id(uri, "n") == twice(range(20))
 
 
-def test_who_wants_to_hear_nothing_hears_nothing() -> None:
+def test_notes_are_printed_unless_progress_is_false() -> None:
     for show, heard in ((None, "n: waiting\n"), (True, "n: waiting\n"), (False, "")):
         stream = io.StringIO()
-        ProgressLine(BackfillResult("n"), show, stream).print_note("waiting")
+        RowProgress(BackfillResult("n"), show, stream).print_note("waiting")
         assert stream.getvalue() == heard
+
+
+def test_the_progress_counts_all_rows_that_are_done_and_rows_in_checkpoints() -> None:
+    progress = RowProgress(BackfillResult("n", rows=5, errors=2), None)  # 5 of 500 rows match a condition
+    progress.start_round(rows=1000, left=900, fragments=4)
+    assert (progress.counts().finished, progress.counts().total, progress.counts().failed) == (100, 1000, 2)
+    progress.count_rows_left = lambda: 400
+    progress.committed = 2
+    assert progress.counts().finished == 600
+    assert progress.counts().detail.startswith("2 of 4 fragments committed, slowest: ")
 
 
 def test_a_column_that_somebody_else_adds_at_the_same_moment_is_filled(
@@ -550,21 +560,6 @@ def _comes(handing: Iterator[RangeTask], within_s: float) -> bool:
 
     threading.Thread(target=ask, daemon=True).start()
     return came.wait(within_s)
-
-
-def test_the_time_that_is_left_is_reckoned_by_all_rows_that_are_gone_through() -> None:
-    filled = BackfillResult("n", rows=5)  # of 500, with a condition
-    telling = ProgressLine(filled, show=False, stream=io.StringIO())
-    telling.start_round(rows=1000, left=1000, fragments=1)
-    telling.rows_left = 500
-    assert ", 50 rows/s, 10 s left" in telling.text(telling._samples[0][0] + 10)
-
-
-def test_rows_that_were_kept_from_an_earlier_call_are_no_speed() -> None:
-    telling = ProgressLine(BackfillResult("n", rows=50), show=False, stream=io.StringIO())
-    telling.start_round(rows=1000, left=100, fragments=1)
-    telling.rows_left = 50
-    assert ", 5 rows/s, 10 s left" in telling.text(telling._samples[0][0] + 10)
 
 
 @pytest.mark.processes

@@ -32,13 +32,13 @@ from dovetail.backfill.failed_rows import TOO_MANY_FAILED_ROWS, make_row_failed
 from dovetail.backfill.lance_table import NewDataFile
 from dovetail.backfill.lease import hold_leases
 from dovetail.backfill.pending_work import add_missing_column_files, find_pending_work
-from dovetail.backfill.progress_line import ProgressLine
 from dovetail.backfill.records import CANCELLED, DRAINED, FAILED, FINISHED, RUNNING, JobRecord, write_job
 from dovetail.backfill.result import BackfillResult
+from dovetail.backfill.row_progress import RowProgress
 from dovetail.backfill.task import FillJob, OutputColumn
 from dovetail.backfill.task_queue import FragmentTracker, TaskQueue
 from dovetail.backfill.udf_caller import DEFAULT_ASYNC_SLOTS
-from dovetail.backfill.worker_stage import clamp_note, explain_infeasible, make_stage, run_arguments
+from dovetail.backfill.worker_stage import clamp_note, explain_infeasible, make_stage, run_arguments, run_name
 from dovetail.errors import Call, DovetailError, Expression, InfeasibleError, Problem, RunError, Setting, Text
 from dovetail.pipeline.error_policy import ErrorBudget
 from dovetail.pipeline.pipeline import Pipeline
@@ -85,7 +85,7 @@ class BackfillDriver:
     on_finished: Callable[[], None] = lambda: None
     """Called when all is done, while the lease is still held."""
     result: BackfillResult = field(init=False)
-    progress: ProgressLine = field(init=False)
+    progress: RowProgress = field(init=False)
     _began: float = field(default_factory=time.monotonic)
     _changed_fragments: set[int] = field(default_factory=set)
     _run_started: float | None = None
@@ -105,7 +105,7 @@ class BackfillDriver:
         self.result = BackfillResult(column, run=self.run_id, version=self.table.version)
         self._job_record = JobRecord(self.run_id, column, RUNNING, time.time())
         self._budget = ErrorBudget()
-        self.progress = ProgressLine(self.result, self.arguments.progress)
+        self.progress = RowProgress(self.result, self.arguments.progress)
 
     # --- rounds
 
@@ -133,7 +133,6 @@ class BackfillDriver:
                 job.status, job.message = FAILED, _error_summary(error)
                 raise
             finally:
-                self.progress.close()
                 self.result.seconds = time.monotonic() - self._began
                 job.ended = time.time()
                 self._save_job_record()
@@ -320,13 +319,16 @@ class BackfillDriver:
         self._save_job_record()
 
     def _run_workers(self, work: PendingWork, committer: Committer) -> None:
-        pipeline = Pipeline([make_stage(self._make_job(), self.udf, self.arguments)], name="backfill")
+        stage = make_stage(self._make_job(), self.udf, self.arguments)
+        pipeline = Pipeline([stage], name=run_name(self.table.uri, self.target.columns[0]))
         slots = pipeline.stages[0].slots or 1
         workers = self._planned_workers(pipeline)
         dealer = TaskQueue(work.tasks, workers, slots, self.rate)
+        self.progress.count_rows_left = lambda: dealer.rows_left
         self._run_started = time.monotonic()
         try:
-            run = start(pipeline, iter(dealer), **run_arguments(self.arguments, self.table.uri, self.target.columns[0]))
+            arguments = run_arguments(self.arguments, self.table.uri, self.target.columns[0])
+            run = start(pipeline, iter(dealer), **arguments, counts=self.progress.counts)
         except InfeasibleError as error:
             raise explain_infeasible(self.udf, error) from None
         self.result.folder = run.folder
@@ -411,9 +413,8 @@ class BackfillDriver:
             dealer.stop(lease_lost_error(self.target.columns[0]))
         elif committer.error is not None:  # further results could not be kept
             dealer.stop(committer.error)
-        dealer.task_done(done)
-        self.progress.rows_left = dealer.rows_left
         self.progress.on_result()
+        dealer.task_done(done)
 
     def _skip_call(self) -> Call:
         """This call with on_error="skip"."""

@@ -56,8 +56,17 @@ def _make_stage(run: Any, udf: Udf, asked: BackfillArguments) -> Stage:
 
 def _stage_name(udf: Udf) -> str:
     """The name of the function, or a valid name like it (for a lambda)."""
-    wrong = check_name(udf.name)
-    return udf.name if wrong is None else wrong[1]
+    return _valid_name(udf.name)
+
+
+def run_name(table: str, column: str) -> str:
+    """Name of the run: "clips.length" for a column of clips.lance."""
+    return _valid_name(f"{table.rpartition('/')[2].removesuffix('.lance')}.{column}")
+
+
+def _valid_name(name: str) -> str:
+    wrong = check_name(name)
+    return name if wrong is None else wrong[1]
 
 
 def run_arguments(asked: BackfillArguments, table: str, column: str) -> dict[str, Any]:
@@ -66,7 +75,7 @@ def run_arguments(asked: BackfillArguments, table: str, column: str) -> dict[str
         "engine": asked.engine,
         "cluster": asked.cluster,
         "options": STREAM_OPTIONS,
-        "progress": False,
+        "progress": asked.progress,
         "wait": asked.wait,
         "profiles": False,
         "share": asked.share,

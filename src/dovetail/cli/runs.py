@@ -91,6 +91,7 @@ def run_entry(run: RunFolder, wall: float) -> dict[str, Any]:
         "age_s": max(0.0, wall - number_field(header, "started")) if number_field(header, "started") else None,
         "items": finished,
         "total": done.get("total"),
+        "unit": str(done.get("noun") or "items"),
         "rate": finished / seconds if seconds > 0 else None,
         "seconds": seconds,
         "virtual": bool(header.get("virtual")),
@@ -100,6 +101,7 @@ def run_entry(run: RunFolder, wall: float) -> dict[str, Any]:
 
 def _run_row(it: dict[str, Any]) -> tuple[str, ...]:
     items = str(it["items"]) + (f" of {it['total']}" if it["total"] not in (None, it["items"]) else "")
+    items += "" if it["unit"] == "items" else f" {it['unit']}"
     age = "-" if it["age_s"] is None else format_duration(it["age_s"])
     return it["id"], it["name"], it["engine"], it["status"], age, items, format_rate(it["rate"])
 

@@ -146,7 +146,7 @@ def progress_text(view: StreamView, pulse: RateWindow, since_s: float) -> str:
     """'1200 of 5000 items (24 %), 41.2/s, 1 min 32 s left, bottleneck caption'."""
     if view.total is not None:
         share = f" ({format_percent(view.finished / view.total)})" if view.total else ""
-        parts = [f"{view.finished} of {view.total} items{share}"]
+        parts = [f"{view.finished} of {view.total} {view.noun}{share}"]
     elif view.expected:
         expected = max(view.expected, view.read)
         parts = [f"{view.finished} of about {expected} items ({format_percent(view.finished / expected)})"]
@@ -165,6 +165,8 @@ def progress_text(view: StreamView, pulse: RateWindow, since_s: float) -> str:
         parts.append(f"{view.aside} set aside")
     if view.bottleneck:
         parts.append(f"bottleneck {short_unit_name(view.bottleneck)}")
+    if view.detail:
+        parts.append(view.detail)
     return ", ".join(parts)
 
 

@@ -312,7 +312,9 @@ class Recorder:
         run = {name: getattr(view, name) for name in RUN_FIELDS}
         size += self._journal.write(now, "run", {**run, "use": {name: list(pair) for name, pair in view.use.items()}})
         self._due = self._pace.next_due(now, size)
-        self._header["progress"] = {name: run[name] for name in ("read", "total", "finished", "delivered", "aside")}
+        self._header["progress"] = {
+            name: run[name] for name in ("read", "total", "finished", "delivered", "aside", "noun")
+        }
         self._header["progress"] |= {"seconds": round(self._run_seconds(now), 6), "state": view.state}
 
     def _run_seconds(self, now: float) -> float:

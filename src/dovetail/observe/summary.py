@@ -197,6 +197,11 @@ class RunSummary:
     """Origin of that plan's speeds: given, measured or assumed; the weakest of all."""
     nodes: tuple[NodeSummary, ...] = ()
     """Every node with a recorded event."""
+    table: str = ""
+    column: str = ""
+    """The table and the column that a backfill fills."""
+    noun: str = "items"
+    """What `finished`, `total`, `delivered` and `aside` count; stages always count items."""
 
     def __str__(self) -> str:
         from dovetail.observe.summary_text import summary_lines  # late: it imports this module
@@ -237,6 +242,8 @@ def summarize_run(history: RunHistory, wall: float | None = None) -> RunSummary:
     total = run.get("total") if run.get("total") is not None else header.get("items")
     errors = [it for it in history.timeline if it.kind == "lost" or it.data.get("what") == "error"]
     planned, planned_from = _planned_rate(history)
+    recorded = header.get("more")
+    more = recorded if isinstance(recorded, dict) else {}
     return RunSummary(
         id=history.id,
         name=history.name,
@@ -268,6 +275,9 @@ def summarize_run(history: RunHistory, wall: float | None = None) -> RunSummary:
         planned=planned,
         planned_from=planned_from,
         nodes=summarize_nodes(history),
+        table=str(more.get("table", "")),
+        column=str(more.get("column", "")),
+        noun=str(run.get("noun") or "items"),
     )
 
 

@@ -59,7 +59,9 @@ def headline_lines(summary: RunSummary) -> list[str]:
     of_all = f" of {summary.total}" if summary.total is not None else ""
     head = f"{summary.name or summary.id}: {summary.status} after {format_duration(summary.seconds)}{clock}"
     dropped = f", {summary.dropped} dropped" if summary.dropped else ""
-    items = f"  {summary.finished}{of_all} items in, {summary.delivered} out{dropped}, {summary.aside} set aside"
+    items = (
+        f"  {summary.finished}{of_all} {summary.noun} in, {summary.delivered} out{dropped}, {summary.aside} set aside"
+    )
     return [head, *([f"  {summary.error}"] if summary.error else []), items]
 
 
@@ -178,6 +180,8 @@ def next_step_lines(summary: RunSummary) -> list[str]:
     kept = Path(summary.folder).parent == runs_folder()
     run = shlex.quote(summary.id if kept else summary.folder)
     lines = [f"folder      {summary.folder}"]
-    if summary.aside:
+    if summary.aside and summary.column:
+        lines.append(f"set aside   {shlex.join(['dovetail', 'backfill', summary.table, summary.column])} --errors")
+    elif summary.aside:
         lines.append(f"set aside   {summary.folder}/errors/errors.jsonl")
     return [*lines, f"next        dovetail status {run} | dovetail trace {run} -o trace.json"]

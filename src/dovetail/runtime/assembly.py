@@ -28,6 +28,7 @@ from dovetail.runtime.run_loop import run_with_observers
 from dovetail.runtime.sites import WorkerEnvironment
 from dovetail.scheduling.planner import plan as make_plan
 from dovetail.streaming.controller import StreamController
+from dovetail.streaming.view import with_counts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from dovetail.runtime.sites import PlanFactory, RunEngine, Site
     from dovetail.scheduling.plan import Plan
     from dovetail.streaming.settings import StreamOptions, UnitSpec
+    from dovetail.streaming.view import StreamView, WorkCounts
 
 FIRST_REPLAN_S = 1.0
 LOOP_TICK_S = 1.0
@@ -64,6 +66,8 @@ class LaunchOptions:
     pin_cpus: bool = False
     what: str = "dt.run"
     more: dict[str, object] = field(default_factory=dict)
+    counts: Callable[[], WorkCounts] | None = None
+    """Progress in another unit than items."""
 
 
 # --- plan and admission
@@ -186,7 +190,7 @@ class AdmittedRun:
         return Recorder(
             self.folder,
             about,
-            controller.view,
+            self._shown_view(controller),
             controller.workers,
             plan=plan.to_json(),
             item=partial(_load_item, engine),
@@ -194,6 +198,11 @@ class AdmittedRun:
             commits=commits,
             errors_bytes=MAX_FAILED_ITEM_BYTES if durable else failed_items.MAX_ERRORS_BYTES,
         )
+
+    def _shown_view(self, controller: StreamController) -> Callable[[float], StreamView]:
+        """The view that is recorded and displayed."""
+        counts = self.launch_options.counts
+        return controller.view if counts is None else lambda now: with_counts(controller.view(now), counts())
 
     def _optional_observers(
         self, controller: StreamController, units: tuple[UnitSpec, ...], resume: Sequence[Deliver]
@@ -214,7 +223,7 @@ class AdmittedRun:
         if progress or (progress is None and sys.stderr is not None and sys.stderr.isatty()):
             from dovetail.observe.progress import ProgressDisplay
 
-            found.append(ProgressDisplay(controller.view, name=self.admission.plan.name))
+            found.append(ProgressDisplay(self._shown_view(controller), name=self.admission.plan.name))
         return found
 
 

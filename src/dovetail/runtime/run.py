@@ -31,7 +31,7 @@ from dovetail.runtime.sites import open_site
 from dovetail.streaming.settings import StreamOptions, unit_specs
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from dovetail.data.commit_log import CommitLog
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from dovetail.runtime.sites import RunEngine
     from dovetail.scheduling.plan import Plan
     from dovetail.streaming.settings import UnitSpec
+    from dovetail.streaming.view import WorkCounts
 
 MAX_DURABLE_EPOCH_S = 1.0
 """Upper limit of the work in one epoch of a run that can be resumed: what a kill costs at most per worker."""
@@ -87,6 +88,7 @@ def run(
     env_from: Sequence[str] = (),
     what: str = "dt.run",
     more: Mapping[str, object] | None = None,
+    counts: Callable[[], WorkCounts] | None = None,
 ) -> Run:
     """Start the pipeline over the items of `source`, on this machine or on a Ray cluster; return once it has started.
 
@@ -111,6 +113,7 @@ def run(
     `record=True` records the controller's input for `dovetail replay`. If other runs hold the resources that the run
     needs, it waits for them; with `wait=False` it raises InfeasibleError. `pin_cpus` binds each worker to its own CPUs.
     `profiles=False` plans without measurements of earlier runs. `what` and `more` are stored in run.json.
+    `counts` returns the progress in another unit than items, such as rows, for displays and summaries.
 
     Instead of a pipeline, `dt.run` takes a recipe (`dt.Recipe.load`). Source, sink, engine, mode, ordered and
     max_errors are then those of the recipe, unless given here.
@@ -184,7 +187,7 @@ def run(
         stream_options = site.adjust_options(
             _stream_options(options, ordered, max_errors, exclusive_plan.cluster, sinks), given=options is not None
         )
-        launch = LaunchOptions(record, progress, verbose, pin_cpus, what, dict(more or {}))
+        launch = LaunchOptions(record, progress, verbose, pin_cpus, what, dict(more or {}), counts)
         started = _Launch(
             pipeline,
             AdmittedRun(site, admission, folder, lock, stream_options, launch),

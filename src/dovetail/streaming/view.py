@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from dovetail.control.lifecycle import WorkerState
@@ -97,6 +97,36 @@ class StreamView:
     """Resource -> (used by workers, total), in the integer units of scheduling.plan.Use."""
     expected: int | None = None
     """Estimated number of source items; None: unknown."""
+    noun: str = "items"
+    """What `finished`, `total`, `delivered` and `aside` count."""
+    detail: str = ""
+    """More about the progress, for people."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkCounts:
+    """Progress of a run in another unit than items, if an item stands for many of them: the rows of a backfill."""
+
+    noun: str
+    finished: int
+    total: int
+    failed: int
+    detail: str = ""
+
+
+def with_counts(view: StreamView, counts: WorkCounts) -> StreamView:
+    """The view in the unit of `counts`; a prediction in items per second is dropped."""
+    return replace(
+        view,
+        total=counts.total,
+        expected=None,
+        finished=counts.finished,
+        delivered=counts.finished - counts.failed,
+        aside=counts.failed,
+        predicted=0.0,
+        noun=counts.noun,
+        detail=counts.detail,
+    )
 
 
 def make_view(state: StreamState, replanner: Replanner, waves: int, now: float) -> StreamView:

@@ -1,0 +1,59 @@
+"""Progress of a backfill in rows and fragments, for the display and the run folder, and notes on stderr."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, TextIO
+
+from dovetail.backfill.result import PHASE_NAMES
+from dovetail.streaming.view import WorkCounts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dovetail.backfill.result import BackfillResult
+
+SILENCE_S = 10.0
+"""Time without a result that is displayed. Tasks take one or two seconds, unless a single row takes longer."""
+
+
+class RowProgress:
+    """Rows and fragments of the current round. Thread: the driver writes, the loop of the run calls `counts`."""
+
+    def __init__(self, filled: BackfillResult, show: bool | None, stream: TextIO | None = None) -> None:
+        """`show` False: print no notes."""
+        self._filled = filled
+        self._stream = stream or sys.stderr
+        self._prints_notes = show is not False
+        self._last = time.monotonic()
+        """Time of the last result, or of the start."""
+        self.rows_total = self.fragments_total = self.committed = 0
+        self.count_rows_left: Callable[[], int] = lambda: 0
+
+    def start_round(self, rows: int, left: int, fragments: int) -> None:
+        """Start a round of `rows` rows of which `left` are to be computed; the others are in checkpoints."""
+        self.rows_total, self.fragments_total, self.committed = rows, fragments, 0
+        self.count_rows_left = lambda: left
+        self._last = time.monotonic()
+
+    def on_result(self) -> None:
+        self._last = time.monotonic()
+
+    def print_note(self, text: str) -> None:
+        """Print a line of its own, also outside of a terminal."""
+        if self._prints_notes:
+            print(f"{self._filled.column}: {text}", file=self._stream, flush=True)
+
+    def counts(self) -> WorkCounts:
+        done = self.rows_total - self.count_rows_left()
+        return WorkCounts("rows", done, self.rows_total, self._filled.errors, self._detail())
+
+    def _detail(self) -> str:
+        text = f"{self.committed} of {self.fragments_total} fragments committed"
+        if self._filled.rows:
+            text += f", slowest: {PHASE_NAMES[self._filled.slowest]}"
+        silence_s = time.monotonic() - self._last
+        if silence_s >= SILENCE_S and self.count_rows_left():
+            text += f", no results for {silence_s:.0f} s; use a timeout to stop rows that hang"
+        return text
