@@ -55,7 +55,7 @@ PROMISED = {
     "10_backfill.py": [
         "words by words: 10,000 rows in 10 fragments to compute",
         "Total:      4 CPUs of 8 CPUs, 16GB",
-        "too_large: cpus=64 is more than any node has: the largest has 8 CPUs",
+        "stage 'too_large' (64 CPUs) fits on 0 of 1 nodes",
         "AttributeError in row 17179869895, which is 711 of fragment 4",
         "1 row failed, the others are filled",
         "row 17179869895 (fragment 4, offset 711): AttributeError: 'NoneType' object has no attribute 'split'",

@@ -473,9 +473,9 @@ def test_a_plan_without_a_sample_computes_nothing(tmp_path: Path, calls: Calls) 
     assert not calls.rows()
 
 
-def test_a_plan_of_what_can_never_start_names_cpus(tmp_path: Path) -> None:
+def test_a_plan_of_a_function_that_fits_on_no_node_is_refused(tmp_path: Path) -> None:
     uri = made(tmp_path, 100, 50)
-    with pytest.raises(dt.InfeasibleError, match="cpus=64"):
+    with pytest.raises(dt.InfeasibleError, match="2 CPUs in all, 64 needed"):
         dt.table(uri).plan_backfill("n", fns.enormous, cluster=CLUSTER)
 
 
