@@ -131,17 +131,18 @@ def test_a_function_that_is_named_while_another_fills_the_column_stays_named(tmp
     assert by_id(uri, "n") == twice(range(2000))
     record = read_column(Store(uri), "n")
     assert record is not None
-    assert (record.name, record.rate, record.recomputing) == ("tripled", None, False)
+    assert (record.name, record.recomputing) == ("tripled", False)
     dt.table(uri).backfill("n", cluster=HALF)
     assert by_id(uri, "n") == {row: 3 * row for row in range(2000)}
 
 
-def test_a_run_writes_down_how_fast_it_was(tmp_path: Path) -> None:
-    uri = made(tmp_path, 2000, 1000)
-    dt.table(uri).backfill("n", fns.slow, cluster=HALF)
-    record = read_column(Store(uri), "n")
-    assert record is not None
-    assert record.rate is not None
+def test_a_plan_uses_the_rate_of_earlier_runs_of_the_same_function(tmp_path: Path) -> None:
+    table = dt.table(made(tmp_path, 2000, 1000))
+    assert table.plan_backfill("n", fns.slow, cluster=HALF, sample=False).rate is None
+    table.backfill("n", fns.slow, cluster=HALF)
+    plan = table.plan_backfill("n", cluster=HALF, recompute=True, sample=False)
+    assert (plan.rate is not None, plan.rate_from) == (True, "measured in earlier runs")
+    assert table.plan_backfill("n", fns.tripled, cluster=HALF, sample=False).rate is None
 
 
 def test_a_table_that_is_removed_while_it_is_filled_stays_away(tmp_path: Path, calls: Calls) -> None:

@@ -20,7 +20,7 @@ from dovetail.backfill.arguments import parse_arguments, validate_arguments
 from dovetail.backfill.udf import load_udf, udf
 from dovetail.backfill.udf_caller import UdfCaller
 from dovetail.backfill.value_conversion import ValueConverter
-from dovetail.backfill.worker_stage import check_feasible
+from dovetail.backfill.worker_stage import plan_workers
 from dovetail.errors import ConfigError, InfeasibleError
 from dovetail.pipeline.error_policy import ErrorPolicy, Retry
 
@@ -389,11 +389,11 @@ def test_a_function_that_fits_on_no_node_is_refused_with_a_parameter_that_fits(
     options: Any, cluster: str, said: str, fix: str
 ) -> None:
     with pytest.raises(InfeasibleError) as caught:
-        check_feasible(udf(halves, **options), parse_arguments({"cluster": cluster}))
+        plan_workers(udf(halves, **options), parse_arguments({"cluster": cluster}))
     (problem,) = caught.value.problems
     assert problem.message.startswith("stage 'halves' (")
     assert said in problem.evidence[0]
     assert problem.fix_texts[0] == fix
     if fix.startswith("@dt.udf("):
         fixed = eval(fix.removeprefix("@dt."), {"udf": lambda **given: udf(halves, **{**options, **given})})
-        check_feasible(fixed, parse_arguments({"cluster": cluster}))
+        plan_workers(fixed, parse_arguments({"cluster": cluster}))

@@ -35,15 +35,23 @@ from dovetail.backfill.pending_work import add_missing_column_files, find_pendin
 from dovetail.backfill.records import CANCELLED, DRAINED, FAILED, FINISHED, RUNNING, JobRecord, write_job
 from dovetail.backfill.result import BackfillResult
 from dovetail.backfill.row_progress import RowProgress
-from dovetail.backfill.task import FillJob, OutputColumn
 from dovetail.backfill.task_queue import FragmentTracker, TaskQueue
-from dovetail.backfill.udf_caller import DEFAULT_ASYNC_SLOTS
-from dovetail.backfill.worker_stage import clamp_note, explain_infeasible, make_stage, run_arguments, run_name
+from dovetail.backfill.worker_stage import (
+    clamp_note,
+    explain_infeasible,
+    known_rate,
+    make_job,
+    make_stage,
+    plan_workers,
+    run_arguments,
+    run_name,
+    save_rate,
+)
+from dovetail.engines.ray.address import is_ray_engine
 from dovetail.errors import Call, DovetailError, Expression, InfeasibleError, Problem, RunError, Setting, Text
 from dovetail.pipeline.error_policy import ErrorBudget
 from dovetail.pipeline.pipeline import Pipeline
 from dovetail.runtime.run import run as start
-from dovetail.scheduling.planner import plan as make_plan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -54,13 +62,12 @@ if TYPE_CHECKING:
     from dovetail.backfill.pending_work import PendingWork
     from dovetail.backfill.store import Store
     from dovetail.backfill.target import FillTarget
-    from dovetail.backfill.task import RangeResult
+    from dovetail.backfill.task import FillJob, RangeResult
     from dovetail.backfill.udf import Udf
     from dovetail.runtime.run_handle import Run
 
 MAX_ROUNDS = 20
 """Rounds before giving up, if other processes keep changing the table."""
-MIN_RATE_SECONDS, MIN_RATE_ROWS = 1.0, 1_000
 
 
 @dataclass
@@ -73,7 +80,6 @@ class BackfillDriver:
     target: FillTarget
     arguments: BackfillArguments
     run_id: str
-    rate: float | None = None
     reads: tuple[str, ...] = ()
     """Columns to read, if they differ from those in the identity."""
     refresh_target: Callable[[], FillTarget] | None = None
@@ -321,9 +327,10 @@ class BackfillDriver:
     def _run_workers(self, work: PendingWork, committer: Committer) -> None:
         stage = make_stage(self._make_job(), self.udf, self.arguments)
         pipeline = Pipeline([stage], name=run_name(self.table.uri, self.target.columns[0]))
-        slots = pipeline.stages[0].slots or 1
-        workers = self._planned_workers(pipeline)
-        dealer = TaskQueue(work.tasks, workers, slots, self.rate)
+        on_ray = is_ray_engine(self.arguments.engine)
+        workers = 1 if on_ray else plan_workers(self.udf, self.arguments).units[0].workers
+        rate = None if on_ray else known_rate(pipeline, self.arguments.cluster)
+        dealer = TaskQueue(work.tasks, workers, stage.slots or 1, rate)
         self.progress.count_rows_left = lambda: dealer.rows_left
         self._run_started = time.monotonic()
         try:
@@ -341,22 +348,8 @@ class BackfillDriver:
                 self.result.status = DRAINED
         finally:
             dealer.abandon()
-        measured = dealer.measured
-        if (
-            measured.seconds >= MIN_RATE_SECONDS or measured.rows >= MIN_RATE_ROWS
-        ):  # of less it is mostly the first call's
-            self.rate = measured.rate
-
-    def _planned_workers(self, pipeline: Pipeline) -> int:
-        """How many there will be, as far as that can be said before; what cannot fit at all fails here, at once."""
-        from dovetail.engines.ray.address import is_ray_engine
-
-        if is_ray_engine(self.arguments.engine):
-            return 1
-        try:
-            return make_plan(pipeline, self.arguments.cluster).units[0].workers
-        except InfeasibleError as error:
-            raise explain_infeasible(self.udf, error) from None
+        if self.target.only is None:
+            save_rate(pipeline, run.plan, dealer.measured)
 
     def _report_workers(self, run: Run) -> None:
         self.result.workers = run.plan.units[0].workers
@@ -366,30 +359,9 @@ class BackfillDriver:
             self.progress.print_note(note)
 
     def _make_job(self) -> FillJob:
-        ids = self.table.field_ids()
-        outputs = tuple(
-            OutputColumn(name, ids[name], self.table.schema.field(name).type) for name in self.target.columns
-        )
-        asked, udf = self.arguments, self.udf
-        slots = asked.slots or udf.slots
-        return FillJob(
-            uri=self.table.uri,
-            storage=self.table.storage,
-            version=self.table.version,
-            folder=self.target.folder,
-            inputs=self.reads or self.target.inputs,
-            outputs=outputs,
-            identity=self.target.identity,
-            parts=self.target.parts,
-            run=self.run_id,
-            on_error=asked.on_error or udf.on_error,
-            batch_size=asked.batch_size or udf.batch_size,
-            timeout_s=asked.timeout_s or udf.timeout_s,
-            slots=(slots or DEFAULT_ASYNC_SLOTS) if udf.is_async else 1,
-            where=self.target.where,
-            masked=self.target.masked,
-            dependencies=self.target.dependencies(self.table),
-        )
+        aim = self.target
+        reads = self.reads or aim.inputs
+        return make_job(self.table, self.udf, aim, self.arguments, columns=aim.columns, reads=reads, run=self.run_id)
 
     # --- results
 

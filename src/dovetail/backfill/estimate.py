@@ -10,15 +10,14 @@ from dovetail.backfill.lance_table import LanceTable
 from dovetail.backfill.pending_work import find_pending_work
 from dovetail.backfill.row_reader import to_single_batch
 from dovetail.backfill.target import make_target
-from dovetail.backfill.task import FillJob, OutputColumn
-from dovetail.backfill.udf_caller import DEFAULT_ASYNC_SLOTS, UdfCaller
-from dovetail.backfill.worker_stage import clamp_note, explain_infeasible, make_stage
-from dovetail.errors import DovetailError, InfeasibleError
+from dovetail.backfill.udf_caller import UdfCaller
+from dovetail.backfill.worker_stage import clamp_note, known_rate, make_job, make_stage, plan_workers
+from dovetail.engines.ray.address import is_ray_engine
+from dovetail.errors import DovetailError
 from dovetail.observe.text_format import format_count, format_duration, format_number
 from dovetail.pipeline.pipeline import Pipeline
 from dovetail.pipeline.stage import Stage
 from dovetail.resources.sizes import format_size
-from dovetail.scheduling.planner import plan as make_plan
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,8 +26,11 @@ if TYPE_CHECKING:
     from dovetail.backfill.pending_work import PendingWork
     from dovetail.backfill.records import ColumnRecord
     from dovetail.backfill.store import Store
+    from dovetail.backfill.target import FillTarget
+    from dovetail.backfill.task import FillJob
     from dovetail.backfill.udf import Udf
     from dovetail.engines.worker_context import Worker
+    from dovetail.resources.cluster import Cluster
     from dovetail.scheduling.plan import Plan
 
 SAMPLE_ROWS = 2_000
@@ -109,39 +111,33 @@ def estimate_backfill(
     table: LanceTable, store: Store, udf: Udf, record: ColumnRecord, asked: BackfillArguments, *, sample: bool
 ) -> BackfillPlan:
     """Plan a backfill; InfeasibleError if it cannot run."""
-    work = _find_work(table, store, udf, record, asked)
-    job = _sample_job(table, udf, record, asked)
+    aim = make_target(table, udf, record, asked)
+    work = _find_work(table, store, aim)
+    job = make_job(table, udf, aim, asked, columns=record.columns, reads=record.inputs, run="")
+    cluster = _cluster(asked)
+    plan = plan_workers(udf, asked, cluster)
     pipeline = Pipeline([make_stage(job, udf, asked)], name="backfill")
-    plan = _plan_workers(pipeline, udf, asked)
     made = _build_plan(udf, record, plan, work, pipeline.stages[0].slots or 1)
     note = clamp_note(udf, asked, plan)
     made.notes += [note] if note else []
-    if record.rate is not None:
-        made.rate, made.rate_from = record.rate, "measured in the last run"
+    rate = known_rate(pipeline, cluster)
+    if rate is not None:
+        made.rate, made.rate_from = rate, "measured in earlier runs"
     elif sample and work.tasks:
         _measure_rate(made, udf, job, work)
     return made
 
 
-def _plan_workers(pipeline: Pipeline, udf: Udf, asked: BackfillArguments) -> Plan:
-    from dovetail.engines.ray.address import is_ray_engine
+def _cluster(asked: BackfillArguments) -> Cluster | str:
+    if not is_ray_engine(asked.engine):
+        return asked.cluster
+    from dovetail.runtime.sites import open_site
 
-    cluster: Any = asked.cluster
-    if is_ray_engine(asked.engine):
-        from dovetail.runtime.sites import open_site
-
-        cluster = open_site(asked.engine, share=asked.share, env_from=asked.env_from).cluster(asked.cluster)
-    try:
-        return make_plan(pipeline, cluster)
-    except InfeasibleError as error:
-        raise explain_infeasible(udf, error) from None
+    return open_site(asked.engine, share=asked.share, env_from=asked.env_from).cluster(asked.cluster)
 
 
-def _find_work(
-    table: LanceTable, store: Store, udf: Udf, record: ColumnRecord, asked: BackfillArguments
-) -> PendingWork:
+def _find_work(table: LanceTable, store: Store, aim: FillTarget) -> PendingWork:
     """Pending work; all rows for a column that does not exist yet."""
-    aim = make_target(table, udf, record, asked)
     work = find_pending_work(table, store, aim)
     if aim.where is not None:
         _keep_matching_rows(
@@ -156,29 +152,6 @@ def _keep_matching_rows(work: PendingWork, rows: dict[int, int]) -> None:
     work.fragments = len(work.files) + len({task.fragment for task in work.tasks})
     work.rows = sum(rows.values()) + work.kept * bool(work.files)
     work.kept = min(work.kept, work.rows)
-
-
-def _sample_job(table: LanceTable, udf: Udf, record: ColumnRecord, asked: BackfillArguments) -> FillJob:
-    outputs = tuple(OutputColumn(name, -1, kind) for name, (_, kind) in zip(record.columns, udf.outputs(), strict=True))
-    on_error = asked.on_error or udf.on_error
-    batch_size, timeout_s = asked.batch_size or udf.batch_size, asked.timeout_s or udf.timeout_s
-    slots = asked.slots or udf.slots or DEFAULT_ASYNC_SLOTS if udf.is_async else 1
-    return FillJob(
-        table.uri,
-        table.storage,
-        table.version,
-        record.folder,
-        tuple(record.inputs),
-        outputs,
-        "",
-        "",
-        "",
-        on_error,
-        batch_size,
-        timeout_s,
-        slots,
-        asked.where,
-    )
 
 
 def _build_plan(udf: Udf, record: ColumnRecord, plan: Plan, work: PendingWork, slots: int) -> BackfillPlan:

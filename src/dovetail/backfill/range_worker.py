@@ -86,8 +86,9 @@ class RangeWorker:
         self.udf = udf
 
     def code_key(self) -> str:
-        """Key of the profile: rates of one column's function do not apply to another."""
-        return f"fill {self.job.folder} {self.udf.version}"
+        """Key of the profile: rates of one function and column do not apply to another. A condition that skips rows
+        makes rows faster, so it has a profile of its own."""
+        return f"fill {self.job.uri} {self.job.folder} {self.udf.version} {self.job.where or ''}"
 
     def setup(self, worker: Worker) -> None:
         job = self.job

@@ -57,8 +57,6 @@ class ColumnRecord:
     """Identity of values -> `Made`; the most recent ones."""
     same: dict[str, str] = field(default_factory=dict)
     """Identity -> identity that it counts as: a retry of failed rows keeps the rows of an older function."""
-    rate: float | None = None
-    """Rows per second of one worker in the last run."""
 
     @property
     def folder(self) -> str:
@@ -148,7 +146,6 @@ def make_column_record(
     made = ColumnRecord(list(columns), types, list(inputs), udf.name, udf.reference, udf.version, udf.code)
     if before is not None and before.columns == made.columns:
         made.continue_from(before)
-        made.rate = before.rate if before.version == made.version else None
     return made
 
 

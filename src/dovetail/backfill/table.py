@@ -30,7 +30,8 @@ from dovetail.backfill.store import Store, column_folder
 from dovetail.backfill.target import make_target
 from dovetail.backfill.udf import Udf, load_udf
 from dovetail.backfill.udf import udf as make_udf
-from dovetail.backfill.worker_stage import check_feasible
+from dovetail.backfill.worker_stage import plan_workers
+from dovetail.engines.ray.address import is_ray_engine
 from dovetail.errors import Call, Change, ConfigError, DovetailError, Expression, Problem, RunError, Text, did_you_mean
 
 if TYPE_CHECKING:
@@ -212,14 +213,13 @@ class Table:
         """
         how = {name: value for name, value in locals().items() if name not in ("self", "column", "udf", "unknown")}
         found, function, names, before, asked = self._check_call(column, udf, how | unknown)
-        check_feasible(function, asked)
+        if not is_ray_engine(asked.engine):  # on Ray the run itself checks it
+            plan_workers(function, asked)
         ready, record = self._ensure_columns(found, function, names, before)
         aim = make_target(ready, function, record, asked)
-        filling = BackfillDriver(
-            ready, self._store, function, aim, asked, _new_run_id(), record.rate, tuple(record.inputs)
-        )
+        filling = BackfillDriver(ready, self._store, function, aim, asked, _new_run_id(), tuple(record.inputs))
         filling.refresh_target = lambda: self._refresh_target(ready, function, record, asked)
-        filling.on_finished = lambda: self._save_outcome(record, filling.rate, asked)
+        filling.on_finished = lambda: self._save_outcome(record, asked)
         filling.count_earlier_failures = lambda: len(read_current_errors(self._newest(), self._store, record))
         with translate_write_errors(self.uri):
             return filling.fill()
@@ -306,14 +306,12 @@ class Table:
             carry_over_errors(now, self._store, record, aim)
         return aim
 
-    def _save_outcome(self, record: ColumnRecord, rate: float | None, asked: BackfillArguments) -> None:
-        """Save what the run measured; changes of the record by `add_column` meanwhile are kept."""
+    def _save_outcome(self, record: ColumnRecord, asked: BackfillArguments) -> None:
+        """Record the end of a recomputation; changes of the record by `add_column` meanwhile are kept."""
         before = read_column(self._store, record.columns[0]) or record
         if before.columns != record.columns:  # another function fills it together with other columns
             return
         changed = replace(before)
-        if before.version == record.version:
-            changed.rate = (rate if asked.where is None else None) or record.rate
         if asked.fragments is None:
             changed.finish_recompute(asked.where)
         if changed != before:

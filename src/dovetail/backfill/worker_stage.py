@@ -6,27 +6,36 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 from dovetail.backfill.range_worker import RangeWorker
-from dovetail.engines.ray.address import is_ray_engine
+from dovetail.backfill.task import FillJob, OutputColumn
+from dovetail.backfill.udf_caller import DEFAULT_ASYNC_SLOTS
 from dovetail.errors import UNSET, Call, Change, InfeasibleError, Subject
+from dovetail.observe.profiles import StageMeasurement, write_profiles
 from dovetail.pipeline.pipeline import Pipeline
 from dovetail.pipeline.stage import Stage
 from dovetail.pipeline.stage_validation import check_name
+from dovetail.resources.cluster import Cluster
 from dovetail.resources.resources import Resources
 from dovetail.resources.sizes import format_size
+from dovetail.runtime.stage_profiles import load_profiles, storage_keys
 from dovetail.scheduling.planner import plan as make_plan
 from dovetail.streaming.settings import StreamOptions
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from dovetail.backfill.arguments import BackfillArguments
-    from dovetail.backfill.task import FillJob
+    from dovetail.backfill.lance_table import LanceTable
+    from dovetail.backfill.target import FillTarget
+    from dovetail.backfill.task_queue import MeasuredRate
     from dovetail.backfill.udf import Udf
     from dovetail.errors import Fix
-    from dovetail.resources.cluster import Cluster
     from dovetail.scheduling.plan import Plan
 
 RESOURCE_NAMES = frozenset(item.name for item in fields(Resources))
 MAX_WORKER_DEATHS = 1000
 """Retries of a task whose worker dies: each retry isolates the fatal row further."""
+MIN_RATE_SECONDS, MIN_RATE_ROWS = 1.0, 1_000
+"""Minimum of a run whose rate is stored."""
 STREAM_OPTIONS = StreamOptions(
     eager=True,
     serving=True,  # the source waits for results, so an epoch must not wait for the source
@@ -43,6 +52,41 @@ STREAM_OPTIONS = StreamOptions(
 """Every task is a message of its own, and its result is delivered at once."""
 
 
+def make_job(
+    table: LanceTable,
+    udf: Udf,
+    aim: FillTarget,
+    asked: BackfillArguments,
+    *,
+    columns: Sequence[str],
+    reads: Sequence[str],
+    run: str,
+) -> FillJob:
+    """What workers need. A column that the table lacks has the return type of the function; it is only sampled."""
+    ids, names = table.field_ids(), table.schema.names
+    returned = dict(zip(columns, (kind for _, kind in udf.outputs()), strict=True))
+    types = {name: table.schema.field(name).type if name in names else kind for name, kind in returned.items()}
+    slots = asked.slots or udf.slots or DEFAULT_ASYNC_SLOTS
+    return FillJob(
+        uri=table.uri,
+        storage=table.storage,
+        version=table.version,
+        folder=aim.folder,
+        inputs=tuple(reads),
+        outputs=tuple(OutputColumn(name, ids.get(name, -1), kind) for name, kind in types.items()),
+        identity=aim.identity,
+        parts=aim.parts,
+        run=run,
+        on_error=asked.on_error or udf.on_error,
+        batch_size=asked.batch_size or udf.batch_size,
+        timeout_s=asked.timeout_s or udf.timeout_s,
+        slots=slots if udf.is_async else 1,
+        where=aim.where,
+        masked=aim.masked,
+        dependencies=aim.dependencies(table),
+    )
+
+
 def make_stage(job: FillJob, udf: Udf, asked: BackfillArguments) -> Stage:
     """The stage of a backfill, with the requested number of workers or fewer."""
     return _make_stage(RangeWorker(job, udf), udf, asked)
@@ -52,6 +96,24 @@ def _make_stage(run: Any, udf: Udf, asked: BackfillArguments) -> Stage:
     workers = (1, asked.workers) if isinstance(asked.workers, int) else asked.workers
     slots = None if udf.is_async else asked.slots or udf.slots
     return Stage(_stage_name(udf), run, udf.resources, workers=workers, slots=slots, retries=MAX_WORKER_DEATHS)
+
+
+def known_rate(pipeline: Pipeline, cluster: Cluster | str) -> float | None:
+    """Rows per second of one slot in earlier runs on this machine, from its profile."""
+    (stage,) = pipeline.stages
+    profile = load_profiles(pipeline, Cluster.of(cluster)).get(stage.name)
+    return None if profile is None else profile.rate
+
+
+def save_rate(pipeline: Pipeline, plan: Plan, measured: MeasuredRate) -> None:
+    """Store the measured rate as the profile of the stage, in rows."""
+    enough = measured.seconds >= MIN_RATE_SECONDS or measured.rows >= MIN_RATE_ROWS
+    if not measured.rows or not enough:  # mostly the time of the first call
+        return
+    per_row_s = measured.seconds / measured.rows
+    measurement = StageMeasurement(per_row_s, returns=1.0, items=measured.rows, seconds=measured.seconds)
+    (keys,) = storage_keys(pipeline, plan).values()
+    write_profiles(dict.fromkeys(keys, measurement))
 
 
 def _stage_name(udf: Udf) -> str:
@@ -85,12 +147,12 @@ def run_arguments(asked: BackfillArguments, table: str, column: str) -> dict[str
     }
 
 
-def check_feasible(udf: Udf, asked: BackfillArguments) -> None:
-    """InfeasibleError if the minimum number of workers does not fit. On Ray the run itself checks it."""
-    if is_ray_engine(asked.engine):
-        return
+def plan_workers(udf: Udf, asked: BackfillArguments, cluster: Cluster | str | None = None) -> Plan:
+    """The plan of a backfill on `cluster` (default: that of the arguments); InfeasibleError if the minimum number of
+    workers does not fit."""
+    pipeline = Pipeline([_make_stage(_pass_through, udf, asked)], name="backfill")
     try:
-        make_plan(Pipeline([_make_stage(_pass_through, udf, asked)], name="backfill"), asked.cluster)
+        return make_plan(pipeline, asked.cluster if cluster is None else cluster)
     except InfeasibleError as error:
         raise explain_infeasible(udf, error) from None
 
