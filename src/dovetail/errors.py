@@ -62,6 +62,7 @@ __all__ = [
     "Subject",
     "Surface",
     "Text",
+    "argument_problem",
     "did_you_mean",
     "python_literal",
     "short_repr",
@@ -379,6 +380,12 @@ class RunError(DovetailError):
 
 class LedgerError(DovetailError):
     """A seat was taken twice, or returned without having been taken."""
+
+
+def argument_problem(code: str, name: str, value: object, kind: str, *examples: object) -> Problem:
+    """The problem that an argument has a value of the wrong kind, with valid examples as fixes."""
+    message = Text(Given(name, value), f" is not {kind}")
+    return Problem(code, message, fixes=tuple(Change({name: example}) for example in examples))
 
 
 def did_you_mean(word: str, known: Sequence[str]) -> str:

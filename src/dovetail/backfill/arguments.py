@@ -6,8 +6,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dovetail.backfill.udf import MAX_BATCH_ROWS, MAX_SLOTS, parse_timeout
-from dovetail.errors import Change, ConfigError, DovetailError, Given, Problem, Setting, Text, did_you_mean
+from dovetail.backfill.udf import MAX_BATCH_ROWS, MAX_SLOTS, is_whole_number, parse_timeout
+from dovetail.errors import (
+    Change,
+    ConfigError,
+    DovetailError,
+    Given,
+    Problem,
+    Setting,
+    Text,
+    argument_problem,
+    did_you_mean,
+)
 from dovetail.pipeline.durations import parse_duration
 from dovetail.pipeline.error_policy import MAX_ERRORS_TEXT, parse_error_policy, parse_max_errors
 from dovetail.runtime.arguments import engine_errors, share_errors
@@ -67,28 +77,28 @@ def parse_arguments(given: Mapping[str, Any]) -> BackfillArguments:
 
 def validate_arguments(given: Mapping[str, Any]) -> tuple[BackfillArguments | None, list[Problem]]:
     """The parsed arguments, or None and all problems."""
-    said = _ArgumentChecker(given)
+    checker = _ArgumentChecker(given)
     found: dict[str, Any] = {
-        "workers": said.workers(),
-        "batch_size": said.count("batch_size", MAX_BATCH_ROWS),
-        "slots": said.count("slots", MAX_SLOTS),
-        "where": said.where(),
-        "fragments": said.fragments(),
-        "on_error": said.on_error(),
-        "max_errors": said.max_errors(),
-        "timeout_s": parse_timeout(said.values.get("timeout"), said.problems),
-        "commit_every_s": said.commit_interval(),
-        "recompute": said.flag("recompute", otherwise=False),
-        "wait": said.flag("wait", otherwise=True),
+        "workers": checker.workers(),
+        "batch_size": checker.count("batch_size", MAX_BATCH_ROWS),
+        "slots": checker.count("slots", MAX_SLOTS),
+        "where": checker.where(),
+        "fragments": checker.fragments(),
+        "on_error": checker.on_error(),
+        "max_errors": checker.max_errors(),
+        "timeout_s": parse_timeout(checker.values.get("timeout"), checker.problems),
+        "commit_every_s": checker.commit_interval(),
+        "recompute": checker.flag("recompute", otherwise=False),
+        "wait": checker.flag("wait", otherwise=True),
     }
-    values = said.values
+    values = checker.values
     engine, env_from = values.get("engine", "local"), values.get("env_from", ())
-    said.problems += [*engine_errors(engine), *share_errors(engine, values.get("share"), env_from)]
+    checker.problems += [*engine_errors(engine), *share_errors(engine, values.get("share"), env_from)]
     if "progress" in values:
-        found["progress"] = said.flag("progress", otherwise=True)
+        found["progress"] = checker.flag("progress", otherwise=True)
     found |= {name: values[name] for name in ("engine", "cluster", "share") if name in values}
-    if said.problems:
-        return None, said.problems
+    if checker.problems:
+        return None, checker.problems
     return BackfillArguments(**found, env_from=tuple(env_from)), []
 
 
@@ -117,9 +127,8 @@ class _ArgumentChecker:
             self.values[ours], self.written[ours] = value, name
 
     def _add_problem(self, ours: str, what: str, *examples: object) -> None:
-        name = self.written[ours]
-        message = Text(Given(name, self.values[ours]), f" is not {what}")
-        self.problems.append(Problem(BAD_ARGUMENT, message, fixes=tuple(Change({name: it}) for it in examples)))
+        problem = argument_problem(BAD_ARGUMENT, self.written[ours], self.values[ours], what, *examples)
+        self.problems.append(problem)
 
     def count(self, ours: str, most: int) -> int | None:
         value = self.values.get(ours)
@@ -191,4 +200,4 @@ class _ArgumentChecker:
 
 
 def _is_count(value: object, least: int = 1, most: int = MAX_COUNT) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+    return is_whole_number(value, least, most)

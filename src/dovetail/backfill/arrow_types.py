@@ -8,7 +8,7 @@ import decimal
 import re
 import typing
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 from dovetail.backfill.signature import (
     NO_ANNOTATION,
@@ -182,27 +182,45 @@ class _TypeParser:
 
 
 SEQUENCE_TYPES: tuple[Any, ...] = (list, tuple, set, frozenset, Sequence, Collection, Iterable)
-NO_RETURN_TYPE_TEXT = "has no return annotation"
-NEEDS_DATA_TYPE_TEXT = 'has no single Arrow type: write data_type="..."'
+
+
+class NoArrowType(str):
+    """The reason why an annotation has no Arrow type, and a data type that the user can write instead."""
+
+    __slots__ = ("example", "is_union")
+    example: str
+    """A data type as text; "" if none is obvious."""
+    is_union: bool
+    """The annotation is a union of types, and a column has one type."""
+
+    def __new__(cls, reason: str, example: str = "", *, is_union: bool = False) -> Self:
+        made = super().__new__(cls, reason)
+        made.example, made.is_union = example, is_union
+        return made
+
+
+def _needs_data_type(annotation: Any, example: str) -> NoArrowType:
+    reason = f'{annotation_text(annotation)} has no single Arrow type: write data_type="{example}"'
+    return NoArrowType(reason, example)
 
 
 def arrow_type(annotation: Any) -> Any:
-    """The pyarrow type of one value, or a string with the reason why there is none."""
+    """The pyarrow type of one value, or a NoArrowType."""
     import pyarrow as pa
 
     if annotation is NO_ANNOTATION or annotation is Any or annotation is object:
-        return NO_RETURN_TYPE_TEXT
+        return NoArrowType("has no return annotation")
     if isinstance(annotation, UnresolvedAnnotation):
-        return f"is annotated with {annotation.text!r}, which cannot be resolved: {annotation.reason}"
+        return NoArrowType(f"is annotated with {annotation.text!r}, which cannot be resolved: {annotation.reason}")
     if isinstance(annotation, pa.DataType):
         return annotation
-    said = [one for one in _annotated_metadata(annotation) if isinstance(one, pa.DataType)]
-    if said:
-        return said[0]
+    explicit = [one for one in _annotated_metadata(annotation) if isinstance(one, pa.DataType)]
+    if explicit:
+        return explicit[0]
     annotation = _unwrap_annotation(annotation)
     inner = [one for one in union_members(annotation) if one is not type(None)]
     if not inner:
-        return "returns only None"
+        return NoArrowType("returns only None")
     if len(inner) > 1:
         found = {str(one): one for one in (arrow_type(member) for member in inner)}
         only = next(iter(found.values()))
@@ -214,23 +232,24 @@ def arrow_type(annotation: Any) -> Any:
     return _generic_type(annotation) if typing.get_origin(annotation) is not None else _plain_type(annotation)
 
 
-def _union_error(kinds: Sequence[Any]) -> str:
+def _union_error(kinds: Sequence[Any]) -> NoArrowType:
     numbers = all(isinstance(kind, type) and issubclass(kind, int | float) for kind in kinds)
-    said = f"returns {' or '.join(map(annotation_text, kinds))}, but a column has one type"
-    return f'{said}: write data_type="double"' if numbers and bool not in kinds else said
+    reason = f"returns {' or '.join(map(annotation_text, kinds))}, but a column has one type"
+    if numbers and bool not in kinds:
+        return NoArrowType(f'{reason}: write data_type="double"', "double", is_union=True)
+    return NoArrowType(reason, is_union=True)
 
 
-def data_type_fixes(name: str, why: str) -> tuple[str, ...]:
+def data_type_fixes(name: str, missing: NoArrowType) -> tuple[str, ...]:
     """Fixes for a function without a usable return type; each works when pasted."""
-    written = re.search(r'data_type="[^"]+"', why)
-    said = written[0] if written else 'data_type="string"'
+    option = f'data_type="{missing.example or "string"}"'
     if not name.isidentifier():
-        return (f"udf(lambda ..., {said})",)
-    if written:
-        return (f"@dt.udf({said})",)
-    if "one type" in why:
+        return (f"udf(lambda ..., {option})",)
+    if missing.example:
+        return (f"@dt.udf({option})",)
+    if missing.is_union:
         return (f"def {name}(...) -> str, and return str(...)",)
-    return (f"def {name}(...) -> str", f"@dt.udf({said})")
+    return (f"def {name}(...) -> str", f"@dt.udf({option})")
 
 
 def _generic_type(annotation: Any) -> Any:
@@ -239,29 +258,20 @@ def _generic_type(annotation: Any) -> Any:
     origin, args = typing.get_origin(annotation), typing.get_args(annotation)
     if origin in SEQUENCE_TYPES and _element_annotation(origin, args) is not NO_ANNOTATION:
         inner = arrow_type(_element_annotation(origin, args))
-        return _list_error(annotation, inner) if isinstance(inner, str) else pa.list_(inner)
+        return _list_error(annotation, inner) if isinstance(inner, NoArrowType) else pa.list_(inner)
     if getattr(origin, "__name__", "") == "ndarray":
         kinds = typing.get_args(args[-1])  # ndarray[shape, dtype[float32]]
         inner = arrow_type(kinds[0]) if kinds else ""
-        return (
-            f"{annotation_text(annotation)} {NEEDS_DATA_TYPE_TEXT.replace('...', 'list<float32>')}"
-            if isinstance(inner, str)
-            else pa.list_(inner)
-        )
+        return _needs_data_type(annotation, "list<float32>") if isinstance(inner, str) else pa.list_(inner)
     if isinstance(origin, type) and issubclass(origin, Mapping) and args:
-        return f"{annotation_text(annotation)} {NEEDS_DATA_TYPE_TEXT.replace('...', _struct_text(args[1:] * 2))}"
+        return _needs_data_type(annotation, _struct_text(args[1:] * 2))
     if origin is tuple and args and Ellipsis not in args:
-        return f"{annotation_text(annotation)} {NEEDS_DATA_TYPE_TEXT.replace('...', _struct_text(args))}"
+        return _needs_data_type(annotation, _struct_text(args))
     return _plain_type(origin)
 
 
-def _list_error(annotation: Any, why: str) -> str:
-    written = re.search(r'data_type="([^"]+)"', why)
-    return (
-        f"{annotation_text(annotation)} {NEEDS_DATA_TYPE_TEXT.replace('...', f'list<{written[1]}>')}"
-        if written
-        else why
-    )
+def _list_error(annotation: Any, element: NoArrowType) -> NoArrowType:
+    return _needs_data_type(annotation, f"list<{element.example}>") if element.example else element
 
 
 def _struct_text(kinds: Sequence[Any]) -> str:
@@ -301,7 +311,7 @@ def _plain_type(kind: Any) -> Any:
         example = "list<float32>"
     elif isinstance(kind, type) and issubclass(kind, Mapping):
         example = "struct<a: string>"
-    return f"{annotation_text(kind)} {NEEDS_DATA_TYPE_TEXT.replace('...', example)}"
+    return _needs_data_type(kind, example)
 
 
 _PYTHON_TYPES: tuple[tuple[type, tuple[Any, ...]], ...] = (
@@ -346,7 +356,7 @@ def _struct_type(kind: type, fields: dict[str, Any]) -> Any:
 
     made = {name: arrow_type(annotation) for name, annotation in fields.items()}
     wrong = [f"field {name} {found}" for name, found in made.items() if isinstance(found, str)]
-    return f"{kind.__qualname__}: {'; '.join(wrong)}" if wrong else pa.struct(list(made.items()))
+    return NoArrowType(f"{kind.__qualname__}: {'; '.join(wrong)}") if wrong else pa.struct(list(made.items()))
 
 
 def _is_numpy(kind: Any) -> bool:
@@ -364,7 +374,7 @@ def _numpy_type(kind: Any) -> Any:
         texts = {"U": pa.string(), "S": pa.binary()}
         return texts[found.kind] if found.kind in texts else pa.from_numpy_dtype(found)
     except (TypeError, ValueError, NotImplementedError, pa.ArrowException):
-        return f"{annotation_text(kind)} {NEEDS_DATA_TYPE_TEXT.replace('...', 'float32')}"
+        return _needs_data_type(kind, "float32")
 
 
 def _array_class_type(kind: Any) -> Any:
@@ -389,7 +399,7 @@ def _array_class_type(kind: Any) -> Any:
     )
     if name in plain or re.fullmatch(r"u?int(8|16|32|64)", name):
         return getattr(pa, name)()
-    return f'{kind.__name__} has no element type: write data_type="float32"'
+    return NoArrowType(f'{kind.__name__} has no element type: write data_type="float32"', "float32")
 
 
 def _annotated_metadata(annotation: Any) -> tuple[Any, ...]:
@@ -541,6 +551,6 @@ def parse_data_type(value: Any) -> Any:
         try:
             return parse_type_name(value)
         except ValueError as error:
-            return f"is not the name of an Arrow type: {error}"
+            return NoArrowType(f"is not the name of an Arrow type: {error}")
     found = arrow_type(value) if isinstance(value, type) or typing.get_origin(value) is not None else None
-    return "is not an Arrow type" if found is None or isinstance(found, str) else found
+    return NoArrowType("is not an Arrow type") if found is None or isinstance(found, str) else found

@@ -25,15 +25,15 @@ class Committer:
         self,
         table: LanceTable,
         every_s: float,
-        inputs_of: Callable[[LanceTable, Fragment], str],
-        told: Callable[[CommitResult], None],
+        input_hash: Callable[[LanceTable, Fragment], str],
+        on_commit: Callable[[CommitResult], None],
         check: Callable[[], None] = lambda: None,
     ) -> None:
         """`check` is called before every commit and raises if the commit is not allowed."""
         self._table = table
         self._every_s = every_s
-        self._input_hash = inputs_of
-        self._on_commit = told
+        self._input_hash = input_hash
+        self._on_commit = on_commit
         self._check = check
         self._changed = threading.Condition()
         self._files: list[NewDataFile] = []
@@ -43,7 +43,7 @@ class Committer:
         self._finishing = False
         self._thread: threading.Thread | None = None
         self.error: BaseException | None = None
-        """Why committing stopped; `finish` tries once more and raises this if it fails again."""
+        """Why committing stopped; `finish` retries, and raises this if it fails again."""
         self.seconds = 0.0
         self.commits = 0
 

@@ -52,11 +52,11 @@ class CompactionHistory:
     The result is recorded beside the table, because versions and their transactions are eventually cleaned up.
     """
 
-    def __init__(self, table: LanceTable, store: Store, aim: FillTarget) -> None:
-        self._table, self._store, self._aim = table, store, aim
-        self._fields = set(aim.fields(table))
+    def __init__(self, table: LanceTable, store: Store, target: FillTarget) -> None:
+        self._table, self._store, self._target = table, store, target
+        self._fields = set(target.fields(table))
         ids = table.field_ids()
-        self._all = self._fields | {ids[name] for name in aim.dependencies(table) if name in ids}
+        self._all = self._fields | {ids[name] for name in target.dependencies(table) if name in ids}
         self._compactions: Iterator[tuple[list[Fragment], list[Fragment]]] | None = None
         self._sources: dict[str, list[Fragment]] = {}
         """Files of a fragment -> fragments that were compacted into it and its siblings."""
@@ -70,19 +70,19 @@ class CompactionHistory:
             return False
         key = self._key(fragment)
         if self._known is None:
-            self._known = read_carried_fragments(self._store, self._aim)
+            self._known = read_carried_fragments(self._store, self._target)
         if key in self._known or self._descends_from_done(fragment):
             self.done.add(key)
             return True
         return False
 
     def _descends_from_done(self, fragment: Fragment) -> bool:
-        asked = [fragment]
-        while asked:
-            before = self._sources_of(asked.pop())
+        pending = [fragment]
+        while pending:
+            before = self._sources_of(pending.pop())
             if before is None:
                 return False
-            asked += [one for one in before if one.rows > one.deleted and not self._was_done(one)]
+            pending += [one for one in before if one.rows > one.deleted and not self._was_done(one)]
         return True
 
     def _may_be_copied(self, fragment: Fragment) -> bool:
@@ -92,8 +92,8 @@ class CompactionHistory:
 
     def _was_done(self, fragment: Fragment) -> bool:
         """Fragments with failed rows do not count: the row addresses are lost, and the rows are computed again."""
-        inputs = self._aim.input_hash(self._table, fragment)
-        done = is_done(fragment, self._aim.identity, inputs, self._fields)
+        inputs = self._target.input_hash(self._table, fragment)
+        done = is_done(fragment, self._target.identity, inputs, self._fields)
         return done and not is_incomplete(fragment, self._fields)
 
     def _sources_of(self, fragment: Fragment) -> list[Fragment] | None:
@@ -115,21 +115,21 @@ class CompactionHistory:
         return hashlib.sha256(json.dumps(files_with_fields(fragment, self._all)).encode()).hexdigest()[:HASH_DIGITS]
 
 
-def read_carried_fragments(store: Store, aim: FillTarget) -> set[str]:
+def read_carried_fragments(store: Store, target: FillTarget) -> set[str]:
     try:
-        told = json.loads(store.get(_carried_path(aim)) or b"[]")
+        keys = json.loads(store.get(_carried_path(target)) or b"[]")
     except ValueError:
         return set()
-    return {one for one in told if isinstance(one, str)} if isinstance(told, list) else set()
+    return {one for one in keys if isinstance(one, str)} if isinstance(keys, list) else set()
 
 
-def write_carried_fragments(store: Store, aim: FillTarget, done: set[str]) -> None:
+def write_carried_fragments(store: Store, target: FillTarget, done: set[str]) -> None:
     """`done`: complete fragments of the target."""
-    before = read_carried_fragments(store, aim)
-    now = done if aim.fragments is None else before | done
+    before = read_carried_fragments(store, target)
+    now = done if target.fragments is None else before | done
     if now != before:
-        store.put(_carried_path(aim), json.dumps(sorted(now)).encode())
+        store.put(_carried_path(target), json.dumps(sorted(now)).encode())
 
 
-def _carried_path(aim: FillTarget) -> str:
-    return f"{aim.folder}/carried/{aim.identity}.json"
+def _carried_path(target: FillTarget) -> str:
+    return f"{target.folder}/carried/{target.identity}.json"

@@ -146,21 +146,21 @@ class BackfillDriver:
 
     def _delete_stale_checkpoints(self) -> None:
         """Delete checkpoints that are no longer needed: of removed fragments, and of other versions if all is done."""
-        aim, store = self.target, self.store
-        if aim.fragments is None and aim.where is None and aim.only is None:
-            store.delete_folder(f"{aim.folder}/parts")
-        elif aim.fragments is None or aim.recompute_fragments:
-            store.delete_folder(parts_folder(aim.folder, aim.parts))
-        for name in store.folders(f"{aim.folder}/parts") if aim.only is not None else ():
-            if name.startswith(f"{aim.identity}{RETRY_INFIX}"):  # a retry with another version of the function
-                store.delete_folder(parts_folder(aim.folder, name))
-        delete_orphaned_errors(store, aim, {fragment.id for fragment in self.table.newest().fragments()})
+        target, store = self.target, self.store
+        if target.fragments is None and target.where is None and target.only is None:
+            store.delete_folder(f"{target.folder}/parts")
+        elif target.fragments is None or target.recompute_fragments:
+            store.delete_folder(parts_folder(target.folder, target.parts))
+        for name in store.folders(f"{target.folder}/parts") if target.only is not None else ():
+            if name.startswith(f"{target.identity}{RETRY_INFIX}"):  # a retry with another version of the function
+                store.delete_folder(parts_folder(target.folder, name))
+        delete_orphaned_errors(store, target, {fragment.id for fragment in self.table.newest().fragments()})
 
     def _save_job_record(self) -> None:
-        job, filled = self._job_record, self.result
-        job.rows, job.errors = filled.rows, filled.errors
-        job.fragments, job.workers = filled.fragments, filled.workers
-        job.table_version = filled.version if filled.commits else 0
+        job, result = self._job_record, self.result
+        job.rows, job.errors = result.rows, result.errors
+        job.fragments, job.workers = result.fragments, result.workers
+        job.table_version = result.version if result.commits else 0
         with suppress(OSError, DovetailError):  # full disk: the error that is raised matters more
             write_job(self.store, job)
 
@@ -203,10 +203,10 @@ class BackfillDriver:
 
     def _check_error_budget(self, work: PendingWork) -> None:
         """Set up the error budget; failed rows of earlier calls count too."""
-        filled, limit = self.result, self.arguments.max_errors
+        result, limit = self.result, self.arguments.max_errors
         if limit is not None or not (work.tasks or work.files):
-            filled.set_aside = self.count_earlier_failures()
-        self._earlier_failures, self._requested_rows = filled.set_aside, self._count_requested_rows(work)
+            result.set_aside = self.count_earlier_failures()
+        self._earlier_failures, self._requested_rows = result.set_aside, self._count_requested_rows(work)
         self._budget = ErrorBudget(limit)
         if self._is_budget_exceeded():
             raise self._budget_error()
@@ -230,11 +230,11 @@ class BackfillDriver:
         return RunError(Problem(TOO_MANY_FAILED_ROWS, message, earlier, fixes))
 
     def _count_requested_rows(self, work: PendingWork) -> int:
-        aim = self.target
-        if aim.only is not None:
-            return sum(map(len, aim.only.values()))
-        if aim.where is not None and isinstance(self.arguments.max_errors, float):
-            return self.table.count(aim.where)
+        target = self.target
+        if target.only is not None:
+            return sum(map(len, target.only.values()))
+        if target.where is not None and isinstance(self.arguments.max_errors, float):
+            return self.table.count(target.where)
         return work.rows + work.done_rows
 
     def _target_of_round(self, number: int) -> FillTarget:
@@ -304,14 +304,14 @@ class BackfillDriver:
             raise lease_lost_error(self.target.columns[0])
 
     def _on_commit(self, committed: CommitResult) -> None:
-        filled = self.result
+        result = self.result
         self._changed_fragments.update(committed.changed_fragments)
         self._subtract_errors(committed.changed_fragments)
         if committed.fragments:
-            filled.first_commit_s = filled.first_commit_s or time.monotonic() - self._began
-            filled.commits += 1
-            filled.fragments += len(committed.fragments)
-            filled.version = committed.version
+            result.first_commit_s = result.first_commit_s or time.monotonic() - self._began
+            result.commits += 1
+            result.fragments += len(committed.fragments)
+            result.version = committed.version
             self.progress.committed += len(committed.fragments)
         folder = parts_folder(self.target.folder, self.target.parts)
         done = {str(number) for number in (*committed.fragments, *committed.changed_fragments)}
@@ -330,26 +330,26 @@ class BackfillDriver:
         on_ray = is_ray_engine(self.arguments.engine)
         workers = 1 if on_ray else plan_workers(self.udf, self.arguments).units[0].workers
         rate = None if on_ray else known_rate(pipeline, self.arguments.cluster)
-        dealer = TaskQueue(work.tasks, workers, stage.slots or 1, rate)
-        self.progress.count_rows_left = lambda: dealer.rows_left
+        queue = TaskQueue(work.tasks, workers, stage.slots or 1, rate)
+        self.progress.count_rows_left = lambda: queue.rows_left
         self._run_started = time.monotonic()
         try:
             arguments = run_arguments(self.arguments, self.table.uri, self.target.columns[0])
-            run = start(pipeline, iter(dealer), **arguments, counts=self.progress.counts)
+            run = start(pipeline, iter(queue), **arguments, counts=self.progress.counts)
         except InfeasibleError as error:
             raise explain_infeasible(self.udf, error) from None
         self.result.folder = run.folder
         self._report_workers(run)
-        dealer.expect_workers(self.result.workers)
+        queue.expect_workers(self.result.workers)
         try:
             for done in run:
-                self._on_result(done, dealer, committer)
-            if dealer.has_more:  # a run that serves is finished also if it was drained
+                self._on_result(done, queue, committer)
+            if queue.has_more:  # a run that serves is finished also if it was drained
                 self.result.status = DRAINED
         finally:
-            dealer.abandon()
+            queue.abandon()
         if self.target.only is None:
-            save_rate(pipeline, run.plan, dealer.measured)
+            save_rate(pipeline, run.plan, queue.measured)
 
     def _report_workers(self, run: Run) -> None:
         self.result.workers = run.plan.units[0].workers
@@ -359,34 +359,36 @@ class BackfillDriver:
             self.progress.print_note(note)
 
     def _make_job(self) -> FillJob:
-        aim = self.target
-        reads = self.reads or aim.inputs
-        return make_job(self.table, self.udf, aim, self.arguments, columns=aim.columns, reads=reads, run=self.run_id)
+        target = self.target
+        reads = self.reads or target.inputs
+        return make_job(
+            self.table, self.udf, target, self.arguments, columns=target.columns, reads=reads, run=self.run_id
+        )
 
     # --- results
 
-    def _on_result(self, done: RangeResult, dealer: TaskQueue, committer: Committer) -> None:
-        filled = self.result
+    def _on_result(self, done: RangeResult, queue: TaskQueue, committer: Committer) -> None:
+        result = self.result
         if self._run_started is not None:
-            filled.times.start += max(0.0, time.monotonic() - self._run_started - done.busy_s)
+            result.times.start += max(0.0, time.monotonic() - self._run_started - done.busy_s)
             self._run_started = None
-        filled.rows += done.computed
-        filled.errors += done.errors
+        result.rows += done.computed
+        result.errors += done.errors
         self._errors_by_fragment[done.task.fragment] += done.errors
-        filled.times.add(done.times)
-        self._on_rows(done, dealer, committer)
+        result.times.add(done.times)
+        self._on_rows(done, queue, committer)
         if self._tracker.has_failed_repeatedly(done):
-            dealer.stop(task_failed_error(done, self.table.uri))
+            queue.stop(task_failed_error(done, self.table.uri))
         elif done.failed is not None:
-            dealer.stop(make_row_failed(done.failed, self._skip_call()))
+            queue.stop(make_row_failed(done.failed, self._skip_call()))
         elif self._is_budget_exceeded():
-            dealer.stop(self._budget_error())
+            queue.stop(self._budget_error())
         elif any(lease.is_lost() for lease in self._leases):
-            dealer.stop(lease_lost_error(self.target.columns[0]))
+            queue.stop(lease_lost_error(self.target.columns[0]))
         elif committer.error is not None:  # further results could not be kept
-            dealer.stop(committer.error)
+            queue.stop(committer.error)
         self.progress.on_result()
-        dealer.task_done(done)
+        queue.task_done(done)
 
     def _skip_call(self) -> Call:
         """This call with on_error="skip"."""
@@ -399,12 +401,12 @@ class BackfillDriver:
         function = () if self.udf.reference else (Expression(self.udf.name),)
         return Call("table.backfill", (self.target.columns[0], *function), changed)
 
-    def _on_rows(self, done: RangeResult, dealer: TaskQueue, committer: Committer) -> None:
+    def _on_rows(self, done: RangeResult, queue: TaskQueue, committer: Committer) -> None:
         task, more = done.task, self._tracker.on_result(done)
         if more is None:
             return
         for one in more:
-            dealer.add(one)
+            queue.add(one)
         if done.fragment_changed:
             self._changed_fragments.add(task.fragment)
         if done.file:

@@ -82,18 +82,18 @@ class BackfillPlan:
         return WORKER_START_S + self.rows_left / (self.rate * self.workers * self.slots) if self.rate else None
 
     def to_dict(self) -> dict[str, object]:
-        told = {name: getattr(self, name) for name in self.__slots__ if name not in ("notes", "lines")}
-        return told | {"rows_left": self.rows_left, "seconds": self.seconds, "notes": list(self.notes)}
+        text = {name: getattr(self, name) for name in self.__slots__ if name not in ("notes", "lines")}
+        return text | {"rows_left": self.rows_left, "seconds": self.seconds, "notes": list(self.notes)}
 
     def __str__(self) -> str:
-        told = (
+        text = (
             f"{self.column} by {self.udf}: {self.rows:,} rows in {format_count(self.fragments, 'fragment')} to compute"
         )
         if self.done_rows:
-            told += f", {self.done_rows:,} in {format_count(self.done_fragments, 'fragment')} done"
+            text += f", {self.done_rows:,} in {format_count(self.done_fragments, 'fragment')} done"
         if self.kept:
-            told += f", {self.kept:,} of them in checkpoints of an earlier call"
-        return "\n".join([told, "", *self.lines, "", self._estimate(), *(f"note: {note}" for note in self.notes)])
+            text += f", {self.kept:,} of them in checkpoints of an earlier call"
+        return "\n".join([text, "", *self.lines, "", self._estimate(), *(f"note: {note}" for note in self.notes)])
 
     def _estimate(self) -> str:
         if not self.rows_left:
@@ -108,17 +108,17 @@ class BackfillPlan:
 
 
 def estimate_backfill(
-    table: LanceTable, store: Store, udf: Udf, record: ColumnRecord, asked: BackfillArguments, *, sample: bool
+    table: LanceTable, store: Store, udf: Udf, record: ColumnRecord, arguments: BackfillArguments, *, sample: bool
 ) -> BackfillPlan:
     """Plan a backfill; InfeasibleError if it cannot run."""
-    aim = make_target(table, udf, record, asked)
-    work = _find_work(table, store, aim)
-    job = make_job(table, udf, aim, asked, columns=record.columns, reads=record.inputs, run="")
-    cluster = _cluster(asked)
-    plan = plan_workers(udf, asked, cluster)
-    pipeline = Pipeline([make_stage(job, udf, asked)], name="backfill")
+    target = make_target(table, udf, record, arguments)
+    work = _find_work(table, store, target)
+    job = make_job(table, udf, target, arguments, columns=record.columns, reads=record.inputs, run="")
+    cluster = _cluster(arguments)
+    plan = plan_workers(udf, arguments, cluster)
+    pipeline = Pipeline([make_stage(job, udf, arguments)], name="backfill")
     made = _build_plan(udf, record, plan, work, pipeline.stages[0].slots or 1)
-    note = clamp_note(udf, asked, plan)
+    note = clamp_note(udf, arguments, plan)
     made.notes += [note] if note else []
     rate = known_rate(pipeline, cluster)
     if rate is not None:
@@ -128,20 +128,20 @@ def estimate_backfill(
     return made
 
 
-def _cluster(asked: BackfillArguments) -> Cluster | str:
-    if not is_ray_engine(asked.engine):
-        return asked.cluster
+def _cluster(arguments: BackfillArguments) -> Cluster | str:
+    if not is_ray_engine(arguments.engine):
+        return arguments.cluster
     from dovetail.runtime.sites import open_site
 
-    return open_site(asked.engine, share=asked.share, env_from=asked.env_from).cluster(asked.cluster)
+    return open_site(arguments.engine, share=arguments.share, env_from=arguments.env_from).cluster(arguments.cluster)
 
 
-def _find_work(table: LanceTable, store: Store, aim: FillTarget) -> PendingWork:
+def _find_work(table: LanceTable, store: Store, target: FillTarget) -> PendingWork:
     """Pending work; all rows for a column that does not exist yet."""
-    work = find_pending_work(table, store, aim)
-    if aim.where is not None:
+    work = find_pending_work(table, store, target)
+    if target.where is not None:
         _keep_matching_rows(
-            work, {task.fragment: len(table.matching_offsets(task.fragment, aim.where)) for task in work.tasks}
+            work, {task.fragment: len(table.matching_offsets(task.fragment, target.where)) for task in work.tasks}
         )
     return work
 
@@ -180,7 +180,7 @@ def _build_plan(udf: Udf, record: ColumnRecord, plan: Plan, work: PendingWork, s
 
 
 def _resource_lines(plan: BackfillPlan, cpus: float, memory: int, gpus: float) -> list[str]:
-    """Resources by component, in the order that Geneva lists them; components that do not exist say so."""
+    """Resources by component, in the order that Geneva lists them; components that Dovetail does not have are listed as "none"."""
     count = plan.workers
     each = [f"{cpus:g} CPU"] + [f"{gpus:g} GPU"] * bool(gpus) + [format_size(memory)] * bool(memory)
     total = [f"{plan.cpus:g} CPUs"] + [f"{plan.gpus:g} GPUs"] * bool(gpus)

@@ -57,7 +57,7 @@ READ_BLOB_BYTES: dict[str, Any] = {"blob_handling": "all_binary"}
 class DataFileInfo:
     path: str
     fields: tuple[int, ...]
-    """Ids of the top-level columns of which the file has values, also if only of one of their inner fields."""
+    """Ids of the top-level columns with values in the file, also if it has only one of their inner fields."""
     size_bytes: int
     """0: unknown."""
 
@@ -400,5 +400,5 @@ def _attempts() -> Iterator[bool]:
     """Whether to try again, after a wait that grows and is random."""
     for at in range(MAX_COMMIT_ATTEMPTS):
         if at:
-            time.sleep(random.uniform(0, min(2.0, 0.05 * 2**at)))  # noqa: S311 - nobody guesses it
+            time.sleep(random.uniform(0, min(2.0, 0.05 * 2**at)))  # noqa: S311 - jitter, not a secret
         yield at < MAX_COMMIT_ATTEMPTS - 1

@@ -3,7 +3,7 @@
 Lance offers no exclusive create on object stores, so the lease is Lamport's bakery in files of `<column>/lease/`:
 
     <id>.asks    the claim: written first, deleted first
-    <id>.tries   the claimant saw no predecessor and checks once more
+    <id>.tries   the claimant saw no predecessor and checks again
     <id>.holds   the second check succeeded: the claimant holds the lease
     <id>.beat    time of the last heartbeat
 
@@ -152,7 +152,7 @@ class Lease:
         self._thread.start()
 
     def _wait_until_held(self, wait: bool, say: Callable[[str], None]) -> None:
-        told = ""
+        last_text = ""
         pause = FIRST_POLL_S
         while True:
             has = self._try_acquire(say)
@@ -164,9 +164,9 @@ class Lease:
                 if not wait and not doubted:
                     raise _taken_error(self._column, has.holder)
                 text = _waiting_text(self._column, has.holder, doubted=doubted)
-                if text != told:
+                if text != last_text:
                     say(text)
-                told = text
+                last_text = text
             self._ended.wait(pause)
             pause = min(MAX_POLL_S, pause * 1.5)
 
@@ -273,9 +273,14 @@ def _delete_stale_file(store: Store, folder: str, name: str, names: set[str]) ->
 def _parse_claim(id_: str, record: bytes, beat: bytes | None) -> tuple[LeaseHolder, bool | None]:
     """The holder, and whether its process is alive."""
     try:
-        said = json.loads(record)
-        process = ProcessId(*said["process"])
-        owner, run, host, began = said["owner"], said["run"], said["host"], float(said["began"])
+        record_data = json.loads(record)
+        process = ProcessId(*record_data["process"])
+        owner, run, host, began = (
+            record_data["owner"],
+            record_data["run"],
+            record_data["host"],
+            float(record_data["began"]),
+        )
         there = _is_process_alive(id_, process, host)
     except (ValueError, KeyError, TypeError, AttributeError):  # unknown content, or a later version
         owner, run, host, began = "a process whose record cannot be read", "", "", 0.0
@@ -289,7 +294,7 @@ def _parse_claim(id_: str, record: bytes, beat: bytes | None) -> tuple[LeaseHold
 
 
 def _is_process_alive(id_: str, process: ProcessId, host: str) -> bool | None:
-    """Whether it is alive; None: it is on another machine. Machines are told apart by boot id, because host names may
+    """Whether it is alive; None: it is on another machine. Machines are identified by boot id, because host names may
     repeat."""
     here = this_process()
     if process.space.partition(" ")[0] != here.space.partition(" ")[0]:

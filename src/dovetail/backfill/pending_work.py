@@ -47,36 +47,36 @@ class PendingWork:
     """Fragments that are complete because a compaction copied complete ones (see `CompactionHistory`)."""
 
 
-def find_pending_work(table: LanceTable, store: Store, aim: FillTarget) -> PendingWork:
+def find_pending_work(table: LanceTable, store: Store, target: FillTarget) -> PendingWork:
     work = PendingWork()
-    fields = aim.fields(table)
-    folder = parts_folder(aim.folder, aim.parts)
+    fields = target.fields(table)
+    folder = parts_folder(target.folder, target.parts)
     begun = set(store.folders(folder))
-    past = CompactionHistory(table, store, aim)
+    history = CompactionHistory(table, store, target)
     # an older version of the table may be restored without its error records: those rows are not complete
-    failed = {name.partition(".")[0] for name in store.names(errors_folder(aim.folder, aim.identity))}
-    for fragment in _selected_fragments(table, aim):
-        inputs = aim.input_hash(table, fragment)
-        only = None if aim.only is None else aim.only.get(fragment.id, ())
+    failed = {name.partition(".")[0] for name in store.names(errors_folder(target.folder, target.identity))}
+    for fragment in _selected_fragments(table, target):
+        inputs = target.input_hash(table, fragment)
+        only = None if target.only is None else target.only.get(fragment.id, ())
         if only == () or not fragment.rows:
             continue
-        done = is_done(fragment, aim.identity, inputs, fields) and (
+        done = is_done(fragment, target.identity, inputs, fields) and (
             f"{fragment.id}-{inputs}" in failed or not is_incomplete(fragment, fields)
         )
         if only is not None and not done:  # it was filled again or its input changed: its errors no longer apply
             continue
-        if only is None and not aim.recompute_fragments and (done or past.is_done(fragment)):
+        if only is None and not target.recompute_fragments and (done or history.is_done(fragment)):
             work.done_fragments += 1
             work.done_rows += fragment.rows - fragment.deleted
             continue
-        if isinstance(aim.fragments, int) and (
-            work.fragments >= aim.fragments or _matches_no_row(table, fragment, aim)
+        if isinstance(target.fragments, int) and (
+            work.fragments >= target.fragments or _matches_no_row(table, fragment, target)
         ):
             continue
-        _count_existing_values(work, fragment, fields, aim)
+        _count_existing_values(work, fragment, fields, target)
         work.fragments += 1
         work.rows += fragment.rows
-        before = aim.kept_values_hash(table, fragment)
+        before = target.kept_values_hash(table, fragment)
         whole = RangeTask(fragment.id, fragment.rows, inputs, 0, fragment.rows, only, before)
         _add_fragment(
             work,
@@ -84,7 +84,7 @@ def find_pending_work(table: LanceTable, store: Store, aim: FillTarget) -> Pendi
             store.names(f"{folder}/{whole.checkpoint_key}") if whole.checkpoint_key in begun else (),
             fields,
         )
-    work.carried = past.done
+    work.carried = history.done
     return work
 
 
@@ -101,13 +101,13 @@ def _add_fragment(work: PendingWork, whole: RangeTask, names: Sequence[str], fie
         work.tasks.append(replace(whole, start=start, stop=stop))
 
 
-def _matches_no_row(table: LanceTable, fragment: Fragment, aim: FillTarget) -> bool:
+def _matches_no_row(table: LanceTable, fragment: Fragment, target: FillTarget) -> bool:
     """Whether the condition matches no row of the fragment."""
-    return aim.where is not None and not len(table.matching_offsets(fragment.id, aim.where))
+    return target.where is not None and not len(table.matching_offsets(fragment.id, target.where))
 
 
-def _count_existing_values(work: PendingWork, fragment: Fragment, fields: Collection[int], aim: FillTarget) -> None:
-    if aim.only is not None:
+def _count_existing_values(work: PendingWork, fragment: Fragment, fields: Collection[int], target: FillTarget) -> None:
+    if target.only is not None:
         return
     if not any(number in fields for file in fragment.files for number in file.fields):
         return
@@ -118,12 +118,12 @@ def _count_existing_values(work: PendingWork, fragment: Fragment, fields: Collec
         work.foreign += 1
 
 
-def add_missing_column_files(table: LanceTable, aim: FillTarget) -> LanceTable:
+def add_missing_column_files(table: LanceTable, target: FillTarget) -> LanceTable:
     """Add empty files for missing columns. Lance accepts a file of several columns only where the fragment has files of
     all of them or of none; a column that existed before, or was dropped and added again, breaks that."""
     import pyarrow as pa
 
-    numbers = dict(zip(aim.columns, aim.fields(table), strict=True))
+    numbers = dict(zip(target.columns, target.fields(table), strict=True))
     files = []
     for fragment in table.fragments():
         there = {number for file in fragment.files for number in file.fields}
@@ -138,22 +138,22 @@ def add_missing_column_files(table: LanceTable, aim: FillTarget) -> LanceTable:
         name = f"empty-{uuid.uuid4().hex}.lance"
         size = table.write(name, schema, batches)
         fields = tuple(numbers[name] for name in names)
-        files.append(NewDataFile(fragment.id, name, fields, aim.input_hash(table, fragment), size))
+        files.append(NewDataFile(fragment.id, name, fields, target.input_hash(table, fragment), size))
     if not files:
         return table
-    table.commit(files, aim.input_hash)
+    table.commit(files, target.input_hash)
     return table.newest()
 
 
-def _selected_fragments(table: LanceTable, aim: FillTarget) -> Sequence[Fragment]:
+def _selected_fragments(table: LanceTable, target: FillTarget) -> Sequence[Fragment]:
     fragments = table.fragments()
-    if aim.fragments is None or isinstance(aim.fragments, int):
+    if target.fragments is None or isinstance(target.fragments, int):
         return fragments
-    problems = unknown_fragment_problems(table, aim.fragments)
+    problems = unknown_fragment_problems(table, target.fragments)
     if problems:
         raise ConfigError(problems)
     by_id = {fragment.id: fragment for fragment in fragments}
-    return [by_id[number] for number in aim.fragments]
+    return [by_id[number] for number in target.fragments]
 
 
 def unknown_fragment_problems(table: LanceTable, wanted: int | tuple[int, ...] | None) -> list[Problem]:

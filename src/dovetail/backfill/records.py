@@ -86,10 +86,10 @@ class ColumnRecord:
         self.made, self.same = dict(before.made), dict(before.same)
 
     def provenance_of(self, identity: str) -> Provenance:
-        told = self.made.get(identity, {})
-        inputs = told.get("inputs", self.inputs)
-        where = told.get("where")
-        return Provenance(tuple(inputs), where, told.get("generation", self.generation_of(where)))
+        content = self.made.get(identity, {})
+        inputs = content.get("inputs", self.inputs)
+        where = content.get("where")
+        return Provenance(tuple(inputs), where, content.get("generation", self.generation_of(where)))
 
     def add_provenance(self, identity: str, made: Provenance) -> None:
         self.made.pop(identity, None)
@@ -154,10 +154,10 @@ def make_column_record(
 
 def read_column(store: Store, column: str) -> ColumnRecord | None:
     """The record of a column; None also if the columns it was filled with are now filled without it."""
-    told = _parse_object(store.get(_record_path(column)))
-    if "see" in told:
-        told = _parse_object(store.get(_record_path(str(told["see"]))))
-    record = _from_dict(ColumnRecord, told)
+    content = _parse_object(store.get(_record_path(column)))
+    if "see" in content:
+        content = _parse_object(store.get(_record_path(str(content["see"]))))
+    record = _from_dict(ColumnRecord, content)
     return record if record is not None and column in record.columns else None
 
 
@@ -220,22 +220,22 @@ def _with_current_status(store: Store, job: JobRecord) -> JobRecord:
 # --- as files
 
 
-def _to_json(told: dict[str, Any]) -> bytes:
-    return json.dumps(told, indent=1).encode()
+def _to_json(content: dict[str, Any]) -> bytes:
+    return json.dumps(content, indent=1).encode()
 
 
 def _parse_object(data: bytes | None) -> dict[str, Any]:
     try:
-        told = json.loads(data or b"{}")
+        content = json.loads(data or b"{}")
     except ValueError:
         return {}
-    return told if isinstance(told, dict) else {}
+    return content if isinstance(content, dict) else {}
 
 
-def _from_dict(kind: type[RecordT], told: dict[str, Any]) -> RecordT | None:
+def _from_dict(kind: type[RecordT], content: dict[str, Any]) -> RecordT | None:
     """Dataclass of the content of a file; None if it does not match. Fields of later versions are ignored."""
     known = {item.name for item in fields(kind)}
     try:
-        return kind(**{name: value for name, value in told.items() if name in known})
+        return kind(**{name: value for name, value in content.items() if name in known})
     except TypeError:
         return None

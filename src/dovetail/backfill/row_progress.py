@@ -32,7 +32,7 @@ class RowProgress:
         self.count_rows_left: Callable[[], int] = lambda: 0
 
     def start_round(self, rows: int, left: int, fragments: int) -> None:
-        """Start a round of `rows` rows of which `left` are to be computed; the others are in checkpoints."""
+        """Start a round of `rows` rows: `left` of them are to be computed, the others are in checkpoints."""
         self.rows_total, self.fragments_total, self.committed = rows, fragments, 0
         self.count_rows_left = lambda: left
         self._last = time.monotonic()

@@ -32,22 +32,22 @@ def read_current_errors(table: LanceTable, store: Store, record: ColumnRecord) -
     return [found[row] for row in sorted(found)]
 
 
-def carry_over_errors(table: LanceTable, store: Store, record: ColumnRecord, aim: FillTarget) -> None:
+def carry_over_errors(table: LanceTable, store: Store, record: ColumnRecord, target: FillTarget) -> None:
     """Copy error records to the new identity of their fragment: rows that failed earlier and do not match the condition
     remain NULL."""
-    assert aim.where is not None
+    assert target.where is not None
     before: dict[int, list[RowError]] = {}
     for identity, rows in _errors_by_identity(table, store, record, begun=False).items():
-        for row in rows if identity != aim.identity else ():
+        for row in rows if identity != target.identity else ():
             before.setdefault(row.fragment, []).append(row)
     for fragment in table.fragments():
         if fragment.id in before:
-            named = set(table.matching_offsets(fragment.id, aim.where).to_pylist())
+            named = set(table.matching_offsets(fragment.id, target.where).to_pylist())
             kept = [row for row in before[fragment.id] if row.offset not in named]
             lines = [to_json_line(FailedRow(it.fragment, it.offset, it.error, it.message, it.traceback)) for it in kept]
-            name = f"{fragment.id}-{aim.input_hash(table, fragment)}.{CARRIED_OVER}.jsonl"
+            name = f"{fragment.id}-{target.input_hash(table, fragment)}.{CARRIED_OVER}.jsonl"
             if lines:
-                store.put(f"{errors_folder(aim.folder, aim.identity)}/{name}", "".join(lines).encode())
+                store.put(f"{errors_folder(target.folder, target.identity)}/{name}", "".join(lines).encode())
 
 
 def _errors_by_identity(
@@ -59,8 +59,8 @@ def _errors_by_identity(
     for identity in store.folders(f"{record.folder}/errors"):
         if RETRY_INFIX in identity:
             continue
-        aim = _target_of_identity(table, record, identity)
-        fields = aim.fields(table)
+        target = _target_of_identity(table, record, identity)
+        fields = target.fields(table)
         begun_with = store.folders(parts_folder(record.folder, identity)) if begun else ()
         waiting = {"-".join(name.split("-")[:2]) for name in begun_with}
         for name, rows in read_error_files(store, errors_folder(record.folder, identity), record.columns[0]).items():
@@ -69,7 +69,9 @@ def _errors_by_identity(
             fragment = there.get(int(number)) if number.isdecimal() else None
             if fragment is None or not (key in waiting or _is_filled(fragment, fields, f"dt-{identity}-{inputs}-")):
                 continue
-            kept = _undeleted_rows(table, fragment, rows) if begun or aim.input_hash(table, fragment) == inputs else []
+            kept = (
+                _undeleted_rows(table, fragment, rows) if begun or target.input_hash(table, fragment) == inputs else []
+            )
             if kept:
                 found.setdefault(identity, []).extend(kept)
     return found
@@ -95,38 +97,44 @@ def _is_filled(fragment: Fragment, fields: Iterable[int], prefix: str) -> bool:
 
 
 def retry_failed_rows(
-    table: LanceTable, store: Store, udf: Udf, record: ColumnRecord, asked: BackfillArguments, run: str
+    table: LanceTable, store: Store, udf: Udf, record: ColumnRecord, arguments: BackfillArguments, run: str
 ) -> BackfillResult:
     """Retry the failed rows, in one run per identity; usually there is one."""
-    told = BackfillResult(record.columns[0], run=run, version=table.version)
+    result = BackfillResult(record.columns[0], run=run, version=table.version)
     begun = sum(map(len, _errors_by_identity(table, store, record).values()))
     found = _errors_by_identity(table, store, record, begun=False)
     left = begun - sum(map(len, found.values()))
     column = record.columns[0]
     if left:
         what = f"{left:,} rows of unfinished fragments, or of fragments whose input changed"
-        told.notes.append(Text(f"{what}: ", Call("table.backfill", (column,)), " first"))
+        result.notes.append(Text(f"{what}: ", Call("table.backfill", (column,)), " first"))
     elif not found:
         fill = Call("table.backfill", (column,))
-        told.notes.append(Text("no failed rows; after a compaction ", fill, " computes what is NULL"))
+        result.notes.append(Text("no failed rows; after a compaction ", fill, " computes what is NULL"))
     for identity in found:
-        filled = _retry_identity(table, store, udf, record, asked, run, identity)
-        filled.rows += told.rows
-        filled.errors += told.errors
-        filled.fragments += told.fragments
-        filled.notes[:0] = told.notes
-        told = filled
-        if told.status == DRAINED:
+        retried = _retry_identity(table, store, udf, record, arguments, run, identity)
+        retried.rows += result.rows
+        retried.errors += result.errors
+        retried.fragments += result.fragments
+        retried.notes[:0] = result.notes
+        result = retried
+        if result.status == DRAINED:
             break
-    return told
+    return result
 
 
 def _retry_identity(
-    table: LanceTable, store: Store, udf: Udf, record: ColumnRecord, asked: BackfillArguments, run: str, identity: str
+    table: LanceTable,
+    store: Store,
+    udf: Udf,
+    record: ColumnRecord,
+    arguments: BackfillArguments,
+    run: str,
+    identity: str,
 ) -> BackfillResult:
     parts = f"{identity}{RETRY_INFIX}{hashlib.sha256(udf.version.encode()).hexdigest()[:8]}"
 
-    def aim_now() -> FillTarget:
+    def current_target() -> FillTarget:
         """Called while the lease is held: another process may have retried or filled these rows meanwhile."""
         now, newest = read_column(store, record.columns[0]) or record, table.newest()
         only: dict[int, set[int]] = {}
@@ -135,18 +143,18 @@ def _retry_identity(
         chosen = {fragment: tuple(sorted(offsets)) for fragment, offsets in only.items()}
         return replace(_target_of_identity(newest, now, identity), parts=parts, only=chosen)
 
-    aim = replace(_target_of_identity(table, record, identity), parts=parts, only={})
+    target = replace(_target_of_identity(table, record, identity), parts=parts, only={})
     reads = tuple(columns_to_read(udf, table.schema.names, record.columns))
-    filling = BackfillDriver(table, store, udf, aim, asked, run, reads=reads)
-    filling.refresh_target = aim_now
-    filling.on_commit = lambda committed: replace_retried_errors(store, aim, committed.fragments)
-    filling.on_finished = lambda: _record_same_identity(table, store, record, udf, identity)
-    filled = filling.fill()
+    driver = BackfillDriver(table, store, udf, target, arguments, run, reads=reads)
+    driver.refresh_target = current_target
+    driver.on_commit = lambda committed: replace_retried_errors(store, target, committed.fragments)
+    driver.on_finished = lambda: _record_same_identity(table, store, record, udf, identity)
+    retried = driver.fill()
     more = {*reads} - {*record.provenance_of(identity).inputs}
     if more:
         what = f"{udf.name} also reads {', '.join(map(repr, sorted(more)))}: the next "
-        filled.notes.append(Text(what, Call("table.backfill", (record.columns[0],)), " computes all rows with it"))
-    return filled
+        retried.notes.append(Text(what, Call("table.backfill", (record.columns[0],)), " computes all rows with it"))
+    return retried
 
 
 def _record_same_identity(table: LanceTable, store: Store, record: ColumnRecord, udf: Udf, identity: str) -> None:

@@ -32,31 +32,31 @@ OutputTypes = tuple[tuple[str, Any], ...]
 
 def output_types(udf: Udf) -> tuple[OutputTypes, list[Problem]]:
     """(field name, pyarrow type) of the outputs, or the problems."""
-    said, returns = udf.options.data_type, udf.signature.returns
+    data_type, returns = udf.options.data_type, udf.signature.returns
     record = strip_optional(returns)
     fields = record_fields(record) if _is_named_tuple(record) else None
     if fields is None:
-        if isinstance(said, Mapping):
-            return tuple((name, parse_data_type(one)) for name, one in said.items()), []
-        found = parse_data_type(said) if said is not None else arrow_type(_value_annotation(udf, returns))
+        if isinstance(data_type, Mapping):
+            return tuple((name, parse_data_type(one)) for name, one in data_type.items()), []
+        found = parse_data_type(data_type) if data_type is not None else arrow_type(_value_annotation(udf, returns))
         if isinstance(found, str):
             return (), [Problem(BAD_SIGNATURE, f"{udf.name} {found}", fixes=data_type_fixes(udf.name, found))]
         return (("", found),), []
-    if said is not None and not isinstance(said, Mapping):
-        return (("", parse_data_type(said)),), []
-    return _field_types(udf, fields, said or {})
+    if data_type is not None and not isinstance(data_type, Mapping):
+        return (("", parse_data_type(data_type)),), []
+    return _field_types(udf, fields, data_type or {})
 
 
-def _field_types(udf: Udf, fields: dict[str, Any], said: Mapping[str, Any]) -> tuple[OutputTypes, list[Problem]]:
+def _field_types(udf: Udf, fields: dict[str, Any], data_type: Mapping[str, Any]) -> tuple[OutputTypes, list[Problem]]:
     problems = []
-    for name in said:
+    for name in data_type:
         if name not in fields:
             near = did_you_mean(str(name), [*fields])
             message = f"{udf.name}: data_type= names {name!r}, but it returns {', '.join(fields)}{near}"
             problems.append(Problem(BAD_SIGNATURE, message, fixes=(f"one of {', '.join(fields)}",)))
     found = []
     for name, annotation in fields.items():
-        kind = parse_data_type(said[name]) if name in said else arrow_type(_value_annotation(udf, annotation))
+        kind = parse_data_type(data_type[name]) if name in data_type else arrow_type(_value_annotation(udf, annotation))
         if isinstance(kind, str):
             message = f"{udf.name}: its field {name} {kind}"
             problems.append(Problem(BAD_SIGNATURE, message, fixes=(f'data_type={{"{name}": "string"}}',)))

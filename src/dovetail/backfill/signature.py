@@ -38,7 +38,7 @@ class Signature:
     is_async: bool
     inputs: tuple[str, ...]
     annotations: tuple[Any, ...]
-    """Annotations of the inputs; NOTHING where there is none."""
+    """Annotations of the inputs; NO_ANNOTATION for an input without one."""
     returns: Any
     problems: tuple[Problem, ...]
     uncallable: bool = False
@@ -272,24 +272,24 @@ def _check_annotations(annotated: list[tuple[inspect.Parameter, Any]], kind: Udf
     problems = []
     for one, hint in annotated:
         plain = strip_optional(hint)
-        said = f"{name}: {one.name} is annotated with {_annotation_name(plain)}"
+        prefix = f"{name}: {one.name} is annotated with {_annotation_name(plain)}"
         if isinstance(plain, UnresolvedAnnotation):
-            message = f"{said}, which cannot be resolved: {plain.reason}"
+            message = f"{prefix}, which cannot be resolved: {plain.reason}"
             problems.append(
                 Problem(BAD_SIGNATURE, message, fixes=("import it at the top of the module, not under an if",))
             )
         elif is_arrow(plain, "Table"):
             problems.append(
                 Problem(
-                    BAD_SIGNATURE, f"{said}, but rows are passed as batches", fixes=(f"{one.name}: pa.RecordBatch",)
+                    BAD_SIGNATURE, f"{prefix}, but rows are passed as batches", fixes=(f"{one.name}: pa.RecordBatch",)
                 )
             )
         elif getattr(plain, "__name__", "") in ("ndarray", "Series"):
-            message = f"{said}, but columns are passed as Arrow arrays or as values"
+            message = f"{prefix}, but columns are passed as Arrow arrays or as values"
             fix = f"{one.name}: pa.Array, and {one.name}.to_numpy(zero_copy_only=False) in the function"
             problems.append(Problem(BAD_SIGNATURE, message, fixes=(fix,)))
         elif kind == "arrays" and one.default is NO_ANNOTATION and hint is not NO_ANNOTATION and not is_array(hint):
-            message = f"{said}, but other parameters are arrays: a call gets arrays for all columns or values for all"
+            message = f"{prefix}, but other parameters are arrays: a call gets arrays for all columns or values for all"
             problems.append(Problem(BAD_SIGNATURE, message, fixes=(f"{one.name}: pa.Array",)))
     return problems
 

@@ -212,24 +212,24 @@ class Table:
         `concurrency`, `intra_applier_concurrency` and `num_frags` are aliases of `workers`, `slots` and `fragments`.
         """
         how = {name: value for name, value in locals().items() if name not in ("self", "column", "udf", "unknown")}
-        found, function, names, before, asked = self._check_call(column, udf, how | unknown)
-        if not is_ray_engine(asked.engine):  # on Ray the run itself checks it
-            plan_workers(function, asked)
+        found, function, names, before, arguments = self._check_call(column, udf, how | unknown)
+        if not is_ray_engine(arguments.engine):  # on Ray the run itself checks it
+            plan_workers(function, arguments)
         ready, record = self._ensure_columns(found, function, names, before)
-        aim = make_target(ready, function, record, asked)
-        filling = BackfillDriver(ready, self._store, function, aim, asked, _new_run_id(), tuple(record.inputs))
-        filling.refresh_target = lambda: self._refresh_target(ready, function, record, asked)
-        filling.on_finished = lambda: self._save_outcome(record, asked)
-        filling.count_earlier_failures = lambda: len(read_current_errors(self._newest(), self._store, record))
+        target = make_target(ready, function, record, arguments)
+        driver = BackfillDriver(ready, self._store, function, target, arguments, _new_run_id(), tuple(record.inputs))
+        driver.refresh_target = lambda: self._refresh_target(ready, function, record, arguments)
+        driver.on_finished = lambda: self._save_outcome(record, arguments)
+        driver.count_earlier_failures = lambda: len(read_current_errors(self._newest(), self._store, record))
         with translate_write_errors(self.uri):
-            return filling.fill()
+            return driver.fill()
 
     def _check_call(
         self, column: str | Sequence[str], udf: Udf | Callable[..., Any] | str | None, how: Mapping[str, Any]
     ) -> tuple[LanceTable, Udf, list[str], ColumnRecord | None, BackfillArguments]:
         """The table, the function, the columns, their record and the arguments; ConfigError with all problems at
         once."""
-        asked, problems = validate_arguments(how)
+        arguments, problems = validate_arguments(how)
         names = _check_column_names(column)
         found = self._newest()
         record = read_column(self._store, names[0])
@@ -240,12 +240,14 @@ class Table:
         if record is not None and names[0] in record.columns and len(names) < len(record.columns):
             names = record.columns
         problems += function.check(found.schema, names)
-        if asked is not None:
-            problems += self._where_problems(found, asked.where) + unknown_fragment_problems(found, asked.fragments)
-            problems += self._skip_problems(found, names, asked.on_error or function.on_error)
-        if problems or asked is None:
+        if arguments is not None:
+            problems += self._where_problems(found, arguments.where) + unknown_fragment_problems(
+                found, arguments.fragments
+            )
+            problems += self._skip_problems(found, names, arguments.on_error or function.on_error)
+        if problems or arguments is None:
             raise ConfigError(problems)
-        return found, function, names, record, asked
+        return found, function, names, record, arguments
 
     def _ensure_columns(
         self, found: LanceTable, function: Udf, names: list[str], record: ColumnRecord | None
@@ -287,7 +289,7 @@ class Table:
         return Problem(NO_COLUMN, f"the table has no column {column!r}{hint}", fixes=fixes, place=self.uri)
 
     def _refresh_target(
-        self, found: LanceTable, udf: Udf, record: ColumnRecord, asked: BackfillArguments
+        self, found: LanceTable, udf: Udf, record: ColumnRecord, arguments: BackfillArguments
     ) -> FillTarget:
         """Reload the records: the lease is held now, and other processes may have written meanwhile."""
         now = self._newest()
@@ -297,23 +299,25 @@ class Table:
         before = read_column(self._store, record.columns[0])
         if before is not None:
             record.continue_from(before)
-        if asked.recompute and not asked.recompute_fragments:
-            record.start_recompute(asked.where)
-        aim = make_target(found, udf, record, asked)
-        record.add_provenance(aim.identity, Provenance(aim.inputs, aim.where, record.generation_of(aim.where)))
+        if arguments.recompute and not arguments.recompute_fragments:
+            record.start_recompute(arguments.where)
+        target = make_target(found, udf, record, arguments)
+        record.add_provenance(
+            target.identity, Provenance(target.inputs, target.where, record.generation_of(target.where))
+        )
         write_column(self._store, record)
-        if asked.where is not None:
-            carry_over_errors(now, self._store, record, aim)
-        return aim
+        if arguments.where is not None:
+            carry_over_errors(now, self._store, record, target)
+        return target
 
-    def _save_outcome(self, record: ColumnRecord, asked: BackfillArguments) -> None:
+    def _save_outcome(self, record: ColumnRecord, arguments: BackfillArguments) -> None:
         """Record the end of a recomputation; changes of the record by `add_column` meanwhile are kept."""
         before = read_column(self._store, record.columns[0]) or record
         if before.columns != record.columns:  # another function fills it together with other columns
             return
         changed = replace(before)
-        if asked.fragments is None:
-            changed.finish_recompute(asked.where)
+        if arguments.fragments is None:
+            changed.finish_recompute(arguments.where)
         if changed != before:
             write_column(self._store, changed)
 
@@ -329,11 +333,11 @@ class Table:
         time, measured by computing sample rows. Nothing is changed."""
         from dovetail.backfill.estimate import estimate_backfill
 
-        found, function, names, record, asked = self._check_call(column, udf, how)
+        found, function, names, record, arguments = self._check_call(column, udf, how)
         now = make_column_record(function, names, columns_to_read(function, found.schema.names, names), record)
-        if asked.recompute and not asked.recompute_fragments:
-            now.start_recompute(asked.where)
-        return estimate_backfill(found, self._store, function, now, asked, sample=sample)
+        if arguments.recompute and not arguments.recompute_fragments:
+            now.start_recompute(arguments.where)
+        return estimate_backfill(found, self._store, function, now, arguments, sample=sample)
 
     # --- failed rows and history
 
@@ -351,7 +355,7 @@ class Table:
             message = f"retry_errors has no {', '.join(wrong)}: it computes the rows that failed"
             fix = Call("table.backfill", (column,), {wrong[0]: Expression("...")})
             raise ConfigError(Problem("DT437", message, fixes=(fix,)))
-        asked = parse_arguments(how)
+        arguments = parse_arguments(how)
         record = self._read_record(_check_column_name(column))
         found = self._newest()
         function = _to_udf(udf) if udf is not None else self._stored_udf(found, column, record, "retry_errors")
@@ -359,7 +363,7 @@ class Table:
         if problems:
             raise ConfigError(problems)
         with translate_write_errors(self.uri):
-            return retry_failed_rows(found, self._store, function, record, asked, _new_run_id())
+            return retry_failed_rows(found, self._store, function, record, arguments, _new_run_id())
 
     def history(self, column: str | None = None) -> list[JobRecord]:
         """All backfills of a column, or of all columns; oldest first."""

@@ -29,14 +29,14 @@ def make_identity(
     outputs: Sequence[tuple[str, str]], version: str, inputs: Sequence[str], where: str | None, generation: int
 ) -> str:
     """`outputs`: (column, type as text)."""
-    told = json.dumps([[list(item) for item in outputs], version, list(inputs), where, generation])
-    return hashlib.sha256(told.encode("utf-8", "surrogatepass")).hexdigest()[:HASH_DIGITS]
+    text = json.dumps([[list(item) for item in outputs], version, list(inputs), where, generation])
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:HASH_DIGITS]
 
 
 def files_hash(fragment: Fragment, fields: Collection[int]) -> str:
     """Hash of the data files of these columns. Deletions of rows do not change it."""
-    told = json.dumps([fragment.id, fragment.rows, files_with_fields(fragment, fields)])
-    return hashlib.sha256(told.encode("utf-8", "surrogatepass")).hexdigest()[:HASH_DIGITS]
+    text = json.dumps([fragment.id, fragment.rows, files_with_fields(fragment, fields)])
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:HASH_DIGITS]
 
 
 def files_with_fields(fragment: Fragment, fields: Collection[int]) -> list[tuple[str, list[int]]]:
@@ -114,24 +114,24 @@ class FillTarget:
         return files_hash(fragment, self.fields(table)) if self.masked else ""
 
 
-def make_target(table: LanceTable, udf: Udf, record: ColumnRecord, asked: BackfillArguments) -> FillTarget:
+def make_target(table: LanceTable, udf: Udf, record: ColumnRecord, arguments: BackfillArguments) -> FillTarget:
     """Target of a call of `backfill`. A column that does not exist yet gets the return type of the function."""
     types = dict(zip(record.columns, record.types, strict=True))
     there = {name: table.schema.field(name) for name in record.columns if name in table.schema.names}
     outputs = [(name, str(there[name].type) if name in there else types[name]) for name in record.columns]
-    generation = record.generation_of(asked.where)
-    wanted = make_identity(outputs, udf.version, record.inputs, asked.where, generation)
+    generation = record.generation_of(arguments.where)
+    wanted = make_identity(outputs, udf.version, record.inputs, arguments.where, generation)
     identity = record.same.get(wanted, wanted)
     inputs = record.provenance_of(identity).inputs if identity != wanted else record.inputs
-    masked = asked.where is not None or any(not field.nullable for field in there.values())  # as deleted rows
+    masked = arguments.where is not None or any(not field.nullable for field in there.values())  # as deleted rows
     return FillTarget(
         folder=record.folder,
         columns=tuple(there),
         inputs=tuple(inputs),
         identity=identity,
-        parts=f"{identity}{RECOMPUTE_SUFFIX}" if asked.recompute_fragments else identity,
-        where=asked.where,
-        fragments=asked.fragments,
+        parts=f"{identity}{RECOMPUTE_SUFFIX}" if arguments.recompute_fragments else identity,
+        where=arguments.where,
+        fragments=arguments.fragments,
         masked=masked,
-        recompute_fragments=asked.recompute_fragments,
+        recompute_fragments=arguments.recompute_fragments,
     )

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast, overload
 
 from dovetail.backfill.signature import Signature, read_signature
 from dovetail.errors import (
+    UNSET,
     Change,
     ConfigError,
     DovetailError,
@@ -27,6 +28,7 @@ from dovetail.errors import (
     Problem,
     ResourceError,
     Text,
+    argument_problem,
     did_you_mean,
     short_repr,
 )
@@ -97,12 +99,12 @@ def check_options(given: Mapping[str, object], unknown: Mapping[str, object]) ->
     problems = [_unknown_option(name, [*given]) for name in unknown]
     values = dict(given)
     for spelling, name in OPTION_ALIASES.items():
-        asked = values.pop(spelling)
-        if asked is not None and values[name] is not None:
-            message = f"{spelling}={short_repr(asked)} and {name}={short_repr(values[name])} are the same option"
-            problems.append(Problem(BAD_OPTION, message, fixes=(f"leave {spelling} out",)))
-        elif asked is not None:
-            values[name] = asked
+        given_value = values.pop(spelling)
+        if given_value is not None and values[name] is not None:
+            message = f"{spelling}={short_repr(given_value)} and {name}={short_repr(values[name])} are the same option"
+            problems.append(Problem(BAD_OPTION, message, fixes=(Change({spelling: UNSET}),)))
+        elif given_value is not None:
+            values[name] = given_value
     resources = _parse_resources(values, problems)
     found = UdfOptions(
         resources,
@@ -138,9 +140,9 @@ def _parse_resources(values: dict[str, object], problems: list[Problem]) -> Reso
         "labels",
         "custom",
     )
-    asked: dict[str, Any] = {name: values[name] for name in names if values[name] is not None}
+    given_value: dict[str, Any] = {name: values[name] for name in names if values[name] is not None}
     try:
-        return Resources(**asked)
+        return Resources(**given_value)
     except ResourceError as error:
         problems += error.problems
         return Resources()
@@ -157,11 +159,15 @@ def _parse_policy(
 
 
 def _check_count(name: str, value: object, limit: int, example: int, problems: list[Problem]) -> int | None:
-    if value is None or (isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= limit):
-        return value
-    message = f"{name}={short_repr(value)} is not a whole number from 1 to {limit:,}"
-    problems.append(Problem(BAD_OPTION, message, fixes=(f"{name}={example}", f"leave {name} out")))
+    if value is None or is_whole_number(value, 1, limit):
+        return cast("int | None", value)
+    kind = f"a whole number from 1 to {limit:,}"
+    problems.append(argument_problem(BAD_OPTION, name, value, kind, example, UNSET))
     return None
+
+
+def is_whole_number(value: object, least: int, most: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
 
 
 def parse_timeout(value: object, problems: list[Problem]) -> float | None:
@@ -180,8 +186,8 @@ def _check_version(value: object, problems: list[Problem]) -> str | None:
     if value is None or (isinstance(value, str) and value.strip() and len(value) <= 200):
         return value
     text = isinstance(value, int | float) and not isinstance(value, bool)
-    message = f"version={short_repr(value)} is not a string of 1 to 200 characters"
-    problems.append(Problem(BAD_OPTION, message, fixes=(f'version="{value}"' if text else 'version="2"',)))
+    example = str(value) if text else "2"
+    problems.append(argument_problem(BAD_OPTION, "version", value, "a string of 1 to 200 characters", example))
     return None
 
 
@@ -192,9 +198,8 @@ def _check_input_columns(value: object, problems: list[Problem]) -> tuple[str, .
         names = tuple(value)
         if names and all(isinstance(name, str) and name for name in names) and len(set(names)) == len(names):
             return names
-    message = f"input_columns={short_repr(value)} is not a list of different column names"
-    fix = f"input_columns=[{value!r}]" if isinstance(value, str) and value else 'input_columns=["text"]'
-    problems.append(Problem(BAD_OPTION, message, fixes=(fix,)))
+    example = [value if isinstance(value, str) and value else "text"]
+    problems.append(argument_problem(BAD_OPTION, "input_columns", value, "a list of different column names", example))
     return None
 
 
@@ -209,9 +214,9 @@ def _check_data_type(value: object) -> list[Problem]:
     for name, one in named:
         found = parse_data_type(one)
         if isinstance(found, str):
-            said = f"data_type={{{name!r}: {short_repr(one)}}}" if name else f"data_type={short_repr(one)}"
+            written = f"data_type={{{name!r}: {short_repr(one)}}}" if name else f"data_type={short_repr(one)}"
             problems.append(
-                Problem(BAD_OPTION, f"{said} {found}", fixes=('data_type="list<float32>"', "data_type=pa.int32()"))
+                Problem(BAD_OPTION, f"{written} {found}", fixes=('data_type="list<float32>"', "data_type=pa.int32()"))
             )
     if isinstance(value, Mapping) and not value:
         problems.append(Problem(BAD_OPTION, "data_type={} names no column", fixes=('data_type={"words": "int32"}',)))

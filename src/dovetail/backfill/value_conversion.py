@@ -158,8 +158,8 @@ def _convertible_value(value: Any, kind: Any, name: str) -> Any:
     if isinstance(trouble, LossyValueError):
         whole = trouble.value is not None and trouble.value is plain
         sort = f", a {type(value).__name__},{field}{',' if field else ''} which does not fit {kind}{trouble.why}"
-        said = sort if whole else f"{field}: {trouble}"
-        raise ValueError(f"returned {short_repr(value)}{said}")  # noqa: TRY004 - of the row's value, not of its type
+        reason = sort if whole else f"{field}: {trouble}"
+        raise ValueError(f"returned {short_repr(value)}{reason}")  # noqa: TRY004 - of the row's value, not of its type
     wanted = python_class(kind)
     broad = Number if wanted in (int, float) else wanted
     made = ValueError if isinstance(value, broad) and not isinstance(trouble, TypeError) else TypeError

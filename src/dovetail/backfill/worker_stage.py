@@ -55,8 +55,8 @@ STREAM_OPTIONS = StreamOptions(
 def make_job(
     table: LanceTable,
     udf: Udf,
-    aim: FillTarget,
-    asked: BackfillArguments,
+    target: FillTarget,
+    arguments: BackfillArguments,
     *,
     columns: Sequence[str],
     reads: Sequence[str],
@@ -66,35 +66,35 @@ def make_job(
     ids, names = table.field_ids(), table.schema.names
     returned = dict(zip(columns, (kind for _, kind in udf.outputs()), strict=True))
     types = {name: table.schema.field(name).type if name in names else kind for name, kind in returned.items()}
-    slots = asked.slots or udf.slots or DEFAULT_ASYNC_SLOTS
+    slots = arguments.slots or udf.slots or DEFAULT_ASYNC_SLOTS
     return FillJob(
         uri=table.uri,
         storage=table.storage,
         version=table.version,
-        folder=aim.folder,
+        folder=target.folder,
         inputs=tuple(reads),
         outputs=tuple(OutputColumn(name, ids.get(name, -1), kind) for name, kind in types.items()),
-        identity=aim.identity,
-        parts=aim.parts,
+        identity=target.identity,
+        parts=target.parts,
         run=run,
-        on_error=asked.on_error or udf.on_error,
-        batch_size=asked.batch_size or udf.batch_size,
-        timeout_s=asked.timeout_s or udf.timeout_s,
+        on_error=arguments.on_error or udf.on_error,
+        batch_size=arguments.batch_size or udf.batch_size,
+        timeout_s=arguments.timeout_s or udf.timeout_s,
         slots=slots if udf.is_async else 1,
-        where=aim.where,
-        masked=aim.masked,
-        dependencies=aim.dependencies(table),
+        where=target.where,
+        masked=target.masked,
+        dependencies=target.dependencies(table),
     )
 
 
-def make_stage(job: FillJob, udf: Udf, asked: BackfillArguments) -> Stage:
+def make_stage(job: FillJob, udf: Udf, arguments: BackfillArguments) -> Stage:
     """The stage of a backfill, with the requested number of workers or fewer."""
-    return _make_stage(RangeWorker(job, udf), udf, asked)
+    return _make_stage(RangeWorker(job, udf), udf, arguments)
 
 
-def _make_stage(run: Any, udf: Udf, asked: BackfillArguments) -> Stage:
-    workers = (1, asked.workers) if isinstance(asked.workers, int) else asked.workers
-    slots = None if udf.is_async else asked.slots or udf.slots
+def _make_stage(run: Any, udf: Udf, arguments: BackfillArguments) -> Stage:
+    workers = (1, arguments.workers) if isinstance(arguments.workers, int) else arguments.workers
+    slots = None if udf.is_async else arguments.slots or udf.slots
     return Stage(_stage_name(udf), run, udf.resources, workers=workers, slots=slots, retries=MAX_WORKER_DEATHS)
 
 
@@ -131,28 +131,28 @@ def _valid_name(name: str) -> str:
     return name if wrong is None else wrong[1]
 
 
-def run_arguments(asked: BackfillArguments, table: str, column: str) -> dict[str, Any]:
+def run_arguments(arguments: BackfillArguments, table: str, column: str) -> dict[str, Any]:
     """Arguments of `dt.run`."""
     return {
-        "engine": asked.engine,
-        "cluster": asked.cluster,
+        "engine": arguments.engine,
+        "cluster": arguments.cluster,
         "options": STREAM_OPTIONS,
-        "progress": asked.progress,
-        "wait": asked.wait,
+        "progress": arguments.progress,
+        "wait": arguments.wait,
         "profiles": False,
-        "share": asked.share,
-        "env_from": asked.env_from,
+        "share": arguments.share,
+        "env_from": arguments.env_from,
         "what": "backfill",
         "more": {"table": table, "column": column},
     }
 
 
-def plan_workers(udf: Udf, asked: BackfillArguments, cluster: Cluster | str | None = None) -> Plan:
+def plan_workers(udf: Udf, arguments: BackfillArguments, cluster: Cluster | str | None = None) -> Plan:
     """The plan of a backfill on `cluster` (default: that of the arguments); InfeasibleError if the minimum number of
     workers does not fit."""
-    pipeline = Pipeline([_make_stage(_pass_through, udf, asked)], name="backfill")
+    pipeline = Pipeline([_make_stage(_pass_through, udf, arguments)], name="backfill")
     try:
-        return make_plan(pipeline, asked.cluster if cluster is None else cluster)
+        return make_plan(pipeline, arguments.cluster if cluster is None else cluster)
     except InfeasibleError as error:
         raise explain_infeasible(udf, error) from None
 
@@ -161,9 +161,9 @@ def _pass_through(items: list[object]) -> list[object]:
     return items
 
 
-def clamp_note(udf: Udf, asked: BackfillArguments, plan: Plan) -> str:
+def clamp_note(udf: Udf, arguments: BackfillArguments, plan: Plan) -> str:
     """One line if fewer workers than requested fit."""
-    wanted = asked.workers[1] if isinstance(asked.workers, tuple) else asked.workers
+    wanted = arguments.workers[1] if isinstance(arguments.workers, tuple) else arguments.workers
     there = plan.units[0].workers
     if wanted == "auto" or there >= wanted:
         return ""

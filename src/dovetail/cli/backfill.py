@@ -125,29 +125,29 @@ Exit codes: 0 finished, 1 a row or the run failed, 2 usage or configuration, 3 d
 def backfill(context: click.Context, /, table: str, column: str | None, **options: Any) -> None:
     """Compute the missing rows of COLUMN of the Lance table TABLE with a function. Finished fragments are visible at
     once. Several columns that one function returns are written a,b."""
-    said = {name for name in context.params if context.get_parameter_source(name) is not ParameterSource.DEFAULT}
+    given = {name for name in context.params if context.get_parameter_source(name) is not ParameterSource.DEFAULT}
     problems: list[Problem] = []
-    action = _action(options, said, column, problems)
+    action = _action(options, given, column, problems)
     surface = BackfillSurface(table, column or "COLUMN", action)
-    how, storage = _backfill_arguments(options, problems)
+    arguments, storage = _backfill_arguments(options, problems)
     try:
         function = _load_function(options["udf"], problems)
         found, names = _open_table(table, storage, column, problems)
         problems += _column_errors(table, column, names, options["udf"]) if found is not None else []
         if found is None or problems:
             raise dt.ConfigError(problems)
-        _HANDLERS[action](found, names, how, options | {"udf": function, "surface": surface})
+        _HANDLERS[action](found, names, arguments, options | {"udf": function, "surface": surface})
     except dt.DovetailError as error:
         raise surface.error(error) from None
 
 
-def _action(options: dict[str, Any], said: set[str], column: str | None, problems: list[Problem]) -> str:
+def _action(options: dict[str, Any], given: set[str], column: str | None, problems: list[Problem]) -> str:
     """The action that was given; "": fill the column."""
     actions = [name for name in ACTIONS if options[name]]
     action = actions[0] if actions else ""
     found = [f"{' and '.join(map(_flag, actions))} cannot be combined"] if len(actions) > 1 else []
     takes = {*COMMON_OPTIONS, *ACTIONS, *(name for one in actions or [""] for name in OPTIONS_BY_ACTION[one])}
-    strange = [name for name in options if name in said and ALIASES.get(name, name) not in takes]
+    strange = [name for name in options if name in given and ALIASES.get(name, name) not in takes]
     if strange:
         what = f"with {' or '.join(map(_flag, actions))}" if actions else "without --plan"
         found.append(f"{', '.join(map(_flag, strange))} {'has' if len(strange) == 1 else 'have'} no effect {what}")
@@ -169,20 +169,20 @@ def _flag(name: str) -> str:
 
 def _backfill_arguments(options: dict[str, Any], problems: list[Problem]) -> tuple[dict[str, Any], dict[str, str]]:
     """The arguments of `Table.backfill` that were given, and the storage options."""
-    how = {name: options[name] for name in ("where", "engine", "cluster")}
-    how |= {name: _parse_number(options[name]) for name in NUMBER_OPTIONS}
+    arguments = {name: options[name] for name in ("where", "engine", "cluster")}
+    arguments |= {name: _parse_number(options[name]) for name in NUMBER_OPTIONS}
     for ours, read in (("workers", _parse_workers), ("slots", _parse_number), ("fragments", _parse_fragments)):
         theirs = next(other for other, name in ALIASES.items() if name == ours)
         name = theirs if options[ours] is None else ours
-        how[name] = read(options[name])
+        arguments[name] = read(options[name])
     problems += engine_conflicts(options["engine"], options["cluster"])
     storage = _storage_options(options["storage_options"], problems)
-    how["on_error"] = _error_policy(options["on_error"], options["retry"], problems)
-    how = {name: value for name, value in how.items() if value is not None}
-    how |= {"recompute": True} if options["recompute"] else {}
-    how |= {"wait": not options["no_wait"], "env_from": options["env_from"]}
-    problems += validate_arguments(how)[1]
-    return how, storage
+    arguments["on_error"] = _error_policy(options["on_error"], options["retry"], problems)
+    arguments = {name: value for name, value in arguments.items() if value is not None}
+    arguments |= {"recompute": True} if options["recompute"] else {}
+    arguments |= {"wait": not options["no_wait"], "env_from": options["env_from"]}
+    problems += validate_arguments(arguments)[1]
+    return arguments, storage
 
 
 def _load_function(reference: str | None, problems: list[Problem]) -> Udf | None:
@@ -263,13 +263,13 @@ def _column_names(table: Table, column: str | None) -> list[str]:
 # --- actions
 
 
-def _fill(table: Table, names: list[str], how: dict[str, Any], options: dict[str, Any]) -> None:
-    _run_and_report(lambda: table.backfill(names, options["udf"], progress=True, **how), options)
+def _fill(table: Table, names: list[str], arguments: dict[str, Any], options: dict[str, Any]) -> None:
+    _run_and_report(lambda: table.backfill(names, options["udf"], progress=True, **arguments), options)
 
 
-def _retry(table: Table, names: list[str], how: dict[str, Any], options: dict[str, Any]) -> None:
-    how = {name: value for name, value in how.items() if name not in SELECTION_OPTIONS}
-    _run_and_report(lambda: table.retry_errors(names[0], options["udf"], progress=True, **how), options)
+def _retry(table: Table, names: list[str], arguments: dict[str, Any], options: dict[str, Any]) -> None:
+    arguments = {name: value for name, value in arguments.items() if name not in SELECTION_OPTIONS}
+    _run_and_report(lambda: table.retry_errors(names[0], options["udf"], progress=True, **arguments), options)
 
 
 def _run_and_report(fill: Callable[[], BackfillResult], options: dict[str, Any]) -> None:
@@ -277,12 +277,12 @@ def _run_and_report(fill: Callable[[], BackfillResult], options: dict[str, Any])
     surface: BackfillSurface = options["surface"]
     with _sigterm_as_ctrl_c() as by:
         try:
-            filled = fill()
+            result = fill()
         except KeyboardInterrupt:
             click.echo("interrupted; finished work is kept. Run the same command again to resume.", err=True)
             sys.exit(128 + by[-1])
-    click.echo(json.dumps(_result_json(filled), indent=2) if options["as_json"] else filled.render(surface))
-    if filled.status != "finished":
+    click.echo(json.dumps(_result_json(result), indent=2) if options["as_json"] else result.render(surface))
+    if result.status != "finished":
         click.echo("stopped early. Run the same command again to resume.", err=True)
         sys.exit(128 + by[-1])
 
@@ -305,27 +305,27 @@ def _sigterm_as_ctrl_c() -> Iterator[list[int]]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _result_json(filled: BackfillResult) -> dict[str, Any]:
-    told = asdict(filled) | {"folder": None if filled.folder is None else str(filled.folder)}
-    return told | {"rows_per_s": filled.rows_per_s, "slowest": filled.slowest if filled.rows else None}
+def _result_json(result: BackfillResult) -> dict[str, Any]:
+    data = asdict(result) | {"folder": None if result.folder is None else str(result.folder)}
+    return data | {"rows_per_s": result.rows_per_s, "slowest": result.slowest if result.rows else None}
 
 
-def _plan(table: Table, names: list[str], how: dict[str, Any], options: dict[str, Any]) -> None:
-    plan = table.plan_backfill(names, options["udf"], sample=not options["no_sample"], **how)
+def _plan(table: Table, names: list[str], arguments: dict[str, Any], options: dict[str, Any]) -> None:
+    plan = table.plan_backfill(names, options["udf"], sample=not options["no_sample"], **arguments)
     click.echo(json.dumps(plan.to_dict(), indent=2) if options["as_json"] else str(plan))
 
 
-def _errors(table: Table, names: list[str], how: dict[str, Any], options: dict[str, Any]) -> None:  # noqa: ARG001
+def _errors(table: Table, names: list[str], arguments: dict[str, Any], options: dict[str, Any]) -> None:  # noqa: ARG001
     rows = table.errors(names[0])
     for row in rows:
         place = f"row {row.row} (fragment {row.fragment}, offset {row.offset})"
         click.echo(json.dumps(asdict(row)) if options["as_json"] else f"{place}: {row.error}: {row.message}")
     if not options["as_json"]:
-        said = f"{format_count(len(rows), 'row')} set aside; fix the function, then use --retry-errors"
-        click.echo(said if rows else "no failed rows", err=True)
+        summary = f"{format_count(len(rows), 'row')} set aside; fix the function, then use --retry-errors"
+        click.echo(summary if rows else "no failed rows", err=True)
 
 
-def _history(table: Table, names: list[str], how: dict[str, Any], options: dict[str, Any]) -> None:  # noqa: ARG001
+def _history(table: Table, names: list[str], arguments: dict[str, Any], options: dict[str, Any]) -> None:  # noqa: ARG001
     jobs = table.history(names[0] if names else None)
     for job in jobs:
         click.echo(json.dumps(asdict(job)) if options["as_json"] else str(job))
@@ -333,7 +333,7 @@ def _history(table: Table, names: list[str], how: dict[str, Any], options: dict[
         click.echo("no backfills", err=True)
 
 
-def _drop(table: Table, names: list[str], how: dict[str, Any], options: dict[str, Any]) -> None:  # noqa: ARG001
+def _drop(table: Table, names: list[str], arguments: dict[str, Any], options: dict[str, Any]) -> None:  # noqa: ARG001
     table.drop(names)
     click.echo(f"removed: {', '.join(names)}; older versions of the table still contain it", err=True)
 

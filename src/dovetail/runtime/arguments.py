@@ -16,6 +16,7 @@ from dovetail.errors import (
     Given,
     Problem,
     Text,
+    argument_problem,
     did_you_mean,
     short_repr,
 )
@@ -79,9 +80,7 @@ def check_service_arguments(
     ]
     if isinstance(max_pending, bool) or not isinstance(max_pending, int) or max_pending < 1:
         problems.append(
-            _argument_error(
-                "max_pending", max_pending, "a positive integer", {"max_pending": 10_000}, SERVICE_ARGUMENT_CODE
-            )
+            _argument_error("max_pending", max_pending, "a positive integer", 10_000, SERVICE_ARGUMENT_CODE)
         )
     if problems:
         raise ConfigError(problems)
@@ -163,13 +162,13 @@ def _other_errors(
     options: object, max_errors: object, limit: object, run_dir: object, flags: Mapping[str, object]
 ) -> Iterator[Problem]:
     if options is not None and not isinstance(options, StreamOptions):
-        yield _argument_error("options", options, "a StreamOptions", {"options": None})
+        yield _argument_error("options", options, "a StreamOptions", None)
     try:
         parse_max_errors(max_errors)
     except ValueError:
-        yield _argument_error("max_errors", max_errors, MAX_ERRORS_TEXT, {"max_errors": 10})
+        yield _argument_error("max_errors", max_errors, MAX_ERRORS_TEXT, 10)
     if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 0):
-        yield _argument_error("limit", limit, "a non-negative integer", {"limit": 10})
+        yield _argument_error("limit", limit, "a non-negative integer", 10)
     yield from _folder_and_flag_errors(run_dir, flags)
 
 
@@ -177,29 +176,27 @@ def _folder_and_flag_errors(
     run_dir: object, flags: Mapping[str, object], code: str = RUN_ARGUMENT_CODE
 ) -> Iterator[Problem]:
     if run_dir is not None and not isinstance(run_dir, str | os.PathLike):
-        yield _argument_error("run_dir", run_dir, "a path", {"run_dir": "runs/today"}, code)
+        yield _argument_error("run_dir", run_dir, "a path", "runs/today", code)
     for name, value in flags.items():
         if not isinstance(value, bool):
-            yield _argument_error(name, value, "True or False", {name: True}, code)
+            yield _argument_error(name, value, "True or False", True, code)
 
 
 def share_errors(engine: object, share: object, env_from: object) -> Iterator[Problem]:
     fits = isinstance(share, int | float) and not isinstance(share, bool) and 0 < share <= 1
     if share is not None and not fits:
-        yield _argument_error("share", share, "a fraction of the cluster (greater than 0, at most 1)", {"share": 0.5})
+        yield _argument_error("share", share, "a fraction of the cluster (greater than 0, at most 1)", 0.5)
     elif share is not None and engine == "local":
         message = Text(Given("share", share), " applies to Ray clusters only, and this run is local")
         fixes = (Change({"engine": "ray:auto"}), Change({"cluster": "1x(4cpu, 8GB)", "share": UNSET}))
         yield Problem("DT338", message, fixes=fixes)
     if isinstance(env_from, str) or not isinstance(env_from, list | tuple):
-        yield _argument_error("env_from", env_from, "a list of variable names", {"env_from": ["HF_TOKEN"]})
+        yield _argument_error("env_from", env_from, "a list of variable names", ["HF_TOKEN"])
         return
     for name in env_from:
         if not isinstance(name, str) or not _VARIABLE_NAME.fullmatch(name):
-            yield _argument_error("env_from", name, "a variable name", {"env_from": ["HF_TOKEN"]})
+            yield _argument_error("env_from", name, "a variable name", ["HF_TOKEN"])
 
 
-def _argument_error(
-    name: str, value: object, kind: str, example: Mapping[str, object], code: str = RUN_ARGUMENT_CODE
-) -> Problem:
-    return Problem(code, Text(Given(name, value), f" is not {kind}"), fixes=(Change(example),))
+def _argument_error(name: str, value: object, kind: str, example: object, code: str = RUN_ARGUMENT_CODE) -> Problem:
+    return argument_problem(code, name, value, kind, example)
