@@ -180,7 +180,7 @@ def _build_plan(udf: Udf, record: ColumnRecord, plan: Plan, work: PendingWork, s
 
 
 def _resource_lines(plan: BackfillPlan, cpus: float, memory: int, gpus: float) -> list[str]:
-    """Resources by component, in the order that Geneva lists them; components that Dovetail does not have are listed as "none"."""
+    """Resources by component, in the order of Geneva's guide; components that Dovetail does not have are "none"."""
     count = plan.workers
     each = [f"{cpus:g} CPU"] + [f"{gpus:g} GPU"] * bool(gpus) + [format_size(memory)] * bool(memory)
     total = [f"{plan.cpus:g} CPUs"] + [f"{plan.gpus:g} GPUs"] * bool(gpus)

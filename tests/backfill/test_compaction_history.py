@@ -1,4 +1,4 @@
-"""A compaction writes anew what was computed: is it still known as done, and only then?"""
+"""Results that a compaction copied into new fragments stay done."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def uri(tmp_path: Path) -> str:
     return uri
 
 
-def test_nothing_is_computed_again(uri: str) -> None:
+def test_compacted_results_are_not_computed_again(uri: str) -> None:
     compacted(uri)
     assert left(uri) == 0
     told = filled(uri)
@@ -53,14 +53,14 @@ def test_nothing_is_computed_again(uri: str) -> None:
     assert by_id(uri, "n") == twice(range(80))
 
 
-def test_rows_that_came_since_are_computed(uri: str) -> None:
+def test_rows_appended_after_a_compaction_are_computed(uri: str) -> None:
     compacted(uri)
     lance.write_dataset(rows_from(80, 90), uri, mode="append")
     assert filled(uri).rows == 10
     assert by_id(uri, "n") == twice(range(90))
 
 
-def test_one_compaction_after_another_is_followed(uri: str) -> None:
+def test_several_compactions_are_followed(uri: str) -> None:
     compacted(uri, target_rows_per_fragment=40)
     lance.write_dataset(rows_from(80, 90), uri, mode="append")
     filled(uri)
@@ -71,7 +71,7 @@ def test_one_compaction_after_another_is_followed(uri: str) -> None:
     assert by_id(uri, "n") == twice(set(range(90)) - {3, 33, 85})
 
 
-def test_rows_that_were_deleted_before_and_since_do_no_harm(uri: str) -> None:
+def test_rows_deleted_before_and_after_a_compaction_have_no_effect(uri: str) -> None:
     lance.dataset(uri).delete("id % 7 = 0")
     compacted(uri)
     lance.dataset(uri).delete("id % 5 = 0")
@@ -79,7 +79,7 @@ def test_rows_that_were_deleted_before_and_since_do_no_harm(uri: str) -> None:
     assert by_id(uri, "n") == twice(row for row in range(80) if row % 7 and row % 5)
 
 
-def test_what_was_found_once_is_known_when_older_versions_are_gone(uri: str) -> None:
+def test_a_result_found_once_is_known_after_old_versions_are_cleaned_up(uri: str) -> None:
     compacted(uri)
     assert filled(uri).rows == 0
     lance.dataset(uri).cleanup_old_versions(older_than=timedelta(0))
@@ -90,7 +90,7 @@ def test_what_was_found_once_is_known_when_older_versions_are_gone(uri: str) -> 
     assert filled(uri).rows == 0
 
 
-def test_without_its_history_it_is_computed_again_and_that_is_said(uri: str) -> None:
+def test_without_the_history_a_fragment_is_computed_again_with_a_note(uri: str) -> None:
     compacted(uri)
     lance.dataset(uri).add_columns({"more": "id"})
     lance.dataset(uri).cleanup_old_versions(older_than=timedelta(0))
@@ -109,7 +109,7 @@ def test_a_history_that_takes_too_long_is_not_read(uri: str, monkeypatch: pytest
     assert left(uri) == 80
 
 
-def test_with_rows_that_were_not_done_all_is_computed(uri: str) -> None:
+def test_a_fragment_merged_with_unfinished_rows_is_computed_again(uri: str) -> None:
     lance.write_dataset(rows_from(80, 90), uri, mode="append")
     compacted(uri)
     told = filled(uri)
@@ -118,7 +118,7 @@ def test_with_rows_that_were_not_done_all_is_computed(uri: str) -> None:
     assert by_id(uri, "n") == twice(range(90))
 
 
-def test_by_another_version_of_the_function_it_is_computed_again(tmp_path: Path) -> None:
+def test_a_compacted_fragment_is_computed_again_by_another_version(tmp_path: Path) -> None:
     uri = made(tmp_path, 80, 20)
     filled(uri, fns.first_version)
     compacted(uri)
@@ -128,7 +128,7 @@ def test_by_another_version_of_the_function_it_is_computed_again(tmp_path: Path)
     assert left(uri, fns.first_version) == 80
 
 
-def test_of_the_other_version_that_filled_one_of_them_nothing_is_left(tmp_path: Path) -> None:
+def test_a_fragment_merged_from_two_versions_is_computed_again(tmp_path: Path) -> None:
     uri = made(tmp_path, 80, 20)
     filled(uri, fns.first_version)
     filled(uri, fns.second_version, fragments=[2])
@@ -136,13 +136,13 @@ def test_of_the_other_version_that_filled_one_of_them_nothing_is_left(tmp_path: 
     assert left(uri, fns.first_version) == left(uri, fns.second_version) == 80
 
 
-def test_asked_to_recompute_it_does(uri: str) -> None:
+def test_a_compacted_fragment_can_be_recomputed(uri: str) -> None:
     compacted(uri)
     assert filled(uri, recompute=True).rows == 80
     assert left(uri) == 0
 
 
-def test_rows_that_were_set_aside_are_computed_again(tmp_path: Path) -> None:
+def test_failed_rows_are_computed_again_after_a_compaction(tmp_path: Path) -> None:
     """Also if somebody finished a call about other rows in between."""
     uri = made(tmp_path, 80, 20)
     assert filled(uri, fns.every_tenth_fails, on_error="skip").errors == 8
@@ -158,14 +158,14 @@ def test_rows_that_were_set_aside_are_computed_again(tmp_path: Path) -> None:
     assert len(dt.table(uri).errors("n")) == 9
 
 
-def test_values_that_somebody_changed_are_computed_again(uri: str) -> None:
+def test_values_changed_by_others_are_computed_again_after_a_compaction(uri: str) -> None:
     lance.dataset(uri).update({"n": "7"}, where="id = 5")
     compacted(uri)
     assert filled(uri).rows == 80
     assert by_id(uri, "n") == twice(range(80))
 
 
-def test_input_that_was_replaced_since_is_computed_again(tmp_path: Path) -> None:
+def test_a_compacted_fragment_with_changed_input_is_computed_again(tmp_path: Path) -> None:
     uri = made(tmp_path, 80, 20)
     table = dt.table(uri)
     table.backfill("other", fns.doubled, cluster=HALF)
@@ -178,7 +178,7 @@ def test_input_that_was_replaced_since_is_computed_again(tmp_path: Path) -> None
     assert by_id(uri, "n") == {row: 6 * row for row in range(80)}
 
 
-def test_a_condition_is_done_after_it_as_before_it(tmp_path: Path) -> None:
+def test_the_result_of_a_condition_stays_done_after_a_compaction(tmp_path: Path) -> None:
     uri = made(tmp_path, 80, 20)
     assert filled(uri, where="id % 2 = 0").rows == 40
     compacted(uri)
@@ -188,7 +188,7 @@ def test_a_condition_is_done_after_it_as_before_it(tmp_path: Path) -> None:
     assert left(uri) == 80
 
 
-def test_a_column_that_was_dropped_and_added_again_is_computed(uri: str) -> None:
+def test_a_column_that_was_dropped_and_added_again_is_computed_after_a_compaction(uri: str) -> None:
     compacted(uri)
     assert filled(uri).rows == 0
     dt.table(uri).drop("n")
@@ -196,7 +196,7 @@ def test_a_column_that_was_dropped_and_added_again_is_computed(uri: str) -> None
     assert by_id(uri, "n") == twice(range(80))
 
 
-def test_several_columns_of_one_function_are_done_together(tmp_path: Path) -> None:
+def test_several_columns_of_one_function_stay_done_after_a_compaction(tmp_path: Path) -> None:
     uri = made(tmp_path, 80, 20)
     table = dt.table(uri)
     names = [name for name, _ in fns.pair.outputs()]

@@ -1,9 +1,10 @@
-"""Is every row handed out once, whatever workers do with what they get?"""
+"""The task queue hands out every row once, whatever workers do."""
 
 from __future__ import annotations
 
 import threading
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -18,8 +19,26 @@ from dovetail.backfill.task_queue import (
     TASKS_PER_SLOT,
     TaskQueue,
 )
+from waiting import until
 
-PATIENCE_S = 30.0
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def _long(task: RangeTask) -> RangeResult:
+    reached = min(task.stop, task.start + 100)
+    return RangeResult(task, reached, computed=reached - task.start, times=PhaseTimes(compute=1.0), worker=("here", 0))
+
+
+def _comes(handing: Iterator[RangeTask], within_s: float) -> bool:
+    came = threading.Event()
+
+    def ask() -> None:
+        next(handing, None)
+        came.set()
+
+    threading.Thread(target=ask, daemon=True).start()
+    return came.wait(within_s)
 
 
 def tasks_of(sizes: list[int]) -> list[RangeTask]:
@@ -30,6 +49,22 @@ def done(task: RangeTask, reached: int, seconds: float = 0.1, worker: int = 0) -
     return RangeResult(
         task, reached, computed=reached - task.start, times=PhaseTimes(compute=seconds), worker=("here", worker)
     )
+
+
+PATIENCE_S = 30.0
+
+
+def test_of_long_tasks_one_per_slot_and_one_more_is_handed_out() -> None:
+    workers = 2
+    dealer = TaskQueue([RangeTask(number, 1000, "inputs", 0, 1000) for number in range(50)], workers)
+    handing = iter(dealer)
+    out = [next(handing)]
+    dealer.task_done(_long(out.pop()))
+    out += [next(handing) for _ in range(workers + 1)]
+    assert not _comes(handing, 0.1)
+    dealer.task_done(_long(out.pop(0)))
+    until(lambda: dealer._outstanding == workers + 1, "the one that was waited for is out")
+    dealer.abandon()
 
 
 @given(
@@ -70,7 +105,7 @@ def test_every_row_is_handed_out_once_in_total(
     assert dealer.rows_left == 0
 
 
-def test_a_fragment_of_which_only_the_file_is_missing_is_handed_out() -> None:
+def test_a_fragment_that_lacks_only_its_data_file_is_handed_out() -> None:
     dealer = TaskQueue([RangeTask(0, 100, "i", 100, 100)], 2)
     handing = iter(dealer)
     task = next(handing)
@@ -79,14 +114,14 @@ def test_a_fragment_of_which_only_the_file_is_missing_is_handed_out() -> None:
     assert next(handing, None) is None
 
 
-def test_few_ranges_are_cut_so_that_all_workers_have_some() -> None:
+def test_few_ranges_are_split_for_all_workers() -> None:
     dealer = TaskQueue(tasks_of([10_000]), 4)
     handing = iter(dealer)
     starts = [next(handing).start for _ in range(8)]
     assert starts == [1250 * number for number in range(8)]
 
 
-def test_what_a_task_left_undone_goes_first() -> None:
+def test_the_rest_of_a_task_is_handed_out_first() -> None:
     dealer = TaskQueue(tasks_of([1000] * 40), 2)
     handing = iter(dealer)
     first = next(handing)
@@ -97,7 +132,7 @@ def test_what_a_task_left_undone_goes_first() -> None:
     assert (second.fragment, second.start, second.stop) == (first.fragment, 300, 1000)
 
 
-def test_no_more_is_handed_out_than_workers_can_begin_soon() -> None:
+def test_only_tasks_that_workers_can_start_soon_are_handed_out() -> None:
     dealer = TaskQueue(tasks_of([1000] * 100), 2)
     handing = iter(dealer)
     out = [next(handing) for _ in range(2 * TASKS_PER_SLOT + SPARE_TASKS)]
@@ -113,7 +148,7 @@ def test_no_more_is_handed_out_than_workers_can_begin_soon() -> None:
     assert came.wait(PATIENCE_S)
 
 
-def test_who_stops_it_gets_the_error_when_all_that_is_out_has_come_back() -> None:
+def test_a_stopped_queue_raises_its_error_after_the_last_result() -> None:
     dealer = TaskQueue(tasks_of([1000] * 10), 1)
     handing = iter(dealer)
     out = [next(handing), next(handing)]
@@ -137,7 +172,7 @@ def test_who_stops_it_gets_the_error_when_all_that_is_out_has_come_back() -> Non
     assert [str(error) for error in caught] == ["first"]
 
 
-def test_what_is_abandoned_ends_at_once_and_without_an_error() -> None:
+def test_an_abandoned_queue_ends_at_once_without_an_error() -> None:
     dealer = TaskQueue(tasks_of([1000] * 10), 1)
     handing = iter(dealer)
     next(handing)
@@ -146,7 +181,7 @@ def test_what_is_abandoned_ends_at_once_and_without_an_error() -> None:
     assert list(handing) == []
 
 
-def test_who_waits_is_woken_when_it_is_abandoned() -> None:
+def test_abandoning_a_queue_wakes_its_reader() -> None:
     dealer = TaskQueue(tasks_of([10]), 1)
     handing = iter(dealer)
     next(handing)
@@ -165,6 +200,6 @@ def test_who_waits_is_woken_when_it_is_abandoned() -> None:
 @pytest.mark.parametrize(
     ("rate", "budget"), [(None, FIRST_TASK_BUDGET_S), (1.0, TASK_BUDGET_S), (1e9, MIN_TASK_BUDGET_S)]
 )
-def test_a_budget_is_short_at_first_and_near_the_end(rate: float | None, budget: float) -> None:
+def test_the_time_budget_is_short_at_first_and_near_the_end(rate: float | None, budget: float) -> None:
     dealer = TaskQueue(tasks_of([1000] * 20), 2, rate=rate)
     assert next(iter(dealer)).budget_s == budget

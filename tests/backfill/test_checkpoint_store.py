@@ -1,4 +1,4 @@
-"""Are parts read back as they were written, and few of them left?"""
+"""Parts: written, read, merged, and the marks beside them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def kept(tmp_path: Path) -> CheckpointStore:
 
 
 @given(st.lists(st.lists(st.one_of(st.none(), st.integers(-9, 9)), min_size=1, max_size=5), min_size=1, max_size=5))
-def test_batches_come_back_as_they_were(values: list[list[int | None]]) -> None:
+def test_batches_are_read_as_they_were_written(values: list[list[int | None]]) -> None:
     batches = [batch(some) for some in values]
     assert [it.to_pydict() for it in deserialize_batches(serialize_batches(batches))] == [
         it.to_pydict() for it in batches
@@ -54,7 +54,7 @@ def test_batches_come_back_as_they_were(values: list[list[int | None]]) -> None:
 
 
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=6), st.integers(0, 50), st.data())
-def test_of_joined_batches_exactly_the_rows_asked_for_come(sizes: list[int], begin: int, data: st.DataObject) -> None:
+def test_slices_of_joined_batches_have_the_requested_rows(sizes: list[int], begin: int, data: st.DataObject) -> None:
     at, batches = begin, []
     for size in sizes:
         batches.append(batch(list(range(at, at + size))))
@@ -73,24 +73,24 @@ def test_new_values_replace_old_ones_also_if_they_are_null(rows: list[tuple[bool
     assert found.column(0).to_pylist() == [value if is_new else old for is_new, value, old in rows]
 
 
-def test_a_part_that_is_gone_is_told(kept: CheckpointStore) -> None:
+def test_a_missing_part_is_reported(kept: CheckpointStore) -> None:
     with pytest.raises(PartMissingError):
         kept.load(TASK, Part(0, 1, 5))
 
 
-def test_what_was_saved_is_found_and_loaded(kept: CheckpointStore) -> None:
+def test_a_saved_part_is_found_and_loaded(kept: CheckpointStore) -> None:
     kept.save(TASK, 10, 13, [batch([1, None]), batch([3])], [FailedRow(3, 11, "ValueError", "no")])
     (part,) = kept.scan(TASK).parts
     assert (part.start, part.stop) == (10, 13)
     assert [value for it in kept.load(TASK, part) for value in it.column(0).to_pylist()] == [1, None, 3]
 
 
-def test_nothing_is_saved_of_no_rows(kept: CheckpointStore) -> None:
+def test_an_empty_range_is_not_saved(kept: CheckpointStore) -> None:
     kept.save(TASK, 10, 10, [], [])
     assert kept.scan(TASK).parts == []
 
 
-def test_many_small_parts_become_one(kept: CheckpointStore) -> None:
+def test_many_small_parts_are_merged(kept: CheckpointStore) -> None:
     for at in range(MIN_PARTS_TO_MERGE):
         kept.save(TASK, 10 * at, 10 * at + 10, [batch(list(range(10 * at, 10 * at + 10)))], [])
     kept.clean_up(TASK, "run", merge=True)
@@ -101,7 +101,7 @@ def test_many_small_parts_become_one(kept: CheckpointStore) -> None:
     )
 
 
-def test_a_task_that_came_to_its_end_takes_its_own_marks_with_it_and_those_of_the_dead(kept: CheckpointStore) -> None:
+def test_a_finished_task_deletes_its_marks_and_those_of_dead_workers(kept: CheckpointStore) -> None:
     mine = RangeTask(3, 1000, "inputs", 100, 200)
     for mark in (
         AttemptMark(100, 200, "run"),
@@ -116,7 +116,7 @@ def test_a_task_that_came_to_its_end_takes_its_own_marks_with_it_and_those_of_th
     assert found.hung == []
 
 
-def test_a_row_that_hung_is_remembered_until_a_part_has_it(kept: CheckpointStore) -> None:
+def test_the_mark_of_a_row_that_hung_is_kept_until_a_part_has_the_row(kept: CheckpointStore) -> None:
     kept.mark(TASK, HangMark(5, "run"))
     kept.clean_up(TASK, "run", merge=False)
     assert kept.scan(TASK).hung == [HangMark(5, "run")]

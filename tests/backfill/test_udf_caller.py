@@ -1,4 +1,4 @@
-"""Does a worker call functions over rows as a plain loop would, and what if they fail, hang or return nonsense?"""
+"""Calls of functions over rows: results like those of a plain loop, failures, timeouts and invalid results."""
 
 from __future__ import annotations
 
@@ -205,7 +205,7 @@ def test_a_failure_has_the_users_traceback_and_exception() -> None:
     assert first.traceback.splitlines()[1].strip().startswith(f'File "{__file__}"')
     assert "in outer" in first.traceback
     assert "in deep" in first.traceback
-    assert "calling.py" not in first.traceback.replace("test_calling.py", "")
+    assert "udf_caller.py" not in first.traceback.replace("test_udf_caller.py", "")
     kind, message, has = cloudpickle.loads(second.exception)  # it does not unpickle itself
     assert (kind.__name__, message, has) == ("OwnError", second.message, {}) == ("OwnError", "1 and 2", {})
 

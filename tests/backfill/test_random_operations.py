@@ -1,4 +1,4 @@
-"""Calls of all kinds, and what others do to the table, in any order: is every value right, and every NULL told?"""
+"""Random sequences of calls and of changes by others: every value is right, and every NULL is listed."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class Story:
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
-def test_every_value_is_right_and_every_null_is_told(tmp_path: Path, seed: int) -> None:
+def test_every_value_is_right_and_every_null_is_listed(tmp_path: Path, seed: int) -> None:
     story = Story(tmp_path, seed)
     for _ in range(STEPS):
         story.check(done=story.step())

@@ -1,4 +1,4 @@
-"""Are finished files committed the first at once, then by time, and the rest at the end?"""
+"""Commits of finished files: the first at once, then by time, the rest at the end."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def done(table: LanceTable) -> set[str]:
     return set(table.newest().dataset.to_table(columns=["u"])["u"].to_pylist()) - {None}
 
 
-def test_the_first_is_committed_at_once_and_the_rest_at_the_end(table: LanceTable) -> None:
+def test_the_first_file_is_committed_at_once_and_the_rest_at_the_end(table: LanceTable) -> None:
     heard = Heard()
     committer = Committer(table, NEVER_S, inputs, heard)
     committer.add(filled(table, 3))
@@ -86,7 +86,7 @@ def test_the_first_is_committed_at_once_and_the_rest_at_the_end(table: LanceTabl
     assert committer.finish() == heard.all, "twice does no harm"
 
 
-def test_later_ones_are_committed_by_time(table: LanceTable) -> None:
+def test_later_files_are_committed_at_intervals(table: LanceTable) -> None:
     heard = Heard()
     every_s = 0.3
     committer = Committer(table, every_s, inputs, heard)
@@ -99,7 +99,7 @@ def test_later_ones_are_committed_by_time(table: LanceTable) -> None:
     assert len(committer.finish()) == 3
 
 
-def test_nothing_to_commit_is_no_commit(table: LanceTable) -> None:
+def test_without_files_there_is_no_commit(table: LanceTable) -> None:
     heard = Heard()
     committer = Committer(table, 0.01, inputs, heard)
     assert committer.finish() == []
@@ -107,7 +107,7 @@ def test_nothing_to_commit_is_no_commit(table: LanceTable) -> None:
     assert table.newest().version == table.version
 
 
-def test_a_compaction_in_between_is_told_and_an_update_is_not(table: LanceTable) -> None:
+def test_a_compaction_between_commits_is_reported(table: LanceTable) -> None:
     heard = Heard()
     committer = Committer(table, NEVER_S, inputs, heard)
     files = [filled(table, fragment) for fragment in range(6)]
@@ -129,7 +129,7 @@ def test_a_compaction_in_between_is_told_and_an_update_is_not(table: LanceTable)
     assert {str(fragment) for fragment in (0, *last.fragments)} == done(table)
 
 
-def test_an_update_in_between_does_no_harm(table: LanceTable) -> None:
+def test_an_update_between_commits_has_no_effect(table: LanceTable) -> None:
     heard = Heard()
     committer = Committer(table, NEVER_S, inputs, heard)
     committer.add(filled(table, 0))
@@ -141,7 +141,7 @@ def test_an_update_in_between_does_no_harm(table: LanceTable) -> None:
     assert done(table) == {"0", "1"}
 
 
-def test_what_goes_wrong_is_tried_again_and_then_raised_at_the_end(table: LanceTable) -> None:
+def test_a_failed_commit_is_retried_and_raised_at_the_end(table: LanceTable) -> None:
     heard = Heard()
     asked = 0
 
@@ -167,7 +167,7 @@ def test_what_goes_wrong_is_tried_again_and_then_raised_at_the_end(table: LanceT
     assert heard.fragments() == [0]
 
 
-def test_what_failed_before_may_succeed_at_the_end(table: LanceTable) -> None:
+def test_a_failed_commit_may_succeed_at_the_end(table: LanceTable) -> None:
     heard = Heard()
     broken = True
 
@@ -185,7 +185,7 @@ def test_what_failed_before_may_succeed_at_the_end(table: LanceTable) -> None:
     assert done(table) == {"0", "1"}
 
 
-def test_an_error_of_who_is_told_is_raised_and_nothing_is_committed_twice(table: LanceTable) -> None:
+def test_an_error_of_the_callback_is_raised_and_nothing_is_committed_twice(table: LanceTable) -> None:
     def told(_: CommitResult) -> None:
         raise ZeroDivisionError
 

@@ -1,4 +1,4 @@
-"""Does a column go with all that is kept of it, and only that; also if others dropped it, or the table, before?"""
+"""Dropping columns with their records, also if the column or the table was removed before."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def fixes(error: ConfigError) -> list[str]:
 # --- several columns at once
 
 
-def test_a_column_that_others_are_filled_without_by_now_is_dropped_alone(uri: str) -> None:
+def test_a_column_that_is_no_longer_filled_with_others_is_dropped_alone(uri: str) -> None:
     table = dt.table(uri)
     table.backfill(["a", "b"], fns.pair, cluster=HALF)
     table.backfill(["a", "c"], fns.pair, cluster=HALF)
@@ -49,7 +49,7 @@ def test_a_column_that_others_are_filled_without_by_now_is_dropped_alone(uri: st
     assert column(uri, "c") == [f"high {row}" for row in range(20)]
 
 
-def test_a_column_whose_second_is_filled_with_others_by_now_is_dropped_alone(uri: str) -> None:
+def test_a_column_whose_partner_is_filled_with_others_now_is_dropped_alone(uri: str) -> None:
     table = dt.table(uri)
     table.backfill(["a", "b"], fns.pair, cluster=HALF)
     table.drop(["a", "b"])
@@ -78,7 +78,7 @@ def test_columns_that_are_filled_together_are_dropped_together(uri: str) -> None
 
 
 @pytest.mark.parametrize(("gone", "other"), ["ba", "ab"])
-def test_of_columns_filled_together_one_may_be_gone(gone: str, other: str, uri: str) -> None:
+def test_one_of_several_columns_may_already_be_dropped(gone: str, other: str, uri: str) -> None:
     table = dt.table(uri)
     table.backfill(["a", "b"], fns.pair, cluster=HALF)
     lance.dataset(uri).drop_columns([gone])
@@ -93,7 +93,7 @@ def test_of_columns_filled_together_one_may_be_gone(gone: str, other: str, uri: 
 # --- columns that Lance itself dropped
 
 
-def test_what_is_kept_of_a_column_that_is_gone_can_be_dropped(uri: str) -> None:
+def test_the_records_of_a_removed_column_can_be_dropped(uri: str) -> None:
     table = dt.table(uri)
     table.backfill("n", fns.doubled, cluster=HALF)
     lance.dataset(uri).drop_columns(["n"])
@@ -104,7 +104,7 @@ def test_what_is_kept_of_a_column_that_is_gone_can_be_dropped(uri: str) -> None:
         table.drop("n")
 
 
-def test_one_that_is_gone_and_one_that_is_there_are_dropped_in_one_call(uri: str) -> None:
+def test_a_removed_and_an_existing_column_are_dropped_in_one_call(uri: str) -> None:
     table = dt.table(uri)
     table.backfill("n", fns.doubled, cluster=HALF)
     table.add_column("m", fns.doubled)
@@ -120,7 +120,7 @@ def test_one_that_is_gone_and_one_that_is_there_are_dropped_in_one_call(uri: str
 # --- while it is filled
 
 
-def test_a_function_that_is_named_while_another_fills_the_column_stays_named(tmp_path: Path, calls: Calls) -> None:
+def test_a_function_that_is_set_during_a_backfill_stays_set(tmp_path: Path, calls: Calls) -> None:
     uri = made(tmp_path, 2000, 1000)
     call = f'backfill("n", fill_functions.held, cluster="{HALF}", recompute=True)'
     with driver(tmp_path, uri, call, calls) as running:
@@ -145,7 +145,7 @@ def test_a_plan_uses_the_rate_of_earlier_runs_of_the_same_function(tmp_path: Pat
     assert table.plan_backfill("n", fns.tripled, cluster=HALF, sample=False).rate is None
 
 
-def test_a_table_that_is_removed_while_it_is_filled_stays_away(tmp_path: Path, calls: Calls) -> None:
+def test_a_table_that_is_removed_during_a_backfill_is_not_created_again(tmp_path: Path, calls: Calls) -> None:
     uri = made(tmp_path, 2000, 1000)
     with driver(tmp_path, uri, f'backfill("n", fill_functions.held, cluster="{HALF}")', calls) as running:
         until(calls.is_held, "it is in the middle")
@@ -159,7 +159,7 @@ def test_a_table_that_is_removed_while_it_is_filled_stays_away(tmp_path: Path, c
     assert not Path(uri).exists()
 
 
-def test_no_file_makes_the_folder_of_a_table(tmp_path: Path) -> None:
+def test_writing_a_file_does_not_create_the_folder_of_a_table(tmp_path: Path) -> None:
     store = Store(str(tmp_path / "gone.lance"))
     for write in (store.put, store.create):
         with pytest.raises(FileNotFoundError, match="no longer exists"):
@@ -180,7 +180,7 @@ def test_the_fixes_for_a_fragment_of_an_empty_table_work(tmp_path: Path) -> None
     assert table.backfill("n", fns.doubled, cluster=HALF).rows == 0
 
 
-def test_the_fix_for_a_table_of_the_first_format_works(tmp_path: Path) -> None:
+def test_the_fix_for_a_table_of_the_legacy_format_works(tmp_path: Path) -> None:
     uri = made(tmp_path, 20, 10, data_storage_version="legacy")
     with pytest.raises(ConfigError, match="cannot add 'n'") as caught:
         dt.table(uri).backfill("n", fns.doubled, cluster=HALF)

@@ -1,4 +1,4 @@
-"""Do parts and gaps make up a range, whatever lies in a folder?"""
+"""Arithmetic of parts and gaps of a row range."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def rows_of(ranges: list[tuple[int, int]]) -> set[int]:
 
 
 @given(some_parts, numbers, numbers)
-def test_gaps_and_parts_make_up_the_range(parts: list[Part], one: int, other: int) -> None:
+def test_gaps_and_parts_add_up_to_the_range(parts: list[Part], one: int, other: int) -> None:
     start, stop = min(one, other), max(one, other)
     missing = uncovered_ranges(parts, start, stop)
     assert all(low < high for low, high in missing)
@@ -46,7 +46,7 @@ def test_gaps_and_parts_make_up_the_range(parts: list[Part], one: int, other: in
 
 
 @given(some_parts, numbers)
-def test_a_chain_covers_every_row_once_or_there_is_a_gap(parts: list[Part], rows: int) -> None:
+def test_covering_parts_have_every_row_once_or_there_is_a_gap(parts: list[Part], rows: int) -> None:
     chosen = covering_parts(parts, rows)
     if rows and uncovered_ranges(parts, 0, rows):
         assert chosen == []
@@ -57,7 +57,7 @@ def test_a_chain_covers_every_row_once_or_there_is_a_gap(parts: list[Part], rows
 
 
 @given(some_parts, numbers, st.integers(0, 500))
-def test_merging_keeps_what_is_covered(parts: list[Part], end: int, most_bytes: int) -> None:
+def test_merging_keeps_the_covered_rows(parts: list[Part], end: int, most_bytes: int) -> None:
     small = parts_to_merge(parts, end, most_bytes)
     if not small:
         return
@@ -70,14 +70,14 @@ def test_merging_keeps_what_is_covered(parts: list[Part], end: int, most_bytes: 
 
 
 @given(st.integers(1, 40), st.integers(0, 200))
-def test_many_parts_in_a_row_become_one_and_few_do_not(count: int, end: int) -> None:
+def test_many_adjacent_parts_are_merged_and_few_are_not(count: int, end: int) -> None:
     parts = [Part(at, at + 1, 1) for at in range(count)]
     assert bool(parts_to_merge(parts, count, 1000)) == (count >= MIN_PARTS_TO_MERGE)
     assert parts_to_merge(parts, count, 0) == []
 
 
 @given(numbers, numbers, st.integers(-2, 20), st.integers(-2, 20))
-def test_a_range_is_cut_into_pieces_that_make_it_up(one: int, other: int, pieces: int, least: int) -> None:
+def test_a_range_is_split_into_pieces_that_add_up_to_it(one: int, other: int, pieces: int, least: int) -> None:
     start, stop = min(one, other), max(one, other)
     found = split_range(start, stop, pieces, least)
     assert found[0][0] == start
@@ -89,7 +89,7 @@ def test_a_range_is_cut_into_pieces_that_make_it_up(one: int, other: int, pieces
 
 
 @given(st.lists(st.tuples(numbers, numbers, st.integers(1, 3)), max_size=8), numbers, numbers)
-def test_the_narrowest_is_within_the_range_that_is_asked_for(
+def test_the_narrowest_attempt_is_within_the_requested_range(
     found: list[tuple[int, int, int]], one: int, other: int
 ) -> None:
     start, stop = min(one, other), max(one, other)
@@ -104,7 +104,7 @@ def test_the_narrowest_is_within_the_range_that_is_asked_for(
 
 
 @given(st.integers(1, 5000), st.data())
-def test_a_row_that_kills_is_found_after_few_deaths(rows: int, data: st.DataObject) -> None:
+def test_a_row_that_kills_workers_is_found_after_few_deaths(rows: int, data: st.DataObject) -> None:
     """As workers go through it: the narrowest range that was tried, in sixteenths."""
     killer = data.draw(st.integers(0, rows - 1))
     tried = [AttemptMark(0, rows, "run")]
@@ -133,7 +133,7 @@ NAMES = [
 ]
 
 
-def test_names_are_read_as_they_were_written() -> None:
+def test_file_names_are_parsed_as_they_were_written() -> None:
     found = parse_file_names(NAMES)
     assert found.parts == [Part(0, 10, 5)]
     assert found.tried == [AttemptMark(3, 4, "run-1", 2), AttemptMark(3, 4, "a.b.c", 1)]
@@ -144,6 +144,6 @@ def test_names_are_read_as_they_were_written() -> None:
 @pytest.mark.parametrize(
     "name", ["", "p", "p.", "p.1.2", "p.1.2.x", "p.-1.2.3", "t.1.2", "t.a.2.1.run", "x.", "q.1.2.3"]
 )
-def test_what_is_not_ours_is_left_alone(name: str) -> None:
+def test_unknown_file_names_are_ignored(name: str) -> None:
     found = parse_file_names([name])
     assert found == FragmentFiles()

@@ -1,37 +1,78 @@
-"""Which values does a column not hold as they are? They fail their rows, and are never stored as others."""
+"""Values that a column cannot hold exactly fail their rows."""
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
+import decimal
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
 
+from dovetail.backfill.udf import udf
+from dovetail.backfill.udf_caller import UdfCaller
 from dovetail.backfill.value_conversion import ValueConverter
+from dovetail.pipeline.error_policy import ErrorPolicy
 
-DAY = datetime.datetime(2026, 1, 2)
-FINE = datetime.datetime(2026, 1, 2, 12, 30, 15, 123456)
-MILLI = FINE.replace(microsecond=123000)
-NANO = pd.Timestamp("2026-01-02 12:30:15.000000001")
-EAST = datetime.timezone(datetime.timedelta(hours=5))
-S, MS, US, NS = (pa.timestamp(unit) for unit in ("s", "ms", "us", "ns"))
-ZONED = pa.timestamp("us", "UTC")
-FLOAT = pa.float32()
+STRUCT = pa.struct([("a", pa.int32()), ("b", pa.string())])
+
+
+class Pair(NamedTuple):
+    a: int
+    b: str
 
 
 def converted(value: Any, kind: Any) -> tuple[Any, str]:
-    """What is stored of it between values that are NULL, and why it is not."""
+    """The stored value, between two values that are NULL, and the error."""
     (array,), wrong = ValueConverter([kind], [""]).values([None, value, None])
     assert not wrong or [*wrong] == [1]
     return array.to_pylist()[1], "".join(f"{type(error).__name__}: {error}" for error in wrong.values())
 
 
-def struct(kind: Any) -> Any:
-    return pa.struct([("a", kind), ("b", pa.string())])
+class Swapped(NamedTuple):
+    b: str
+    a: int
+
+
+@dataclasses.dataclass
+class Made:
+    a: int
+    b: str
+
+
+class Fragile(int):
+    def __ne__(self, other: object) -> bool:
+        raise AssertionError("a value was looked at")
+
+
+def halves(n: int) -> int:
+    return n / 2  # type: ignore[return-value]
+
+
+def halves_of_arrays(n: pa.Array) -> list[int]:
+    return [value.as_py() / 2 for value in n]
+
+
+DAY = datetime.datetime(2026, 1, 2)
+
+
+FINE = datetime.datetime(2026, 1, 2, 12, 30, 15, 123456)
+
+
+MILLI = FINE.replace(microsecond=123000)
+
+
+NANO = pd.Timestamp("2026-01-02 12:30:15.000000001")
+
+
+EAST = datetime.timezone(datetime.timedelta(hours=5))
+
+
+S, MS, US, NS = (pa.timestamp(unit) for unit in ("s", "ms", "us", "ns"))
 
 
 CUT = [
@@ -58,8 +99,121 @@ CUT = [
 ]
 
 
+FLOAT = pa.float32()
+
+
+def struct(kind: Any) -> Any:
+    return pa.struct([("a", kind), ("b", pa.string())])
+
+
+ZONED = pa.timestamp("us", "UTC")
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "said"),
+    [
+        (0.5, pa.int64(), "ValueError: returned 0.5, a float, which does not fit int64"),
+        (np.float64(1.9), pa.int32(), "ValueError: returned np.float64(1.9), a float64, which does not fit int32"),
+        (np.array(1.9), pa.int32(), "does not fit int32"),
+        (decimal.Decimal("1.5"), pa.int8(), "a Decimal, which does not fit int8"),
+        (1.9, pa.timestamp("us"), "does not fit timestamp[us]"),
+        (1.9, pa.dictionary(pa.int8(), pa.int32()), "a float, which does not fit"),
+        (math.nan, pa.int64(), "ValueError: returned nan of type float, which does not fit int64"),
+        ([1.9], pa.list_(pa.int32()), "ValueError: returned [1.9]: 1.9, a float, does not fit int32"),
+        ([1, 2.5], pa.list_(pa.int32()), "2.5, a float, does not fit int32"),
+        (np.array([1.9, 2]), pa.list_(pa.int32()), "does not fit int32"),
+        ([[1], [1.5]], pa.list_(pa.list_(pa.int8())), "1.5, a float, does not fit int8"),
+        ({"a": 1.9}, STRUCT, "ValueError: returned {'a': 1.9}: 1.9, a float, does not fit int32"),
+        (Pair(1.9, "x"), STRUCT, "1.9, a float, does not fit int32"),  # type: ignore[arg-type]
+        ([{"a": 1.9}], pa.list_(STRUCT), "1.9, a float, does not fit int32"),
+        ({"k": 1.9}, pa.map_(pa.string(), pa.int32()), "1.9, a float, does not fit int32"),
+    ],
+)
+def test_a_fraction_is_not_stored_in_an_integer_column(value: Any, kind: Any, said: str) -> None:
+    found, why = converted(value, kind)
+    assert found is None
+    assert said in why
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "stored"),
+    [
+        (2.0, pa.int64(), 2),
+        (np.float32(3), pa.int8(), 3),
+        (np.int64(5), pa.int64(), 5),
+        ([1, 2.0, None], pa.list_(pa.int32()), [1, 2, None]),
+        (np.array([1.0, 2.0]), pa.list_(pa.int32()), [1, 2]),
+        (np.array([1, 2]), pa.list_(pa.int32()), [1, 2]),
+        (np.array([1.5, 2]), pa.list_(pa.float32()), [1.5, 2]),
+        (1.5, pa.float32(), 1.5),
+        ({"a": 2.0}, STRUCT, {"a": 2, "b": None}),
+        ((1, "x"), STRUCT, {"a": 1, "b": "x"}),
+        (Pair(1, "x"), STRUCT, {"a": 1, "b": "x"}),
+        (Swapped("x", 1), STRUCT, {"a": 1, "b": "x"}),
+        (Made(1, "x"), STRUCT, {"a": 1, "b": "x"}),
+        (datetime.date(2026, 1, 2), pa.date32(), datetime.date(2026, 1, 2)),
+        ({"k": 1}, pa.map_(pa.string(), pa.int32()), [("k", 1)]),
+    ],
+)
+def test_a_value_that_the_column_holds_exactly_is_stored(value: Any, kind: Any, stored: Any) -> None:
+    assert converted(value, kind) == (stored, "")
+
+
+def test_lists_of_functions_of_arrays_are_checked_too() -> None:
+    converter = ValueConverter([pa.int64()], [""])
+    assert converter.arrays([1, 2.0], 2)[0].to_pylist() == [1, 2]
+    with pytest.raises(ValueError, match=r"returned 1.9, a float, which does not fit int64"):
+        converter.arrays([1, 1.9], 2)
+
+
+def test_records_with_different_fields_are_stored() -> None:
+    rows = [{"a": 1}, (2, "x"), Made(3, "y"), {"a": 1.5}]
+    (array,), wrong = ValueConverter([STRUCT], [""]).values(rows)
+    assert [row and row["a"] for row in array.to_pylist()] == [1, 2, 3, None]
+    assert [*wrong] == [3]
+
+
+@pytest.mark.parametrize("value", [{"a": 1, "bb": "x"}, {"bb": "x"}])
+def test_an_unknown_field_of_a_struct_is_rejected(value: Any) -> None:
+    found, why = converted(value, STRUCT)
+    assert found is None
+    assert "ValueError" in why
+    assert "unknown field 'bb' in struct<a: int32, b: string> (did you mean 'b'?)" in why
+
+
+def test_a_missing_output_column_is_rejected() -> None:
+    converter = ValueConverter([pa.int64(), pa.string()], ["count", "word"])
+    arrays, wrong = converter.values([{"count": 1, "wrod": "x"}, {"count": 2}, Pair(3, "y"), (4.5, "z")])
+    assert [array.to_pylist() for array in arrays] == [[None, 2, 3, None], [None, None, "y", None]]
+    assert "unknown field 'wrod' among count, word (did you mean 'word'?)" in str(wrong[0])
+    assert str(wrong[3]) == "returned 4.5, a float, for count, which does not fit int64"
+    for batch in ({"count": [1], "wrod": ["x"]}, pa.record_batch({"count": [1], "wrod": ["x"]})):
+        with pytest.raises(ValueError, match="did you mean 'word'"):
+            converter.arrays(batch, 1)
+    by_place = converter.arrays(pa.record_batch({"x": [1], "y": ["z"]}), 1)
+    assert [array.to_pylist() for array in by_place] == [[1], ["z"]]
+
+
+def test_integers_are_checked_by_type_only() -> None:
+    rows: list[Any] = [Fragile(n) for n in range(5)]
+    for values, kind in ((rows, pa.int64()), ([rows], pa.list_(pa.int64())), ([{"a": rows[3]}], STRUCT)):
+        (array,), wrong = ValueConverter([kind], [""]).values(values)
+        assert (len(array), wrong) == (len(values), {})
+
+
+@pytest.mark.parametrize("fn", [halves, halves_of_arrays])
+def test_a_value_that_does_not_fit_is_reported_without_internal_frames(fn: Any) -> None:
+    made = udf(fn)
+    caller = UdfCaller(made, [pa.int64()], ErrorPolicy("skip"))
+    found = caller.run(pa.record_batch({"n": range(4)}), math.inf, lambda _: None)
+    caller.teardown()
+    assert found.arrays[0].to_pylist() == [0, None, 1, None]
+    for failure in found.failures:
+        assert failure.traceback.strip() == f"ValueError: {failure.message}"
+
+
 @pytest.mark.parametrize(("value", "kind", "why"), CUT)
-def test_a_time_that_would_be_cut_or_shifted_fails(value: Any, kind: Any, why: str) -> None:
+def test_a_time_that_would_be_truncated_or_shifted_fails(value: Any, kind: Any, why: str) -> None:
     found, said = converted(value, kind)
     assert found is None
     assert said.startswith("ValueError: returned ")
@@ -69,7 +223,7 @@ def test_a_time_that_would_be_cut_or_shifted_fails(value: Any, kind: Any, why: s
 @pytest.mark.parametrize(
     ("value", "kind", "why"), [*CUT, (1e300, FLOAT, "it is too large"), ("ab", pa.list_(pa.string()), "")]
 )
-def test_the_same_inside_of_lists_and_structs(value: Any, kind: Any, why: str) -> None:
+def test_values_inside_lists_and_structs_are_checked(value: Any, kind: Any, why: str) -> None:
     for given, nested in (
         ([None, value], pa.list_(kind)),
         ([[value]], pa.list_(pa.list_(kind))),
@@ -105,11 +259,11 @@ def test_the_same_inside_of_lists_and_structs(value: Any, kind: Any, why: str) -
         (5, S, datetime.datetime(1970, 1, 1, 0, 0, 5)),
     ],
 )
-def test_a_time_that_is_the_same_afterwards_is_stored(value: Any, kind: Any, stored: Any) -> None:
+def test_a_time_that_the_column_holds_exactly_is_stored(value: Any, kind: Any, stored: Any) -> None:
     assert converted(value, kind) == (stored, "")
 
 
-def test_times_of_numpy_are_not_taken_for_numbers_of_another_unit() -> None:
+def test_times_of_numpy_keep_their_unit() -> None:
     nano, day = np.datetime64("2026-01-02", "ns"), np.array(["2026-01-02"], "M8[D]")
     assert converted(nano, US) == (DAY, "")
     assert converted({"a": nano}, struct(US)) == ({"a": DAY, "b": None}, "")
@@ -169,14 +323,14 @@ def test_floats_may_be_rounded_and_infinite() -> None:
 
 @pytest.mark.parametrize("kind", [pa.list_(pa.string()), pa.large_list(pa.binary()), pa.list_(pa.string(), 3)])
 @pytest.mark.parametrize("value", ["abc", "", np.str_("abc")])
-def test_a_text_is_no_list_of_its_letters(value: Any, kind: Any) -> None:
+def test_a_string_is_not_stored_as_a_list_of_characters(value: Any, kind: Any) -> None:
     found, said = converted(value, kind)
     assert found is None
     assert "does not fit" in said
     assert converted([value] * 3, kind)[1] == ""
 
 
-def test_bytes_are_no_list_of_numbers_and_a_text_no_record() -> None:
+def test_bytes_are_not_a_list_of_numbers_and_a_string_is_not_a_record() -> None:
     for value in (b"ab", bytearray(b"ab")):
         found, said = converted(value, pa.list_(pa.uint8()))
         assert found is None
@@ -185,19 +339,16 @@ def test_bytes_are_no_list_of_numbers_and_a_text_no_record() -> None:
         assert "returned '', a str, which does not fit" in converted("", kind)[1]
 
 
-class Fragile(float):
+class FragileFloat(float):
     def __float__(self) -> float:
-        raise AssertionError("a value was looked at")
+        raise AssertionError("a value was read")
 
 
-def test_floats_are_looked_at_only_where_an_infinity_appears() -> None:
-    few = [Fragile(1.5)] * 3
+def test_floats_are_checked_only_where_an_infinity_appears() -> None:
+    few = [FragileFloat(1.5)] * 3
     assert ValueConverter([FLOAT], [""]).values(few)[1] == {}
     assert ValueConverter([pa.list_(FLOAT)], [""]).values([few])[1] == {}
     assert ValueConverter([pa.list_(pa.float64())], [""]).values([[*few, math.inf]])[1] == {}
-
-
-# --- functions of arrays
 
 
 @pytest.mark.parametrize(
@@ -223,7 +374,7 @@ def test_floats_are_looked_at_only_where_an_infinity_appears() -> None:
         ([NANO.to_datetime64(), None], US, "does not fit"),
     ],
 )
-def test_arrays_do_not_lose_anything_either(given: Any, kind: Any, said: str) -> None:
+def test_arrays_that_would_lose_information_are_rejected(given: Any, kind: Any, said: str) -> None:
     with pytest.raises((ValueError, TypeError), match=said):
         ValueConverter([kind], [""]).arrays(given, 2)
 
@@ -241,5 +392,5 @@ def test_arrays_do_not_lose_anything_either(given: Any, kind: Any, said: str) ->
         ([np.datetime64("2026-01-02", "ns"), None], US, [DAY, None]),
     ],
 )
-def test_arrays_that_are_the_same_afterwards_are_stored(given: Any, kind: Any, stored: Any) -> None:
+def test_arrays_that_the_column_holds_exactly_are_stored(given: Any, kind: Any, stored: Any) -> None:
     assert ValueConverter([kind], [""]).arrays(given, 2)[0].to_pylist() == stored

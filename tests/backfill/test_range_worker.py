@@ -1,0 +1,221 @@
+"""Workers that process the same fragment: parts, data files and rounds."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import dovetail as dt
+import fill_functions as fns
+from backfill_aids import HALF, by_id, made, twice
+from dovetail.backfill.checkpoints import PartMissingError
+from dovetail.backfill.commit_thread import Committer
+from dovetail.backfill.driver import BackfillDriver
+from dovetail.backfill.range_worker import RangeWorker
+from dovetail.backfill.store import Store
+from dovetail.backfill.target import make_target
+from dovetail.backfill.task import RangeResult, RangeTask
+from dovetail.backfill.task_queue import FragmentTracker, TaskQueue
+from dovetail.engines.worker_context import Worker
+
+if TYPE_CHECKING:
+    from dovetail.backfill.pending_work import PendingWork
+    from dovetail.backfill.udf import Udf
+
+
+pa = pytest.importorskip("pyarrow")
+
+
+PATIENCE_S = 30.0
+
+
+NEVER_S = 1e6
+
+
+WORKERS: list[RangeWorker] = []
+
+
+class Staged:
+    """A backfill of column `n` whose driver and workers do only what a test has them do."""
+
+    def __init__(self, uri: str, udf: Udf, **how: Any) -> None:
+        self.table = dt.table(uri)
+        found, _, names, before, asked = self.table._check_call("n", udf, {"cluster": HALF, **how})
+        ready, record = self.table._ensure_columns(found, udf, names, before)
+        aim = make_target(ready, udf, record, asked)
+        self.udf, self.found = udf, ready
+        self.filling = BackfillDriver(ready, Store(uri), udf, aim, asked, "run")
+        self.inputs = aim.input_hash(ready, ready.fragments()[0])
+        self.before = aim.kept_values_hash(ready, ready.fragments()[0])
+        self.rows = ready.fragments()[0].rows
+
+    def task(self, start: int, stop: int) -> RangeTask:
+        """Of the first fragment."""
+        return RangeTask(0, self.rows, self.inputs, start, stop, before=self.before, budget_s=PATIENCE_S)
+
+    def worker(self) -> RangeWorker:
+        made = RangeWorker(self.filling._make_job(), self.udf)
+        made.setup(Worker(0, "fill"))
+        WORKERS.append(made)
+        return made
+
+    def leave(self, worker: RangeWorker, start: int, stop: int) -> None:
+        """A part, by a worker that was not asked to tidy up."""
+        batch = pa.record_batch([pa.array([2 * row for row in range(start, stop)], pa.int64())], ["n"])
+        worker.checkpoints.save(self.task(start, stop), start, stop, [batch], [])
+
+    def committer(self) -> Committer:
+        return Committer(self.found, NEVER_S, self.filling.target.input_hash, self.filling._on_commit)
+
+    def dealer(self, *tasks: RangeTask) -> TaskQueue:
+        """As `_round` begins with these."""
+        self.filling._tracker = FragmentTracker(tasks)
+        dealer = TaskQueue((), 2)
+        dealer._outstanding = len(tasks)
+        return dealer
+
+
+@pytest.fixture
+def staged(tmp_path: Path) -> Staged:
+    return Staged(made(tmp_path, 200, 200), fns.doubled)
+
+
+lance = pytest.importorskip("lance")
+
+
+def test_a_worker_whose_parts_were_merged_writes_no_empty_file(staged: Staged) -> None:
+    """Another worker has written the file meanwhile, and the driver has committed it."""
+    first, second, committer = staged.worker(), staged.worker(), staged.committer()
+    dealer = staged.dealer(staged.task(100, 200), staged.task(100, 200))
+    assert not first([staged.task(0, 100)])[0].file
+    look, looked = second.checkpoints.scan, 0
+
+    def looks(task: RangeTask) -> Any:
+        nonlocal looked
+        found, looked = look(task), looked + 1
+        if looked == 1:
+            found.parts.clear()  # the other one's was saved just now
+        if looked == 2:
+            staged.filling._on_rows(first([staged.task(100, 200)])[0], dealer, committer)
+            committer.finish()
+        return found
+
+    second.checkpoints.scan = looks  # type: ignore[method-assign]
+    late = second([staged.task(100, 200)])[0]
+    assert looked == 3
+    assert (late.file, late.reached, late.worker_error) == ("", 200, "")
+    staged.filling._on_rows(late, dealer, committer)
+    committer.finish()
+    assert by_id(staged.found.uri, "n") == twice(range(200))
+
+
+def test_a_data_file_with_too_few_rows_is_not_written(staged: Staged) -> None:
+    schema = pa.schema([staged.found.schema.field("n")])
+    batch = pa.record_batch([pa.array([1], pa.int64())], schema=schema)
+    for batches in ([], [batch]):
+        with pytest.raises(RuntimeError, match="instead of 200"):
+            staged.found.write("dt-short.lance", schema, batches, 200)
+    assert not Path(staged.found.uri, "data", "dt-short.lance").exists()
+
+
+def test_of_two_files_of_one_fragment_one_is_committed(staged: Staged) -> None:
+    """Lance refuses both in one commit, and every time again."""
+    worker, filling = staged.worker(), staged.filling
+    task = staged.task(0, 200)
+    dealer, committer = staged.dealer(task), staged.committer()
+    committer._due += NEVER_S  # so that both are there when it commits
+    for _ in range(2):
+        done = worker([task])[0]
+        assert done.file
+        filling._on_rows(done, dealer, committer)
+        Store(staged.found.uri).delete_folder(f"{filling.target.folder}/parts")
+    assert [one.fragments for one in committer.finish()] == [(0,)]
+    assert filling.result.fragments == 1
+    assert by_id(staged.found.uri, "n") == twice(range(200))
+
+
+def test_a_fragment_whose_parts_were_merged_while_they_were_read_gets_its_file(staged: Staged) -> None:
+    merging, reading = staged.worker(), staged.worker()
+    for start in range(0, 90, 10):
+        staged.leave(merging, start, start + 10)
+    tidy, look, looked = merging.checkpoints.clean_up, reading.checkpoints.scan, 0
+    at_its_end, seen, merged = threading.Event(), threading.Event(), threading.Event()
+
+    def tidies(*given: Any, **more: Any) -> None:
+        at_its_end.set()
+        assert seen.wait(PATIENCE_S)
+        tidy(*given, **more)
+        merged.set()
+
+    def looks(task: RangeTask) -> Any:
+        nonlocal looked
+        found, looked = look(task), looked + 1
+        if looked == 2:  # it is about to read them
+            seen.set()
+            assert merged.wait(PATIENCE_S)
+        return found
+
+    merging.checkpoints.clean_up, reading.checkpoints.scan = tidies, looks  # type: ignore[method-assign]
+    tasks = staged.task(90, 100), staged.task(100, 200)
+    dealer, committer = staged.dealer(*tasks), staged.committer()
+    came: list[RangeResult] = []
+    other = threading.Thread(target=lambda: came.extend(merging([tasks[0]])))
+    other.start()
+    assert at_its_end.wait(PATIENCE_S)
+    came += reading([tasks[1]])
+    other.join()
+    assert [(done.file, done.worker_error) for done in came] == [("", "")] * 2
+    for done in came:
+        staged.filling._on_rows(done, dealer, committer)
+        dealer.task_done(done)
+    asked = next(iter(dealer))
+    assert (asked.start, asked.stop) == (200, 200)
+    staged.filling._on_rows(staged.worker()([asked])[0], dealer, committer)
+    committer.finish()
+    assert by_id(staged.found.uri, "n") == twice(range(200))
+
+
+def test_a_data_file_that_could_not_be_written_is_requested_again(staged: Staged) -> None:
+    worker, asked = staged.worker(), staged.task(200, 200)
+    staged.leave(worker, 0, 100)
+    staged.leave(worker, 100, 200)
+    load, loaded = worker.checkpoints.load, 0
+
+    def loads(task: RangeTask, part: Any) -> Any:
+        nonlocal loaded
+        loaded += 1
+        if loaded == 1:
+            raise PartMissingError("merged by somebody else")
+        return load(task, part)
+
+    worker.checkpoints.load = loads  # type: ignore[method-assign]
+    dealer, committer = staged.dealer(asked), staged.committer()
+    done = worker([asked])[0]
+    assert done.worker_error.startswith("PartMissingError")
+    staged.filling._on_rows(done, dealer, committer)
+    dealer.task_done(done)
+    again = next(iter(dealer))
+    assert (again.fragment, again.start, again.stop) == (0, 200, 200)
+    staged.filling._on_rows(worker([again])[0], dealer, committer)
+    committer.finish()
+    assert by_id(staged.found.uri, "n") == twice(range(200))
+
+
+def test_a_fragment_without_a_data_file_is_computed_in_another_round(tmp_path: Path) -> None:
+    uri = made(tmp_path, 200, 100)
+    filling = Staged(uri, fns.doubled).filling
+    run, rounds = filling._run_workers, 0
+
+    def runs(work: PendingWork, committer: Committer) -> None:
+        nonlocal rounds
+        rounds += 1
+        if rounds > 1:
+            run(work, committer)
+
+    filling._run_workers = runs  # type: ignore[method-assign]
+    assert filling.fill().status == "finished"
+    assert rounds == 2
+    assert by_id(uri, "n") == twice(range(200))

@@ -1,0 +1,145 @@
+"""Progress, notes, status and history of a running backfill."""
+
+# ruff: noqa: A002 - parameters are called like columns, and one is `id`
+
+from __future__ import annotations
+
+import io
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+pytest.importorskip("lance")
+pytest.importorskip("pyarrow")
+
+
+import dovetail as dt
+from backfill_aids import HALF, Calls, by_id, driver, made, twice
+from dovetail.backfill.lease import Lease
+from dovetail.backfill.result import BackfillResult
+from dovetail.backfill.row_progress import RowProgress
+from dovetail.backfill.store import Store
+from dovetail.observe.history import RunHistory
+from dovetail.observe.summary import summarize_run
+from waiting import until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from concurrent.futures import Future
+    from pathlib import Path
+
+
+def gated(folder: Path, at: int, times: int = 2) -> Any:
+    """Waits at a row until there is a file `go`, and says so."""
+
+    def function(id: int) -> int:
+        while id >= at and not (folder / "go").exists():
+            (folder / "waits").touch()
+            time.sleep(0.005)
+        return times * id
+
+    return dt.udf(function, version=f"gated {times}")
+
+
+@contextmanager
+def beside(folder: Path, table: dt.Table, *args: Any, call: str = "backfill", **how: Any) -> Iterator[Future[Any]]:
+    """A call that waits at its gate; what it waits for is there when this ends."""
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(getattr(table, call), *args, **{"cluster": HALF, **how})
+        try:
+            until(lambda: (folder / "waits").exists() or future.done(), "it waits")
+            assert not future.done(), future.result()
+            yield future
+        finally:
+            (folder / "go").touch()
+
+
+BAD = 5
+
+
+def brittle(folder: Path, times: int = 2) -> Any:
+    """A row fails while there is a file `bad`."""
+
+    def function(id: int) -> int:
+        if id == BAD and (folder / "bad").exists():
+            raise ValueError("bad")
+        return times * id
+
+    return dt.udf(function, version=f"times {times}")
+
+
+def taken(uri: str) -> Lease:
+    """By somebody else."""
+    return Lease.acquire(Store(uri), "n", "other", wait=False, say=lambda _: None)
+
+
+def test_the_progress_counts_rows_and_shows_when_no_results_arrive(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dovetail.observe.progress.PLAIN_INTERVAL_S", 0.05)
+    monkeypatch.setattr("dovetail.backfill.row_progress.SILENCE_S", 0.2)
+    table = dt.table(made(tmp_path, 40, 40))
+    with beside(tmp_path, table, "n", gated(tmp_path, 0), progress=True):
+        said = ""
+
+        def is_shown() -> bool:
+            nonlocal said
+            said += capsys.readouterr().err
+            return "no results for" in said
+
+        until(is_shown, "the line that no results arrive")
+    assert "t.n: 0 of 40 rows (0 %)" in said
+    assert "0 of 1 fragments committed, no results for" in said
+
+
+def test_the_status_of_a_backfill_shows_rows_failed_rows_table_and_column(tmp_path: Path) -> None:
+    table = dt.table(made(tmp_path, 1000, 500))
+    (tmp_path / "bad").touch()
+    filled = table.backfill("n", brittle(tmp_path), on_error="skip", cluster=HALF)
+    assert filled.errors == 1
+    assert filled.folder is not None
+    lines = str(summarize_run(RunHistory.load(filled.folder))).splitlines()
+    assert lines[0].startswith("t.n: finished after ")
+    assert lines[1] == "  1000 of 1000 rows in, 999 out, 1 set aside"
+    assert f"set aside   dovetail backfill {table.uri} n --errors" in lines
+
+
+def test_the_history_shows_the_progress_of_a_running_backfill(tmp_path: Path) -> None:
+    table = dt.table(made(tmp_path, 40, 10))
+    with beside(tmp_path, table, "n", gated(tmp_path, 35)):
+        until(lambda: table.history("n")[0].fragments > 0, "the first commit is written down")
+        job = table.history("n")[0]
+        assert (job.status, job.rows > 0) == ("running", True)
+
+
+def test_a_script_without_a_terminal_prints_which_process_it_waits_for(tmp_path: Path, calls: Calls) -> None:
+    uri = made(tmp_path, 20, 20)
+    with (
+        taken(uri) as lease,
+        driver(tmp_path, uri, f'backfill("n", fill_functions.doubled, cluster="{HALF}")', calls) as running,
+    ):
+        running.says("is being filled by other on ")
+        lease.release()
+        running.finish()
+    assert by_id(uri, "n") == twice(range(20))
+
+
+def test_notes_are_printed_unless_progress_is_false() -> None:
+    for show, heard in ((None, "n: waiting\n"), (True, "n: waiting\n"), (False, "")):
+        stream = io.StringIO()
+        RowProgress(BackfillResult("n"), show, stream).print_note("waiting")
+        assert stream.getvalue() == heard
+
+
+def test_the_progress_counts_all_rows_that_are_done_and_rows_in_checkpoints() -> None:
+    progress = RowProgress(BackfillResult("n", rows=5, errors=2), None)  # 5 of 500 rows match a condition
+    progress.start_round(rows=1000, left=900, fragments=4)
+    assert (progress.counts().finished, progress.counts().total, progress.counts().failed) == (100, 1000, 2)
+    progress.count_rows_left = lambda: 400
+    progress.committed = 2
+    assert progress.counts().finished == 600
+    assert progress.counts().detail.startswith("2 of 4 fragments committed, slowest: ")
