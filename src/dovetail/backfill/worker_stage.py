@@ -64,7 +64,7 @@ def make_job(
 ) -> FillJob:
     """What workers need. A column that the table lacks has the return type of the function; it is only sampled."""
     ids, names = table.field_ids(), table.schema.names
-    returned = dict(zip(columns, (kind for _, kind in udf.outputs()), strict=True))
+    returned = dict(zip(columns, (kind for _, kind in udf.outputs()), strict=False))
     types = {name: table.schema.field(name).type if name in names else kind for name, kind in returned.items()}
     slots = arguments.slots or udf.slots or DEFAULT_ASYNC_SLOTS
     return FillJob(
