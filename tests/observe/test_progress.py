@@ -48,6 +48,11 @@ def test_without_a_terminal_there_is_one_plain_line_every_ten_seconds() -> None:
     assert all("\x1b" not in line for line in lines)
 
 
+def test_a_run_that_ends_before_the_first_plain_line_prints_none() -> None:
+    assert shown(Screen(False), seconds=9) == ""
+    assert len(shown(Screen(False), seconds=10).splitlines()) == 2
+
+
 def test_in_a_terminal_there_is_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm-256color")

@@ -95,6 +95,7 @@ class ProgressDisplay:
         self._stream = stream or sys.stderr
         self._rate_window = RateWindow()
         self._began: float | None = None
+        self._printed = False
         self._steps = 0
         self._look_at = float("-inf")
         is_live = _is_terminal(self._stream) if live is None else live
@@ -123,6 +124,7 @@ class ProgressDisplay:
         self._rate_window.add(view)
         since = now - (self._began or 0.0)
         if self._live is None:
+            self._printed = True
             print(progress_line(view, self._rate_window, since, self._name), file=self._stream, flush=True)
         else:
             self._live.start()
@@ -132,9 +134,10 @@ class ProgressDisplay:
         return f"{self._name} (simulated)" if self._virtual else self._name
 
     def close(self, now: float) -> None:
-        """Leave the last state on the screen. Idempotent."""
+        """Leave the last state on the screen, unless the run ended before its first plain line. Idempotent."""
         try:
-            if self._began is not None and self._interval_s:
+            shown = self._printed or self._live is not None
+            if self._began is not None and self._interval_s and shown:
                 self._show(now)
         finally:
             self._interval_s = 0.0
