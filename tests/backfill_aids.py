@@ -1,4 +1,4 @@
-"""How do tests of backfills make tables, see what was computed, and run a backfill in a process of its own?"""
+"""Helpers of backfill tests: tables, records of computed rows, and backfills in a process of their own."""
 
 from __future__ import annotations
 

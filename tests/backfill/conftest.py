@@ -1,4 +1,4 @@
-"""A bucket of an S3 server on this machine, for tests of tables in object stores; and what functions were asked for."""
+"""Fixtures: a bucket of a local S3 server, and the records of computed rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does a backfill do what was promised: nothing lost, nothing computed twice, nothing that hangs or hides?"""
+"""Guarantees of backfills: nothing is lost, little is computed twice, nothing hangs."""
 
 from __future__ import annotations
 
@@ -286,7 +286,7 @@ def test_three_rows_that_kill_workers_are_isolated(slots: int, tmp_path: Path) -
 
 @pytest.mark.processes
 @pytest.mark.long
-def test_rows_beside_one_that_kills_are_not_blamed_for_it(tmp_path: Path) -> None:
+def test_rows_beside_a_fatal_row_are_not_blamed(tmp_path: Path) -> None:
     """Two at a time in one process: all of them die with it, again and again."""
     uri = made(tmp_path, 200, 50)
     filled = dt.table(uri).backfill("n", fns.sudden_death, cluster=HALF, on_error="skip", slots=2)
@@ -347,7 +347,7 @@ def test_an_update_in_the_middle_gives_the_new_values(tmp_path: Path, calls: Cal
 
 
 @pytest.mark.processes
-def test_a_second_backfill_waits_or_is_refused_with_the_owners_name(tmp_path: Path, calls: Calls) -> None:
+def test_a_second_backfill_waits_or_is_refused_with_the_name_of_the_owner(tmp_path: Path, calls: Calls) -> None:
     uri = made(tmp_path, 4000, 1000)
     table = dt.table(uri)
     call = f'backfill("n", fill_functions.held, cluster="{HALF}")'

@@ -1,4 +1,4 @@
-"""Does every annotation mean the Arrow type that it should, and take the columns that it should?"""
+"""Arrow types of annotations, and the columns that annotations accept."""
 
 from __future__ import annotations
 
@@ -96,14 +96,14 @@ def test_an_annotation_means_a_type(annotation: Any, expected: pa.DataType) -> N
         (pa.Array, "Array has no element type"),
     ],
 )
-def test_an_annotation_without_a_type_says_what_to_write(annotation: Any, said: str) -> None:
+def test_an_annotation_without_a_type_has_a_reason(annotation: Any, said: str) -> None:
     found = arrow_type(annotation)
     assert isinstance(found, str)
     assert said in found
 
 
 @pytest.mark.parametrize("annotation", [dict, list, tuple[int, str], int | float, dict[str, int], Any, pa.Array])
-def test_how_to_say_it_is_said_in_a_way_that_works(annotation: Any) -> None:
+def test_the_suggested_data_type_works(annotation: Any) -> None:
     why = arrow_type(annotation)
     for name in ("words", "<lambda>"):
         said = " ".join(data_type_fixes(name, why))
@@ -200,13 +200,13 @@ def test_other_ways_to_write_a_type(text: Any, kind: pa.DataType) -> None:
         (3, "is not an Arrow type"),
     ],
 )
-def test_a_text_that_is_no_type_says_why(text: Any, said: str) -> None:
+def test_an_invalid_type_name_has_a_reason(text: Any, said: str) -> None:
     found = parse_data_type(text)
     assert isinstance(found, str)
     assert said in found
 
 
-def test_what_is_given_may_have_another_width_than_the_column() -> None:
+def test_a_result_may_have_another_width_than_the_column() -> None:
     assert can_store(pa.int64(), pa.int8())
     assert can_store(pa.string(), pa.large_string())
     assert can_store(pa.list_(pa.float64()), pa.list_(pa.float32(), 3))

@@ -1,4 +1,4 @@
-"""Is a column filled as it should be: every kind of function and type, parts of a table, trouble on the way?"""
+"""Filling columns: kinds of functions and types, parts of a table, interruptions and plans."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from waiting import until  # noqa: E402
 # --- which rows
 
 
-def test_where_computes_what_it_names_and_keeps_the_rest(tmp_path: Path, calls: Calls) -> None:
+def test_where_computes_matching_rows_and_keeps_the_rest(tmp_path: Path, calls: Calls) -> None:
     uri = made(tmp_path, 2000, 500)
     table = dt.table(uri)
     table.backfill("n", fns.doubled, cluster=HALF)
@@ -65,7 +65,7 @@ def test_where_that_names_nothing_ends(tmp_path: Path) -> None:
     assert column(uri, "n") == [None] * 2000
 
 
-def test_where_on_the_column_itself_fills_what_is_empty(tmp_path: Path, calls: Calls) -> None:
+def test_where_on_the_column_itself_fills_empty_rows(tmp_path: Path, calls: Calls) -> None:
     uri = str(tmp_path / "t.lance")
     rows = pa.table(
         {"id": pa.array(range(100), pa.int64()), "n": pa.array([7 if at % 2 else None for at in range(100)])}
@@ -76,7 +76,7 @@ def test_where_on_the_column_itself_fills_what_is_empty(tmp_path: Path, calls: C
     assert set(calls.rows()) == set(range(0, 100, 2))
 
 
-def test_a_condition_that_makes_no_sense_is_told_before_anything_starts(tmp_path: Path) -> None:
+def test_an_invalid_condition_is_rejected_before_anything_starts(tmp_path: Path) -> None:
     uri = made(tmp_path, 100, 50)
     with pytest.raises(ConfigError):
         dt.table(uri).backfill("n", fns.doubled, where="id >>> 3")
@@ -118,7 +118,7 @@ def test_tables_without_rows_are_nothing_to_do(tmp_path: Path) -> None:
 # --- again
 
 
-def test_another_version_computes_everything_again_and_says_so(tmp_path: Path, calls: Calls) -> None:
+def test_another_version_computes_everything_again_with_a_note(tmp_path: Path, calls: Calls) -> None:
     uri = made(tmp_path, 1000, 250)
     table = dt.table(uri)
     table.backfill("n", fns.first_version, cluster=HALF)
@@ -130,7 +130,7 @@ def test_another_version_computes_everything_again_and_says_so(tmp_path: Path, c
     assert table.backfill("n", cluster=HALF).rows == 0
 
 
-def test_a_full_recomputation_that_was_killed_goes_on_and_ends(tmp_path: Path, calls: Calls) -> None:
+def test_a_killed_recomputation_is_resumed_and_ends(tmp_path: Path, calls: Calls) -> None:
     uri = made(tmp_path, 4000, 1000)
     table = dt.table(uri)
     calls.go()
@@ -165,7 +165,7 @@ def test_changed_input_is_computed_again(tmp_path: Path, calls: Calls) -> None:
     assert set(calls.rows()) == set(range(5000, 5010))
 
 
-def test_one_of_two_columns_that_was_dropped_and_made_anew_is_filled_again(tmp_path: Path) -> None:
+def test_one_of_two_columns_that_was_dropped_and_added_again_is_filled_again(tmp_path: Path) -> None:
     uri = made(tmp_path, 100, 50)
     table = dt.table(uri)
     table.backfill(["low", "high"], fns.pair, cluster=HALF)
@@ -174,7 +174,7 @@ def test_one_of_two_columns_that_was_dropped_and_made_anew_is_filled_again(tmp_p
     assert column(uri, "high") == [f"high {row}" for row in range(100)]
 
 
-def test_a_column_that_is_there_and_one_that_is_not_are_filled_together(tmp_path: Path) -> None:
+def test_an_existing_and_a_new_column_are_filled_together(tmp_path: Path) -> None:
     uri = str(tmp_path / "t.lance")
     ids = pa.array(range(100), pa.int64())
     lance.write_dataset(pa.table({"id": ids, "low": pa.nulls(100, pa.int64()), "rest": ids}), uri, max_rows_per_file=50)
@@ -184,7 +184,7 @@ def test_a_column_that_is_there_and_one_that_is_not_are_filled_together(tmp_path
 
 
 @pytest.mark.processes
-def test_a_dropped_column_leaves_nothing_and_can_be_made_anew(tmp_path: Path) -> None:
+def test_a_dropped_column_leaves_nothing_and_can_be_added_again(tmp_path: Path) -> None:
     uri = made(tmp_path, 100, 50)
     table = dt.table(uri)
     table.backfill("n", fns.doubled, cluster=HALF)
@@ -347,7 +347,7 @@ def test_a_row_that_takes_too_long_costs_one_row(name: str, slots: int, tmp_path
 
 @pytest.mark.processes
 @pytest.mark.long
-def test_an_interrupt_drains_and_the_same_call_goes_on(tmp_path: Path, calls: Calls) -> None:
+def test_an_interrupt_drains_and_the_same_call_resumes(tmp_path: Path, calls: Calls) -> None:
     uri = made(tmp_path, 6000, 3000)
     call = f'backfill("n", fill_functions.slow, cluster="{HALF}")'
     with driver(tmp_path, uri, call, calls) as running:
@@ -365,7 +365,7 @@ def test_an_interrupt_drains_and_the_same_call_goes_on(tmp_path: Path, calls: Ca
     assert by_id(uri, "n") == twice(range(6000))
 
 
-def test_a_table_that_cannot_be_written_is_told_and_afterwards_it_goes_on(tmp_path: Path, calls: Calls) -> None:
+def test_a_table_that_cannot_be_written_is_reported_and_the_call_can_be_repeated(tmp_path: Path, calls: Calls) -> None:
     uri = made(tmp_path, 1000, 250)
     table = dt.table(uri)
     table.add_column("n", fns.doubled)
@@ -389,7 +389,7 @@ def test_a_table_that_cannot_be_written_is_told_and_afterwards_it_goes_on(tmp_pa
 
 
 @pytest.mark.long
-def test_parts_that_cannot_be_written_are_told(tmp_path: Path) -> None:
+def test_parts_that_cannot_be_written_are_reported(tmp_path: Path) -> None:
     uri = made(tmp_path, 1000, 250)
     table = dt.table(uri)
     table.add_column("n", fns.doubled)
@@ -435,7 +435,7 @@ def test_no_process_is_left_behind(tmp_path: Path) -> None:
 # --- before it begins
 
 
-def test_a_plan_says_what_there_is_and_what_is_done(tmp_path: Path) -> None:
+def test_a_plan_has_the_pending_and_the_finished_work(tmp_path: Path) -> None:
     uri = made(tmp_path, 2000, 500)
     table = dt.table(uri)
     plan = table.plan_backfill("n", fns.doubled, cluster=CLUSTER)
@@ -455,7 +455,7 @@ def test_a_plan_says_what_there_is_and_what_is_done(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-def test_a_plan_of_a_function_that_crashes_or_fails_says_so_and_does_not_crash(tmp_path: Path) -> None:
+def test_a_plan_of_a_function_that_crashes_or_fails_has_a_note(tmp_path: Path) -> None:
     uri = made(tmp_path, 2000, 2000)
     for function in (fns.leaves, fns.brittle):
         plan = dt.table(uri).plan_backfill("n", function, cluster=CLUSTER)
@@ -479,7 +479,7 @@ def test_a_plan_of_a_function_that_fits_on_no_node_is_refused(tmp_path: Path) ->
         dt.table(uri).plan_backfill("n", fns.enormous, cluster=CLUSTER)
 
 
-def test_a_plan_of_too_many_workers_says_how_many_fit(tmp_path: Path) -> None:
+def test_a_plan_of_too_many_workers_notes_how_many_fit(tmp_path: Path) -> None:
     uri = made(tmp_path, 100, 50)
     plan = dt.table(uri).plan_backfill("n", fns.doubled, workers=8, sample=False, cluster=CLUSTER)
     assert plan.notes == ["running 2 of 8 workers: 8 need 8.0 CPUs, 2.0 available"]

@@ -1,4 +1,4 @@
-"""Is a table read row by row as it lies there, and do finished files get into it whatever others do to it?"""
+"""Reading rows of a table, and commits of finished files during changes by others."""
 
 from __future__ import annotations
 
@@ -86,7 +86,9 @@ def test_a_column_is_added_filled_and_dropped(place: tuple[str, dict[str, str]])
     assert added.schema.names == ["id", "A b", "u"], "a version does not change"
 
 
-def test_a_compaction_meanwhile_is_told_and_the_others_are_committed(place: tuple[str, dict[str, str]]) -> None:
+def test_a_concurrent_compaction_is_reported_and_other_fragments_are_committed(
+    place: tuple[str, dict[str, str]],
+) -> None:
     table = made(*place).add_columns([pa.field("u", pa.string())])
     files = [filled(table, at, [f"{at}"] * EACH, f"dt-{at}.lance") for at in (1, 3)]
     dataset = lance.dataset(place[0], storage_options=place[1] or None)
@@ -114,7 +116,7 @@ def test_append_delete_and_update_meanwhile_do_no_harm(place: tuple[str, dict[st
     assert by_id == {**expected, 3: None, 100: None}, "the row that was updated moved to a fragment of its own"
 
 
-def test_others_that_commit_at_every_moment_delay_a_commit_and_no_more(uri: str) -> None:
+def test_constant_commits_of_others_only_delay_a_commit(uri: str) -> None:
     """Updates of the same fragment conflict with a commit: the conflict is real, and the retry is."""
     table = made(uri).add_columns([pa.field("u", pa.string())])
     file = filled(table, 0, ["x"] * EACH, "dt-0.lance")
@@ -132,7 +134,7 @@ def test_others_that_commit_at_every_moment_delay_a_commit_and_no_more(uri: str)
     assert values(table).count("x") == 2, "3 of 5 rows moved to other fragments"
 
 
-def test_inputs_that_changed_are_told(uri: str) -> None:
+def test_changed_inputs_are_reported(uri: str) -> None:
     table = made(uri).add_columns([pa.field("u", pa.string())])
     file = filled(table, 0, ["x"] * EACH, "dt-0.lance")
     other = filled(table, 0, ["other"] * EACH, "other.lance", "A b")
@@ -144,7 +146,7 @@ def test_inputs_that_changed_are_told(uri: str) -> None:
     assert [(one.path == "other.lance", one.fields) for one in first.files] == [(False, (0,)), (True, (1,))]
 
 
-def test_a_fragment_that_vanished_is_told(uri: str) -> None:
+def test_a_fragment_that_vanished_is_reported(uri: str) -> None:
     table = made(uri).add_columns([pa.field("u", pa.string())])
     files = [filled(table, at, ["x"] * EACH, f"dt-{at}.lance") for at in (0, 1)]
     lance.dataset(uri).delete("id < 5")
@@ -167,7 +169,7 @@ def test_a_column_that_was_dropped_meanwhile_is_an_error(uri: str, again: tuple[
     assert table.newest().dataset.count_rows("id >= 0") == ROWS
 
 
-def test_a_file_that_somebody_cleaned_up_is_computed_again(place: tuple[str, dict[str, str]]) -> None:
+def test_a_file_that_was_cleaned_up_is_computed_again(place: tuple[str, dict[str, str]]) -> None:
     table = made(*place).add_columns([pa.field("u", pa.string())])
     files = [filled(table, at, ["x"] * EACH, f"dt-{at}.lance") for at in (0, 1)]
     lance.dataset(place[0], storage_options=place[1] or None).cleanup_old_versions(
@@ -179,7 +181,7 @@ def test_a_file_that_somebody_cleaned_up_is_computed_again(place: tuple[str, dic
     assert values(table) == [None] * 10 + ["y"] * 5 + [None] * 5
 
 
-def test_a_commit_that_never_gets_through_says_so(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_commit_that_never_succeeds_is_reported(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dovetail.backfill.lance_table.MAX_COMMIT_ATTEMPTS", 2)
     table = made(uri).add_columns([pa.field("u", pa.string())])
     file = filled(table, 0, ["x"] * EACH, "dt-0.lance")
@@ -409,7 +411,7 @@ def test_addresses_mean_the_same_in_every_process(tmp_path: Path, monkeypatch: p
     assert normalize_uri("s3://bucket/a b/") == "s3://bucket/a b"
 
 
-def test_what_is_no_table_is_told_with_what_to_do(tmp_path: Path, bucket: Any) -> None:
+def test_an_address_that_is_not_a_table_is_reported_with_a_fix(tmp_path: Path, bucket: Any) -> None:
     with pytest.raises(ConfigError, match=r"cannot be opened.*not found") as caught:
         LanceTable(str(tmp_path / "nothing"))
     assert caught.value.codes == ("DT430",)
@@ -424,7 +426,7 @@ def test_what_is_no_table_is_told_with_what_to_do(tmp_path: Path, bucket: Any) -
         LanceTable(str(tmp_path / "t.lance"), version=99)
 
 
-def test_columns_that_cannot_be_added_or_dropped_are_told_with_those_that_are_there(uri: str) -> None:
+def test_a_failed_add_or_drop_lists_the_existing_columns(uri: str) -> None:
     table = made(uri)
     with pytest.raises(ConfigError, match=r"cannot add 'id': .*already exists") as caught:
         table.add_columns([pa.field("id", pa.int64())])
@@ -449,7 +451,7 @@ def test_columns_that_cannot_be_added_or_dropped_are_told_with_those_that_are_th
         ("", "expression"),
     ],
 )
-def test_a_condition_that_is_none_is_told_in_one_line(uri: str, where: str, said: str) -> None:
+def test_an_invalid_condition_is_reported_in_one_line(uri: str, where: str, said: str) -> None:
     with pytest.raises(ConfigError) as caught:
         made(uri).check_where(where)
     (problem,) = caught.value.problems

@@ -1,4 +1,4 @@
-"""Does one backfill at a time have a column, and is one that died taken over?"""
+"""The lease of a column: one backfill at a time, and takeover from dead processes."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_it_is_taken_shown_and_given_back(store: Store) -> None:
     assert store.names(FOLDER) == []
 
 
-def test_one_that_is_held_is_refused_with_the_owners_name(store: Store) -> None:
+def test_a_held_lease_is_refused_with_the_name_of_the_owner(store: Store) -> None:
     with take(store, "run-1"):
         with pytest.raises(RunError) as caught:
             take(store, "run-2")
@@ -84,7 +84,7 @@ def test_one_that_is_held_is_refused_with_the_owners_name(store: Store) -> None:
     take(store, "run-3").release()
 
 
-def test_who_waits_gets_it_when_it_is_given_back(store: Store) -> None:
+def test_a_waiting_process_gets_a_released_lease(store: Store) -> None:
     first = take(store, "run-1")
     said: list[str] = []
     got: list[Lease] = []
@@ -194,7 +194,7 @@ class Stepped(Store):
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_in_whatever_order_they_go_on_exactly_one_gets_it(
+def test_in_every_interleaving_exactly_one_claimant_gets_the_lease(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "FIRST_POLL_S", 0.0)
@@ -284,7 +284,7 @@ def test_a_killed_owner_on_this_machine_is_taken_over_at_once(local: Store, othe
     assert local.names(FOLDER) == []
 
 
-def test_who_waits_for_one_that_is_killed_gets_it(local: Store, other: subprocess.Popen[bytes]) -> None:
+def test_a_waiting_process_gets_the_lease_of_a_killed_owner(local: Store, other: subprocess.Popen[bytes]) -> None:
     said: list[str] = []
     got: list[Lease] = []
     waiting = threading.Thread(target=lambda: got.append(take(local, "run-2", wait=True, say=said.append)))
@@ -348,16 +348,14 @@ def test_an_owner_elsewhere_is_dead_when_we_heard_nothing_of_it_for_too_long(
 
 
 @pytest.mark.parametrize("ago", [25.0, 4000.0, -4000.0])
-def test_an_owner_elsewhere_that_beats_is_alive_whatever_its_clock_says(local: Store, ago: float) -> None:
+def test_a_remote_owner_with_a_heartbeat_is_alive_whatever_its_clock_shows(local: Store, ago: float) -> None:
     path = left(local, ago)
     with beating(local, path, ago), pytest.raises(RunError, match="is being filled by run-far on far, pid 7"):
         take(local, "run-2", say=lambda _: None)
     assert len(local.names(FOLDER)) == 4
 
 
-def test_who_waits_does_not_take_over_from_an_owner_elsewhere_that_beats(
-    local: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_remote_owner_with_a_heartbeat_is_not_taken_over(local: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LEASE_TIMEOUT_S", 0.5)
     monkeypatch.setattr(module, "MAX_POLL_S", 0.05)
     path = left(local, 4000.0)
@@ -377,7 +375,7 @@ def test_who_waits_does_not_take_over_from_an_owner_elsewhere_that_beats(
     got[0].release()
 
 
-def test_an_owner_elsewhere_whose_clock_was_ahead_blocks_no_longer_than_others(
+def test_a_remote_owner_whose_clock_was_ahead_expires_like_others(
     local: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "LEASE_TIMEOUT_S", 0.3)
@@ -387,7 +385,7 @@ def test_an_owner_elsewhere_whose_clock_was_ahead_blocks_no_longer_than_others(
 
 
 @pytest.mark.parametrize("space", ["another-boot pid:[1]", f"{this_process().space.split()[0]} pid:[1]"])
-def test_an_owner_elsewhere_with_a_new_heartbeat_is_refused_at_once(local: Store, space: str) -> None:
+def test_a_lease_of_a_remote_owner_with_a_new_heartbeat_is_refused_at_once(local: Store, space: str) -> None:
     """On another machine, or in another container of this one: its pid means nothing here."""
     left(local, 1, space=space)
     with pytest.raises(RunError, match="run-far on far, pid 7"):
@@ -410,7 +408,9 @@ def test_an_owner_on_this_machine_is_alive_as_long_as_its_process_is(
         take(local, "run-2")
 
 
-def test_a_process_whose_beginning_moved_goes_by_its_heartbeat(local: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_whose_start_time_changed_is_judged_by_its_heartbeat(
+    local: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As that of all does when the clock is set; or another process got its number."""
     monkeypatch.setattr(module, "LEASE_TIMEOUT_S", 0.3)
     left(local, 1, space=this_process().space, born="1.00")
@@ -419,7 +419,9 @@ def test_a_process_whose_beginning_moved_goes_by_its_heartbeat(local: Store, mon
     take(local, "run-2", wait=True, say=lambda _: None).release()
 
 
-def test_what_this_process_could_not_give_back_is_in_nobodys_way(local: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lease_that_could_not_be_released_does_not_block_this_process(
+    local: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lease = take(local, "run-1")
 
     def fails(*_: str) -> None:
@@ -434,7 +436,7 @@ def test_what_this_process_could_not_give_back_is_in_nobodys_way(local: Store, m
     assert "taking over column 'u' from run-1" in said[0]
 
 
-def test_somebody_who_asked_and_died_is_in_nobodys_way(local: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_claim_of_a_dead_process_does_not_block_others(local: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LEASE_TIMEOUT_S", 0.2)
     left(local, 2 * module.LEASE_TIMEOUT_S, holds=False)
     assert read_holder(local, "u") is None
@@ -516,7 +518,7 @@ def test_one_process_has_the_leases_of_several_columns(local: Store) -> None:
     assert [read_holder(local, column) for column in ("a", "b", "c")] == [None, None, None]
 
 
-def test_an_owner_whose_store_does_not_answer_is_lost_when_others_may_think_so(
+def test_an_owner_whose_store_is_unreachable_loses_the_lease_after_the_timeout(
     local: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with take(local, "run-1") as lease:
@@ -534,7 +536,9 @@ def test_an_owner_whose_store_does_not_answer_is_lost_when_others_may_think_so(
         (tmp_path / "away").rename(folder)
 
 
-def test_an_owner_that_slept_and_was_not_taken_over_goes_on(local: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_owner_that_slept_and_was_not_taken_over_keeps_the_lease(
+    local: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with take(local, "run-1") as lease:
         monkeypatch.setattr(module, "LEASE_TIMEOUT_S", 0.0)  # its last heartbeat is older than that
         assert not lease.is_lost(), "it looks, and its claim is there"

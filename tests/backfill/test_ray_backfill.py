@@ -1,4 +1,4 @@
-"""Does a backfill on Ray give what it gives here, also when a node leaves in the midst of it?"""
+"""Backfills on Ray, also when a node leaves during the backfill."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def doubled_where(folder: Path, pause_s: float, go: Path | None = None) -> Any:
     return dt.udf(Doubled, labels={"fake": "fill"}, version="1")
 
 
-def test_a_column_is_the_same_on_ray_and_resumes_there_what_began_here(
+def test_a_column_is_the_same_on_ray_and_a_local_backfill_is_resumed_there(
     ray_cluster: FakeCluster, tmp_path: Path
 ) -> None:
     uri = made(tmp_path, 2_000, 400)

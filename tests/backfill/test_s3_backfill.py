@@ -1,4 +1,4 @@
-"""Is a table in an object store filled as one on a disk, with the storage options that it is opened with?"""
+"""Backfills of tables in an object store, with storage options."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def mended(id: int) -> int:  # noqa: A002
     return 2 * id
 
 
-def test_a_table_in_s3_is_filled_errors_are_kept_and_mended_and_done_is_done(uri: str, bucket: Bucket) -> None:
+def test_a_table_in_s3_is_filled_and_its_failed_rows_are_retried(uri: str, bucket: Bucket) -> None:
     table = dt.table(uri, storage_options=bucket.storage)
     with pytest.raises(ValueError, match="row 8589934692"):
         table.backfill("n", doubled)
@@ -61,7 +61,7 @@ def test_a_table_in_s3_is_filled_errors_are_kept_and_mended_and_done_is_done(uri
     assert [job.status for job in table.history("n")] == ["failed", "finished", "finished", "finished"]
 
 
-def test_what_storage_options_hold_is_not_kept_beside_the_table(uri: str, bucket: Bucket, tmp_path: Path) -> None:
+def test_storage_options_are_not_stored_beside_the_table(uri: str, bucket: Bucket, tmp_path: Path) -> None:
     secret = "a-key-that-nobody-should-see"
     storage = bucket.storage | {"aws_secret_access_key": secret}
     table = dt.table(uri, storage_options=storage)

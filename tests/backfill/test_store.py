@@ -1,4 +1,4 @@
-"""Are files of a backfill whole or not there, on a disk and in a bucket alike?"""
+"""Files beside a table on a disk and in a bucket: complete or absent."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
 NAMES = ["a", "p.0.100.12345", "t.3.4.run", "with space", "50%", "%20", "ü", "a+b", "x=1&y", "#", "1-ab"]
 
 
-def test_what_was_put_is_there_under_its_name(store: Store) -> None:
+def test_a_stored_file_is_listed_under_its_name(store: Store) -> None:
     for name in NAMES:
         store.put(f"c-x%20y/parts/{name}", name.encode())
     assert store.names("c-x%20y/parts") == sorted(NAMES)
@@ -43,7 +43,7 @@ def test_what_was_put_is_there_under_its_name(store: Store) -> None:
     assert store.names("") == store.names("c-x%20y") == []
 
 
-def test_what_is_not_there_is_none_and_no_error(store: Store) -> None:
+def test_a_missing_file_is_none(store: Store) -> None:
     assert store.get("nothing/here") is None
     assert store.names("nothing") == store.folders("nothing") == []
     store.delete("nothing/here", "nor")
@@ -62,13 +62,13 @@ def test_put_replaces(store: Store) -> None:
     assert store.names("a") == ["b"]
 
 
-def test_large_and_binary_files_come_back_as_they_were(store: Store) -> None:
+def test_large_and_binary_files_are_read_as_they_were_written(store: Store) -> None:
     data = os.urandom(12 << 20)  # S3 gets this in several pieces
     store.put("a/large", data)
     assert store.get("a/large") == data
 
 
-def test_create_makes_one_only_if_there_is_none(store: Store) -> None:
+def test_create_writes_a_file_only_if_it_does_not_exist(store: Store) -> None:
     assert store.create("a/b", b"1")
     assert not store.create("a/b", b"2")
     assert store.get("a/b") == b"1"
@@ -77,7 +77,7 @@ def test_create_makes_one_only_if_there_is_none(store: Store) -> None:
     assert store.names("a") == ["b"]
 
 
-def test_delete_takes_only_what_it_was_told_to(store: Store) -> None:
+def test_delete_removes_only_the_given_files(store: Store) -> None:
     for name in ("a/1", "a/2", "a/3", "ab/1", "a/b/c"):
         store.put(name, b"x")
     store.delete("a/1", "a/nothing", "a/3")
@@ -87,7 +87,7 @@ def test_delete_takes_only_what_it_was_told_to(store: Store) -> None:
     assert store.names("ab") == ["1"]
 
 
-def test_folders_and_files_of_one_folder_are_told_apart(store: Store) -> None:
+def test_folders_and_files_of_one_folder_are_distinguished(store: Store) -> None:
     store.put("a/file", b"")
     store.put("a/folder/file", b"")
     store.put("a/folder/deep/file", b"")
@@ -179,7 +179,7 @@ while True:
 """
 
 
-def test_a_writer_that_is_killed_leaves_a_whole_file_or_none(tmp_path: Path) -> None:
+def test_a_killed_writer_leaves_a_complete_file_or_none(tmp_path: Path) -> None:
     store = Store(str(tmp_path))
     for _ in range(5):
         child = subprocess.Popen([sys.executable, "-c", WRITES, str(tmp_path)], stdout=subprocess.PIPE)

@@ -1,4 +1,4 @@
-"""Does `@dt.udf` take what it should, say what is wrong with the rest, and reach other processes?"""
+"""`@dt.udf`: options, signatures, checks against a table, references and pickling."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_options_are_kept_and_the_other_spellings_are_taken() -> None:
 
 
 @pytest.mark.processes
-def test_everything_that_is_wrong_with_the_options_is_said_at_once() -> None:
+def test_all_problems_of_options_are_reported_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
         udf(  # type: ignore[call-overload]
             str.upper,
@@ -107,7 +107,7 @@ def test_everything_that_is_wrong_with_the_options_is_said_at_once() -> None:
     assert "table.backfill(column, workers=4)" in text
 
 
-def test_cpus_in_both_spellings_is_refused() -> None:
+def test_cpus_and_its_alias_together_are_rejected() -> None:
     with pytest.raises(ConfigError, match="num_cpus=2 and cpus=1 are the same option"):
         udf(str.upper, cpus=1, num_cpus=2)
 
@@ -135,7 +135,7 @@ def test_on_error_takes_texts_and_retries() -> None:
     assert eval(repr(retry)).policy == retry.policy
 
 
-def test_retries_are_matched_by_what_an_exception_derives_from() -> None:
+def test_retries_match_base_classes_of_an_exception() -> None:
     how = parse_error_policy(Retry(ConnectionError, times=5))
     assert how.retries_for(ConnectionResetError()) == 5
     assert how.retries_for(ValueError()) == 0
@@ -144,7 +144,7 @@ def test_retries_are_matched_by_what_an_exception_derives_from() -> None:
     assert [how.wait_s(tried) for tried in range(4)] == [1, 2, 4, 8]
 
 
-def test_everything_that_is_wrong_with_a_retry_is_said_at_once() -> None:
+def test_all_problems_of_a_retry_are_reported_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
         Retry(3, int, times=0, backoff="now", then="stop")  # type: ignore[arg-type]
     assert len(caught.value.problems) == 5
@@ -213,7 +213,7 @@ def pair(text: str) -> Pair | None:
         ),
     ],
 )
-def test_a_function_says_what_it_takes_and_gives(
+def test_a_function_has_inputs_and_outputs(
     fn: Any, options: Any, kind: str, is_async: bool, inputs: tuple[str, ...], outputs: Any
 ) -> None:
     made = udf(fn, **options)
@@ -271,7 +271,7 @@ class WrongCall:
         (pair, {"data_type": {"cuont": "int8"}}, "did you mean 'count'?"),
     ],
 )
-def test_what_a_function_does_not_say_is_a_problem(fn: Any, options: Any, said: str) -> None:
+def test_a_missing_annotation_is_a_problem(fn: Any, options: Any, said: str) -> None:
     found = udf(fn, **options).check(SCHEMA, ["out"] if fn is not pair else ["a", "b"])
     assert said in "\n".join(problem.render() for problem in found)
 
@@ -283,7 +283,7 @@ def several(txet: str, n: str, vector: list[float]) -> int:
     return 0
 
 
-def test_everything_that_does_not_fit_the_table_is_said_at_once() -> None:
+def test_all_mismatches_with_the_table_are_reported_at_once() -> None:
     found = udf(several).check(SCHEMA, ["text"])
     assert [problem.code for problem in found] == ["DT444", "DT445", "DT446"]
     text = "\n".join(problem.render() for problem in found)
@@ -310,7 +310,7 @@ def test_a_type_that_was_written_must_be_the_columns() -> None:
     assert "returns int64, but column 'small' is int8" in found.message
 
 
-def test_a_function_does_not_read_what_it_fills() -> None:
+def test_a_function_cannot_read_the_column_that_it_fills() -> None:
     (found,) = udf(awaited).check(SCHEMA, ["text"])
     assert "the column that it fills" in found.message
 
@@ -365,14 +365,14 @@ def test_a_reference_leads_to_the_udf(module: Any) -> None:
         ("udf_module:PREFIX", "is of type str"),
     ],
 )
-def test_a_reference_that_leads_nowhere_is_told(module: Any, reference: str, said: str) -> None:
+def test_a_reference_without_a_target_is_reported(module: Any, reference: str, said: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_udf(reference)
     assert said in messages(caught.value)
     assert caught.value.codes == ("DT443",)
 
 
-def test_a_module_that_fails_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_that_fails_to_import_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "failing_module.py").write_text("1 / 0\n")
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.chdir(tmp_path)
@@ -400,7 +400,7 @@ def test_a_udf_of_a_module_travels_by_name(module: Any) -> None:
     assert elsewhere(cloudpickle.dumps(module.Scaled), "print(made(1))", beside=True) == "10"
 
 
-def test_a_udf_whose_name_leads_elsewhere_travels_by_value(module: Any) -> None:
+def test_a_udf_whose_name_refers_to_another_object_is_pickled_by_value(module: Any) -> None:
     made = udf(module.marked.fn, cpus=4, version="7")
     data = cloudpickle.dumps(made)
     assert elsewhere(data, "print(made('a'), made.resources.cpus, made.version)", beside=True) == ">a 4 7"
@@ -519,7 +519,7 @@ def test_resources_do_not_change_a_version(versioned: Callable[..., Any]) -> Non
         ("LIMIT = 3\n", "LIMIT = 3  # three\n\n\n", [False, False, False]),
     ],
 )
-def test_a_version_changes_with_what_the_function_uses(
+def test_the_version_changes_with_the_functions_that_are_used(
     versioned: Callable[..., Any], old: str, new: str, changed: list[bool]
 ) -> None:
     before = versions(versioned())
@@ -527,7 +527,7 @@ def test_a_version_changes_with_what_the_function_uses(
     assert [one != two for one, two in zip(before, after, strict=True)] == changed
 
 
-def test_what_a_closure_holds_and_defaults_change_a_version(versioned: Callable[..., Any]) -> None:
+def test_closures_and_defaults_change_the_version(versioned: Callable[..., Any]) -> None:
     made = versioned()
     assert code_hash(made.maker(2)) == code_hash(made.maker(2))
     assert code_hash(made.maker(2)) != code_hash(made.maker(3))
@@ -576,7 +576,7 @@ print(*(code_hash(holding(one)) for one in held))
 
 
 @pytest.mark.processes
-def test_data_that_a_function_holds_is_told_the_same_in_every_process_and_on_every_python(tmp_path: Path) -> None:
+def test_the_hash_of_data_in_a_function_is_the_same_in_every_process_and_python(tmp_path: Path) -> None:
     script = tmp_path / "holds.py"
     script.write_text(HOLDS.format(paths=[str(Path(inspect.getfile(code_hash)).parents[2])]))
     told = {
@@ -590,14 +590,14 @@ def test_data_that_a_function_holds_is_told_the_same_in_every_process_and_on_eve
     assert len(set(next(iter(told.values())).split())) == 20
 
 
-def test_a_column_whose_name_lance_cannot_commit_is_refused_before_anything_starts() -> None:
+def test_a_column_name_that_lance_cannot_commit_is_rejected() -> None:
     (found,) = udf(awaited).check(SCHEMA, ["back`tick"])
     assert found.code == "DT433"
     assert "'back`tick'" in found.message
     assert "'backtick'" in found.fix_texts[0]
 
 
-def test_a_column_whose_name_lance_cannot_read_is_refused_before_anything_starts() -> None:
+def test_a_column_name_that_lance_cannot_read_is_rejected() -> None:
     def batches(batch: pa.RecordBatch) -> pa.StringArray:
         return batch["text"]
 

@@ -89,7 +89,7 @@ def told(found: BatchResult) -> list[tuple[int, str]]:
 # --- plain rows
 
 
-def test_none_goes_in_and_comes_out_as_null() -> None:
+def test_none_is_passed_and_stored_as_null() -> None:
     seen: list[Any] = []
 
     def odd(n: int | None, text: str) -> str | None:
@@ -508,7 +508,7 @@ def test_a_row_that_hangs_does_not_wait_for_the_time_of_all_rows_of_its_call(how
     assert max(sizes) > 50
 
 
-def test_a_call_of_many_rows_may_take_ten_times_what_they_took_before() -> None:
+def test_a_call_of_many_rows_may_take_ten_times_its_expected_duration() -> None:
     caller = caller_of(lambda n: n, data_type="int64", timeout_s=2.0)
     caller.pace.record(100, 1.0)
     assert caller.allowed_s(2.0, 1) == 2.0
@@ -579,7 +579,7 @@ print("came back")
     ("name", "batch_size", "said"),
     [("scalar", 1, "condemned 3"), ("awaited", 1, "condemned 3"), ("arrays", 1, "condemned 3"), ("arrays", 4, "")],
 )
-def test_a_call_that_does_not_come_back_takes_the_process_with_it(name: str, batch_size: int, said: str) -> None:
+def test_a_call_that_does_not_return_ends_its_process(name: str, batch_size: int, said: str) -> None:
     call = [sys.executable, "-c", HANGS, name, str(batch_size)]
     done = subprocess.run(call, capture_output=True, text=True, timeout=100, check=False)
     assert (done.returncode, done.stdout.strip()) == (70, said), done.stderr
@@ -618,7 +618,7 @@ def test_as_many_rows_as_slots_are_under_way_and_no_more() -> None:
     assert most == 7
 
 
-def test_an_async_failure_waits_for_rows_before_it_and_cancels_those_behind() -> None:
+def test_an_async_failure_waits_for_earlier_rows_and_cancels_later_ones() -> None:
     ended: list[int] = []
     cancelled: list[int] = []
 
@@ -688,7 +688,7 @@ def test_a_class_is_set_up_once_and_torn_down() -> None:
     assert said == [7, "over"]
 
 
-def test_what_an_async_setup_opens_lives_in_the_same_loop() -> None:
+def test_an_async_setup_runs_in_the_same_event_loop_as_calls() -> None:
     class Client:
         async def setup(self) -> None:
             self.loop = asyncio.get_running_loop()
@@ -713,7 +713,7 @@ def test_what_an_async_setup_opens_lives_in_the_same_loop() -> None:
     batch_size=st.sampled_from([None, 1, 3, 64]),
     slots=st.integers(1, 5),
 )
-def test_successive_runs_give_what_a_plain_loop_gives(
+def test_successive_runs_return_the_results_of_a_plain_loop(
     values: list[int | None],
     bad: set[int],
     kind: str,

@@ -179,7 +179,7 @@ def test_several_columns_of_one_function_are_written_with_commas(place: Tables) 
     assert place.refused("letters,words,more", "--udf", "functions:size").count("DT446") == 1
 
 
-def test_plain_functions_and_those_of_arrays_are_taken(place: Tables) -> None:
+def test_plain_functions_and_functions_of_arrays_are_accepted(place: Tables) -> None:
     assert place.filled("big", "--udf", "functions:plain", "--slots", "1")["rows"] == ROWS
     assert place.values("big")[0] == "ROW 0"
     assert place.filled("long", "--udf", "functions:length", "--batch-size", "4")["rows"] == ROWS
@@ -206,14 +206,14 @@ def test_a_condition_leaves_other_rows_alone_and_recompute_computes_all_again(pl
     assert place.filled("twice")["rows"] == 0
 
 
-def test_the_spellings_of_others_are_taken(place: Tables) -> None:
+def test_option_names_of_geneva_are_accepted(place: Tables) -> None:
     others = ("--concurrency", "1", "--intra-applier-concurrency", "1", "--num-frags", "2")
     told = place.filled("twice", "--udf", "functions:twice", "--engine", "local", "--env-from", "HOME", *others)
     assert (told["workers"], told["fragments"]) == (1, 2)
     assert "--concurrency" not in place.run("backfill", "--help").stdout
 
 
-def test_more_workers_than_fit_are_fewer_and_that_is_said(place: Tables) -> None:
+def test_more_workers_than_fit_are_reduced_with_a_note(place: Tables) -> None:
     done = place.fill("twice", "--udf", "functions:twice", "--workers", "8", *CLUSTER)
     assert done.returncode == 0, done.stderr
     words = "running 2 of 8 workers: 8 need 8.0 CPUs, 2.0 available"
@@ -246,7 +246,7 @@ def test_storage_options_reach_the_table_and_the_workers(place: Tables, s3_serve
 # --- rows that fail
 
 
-def test_a_row_that_fails_ends_it_with_its_error_in_the_words_of_the_command_line(place: Tables) -> None:
+def test_a_failed_row_ends_the_command_with_fixes_as_options(place: Tables) -> None:
     said = place.refused("checked", "--udf", "functions:no_seven", code=1)
     assert "error[DT435] column 'checked', row 7 (fragment 0, offset 7): ValueError: a seven: 7" in said
     assert "--on-error skip" in said
@@ -257,7 +257,7 @@ def test_a_row_that_fails_ends_it_with_its_error_in_the_words_of_the_command_lin
     assert place.values("checked") == list(range(ROWS))
 
 
-def test_rows_set_aside_are_listed_and_tried_again(place: Tables) -> None:
+def test_failed_rows_are_listed_and_retried(place: Tables) -> None:
     done = place.fill("checked", "--udf", "functions:no_seven", "--on-error", "skip")
     assert done.returncode == 0, done.stderr
     assert "1 row set aside: dovetail backfill t.lance checked --errors" in done.stdout
@@ -274,19 +274,19 @@ def test_rows_set_aside_are_listed_and_tried_again(place: Tables) -> None:
     assert (none.returncode, none.stdout, none.stderr) == (0, "", "no failed rows\n")
 
 
-def test_an_exception_that_click_would_take_for_its_own_is_an_error_like_others(place: Tables) -> None:
+def test_an_exception_type_that_click_handles_is_an_ordinary_error(place: Tables) -> None:
     assert "EOFError: no more" in place.refused("bad", "--udf", "functions:ends", code=1)
 
 
 @pytest.mark.long
-def test_a_kind_of_exception_is_tried_again(place: Tables) -> None:
+def test_an_exception_type_is_retried(place: Tables) -> None:
     told = place.filled("n2", "--udf", "functions:sometimes", "--retry", "ConnectionError", "--retry", "TimeoutError")
     assert (told["rows"], told["errors"]) == (ROWS, 0)
     assert (place.folder / "tried").exists()
 
 
 @pytest.mark.parametrize("most", [pytest.param("0", marks=pytest.mark.long), "1%"])
-def test_more_errors_than_may_be_end_it(place: Tables, most: str) -> None:
+def test_more_errors_than_allowed_stop_it(place: Tables, most: str) -> None:
     function = ("--udf", "functions:no_seven", "--on-error", "skip")
     said = place.refused("checked", *function, "--max-errors", most, code=1)
     assert "error[DT436]" in said
@@ -294,7 +294,7 @@ def test_more_errors_than_may_be_end_it(place: Tables, most: str) -> None:
     assert place.filled("checked", "--on-error", "skip", "--max-errors", "5%")["status"] == "finished"
 
 
-def test_a_row_that_takes_too_long_is_one_that_fails(place: Tables) -> None:
+def test_a_row_that_exceeds_the_timeout_fails(place: Tables) -> None:
     told = place.filled("n2", "--udf", "functions:hangs", "--timeout", "0.2s", "--on-error", "skip")
     assert told["errors"] == 1
     assert "TimeoutError" in place.fill("n2", "--errors").stdout
@@ -371,7 +371,7 @@ def test_bad_input_is_one_clear_error(place: Tables, arguments: list[str], words
     assert place.columns() == ["n", "text"]
 
 
-def test_everything_wrong_with_the_options_is_told_at_once(place: Tables) -> None:
+def test_all_problems_of_options_are_reported_at_once(place: Tables) -> None:
     wrong = "--workers many --fragments x --max-errors lots --timeout soon --commit-every never --on-error ignore"
     said = place.refused("a", "--udf", "functions:twice", *shlex.split(wrong), "--batch-size", "0", "--slots", "x")
     options = ("workers", "fragments", "max-errors", "timeout", "commit-every", "on-error", "batch-size", "slots")
@@ -415,7 +415,7 @@ def test_no_mistake_hides_another(place: Tables) -> None:
     ],
     ids=lambda value: " ".join(value),
 )
-def test_what_is_offered_can_be_typed(place: Tables, arguments: list[str], fixes: list[str]) -> None:
+def test_fixes_can_be_typed(place: Tables, arguments: list[str], fixes: list[str]) -> None:
     said = place.refused(*arguments)
     assert [line.removeprefix("  fix  ") for line in said.splitlines() if line.startswith("  fix")] == fixes
 
@@ -428,7 +428,7 @@ def test_a_module_that_exits_or_prints_does_no_harm(place: Tables) -> None:
     assert told["rows"] == ROWS
 
 
-def test_a_float_is_not_cut_off_for_a_whole_column(place: Tables) -> None:
+def test_a_float_is_not_truncated_for_an_integer_column(place: Tables) -> None:
     (place.folder / "halves.py").write_text("def half(n: int) -> int:\n    return n / 2\n")
     said = place.refused("a", "--udf", "halves:half", code=1)
     assert re.search(r"offset 1\): ValueError: returned \d+\.5, a float, which does not fit int64", said)
@@ -462,7 +462,7 @@ def test_every_option_belongs_to_some_action() -> None:
 
 
 @pytest.mark.parametrize("name", ["nowhere.lance", "functions.py", "home"])
-def test_what_is_not_a_table_is_told(place: Tables, name: str) -> None:
+def test_a_path_that_is_not_a_table_is_reported(place: Tables, name: str) -> None:
     place.home.mkdir()
     done = place.run("backfill", name, "a", "--udf", "functions:twice")
     assert (done.returncode, done.stdout) == (2, "")
@@ -493,7 +493,7 @@ TERM = pytest.param(signal.SIGTERM, 143, marks=pytest.mark.long)
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), TERM], ids=["int", "term"])
-def test_a_signal_drains_and_the_same_command_goes_on(place: Tables, number: int, code: int) -> None:
+def test_a_signal_drains_and_the_same_command_resumes(place: Tables, number: int, code: int) -> None:
     place.make(3000, 100)
     command = ("backfill", "t.lance", "n2", "--udf", "functions:slowly", *CLUSTER)
     with place.started(*command) as started:
@@ -513,7 +513,7 @@ def test_a_signal_drains_and_the_same_command_goes_on(place: Tables, number: int
 
 
 @pytest.mark.long
-def test_a_second_signal_stops_now_and_what_was_done_is_kept(place: Tables) -> None:
+def test_a_second_signal_stops_at_once_and_finished_work_is_kept(place: Tables) -> None:
     place.make(3000, 100)
     command = ("backfill", "t.lance", "n2", "--udf", "functions:held", *CLUSTER)
     with place.started(*command) as started:
@@ -531,7 +531,7 @@ def test_a_second_signal_stops_now_and_what_was_done_is_kept(place: Tables) -> N
     assert place.filled(*command[2:], "--fragments", "1")["fragments"] == 1
 
 
-def test_a_column_that_another_fills_is_refused_with_its_name_if_nobody_waits(place: Tables) -> None:
+def test_with_no_wait_a_column_that_another_process_fills_is_refused(place: Tables) -> None:
     place.make(3000, 100)
     command = ("backfill", "t.lance", "n2", "--udf", "functions:held", *CLUSTER)
     with place.started(*command) as started:
