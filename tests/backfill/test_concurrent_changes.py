@@ -240,8 +240,8 @@ def test_renamed_columns_are_changed_input(tmp_path: Path) -> None:
     table = dt.table(uri)
     udf = dt.udf(lambda a: 2 * a, version="1", input_columns=["a"], data_type="int64")
     table.backfill("n", udf, cluster=HALF)
-    lance.dataset(uri).alter_columns({"path": "a", "name": "old"})
-    lance.dataset(uri).alter_columns({"path": "b", "name": "a"})
+    lance.dataset(uri).alter_columns({"path": "a", "name": "old"})  # type: ignore[dict-item]
+    lance.dataset(uri).alter_columns({"path": "b", "name": "a"})  # type: ignore[dict-item]
     assert table.backfill("n", udf, cluster=HALF).rows == 20
     assert by_id(uri, "n") == {row: 2 * (row + 100) for row in range(20)}
 
@@ -263,7 +263,7 @@ def test_an_input_column_that_is_dropped_is_named(tmp_path: Path, how: str) -> N
         if how == "dropped":
             lance.dataset(uri).drop_columns(["text"])
         else:
-            lance.dataset(uri).alter_columns({"path": "text", "name": "words"})
+            lance.dataset(uri).alter_columns({"path": "text", "name": "words"})  # type: ignore[dict-item]
         gate.touch()
         with pytest.raises(RunError, match=r"'text', which slow or where reads, was dropped or renamed") as error:
             running.result()

@@ -145,7 +145,7 @@ def test_a_restored_version_has_its_errors_or_is_computed_again(tmp_path: Path, 
         (bad / str(row)).unlink()
     table.retry_errors("n", udf, cluster=HALF)
     assert table.backfill("n", udf, cluster=HALF).rows == 0
-    lance.dataset(uri, version=before).restore()
+    lance.dataset(uri, version=before).restore()  # type: ignore[no-untyped-call]
     assert by_id(uri, "n") == twice(range(40), missing=(7, 13))
     assert table.backfill("n", udf, cluster=HALF).rows == 20
     assert by_id(uri, "n") == twice(range(40))

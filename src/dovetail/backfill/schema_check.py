@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dovetail.backfill.arrow_types import (
+    NoArrowType,
     accepts,
     annotation_text,
     arrow_type,
@@ -39,7 +40,7 @@ def output_types(udf: Udf) -> tuple[OutputTypes, list[Problem]]:
         if isinstance(data_type, Mapping):
             return tuple((name, parse_data_type(one)) for name, one in data_type.items()), []
         found = parse_data_type(data_type) if data_type is not None else arrow_type(_value_annotation(udf, returns))
-        if isinstance(found, str):
+        if isinstance(found, NoArrowType):
             return (), [Problem(BAD_SIGNATURE, f"{udf.name} {found}", fixes=data_type_fixes(udf.name, found))]
         return (("", found),), []
     if data_type is not None and not isinstance(data_type, Mapping):
