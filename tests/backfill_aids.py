@@ -84,13 +84,13 @@ class Call:
 
 
 class Calls:
-    """What functions wrote down; see `fill_functions.told`."""
+    """Rows that functions computed; see `fill_functions.record_row`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def all(self) -> list[Call]:
-        """Lines that are whole: who reads while they are written may see half of the last one."""
+        """Complete lines: the last line of a file may be incomplete while it is written."""
         found = []
         for path in self.folder.glob("*.calls"):
             whole = path.read_text().rpartition("\n")[0]
@@ -107,7 +107,7 @@ class Calls:
             path.unlink()
 
     def is_held(self) -> bool:
-        """Somebody waits in the middle of a table until `go`."""
+        """Whether a function waits in the middle of a table for `go`."""
         return (self.folder / "held").exists()
 
     def go(self) -> None:
@@ -122,7 +122,7 @@ def driver(folder: Path, uri: str, call: str, calls: Calls) -> Script:
 
 
 def left_over(uri: str) -> list[str]:
-    """Parts and marks that lie beside a table."""
+    """Parts and marks beside a table."""
     while True:
         try:
             return [str(path) for path in Path(uri).glob("_dovetail/*/parts/**/*") if path.is_file()]
@@ -131,7 +131,7 @@ def left_over(uri: str) -> list[str]:
 
 
 def compact(uri: str, **how: Any) -> None:
-    """As somebody does who tries again when a commit of the backfill came in between."""
+    """Compact the table; retried after a conflicting commit of the backfill."""
 
     def is_done() -> bool:
         try:
@@ -150,7 +150,7 @@ def history(uri: str, name: str | None = None) -> list[str]:
 
 
 def children() -> set[int]:
-    """Processes that this one has started and that are there."""
+    """Child processes of this process."""
     found = set()
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():

@@ -1,4 +1,4 @@
-"""Functions that fill columns in tests, in a module that workers can import; they write down what they compute."""
+"""Functions that fill columns in tests, in a module that workers can import; they record the rows that they compute."""
 
 # ruff: noqa: A002 - parameters are called like columns, and one is `id`
 
@@ -26,8 +26,8 @@ BAD = 777
 THREE = (10, 60, 61)
 
 
-def told(row: int, began: float | None = None) -> None:
-    """That a row was computed, and when; gone with the process only if the machine goes."""
+def record_row(row: int, began: float | None = None) -> None:
+    """Record that a row was computed, and when; the record survives a kill of the process."""
     folder = os.environ.get(LOG)
     if folder:
         now = time.time()
@@ -38,7 +38,7 @@ def told(row: int, began: float | None = None) -> None:
 
 
 def wait_for_go(row: int, hold: int) -> None:
-    """From the row `hold` on nothing goes on until the test says so."""
+    """Wait from the row `hold` on until the test creates the file `go`."""
     folder = os.environ.get(LOG)
     while row >= hold and folder and not (Path(folder) / "go").exists():
         (Path(folder) / "held").touch()
@@ -47,25 +47,25 @@ def wait_for_go(row: int, hold: int) -> None:
 
 @dt.udf
 def doubled(id: int) -> int:
-    told(id)
+    record_row(id)
     return 2 * id
 
 
 @dt.udf
 def tripled(id: int) -> int:
-    told(id)
+    record_row(id)
     return 3 * id
 
 
 @dt.udf(version="one")
 def first_version(id: int) -> int:
-    told(id)
+    record_row(id)
     return id + 1
 
 
 @dt.udf(version="two")
 def second_version(id: int) -> int:
-    told(id)
+    record_row(id)
     return id + 2
 
 
@@ -73,15 +73,15 @@ def second_version(id: int) -> int:
 def slow(id: int) -> int:
     began = time.time()
     time.sleep(0.002)
-    told(id, began)
+    record_row(id, began)
     return 2 * id
 
 
 @dt.udf
 def held(id: int) -> int:
-    """Stops in the middle, until it is told to go on."""
+    """Waits in the middle of the table until the test continues it."""
     wait_for_go(id, 1500)
-    told(id)
+    record_row(id)
     return 2 * id
 
 
@@ -97,7 +97,7 @@ def enormous(id: int) -> int:
 
 @dt.udf
 def brittle(id: int) -> int:
-    told(id)
+    record_row(id)
     if id == BAD:
         raise ZeroDivisionError("seven hundred and seventy-seven")
     return 2 * id
@@ -105,7 +105,7 @@ def brittle(id: int) -> int:
 
 @dt.udf
 def mended(id: int) -> int:
-    told(id)
+    record_row(id)
     return 2 * id if id != BAD else -1
 
 
@@ -118,19 +118,19 @@ def every_tenth_fails(id: int) -> int:
 
 @dt.udf
 def half_none(id: int) -> int | None:
-    told(id)
+    record_row(id)
     return id if id % 2 else None
 
 
 @dt.udf
 def all_none(id: int) -> int | None:
-    told(id)
+    record_row(id)
     return None
 
 
 @dt.udf
 def segfaults(id: int) -> int:
-    told(id)
+    record_row(id)
     if id == BAD:
         ctypes.string_at(0)
     return 2 * id
@@ -170,7 +170,7 @@ def slow_three_deaths(id: int) -> int:
 
 @dt.udf
 def sudden_death(id: int) -> int:
-    """While others are in the middle of theirs."""
+    """Dies while other rows are being computed."""
     if id == 77:
         os._exit(3)
     time.sleep(0.03)
@@ -201,7 +201,7 @@ class Adder:
         self.more = 0
 
     def setup(self) -> None:
-        told(-1)
+        record_row(-1)
         self.more = 1000
 
     def __call__(self, id: int) -> int:
@@ -216,7 +216,7 @@ async def later(id: int) -> int:
     """Writes down how many rows are under way with its own."""
     UNDER_WAY.add(id)
     await asyncio.sleep(0.01)
-    told(len(UNDER_WAY))
+    record_row(len(UNDER_WAY))
     UNDER_WAY.remove(id)
     return 2 * id
 
@@ -265,7 +265,7 @@ def length(value: str) -> int:
 @dt.udf
 def size(blob: bytes) -> int:
     """Writes down the most memory that its process ever had, in kilobytes."""
-    told(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+    record_row(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
     return len(blob)
 
 

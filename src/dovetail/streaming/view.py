@@ -120,6 +120,7 @@ def with_counts(view: StreamView, counts: WorkCounts) -> StreamView:
         view,
         total=counts.total,
         expected=None,
+        read=counts.finished,
         finished=counts.finished,
         delivered=counts.finished - counts.failed,
         aside=counts.failed,
