@@ -1,4 +1,4 @@
-"""Each rule of replanning: what happens with it, and what would happen without."""
+"""Rules of replanning, each with a snapshot in which it decides."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 import dovetail as dt
 from dovetail.scheduling.replan.snapshot import Snapshot, UnitSnapshot, WorkerPhase, WorkerSnapshot
-from dovetail.scheduling.replan.steps import ReplanRules, replan
+from dovetail.scheduling.replan.steps import replan
 from scheduling.replans import carried_out, counted, planned, shape
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ CPU = shape(cpus=1)
 
 
 def cpu_workers(**counts: int) -> tuple[WorkerSnapshot, ...]:
-    """So many workers with one CPU each, on one node."""
+    """Workers with one CPU each, on one node."""
     names = [name for name, count in counts.items() for _ in range(count)]
     return tuple(WorkerSnapshot(number, name, (dt.Seat("node-0", 1000),)) for number, name in enumerate(names))
 
@@ -33,18 +33,19 @@ def test_a_starved_unit_gets_no_workers_while_one_before_it_is_backlogged() -> N
     late = UnitSnapshot("late", CPU, rate=1.0, starved_s=50.0)
     snapshot = Snapshot(dt.Cluster.parse("1x(12cpu)"), (early, late), cpu_workers(early=4, late=4))
     assert replan(snapshot).counts == {"early": 8, "late": 4}
-    assert replan(snapshot, ReplanRules(queues=False)).counts == {"early": 4, "late": 8}
+    without_queues = replace(snapshot, units=(replace(early, backlogged=False), replace(late, starved_s=0.0)))
+    assert replan(without_queues).counts == {"early": 4, "late": 8}
 
 
-def test_a_backlogged_unit_is_preferred_to_one_that_is_only_said_to_be_slow() -> None:
+def test_a_backlogged_unit_is_preferred_to_one_with_a_lower_rate_and_no_backlog() -> None:
     early = UnitSnapshot("early", CPU, rate=1.0, queued=1)
     late = UnitSnapshot("late", CPU, rate=1.4, backlogged=True, queued=100)
     snapshot = Snapshot(dt.Cluster.parse("1x(10cpu)"), (early, late), cpu_workers(early=4, late=4))
     assert replan(snapshot).counts == {"early": 5, "late": 5}
-    assert replan(snapshot, ReplanRules(queues=False)).counts["late"] == 4
+    assert replan(replace(snapshot, units=(early, replace(late, backlogged=False)))).counts["late"] == 4
 
 
-def test_of_several_backlogged_units_the_last_sets_the_pace() -> None:
+def test_of_several_backlogged_units_the_last_is_the_bottleneck() -> None:
     early = UnitSnapshot("early", CPU, rate=2.0, backlogged=True, queued=100)
     late = UnitSnapshot("late", CPU, rate=1.0, backlogged=True, queued=100)
     snapshot = Snapshot(dt.Cluster.parse("1x(12cpu)"), (early, late), cpu_workers(early=4, late=4))
@@ -56,7 +57,8 @@ def test_a_short_lull_does_not_shrink_a_unit() -> None:
     idle = UnitSnapshot("idle", CPU, rate=3.0, starved_s=20.0, setup_s=60.0, drain_s=5.0)
     snapshot = Snapshot(dt.Cluster.parse("1x(8cpu)"), (busy, idle), cpu_workers(busy=4, idle=4))
     assert not replan(snapshot).changes
-    assert replan(snapshot, ReplanRules(lull=False)).counts == {"busy": 6, "idle": 2}
+    quick = replace(snapshot, units=(busy, replace(idle, setup_s=0.0)))
+    assert replan(quick).counts == {"busy": 6, "idle": 2}
     waited = replace(snapshot, units=(busy, replace(idle, starved_s=66.0)))
     assert replan(waited).counts == {"busy": 6, "idle": 2}
 
@@ -66,7 +68,8 @@ def test_an_unmeasured_unit_begins_with_one_worker_and_grows_by_one_when_all_are
     snapshot = Snapshot(dt.Cluster.parse("1x(8cpu)"), (UnitSnapshot("old", CPU, rate=5.0), new), cpu_workers(old=2))
     first = replan(snapshot)
     assert first.counts["new"] == 1
-    assert replan(snapshot, ReplanRules(ramp=False)).counts["new"] > 1
+    measured = replace(snapshot, units=(snapshot.units[0], replace(new, rate=1.0)))
+    assert replan(measured).counts["new"] > 1
     starting = carried_out(snapshot, first, WorkerPhase.STARTING)
     assert replan(starting).counts["new"] == 1
     ready = carried_out(snapshot, first)
@@ -80,7 +83,6 @@ def test_a_unit_with_an_unsure_rate_at_most_doubles() -> None:
     other = UnitSnapshot("other", CPU, rate=5.0)
     snapshot = Snapshot(dt.Cluster.parse("1x(16cpu)"), (guessed, other), cpu_workers(guessed=2, other=2))
     assert replan(snapshot).counts["guessed"] == 4
-    assert replan(snapshot, ReplanRules(ramp=False)).counts["guessed"] > 4
     assert replan(replace(snapshot, units=(replace(guessed, confidence=0.9), other))).counts["guessed"] > 4
 
 
@@ -97,12 +99,12 @@ def test_a_ramping_share_leaves_the_last_whole_card_to_a_unit_that_needs_whole_c
     kept = replan(snapshot)
     assert not kept.changes
     assert any("the last free whole card stays for whole" in reason for reason in kept.reasons)
-    assert replan(snapshot, ReplanRules(reserve=False)).counts["share"] == 3
+    assert replan(replace(snapshot, units=(share,), workers=workers[1:])).counts["share"] == 3
     on_split = replace(snapshot, workers=workers[:2])
     assert [start.seats[0].gpus for start in replan(on_split).starts] == [(1,)]
 
 
-def test_the_hardest_to_seat_are_seated_first() -> None:
+def test_the_units_that_are_hardest_to_place_are_placed_first() -> None:
     cluster = dt.Cluster.parse("2x(16cpu, 1xgpu)")
     share = UnitSnapshot("share", shape(cpus=1, gpus=0.25), rate=1.0, low=2, high=4)
     whole = UnitSnapshot("whole", shape(cpus=1, gpus=1), rate=9.0)
@@ -115,26 +117,23 @@ def test_a_change_that_does_not_pay_within_the_horizon_is_not_made() -> None:
     fast = UnitSnapshot("fast", CPU, rate=4.0)
     snapshot = Snapshot(dt.Cluster.parse("1x(6cpu)"), (slow, fast), cpu_workers(slow=3, fast=3), horizon_s=80.0)
     assert not replan(snapshot).changes
-    assert replan(snapshot, ReplanRules(pays=False)).counts == {"slow": 4, "fast": 2}
     assert replan(replace(snapshot, horizon_s=6000.0)).counts == {"slow": 4, "fast": 2}
     free = replace(snapshot, units=(replace(slow, setup_s=0.0), fast))
     assert replan(free).counts == {"slow": 4, "fast": 2}
 
 
-def test_a_unit_without_workers_is_started_however_long_that_takes() -> None:
+def test_a_unit_without_workers_is_started_however_long_its_setup_takes() -> None:
     new = UnitSnapshot("new", CPU, rate=1.0, setup_s=1000.0)
     old = UnitSnapshot("old", CPU, rate=1.0)
     snapshot = Snapshot(dt.Cluster.parse("1x(3cpu)"), (old, new), cpu_workers(old=3), horizon_s=10.0)
     assert replan(snapshot).counts["new"] >= 1
 
 
-def test_a_worker_above_need_whose_seat_nobody_wants_stays() -> None:
+def test_a_worker_that_is_not_needed_stays_while_its_seat_stays_free() -> None:
     one = UnitSnapshot("one", CPU, rate=1.0, high=2)
     other = UnitSnapshot("other", CPU, rate=1.0)
     snapshot = Snapshot(dt.Cluster.parse("1x(8cpu)"), (one, other), cpu_workers(one=2, other=6))
     assert not replan(snapshot).changes
-    without = replan(snapshot, ReplanRules(spares=False))
-    assert (len(without.starts), len(without.stops)) == (0, 4)
 
 
 def test_a_draining_worker_whose_unit_needs_one_more_is_kept() -> None:
@@ -144,11 +143,11 @@ def test_a_draining_worker_whose_unit_needs_one_more_is_kept() -> None:
     snapshot = Snapshot(dt.Cluster.parse("1x(8cpu)"), (unit,), draining)
     kept = replan(snapshot)
     assert (kept.cancelled_drains, kept.changes, kept.counts["unit"]) == ((0,), 0, 3)
-    without = replan(snapshot, ReplanRules(take_back=False))
+    without = replan(replace(snapshot, workers=draining[1:]))
     assert (without.cancelled_drains, len(without.starts)) == ((), 1)
 
 
-def test_a_draining_worker_whose_seat_was_promised_to_another_is_not_kept() -> None:
+def test_a_draining_worker_whose_seat_is_assigned_to_another_is_not_kept() -> None:
     unit = UnitSnapshot("unit", CPU, rate=1.0, low=2)
     other = UnitSnapshot("other", CPU, rate=1.0, low=1)
     drains = WorkerSnapshot(0, "unit", (dt.Seat("node-0", 1000),), WorkerPhase.DRAINING)
@@ -159,7 +158,7 @@ def test_a_draining_worker_whose_seat_was_promised_to_another_is_not_kept() -> N
     assert result.counts == {"unit": 1, "other": 1}
 
 
-def test_a_move_is_made_when_it_makes_the_room_that_pays() -> None:
+def test_a_worker_moves_if_the_freed_space_pays() -> None:
     cluster = dt.Cluster.parse("1x(16cpu, 2xgpu)")
     half = UnitSnapshot("half", shape(cpus=1, gpus=0.5), rate=1.0, low=2, high=2)
     whole = UnitSnapshot("whole", shape(cpus=1, gpus=1), rate=1.0)
@@ -168,17 +167,17 @@ def test_a_move_is_made_when_it_makes_the_room_that_pays() -> None:
     assert result.counts == {"half": 2, "whole": 1}
     assert sorted(start.unit for start in result.starts) == ["half", "whole"]
     assert len(result.stops) == 1
-    assert "to make room for" in result.stops[0].reason
+    assert "moves away from node-0" in result.stops[0].reason
 
 
 @pytest.mark.parametrize("low", [1, 3])
-def test_what_is_above_the_most_a_unit_may_have_is_stopped(low: int) -> None:
+def test_workers_above_the_maximum_of_a_unit_are_stopped(low: int) -> None:
     unit = UnitSnapshot("unit", CPU, rate=1.0, low=low, high=3)
     result = replan(Snapshot(dt.Cluster.parse("1x(8cpu)"), (unit,), cpu_workers(unit=6)))
     assert (len(result.starts), len(result.stops), result.counts["unit"]) == (0, 3, 3)
 
 
-def test_a_unit_with_workers_per_node_has_them_on_every_node_also_on_new_ones() -> None:
+def test_a_unit_with_workers_per_node_has_them_on_every_node_including_new_ones() -> None:
     unit = UnitSnapshot("watch", CPU, rate=9.0, per_node=1)
     other = UnitSnapshot("other", CPU, rate=1.0)
     full = planned(dt.Cluster.parse("2x(4cpu)"), (unit, other))
@@ -189,20 +188,18 @@ def test_a_unit_with_workers_per_node_has_them_on_every_node_also_on_new_ones() 
     assert not result.stops
 
 
-def test_headroom_is_added_only_from_empty_and_only_when_asked_for() -> None:
+def test_no_worker_is_started_beyond_the_rate_of_the_slowest_unit() -> None:
     unit = UnitSnapshot("unit", CPU, rate=1.0)
     pinned = UnitSnapshot("pinned", CPU, rate=1.0, low=2, high=2)
     empty = Snapshot(dt.Cluster.parse("1x(8cpu)"), (unit, pinned), ())
     assert replan(empty).counts == {"unit": 2, "pinned": 2}
-    assert replan(empty, ReplanRules(headroom=1.5)).counts == {"unit": 3, "pinned": 2}
-    assert not replan(replace(empty, workers=cpu_workers(unit=2, pinned=2)), ReplanRules(headroom=1.5)).changes
 
 
-def test_the_reasons_tell_the_bottleneck_the_rates_and_what_was_tried() -> None:
+def test_the_reasons_name_the_bottleneck_the_rates_and_the_number_of_layouts() -> None:
     slow, fast = UnitSnapshot("slow", CPU, rate=1.0), UnitSnapshot("fast", CPU, rate=4.0)
     result = replan(Snapshot(dt.Cluster.parse("1x(6cpu)"), (slow, fast), cpu_workers(slow=3, fast=3)))
     assert result.bottleneck == "slow"
     assert result.reasons[0] == "slow limits the pipeline: 3 -> 4 items/s"
-    assert "seatings were compared" in result.reasons[1]
+    assert "layouts were compared" in result.reasons[1]
     assert "from 3 to 4 workers" in result.starts[0].reason
     assert "its seat on node-0 goes to slow" in result.stops[0].reason

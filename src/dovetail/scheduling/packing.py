@@ -1,7 +1,7 @@
 """Bin packing of workers onto groups of nodes in the same state.
 
-Nodes in the same state are packed as one group, so the work depends on how many different states there are and hardly
-on how many nodes.
+Nodes in the same state are packed as one group, so the cost depends on the number of different states and hardly on
+the number of nodes.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ if TYPE_CHECKING:
     from dovetail.resources.ledger import Ledger
 
 NodeGroups = dict[FreeResources, list[int]]
-"""State -> positions of the nodes that are in it."""
+"""State -> positions of the nodes in this state."""
 
 
 class FilledNode(NamedTuple):
-    """A node's state once some workers of one shape sit there, and what each took of its cards."""
+    """State of a node after workers of one shape were added, and the card assignment of each."""
 
     free: FreeResources
     assignments: tuple[tuple[CardAssignment, int], ...]
-    """(way, how many workers sit just so), in order."""
+    """(Card assignment, number of workers), in order."""
 
 
 class NodeFiller:
-    """Fills nodes with workers of one shape, each sitting on the tightest cards that have room."""
+    """Fills nodes with workers of one shape, each on the fullest cards that it fits on."""
 
     __slots__ = ("_capacity", "_filled", "_rankings", "fit", "shape")
 
@@ -45,46 +45,56 @@ class NodeFiller:
         self._filled: dict[tuple[FreeResources, int], FilledNode] = {}
         self._rankings: dict[str, _NodeRanking] = {}
 
-    def node_ranking(self, nodes_first: str) -> _NodeRanking:
-        """State -> (room for workers, how early such nodes are filled), each worked out once."""
-        found = self._rankings.get(nodes_first)
+    def node_ranking(self, node_order: str) -> _NodeRanking:
+        """State -> (capacity in workers, sort key of such nodes), each computed once."""
+        found = self._rankings.get(node_order)
         if found is None:
-            found = self._rankings[nodes_first] = _NodeRanking(self, nodes_first)
+            found = self._rankings[node_order] = _NodeRanking(self, node_order)
         return found
 
     def capacity(self, free: FreeResources) -> int:
-        """How many processes fit on a node in this state."""
+        """Number of processes that fit on a node in this state."""
         found = self._capacity.get(free)
         if found is None:
             found = self._capacity[free] = self.fit.capacity(free)
         return found
 
     def fill(self, free: FreeResources, count: int) -> FilledNode:
-        """The state once `count` processes, for which there is room, sit there."""
+        """The state after `count` processes, which must fit, were added."""
         key = (free, count)
         found = self._filled.get(key)
         if found is None:
             found = self._filled[key] = self._fill(free, count)
         return found
 
+    def seats(self, free: FreeResources, processes: int, node: str = "") -> list[Seat]:
+        """Seats of the processes that fill a node in this state."""
+        assignments = self.fill(free, processes).assignments
+        return [self.fit.seat(node, assignment) for assignment, times in assignments for _ in range(times)]
+
+    def workers(self, free: FreeResources, processes: int, node: str = "") -> list[Seats]:
+        """The same seats by worker, one seat per rank."""
+        seats, ranks = self.seats(free, processes, node), self.shape.ranks
+        return [tuple(seats[i : i + ranks]) for i in range(0, len(seats), ranks)]
+
     def _fill(self, free: FreeResources, count: int) -> FilledNode:
         shape = self.shape
-        ways: list[tuple[CardAssignment, int]] = []
+        assignments: list[tuple[CardAssignment, int]] = []
         cards = free.cards
         if shape.kind is ShapeKind.CPU_ONLY:
-            ways.append(((), count))
+            assignments.append(((), count))
         elif shape.kind in (ShapeKind.CODEC, ShapeKind.FRACTIONAL_GPU):
-            ways = self._shares(free, count)
+            assignments = self._shares(free, count)
         else:
             for _ in range(count):
-                way = self.fit.card_assignments(cards)[0]
-                ways.append((way, 1))
-                then = cards.after(way)
-                assert then is not None, (shape, cards.free, way)
+                assignment = self.fit.card_assignments(cards)[0]
+                assignments.append((assignment, 1))
+                then = cards.after(assignment)
+                assert then is not None, (shape, cards.free, assignment)
                 cards = then
-        for way, times in ways if shape.kind in (ShapeKind.CODEC, ShapeKind.FRACTIONAL_GPU) else ():
-            then = cards.after(tuple(_scaled(share, times) for share in way))
-            assert then is not None, (shape, cards.free, way, times)
+        for assignment, times in assignments if shape.kind in (ShapeKind.CODEC, ShapeKind.FRACTIONAL_GPU) else ():
+            then = cards.after(tuple(_scaled(share, times) for share in assignment))
+            assert then is not None, (shape, cards.free, assignment, times)
             cards = then
         custom = free.custom
         if shape.custom:
@@ -92,32 +102,32 @@ class NodeFiller:
             assert left is not None, (shape, free, count)
             custom = left
         host = (free.cpu_milli - count * shape.cpu_milli, free.memory_bytes - count * shape.memory_bytes)
-        return FilledNode(FreeResources(*host, cards, custom), tuple(ways))
+        return FilledNode(FreeResources(*host, cards, custom), tuple(assignments))
 
     def _shares(self, free: FreeResources, count: int) -> list[tuple[CardAssignment, int]]:
-        """Card by card, those with the least left first."""
+        """Card by card, the fullest first."""
         cards = free.cards
         shares = [share for share in self.fit.shares(cards.kind) or () if share is not None]
         shares.sort(key=lambda share: (cards.free[share.card].milli, cards.free[share.card].memory_bytes, share.card))
-        ways: list[tuple[CardAssignment, int]] = []
+        assignments: list[tuple[CardAssignment, int]] = []
         for share in shares:
             have = cards.free[share.card]
             times = min(have[i] // share[i + 1] for i in range(4) if share[i + 1])
             if times and count:
-                ways.append(((share,), min(times, count)))
+                assignments.append(((share,), min(times, count)))
                 count -= min(times, count)
-        return ways
+        return assignments
 
 
 class _NodeRanking(dict[FreeResources, tuple[int, tuple[int, ...]]]):
-    def __init__(self, filler: NodeFiller, nodes_first: str) -> None:
+    def __init__(self, filler: NodeFiller, node_order: str) -> None:
         super().__init__()
         self.filler = filler
-        self.rank = _NODE_ORDER_KEYS[nodes_first]
+        self.rank = _NODE_ORDER_KEYS[node_order]
 
     def __missing__(self, free: FreeResources) -> tuple[int, tuple[int, ...]]:
-        room = self.filler.capacity(free) // self.filler.shape.ranks
-        found = self[free] = (room, self.rank(free, self.filler) if room else ())
+        capacity = self.filler.capacity(free) // self.filler.shape.ranks
+        found = self[free] = (capacity, self.rank(free, self.filler) if capacity else ())
         return found
 
 
@@ -126,19 +136,19 @@ def _scaled(share: CardShare, times: int) -> CardShare:
 
 
 class GroupFill(NamedTuple):
-    """On each of these nodes, which are all in one state, so many processes of a unit."""
+    """The same number of processes of a unit on each of some nodes in the same state."""
 
     unit: int
     free: FreeResources
     positions: list[int]
     processes: int
     gang: int = -1
-    """Moves with the same number, if not negative, are one gang over several nodes."""
+    """Fills with the same number, if not negative, are one gang on several nodes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """Workers on nodes: what was moved where, and what is left."""
+    """Workers on nodes: the fills so far, and the remaining states."""
 
     fills: list[GroupFill]
     groups: NodeGroups
@@ -146,7 +156,7 @@ class Packing:
 
 @dataclass(frozen=True, slots=True)
 class PackingOrder:
-    """One way of packing: which unit first, which nodes first, and in how many rounds."""
+    """Order of units and nodes, and the number of rounds in which the workers are dealt."""
 
     order: tuple[int, ...]
     node_order: str = "first"
@@ -163,7 +173,7 @@ def group_nodes(ledger: Ledger) -> NodeGroups:
 def pack(
     start: Packing, fillers: Sequence[NodeFiller], counts: Sequence[int], strategy: PackingOrder
 ) -> Packing | None:
-    """All of these workers beside those who sit there, or None; `start` stays as it is."""
+    """Add all of these workers to a packing, or return None; `start` is not changed."""
     packing = Packing(list(start.fills), dict(start.groups))
     for number in range(strategy.rounds):
         for unit in strategy.order:
@@ -173,49 +183,49 @@ def pack(
     return packing
 
 
-def add_up_to(packing: Packing, unit: int, filler: NodeFiller, count: int, nodes_first: str = "tight") -> int:
-    """As many more workers of a unit as fit, `count` at most; how many were added."""
+def add_up_to(packing: Packing, unit: int, filler: NodeFiller, count: int, node_order: str = "tight") -> int:
+    """Add as many workers of a unit as fit, `count` at most; return how many were added."""
     ranks = filler.shape.ranks
-    room = sum(filler.capacity(free) // ranks * len(positions) for free, positions in packing.groups.items())
-    count = min(count, room)
-    fitted = _add_workers(packing, unit, filler, count, nodes_first) if count else True
-    assert fitted, f"there was room for {count} more of {filler.shape}"
+    capacity = sum(filler.capacity(free) // ranks * len(positions) for free, positions in packing.groups.items())
+    count = min(count, capacity)
+    fitted = _add_workers(packing, unit, filler, count, node_order) if count else True
+    assert fitted, f"{count} more of {filler.shape} must fit"
     return count
 
 
-def _add_workers(packing: Packing, unit: int, filler: NodeFiller, count: int, nodes_first: str) -> bool:
-    """Adds workers to a packing that it changes; False, and a packing of no use, if they do not all fit."""
+def _add_workers(packing: Packing, unit: int, filler: NodeFiller, count: int, node_order: str) -> bool:
+    """Add workers to a packing; if they do not all fit, return False and leave the packing incomplete."""
     ranks = filler.shape.ranks
     groups = packing.groups
-    ranked = filler.node_ranking(nodes_first)
+    ranked = filler.node_ranking(node_order)
     able = sorted([(rank[1], groups[free][0], rank[0], free) for free in groups if (rank := ranked[free])[0]])
-    for _, _, room, free in able:
+    for _, _, capacity, free in able:
         positions = groups.pop(free)
-        full = min(len(positions), count // room)
-        rest = min(count - full * room, room) if full < len(positions) else 0
+        full = min(len(positions), count // capacity)
+        rest = min(count - full * capacity, capacity) if full < len(positions) else 0
         if full:
-            apply_fill(packing, GroupFill(unit, free, positions[:full], room * ranks), filler)
+            apply_fill(packing, GroupFill(unit, free, positions[:full], capacity * ranks), filler)
         if rest:
             apply_fill(packing, GroupFill(unit, free, positions[full : full + 1], rest * ranks), filler)
         untouched = positions[full + (1 if rest else 0) :]
         if untouched:
             groups[free] = untouched
-        count -= full * room + rest
+        count -= full * capacity + rest
         if not count:
             return True
     return all(_add_gang(packing, unit, filler) for _ in range(count)) if ranks > 1 else False
 
 
-def apply_fill(packing: Packing, move: GroupFill, filler: NodeFiller) -> None:
-    """Makes a move whose nodes were taken out of their group, and puts them where they belong now."""
-    packing.fills.append(move)
-    then = filler.fill(move.free, move.processes).free
+def apply_fill(packing: Packing, fill: GroupFill, filler: NodeFiller) -> None:
+    """Apply a fill whose nodes were taken out of their group, and add them to their new group."""
+    packing.fills.append(fill)
+    then = filler.fill(fill.free, fill.processes).free
     joined = packing.groups.get(then)
-    packing.groups[then] = move.positions if joined is None else [*joined, *move.positions]
+    packing.groups[then] = fill.positions if joined is None else [*joined, *fill.positions]
 
 
 def _add_gang(packing: Packing, unit: int, filler: NodeFiller) -> bool:
-    """One gang on the fewest whole nodes."""
+    """Add one gang on the fewest whole nodes; return whether it fits."""
     groups, ranks = packing.groups, filler.shape.ranks
     whole = [
         (-min(filler.capacity(free), ranks), position)
@@ -240,12 +250,12 @@ def _in_order(_free: FreeResources, _filler: NodeFiller) -> tuple[int, ...]:
 
 
 def _tightest(free: FreeResources, _filler: NodeFiller) -> tuple[int, ...]:
-    """For those without cards: where no GPU waits for CPUs; for the others: where the fewest cards are left."""
+    """Nodes with the least idle GPU first, so that workers without GPUs leave CPUs to idle GPUs."""
     return (free.cards.idle_milli, free.cpu_milli)
 
 
 def _least_waste(free: FreeResources, filler: NodeFiller) -> tuple[int, ...]:
-    """Where what is left once the node is full of this unit is the least."""
+    """Nodes with the least left after they were filled with this unit."""
     then = filler.fill(free, filler.capacity(free)).free if filler.capacity(free) < CAPACITY_LIMIT else free
     return (then.cards.idle_milli, then.cpu_milli)
 
@@ -263,27 +273,25 @@ _NODE_ORDER_KEYS: dict[str, Callable[[FreeResources, NodeFiller], tuple[int, ...
 NODE_ORDERS = tuple(_NODE_ORDER_KEYS)
 
 
+def placement_difficulty(shape: Shape) -> tuple[int, ...]:
+    """Sort key of shapes: a higher value is harder to place."""
+    return (shape.ranks * shape.cards, shape.gpu_milli, shape.gpu_memory_bytes, shape.cpu_milli, shape.memory_bytes)
+
+
 def seats_by_unit(packing: Packing, ledger: Ledger, fillers: Sequence[NodeFiller]) -> list[list[Seats]]:
-    """For each unit its workers, each with one seat per rank, in a fixed order."""
+    """Workers of each unit, each with one seat per rank, in a fixed order."""
     workers: list[list[Seats]] = [[] for _ in fillers]
     gangs: dict[int, list[Seat]] = {}
-    nodes = ledger.cluster.nodes
-    for move in packing.fills:
-        filler = fillers[move.unit]
-        ranks = filler.shape.ranks
-        ways = [way for way, times in filler.fill(move.free, move.processes).assignments for _ in range(times)]
-        for position in move.positions:
-            name = nodes[position].name
-            seats = [filler.fit.seat(name, way) for way in ways]
-            if move.gang >= 0:
-                if move.gang not in gangs:
-                    gangs[move.gang] = []
-                gangs[move.gang] += seats
-                if len(gangs[move.gang]) == ranks:
-                    workers[move.unit].append(tuple(gangs.pop(move.gang)))
-            elif ranks == 1:
-                workers[move.unit] += [(seat,) for seat in seats]
-            else:
-                workers[move.unit] += [tuple(seats[i : i + ranks]) for i in range(0, len(seats), ranks)]
+    for fill in packing.fills:
+        filler = fillers[fill.unit]
+        for position in fill.positions:
+            node = ledger.cluster.nodes[position].name
+            if fill.gang < 0:
+                workers[fill.unit] += filler.workers(fill.free, fill.processes, node)
+                continue
+            seats = gangs.setdefault(fill.gang, [])
+            seats += filler.seats(fill.free, fill.processes, node)
+            if len(seats) == filler.shape.ranks:
+                workers[fill.unit].append(tuple(gangs.pop(fill.gang)))
     assert not gangs, "a gang is incomplete"
     return workers

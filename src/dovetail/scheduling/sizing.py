@@ -1,7 +1,7 @@
 """Sizing: the number of workers per unit that gives the highest rate on a cluster.
 
-Four phases: counts that are pinned, at least one worker each, throughput (bisect the rate; for a rate the counts are
-whole numbers, and packing says whether they fit), and headroom from what is left over.
+Four phases: units with a number of workers per node; the minimum of each unit; throughput (bisect the rate: a rate
+gives whole worker counts, and packing tests whether they fit); headroom from the remaining capacity.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from dovetail.scheduling.packing import (
     apply_fill,
     group_nodes,
     pack,
+    placement_difficulty,
 )
 
 if TYPE_CHECKING:
@@ -33,8 +34,8 @@ if TYPE_CHECKING:
     from dovetail.resources.ledger import Ledger
 
 MAX_PACKINGS_TRIED = 200
-"""Packings that may be tried to get past what the first strategies reach; a number, so that the result is the same on
-every machine."""
+"""Packing orders that are tried beyond the first ones; a number and not a time, so that the result is the same on every
+machine."""
 MAX_NODES_FOR_SEARCH = 64
 MAX_NODES_FOR_PREFIXES = 64
 CLOSE_TO_BOUND_SHARE = 0.9995
@@ -43,7 +44,7 @@ MAX_RATE = 1e15
 
 @dataclass(frozen=True, slots=True)
 class Sizing:
-    """Counts per unit, the rate they reach, and how they are packed."""
+    """Worker counts per unit, the rate they reach, and their packing."""
 
     counts: tuple[int, ...]
     rate: float
@@ -51,17 +52,22 @@ class Sizing:
 
 
 def size_units(demands: Sequence[Demand], ledger: Ledger) -> Sizing | None:
-    """The highest rate found, or None if not every unit gets its least.
+    """The sizing with the highest rate that is found, or None if some unit does not get its minimum."""
+    return size_units_on(demands, group_nodes(ledger))
 
-    More nodes never make it slower: what the first of them reach alone is compared, where that could be more.
+
+def size_units_on(demands: Sequence[Demand], groups: NodeGroups) -> Sizing | None:
+    """The same for nodes grouped by state.
+
+    More nodes never make it slower: the first nodes alone are tried too, where their bound is higher.
     """
     fillers = [NodeFiller(demand.shape) for demand in demands]
-    seated = _place_per_node_units(demands, fillers, group_nodes(ledger))
-    if seated is None:
+    placed = _place_per_node_units(demands, fillers, groups)
+    if placed is None:
         return None
-    demands, start = seated
+    demands, start = placed
     best = _size_on_nodes(demands, fillers, start, rate_bound(demands, start.groups))
-    nodes = len(ledger.free)
+    nodes = sum(map(len, groups.values()))
     if nodes > MAX_NODES_FOR_PREFIXES or start.fills:
         return best
     for count in range(nodes - 1, 0, -1):
@@ -86,31 +92,31 @@ def _first_nodes(groups: NodeGroups, count: int, start: int = 0) -> NodeGroups:
 def _place_per_node_units(
     demands: Sequence[Demand], fillers: Sequence[NodeFiller], groups: NodeGroups
 ) -> tuple[list[Demand], Packing] | None:
-    """Units with a number of workers on every node are seated first, and are then like units with a fixed count."""
+    """Place units with a number of workers per node; their count is fixed then."""
     packing = Packing([], dict(groups))
-    settled = list(demands)
+    fixed = list(demands)
     for unit, demand in enumerate(demands):
         if demand.per_node is None:
             continue
         able = eligible_nodes(demand, packing.groups)
         if not able or any(fillers[unit].capacity(free) // demand.shape.ranks < demand.per_node for free in able):
             return None
-        # all out first: a node that was filled may then be in a state that others start from
+        # take all nodes out first: a filled node may reach a state in which other nodes start
         for free, positions in [(free, packing.groups.pop(free)) for free in able]:
             apply_fill(packing, GroupFill(unit, free, positions, demand.per_node * demand.shape.ranks), fillers[unit])
-        count = sum(len(move.positions) for move in packing.fills if move.unit == unit) * demand.per_node
-        settled[unit] = replace(demand, low=count, high=count)
-    return settled, packing
+        count = sum(len(fill.positions) for fill in packing.fills if fill.unit == unit) * demand.per_node
+        fixed[unit] = replace(demand, low=count, high=count)
+    return fixed, packing
 
 
 def eligible_nodes(demand: Demand, groups: NodeGroups) -> list[FreeResources]:
-    """The states of the nodes that could seat a worker of this unit if nobody else sat there."""
+    """States of the nodes on which a worker of this unit would fit if they were empty."""
     fit = NodeFiller(demand.shape)
     return [free for free in groups if fit.capacity(free.cards.kind.untouched())]
 
 
 def add_headroom(demands: Sequence[Demand], fillers: Sequence[NodeFiller], sizing: Sizing, factor: float) -> Sizing:
-    """More workers, from what is free, for units that are below `factor` times the slowest; the slowest first."""
+    """Add workers on free capacity to units below `factor` times the rate, the slowest first."""
     counts = list(sizing.counts)
     target = sizing.rate * factor
     groups = {free: list(positions) for free, positions in sizing.packing.groups.items()}
@@ -125,7 +131,7 @@ def add_headroom(demands: Sequence[Demand], fillers: Sequence[NodeFiller], sizin
 
 
 class _RateSearch:
-    """Looks for the highest rate at which everything still fits."""
+    """Search for the highest rate whose workers fit."""
 
     def __init__(self, demands: Sequence[Demand], fillers: Sequence[NodeFiller], start: Packing, bound: float) -> None:
         self.demands = demands
@@ -134,8 +140,8 @@ class _RateSearch:
         self.bound = min(bound, MAX_RATE)
         self.best: Sizing | None = None
 
-    def attempt(self, rate: float, strategy: PackingOrder) -> bool:
-        """Whether this rate can be reached this way; keeps the result if it is the best so far."""
+    def attempt(self, rate: float, order: PackingOrder) -> bool:
+        """Try a rate with one packing order; keep the sizing if it is the best so far."""
         counts = []
         for demand in self.demands:
             count = workers_needed(demand, rate)
@@ -143,7 +149,7 @@ class _RateSearch:
                 return False
             counts.append(count)
         to_pack = [0 if d.per_node is not None else count for d, count in zip(self.demands, counts, strict=True)]
-        packing = pack(self.start, self.fillers, to_pack, strategy)
+        packing = pack(self.start, self.fillers, to_pack, order)
         if packing is None:
             return False
         reached = pipeline_rate(self.demands, counts)
@@ -152,19 +158,19 @@ class _RateSearch:
         return True
 
     def next_rate(self) -> float:
-        """Just above what is reached: the least that needs one more worker."""
+        """The lowest rate above the best one that needs one more worker."""
         return self.best.rate * (1 + 1e-7) if self.best is not None else 0.0
 
-    def bisect(self, strategy: PackingOrder) -> None:
-        """Raises the best rate as far as this strategy goes."""
-        if not self.attempt(self.next_rate(), strategy):
+    def bisect(self, order: PackingOrder) -> None:
+        """Raise the best rate as far as this packing order allows."""
+        if not self.attempt(self.next_rate(), order):
             return
         low, high = self.next_rate(), self.bound
-        if self.attempt(high, strategy):
+        if self.attempt(high, order):
             return
         while high - low > 1e-7 * high:
             middle = (low + high) / 2
-            if self.attempt(middle, strategy):
+            if self.attempt(middle, order):
                 low = max(middle, self.next_rate())
             else:
                 high = middle
@@ -179,31 +185,30 @@ def _size_on_nodes(
     search = _RateSearch(demands, fillers, start, bound)
     orders = _unit_orders(demands, fillers, start.groups)
     for order in orders:
-        for nodes_first in NODE_ORDERS:
+        for node_order in NODE_ORDERS:
             if search.is_done():
                 return search.best
-            search.bisect(PackingOrder(order, nodes_first))
+            search.bisect(PackingOrder(order, node_order))
     nodes = sum(map(len, start.groups.values()))
     if search.best is not None and (search.best.rate >= bound * CLOSE_TO_BOUND_SHARE or nodes > MAX_NODES_FOR_SEARCH):
         return search.best
-    for strategy in _more_packing_orders(orders, nodes):
+    for order in _more_packing_orders(orders, nodes):
         if search.is_done():
             break
-        search.bisect(strategy)
+        search.bisect(order)
     return search.best
 
 
 def _unit_orders(demands: Sequence[Demand], fillers: Sequence[NodeFiller], groups: NodeGroups) -> list[tuple[int, ...]]:
-    """Sensible orders of the units: those that are hardest to seat first, in several meanings of hard."""
+    """Orders of the units, the hardest to place first, by several measures of difficulty."""
     units = range(len(demands))
-    rooms = {unit: sum(fillers[unit].capacity(free) * len(nodes) for free, nodes in groups.items()) for unit in units}
+    capacity = [sum(filler.capacity(free) * len(nodes) for free, nodes in groups.items()) for filler in fillers]
 
-    def by_cards(unit: int) -> tuple[int, ...]:
-        shape = demands[unit].shape
-        return (-shape.ranks * shape.cards, -shape.gpu_milli, -shape.gpu_memory_bytes, -shape.cpu_milli, unit)
+    def by_difficulty(unit: int) -> tuple[int, ...]:
+        return (*(-part for part in placement_difficulty(demands[unit].shape)), unit)
 
-    def by_room(unit: int) -> tuple[int, ...]:
-        return (rooms[unit], unit)
+    def by_capacity(unit: int) -> tuple[int, ...]:
+        return (capacity[unit], unit)
 
     def by_cpus(unit: int) -> tuple[int, ...]:
         shape = demands[unit].shape
@@ -214,21 +219,21 @@ def _unit_orders(demands: Sequence[Demand], fillers: Sequence[NodeFiller], group
         share = shape.cards * shape.gpu_milli
         return (not share, -shape.cpu_milli / share if share else -shape.cpu_milli, unit)
 
-    orders = [tuple(sorted(units, key=key)) for key in (by_cards, by_room, by_cpus, by_cpus_per_gpu)]
+    orders = [tuple(sorted(units, key=key)) for key in (by_difficulty, by_capacity, by_cpus, by_cpus_per_gpu)]
     return list(dict.fromkeys(orders))
 
 
 def _more_packing_orders(orders: list[tuple[int, ...]], nodes: int) -> Iterator[PackingOrder]:
-    """Mixed rounds, which put the same blend on every node, then other orders."""
+    """Several rounds, which put the same mix of units on every node, then other orders of the units."""
     tries = 0
     for rounds in dict.fromkeys((nodes, 2 * nodes, 3)):
         for order in orders:
-            for nodes_first in NODE_ORDERS:
-                yield PackingOrder(order, nodes_first, rounds)
+            for node_order in NODE_ORDERS:
+                yield PackingOrder(order, node_order, rounds)
                 tries += 1
     for order in permutations(orders[0]):
-        for nodes_first in NODE_ORDERS:
-            yield PackingOrder(order, nodes_first)
+        for node_order in NODE_ORDERS:
+            yield PackingOrder(order, node_order)
             tries += 1
             if tries >= MAX_PACKINGS_TRIED:
                 return

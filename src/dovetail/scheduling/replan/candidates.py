@@ -1,4 +1,8 @@
-"""Candidate layouts of a replan, their score over the horizon, and the selection of the best one."""
+"""Candidate layouts of a replan, their score over the horizon, and the selection of the best one.
+
+Four kinds of candidates: the current layout with what is missing; a faster one, with workers moved if necessary; a
+slightly slower one with fewer changes; and a packing from empty, with workers kept where it matches.
+"""
 
 from __future__ import annotations
 
@@ -9,76 +13,111 @@ from typing import TYPE_CHECKING
 
 from dovetail.scheduling.bounds import rate_bound
 from dovetail.scheduling.demand import MAX_SPEED
-from dovetail.scheduling.packing import group_nodes
-from dovetail.scheduling.replan.adjustments import keep_spare_workers, stop_excess_workers, undo_needless_moves
-from dovetail.scheduling.replan.layout import OccupantStatus
-from dovetail.scheduling.replan.repack import Repack, evictable_occupants
-from dovetail.scheduling.replan.seat_assignment import AssignmentOptions, SeatAssignment, hardest_first
-from dovetail.scheduling.sizing import MAX_RATE, size_units
+from dovetail.scheduling.replan.layout import LEAVING_STATUSES, OccupantStatus, count_workers, free_without
+from dovetail.scheduling.replan.seat_assignment import (
+    AssignmentOptions,
+    SeatAssignment,
+    hardest_first,
+    minimise_changes,
+)
+from dovetail.scheduling.sizing import MAX_RATE, size_units_on
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from dovetail.resources.free_resources import FreeResources
-    from dovetail.resources.ledger import Ledger
+    from dovetail.resources.seat import Seats
     from dovetail.scheduling.demand import Demand
-    from dovetail.scheduling.packing import Packing
-    from dovetail.scheduling.replan.layout import Layout
+    from dovetail.scheduling.packing import NodeGroups, Packing
+    from dovetail.scheduling.replan.layout import Layout, NodeState, Occupant
     from dovetail.scheduling.replan.snapshot import ReplanRules
     from dovetail.scheduling.replan.targets import UnitTarget
     from dovetail.scheduling.sizing import Sizing
 
 RATE_PRECISION = 2e-3
 MAX_STATES_FOR_FULL_SEARCH = 200
-"""Where more nodes than this are all different, less is tried: a replan is to take a second or two, not ten."""
+"""With more different nodes, fewer candidates are tried: a replan is to take a second or two, not ten."""
 COARSE_RATE_PRECISION = 1e-2
 REPACK_BELOW_BOUND_SHARE = 0.99
-"""Share of the bound from which on nodes are not cleared."""
+"""All nodes are packed again only if the best rate without it is below this share of the bound."""
 SLOWER_RATES_TRIED = 6
-"""Rates below the best that are tried because they may need fewer changes."""
+"""Rates below the best one that are tried, because they may need fewer changes."""
+UNLIMITED_RATE = 1e15
+"""Rate of a pipeline that no unit limits."""
+MAX_PAIRS_COMPARED = 20_000
+"""Maximum number of pairs of node states and patterns that are compared to keep workers in place."""
+
+SizingCache = dict[tuple[tuple["Demand", ...], tuple[tuple["FreeResources", tuple[int, ...]], ...]], "Sizing | None"]
+"""Plans from empty of one replan: every round asks for the same ones."""
+NodePattern = tuple[tuple[int, "Seats"], ...]
+"""(Unit, seats) of each worker on one node."""
 
 
-SizingCache = dict[tuple[tuple["Demand", ...], tuple["FreeResources", ...]], "Sizing | None"]
-"""Plans from empty that were made before; the same is asked for once a round."""
-
-
-def limiting_rate(wants: Sequence[UnitTarget], counts: Sequence[int]) -> float:
-    """Source items per second of these workers; endless if nothing limits them."""
+def limiting_rate(targets: Sequence[UnitTarget], counts: Sequence[int]) -> float:
+    """Source items per second of these workers; infinite if no unit limits it."""
     return min(
-        (count * want.demand.speed for want, count in zip(wants, counts, strict=True) if want.limits_rate),
+        (count * target.demand.speed for target, count in zip(targets, counts, strict=True) if target.limits_rate),
         default=math.inf,
     )
 
 
-class LayoutSearch:
-    """Tries rates on one floor, and remembers what came of them."""
+def candidate_layouts(
+    start: Layout, empty: NodeGroups, targets: Sequence[UnitTarget], rules: ReplanRules, cache: SizingCache
+) -> list[Layout]:
+    """Layouts to compare, the one with the fewest changes first; empty if some unit does not get its minimum.
 
-    def __init__(self, start: Layout, empty: Ledger, wants: Sequence[UnitTarget], rules: ReplanRules) -> None:
+    `empty`: the nodes of the cluster without any worker.
+    """
+    search = _LayoutSearch(start, empty, targets, rules)
+    bound = search.bound()
+    rate_now = limiting_rate(targets, start.counts)
+    low = min(rate_now if math.isfinite(rate_now) else 0.0, bound)
+    now = search.layout_at(low)
+    if now is None:
+        low, now = 0.0, search.layout_at(0.0)
+    is_stable = now is not None and not now.changes and low > 0
+    if is_stable and search.layout_at(min(low * (1 + rules.min_gain), bound)) is None:
+        best, low = now, low * (1 + rules.min_gain)
+    else:
+        best = search.fastest_layout(low, bound)
+    candidates = [layout for layout in (now, best) if layout is not None]
+    top = max(low, search.rate(best)) if best is not None else 0.0
+    if best is not None and best is not now:
+        candidates += search.slower_layouts(top)
+    if top < bound * REPACK_BELOW_BOUND_SHARE and (search.is_full_search or best is None):
+        repacked = search.packed_from_empty(cache)
+        candidates += [repacked] if repacked is not None else []
+    return candidates
+
+
+class _LayoutSearch:
+    """Layouts for given rates that start from one layout; each combination of counts is tried once."""
+
+    def __init__(self, start: Layout, empty: NodeGroups, targets: Sequence[UnitTarget], rules: ReplanRules) -> None:
         self.start = start
-        self.empty_ledger = empty
-        self.targets = wants
+        self.empty = empty
+        self.targets = targets
         self.rules = rules
         self.is_full_search = len(start.groups) <= MAX_STATES_FOR_FULL_SEARCH
         self.precision = RATE_PRECISION if self.is_full_search else COARSE_RATE_PRECISION
         self.layouts_tried: dict[tuple[int, ...], Layout | None] = {}
-        order = hardest_first(wants) if rules.reserve else tuple(range(len(wants)))
-        ways = (False, True) if rules.reserve else (False,)
-        self.assignment_options = [AssignmentOptions(order, moves, rules.take_back) for moves in ways]
+        order = hardest_first(targets)
+        self.assignment_options = [AssignmentOptions(order, may_move) for may_move in (False, True)]
 
     def bound(self) -> float:
-        """No seating is faster: what the units could have on an empty cluster."""
-        limiting = [want.demand for want in self.targets if want.limits_rate]
-        return min(rate_bound(limiting, group_nodes(self.empty_ledger)), MAX_RATE) if limiting else 0.0
+        """Upper bound of the rate: the bound of the units on the empty cluster."""
+        limiting = [target.demand for target in self.targets if target.limits_rate]
+        return min(rate_bound(limiting, self.empty), MAX_RATE) if limiting else 0.0
 
     def counts_for(self, rate: float) -> tuple[int, ...] | None:
-        needs = tuple(want.workers_for(rate) for want in self.targets)
+        needs = tuple(target.workers_for(rate) for target in self.targets)
         allowed = all(
-            need <= want.max_workers for need, want in zip(needs, self.targets, strict=True) if want.limits_rate
+            need <= target.max_workers for need, target in zip(needs, self.targets, strict=True) if target.limits_rate
         )
         return needs if allowed else None
 
     def layout_at(self, rate: float) -> Layout | None:
-        """A seating for this rate."""
+        """A layout that reaches this rate; None if none is found."""
         needs = self.counts_for(rate)
         if needs is None:
             return None
@@ -88,225 +127,242 @@ class LayoutSearch:
 
     def _assign_counts(self, needs: tuple[int, ...]) -> Layout | None:
         best: Layout | None = None
-        for manner in self.assignment_options:
-            floor = self.start.copy()
-            if SeatAssignment(floor, self.targets, needs, manner).assign_all():
-                self._minimise_changes(floor, needs)
-                if best is None or floor.changes < best.changes:
-                    best = floor
+        for options in self.assignment_options:
+            layout = self.start.copy()
+            if SeatAssignment(layout, self.targets, needs, options).assign_all():
+                minimise_changes(layout, self.targets, needs)
+                if best is None or layout.changes < best.changes:
+                    best = layout
                 if not self.is_full_search:
                     break
         return best
 
-    def _minimise_changes(self, floor: Layout, needs: Sequence[int]) -> None:
-        minimise_changes(floor, self.targets, needs, self.rules)
-
     def fastest_layout(self, low: float, high: float) -> Layout | None:
-        """The fastest seating that is found between two rates."""
+        """The fastest layout that is found between two rates."""
         best = self.layout_at(low)
-        found = self.layout_at(high)
-        if found is not None:
-            return found
+        fastest = self.layout_at(high)
+        if fastest is not None:
+            return fastest
         while high - low > self.precision * high:
             middle = (low + high) / 2
-            floor = self.layout_at(middle)
-            if floor is not None:
-                best = floor
-                low = max(middle, self.rate(floor) * (1 + 1e-9))
+            layout = self.layout_at(middle)
+            if layout is not None:
+                best = layout
+                low = max(middle, self.rate(layout) * (1 + 1e-9))
             else:
                 high = middle
         return best
 
     def slower_layouts(self, top: float) -> list[Layout]:
-        """Seatings that are a little slower."""
+        """Layouts slightly slower than `top`."""
         steps = SLOWER_RATES_TRIED if self.is_full_search else 1
         rates = (top * (1 - self.rules.close_enough * step / steps) for step in range(1, steps + 1))
-        return [floor for rate in rates if (floor := self.layout_at(rate)) is not None]
+        return [layout for rate in rates if (layout := self.layout_at(rate)) is not None]
 
-    def packed_from_empty(self, sized: SizingCache) -> Layout | None:
-        """What a plan from empty gives, with everybody kept who would sit there anyway."""
-        ledger = self._cleared_ledger()
-        everywhere = [position for positions in self.start.groups.values() for position in positions]
-        repacking = Repack(self.start, self.targets, everywhere, self.assignment_options[-1])
-        demands = [_remaining_demand(want, stay) for want, stay in zip(self.targets, repacking.staying, strict=True)]
-        asked = (tuple(demands), tuple(ledger.free))
-        if asked not in sized:
-            sized[asked] = size_units(demands, ledger) if demands else None
-        sizing = sized[asked]
+    def packed_from_empty(self, cache: SizingCache) -> Layout | None:
+        """The layout of a plan from empty, with the workers kept that the plan has in the same place."""
+        repack = _Repack(self.start, self.targets, self.assignment_options[-1])
+        demands = [_remaining_demand(target, stay) for target, stay in zip(self.targets, repack.staying, strict=True)]
+        key = (tuple(demands), tuple((free, tuple(nodes)) for free, nodes in repack.groups.items()))
+        if key not in cache:
+            cache[key] = size_units_on(demands, repack.groups) if demands else None
+        sizing = cache[key]
         if sizing is None:
             return None
-        needs = [count + stay for count, stay in zip(sizing.counts, repacking.staying, strict=True)]
-        floor = repacking.layout(sizing.packing, needs)
-        if floor is not None:
-            self._minimise_changes(floor, needs)
-        return floor
+        needs = [count + stay for count, stay in zip(sizing.counts, repack.staying, strict=True)]
+        return repack.layout(sizing.packing, needs)
 
-    def _cleared_ledger(self) -> Ledger:
-        ledger = self.empty_ledger.copy()
-        names = [node.name for node in self.empty_ledger.cluster.nodes]
-        for room, positions in self.start.groups.items():
-            stay = Counter(room.occupants)
-            stay.subtract(evictable_occupants(room, self.targets))
-            seats = [seat for sitter in stay.elements() for seat in sitter.seats]
-            for position in positions:
-                for seat in seats:
-                    ledger.take(seat._replace(node=names[position]))
-        return ledger
-
-    def repacked_on(self, positions: list[int], low: float, high: float) -> Layout | None:
-        """The fastest seating above `low` that clearing these nodes allows."""
-        repacking = Repack(self.start, self.targets, positions, self.assignment_options[-1])
-        best: tuple[Packing, tuple[int, ...]] | None = None
-        low *= 1 + self.precision
-        middle = low
-        while high - low > self.precision * high:
-            needs = self.counts_for(middle)
-            packing = repacking.pack(needs) if needs is not None else None
-            if needs is not None and packing is not None:
-                best, low = (packing, needs), middle
-            elif best is None:
-                return None
-            else:
-                high = middle
-            middle = (low + high) / 2
-        if best is None:
-            return None
-        floor = repacking.layout(*best)
-        if floor is not None:
-            self._minimise_changes(floor, best[1])
-        return floor
-
-    def rate(self, floor: Layout) -> float:
-        return limiting_rate(self.targets, floor.counts)
+    def rate(self, layout: Layout) -> float:
+        return limiting_rate(self.targets, layout.counts)
 
 
-def _remaining_demand(want: UnitTarget, stay: int) -> Demand:
-    """What a unit asks for where some of its workers stay in any case."""
-    demand = want.demand
-    if want.limits_rate and not stay and demand.per_node is None:
+def _remaining_demand(target: UnitTarget, staying: int) -> Demand:
+    """Demand of a unit beside its workers that stay in any case."""
+    demand = target.demand
+    if target.limits_rate and not staying and demand.per_node is None:
         return demand
-    low = max(0, demand.low - stay)
+    low = max(0, demand.low - staying)
     return replace(demand, rate=MAX_SPEED, per_source=1.0, low=low, high=low, per_node=None)
 
 
-def minimise_changes(floor: Layout, wants: Sequence[UnitTarget], needs: Sequence[int], rules: ReplanRules) -> None:
-    """Undoes what was not needed, keeps spares, and stops what is above its limit."""
-    undo_needless_moves(floor)
-    most = [want.max_workers if want.unit.per_node is None else need for want, need in zip(wants, needs, strict=True)]
-    if rules.spares:
-        keep_spare_workers(floor, most)
-        stop_excess_workers(floor, most, wants)
-    else:
-        limits = [need if want.can_release else high for need, want, high in zip(needs, wants, most, strict=True)]
-        stop_excess_workers(floor, limits, wants)
+class _Repack:
+    """New packing of all nodes of a layout; workers stay in place where the packing matches."""
+
+    def __init__(self, start: Layout, targets: Sequence[UnitTarget], options: AssignmentOptions) -> None:
+        self.start = start
+        self.targets = targets
+        self.options = options
+        self.state_of = {position: state for state, there in start.groups.items() for position in there}
+        self.evictable = {state: _evictable_occupants(state, targets) for state in start.groups}
+        self.free = {state: free_without(state.free, leaving) for state, leaving in self.evictable.items()}
+        self.groups: NodeGroups = {}
+        """Cleared nodes by their state: free of all workers that may leave."""
+        self.staying = list(start.counts)
+        """Workers per unit that may not leave."""
+        for position in sorted(self.state_of):
+            state = self.state_of[position]
+            self.groups.setdefault(self.free[state], []).append(position)
+            for occupant in self.evictable[state]:
+                if occupant.status is OccupantStatus.RUNNING:
+                    self.staying[occupant.unit] -= 1
+
+    def layout(self, packing: Packing, needs: Sequence[int]) -> Layout | None:
+        """The layout of a packing, each pattern on the node that already resembles it most."""
+        if any(move.gang >= 0 for move in packing.fills):
+            return None
+        layout = self.start.copy()
+        patterns = self._patterns(packing)
+        for positions in self.groups.values():
+            for chosen, pattern in self._match_patterns(positions, [patterns.get(p, ()) for p in positions]):
+                self._apply_pattern(layout, chosen, pattern)
+        if not SeatAssignment(layout, self.targets, needs, self.options).assign_all():
+            return None
+        minimise_changes(layout, self.targets, needs)
+        return layout
+
+    def _patterns(self, packing: Packing) -> dict[int, NodePattern]:
+        patterns: dict[int, list[tuple[int, Seats]]] = {}
+        for move in packing.fills:
+            workers = self.targets[move.unit].filler.workers(move.free, move.processes)
+            for position in move.positions:
+                patterns.setdefault(position, []).extend((move.unit, seats) for seats in workers)
+        return {position: tuple(sorted(workers)) for position, workers in patterns.items()}
+
+    def _match_patterns(
+        self, positions: list[int], patterns: list[NodePattern]
+    ) -> Iterator[tuple[list[int], NodePattern]]:
+        """Nodes and the pattern each gets, the pairs with the most workers in common first."""
+        groups: dict[NodeState, list[int]] = {}
+        for position in positions:
+            groups.setdefault(self.state_of[position], []).append(position)
+        left = Counter(patterns)
+        if len(groups) * len(left) > MAX_PAIRS_COMPARED:
+            yield from (([position], pattern) for position, pattern in zip(positions, patterns, strict=True))
+            return
+        pairs = sorted(
+            (
+                (-_count_in_common(state, pattern), there[0], pattern, state)
+                for state, there in groups.items()
+                for pattern in left
+            ),
+            key=lambda pair: pair[:3],
+        )
+        for _, _, pattern, state in pairs:
+            nodes = min(left[pattern], len(groups[state]))
+            if nodes:
+                yield groups[state][:nodes], pattern
+                groups[state] = groups[state][nodes:]
+                left[pattern] -= nodes
+
+    def _apply_pattern(self, layout: Layout, positions: list[int], pattern: NodePattern) -> None:
+        """Give nodes in the same state a pattern with few changes."""
+        state = self.state_of[positions[0]]
+        leaving = self.evictable[state]
+        needs = [count_workers(state, unit) for unit in range(len(self.targets))]
+        for occupant in leaving:
+            if occupant.status is OccupantStatus.RUNNING:
+                needs[occupant.unit] -= 1
+        for unit, _ in pattern:
+            needs[unit] += 1
+        then = self._state_with_pattern(state, needs, leaving, pattern)
+        for position in positions:
+            layout.move_node(state, position, then)
+        for unit in range(len(self.targets)):
+            layout.counts[unit] += len(positions) * (count_workers(then, unit) - count_workers(state, unit))
+
+    def _state_with_pattern(
+        self, state: NodeState, needs: list[int], leaving: list[Occupant], pattern: NodePattern
+    ) -> NodeState:
+        """The state with the counts of the pattern, on any seats of the node; if they do not fit, the exact pattern."""
+        interner = self.start.interner
+        alone = self.start.single_node(state, len(self.targets))
+        if SeatAssignment(alone, self.targets, needs, self.options).assign_all() and not alone.gangs:
+            return next(iter(alone.groups))
+        left = Counter(leaving)
+        arriving = []
+        for unit, seats in pattern:
+            old = interner.occupant(unit, seats, OccupantStatus.RUNNING)
+            arriving.append(old if left[old] else interner.occupant(unit, seats, OccupantStatus.NEW))
+            left[old] -= 1
+        return interner.with_changes(state, leaving, arriving)
 
 
-def candidate_layouts(
-    start: Layout, empty: Ledger, wants: Sequence[UnitTarget], rules: ReplanRules, sized: SizingCache | None = None
-) -> list[Layout]:
-    """Seatings worth comparing, the one with the fewest changes first; none if not every unit gets its least."""
-    sized = {} if sized is None else sized
-    search = LayoutSearch(start, empty, wants, rules)
-    bound = search.bound()
-    rate_now = limiting_rate(wants, start.counts)
-    low = min(rate_now if math.isfinite(rate_now) else 0.0, bound)
-    now = search.layout_at(low)
-    if now is None:
-        low, now = 0.0, search.layout_at(0.0)
-    calm = now is not None and not now.changes and low > 0
-    if calm and search.layout_at(min(low * (1 + rules.min_gain), bound)) is None:
-        best, low = now, low * (1 + rules.min_gain)
-    else:
-        best = search.fastest_layout(low, bound)
-    found = [floor for floor in (now, best) if floor is not None]
-    top = max(low, search.rate(best)) if best is not None else 0.0
-    if best is not None and best is not now:
-        found += search.slower_layouts(top)
-    if rules.reserve and top < bound * REPACK_BELOW_BOUND_SHARE and (search.is_full_search or best is None):
-        anew = search.packed_from_empty(sized)
-        found += [anew] if anew is not None else []
-        found += [
-            floor
-            for positions in node_sets_to_clear(start)
-            if (floor := search.repacked_on(positions, top, bound)) is not None
-        ]
-    return found
+def _evictable_occupants(state: NodeState, targets: Sequence[UnitTarget]) -> list[Occupant]:
+    """All occupants that may be asked to leave a node."""
+    return [
+        occupant
+        for occupant in state.occupants
+        if occupant.status in LEAVING_STATUSES
+        or (
+            occupant.status is OccupantStatus.RUNNING
+            and targets[occupant.unit].can_release
+            and targets[occupant.unit].demand.per_node is None
+        )
+    ]
 
 
-def node_sets_to_clear(floor: Layout) -> list[list[int]]:
-    """The one node with the most free, a quarter, half, and all of them."""
-    by_free = []
-    for room, positions in floor.groups.items():
-        kind = room.free.cards.kind
-        share = room.free.cpu_milli / (kind.cpu_milli or 1)
-        share += room.free.cards.idle_milli / (1000 * len(kind.gpus)) if kind.gpus else 0.0
-        by_free += [(-share, position) for position in positions]
-    ordered = [position for _, position in sorted(by_free)]
-    sizes = dict.fromkeys((1, 2, len(ordered) // 4, len(ordered) // 2, len(ordered)))
-    return [ordered[:size] for size in sizes if size]
-
-
-UNLIMITED_RATE = 1e15
-"""The rate of a pipeline that nothing limits."""
+def _count_in_common(state: NodeState, pattern: NodePattern) -> int:
+    units = Counter(unit for unit, _ in pattern)
+    return sum(min(state.evictable_counts.get(unit, 0), count) for unit, count in units.items())
 
 
 @dataclass(frozen=True, slots=True)
 class ScoredLayout:
-    """What a seating brings within the horizon."""
+    """A layout and the work it does within the horizon."""
 
     layout: Layout
     rate: float
     items: float
-    """Source items within the horizon, with what starting and stopping costs taken off."""
+    """Source items within the horizon; while new workers start, only the staying ones count."""
     changes: int
 
 
-def score_layout(
-    floor: Layout, wants: Sequence[UnitTarget], rate_before: float, horizon_s: float, rules: ReplanRules
-) -> ScoredLayout:
-    """Until the last new worker is ready, the pipeline runs at the rate of those who stay; a stopped worker that
-    nobody needs costs nothing by that. A pipeline that stands still has nothing to lose."""
-    rate = min(limiting_rate(wants, floor.counts), UNLIMITED_RATE)
+def score_layout(layout: Layout, targets: Sequence[UnitTarget], rate_before: float, horizon_s: float) -> ScoredLayout:
+    """Score a layout by the source items that it processes within the horizon.
+
+    Until the last new worker is ready, the pipeline runs at the rate of the workers that stay, so stopping a worker
+    that is not needed costs nothing. A pipeline that stands still has nothing to lose.
+    """
+    rate = min(limiting_rate(targets, layout.counts), UNLIMITED_RATE)
     horizon_s = max(horizon_s, 1e-9)
     items = rate * horizon_s
-    if rules.pays and rate_before > 0:
-        started = _count_started(floor, len(wants))
-        stayed = [count - new for count, new in zip(floor.counts, started, strict=True)]
-        wait_s = min(_startup_s(floor, wants, started), horizon_s)
-        items = min(limiting_rate(wants, stayed), rate) * wait_s + rate * (horizon_s - wait_s)
-    return ScoredLayout(floor, rate, items, floor.changes)
+    if rate_before > 0:
+        started = _count_started(layout, len(targets))
+        stayed = [count - new for count, new in zip(layout.counts, started, strict=True)]
+        wait_s = min(_startup_s(layout, targets, started), horizon_s)
+        items = min(limiting_rate(targets, stayed), rate) * wait_s + rate * (horizon_s - wait_s)
+    return ScoredLayout(layout, rate, items, layout.changes)
 
 
-def _count_started(floor: Layout, units: int) -> list[int]:
+def _count_started(layout: Layout, units: int) -> list[int]:
     started = [0] * units
-    for room, positions in floor.groups.items():
-        for sitter in room.occupants:
-            if sitter.status is OccupantStatus.NEW:
-                started[sitter.unit] += len(positions)
-    for gang in floor.gangs:
+    for state, positions in layout.groups.items():
+        for occupant in state.occupants:
+            if occupant.status is OccupantStatus.NEW:
+                started[occupant.unit] += len(positions)
+    for gang in layout.gangs:
         started[gang.unit] += 1
     return started
 
 
-def _startup_s(floor: Layout, wants: Sequence[UnitTarget], started: Sequence[int]) -> float:
-    """Until the last of the new workers is ready: those who sit there now drain first."""
-    drains = [wants[s.unit].unit.drain_s for room in floor.groups for s in room.evicted if s.unit >= 0]
-    setups = [want.unit.setup_s for want, new in zip(wants, started, strict=True) if new]
-    changed = drains + setups
-    return max(drains, default=0.0) + max(setups, default=0.0) if changed else 0.0
+def _startup_s(layout: Layout, targets: Sequence[UnitTarget], started: Sequence[int]) -> float:
+    """Time until the last new worker is ready: the workers on its seats drain first."""
+    drains = [targets[occupant.unit].unit.drain_s for state in layout.groups for occupant in state.evicted]
+    setups = [target.unit.setup_s for target, new in zip(targets, started, strict=True) if new]
+    return max(drains, default=0.0) + max(setups, default=0.0)
 
 
-def select_layout(worths: Sequence[ScoredLayout], workers: int, rules: ReplanRules) -> ScoredLayout:
-    """Of those close to the best, the one whose changes bring the most; the running state if nothing brings much."""
-    most = max(worth.items for worth in worths)
-    nearly = most * (1 - rules.close_enough)
-    calm = min(worths, key=lambda worth: (worth.changes, -worth.items))
-    if calm.changes == 0 and calm.items * (1 + rules.min_gain) >= most:
-        return calm
+def select_layout(scored: Sequence[ScoredLayout], workers: int, rules: ReplanRules) -> ScoredLayout:
+    """Of the layouts close to the best, the one with the best ratio of gain to changes; the current layout if no other
+    gains enough."""
+    most_items = max(one.items for one in scored)
+    fewest = min(scored, key=lambda one: (one.changes, -one.items))
+    if fewest.changes == 0 and fewest.items * (1 + rules.min_gain) >= most_items:
+        return fewest
 
-    def score(worth: ScoredLayout) -> tuple[float, int]:
-        share = worth.items / most if most else 1.0
-        everyone = max(workers, sum(worth.layout.counts), 1)
-        return (share - rules.change_cost * worth.changes / everyone, -worth.changes)
+    def value(one: ScoredLayout) -> tuple[float, int]:
+        share = one.items / most_items if most_items else 1.0
+        all_workers = max(workers, sum(one.layout.counts), 1)
+        return (share - rules.change_cost * one.changes / all_workers, -one.changes)
 
-    return max((worth for worth in worths if worth.items >= nearly), key=score)
+    return max((one for one in scored if one.items >= most_items * (1 - rules.close_enough)), key=value)

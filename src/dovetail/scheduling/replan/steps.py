@@ -1,30 +1,32 @@
-"""Replan in numbered steps: initial layout, unit targets, candidate layouts, selection, starts and stops.
+"""Replan of a running pipeline in numbered steps. Pure: equal snapshots give equal replans.
 
-Snapshot -> who is there (present) -> how many each unit should have (wants) -> seatings (candidates) -> the one that
-pays (pays) -> starts and stops (differences). Pure: same snapshot, same replan.
+Snapshot ─▶ current layout ─▶ unit targets ─▶ candidate layouts ─▶ selected layout ─▶ starts and stops
 """
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
 
+from dovetail.resources.shape import ShapeKind
 from dovetail.scheduling.demand import MAX_SPEED
-from dovetail.scheduling.replan.adjustments import (
-    add_headroom_workers,
-    place_minimums,
-    place_per_node_units,
-    ramp_unmeasured_units,
-)
 from dovetail.scheduling.replan.candidates import candidate_layouts, limiting_rate, score_layout, select_layout
-from dovetail.scheduling.replan.diff import LayoutDiff
-from dovetail.scheduling.replan.layout import layout_from_snapshot
+from dovetail.scheduling.replan.layout import LayoutDiff, layout_from_snapshot
+from dovetail.scheduling.replan.seat_assignment import (
+    AssignmentOptions,
+    SeatAssignment,
+    hardest_first,
+    minimise_changes,
+    stop_excess_workers,
+)
 from dovetail.scheduling.replan.snapshot import Replan, ReplanRules
 from dovetail.scheduling.replan.targets import unit_targets
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from dovetail.scheduling.packing import NodeGroups
     from dovetail.scheduling.replan.candidates import ScoredLayout, SizingCache
     from dovetail.scheduling.replan.layout import InitialLayout, Layout, NewGang
     from dovetail.scheduling.replan.snapshot import Snapshot
@@ -33,147 +35,301 @@ if TYPE_CHECKING:
 __all__ = ["ReplanRules", "replan"]
 
 MAX_IMPROVEMENT_ROUNDS = 4
-"""A seating is improved until a further look at it changes nothing, so that the next replan changes nothing either."""
+"""The selected layout is improved until nothing changes, so that the next replan changes nothing either."""
+RATE_SHARES_TRIED = (1.0, 0.75, 0.5)
+"""Shares of the rate that other units must still reach when one of them gives a worker to an unmeasured unit."""
+WHOLE_GPU_KINDS = (ShapeKind.WHOLE_NUMBERED_GPU, ShapeKind.ENTIRE_GPU)
 DEFAULT_RULES = ReplanRules()
 
 
 def replan(snapshot: Snapshot, rules: ReplanRules = DEFAULT_RULES) -> Replan:
-    """What to start and stop. Never raises for a snapshot whose workers sit where they can."""
-    return _Decision(snapshot, rules).decide()
+    """Decide which workers to start and to stop.
+
+    1. Read the current layout from the snapshot.
+    2. Derive the targets of each unit, worker limits and speed, from its rate and its queue.
+    3. Place the units that have a fixed number of workers on every node.
+    4. Collect candidate layouts in which every unit has its minimum. If there is none, repeat 1 to 4 without the
+       workers that were kept in step 1, then without gangs that can be spared.
+    5. Select the candidate that pays within the horizon and improve it until nothing changes. Without a candidate,
+       place as many minimums as fit.
+    6. Add one worker to each backlogged unit without a rate.
+    7. Compare the result with the current layout: starts, stops and cancelled drains.
+
+    Never raises for a snapshot whose workers fit on their nodes.
+    """
+    cache: SizingCache = {}
+    keep_last_workers = True
+    stopped_gangs: frozenset[int] = frozenset()
+    while True:
+        initial = layout_from_snapshot(snapshot, stopped_gangs, keep_last_workers=keep_last_workers)
+        targets = unit_targets(snapshot, initial.layout.counts, rules)
+        start, targets = place_per_node_units(initial.layout, targets)
+        candidates = candidate_layouts(start, initial.empty, targets, rules, cache)
+        spare_gang = _spare_gang(initial, targets)
+        if candidates or not (keep_last_workers or spare_gang):
+            break
+        if not keep_last_workers:
+            stopped_gangs |= spare_gang
+        keep_last_workers = False
+    rate_before = limiting_rate(targets, initial.layout.counts)
+    if candidates:
+        selected = select_and_improve(candidates, initial.empty, targets, rate_before, snapshot, rules, cache)
+    else:
+        selected = place_minimums(start, targets)
+    layout, ramp_lines = ramp_unmeasured_units(selected.layout, targets, rules)
+    rate_after = limiting_rate(targets, layout.counts)
+    diff = LayoutDiff(initial, targets, layout, [*selected.gangs, *layout.gangs], rate_after)
+    bottleneck = _slowest_unit(targets, layout.counts)
+    return Replan(
+        starts=tuple(diff.starts()),
+        stops=tuple(diff.stops()),
+        cancelled_drains=tuple(diff.cancelled_drains()),
+        rate_before=rate_before if math.isfinite(rate_before) else 0.0,
+        rate_after=rate_after if math.isfinite(rate_after) else 0.0,
+        bottleneck=bottleneck,
+        counts={target.unit.name: count for target, count in zip(targets, layout.counts, strict=True)},
+        reasons=(
+            _summary_text(rate_before, rate_after, bottleneck),
+            *selected.reasons,
+            *ramp_lines,
+            *_missing_worker_lines(targets, layout),
+        ),
+    )
 
 
-class _Decision:
-    def __init__(self, snapshot: Snapshot, rules: ReplanRules) -> None:
-        self.snapshot = snapshot
-        self.rules = rules
-        self.reasons: list[str] = []
-        self.gangs: list[NewGang] = []
-        self.sizing_cache: SizingCache = {}
-        self.initial, self.targets, self.start, self.options = self._find_start()
-
-    def _find_start(self) -> tuple[InitialLayout, list[UnitTarget], Layout, list[Layout]]:
-        """The first of several views of who can stay under which every unit gets its least; else the last."""
-        gone: frozenset[int] = frozenset()
-        protecting = True
-        while True:
-            here = layout_from_snapshot(self.snapshot, gone, protecting=protecting)
-            wants = unit_targets(self.snapshot, here.layout.counts, self.rules)
-            start = here.layout.copy()
-            wants = place_per_node_units(start, wants, self.rules)
-            options = candidate_layouts(start, here.empty_ledger, wants, self.rules, self.sizing_cache)
-            if options:
-                return here, wants, start, options
-            if protecting:
-                protecting = False
-                continue
-            spare = _spare_gang(here, wants)
-            if spare is None:
-                return here, wants, start, []
-            gone |= {spare}
-
-    def decide(self) -> Replan:
-        before = limiting_rate(self.targets, self.initial.layout.counts)
-        floor = self._improve()
-        rate = limiting_rate(self.targets, floor.counts)
-        fresh = not any(self.initial.layout.counts)
-        if fresh and self.rules.headroom > 1 and math.isfinite(rate):
-            floor = add_headroom_workers(floor, self.targets, rate, self.rules.headroom)
-        floor, words = ramp_unmeasured_units(floor, self.targets, rate if math.isfinite(rate) else 0.0, self.rules)
-        rate = limiting_rate(self.targets, floor.counts)
-        self.gangs += floor.gangs
-        differences = LayoutDiff(self.initial, self.targets, floor, self.gangs, rate)
-        slowest = _slowest_unit(self.targets, floor.counts)
-        return Replan(
-            starts=tuple(differences.starts()),
-            stops=tuple(differences.stops()),
-            cancelled_drains=tuple(differences.cancelled_drains()),
-            rate_before=before if math.isfinite(before) else 0.0,
-            rate_after=rate if math.isfinite(rate) else 0.0,
-            bottleneck=slowest,
-            counts={want.unit.name: count for want, count in zip(self.targets, floor.counts, strict=True)},
-            reasons=(
-                *self._summary_lines(before, rate, slowest),
-                *self.reasons,
-                *words,
-                *self._missing_worker_lines(floor),
-            ),
-        )
-
-    def _improve(self) -> Layout:
-        """The seating that is chosen, looked at again until it stays as it is."""
-        floor, options = self.start, self.options
-        if not options:
-            return self._place_scarce(floor)
-        before = limiting_rate(self.targets, self.initial.layout.counts)
-        workers = len(self.snapshot.workers)
-        for number in range(MAX_IMPROVEMENT_ROUNDS):
-            worths = [
-                score_layout(option, self.targets, before, self.snapshot.horizon_s, self.rules) for option in options
-            ]
-            chosen = select_layout(worths, workers, self.rules)
-            self.reasons += [] if number else [_comparison_text(len(options), worths, chosen.changes)]
-            if number and not chosen.changes:
-                return floor
-            self.gangs += chosen.layout.gangs
-            floor = chosen.layout.as_applied()
-            before = limiting_rate(self.targets, floor.counts)
-            options = candidate_layouts(floor, self.initial.empty_ledger, self.targets, self.rules, self.sizing_cache)
-            if not options:
-                return floor
-        return floor
-
-    def _place_scarce(self, floor: Layout) -> Layout:
-        for _ in range(MAX_IMPROVEMENT_ROUNDS):
-            then = place_minimums(floor, self.targets, self.rules)
-            self.gangs += then.gangs
-            floor, changes = then.as_applied(), then.changes
-            if not changes:
-                break
-        return floor
-
-    def _summary_lines(self, before: float, rate: float, slowest: str) -> list[str]:
-        if not math.isfinite(rate):
-            return ["no unit has a rate yet"]
-        start = before if math.isfinite(before) else 0.0
-        told = f"{slowest} limits the pipeline" if slowest else "nothing limits the pipeline"
-        return [f"{told}: {start:.4g} -> {rate:.4g} items/s"]
-
-    def _missing_worker_lines(self, floor: Layout) -> list[str]:
-        words = []
-        for want, count in zip(self.targets, floor.counts, strict=True):
-            low = want.demand.low
-            if count < low:
-                shape = want.unit.shape.describe()
-                words.append(f"{want.unit.name} has {count} of at least {low} workers: no room for ({shape})")
-        return words
+# --- 3. units with a fixed number of workers on every node
 
 
-def _comparison_text(options: int, worths: Sequence[ScoredLayout], changes: int) -> str:
-    best = max(worth.rate for worth in worths)
-    fastest = f", the fastest with {best:.4g} items/s" if best < MAX_SPEED else ""
-    what = "nothing brings enough to change"
-    if changes:
-        what = f"{changes} workers change" if changes > 1 else "1 worker changes"
-    return f"{options} seatings were compared{fastest}; {what}"
+def place_per_node_units(layout: Layout, targets: list[UnitTarget]) -> tuple[Layout, list[UnitTarget]]:
+    """Place units with a number of workers per node, evicting others if necessary; their count is fixed then."""
+    layout = layout.copy()
+    placed = list(targets)
+    for unit in hardest_first(targets):
+        target = targets[unit]
+        if target.demand.per_node is None:
+            continue
+        _place_on_eligible_nodes(layout, placed, unit, target.demand.per_node)
+        count = layout.counts[unit]
+        placed[unit] = replace(target, demand=replace(target.demand, low=count, high=count))
+    return layout, placed
 
 
-def _slowest_unit(wants: Sequence[UnitTarget], counts: Sequence[int]) -> str:
-    limiting = [
-        (count * want.demand.speed, number)
-        for number, (want, count) in enumerate(zip(wants, counts, strict=True))
-        if want.limits_rate
-    ]
-    return wants[min(limiting)[1]].unit.name if limiting else ""
+def _place_on_eligible_nodes(layout: Layout, targets: Sequence[UnitTarget], unit: int, per_node: int) -> None:
+    """Give the unit `per_node` workers on every node where a worker would fit if the node were empty."""
+    filler = targets[unit].filler
+    order = (unit, *(other for other in hardest_first(targets) if other != unit))
+    for state in list(layout.groups):
+        if not filler.capacity(state.free.cards.kind.untouched()):
+            continue
+        positions = layout.groups[state]
+        alone = layout.single_node(state, len(targets))
+        before = list(alone.counts)
+        needs = [min(have, target.demand.per_node or 0) for target, have in zip(targets, before, strict=True)]
+        needs[unit] = per_node
+        SeatAssignment(alone, targets, needs, AssignmentOptions(order, may_move=True)).assign(unit, per_node)
+        limits = [per_node if other == unit else math.inf for other in range(len(targets))]
+        stop_excess_workers(alone, limits, targets)
+        then = next(iter(alone.groups))
+        if then is state or alone.gangs:
+            continue
+        layout.move_nodes(state, len(positions), then)
+        for other in range(len(targets)):
+            layout.counts[other] += len(positions) * (alone.counts[other] - before[other])
 
 
-def _spare_gang(here: InitialLayout, wants: Sequence[UnitTarget]) -> int | None:
-    """A worker on several nodes that its unit can do without, the newest of the largest; None if there is none."""
-    numbers = {want.unit.name: number for number, want in enumerate(wants)}
+# --- 4. repetition if no candidate gives every unit its minimum
+
+
+def _spare_gang(initial: InitialLayout, targets: Sequence[UnitTarget]) -> frozenset[int]:
+    """The gang on several nodes that its unit can spare, the newest of the largest; empty if there is none."""
+    numbers = {target.unit.name: number for number, target in enumerate(targets)}
     spare = [
         (len(gang.seats), gang.worker)
-        for gang in here.gangs
+        for gang in initial.gangs
         if gang.movable
-        and wants[numbers[gang.unit]].can_release
-        and here.layout.counts[numbers[gang.unit]] > wants[numbers[gang.unit]].demand.low
+        and targets[numbers[gang.unit]].can_release
+        and initial.layout.counts[numbers[gang.unit]] > targets[numbers[gang.unit]].demand.low
     ]
-    return max(spare)[1] if spare else None
+    return frozenset({max(spare)[1]}) if spare else frozenset()
+
+
+# --- 5. selection
+
+
+class Selection(NamedTuple):
+    """The layout of a decision as if it were carried out, the gangs that start for it, and its reasons."""
+
+    layout: Layout
+    gangs: list[NewGang]
+    reasons: list[str]
+
+
+def select_and_improve(
+    candidates: list[Layout],
+    empty: NodeGroups,
+    targets: Sequence[UnitTarget],
+    rate_before: float,
+    snapshot: Snapshot,
+    rules: ReplanRules,
+    cache: SizingCache,
+) -> Selection:
+    """Select a layout, and repeat with the candidates that start from it until nothing changes."""
+    gangs: list[NewGang] = []
+    reasons: list[str] = []
+    for number in range(MAX_IMPROVEMENT_ROUNDS):
+        scored = [score_layout(layout, targets, rate_before, snapshot.horizon_s) for layout in candidates]
+        chosen = select_layout(scored, len(snapshot.workers), rules)
+        if not number:
+            reasons.append(_comparison_text(scored, chosen.changes))
+        elif not chosen.changes:
+            break
+        gangs += chosen.layout.gangs
+        layout = chosen.layout.as_applied()
+        rate_before = limiting_rate(targets, layout.counts)
+        candidates = candidate_layouts(layout, empty, targets, rules, cache)
+        if not candidates:
+            break
+    return Selection(layout, gangs, reasons)
+
+
+def place_minimums(start: Layout, targets: Sequence[UnitTarget]) -> Selection:
+    """Place the minimums of as many units as possible where not all of them fit."""
+    layout = start
+    gangs: list[NewGang] = []
+    for _ in range(MAX_IMPROVEMENT_ROUNDS):
+        improved = _place_minimums_once(layout, targets)
+        gangs += improved.gangs
+        layout = improved.as_applied()
+        if not improved.changes:
+            break
+    return Selection(layout, gangs, [])
+
+
+def _place_minimums_once(start: Layout, targets: Sequence[UnitTarget]) -> Layout:
+    """Give as many units as possible one worker, the hardest first; then as much of their minimums as fits."""
+    order = hardest_first(targets)
+    first = [
+        target.demand.low if target.demand.per_node is not None else min(1, target.demand.low) for target in targets
+    ]
+    tried = []
+    for may_move in (False, True):
+        layout = start.copy()
+        assignment = SeatAssignment(layout, targets, first, AssignmentOptions(order, may_move))
+        for unit in order:
+            assignment.assign(unit, first[unit])
+        tried.append(layout)
+    best = max(tried, key=lambda layout: (sum(count > 0 for count in layout.counts), -layout.changes))
+    needs = list(first)
+    for unit in order:
+        for need in range(first[unit] + 1, targets[unit].demand.low + 1):
+            layout = best.copy()
+            needs[unit] = need
+            options = AssignmentOptions(order, may_move=False)
+            if not SeatAssignment(layout, targets, needs, options).assign(unit, need):
+                needs[unit] = need - 1
+                break
+            best = layout
+    minimise_changes(best, targets, needs)
+    return best
+
+
+# --- 6. units without a rate
+
+
+def ramp_unmeasured_units(
+    layout: Layout, targets: Sequence[UnitTarget], rules: ReplanRules
+) -> tuple[Layout, list[str]]:
+    """Add one worker to every ramping unit for which free or spare capacity is found; the lines give the reasons."""
+    rate = limiting_rate(targets, layout.counts)
+    rate = rate if math.isfinite(rate) else 0.0
+    lines = []
+    for unit in hardest_first(targets):
+        name = targets[unit].unit.name
+        if not targets[unit].is_ramping:
+            continue
+        count = layout.counts[unit] + 1
+        then = _add_one_worker(layout, targets, unit, rate)
+        if then is None:
+            lines.append(f"{name} is backlogged and not measured yet, but one more worker does not fit")
+        elif whole := _unit_without_card(layout, then, targets, unit, rate, rules):
+            lines.append(f"{name} is not measured yet: the last free whole card stays for {whole}")
+        else:
+            lines.append(f"{name} is backlogged and not measured yet: one more worker, {count} in all")
+            layout = then
+    return layout, lines
+
+
+def _add_one_worker(layout: Layout, targets: Sequence[UnitTarget], unit: int, rate: float) -> Layout | None:
+    """One more worker of a unit on free capacity, else on capacity that others can spare at a lower rate: beside a
+    backlogged unit of unknown speed, the rate is a guess."""
+    for share in RATE_SHARES_TRIED:
+        then = layout.copy()
+        needs = [
+            min(target.workers_for(rate * share), have) for target, have in zip(targets, layout.counts, strict=True)
+        ]
+        needs[unit] = layout.counts[unit] + 1
+        options = AssignmentOptions(hardest_first(targets), may_move=False)
+        if SeatAssignment(then, targets, needs, options).assign(unit, needs[unit]):
+            return then
+    return None
+
+
+def _unit_without_card(
+    before: Layout, after: Layout, targets: Sequence[UnitTarget], unit: int, rate: float, rules: ReplanRules
+) -> str:
+    """Name of a whole-GPU unit that may soon need a card and for which the new worker takes the last one; or empty."""
+    if targets[unit].unit.shape.kind in WHOLE_GPU_KINDS:
+        return ""
+    for number, target in enumerate(targets):
+        if (
+            target.unit.shape.kind not in WHOLE_GPU_KINDS
+            or target.unit.finished
+            or after.counts[number] >= target.max_workers
+        ):
+            continue
+        is_slowest = target.limits_rate and after.counts[number] * target.demand.speed <= rate * (1 + 1e-9)
+        may_grow = not target.limits_rate or target.unit.confidence < rules.unsure_below or is_slowest
+        if may_grow and _has_space(before, target) and not _has_space(after, target):
+            return target.unit.name
+    return ""
+
+
+def _has_space(layout: Layout, target: UnitTarget) -> bool:
+    return any(target.filler.capacity(state.free) >= target.unit.shape.ranks for state in layout.groups)
+
+
+# --- reasons
+
+
+def _comparison_text(scored: Sequence[ScoredLayout], changes: int) -> str:
+    best = max(one.rate for one in scored)
+    fastest = f", the fastest with {best:.4g} items/s" if best < MAX_SPEED else ""
+    result = "no change gains enough"
+    if changes:
+        result = f"{changes} workers change" if changes > 1 else "1 worker changes"
+    return f"{len(scored)} layouts were compared{fastest}; {result}"
+
+
+def _slowest_unit(targets: Sequence[UnitTarget], counts: Sequence[int]) -> str:
+    limiting = [
+        (count * target.demand.speed, number)
+        for number, (target, count) in enumerate(zip(targets, counts, strict=True))
+        if target.limits_rate
+    ]
+    return targets[min(limiting)[1]].unit.name if limiting else ""
+
+
+def _summary_text(rate_before: float, rate_after: float, bottleneck: str) -> str:
+    if not math.isfinite(rate_after):
+        return "no unit has a rate yet"
+    before = rate_before if math.isfinite(rate_before) else 0.0
+    return f"{bottleneck} limits the pipeline: {before:.4g} -> {rate_after:.4g} items/s"
+
+
+def _missing_worker_lines(targets: Sequence[UnitTarget], layout: Layout) -> list[str]:
+    return [
+        f"{target.unit.name} has {count} of at least {target.demand.low} workers: "
+        f"no space for ({target.unit.shape.describe()})"
+        for target, count in zip(targets, layout.counts, strict=True)
+        if count < target.demand.low
+    ]
