@@ -192,10 +192,10 @@ def _size_on_nodes(
     nodes = sum(map(len, start.groups.values()))
     if search.best is not None and (search.best.rate >= bound * CLOSE_TO_BOUND_SHARE or nodes > MAX_NODES_FOR_SEARCH):
         return search.best
-    for order in _more_packing_orders(orders, nodes):
+    for packing_order in _more_packing_orders(orders, nodes):
         if search.is_done():
             break
-        search.bisect(order)
+        search.bisect(packing_order)
     return search.best
 
 

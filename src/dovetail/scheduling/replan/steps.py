@@ -174,22 +174,23 @@ def select_and_improve(
     cache: SizingCache,
 ) -> Selection:
     """Select a layout, and repeat with the candidates that start from it until nothing changes."""
-    gangs: list[NewGang] = []
-    reasons: list[str] = []
-    for number in range(MAX_IMPROVEMENT_ROUNDS):
-        scored = [score_layout(layout, targets, rate_before, snapshot.horizon_s) for layout in candidates]
+    scored = [score_layout(layout, targets, rate_before, snapshot.horizon_s) for layout in candidates]
+    chosen = select_layout(scored, len(snapshot.workers), rules)
+    reason = _comparison_text(scored, chosen.changes)
+    gangs = list(chosen.layout.gangs)
+    layout = chosen.layout.as_applied()
+    for _ in range(MAX_IMPROVEMENT_ROUNDS - 1):
+        rate = limiting_rate(targets, layout.counts)
+        candidates = candidate_layouts(layout, empty, targets, rules, cache)
+        scored = [score_layout(candidate, targets, rate, snapshot.horizon_s) for candidate in candidates]
+        if not scored:
+            break
         chosen = select_layout(scored, len(snapshot.workers), rules)
-        if not number:
-            reasons.append(_comparison_text(scored, chosen.changes))
-        elif not chosen.changes:
+        if not chosen.changes:
             break
         gangs += chosen.layout.gangs
         layout = chosen.layout.as_applied()
-        rate_before = limiting_rate(targets, layout.counts)
-        candidates = candidate_layouts(layout, empty, targets, rules, cache)
-        if not candidates:
-            break
-    return Selection(layout, gangs, reasons)
+    return Selection(layout, gangs, [reason])
 
 
 def place_minimums(start: Layout, targets: Sequence[UnitTarget]) -> Selection:
