@@ -1,10 +1,11 @@
 """Fragmentation and allocated GPUs after many runs started, changed size and ended on one shared mixed cluster.
 
-    python benchmarks/come_and_go.py --events 400 --seeds 5 --json result.json
+    python benchmarks/come_and_go.py --events 400 --seeds 40 --first-seed 300 --json result.json
 
-Workers start and stop one at a time on one ledger. Compared are fragmentation gradient descent (fgd), the packing
-order that replans used before it (packing_order: the node with the least idle GPU) and best fit. All policies get the
-same events. A worker that does not fit waits, and is tried again after every stop.
+Workers start and stop one at a time on one ledger. Compared are fragmentation gradient descent as replans use it (fgd),
+the packing order that replans used before it (packing_order: the node with the least idle GPU) and best fit. All
+policies get the same events. A worker that does not fit waits, and is tried again after every stop. Differences to
+packing_order are paired by seed: mean and standard error.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import dovetail as dt
 import policies
 import report
 from dovetail.scheduling.fragmentation import Fragmentation
-from dovetail.scheduling.placement import choose_worker_to_stop
+from dovetail.scheduling.placement import GroupPlacer, stop_rank
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -106,8 +107,9 @@ class History:
     ledger: dt.Ledger = field(init=False)
     score: Score = field(init=False)
     placer: dt.Placer = field(init=False)
+    group_placers: dict[dt.Shape, GroupPlacer] = field(default_factory=dict)
     asked: dict[int, Change] = field(default_factory=dict)
-    """Unit -> what it should have now."""
+    """Unit -> the workers that it should have now."""
     workers: dict[int, list[Seats]] = field(default_factory=dict)
     waiting: deque[tuple[int, dt.Shape]] = field(default_factory=deque)
 
@@ -122,7 +124,7 @@ class History:
         if self.policy == "fgd":
             # expected is what the runs ask for now: workers that run and workers that wait
             self.score = dt.FragmentationScore(dt.Workload((one.shape, one.workers) for one in self.asked.values()))
-            self.placer = dt.Placer(self.ledger, self.score)
+            self.group_placers = {}
         mine = self.workers.setdefault(change.unit, [])
         waits = sum(unit == change.unit for unit, _ in self.waiting)
         missing = change.workers - len(mine) - waits
@@ -133,25 +135,46 @@ class History:
                 waits -= 1
             else:
                 self.placer.give_back(mine.pop(self.worker_to_stop(mine)))
-        self.waiting = deque(item for item in self.waiting if not self.starts(*item))
+        full: set[dt.Shape] = set()
+        self.waiting = deque(item for item in self.waiting if item[1] in full or not self.start(*item, full))
 
-    def starts(self, unit: int, shape: dt.Shape) -> bool:
-        """Whether one more worker of a unit fits; it is placed then."""
-        seats = self.placer.place(shape)
-        if seats is not None:
-            self.workers[unit].append(seats)
-        return seats is not None
+    def start(self, unit: int, shape: dt.Shape, full: set[dt.Shape]) -> bool:
+        """Place one more worker of a unit if it fits; remember its shape if it does not."""
+        if isinstance(self.score, dt.FragmentationScore):
+            seats = self.place_in_group(shape, self.score)
+        else:
+            seats = self.placer.place(shape)
+        if seats is None:
+            full.add(shape)
+            return False
+        self.workers[unit].append(seats)
+        return True
+
+    def place_in_group(self, shape: dt.Shape, score: dt.FragmentationScore) -> Seats | None:
+        """As replans do: the best score, then the least idle capacity, then the first node."""
+        if shape not in self.group_placers:
+            self.group_placers[shape] = GroupPlacer(score, shape)
+        placer = self.group_placers[shape]
+        able = [(run, position) for position, free in enumerate(self.ledger.free) if (run := placer.run(free))]
+        if not able:
+            return None
+        run, position = min(able, key=lambda one: (-one[0].score, one[0].tie, one[1]))
+        seats = tuple(seat._replace(node=self.cluster.nodes[position].name) for seat in run.workers[0])
+        for seat in seats:
+            self.ledger.take(seat)
+        return seats
 
     def worker_to_stop(self, workers: Sequence[Seats]) -> int:
-        """By fragmentation, or as replans did before: on the node with the most idle, the last one."""
-        if isinstance(self.score, dt.FragmentationScore):
-            return choose_worker_to_stop(self.ledger, workers, self.score.fragmentation)
+        """The number of the worker to stop, by fragmentation or by the idle capacity of its node."""
 
-        def idle(number: int) -> tuple[int, ...]:
-            free = self.ledger.free_on(workers[number][0].node)
-            return (free.cards.idle_milli, free.cpu_milli, self.ledger.position(workers[number][0].node), number)
+        def rank(number: int) -> tuple[int, ...]:
+            seat = workers[number][0]
+            free, position = self.ledger.free_on(seat.node), self.ledger.position(seat.node)
+            if isinstance(self.score, dt.FragmentationScore):
+                return (*stop_rank(self.score, free, free.given_back(seat)), position, number)
+            return (free.cards.idle_milli, free.cpu_milli, position, number)
 
-        return max(range(len(workers)), key=idle)
+        return max(range(len(workers)), key=rank)
 
     def measure(self, expected: Fragmentation) -> dict[str, float]:
         gpus = sum(len(node.gpus) for node in self.cluster.nodes)
@@ -165,7 +188,7 @@ class History:
 
 
 def follow(policy: str, events: int, seed: int) -> dict[str, float]:
-    """The mean over the last quarter of the events: a single moment says little."""
+    """Mean over the last quarter of the events, because a single moment varies too much."""
     cluster = dt.Cluster.parse(CLUSTER)
     expected = Fragmentation(dt.Workload((resources.shape(), weight) for resources, weight in SHAPES.items()))
     history = History(policy, cluster)
@@ -178,20 +201,33 @@ def follow(policy: str, events: int, seed: int) -> dict[str, float]:
     return {key: statistics.fmean(row[key] for row in measured) for key in measured[0]}
 
 
+def paired_difference(values: list[float], base: list[float]) -> tuple[float, float]:
+    """Mean difference and its standard error."""
+    differences = [value - reference for value, reference in zip(values, base, strict=True)]
+    error = statistics.stdev(differences) / len(differences) ** 0.5 if len(differences) > 1 else 0.0
+    return statistics.fmean(differences), error
+
+
 def main() -> None:
     arguments = report.parser(__doc__)
     arguments.add_argument("--events", type=int, default=400, help="runs that start, change size or end")
     arguments.add_argument("--seeds", type=int, default=5)
+    arguments.add_argument("--first-seed", type=int, default=0)
     asked = arguments.parse_args()
-    results: dict[str, Any] = {}
-    for policy in POLICIES:
-        histories = [follow(policy, asked.events, seed) for seed in range(asked.seeds)]
-        results[policy] = {key: statistics.fmean(one[key] for one in histories) for key in histories[0]}
-    print(f"{asked.events} events, mean of {asked.seeds} seeds; allocated and fragmented: share of all GPUs")
+    seeds = range(asked.first_seed, asked.first_seed + asked.seeds)
+    histories = {policy: [follow(policy, asked.events, seed) for seed in seeds] for policy in POLICIES}
+    base = [one["allocated"] for one in histories["packing_order"]]
+    results: dict[str, dict[str, Any]] = {}
+    for policy, measured in histories.items():
+        results[policy] = {key: statistics.fmean(one[key] for one in measured) for key in measured[0]}
+        mean, error = paired_difference([one["allocated"] for one in measured], base)
+        results[policy] |= {"difference": mean, "standard_error": error}
+    print(f"{asked.events} events, {asked.seeds} seeds from {asked.first_seed}; shares of all GPUs")
     report.table(
-        ["policy", "allocated", "fragmented", "workers waiting"], [[name, *results[name].values()] for name in POLICIES]
+        ["policy", "allocated", "fragmented", "workers waiting", "to packing_order", "standard error"],
+        [[name, *results[name].values()] for name in POLICIES],
     )
-    report.write(asked.json, {"events": asked.events, "seeds": asked.seeds, "results": results})
+    report.write(asked.json, {"events": asked.events, "seeds": list(seeds), "results": results})
 
 
 if __name__ == "__main__":

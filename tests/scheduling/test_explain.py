@@ -109,7 +109,7 @@ def test_what_fits_in_total_but_not_together_says_who_is_left_over() -> None:
     wishes = [WorkerRequest("a", dt.Resources(gpus=2).shape(), 2), WorkerRequest("b", dt.Resources(gpus=2).shape())]
     problem = only(find_fit_problems(wishes, ledger_of("2x(8cpu, 3xH100)")))
     assert problem.code == "DT102"
-    assert problem.evidence == ("b: 1 of 1 workers find no seat",)
+    assert problem.evidence == ("b: 1 of 1 workers do not fit",)
     assert problem.fix_texts == ("add a node like 1x(8cpu, 3xH100)",)
 
 

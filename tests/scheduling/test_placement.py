@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from fractions import Fraction
-from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 from unittest.mock import patch
@@ -35,7 +34,7 @@ from dovetail.scheduling.placement import (
     Placer,
     Score,
     _NodeHeap,
-    choose_worker_to_stop,
+    stop_rank,
 )
 from scheduling import naive, strategies
 from scheduling.leftover_scores import BestFit, Spread
@@ -351,8 +350,8 @@ import json
 from dovetail.resources.cluster import Cluster
 from dovetail.resources.ledger import Ledger
 from dovetail.resources.resources import Resources
-from dovetail.scheduling.fragmentation import Fragmentation, Workload
-from dovetail.scheduling.placement import FragmentationScore, Placer, choose_worker_to_stop
+from dovetail.scheduling.fragmentation import Workload
+from dovetail.scheduling.placement import FragmentationScore, Placer, stop_rank
 from scheduling.leftover_scores import BestFit, Spread
 
 cluster = Cluster.parse(
@@ -382,7 +381,10 @@ for score in (FragmentationScore(workload), BestFit(cluster), Spread(cluster)):
                 workers.append(seats)
             story.append([seat.to_dict() for seat in seats or ()])
         if turn % 3 == 2:
-            leaving = choose_worker_to_stop(ledger, workers, Fragmentation(workload))
+            stopping = FragmentationScore(workload)
+            singles = [(number, seats[0]) for number, seats in enumerate(workers) if len(seats) == 1]
+            frees = [(number, seat, ledger.free_on(seat.node)) for number, seat in singles]
+            leaving = max(frees, key=lambda one: (stop_rank(stopping, one[2], one[2].given_back(one[1])), one[0]))[0]
             story.append(leaving)
             placer.give_back(workers.pop(leaving))
 print(json.dumps(story))
@@ -390,58 +392,52 @@ print(json.dumps(story))
 
 
 @pytest.mark.outside
-def test_two_processes_with_different_hash_seeds_seat_everybody_alike() -> None:
-    told = []
+def test_two_processes_with_different_hash_seeds_choose_the_same_seats() -> None:
+    results = []
     paths = (str(Path(dovetail.__file__).parents[1]), str(Path(__file__).parents[1]))
     for seed in ("1", "4242"):
         environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(paths)}
         command = [sys.executable, "-W", "error", "-c", SCRIPT]
-        told.append(subprocess.run(command, env=environment, capture_output=True, check=True, timeout=120).stdout)
-    assert told[0] == told[1]
-    story = json.loads(told[0])
+        results.append(subprocess.run(command, env=environment, capture_output=True, check=True, timeout=120).stdout)
+    assert results[0] == results[1]
+    story = json.loads(results[0])
     placed = [step for step in story if isinstance(step, list) and step]
     assert len(placed) > 200
     assert max(len(seats) for seats in placed) == 40, "no gang was seated"
 
 
+def ranks_of(ledger: Ledger, workers: list[Seats], score: FragmentationScore) -> list[tuple[int, int]]:
+    """Rank of each worker with one seat."""
+    frees = [(ledger.free_on(seats[0].node), seats[0]) for seats in workers]
+    return [stop_rank(score, free, free.given_back(seat)) for free, seat in frees]
+
+
 @strategies.often
 @given(
-    data=st.data(),
     cluster=strategies.clusters(),
     expected=strategies.expected(),
     shapes=st.lists(strategies.shapes(), min_size=1, max_size=4),
 )
-def test_the_worker_to_stop_makes_the_most_gpu_usable_again(
-    data: st.DataObject, cluster: Cluster, expected: Expected, shapes: list[Shape]
+def test_a_worker_that_frees_more_usable_gpu_never_ranks_below_one_that_frees_less(
+    cluster: Cluster, expected: Expected, shapes: list[Shape]
 ) -> None:
-    """Workers of one seat and gangs of several, on nodes that are full and nodes that are not."""
+    """Compared with a count of F of the whole cluster without each worker, on full nodes and on others."""
     ledger = Ledger(cluster)
-    seats = [seats[0] for shape in shapes * 2 for seats in Placer(ledger, BestFit(cluster)).fill(shape, 4)]
-    order = data.draw(st.permutations(seats), label="in which order they join gangs") if seats else []
-    sizes = data.draw(st.lists(st.integers(1, 3), min_size=len(seats), max_size=len(seats)), label="ranks")
-    ends = [min(end, len(seats)) for end in accumulate(sizes)]
-    workers = [tuple(order[start:end]) for start, end in pairwise([0, *ends]) if start < end]
-    if workers:
-        wanted = by_brute_force(cluster, workers, expected)
-        assert choose_worker_to_stop(ledger, workers, Fragmentation(Workload(expected))) == wanted
+    workers = [seats for shape in shapes * 2 for seats in Placer(ledger, BestFit(cluster)).fill(shape, 4)]
+    left = [fragments_without(number, cluster, workers, expected) for number in range(len(workers))]
+    scores = [rank[0] for rank in ranks_of(ledger, workers, FragmentationScore(Workload(expected)))]
+    in_order = [score for _, score in sorted(zip(left, scores, strict=True))]
+    assert in_order == sorted(scores, reverse=True)
 
 
-def by_brute_force(cluster: Cluster, workers: list[Seats], expected: Expected) -> int:
-    """Lets each leave in turn and counts F of the whole cluster anew; of several the one on the last node, and of
-    those the last one."""
+def fragments_without(number: int, cluster: Cluster, workers: list[Seats], expected: Expected) -> Fraction:
+    """F of the whole cluster without one worker, counted from scratch."""
     classes = naive.classes_of(expected)
-    names = [node.name for node in cluster.nodes]
-
-    def left_without(number: int) -> Fraction:
-        staying = [seat for other, seats in enumerate(workers) if other != number for seat in seats]
-        return sum((naive.fragments(state, classes) for state in naive.states_of(cluster, staying)), Fraction(0))
-
-    left = [left_without(number) for number in range(len(workers))]
-    last = [max(names.index(seat.node) for seat in seats) for seats in workers]
-    return max((last[number], number) for number in range(len(workers)) if left[number] == min(left))[1]
+    staying = [seat for other, seats in enumerate(workers) if other != number for seat in seats]
+    return sum((naive.fragments(state, classes) for state in naive.states_of(cluster, staying)), Fraction(0))
 
 
-def test_whoever_frees_a_whole_card_leaves_before_whoever_frees_a_piece() -> None:
+def test_a_worker_that_frees_a_whole_card_stops_before_one_that_frees_a_part() -> None:
     cluster = Cluster.parse("2x(64cpu, 2xA100:40GB)")
     ledger = Ledger(cluster)
     half, whole = Resources(cpus=1, gpus=0.5).shape(), Resources(cpus=1, gpus=1).shape()
@@ -455,26 +451,12 @@ def test_whoever_frees_a_whole_card_leaves_before_whoever_frees_a_piece() -> Non
         ("node-1", 0),
         ("node-1", 1),
     ]
-    assert choose_worker_to_stop(ledger, workers, Fragmentation(Workload({whole: 1}))) == 5
-    assert choose_worker_to_stop(ledger, workers[:5], Fragmentation(Workload({whole: 1}))) == 1
-    assert choose_worker_to_stop(ledger, workers[:1] + workers[2:3], Fragmentation(Workload({half: 1}))) == 1
+    ranks = ranks_of(ledger, workers, FragmentationScore(Workload({whole: 1})))
+    assert ranks.index(max(ranks)) == 5
+    assert ranks[1] == max(ranks[:5])
 
 
-def test_a_gang_on_one_node_and_a_gang_on_two_are_not_mistaken_for_each_other() -> None:
-    """Three full nodes: the gang on one node leaves room for two cards side by side, the gang on two nodes does not."""
-    cluster = Cluster.parse("3x(8cpu, 2xA100:40GB)")
-    one, two = Resources(cpus=1, gpus=1).shape(), Resources(cpus=1, gpus=2).shape()
-    ledger = Ledger(cluster)
-    seats = [seats[0] for seats in Placer(ledger, BestFit(cluster)).fill(one, 6)]
-    assert [(seat.node, seat.cards[0].card) for seat in seats[::3]] == [("node-0", 0), ("node-1", 1)]
-    together, apart = (seats[0], seats[1]), (seats[2], seats[5])
-    fragmentation = Fragmentation(Workload({two: 1}))
-    assert choose_worker_to_stop(ledger, [apart, together], fragmentation) == 1
-    assert choose_worker_to_stop(ledger, [together, apart], fragmentation) == 0
-
-
-def test_leaving_a_shared_card_and_leaving_a_card_alone_are_not_mistaken_for_each_other() -> None:
-    """The same seat on two nodes; on the second somebody else would still be there."""
+def test_a_worker_that_shares_its_card_stops_after_one_that_is_alone_on_its_card() -> None:
     cluster = Cluster.parse("2x(8cpu, 1xA100:40GB)")
     half, whole = Resources(cpus=1, gpus=0.5).shape(), Resources(cpus=1, gpus=1).shape()
     ledger = Ledger(cluster)
@@ -482,9 +464,8 @@ def test_leaving_a_shared_card_and_leaving_a_card_alone_are_not_mistaken_for_eac
     assert [seats[0].node for seats in (alone, beside, other)] == ["node-0", "node-1", "node-0"]
     ledger.give_back(other[0])
     ledger.take(beside[0])
-    fragmentation = Fragmentation(Workload({whole: 1}))
-    assert choose_worker_to_stop(ledger, [alone, beside], fragmentation) == 0
-    assert choose_worker_to_stop(ledger, [beside, alone], fragmentation) == 1
+    on_own_card, on_shared_card = ranks_of(ledger, [alone, beside], FragmentationScore(Workload({whole: 1})))
+    assert on_own_card > on_shared_card
 
 
 LIMITS = (
@@ -496,26 +477,25 @@ LIMITS = (
 
 
 def story(cluster: Cluster, score: Score, expected: Expected, shapes: list[Shape], steps: list[strategies.Step]) -> str:
-    """Everything a placer says in the course of some steps."""
+    """All results of a placer in the course of some steps."""
     ledger = Ledger(cluster)
     placer = Placer(ledger, score)
     fragmentation = Fragmentation(Workload(expected))
     workers: list[Seats] = []
-    told: list[object] = []
+    results: list[object] = []
     for verb, number in steps:
         shape = shapes[number % len(shapes)]
         if verb == "place":
             seats = placer.place(shape)
-            told.append(seats)
+            results.append(seats)
             if seats is not None:
                 workers.append(seats)
         elif verb == "find":
-            told.append((placer.find(shape), placer.fitting_positions(shape)))
+            results.append((placer.find(shape), placer.fitting_positions(shape)))
         elif workers:
-            leaving = choose_worker_to_stop(ledger, workers, fragmentation)
-            told.append((leaving, [fragmentation.of_free(free) for free in ledger.free]))
-            placer.give_back(workers.pop(leaving if "behind" in verb else number % len(workers)))
-    return "\n".join(str(line) for line in told)
+            results.append([fragmentation.of_free(free) for free in ledger.free])
+            placer.give_back(workers.pop(number % len(workers)))
+    return "\n".join(str(line) for line in results)
 
 
 @every_score
@@ -527,7 +507,7 @@ def story(cluster: Cluster, score: Score, expected: Expected, shapes: list[Shape
     steps=strategies.steps(),
     limits=st.tuples(*[st.sampled_from((1, 2, 3, 100_000))] * len(LIMITS)),
 )
-def test_a_small_memory_for_what_was_found_before_changes_nothing(
+def test_small_caches_do_not_change_the_result(
     score_of: ScoreOf,
     cluster: Cluster,
     expected: Expected,

@@ -19,14 +19,14 @@ CARD_ROUNDING_STEPS = (1, 2, 3, 4, 5)
 
 
 class Limit(NamedTuple):
-    """A rate in source items per second that cannot be exceeded, and what there is too little of beyond it."""
+    """An upper bound of the rate in source items per second, and the resource that sets it."""
 
     rate: float
     resource: str
 
 
 def resource_limits(demands: Sequence[Demand], groups: NodeGroups) -> list[Limit]:
-    """For every resource what there is over what one source item needs of it; the lowest first."""
+    """Bounds by resource: the amount available over the need of one source item, the lowest first."""
     limits = []
     for name, (have, needs) in _totals(demands, groups).items():
         per_item = sum(need / demand.speed for demand, need in zip(demands, needs, strict=True))
@@ -41,8 +41,10 @@ def resource_limits(demands: Sequence[Demand], groups: NodeGroups) -> list[Limit
 
 
 def rate_bound(demands: Sequence[Demand], groups: NodeGroups) -> float:
-    """The highest rate whose whole numbers of workers pass every test that needs no packing. Never below what packing
-    can reach, and mostly closer to it than the fractions of `limits_of`."""
+    """The highest rate whose whole worker counts pass every test that needs no packing.
+
+    Never below the rate that packing reaches, and usually closer to it than `resource_limits`.
+    """
     limits = resource_limits(demands, groups)
     high = limits[0].rate if limits else math.inf
     tests = _CountTests(demands, groups)
@@ -63,10 +65,11 @@ def rate_bound(demands: Sequence[Demand], groups: NodeGroups) -> float:
 
 
 class _CountTests:
-    """Sums over the cluster, how many of each unit fit alone, and shares of cards rounded in ways that stay true.
+    """Necessary conditions for worker counts: totals of the cluster, capacity for each unit alone, and rounded shares.
 
-    For the last: if x is the share of a card and (k+1)x is not whole, then floor((k+1)x)/k may stand for x, and still
-    no card holds more than 1 (Fekete and Schepers). k=1 says that no two shares above a half sit on one card.
+    Rounded shares are the dual feasible functions of Fekete and Schepers: if x is the share of a card and (k+1)x is not
+    whole, x may be replaced by floor((k+1)x)/k, and still no card holds more than 1. With k=1, no two shares above one
+    half fit on a card.
     """
 
     def __init__(self, demands: Sequence[Demand], groups: NodeGroups) -> None:
@@ -89,7 +92,7 @@ class _CountTests:
         counts = [workers_needed(demand, rate) for demand in self.demands]
         if any(d.high is not None and count > d.high for d, count in zip(self.demands, counts, strict=True)):
             return False
-        if any(room is not None and count > room for room, count in zip(self.max_alone, counts, strict=True)):
+        if any(most is not None and count > most for most, count in zip(self.max_alone, counts, strict=True)):
             return False
         for have, needs in self.totals.values():
             if sum(count * need for count, need in zip(counts, needs, strict=True)) > have:
@@ -107,7 +110,7 @@ class _CountTests:
 
 
 def _totals(demands: Sequence[Demand], groups: NodeGroups) -> dict[str, tuple[int, list[int]]]:
-    """Resource -> (what there is, what one worker of each unit needs at least)."""
+    """Resource -> (amount available, least need of one worker of each unit)."""
     have = total_free({free: len(positions) for free, positions in groups.items()})
     asked = {name for demand in demands for name, _ in demand.shape.custom}
     have = {name: have[name] for name in RESOURCES} | {f"custom {name}": have.get(name, 0) for name in sorted(asked)}
@@ -117,7 +120,7 @@ def _totals(demands: Sequence[Demand], groups: NodeGroups) -> dict[str, tuple[in
 
 
 def _min_need(shape: Shape, name: str, groups: NodeGroups) -> int:
-    """What one worker, with all its ranks, needs of a resource, on the cards where it needs the least."""
+    """Need of one worker with all its ranks, on the cards where it is smallest."""
     host = {"CPUs": shape.cpu_milli, "memory": shape.memory_bytes, "NVDECs": shape.nvdecs, "NVENCs": shape.nvencs}
     if name in host:
         return shape.ranks * host[name]

@@ -13,23 +13,23 @@ if TYPE_CHECKING:
     from dovetail.resources.shape import Shape
 
 MAX_SPEED = 1e12
-"""Of a worker that hardly gets items, or none: as good as endless, and still a number that can be written."""
+"""Speed of a worker that gets no items: practically unlimited, and still a number that JSON can hold."""
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What sizing knows of a unit."""
+    """Demand of one unit: shape, speed and worker limits."""
 
     name: str
     shape: Shape
     rate: float
-    """Items per second that one worker takes in."""
+    """Items per second of one worker."""
     per_source: float = 1.0
-    """Items it gets per item of the source."""
+    """Input items per item of the source."""
     low: int = 1
     high: int | None = None
     per_node: int | None = None
-    """So many on every node that may seat it; then `low` and `high` do not count."""
+    """Workers on every eligible node; `low` and `high` are ignored then."""
 
     @property
     def speed(self) -> float:
@@ -38,12 +38,12 @@ class Demand:
 
 
 def pipeline_rate(demands: Sequence[Demand], counts: Sequence[int]) -> float:
-    """Source items per second: the slowest unit decides."""
+    """Source items per second of the slowest unit."""
     return min(count * demand.speed for demand, count in zip(demands, counts, strict=True))
 
 
 def workers_needed(demand: Demand, rate: float) -> int:
-    """Workers of a unit for this many source items per second; a hair less than a whole worker is none."""
+    """Workers needed for this many source items per second; rounding errors do not add a worker."""
     exact = rate / demand.speed
     return max(demand.low, math.ceil(exact - 1e-9 * max(1.0, exact)))
 
@@ -53,43 +53,43 @@ GIVEN, MEASURED, ASSUMED = "given", "measured", "assumed"
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What an earlier run measured of a stage."""
+    """Measurements of a stage by earlier runs."""
 
     rate: float
-    """Items per second that one worker took in."""
+    """Items per second of one worker."""
     returns: float = 1.0
     """Items out per item in."""
     setup_s: float | None = None
-    """Of one worker; None: not seen."""
+    """Setup time of one worker; None: not measured."""
     peak_bytes: int | None = None
-    """The most memory that one worker had; None: nobody measured."""
+    """Peak memory of one worker; None: not measured."""
     items: int = 0
-    """That were seen; 0: not known."""
+    """Items measured; 0: unknown."""
     when: float = 0.0
-    """Of the last run that measured it: seconds since 1970."""
+    """Time of the last run that measured it: seconds since 1970."""
     origin_text: str = ""
-    """Where it comes from, in words: "in 3 runs, the last 2 h ago"."""
+    """Origin as text: "in 3 runs, the last 2 h ago"."""
 
 
 @dataclass(frozen=True, slots=True)
 class StageRates:
-    """Per stage: items per second and worker, items out per item in, and where the rate comes from."""
+    """Per stage: items per second and worker, items out per item in, and the origin of the rate."""
 
     rate: Mapping[str, float]
     returns: Mapping[str, float]
     source: Mapping[str, str]
     origin_text: Mapping[str, str] = field(default_factory=dict)
-    """Of those that were measured, where and when."""
+    """Origin of the measured ones."""
 
     def assumptions(self) -> list[str]:
-        """What was assumed and what was measured, in sentences for people."""
+        """Sentences about assumed and measured rates."""
         return [*self._assumed(), *self._measured()]
 
     def _measured(self) -> list[str]:
-        by_words: dict[str, list[str]] = {}
-        for name, words in self.origin_text.items():
-            by_words.setdefault(words, []).append(name)
-        return [f"the speed of {', '.join(names)} was measured {words}" for words, names in by_words.items()]
+        by_origin: dict[str, list[str]] = {}
+        for name, origin in self.origin_text.items():
+            by_origin.setdefault(origin, []).append(name)
+        return [f"the speed of {', '.join(names)} was measured {origin}" for origin, names in by_origin.items()]
 
     def _assumed(self) -> list[str]:
         assumed = [name for name, source in self.source.items() if source == ASSUMED]
@@ -102,7 +102,7 @@ class StageRates:
 
 
 def stage_rates(pipeline: Pipeline, profiles: Mapping[str, Profile] | None = None) -> StageRates:
-    """What the author gave, else what a profile says, else what the others have in the middle (1 if none is known)."""
+    """Rates given by the author, else from a profile, else the median of the other stages (1 if none is known)."""
     profiles = profiles or {}
     rate: dict[str, float] = {}
     source: dict[str, str] = {}
@@ -125,14 +125,14 @@ def stage_rates(pipeline: Pipeline, profiles: Mapping[str, Profile] | None = Non
     }
     measured = {
         name: profiles[name].origin_text
-        for name, said in source.items()
-        if said == MEASURED and profiles[name].origin_text
+        for name, origin in source.items()
+        if origin == MEASURED and profiles[name].origin_text
     }
     return StageRates(rate, returns, source, measured)
 
 
 def _median(values: list[float]) -> float:
-    """Here, because importing `statistics` costs more than a plan of some stages."""
+    """Median; importing `statistics` costs more than a small plan."""
     ordered = sorted(values)
     middle = len(ordered) // 2
     return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2

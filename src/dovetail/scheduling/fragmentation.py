@@ -3,12 +3,12 @@
 The measure of "Beware of Fragmentation" (ATC'23) over all our dimensions. For a node n and a class m of work, the
 GPU share that m cannot use is
 
-    all that is idle        if m computes on no GPU, may not run on n, or cannot sit there now
-    what is idle on cards   that cannot seat m, otherwise
+    all idle GPU                 if m uses no GPU, may not run on n, or does not fit on n now
+    the idle GPU of the cards    that do not accept m, otherwise
 
-Codecs that are counted over several cards decide whether m can sit there at all, not on which of them. F(n)
-is the mean over the expected classes, weighted by how often each is expected. Everything is an integer: F is
-kept multiplied by the total weight.
+Codecs that are summed over several cards decide whether m fits on n, not on which cards. F(n) is the mean over the
+expected classes, weighted by how often each is expected. Everything is an integer: F is multiplied by the total
+weight.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ MAX_CACHED_STATES = 1_000_000
 
 
 class Workload:
-    """What is expected: shapes and how many of each. For a plan what it still wants to seat; for roles and jobs what is
-    seated and queued now. A gang counts once per rank."""
+    """Expected shapes and the number of workers of each. A gang counts once per rank."""
 
     __slots__ = ("classes", "weight")
 
@@ -46,8 +45,8 @@ class Workload:
 class Fragmentation:
     """F of any state of a node under one workload.
 
-    Of CPUs, memory and custom resources only *which classes still fit* matters: a bit mask. So nodes with different
-    amounts left share their results, which makes nearly every look-up a hit.
+    Of CPUs, memory and custom resources only the set of classes that still fit matters, as a bit mask. So nodes with
+    different free amounts share their results, and nearly every look-up is a hit.
     """
 
     __slots__ = ("_by_kind", "_fits", "_fragments", "_usable", "host", "weight")
@@ -62,7 +61,7 @@ class Fragmentation:
         self._fragments: dict[tuple[FreeCards, int], int] = {}
 
     def of(self, cards: FreeCards, mask: int) -> int:
-        """F times the total weight, in milli-GPUs, for cards in this state on a host that seats these classes."""
+        """F times the total weight, in milli-GPUs, for cards in this state on a host on which these classes fit."""
         key = (cards, mask)
         found = self._fragments.get(key)
         if found is None:
@@ -79,7 +78,7 @@ class Fragmentation:
         return self.of(free.cards, self.host.mask(free.cpu_milli, free.memory_bytes, free.custom))
 
     def _usable_by(self, cards: FreeCards) -> list[tuple[int, list[tuple[int, int]]]]:
-        """(milli-GPUs, the classes that can use them: bit and weight)."""
+        """(Milli-GPUs, classes that can use them: bit and weight)."""
         usable = self._usable.get(cards)
         if usable is None:
             needs = self._needs_on(cards.kind)
@@ -88,7 +87,7 @@ class Fragmentation:
         return usable
 
     def _needs_on(self, kind: NodeKind) -> list[tuple[Fit, list[tuple[int, int]]]]:
-        """The classes that may run on such nodes, those that want the same of its cards together."""
+        """Classes that may run on such nodes; classes with the same GPU request share an entry."""
         needs = self._by_kind.get(kind)
         if needs is None:
             alike: dict[object, tuple[Fit, list[tuple[int, int]]]] = {}
@@ -102,7 +101,7 @@ class Fragmentation:
 
 
 def _usable_milli(fit: Fit, cards: FreeCards) -> int:
-    """What is idle on the cards that can seat this class, if there are enough of them."""
+    """Idle milli-GPUs of the cards that accept this class, if there are enough of them."""
     shape = fit.shape
     shares = fit.shares(cards.kind)
     if shares is None:
@@ -116,9 +115,9 @@ def _usable_milli(fit: Fit, cards: FreeCards) -> int:
 
 
 class HostMasks:
-    """The classes that fit into so many CPUs, so much memory and so much of each custom resource, one bit each.
+    """Bit masks of the classes that fit into given CPUs, memory and custom resources.
 
-    `by_cpus` alone is the whole answer when `only_cpus`.
+    If `only_cpus`, the classes differ in CPUs alone and `by_cpus` is sufficient.
     """
 
     __slots__ = ("by_cpus", "by_custom", "by_memory", "only_cpus")
@@ -143,7 +142,7 @@ class HostMasks:
 
 
 class _MaskByAmount(dict[int, int]):
-    """amount -> mask of the classes that need no more; amounts that were asked for before are plain look-ups."""
+    """Amount -> mask of the classes that need no more; cached."""
 
     def __init__(self, needs: list[int]) -> None:
         super().__init__()

@@ -1,12 +1,12 @@
 """Placement of workers on nodes by fragmentation gradient descent (FGD), one worker at a time.
 
 A worker goes where the fragmentation of the cluster for the expected workload grows least; the worker that stops is
-the one whose removal lowers it most ("Beware of Fragmentation", ATC'23). Three callers share the score:
+the one whose removal lowers it most ("Beware of Fragmentation", ATC'23). Two callers share the score:
 
 - `Placer` places on a `Ledger`. Every shape has a heap of nodes, best first; a placement ranks again only the nodes
   that changed, so its cost does not depend on the size of the cluster.
-- `GroupPlacer` places on groups of nodes in the same state, which is how a replan sees the cluster.
-- `choose_worker_to_stop` chooses among the workers of a `Ledger`.
+- `GroupPlacer` places on groups of nodes in the same state, which is how a replan sees the cluster; `stop_rank` is the
+  order in which a replan stops workers.
 
 A gang is placed within one node if it fits, else on the fewest whole nodes: nodes without any GPU work (for a gang
 without GPUs: empty nodes), with the same number of ranks on each where that divides.
@@ -22,7 +22,7 @@ from dovetail.resources.fit import CardAssignment, Fit
 from dovetail.scheduling.fragmentation import Fragmentation, HostMasks, Workload
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator
 
     from dovetail.resources.free_resources import FreeCards, FreeResources
     from dovetail.resources.ledger import Ledger
@@ -105,7 +105,7 @@ class _FragmentationRanker:
 
 
 class _ChoicesOnCards(dict[tuple["FreeCards", int, int], "SeatChoice | None"]):
-    """(cards, classes the host seats before, and after) -> the best choice; for shapes that want the same of cards."""
+    """(cards, classes that fit the host before, and after) -> best choice; for shapes with the same GPU request."""
 
     def __init__(self, fit: Fit, fragmentation: Fragmentation) -> None:
         super().__init__()
@@ -131,6 +131,15 @@ class _ChoicesOnCards(dict[tuple["FreeCards", int, int], "SeatChoice | None"]):
         return best
 
 
+def stop_rank(score: FragmentationScore, before: FreeResources, after: FreeResources) -> tuple[int, int]:
+    """Rank of a worker that could be stopped: the highest one stops.
+
+    The worker whose removal lowers fragmentation most; ties go to the node with the most idle capacity, because
+    placement fills the others first.
+    """
+    return (score.change([(before, after)]), tightness(before))
+
+
 def tightness(free: FreeResources) -> int:
     """The order of groups of nodes with the same score, lowest first: by idle GPU, then by idle CPUs."""
     return free.cards.idle_milli << _CPU_BITS | min(free.cpu_milli, _CPU_MASK)
@@ -145,7 +154,7 @@ def _quantised_score(gain: int, weight: int) -> int:
 
 
 class GangRanker:
-    """Ranks nodes for all ranks at once; its way is those of the ranks, one after the other."""
+    """Ranks nodes for all ranks at once; its assignment lists the cards of the ranks one after the other."""
 
     __slots__ = ("fit", "rank", "ranks")
 
@@ -179,7 +188,7 @@ def seats_for_choice(ranker: Ranker, node: str, choice: SeatChoice) -> Seats:
 
 
 def _choices_for_ranks(rank: Ranker, free: FreeResources, most: int) -> Iterator[SeatChoice]:
-    """Where ranks would sit on this node, one after the other, until `most` or until it is full."""
+    """Choices for one rank after the other, until `most` or until the node is full."""
     for _ in range(most):
         choice = rank.best(free)
         if choice is None:
@@ -193,18 +202,18 @@ def _choices_for_ranks(rank: Ranker, free: FreeResources, most: int) -> Iterator
 def seats_on_whole_nodes(ledger: Ledger, gang: GangRanker) -> Seats | None:
     """Seats for all ranks on the fewest whole nodes, or None."""
     rank, shape, ranks_in_all = gang.rank, gang.fit.shape, gang.ranks
-    room: dict[FreeResources, list[SeatChoice]] = {}
+    choices: dict[FreeResources, list[SeatChoice]] = {}
     whole: list[tuple[int, int]] = []
     for position, free in enumerate(ledger.free):
-        if free not in room:
-            room[free] = list(_choices_for_ranks(rank, free, ranks_in_all)) if is_whole_node(free, shape) else []
-        if room[free]:
-            whole.append((-len(room[free]), position))
+        if free not in choices:
+            choices[free] = list(_choices_for_ranks(rank, free, ranks_in_all)) if is_whole_node(free, shape) else []
+        if choices[free]:
+            whole.append((-len(choices[free]), position))
     whole.sort()
     seats = []
     for position, ranks in deal_ranks(ranks_in_all, whole):
         node = ledger.cluster.nodes[position].name
-        seats += [rank.fit.seat(node, choice.way) for choice in room[ledger.free[position]][:ranks]]
+        seats += [rank.fit.seat(node, choice.way) for choice in choices[ledger.free[position]][:ranks]]
     return tuple(seats) if len(seats) == ranks_in_all else None
 
 
@@ -216,14 +225,14 @@ def is_whole_node(free: FreeResources, shape: Shape) -> bool:
 
 
 def deal_ranks(ranks: int, whole: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """(position of a node, ranks there) for the fewest of the nodes, given with the most room first."""
+    """(Position of a node, ranks there) for the fewest nodes; `whole` lists (negative capacity, position), sorted."""
     chosen: list[tuple[int, int]] = []
     left = ranks
-    for minus_room, position in whole:
+    for negative_capacity, position in whole:
         if left <= 0:
             break
-        chosen.append((position, min(left, -minus_room)))
-        left += minus_room
+        chosen.append((position, min(left, -negative_capacity)))
+        left += negative_capacity
     if left > 0:
         return []
     each, rest = divmod(ranks, len(chosen))
@@ -232,7 +241,7 @@ def deal_ranks(ranks: int, whole: list[tuple[int, int]]) -> list[tuple[int, int]
 
 
 class Placer:
-    """Seats workers on a ledger by one score. Same ledger, same score, same calls: same seats."""
+    """Places workers on a ledger by one score. Deterministic: equal ledgers, scores and calls give equal seats."""
 
     def __init__(self, ledger: Ledger, score: Score) -> None:
         self.ledger = ledger
@@ -240,8 +249,8 @@ class Placer:
         self._rankings: dict[Shape, _NodeHeap] = {}
 
     def find(self, shape: Shape) -> Seats | None:
-        """The best place for one more worker, without taking it; None if there is none. A gang sits on one node if it
-        fits on one, else on whole nodes."""
+        """The best seats for one more worker, without taking them; None if it does not fit. A gang gets one node if it
+        fits on one, else whole nodes."""
         ranking = self._ranking(shape)
         seats = ranking.first()
         if seats is None and isinstance(ranking.ranker, GangRanker):
@@ -249,14 +258,14 @@ class Placer:
         return seats
 
     def place(self, shape: Shape) -> Seats | None:
-        """Seats one more worker: all of its ranks, or nothing."""
+        """Place one more worker with all of its ranks; None if it does not fit."""
         seats = self.find(shape)
         for seat in seats or ():
             self.ledger.take(seat)
         return seats
 
     def fill(self, shape: Shape, most: int) -> list[Seats]:
-        """Up to `most` workers, one after the other."""
+        """Place up to `most` workers, one after the other."""
         placed: list[Seats] = []
         while len(placed) < most and (seats := self.place(shape)) is not None:
             placed.append(seats)
@@ -267,7 +276,7 @@ class Placer:
             self.ledger.give_back(seat)
 
     def fitting_positions(self, shape: Shape) -> list[int]:
-        """Positions of all nodes that could seat one more worker."""
+        """Positions of all nodes on which one more worker fits."""
         return self._ranking(shape).fitting_positions()
 
     def _ranking(self, shape: Shape) -> _NodeHeap:
@@ -279,7 +288,7 @@ class Placer:
 
 
 class _NodeHeap:
-    """The nodes in the order of preference of one shape.
+    """Nodes in the order of preference of one shape.
 
     An entry is one integer, (distance from the top score, position of the node), so a heap of entries sorts by score
     and then by position. Outdated entries stay in the heap until they are popped.
@@ -297,7 +306,7 @@ class _NodeHeap:
         self._era = -1
 
     def refresh(self) -> None:
-        """Ranks the nodes again that changed since the last time."""
+        """Rank the nodes again that changed since the last call."""
         ledger = self._ledger
         changes = ledger.changes
         if self._era != ledger.era or len(self._heap) > 4 * len(self._entries) + 64:
@@ -317,7 +326,7 @@ class _NodeHeap:
         self._seen = len(changes)
 
     def first(self) -> Seats | None:
-        """Seats on the best node that has room for all ranks."""
+        """Seats on the best node on which all ranks fit."""
         heap, entries = self._heap, self._entries
         while heap:
             position = heap[0] & _NODE_MASK
@@ -413,40 +422,3 @@ class GroupPlacer:
         for seat in run.workers[0] if run is not None else ():
             then = then.taken(seat) if then is not None else None
         return then
-
-
-def choose_worker_to_stop(ledger: Ledger, workers: Sequence[Seats], fragmentation: Fragmentation) -> int:
-    """The number of the worker to stop: the one whose removal lowers fragmentation most. Ties go to the last node,
-    because placement fills the first, and there to the last worker in the list."""
-    assert workers, "no workers to choose from"
-    known: dict[object, int] = {}
-    best: tuple[int, int, int] | None = None
-    for number, seats in enumerate(workers):
-        last = max(ledger.position(seat.node) for seat in seats)
-        nodes = [seat.node for seat in seats]
-        key = tuple(
-            (
-                nodes.index(seat.node),
-                ledger.free_on(seat.node),
-                seat.cpu_milli,
-                seat.memory_bytes,
-                seat.cards,
-                seat.custom,
-            )
-            for seat in seats
-        )
-        gain = known.get(key)
-        if gain is None:
-            gain = known[key] = _gain_of_stopping(ledger, seats, fragmentation)
-        if best is None or (gain, last, number) > best:
-            best = (gain, last, number)
-    assert best is not None
-    return best[2]
-
-
-def _gain_of_stopping(ledger: Ledger, seats: Seats, fragmentation: Fragmentation) -> int:
-    now = {seat.node: ledger.free_on(seat.node) for seat in seats}
-    then: dict[str, FreeResources] = dict(now)
-    for seat in seats:
-        then[seat.node] = then[seat.node].given_back(seat)
-    return sum(fragmentation.of_free(now[node]) - fragmentation.of_free(then[node]) for node in now)

@@ -23,18 +23,18 @@ PLAN_VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class UnitPlan:
-    """One unit: its stages, how many workers it gets, and how fast they are."""
+    """One unit: its stages, its number of workers and their speed."""
 
     name: str
     stages: tuple[str, ...]
     shape: Shape
     workers: int
     rate: float
-    """Items per second that one worker takes in."""
+    """Items per second of one worker."""
     rate_source: str
     """given, measured or assumed."""
     per_source: float
-    """Items it gets per item of the source."""
+    """Input items per item of the source."""
     wave: int = 0
     low: int = 1
     high: int | None = None
@@ -56,13 +56,13 @@ class UnitPlan:
 
     @property
     def throughput(self) -> float:
-        """Source items per second that all its workers sustain."""
+        """Source items per second of all its workers together."""
         return self.workers * self.demand.speed
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedUse:
-    """How much of a resource is in use when the plan runs, in its own integers (milli, bytes, pieces)."""
+    """Planned use of a resource, as integers (milli, bytes, pieces)."""
 
     used: int
     total: int
@@ -70,7 +70,7 @@ class PlannedUse:
 
 @dataclass(frozen=True)
 class Plan:
-    """Counts, seats, predicted rate, bound, bottleneck, and why."""
+    """Plan of a pipeline: worker counts, seats, predicted rate, bound, bottleneck and reasons."""
 
     name: str
     mode: str
@@ -86,38 +86,38 @@ class Plan:
     rate: float
     """Source items per second."""
     bound: float
-    """What no plan can exceed: every resource over what one source item needs of it."""
+    """Upper bound of the rate of any plan: the scarcest resource over the need of one source item."""
     bottleneck: str
     binding: str
     """The resource that limits the bound."""
     use: Mapping[str, PlannedUse]
     fragmentation: float
-    """Share of all GPUs that is idle and of no use to this work."""
+    """Share of all GPUs that is idle and not usable for this workload."""
     idle_gpus: int
     headroom: float
     assumptions: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     phases: tuple[str, ...] = field(default=())
-    """What each phase of sizing did, for people."""
+    """Result of each phase of sizing, as text."""
 
     @property
     def workers(self) -> dict[str, int]:
-        """Stage -> how many workers."""
+        """Stage -> number of workers."""
         return {stage: unit.workers for unit in self.units for stage in unit.stages}
 
     @property
     def waves(self) -> tuple[tuple[str, ...], ...]:
-        """The names of the units that run at the same time, wave after wave."""
+        """Names of the units that run at the same time, wave by wave."""
         count = max(unit.wave for unit in self.units) + 1
         return tuple(tuple(unit.name for unit in self.units if unit.wave == wave) for wave in range(count))
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Everything worth knowing: why this mode, what was assumed, what to look at."""
+        """Reason of the mode, assumptions and warnings."""
         return (self.reason, *self.assumptions, *self.warnings)
 
     def explain(self, stage: str | None = None) -> str:
-        """The plan in words and numbers, with what one more of each thing would bring; or why one stage is as it is."""
+        """Text report of the plan with the gain of one more node, GPU or CPU; or the reasons for one stage."""
         from dovetail.scheduling.plan_report import plan_text, stage_text
 
         return plan_text(self) if stage is None else stage_text(self, stage)
@@ -200,7 +200,7 @@ class Plan:
         )
 
     def require_cluster(self, cluster: Cluster) -> None:
-        """A ConfigError that says what changed, if this plan was made for another cluster."""
+        """Raise ConfigError, with the differences, if this plan was made for another cluster."""
         changes = cluster_changes(self.cluster, cluster)
         if changes:
             message = f"the plan {self.name!r} was made for another cluster"
@@ -222,7 +222,7 @@ class Plan:
 
 
 def cluster_changes(old: Cluster, new: Cluster) -> list[str]:
-    """What differs, node by node, in sentences; the first few."""
+    """Differences node by node; the first twelve."""
     before = {node.name: node.spec() for node in old.nodes}
     now = {node.name: node.spec() for node in new.nodes}
     lines = [f"gone: {name} {before[name]}" for name in before if name not in now]

@@ -24,7 +24,7 @@ RATE_SOURCE_MARKS = {"assumed": ("?", "assumed"), "measured": ("^", "measured")}
 
 
 def plan_text(plan: Plan) -> str:
-    """The whole plan."""
+    """Full text of a plan."""
     lines = [*headline_lines(plan), "", *unit_table(plan), "", "in use" if len(plan.waves) == 1 else "in use, at most"]
     lines += [f"  {line}" for line in use_lines(plan)]
     lines += ["", "how it was sized"]
@@ -57,11 +57,11 @@ def unit_table(plan: Plan) -> list[str]:
     rows = [header]
     for unit in plan.units:
         mark = " *" if unit.name == plan.bottleneck else ""
-        said = RATE_SOURCE_MARKS.get(unit.rate_source, ("", ""))[0]
+        mark_of_source = RATE_SOURCE_MARKS.get(unit.rate_source, ("", ""))[0]
         cells = [
             f"{short_unit_name(unit.name)}{mark}",
             str(unit.workers),
-            f"{unit.rate:.4g}{said}",
+            f"{unit.rate:.4g}{mark_of_source}",
             f"{unit.throughput:.4g}",
         ]
         rows.append(
@@ -81,13 +81,13 @@ def use_lines(plan: Plan) -> list[str]:
         lines.append(f"{text(use.used)} of {text(use.total)} {name} ({100 * use.used / use.total:.0f} %)")
     if "GPUs" in plan.use:
         lines.append(
-            f"{plan.idle_gpus} whole GPUs idle, {100 * plan.fragmentation:.1f} % of all GPU of no use to this work"
+            f"{plan.idle_gpus} whole GPUs idle, {100 * plan.fragmentation:.1f} % of all GPUs not usable for this work"
         )
     return lines
 
 
 def stage_text(plan: Plan, stage: str) -> str:
-    """Why this stage has so many workers, and where they sit."""
+    """Reasons for the number of workers of a stage, and their nodes."""
     unit = next((unit for unit in plan.units if stage in unit.stages), None)
     if unit is None:
         known = [name for unit in plan.units for name in unit.stages]
@@ -110,7 +110,7 @@ def _worker_count_lines(plan: Plan, unit: UnitPlan) -> list[str]:
     elif unit.low == unit.high:
         lines.append(f"  the count was given: workers={unit.low}")
     elif unit.workers == unit.high:
-        lines.append(f"  it has as many as its author allows: workers=({unit.low}, {unit.high})")
+        lines.append(f"  it has the maximum that is set: workers=({unit.low}, {unit.high})")
     elif unit.throughput <= plan.rate * (1 + 1e-9) and plan.binding.startswith("the "):
         lines.append(f"  it is as fast as {plan.binding} allow")
     elif unit.throughput <= plan.rate * (1 + 1e-9):
@@ -135,7 +135,7 @@ def _node_lines(plan: Plan, unit: UnitPlan) -> list[str]:
 
 
 def rates_with_one_more(plan: Plan) -> Iterator[tuple[str, float]]:
-    """(one more what, the rate then) for a node, a GPU and a CPU of every kind of node."""
+    """(Addition, rate) for one more node, GPU and CPU of every kind of node."""
     for what, nodes in _clusters_with_one_more(plan):
         rate = rate_in_mode(plan, plan.requested, Cluster(nodes))
         if rate is not None:
@@ -160,7 +160,7 @@ def _with_node_replaced(plan: Plan, node: Node, by: Node) -> tuple[Node, ...]:
 
 
 def rates_in_other_modes(plan: Plan) -> Iterator[tuple[str, float]]:
-    """(mode, the rate there) for the modes that this plan does not use."""
+    """(Mode, rate) for the modes that this plan does not use."""
     for mode in ("streaming", "waves", "sequential"):
         if mode != plan.mode:
             rate = rate_in_mode(plan, mode, plan.cluster)
@@ -169,7 +169,7 @@ def rates_in_other_modes(plan: Plan) -> Iterator[tuple[str, float]]:
 
 
 def rate_in_mode(plan: Plan, mode: str, cluster: Cluster) -> float | None:
-    """The rate that the same units would have in a mode on a cluster; None if they do not fit."""
+    """Rate of the same units in a mode on a cluster; None if they do not fit."""
     try:
         return choose_mode([replace(unit, workers=0, wave=0) for unit in plan.units], Ledger(cluster), mode).rate
     except InfeasibleError:

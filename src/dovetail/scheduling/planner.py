@@ -39,7 +39,7 @@ def plan(
     headroom: float = DEFAULT_HEADROOM,
     profiles: Mapping[str, Profile] | None = None,
 ) -> Plan:
-    """What would run where. An InfeasibleError says what does not fit and what would; nothing is started."""
+    """Plan a pipeline without starting anything. Raises InfeasibleError, with tried fixes, if it does not fit."""
     problems = _argument_problems(mode, headroom)
     if problems:
         raise ConfigError(problems)
@@ -52,7 +52,7 @@ def plan(
 
 
 def plan_on_cluster(before: Plan, cluster: Cluster) -> Plan:
-    """The same units in the same waves on another cluster. An InfeasibleError if they do not fit there."""
+    """Plan the same units in the same waves on another cluster. Raises InfeasibleError if they do not fit."""
     chosen = size_same_waves(before.units, Ledger(cluster), before.mode, before.reason)
     found = _assemble_plan(before.name, cluster, StageRates({}, {}, {}), chosen, before.requested, before.headroom)
     return replace(found, assumptions=before.assumptions)
@@ -186,7 +186,7 @@ def _phase_lines(units: Sequence[UnitPlan], sizing: Sizing, final: Sizing, headr
 
 
 def _no_headroom_reason(units: Sequence[UnitPlan], sizing: Sizing, headroom: float) -> str:
-    """Why no worker was added: nobody wants one, nobody may have one, or nothing is left."""
+    """Why no worker was added: none is needed, none is allowed, or no capacity is left."""
     target = sizing.rate * headroom * (1 - 1e-9)
     slow = [unit for unit, count in zip(units, sizing.counts, strict=True) if count * unit.demand.speed < target]
     if not slow:
@@ -200,8 +200,8 @@ def _no_headroom_reason(units: Sequence[UnitPlan], sizing: Sizing, headroom: flo
 def _planned_use(
     start: NodeGroups, after: list[NodeGroups], workload: Workload
 ) -> tuple[dict[str, PlannedUse], int, float]:
-    """The most that any wave uses of each resource; whole cards that stay idle in the wave that uses the most GPU, and
-    how much of all GPU is fragmented then."""
+    """Peak use of each resource over all waves; for the wave that uses the most GPU, the whole idle cards and the
+    fragmented share of all GPUs."""
     total = _group_totals(start)
     lefts = [_group_totals(groups) for groups in after]
     use = {

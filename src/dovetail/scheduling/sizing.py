@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from itertools import permutations
 from typing import TYPE_CHECKING
 
 from dovetail.scheduling.bounds import rate_bound
@@ -33,10 +32,7 @@ if TYPE_CHECKING:
     from dovetail.resources.free_resources import FreeResources
     from dovetail.resources.ledger import Ledger
 
-MAX_PACKINGS_TRIED = 200
-"""Packing orders that are tried beyond the first ones; a number and not a time, so that the result is the same on every
-machine."""
-MAX_NODES_FOR_SEARCH = 64
+MAX_NODES_FOR_MIXED_PACKING = 64
 MAX_NODES_FOR_PREFIXES = 64
 CLOSE_TO_BOUND_SHARE = 0.9995
 MAX_RATE = 1e15
@@ -190,9 +186,11 @@ def _size_on_nodes(
                 return search.best
             search.bisect(PackingOrder(order, node_order))
     nodes = sum(map(len, start.groups.values()))
-    if search.best is not None and (search.best.rate >= bound * CLOSE_TO_BOUND_SHARE or nodes > MAX_NODES_FOR_SEARCH):
+    if search.best is not None and (
+        search.best.rate >= bound * CLOSE_TO_BOUND_SHARE or nodes > MAX_NODES_FOR_MIXED_PACKING
+    ):
         return search.best
-    for packing_order in _more_packing_orders(orders, nodes):
+    for packing_order in _mixed_packing_orders(orders, nodes):
         if search.is_done():
             break
         search.bisect(packing_order)
@@ -223,17 +221,9 @@ def _unit_orders(demands: Sequence[Demand], fillers: Sequence[NodeFiller], group
     return list(dict.fromkeys(orders))
 
 
-def _more_packing_orders(orders: list[tuple[int, ...]], nodes: int) -> Iterator[PackingOrder]:
-    """Several rounds, which put the same mix of units on every node, then other orders of the units."""
-    tries = 0
+def _mixed_packing_orders(orders: list[tuple[int, ...]], nodes: int) -> Iterator[PackingOrder]:
+    """The same orders in several rounds, which put the same mix of units on every node."""
     for rounds in dict.fromkeys((nodes, 2 * nodes, 3)):
         for order in orders:
             for node_order in NODE_ORDERS:
                 yield PackingOrder(order, node_order, rounds)
-                tries += 1
-    for order in permutations(orders[0]):
-        for node_order in NODE_ORDERS:
-            yield PackingOrder(order, node_order)
-            tries += 1
-            if tries >= MAX_PACKINGS_TRIED:
-                return

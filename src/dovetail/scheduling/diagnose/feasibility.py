@@ -49,46 +49,46 @@ class WorkerRequest(NamedTuple):
     subject: Subject | None = None
 
 
-def require_fit(wishes: Sequence[WorkerRequest], ledger: Ledger) -> None:
-    """An InfeasibleError that lists everything in the way of seating all of these now; nothing is taken."""
-    problems = find_fit_problems(wishes, ledger)
+def require_fit(requests: Sequence[WorkerRequest], ledger: Ledger) -> None:
+    """Raise InfeasibleError with all problems if these workers do not fit now; nothing is taken."""
+    problems = find_fit_problems(requests, ledger)
     if problems:
         raise InfeasibleError(problems)
 
 
-def find_fit_problems(wishes: Sequence[WorkerRequest], ledger: Ledger) -> list[Problem]:
-    """Everything in the way of seating all of these at once on what is free now."""
-    problems = [problem for wish in wishes if (problem := find_misfit(wish, ledger)) is not None]
-    able = [wish for wish in wishes if count_that_fit(wish.shape, ledger)]
+def find_fit_problems(requests: Sequence[WorkerRequest], ledger: Ledger) -> list[Problem]:
+    """Reasons why these workers do not fit together on the free capacity."""
+    problems = [problem for request in requests if (problem := find_misfit(request, ledger)) is not None]
+    able = [request for request in requests if count_that_fit(request.shape, ledger)]
     together = _totals_exceeded_problem(able, ledger)
     if together is None and not problems:
-        together = _not_together_problem(wishes, ledger)
+        together = _not_together_problem(requests, ledger)
     return problems if together is None else [*problems, together]
 
 
-def find_misfit(wish: WorkerRequest, ledger: Ledger) -> Problem | None:
-    """Why these workers, alone, do not fit on what is free now; None if they do."""
-    largest = count_that_fit(wish.shape, ledger)
-    if largest >= wish.workers:
+def find_misfit(request: WorkerRequest, ledger: Ledger) -> Problem | None:
+    """Reason why these workers alone do not fit on the free capacity; None if they do."""
+    largest = count_that_fit(request.shape, ledger)
+    if largest >= request.workers:
         return None
     if largest:
-        return _too_many_workers_problem(wish, largest, ledger)
-    if fits_on_some_node(wish.shape, ledger):
-        return _gang_too_large_problem(wish, ledger)
-    return _fits_nowhere_problem(wish, ledger)
+        return _too_many_workers_problem(request, largest, ledger)
+    if fits_on_some_node(request.shape, ledger):
+        return _gang_too_large_problem(request, ledger)
+    return _fits_nowhere_problem(request, ledger)
 
 
 def count_that_fit(shape: Shape, ledger: Ledger) -> int:
-    """How many such workers would fit on what is free now, if nothing else came."""
+    """Number of such workers that fit on the free capacity alone."""
     if shape.ranks > 1:
         return len(Placer(ledger.copy(), FragmentationScore(Workload({shape: 1}))).fill(shape, MAX_GANGS_COUNTED))
     fit = Fit(shape)
     return sum(fit.capacity(free) * nodes for free, nodes in Counter(ledger.free).items())
 
 
-def _fits_nowhere_problem(wish: WorkerRequest, ledger: Ledger) -> Problem:
+def _fits_nowhere_problem(request: WorkerRequest, ledger: Ledger) -> Problem:
     """One worker fits on no node."""
-    shape = wish.shape.rank
+    shape = request.shape.rank
     fit = Fit(shape)
     states = Counter(ledger.free)
     nodes = len(ledger.free)
@@ -107,12 +107,12 @@ def _fits_nowhere_problem(wish: WorkerRequest, ledger: Ledger) -> Problem:
     fixes += [hint] if hint else []
     node = smallest_fitting_node(shape)
     fixes += [AddNodes(1, node)] if node else []
-    message = f"{wish.name} ({shape.describe()}) fits on 0 of {nodes} nodes"
-    return Problem(code, message, tuple(evidence), tuple(fixes or ["request less per worker"]), subject=wish.subject)
+    message = f"{request.name} ({shape.describe()}) fits on 0 of {nodes} nodes"
+    return Problem(code, message, tuple(evidence), tuple(fixes or ["request less per worker"]), subject=request.subject)
 
 
 def _code_and_hint(shape: Shape, empty: Ledger) -> tuple[str, str]:
-    """What kind of misfit it is; DT110 is one that an empty cluster would not have."""
+    """Error code and hint; DT110: the worker would fit on an empty cluster."""
     if fits_on_some_node(shape, empty):
         return "DT110", ""
     gpus = {gpu for node in empty.cluster.nodes for gpu in node.gpus}
@@ -167,48 +167,51 @@ def _split_capacity_lines(shape: Shape, ledger: Ledger) -> list[str]:
     return lines
 
 
-def _too_many_workers_problem(wish: WorkerRequest, largest: int, ledger: Ledger) -> Problem:
-    message = f"{wish.name}: {wish.workers} workers ({wish.shape.describe()}) are asked for, {largest} fit"
+def _too_many_workers_problem(request: WorkerRequest, largest: int, ledger: Ledger) -> Problem:
+    message = f"{request.name}: {request.workers} workers ({request.shape.describe()}) are asked for, {largest} fit"
     fixes: tuple[Fix, ...] = (
         Change({"workers": largest}),
-        *_smaller_share_fix(wish, ledger),
-        *_add_nodes_fix_for_requests([wish], ledger),
+        *_smaller_share_fix(request, ledger),
+        *_add_nodes_fix_for_requests([request], ledger),
     )
-    evidence = (f"{largest} of {wish.workers} fit on what is free now",)
-    return Problem("DT103", message, evidence, fixes, subject=wish.subject)
+    evidence = (f"{largest} of {request.workers} fit on what is free now",)
+    return Problem("DT103", message, evidence, fixes, subject=request.subject)
 
 
-def _gang_too_large_problem(wish: WorkerRequest, ledger: Ledger) -> Problem:
-    shape = wish.shape
+def _gang_too_large_problem(request: WorkerRequest, ledger: Ledger) -> Problem:
+    shape = request.shape
     fit = Fit(shape.rank)
     on_one = max(fit.capacity(free) for free in ledger.free)
-    message = f"{wish.name} ({shape.describe()}) fits on no node and on no set of whole nodes"
-    whole = "nobody computes on their cards" if shape.computes_on_gpu else "nobody sits there"
+    message = f"{request.name} ({shape.describe()}) fits on no node and on no set of whole nodes"
+    whole = "no GPU is in use" if shape.computes_on_gpu else "nothing is in use"
     evidence = (f"{on_one} of {shape.ranks} ranks fit on one node", f"else it needs whole nodes, where {whole}")
-    fixes: tuple[Fix, ...] = (Change({"ranks": on_one}), *_add_nodes_fix_for_requests([wish], ledger))
-    return Problem("DT116", message, evidence, fixes, subject=wish.subject)
+    fixes: tuple[Fix, ...] = (Change({"ranks": on_one}), *_add_nodes_fix_for_requests([request], ledger))
+    return Problem("DT116", message, evidence, fixes, subject=request.subject)
 
 
-def _totals_exceeded_problem(wishes: Sequence[WorkerRequest], ledger: Ledger) -> Problem | None:
-    """More is asked for in total than there is."""
-    asked, free = _requested_totals(wishes), total_free(Counter(ledger.free))
+def _totals_exceeded_problem(requests: Sequence[WorkerRequest], ledger: Ledger) -> Problem | None:
+    """The total request exceeds the free capacity."""
+    asked, free = _requested_totals(requests), total_free(Counter(ledger.free))
     short = [name for name, amount in asked.items() if amount > free.get(name, 0)]
-    if not short or len(wishes) < 2:
+    if not short or len(requests) < 2:
         return None
     text = {name: format_size if name == "memory" else format_milli for name in asked}
     needs = " and ".join(f"{text[name](asked[name])} {name}" for name in short)
     has = " and ".join(text[name](free.get(name, 0)) for name in short)
-    message = f"{len(wishes)} kinds of workers need {needs} at once; {has} {'is' if len(short) == 1 else 'are'} free"
-    evidence = [f"{wish.name}: {wish.workers} x ({wish.shape.describe()})" for wish in wishes]
-    fixes: tuple[Fix, ...] = ("request fewer workers, or less per worker", *_add_nodes_fix_for_requests(wishes, ledger))
+    message = f"{len(requests)} kinds of workers need {needs} at once; {has} {'is' if len(short) == 1 else 'are'} free"
+    evidence = [f"{request.name}: {request.workers} x ({request.shape.describe()})" for request in requests]
+    fixes: tuple[Fix, ...] = (
+        "request fewer workers, or less per worker",
+        *_add_nodes_fix_for_requests(requests, ledger),
+    )
     return Problem("DT101", message, tuple(evidence), fixes)
 
 
-def _requested_totals(wishes: Sequence[WorkerRequest]) -> dict[str, int]:
-    """What is asked for in all; a GPU sized by memory alone counts from its card, so not here."""
+def _requested_totals(requests: Sequence[WorkerRequest]) -> dict[str, int]:
+    """Total request; a GPU share sized by memory alone depends on the card and is left out."""
     totals: Counter[str] = Counter()
-    for wish in wishes:
-        shape, processes = wish.shape, wish.workers * wish.shape.ranks
+    for request in requests:
+        shape, processes = request.shape, request.workers * request.shape.ranks
         totals["GPUs"] += processes * shape.cards * shape.gpu_milli
         totals["CPUs"] += processes * shape.cpu_milli
         totals["memory"] += processes * shape.memory_bytes
@@ -217,63 +220,70 @@ def _requested_totals(wishes: Sequence[WorkerRequest]) -> dict[str, int]:
     return {name: amount for name, amount in totals.items() if amount}
 
 
-def _not_together_problem(wishes: Sequence[WorkerRequest], ledger: Ledger) -> Problem | None:
-    """Enough in total, and each alone fits, but not all of them together."""
-    left = _unplaced_requests(wishes, ledger)
+def _not_together_problem(requests: Sequence[WorkerRequest], ledger: Ledger) -> Problem | None:
+    """The totals suffice and each request fits alone, but not all of them together."""
+    left = _unplaced_requests(requests, ledger)
     if not left:
         return None
-    message = f"{len(wishes)} kinds of workers fit one by one, but not together"
-    evidence = [f"{wish.name}: {wish.workers} of {wish.workers + placed} workers find no seat" for wish, placed in left]
-    kept = [
-        Change({"workers": placed}, (wish.subject or Subject("request", wish.name),)) for wish, placed in left if placed
+    message = f"{len(requests)} kinds of workers fit one by one, but not together"
+    evidence = [
+        f"{request.name}: {request.workers} of {request.workers + placed} workers do not fit"
+        for request, placed in left
     ]
-    fixes: tuple[Fix, ...] = (*kept, *_add_nodes_fix_for_requests(wishes, ledger))
+    kept = [
+        Change({"workers": placed}, (request.subject or Subject("request", request.name),))
+        for request, placed in left
+        if placed
+    ]
+    fixes: tuple[Fix, ...] = (*kept, *_add_nodes_fix_for_requests(requests, ledger))
     return Problem("DT102", message, tuple(evidence), fixes)
 
 
-def _unplaced_requests(wishes: Sequence[WorkerRequest], ledger: Ledger) -> list[tuple[WorkerRequest, int]]:
-    """Wishes that find no seat when all are placed, large ones first: (what is left of it, how many were seated)."""
-    trial = Placer(ledger.copy(), FragmentationScore(Workload((wish.shape, wish.workers) for wish in wishes)))
+def _unplaced_requests(requests: Sequence[WorkerRequest], ledger: Ledger) -> list[tuple[WorkerRequest, int]]:
+    """Requests that do not fit when all are placed, large ones first: (rest of the request, workers placed)."""
+    trial = Placer(
+        ledger.copy(), FragmentationScore(Workload((request.shape, request.workers) for request in requests))
+    )
     left = []
-    for wish in sorted(wishes, key=_difficulty, reverse=True):
-        placed = len(trial.fill(wish.shape, wish.workers))
-        if placed < wish.workers:
-            left.append((wish._replace(workers=wish.workers - placed), placed))
+    for request in sorted(requests, key=_difficulty, reverse=True):
+        placed = len(trial.fill(request.shape, request.workers))
+        if placed < request.workers:
+            left.append((request._replace(workers=request.workers - placed), placed))
     return left
 
 
-def _difficulty(wish: WorkerRequest) -> tuple[bool, int, int, int, int]:
-    shape = wish.shape
+def _difficulty(request: WorkerRequest) -> tuple[bool, int, int, int, int]:
+    shape = request.shape
     exclusive = shape.kind in (ShapeKind.ENTIRE_GPU, ShapeKind.WHOLE_NUMBERED_GPU)
     return exclusive, shape.ranks * shape.cards, shape.gpu_milli, shape.gpu_memory_bytes, shape.cpu_milli
 
 
-def _smaller_share_fix(wish: WorkerRequest, ledger: Ledger) -> list[Change]:
+def _smaller_share_fix(request: WorkerRequest, ledger: Ledger) -> list[Change]:
     """The largest share of a card at which all the workers would fit."""
-    shape = wish.shape
+    shape = request.shape
     if shape.kind is not ShapeKind.FRACTIONAL_GPU or not shape.gpu_milli:
         return []
 
     def too_large(share_milli: int) -> bool:
-        return count_that_fit(replace(shape, gpu_milli=share_milli), ledger) < wish.workers
+        return count_that_fit(replace(shape, gpu_milli=share_milli), ledger) < request.workers
 
     largest = bisect_left(range(1, shape.gpu_milli), True, key=too_large)
     return [Change({"gpus": from_milli(largest)})] if largest else []
 
 
-def _add_nodes_fix_for_requests(wishes: Sequence[WorkerRequest], ledger: Ledger) -> list[AddNodes]:
-    """The fewest nodes like the largest one that are enough; tried."""
+def _add_nodes_fix_for_requests(requests: Sequence[WorkerRequest], ledger: Ledger) -> list[AddNodes]:
+    """The smallest sufficient number of nodes like the largest one; tried."""
     largest = max(ledger.cluster.nodes, key=lambda node: (len(node.gpus), node.usable_cpu_milli, node.memory_bytes))
 
     def enough(more: int) -> bool:
         extra = tuple(replace(largest, name=f"one more: {number}") for number in range(more))
-        return not _unplaced_requests(wishes, Ledger(Cluster((*ledger.cluster.nodes, *extra)), ledger.seats()))
+        return not _unplaced_requests(requests, Ledger(Cluster((*ledger.cluster.nodes, *extra)), ledger.seats()))
 
     return add_nodes_fix(largest, enough)
 
 
 def add_nodes_fix(node: Node, enough: Callable[[int], bool]) -> list[AddNodes]:
-    """The fewest nodes that are enough; nothing if `MAX_ADDED_NODES` are not."""
+    """The smallest sufficient number of nodes; empty if `MAX_ADDED_NODES` are not sufficient."""
     more = next((2**power for power in range(MAX_ADDED_NODES.bit_length()) if enough(2**power)), 0)
     if not more:
         return []
@@ -285,7 +295,7 @@ GPU_SHARES_TRIED_MILLI = (500, 333, 250, 200, 125, 100, 50, 20, 10)
 
 
 class FeasibilityCheck(Protocol):
-    """Whether every unit would get its least number of workers in a mode."""
+    """Test whether every unit gets its minimum number of workers in a mode."""
 
     def __call__(self, units: list[UnitPlan], ledger: Ledger, mode: str) -> bool: ...
 
@@ -293,7 +303,7 @@ class FeasibilityCheck(Protocol):
 def infeasible_error(
     short: list[list[UnitPlan]], units: list[UnitPlan], ledger: Ledger, feasible: FeasibilityCheck
 ) -> InfeasibleError:
-    """Everything in the way of running each group of these units at once; `units` are all that the pipeline has."""
+    """Error with the reasons why groups of units cannot run at once; `units` are all units of the pipeline."""
     problems = []
     for group in short:
         problems += _unit_problems(group, ledger)
@@ -305,20 +315,20 @@ def infeasible_error(
 
 def _unit_problems(units: list[UnitPlan], ledger: Ledger) -> list[Problem]:
     groups = group_nodes(ledger)
-    wishes = [
+    requests = [
         WorkerRequest(_stage_text(unit), unit.shape, _min_workers(unit, groups), _unit_subject(unit)) for unit in units
     ]
     problems = _per_node_problems(units, ledger)
     reported = {problem.subject for problem in problems}
-    problems += find_fit_problems([wish for wish in wishes if wish.subject not in reported], ledger)
+    problems += find_fit_problems([request for request in requests if request.subject not in reported], ledger)
     if problems:
         return problems
-    message = f"{len(units)} units fit one by one, but no way was found to seat them together"
-    return [Problem("DT102", message, tuple(f"{w.name}: {w.workers} x ({w.shape.describe()})" for w in wishes))]
+    message = f"{len(units)} units fit one by one, but no layout was found in which all of them fit"
+    return [Problem("DT102", message, tuple(f"{w.name}: {w.workers} x ({w.shape.describe()})" for w in requests))]
 
 
 def _min_workers(unit: UnitPlan, groups: NodeGroups) -> int:
-    """The least workers that it has to have."""
+    """Minimum number of workers of a unit."""
     if unit.per_node is None:
         return unit.low
     return unit.per_node * sum(len(groups[free]) for free in eligible_nodes(unit.demand, groups))
@@ -340,15 +350,18 @@ def _per_node_problems(units: list[UnitPlan], ledger: Ledger) -> list[Problem]:
             continue
         filler = NodeFiller(unit.shape)
         able = eligible_nodes(unit.demand, groups)
-        rooms_of = {free: filler.capacity(free) // unit.shape.ranks for free in able}
-        short = [free for free in able if rooms_of[free] < unit.per_node]
+        capacity_of = {free: filler.capacity(free) // unit.shape.ranks for free in able}
+        short = [free for free in able if capacity_of[free] < unit.per_node]
         if able and not short:
             continue
-        message = f"{_stage_text(unit)}: workers_per_node={unit.per_node} does not fit on every node that could seat it"
-        rooms = {rooms_of[free]: sum(len(groups[f]) for f in short if rooms_of[f] == rooms_of[free]) for free in short}
-        evidence = [f"{nodes} nodes have room for {room}" for room, nodes in sorted(rooms.items())]
-        evidence = evidence or [f"no node can seat one worker ({unit.shape.describe()})"]
-        least = min(rooms, default=0)
+        message = f"{_stage_text(unit)}: workers_per_node={unit.per_node} does not fit on every eligible node"
+        capacities = {
+            capacity_of[free]: sum(len(groups[f]) for f in short if capacity_of[f] == capacity_of[free])
+            for free in short
+        }
+        evidence = [f"{nodes} nodes can run {workers}" for workers, nodes in sorted(capacities.items())]
+        evidence = evidence or [f"one worker fits on no node ({unit.shape.describe()})"]
+        least = min(capacities, default=0)
         values: dict[str, object] = {"workers_per_node": least} if least else {"workers_per_node": UNSET}
         problems.append(Problem("DT104", message, tuple(evidence), (Change(values),), subject=_unit_subject(unit)))
     return problems
@@ -396,7 +409,7 @@ def _gpu_share_fix(
 
 
 def _add_nodes_fix_for_units(units: list[UnitPlan], ledger: Ledger, feasible: FeasibilityCheck) -> list[AddNodes]:
-    """How many more nodes like the largest one would do."""
+    """Number of nodes like the largest one that is sufficient; tried."""
     if any(unit.per_node is not None for unit in units):
         return []
     largest = max(ledger.cluster.nodes, key=lambda node: (len(node.gpus), node.usable_cpu_milli, node.memory_bytes))

@@ -25,11 +25,11 @@ Values = dict[str, object]
 
 
 def misfit_reasons(fit: Fit, free: FreeResources) -> list[str]:
-    """Each with the two numbers behind it: what is there and what is needed."""
+    """Reasons why no worker fits, each with the amount available and the amount needed."""
     if fit.assignments(free):
         return []
     found = [*_label_reasons(fit.shape, free), *_card_reasons(fit, free.cards), *_host_reasons(fit.shape, free)]
-    assert found, f"{fit.shape} does not fit on {free}, and nobody knows why"
+    assert found, f"{fit.shape} does not fit on {free}, for an unknown reason"
     return found
 
 
@@ -64,7 +64,7 @@ def _host_reasons(shape: Shape, free: FreeResources) -> list[str]:
 
 
 def _card_reasons(fit: Fit, cards: FreeCards) -> list[str]:
-    """What is wrong with the cards: first what can never do, then what is in use."""
+    """Reasons of the cards: first permanent ones, then cards in use."""
     shape, gpus = fit.shape, cards.kind.gpus
     if not shape.cards:
         return []
@@ -145,7 +145,7 @@ def _models_text(gpus: tuple[Gpu, ...] | list[Gpu]) -> str:
 
 
 def fits_on_some_node(shape: Shape, ledger: Ledger) -> bool:
-    """Whether one process of this shape could sit somewhere now."""
+    """Whether one process of this shape fits on some node now."""
     fit = Fit(shape.rank)
     return any(fit.assignments(free) for free in set(ledger.free))
 
@@ -185,7 +185,7 @@ def _single_changes(shape: Shape, states: set[FreeResources]) -> Iterator[tuple[
 
 
 def _combined_changes(shape: Shape, states: set[FreeResources]) -> list[Change]:
-    """The request cut down to what one node has; of several nodes the one with the fewest cuts, then the most left."""
+    """The request reduced to the resources of one node: the node with the fewest reductions, then the largest rest."""
     found: list[tuple[int, int, int, Values]] = []
     for free in states:
         whole = sum(free.cards.is_whole(index) for index in range(len(free.cards.free)))
@@ -280,7 +280,7 @@ def _max_codecs(states: set[FreeResources], which: str) -> int:
 
 
 def smallest_fitting_node(shape: Shape) -> str:
-    """The spec of a smallest node on which one worker of this shape fits, or nothing if no known card would do."""
+    """Spec of the smallest node on which one worker of this shape fits; empty if no known card is sufficient."""
     gpus: tuple[Gpu, ...] = ()
     if shape.cards:
         card = _card_for(shape)
@@ -317,7 +317,7 @@ def _is_allowed(name: str, shape: Shape) -> bool:
 
 
 def _common_card(names: list[str]) -> str:
-    """A card people can get; the table lists the largest first."""
+    """A widely available card; the table lists the largest first."""
     for usual in ("L40S", "A100", "H100", "H200"):
         if usual in names and card_model(usual) is not None:
             return usual

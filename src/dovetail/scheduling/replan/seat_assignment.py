@@ -13,7 +13,7 @@ from heapq import heappop, heappush
 from itertools import count, islice
 from typing import TYPE_CHECKING, NamedTuple
 
-from dovetail.scheduling.placement import deal_ranks, is_whole_node, tightness
+from dovetail.scheduling.placement import deal_ranks, is_whole_node, stop_rank, tightness
 from dovetail.scheduling.replan.layout import (
     LEAVING_STATUSES,
     NewGang,
@@ -540,7 +540,7 @@ def _stop_choice(layout: Layout, unit: int, target: UnitTarget, excess: int) -> 
     for state, positions in layout.groups.items():
         then = _stop_one(layout, state, unit, score)
         if then is not None:
-            key = (score.change([(state.free, then.free)]), tightness(state.free), positions[-1])
+            key = (*stop_rank(score, state.free, then.free), positions[-1])
             if best is None or key > best[0]:
                 best = (key, state, then)
     if best is None:
