@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from dovetail.resources.free_resources import FreeResources
     from dovetail.resources.ledger import Ledger
 
-MAX_NODES_FOR_MIXED_PACKING = 64
+MAX_NODES_FOR_MIXES = 64
 MAX_NODES_FOR_PREFIXES = 64
 CLOSE_TO_BOUND_SHARE = 0.9995
 MAX_RATE = 1e15
@@ -187,7 +187,7 @@ def _size_on_nodes(
             search.bisect(PackingOrder(order, node_order))
     nodes = sum(map(len, start.groups.values()))
     if search.best is not None and (
-        search.best.rate >= bound * CLOSE_TO_BOUND_SHARE or nodes > MAX_NODES_FOR_MIXED_PACKING
+        search.best.rate >= bound * CLOSE_TO_BOUND_SHARE or nodes > MAX_NODES_FOR_MIXES
     ):
         return search.best
     for packing_order in _mixed_packing_orders(orders, nodes):
