@@ -48,7 +48,7 @@ def choose_mode(units: list[UnitPlan], ledger: Ledger, mode: str) -> ModeChoice:
     waves."""
     parts = split_at_barriers(units)
     if mode in ("auto", "streaming"):
-        sized = [(part, size_units([unit.demand for unit in part], ledger)) for part in parts]
+        sized = [(part, size_units(part, ledger)) for part in parts]
         if all(sizing is not None for _, sizing in sized):
             waves = [(part, sizing) for part, sizing in sized if sizing is not None]
             return ModeChoice("streaming", _streaming_reason(units), waves)
@@ -67,7 +67,7 @@ def choose_mode(units: list[UnitPlan], ledger: Ledger, mode: str) -> ModeChoice:
 def size_same_waves(units: tuple[UnitPlan, ...], ledger: Ledger, mode: str, reason: str) -> ModeChoice:
     """Size the units of a plan again, in the waves that they have."""
     waves = [[unit for unit in units if unit.wave == wave] for wave in range(max(unit.wave for unit in units) + 1)]
-    sized = [(wave, size_units([unit.demand for unit in wave], ledger)) for wave in waves]
+    sized = [(wave, size_units(wave, ledger)) for wave in waves]
     short = [wave for wave, sizing in sized if sizing is None]
     if short:
         raise _infeasible_error(short, list(units), ledger)
@@ -100,11 +100,11 @@ def is_feasible(units: list[UnitPlan], ledger: Ledger, mode: str) -> bool:
 
 
 def _can_run_together(units: list[UnitPlan], ledger: Ledger) -> bool:
-    return size_units([replace(unit.demand, high=unit.low) for unit in units], ledger) is not None
+    return size_units([replace(unit, high=unit.low) for unit in units], ledger) is not None
 
 
 def _require_sizing(units: list[UnitPlan], ledger: Ledger) -> Sizing:
-    sizing = size_units([unit.demand for unit in units], ledger)
+    sizing = size_units(units, ledger)
     assert sizing is not None, f"{[unit.name for unit in units]} fit, and could not be sized"
     return sizing
 

@@ -21,29 +21,16 @@ if TYPE_CHECKING:
 PLAN_VERSION = 1
 
 
-@dataclass(frozen=True, slots=True)
-class UnitPlan:
-    """One unit: its stages, its number of workers and their speed."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitPlan(Demand):
+    """Demand of a unit with its stages, its wave and its number of workers."""
 
-    name: str
     stages: tuple[str, ...]
-    shape: Shape
     workers: int
-    rate: float
-    """Items per second of one worker."""
     rate_source: str
     """given, measured or assumed."""
-    per_source: float
-    """Input items per item of the source."""
     wave: int = 0
-    low: int = 1
-    high: int | None = None
-    per_node: int | None = None
     barrier: bool = False
-
-    @property
-    def demand(self) -> Demand:
-        return Demand(self.name, self.shape, self.rate, self.per_source, self.low, self.high, self.per_node)
 
     @property
     def has_set_counts(self) -> bool:
@@ -57,7 +44,7 @@ class UnitPlan:
     @property
     def throughput(self) -> float:
         """Source items per second of all its workers together."""
-        return self.workers * self.demand.speed
+        return self.workers * self.speed
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,9 +121,8 @@ def _assemble_plan(
     phases: list[str] = []
     finals: list[Sizing] = []
     for wave, (members, sizing) in enumerate(chosen.waves):
-        demands = [unit.demand for unit in members]
-        fillers = [NodeFiller(demand.shape) for demand in demands]
-        final = add_headroom(demands, fillers, sizing, headroom)
+        fillers = [NodeFiller(unit.shape) for unit in members]
+        final = add_headroom(members, fillers, sizing, headroom)
         finals.append(final)
         prefix = f"wave {wave + 1}: " if len(chosen.waves) > 1 else ""
         phases += [prefix + line for line in _phase_lines(members, sizing, final, headroom)]
@@ -134,7 +133,7 @@ def _assemble_plan(
             for stage in unit.stages:
                 seats[stage] = tuple(seat for worker in workers for seat in worker)
     start = group_nodes(ledger)
-    limits = [resource_limits([unit.demand for unit in members], start)[0] for members, _ in chosen.waves]
+    limits = [resource_limits(members, start)[0] for members, _ in chosen.waves]
     slowest = min(range(len(limits)), key=lambda wave: limits[wave].rate)
     bound = limits[0].rate if len(limits) == 1 else 1 / sum(1 / limit.rate for limit in limits)
     workload = Workload((unit.shape, unit.workers) for unit in units)
@@ -188,7 +187,7 @@ def _phase_lines(units: Sequence[UnitPlan], sizing: Sizing, final: Sizing, headr
 def _no_headroom_reason(units: Sequence[UnitPlan], sizing: Sizing, headroom: float) -> str:
     """Why no worker was added: none is needed, none is allowed, or no capacity is left."""
     target = sizing.rate * headroom * (1 - 1e-9)
-    slow = [unit for unit, count in zip(units, sizing.counts, strict=True) if count * unit.demand.speed < target]
+    slow = [unit for unit, count in zip(units, sizing.counts, strict=True) if count * unit.speed < target]
     if not slow:
         return "none, all are that fast"
     if all(unit.barrier for unit in slow):

@@ -331,7 +331,7 @@ def _min_workers(unit: UnitPlan, groups: NodeGroups) -> int:
     """Minimum number of workers of a unit."""
     if unit.per_node is None:
         return unit.low
-    return unit.per_node * sum(len(groups[free]) for free in eligible_nodes(unit.demand, groups))
+    return unit.per_node * sum(len(groups[free]) for free in eligible_nodes(unit, groups))
 
 
 def _stage_text(unit: UnitPlan) -> str:
@@ -349,7 +349,7 @@ def _per_node_problems(units: list[UnitPlan], ledger: Ledger) -> list[Problem]:
         if unit.per_node is None:
             continue
         filler = NodeFiller(unit.shape)
-        able = eligible_nodes(unit.demand, groups)
+        able = eligible_nodes(unit, groups)
         capacity_of = {free: filler.capacity(free) // unit.shape.ranks for free in able}
         short = [free for free in able if capacity_of[free] < unit.per_node]
         if able and not short:
