@@ -91,13 +91,13 @@ def test_host_memory_is_never_added_across_nodes() -> None:
     assert "64GB of memory are free, but as 16GB + 16GB + 16GB + 16GB" in problem.evidence
 
 
-def test_too_many_workers_are_told_the_largest_count() -> None:
+def test_too_many_workers_get_the_largest_count_that_fits() -> None:
     problem = problem_of("1x(64cpu, 2xgpu:20GB)", dt.Resources(gpu_memory="8GB"), count=5)
     assert problem.code == "DT103"
     assert problem.fix_texts[0] == "workers=4"
 
 
-def test_seven_filters_with_two_whole_gpus_each_are_told_the_sums() -> None:
+def test_seven_filters_with_two_whole_gpus_each_get_the_sums_as_evidence() -> None:
     wishes = [WorkerRequest(f"filter {i}", dt.Resources(cpus=4, gpus=1).shape(), 2) for i in range(7)]
     problem = only(find_fit_problems(wishes, ledger_of("1x(32cpu, 128GB, 2xgpu:20GB)")))
     assert problem.code == "DT101"
@@ -105,7 +105,7 @@ def test_seven_filters_with_two_whole_gpus_each_are_told_the_sums() -> None:
     assert problem.fix_texts[-1] == "add 6 nodes like 1x(32cpu, 128GB, 2xgpu:20GB)"
 
 
-def test_what_fits_in_total_but_not_together_says_who_is_left_over() -> None:
+def test_requests_that_fit_in_total_but_not_together_name_the_unplaced_ones() -> None:
     wishes = [WorkerRequest("a", dt.Resources(gpus=2).shape(), 2), WorkerRequest("b", dt.Resources(gpus=2).shape())]
     problem = only(find_fit_problems(wishes, ledger_of("2x(8cpu, 3xH100)")))
     assert problem.code == "DT102"
@@ -113,7 +113,7 @@ def test_what_fits_in_total_but_not_together_says_who_is_left_over() -> None:
     assert problem.fix_texts == ("add a node like 1x(8cpu, 3xH100)",)
 
 
-def test_a_gang_that_is_too_large_is_told_how_many_ranks_fit() -> None:
+def test_a_gang_that_is_too_large_gets_the_number_of_ranks_that_fit() -> None:
     problem = problem_of("2x(8cpu, 8xH100)", dt.Resources(gpus=1), ranks=32)
     assert problem.code == "DT116"
     assert problem.fix_texts == ("ranks=8", "add 2 nodes like 1x(8cpu, 8xH100)")
@@ -224,7 +224,7 @@ def test_the_largest_count_is_what_placement_reaches(
 
 
 @given(clusters(), shapes(), expected())
-def test_a_node_has_reasons_exactly_if_it_cannot_seat_the_worker(
+def test_a_node_has_reasons_exactly_if_the_worker_does_not_fit(
     cluster: dt.Cluster, shape: dt.Shape, others: list[tuple[dt.Shape, int]]
 ) -> None:
     ledger = dt.Ledger(cluster)

@@ -48,7 +48,7 @@ def some_seats(draw: st.DrawFn, cluster: Cluster) -> list[Seat]:
 
 @strategies.often
 @given(data=st.data(), cluster=strategies.clusters(most_nodes=3), expected=strategies.expected())
-def test_f_is_what_the_definition_says_on_every_node_whoever_sits_there(
+def test_f_equals_its_definition_on_every_node_in_any_state(
     data: st.DataObject, cluster: Cluster, expected: list[tuple[Shape, int]]
 ) -> None:
     seats = data.draw(some_seats(cluster))

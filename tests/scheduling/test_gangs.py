@@ -57,7 +57,7 @@ def whole_for(gang: Shape, state: naive.State) -> bool:
 
 @strategies.often
 @given(scene=scenes(strategies.gangs()))
-def test_a_gang_is_seated_with_all_its_ranks_or_nothing_changes(scene: tuple[Cluster, list[Seat], Shape]) -> None:
+def test_a_gang_is_placed_with_all_its_ranks_or_nothing_changes(scene: tuple[Cluster, list[Seat], Shape]) -> None:
     cluster, others, gang = scene
     ledger = Ledger(cluster, others)
     free, changes = list(ledger.free), list(ledger.changes)
@@ -200,7 +200,7 @@ def test_the_biggest_whole_nodes_come_first_because_they_are_fewer() -> None:
     assert Counter(seat.node for seat in seats) == {"node-4": 4, "node-5": 4}
 
 
-def test_a_gang_on_gpus_does_not_spread_over_a_node_where_somebody_computes() -> None:
+def test_a_gang_on_gpus_does_not_spread_over_a_node_whose_gpus_are_in_use() -> None:
     cluster = Cluster.parse("3x(16cpu, 2xA100:40GB)")
     share = Seat("node-1", 1000, 0, (CardShare(1, 1, 1),))
     seats = place(cluster, [share], Resources(cpus=1, gpus=1).shape(4))
@@ -212,7 +212,7 @@ def test_a_gang_on_gpus_does_not_spread_over_a_node_where_somebody_computes() ->
 @pytest.mark.parametrize(
     "other", [Seat("node-1", 4000, 0), Seat("node-1", 0, 0, (CardShare(0, 0, 0, 1),))], ids=["cpus", "codec"]
 )
-def test_a_gang_on_gpus_may_spread_over_a_node_where_nobody_computes_on_a_card(other: Seat) -> None:
+def test_a_gang_on_gpus_may_spread_over_a_node_whose_gpus_are_idle(other: Seat) -> None:
     cluster = Cluster.parse("2x(16cpu, 2xL4:24GB)")
     seats = place(cluster, [other], Resources(cpus=1, gpus=1).shape(4))
     assert seats is not None
@@ -222,7 +222,7 @@ def test_a_gang_on_gpus_may_spread_over_a_node_where_nobody_computes_on_a_card(o
 @pytest.mark.parametrize(
     "other", [Seat("node-1", 1), Seat("node-1", 0, 0, (CardShare(0, 0, 0, 1),))], ids=["cpus", "codec"]
 )
-def test_a_gang_on_cpus_spreads_only_over_nodes_where_nobody_sits(other: Seat) -> None:
+def test_a_gang_on_cpus_spreads_only_over_empty_nodes(other: Seat) -> None:
     cluster = Cluster.parse("3x(4cpu, 1xL4:24GB)")
     gang = Resources(cpus=1).shape(8)
     seats = place(cluster, [other], gang)

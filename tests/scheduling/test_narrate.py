@@ -20,7 +20,7 @@ def video(spec: str = SPEC) -> dt.Plan:
     return dt.plan(dt.Pipeline.load(VIDEO), spec)
 
 
-def test_the_whole_plan_is_told() -> None:
+def test_the_report_contains_the_whole_plan() -> None:
     plan = video()
     told = plan.explain()
     assert f"bottleneck: {plan.bottleneck}" in told
@@ -36,7 +36,7 @@ def test_the_whole_plan_is_told() -> None:
         assert re.search(rf"^{name}( \*)? +{plan.workers[name]} ", told, re.MULTILINE)
 
 
-def test_one_more_node_gpu_and_cpu_are_told_with_the_rate_that_planning_finds() -> None:
+def test_the_report_lists_one_more_node_gpu_and_cpu_with_the_planned_rate() -> None:
     plan = video()
     assert all(f"  {what}  " in re.sub(r" {2,}", "  ", plan.explain()) for what, _ in rates_with_one_more(plan))
     more = dict(rates_with_one_more(plan))
@@ -46,7 +46,7 @@ def test_one_more_node_gpu_and_cpu_are_told_with_the_rate_that_planning_finds() 
     assert all(rate >= plan.rate for rate in more.values())
 
 
-def test_what_brings_nothing_is_told_so() -> None:
+def test_an_addition_without_gain_is_marked() -> None:
     plan = dt.plan(pipeline(stage("a", cpus=4)), "1x(8cpu, 1xgpu:20GB)")
     lines = [line for line in plan.explain().splitlines() if "items/s (" in line]
     assert ["no gain" in line for line in lines] == [False, True, True]
@@ -67,7 +67,7 @@ def test_one_more_of_anything_for_waves_is_never_a_loss() -> None:
     assert unit_table(plan)[0].startswith("wave")
 
 
-def test_a_stage_is_told_with_its_count_its_reason_and_its_seats() -> None:
+def test_the_report_of_a_stage_has_its_count_its_reason_and_its_seats() -> None:
     plan = video()
     told = plan.explain("caption")
     assert told.startswith(f"caption: {plan.workers['caption']} workers")
@@ -87,7 +87,7 @@ def test_a_stage_is_told_with_its_count_its_reason_and_its_seats() -> None:
         ({}, "limits the rate"),
     ],
 )
-def test_the_reason_for_a_count_is_who_asked_for_it(counted: dict[str, int], why: str) -> None:
+def test_the_reason_for_a_count_names_the_setting(counted: dict[str, int], why: str) -> None:
     made = pipeline(stage("slow", cpus=2, rate=0.1, **counted), stage("fast", rate=50))
     plan = dt.plan(made, "2x(8cpu)")
     assert plan.bottleneck == "slow"
@@ -95,7 +95,7 @@ def test_the_reason_for_a_count_is_who_asked_for_it(counted: dict[str, int], why
     assert "keep up" in plan.explain("fast")
 
 
-def test_a_stage_at_the_top_of_its_range_is_not_told_that_resources_are_short() -> None:
+def test_a_stage_at_its_maximum_does_not_report_scarce_resources() -> None:
     plan = dt.plan(pipeline(stage("slow", rate=1, workers=(1, 2)), stage("fast", rate=9)), "1x(64cpu)")
     assert plan.workers["slow"] == 2
     assert plan.bottleneck == "slow"
@@ -104,7 +104,7 @@ def test_a_stage_at_the_top_of_its_range_is_not_told_that_resources_are_short() 
     assert "are short" not in told
 
 
-def test_fused_stages_are_told_together() -> None:
+def test_fused_stages_share_one_report() -> None:
     made = pipeline(stage("a", fuse=True), stage("b", fuse=True))
     plan = dt.plan(made, "1x(4cpu)")
     assert plan.explain("a") == plan.explain("b")

@@ -28,7 +28,9 @@ def positions_in(packing: Packing) -> list[int]:
 
 
 @given(clusters(), shapes(), st.integers(0, 12))
-def test_filling_a_node_gives_the_state_that_its_seats_leave(cluster: dt.Cluster, shape: dt.Shape, count: int) -> None:
+def test_filling_a_node_gives_the_state_after_its_seats_are_taken(
+    cluster: dt.Cluster, shape: dt.Shape, count: int
+) -> None:
     ledger = dt.Ledger(cluster)
     filler = NodeFiller(shape)
     free = ledger.free[0]
@@ -43,7 +45,7 @@ def test_filling_a_node_gives_the_state_that_its_seats_leave(cluster: dt.Cluster
 
 
 @given(clusters(), st.lists(st.one_of(shapes(), gangs(most_ranks=3)), min_size=1, max_size=4), st.data())
-def test_a_packing_seats_every_worker_and_the_ledger_agrees_with_what_is_left(
+def test_a_packing_places_every_worker_and_its_rest_equals_the_ledger(
     cluster: dt.Cluster, kinds: list[dt.Shape], data: st.DataObject
 ) -> None:
     ledger = dt.Ledger(cluster)
@@ -66,7 +68,7 @@ def test_a_packing_seats_every_worker_and_the_ledger_agrees_with_what_is_left(
 
 
 @given(any_clusters(), light_resources(), st.integers(1, 40), st.sampled_from(NODE_ORDERS))
-def test_one_kind_of_worker_is_packed_exactly_when_there_is_room(
+def test_workers_of_one_shape_are_packed_exactly_if_they_fit(
     cluster: dt.Cluster, asked: dt.Resources, count: int, nodes_first: str
 ) -> None:
     ledger = dt.Ledger(cluster)
@@ -96,7 +98,7 @@ def test_as_many_as_fit_are_added_and_no_more(cluster: dt.Cluster, asked: dt.Res
     assert len(seats_by_unit(packing, ledger, [filler])[0]) == min(count, room)
 
 
-def test_a_gang_that_no_node_seats_takes_whole_nodes() -> None:
+def test_a_gang_that_fits_on_no_node_takes_whole_nodes() -> None:
     ledger = dt.Ledger(dt.Cluster.parse("3x(8cpu, 2xgpu:20GB)"))
     filler = NodeFiller(dt.Resources(cpus=1, gpus=1).shape(ranks=4))
     packing = pack(Packing([], group_nodes(ledger)), [filler], [1], PackingOrder((0,)))

@@ -194,7 +194,7 @@ def test_what_no_longer_holds_never_shows_even_when_the_heap_is_rebuilt(seed: in
     expected=strategies.expected(),
     shapes=st.lists(st.one_of(strategies.shapes(), strategies.gangs()), min_size=1, max_size=4),
 )
-def test_nobody_is_over_committed_and_giving_all_back_restores_the_beginning(
+def test_no_node_is_overcommitted_and_giving_all_back_restores_the_start(
     score_of: ScoreOf, cluster: Cluster, expected: Expected, shapes: list[Shape]
 ) -> None:
     ledger = Ledger(cluster)

@@ -122,9 +122,7 @@ def damaged(path: tuple[Any, ...], value: Any) -> str:
 
 @settings(max_examples=max(60, settings().max_examples))
 @given(st.sampled_from(paths(plan().to_dict())), st.sampled_from(GARBAGE))
-def test_a_wrong_value_anywhere_is_a_dovetail_error_or_a_plan_that_can_be_told(
-    path: tuple[Any, ...], value: Any
-) -> None:
+def test_a_wrong_value_anywhere_is_a_dovetail_error_or_a_plan_with_a_report(path: tuple[Any, ...], value: Any) -> None:
     try:
         found = dt.Plan.from_json(damaged(path, value))
         assert found.explain()

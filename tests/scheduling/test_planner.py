@@ -68,7 +68,7 @@ def harmonic(rates: list[float]) -> float:
 
 @few_fit
 @given(pipelines(), any_clusters(), st.sampled_from(MODES))
-def test_no_wave_over_commits_anything_and_every_process_has_a_seat(
+def test_no_wave_overcommits_a_node_and_every_process_has_a_seat(
     made: dt.Pipeline, cluster: dt.Cluster, mode: str
 ) -> None:
     plan = planned(made, cluster, mode)
@@ -89,7 +89,7 @@ def test_no_wave_over_commits_anything_and_every_process_has_a_seat(
 
 @few_fit
 @given(pipelines(gangs=False), any_clusters(), st.sampled_from(MODES))
-def test_every_seat_is_one_that_its_stage_may_sit_on(made: dt.Pipeline, cluster: dt.Cluster, mode: str) -> None:
+def test_every_seat_is_allowed_for_its_stage(made: dt.Pipeline, cluster: dt.Cluster, mode: str) -> None:
     plan = planned(made, cluster, mode)
     labels = {node.name: dict(node.labels) for node in cluster.nodes}
     cards = {node.name: node.gpus for node in cluster.nodes}
@@ -275,7 +275,7 @@ def test_a_fix_that_shares_cards_names_every_stage_whose_count_must_go() -> None
         assert dt.plan(*applied(stages, "1x(8cpu, 1xgpu:20GB)", "streaming", fix)).rate > 0, fix
 
 
-def test_what_is_short_behind_a_barrier_is_told_at_once_and_fixed_by_every_fix() -> None:
+def test_a_shortage_behind_a_barrier_is_reported_at_once_and_fixed_by_every_fix() -> None:
     two = {"cpus": 1, "gpus": 1, "workers": 2}
     stages = (stage("a", **two), stage("b", **two), stage("c", barrier=True, **two), stage("d", **two))
     spec = "1x(8cpu, 2xgpu:20GB)"
@@ -359,7 +359,7 @@ def test_worker_counts_of_a_barrier_are_ignored_with_a_warning(counts: dict[str,
     assert not dt.plan(pipeline(stage("a"), stage("b", barrier=True)), "1x(8cpu)").warnings
 
 
-def test_streaming_says_why() -> None:
+def test_streaming_states_its_reason() -> None:
     plan = dt.plan(pipeline(stage("a"), stage("b")), "1x(8cpu)")
     assert (plan.mode, plan.waves) == ("streaming", (("a", "b"),))
     assert "at once" in plan.reason
@@ -490,7 +490,7 @@ def test_idle_gpus_are_worth_a_warning() -> None:
     assert dt.plan(pipeline(stage("a", cpus=1, gpus=1)), "8x(64cpu, 8xgpu:20GB)").warnings == ()
 
 
-def test_use_counts_what_the_seats_take() -> None:
+def test_use_is_the_sum_of_the_seats() -> None:
     plan = dt.plan(dt.Pipeline.load(VIDEO), "2x(32cpu, 128GB, 2xL40S:48GB)")
     seats = [seat for name in plan.seats for seat in plan.seats[name]]
     assert plan.use["CPUs"].used == sum(seat.cpu_milli for seat in seats)
@@ -499,7 +499,7 @@ def test_use_counts_what_the_seats_take() -> None:
     assert plan.use["NVENCs"].used == sum(share.nvencs for seat in seats for share in seat.cards)
 
 
-def test_every_stage_that_fits_nowhere_is_told_at_once_in_every_mode() -> None:
+def test_every_stage_that_fits_nowhere_is_reported_at_once_in_every_mode() -> None:
     stages = (stage("a", gpus=1), stage("b", cpus=99), stage("c", nvencs=1), stage("d", cpus=1))
     for mode in MODES:
         told = [problem.message for problem in refused(pipeline(*stages), "1x(8cpu)", mode).problems]
@@ -512,7 +512,7 @@ def test_items_beyond_any_number_are_a_mistake_of_the_pipeline() -> None:
         dt.plan(pipeline(*stages), "1x(64cpu)")
 
 
-def test_one_more_node_is_told_with_the_rate_that_a_plan_there_has() -> None:
+def test_one_more_node_is_reported_with_the_rate_of_a_plan_on_it() -> None:
     fast = {"cpus": 1, "gpus": 1, "rate": 100.0}
     stages = (stage("a", **fast), stage("b", **fast), stage("c", **fast), stage("d", cpus=1, gpus=1, rate=1.0))
     made = dt.plan(pipeline(*stages), "3x(8cpu, 1xL4)")
@@ -521,7 +521,7 @@ def test_one_more_node_is_told_with_the_rate_that_a_plan_there_has() -> None:
     assert told["node (8cpu, 1xL4)"] == dt.plan(pipeline(*stages), "4x(8cpu, 1xL4)").rate
 
 
-def test_too_many_workers_per_node_together_are_told_with_the_sums() -> None:
+def test_too_many_workers_per_node_together_are_reported_with_the_sums() -> None:
     stages = (stage("a", cpus=2, workers_per_node=3), stage("b", cpus=2, workers_per_node=2))
     (problem,) = refused(pipeline(*stages), "2x(8cpu)", "streaming").problems
     assert problem.code == "DT101"

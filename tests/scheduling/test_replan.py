@@ -27,7 +27,7 @@ COLD = [json.loads(line) for line in (Path(__file__).parent / "data" / "cold.jso
 
 @often
 @given(snapshots())
-def test_a_replan_can_be_carried_out_and_says_what_there_is_then(snapshot: Snapshot) -> None:
+def test_a_replan_can_be_carried_out_and_predicts_the_counts(snapshot: Snapshot) -> None:
     result = replan(snapshot)
     then = carried_out(snapshot, result)
     by_unit = {unit.name: unit for unit in snapshot.units}
@@ -58,7 +58,7 @@ def test_a_replan_of_what_a_replan_made_changes_nothing(snapshot: Snapshot) -> N
     assert again.rate_after == again.rate_before
 
 
-def test_who_has_more_than_its_number_per_node_makes_room_in_the_same_replan() -> None:
+def test_a_unit_above_its_number_per_node_frees_seats_in_the_same_replan() -> None:
     """Found by the search above: it was stopped at once, and who had none waited for the next replan."""
     has_none = UnitSnapshot("none", shape(cpus=2), 0.5, per_node=1)
     has_two = UnitSnapshot("two", shape(2, cpus=2), 0.5, per_node=1)
@@ -134,7 +134,7 @@ def test_a_new_unit_on_a_full_cluster_gets_its_worker(cpus: float, gpus: float) 
     assert then.rate_after > 0
 
 
-def test_a_raised_pin_on_a_full_cluster_takes_the_seats_that_help() -> None:
+def test_a_higher_worker_count_on_a_full_cluster_takes_the_seats_that_help() -> None:
     cluster = dt.Cluster.parse("2x(8cpu, 2xgpu)")
     shares = UnitSnapshot("shares", shape(cpus=1, gpus=0.5), rate=1.0)
     whole = UnitSnapshot("whole", shape(cpus=1, gpus=1), rate=9.0, low=1, high=1)
@@ -148,7 +148,7 @@ def test_a_raised_pin_on_a_full_cluster_takes_the_seats_that_help() -> None:
     assert len({w.seats[0][:1] + w.seats[0].gpus for w in full.workers if w.worker in stopped}) == 1
 
 
-def test_a_gang_over_several_nodes_is_seated_by_others_leaving() -> None:
+def test_other_workers_leave_for_a_gang_on_several_nodes() -> None:
     cluster = dt.Cluster.parse("3x(8cpu, 2xgpu)")
     shares = UnitSnapshot("shares", shape(cpus=1, gpus=0.5), rate=1.0)
     full = planned(cluster, (shares,))
@@ -204,7 +204,7 @@ def test_workers_whose_seats_no_longer_suit_are_replaced_and_one_works_meanwhile
     assert (len(last.starts), len(last.stops)) == (0, 1)
 
 
-def test_those_who_may_not_be_moved_stay() -> None:
+def test_workers_that_may_not_move_stay() -> None:
     cluster = dt.Cluster.parse("1x(4cpu)")
     old = planned(cluster, (UnitSnapshot("a", shape(cpus=1), rate=1.0),))
     stuck = replace(old, workers=tuple(replace(worker, movable=False) for worker in old.workers))
@@ -251,7 +251,7 @@ def test_a_thousand_nodes_are_replanned_within_a_second() -> None:
 
 
 @pytest.mark.parametrize("headroom", [1.0, 1.5])
-def test_what_a_plan_started_is_left_alone(headroom: float) -> None:
+def test_the_workers_of_a_plan_are_not_changed(headroom: float) -> None:
     for problem in COLD:
         cluster = dt.Cluster(
             tuple(

@@ -108,7 +108,7 @@ def test_asking_again_when_nothing_changed_looks_at_nothing(nodes: int) -> None:
 
 
 @pytest.mark.parametrize("nodes", [50, 2000])
-def test_nobody_looks_again_and_again_at_a_full_cluster(nodes: int) -> None:
+def test_a_full_cluster_is_not_ranked_repeatedly(nodes: int) -> None:
     placer, counted = placer_on(Cluster.parse(f"{nodes}x(2cpu)"))
     shape = Resources(cpus=2).shape()
     assert len(placer.fill(shape, nodes + 1)) == nodes

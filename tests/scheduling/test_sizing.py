@@ -128,9 +128,7 @@ def test_the_bound_of_counts_is_never_below_the_best_rate(pipeline: dt.Pipeline,
 
 
 @given(tiny_pipelines(single=True), tiny_clusters())
-def test_one_worker_each_is_sized_exactly_when_some_way_to_seat_them_exists(
-    pipeline: dt.Pipeline, cluster: dt.Cluster
-) -> None:
+def test_one_worker_each_is_sized_exactly_if_some_layout_exists(pipeline: dt.Pipeline, cluster: dt.Cluster) -> None:
     shapes = [stage.shape for stage in pipeline]
     assert (size_units(demands_of(pipeline), dt.Ledger(cluster)) is not None) == all_fit(
         shapes, [1] * len(shapes), cluster
@@ -179,7 +177,7 @@ def test_a_unit_that_gets_no_items_does_not_slow_the_others() -> None:
     assert math.isclose(found.rate, 3.0)
 
 
-def test_workers_per_node_are_seated_once_on_every_node_also_on_a_ledger_in_use() -> None:
+def test_workers_per_node_are_placed_once_on_every_node_also_on_a_ledger_in_use() -> None:
     ledger = dt.Ledger(dt.Cluster.parse("2x(4cpu)"))
     ledger.take(dt.Seat("node-1", 2000))
     demand = Demand("x", dt.Resources(cpus=2).shape(), 1.0, per_node=1)
