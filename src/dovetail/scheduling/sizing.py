@@ -186,9 +186,7 @@ def _size_on_nodes(
                 return search.best
             search.bisect(PackingOrder(order, node_order))
     nodes = sum(map(len, start.groups.values()))
-    if search.best is not None and (
-        search.best.rate >= bound * CLOSE_TO_BOUND_SHARE or nodes > MAX_NODES_FOR_MIXES
-    ):
+    if search.best is not None and (search.best.rate >= bound * CLOSE_TO_BOUND_SHARE or nodes > MAX_NODES_FOR_MIXES):
         return search.best
     for packing_order in _mixed_packing_orders(orders, nodes):
         if search.is_done():
