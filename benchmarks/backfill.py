@@ -26,8 +26,9 @@ import backfill_functions as functions
 import backfill_tables as tables
 import dovetail as dt
 import report
-from measured import as_installed, cpu_s
 from peers.environment import run_in
+from process_cost import as_installed
+from resource_usage import cpu_s
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -54,7 +55,7 @@ class Beside:
 
     def __exit__(self, *_: object) -> None:
         self._process.kill()
-        self._process.wait()
+        self._process.communicate()  # waits, and closes the pipes
 
     def ask(self, **request: str) -> dict[str, float]:
         assert self._process.stdin is not None

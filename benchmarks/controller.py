@@ -2,9 +2,9 @@
 
     python benchmarks/controller.py --workers 10,1000,10000 --json result.json
 
-An event is a message that comes back, and whatever the controller then commands: mostly the next message for that
-worker. There is no engine: a run with made-up workers is written down first, and then told to a new controller that
-is timed, one event per step. It decides the same again, because it is pure.
+An event is a finished message with the commands that follow from it: mostly the next message for that worker. There is
+no engine: a run with simulated workers is recorded first, then replayed to a new controller, which is timed, one event
+per step. It makes the same decisions again, because it is pure.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ RATES = {"read": 4.0, "work": 1.0, "write": 2.0}
 """Items per second and worker."""
 JITTER = 0.2
 CPUS_PER_NODE = 10
-WARM = 3
-"""Events per worker that are not counted: by then all have work, and speeds are known."""
+WARM_UP_EVENTS = 3
+"""Events per worker that are not counted; after them, all workers are busy and rates are known."""
 
 
 def _same(items: list[object]) -> list[object]:
     return items
 
 
-class Rehearsal:
-    """A run without an engine: every command is answered when its time has come."""
+class Recording:
+    """A run without an engine: every command is answered at its simulated time. Records the steps."""
 
     def __init__(self, workers: int, options: StreamOptions) -> None:
         nodes = max(1, round(workers / CPUS_PER_NODE))
@@ -57,27 +57,27 @@ class Rehearsal:
         self.done = 0
         self._chance = random.Random(1)
         self._numbers = count(1)
-        self._coming: list[tuple[float, int, Event]] = []
+        self._pending: list[tuple[float, int, Event]] = []
         self._free_at: dict[int, float] = {}
         self._unit: dict[int, str] = {}
 
     def stream(self) -> StreamController:
         return StreamController(unit_specs(self.pipeline, self.plan), self.plan, self.options)
 
-    def go(self, events: int) -> None:
-        """Until so many messages have come back."""
+    def record(self, events: int) -> None:
+        """Run until this many messages are finished."""
         stream, now = self.stream(), 0.0
         self._answer(now, stream.step(now, []))
         self.steps.append((now, []))
         while self.done < events:
             wake = stream.wake_at()
-            now = min(self._coming[0][0], now + 1e9 if wake is None else max(now, wake))
-            told: list[Event] = []
-            if self._coming[0][0] <= now:
-                told.append(heapq.heappop(self._coming)[2])
-                self.done += type(told[0]) is BatchesDone
-            self.steps.append((now, told))
-            self._answer(now, stream.step(now, told))
+            now = min(self._pending[0][0], now + 1e9 if wake is None else max(now, wake))
+            events_now: list[Event] = []
+            if self._pending[0][0] <= now:
+                events_now.append(heapq.heappop(self._pending)[2])
+                self.done += type(events_now[0]) is BatchesDone
+            self.steps.append((now, events_now))
+            self._answer(now, stream.step(now, events_now))
 
     def _answer(self, now: float, commands: Sequence[Command]) -> None:
         for command in commands:
@@ -98,46 +98,45 @@ class Rehearsal:
                 self._later(at, WorkerStopped(command.worker))
 
     def _later(self, at: float, event: Event) -> None:
-        heapq.heappush(self._coming, (at, next(self._numbers), event))
+        heapq.heappush(self._pending, (at, next(self._numbers), event))
 
     def _segment(self, items: int) -> Segment:
         return Segment(next(self._numbers), items, 100 * items)
 
 
 def measure(workers: int, events_per_worker: int, least: int, options: StreamOptions) -> dict[str, Any]:
-    """The same run once more, timed from when all have work."""
-    rehearsal = Rehearsal(workers, options)
-    count_of_workers = sum(unit.workers for unit in rehearsal.plan.units)
-    warm = max(WARM * count_of_workers, least // 10)
-    rehearsal.go(warm + max(events_per_worker * count_of_workers, least))
-    stream = rehearsal.stream()
+    """Replay a recorded run, timed from when all workers are busy."""
+    recording = Recording(workers, options)
+    count_of_workers = sum(unit.workers for unit in recording.plan.units)
+    warm = max(WARM_UP_EVENTS * count_of_workers, least // 10)
+    recording.record(warm + max(events_per_worker * count_of_workers, least))
+    stream = recording.stream()
     gc.collect()
-    gc.freeze()  # what was written down is the benchmark's, and no controller has it
+    gc.freeze()  # the recording belongs to the benchmark, not to the controller
     done = step = 0
     while done < warm:
-        now, told = rehearsal.steps[step]
-        stream.step(now, told)
-        done += bool(told) and type(told[0]) is BatchesDone
+        now, events_now = recording.steps[step]
+        stream.step(now, events_now)
+        done += bool(events_now) and type(events_now[0]) is BatchesDone
         step += 1
-    rest = rehearsal.steps[step:]
+    rest = recording.steps[step:]
     began = time.process_time()
-    for now, told in rest:
-        stream.step(now, told)
+    for now, events_now in rest:
+        stream.step(now, events_now)
     spent = time.process_time() - began
     gc.unfreeze()
     return {
         "workers": count_of_workers,
-        "events": rehearsal.done - warm,
+        "events": recording.done - warm,
         "steps": len(rest),
         "virtual_s": rest[-1][0] - rest[0][0],
         "cpu_s": spent,
-        "us_per_event": 1e6 * spent / (rehearsal.done - warm),
+        "us_per_event": 1e6 * spent / (recording.done - warm),
     }
 
 
 def row(workers: int, events_per_worker: int, least: int, repeat: int) -> dict[str, Any]:
-    """The median of several; and once with replanning, which looks at every worker now and then, however many events
-    there were since."""
+    """Median of several runs; and one run with replanning, whose cost per replan grows with the number of workers."""
     runs = [measure(workers, events_per_worker, least, StreamOptions(replan=False)) for _ in range(repeat)]
     found = sorted(runs, key=lambda run: run["us_per_event"])[len(runs) // 2]
     return found | {"with_replans_us": measure(workers, events_per_worker, least, StreamOptions())["us_per_event"]}
@@ -147,14 +146,14 @@ def main() -> None:
     arguments = report.parser(__doc__)
     arguments.add_argument("--workers", default="10,1000,10000")
     arguments.add_argument("--events", type=int, default=10, help="per worker")
-    arguments.add_argument("--least", type=int, default=50_000, help="events, however few workers there are")
+    arguments.add_argument("--least", type=int, default=50_000, help="minimum number of events")
     arguments.add_argument("--repeat", type=int, default=3)
     asked = arguments.parse_args()
     rows = [row(int(workers), asked.events, asked.least, asked.repeat) for workers in asked.workers.split(",")]
     keys = ["workers", "events", "steps", "cpu_s", "us_per_event", "with_replans_us"]
     report.table(keys, [[found[key] for key in keys] for found in rows])
     growth = rows[-1]["us_per_event"] / rows[0]["us_per_event"]
-    print(f"{growth:.2f} x as much per event with the most workers as with the fewest")
+    print(f"{growth:.2f} times the cost per event with the most workers, compared with the fewest")
     report.write(asked.json, {"rows": rows, "growth": growth})
 
 

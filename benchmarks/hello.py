@@ -1,6 +1,6 @@
 """A first pipeline as a new user would write it; prints the CPU seconds until its first result.
 
-Run by overhead.py in a fresh interpreter: nothing is imported here that dovetail does not import by itself.
+Run by overhead.py in a new interpreter. It imports no module that dovetail does not import.
 """
 
 from __future__ import annotations
@@ -16,30 +16,30 @@ def greet(names: list[str]) -> list[str]:
     return [f"hello {name}" for name in names]
 
 
-def spent() -> float:
-    """By this process and by all below it, which still live."""
+def cpu_s() -> float:
+    """CPU seconds of this process and its descendants, all of which are alive."""
     used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime + sum(map(on_cpu, below(os.getpid())))
+    return used.ru_utime + used.ru_stime + sum(map(scheduled_s, descendants(os.getpid())))
 
 
-def below(pid: int) -> list[int]:
+def descendants(pid: int) -> list[int]:
     found = []
-    for task in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208 - pathlib costs something to import
+    for task in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208 - importing pathlib takes time
         with open(f"/proc/{pid}/task/{task}/children") as file:  # noqa: PTH123
             found += [int(child) for child in file.read().split()]
-    return found + [pid for child in found for pid in below(child)]
+    return found + [pid for child in found for pid in descendants(child)]
 
 
-def on_cpu(pid: int) -> float:
+def scheduled_s(pid: int) -> float:
     with open(f"/proc/{pid}/schedstat") as file:  # noqa: PTH123
         return int(file.read().split()[0]) / 1e9
 
 
 if __name__ == "__main__":
     pipeline = dt.Pipeline([dt.Stage("greet", greet)])
-    # as somebody's first run: with what earlier ones measured, both greetings would be made at the same time
+    # profiles=False, as in a first run: with measured rates, both items would be processed at the same time
     items, (engine, folder) = ["you", "all"], sys.argv[1:3]
     with dt.run(pipeline, items, engine=engine, run_dir=folder, progress=False, profiles=False) as run:
         assert next(iter(run)) == "hello you"
-        seconds = spent()
+        seconds = cpu_s()
     print(seconds)

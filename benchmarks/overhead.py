@@ -2,15 +2,15 @@
 
     python benchmarks/overhead.py --engine local --peers --json result.json
 
-Three stages that do nothing over integers, one item per call, one worker each. Per item: CPU of the driver and of all
-workers, at the margin: the median of large runs minus that of small ones, taking turns in one warm process. With
---peers also Ray's actors, cosmos-xenna and Ray Data, each in a warm process of their own environment. Start-up: a
-pipeline's first result in a fresh interpreter, against one that only imports dovetail, the best of each.
+Three trivial stages over integers, one item per call, one worker each. The cost per item is the marginal CPU of the
+driver and all workers: the median of large runs minus that of small ones, in turn in one warm process. `--peers` adds
+Ray actors, cosmos-xenna and Ray Data, each in a warm process of its own environment. Start-up: CPU until the first
+result in a new interpreter, compared with one that only imports dovetail; the minimum of each.
 
     python benchmarks/overhead.py --engine ray --json result.json
 
-The same on Ray, with Ray's own processes, also with 64 items per call, and against Ray's actors called once per item
-in the same Ray. What it takes to start that Ray is told apart: `start_cpu_s`.
+The same on Ray, including Ray's own processes, also with 64 items per call, and compared with Ray actors called once
+per item in the same Ray. The start of that Ray is reported separately: `start_cpu_s`.
 """
 
 from __future__ import annotations
@@ -25,15 +25,16 @@ from typing import Any
 import dovetail as dt
 import overhead_ray
 import report
-from measured import apart, cpu_s, spent_by, with_bytecode, without_bytecode
 from peers.environment import run_in
+from process_cost import run_process, with_bytecode, without_bytecode
+from resource_usage import cpu_s
 
 HELLO = Path(__file__).with_name("hello.py")
 STAGES = ("first", "second", "third")
 KINDS = ("unfused", "fused", "each_unfused", "each_fused")
 PEER = ["ray[data]==2.60.0", "cosmos-xenna==0.3.0", "tqdm"]
 PEERS = {"ray_actors": (300, 3000), "xenna": (640, 3200), "ray_data": (20_000, 200_000)}
-"""Items of a small and of a large run: what some need for one, others need for a thousand."""
+"""Items of a small and of a large run; the costs per item differ by a factor of a thousand."""
 TRIES = 3
 
 
@@ -46,7 +47,7 @@ def _same_item(item: int) -> int:
 
 
 def pipeline(kind: str) -> tuple[dt.Pipeline, str]:
-    """And a cluster on which each of its units has one worker."""
+    """The pipeline, and a cluster on which each of its units has one worker."""
     run = dt.each(_same_item) if kind.startswith("each") else _same
     needs = dt.Resources(cpus=1)
     if kind.endswith("unfused"):
@@ -55,7 +56,7 @@ def pipeline(kind: str) -> tuple[dt.Pipeline, str]:
 
 
 def once(kind: str, engine: str, items: int) -> float:
-    """CPU seconds of one run, its workers' included: they are waited for at its end."""
+    """CPU seconds of one run, including its workers, which have ended."""
     pipe, cluster = pipeline(kind)
     before = cpu_s()
     with tempfile.TemporaryDirectory() as folder:
@@ -66,7 +67,7 @@ def once(kind: str, engine: str, items: int) -> float:
 
 
 def measure(kind: str, engine: str, small: int, large: int, repeat: int) -> dict[str, Any]:
-    """In this process: the first run is not counted."""
+    """Measure one kind in this process; the first run is not counted."""
     once(kind, engine, small)
     runs = [(once(kind, engine, small), once(kind, engine, large)) for _ in range(repeat)]
     return margin(small, large, [low for low, _ in runs], [high for _, high in runs])
@@ -78,7 +79,7 @@ def margin(small: int, large: int, low: list[float], high: list[float]) -> dict[
 
 
 def start_up(engine: str, repeat: int) -> dict[str, float]:
-    """Of fresh interpreters, with modules compiled before, as those of an installed package are, and without."""
+    """CPU of new interpreters, with compiled modules, like those of an installed package, and without."""
     with tempfile.TemporaryDirectory() as folder:
         found = _start_up(engine, repeat, with_bytecode(folder))
     uncompiled = _start_up(engine, repeat, without_bytecode())
@@ -86,29 +87,29 @@ def start_up(engine: str, repeat: int) -> dict[str, float]:
 
 
 def _start_up(engine: str, repeat: int, environment: dict[str, str]) -> dict[str, float]:
-    hello(engine, environment)  # compiles
+    hello(engine, environment)  # compiles the modules
     first = min(hello(engine, environment) for _ in range(repeat))
-    bare = min(spent_by(["-c", "import dovetail"], environment) for _ in range(repeat))
+    bare = min(run_process(["-c", "import dovetail; print(0)"], environment).cpu_s for _ in range(repeat))
     return {"hello_cpu_s": first, "import_cpu_s": bare, "hello_extra_cpu_s": first - bare}
 
 
 def hello(engine: str, environment: dict[str, str]) -> float:
     """CPU seconds until the first result: driver, fork server and worker."""
     with tempfile.TemporaryDirectory() as folder:
-        seconds: float = apart([str(HELLO), engine, f"{folder}/run"], environment)
+        seconds: float = run_process([str(HELLO), engine, f"{folder}/run"], environment).output
     return seconds
 
 
 def peers(repeat: int) -> dict[str, float]:
-    """What could be measured of them."""
+    """Cost per item of the peers that can be measured."""
     found = {}
     for name, (small, large) in PEERS.items():
         for left in reversed(range(TRIES)):
             try:
                 spent = run_in("streams", PEER, "streams_overhead.py", [name, str(small), str(large), str(repeat)])
             except (subprocess.CalledProcessError, json.JSONDecodeError, IndexError) as error:
-                said = (getattr(error, "stderr", "") or str(error)).strip().splitlines()[-1:]
-                print(f"{name} could not be measured{', once more' if left else ''}: {said}")
+                reason = (getattr(error, "stderr", "") or str(error)).strip().splitlines()[-1:]
+                print(f"{name} cannot be measured{', trying again' if left else ''}: {reason}")
                 continue
             found[f"peer_{name}_us"] = margin(small, large, spent["small"], spent["large"])["us"]
             found[f"peer_{name}_start_cpu_s"] = spent["start"]
@@ -117,7 +118,7 @@ def peers(repeat: int) -> dict[str, float]:
 
 
 def compared(result: dict[str, Any]) -> None:
-    """Against the peers that there are, each with what is like it."""
+    """Print the measured peers, each beside the comparable kind of Dovetail."""
     pairs = (("ray_actors", "unfused"), ("xenna", "unfused"), ("ray_data", "fused"))
     rows = [
         [name, result[f"peer_{name}_us"], ours, result[f"{ours}_us"], result[f"peer_{name}_us"] / result[f"{ours}_us"]]
@@ -125,11 +126,11 @@ def compared(result: dict[str, Any]) -> None:
         if f"peer_{name}_us" in result
     ]
     if rows:
-        report.table(["peer", "its us per item", "against", "us per item", "times as much"], rows)
+        report.table(["peer", "us per item", "Dovetail", "us per item", "ratio"], rows)
 
 
 def on_ray(small: int, large: int, repeat: int) -> dict[str, Any]:
-    """`peer_actors_us` and `times_less` are against Ray's actors."""
+    """Figures on Ray; `peer_actors_us` and `times_less` compare with Ray actors."""
     found = overhead_ray.measured(small, large, repeat)
     runs = {
         kind: margin(small=run["items"][0], large=run["items"][1], low=run["small"], high=run["large"])
@@ -146,7 +147,7 @@ def on_ray(small: int, large: int, repeat: int) -> dict[str, Any]:
     result |= {"peer_actors_us": peer["us"], "times_less": peer["us"] / result["batch_64_us"]}
     result |= {"times_less_batch_1": peer["us"] / result["batch_1_us"], "start_cpu_s": found["start_cpu_s"]}
     keys = ["times_less", "times_less_batch_1", "start_cpu_s"]
-    header = ["actors: x ours with 64 per call", "x with 1", "CPU-s until the first run is over"]
+    header = ["actors / Dovetail, 64 per call", "1 per call", "CPU-s until the first run has ended"]
     report.table(header, [[result[key] for key in keys]])
     return result | {"runs": runs | {overhead_ray.ACTORS: peer}}
 
@@ -154,11 +155,11 @@ def on_ray(small: int, large: int, repeat: int) -> dict[str, Any]:
 def main() -> None:
     arguments = report.parser(__doc__)
     arguments.add_argument("--engine", default="local", choices=["local", "ray"])
-    arguments.add_argument("--items", default="20000,200000", help="of a small and of a large run")
+    arguments.add_argument("--items", default="20000,200000", help="items of a small and of a large run")
     arguments.add_argument("--repeat", type=int, default=5, help="runs of each size")
     arguments.add_argument("--peers", action="store_true", help="also measure Ray, cosmos-xenna and Ray Data")
     arguments.add_argument("--kinds", default=",".join(KINDS), help="some of these kinds, on this machine")
-    arguments.add_argument("--one", choices=KINDS, help="one kind, in this process, as JSON")
+    arguments.add_argument("--one", choices=KINDS, help="one kind, in this process, as JSON (internal)")
     asked = arguments.parse_args()
     small, large = map(int, asked.items.split(","))
     if asked.one is not None:
@@ -172,7 +173,7 @@ def main() -> None:
         report.write(asked.json, result)
         return
     common = ["--engine", asked.engine, "--items", asked.items, "--repeat", str(asked.repeat)]
-    runs = {kind: apart([__file__, "--one", kind, *common]) for kind in asked.kinds.split(",")}
+    runs = {kind: run_process([__file__, "--one", kind, *common]).output for kind in asked.kinds.split(",")}
     keys = ["us", "small_cpu_s", "large_cpu_s"]
     medians = [[kind, *(statistics.median(_listed(run[key])) for key in keys)] for kind, run in runs.items()]
     report.table(["three stages", "us per item", f"CPU-s of {small}", f"of {large}"], medians)
@@ -180,9 +181,10 @@ def main() -> None:
     result |= start_up(asked.engine, asked.repeat)
     keys = ["hello_cpu_s", "import_cpu_s", "hello_extra_cpu_s"]
     rows = [
-        [name, *(result[prefix + key] for key in keys)] for name, prefix in (("compiled", ""), ("not", "uncompiled_"))
+        [name, *(result[prefix + key] for key in keys)]
+        for name, prefix in (("compiled", ""), ("not compiled", "uncompiled_"))
     ]
-    report.table(["modules", "CPU-s to first result", "of import dovetail", "difference"], rows)
+    report.table(["modules", "CPU-s to first result", "import dovetail", "difference"], rows)
     if asked.peers:
         result |= peers(min(asked.repeat, 3))
         compared(result)

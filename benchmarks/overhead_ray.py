@@ -1,9 +1,9 @@
 """CPU cost of the Ray engine per item, against Ray actors called once per item in the same Ray.
 
-    python overhead_ray.py SMALL LARGE REPEAT     prints when which run began and ended; overhead.py looks at the CPU
+    python overhead_ray.py SMALL LARGE REPEAT     prints start and end of each run; overhead.py measures the CPU
 
-One process with a Ray of its own: first a small run that starts it, then per kind small and large runs in turn. What
-counts is the CPU of everything below the process, Ray's servers included, looked at from outside.
+One process with a private Ray: first a small run that starts it, then small and large runs of each kind in turn. The
+CPU is that of all descendants of the process, including Ray's servers, sampled from outside.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import dovetail as dt
-from fresh import spend
-from measured import as_installed
+from process_cost import as_installed, run_process
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -31,7 +30,7 @@ SHARE = 0.3
 """CPUs of each of three stages: together they fit into one."""
 
 Mark = tuple[str, str, float, float]
-"""Kind, size, begin and end."""
+"""Kind, size, start and end."""
 
 
 def _same(items: list[int]) -> list[int]:
@@ -39,7 +38,7 @@ def _same(items: list[int]) -> list[int]:
 
 
 def pipeline(kind: str) -> dt.Pipeline:
-    """Each of its units has one worker, however many CPUs there are."""
+    """Each unit has one worker, for any number of CPUs."""
     fused, batch = KINDS[kind]
     if not fused:
         needs = dt.Resources(cpus=SHARE)
@@ -82,7 +81,7 @@ def actors(repeat: int) -> list[Mark]:
 
 
 def marks(small: int, large: int, repeat: int) -> list[Mark]:
-    """Ours first: the peer's actors must not idle beside them."""
+    """Dovetail runs first, so that the actors of the peer do not idle beside it."""
     found = [timed("start", "small", ours("unfused"), small)]
     for kind in KINDS:
         found += turns(kind, ours(kind), (small, large), repeat)
@@ -90,17 +89,17 @@ def marks(small: int, large: int, repeat: int) -> list[Mark]:
 
 
 def measured(small: int, large: int, repeat: int) -> dict[str, Any]:
-    """Kind -> items of both sizes, and CPU seconds of each run; and of the first one, which starts Ray."""
+    """Items of both sizes and CPU seconds of each run, per kind; and CPU seconds of the first run, which starts Ray."""
     arguments = [str(Path(__file__)), str(small), str(large), str(repeat)]
     with tempfile.TemporaryDirectory() as folder:
         environment = as_installed() | {"DOVETAIL_HOME": f"{folder}/home"}
-        spent = spend(arguments, environment, everybody=True)
-    assert spent.tally is not None
+        cost = run_process(arguments, environment, orphans=True)
+    assert cost.tally is not None
     found: dict[str, Any] = {"start_cpu_s": 0.0, "runs": {}}
-    for kind, size, began, ended in spent.said:
-        seconds = spent.tally.between(began, ended)
+    for kind, size, began, ended in cost.output:
+        seconds = cost.tally.between(began, ended)
         if kind == "start":
-            found["start_cpu_s"] = spent.tally.between(0.0, ended)
+            found["start_cpu_s"] = cost.tally.between(0.0, ended)
             continue
         items = ACTORS_ITEMS if kind == ACTORS else (small, large)
         run = found["runs"].setdefault(kind, {"items": items, "small": [], "large": []})

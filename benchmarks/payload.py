@@ -2,9 +2,9 @@
 
     python benchmarks/payload.py --arrays 2000 --json result.json
 
-Fresh arrays of 10 MB through two unfused stages; the reader sums them all. Against the same functions in processes
-that pickle through pipes, taking turns in the same run. GB/s are of items, from the first result to the last, the
-median of the rounds. `--arrays` is for the run whose memory is watched.
+New arrays of 10 MB pass through two unfused stages; the reader sums all of them. Compared with the same functions in
+processes that pickle through pipes, in turn. GB/s count items, from the first result to the last; median of the rounds.
+`--arrays` sets the length of the run whose memory is measured.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 
 import dovetail as dt
 import report
-from measured import Peak, cpu_s, descriptors, shmem_mb
+from resource_usage import cpu_s, descriptors, memory_peak, shmem_mb
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -55,11 +55,11 @@ def same(texts: list[bytes]) -> list[bytes]:
 
 
 KINDS: dict[str, Function] = {"new": added, "in_place": added_in_place, "read_only": looked_at, "bytes": same}
-"""What the two stages do with an array."""
+"""Functions of the two stages."""
 
 
 def items(kind: str, count: int, mb: float) -> Iterator[Any]:
-    """Each of them new."""
+    """New arrays, or bytes."""
     size = int(mb * 1e6)
     for number in range(count):
         yield bytes(size) if kind == "bytes" else np.full(size // 8, float(number))
@@ -70,7 +70,7 @@ def total(item: Any) -> float:
 
 
 def rate(kind: str, count: int, mb: float, results: Iterable[Any]) -> float:
-    """GB/s from the first result to the last; all of them are read, and must be right."""
+    """GB/s from the first result to the last; checks all results."""
     found = 0.0
     began = 0.0
     for number, item in enumerate(results):
@@ -126,7 +126,7 @@ def _feed(go: Connection, made: Iterator[Any]) -> None:
 
 
 def compare(count: int, mb: float, rounds: int) -> dict[str, Any]:
-    """The same with both, in turn."""
+    """Dovetail and pipes in turn."""
     through_dovetail("read_only", 3, mb)
     found: dict[str, Any] = {}
     for kind in KINDS:
@@ -148,17 +148,17 @@ def compare(count: int, mb: float, rounds: int) -> dict[str, Any]:
 
 
 def _timed(through: Callable[[str, int, float], float], kind: str, count: int, mb: float) -> tuple[float, float]:
-    """GB/s, and CPU milliseconds per array with all that is started for them."""
+    """GB/s, and CPU milliseconds per array, including all processes."""
     before = cpu_s()
     found = through(kind, count, mb)
     return found, 1e3 * (cpu_s() - before) / count
 
 
 def watch(count: int, mb: float) -> dict[str, Any]:
-    """Many of them, and what they take and leave behind."""
+    """Memory of a long run, and leftovers after it."""
     gc.collect()
     before = {"shmem_before_mb": least_shmem_mb(), "descriptors_before": descriptors()}
-    with Peak() as peak:
+    with memory_peak() as peak:
         through = through_dovetail("new", count, mb)
     kept = descriptors()
     gc.collect()
@@ -167,7 +167,7 @@ def watch(count: int, mb: float) -> dict[str, Any]:
 
 
 def least_shmem_mb() -> float:
-    """Within a second: it is the whole machine's, and others use it too."""
+    """Minimum over a second: other processes of the machine use shared memory, too."""
     found = [shmem_mb()]
     for _ in range(10):
         time.sleep(0.1)
@@ -177,10 +177,10 @@ def least_shmem_mb() -> float:
 
 def main() -> None:
     arguments = report.parser(__doc__)
-    arguments.add_argument("--arrays", type=int, default=2000, help="of the run whose memory is watched")
+    arguments.add_argument("--arrays", type=int, default=2000, help="arrays of the run whose memory is measured")
     arguments.add_argument("--compared", type=int, default=100, help="arrays per round of the comparison")
     arguments.add_argument("--rounds", type=int, default=3)
-    arguments.add_argument("--mb", type=float, default=MB, help="of an array")
+    arguments.add_argument("--mb", type=float, default=MB, help="MB per array")
     asked = arguments.parse_args()
     kinds = compare(asked.compared, asked.mb, asked.rounds)
     keys = ["gb_per_s", "pipe_gb_per_s", "ratio", "cpu_ms", "pipe_cpu_ms"]

@@ -24,11 +24,11 @@ def parser(description: str | None) -> argparse.ArgumentParser:
 
 
 def corpus(data: Path, rows: int, folder: str) -> str:
-    """A JSONL file of so many rows, made by the generator beside the other data."""
+    """Generate a JSONL file with this number of rows, by the generator beside the other data."""
     made = f"{folder}/rows.jsonl"
     generator = data / "text" / "generate.py"
     if not generator.exists():
-        sys.exit(f"{generator} is not there: --data DIR says where it is")
+        sys.exit(f"{generator} does not exist: set --data DIR")
     subprocess.run([sys.executable, str(generator), made, str(rows)], check=True)
     return made
 
@@ -41,7 +41,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
 
 
 def write(path: Path | None, result: dict[str, Any]) -> None:
-    """Atomically, so that a reader never sees half a result."""
+    """Write the result as JSON, atomically."""
     if path is None:
         return
     temporary = path.with_name(f".{path.name}.{os.getpid()}")

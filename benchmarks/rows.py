@@ -2,10 +2,10 @@
 
     python benchmarks/rows.py --rows 10000000 --json result.json
 
-Three trivial stages, fused, two workers: JSONL in and JSONL out (`file`), and a range in and the run's iterator out
-(`range`). Every run is a fresh process, counted from start to exit with everything it starts. Rows per CPU-second of
-the small run are at the margin: what it takes more than one of a few rows, so that start-up is not counted as rows.
-`peak_mb` is driver and workers together; it is compared with that of a tenth of the rows.
+Three trivial stages, fused, two workers: from JSONL to JSONL (`file`), and from a range to the iterator of the run
+(`range`). Every run is a new process, measured from start to exit with all of its children. Rows per CPU-second of the
+small run are marginal: the difference to a run of a few rows, which excludes start-up. `peak_mb` is driver and workers
+together; it is compared with that of a tenth of the rows.
 """
 
 from __future__ import annotations
@@ -17,21 +17,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import report
-from fresh import Spent, spend
-from measured import with_bytecode
+from process_cost import Cost, run_process, with_bytecode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 KINDS = ("file", "range")
 CLUSTER = "1x(2cpu, 8GB)"
-SMALL = 50_000
-FEW = 1_000
-AT_ONCE = 10_000
+SMALL_ROWS = 50_000
+FEW_ROWS = 1_000
+ROWS_PER_WRITE = 10_000
 Row = dict[str, Any]
 
 
-# --- three stages that do next to nothing
+# --- trivial stages
 
 
 def double(row: Row) -> Row:
@@ -63,11 +62,11 @@ def next_number(number: int) -> int:
 STAGES = {"file": (double, odd, mark), "range": (double_number, third, next_number)}
 
 
-# --- one run, in a process of its own
+# --- one run, in its own process
 
 
 def one(kind: str, rows: int, source: str, sink: str) -> int:
-    """How many came out."""
+    """Number of results."""
     import dovetail as dt
 
     stages = [dt.Stage(stage.__name__, dt.each(stage), dt.Resources(cpus=1)) for stage in STAGES[kind]]  # type: ignore[arg-type]
@@ -79,48 +78,48 @@ def one(kind: str, rows: int, source: str, sink: str) -> int:
         return sum(1 for _ in dt.run(pipe, range(rows), "local", CLUSTER, run_dir=f"{folder}/run", progress=False))
 
 
-# --- all of them
+# --- measurement
 
 
 def write(path: Path, rows: int) -> None:
-    """Small rows, some bytes each; no more than a few of them in memory."""
+    """Write a file of small rows."""
     with path.open("w", encoding="utf-8") as file:
-        for first in range(0, rows, AT_ONCE):
-            numbers = range(first, min(rows, first + AT_ONCE))
+        for first in range(0, rows, ROWS_PER_WRITE):
+            numbers = range(first, min(rows, first + ROWS_PER_WRITE))
             file.write("".join(f'{{"id": {number}, "x": {number % 997}}}\n' for number in numbers))
 
 
 def wanted(rows: int) -> Iterator[str]:
-    """What the file has to hold, in the order of the source."""
+    """Expected lines, in the order of the source."""
     for number in range(1, rows, 2):
         yield json.dumps({"id": number, "x": 2 * (number % 997), "seen": True}, ensure_ascii=False)
 
 
-def measure(kind: str, rows: int, folder: Path, environment: dict[str, str], *, memory: bool = False) -> Spent:
+def measure(kind: str, rows: int, folder: Path, environment: dict[str, str], *, memory: bool = False) -> Cost:
     source, sink = folder / f"{rows}.jsonl", folder / "out.jsonl"
     if kind == "file" and not source.exists():
         write(source, rows)
     sink.unlink(missing_ok=True)
     arguments = ["--one", kind, "--rows", str(rows), "--source", str(source), "--sink", str(sink)]
-    spent = spend([__file__, *arguments], environment, memory=memory)
+    cost = run_process([__file__, *arguments], environment, memory=memory)
     expected = rows // 2 if kind == "file" else -(-rows // 3)
-    assert spent.said == expected, f"{kind}: {spent.said} of {rows} came out, not {expected}"
-    if kind == "file" and rows <= SMALL:
-        assert sorted(sink.read_text().splitlines()) == sorted(wanted(rows)), "other rows came out"
-    return spent
+    assert cost.output == expected, f"{kind}: {cost.output} results of {rows} rows, not {expected}"
+    if kind == "file" and rows <= SMALL_ROWS:
+        assert sorted(sink.read_text().splitlines()) == sorted(wanted(rows)), "different rows"
+    return cost
 
 
 def figures(kind: str, rows: int, repeat: int, folder: Path, environment: dict[str, str]) -> dict[str, float]:
-    small = min(SMALL, rows)
-    measure(kind, FEW, folder, environment)  # compiles
+    small = min(SMALL_ROWS, rows)
+    measure(kind, FEW_ROWS, folder, environment)  # compiles the modules
     pairs = [
-        (measure(kind, FEW, folder, environment).cpu_s, measure(kind, small, folder, environment).cpu_s)
+        (measure(kind, FEW_ROWS, folder, environment).cpu_s, measure(kind, small, folder, environment).cpu_s)
         for _ in range(repeat)
     ]
     few_s, small_s = (statistics.median(side) for side in zip(*pairs, strict=True))
-    tenth = measure(kind, max(FEW, rows // 10), folder, environment, memory=True)
+    tenth = measure(kind, max(FEW_ROWS, rows // 10), folder, environment, memory=True)
     large = measure(kind, rows, folder, environment, memory=True)
-    per_small = (small - FEW) / max(1e-9, small_s - few_s) if small > FEW else 0.0
+    per_small = (small - FEW_ROWS) / max(1e-9, small_s - few_s) if small > FEW_ROWS else 0.0
     per_large = rows / large.cpu_s
     return {
         "peak_mb": large.peak_mb,
@@ -137,11 +136,11 @@ def figures(kind: str, rows: int, repeat: int, folder: Path, environment: dict[s
 def main() -> None:
     arguments = report.parser(__doc__)
     arguments.add_argument("--rows", type=int, default=10_000_000)
-    arguments.add_argument("--repeat", type=int, default=9, help="small runs")
+    arguments.add_argument("--repeat", type=int, default=9, help="number of small runs")
     arguments.add_argument("--kinds", default=",".join(KINDS), help="file, range or both")
-    arguments.add_argument("--one", choices=KINDS, help="one run, in this process")
-    arguments.add_argument("--source", default="", help="what that reads")
-    arguments.add_argument("--sink", default="", help="where that writes")
+    arguments.add_argument("--one", choices=KINDS, help="one run, in this process (internal)")
+    arguments.add_argument("--source", default="", help="source of that run")
+    arguments.add_argument("--sink", default="", help="sink of that run")
     asked = arguments.parse_args()
     if asked.one is not None:
         print(json.dumps(one(asked.one, asked.rows, asked.source, asked.sink)))

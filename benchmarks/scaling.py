@@ -2,9 +2,9 @@
 
     python benchmarks/scaling.py --json result.json
 
-Speed-up: a stage that computes, with two workers against one, and two bare processes against one, in turn.
-Autoscaling: two stages that sleep, 1 : 3, on eight CPUs: the rate after three replans against the best of all fixed
-splits. Prediction: the simulator's rate of three pipelines that sleep, against what the engine reaches.
+Speed-up: a stage that computes, with two workers and with one; compared with two and one plain processes, in turn.
+Autoscaling: two stages that sleep, 1 : 3, on eight CPUs; the rate after three replans, compared with the best of all
+fixed splits. Prediction: the simulated rate of three pipelines that sleep, compared with the measured rate.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import dovetail as dt
 import report
 from dovetail.streaming.settings import StreamOptions
 
-FRESH = multiprocessing.get_context("spawn")
+SPAWN = multiprocessing.get_context("spawn")
 HOP_S = 0.0002
 SPLIT_CPUS = 8
 SPLIT_CLUSTER = f"1x({SPLIT_CPUS}cpu, 16GB)"
@@ -47,19 +47,19 @@ def sleep(seconds: float, items: list[int]) -> list[int]:
 
 
 def run_of(stages: list[dt.Stage], items: int, cluster: str, options: StreamOptions | None = None) -> list[float]:
-    """When each result came."""
+    """Arrival times of the results."""
     with tempfile.TemporaryDirectory() as folder:
         pipe = dt.Pipeline(stages, name="scaling")
         run = dt.run(pipe, range(items), cluster=cluster, options=options, run_dir=f"{folder}/run", progress=False)
-        came = [time.perf_counter() for _ in run]
-    assert len(came) == items
-    return came
+        arrivals = [time.perf_counter() for _ in run]
+    assert len(arrivals) == items
+    return arrivals
 
 
-def rate_between(came: list[float], first: float, last: float) -> float:
-    """Results per second between these shares of all results."""
-    low, high = int(first * (len(came) - 1)), int(last * (len(came) - 1))
-    return (high - low) / (came[high] - came[low])
+def rate_between(arrivals: list[float], first: float, last: float) -> float:
+    """Results per second between two fractions of all results."""
+    low, high = int(first * (len(arrivals) - 1)), int(last * (len(arrivals) - 1))
+    return (high - low) / (arrivals[high] - arrivals[low])
 
 
 # --- speed-up
@@ -70,11 +70,11 @@ def engine_rate(workers: int, items: int, rounds: int) -> float:
     return rate_between(run_of([stage], items, f"1x({workers}cpu, 8GB)"), 0.05, 0.95)
 
 
-def bare_rate(processes: int, items: int, rounds: int) -> float:
-    """The same work in so many processes that do nothing else."""
-    ready, go = FRESH.Barrier(processes + 1), FRESH.Barrier(processes + 1)
+def plain_rate(processes: int, items: int, rounds: int) -> float:
+    """Rate of the same work in plain processes."""
+    ready, go = SPAWN.Barrier(processes + 1), SPAWN.Barrier(processes + 1)
     share = items // processes
-    workers = [FRESH.Process(target=_bare, args=(ready, go, share, rounds)) for _ in range(processes)]
+    workers = [SPAWN.Process(target=_run_plain, args=(ready, go, share, rounds)) for _ in range(processes)]
     for worker in workers:
         worker.start()
     ready.wait()
@@ -85,8 +85,8 @@ def bare_rate(processes: int, items: int, rounds: int) -> float:
     return share * processes / (time.perf_counter() - began)
 
 
-def _bare(ready: Any, go: Any, items: int, rounds: int) -> None:
-    os.setsid()  # as the engine's workers: on a busy machine Linux shares CPUs fairly between sessions
+def _run_plain(ready: Any, go: Any, items: int, rounds: int) -> None:
+    os.setsid()  # like workers: on a busy machine, Linux shares CPUs fairly between sessions
     ready.wait()
     go.wait()
     for number in range(items):
@@ -94,13 +94,13 @@ def _bare(ready: Any, go: Any, items: int, rounds: int) -> None:
 
 
 def speed_up(items: int, rounds: int, repeat: int) -> dict[str, Any]:
-    """Medians of runs that take turns: whatever else the machine does falls on all of them."""
+    """Medians of runs in turn, so that other load on the machine affects all of them."""
     rates: dict[str, list[float]] = {"one": [], "two": [], "bare_one": [], "bare_two": []}
     for _ in range(repeat):
         rates["one"].append(engine_rate(1, items, rounds))
-        rates["bare_one"].append(bare_rate(1, items, rounds))
+        rates["bare_one"].append(plain_rate(1, items, rounds))
         rates["two"].append(engine_rate(2, items, rounds))
-        rates["bare_two"].append(bare_rate(2, items, rounds))
+        rates["bare_two"].append(plain_rate(2, items, rounds))
     middle = {name: statistics.median(found) for name, found in rates.items()}
     ours, bare = middle["two"] / middle["one"], middle["bare_two"] / middle["bare_one"]
     return {"speed_up": ours, "bare_speed_up": bare, "speed_up_ratio": ours / bare, "speed_up_rates": rates}
@@ -125,15 +125,15 @@ def split_rate(fast: int, seconds: float) -> float:
 
 
 def settled_rate(seconds: float, replan_s: float, expected: float) -> float:
-    """Behind the third replan of a run that begins without knowing anything."""
-    behind = REPLANS * replan_s
+    """Rate after the third replan of a run that starts without known rates."""
+    settled_s = REPLANS * replan_s
     options = StreamOptions(hop_s=HOP_S, eager=True, replan_every_s=replan_s)
-    came = run_of(sleepers(None), int((behind + seconds) * expected), SPLIT_CLUSTER, options)
-    return rate_between([at for at in came if at - came[0] >= behind], 0.0, 0.9)
+    arrivals = run_of(sleepers(None), int((settled_s + seconds) * expected), SPLIT_CLUSTER, options)
+    return rate_between([at for at in arrivals if at - arrivals[0] >= settled_s], 0.0, 0.9)
 
 
 def autoscaling(seconds: float, replan_s: float, repeat: int) -> dict[str, Any]:
-    """All fixed splits; then the best of them and a run that finds its own, in turn."""
+    """All fixed splits; then the best of them and an autoscaled run, in turn."""
     splits = {fast: split_rate(fast, seconds / 2) for fast in range(1, SPLIT_CPUS)}
     best = max(splits, key=lambda fast: splits[fast])
     both = [(settled_rate(seconds, replan_s, splits[best]), split_rate(best, seconds)) for _ in range(repeat)]
@@ -167,23 +167,23 @@ def predicted(name: str, seconds: float) -> dict[str, Any]:
     plan = dt.plan(pipe, cluster)
     items = int(seconds * plan.rate)
     with tempfile.TemporaryDirectory() as folder:
-        foreseen = dt.simulate(pipe, plan=plan, items=items, spread=0.0, setup_s=0.1, run_dir=f"{folder}/run").rate
-    came = run_of(stages, items, cluster)
-    reached = rate_between(came, 0.1, 0.9)
-    return {"pipeline": name, "simulated": foreseen, "reached": reached, "error": abs(foreseen / reached - 1)}
+        simulated = dt.simulate(pipe, plan=plan, items=items, spread=0.0, setup_s=0.1, run_dir=f"{folder}/run").rate
+    arrivals = run_of(stages, items, cluster)
+    reached = rate_between(arrivals, 0.1, 0.9)
+    return {"pipeline": name, "simulated": simulated, "reached": reached, "error": abs(simulated / reached - 1)}
 
 
 def main() -> None:
     arguments = report.parser(__doc__)
-    arguments.add_argument("--items", type=int, default=300, help="computed per run of the speed-up")
-    arguments.add_argument("--rounds", type=int, default=100, help="of computing per item: about 5 ms")
+    arguments.add_argument("--items", type=int, default=300, help="items per run of the speed-up")
+    arguments.add_argument("--rounds", type=int, default=100, help="loops per item: 100 take about 5 ms")
     arguments.add_argument("--repeat", type=int, default=3)
-    arguments.add_argument("--seconds", type=float, default=6.0, help="per run of stages that sleep")
+    arguments.add_argument("--seconds", type=float, default=6.0, help="seconds per run of stages that sleep")
     arguments.add_argument("--replan", type=float, default=2.0, help="seconds between replans of the autoscaled run")
     asked = arguments.parse_args()
     result = speed_up(asked.items, asked.rounds, asked.repeat)
     report.table(
-        ["speed-up of two workers", "of two bare processes", "ratio"],
+        ["speed-up of two workers", "of two plain processes", "ratio"],
         [[result["speed_up"], result["bare_speed_up"], result["speed_up_ratio"]]],
     )
     result |= autoscaling(asked.seconds, asked.replan, asked.repeat)

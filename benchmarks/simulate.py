@@ -8,8 +8,6 @@ from __future__ import annotations
 import json
 import math
 import resource
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -18,10 +16,11 @@ from typing import Any
 import dovetail as dt
 import report
 from dovetail.runtime.simulation import simulate
+from process_cost import run_process
 
 BATCHES_PER_WORKER = 60
-BATCHES = 60_000
-"""At least, so that planning and starting do not count for much."""
+MIN_BATCHES = 60_000
+"""So that planning and start-up hardly count."""
 SPREAD = 0.4
 
 
@@ -51,13 +50,13 @@ def workers_of(plan: dt.Plan) -> int:
 
 
 def measure(workers: int) -> dict[str, Any]:
-    """One run with about so many workers, in this process."""
+    """One run with about this many workers, in this process."""
     pipe = pipeline()
     per_node = workers_of(dt.plan(pipe, cluster(8))) / 8
     plan = dt.plan(pipe, cluster(max(1, math.ceil(workers / per_node))))
     count = workers_of(plan)
     batches_per_item = 1 + 1 / 8 + 1 / 16 + 1
-    items = round(max(BATCHES_PER_WORKER * count, BATCHES) / batches_per_item)
+    items = round(max(BATCHES_PER_WORKER * count, MIN_BATCHES) / batches_per_item)
     with tempfile.TemporaryDirectory() as folder:
         started = time.process_time()
         result = simulate(pipe, plan=plan, items=items, spread=SPREAD, seed=1, run_dir=f"{folder}/run")
@@ -82,35 +81,24 @@ def measure(workers: int) -> dict[str, Any]:
 
 
 def _batches(result: dt.Simulation) -> int:
-    """Calls of the users' functions: what the units took in, in batches."""
+    """Number of calls of the stages' functions."""
     sizes = {stage.name: stage.batch_size for stage in pipeline()}
     return sum(math.ceil(unit.taken / sizes[unit.name]) for unit in result.summary.units)
 
 
-def apart(workers: int) -> dict[str, Any]:
-    """The same in a process of its own, so that its memory is its own."""
-    ran = subprocess.run(
-        [sys.executable, __file__, "--one", str(workers)], capture_output=True, text=True, check=False, timeout=3600
-    )
-    if ran.returncode:
-        sys.exit(ran.stderr)
-    found: dict[str, Any] = json.loads(ran.stdout)
-    return found
-
-
 def main() -> None:
     arguments = report.parser(__doc__)
-    arguments.add_argument("--workers", default="100,1000,10000", help="about so many; as many nodes as that takes")
-    arguments.add_argument("--one", type=int, help="one size, in this process, as JSON")
+    arguments.add_argument("--workers", default="100,1000,10000", help="approximate numbers of workers")
+    arguments.add_argument("--one", type=int, help="one number of workers, in this process, as JSON (internal)")
     asked = arguments.parse_args()
     if asked.one is not None:
         print(json.dumps(measure(asked.one)))
         return
-    rows = [apart(int(workers)) for workers in asked.workers.split(",")]
+    rows = [run_process([__file__, "--one", workers]).output for workers in asked.workers.split(",")]
     keys = ["workers", "nodes", "batches", "cpu_s", "us_per_batch", "peak_mb", "share_of_bound"]
     report.table(keys, [[row[key] for key in keys] for row in rows])
     growth = rows[-1]["us_per_batch"] / rows[0]["us_per_batch"]
-    print(f"{growth:.2f} x as much per batch with the most workers as with the fewest")
+    print(f"{growth:.2f} times the cost per batch with the most workers, compared with the fewest")
     result = {"rows": rows, "share_of_bound": min(row["share_of_bound"] for row in rows), "growth": growth}
     report.write(asked.json, result)
 

@@ -1,7 +1,7 @@
 """The five text operators of `text.py`: functions from one row to a row or None.
 
-They do what Data-Juicer's of the same names do to the corpus of `text.py`: whitespace_normalization_mapper,
-clean_links_mapper, text_length_filter, special_characters_filter and word_repetition_filter.
+On the corpus of `text.py` they give the results of Data-Juicer's whitespace_normalization_mapper, clean_links_mapper,
+text_length_filter, special_characters_filter and word_repetition_filter.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ LINK = re.compile(
     """,  # noqa: RUF001
     re.VERBOSE | re.IGNORECASE,
 )
-LEAST, MOST = 50, 5000
-MOST_SPECIAL = 0.25
+MIN_LENGTH, MAX_LENGTH = 50, 5000
+MAX_SPECIAL_SHARE = 0.25
 SPECIAL_KINDS = "PSZNC"
 """Punctuation, symbols, spaces, numbers, controls."""
 SPECIAL = frozenset(
@@ -35,14 +35,14 @@ SPECIAL = frozenset(
     for letter in map(chr, (*range(0x250), *range(0x2000, 0x2C00), *range(0x3000, 0x3040), *range(0xFF00, 0xFFF0)))
     if unicodedata.category(letter)[0] in SPECIAL_KINDS
 )
-ENDS = f"{string.punctuation}{string.digits}“”‘’«»…"  # noqa: RUF001
-"""What is no part of a word."""
-AT_ONCE = 5
-MOST_REPEATED = 0.5
+WORD_ENDS = f"{string.punctuation}{string.digits}“”‘’«»…"  # noqa: RUF001
+"""Characters that are stripped from the ends of words."""
+RUN_WORDS = 5
+MAX_REPEATED_SHARE = 0.5
 
 
 def normalize_whitespace(row: Row) -> Row:
-    """Every kind of space is the plain one."""
+    """Replace every kind of space by a plain space."""
     row["text"] = row["text"].strip().translate(SPACES)
     return row
 
@@ -53,21 +53,21 @@ def clean_links(row: Row) -> Row:
 
 
 def fit_length(row: Row) -> Row | None:
-    return row if LEAST <= len(row["text"]) <= MOST else None
+    return row if MIN_LENGTH <= len(row["text"]) <= MAX_LENGTH else None
 
 
 def few_special_characters(row: Row) -> Row | None:
     text = row["text"]
     special = sum(map(SPECIAL.__contains__, text))
-    return row if special <= MOST_SPECIAL * len(text) else None
+    return row if special <= MAX_SPECIAL_SHARE * len(text) else None
 
 
 def few_repetitions(row: Row) -> Row | None:
-    """Of all runs of five words, at most half are there more than once."""
-    words = [word.strip(ENDS) for word in row["text"].lower().split()]
-    runs = Counter(zip(*(words[at:] for at in range(AT_ONCE)), strict=False))
+    """Keep rows in which at most half of the runs of five words occur more than once."""
+    words = [word.strip(WORD_ENDS) for word in row["text"].lower().split()]
+    runs = Counter(zip(*(words[at:] for at in range(RUN_WORDS)), strict=False))
     repeated = sum(count for count in runs.values() if count > 1)
-    return row if repeated <= MOST_REPEATED * runs.total() else None
+    return row if repeated <= MAX_REPEATED_SHARE * runs.total() else None
 
 
 OPERATORS = (normalize_whitespace, clean_links, fit_length, few_special_characters, few_repetitions)

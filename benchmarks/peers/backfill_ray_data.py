@@ -79,7 +79,7 @@ def main() -> dict[str, Any]:
 
 
 def end() -> None:
-    """Also of those whom Ray leaves behind: as orphans they come to us."""
+    """End all descendants, including processes that Ray leaves behind: orphans become children of this process."""
     while left := psutil.Process().children(recursive=True):
         for process in left:
             with suppress(psutil.Error):
@@ -89,7 +89,7 @@ def end() -> None:
 
 ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
 try:
-    told = main()
+    result = main()
 finally:
     end()
-print(json.dumps(told), flush=True)
+print(json.dumps(result), flush=True)

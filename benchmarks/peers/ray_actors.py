@@ -1,6 +1,6 @@
 """Ray's actors in a Ray that this process has already: three of them, called once per item.
 
-What somebody writes who needs three stages on a cluster and does without a library.
+Three stages on a cluster, written without a library.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Same:
 
 
 class Actors:
-    """They take nothing of what Ray counts, so that they fit beside everybody."""
+    """The actors request no resources of Ray, so that they fit beside other work."""
 
     def __init__(self) -> None:
         self._actors = [ray.remote(num_cpus=0)(Same).remote() for _ in range(STAGES)]

@@ -34,7 +34,7 @@ PR_SET_CHILD_SUBREAPER = 36
 
 
 def spent() -> float:
-    """CPU seconds of this process and all below it, those that were waited for too."""
+    """CPU seconds of this process and its descendants, including those that have ended."""
     total = 0.0
     for process in (psutil.Process(), *psutil.Process().children(recursive=True)):
         with suppress(psutil.Error):
@@ -44,7 +44,7 @@ def spent() -> float:
 
 
 def cleaned(line: dict[str, str]) -> list[dict[str, Any]]:
-    """One line, parsed and through all five: a row, or none."""
+    """Parse a line and call all five operators: one row or none."""
     row: dict[str, Any] | None = json.loads(line["text"])
     for operator in OPERATORS:
         row = operator(row)  # type: ignore[arg-type]
@@ -54,7 +54,7 @@ def cleaned(line: dict[str, str]) -> list[dict[str, Any]]:
 
 
 def run(source: str) -> int:
-    """The fastest of the forms that were tried: `read_json` with a map or filter per operator takes twice the CPU."""
+    """The fastest variant: `read_json` with a map or filter per operator takes twice the CPU."""
     folder = tempfile.mkdtemp()
     try:
         ray.data.read_text(source).flat_map(cleaned).write_json(folder, force_ascii=False)
@@ -81,7 +81,7 @@ def main() -> dict[str, Any]:
 
 
 def end() -> None:
-    """Also of those whom Ray leaves behind: as orphans they come to us."""
+    """End all descendants, including processes that Ray leaves behind: orphans become children of this process."""
     while left := psutil.Process().children(recursive=True):
         for process in left:
             with suppress(psutil.Error):
@@ -91,7 +91,7 @@ def end() -> None:
 
 ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
 try:
-    told = main()
+    result = main()
 finally:
     end()
-print(json.dumps(told), flush=True)
+print(json.dumps(result), flush=True)

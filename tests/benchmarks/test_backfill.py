@@ -1,11 +1,8 @@
-"""The backfill benchmark runs, compares what was filled in, and writes the keys that others read."""
+"""The backfill benchmark runs, checks the filled columns and writes its keys."""
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import lance
 import pyarrow as pa
@@ -13,18 +10,22 @@ import pyarrow.compute as pc
 import pytest
 
 import backfill_tables as tables
+from benchmarks.benchmark_runs import run_benchmark_here
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+if TYPE_CHECKING:
+    from pathlib import Path
+
 ROWS = 2_000
 
 
-def test_filling_is_compared_with_pylance_and_the_first_commit_is_seen_from_outside(tmp_path: Path) -> None:
-    result = tmp_path / "result.json"
-    sizes = ["--rows", str(ROWS), "--repeat", "1", "--json", str(result)]
-    command = [sys.executable, str(BENCHMARKS / "backfill.py"), *sizes]
-    ran = subprocess.run(command, check=False, capture_output=True, text=True, timeout=240)
-    assert ran.returncode == 0, ran.stderr
-    found = json.loads(result.read_text())
+@pytest.mark.usefixtures("in_process")
+def test_backfills_are_compared_with_pylance_and_another_process_sees_the_first_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOVETAIL_HOME", str(tmp_path / "home"))  # the benchmark sets it, and unsets the others
+    for name in ("PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX"):
+        monkeypatch.delenv(name, raising=False)
+    found = run_benchmark_here("backfill", tmp_path, monkeypatch, "--rows", str(ROWS), "--repeat", "1")
     assert found["rows"] == ROWS
     for kind in ("upper", "arrow"):
         for prefix in ("", "pylance_"):
@@ -38,7 +39,7 @@ def test_filling_is_compared_with_pylance_and_the_first_commit_is_seen_from_outs
     assert not any(key.startswith("peer_") for key in found)
 
 
-def test_a_table_is_the_same_every_time_and_no_two_of_its_rows_are(tmp_path: Path) -> None:
+def test_a_generated_table_is_reproducible_and_its_rows_differ(tmp_path: Path) -> None:
     made = [lance.dataset(str(tables.make(tmp_path / name, ROWS, 20))) for name in ("one.lance", "two.lance")]
     assert [len(table.get_fragments()) for table in made] == [20, 20]
     one, two = (table.to_table() for table in made)
@@ -48,7 +49,7 @@ def test_a_table_is_the_same_every_time_and_no_two_of_its_rows_are(tmp_path: Pat
 
 
 @pytest.mark.parametrize("wrong", ["a value", "a null", "another column"])
-def test_one_wrong_value_is_found(tmp_path: Path, wrong: str) -> None:
+def test_the_check_finds_one_wrong_value(tmp_path: Path, wrong: str) -> None:
     original = tables.make(tmp_path / "original.lance", 100, 4)
     table = lance.dataset(str(original)).to_table()
     texts = table["text"].to_pylist()

@@ -1,58 +1,52 @@
-"""The benchmarks of the local engine run, and write the keys that others read; far too small for good figures."""
+"""Benchmarks of the local engine run and write their keys."""
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import pytest
 
+from benchmarks.benchmark_runs import run_benchmark, run_benchmark_here
 from waiting import LONG
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-
-
-def run(name: str, folder: Path, *arguments: str) -> dict[str, Any]:
-    result = folder / "result.json"
-    command = [sys.executable, str(BENCHMARKS / name), *arguments, "--json", str(result)]
-    ran = subprocess.run(command, check=False, capture_output=True, text=True, timeout=240)
-    assert ran.returncode == 0, ran.stderr
-    found: dict[str, Any] = json.loads(result.read_text())
-    return found
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def test_overhead_per_item_and_until_the_first_result(tmp_path: Path) -> None:
     kinds = ("unfused", "fused", "each_unfused", "each_fused") if LONG else ("unfused", "each_fused")
     sizes = ("--items", "1000,21000", "--repeat", "1", "--kinds", ",".join(kinds))
-    found = run("overhead.py", tmp_path, "--engine", "local", *sizes)
+    found = run_benchmark("overhead", tmp_path, "--engine", "local", *sizes)
     for kind in kinds:
         assert found[f"{kind}_us"] < 100, kind
     assert 0 < found["import_cpu_s"] < found["hello_cpu_s"]
     assert found["hello_extra_cpu_s"] == found["hello_cpu_s"] - found["import_cpu_s"]
 
 
-def test_payloads_arrive_whole_and_leave_nothing_behind(tmp_path: Path) -> None:
-    found = run("payload.py", tmp_path, "--arrays", "6", "--compared", "4", "--rounds", "1", "--mb", "1")
+def test_payloads_arrive_complete_and_leave_no_descriptors_open(tmp_path: Path) -> None:
+    found = run_benchmark("payload", tmp_path, "--arrays", "6", "--compared", "4", "--rounds", "1", "--mb", "1")
     for key in ("gb_per_s", "pipe_gb_per_s", "in_place_gb_per_s", "peak_mb", "ratio", "in_place_ratio"):
         assert found[key] > 0, key
     assert found["descriptors_before"] == found["descriptors_after"]
     assert {"shmem_before_mb", "shmem_after_mb"} <= set(found)
 
 
-def test_the_controller_is_timed_per_event(tmp_path: Path) -> None:
-    found = run("controller.py", tmp_path, "--workers", "10,50", "--least", "1000", "--repeat", "1")
+def test_the_controller_is_timed_per_event(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = run_benchmark_here(
+        "controller", tmp_path, monkeypatch, "--workers", "10,50", "--least", "1000", "--repeat", "1"
+    )
     assert [row["workers"] for row in found["rows"]] == [10, 50]
     assert all(0 < row["us_per_event"] < 10_000 for row in found["rows"])
     assert all(row["events"] >= 1000 for row in found["rows"])
 
 
-def test_scaling_is_compared_with_bare_processes_fixed_splits_and_the_simulator(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("in_process")
+def test_scaling_is_compared_with_plain_processes_fixed_splits_and_the_simulator(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seconds, replan = ("0.5", "0.3") if LONG else ("0.3", "0.2")
     sizes = ("--items", "40", "--rounds", "5", "--repeat", "1", "--seconds", seconds, "--replan", replan)
-    found = run("scaling.py", tmp_path, *sizes)
+    found = run_benchmark_here("scaling", tmp_path, monkeypatch, *sizes)
     assert found["speed_up_ratio"] > 0
     assert len(found["splits"]) == 7
     assert found["autoscaled_share"] > 0
@@ -62,7 +56,7 @@ def test_scaling_is_compared_with_bare_processes_fixed_splits_and_the_simulator(
 
 @pytest.mark.bar
 def test_the_bars_for_overhead_and_start_up_hold(tmp_path: Path) -> None:
-    found = run("overhead.py", tmp_path, "--engine", "local", "--repeat", "3")
+    found = run_benchmark("overhead", tmp_path, "--engine", "local", "--repeat", "3")
     assert found["unfused_us"] <= 4
     assert found["fused_us"] <= 2
     assert found["hello_extra_cpu_s"] <= 0.3

@@ -1,22 +1,23 @@
-"""The benchmarks run, and write the keys that others read, on a small trace made here."""
+"""Placement benchmarks run on a small generated trace and write their keys."""
 
 from __future__ import annotations
 
-import json
 import random
-import subprocess
-import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+from benchmarks.benchmark_runs import run_benchmark
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
 POLICIES = ("fgd", "best_fit", "dot_product", "packing", "clustering", "random")
 
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """120 nodes and enough pods to ask for nearly all of their GPUs."""
+    """120 nodes, and pods that request nearly all of their GPUs."""
     folder = tmp_path / "openb"
     folder.mkdir()
     rng = random.Random(7)
@@ -39,20 +40,8 @@ def data(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_every_policy_is_measured_and_fragmentation_is_no_worse_than_chance(data: Path, tmp_path: Path) -> None:
-    result = tmp_path / "result.json"
-    command = [
-        sys.executable,
-        str(BENCHMARKS / "placement.py"),
-        "--data",
-        str(data),
-        "--seeds",
-        "2",
-        "--json",
-        str(result),
-    ]
-    subprocess.run(command, check=True, capture_output=True)
-    results = json.loads(result.read_text())["results"]
+def test_every_policy_is_measured_and_fragmentation_is_no_worse_than_random(data: Path, tmp_path: Path) -> None:
+    results = run_benchmark("placement", tmp_path, "--data", str(data), "--seeds", "2")["results"]
     assert set(results) == set(POLICIES)
     for measured in results.values():
         assert {"alloc_100", "alloc_130", "cpu_s"} <= set(measured)
@@ -60,21 +49,15 @@ def test_every_policy_is_measured_and_fragmentation_is_no_worse_than_chance(data
     assert results["fgd"]["alloc_130"] >= results["random"]["alloc_130"]
 
 
-def test_runs_that_come_and_go_fragment_less_by_fragmentation_than_by_best_fit(tmp_path: Path) -> None:
-    result = tmp_path / "result.json"
-    command = [sys.executable, str(BENCHMARKS / "come_and_go.py"), "--events", "120", "--seeds", "2"]
-    subprocess.run([*command, "--json", str(result)], check=True, capture_output=True)
-    results = json.loads(result.read_text())["results"]
+def test_placement_by_fragmentation_leaves_less_fragmentation_than_best_fit(tmp_path: Path) -> None:
+    results = run_benchmark("come_and_go", tmp_path, "--events", "120", "--seeds", "2")["results"]
     assert set(results) == {"fgd", "packing_order", "best_fit"}
     assert all(0 < measured["allocated"] <= 1 for measured in results.values())
     assert results["fgd"]["fragmentation"] < results["best_fit"]["fragmentation"]
 
 
-def test_filling_a_cluster_one_by_one_uses_all_of_its_gpus(tmp_path: Path) -> None:
-    result = tmp_path / "result.json"
-    command = [sys.executable, str(BENCHMARKS / "placement_scale.py"), "--nodes", "4,16", "--json", str(result)]
-    subprocess.run(command, check=True, capture_output=True)
-    rows = json.loads(result.read_text())["rows"]
+def test_placing_workers_one_by_one_fills_all_gpus(tmp_path: Path) -> None:
+    rows = run_benchmark("placement_scale", tmp_path, "--nodes", "4,16")["rows"]
     assert [row["nodes"] for row in rows] == [4, 16]
     assert rows[0]["workers"] * 3.9 < rows[1]["workers"]
     assert all(row["cpu_s"] > 0 for row in rows)

@@ -1,4 +1,4 @@
-"""The benchmarks run on a Ray of their own, and write the keys that others read; far too small for good figures."""
+"""Benchmarks run on a private Ray and write their keys."""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ import json
 import subprocess
 import sys
 import time
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from benchmarks.benchmark_runs import run_benchmark
 from benchmarks.test_text import documents
 from tally import Tally
 from waiting import until
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+if TYPE_CHECKING:
+    from pathlib import Path
+
 ORPHAN = """
 import subprocess, sys
 spin = "import time\\nwhile time.process_time() < 0.5: pass\\nprint(1, flush=True); time.sleep(60)"
@@ -27,12 +29,7 @@ child.kill()
 
 
 def run(name: str, folder: Path, *arguments: str) -> dict[str, Any]:
-    result = folder / "result.json"
-    command = [sys.executable, str(BENCHMARKS / name), "--engine", "ray", *arguments, "--json", str(result)]
-    ran = subprocess.run(command, check=False, capture_output=True, text=True, timeout=900)
-    assert ran.returncode == 0, ran.stderr
-    found: dict[str, Any] = json.loads(result.read_text())
-    return found
+    return run_benchmark(name, folder, "--engine", "ray", *arguments)
 
 
 def written(path: Path, count: int) -> Path:
@@ -41,11 +38,11 @@ def written(path: Path, count: int) -> Path:
     return path
 
 
-def test_a_tally_counts_those_whom_nobody_waited_for() -> None:
+def test_a_tally_counts_processes_that_no_parent_waited_for() -> None:
     process = subprocess.Popen([sys.executable, "-c", ORPHAN], stdin=subprocess.PIPE)
     began = time.monotonic()
     tally = Tally(process.pid)
-    until(lambda: tally._totals and tally.total_s >= 0.45, "all that they use is seen")
+    until(lambda: tally._totals and tally.total_s >= 0.45, "the CPU of both processes is counted")
     process.communicate()
     tally.stop()
     assert tally.total_s == pytest.approx(0.55, abs=0.3)
@@ -55,7 +52,7 @@ def test_a_tally_counts_those_whom_nobody_waited_for() -> None:
 @pytest.mark.ray
 @pytest.mark.long
 def test_overhead_on_ray_beside_actors_in_the_same_ray(tmp_path: Path) -> None:
-    found = run("overhead.py", tmp_path, "--items", "1000,21000", "--repeat", "1")
+    found = run("overhead", tmp_path, "--items", "1000,21000", "--repeat", "1")
     for kind in ("unfused_us", "fused_us", "unfused_64_us", "fused_64_us"):
         assert found[kind] < 200, kind
     assert found["batch_1_us"] == found["unfused_us"]
@@ -68,7 +65,7 @@ def test_overhead_on_ray_beside_actors_in_the_same_ray(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_text_on_ray_twice_in_a_process(tmp_path: Path) -> None:
     source = written(tmp_path / "rows.jsonl", 500)
-    found = run("text.py", tmp_path, "--source", str(source), "--repeat", "1", "--kinds", "plain,fused")
+    found = run("text", tmp_path, "--source", str(source), "--repeat", "1", "--kinds", "plain,fused")
     assert found["kept"] == 350
     assert found["plain_cpu_s"] < found["warm_cpu_s"] < found["cpu_s"]
     assert found["warm_ratio"] == pytest.approx(found["warm_cpu_s"] / found["plain_cpu_s"])
@@ -78,7 +75,7 @@ def test_text_on_ray_twice_in_a_process(tmp_path: Path) -> None:
 @pytest.mark.bar
 @pytest.mark.ray
 def test_the_bars_for_overhead_on_ray_hold(tmp_path: Path) -> None:
-    found = run("overhead.py", tmp_path, "--repeat", "3")
+    found = run("overhead", tmp_path, "--repeat", "3")
     assert found["batch_64_us"] <= 12
     assert found["batch_1_us"] <= 60
     assert found["times_less"] >= 50
@@ -87,8 +84,8 @@ def test_the_bars_for_overhead_on_ray_hold(tmp_path: Path) -> None:
 @pytest.mark.bar
 @pytest.mark.ray
 def test_the_bars_for_text_on_ray_hold(tmp_path: Path) -> None:
-    """That against Ray Data asks for its environment: see the benchmark."""
+    """Except for the comparison with Ray Data, which needs another environment."""
     source = written(tmp_path / "rows.jsonl", 50_000)
-    found = run("text.py", tmp_path, "--source", str(source), "--kinds", "plain,fused")
+    found = run("text", tmp_path, "--source", str(source), "--kinds", "plain,fused")
     assert found["kept"] == 35_000
     assert found["warm_ratio"] <= 1.35

@@ -1,16 +1,14 @@
-"""The text and rows benchmarks run, compare what was written, and write the keys that others read."""
+"""The text and rows benchmarks run, compare their outputs and write their keys."""
 
 from __future__ import annotations
 
 import json
 import random
-import subprocess
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from benchmarks.benchmark_runs import run_benchmark
 from text_operators import (
     OPERATORS,
     clean_links,
@@ -23,22 +21,13 @@ from waiting import LONG
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 WORDS = "soil seed rain tide rope quay flour oven orbit moon dust train track bridge signal engine".split()  # noqa: SIM905
 
 
-def run(name: str, folder: Path, *arguments: str) -> dict[str, Any]:
-    result = folder / "result.json"
-    command = [sys.executable, str(BENCHMARKS / name), *arguments, "--json", str(result)]
-    ran = subprocess.run(command, check=False, capture_output=True, text=True, timeout=600)
-    assert ran.returncode == 0, ran.stderr
-    found: dict[str, Any] = json.loads(result.read_text())
-    return found
-
-
 def documents(count: int) -> Iterator[dict[str, Any]]:
-    """Of ten: five good ones, two that are cleaned, and one of each kind that is dropped."""
+    """Of ten rows, five are kept, two are changed, and one of each kind is dropped."""
     chance = random.Random(3)
     for number in range(count):
         good = " ".join(chance.choices(WORDS, k=90))
@@ -52,10 +41,10 @@ def documents(count: int) -> Iterator[dict[str, Any]]:
         yield {"id": number, "text": kinds[number % len(kinds)], "meta": {"from": "généré"}}
 
 
-def test_text_is_compared_with_a_plain_loop_row_by_row(tmp_path: Path) -> None:
+def test_the_output_of_text_is_compared_with_that_of_a_plain_loop(tmp_path: Path) -> None:
     source = tmp_path / "rows.jsonl"
     source.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in documents(500)), encoding="utf-8")
-    found = run("text.py", tmp_path, "--engine", "local", "--source", str(source), "--repeat", "1")
+    found = run_benchmark("text", tmp_path, "--engine", "local", "--source", str(source), "--repeat", "1")
     assert found["kept"] == 350
     for kind in ("", "unfused_", "plain_"):
         for key in ("cpu_s", "wall_s"):
@@ -68,20 +57,20 @@ def test_text_is_compared_with_a_plain_loop_row_by_row(tmp_path: Path) -> None:
 
 @pytest.mark.bar
 def test_the_bars_for_text_hold(tmp_path: Path) -> None:
-    """Not that for wall time, which asks for a quiet machine."""
+    """Except for wall time, which needs an idle machine."""
     source = tmp_path / "rows.jsonl"
     with source.open("w", encoding="utf-8") as file:
         file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in documents(50_000))
-    found = run("text.py", tmp_path, "--engine", "local", "--source", str(source))
+    found = run_benchmark("text", tmp_path, "--engine", "local", "--source", str(source))
     assert found["kept"] == 35_000
     assert found["cpu_ratio"] <= 1.2
     assert found["unfused_cpu_ratio"] <= 1.35
     assert found["driver_share"] <= 0.1
 
 
-def test_rows_are_counted_per_cpu_second_and_memory_is_watched(tmp_path: Path) -> None:
+def test_rows_per_cpu_second_and_peak_memory_are_measured(tmp_path: Path) -> None:
     kinds = {"file": "", "range": "range_"} if LONG else {"file": ""}
-    found = run("rows.py", tmp_path, "--rows", "20000", "--repeat", "1", "--kinds", ",".join(kinds))
+    found = run_benchmark("rows", tmp_path, "--rows", "20000", "--repeat", "1", "--kinds", ",".join(kinds))
     assert found["rows"] == 20000
     for prefix in kinds.values():
         assert found[f"{prefix}peak_mb"] > 5
@@ -114,12 +103,12 @@ def test_an_operator_changes_or_drops_a_row(operator: Any, text: str, then: str 
     assert row == (None if then is None else {"id": 1, "text": then})
 
 
-def test_there_are_five_of_them_and_they_have_names_for_stages() -> None:
+def test_the_five_operators_have_different_names() -> None:
     assert len({operator.__name__ for operator in OPERATORS}) == 5
 
 
 @pytest.mark.bar
 def test_ten_million_rows_cost_what_small_runs_cost_in_the_memory_of_one_million(tmp_path: Path) -> None:
-    found = run("rows.py", tmp_path, "--rows", "10000000", "--kinds", "file")
+    found = run_benchmark("rows", tmp_path, "--rows", "10000000", "--kinds", "file")
     assert found["ratio"] >= 0.85
     assert found["peak_ratio"] <= 1.25
