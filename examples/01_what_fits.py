@@ -1,4 +1,4 @@
-"""What fits where, and why not: shapes, a cluster, a ledger, placement, and an explanation."""
+"""Place workers on a cluster, and explain why a request does not fit."""
 
 import dovetail as dt
 
@@ -10,8 +10,8 @@ ledger = dt.Ledger(cluster)
 placer = dt.Placer(ledger, dt.FragmentationScore(dt.Workload({caption: 10, train: 2})))
 
 for seats in placer.fill(caption, 10):
-    print("caption sits on", seats[0].node, "card", seats[0].cards[0].card)
-print("train sits on", [seats[0].node for seats in placer.fill(train, 3)])
+    print("caption is placed on", seats[0].node, "card", seats[0].cards[0].card)
+print("train is placed on", [seats[0].node for seats in placer.fill(train, 3)])
 
 print()
 large = dt.Resources(gpu_memory="25GB").shape()

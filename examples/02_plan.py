@@ -1,4 +1,4 @@
-"""How many workers, where, how fast, and what limits it, before anything starts."""
+"""Plan a pipeline: number of workers, placement, rate and bottleneck, before anything starts."""
 
 import dovetail as dt
 
@@ -30,5 +30,5 @@ pipe = dt.Pipeline(
 plan = dt.plan(pipe, "2x(32cpu, 128GB, 2xL40S:48GB)")
 print(plan.explain())
 print()
-print("caption workers sit on", sorted({(seat.node, *seat.gpus) for seat in plan.seats["caption"]}))
+print("caption workers are placed on", sorted({(seat.node, *seat.gpus) for seat in plan.seats["caption"]}))
 assert dt.Plan.from_json(plan.to_json()) == plan

@@ -1,4 +1,4 @@
-"""Run a pipeline in processes of this machine: a stage that is a class, an item that fails, results in order.
+"""Run a pipeline on this machine: a stage that is a class, an item that fails, results in order.
 
 python examples/04_run.py
 """
@@ -14,11 +14,11 @@ def parse(line):
 
 
 class Count:
-    """One object per worker: `setup` runs once, before the first call."""
+    """Created once per worker; `setup` runs before the first call."""
 
     def setup(self, worker):
         self.small = frozenset(["a", "and", "of", "the"])
-        print(f"worker {worker.id} is ready for stage {worker.stage}")  # into its log, not to the terminal
+        print(f"worker {worker.id} is ready for stage {worker.stage}")  # in the log of the worker: dovetail logs
 
     def __call__(self, rows):  # lists in, lists out
         return [(row["id"], Counter(word for word in row["text"].split() if word not in self.small)) for row in rows]
@@ -30,7 +30,7 @@ def commonest(counted):
 
 
 lines = [json.dumps({"id": n, "text": f"the page {n} of a book and the {'end ' * (n % 3)}"}) for n in range(1000)]
-lines[500] = "this is no JSON"
+lines[500] = "this is not JSON"
 
 pipe = dt.Pipeline(
     [
@@ -40,7 +40,7 @@ pipe = dt.Pipeline(
     ],
     name="words",
 )
-plan = dt.plan(pipe, "1x(4cpu, 4GB)")  # without a description: this machine
+plan = dt.plan(pipe, "1x(4cpu, 4GB)")  # default: this machine
 print("--- the plan")
 print(plan.explain())
 
@@ -51,10 +51,10 @@ print(*results[:3], sep="\n")
 numbers = [number for number, _ in results]
 print(f"{len(results)} results, in order: {numbers == sorted(numbers)}")
 
-print("\n--- what was set aside")
+print("\n--- failed items")
 for error in run.errors:
     print(f"item {error.key[0]} in stage {error.stage}, after {error.attempts} attempts: {error.error}")
-    print(f"  it was {error.item!r}")
+    print(f"  the item: {error.item!r}")
 
-print("\n--- the run")
+print("\n--- summary")
 print(run.stats)

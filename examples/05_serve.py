@@ -1,4 +1,4 @@
-"""Serve a pipeline: requests in, results by ticket, a failure that harms nobody else, and a drain.
+"""Serve a pipeline: futures, a request that fails alone, ordered results, asyncio, and a drain.
 
 python examples/05_serve.py
 """
@@ -11,17 +11,17 @@ import dovetail as dt
 
 def clean(text):
     text = text.strip().lower()
-    return text or None  # None drops it: the ticket's result is then None
+    return text or None  # None drops the item; the result of the request is None
 
 
 class Model:
-    """One object per worker. It gets lists of what several people asked for, and gives one result for each."""
+    """Created once per worker. It gets the items of several requests as a list, and returns one result for each."""
 
     def setup(self):
         self.words = {"good": 1, "fine": 1, "bad": -1}
 
     def __call__(self, texts):
-        time.sleep(0.005)  # a batch takes about as long as a single one: that is why batches pay
+        time.sleep(0.005)  # a batch takes about as long as a single item
         return [self.score(text) for text in texts]
 
     def score(self, text):
@@ -33,18 +33,18 @@ class Model:
 pipe = dt.Pipeline([dt.Stage("clean", dt.each(clean)), dt.Stage("model", Model, batch_size=16)], name="mood")
 
 with dt.serve(pipe, cluster="1x(2cpu, 2GB)", max_wait="10ms") as service:
-    print("--- one at a time")
+    print("--- single requests")
     ticket = service.submit("  A GOOD day ")  # a concurrent.futures.Future
     print(ticket.result(timeout=30))
     print(service.submit("   ").result(timeout=30))
 
-    print("\n--- one that fails, among others")
+    print("\n--- a request that fails, among others")
     tickets = [service.submit(text) for text in ("good", "is it bad?", "bad")]
     for ticket in tickets:
         error = ticket.exception(timeout=30)
-        print(ticket.result() if error is None else f"{error.stage} says {error.error}")
+        print(ticket.result() if error is None else f"{error.stage}: {error.error}")
 
-    print("\n--- many, in order")
+    print("\n--- many requests, results in order")
     began = time.perf_counter()
     moods = list(service.map(f"{'good ' * (number % 4)} day" for number in range(2000)))
     print(moods[:8], f"{len(moods)} results")
@@ -57,7 +57,7 @@ with dt.serve(pipe, cluster="1x(2cpu, 2GB)", max_wait="10ms") as service:
 
     print(asyncio.run(ask_three()))
     last = service.submit("good good")
-# leaving the block drains: what is pending is answered, then the workers stop
+# leaving the block drains the service: pending requests are answered, then the workers stop
 
 print("\n--- after the drain")
 print(last.result(timeout=0))

@@ -1,7 +1,7 @@
-"""A pipeline behind HTTP, with nothing but the standard library. Ctrl-C answers what is pending, then ends.
+"""An HTTP server in front of a pipeline, with the standard library only. Ctrl-C answers pending requests, then exits.
 
-python examples/06_http.py                 asks itself three questions and ends
-python examples/06_http.py --port 8080     serves; curl -d '{"text": "a good day"}' http://127.0.0.1:8080/
+python examples/06_http.py                 sends three requests to itself and exits
+python examples/06_http.py --port 8080     serves until Ctrl-C; curl -d '{"text": "a good day"}' http://127.0.0.1:8080/
 """
 
 import argparse
@@ -13,7 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import dovetail as dt
 
-MOST_BYTES = 1 << 20
+MAX_BODY_BYTES = 1 << 20
 
 
 def words(request):
@@ -27,7 +27,9 @@ class Handler(BaseHTTPRequestHandler):
         except ValueError as error:
             status, answer = 400, {"error": str(error)}
         except dt.RunError as error:
-            problem = error.problems[0]  # DT376: it is closing, DT377: too many requests, DT378: this item failed
+            problem = error.problems[
+                0
+            ]  # DT376: the service is closed, DT377: too many requests, DT378: the item failed
             status = 503 if problem.code in ("DT376", "DT377") else 422
             answer = {"error": problem.message, "code": problem.code}
         except TimeoutError as error:
@@ -41,8 +43,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def item(self):
         length = int(self.headers.get("Content-Length") or 0)
-        if not 0 < length <= MOST_BYTES:
-            raise ValueError(f"a body of 1 to {MOST_BYTES} bytes, please")
+        if not 0 < length <= MAX_BODY_BYTES:
+            raise ValueError(f"the body must have 1 to {MAX_BODY_BYTES} bytes")
         return json.loads(self.rfile.read(length))
 
     def log_message(self, *_):
@@ -50,12 +52,12 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class Server(ThreadingHTTPServer):
-    daemon_threads = False  # so that server_close() waits for those who still wait for an answer
+    daemon_threads = False  # server_close() waits for pending requests
 
 
 def ask(url, body):
     try:
-        with urllib.request.urlopen(url, body, timeout=60) as answer:  # noqa: S310 - it is http, and ours
+        with urllib.request.urlopen(url, body, timeout=60) as answer:  # noqa: S310 - the URL is our own
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()
@@ -63,7 +65,7 @@ def ask(url, body):
 
 def main():
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--host", default="127.0.0.1", help="who may ask; by default this machine only")
+    arguments.add_argument("--host", default="127.0.0.1", help="address to listen on; default: this machine only")
     arguments.add_argument("--port", type=int, default=None)
     given = arguments.parse_args()
     pipe = dt.Pipeline([dt.Stage("words", dt.each(words))], name="http")
@@ -77,7 +79,7 @@ def main():
                 print(*ask(url, body))
             server.shutdown()
         else:
-            print(f"serving {url}, Ctrl-C ends it", flush=True)
+            print(f"serving {url}, Ctrl-C stops it", flush=True)
             try:
                 server.serve_forever()
             except KeyboardInterrupt:

@@ -1,9 +1,9 @@
-"""From files to files: JSONL in, Parquet out, a line that is not JSON, a driver that is killed, and a resume.
+"""Read JSONL and write Parquet: a line that is not JSON, a driver that is killed, and a resume.
 
 python examples/07_files.py
 
-The run that is killed has a process of its own, which this file starts. In real life it is the power, the scheduler or
-you that ends it; then say `dovetail run --resume last`, or from Python what is done here: the same again, with resume=.
+This file starts the run that is killed in another process. To resume a run on the command line: `dovetail run --resume
+last`; in Python: the same call with resume=, as below.
 """
 
 import importlib.util
@@ -21,13 +21,13 @@ RESULT = "lengths.parquet" if importlib.util.find_spec("pyarrow") else "lengths.
 
 
 def length(row):
-    time.sleep(0.003)  # so that there is time to be killed in
+    time.sleep(0.003)  # slow enough to be killed
     return {"id": row["id"], "words": len(row["text"].split())}
 
 
 def start(folder, **how):
     pipe = dt.Pipeline([dt.Stage("length", dt.each(length))], name="lengths")
-    sink = dt.sink(folder / RESULT, ordered=True)  # there when it is complete, not before
+    sink = dt.sink(folder / RESULT, ordered=True)  # exists only when it is complete
     return dt.run(pipe, folder / "pages-*.jsonl", sink=sink, **how)
 
 
@@ -39,11 +39,11 @@ def prepare(folder):
 
 
 def kill_midway(folder):
-    """Kills the driver of a run as soon as a first epoch is committed."""
+    """Kill the driver of a run when its first epoch is committed."""
     driver = subprocess.Popen([sys.executable, __file__, str(folder)])  # noqa: S603 - this file
     log = folder / "run" / "commit.log"
-    while not log.exists() or log.read_bytes().count(b"\n") < 2:  # the first line says what the run is about
-        assert driver.poll() is None, "it ended by itself"
+    while not log.exists() or log.read_bytes().count(b"\n") < 2:  # the first line describes the run
+        assert driver.poll() is None, "the run ended before it was killed"
         time.sleep(0.005)
     driver.kill()
     driver.wait()
@@ -59,16 +59,16 @@ with tempfile.TemporaryDirectory() as name:
 
     print("--- a run that is killed")
     kill_midway(here)
-    print(f"{RESULT} is there: {(here / RESULT).exists()}")
-    print(f"what was done is kept in {', '.join(path.name for path in here.glob('.*.parts'))}")
+    print(f"{RESULT} exists: {(here / RESULT).exists()}")
+    print(f"finished work is kept in {', '.join(path.name for path in here.glob('.*.parts'))}")
 
-    print("\n--- and goes on")
+    print("\n--- and is resumed")
     run = start(here, resume=here / "run")
     print(run.wait())
     for error in run.errors:
         print(f"set aside: {error.error.replace(name, '...')}")
 
-    print("\n--- what it left is a source like any other")
+    print("\n--- the result as a source")
     check = dt.Pipeline([dt.Stage("number", dt.each(lambda row: int(row["id"])))], name="check")
     ids = list(dt.run(check, here / RESULT, ordered=True))
     print(f"{len(ids)} rows, each once and in order: {ids == [n for n in range(ROWS) if n != 1000]}")

@@ -1,7 +1,7 @@
-"""The same pipeline on one machine and on Ray: where its workers are, what they were sent, and the same results.
+"""Run the same pipeline on Ray and on this machine: nodes of the workers, environment variables, equal results.
 
-python examples/08_ray.py                   a Ray of its own on this machine, gone when this ends
-python examples/08_ray.py ray:auto          the Ray that runs here: after `ray start --head`, or in a job of a cluster
+python examples/08_ray.py                   a private Ray on this machine, stopped at the end
+python examples/08_ray.py ray:auto          the Ray cluster of this machine: after `ray start --head`, or in a Ray job
 python examples/08_ray.py ray:HOST:6379     a cluster by the address of its head; this machine must be one of its nodes
 """
 
@@ -12,11 +12,11 @@ from collections import Counter
 import dovetail as dt
 
 ENGINE = sys.argv[1] if len(sys.argv) > 1 else "ray"
-os.environ["GREETING"] = "hello"  # workers elsewhere get what is named, not all of the driver's variables
+os.environ["GREETING"] = "hello"  # workers on other nodes get only the variables in env_from
 
 
 class Greet:
-    """One object per worker, wherever that is."""
+    """Created once per worker, on its node."""
 
     def setup(self, worker):
         self.node, self.greeting = worker.node, os.environ["GREETING"]
@@ -37,7 +37,7 @@ print(run.plan.cluster.spec())
 there = list(run)
 nodes = Counter(node for _, node, _ in there)
 print(f"results by node: {dict(nodes)}")
-print(f"the last one: {there[-1][2]}")
+print(f"last result: {there[-1][2]}")
 
 print("\n--- on this machine")
 here = list(dt.run(pipe, range(2000), ordered=True))

@@ -1,8 +1,8 @@
-"""A recipe from Python: loaded, checked, planned, run and looked at; with operators of its own, and a row that fails.
+"""Load, check, plan and run a recipe from Python, with custom operators, a row that fails, and traces.
 
 python examples/09_recipe.py
 
-The recipe is recipes/clean_text.yaml, its own operators are in recipes/own_operators.py. The same on the command line:
+The recipe is recipes/clean_text.yaml; its custom operators are in recipes/own_operators.py. On the command line:
 dovetail plan examples/recipes/clean_text.yaml; dovetail run examples/recipes/clean_text.yaml.
 """
 
@@ -17,7 +17,7 @@ MACHINE = "1x(32cpu, 128GB, 2xgpu:20GB)"
 
 with tempfile.TemporaryDirectory() as name:
     here = Path(name)
-    print("--- a file with mistakes: all of them at once, each with its place")
+    print("--- a file with errors: all at once, with line and column")
     wrong = here / "wrong.yaml"
     wrong.write_text("process:\n  - text_lenght_filter: {min_len: 50}\n  - words_num_filter: {min_num: many}\n")
     try:
@@ -25,17 +25,15 @@ with tempfile.TemporaryDirectory() as name:
     except dt.PipelineError as error:
         print(str(error).replace(name, "..."))
 
-    print("\n--- one that does not fit")
+    print("\n--- a recipe that does not fit")
     try:
         dt.Recipe.load(RECIPES / "failing_config.yaml").plan(MACHINE)
     except dt.InfeasibleError as error:
         print(error.problems[0].message)
     plan = dt.Recipe.load(RECIPES / "failing_config.yaml").plan(MACHINE, mode="sequential")
-    print(
-        f"one at a time: {len(plan.waves)} waves, {plan.workers['image_maniqa_filter']} workers of image_maniqa_filter"
-    )
+    print(f"sequential: {len(plan.waves)} waves, {plan.workers['image_maniqa_filter']} workers of image_maniqa_filter")
 
-    print("\n--- only the memory of each operator is said")
+    print("\n--- a recipe that sets only the memory of each operator")
     plan = dt.Recipe.load(RECIPES / "optimized_config.yaml").plan(MACHINE)
     for operator, seats in plan.seats.items():
         cards = [card for seat in seats for card in seat.gpus]
@@ -50,10 +48,10 @@ with tempfile.TemporaryDirectory() as name:
         error = json.loads(line)
         print(f"row {error['key'][0]}, {error['stage']}: {error['error']}: {error['message']}")
 
-    print("\n--- what it left")
+    print("\n--- results and traces")
     rows = [json.loads(line) for line in (here / "clean.jsonl").read_text(encoding="utf-8").splitlines()]
     print(f"in the order of the input: {[row['id'] for row in rows] == sorted(row['id'] for row in rows)}")
-    print(f"row {rows[0]['id']} has {rows[0]['length']} words, as count_words of own_operators.py says")
+    print(f"row {rows[0]['id']} has {rows[0]['length']} words, counted by count_words of own_operators.py")
     trace = json.loads((here / "trace" / "sample_trace-clean_email_mapper.jsonl").read_text(encoding="utf-8"))
     for key in ("original_text", "processed_text"):
         start = trace[key].index("Write to")

@@ -1,8 +1,8 @@
-"""A column of a Lance table from Python: planned, filled, with a row that fails, mended, and nothing computed twice.
+"""Fill columns of a Lance table from Python: plan, backfill, failed rows, retry; no row is computed twice.
 
 python examples/10_backfill.py
 
-The same on the command line: dovetail backfill clips.lance words --udf functions:words. It needs the extra [lance].
+On the command line: dovetail backfill clips.lance words --udf functions:words. Needs the extra [lance].
 """
 
 import os
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import dovetail as dt
 
-os.environ.setdefault("LANCE_LOG", "error")  # before lance is imported: or every commit warns that it is a new kind
+os.environ.setdefault("LANCE_LOG", "error")  # before lance is imported: otherwise every commit logs a warning
 try:
     import lance
     import pyarrow as pa
@@ -57,38 +57,38 @@ with tempfile.TemporaryDirectory() as name:
     lance.write_dataset(pa.table({"id": range(10_000), "text": texts}), uri, max_rows_per_file=1_000)
     table = dt.table(uri)
 
-    print("--- the plan: fragments, rows, and what the workers ask for")
+    print("--- the plan: fragments, rows and resources of the workers")
     print(table.plan_backfill("words", words, workers=4, cluster="1x(8cpu, 16GB)", sample=False))
 
-    print("\n--- what can never fit is refused at once")
+    print("\n--- a function that fits on no node")
     try:
         table.plan_backfill("large", too_large, cluster="1x(8cpu, 16GB)")
     except dt.InfeasibleError as error:
         print(error.problems[0].message)
 
-    print("\n--- a row that fails, with its address and its own type")
+    print("\n--- a row that fails, with its position and the type of its error")
     try:
         table.backfill("words", words)
     except AttributeError as error:
-        print(f"{type(error).__name__} in row {error.row}, which is {error.offset} of fragment {error.fragment}")
+        print(f"{type(error).__name__} in row {error.row}, fragment {error.fragment}, offset {error.offset}")
 
-    print("\n--- such rows are set aside")
+    print("\n--- failed rows are recorded")
     filled = table.backfill("words", words, on_error="skip")
     print(f"{filled.errors} row failed, the others are filled")
     for row in table.errors("words"):
         print(f"row {row.row} (fragment {row.fragment}, offset {row.offset}): {row.error}: {row.message}")
 
-    print("\n--- the function is mended: only that row is computed, and None is a value like others")
+    print("\n--- with a corrected function, only that row is computed; None is a value")
     print(f"computed: {table.retry_errors('words', words_or_none).rows}, errors: {len(table.errors('words'))}")
     print(table.backfill("words", words_or_none))
 
-    print("\n--- two columns of one function, and one of arrays")
+    print("\n--- two columns from one function, and one from arrays")
     table.backfill(["letters", "spaces"], size)
     table.backfill("loud", shout, where="id < 3")
     rows = lance.dataset(uri).to_table(columns=["words", "letters", "spaces", "loud"], limit=4).to_pylist()
     for row in rows[2:]:
         print(row)
 
-    print("\n--- what was done")
+    print("\n--- history")
     for job in table.history("words"):
         print(f"{job.column} {job.status}: {job.errors} errors {job.message[:60]}".rstrip())

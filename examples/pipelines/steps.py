@@ -1,6 +1,6 @@
-"""The sources and stages of the pipelines in this folder. Plain functions: nothing in here knows of Dovetail.
+"""Sources and stages of the pipelines in this folder: plain functions.
 
-A function gets a list of items and returns a list; one that gets single items is marked by dt.each in its last line.
+A function gets a list of items and returns a list; with dt.each it gets one item.
 """
 
 import hashlib
@@ -16,11 +16,11 @@ TEXT = "the quick brown fox jumps over a lazy dog while seven grey whales sing i
 WORDS = TEXT.split()
 
 
-# --- sources: anything to iterate over
+# --- sources: iterables
 
 
 def documents(count=1000, words=200, seed=0):
-    """Documents of about so many words, with the dirt that text from the web has."""
+    """Documents of about `words` words, with tags, entities and odd spaces, like text from the web."""
     dice = random.Random(seed)  # noqa: S311 - no secret
     lengths = [max(1, round(dice.gauss(words, words / 4))) for _ in range(100)]
     texts = [" ".join(dice.choices(WORDS, k=length)) for length in lengths]

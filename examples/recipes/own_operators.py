@@ -2,12 +2,12 @@
 
 
 def enough_sentences(row, least=2):
-    """A function gets a row. True or False keeps or drops it; a row, None or an iterator of rows will do as well."""
+    """A function gets a row and returns True or False (keep or drop), a row, None, or an iterator of rows."""
     return row["text"].count(". ") + row["text"].endswith(".") >= least
 
 
 class CountWords:
-    """A class is made once per worker: the place for models and tables. In a recipe it is called count_words."""
+    """A class is created once per worker, and can load models and tables. In a recipe its name is count_words."""
 
     def __init__(self, field="words"):
         self.field = field
