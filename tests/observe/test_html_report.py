@@ -15,7 +15,7 @@ from dovetail.observe.charts import Line as Drawn
 from dovetail.observe.history import RunHistory
 from dovetail.observe.html_report import html_report
 from observe.made_runs import GB, Made, long_run, shape
-from recipes.watched import Long, Lower, rows, run, stage
+from recipes.traced_operators import Long, Lower, rows, run, stage
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -17,7 +17,7 @@ from dovetail.recipes.operators.base import Row, TextMapper
 from dovetail.recipes.runner import write_monitor
 from dovetail.recipes.stage_wrappers import BarrierStage
 from observe.made_runs import GB, STARTED, Made, long_run, shape
-from recipes.watched import Deadly, Fussy, Long, Lower, Same, rows, run, stage
+from recipes.traced_operators import Deadly, Fussy, Long, Lower, Same, rows, run, stage
 
 if TYPE_CHECKING:
     from pathlib import Path

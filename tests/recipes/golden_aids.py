@@ -15,9 +15,9 @@ from typing import Any
 
 GOLDEN = Path(__file__).parent / "golden"
 WORDS = GOLDEN / "words"
-"""Small lists of stopwords and flagged words, with which those filters were run."""
+"""Small lists of stop words and flagged words for those filters."""
 GENERATED = 250
-"""The first so many rows are generated prose, as a corpus has it; those behind them were written to be nasty."""
+"""Number of rows of generated prose at the start; the rows after them have unusual texts."""
 
 Case = dict[str, Any]
 
@@ -28,7 +28,7 @@ def _lines() -> tuple[str, ...]:
 
 
 def rows() -> list[dict[str, Any]]:
-    """The 400 rows, anew for every caller: operators change them in place."""
+    """The 400 rows; a new copy for every caller, because operators change them in place."""
     return [json.loads(line) for line in _lines()]
 
 
@@ -39,9 +39,9 @@ def _all_cases() -> tuple[Case, ...]:
 
 
 def cases(*, kind: str | None = None, op: str | None = None) -> list[Case]:
-    """Those of one kind ("mapper", "filter", "deduplicator", "selector", "grouper") and of one operator.
+    """Cases of one kind ("mapper", "filter", "deduplicator", "selector", "grouper") and of one operator.
 
-    `name` is that of the file, good as the id of a parametrised test. Cases are shared: do not change them.
+    `name` is that of the file. Cases are shared: do not change them.
     """
     return [case for case in _all_cases() if kind in (None, case["kind"]) and op in (None, case["op"])]
 

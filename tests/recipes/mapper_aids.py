@@ -21,7 +21,7 @@ def made(name: str, **params: Any) -> Mapper:
 
 
 def texts_of(mapper: Mapper, text: str, **fields: Any) -> list[str]:
-    """What becomes of a row with this text: one text for most mappers."""
+    """Texts of the rows that a mapper returns: one for most mappers."""
     given = mapper({mapper.text_key: text, **fields})
     return [row[mapper.text_key] for row in ([given] if isinstance(given, dict) else given)]
 

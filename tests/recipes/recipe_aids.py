@@ -1,4 +1,4 @@
-"""Helpers for tests of whole recipes: files, rows, results."""
+"""Helpers for tests of recipes: files, rows, runs, results."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def load(folder: Path, text: str, sets: Sequence[str] = (), **typed: Any) -> Rec
 
 
 def wrong(folder: Path, text: str | bytes, sets: Sequence[str] = (), name: str = "recipe.yaml") -> list[dt.Problem]:
-    """Everything that is wrong with it; each with a place, and with something to do about it."""
+    """All problems of a recipe; each must have a place and a fix."""
     path = write(folder, text, name)
     with pytest.raises(dt.ConfigError) as raised:
         Recipe.load(path, sets)
@@ -61,12 +61,12 @@ def wrong(folder: Path, text: str | bytes, sets: Sequence[str] = (), name: str =
 
 
 def replaced(problem: dt.Problem, folder: Path) -> dt.Problem:
-    """With the name of the file, not all folders above it."""
+    """The problem with the name of the file instead of its path."""
     return problem.at(problem.place.replace(f"{folder}{os.sep}", ""))
 
 
 def typed(fix: str) -> tuple[list[str], str | None]:
-    """(--set, --mode) of a fix, as a shell would read it; all of it must be one of the two."""
+    """(--set, --mode) of a fix, parsed as by a shell; it must have no other options."""
     words = shlex.split(fix.removeprefix("or "))
     sets = [value for option, value in zip(words[::2], words[1::2], strict=True) if option == "--set"]
     modes = [value for option, value in zip(words[::2], words[1::2], strict=True) if option == "--mode"]
@@ -92,12 +92,12 @@ def read_rows(path: Path) -> list[Any]:
 
 
 def some_rows(count: int = 200) -> list[dict[str, Any]]:
-    """Short and long ones, with words and without."""
+    """Rows with short and long texts."""
     return [{"text": f"Row {n}: " + "some words here " * (n % 7), "n": n} for n in range(count)]
 
 
 def run(folder: Path, process: str, head: str = "", rows: Iterable[Any] | None = None, **how: Any) -> RunSummary:
-    """From in.jsonl to out.jsonl, or to whatever `head` says."""
+    """Run a recipe from in.jsonl to out.jsonl, unless `head` names other files."""
     if rows is not None:
         write_rows(folder / "in.jsonl", rows)
     if "dataset_path" not in head:
@@ -109,12 +109,12 @@ def run(folder: Path, process: str, head: str = "", rows: Iterable[Any] | None =
 
 
 def errors(folder: Path) -> list[dict[str, Any]]:
-    """What was set aside."""
+    """Records of failed rows."""
     path = folder / "run" / "errors" / "errors.jsonl"
     return read_rows(path) if path.exists() else []
 
 
 def own_operator(folder: Path, name: str, code: str) -> str:
-    """A module of the user's beside the recipe; its name."""
+    """Write a module with custom operators beside the recipe; returns its name."""
     (folder / f"{name}.py").write_text(code)
     return name

@@ -36,12 +36,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 PACKAGES = "py-data-juicer==1.6.1 aiohttp ray scipy ftfy selectolax"
-"""The last three are what some of its operators, of those with golden results, would install."""
+"""The last three are packages that some operators with golden results would install."""
 MODULES = ("data_juicer", "aiohttp", "ray", "scipy", "ftfy", "selectolax")
 HAVE = all(importlib.util.find_spec(name) for name in MODULES)
 needs_data_juicer = pytest.mark.skipif(not HAVE, reason=f"needs pip install {PACKAGES}")
 quietly = pytest.mark.filterwarnings("ignore")
-"""Data-Juicer and what it imports warn of many things."""
+"""Data-Juicer and its dependencies emit many warnings."""
 
 
 def made(name: str, params: dict[str, Any] | None = None, keys: dict[str, str] | None = None) -> Any:
@@ -51,7 +51,7 @@ def made(name: str, params: dict[str, Any] | None = None, keys: dict[str, str] |
 
 
 def ready(name: str, params: dict[str, Any] | None = None, **fields: str) -> Any:
-    """As a worker has it: it travelled there, and was set up."""
+    """The operator as in a worker: pickled and set up."""
     operator = made(name, params)
     for key, field in fields.items():
         setattr(operator, key, field)
@@ -73,7 +73,7 @@ def ids(kind: str, *skipped: str) -> list[Any]:
 # --- without Data-Juicer
 
 
-def test_operators_are_of_the_kind_that_the_catalogue_says() -> None:
+def test_adapted_operators_have_the_kind_of_the_catalogue() -> None:
     kinds = {
         "mapper": Mapper,
         "filter": Filter,
@@ -95,7 +95,7 @@ def test_operators_are_of_the_kind_that_the_catalogue_says() -> None:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("data_juicer") is not None, reason="here it is installed")
-def test_without_data_juicer_one_can_plan_with_it_and_is_told_what_to_install() -> None:
+def test_without_data_juicer_adapted_operators_can_be_planned_and_report_what_to_install() -> None:
     operator, problem = adapt_operator(known_operators()["audio_size_filter"], {})
     assert operator is not None
     assert problem is not None
@@ -103,7 +103,7 @@ def test_without_data_juicer_one_can_plan_with_it_and_is_told_what_to_install() 
     assert problem.fix_texts == ("pip install py-data-juicer==1.6.1 aiohttp ray",)
 
 
-def test_making_one_imports_nothing_and_it_travels() -> None:
+def test_creating_an_adapted_operator_imports_nothing_and_it_can_be_pickled() -> None:
     script = (
         "import sys, pickle\n"
         "from dovetail.recipes.data_juicer_adapter import adapt_operator\n"
@@ -115,7 +115,7 @@ def test_making_one_imports_nothing_and_it_travels() -> None:
     subprocess.run([sys.executable, "-c", script], check=True, env={**os.environ, "PYTHONPATH": ""})
 
 
-def test_two_operators_with_the_same_parameters_are_not_taken_for_each_other() -> None:
+def test_operators_with_the_same_parameters_have_different_code_keys() -> None:
     keys = {
         made(name, params).code_key()
         for name in ("clean_ip_mapper", "clean_email_mapper")
@@ -124,18 +124,18 @@ def test_two_operators_with_the_same_parameters_are_not_taken_for_each_other() -
     assert len(keys) == 4
 
 
-def test_whole_numbers_are_passed_on_as_such() -> None:
+def test_whole_floats_are_passed_as_integers() -> None:
     assert repr(made("text_length_filter", {"min_len": 1e1}).recipe_parameters["min_len"]) == "10"
 
 
-def test_a_batch_becomes_rows_also_if_there_are_more_or_none() -> None:
+def test_a_batch_becomes_rows_for_any_number_of_rows() -> None:
     assert batch_to_rows({"a": [1, 2], "b": ["x", None]}) == [{"a": 1, "b": "x"}, {"a": 2, "b": None}]
     assert batch_to_rows({"a": [], "b": []}) == []
     with pytest.raises(ValueError, match="'a': 2, 'b': 1"):
         batch_to_rows({"a": [1, 2], "b": [1]})
 
 
-def test_types_of_numpy_and_subclasses_of_dict_do_not_leave() -> None:
+def test_numpy_types_and_subclasses_of_dict_become_plain_types() -> None:
     numpy = pytest.importorskip("numpy")
 
     class Theirs(dict[str, Any]):
@@ -168,11 +168,11 @@ def test_types_of_numpy_and_subclasses_of_dict_do_not_leave() -> None:
         (["ls", "/usr/lib/pip"], False),
     ],
 )
-def test_commands_that_install_are_known_from_those_that_do_not(command: Any, does: bool) -> None:
+def test_commands_that_install_are_recognised(command: Any, does: bool) -> None:
     assert is_install_command(command_text(command)) is does
 
 
-# --- with Data-Juicer: the golden results were made by the same operators at home
+# --- with Data-Juicer: its operators made the golden results
 
 
 @needs_data_juicer
@@ -194,7 +194,7 @@ def test_mappers_give_the_golden_texts(case: dict[str, Any]) -> None:
 @needs_data_juicer
 @quietly
 @pytest.mark.parametrize("case", ids("filter"))
-def test_filters_give_the_golden_figures_and_keep_the_golden_rows(case: dict[str, Any]) -> None:
+def test_filters_give_the_golden_stats_and_rows(case: dict[str, Any]) -> None:
     params = {key: str(WORDS) if key.endswith("_dir") else value for key, value in case["params"].items()}
     operator = ready(case["op"], params)
     found = {row["id"]: row.get(STATS_FIELD, {}) for row in in_batches(operator, rows())}
@@ -218,7 +218,7 @@ def test_deduplicators_keep_the_golden_rows(case: dict[str, Any]) -> None:
 @needs_data_juicer
 @quietly
 @pytest.mark.parametrize("case", ids("selector"))
-def test_selectors_choose_the_golden_rows_in_their_order(case: dict[str, Any]) -> None:
+def test_selectors_give_the_golden_rows_in_order(case: dict[str, Any]) -> None:
     found = list(ready(case["op"], case["params"]).process_rows(rows()))
     assert [row["id"] for row in found] == case["rows"]
     assert found == [rows()[row["id"]] for row in found]
@@ -234,7 +234,7 @@ def test_groupers_make_the_golden_groups(case: dict[str, Any]) -> None:
 
 @needs_data_juicer
 @quietly
-def test_other_fields_and_fields_inside_of_others_can_hold_the_text() -> None:
+def test_the_text_may_be_in_another_or_a_nested_field() -> None:
     one = ready("clean_email_mapper", {"repl": "-"}, text_key="body")
     assert one([{"body": "to a@b.org", "text": "c@d.org"}]) == [{"body": "to -", "text": "c@d.org"}]
     inside = ready("text_length_filter", {"min_len": 3}, text_key="meta.text")
@@ -245,10 +245,10 @@ def test_other_fields_and_fields_inside_of_others_can_hold_the_text() -> None:
 
 @needs_data_juicer
 @quietly
-def test_filters_read_their_bounds_as_the_recipe_says() -> None:
+def test_filters_use_the_bounds_of_the_recipe() -> None:
     given = [{"text": "a" * length} for length in range(9, 14)]
     operator = made("text_length_filter", {"min_len": 10, "max_len": 12})
-    operator.reversed_range = True  # Data-Juicer then says of what is outside whether it has its ends
+    operator.reversed_range = True  # then the closed bounds of Data-Juicer apply to the outside
     assert [len(row["text"]) for row in operator(given)] == [9, 10, 12, 13]
     operator = made("text_length_filter", {"min_len": 10, "max_len": 12})
     operator.min_closed_interval = operator.max_closed_interval = False
@@ -257,14 +257,14 @@ def test_filters_read_their_bounds_as_the_recipe_says() -> None:
 
 @needs_data_juicer
 @quietly
-def test_figures_that_are_there_are_not_worked_out_again() -> None:
+def test_existing_stats_are_not_computed_again_by_the_adapter() -> None:
     operator = ready("text_length_filter", {"min_len": 10})
     assert operator([{"text": "a", STATS_FIELD: {"text_len": 50}}]) == [{"text": "a", STATS_FIELD: {"text_len": 50}}]
 
 
 @needs_data_juicer
 @quietly
-def test_rows_of_nothing_but_lists_are_not_taken_for_batches() -> None:
+def test_rows_with_only_lists_are_not_batches() -> None:
     operator = ready("document_deduplicator", {"lowercase": True})
     same = [{"text": "A", "tags": ["x"]}, {"text": "a", "tags": ["y"]}]
     assert list(operator.process_rows([operator(row) for row in same])) == [{"text": "A", "tags": ["x"]}]
@@ -272,7 +272,7 @@ def test_rows_of_nothing_but_lists_are_not_taken_for_batches() -> None:
 
 @needs_data_juicer
 @quietly
-def test_lines_that_repeat_are_dropped_from_the_rows_that_have_them() -> None:
+def test_repeated_lines_are_removed() -> None:
     again = "this line stands in every one of the documents"
     given = [{"id": number, "text": f"{again}\nonly here {number} and nowhere else at all"} for number in range(20)]
     found = list(ready("document_line_deduplicator").process_rows(given))
@@ -282,7 +282,7 @@ def test_lines_that_repeat_are_dropped_from_the_rows_that_have_them() -> None:
 
 @needs_data_juicer
 @quietly
-def test_a_group_can_be_taken_apart_again() -> None:
+def test_a_group_can_be_reversed() -> None:
     given = [{"id": number, "text": f"text {number}"} for number in range(3)]
     (group,) = ready("naive_grouper").process_rows(given)
     assert group == {"id": [0, 1, 2], "text": ["text 0", "text 1", "text 2"]}
@@ -291,14 +291,14 @@ def test_a_group_can_be_taken_apart_again() -> None:
 
 @needs_data_juicer
 @quietly
-def test_no_rows_make_no_rows() -> None:
+def test_operators_accept_an_empty_dataset() -> None:
     for name in ("document_deduplicator", "document_minhash_deduplicator", "random_selector", "naive_grouper"):
         assert list(ready(name).process_rows([])) == []
 
 
 @needs_data_juicer
 @quietly
-def test_a_row_alone_is_as_good_as_a_batch_of_one() -> None:
+def test_a_row_is_processed_like_a_batch_of_one() -> None:
     mapper = ready("text_chunk_mapper", {"max_len": 2, "split_pattern": None})
     assert [row["text"] for row in mapper({"text": "abcde"})] == ["ab", "cd", "e"]
     keeps = ready("text_length_filter", {"min_len": 3})
@@ -317,13 +317,13 @@ def test_a_row_that_fails_raises() -> None:
 
 @needs_data_juicer
 @quietly
-def test_an_operator_that_the_installed_one_does_not_have_is_told() -> None:
+def test_an_operator_that_the_installed_data_juicer_lacks_is_reported() -> None:
     with pytest.raises(Exception, match="has no operator image_maniqa_filter"):
         ready("image_maniqa_filter")
 
 
 @needs_data_juicer
-def test_nothing_is_installed_whatever_an_operator_wants() -> None:
+def test_operators_cannot_install_packages() -> None:
     script = (
         "import subprocess\n"
         "from dovetail.recipes.data_juicer_adapter import adapt_operator\n"

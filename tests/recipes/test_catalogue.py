@@ -31,7 +31,7 @@ from recipes.golden_aids import cases, errors
 OURS = [name for name in known_operators() if native_class(name) is not None]
 
 
-def test_there_are_228_operators_and_the_one_of_the_seed() -> None:
+def test_there_are_228_registered_operators_and_one_more() -> None:
     kinds = Counter(entry.kind for entry in known_operators().values())
     assert len(known_operators()) == 229
     assert kinds == {
@@ -46,7 +46,7 @@ def test_there_are_228_operators_and_the_one_of_the_seed() -> None:
     assert list(known_operators()) == sorted(known_operators())
 
 
-def test_an_entry_has_kind_parameters_and_where_it_runs() -> None:
+def test_an_entry_has_kind_parameters_and_device() -> None:
     entry = known_operators()["image_text_similarity_filter"]
     assert (entry.name, entry.kind, entry.cuda, entry.note) == ("image_text_similarity_filter", "filter", True, "")
     assert entry.parameters["min_score"] == Parameter("min_score", "float", 0.1, nullable=False)
@@ -59,14 +59,14 @@ def test_an_entry_has_kind_parameters_and_where_it_runs() -> None:
     assert known_operators()["document_minhash_deduplicator"].parameters["jaccard_threshold"].kind == "float 0..1"
 
 
-def test_the_operator_of_the_seed_is_marked_as_not_registered() -> None:
+def test_an_unregistered_operator_is_marked() -> None:
     entry = known_operators()["image_maniqa_filter"]
     assert entry.cuda
     assert list(entry.parameters) == ["min_score", "max_score", "any_or_all"]
     assert "not part of Data-Juicer 1.6.1" in entry.note
 
 
-def test_what_must_be_given_has_no_default_also_after_travelling() -> None:
+def test_a_required_parameter_has_no_default_also_after_pickling() -> None:
     needed = {
         (name, key)
         for name in known_operators()
@@ -77,21 +77,21 @@ def test_what_must_be_given_has_no_default_also_after_travelling() -> None:
     assert pickle.loads(pickle.dumps(REQUIRED)) is REQUIRED
 
 
-def test_every_type_word_can_be_read() -> None:
+def test_every_type_word_is_valid() -> None:
     tables = [BASE_PARAMETERS, FILTER_PARAMETERS, *(entry.parameters for entry in known_operators().values())]
     for parameter in (parameter for table in tables for parameter in table.values()):
         assert parse_types(parameter.kind)
         assert not parameter.kind.endswith("?")
 
 
-def test_its_own_parameters_go_before_those_that_every_operator_has() -> None:
+def test_own_parameters_take_precedence_over_common_ones() -> None:
     assert known_operators()["sentence_augmentation_mapper"].accepted["text_key"].nullable
     assert not known_operators()["clean_ip_mapper"].accepted["text_key"].nullable
     assert "reversed_range" in known_operators()["text_length_filter"].accepted
     assert "reversed_range" not in known_operators()["clean_ip_mapper"].accepted
 
 
-def test_the_table_is_read_in_less_than_10_ms() -> None:
+def test_the_catalogue_is_read_in_less_than_10_ms() -> None:
     def seconds() -> float:
         began = time.process_time()
         found = catalogue.known_operators.__wrapped__()
@@ -102,7 +102,7 @@ def test_the_table_is_read_in_less_than_10_ms() -> None:
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_our_operators_take_the_parameters_of_the_table_with_its_defaults(name: str) -> None:
+def test_native_operators_have_the_parameters_and_defaults_of_the_catalogue(name: str) -> None:
     made = native_class(name)
     assert made is not None
     taken = {key: parameter.default for key, parameter in inspect.signature(made).parameters.items()}
@@ -125,7 +125,7 @@ def test_a_name_that_is_not_in_the_table_is_never_imported() -> None:
             availability_problem(name)
 
 
-def test_only_the_module_that_is_asked_for_is_imported() -> None:
+def test_only_the_module_of_the_operator_is_imported() -> None:
     script = (
         "import sys, json\n"
         "from dovetail.recipes.catalogue import availability_problem, known_operators, native_class\n"
@@ -145,14 +145,14 @@ def test_a_class_is_named_like_its_module() -> None:
     assert class_name("video_audio_ASR_mapper") == "VideoAudioASRMapper"
 
 
-def test_one_that_only_data_juicer_has_says_how_it_runs_through_the_adapter() -> None:
+def test_an_operator_of_data_juicer_only_is_reported_with_the_adapter() -> None:
     problem = availability_problem("audio_size_filter")
     assert problem is not None
     assert problem.code == "DT414"
     assert problem.fix_texts == ("adapter: data_juicer", "pip install py-data-juicer==1.6.1 aiohttp ray")
 
 
-def test_one_that_nothing_here_can_run_is_not_said_to_run_through_the_adapter() -> None:
+def test_an_operator_that_the_adapter_cannot_run_is_reported_without_the_adapter() -> None:
     for name in ("ray_bts_minhash_deduplicator", "llm_ray_vllm_engine_pipeline", "general_fused_op"):
         problem = availability_problem(name)
         assert problem is not None
@@ -166,7 +166,7 @@ class _Wanting(Operator):
     needs: ClassVar[tuple[str, ...]] = ("json", "no_such_module", "no.such.package")
 
 
-def test_a_missing_extra_is_named_and_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_extra_is_reported_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(catalogue, "native_class", lambda _name: _Wanting)
     problem = availability_problem("image_text_similarity_filter")
     assert problem is not None
@@ -177,5 +177,5 @@ def test_a_missing_extra_is_named_and_how_to_get_it(monkeypatch: pytest.MonkeyPa
     assert problem.fix_texts == ("pip install 'dovetail-ml[models]'",)
 
 
-def test_one_of_ours_that_needs_nothing_runs_here() -> None:
+def test_an_operator_without_extras_is_available() -> None:
     assert availability_problem("text_length_filter") is None

@@ -39,16 +39,16 @@ VALUES = st.recursive(
 )
 
 
-def told(name: str, **given: Any) -> list[tuple[str, Problem]]:
+def problems_of(name: str, **given: Any) -> list[tuple[str, Problem]]:
     return list(parameter_problems(known_operators()[name], given))
 
 
 def only(name: str, **given: Any) -> Problem:
     """The one problem there is; its first fix, put in, leaves none."""
-    ((key, problem),) = told(name, **given)
+    ((key, problem),) = problems_of(name, **given)
     assert key in given
     assert problem.code == "DT412"
-    assert told(name, **{**given, **yaml.safe_load(problem.fix_texts[0])}) == []
+    assert problems_of(name, **{**given, **yaml.safe_load(problem.fix_texts[0])}) == []
     return problem
 
 
@@ -60,7 +60,7 @@ def test_the_default_of_every_parameter_of_every_operator_passes_its_own_check()
         assert list(parameter_problems(entry, needed)) == []
 
 
-def test_every_parameter_has_an_example_that_fits_and_can_be_written() -> None:
+def test_every_parameter_has_a_valid_example_that_yaml_can_hold() -> None:
     for entry in known_operators().values():
         for parameter in entry.parameters.values():
             example = example_value(parameter)
@@ -68,7 +68,7 @@ def test_every_parameter_has_an_example_that_fits_and_can_be_written() -> None:
             assert yaml.safe_load(f"key: {to_yaml(example)}") == {"key": example}
 
 
-def test_the_configurations_of_the_golden_results_are_right() -> None:
+def test_the_configurations_of_the_golden_results_are_valid() -> None:
     for case in cases():
         assert list(parameter_problems(known_operators()[case["op"]], case["params"])) == []
 
@@ -80,28 +80,28 @@ def test_every_type_word_refuses_something() -> None:
             assert parameter.kind == "any" or not all(is_valid(parameter, value) for value in values), parameter
 
 
-def test_an_unknown_parameter_is_told_with_the_one_that_was_meant() -> None:
-    ((key, problem),) = told("text_length_filter", maxlen=5)
+def test_an_unknown_parameter_is_reported_with_a_suggestion() -> None:
+    ((key, problem),) = problems_of("text_length_filter", maxlen=5)
     assert (key, problem.code) == ("maxlen", "DT411")
     assert problem.message == "text_length_filter: there is no parameter 'maxlen' (did you mean 'max_len'?)"
     assert problem.evidence == ("its own: min_len, max_len",)
     assert problem.fix_texts == ("write max_len instead of maxlen",)
 
 
-def test_what_every_operator_accepts_is_meant_too() -> None:
-    ((_, problem),) = told("text_length_filter", num_procs=5)
+def test_common_parameters_are_suggested() -> None:
+    ((_, problem),) = problems_of("text_length_filter", num_procs=5)
     assert "did you mean 'num_proc'?" in problem.message
-    ((_, problem),) = told("whitespace_normalization_mapper", qqqqq=5)
+    ((_, problem),) = problems_of("whitespace_normalization_mapper", qqqqq=5)
     assert problem.evidence == ("whitespace_normalization_mapper has no parameters of its own",)
     assert problem.fix_texts == ("remove qqqqq",)
 
 
-def test_what_only_filters_accept_is_unknown_to_others() -> None:
-    assert told("text_length_filter", reversed_range=True) == []
-    assert [problem.code for _, problem in told("clean_ip_mapper", reversed_range=True)] == ["DT411"]
+def test_parameters_of_filters_are_unknown_to_other_operators() -> None:
+    assert problems_of("text_length_filter", reversed_range=True) == []
+    assert [problem.code for _, problem in problems_of("clean_ip_mapper", reversed_range=True)] == ["DT411"]
 
 
-def test_a_number_in_quotes_is_told_as_such() -> None:
+def test_a_quoted_number_is_reported_as_a_string() -> None:
     problem = only("text_length_filter", min_len="5")
     assert problem.message == (
         "text_length_filter: min_len is '5' (a string, because it is quoted), but must be a whole number"
@@ -111,34 +111,34 @@ def test_a_number_in_quotes_is_told_as_such() -> None:
     assert only("text_length_filter", min_len="five").fix_texts == ("min_len: 10",)
 
 
-def test_true_is_no_whole_number_and_one_is_no_flag() -> None:
+def test_true_is_not_a_number_and_1_is_not_a_flag() -> None:
     assert "is true, but must be a whole number" in only("text_length_filter", min_len=True).message
     assert only("document_deduplicator", lowercase=1).fix_texts == ("lowercase: true",)
     assert only("document_deduplicator", lowercase="no").fix_texts == ("lowercase: false",)
     assert only("document_deduplicator", lowercase=7).fix_texts == ("lowercase: false",)
 
 
-def test_a_bare_no_for_a_text_is_told_as_what_yaml_makes_of_it() -> None:
+def test_a_bare_no_for_a_string_is_reported_as_the_boolean_that_yaml_reads() -> None:
     problem = only("word_repetition_filter", lang=False)  # lang: no, for Norwegian
     assert "YAML reads a bare yes, no, on and off as true and false" in problem.message
     assert problem.fix_texts == ("lang: 'no'",)
 
 
-def test_a_number_for_a_text_wants_quotes() -> None:
+def test_a_number_for_a_string_is_fixed_by_quotes() -> None:
     assert only("clean_ip_mapper", repl=5).fix_texts == ("repl: '5'",)
 
 
-def test_one_text_for_a_list_of_texts_wants_brackets() -> None:
+def test_a_string_for_a_list_is_fixed_by_brackets() -> None:
     assert only("extract_entity_relation_mapper", entity_types="person").fix_texts == ("entity_types: ['person']",)
 
 
 def test_whole_numbers_may_be_written_as_floats_but_must_be_whole() -> None:
-    assert told("text_length_filter", min_len=1e3) == []
-    assert told("text_length_filter", min_len=-0.0) == []
+    assert problems_of("text_length_filter", min_len=1e3) == []
+    assert problems_of("text_length_filter", min_len=-0.0) == []
     assert only("text_length_filter", min_len=5.5).fix_texts == ("min_len: 6",)
 
 
-def test_what_is_fitted_has_the_type_that_is_wanted() -> None:
+def test_a_converted_value_has_the_required_type() -> None:
     found = coerce_parameters(
         known_operators()["text_length_filter"], {"min_len": 1e3, "max_len": math.inf, "num_proc": 2.0}
     )
@@ -154,11 +154,11 @@ def test_what_is_fitted_has_the_type_that_is_wanted() -> None:
     )
 
 
-def test_no_number_is_never_right_and_infinity_only_where_it_is_no_bound() -> None:
+def test_nan_is_never_valid_and_infinity_only_for_bounds() -> None:
     for name, key in (("text_length_filter", "max_len"), ("special_characters_filter", "max_ratio")):
-        assert told(name, **{key: math.inf}) == []
+        assert problems_of(name, **{key: math.inf}) == []
         only(name, **{key: math.nan})
-    assert told("specified_numeric_field_filter", field_key="a", min_value=-math.inf, max_value=math.inf) == []
+    assert problems_of("specified_numeric_field_filter", field_key="a", min_value=-math.inf, max_value=math.inf) == []
     for name, key in (
         ("text_chunk_mapper", "max_len"),
         ("document_minhash_deduplicator", "num_permutations"),
@@ -186,7 +186,7 @@ def test_no_number_is_never_right_and_infinity_only_where_it_is_no_bound() -> No
         ("specified_field_filter", "target_value", "web", "a list", ["web"]),
     ],
 )
-def test_what_is_out_of_range_is_told_with_the_range_and_a_value_in_it(
+def test_a_value_out_of_range_is_reported_with_the_range_and_a_valid_value(
     name: str, key: str, value: object, wanted: str, fix: object
 ) -> None:
     problem = only(name, **{key: value})
@@ -194,25 +194,25 @@ def test_what_is_out_of_range_is_told_with_the_range_and_a_value_in_it(
     assert yaml.safe_load(problem.fix_texts[0]) == {key: fix}
 
 
-def test_a_choice_that_is_nearly_right_is_told_as_such() -> None:
+def test_a_misspelt_choice_is_reported_with_a_suggestion() -> None:
     assert "(did you mean 'max'?)" in only("image_text_similarity_filter", reduce_mode="maxx").message
 
 
-def test_null_is_right_only_where_it_may_be() -> None:
-    assert told("clean_ip_mapper", pattern=None) == []
+def test_null_is_valid_only_for_nullable_parameters() -> None:
+    assert problems_of("clean_ip_mapper", pattern=None) == []
     assert only("clean_ip_mapper", repl=None).message == "clean_ip_mapper: repl is null, but must be a string"
 
 
-def test_what_must_be_given_is_told_if_it_is_not() -> None:
-    found = dict(told("llm_extract_mapper"))
+def test_a_missing_required_parameter_is_reported() -> None:
+    found = dict(problems_of("llm_extract_mapper"))
     assert found.keys() == {"input_keys", "output_schema"}
     assert found["input_keys"].message == "llm_extract_mapper: input_keys is missing; it must be a list of strings"
     given = {key: value for problem in found.values() for key, value in yaml.safe_load(problem.fix_texts[0]).items()}
-    assert told("llm_extract_mapper", **given) == []
+    assert problems_of("llm_extract_mapper", **given) == []
 
 
-def test_everything_is_told_at_once() -> None:
-    found = told("special_characters_filter", min_ratio="a", max_ratio=math.nan, nonsense=1, text_key=5)
+def test_all_problems_are_reported_at_once() -> None:
+    found = problems_of("special_characters_filter", min_ratio="a", max_ratio=math.nan, nonsense=1, text_key=5)
     assert [(key, problem.code) for key, problem in found] == [
         ("min_ratio", "DT412"),
         ("max_ratio", "DT412"),
@@ -233,48 +233,48 @@ def test_everything_is_told_at_once() -> None:
         ("video_aspect_ratio_filter", {"min_ratio": "21/9", "max_ratio": "9:21"}),
     ],
 )
-def test_a_minimum_above_the_maximum_is_wrong(name: str, given: dict[str, Any]) -> None:
+def test_a_minimum_above_the_maximum_is_an_error(name: str, given: dict[str, Any]) -> None:
     problem = only(name, **given)
     assert "is greater than max_" in problem.message
     assert len(problem.fix_texts) == 2
     for fix in problem.fix_texts:
-        assert told(name, **{**given, **yaml.safe_load(fix)}) == []
+        assert problems_of(name, **{**given, **yaml.safe_load(fix)}) == []
 
 
-def test_a_minimum_above_the_default_maximum_is_wrong_and_the_other_way_round() -> None:
+def test_a_minimum_above_the_default_maximum_is_an_error_and_vice_versa() -> None:
     problem = only("special_characters_filter", min_ratio=0.5)
     assert problem.message == (
         "special_characters_filter: min_ratio (0.5) is greater than max_ratio (0.25, its default)"
     )
-    ((key, problem),) = told("text_length_filter", max_len=5)
+    ((key, problem),) = problems_of("text_length_filter", max_len=5)
     assert key == "max_len"
     assert "min_len (10, its default) is greater than max_len (5)" in problem.message
 
 
-def test_bounds_that_meet_or_cannot_be_compared_are_left_alone() -> None:
-    assert told("text_length_filter", min_len=50, max_len=50) == []
-    assert told("image_size_filter", min_size="0", max_size="1TB") == []
-    assert told("image_size_filter", min_size="what?", max_size="1TB") == []
-    assert told("video_aspect_ratio_filter", min_ratio="1/0", max_ratio="1e999999999") == []
-    assert [key for key, _ in told("text_length_filter", min_len="100", max_len=50)] == ["min_len"]
+def test_equal_or_incomparable_bounds_are_accepted() -> None:
+    assert problems_of("text_length_filter", min_len=50, max_len=50) == []
+    assert problems_of("image_size_filter", min_size="0", max_size="1TB") == []
+    assert problems_of("image_size_filter", min_size="what?", max_size="1TB") == []
+    assert problems_of("video_aspect_ratio_filter", min_ratio="1/0", max_ratio="1e999999999") == []
+    assert [key for key, _ in problems_of("text_length_filter", min_len="100", max_len=50)] == ["min_len"]
 
 
-def test_what_is_said_of_workers_is_left_to_others() -> None:
-    assert told("text_length_filter", num_proc="x", memory=-1, batch_size=None, workers={}, adapter=5) == []
+def test_worker_settings_are_not_checked_as_parameters() -> None:
+    assert problems_of("text_length_filter", num_proc="x", memory=-1, batch_size=None, workers={}, adapter=5) == []
     assert WORKER_PARAMETERS & BASE_PARAMETERS.keys()
-    assert [key for key, _ in told("general_fused_op", batch_size="x")] == ["batch_size"]  # it has one of its own
+    assert [key for key, _ in problems_of("general_fused_op", batch_size="x")] == ["batch_size"]  # its own parameter
 
 
 @pytest.mark.parametrize(
     ("key", "value"), [("text_key", 5), ("image_key", None), ("turbo", "yes"), ("skip_op_error", 1), ("work_dir", [])]
 )
-def test_plain_parameters_of_every_operator_are_looked_at(key: str, value: object) -> None:
+def test_common_parameters_of_every_operator_are_checked(key: str, value: object) -> None:
     only("clean_ip_mapper", **{key: value})
 
 
 @settings(max_examples=200, deadline=None)
 @given(value=VALUES, number=st.integers(0, len(PARAMETERS) - 1))
-def test_whatever_is_given_the_first_fix_is_right(value: Any, number: int) -> None:
+def test_the_first_fix_is_valid_for_any_value(value: Any, number: int) -> None:
     name, parameter = PARAMETERS[number].values
     assert isinstance(name, str)
     assert isinstance(parameter, Parameter)
@@ -288,18 +288,18 @@ def test_whatever_is_given_the_first_fix_is_right(value: Any, number: int) -> No
 @settings(max_examples=200, deadline=None)
 @given(VALUES.filter(lambda value: "nan" not in repr(value)))
 @example({"Null": None, "yes": 1, "OFF": 2, "True": 3})
-def test_what_is_written_is_read_back(value: Any) -> None:
+def test_suggested_values_are_read_back_from_yaml(value: Any) -> None:
     assert yaml.safe_load(f"key: {to_yaml(value)}")["key"] == value
 
 
-def test_type_words_are_spoken() -> None:
+def test_type_words_are_rendered_in_english() -> None:
     assert type_text("'avg'|'max'|'min'") == "'avg', 'max' or 'min'"
     assert type_text("int>0|ints>0", nullable=True) == "a whole number above 0, a list of whole numbers above 0 or null"
     with pytest.raises(AssertionError, match="not a type word"):
         parse_types("int<5")
 
 
-def test_only_numbers_in_quotes_are_numbers() -> None:
+def test_only_quoted_numbers_are_suggested_as_numbers() -> None:
     found = [parse_number(text) for text in ("5", " 5.5 ", "-1e3", "1e400", "5a", "", "nan", "inf", "1_000", "٣")]
     assert found == [5, 5.5, -1000, None, None, None, None, None, None, None]
 
@@ -312,7 +312,7 @@ class _Picky(Mapper):
             raise TypeError("limit is too much")
 
 
-def test_what_the_operator_itself_refuses_is_told_with_what_it_would_take() -> None:
+def test_errors_of_the_operator_itself_are_reported_with_a_valid_value() -> None:
     assert constructor_problem(_Picky, {"pattern": "ab", "repl": "x"}) is None
     problem = constructor_problem(_Picky, {"pattern": "abc", "limit": 5})
     assert problem is not None
@@ -325,7 +325,7 @@ def test_what_the_operator_itself_refuses_is_told_with_what_it_would_take() -> N
     assert problem.fix_texts == ("remove limit (default: 5)",)
 
 
-def test_an_operator_that_names_the_adapter_is_fixed_with_it() -> None:
+def test_an_operator_with_the_adapter_keeps_it_in_the_fix() -> None:
     made = native_class("alphanumeric_filter")
     assert made is not None
     problem = constructor_problem(made, {"tokenization": True})
@@ -334,7 +334,7 @@ def test_an_operator_that_names_the_adapter_is_fixed_with_it() -> None:
     assert problem.fix_texts == ("adapter: data_juicer",)
 
 
-def test_the_defaults_of_our_operators_are_taken_by_them() -> None:
+def test_native_operators_accept_their_defaults() -> None:
     for name, entry in known_operators().items():
         made = native_class(name)
         needs_a_field = name.startswith("specified_") or "_field_" in name

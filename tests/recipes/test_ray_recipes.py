@@ -35,7 +35,7 @@ def made(folder: Path, out: str) -> dt.Recipe:
     return dt.Recipe.load(path)
 
 
-def test_a_recipe_on_ray_gives_what_it_gives_here(
+def test_a_recipe_gives_the_same_results_on_ray(
     ray_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DOVETAIL_HOME", str(tmp_path / "home"))

@@ -51,7 +51,7 @@ def check_cards(plan: dt.Plan) -> None:
 # --- seven GPU filters
 
 
-def test_with_only_memory_all_seven_filters_of_the_seed_share_both_cards(tmp_path: Path) -> None:
+def test_with_memory_only_all_seven_filters_share_both_cards(tmp_path: Path) -> None:
     for text in (OPTIMIZED, f"mode: streaming\n{OPTIMIZED}"):
         plan = load(tmp_path, text).plan(GPU_CLUSTER)
         assert plan.mode == "streaming"
@@ -63,7 +63,7 @@ def test_with_only_memory_all_seven_filters_of_the_seed_share_both_cards(tmp_pat
         check_cards(plan)
 
 
-def test_shares_that_are_written_are_never_above_two_cards_in_total(tmp_path: Path) -> None:
+def test_given_shares_never_exceed_the_two_cards(tmp_path: Path) -> None:
     for share in ("0.08", "0.07", "0.25", "0.13"):
         plan = load(tmp_path, seven(f"memory: '1500MB', num_gpus: {share}")).plan(GPU_CLUSTER)
         used = sum(unit.workers * unit.shape.gpu_milli for unit in plan.units)
@@ -72,7 +72,7 @@ def test_shares_that_are_written_are_never_above_two_cards_in_total(tmp_path: Pa
 
 
 @pytest.mark.parametrize("text", [FAILING, MANUAL])
-def test_what_does_not_fit_at_once_is_planned_one_after_another(tmp_path: Path, text: str) -> None:
+def test_operators_that_do_not_fit_at_once_are_planned_in_waves(tmp_path: Path, text: str) -> None:
     recipe = load(tmp_path, text)
     assert len(recipe.plan(GPU_CLUSTER, "sequential").waves) == len(recipe.steps)
     for mode in ("sequential", "auto", "waves"):
@@ -84,13 +84,13 @@ def test_what_does_not_fit_at_once_is_planned_one_after_another(tmp_path: Path, 
         check_cards(plan)
 
 
-def test_the_guide_s_fractions_for_one_filter_are_as_it_says(tmp_path: Path) -> None:
+def test_fractions_of_gpus_are_placed_evenly(tmp_path: Path) -> None:
     text = "process: [{image_maniqa_filter: {memory: 1500MB, num_gpus: 0.25, num_proc: 8, num_cpus: 2}}]"
     plan = load(tmp_path, text).plan(GPU_CLUSTER)
     assert Counter(seat.gpus for seat in plan.seats["image_maniqa_filter"]) == {(0,): 4, (1,): 4}
 
 
-# --- what Data-Juicer gets wrong
+# --- differences from Data-Juicer
 
 
 @pytest.mark.parametrize("parameters", ["memory: 25GB", "memory: 25GB, num_proc: 1", "memory: 25GB, num_gpus: 1"])
@@ -99,7 +99,7 @@ def test_an_operator_larger_than_every_card_is_refused(tmp_path: Path, parameter
         load(tmp_path, f"process: [{{image_maniqa_filter: {{{parameters}}}}}]").plan(GPU_CLUSTER)
 
 
-def test_five_workers_of_8_gb_are_not_planned_on_two_cards_of_20_and_four_are(tmp_path: Path) -> None:
+def test_two_cards_of_20_gb_hold_four_workers_of_8_gb_not_five(tmp_path: Path) -> None:
     text = "process: [{image_maniqa_filter: {memory: 8GB, num_proc: %s}}]"
     with pytest.raises(dt.InfeasibleError, match=r"5 workers .* are asked for, 4 fit"):
         load(tmp_path, text % 5).plan(GPU_CLUSTER)
@@ -109,7 +109,7 @@ def test_five_workers_of_8_gb_are_not_planned_on_two_cards_of_20_and_four_are(tm
         check_cards(plan)
 
 
-def test_memory_is_not_added_up_over_nodes(tmp_path: Path) -> None:
+def test_memory_is_not_added_over_nodes(tmp_path: Path) -> None:
     text = "process: [{text_length_filter: {memory: %s}}]"
     with pytest.raises(dt.InfeasibleError, match=r"text_length_filter .* fits on 0 of 4 nodes"):
         load(tmp_path, text % "30GB").plan("4x(16cpu, 16GB)")
@@ -146,7 +146,7 @@ def mixed(count: int) -> str:
 
 def test_a_plan_for_60_operators_takes_less_than_a_second(tmp_path: Path) -> None:
     text = mixed(60)
-    load(tmp_path, text).plan("1x(2cpu, 4GB, 1xgpu:20GB)", "sequential")  # what is imported once is not counted
+    load(tmp_path, text).plan("1x(2cpu, 4GB, 1xgpu:20GB)", "sequential")  # imports are not timed
     began = time.process_time()
     plan = load(tmp_path, text).plan("4x(128cpu, 512GB, 8xgpu:80GB)")
     assert time.process_time() - began < 1
@@ -160,10 +160,10 @@ def test_a_barrier_has_one_worker(tmp_path: Path) -> None:
     assert workers(plan)["document_deduplicator_hash"] > 1
 
 
-# --- how many
+# --- number of workers
 
 
-def test_without_auto_only_what_is_written_counts(tmp_path: Path) -> None:
+def test_without_auto_op_parallelism_only_num_proc_and_np_apply(tmp_path: Path) -> None:
     text = "auto_op_parallelism: false\n%sprocess: [text_length_filter, {clean_links_mapper: {num_proc: 5}}]"
     cluster = "1x(32cpu, 32GB)"
     plan = load(tmp_path, text % "np: 3\n").plan(cluster)
@@ -174,7 +174,7 @@ def test_without_auto_only_what_is_written_counts(tmp_path: Path) -> None:
         load(tmp_path, text % "np: 99\n").plan(cluster)
 
 
-def test_np_is_noted_where_it_does_not_count(tmp_path: Path) -> None:
+def test_np_without_effect_is_noted(tmp_path: Path) -> None:
     recipe = load(tmp_path, "np: 3\nprocess: [text_length_filter]")
     cluster = dt.Cluster.of("1x(32cpu, 32GB)")
     assert workers(recipe.plan(cluster)) == {"text_length_filter": 32}
@@ -186,11 +186,11 @@ def test_np_is_noted_where_it_does_not_count(tmp_path: Path) -> None:
 # --- without GPUs
 
 
-def test_an_operator_that_would_like_a_gpu_runs_on_cpus_where_there_is_none(tmp_path: Path) -> None:
+def test_an_operator_that_prefers_a_gpu_runs_on_cpus_without_gpus(tmp_path: Path) -> None:
     recipe = load(tmp_path, "process: [{image_text_similarity_filter: {memory: 3GB}}, text_length_filter]")
     cluster = dt.Cluster.of("1x(8cpu, 8GB)")
     plan = recipe.plan(cluster)
-    assert 1 <= workers(plan)["image_text_similarity_filter"] <= 2  # its memory is the host's there
+    assert 1 <= workers(plan)["image_text_similarity_filter"] <= 2  # on CPUs, `memory` is host memory
     assert any(
         "the cluster has no GPU: image_text_similarity_filter runs on CPUs" in note
         for note in plan_notes(recipe, cluster)
@@ -201,13 +201,13 @@ def test_an_operator_that_would_like_a_gpu_runs_on_cpus_where_there_is_none(tmp_
 
 
 @pytest.mark.parametrize("parameters", ["accelerator: cuda", "num_gpus: 1", "num_gpus: 0.1", "gpu_required: 1"])
-def test_one_whose_file_insists_does_not_fit_there(tmp_path: Path, parameters: str) -> None:
+def test_an_operator_that_requires_a_gpu_does_not_fit_without_one(tmp_path: Path, parameters: str) -> None:
     recipe = load(tmp_path, f"process: [{{image_text_similarity_filter: {{{parameters}}}}}]")
     with pytest.raises(dt.InfeasibleError, match="no GPU"):
         recipe.plan("1x(8cpu, 8GB)")
 
 
-def test_a_card_of_its_own_is_noted_with_how_to_share_it(tmp_path: Path) -> None:
+def test_a_whole_card_per_worker_is_noted_with_the_setting_that_shares_it(tmp_path: Path) -> None:
     cluster = dt.Cluster.of(GPU_CLUSTER)
     recipe = load(tmp_path, "process: [image_maniqa_filter]")
     assert any("memory: '2GB', several share one" in note for note in plan_notes(recipe, cluster))
@@ -222,7 +222,7 @@ def test_operators_that_cannot_run_here_are_planned_with_a_note(tmp_path: Path) 
     assert "image_aesthetics_filter" in "".join(problem.message for problem in recipe.unready())
 
 
-# --- as it is shown
+# --- table
 
 
 def test_the_table_has_a_line_per_operator_with_its_cards(tmp_path: Path) -> None:
@@ -236,7 +236,7 @@ def test_the_table_has_a_line_per_operator_with_its_cards(tmp_path: Path) -> Non
     assert sequential[0].startswith("wave")
 
 
-# --- the engine
+# --- engine
 
 
 @pytest.mark.parametrize(
@@ -252,7 +252,7 @@ def test_the_table_has_a_line_per_operator_with_its_cards(tmp_path: Path) -> Non
         ("ray_address: auto", "local"),
     ],
 )
-def test_the_executor_is_an_engine(tmp_path: Path, head: str, engine: str) -> None:
+def test_executor_type_sets_the_engine(tmp_path: Path, head: str, engine: str) -> None:
     from dovetail.engines.ray.address import RayAddress, is_ray_engine
 
     found = load(tmp_path, f"{head}\nprocess: [text_length_filter]").engine

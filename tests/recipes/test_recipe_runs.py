@@ -7,13 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import dovetail as dt
-from dovetail.observe.history import RunHistory
-from dovetail.observe.stage_counts import count_stages
 from dovetail.recipes.catalogue import native_class
-from dovetail.recipes.operator_tables import run_table
 from dovetail.recipes.operators.base import STATS_FIELD, DatasetOperator, Deduplicator
-from recipes.recipe_aids import errors, load, own_operator, read_rows, run, some_rows
+from recipes.recipe_aids import HERE, load, read_rows, run, some_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -63,7 +59,7 @@ def varied(count: int = 300) -> list[dict[str, Any]]:
     return [{"text": TEXTS[n % len(TEXTS)] + (f" {n}" if n % 3 else ""), "n": n, "group": n % 5} for n in range(count)]
 
 
-# --- the same as a plain loop
+# --- rows and their order
 
 CLEANING: tuple[tuple[str, dict[str, Any]], ...] = (
     ("whitespace_normalization_mapper", {}),
@@ -120,7 +116,9 @@ LONGER = (2, 4, 5, 7)
     [pytest.param(one, marks=[pytest.mark.long] if number in LONGER else []) for number, one in enumerate(BARRIERS)],
     ids=lambda operators: "+".join(name for name, _ in operators),
 )
-def test_operators_over_all_rows_stand_anywhere(tmp_path: Path, operators: list[tuple[str, dict[str, Any]]]) -> None:
+def test_operators_that_need_all_rows_may_be_at_any_position(
+    tmp_path: Path, operators: list[tuple[str, dict[str, Any]]]
+) -> None:
     rows = varied(160)
     wanted = plain(rows, *operators)
     assert wanted
@@ -128,13 +126,13 @@ def test_operators_over_all_rows_stand_anywhere(tmp_path: Path, operators: list[
     assert read_rows(tmp_path / "out.jsonl") == wanted
 
 
-def test_a_selector_by_chance_keeps_as_many_as_it_says(tmp_path: Path) -> None:
+def test_random_selector_keeps_the_requested_number_of_rows(tmp_path: Path) -> None:
     run(tmp_path, "[text_length_filter, {random_selector: {select_num: 11}}, clean_links_mapper]", rows=varied(100))
     found = [row["n"] for row in read_rows(tmp_path / "out.jsonl")]
     assert len(set(found)) == 11
 
 
-def test_no_rows_at_all_are_no_results(tmp_path: Path) -> None:
+def test_an_empty_input_gives_an_empty_output(tmp_path: Path) -> None:
     summary = run(tmp_path, as_yaml(*CLEANING, ("document_deduplicator", {})), rows=[])
     assert (summary.status, read_rows(tmp_path / "out.jsonl")) == ("finished", [])
 
@@ -142,7 +140,7 @@ def test_no_rows_at_all_are_no_results(tmp_path: Path) -> None:
 # --- stats
 
 
-def test_stats_are_dropped_kept_or_exported_as_the_file_says(tmp_path: Path) -> None:
+def test_stats_are_dropped_kept_or_exported(tmp_path: Path) -> None:
     rows = varied(60)
     process = "[{text_length_filter: {min_len: 20}}, clean_links_mapper, {words_num_filter: {min_num: 3}}]"
     run(tmp_path, process, rows=rows)
@@ -158,12 +156,31 @@ def test_stats_are_dropped_kept_or_exported_as_the_file_says(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("last", ["document_deduplicator", "text_chunk_mapper: {max_len: 30, split_pattern: null}"])
-def test_stats_are_dropped_whatever_the_last_operator_is(tmp_path: Path, last: str) -> None:
+def test_stats_are_dropped_for_any_last_operator(tmp_path: Path, last: str) -> None:
     run(tmp_path, f"\n  - text_length_filter\n  - {last}", rows=varied(40))
     assert all(STATS_FIELD not in row for row in read_rows(tmp_path / "out.jsonl"))
 
 
-def test_neighbours_share_their_words_and_lines_and_find_the_same(tmp_path: Path) -> None:
+def test_filters_after_a_grouper_start_with_empty_stats(tmp_path: Path) -> None:
+    process = "[{text_length_filter: {min_len: 1}}, {key_value_grouper: {group_by_keys: [kind]}}, "
+    process += "{specified_field_filter: {field_key: kind, target_value: [[a, a], [b, b]]}}]"
+    summary = run(tmp_path, process, rows=[{"text": "x", "kind": kind} for kind in "aabb"])
+    assert summary.aside == 0
+
+
+def test_exported_stats_need_no_cpus(tmp_path: Path) -> None:
+    process = "[{text_length_filter: {num_proc: 2, min_len: 1}}]"
+    head = "export_stats: true\nmode: streaming"
+    recipe = load(tmp_path, f"{head}\nexport_path: out.jsonl\nprocess: {process}")
+    assert recipe.plan(HERE).workers["text_length_filter"] == 2
+    run(tmp_path, process, head, some_rows(30))
+    assert len(read_rows(tmp_path / "out.jsonl")) == 30
+    stats = read_rows(tmp_path / "out_stats.jsonl")
+    assert stats[0] == {STATS_FIELD: {"text_len": 7}}
+    assert len(stats) == 30
+
+
+def test_adjacent_filters_share_words_and_lines_with_the_same_stats(tmp_path: Path) -> None:
     (tmp_path / "stopwords.json").write_text('{"en": ["the", "of"]}')
     words = "{word_repetition_filter: {max_ratio: 1}}, "
     words += f"{{stopwords_filter: {{min_ratio: 0, stopwords_dir: {tmp_path}}}}}"
@@ -183,127 +200,8 @@ def test_neighbours_share_their_words_and_lines_and_find_the_same(tmp_path: Path
     assert len(stats[0]) == len(TEXTS)
 
 
-# --- bad rows
-
-
-def test_one_bad_row_costs_one_row(tmp_path: Path) -> None:
-    rows: list[Any] = some_rows(120)
-    rows[7]["text"] = 7
-    del rows[50]["text"]
-    rows[99]["text"] = None
-    summary = run(tmp_path, "[clean_links_mapper, {text_length_filter: {min_len: 0}}]", rows=rows)
-    assert [row["n"] for row in read_rows(tmp_path / "out.jsonl")] == [n for n in range(120) if n not in (7, 50, 99)]
-    found = sorted(errors(tmp_path), key=lambda error: error["key"])
-    assert [error["stage"] for error in found] == ["clean_links_mapper"] * 3
-    assert [error["key"] for error in found] == [[7], [50], [99]]
-    assert found[0]["message"] == "field 'text' is int, not a string"
-    assert found[1]["message"] == "no field 'text'; fields of the row: 'n'"
-    assert all("Traceback" in error["detail"] and "in text_of" in error["detail"] for error in found)
-    assert summary.status == "finished"
-    assert (summary.finished, summary.delivered) == (120, 117)
-
-
-RAISES = """
-from pathlib import Path
-HERE = Path(__file__).parent
-
-def check(row):
-    if row["n"] in (5, 17) and not (HERE / "mended").exists():
-        raise ValueError(f"row {row['n']} is bad")
-    return row
-"""
-
-
-def test_a_row_that_makes_an_operator_raise_is_set_aside_and_can_be_run_again(tmp_path: Path) -> None:
-    name = own_operator(tmp_path, "raises_for_two", RAISES)
-    process = f"[{{text_length_filter: {{min_len: 0}}}}, '{name}:check', clean_links_mapper]"
-    summary = run(tmp_path, process, rows=some_rows(60))
-    assert summary.delivered == 58
-    found = errors(tmp_path)
-    assert {error["stage"] for error in found} == {"check"}
-    assert sorted((error["key"], error["message"]) for error in found) == [
-        ([5], "row 5 is bad"),
-        ([17], "row 17 is bad"),
-    ]
-    assert all('raise ValueError(f"row' in error["detail"] for error in found)
-    (tmp_path / "mended").touch()
-    again = run(tmp_path, process, run_dir=None, retry_errors=str(tmp_path / "run"), sink=str(tmp_path / "more.jsonl"))
-    assert again.delivered == 2
-    assert [row["n"] for row in read_rows(tmp_path / "more.jsonl")] == [5, 17]
-
-
-def test_a_row_is_known_by_its_number_behind_a_deduplicator(tmp_path: Path) -> None:
-    name = own_operator(tmp_path, "raises_behind", RAISES)
-    rows = [{"text": "the same text", "n": -1}, {"text": "the same text", "n": -2}, *some_rows(30)]
-    run(tmp_path, f"[document_deduplicator, '{name}:check']", rows=rows)
-    assert sorted(error["key"] for error in errors(tmp_path)) == [[7], [19]]
-    assert len(read_rows(tmp_path / "out.jsonl")) == 29
-
-
-def test_more_bad_rows_than_are_allowed_fail_the_run(tmp_path: Path) -> None:
-    rows = [{"text": n if n < 30 else f"a text {n}"} for n in range(60)]
-    with pytest.raises(dt.RunError) as raised:
-        run(tmp_path, "[text_length_filter]", "max_errors: 9", rows)
-    message = str(raised.value)
-    assert "items failed, more than max_errors allows (9)" in message
-    assert "field 'text' is int, not a string" in message
-    assert not (tmp_path / "out.jsonl").exists()
-
-
-def test_the_first_bad_row_ends_the_run_where_none_may_be_skipped(tmp_path: Path) -> None:
-    rows = [{"text": f"some text {n}"} for n in range(40)]
-    rows[20]["text"] = 5  # type: ignore[assignment]
-    for number, (head, process) in enumerate(
-        [("skip_op_error: false", "[text_length_filter]"), ("", "[{text_length_filter: {skip_op_error: false}}]")]
-    ):
-        with pytest.raises(dt.RunError, match="text_length_filter"):
-            run(tmp_path, process, head, rows, run_dir=str(tmp_path / f"run{number}"))
-        assert not (tmp_path / "out.jsonl").exists()
-    run(tmp_path, "[{text_length_filter: {skip_op_error: true}}]", "skip_op_error: false")
-    assert len(read_rows(tmp_path / "out.jsonl")) == 39
-
-
-def test_one_bad_line_of_the_input_costs_one_line(tmp_path: Path) -> None:
-    lines = [json.dumps(row) for row in some_rows(50)]
-    lines[20] = lines[20][:-5]
-    lines[30] = '"not a row"'
-    lines[40] = ""
-    (tmp_path / "in.jsonl").write_text("\n".join(lines) + "\n")
-    run(tmp_path, "[{text_length_filter: {min_len: 0}}]")
-    assert [row["n"] for row in read_rows(tmp_path / "out.jsonl")] == [n for n in range(50) if n not in (20, 30, 40)]
-    assert len(errors(tmp_path)) == 2
-
-
-def test_results_that_were_there_stay_if_a_run_fails(tmp_path: Path) -> None:
-    (tmp_path / "out.jsonl").write_text("before\n")
-    with pytest.raises(dt.RunError):
-        run(tmp_path, "[text_length_filter]", "skip_op_error: false", [{"text": 5}])
-    assert (tmp_path / "out.jsonl").read_text() == "before\n"
-
-
-def test_results_may_come_in_any_order_if_the_file_says_so(tmp_path: Path) -> None:
+def test_ordered_false_writes_results_in_any_order(tmp_path: Path) -> None:
     rows = varied(100)
     run(tmp_path, as_yaml(*CLEANING), "ordered: false", rows)
     found = read_rows(tmp_path / "out.jsonl")
     assert sorted(found, key=lambda row: row["n"]) == plain(rows, *CLEANING)
-
-
-def test_the_table_and_the_monitor_count_rows_that_fail_in_two_fused_operators_alike(tmp_path: Path) -> None:
-    own_operator(
-        tmp_path,
-        "fails_twice",
-        "def first(row):\n    assert row['n'] % 50, 'first'\n    return row\n"
-        "def second(row):\n    assert row['n'] % 60 != 1, 'second'\n    return row\n",
-    )
-    process = "['fails_twice:first', 'fails_twice:second', {text_length_filter: {min_len: 1}}]"
-    summary = run(tmp_path, process, "open_monitor: true", rows=some_rows(300))
-    history = RunHistory.load(summary.folder)
-    assert list(history.units) == ["first+second+text_length_filter"]
-    counts = count_stages(history).values()
-    wanted = [(300, 294, 6), (294, 289, 5), (289, 289, 0)]
-    assert [(one.items_in, one.items_out, one.failed) for one in counts] == wanted
-    monitor = json.loads((tmp_path / "monitor" / "monitor.json").read_text())
-    assert [(one["rows_in"], one["rows_out"], one["set_aside"]) for one in monitor] == wanted
-    table = run_table(load(tmp_path, f"process: {process}\n"), history)
-    cells = [line.split() for line in table[1:4]]
-    assert [(int(line[1]), int(line[2]), int(line[4])) for line in cells] == wanted

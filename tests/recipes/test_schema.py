@@ -19,7 +19,7 @@ def validator() -> Any:
     return jsonschema.Draft202012Validator(json.loads(json.dumps(schema(), allow_nan=False)))
 
 
-def test_it_is_a_schema() -> None:
+def test_the_schema_is_valid() -> None:
     jsonschema.Draft202012Validator.check_schema(schema())
 
 
@@ -106,16 +106,16 @@ WRONG: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("recipe", RIGHT, ids=lambda recipe: json.dumps(recipe)[:60])
-def test_a_recipe_that_is_right_is_taken(recipe: dict[str, Any]) -> None:
+def test_a_valid_recipe_matches_the_schema(recipe: dict[str, Any]) -> None:
     validator().validate(recipe)
 
 
 @pytest.mark.parametrize("recipe", WRONG, ids=lambda recipe: json.dumps(recipe)[:60])
-def test_a_recipe_that_is_wrong_is_not(recipe: dict[str, Any]) -> None:
+def test_an_invalid_recipe_does_not_match_the_schema(recipe: dict[str, Any]) -> None:
     assert not validator().is_valid(recipe)
 
 
-def test_every_operator_is_taken_with_all_its_defaults_and_with_none() -> None:
+def test_every_operator_matches_the_schema_with_and_without_its_defaults() -> None:
     process: list[Any] = []
     for name, entry in known_operators().items():
         defaults = {key: parameter.default for key, parameter in entry.parameters.items()}
@@ -124,10 +124,10 @@ def test_every_operator_is_taken_with_all_its_defaults_and_with_none() -> None:
     validator().validate({"process": process})
 
 
-def test_every_configuration_of_the_golden_results_is_taken() -> None:
+def test_every_configuration_of_the_golden_results_matches_the_schema() -> None:
     validator().validate({"process": [{case["op"]: case["params"]} for case in cases()]})
 
 
-def test_it_is_small_enough_for_an_editor_and_does_not_change_what_others_use() -> None:
+def test_the_schema_is_small_and_a_copy() -> None:
     assert len(json.dumps(schema())) < 300_000
     assert schema() == schema()

@@ -1,4 +1,4 @@
-"""Users' own operators: `package.module:name` and the files of `custom_operator_paths`.
+"""Custom operators: `package.module:name` and the files of `custom_operator_paths`.
 
 A subclass of `Mapper`, `Filter`, `Deduplicator`, `Selector` or `Grouper` is an operator like the built-in ones. Any
 other class, and any function, gets a row and returns a row, None (drop the row), True or False (keep or drop it), or an
@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dovetail.engines.unit_executor import call_setup
 from dovetail.errors import Problem
 from dovetail.pipeline.code_hash import code_hash
 from dovetail.pipeline.stage import is_async
@@ -36,10 +37,9 @@ class CallableOperator(Mapper):
         self._call: Callable[..., Any] | None = None
 
     def setup(self, worker: Worker) -> None:
-        call = self._made()
-        inner = getattr(call, "setup", None)
+        inner = getattr(self._made(), "setup", None)
         if callable(inner):
-            inner(worker) if inspect.signature(inner).parameters else inner()
+            call_setup(inner, worker)
 
     def teardown(self) -> None:
         inner = getattr(self._call, "teardown", None)

@@ -52,12 +52,12 @@ class ParameterType:
     def text(self) -> str:
         if not self.name:
             return to_yaml(self.constant)
-        said = _TYPE_TEXTS[self.name]
+        text = _TYPE_TEXTS[self.name]
         if self.high is not None:
-            return f"{said} from {self.low} to {self.high}"
+            return f"{text} from {self.low} to {self.high}"
         if self.low is None:
-            return said
-        return f"{said} above {self.low}" if self.exclusive else f"{said} of {self.low} or more"
+            return text
+        return f"{text} above {self.low}" if self.exclusive else f"{text} of {self.low} or more"
 
     def fits(self, value: object, *, unbounded: bool = False) -> bool:
         """`unbounded`: infinity is valid and means "no bound"."""
@@ -120,8 +120,8 @@ def _parse_type(part: str) -> ParameterType:
 
 def type_text(word: str, *, nullable: bool = False) -> str:
     """A type word as text for messages."""
-    said = [kind.text() for kind in parse_types(word)] + ["null"] * nullable
-    return f"{', '.join(said[:-1])} or {said[-1]}" if len(said) > 1 else said[0]
+    texts = [kind.text() for kind in parse_types(word)] + ["null"] * nullable
+    return f"{', '.join(texts[:-1])} or {texts[-1]}" if len(texts) > 1 else texts[0]
 
 
 def to_int(value: Any) -> Any:

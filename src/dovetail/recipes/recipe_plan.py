@@ -1,4 +1,4 @@
-"""Plan of a recipe; if it does not fit, the lines that ask for too much and `--set` changes that were tried."""
+"""Plan of a recipe; if it does not fit, the lines that request too much, and `--set` changes that were tried."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def explain_infeasible(recipe: Recipe, cluster: Cluster, mode: str | None, error
 
 
 def _never_fits(problem: Problem) -> bool:
-    """Whether it is about one operator that does not fit even alone."""
+    """Whether a single operator does not fit, even alone."""
     return problem.code not in ("DT101", "DT102")
 
 
@@ -132,7 +132,7 @@ def _tried_fixes(recipe: Recipe, cluster: Cluster, mode: str | None) -> Iterator
 
 
 def _candidate_overrides(recipe: Recipe) -> Iterator[list[tuple[str, ...]]]:
-    """Families of changes to the operators; within one, those of which most is left first."""
+    """Families of changes to the operators; within a family, smaller changes come first."""
     counts = [f"process.*.{key}={AUTO_VALUES[key]}" for key in _used_keys(recipe, WORKER_COUNT_KEYS)]
     cpus = [f"process.*.{key}=1" for key in _used_keys(recipe, CPU_KEYS)]
     gpus = _used_keys(recipe, GPU_KEYS)
@@ -151,7 +151,7 @@ def _used_keys(recipe: Recipe, keys: tuple[str, ...]) -> list[str]:
 def _fits(
     recipe: Recipe, cluster: Cluster, mode: str | None, sets: Sequence[str], only: Sequence[RecipeStep] = ()
 ) -> bool:
-    """Whether it does with these changes; `only`: whether these operators would, if there were no others."""
+    """Whether the recipe fits with these changes; with `only`, whether these operators fit alone."""
     try:
         other = with_overrides(recipe, sets)
         if only:
@@ -159,7 +159,7 @@ def _fits(
             other = replace(other, steps=tuple(step for step in other.steps if step.number in numbers))
         pipeline, how = other.pipeline(cluster), mode or other.mode
         if how == "streaming" and any(_shortages(part, cluster) for part in split_at_barriers(fuse_stages(pipeline))):
-            return False  # without a plan, which would take its time to say why not
+            return False  # faster than a plan that fails
         make_plan(pipeline, cluster, mode=how)
     except (InfeasibleError, ConfigError):
         return False
@@ -176,7 +176,7 @@ def with_overrides(recipe: Recipe, sets: Sequence[str]) -> Recipe:
 
 
 def _cpu_only_fix(recipe: Recipe, cluster: Cluster, mode: str | None, steps: Sequence[RecipeStep]) -> tuple[str, ...]:
-    """Where there are none: on CPUs, if that fits."""
+    """On a cluster without GPUs: options that run the operators on CPUs, if that fits."""
     if any(node.gpus for node in cluster.nodes):
         return ()
     sets = []
@@ -214,8 +214,7 @@ class RecipeSurface(OptionSurface):
         return with_note(set_options(overrides), fix.note) if overrides else ""
 
     def _with_auto_workers(self, overrides: list[str], steps: Sequence[RecipeStep]) -> list[str]:
-        """A change that lets one worker in, with automatic worker counts if the counts of the recipe do not fit; empty
-        if that does not help either."""
+        """The change, with automatic worker counts if those of the recipe do not fit; empty if it does not fit then."""
         if _fits(self.recipe, self.planned_on, "sequential", overrides, steps):
             return overrides
         counts = [
@@ -229,7 +228,7 @@ class RecipeSurface(OptionSurface):
 
 
 def set_options(overrides: Sequence[str]) -> str:
-    """Overrides as they are typed behind `dovetail plan FILE` or `dovetail run FILE`."""
+    """Overrides as options of `dovetail plan FILE` or `dovetail run FILE`."""
     return " ".join(f"--set {shlex.quote(text)}" for text in overrides)
 
 

@@ -40,10 +40,10 @@ class Recommendation:
     @property
     def lines(self) -> str:
         """The settings as text of a recipe with auto_op_parallelism: false."""
-        said = [f"memory: '{self.memory}'"] if self.memory else []
-        said += [f"num_proc: {self.workers}"]
-        said += [f"num_gpus: {self.gpus:g}"] if self.gpus else []
-        return ", ".join([*said, f"num_cpus: {self.cpus}"])
+        settings = [f"memory: '{self.memory}'"] if self.memory else []
+        settings += [f"num_proc: {self.workers}"]
+        settings += [f"num_gpus: {self.gpus:g}"] if self.gpus else []
+        return ", ".join([*settings, f"num_cpus: {self.cpus}"])
 
     def to_dict(self) -> dict[str, Any]:
         return {

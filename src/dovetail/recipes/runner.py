@@ -295,7 +295,7 @@ def _write_reports(recipe: Recipe, folder: str | Path, *, resumed: bool) -> list
 def write_monitor(run_folder: str | Path, groups: Sequence[StageGroup], into: Path) -> None:
     """Write monitor.json, in Data-Juicer's format, and monitor.html. `groups` are operators with their stages.
 
-    Everything is read from the run folder, so that it also works while the run goes, and for runs of other machines.
+    Everything is read from the run folder, so this also works during the run, and for runs of other machines.
     """
     from dovetail.observe.history import RunHistory
     from dovetail.observe.html_report import html_report

@@ -25,7 +25,7 @@ class BarrierStage:
         self.operator.setup(worker)
 
     def code_key(self) -> str:
-        return f"whole {self.operator.code_key()}"
+        return f"barrier {self.operator.code_key()}"
 
     def __call__(self, rows: Iterable[Row]) -> Iterator[Row]:
         return self.operator.process_rows(rows)

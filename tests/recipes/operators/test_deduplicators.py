@@ -55,29 +55,29 @@ def originals_of(operator: Any, texts: Iterable[str]) -> list[int]:
 
 
 @pytest.mark.parametrize("case", cases(op="document_deduplicator"), ids=named)
-def test_equal_texts_are_found_as_data_juicer_finds_them(case: dict[str, Any]) -> None:
+def test_equal_texts_are_those_of_data_juicer(case: dict[str, Any]) -> None:
     operator = DocumentDeduplicator(**case["params"])
     hashes = [operator.compute_hash(row) for row in rows()]
     assert [one.hex() for one in hashes] == case["hashes"]
     originals = operator.originals(iter(hashes))
     assert kept(originals) == case["rows"]
-    # it reports no more than two of a group
+    # Data-Juicer reports at most two rows of a group
     assert [members[:2] for members in clusters(originals)] == [pair["ids"] for pair in case["pairs"]]
 
 
-def test_what_is_no_character_can_be_ignored() -> None:
+def test_ignore_non_character_ignores_spaces_digits_and_punctuation() -> None:
     operator = DocumentDeduplicator(ignore_non_character=True)
     texts = ["ab", " a,\t1b\u3000", "a\u0663b", "a“b", "A b", "a\x1cb"]
     assert originals_of(operator, texts) == [0, 0, 0, 3, 4, 5]
     assert originals_of(DocumentDeduplicator(True, True), texts)[4] == 0
 
 
-def test_white_space_around_a_text_does_not_count() -> None:
+def test_surrounding_white_space_is_ignored() -> None:
     assert originals_of(DocumentDeduplicator(), ["a b", "\n a b\u2003", "a  b", "", " \t"]) == [0, 0, 2, 3, 3]
 
 
 @given(st.lists(st.sampled_from([bytes([n]) * 16 for n in range(6)] + [b"\0" * 15 + bytes([n]) for n in range(3)])))
-def test_repeats_are_those_that_a_dictionary_finds(digests: list[bytes]) -> None:
+def test_duplicates_are_those_of_a_dictionary(digests: list[bytes]) -> None:
     first: dict[bytes, int] = {}
     wanted = [first.setdefault(digest, number) for number, digest in enumerate(digests)]
     assert duplicate_groups.first_equal(iter(digests)) == array("q", wanted)
@@ -87,7 +87,7 @@ def test_repeats_are_those_that_a_dictionary_finds(digests: list[bytes]) -> None
 
 
 @pytest.mark.parametrize("case", cases(op="document_minhash_deduplicator"), ids=named)
-def test_signatures_are_those_of_data_juicer_unless_a_text_is_short(case: dict[str, Any]) -> None:
+def test_signatures_are_those_of_data_juicer_except_for_short_texts(case: dict[str, Any]) -> None:
     operator = DocumentMinhashDeduplicator(**case["params"])
     assert operator.bands() == (case["num_bands"], case["num_rows_per_band"])
     _, hashing = operator.tools()
@@ -122,12 +122,12 @@ def md5(signature: Any) -> str:
 
 
 @pytest.mark.parametrize("case", cases(op="document_minhash_deduplicator"), ids=named)
-def test_clusters_are_those_of_data_juicer_but_short_texts_are_compared_whole(case: dict[str, Any]) -> None:
+def test_clusters_are_those_of_data_juicer_except_for_short_texts(case: dict[str, Any]) -> None:
     operator = DocumentMinhashDeduplicator(**case["params"])
     texts = [row["text"] for row in rows()]
     short = {number for number, text in enumerate(texts) if not shingles_of(operator, text)}
     theirs = [set(pair["ids"]) for pair in case["pairs"]]
-    # there all short texts are one cluster, though 87 of them have little in common
+    # in Data-Juicer all short texts are one cluster, though 87 of them have little in common
     assert [cluster for cluster in theirs if cluster & short] == [short]
     originals = originals_of(operator, texts)
     ours = [set(cluster) for cluster in clusters(originals)]
@@ -144,7 +144,7 @@ def plain(operator: DocumentMinhashDeduplicator, text: str) -> str:
     return text if operator.tokenization == "character" else " ".join(text.split(" ")).strip(" ")
 
 
-def test_short_texts_are_alike_only_if_their_tokens_are() -> None:
+def test_short_texts_are_duplicates_only_if_their_tokens_are_equal() -> None:
     texts = ["one two", "ONE  two", "two one", "", " ", "three", "one two three four five", "one two three four"]
     assert originals_of(DocumentMinhashDeduplicator(), texts) == [0, 0, 2, 3, 3, 5, 6, 7]
     by_character = DocumentMinhashDeduplicator(tokenization="character")
@@ -170,7 +170,7 @@ def test_shingles_are_every_run_of_tokens(text: str, window: int, tokenization: 
     assert whole == (b"" if runs else glue.join(tokens).encode())
 
 
-def test_windows_of_any_size_are_cut_alike() -> None:
+def test_shingles_of_any_window_size_are_correct() -> None:
     words = [str(number).encode() for number in range(200)]
     text = b" ".join(words).decode()
     for window in (64, 65, 199, 200):
@@ -192,11 +192,11 @@ def by_definition(shingles: set[bytes], permutations: int, used: int) -> list[in
 
 
 @given(st.sets(st.binary(max_size=8), min_size=1, max_size=200))
-def test_a_signature_is_the_least_of_each_permutation(shingles: set[bytes]) -> None:
+def test_a_signature_has_the_minimum_of_each_permutation(shingles: set[bytes]) -> None:
     assert minhash.MinHash(4, 3, 13).signature(shingles).tolist() == by_definition(shingles, 13, 12)
 
 
-def test_values_at_the_edge_of_the_modulus_are_right() -> None:
+def test_values_near_the_modulus_are_exact() -> None:
     """Of 2**64 values 64 are reduced by a lap that the quick way does not see; it must notice all of them."""
     prime = (1 << 61) - 1
     edge = [lap * (prime + 1) + offset for lap in range(8) for offset in (*range(12), *range(prime - 20, prime + 1))]
@@ -211,7 +211,7 @@ def test_values_at_the_edge_of_the_modulus_are_right() -> None:
         values = [int.from_bytes(hashlib.sha1(one).digest()[:4], "little") for one in (shingle, *others)]
         wanted = [min((3 * one + int(addend)) % 2**64 % prime % 2**32 for one in values) for addend in hashing._addends]
         assert hashing.signature([shingle, *others]).tolist() == wanted
-        for number, addend in enumerate(hashing._addends):  # each alone: one that is unsure must not hide another
+        for number, addend in enumerate(hashing._addends):  # one at a time: an ambiguous value must not hide another
             alone = minhash.MinHash(1, 1, 1)
             alone._factors, alone._addends = factors[:1], np.array([addend], dtype=np.uint64)
             alone._addends_and_one = alone._addends + np.uint64(1)
@@ -219,7 +219,7 @@ def test_values_at_the_edge_of_the_modulus_are_right() -> None:
 
 
 @given(st.lists(st.lists(st.integers(0, 3), min_size=6, max_size=6), min_size=2, max_size=2))
-def test_bands_are_equal_if_their_values_are(signatures: list[list[int]]) -> None:
+def test_bands_are_equal_if_and_only_if_their_values_are(signatures: list[list[int]]) -> None:
     hashing = minhash.MinHash(3, 2, 6)
     one, other = (hashing.band_hashes(np.array(values, dtype=np.uint32)) for values in signatures)
     for band in range(3):
@@ -228,8 +228,7 @@ def test_bands_are_equal_if_their_values_are(signatures: list[list[int]]) -> Non
 
 
 def best_by_definition(threshold: float, permutations: int) -> tuple[tuple[int, int], float]:
-    """Data-Juicer's definition with the trapezoidal rule, which has nothing in common with ours; and how much worse
-    the next best choice is."""
+    """Best bands by Data-Juicer's definition, with the trapezoidal rule; and the margin to the second best."""
     below, above = np.linspace(0, threshold, 4001), np.linspace(threshold, 1, 4001)
     found = []
     for bands in range(1, permutations + 1):
@@ -242,18 +241,18 @@ def best_by_definition(threshold: float, permutations: int) -> tuple[tuple[int, 
 
 
 @pytest.mark.parametrize("permutations", [16, 50, 64, 128])
-def test_bands_are_the_best_by_definition(permutations: int) -> None:
+def test_bands_minimise_the_error(permutations: int) -> None:
     compared = 0
     for threshold in (0.05, 0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95):
         wanted, margin = best_by_definition(threshold, permutations)
-        if margin > 1e-6:  # what the trapezoidal rule is sure of
+        if margin > 1e-6:  # larger than the error of the trapezoidal rule
             assert minhash.best_bands(threshold, permutations) == wanted
             compared += 1
     assert compared >= 6
 
 
 THRESHOLDS = (0.0, 0.05, 0.25, 0.5, 0.7, 0.8, 0.95, 1.0)
-BEST = {  # what Data-Juicer's own function gives with scipy 1.17.1
+BEST = {  # results of Data-Juicer's function with scipy 1.17.1
     16: [(16, 1), (16, 1), (8, 2), (5, 3), (3, 5), (2, 8), (1, 16), (1, 16)],
     64: [(64, 1), (32, 1), (18, 2), (14, 4), (8, 8), (5, 11), (2, 32), (1, 64)],
     128: [(128, 1), (32, 1), (42, 3), (25, 5), (14, 9), (9, 13), (3, 42), (1, 128)],
@@ -267,15 +266,14 @@ def test_bands_are_those_that_data_juicer_chooses(permutations: int) -> None:
     assert [minhash.best_bands(threshold, permutations) for threshold in THRESHOLDS] == BEST[permutations]
 
 
-def test_bands_as_written_are_used_only_if_both_are() -> None:
+def test_given_bands_are_used_only_with_given_rows_per_band() -> None:
     assert DocumentMinhashDeduplicator(num_bands=8, num_rows_per_band=4).bands() == (8, 4)
     assert DocumentMinhashDeduplicator(num_bands=8).bands() == (25, 10)
     assert len(DocumentMinhashDeduplicator(num_bands=8, num_rows_per_band=4).compute_hash({"text": "a b"})) == 64
 
 
-def test_texts_of_one_cluster_are_all_that_a_chain_joins() -> None:
-    """The first and the last have nothing in common, but each is like its neighbour; the least number stands for all,
-    wherever in the chain it is."""
+def test_a_chain_of_similar_texts_is_one_cluster() -> None:
+    """The first and the last text have no words in common, but each is similar to the next one."""
     words = [f"w{number}" for number in range(140)]
     texts = [" ".join(words[start : start + 100]) for start in range(0, 40, 4)]
     mixed = [texts[number] for number in (5, 2, 9, 0, 7, 3, 8, 1, 4, 6)]
@@ -287,7 +285,7 @@ Joins = st.lists(st.lists(st.integers(0, 5), min_size=12, max_size=12), min_size
 
 
 @given(Joins)
-def test_a_union_is_the_one_of_small_steps(columns: list[list[int]]) -> None:
+def test_union_find_gives_the_clusters_of_a_simple_algorithm(columns: list[list[int]]) -> None:
     parents = list(range(12))
 
     def root(number: int) -> int:
@@ -329,7 +327,7 @@ def test_bands_in_a_file_are_read_back_column_by_column(monkeypatch: pytest.Monk
         assert [column.tolist() for column in bands.columns()] == table.T.tolist()
 
 
-def test_an_operator_is_sent_as_it_was_written() -> None:
+def test_an_operator_is_created_with_the_parameters_of_the_recipe() -> None:
     operator = DocumentMinhashDeduplicator(ignore_pattern="x+")
     before = operator.compute_hash({"text": "a b c d e f"})
     sent = pickle.dumps(operator)
@@ -341,14 +339,14 @@ def test_an_operator_is_sent_as_it_was_written() -> None:
 
 
 @pytest.mark.parametrize("kind", Deduplicators)
-def test_there_may_be_no_rows_or_one(kind: Any) -> None:
+def test_empty_and_single_row_datasets_are_accepted(kind: Any) -> None:
     operator = kind()
     assert list(operator.originals(iter([]))) == []
     assert originals_of(operator, ["alone"]) == [0]
 
 
 @pytest.mark.parametrize("kind", Deduplicators)
-def test_the_first_of_equals_is_kept_and_its_hash_does_not_stay(kind: Any) -> None:
+def test_the_first_of_equal_rows_is_kept_without_its_hash(kind: Any) -> None:
     operator = kind()
     texts = ["one", "two", "one", "", "two", ""]
     hashed = [operator({"text": text, "number": number}) for number, text in enumerate(texts)]
@@ -358,13 +356,13 @@ def test_the_first_of_equals_is_kept_and_its_hash_does_not_stay(kind: Any) -> No
 
 @pytest.mark.parametrize("kind", Deduplicators)
 @pytest.mark.parametrize("row", [{}, {"other": "a"}, {"text": None}, {"text": 5}, {"text": ["a"]}, {"text": b"a"}])
-def test_a_missing_or_wrong_text_is_told(kind: Any, row: dict[str, Any]) -> None:
+def test_a_missing_or_wrong_text_is_reported(kind: Any, row: dict[str, Any]) -> None:
     with pytest.raises(BadField, match="'text'"):
         kind().compute_hash(row)
 
 
 @pytest.mark.parametrize("kind", Deduplicators)
-def test_the_text_is_in_the_field_that_was_named(kind: Any) -> None:
+def test_the_text_is_read_from_the_text_key(kind: Any) -> None:
     operator = kind()
     operator.text_key = "body"
     assert operator.columns() == ("body",)
@@ -376,7 +374,7 @@ TOKENIZATIONS = ["space", "punctuation", "character"]
 
 
 @pytest.mark.parametrize("operator", [DocumentDeduplicator(), *map(DocumentMinhashDeduplicator, TOKENIZATIONS)])
-def test_strange_texts_are_equal_only_to_themselves(operator: Any) -> None:
+def test_unusual_texts_are_equal_only_to_themselves(operator: Any) -> None:
     long = [f"{text} " * 9 for text in NASTY[1:]]
     texts = [*NASTY, *long]
     numbers = list(range(len(texts)))
@@ -385,7 +383,7 @@ def test_strange_texts_are_equal_only_to_themselves(operator: Any) -> None:
 
 @pytest.mark.parametrize("tokenization", TOKENIZATIONS)
 @pytest.mark.parametrize("piece", ["word ", "x", " ", "日本, ", "a.b "])
-def test_a_text_of_a_megabyte_takes_no_more_than_seconds(tokenization: str, piece: str) -> None:
+def test_a_text_of_a_megabyte_takes_seconds(tokenization: str, piece: str) -> None:
     operator = DocumentMinhashDeduplicator(tokenization)
     text = (piece * (1_000_000 // len(piece)))[:1_000_000]
     begun = time.process_time()
@@ -410,13 +408,13 @@ def test_a_text_of_many_different_words_needs_little_memory() -> None:
 
 
 @pytest.mark.parametrize("error", errors(op="document_minhash_deduplicator"))
-def test_what_data_juicer_refuses_is_refused_when_it_is_written(error: dict[str, Any]) -> None:
+def test_configurations_that_data_juicer_refuses_are_refused(error: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="tokenization"):
         DocumentMinhashDeduplicator(**error["params"])
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"),
+    ("wrong", "message"),
     [
         ({"tokenization": "sentencepiece", "tokenizer_model": "m"}, "adapter: data_juicer"),
         ({"window_size": 0}, "window_size must be a whole number of at least 1, not 0"),
@@ -429,8 +427,8 @@ def test_what_data_juicer_refuses_is_refused_when_it_is_written(error: dict[str,
         ({"ignore_pattern": "a(b"}, "at position 1"),
     ],
 )
-def test_values_that_make_no_sense_are_told(wrong: dict[str, Any], told: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(told)):
+def test_invalid_values_are_reported(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
         DocumentMinhashDeduplicator(**wrong)
 
 

@@ -78,12 +78,12 @@ def named(case: dict[str, Any]) -> str:
     return str(case["name"])
 
 
-def test_all_filters_with_expected_values_are_here() -> None:
+def test_all_filters_with_golden_results_are_tested() -> None:
     assert {case["op"] for case in CASES} == {*ABOUT_TEXTS, *ABOUT_FIELDS}
 
 
 @pytest.mark.parametrize("case", CASES, ids=named)
-def test_figures_are_exactly_those_of_data_juicer_and_the_same_rows_are_kept(case: dict[str, Any]) -> None:
+def test_stats_and_kept_rows_are_those_of_data_juicer(case: dict[str, Any]) -> None:
     operator = filter_named(case["op"], **case["params"])
     zeros = set()
     for row, expected in zip(rows(), case["rows"], strict=True):
@@ -97,7 +97,7 @@ def test_figures_are_exactly_those_of_data_juicer_and_the_same_rows_are_kept(cas
             assert case["op"] == "specified_numeric_field_filter", row["id"]
             assert kept, row["id"]
             assert list(row[STATS_FIELD].values()) == [0], row["id"]
-    # that it drops the number 0 is called wrong; with texts, or with 0 out of bounds, nothing differs
+    # Data-Juicer drops the number 0; with strings, or with 0 out of range, the results are equal
     assert bool(zeros) == (case["name"] in ("specified_numeric_field_filter__0", "specified_numeric_field_filter__2"))
     assert case["dataset_run_keep_diff"] == []
 
@@ -105,7 +105,7 @@ def test_figures_are_exactly_those_of_data_juicer_and_the_same_rows_are_kept(cas
 @pytest.mark.parametrize(
     "error", [e for e in errors() if e["op"] in ABOUT_FIELDS], ids=lambda e: json.dumps(e["params"])
 )
-def test_what_data_juicer_refuses_is_refused(error: dict[str, Any]) -> None:
+def test_configurations_that_data_juicer_refuses_are_refused(error: dict[str, Any]) -> None:
     def run() -> None:
         filter_named(error["op"], **error["params"])(rows()[0])
 
@@ -140,13 +140,13 @@ def test_what_data_juicer_refuses_is_refused(error: dict[str, Any]) -> None:
         (None, False),
     ],
 )
-def test_a_number_or_a_text_that_is_one_is_kept_if_it_is_in_bounds(value: object, kept: bool) -> None:
+def test_a_number_or_a_numeric_string_is_kept_if_it_is_in_range(value: object, kept: bool) -> None:
     operator = SpecifiedNumericFieldFilter(field_key="a.b", min_value=-1, max_value=7)
     row = {"a": {"b": value}}
     assert (operator(row) is row) is kept
 
 
-def test_no_number_is_dropped_whether_the_range_is_reversed_or_not() -> None:
+def test_values_without_a_number_are_dropped_also_with_a_reversed_range() -> None:
     operator = filter_named("specified_numeric_field_filter", field_key="a", max_value=5, reversed_range=True)
     assert [operator({"a": value}) is not None for value in (4, 6, "6", "six", None)] == [
         False,
@@ -158,14 +158,14 @@ def test_no_number_is_dropped_whether_the_range_is_reversed_or_not() -> None:
 
 
 @pytest.mark.parametrize("value", [[1], [], {}, {"b": 1}])
-def test_a_list_or_a_mapping_is_no_number(value: object) -> None:
+def test_a_list_or_a_mapping_is_not_a_number(value: object) -> None:
     with pytest.raises(BadField, match=f"field 'a' is {type(value).__name__}, not a number"):
         SpecifiedNumericFieldFilter(field_key="a")({"a": value})
 
 
 @pytest.mark.parametrize("name", ["specified_field_filter", "specified_numeric_field_filter"])
 @pytest.mark.parametrize("row", [{}, {"a": None}, {"a": "text"}, {"a": {}}, {"a": ["b"]}, {"b": 1}])
-def test_a_field_that_is_not_there_is_told_with_those_that_are(name: str, row: dict[str, Any]) -> None:
+def test_a_missing_field_is_reported_with_the_existing_ones(name: str, row: dict[str, Any]) -> None:
     operator = filter_named(name, field_key="a.b")
     assert operator.columns() == ("a.b",)
     there = ", ".join(repr(field) for field in [*row, STATS_FIELD])
@@ -173,18 +173,18 @@ def test_a_field_that_is_not_there_is_told_with_those_that_are(name: str, row: d
         operator(dict(row))
 
 
-def test_values_that_are_wanted_may_be_anything() -> None:
+def test_target_values_may_have_any_type() -> None:
     operator = SpecifiedFieldFilter(field_key="a", target_value=[1, None, "x", [2], {"b": 3}])
     values: list[Any] = [1, 1.0, True, None, "x", [1, "x"], [], [[2]], {"b": 3}, 2, "y", [1, 2], [2], {"b": 4}]
     assert [operator({"a": value}) is not None for value in values] == [True] * 9 + [False] * 5
 
 
-def test_without_wanted_values_all_rows_are_kept_even_if_the_range_is_reversed() -> None:
+def test_without_target_values_all_rows_are_kept_also_with_a_reversed_range() -> None:
     assert filter_named("specified_field_filter", field_key="a", reversed_range=True)({"a": 1}) is not None
     assert filter_named("suffix_filter", reversed_range=True)({}) is not None
 
 
-def test_suffixes_may_be_reversed_and_need_their_field_only_if_there_are_any() -> None:
+def test_suffix_filter_can_be_reversed_and_needs_its_field_only_with_suffixes() -> None:
     operator = filter_named("suffix_filter", suffixes=[".txt"], reversed_range=True)
     assert [operator({"__dj__suffix__": suffix}) is not None for suffix in (".txt", ".TXT", "txt")] == [
         False,
@@ -201,12 +201,12 @@ def test_suffixes_may_be_reversed_and_need_their_field_only_if_there_are_any() -
 
 
 @pytest.mark.parametrize("name", ABOUT_TEXTS)
-def test_a_text_without_characters_has_the_figure_zero(name: str) -> None:
+def test_the_stat_of_an_empty_text_is_zero(name: str) -> None:
     assert measured(filter_named(name), "") == 0
 
 
 @pytest.mark.parametrize("name", ABOUT_TEXTS)
-def test_what_is_no_text_is_told(name: str) -> None:
+def test_a_value_that_is_not_a_string_is_reported(name: str) -> None:
     for value in (None, 7, b"bytes", ["text"], float("nan")):
         with pytest.raises(BadField, match=f"field 'text' is {type(value).__name__}, not a string"):
             filter_named(name)({"text": value})
@@ -225,14 +225,14 @@ def test_the_text_may_be_in_another_field(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ABOUT_TEXTS)
-def test_a_figure_that_is_there_already_is_not_measured_again(name: str) -> None:
+def test_a_stat_that_exists_is_not_computed_again(name: str) -> None:
     row = {"text": 0, STATS_FIELD: {ABOUT_TEXTS[name]: 0.4, "other": 1}}
     operator = filter_named(name)
     assert (operator(row) is row) == (operator.low <= 0.4 <= operator.high)
     assert row[STATS_FIELD] == {ABOUT_TEXTS[name]: 0.4, "other": 1}
 
 
-def test_a_field_that_is_in_the_stats_already_is_not_read_again() -> None:
+def test_a_field_in_the_stats_is_not_read_again() -> None:
     row = {"a": 9, STATS_FIELD: {"a": 1}}
     assert filter_named("specified_numeric_field_filter", field_key="a", max_value=5)(row) is row
     assert filter_named("specified_field_filter", field_key="a", target_value=[9])(row) is None
@@ -252,7 +252,7 @@ def test_a_field_that_is_in_the_stats_already_is_not_read_again() -> None:
         ("x\r\ny\u2028z\x1c", (3 / 7, 2 / 7, 7, 2, 1)),
     ],
 )
-def test_strange_characters_are_measured_like_all_others(text: str, figures: tuple[float, ...]) -> None:
+def test_unusual_characters_are_counted(text: str, figures: tuple[float, ...]) -> None:
     names = (
         "alphanumeric_filter",
         "special_characters_filter",
@@ -279,7 +279,7 @@ BIG = {
 
 @pytest.mark.parametrize("text", BIG.values(), ids=BIG)
 @pytest.mark.parametrize("name", ABOUT_TEXTS)
-def test_a_text_of_a_million_characters_takes_no_time_squared(name: str, text: str) -> None:
+def test_a_text_of_a_million_characters_takes_linear_time(name: str, text: str) -> None:
     operator = filter_named(name)
     before = time.process_time()
     measured(operator, text)
@@ -288,7 +288,7 @@ def test_a_text_of_a_million_characters_takes_no_time_squared(name: str, text: s
 
 @pytest.mark.parametrize("name", ["character_repetition_filter", "word_repetition_filter"])
 @pytest.mark.parametrize("length", [60, 5_000, 90_000])
-def test_long_runs_take_no_time_squared_either(name: str, length: int) -> None:
+def test_long_runs_take_linear_time(name: str, length: int) -> None:
     operator = filter_named(name, rep_len=length)
     before = time.process_time()
     assert measured(operator, "a b " * 50_000) > 0
@@ -309,7 +309,7 @@ def test_long_runs_take_no_time_squared_either(name: str, length: int) -> None:
     ],
 )
 @pytest.mark.parametrize("name", ["text_length_filter", "maximum_line_length_filter", "average_line_length_filter"])
-def test_bounds_belong_to_the_range_unless_it_is_open(name: str, flags: dict[str, bool], kept: list[bool]) -> None:
+def test_bounds_are_in_the_range_unless_it_is_open(name: str, flags: dict[str, bool], kept: list[bool]) -> None:
     operator = filter_named(name, min_len=2, max_len=4, **flags)
     assert [operator({"text": "a" * length}) is not None for length in range(1, 6)] == kept
 
@@ -323,14 +323,12 @@ def test_bounds_belong_to_the_range_unless_it_is_open(name: str, flags: dict[str
         ({"min_closed_interval": False, "max_closed_interval": False}, [True, False, False, False, True]),
     ],
 )
-def test_a_reversed_range_keeps_what_is_outside_and_its_ends_unless_it_is_open(
-    flags: dict[str, bool], kept: list[bool]
-) -> None:
+def test_a_reversed_range_keeps_values_outside_and_closed_bounds(flags: dict[str, bool], kept: list[bool]) -> None:
     operator = filter_named("text_length_filter", min_len=2, max_len=4, reversed_range=True, **flags)
     assert [operator({"text": "a" * length}) is not None for length in range(1, 6)] == kept
 
 
-def test_null_is_no_bound_and_bounds_the_wrong_way_round_keep_nothing() -> None:
+def test_null_is_no_bound_and_reversed_bounds_keep_nothing() -> None:
     assert TextLengthFilter(min_len=None, max_len=None)({"text": ""}) is not None
     operator = TextLengthFilter(min_len=5, max_len=3)
     assert [operator({"text": "a" * length}) for length in range(9)] == [None] * 9
@@ -338,7 +336,7 @@ def test_null_is_no_bound_and_bounds_the_wrong_way_round_keep_nothing() -> None:
 
 @pytest.mark.parametrize("name", ABOUT_TEXTS)
 @pytest.mark.parametrize("value", ["0.5", True, float("nan"), [1]])
-def test_a_bound_that_is_no_number_is_refused(name: str, value: object) -> None:
+def test_a_bound_that_is_not_a_number_is_refused(name: str, value: object) -> None:
     operator = filter_named(name)
     parameter = next(p for p in ("min_ratio", "min_len", "min_num") if p in operator.__init__.__kwdefaults__)
     with pytest.raises(ValueError, match=re.escape(f"{parameter} must be a number, not {value!r}")):
@@ -378,13 +376,15 @@ def test_a_bound_that_is_no_number_is_refused(name: str, value: object) -> None:
         ("suffix_filter", {"suffixes": 7}, "suffixes must be a suffix such as .txt, or a list of suffixes, not 7"),
     ],
 )
-def test_wrong_values_are_told_when_an_operator_is_made(name: str, parameters: dict[str, Any], said: str) -> None:
+def test_invalid_values_are_reported_when_an_operator_is_created(
+    name: str, parameters: dict[str, Any], said: str
+) -> None:
     with pytest.raises(ValueError, match=re.escape(said)):
         filter_named(name, **parameters)
 
 
 @pytest.mark.parametrize("name", ["alphanumeric_filter", "words_num_filter", *ABOUT_WORDS])
-def test_tokens_of_a_model_are_left_to_the_adapter(name: str) -> None:
+def test_tokenization_by_a_model_is_refused_with_the_adapter(name: str) -> None:
     with pytest.raises(ValueError, match="through Data-Juicer: adapter: data_juicer"):
         filter_named(name, tokenization=True)
 
@@ -397,7 +397,7 @@ def listing(folder: Path, content: object, name: str = "stopwords.json") -> Path
     return folder
 
 
-def test_lists_of_several_files_are_put_together_by_language(tmp_path: Path) -> None:
+def test_lists_of_several_files_are_merged_by_language(tmp_path: Path) -> None:
     listing(tmp_path, {"en": ["the"]}, "stopwords_a.json")
     listing(tmp_path, {"en": ["of"], "fr": ["le"]}, "my_stopwords.json")
     listing(tmp_path, {"en": ["dog"]}, "flagged_words.json")
@@ -408,12 +408,12 @@ def test_lists_of_several_files_are_put_together_by_language(tmp_path: Path) -> 
     assert measured(StopwordsFilter(stopwords_dir=str(tmp_path), lang="all"), text) == 3 / 5
 
 
-def test_a_language_may_be_called_all(tmp_path: Path) -> None:
+def test_the_language_all_uses_all_lists(tmp_path: Path) -> None:
     listing(tmp_path, {"all": ["mans"], "en": ["the"]})
     assert measured(StopwordsFilter(stopwords_dir=str(tmp_path), lang="all"), "The Mans of Le Mans") == 2 / 5
 
 
-def test_neighbours_are_put_together_in_groups(tmp_path: Path) -> None:
+def test_adjacent_words_are_joined_to_groups(tmp_path: Path) -> None:
     listing(tmp_path, {"en": ["new york", "a b c", "york"]})
     words = "New York, a b c!"
     common: dict[str, Any] = {"stopwords_dir": str(tmp_path), "words_aug_join_char": " "}
@@ -423,7 +423,7 @@ def test_neighbours_are_put_together_in_groups(tmp_path: Path) -> None:
     assert measured(StopwordsFilter(**common, use_words_aug=True, words_aug_group_sizes=[9]), words) == 1 / 5
 
 
-def test_a_list_that_is_not_there_is_told_with_its_place_before_the_first_row(tmp_path: Path) -> None:
+def test_a_missing_list_is_reported_with_its_path_before_the_first_row(tmp_path: Path) -> None:
     operator = StopwordsFilter(stopwords_dir=str(tmp_path / "nowhere"))
     said = f"no list of stopwords in {tmp_path / 'nowhere'}; add stopwords.json"
     with pytest.raises(FileNotFoundError, match=re.escape(said)):
@@ -433,7 +433,7 @@ def test_a_list_that_is_not_there_is_told_with_its_place_before_the_first_row(tm
     assert not (tmp_path / "nowhere").exists()
 
 
-def test_lists_are_looked_for_where_data_juicer_keeps_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lists_are_read_from_the_folder_of_data_juicer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DATA_JUICER_ASSETS_CACHE", str(listing(tmp_path, {"en": ["the"]})))
     operator = StopwordsFilter()
     operator.setup(Worker(0, "unit"))
@@ -451,7 +451,7 @@ def test_lists_are_looked_for_where_data_juicer_keeps_them(tmp_path: Path, monke
         ({"fr": ["le"], "de": ["der"]}, "has stopwords for de, fr only"),
     ],
 )
-def test_a_list_that_will_not_do_is_told_with_its_file(tmp_path: Path, content: object, said: str) -> None:
+def test_an_invalid_list_is_reported_with_its_file(tmp_path: Path, content: object, said: str) -> None:
     operator = StopwordsFilter(stopwords_dir=str(listing(tmp_path, content)))
     with pytest.raises(ValueError, match=re.escape(said)) as raised:
         operator.setup(Worker(0, "unit"))
@@ -469,7 +469,7 @@ def neighbours(names: tuple[str, ...], *, sharing: bool) -> list[Any]:
     return made
 
 
-def test_neighbours_make_the_words_and_lines_of_a_text_once() -> None:
+def test_adjacent_filters_compute_words_and_lines_once() -> None:
     text = "The lazy dog.\nThe lazy dog!\tЁ"
     for names, of in ((ABOUT_WORDS, "words"), (ABOUT_LINES, "lines")):
         together = [getattr(operator, of)(text) for operator in neighbours(names, sharing=True)]
@@ -480,7 +480,7 @@ def test_neighbours_make_the_words_and_lines_of_a_text_once() -> None:
 
 
 @pytest.mark.parametrize("names", [ABOUT_WORDS, ABOUT_LINES])
-def test_figures_are_the_same_whether_anything_is_shared_or_not(names: tuple[str, ...]) -> None:
+def test_stats_are_the_same_with_and_without_the_shared_cache(names: tuple[str, ...]) -> None:
     shared, alone = rows(), rows()
     for one, other in zip(neighbours(names, sharing=True), neighbours(names, sharing=False), strict=True):
         for row, same in zip(shared, alone, strict=True):
@@ -488,7 +488,7 @@ def test_figures_are_the_same_whether_anything_is_shared_or_not(names: tuple[str
     assert shared == alone
 
 
-def test_groups_of_words_are_not_added_to_the_words_that_others_share() -> None:
+def test_groups_of_words_are_not_added_to_the_shared_words() -> None:
     first, second = neighbours(("stopwords_filter", "stopwords_filter"), sharing=True)
     first.sizes = (2,)
     text = "the lazy dog is lazy"
@@ -496,7 +496,7 @@ def test_groups_of_words_are_not_added_to_the_words_that_others_share() -> None:
     assert measured(second, text) == 2 / 5
 
 
-def test_filters_say_what_they_share() -> None:
+def test_filters_declare_their_shared_intermediates() -> None:
     for name in (*ABOUT_TEXTS, *ABOUT_FIELDS):
         operator = filter_named(name, field_key="a") if name.startswith("specified") else filter_named(name)
         assert operator.shared_intermediates == (
@@ -507,7 +507,7 @@ def test_filters_say_what_they_share() -> None:
 
 
 @pytest.mark.parametrize("name", [*ABOUT_TEXTS, *ABOUT_FIELDS])
-def test_filters_travel(name: str) -> None:
+def test_filters_can_be_pickled(name: str) -> None:
     operator = filter_named(name, **({"field_key": "meta.score"} if name.startswith("specified") else {}))
     there = pickle.loads(pickle.dumps(operator))
     for row, same in zip(rows()[240:270], rows()[240:270], strict=True):
@@ -530,7 +530,7 @@ def plainly_stripped(word: str) -> str:
 @example("ΑΣ\nΑΣ ΒΣ.")  # noqa: RUF001
 @example("Г. г.")  # noqa: RUF001
 @example("a\xa0b c\r\nd\x1ce")
-def test_words_are_what_is_left_of_parts_without_special_characters_around_them(text: str) -> None:
+def test_words_are_parts_without_surrounding_special_characters(text: str) -> None:
     parts = [part for part in re.split("[ \n\t]", text) if part]
     assert [strip_special(part) for part in parts] == [plainly_stripped(part) for part in parts]
     assert lowercase_words(text) == [word for part in parts if (word := plainly_stripped(part.lower()))]
@@ -538,7 +538,7 @@ def test_words_are_what_is_left_of_parts_without_special_characters_around_them(
 
 
 @given(TEXTS)
-def test_characters_are_counted_as_one_by_one(text: str) -> None:
+def test_character_counts_equal_those_of_a_loop(text: str) -> None:
     assert character_counter(str.isalnum)(text) == sum(map(str.isalnum, text))
     assert character_counter(SPECIAL_CHARACTERS.__contains__)(text) == sum(map(SPECIAL_CHARACTERS.__contains__, text))
 
@@ -546,7 +546,7 @@ def test_characters_are_counted_as_one_by_one(text: str) -> None:
 def test_special_characters_are_those_of_data_juicer() -> None:
     assert len(SPECIAL_CHARACTERS) == 1618
     assert all(len(character) == 1 for character in SPECIAL_CHARACTERS)
-    # those around which tables go wrong: no-break space, joiners and regional indicators are not special
+    # characters that tables often get wrong: no-break space, joiners and regional indicators are not special
     assert SPECIAL_CHARACTERS.isdisjoint("\xa0\u200c\u200d\u2060\ufe0f\x1b\x7f\x94aAé日🇦🇿")
     assert SPECIAL_CHARACTERS.issuperset("\x93\xad\u200b\ufeff\u3000\u2800一上士シ１øπГ🏽❤♥©🫨🛜")  # noqa: RUF001
 
@@ -555,7 +555,7 @@ def test_special_characters_are_those_of_data_juicer() -> None:
 @example("a" * 200, 65)
 @example("ab" * 100 + "c" + "ab" * 40, 66)
 @example("".join(map(chr, range(0x4E00, 0x4E64))), 70)
-def test_runs_are_counted_as_one_by_one(text: str, length: int) -> None:
+def test_run_counts_equal_those_of_a_loop(text: str, length: int) -> None:
     counts = Counter(text[at : at + length] for at in range(len(text) - length + 1))
     more = sorted(count for count in counts.values() if count > 1)
     for different, repeated in (repeated_characters(text, length), repeated_words(list(text), length)):
@@ -564,7 +564,7 @@ def test_runs_are_counted_as_one_by_one(text: str, length: int) -> None:
 
 
 @given(st.lists(st.sampled_from("abcdefghijklmnopqrstuvwxyz"), max_size=400), st.integers(1, 12))
-def test_runs_of_few_words_and_of_many_are_counted_alike(words: list[str], length: int) -> None:
+def test_run_counts_do_not_depend_on_the_number_of_words(words: list[str], length: int) -> None:
     counts = Counter(tuple(words[at : at + length]) for at in range(len(words) - length + 1))
     different, repeated = repeated_words(words, length)
     assert (different, sorted(repeated)) == (len(counts), sorted(count for count in counts.values() if count > 1))
@@ -580,7 +580,7 @@ def test_ratios_are_from_zero_to_one_and_do_not_change_when_a_text_is_measured_a
 
 
 @given(st.text(st.sampled_from("ab .,\n"), max_size=80))
-def test_a_text_said_twice_is_all_repetition(text: str) -> None:
+def test_a_text_repeated_twice_has_a_ratio_of_one(text: str) -> None:
     words = WordsNumFilter()
     if measured(words, text) >= 1:
         assert measured(words, f"{text} {text}") == 2 * measured(words, text)

@@ -76,7 +76,7 @@ def png(width: int = 4, height: int = 3, colour: tuple[int, int, int] = (9, 99, 
 
 @pytest.mark.parametrize("how", ["paths", "bytes", "both"])
 @pytest.mark.parametrize("case", OF_FILTERS, ids=named)
-def test_filters_measure_and_keep_as_data_juicer_does(case: dict[str, Any], how: str, tmp_path: Path) -> None:
+def test_stats_and_kept_rows_of_images_are_those_of_data_juicer(case: dict[str, Any], how: str, tmp_path: Path) -> None:
     operator = FILTERS[case["op"]](**case["params"])
     for row, wanted in zip(given_as(how, case, tmp_path), case["rows"], strict=True):
         kept = operator(row)
@@ -107,7 +107,7 @@ def test_sizes_are_read_with_and_without_units(written: Any, wanted: int) -> Non
 
 
 @pytest.mark.parametrize("wrong", ["-2KB", "many", "", "1.5", None, "3 QB"])
-def test_what_is_no_size_is_told_with_the_name_of_the_parameter(wrong: Any) -> None:
+def test_an_invalid_size_is_reported_with_the_name_of_the_parameter(wrong: Any) -> None:
     with pytest.raises(ValueError, match="min_size: "):
         ImageSizeFilter(min_size=wrong)
 
@@ -116,12 +116,12 @@ def test_what_is_no_size_is_told_with_the_name_of_the_parameter(wrong: Any) -> N
     "error",
     [*errors(op="image_shape_filter"), *errors(op="image_size_filter"), *errors(op="image_aspect_ratio_filter")],
 )
-def test_what_data_juicer_refuses_is_refused(error: dict[str, Any]) -> None:
+def test_configurations_that_data_juicer_refuses_are_refused(error: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="any_or_all must be one of any, all, not 'some'"):
         FILTERS[error["op"]](**error["params"])
 
 
-def test_any_image_is_enough_or_all_are_needed() -> None:
+def test_any_or_all_images_must_be_in_range() -> None:
     images = [png(4, 3), png(40, 3)]
     for make in (
         lambda which: ImageShapeFilter(max_width=10, any_or_all=which),
@@ -146,7 +146,7 @@ def test_bounds_may_be_open_and_ranges_reversed() -> None:
     assert [operator(row) is row for row in (on_the_bound, inside, outside)] == [True, False, True]
 
 
-def test_figures_that_are_there_are_not_made_again() -> None:
+def test_existing_stats_are_not_computed_again() -> None:
     stats = {"image_width": [5], "image_height": [6], "aspect_ratios": [2.5], "image_sizes": [7]}
     for make in FILTERS.values():
         row = {"images": ["/nowhere"], STATS_FIELD: dict(stats)}
@@ -165,7 +165,7 @@ def test_rows_without_images_are_kept(make: Any, row: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("make", [*FILTERS.values(), ImageDeduplicator])
-def test_a_file_that_is_missing_is_told_with_its_path(make: Any, tmp_path: Path) -> None:
+def test_a_missing_file_is_reported_with_its_path(make: Any, tmp_path: Path) -> None:
     path = str(tmp_path / "missing image.png")
     with pytest.raises(BadField, match=r"missing image\.png' cannot be read: No such file or directory"):
         make()({"images": [path]})
@@ -173,7 +173,7 @@ def test_a_file_that_is_missing_is_told_with_its_path(make: Any, tmp_path: Path)
 
 @pytest.mark.parametrize("make", [ImageShapeFilter, ImageAspectRatioFilter, ImageDeduplicator])
 @pytest.mark.parametrize("content", [b"", b"not an image", b"\x89PNG\r\n\x1a\n", png()[:20], b"GIF89a\0"])
-def test_a_file_that_is_no_image_is_told_with_its_path(make: Any, content: bytes, tmp_path: Path) -> None:
+def test_a_file_that_is_not_an_image_is_reported_with_its_path(make: Any, content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "broken.png"
     path.write_bytes(content)
     with pytest.raises(BadField, match=r"broken\.png' cannot be read"):
@@ -183,7 +183,7 @@ def test_a_file_that_is_no_image_is_told_with_its_path(make: Any, content: bytes
             make()({"images": [content]})
 
 
-def test_a_file_whose_end_is_missing_is_told_by_who_looks_at_pixels(tmp_path: Path) -> None:
+def test_a_truncated_file_is_reported_by_operators_that_read_pixels(tmp_path: Path) -> None:
     from PIL import Image
 
     path = tmp_path / "cut.png"
@@ -204,13 +204,13 @@ def test_a_small_file_that_claims_a_million_million_pixels_is_refused() -> None:
 
 
 @pytest.mark.parametrize("wrong", [[5], [None], [["a"]], 5, [{"nothing": 1}], [""], ["https://example.org/a.png"]])
-def test_what_is_neither_a_path_nor_bytes_is_told(wrong: Any) -> None:
+def test_a_value_that_is_neither_a_path_nor_bytes_is_reported(wrong: Any) -> None:
     for make in (*FILTERS.values(), ImageDeduplicator):
         with pytest.raises(BadField, match=r"images|example\.org"):
             make()({"images": wrong})
 
 
-def test_images_are_named_in_several_ways(tmp_path: Path) -> None:
+def test_images_are_given_in_several_ways(tmp_path: Path) -> None:
     path = tmp_path / "a b é.png"
     path.write_bytes(png(7, 5))
     ways = [str(path), path.as_uri(), path, path.read_bytes(), bytearray(path.read_bytes())]
@@ -222,14 +222,14 @@ def test_images_are_named_in_several_ways(tmp_path: Path) -> None:
     assert image_sources({"images": str(path)}, "images", "image_bytes") == [str(path)]
 
 
-def test_bytes_count_only_if_there_are_as_many_as_paths() -> None:
+def test_bytes_are_used_only_if_there_are_as_many_as_paths() -> None:
     row = {"images": ["a", "b"], "image_bytes": [b"1"]}
     assert image_sources(row, "images", "image_bytes") == ["a", "b"]
     assert image_sources({**row, "images": ["a"]}, "images", "image_bytes") == [b"1"]
     assert image_sources({"image_bytes": [b"1"]}, "images", "image_bytes") == [b"1"]
 
 
-def test_images_are_in_the_field_that_was_named() -> None:
+def test_images_are_read_from_the_image_key() -> None:
     for make in FILTERS.values():
         operator = make()
         operator.image_key = "pictures"
@@ -239,7 +239,7 @@ def test_images_are_in_the_field_that_was_named() -> None:
         assert all(len(value) == 1 for value in row[STATS_FIELD].values())  # type: ignore[attr-defined]
 
 
-def test_an_image_that_a_camera_stored_sideways_is_turned() -> None:
+def test_an_image_is_rotated_by_its_exif_orientation() -> None:
     from PIL import Image
 
     file = io.BytesIO()
@@ -256,7 +256,7 @@ def test_an_image_that_a_camera_stored_sideways_is_turned() -> None:
 
 @pytest.mark.parametrize("how", ["paths", "bytes", "both"])
 @pytest.mark.parametrize("case", OF_DEDUPLICATOR, ids=named)
-def test_images_are_hashed_and_compared_as_data_juicer_does(case: dict[str, Any], how: str, tmp_path: Path) -> None:
+def test_duplicate_images_are_those_of_data_juicer(case: dict[str, Any], how: str, tmp_path: Path) -> None:
     operator = ImageDeduplicator(**case["params"])
     hashes = [operator.compute_hash(row) for row in given_as(how, case, tmp_path)]
     assert [one.hex() for one in hashes] == case["hashes"]
@@ -264,7 +264,7 @@ def test_images_are_hashed_and_compared_as_data_juicer_does(case: dict[str, Any]
     assert [number for number, original in enumerate(originals) if number == original] == case["rows"]
 
 
-def test_texts_are_compared_too_if_wanted() -> None:
+def test_consider_text_compares_texts() -> None:
     red, blue = png(32, 32, (255, 0, 0)), png(32, 32, (0, 0, 0))
     rows: list[dict[str, Any]] = [
         {"text": "a", "images": [red]},
@@ -282,7 +282,7 @@ def test_texts_are_compared_too_if_wanted() -> None:
     assert with_text.columns() == ("images", "text")
 
 
-def test_a_path_that_a_row_has_twice_counts_once(tmp_path: Path) -> None:
+def test_a_path_that_occurs_twice_in_a_row_counts_once(tmp_path: Path) -> None:
     path = tmp_path / "a.png"
     path.write_bytes(png())
     operator = ImageDeduplicator()
@@ -292,7 +292,7 @@ def test_a_path_that_a_row_has_twice_counts_once(tmp_path: Path) -> None:
     assert operator.compute_hash({"images": [png()] * 2}) == once * 2
 
 
-def test_a_text_that_is_wrong_is_told_only_if_it_matters() -> None:
+def test_a_wrong_text_is_reported_only_if_texts_are_compared() -> None:
     row = {"text": 5, "images": [png()]}
     assert ImageDeduplicator().compute_hash(row)
     with pytest.raises(BadField, match="'text' is int"):
@@ -312,7 +312,7 @@ def test_images_of_all_kinds_are_hashed(method: str, mode: str) -> None:
     assert len(ImageDeduplicator(method).compute_hash({"images": [file.getvalue()]})) == 8
 
 
-def test_a_copy_that_is_smaller_has_the_same_look() -> None:
+def test_a_smaller_copy_has_the_same_hash() -> None:
     from PIL import Image
 
     large = Image.radial_gradient("L").convert("RGB")
@@ -324,7 +324,7 @@ def test_a_copy_that_is_smaller_has_the_same_look() -> None:
     assert len(hashes) == 1
 
 
-def test_a_method_that_nobody_knows_is_refused() -> None:
+def test_an_unknown_method_is_refused() -> None:
     for error in errors(op="image_deduplicator"):
         with pytest.raises(ValueError, match="method must be one of phash, dhash, whash, ahash, not 'xhash'"):
             ImageDeduplicator(**error["params"])

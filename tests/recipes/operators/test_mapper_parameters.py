@@ -69,7 +69,9 @@ ADAPTER = "run this operator through Data-Juicer: adapter: data_juicer"
         ("text_chunk_mapper", {"tokenizer": "gpt2"}, ADAPTER),
     ],
 )
-def test_a_wrong_parameter_is_told_when_the_mapper_is_made(name: str, params: dict[str, Any], message: str) -> None:
+def test_an_invalid_parameter_is_reported_when_the_mapper_is_created(
+    name: str, params: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         made(name, **params)
 
@@ -78,7 +80,7 @@ def test_a_wrong_parameter_is_told_when_the_mapper_is_made(name: str, params: di
     "name", ["clean_email_mapper", "clean_ip_mapper", "clean_links_mapper", "replace_content_mapper"]
 )
 @pytest.mark.parametrize("pattern", ["b.", "r'b.'", 'r"b."'])
-def test_a_pattern_of_the_users_own_takes_the_place_of_the_usual_one(name: str, pattern: str) -> None:
+def test_a_custom_pattern_replaces_the_default(name: str, pattern: str) -> None:
     text = "ab\n me@x.org 1.2.3.4 http://x.org"
     assert changed(name, text, pattern=pattern, repl=r"[\g<0>]") == "a[b\n] me@x.org 1.2.3.4 http://x.org"
 
@@ -91,7 +93,7 @@ def test_a_pattern_of_the_users_own_takes_the_place_of_the_usual_one(name: str, 
         ("clean_ip_mapper", "see 10.0.0.1 now", "10.0.0.1"),
     ],
 )
-def test_a_replacement_can_have_what_was_found_in_it(name: str, text: str, found: str) -> None:
+def test_a_replacement_can_contain_the_match(name: str, text: str, found: str) -> None:
     assert changed(name, text, repl=r"<\g<0>>\t") == text.replace(found, f"<{found}>\t")
 
 
@@ -99,7 +101,7 @@ def test_a_link_is_its_own_first_group_as_in_data_juicer() -> None:
     assert changed("clean_links_mapper", "é.b.com/xy, www.x.org", repl=r"[\1]") == "é[.b.com/xy], [www.x.org]"
 
 
-def test_one_replacement_serves_all_patterns() -> None:
+def test_one_replacement_applies_to_all_patterns() -> None:
     assert changed("replace_content_mapper", "a1b2", pattern=["a", r"\d"], repl="-") == "--b-"
     assert changed("replace_content_mapper", "a1b2", pattern=["a", "-1"], repl=["-", "+"]) == "+b2"
 
@@ -113,7 +115,7 @@ def test_an_empty_substring_is_in_every_word() -> None:
     assert changed("remove_words_with_incorrect_substrings_mapper", "a b", substrings=[""]) == ""
 
 
-def test_pieces_of_a_text_have_other_fields_of_their_own() -> None:
+def test_chunks_have_copies_of_the_other_fields() -> None:
     mapper = made("text_chunk_mapper", max_len=2, split_pattern=None)
     given = mapper({"text": "aabb", "stats": {"list": [1]}, "id": 7})
     assert not isinstance(given, dict)
@@ -124,11 +126,11 @@ def test_pieces_of_a_text_have_other_fields_of_their_own() -> None:
     assert other["stats"] == {"list": [1]}
 
 
-def test_a_pattern_that_finds_nothing_at_the_start_does_not_go_on_for_ever() -> None:
+def test_an_empty_match_at_the_start_does_not_loop() -> None:
     assert texts_of(made("text_chunk_mapper", max_len=3, split_pattern="^"), "abcdefgh") == ["abc", "def", "gh"]
 
 
-def test_marks_are_parts_of_words_and_separators_no_spaces() -> None:
+def test_marks_are_part_of_words_and_separators_are_not_spaces() -> None:
     assert changed("replace_content_mapper", "हिन्दी, ที่!", pattern=r"[^\w\s]") == "हिन्दी ที่"
     assert changed("replace_content_mapper", "a \x1c b", pattern=r"\s+", repl="_") == "a_\x1c_b"
     assert changed("replace_content_mapper", "ที่ab ½ab", pattern=r"\bab", repl="_") == "ที่ab ½_"
@@ -142,7 +144,7 @@ ASCII_PATTERNS = (
 
 
 @pytest.mark.parametrize("pattern", ASCII_PATTERNS.split(" | "))
-def test_for_ascii_a_pattern_finds_what_it_says(pattern: str) -> None:
+def test_a_translated_pattern_matches_the_same_ascii_text(pattern: str) -> None:
     text = "ab, a-b [a] ]b \\w a_b\tA\n  [x] []\n" * 2
     assert re.findall(expand_escapes(pattern), text) == re.findall(pattern, text)
     assert [found[0] for found in compile_pattern("pattern", pattern).finditer(text)] == [

@@ -27,22 +27,22 @@ def made_of(*pieces: str, most: int = 14) -> st.SearchStrategy[str]:
 
 
 @given(st.text())
-def test_spaces_are_normal_after_one_pass(text: str) -> None:
+def test_one_pass_normalises_all_spaces(text: str) -> None:
     once = changed("whitespace_normalization_mapper", text)
     assert not set(once) & set("\t\x84\xa0\u2003\u200b\u3000\ufffc")
-    # a strange space at an end has become a plain one, which the second pass takes off
+    # an unusual space at an end becomes a plain one, which the second pass strips
     assert changed("whitespace_normalization_mapper", once) == once.strip()
 
 
 @given(st.text(), st.integers(1, 9))
-def test_pieces_without_overlap_are_the_text(text: str, max_len: int) -> None:
+def test_chunks_without_overlap_are_the_text(text: str, max_len: int) -> None:
     pieces = texts_of(made("text_chunk_mapper", max_len=max_len, split_pattern=None), text)
     assert "".join(pieces) == text
     assert all(len(piece) == max_len for piece in pieces[:-1])
 
 
 @given(st.text(min_size=1), st.integers(2, 9), st.data())
-def test_pieces_start_with_the_end_of_the_one_before(text: str, max_len: int, data: st.DataObject) -> None:
+def test_chunks_overlap_the_previous_chunk(text: str, max_len: int, data: st.DataObject) -> None:
     overlap = data.draw(st.integers(1, max_len - 1))
     mapper = made("text_chunk_mapper", max_len=max_len, split_pattern="\n\n\n", overlap_len=overlap)
     pieces = texts_of(mapper, text.replace("\n", " "))
@@ -51,14 +51,14 @@ def test_pieces_start_with_the_end_of_the_one_before(text: str, max_len: int, da
 
 
 @given(made_of("ab", "\n\n", " ", "\n"), st.integers(3, 9))
-def test_no_piece_is_longer_than_it_may_be(text: str, max_len: int) -> None:
+def test_no_chunk_is_longer_than_max_len(text: str, max_len: int) -> None:
     pieces = texts_of(made("text_chunk_mapper", max_len=max_len), text)
     assert all(len(piece) <= max_len for piece in pieces)
     assert "".join(pieces).replace("\n", "") == text.replace("\n", "")
 
 
 @given(st.text(), st.lists(st.characters(), max_size=5))
-def test_removed_characters_are_gone_and_all_others_stay(text: str, characters: list[str]) -> None:
+def test_only_the_given_characters_are_removed(text: str, characters: list[str]) -> None:
     result = changed("remove_specific_chars_mapper", text, chars_to_remove=characters)
     assert result == "".join(character for character in text if character not in characters)
 
@@ -96,7 +96,7 @@ def test_the_first_heading_is_that_of_the_plain_pattern(text: str) -> None:
 
 
 @given(made_of("\\appendix", "\\begin{references}", "\\bibliography{", "}", "a", "\n", "\\begin{thebibliography}"))
-def test_a_bibliography_starts_where_the_plain_pattern_finds_it(text: str) -> None:
+def test_the_bibliography_starts_at_the_match_of_the_plain_pattern(text: str) -> None:
     assert changed("remove_bibliography_mapper", text) == PLAIN_END.sub("", text)
 
 
@@ -108,7 +108,7 @@ def test_no_sentence_is_repeated_after_one_pass_and_no_line_is_lost(text: str) -
 
 
 @given(made_of("a", "bcd", " ", "  ", "\t", "\n", "(", "«", "😀", "efghi"), st.integers(0, 3), st.integers(3, 6))
-def test_words_that_are_left_fit_and_a_second_pass_finds_nothing(text: str, least: int, most: int) -> None:
+def test_remaining_words_fit_and_a_second_pass_changes_nothing(text: str, least: int, most: int) -> None:
     once = changed("remove_long_words_mapper", text, min_len=least, max_len=most)
     assert changed("remove_long_words_mapper", once, min_len=least, max_len=most) == once
     kept = iter(text.split())

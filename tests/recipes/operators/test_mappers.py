@@ -28,12 +28,12 @@ RIGHT = {
     ("punctuation_normalization_mapper__0", 358): "ｆｕｌｌｗｉｄｔｈ\u3000ＴＥＸＴ\u3000１２３!?",  # noqa: RUF001
     ("punctuation_normalization_mapper__0", 366): ',.,"""""１""""\'::?!();- - . ~\'...-<>[]%-',  # noqa: RUF001
 }
-"""Where Data-Juicer's result is wrong: ours."""
+"""Correct results where those of Data-Juicer are wrong."""
 
 
 def without_comments(text: str, *, eats: bool) -> str:
-    """Inline comments, then lines: with the character before an inline comment, as Data-Juicer, or without. What is
-    part of a comment itself, a first % or the end of the line before, goes in both readings."""
+    """Remove inline comments, then comment lines. `eats`: also remove the character before an inline comment, as
+    Data-Juicer does; a % at the start or a line end before it are part of the comment in both cases."""
 
     def before(found: re.Match[str]) -> str:
         character = found[0][0]
@@ -43,7 +43,7 @@ def without_comments(text: str, *, eats: bool) -> str:
 
 
 @pytest.mark.parametrize("case", cases(kind="mapper"), ids=lambda case: case["name"])
-def test_all_golden_rows_become_what_data_juicer_makes_of_them(case: dict[str, Any]) -> None:
+def test_all_golden_rows_have_the_texts_of_data_juicer(case: dict[str, Any]) -> None:
     mapper = made(case["op"], **case["params"])
     different = []
     for row, golden in zip(rows(), case["rows"], strict=True):
@@ -70,32 +70,32 @@ def test_all_golden_rows_become_what_data_juicer_makes_of_them(case: dict[str, A
         ("remove_comments_mapper", "a\\%% b", "a\\%", "a\\"),
     ],
 )
-def test_where_data_juicer_is_wrong_the_right_thing_is_done(name: str, text: str, right: str, theirs: str) -> None:
+def test_errors_of_data_juicer_are_not_repeated(name: str, text: str, right: str, theirs: str) -> None:
     assert changed(name, text) == right != theirs
 
 
 @pytest.mark.parametrize(
     "error", [error for error in errors() if error["op"] in MAPPERS], ids=lambda error: error["op"]
 )
-def test_what_data_juicer_refuses_is_refused_before_the_first_row(error: dict[str, Any]) -> None:
+def test_configurations_that_data_juicer_refuses_are_refused_before_the_first_row(error: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"must|lists of one length"):
         made(error["op"], **error["params"])
 
 
 @pytest.mark.parametrize("name", MAPPERS)
-def test_an_empty_text_stays_empty(name: str) -> None:
+def test_an_empty_text_remains_empty(name: str) -> None:
     assert texts_of(made(name), "") == ([] if name == "text_chunk_mapper" else [""])
 
 
 @pytest.mark.parametrize("name", MAPPERS)
 @pytest.mark.parametrize("value", [None, 7, b"bytes", ["list"]], ids=str)
-def test_what_is_no_text_is_told_with_its_type(name: str, value: object) -> None:
+def test_a_value_that_is_not_a_string_is_reported_with_its_type(name: str, value: object) -> None:
     with pytest.raises(BadField, match=f"'text' is {type(value).__name__}, not a string"):
         made(name)({"text": value})
 
 
 @pytest.mark.parametrize("name", MAPPERS)
-def test_a_missing_field_is_told_with_those_that_are_there(name: str) -> None:
+def test_a_missing_field_is_reported_with_the_existing_ones(name: str) -> None:
     with pytest.raises(BadField, match="no field 'text'; fields of the row: 'content'"):
         made(name)({"content": "x"})
 
@@ -121,7 +121,7 @@ STRANGE = {
 
 @pytest.mark.parametrize("name", MAPPERS)
 @pytest.mark.parametrize("kind", STRANGE)
-def test_strange_texts_are_no_trouble(name: str, kind: str) -> None:
+def test_unusual_texts_are_processed(name: str, kind: str) -> None:
     """With letters around them that must be there afterwards."""
     for text in texts_of(made(name), f"before {STRANGE[kind]} after"):
         assert isinstance(text, str)
@@ -132,7 +132,7 @@ UNTOUCHED_SURROGATES = sorted({*MAPPERS} - {"clean_html_mapper", "fix_unicode_ma
 
 
 @pytest.mark.parametrize("name", UNTOUCHED_SURROGATES)
-def test_lone_surrogates_stay_where_nothing_is_wrong_with_them(name: str) -> None:
+def test_lone_surrogates_are_kept(name: str) -> None:
     assert texts_of(made(name), "a\ud800b \udfff") == ["a\ud800b \udfff"]
 
 
@@ -173,11 +173,11 @@ LONGEST = list(NASTY)[:7]
 
 
 @pytest.mark.parametrize("name", MAPPERS)
-def test_a_megabyte_of_anything_takes_seconds_not_hours(name: str) -> None:
+def test_a_megabyte_of_any_text_takes_seconds(name: str) -> None:
     """Alone, and behind and before something that makes quick ways out impossible."""
     mapper = made(name)
     for kind, piece in NASTY.items():
-        # what takes a second for each of these takes minutes where time grows with the square
+        # a mapper with quadratic time would take minutes
         many, fewer = (
             piece * (size // len(piece)) for size in (MEGABYTE if kind in LONGEST else MEGABYTE // 5, MEGABYTE // 10)
         )
@@ -188,19 +188,19 @@ def test_a_megabyte_of_anything_takes_seconds_not_hours(name: str) -> None:
 
 
 @pytest.mark.parametrize("max_len", [None, 100])
-def test_a_megabyte_is_divided_into_pieces_in_seconds(max_len: int | None) -> None:
+def test_a_megabyte_is_split_into_chunks_in_seconds(max_len: int | None) -> None:
     mapper = made("text_chunk_mapper", max_len=max_len, split_pattern=" ")
     start = time.process_time()
     assert len(texts_of(mapper, "abcd " * (MEGABYTE // 5))) == (200_000 if max_len is None else 10_000)
     assert time.process_time() - start < 5
 
 
-def test_the_ends_of_a_link_are_not_tried_one_by_one() -> None:
+def test_a_link_with_many_full_stops_takes_linear_time() -> None:
     """With Python's `re`, Data-Juicer's pattern doubles its time with each full stop here."""
     assert changed("clean_links_mapper", "www" + "." * 5000 + " end") == "www" + "." * 5000 + " end"
 
 
-def test_html_that_the_parser_would_take_hours_for_is_refused() -> None:
+def test_html_with_too_many_open_elements_is_refused() -> None:
     with pytest.raises(BadField, match="200,000 elements of HTML are never closed"):
         made("clean_html_mapper")({"text": "<div>" * 200_000})
     closed = "<div>x</div>" * 50_000
@@ -208,7 +208,7 @@ def test_html_that_the_parser_would_take_hours_for_is_refused() -> None:
     assert changed("clean_html_mapper", "a<br>" * 50_000) == "a" * 50_000
 
 
-def test_macros_that_double_a_text_again_and_again_are_refused() -> None:
+def test_macros_that_expand_exponentially_are_refused() -> None:
     doubling = "".join(f"\\def\\m{number}{{\\m{number + 1} \\m{number + 1} }}\n" for number in range(40))
     with pytest.raises(BadField, match="exceed 10,000,000 characters"):
         made("expand_macro_mapper")({"text": f"{doubling}\\m0 "})
@@ -218,7 +218,7 @@ def test_macros_that_double_a_text_again_and_again_are_refused() -> None:
 
 
 @pytest.mark.parametrize("case", cases(kind="mapper"), ids=lambda case: case["name"])
-def test_a_mapper_travels_to_a_worker_before_and_after_its_first_row(case: dict[str, Any]) -> None:
+def test_a_mapper_can_be_pickled_before_and_after_its_first_row(case: dict[str, Any]) -> None:
     mapper = made(case["op"], **case["params"])
     text = rows()[10]["text"]
     for _ in range(2):
@@ -227,7 +227,7 @@ def test_a_mapper_travels_to_a_worker_before_and_after_its_first_row(case: dict[
 
 
 @pytest.mark.parametrize(("name", "module"), [("clean_html_mapper", "selectolax"), ("fix_unicode_mapper", "ftfy")])
-def test_what_an_extra_brings_is_imported_with_the_first_row(name: str, module: str) -> None:
+def test_packages_of_an_extra_are_imported_with_the_first_row(name: str, module: str) -> None:
     assert (made(name).extra, made(name).needs) == ("recipes", (module,))
     code = (
         "import sys; from recipes.mapper_aids import made, texts_of; "

@@ -71,7 +71,7 @@ def shingles(words: list[str]) -> set[tuple[str, ...]]:
 
 
 def changed(words: list[str], chance: random.Random, vocabulary: list[str]) -> tuple[float, list[str]]:
-    """How similar a copy is of which up to four words were replaced, and the copy; at or above the threshold."""
+    """Similarity, at or above the threshold, and text of a copy in which up to four words are replaced."""
     while True:
         copy = list(words)
         for place in chance.sample(range(len(words)), chance.randint(1, 4)):
@@ -116,7 +116,7 @@ def originals_of(folder: Path, parameters: dict[str, float]) -> Sequence[int]:
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=3000)
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout)
-    print(parameters, figures)  # noqa: T201 - for whoever measures, with -s
+    print(parameters, figures)  # noqa: T201 - shown with -s
     assert figures["bytes"] < MOST_BYTES
     originals = array("q")
     originals.frombytes((folder / "originals").read_bytes())
@@ -153,11 +153,11 @@ def test_with_many_bands_nearly_all_pairs_above_the_threshold_are_found(tmp_path
 
 
 @pytest.mark.parametrize("count", COUNTS)
-def test_with_the_bands_of_data_juicer_as_many_are_found_as_those_promise(tmp_path: Path, count: int) -> None:
+def test_the_bands_of_data_juicer_find_the_expected_share_of_pairs(tmp_path: Path, count: int) -> None:
     planted = plant(tmp_path / "texts", count)
     originals = originals_of(tmp_path, BANDS_OF_DATA_JUICER)
     check_the_rest(tmp_path, planted, originals)
     promised = sum(1 - (1 - similarity**10) ** 25 for similarity in planted.similarities) / len(planted.similarities)
     assert 0.85 < promised < 0.95
-    # a copy may be found by way of another copy, too
+    # a copy may also be found through another copy
     assert promised - 0.05 < recall_of(planted, originals) < promised + 0.05

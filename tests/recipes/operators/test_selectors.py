@@ -32,7 +32,7 @@ ENOUGH: dict[type[Any], dict[str, Any]] = {
     RangeSpecifiedFieldSelector: {"lower_rank": 1, "upper_rank": 2},
     TopkSpecifiedFieldSelector: {"topk": 2},
 }
-"""What makes each of them look at its field."""
+"""Parameters with which each selector reads its field."""
 VALUES = st.lists(st.integers(-3, 3), max_size=30)
 
 
@@ -46,7 +46,7 @@ def with_values(values: list[Any]) -> list[dict[str, Any]]:
 
 
 class Passes:
-    """Rows that are made anew on every pass, and how many passes there were."""
+    """Rows that are created on every pass, and the number of passes."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -58,13 +58,13 @@ class Passes:
 
 
 @pytest.mark.parametrize("case", cases(kind="selector"), ids=lambda case: str(case["name"]))
-def test_the_rows_of_data_juicer_leave_in_its_order(case: dict[str, Any]) -> None:
+def test_rows_and_order_are_those_of_data_juicer(case: dict[str, Any]) -> None:
     operator = selector_named(case["op"], **case["params"])
     assert list(operator.select_rows(rows())) == case["rows"]
     assert [row["id"] for row in operator.process_rows(rows())] == case["rows"]
 
 
-def test_every_selector_with_expected_values_is_here() -> None:
+def test_every_selector_with_golden_results_is_tested() -> None:
     assert {case["op"] for case in cases(kind="selector")} == {
         "frequency_specified_field_selector",
         "range_specified_field_selector",
@@ -75,7 +75,7 @@ def test_every_selector_with_expected_values_is_here() -> None:
 @pytest.mark.parametrize(
     "error", [e for e in errors() if e["op"].endswith("_selector")], ids=lambda e: e["op"] + json.dumps(e["params"])
 )
-def test_what_data_juicer_refuses_is_refused(error: dict[str, Any]) -> None:
+def test_configurations_that_data_juicer_refuses_are_refused(error: dict[str, Any]) -> None:
     operator = selector_named(error["op"], **error["params"])
     assert operator.columns() == (error["params"]["field_key"],)
     with pytest.raises(BadField, match=re.escape(repr(error["params"]["field_key"]))):
@@ -84,13 +84,13 @@ def test_what_data_juicer_refuses_is_refused(error: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("kind", BY_FIELD)
 @pytest.mark.parametrize("row", [{}, {"a": None}, {"a": 7}, {"a": {"c": 1}}])
-def test_a_field_that_is_not_there_is_told(kind: Any, row: dict[str, Any]) -> None:
+def test_a_missing_field_is_reported(kind: Any, row: dict[str, Any]) -> None:
     with pytest.raises(BadField, match=r"no field 'a\.b'"):
         kind(field_key="a.b", **ENOUGH[kind]).select_rows([{"a": {"b": 1}}, row])
 
 
 @pytest.mark.parametrize("kind", BY_FIELD)
-def test_without_a_field_or_without_a_number_all_rows_are_kept_as_they_are(kind: Any) -> None:
+def test_without_a_field_or_a_limit_all_rows_are_kept_unchanged(kind: Any) -> None:
     for operator in (kind(), kind(field_key="a"), kind(**ENOUGH[kind])):
         assert operator.columns() == ()
         assert list(operator.process_rows([{"b": 2}, {"b": 1}, {}])) == [{"b": 2}, {"b": 1}, {}]
@@ -104,7 +104,7 @@ def test_no_row_and_a_single_row_are_kept(kind: Any) -> None:
     assert list(operator.process_rows([{"a": 1}])) == [{"a": 1}]
 
 
-def test_a_single_row_is_kept_whatever_the_share() -> None:
+def test_a_single_row_is_kept_for_any_ratio() -> None:
     for operator in (
         TopkSpecifiedFieldSelector(field_key="a", top_ratio=0.1),
         FrequencySpecifiedFieldSelector(field_key="a", top_ratio=0.1),
@@ -117,7 +117,7 @@ def test_a_single_row_is_kept_whatever_the_share() -> None:
 
 
 @given(VALUES, st.integers(1, 8), st.booleans(), st.sampled_from([None, 0.0, 0.3, 1.0]), st.sampled_from(["a", "in.a"]))
-def test_the_highest_or_lowest_come_first_and_of_equals_the_earlier(
+def test_the_highest_or_lowest_come_first_and_ties_keep_their_order(
     values: list[int], topk: int, reverse: bool, share: float | None, field: str
 ) -> None:
     operator = TopkSpecifiedFieldSelector(field_key=field, topk=topk, top_ratio=share, reverse=reverse)
@@ -127,12 +127,12 @@ def test_the_highest_or_lowest_come_first_and_of_equals_the_earlier(
     assert numbers == (expected[:wanted] if len(values) > 1 else list(range(len(values))))
 
 
-def test_a_share_alone_is_a_share_of_all_rows() -> None:
+def test_a_ratio_without_a_number_is_a_share_of_all_rows() -> None:
     operator = TopkSpecifiedFieldSelector(field_key="a", top_ratio=0.5)
     assert list(operator.select_rows(with_values([3, 1, 4, 1, 5]))) == [4, 2]
 
 
-def test_values_at_the_top_are_compared_as_they_are_and_those_inside_as_numbers() -> None:
+def test_top_level_values_are_compared_as_they_are_and_nested_ones_as_numbers() -> None:
     values = ["10", "9", "x", "8"]
     assert TopkSpecifiedFieldSelector(field_key="a", topk=4).select_rows(with_values(values)) == [2, 1, 3, 0]
     assert TopkSpecifiedFieldSelector(field_key="in.a", topk=4).select_rows(with_values(values)) == [0, 1, 3, 2]
@@ -140,7 +140,7 @@ def test_values_at_the_top_are_compared_as_they_are_and_those_inside_as_numbers(
     assert lowest.select_rows(with_values(values)) == [3, 1, 0, 2]
 
 
-def test_values_that_cannot_be_compared_are_told() -> None:
+def test_values_that_cannot_be_compared_are_reported() -> None:
     for operator in (
         TopkSpecifiedFieldSelector(field_key="a", topk=2),
         TopkSpecifiedFieldSelector(field_key="a", top_ratio=0.9),
@@ -149,7 +149,7 @@ def test_values_that_cannot_be_compared_are_told() -> None:
             operator.select_rows(with_values([1, None, 2]))
 
 
-def test_only_as_many_values_are_held_as_are_wanted() -> None:
+def test_topk_holds_only_topk_values() -> None:
     source = Passes(20_000)
     operator = TopkSpecifiedFieldSelector(field_key="a", topk=5)
     tracemalloc.start()
@@ -171,7 +171,7 @@ def test_only_as_many_values_are_held_as_are_wanted() -> None:
     ],
     ids=lambda operator: type(operator).__name__,
 )
-def test_rows_are_passed_over_once_and_travelling_changes_nothing(operator: Any) -> None:
+def test_rows_are_read_once_and_pickling_changes_nothing(operator: Any) -> None:
     source = Passes(1000)
     numbers = list(operator.select_rows(source))
     assert source.passes == 1
@@ -182,9 +182,7 @@ def test_rows_are_passed_over_once_and_travelling_changes_nothing(operator: Any)
 
 
 @given(VALUES, st.integers(1, 30), st.integers(1, 30))
-def test_a_range_is_what_data_juicer_takes_the_lowest_and_then_the_highest_of(
-    values: list[int], low: int, high: int
-) -> None:
+def test_a_range_has_the_rows_of_data_juicer(values: list[int], low: int, high: int) -> None:
     operator = RangeSpecifiedFieldSelector(field_key="a", lower_rank=low, upper_rank=high)
     upper = max(low, min(high, len(values)))
     lowest = heapq.nsmallest(upper, range(len(values)), values.__getitem__)
@@ -194,7 +192,7 @@ def test_a_range_is_what_data_juicer_takes_the_lowest_and_then_the_highest_of(
     )
 
 
-def test_one_bound_is_no_range() -> None:
+def test_a_range_needs_both_bounds() -> None:
     assert RangeSpecifiedFieldSelector(field_key="a", lower_rank=2).columns() == ()
     assert list(RangeSpecifiedFieldSelector(field_key="a", upper_percentile=0.1).select_rows(with_values([1, 2]))) == [
         0,
@@ -206,9 +204,7 @@ def test_one_bound_is_no_range() -> None:
 
 
 @given(VALUES, st.integers(1, 5), st.booleans())
-def test_all_rows_with_a_frequent_value_are_kept_one_value_after_the_other(
-    values: list[int], topk: int, reverse: bool
-) -> None:
+def test_all_rows_with_a_frequent_value_are_kept_value_by_value(values: list[int], topk: int, reverse: bool) -> None:
     operator = FrequencySpecifiedFieldSelector(field_key="in.a", topk=topk, reverse=reverse)
     kept = [values[number] for number in operator.select_rows(with_values(values))]
     if len(values) > 1:
@@ -218,7 +214,7 @@ def test_all_rows_with_a_frequent_value_are_kept_one_value_after_the_other(
         assert [values.count(v) for v in chosen] == sorted(map(values.count, set(values)), reverse=reverse)[:topk]
 
 
-def test_values_that_are_texts_numbers_or_nothing_are_counted_and_equal_numbers_are_the_same() -> None:
+def test_strings_numbers_and_null_are_counted_and_equal_numbers_are_one_value() -> None:
     operator = FrequencySpecifiedFieldSelector(field_key="a", topk=1)
     assert operator.select_rows(with_values(["1", 1, 1.0, True, None, "", None])) == [1, 2, 3]
     with pytest.raises(BadField, match="field 'a' is dict, neither a string nor a number"):
@@ -228,14 +224,14 @@ def test_values_that_are_texts_numbers_or_nothing_are_counted_and_equal_numbers_
 # lots
 
 
-def test_lots_are_the_same_for_a_seed_and_differ_for_another() -> None:
+def test_a_seed_determines_the_selected_rows() -> None:
     drawn = {
         seed: [row["id"] for row in RandomSelector(select_num=40, seed=seed).process_rows(rows())] for seed in range(5)
     }
     assert all(len(set(numbers)) == 40 and numbers == sorted(numbers) for numbers in drawn.values())
     assert len(set(map(tuple, drawn.values()))) == 5
     assert [row["id"] for row in RandomSelector(select_num=40, seed=3).process_rows(rows())] == drawn[3]
-    # the same in every process and with every Python: a run that is resumed must draw the rows that it drew
+    # the same in every process and Python version: a resumed run must select the same rows
     assert list(RandomSelector(select_num=4).select_rows(rows())) == [12, 57, 327, 379]
 
 
@@ -252,13 +248,13 @@ def test_lots_are_the_same_for_a_seed_and_differ_for_another() -> None:
         ({"select_ratio": 0.001}, 0),
     ],
 )
-def test_the_smaller_number_counts_and_no_row_is_given_twice(parameters: dict[str, Any], kept: int) -> None:
+def test_the_smaller_limit_applies_and_no_row_is_selected_twice(parameters: dict[str, Any], kept: int) -> None:
     assert len({row["id"] for row in RandomSelector(**parameters).process_rows(rows())}) == kept
     assert len(list(RandomSelector(**parameters).process_rows(rows()))) == kept
 
 
 @given(st.integers(2, 200), st.integers(0, 10**9))
-def test_every_row_may_be_drawn(total: int, seed: int) -> None:
+def test_every_row_can_be_selected(total: int, seed: int) -> None:
     numbers = RandomSelector(select_num=1, seed=seed).select_rows(with_values([0] * total))
     assert len(numbers) == 1
     assert 0 <= numbers[0] < total
@@ -296,7 +292,9 @@ def test_every_row_may_be_drawn(total: int, seed: int) -> None:
         (RandomSelector, {"seed": "x"}, "seed must be a whole number, not 'x'"),
     ],
 )
-def test_wrong_values_are_told_when_an_operator_is_made(kind: Any, parameters: dict[str, Any], said: str) -> None:
+def test_invalid_values_are_reported_when_an_operator_is_created(
+    kind: Any, parameters: dict[str, Any], said: str
+) -> None:
     with pytest.raises(ValueError, match=re.escape(said)):
         kind(**parameters)
 
@@ -305,12 +303,12 @@ def test_wrong_values_are_told_when_an_operator_is_made(kind: Any, parameters: d
     ("value", "number"),
     [(7, 7.0), ("7.5", 7.5), (" 7 ", 7.0), (True, 1.0), ([1, 2], 1.5), ((1, 2), 1.5), ([[1, 2], [3, 6]], 3.0)],
 )
-def test_values_are_sorted_by_the_number_that_they_are(value: object, number: float) -> None:
+def test_values_are_sorted_as_numbers(value: object, number: float) -> None:
     assert sort_number(value) == sort_number(value, lowest=False) == number
 
 
 @pytest.mark.parametrize(
     "value", [None, "x", "", [], {}, ["1"], [None], [[1], [2, 3]], [1, [2]], pytest.param(10**400, id="huge")]
 )
-def test_what_is_no_number_comes_last_whichever_way_values_are_sorted(value: object) -> None:
+def test_values_that_are_not_numbers_come_last_in_both_orders(value: object) -> None:
     assert (sort_number(value), sort_number(value, lowest=False)) == (-sys.maxsize - 1, sys.maxsize + 1)

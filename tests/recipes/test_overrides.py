@@ -42,7 +42,7 @@ def given(folder: Path, *sets: str) -> list[dict[str, Any]]:
         (["process.0.num_proc=null"], 0, {"min_len": 5, "num_proc": None}),
     ],
 )
-def test_one_operator_is_named_or_numbered_and_the_others_stay(
+def test_a_change_applies_to_one_operator_by_name_or_number(
     tmp_path: Path, sets: list[str], number: int, parameters: dict[str, Any]
 ) -> None:
     before, after = given(tmp_path), given(tmp_path, *sets)
@@ -50,20 +50,20 @@ def test_one_operator_is_named_or_numbered_and_the_others_stay(
     assert before[:number] + before[number + 1 :] == after[:number] + after[number + 1 :]
 
 
-def test_a_star_changes_all_that_say_it(tmp_path: Path) -> None:
+def test_a_star_changes_all_operators_that_set_the_key(tmp_path: Path) -> None:
     assert given(tmp_path, "process.*.num_proc=9") == [{"min_len": 5, "num_proc": 9}, {}, {}, {"num_proc": 9}]
     steps = load(tmp_path, TEXT, ["process.*.num_proc=null"]).steps
     assert [step.requirements.workers for step in steps] == [None, None, None, None]
 
 
-def test_an_operator_of_the_users_is_named_with_its_dots(tmp_path: Path) -> None:
+def test_a_custom_operator_is_named_with_its_dots(tmp_path: Path) -> None:
     (tmp_path / "changes_ops.py").write_text("class Inner:\n    @staticmethod\n    def same(row, a=1): return row\n")
     text = "process: ['changes_ops:Inner.same']"
     (step,) = load(tmp_path, text, ["process.changes_ops:Inner.same.a=5"]).steps
     assert step.parameters == {"a": 5}
 
 
-def test_the_top_is_changed_too(tmp_path: Path) -> None:
+def test_top_level_keys_can_be_changed(tmp_path: Path) -> None:
     recipe = load(tmp_path, TEXT, ["mode=sequential", "max_errors=5", "open_tracer=true", "trace_num=3"])
     assert (recipe.mode, recipe.max_errors, recipe.traced_stages[1]) == ("sequential", 5, 3)
     assert [step.op for step in load(tmp_path, TEXT, ["process=[words_num_filter]"]).steps] == ["words_num_filter"]
@@ -91,17 +91,17 @@ def test_the_top_is_changed_too(tmp_path: Path) -> None:
         ("process.-1.num_proc=4", "there is no operator '-1'"),
     ],
 )
-def test_a_change_that_makes_no_sense_is_told_as_it_was_typed(tmp_path: Path, change: str, words: str) -> None:
+def test_an_invalid_change_is_reported_as_it_was_typed(tmp_path: Path, change: str, words: str) -> None:
     (problem,) = wrong(tmp_path, TEXT, [change])
     assert words in problem.message
     assert problem.place == f"--set {change}"
 
 
-def test_all_wrong_changes_are_told_at_once(tmp_path: Path) -> None:
+def test_all_invalid_changes_are_reported_at_once(tmp_path: Path) -> None:
     assert len(wrong(tmp_path, TEXT, ["process.9.x=1", "process.nobody.x=1", "mode"])) == 3
 
 
-def test_the_file_stays_as_it_is(tmp_path: Path) -> None:
+def test_changes_do_not_modify_the_file(tmp_path: Path) -> None:
     load(tmp_path, TEXT, ["process.0.num_proc=4", "process.*.num_proc=5"])
     assert (tmp_path / "recipe.yaml").read_text() == TEXT
 
@@ -109,7 +109,7 @@ def test_the_file_stays_as_it_is(tmp_path: Path) -> None:
 # --- paths
 
 
-def test_what_is_typed_starts_where_it_is_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paths_on_the_command_line_start_at_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     there = tmp_path / "there"
     there.mkdir()
     (there / "here.jsonl").write_text('{"text": "a"}\n')
@@ -125,7 +125,7 @@ def test_what_is_typed_starts_where_it_is_typed(tmp_path: Path, monkeypatch: pyt
     assert Recipe.load(file).source == str(tmp_path / "in.jsonl")
 
 
-def test_a_source_that_is_typed_goes_before_both_ways_to_name_one(tmp_path: Path) -> None:
+def test_source_on_the_command_line_takes_precedence_over_both_keys(tmp_path: Path) -> None:
     text = "dataset: {configs: [{type: local, path: a.jsonl}]}\nprocess: [text_length_filter]\n"
     assert load(tmp_path, text).source == str(tmp_path / "a.jsonl")
     assert load(tmp_path, text, source=str(tmp_path / "b.jsonl")).source == str(tmp_path / "b.jsonl")

@@ -28,7 +28,7 @@ HALF = dt.Resources(cpus=0.5)
 
 
 def rows(count: int) -> list[Row]:
-    """Of every three texts one has a capital, and one of every four is short."""
+    """Rows: one text of three has a capital letter, one of four is short."""
     return [
         {"id": n, "text": ("Abc" if n % 3 == 0 else "abc") + "x" * (n % 4) * 10 + str(n % 50)} for n in range(count)
     ]
@@ -77,7 +77,7 @@ class Same(Deduplicator):
 
 
 class Largest(Selector):
-    """Those with the largest ids, the largest first."""
+    """Select the rows with the largest ids, largest first."""
 
     def __init__(self, count: int, *, sort: bool = True) -> None:
         self.count, self.sort = count, sort
@@ -96,7 +96,7 @@ class ByLength(Grouper):
 
 
 class Deadly(Lower):
-    """Kills its worker at a row, the first time that it comes."""
+    """Kills its worker at a row, once."""
 
     def __init__(self, mark: Path, at: int) -> None:
         self.mark, self.at = mark, at
@@ -109,11 +109,11 @@ class Deadly(Lower):
 
 
 class Fussy(TextMapper):
-    """Cannot do some rows."""
+    """Fails for some rows."""
 
     def __call__(self, row: Row) -> Row:
         if row["id"] % 10 == 7:
-            raise ValueError("cannot do that one")
+            raise ValueError("this row fails")
         return super().__call__(row)
 
     def change(self, text: str) -> str:
@@ -121,14 +121,14 @@ class Fussy(TextMapper):
 
 
 def stage(name: str, run: Any, **more: Any) -> dt.Stage:
-    """One row at a time, unless it has a size or is a barrier."""
+    """A stage: one row per call, unless the operator has a batch size or is a barrier."""
     alone = not more.get("barrier") and getattr(run, "batch_size", 1) == 1
     size = {} if alone or more.get("barrier") else {"batch_size": run.batch_size}
     return dt.Stage(name, dt.each(run) if alone else run, HALF, **size, **more)
 
 
 def run(*stages: dt.Stage, source: Iterable[Any], folder: Path, **settings: Any) -> list[Row]:
-    """What comes out, in the order of the source."""
+    """Results in the order of the source."""
     handle = dt.run(
         dt.Pipeline(list(stages)),
         source,
@@ -146,6 +146,6 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 
 def dropped_by(least: int, source: Sequence[Row]) -> list[Row]:
-    """As `Long` would show them."""
+    """Samples of the rows that `Long` drops."""
     short = [row for row in source if len(row["text"]) < least]
     return [{**row, STATS_FIELD: {"text_len": len(row["text"])}} for row in short]

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+import dovetail as dt
 from dovetail.recipes.recipe_file import operator_kind
-from recipes.recipe_aids import errors, load, read_rows, run, some_rows, wrong
+from recipes.recipe_aids import errors, load, own_operator, read_rows, run, some_rows, wrong
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -57,7 +58,7 @@ class NoCall:
 class Tag(Mapper):
     def __init__(self, tag):
         if not tag:
-            raise ValueError("an empty tag says nothing")
+            raise ValueError("the tag is empty")
         self.tag = tag
     def __call__(self, row):
         row["tag"] = f"{self.tag} {row[self.text_key][:3]}"
@@ -81,7 +82,7 @@ NOTHING = "not a function"
 
 @pytest.fixture
 def folder(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
-    """With a module beside the recipe; its name is this test's own, because a process imports a name once."""
+    """A folder with a module beside the recipe; its name is unique, because a process imports a name once."""
     (tmp_path / f"{module(request)}.py").write_text(MODULE)
     return tmp_path
 
@@ -126,19 +127,19 @@ def test_functions_classes_and_operators_beside_the_recipe_are_run(folder: Path,
     assert errors(folder) == []
 
 
-def test_rows_of_other_kinds_of_dict_lose_their_stats_too(folder: Path, own: str) -> None:
+def test_stats_are_removed_from_subclasses_of_dict(folder: Path, own: str) -> None:
     run(folder, f"[text_length_filter, '{own}:ordered']", rows=some_rows(20))
     assert read_rows(folder / "out.jsonl") == [row for row in some_rows(20) if len(row["text"]) >= 10]
 
 
-def test_an_operator_over_all_rows_is_one_like_ours(folder: Path, own: str) -> None:
+def test_a_custom_selector_is_a_barrier(folder: Path, own: str) -> None:
     recipe = load(folder, f"process: ['{own}:LastSelector']")
     assert recipe.pipeline().stages[-1].barrier
     run(folder, f"[text_length_filter, '{own}:LastSelector', clean_links_mapper]", rows=some_rows(20))
     assert [row["n"] for row in read_rows(folder / "out.jsonl")] == [19]
 
 
-def test_what_is_said_of_workers_is_not_an_argument(folder: Path, own: str) -> None:
+def test_worker_settings_are_not_passed_to_a_custom_operator(folder: Path, own: str) -> None:
     parameters = "mark: '.', num_proc: [1, 2], num_cpus: 0.5, mem_required: 1GB, batch_size: 4, turbo: true, rate: 10"
     recipe = load(folder, f"process: [{{'{own}:shout': {{{parameters}}}}}]")
     (step,) = recipe.steps
@@ -149,13 +150,13 @@ def test_what_is_said_of_workers_is_not_an_argument(folder: Path, own: str) -> N
     assert recipe.notes == (f"ignored (no effect in Dovetail): turbo of {own}:shout",)
 
 
-def test_what_was_measured_of_one_function_is_not_taken_for_another(folder: Path, own: str) -> None:
+def test_different_functions_have_different_profiles(folder: Path, own: str) -> None:
     steps = load(folder, f"process: ['{own}:shout', '{own}:or_none', {{'{own}:shout': {{mark: x}}}}]").steps
     keys = [step.operator.code_key() for step in steps if step.operator is not None]
     assert len(set(keys)) == 3
 
 
-def test_the_kinds_are_told_apart(folder: Path, own: str) -> None:
+def test_the_kinds_of_custom_operators_are_recognised(folder: Path, own: str) -> None:
     names = ["shout", "Counts", "ShortFilter", "LastSelector", "{tag: x}"]
     entries = [f"'{own}:{name}'" for name in names[:4]] + [f"{{'{own}:Tag': {names[4]}}}"]
     steps = load(folder, f"process: [{', '.join(entries)}]").steps
@@ -172,7 +173,7 @@ def test_the_kinds_are_told_apart(folder: Path, own: str) -> None:
         ("shout", "{row: 3}", "multiple values for argument 'row'"),
         ("Counts", "{bye: 3}", "got an unexpected keyword argument 'bye'"),
         ("Tag", "{}", "missing 1 required positional argument: 'tag'"),
-        ("Tag", "{tag: ''}", "an empty tag says nothing"),
+        ("Tag", "{tag: ''}", "the tag is empty"),
         ("NoCall", "{}", "the class has no __call__ method"),
         ("later", "{}", "async functions are not supported"),
         ("NOTHING", "{}", "not a function or class"),
@@ -183,7 +184,9 @@ def test_the_kinds_are_told_apart(folder: Path, own: str) -> None:
         ("shout", "[1]", "should be a mapping"),
     ],
 )
-def test_what_cannot_work_is_told_with_its_line(folder: Path, own: str, name: str, parameters: str, words: str) -> None:
+def test_an_invalid_custom_operator_is_reported_with_its_line(
+    folder: Path, own: str, name: str, parameters: str, words: str
+) -> None:
     (problem,) = wrong(folder, f"process:\n  - clean_links_mapper\n  - {own}:{name}: {parameters}\n")
     assert words in problem.message
     assert problem.place.startswith("recipe.yaml:3:")
@@ -192,7 +195,7 @@ def test_what_cannot_work_is_told_with_its_line(folder: Path, own: str, name: st
 @pytest.mark.parametrize(
     "name", ["no_such_module_anywhere:f", "json.no_such:f", ":f", "json:", "json:loads:x", "a b:c"]
 )
-def test_a_name_that_leads_nowhere_is_told(tmp_path: Path, name: str) -> None:
+def test_a_name_that_does_not_resolve_is_reported(tmp_path: Path, name: str) -> None:
     (problem,) = wrong(tmp_path, f"process:\n  - '{name}'\n")
     assert problem.code == "DT417"
     assert problem.place == "recipe.yaml:2:5"
@@ -207,7 +210,7 @@ def test_a_name_that_leads_nowhere_is_told(tmp_path: Path, name: str) -> None:
         ("raise SystemExit(3)", "SystemExit: 3"),
     ],
 )
-def test_a_module_that_cannot_be_imported_is_told_with_its_line(
+def test_a_module_that_cannot_be_imported_is_reported_with_its_line(
     tmp_path: Path, own: str, code: str, words: str
 ) -> None:
     (tmp_path / f"{own}.py").write_text(f"{code}\n")
@@ -221,10 +224,10 @@ def test_a_module_that_cannot_be_imported_is_told_with_its_line(
         assert problem.place.startswith(f"recipe.yaml:{line}:")
 
 
-# --- in files that the recipe names
+# --- custom_operator_paths
 
 
-def test_operators_of_files_and_folders_are_called_by_their_names(folder: Path, own: str) -> None:
+def test_operators_of_custom_operator_paths_are_used_by_name(folder: Path, own: str) -> None:
     rows = some_rows(20)
     more = folder / "more"
     more.mkdir()
@@ -236,14 +239,14 @@ def test_operators_of_files_and_folders_are_called_by_their_names(folder: Path, 
     assert read_rows(folder / "out.jsonl") == wanted
 
 
-def test_a_user_s_operator_goes_before_ours_of_the_same_name(tmp_path: Path, own: str) -> None:
+def test_a_custom_operator_takes_precedence_over_a_built_in_one(tmp_path: Path, own: str) -> None:
     (tmp_path / f"{own}.py").write_text("def text_length_filter(row):\n    return row['n'] == 3\n")
     run(tmp_path, "[text_length_filter]", f"custom_operator_paths: {own}.py", some_rows(10))
     assert [row["n"] for row in read_rows(tmp_path / "out.jsonl")] == [3]
 
 
 @pytest.mark.parametrize(("path", "words"), [("nowhere.py", "no such file or folder"), ("empty", "no Python file")])
-def test_a_path_without_operators_is_told(tmp_path: Path, path: str, words: str) -> None:
+def test_a_path_without_operators_is_reported(tmp_path: Path, path: str, words: str) -> None:
     (tmp_path / "empty").mkdir()
     found = wrong(tmp_path, f"custom_operator_paths:\n  - {path}\nprocess: [clean_linkz_mapper]\n")
     assert words in found[0].message
@@ -251,14 +254,24 @@ def test_a_path_without_operators_is_told(tmp_path: Path, path: str, words: str)
     assert "did you mean 'clean_links_mapper'?" in found[1].message
 
 
-def test_a_misspelt_operator_of_the_user_s_is_suggested(folder: Path, own: str) -> None:
+def test_a_misspelt_custom_operator_is_suggested(folder: Path, own: str) -> None:
     (problem,) = wrong(folder, f"custom_operator_paths: {own}.py\nprocess: [shuot]\n")
     assert "did you mean 'shout'?" in problem.message
 
 
-def test_two_files_of_one_name_are_told(tmp_path: Path, own: str) -> None:
+def test_two_files_of_one_name_are_reported(tmp_path: Path, own: str) -> None:
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
         (tmp_path / name / f"{own}.py").write_text(f"def {name}(row): return row\n")
     (problem,) = wrong(tmp_path, "custom_operator_paths: [one, two]\nprocess: [one]\n")
     assert "another module is called" in problem.message
+
+
+def test_modules_of_the_same_name_beside_two_recipes_are_distinguished(tmp_path: Path, own: str) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        own_operator(tmp_path / name, own, f"def mark(row):\n    return {{**row, 'by': '{name}'}}\n")
+    load(tmp_path / "one", f"process: ['{own}:mark']")
+    with pytest.raises(dt.DovetailError, match="another module of that name is loaded") as raised:
+        load(tmp_path / "two", f"process: ['{own}:mark']")
+    assert raised.value.problems[0].code == "DT417"

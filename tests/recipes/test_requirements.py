@@ -42,7 +42,7 @@ def message(folder: Path, parameters: str, operator: str = CPU_OPERATOR) -> tupl
         ("64KiB", 65536),
     ],
 )
-def test_sizes_are_read_as_they_are_meant(tmp_path: Path, written: str, size: int) -> None:
+def test_sizes_are_parsed(tmp_path: Path, written: str, size: int) -> None:
     for key in ("memory", "mem_required"):
         shape = needs(tmp_path, f"{key}: {written}").resources.shape()
         assert (shape.memory_bytes, shape.gpu_memory_bytes) == (size, 0)
@@ -65,18 +65,16 @@ def test_sizes_are_read_as_they_are_meant(tmp_path: Path, written: str, size: in
         (".nan", "has no unit", "'2MB'"),
     ],
 )
-def test_sizes_that_cannot_be_meant_are_refused_with_one_that_can(
-    tmp_path: Path, written: str, words: str, fix: str
-) -> None:
+def test_invalid_sizes_are_refused_with_a_valid_one(tmp_path: Path, written: str, words: str, fix: str) -> None:
     for key in ("memory", "mem_required"):
-        told, fixes = message(tmp_path, f"{key}: {written}")
-        assert told.startswith(f"{key}: ")
-        assert words in told
+        text, fixes = message(tmp_path, f"{key}: {written}")
+        assert text.startswith(f"{key}: ")
+        assert words in text
         assert fixes == (f"{key}: {fix}",)
         assert needs(tmp_path, fixes[0]).resources.shape().memory_bytes > 0
 
 
-def test_memory_is_of_the_gpu_where_there_is_one_and_else_of_the_host(tmp_path: Path) -> None:
+def test_memory_is_gpu_memory_for_gpu_operators_and_host_memory_for_others(tmp_path: Path) -> None:
     for parameters, operator, on_gpu in (
         ("memory: 2GB", CPU_OPERATOR, False),
         ("memory: 2GB, accelerator: cuda", CPU_OPERATOR, True),
@@ -91,10 +89,10 @@ def test_memory_is_of_the_gpu_where_there_is_one_and_else_of_the_host(tmp_path: 
         assert (shape.gpu_memory_bytes, shape.memory_bytes) == ((2 * GB, 0) if on_gpu else (0, 2 * GB)), parameters
 
 
-# --- old names
+# --- deprecated names
 
 
-def test_old_names_say_the_same(tmp_path: Path) -> None:
+def test_deprecated_names_have_the_same_meaning(tmp_path: Path) -> None:
     old = needs(tmp_path, "cpu_required: 2, gpu_required: 0.5, mem_required: 1GB", GPU_OPERATOR)
     assert old == needs(tmp_path, "num_cpus: 2, num_gpus: 0.5, memory: 1GB", GPU_OPERATOR)
 
@@ -102,16 +100,18 @@ def test_old_names_say_the_same(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("new", "old", "value"), [("num_cpus", "cpu_required", "2"), ("memory", "mem_required", "1GB")]
 )
-def test_both_names_are_told_and_the_old_one_is_to_go(tmp_path: Path, new: str, old: str, value: str) -> None:
+def test_both_names_are_reported_with_a_fix_that_removes_the_old_one(
+    tmp_path: Path, new: str, old: str, value: str
+) -> None:
     for first, second in ((new, old), (old, new)):
-        told, fixes = message(tmp_path, f"{first}: {value}, {second}: {value}")
-        assert told == f"{first} and {second} set the same value"
+        text, fixes = message(tmp_path, f"{first}: {value}, {second}: {value}")
+        assert text == f"{first} and {second} set the same value"
         assert fixes == (f"remove {old}",)
-    told, _ = message(tmp_path, f"{new}: null, {old}: -1{value}")
-    assert told.startswith(f"{old}")
+    text, _ = message(tmp_path, f"{new}: null, {old}: -1{value}")
+    assert text.startswith(f"{old}")
 
 
-def test_both_names_are_told_even_if_one_value_is_wrong_too(tmp_path: Path) -> None:
+def test_both_names_are_reported_even_if_one_value_is_invalid(tmp_path: Path) -> None:
     found = wrong(tmp_path, "process: [{text_length_filter: {memory: -2GB, mem_required: 1GB}}]")
     assert [("negative" in problem.message, "set the same value" in problem.message) for problem in found] == [
         (True, False),
@@ -134,14 +134,14 @@ def test_workers_are_a_number_a_range_or_auto(tmp_path: Path, written: str, work
 @pytest.mark.parametrize(
     "written", ["0", "-2", "'4'", "[4, 2]", "[0, 2]", "[4]", "[1, 2, 3]", "4.0", "true", "[true, 2]", "many", "1.5"]
 )
-def test_numbers_of_workers_that_make_no_sense_are_told(tmp_path: Path, written: str) -> None:
+def test_invalid_numbers_of_workers_are_reported(tmp_path: Path, written: str) -> None:
     for key in ("num_proc", "workers"):
-        told, fixes = message(tmp_path, f"{key}: {written}")
-        assert told.startswith(f"{key} should be -1 (auto), a number of workers, or [minimum, maximum], not ")
+        text, fixes = message(tmp_path, f"{key}: {written}")
+        assert text.startswith(f"{key} should be -1 (auto), a number of workers, or [minimum, maximum], not ")
         assert needs(tmp_path, fixes[0]).workers == 4
 
 
-def test_workers_are_not_said_twice(tmp_path: Path) -> None:
+def test_num_proc_and_workers_together_are_reported(tmp_path: Path) -> None:
     assert "set the same value" in message(tmp_path, "num_proc: 2, workers: 2")[0]
 
 
@@ -168,14 +168,14 @@ def test_resources_are_as_in_a_pipeline(tmp_path: Path) -> None:
         ("resources: {cpus: 1}, mem_required: 1GB", "resources and mem_required set the same value"),
     ],
 )
-def test_resources_that_make_no_sense_are_told(tmp_path: Path, parameters: str, words: str) -> None:
+def test_invalid_resources_are_reported(tmp_path: Path, parameters: str, words: str) -> None:
     assert words in message(tmp_path, parameters)[0]
 
 
 # --- GPUs
 
 
-def test_an_operator_wants_a_gpu_only_if_it_or_the_file_says_so(tmp_path: Path) -> None:
+def test_an_operator_needs_a_gpu_only_by_default_or_by_the_file(tmp_path: Path) -> None:
     for parameters, operator, cuda, said in (
         ("", CPU_OPERATOR, False, False),
         ("", GPU_OPERATOR, True, False),
@@ -213,15 +213,15 @@ def test_an_operator_wants_a_gpu_only_if_it_or_the_file_says_so(tmp_path: Path) 
         ("adapter: datajuicer", "adapter should be data_juicer", ("adapter: data_juicer",)),
     ],
 )
-def test_requests_that_make_no_sense_are_told_in_the_words_of_the_file(
+def test_invalid_requests_are_reported_with_the_keys_of_the_file(
     tmp_path: Path, parameters: str, words: str, fixes: tuple[str, ...]
 ) -> None:
-    told, given = message(tmp_path, parameters, GPU_OPERATOR)
-    assert words in told
+    text, given = message(tmp_path, parameters, GPU_OPERATOR)
+    assert words in text
     assert given[: len(fixes)] == fixes
 
 
-def test_an_operator_that_says_nothing_gets_a_card_and_one_that_says_memory_a_part_of_one(tmp_path: Path) -> None:
+def test_an_operator_without_settings_gets_a_card_and_one_with_memory_a_share(tmp_path: Path) -> None:
     assert needs(tmp_path, "", GPU_OPERATOR).resources.shape().gpu_milli == 1000
     shape = needs(tmp_path, "memory: 2GB", GPU_OPERATOR).resources.shape()
     assert (shape.gpu_milli, shape.gpu_memory_bytes) == (0, 2 * GB)

@@ -36,7 +36,7 @@ process:
 """
 
 
-def test_everything_is_told_at_once_in_the_order_of_the_file(tmp_path: Path) -> None:
+def test_all_problems_are_reported_at_once_in_the_order_of_the_file(tmp_path: Path) -> None:
     found = wrong(tmp_path, ALL_WRONG)
     assert [(problem.place, problem.code) for problem in found] == [
         ("recipe.yaml:1:1", "DT011"),
@@ -75,13 +75,15 @@ def test_everything_is_told_at_once_in_the_order_of_the_file(tmp_path: Path) -> 
         ("5\n", "recipe.yaml:1:1", "should be a mapping"),
     ],
 )
-def test_what_is_no_list_of_operators_is_told_with_its_place(tmp_path: Path, text: str, place: str, words: str) -> None:
+def test_a_process_that_is_not_a_list_is_reported_with_its_place(
+    tmp_path: Path, text: str, place: str, words: str
+) -> None:
     (problem,) = wrong(tmp_path, text)
     assert problem.place == place
     assert words in problem.message
 
 
-def test_parameters_that_are_not_indented_are_told_as_such(tmp_path: Path) -> None:
+def test_parameters_without_indentation_are_reported(tmp_path: Path) -> None:
     (problem,) = wrong(tmp_path, "process:\n  - text_length_filter:\n    min_len: 5\n    max_len: 9\n")
     assert problem.message.startswith("process[0] has 3 keys")
     assert problem.fix_texts == (
@@ -95,13 +97,13 @@ def test_an_operator_without_parameters_can_be_written_in_three_ways(tmp_path: P
     assert (step.op, dict(step.parameters)) == ("text_length_filter", {})
 
 
-def test_an_operator_may_stand_there_several_times(tmp_path: Path) -> None:
+def test_an_operator_may_occur_several_times(tmp_path: Path) -> None:
     recipe = load(tmp_path, "process: [text_length_filter, clean_links_mapper, text_length_filter]")
     assert [step.name for step in recipe.steps] == ["text_length_filter", "clean_links_mapper", "text_length_filter_2"]
     assert len(recipe.pipeline()) == 3
 
 
-def test_no_two_stages_get_the_same_name_whatever_operators_are_called(tmp_path: Path) -> None:
+def test_stage_names_are_unique_for_any_operator_names(tmp_path: Path) -> None:
     (tmp_path / "names_taken.py").write_text(
         "def stats(row): return row\n"
         "def results(row): return row\n"
@@ -135,7 +137,7 @@ def test_no_two_stages_get_the_same_name_whatever_operators_are_called(tmp_path:
         ("clean_links_mapper: {repl: 5}", "repl", "repl: '5'"),
     ],
 )
-def test_a_value_of_the_wrong_type_is_told_with_one_that_fits(tmp_path: Path, entry: str, key: str, fix: str) -> None:
+def test_a_value_of_the_wrong_type_is_reported_with_a_valid_one(tmp_path: Path, entry: str, key: str, fix: str) -> None:
     (problem,) = wrong(tmp_path, f"process:\n  - {entry}\n")
     assert problem.message.startswith(f"{entry.partition(':')[0]}: {key} is ")
     assert problem.fix_texts[0] == fix
@@ -143,7 +145,7 @@ def test_a_value_of_the_wrong_type_is_told_with_one_that_fits(tmp_path: Path, en
     load(tmp_path, f"process:\n  - {name}: {{{fix}}}\n")
 
 
-def test_huge_values_are_told_or_kept_and_never_raise_anything_else(tmp_path: Path) -> None:
+def test_huge_values_are_kept_or_reported(tmp_path: Path) -> None:
     huge = "9" * 60
     for entry in (f"{{text_length_filter: {{max_len: {huge}}}}}", f"{{words_num_filter: {{min_num: {huge}}}}}"):
         try:
@@ -155,7 +157,7 @@ def test_huge_values_are_told_or_kept_and_never_raise_anything_else(tmp_path: Pa
     wrong(tmp_path, f"process: [{{text_length_filter: {{rate: 1e300, retries: {huge}}}}}]")
 
 
-def test_what_a_stage_can_have_is_checked_with_the_rest_and_told_with_its_line(tmp_path: Path) -> None:
+def test_stage_settings_are_checked_and_reported_with_their_line(tmp_path: Path) -> None:
     text = "process:\n  - text_length_filter:\n      rate: fast\n      retries: -1\n      call_timeout: soon\n"
     text += "      env: 5\n      returns: -3\n      min_len: ten\n"
     found = wrong(tmp_path, text)
@@ -166,7 +168,7 @@ def test_what_a_stage_can_have_is_checked_with_the_rest_and_told_with_its_line(t
 
 
 @pytest.mark.parametrize("key", [key for key in TOP_LEVEL_KEYS if key != "process"])
-def test_every_key_of_the_top_refuses_what_it_cannot_be_and_takes_null(tmp_path: Path, key: str) -> None:
+def test_every_top_level_key_refuses_wrong_types_and_accepts_null(tmp_path: Path, key: str) -> None:
     (problem,) = wrong(tmp_path, f"{key}: {{no: such}}\nprocess: [text_length_filter]\n")
     assert problem.place == "recipe.yaml:1:1"
     assert problem.message.startswith(f"{key} should be ")
@@ -192,13 +194,13 @@ def test_every_key_of_the_top_refuses_what_it_cannot_be_and_takes_null(tmp_path:
         (b"a: 1\n---\nprocess: [text_length_filter]\n", "not valid YAML"),
     ],
 )
-def test_what_cannot_be_read_is_told_with_its_place(tmp_path: Path, raw: bytes, words: str) -> None:
+def test_a_file_that_cannot_be_read_is_reported_with_its_place(tmp_path: Path, raw: bytes, words: str) -> None:
     found = wrong(tmp_path, raw)
     assert words in found[0].message
     assert found[0].place.startswith("recipe.yaml")
 
 
-def test_a_file_that_is_not_there_is_told_with_the_nearest_name(tmp_path: Path) -> None:
+def test_a_missing_file_is_reported_with_the_nearest_name(tmp_path: Path) -> None:
     write(tmp_path, "process: [text_length_filter]")
     with pytest.raises(dt.ConfigError, match=r"no such file \(did you mean 'recipe.yaml'\?\)"):
         Recipe.load(tmp_path / "recipes.yaml")
@@ -206,7 +208,7 @@ def test_a_file_that_is_not_there_is_told_with_the_nearest_name(tmp_path: Path) 
         Recipe.load(tmp_path)
 
 
-def test_json_will_do_and_its_mistakes_have_places_too(tmp_path: Path) -> None:
+def test_json_recipes_are_accepted_and_errors_have_places(tmp_path: Path) -> None:
     data = {"process": [{"text_length_filter": {"min_len": 5}}]}
     recipe = Recipe.load(write(tmp_path, json.dumps(data), "recipe.json"))
     assert recipe.steps[0].parameters == {"min_len": 5}
@@ -214,7 +216,7 @@ def test_json_will_do_and_its_mistakes_have_places_too(tmp_path: Path) -> None:
     assert problem.place == "recipe.json:2:25"
 
 
-def test_keys_that_are_no_texts_are_told_as_they_are_written(tmp_path: Path) -> None:
+def test_keys_that_are_not_strings_are_reported_as_written(tmp_path: Path) -> None:
     text = "1: 2\ntrue: 3\nnull: 4\nprocess:\n  - {5: {}}\n  - text_length_filter: {6: 7}\n"
     found = wrong(tmp_path, text)
     assert [problem.place for problem in found] == [
@@ -230,20 +232,20 @@ def test_keys_that_are_no_texts_are_told_as_they_are_written(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("key", "there"), [("source", "dataset_path"), ("sink", "export_path"), ("stages", "process"), ("name", "project")]
 )
-def test_a_key_of_pipelines_is_told_with_the_one_of_recipes(tmp_path: Path, key: str, there: str) -> None:
+def test_a_key_of_pipelines_is_reported_with_the_one_of_recipes(tmp_path: Path, key: str, there: str) -> None:
     (problem,) = wrong(tmp_path, f"{key}: in.jsonl\nprocess: [text_length_filter]\n")
     assert "is a key of pipeline files" in problem.message
     assert there in problem.fix_texts[0]
 
 
-def test_a_key_of_an_operator_at_the_top_and_an_operator_beside_process_are_told(tmp_path: Path) -> None:
+def test_operator_keys_at_the_top_level_and_operators_beside_process_are_reported(tmp_path: Path) -> None:
     text = "num_proc: 4\ntext_length_filter: {min_len: 5}\nprocess: [words_num_filter]\n"
     first, second = wrong(tmp_path, text)
     assert "it belongs to an operator" in first.message
     assert "it belongs in 'process'" in second.message
 
 
-def test_a_recipe_is_known_even_if_the_key_that_makes_it_one_is_misspelt() -> None:
+def test_a_recipe_is_recognised_if_one_of_its_keys_is_misspelt() -> None:
     assert is_recipe({"proces": [], "dataset_path": "in.jsonl"})
     assert is_recipe({"process": []})
     assert not is_recipe({"stages": [], "process": []})
@@ -251,10 +253,10 @@ def test_a_recipe_is_known_even_if_the_key_that_makes_it_one_is_misspelt() -> No
     assert not is_recipe([])
 
 
-# --- accepted, and not acted on
+# --- ignored keys
 
 
-def test_what_is_accepted_and_not_acted_on_gives_one_note(tmp_path: Path) -> None:
+def test_ignored_keys_give_one_note(tmp_path: Path) -> None:
     text = "use_cache: true\ndebug: false\nprocess:\n"
     text += "  - text_length_filter: {turbo: true, ray_execution_mode: actor, min_closed_interval: true}\n"
     text += "  - words_num_filter: {turbo: true, index_key: null}\n"
@@ -265,22 +267,22 @@ def test_what_is_accepted_and_not_acted_on_gives_one_note(tmp_path: Path) -> Non
     )
 
 
-def test_fusion_that_is_forbidden_and_takes_place_is_told(tmp_path: Path) -> None:
+def test_op_fusion_false_is_noted(tmp_path: Path) -> None:
     (note,) = load(tmp_path, "op_fusion: false\nprocess: [text_length_filter]").notes
     assert note.startswith("op_fusion: false has no effect")
     assert load(tmp_path, "op_fusion: true\nprocess: [text_length_filter]").notes == ()
 
 
-def test_all_that_is_acted_on_gives_no_note(tmp_path: Path) -> None:
+def test_keys_with_effect_give_no_note(tmp_path: Path) -> None:
     assert load(tmp_path, "text_keys: content\nprocess: [{text_length_filter: {num_proc: 2, min_len: 3}}]").notes == ()
 
 
-def test_every_idle_key_is_accepted_with_any_value(tmp_path: Path) -> None:
+def test_every_ignored_key_accepts_any_value(tmp_path: Path) -> None:
     text = "".join(f"{key}: {{any: [1, x]}}\n" for key in sorted(IGNORED_KEYS))
     assert len(load(tmp_path, f"{text}process: [text_length_filter]").notes) == 1
 
 
-# --- anything at all
+# --- arbitrary files
 
 SCALARS = st.one_of(
     st.none(),
@@ -335,9 +337,7 @@ RECIPES = st.one_of(
 
 
 @given(RECIPES)
-def test_whatever_a_file_holds_it_is_a_recipe_or_a_deliberate_error(
-    tmp_path_factory: pytest.TempPathFactory, data: Any
-) -> None:
+def test_any_yaml_is_a_recipe_or_a_dovetail_error(tmp_path_factory: pytest.TempPathFactory, data: Any) -> None:
     path = write(tmp_path_factory.getbasetemp(), yaml.safe_dump(data, allow_unicode=True), "any.yaml")
     try:
         recipe = Recipe.load(path)
@@ -363,9 +363,7 @@ def test_whatever_a_file_holds_it_is_a_recipe_or_a_deliberate_error(
 
 
 @given(st.binary(max_size=60))
-def test_whatever_bytes_a_file_holds_it_is_a_recipe_or_a_deliberate_error(
-    tmp_path_factory: pytest.TempPathFactory, raw: bytes
-) -> None:
+def test_any_bytes_are_a_recipe_or_a_dovetail_error(tmp_path_factory: pytest.TempPathFactory, raw: bytes) -> None:
     path = write(tmp_path_factory.getbasetemp(), raw, "bytes.yaml")
     with pytest.raises(dt.ConfigError):
         Recipe.load(path)

@@ -11,16 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import dovetail as dt
-from recipes.recipe_aids import HERE, load, own_operator, read_rows, run, some_rows, write_rows
+from recipes.recipe_aids import HERE, load, read_rows, run, some_rows, write_rows
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-# --- what is read
+# --- input
 
 
-def test_text_files_are_rows_of_one_line(tmp_path: Path) -> None:
+def test_text_files_have_a_row_per_line(tmp_path: Path) -> None:
     (tmp_path / "in.txt").write_text("a first line of text\nshort\nanother line of text\n")
     for number, (path, first) in enumerate(
         [
@@ -37,7 +36,7 @@ def test_text_files_are_rows_of_one_line(tmp_path: Path) -> None:
     assert read_rows(tmp_path / "out.jsonl")[0] == {"content": "a first line of text"}
 
 
-def test_a_folder_of_text_files_is_rows_of_one_line_too(tmp_path: Path) -> None:
+def test_a_folder_of_text_files_has_a_row_per_line(tmp_path: Path) -> None:
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "a.txt").write_text("a first line of text\n")
     (tmp_path / "texts" / "b.txt").write_text("another line of text\n")
@@ -91,7 +90,7 @@ def test_rows_are_read_from_files_of_many_kinds(tmp_path: Path, kind: str) -> No
     ]
 
 
-def test_an_array_in_json_is_read_as_its_rows(tmp_path: Path) -> None:
+def test_a_json_array_is_read_as_rows(tmp_path: Path) -> None:
     rows = some_rows(30)
     for number, text in enumerate((json.dumps(rows), json.dumps(rows, indent=2))):
         (tmp_path / "in.json").write_text(text)
@@ -99,7 +98,7 @@ def test_an_array_in_json_is_read_as_its_rows(tmp_path: Path) -> None:
         assert len(read_rows(tmp_path / "out.jsonl")) == sum(len(row["text"]) >= 10 for row in rows)
 
 
-def test_the_other_way_to_name_files_is_read(tmp_path: Path) -> None:
+def test_the_key_dataset_is_read(tmp_path: Path) -> None:
     write_rows(tmp_path / "a.jsonl", some_rows(5))
     write_rows(tmp_path / "b.jsonl", some_rows(5))
     head = "dataset: {configs: [{type: local, path: a.jsonl}, {type: local, path: b.jsonl}]}\nexport_path: out.jsonl\n"
@@ -107,7 +106,7 @@ def test_the_other_way_to_name_files_is_read(tmp_path: Path) -> None:
     assert len(read_rows(tmp_path / "out.jsonl")) == 10
 
 
-def test_paths_start_at_the_file_or_as_in_data_juicer_where_it_is_called(
+def test_relative_paths_start_at_the_file_or_at_the_current_folder_as_in_data_juicer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipes, here = tmp_path / "recipes", tmp_path / "here"
@@ -129,7 +128,7 @@ def test_paths_start_at_the_file_or_as_in_data_juicer_where_it_is_called(
     assert len(read_rows(recipes / "out" / "clean.jsonl")) == 3
 
 
-# --- what is written
+# --- output
 
 
 @pytest.mark.parametrize(
@@ -145,7 +144,7 @@ def test_paths_start_at_the_file_or_as_in_data_juicer_where_it_is_called(
         ("export_path: x.txt\nexport_type: csv", "x.txt"),
     ],
 )
-def test_rows_are_written_as_the_name_or_the_type_says(tmp_path: Path, head: str, name: str) -> None:
+def test_the_output_format_is_that_of_the_name_or_of_export_type(tmp_path: Path, head: str, name: str) -> None:
     rows = [{"n": row["n"], "text": row["text"]} for row in some_rows(30)]
     run(tmp_path, "[{text_length_filter: {min_len: 0}}]", head, rows)
     raw = (tmp_path / name).read_bytes()
@@ -160,7 +159,7 @@ def test_rows_are_written_as_the_name_or_the_type_says(tmp_path: Path, head: str
     assert found == rows
 
 
-def test_large_results_are_several_files(tmp_path: Path) -> None:
+def test_export_shard_size_splits_the_results(tmp_path: Path) -> None:
     for number, size in enumerate(("2KB", "2048")):
         folder = tmp_path / f"out{number}"
         folder.mkdir()
@@ -174,7 +173,7 @@ def test_large_results_are_several_files(tmp_path: Path) -> None:
         assert [row["n"] for shard in shards for row in read_rows(shard)] == list(range(100))
 
 
-def test_without_an_export_path_nothing_is_written_beside(tmp_path: Path) -> None:
+def test_without_an_export_path_no_stats_are_exported(tmp_path: Path) -> None:
     write_rows(tmp_path / "in.jsonl", some_rows(5))
     recipe = load(tmp_path, "dataset_path: in.jsonl\nexport_stats: true\nprocess: [text_length_filter]\n")
     assert recipe.sink is None
@@ -202,97 +201,3 @@ def test_images_are_read_by_path_and_by_bytes(tmp_path: Path) -> None:
     (row,) = parquet.read_table(tmp_path / "out.parquet").to_pylist()
     assert row["text"] == "large.png"
     assert base64.b64encode(row["raw"][0]) == base64.b64encode((tmp_path / "large.png").read_bytes())
-
-
-# --- before anything starts
-
-
-def test_a_missing_field_is_told_before_anything_starts(tmp_path: Path) -> None:
-    rows = [{"content": "a text of some length", "n": 1}]
-    with pytest.raises(dt.ConfigError) as raised:
-        run(tmp_path, "[clean_links_mapper, {specified_numeric_field_filter: {field_key: m}}]", rows=rows)
-    text, field = raised.value.problems
-    assert "clean_links_mapper needs the field 'text'" in text.message
-    assert text.fix_texts == ("text_keys: content",)
-    assert text.place.endswith("recipe.yaml:4:11")
-    assert "needs the field 'm'" in field.message
-    assert not (tmp_path / "run").exists()
-    run(tmp_path, "[clean_links_mapper]", text.fix_texts[0])
-    assert len(read_rows(tmp_path / "out.jsonl")) == 1
-
-
-def test_fields_that_an_earlier_operator_may_make_are_not_missed(tmp_path: Path) -> None:
-    name = own_operator(tmp_path, "makes_text", "def make(row):\n    return {'text': f\"number {row['n']:9}\"}\n")
-    run(tmp_path, f"['{name}:make', text_length_filter]", rows=[{"n": 1}, {"n": 2}])
-    assert [row["text"] for row in read_rows(tmp_path / "out.jsonl")] == ["number         1", "number         2"]
-
-
-def test_operators_that_cannot_run_here_are_refused_with_what_would_run_them(tmp_path: Path) -> None:
-    with pytest.raises(dt.ConfigError) as raised:
-        run(tmp_path, "[text_length_filter, image_aesthetics_filter]", rows=some_rows(3))
-    (problem,) = raised.value.problems
-    assert "image_aesthetics_filter" in problem.message
-    assert problem.place.endswith("recipe.yaml:4:31")
-    assert "adapter: data_juicer" in problem.fix_texts
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_recipe_that_names_no_input_is_told(tmp_path: Path) -> None:
-    with pytest.raises(dt.ConfigError, match="no dataset_path: add it to the file"):
-        load(tmp_path, "process: [text_length_filter]").run(cluster=HERE)
-
-
-@pytest.mark.parametrize("path", ["nowhere.jsonl", "nothing/*.jsonl", "empty"])
-def test_an_input_that_is_not_there_is_told(tmp_path: Path, path: str) -> None:
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(dt.ConfigError):
-        run(tmp_path, "[text_length_filter]", f"dataset_path: {path}")
-    assert not (tmp_path / "out.jsonl").exists()
-
-
-# --- what a run leaves
-
-
-def test_traces_have_exactly_as_many_samples_as_asked_for(tmp_path: Path) -> None:
-    rows = [{"text": f"see https://example.com/{n} " + "x" * (n % 40), "n": n} for n in range(200)]
-    head = "open_tracer: true\ntrace_num: 4\nwork_dir: work"
-    process = "[clean_links_mapper, {text_length_filter: {min_len: 20}}, clean_ip_mapper]"
-    run(tmp_path, process, head, rows)
-    trace = tmp_path / "work" / "trace"
-    samples = read_rows(trace / "sample_trace-clean_links_mapper.jsonl")
-    assert len(samples) == 4
-    assert all(sample["original_text"] != sample["processed_text"] for sample in samples)
-    assert len(read_rows(trace / "sample_trace-text_length_filter.jsonl")) == 4
-    changed = trace / "sample_trace-clean_ip_mapper.jsonl"
-    assert not changed.exists() or read_rows(changed) == []
-
-
-def test_only_the_operators_that_are_named_are_traced(tmp_path: Path) -> None:
-    rows = [{"text": f"see https://example.com/{n}"} for n in range(30)]
-    head = "open_tracer: true\nop_list_to_trace: [clean_links_mapper]"
-    run(tmp_path, "[clean_links_mapper, {text_length_filter: {min_len: 5}}]", head, rows)
-    names = {path.name for path in (tmp_path / "trace").iterdir()}
-    assert names == {"sample_trace-clean_links_mapper.jsonl"}
-    assert len(read_rows(tmp_path / "trace" / "sample_trace-clean_links_mapper.jsonl")) == 10
-
-
-def test_the_monitor_is_written_where_the_file_asks(tmp_path: Path) -> None:
-    run(
-        tmp_path,
-        "[clean_links_mapper, text_length_filter, document_deduplicator]",
-        "open_monitor: true",
-        some_rows(100),
-    )
-    told = json.loads((tmp_path / "monitor" / "monitor.json").read_text())
-    assert len(told) == 3
-    assert "<html" in (tmp_path / "monitor" / "monitor.html").read_text()
-    assert not (tmp_path / "trace").exists()
-
-
-def test_a_probe_leaves_no_samples_and_no_results(tmp_path: Path) -> None:
-    rows = [{"text": f"see https://example.com/{n} again"} for n in range(60)]
-    head = "open_tracer: true\ntrace_num: 3"
-    process = "[clean_links_mapper, {text_length_filter: {num_proc: 1, min_len: 5}}]"
-    summary = run(tmp_path, process, head, rows, probe=True)
-    assert summary.delivered == 60
-    assert len(read_rows(tmp_path / "trace" / "sample_trace-clean_links_mapper.jsonl")) == 3

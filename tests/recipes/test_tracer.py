@@ -19,7 +19,7 @@ from dovetail.pipeline.stage import is_async
 from dovetail.recipes.operators.base import HASH_FIELD, STATS_FIELD, Row, TextMapper
 from dovetail.recipes.stage_wrappers import BarrierStage
 from dovetail.recipes.tracer import PARTS_FOLDER, SampleWriter, merge_samples, prepare_trace_folder, trace_run
-from recipes.watched import (
+from recipes.traced_operators import (
     Batched,
     ByLength,
     Deadly,
@@ -61,7 +61,7 @@ def changed(source: list[Row], limit: int) -> list[dict[str, str]]:
 
 
 @pytest.mark.processes
-def test_a_run_leaves_exactly_as_many_samples_as_asked_for(tmp_path: Path, folder: Path) -> None:
+def test_a_run_writes_the_requested_number_of_samples(tmp_path: Path, folder: Path) -> None:
     source = rows(2000)
     pipeline = (
         stage("lower", traced(Lower(), "lower", folder), workers=2, fuse=False),
@@ -93,7 +93,7 @@ def test_a_run_leaves_exactly_as_many_samples_as_asked_for(tmp_path: Path, folde
     ]
 
 
-def test_one_worker_shows_the_first_rows_in_the_order_of_the_source(tmp_path: Path, folder: Path) -> None:
+def test_samples_of_one_worker_are_the_first_rows_in_source_order(tmp_path: Path, folder: Path) -> None:
     source = rows(300)
     pipeline = (
         stage("lower", traced(Lower(), "lower", folder), workers=1),
@@ -108,7 +108,7 @@ def test_one_worker_shows_the_first_rows_in_the_order_of_the_source(tmp_path: Pa
 
 
 @pytest.mark.processes
-def test_a_killed_worker_costs_no_sample_and_doubles_none(tmp_path: Path, folder: Path) -> None:
+def test_a_killed_worker_loses_no_sample_and_duplicates_none(tmp_path: Path, folder: Path) -> None:
     source = rows(60)
     deadly = Deadly(tmp_path / "dead", at=41)
     out = run(
@@ -122,10 +122,10 @@ def test_a_killed_worker_costs_no_sample_and_doubles_none(tmp_path: Path, folder
     assert [row["id"] for row in out] == list(range(60))
 
 
-def test_rows_that_are_run_twice_because_a_neighbour_fails_count_once(tmp_path: Path, folder: Path) -> None:
+def test_rows_that_run_twice_after_a_failure_are_one_sample(tmp_path: Path, folder: Path) -> None:
     source = rows(100)
     expected = changed(source, 1000)
-    # no more than there are: a worker that counted a row twice would stop before it has seen all
+    # the limit is the number of samples: a worker that counted a row twice would stop too early
     lower = traced(Lower(), "lower", folder, len(expected))
     pipeline = (
         stage("lower", lower, on_error="skip", retries=0),
@@ -140,10 +140,10 @@ def test_rows_that_are_run_twice_because_a_neighbour_fails_count_once(tmp_path: 
     assert len(out) == len(done)
 
 
-# --- what is shown
+# --- samples
 
 
-def test_fewer_samples_than_asked_for_are_all_shown(folder: Path) -> None:
+def test_if_there_are_fewer_samples_than_requested_all_are_written(folder: Path) -> None:
     operator = traced(Lower(), "lower", folder)
     source = rows(9)
     expected = changed(source, 9)
@@ -154,14 +154,14 @@ def test_fewer_samples_than_asked_for_are_all_shown(folder: Path) -> None:
     assert len(expected) == 3
 
 
-def test_an_operator_that_did_nothing_has_no_file(folder: Path) -> None:
+def test_an_operator_without_samples_has_no_file(folder: Path) -> None:
     operator = traced(Lower(), "lower", folder)
     assert operator({"text": "abc"}) == {"text": "abc"}
     assert merge_samples(str(folder), ["lower"], 10) == []
     assert list(folder.iterdir()) == []
 
 
-def test_each_row_that_a_mapper_makes_of_one_is_a_sample(folder: Path) -> None:
+def test_each_row_that_a_mapper_returns_is_a_sample(folder: Path) -> None:
     operator = traced(Words(), "words", folder)
     assert [row["text"] for row in operator({"text": "ab"})] == ["a", "b"]
     assert list(operator({"text": ""})) == []
@@ -169,7 +169,7 @@ def test_each_row_that_a_mapper_makes_of_one_is_a_sample(folder: Path) -> None:
     assert shown(folder, "words") == [{"original_text": "ab", "processed_text": one} for one in "ab"]
 
 
-def test_of_a_batch_the_rows_that_are_gone_are_shown(folder: Path) -> None:
+def test_dropped_rows_of_a_batch_are_samples(folder: Path) -> None:
     operator = traced(Batched(), "batched", folder)
     assert operator.batch_size == 8
     assert [row["id"] for row in operator([{"id": n} for n in range(7)])] == [1, 2, 3, 4, 6]
@@ -191,7 +191,7 @@ def test_a_batch_of_changed_texts_is_shown_text_by_text(folder: Path) -> None:
     assert [one["original_text"] for one in shown(folder, "shout")] == ["a", "c"]
 
 
-def test_deduplicators_show_one_pair_per_cluster_in_the_order_of_the_source(folder: Path) -> None:
+def test_samples_of_deduplicators_are_one_pair_per_cluster_in_source_order(folder: Path) -> None:
     same = Same()
     source = [same({"id": n, "text": text}) for n, text in enumerate("abcbbacca")]
     assert [row["id"] for row in traced(BarrierStage(same), "same", folder, 2)(source)] == [0, 1, 2]
@@ -201,7 +201,7 @@ def test_deduplicators_show_one_pair_per_cluster_in_the_order_of_the_source(fold
 
 
 @pytest.mark.parametrize("sort", [True, False])
-def test_selectors_show_the_rows_that_they_left_out(folder: Path, sort: bool) -> None:
+def test_samples_of_selectors_are_the_dropped_rows(folder: Path, sort: bool) -> None:
     barrier = traced(BarrierStage(Largest(2, sort=sort)), "largest", folder, 3)
     kept = [row["id"] for row in barrier([{"id": n} for n in range(7)])]
     assert sorted(kept) == [5, 6]
@@ -209,7 +209,7 @@ def test_selectors_show_the_rows_that_they_left_out(folder: Path, sort: bool) ->
     assert shown(folder, "largest") == [{"id": 0}, {"id": 1}, {"id": 2}]
 
 
-def test_groupers_show_nothing(folder: Path) -> None:
+def test_groupers_have_no_samples(folder: Path) -> None:
     barrier = traced(BarrierStage(ByLength()), "grouper", folder)
     assert list(barrier([{"text": "a"}, {"text": "b"}])) == [{"text": ["a", "b"]}]
     merge_samples(str(folder), ["grouper"], 3)
@@ -227,39 +227,39 @@ def test_groupers_show_nothing(folder: Path) -> None:
         (Path("a"), "a"),
     ],
 )
-def test_whatever_a_row_holds_is_a_line_of_json(folder: Path, value: object, expected: object) -> None:
+def test_any_row_is_a_line_of_json(folder: Path, value: object, expected: object) -> None:
     operator = traced(Long(), "long", folder)
     assert operator({"text": "a", "value": value}) is None
     merge_samples(str(folder), ["long"], 10)
     assert json.loads((folder / "sample_trace-long.jsonl").read_bytes())["value"] == expected
 
 
-# --- the operator inside
+# --- wrapper
 
 
-def test_it_is_the_operator_in_every_other_respect(folder: Path) -> None:
+def test_a_traced_operator_has_the_attributes_of_the_operator(folder: Path) -> None:
     class Own(TextMapper):
-        told: ClassVar[list[str]] = []
+        calls: ClassVar[list[str]] = []
 
         def setup(self, worker: Worker) -> None:
-            self.told.append(f"setup {worker.id}")
+            self.calls.append(f"setup {worker.id}")
 
         def teardown(self) -> None:
-            self.told.append("teardown")
+            self.calls.append("teardown")
 
     own = Own()
     own.text_key = "body"
     operator = traced(own, "own", folder)
     operator.setup(Worker(7, "unit"))
     operator.teardown()
-    assert Own.told == ["setup 7", "teardown"]
+    assert Own.calls == ["setup 7", "teardown"]
     assert operator.columns() == ("body",)
     assert not hasattr(operator, "nothing_like_it")
     with pytest.raises(NotImplementedError):
         operator({"body": "a"})
 
 
-def test_it_travels_with_its_operator_and_without_its_files(folder: Path) -> None:
+def test_a_traced_operator_pickles_without_its_files(folder: Path) -> None:
     operator = traced(Long(3), "long", folder)
     operator({"text": "a"})
     again = pickle.loads(pickle.dumps(operator))
@@ -268,7 +268,7 @@ def test_it_travels_with_its_operator_and_without_its_files(folder: Path) -> Non
     assert len(list((folder / PARTS_FOLDER).glob("long.*.part"))) == 2
 
 
-def test_what_was_measured_of_an_operator_is_found_with_tracing(folder: Path) -> None:
+def test_profiles_are_the_same_with_and_without_tracing(folder: Path) -> None:
     def key(operator: Any) -> str:
         return code_hash(traced(operator, "a", folder))
 
@@ -279,7 +279,7 @@ def test_what_was_measured_of_an_operator_is_found_with_tracing(folder: Path) ->
         assert key(operator) == code_hash(operator)
 
 
-def test_an_operator_that_is_awaited_stays_one(folder: Path) -> None:
+def test_an_async_operator_remains_async(folder: Path) -> None:
     class Later(TextMapper):
         async def __call__(self, row: Row) -> Row:  # type: ignore[override]
             await asyncio.sleep(0)
@@ -294,7 +294,7 @@ def test_an_operator_that_is_awaited_stays_one(folder: Path) -> None:
     assert shown(folder, "later") == [{"original_text": "A", "processed_text": "a"}]
 
 
-def test_with_enough_samples_a_call_costs_next_to_nothing_more(folder: Path) -> None:
+def test_with_all_samples_written_tracing_costs_under_3_us_per_call(folder: Path) -> None:
     def nothing(row: Row) -> None:
         return None
 
@@ -310,10 +310,10 @@ def test_with_enough_samples_a_call_costs_next_to_nothing_more(folder: Path) -> 
     assert min(times) / 20_000 < 3e-6
 
 
-# --- bad days
+# --- failures
 
 
-def test_a_torn_line_and_a_foreign_file_are_passed_over(folder: Path) -> None:
+def test_an_incomplete_line_and_a_foreign_file_are_ignored(folder: Path) -> None:
     operator = traced(Lower(), "lower", folder)
     operator({"text": "A"})
     (part,) = (folder / PARTS_FOLDER).glob("lower.*.part")
@@ -324,7 +324,7 @@ def test_a_torn_line_and_a_foreign_file_are_passed_over(folder: Path) -> None:
     assert shown(folder, "lower") == [{"original_text": "A", "processed_text": "a"}]
 
 
-def test_a_folder_that_cannot_be_written_costs_no_row(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_fails_no_row(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     operator = traced(Lower(), "lower", tmp_path / "file" / "trace")
     operator.setup(Worker(1, "unit", node="node-0"))
@@ -332,7 +332,7 @@ def test_a_folder_that_cannot_be_written_costs_no_row(tmp_path: Path) -> None:
     assert operator({"text": "B"}) == {"text": "b"}
 
 
-def test_a_worker_on_a_machine_without_the_folder_does_not_make_one(tmp_path: Path) -> None:
+def test_a_worker_on_another_machine_does_not_create_the_folder(tmp_path: Path) -> None:
     samples = SampleWriter("lower", str(tmp_path / "trace"), 10, "another-host")
     samples.mark_node("node-1")
     samples.add((1,), {"text": "a"})
@@ -340,7 +340,7 @@ def test_a_worker_on_a_machine_without_the_folder_does_not_make_one(tmp_path: Pa
     assert list(tmp_path.iterdir()) == []
 
 
-def test_nodes_that_did_not_see_the_folder_are_named_in_one_line(tmp_path: Path, folder: Path) -> None:
+def test_nodes_without_the_folder_are_reported_in_one_line(tmp_path: Path, folder: Path) -> None:
     run_folder = tmp_path / "run"
     run(stage("lower", traced(Lower(), "lower", folder), workers=1), source=rows(9), folder=run_folder)
     for mark in (folder / PARTS_FOLDER).glob("node-*"):
@@ -351,7 +351,7 @@ def test_nodes_that_did_not_see_the_folder_are_named_in_one_line(tmp_path: Path,
     assert "\n" not in note
 
 
-def test_names_become_names_of_files_that_are_not_mixed_up(folder: Path) -> None:
+def test_different_operator_names_have_different_files(folder: Path) -> None:
     for name in ("a/b", "a_b", "<script>", ".."):
         traced(Lower(), name, folder)({"text": name.upper() + "X"})
     merge_samples(str(folder), ["a/b", "a_b", "<script>", ".."], 10)
@@ -359,7 +359,7 @@ def test_names_become_names_of_files_that_are_not_mixed_up(folder: Path) -> None
     assert shown(folder, "a%2Fb")[0]["original_text"] == "A/BX"
 
 
-def test_a_new_run_begins_with_an_empty_folder_and_a_resumed_one_adds(folder: Path) -> None:
+def test_a_new_run_empties_the_folder_and_a_resumed_one_appends(folder: Path) -> None:
     traced(Lower(), "lower", folder)({"text": "A"})
     merge_samples(str(folder), ["lower"], 2)
     again = traced(Lower(), "lower", folder)

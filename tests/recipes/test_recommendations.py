@@ -11,7 +11,7 @@ GPU_CLUSTER = "1x(32cpu, 128GB, 2xgpu:20GB)"
 
 
 def plan_of(row: Recommendation, cluster: dt.Cluster) -> dt.Plan:
-    """The row as it would be written, with as many workers as it says."""
+    """A plan with the settings and the number of workers of a row."""
     needs = dt.Resources(cpus=row.cpus, gpus=0 if row.memory else row.gpus, gpu_memory=row.memory or None)
     return dt.plan(dt.Pipeline([dt.Stage("one", "any:thing", needs, workers=row.workers, rate=1)]), cluster)
 
@@ -19,7 +19,7 @@ def plan_of(row: Recommendation, cluster: dt.Cluster) -> dt.Plan:
 @pytest.mark.parametrize(
     "spec", [GPU_CLUSTER, "1x(2cpu, 8GB)", "4x(16cpu, 64GB, 1xgpu:80GB)", "1x(4cpu, 16GB, 8xgpu:8GB)"]
 )
-def test_every_row_plans_as_it_is_written_and_one_worker_more_does_not(spec: str) -> None:
+def test_every_row_can_be_planned_and_one_more_worker_does_not_fit(spec: str) -> None:
     cluster = dt.Cluster.of(spec)
     rows = recommend(cluster)
     assert rows
@@ -32,10 +32,10 @@ def test_every_row_plans_as_it_is_written_and_one_worker_more_does_not(spec: str
             plan_of(more, cluster)
 
 
-def test_no_card_of_the_seeds_machine_is_given_more_than_it_has() -> None:
+def test_no_card_is_overcommitted() -> None:
     rows = {row.memory: row for row in recommend(dt.Cluster.of(GPU_CLUSTER)) if row.memory}
     assert rows["1500MB"].workers_per_card == (13, 13)
-    assert rows["8GB"].workers_per_card == (2, 2), "not 5 of them, as 40 GB in all would say"
+    assert rows["8GB"].workers_per_card == (2, 2), "two cards of 20 GB are not one of 40"
     assert all(max(row.workers_per_card) * row.gpus <= 1 for row in rows.values())
 
 
