@@ -143,9 +143,10 @@ def test_a_killed_pytest_leaves_no_ray(folder: Path, tmp_path: Path) -> None:
         f"sys.path[:0] = [{str(TESTS)!r}]\n"
         "from ray_aids import FakeCluster\n"
         f"cluster = FakeCluster(pathlib.Path({str(folder)!r}), {{'a': {{'num_cpus': 1}}}})\n"
-        "print(*[one.pid for one in psutil.Process().children(recursive=True)], flush=True)\n"
+        "pids = [one.pid for one in psutil.Process().children(recursive=True)]\n"
         "os.fork() or signal.pause()\n"  # the fork holds the pipe to the cluster process open
-        "os.kill(os.getpid(), signal.SIGKILL)\n"
+        "print(*pids, flush=True)\n"
+        "signal.pause()\n"
     )
     command = [sys.executable, "-c", text]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path, start_new_session=True) as process:
