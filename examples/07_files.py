@@ -66,7 +66,7 @@ with tempfile.TemporaryDirectory() as name:
     run = start(here, resume=here / "run")
     print(run.wait())
     for error in run.errors:
-        print(f"set aside: {error.error.replace(name, '...')}")
+        print(f"failed: {error.error.replace(name, '...')}")
 
     print("\n--- the result as a source")
     check = dt.Pipeline([dt.Stage("number", dt.each(lambda row: int(row["id"])))], name="check")

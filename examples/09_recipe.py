@@ -43,7 +43,7 @@ with tempfile.TemporaryDirectory() as name:
     changes = ["open_tracer=true", "trace_num=1", "op_list_to_trace=[clean_email_mapper]", f"work_dir={here}"]
     recipe = dt.Recipe.load(RECIPES / "clean_text.yaml", sets=changes, sink=str(here / "clean.jsonl"))
     summary = recipe.run()
-    print(f"{summary.finished} of {summary.read} rows done, {summary.delivered} out, {summary.aside} set aside")
+    print(f"{summary.finished} of {summary.read} rows done, {summary.delivered} out, {summary.failed} failed")
     for line in (Path(summary.folder) / "errors" / "errors.jsonl").read_text(encoding="utf-8").splitlines():
         error = json.loads(line)
         print(f"row {error['key'][0]}, {error['stage']}: {error['error']}: {error['message']}")

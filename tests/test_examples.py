@@ -23,7 +23,7 @@ EXPECTED = {
         "(2, ('end', 2))",
         "999 results, in order: True",
         "item 500 in stage parse, after 3 attempts: JSONDecodeError",
-        "1000 of 1000 items in, 999 out, 1 set aside",
+        "1000 of 1000 items in, 999 out, 1 failed",
     ],
     "05_serve.py": [
         "model: ValueError: 'is it bad?' is a question",
@@ -35,8 +35,8 @@ EXPECTED = {
     "07_files.py": [
         "exists: False",
         "finished work is kept in .lengths.",
-        "2000 of 2000 items in, 1999 out, 1 set aside",
-        "set aside: BadRow: .../pages-1.jsonl:1001: not JSON",
+        "2000 of 2000 items in, 1999 out, 1 failed",
+        "failed: BadRow: .../pages-1.jsonl:1001: not JSON",
         "1999 rows, each once and in order: True",
     ],
     "08_ray.py": ["results by node: {'", "last result: hello 3996001", "the same 2000 results: True"],
@@ -46,7 +46,7 @@ EXPECTED = {
         "8 operators at once need 92.0 CPUs and 14.0 GPUs; the cluster has 32.0 CPUs and 2.0 GPUs",
         "sequential: 8 waves, 2 workers of image_maniqa_filter",
         "image_maniqa_filter: 4 workers on card 0, 0 on card 1",
-        "120 of 120 rows done, 65 out, 1 set aside",
+        "120 of 120 rows done, 65 out, 1 failed",
         "row 64, fix_unicode_mapper: BadField: field 'text' is int, not a string",
         "in the order of the input: True",
         "row 0 has 48 words, counted by count_words of own_operators.py",
@@ -135,7 +135,7 @@ def test_the_text_recipe_cleans_texts(tmp_path: Path) -> None:
     path = next(path for path in RECIPES if path.stem == "clean_text")
     summary = dt.Recipe.load(path, sink=str(tmp_path / "clean.jsonl")).run(run_dir=tmp_path / "run", probe=False)
     rows = [json.loads(line) for line in (tmp_path / "clean.jsonl").read_text(encoding="utf-8").splitlines()]
-    assert (summary.read, summary.delivered, summary.aside) == (120, len(rows), 1)
+    assert (summary.read, summary.delivered, summary.failed) == (120, len(rows), 1)
     texts = [row["text"] for row in rows]
     assert len(set(texts)) == len(texts)
     assert not [text for text in texts if len(text) < 50 or "https://" in text or "@" in text or "Ã" in text]

@@ -260,7 +260,7 @@ class Surface:
         removed = [name for name, value in fix.values.items() if value is UNSET]
         text = ", ".join(given)
         if removed:
-            text += f"{', and ' if given else ''}leave {' and '.join(map(self.name, removed))} out"
+            text += f"{', and ' if given else ''}omit {' and '.join(map(self.name, removed))}"
         if fix.subjects:
             text += f" for {', '.join(name for one in fix.subjects for name in one.names)}"
         return with_note(text, fix.note)

@@ -176,7 +176,7 @@ def test_the_fixes_for_a_fragment_of_an_empty_table_work(tmp_path: Path) -> None
     table = dt.table(uri)
     with pytest.raises(ConfigError, match="no fragment 0: it has no rows") as caught:
         table.backfill("n", fns.doubled, fragments=[0], cluster=HALF)
-    assert fixes(caught.value) == ["add rows to the table", "leave fragments out"]
+    assert fixes(caught.value) == ["add rows to the table", "omit fragments"]
     assert table.backfill("n", fns.doubled, cluster=HALF).rows == 0
 
 

@@ -1,4 +1,4 @@
-"""Rows that are kept in memory, for tests of who decides what."""
+"""Claim rows in memory, for tests of the store's decisions."""
 
 from __future__ import annotations
 

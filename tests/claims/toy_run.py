@@ -1,5 +1,5 @@
-"""A run without an engine, in a process of its own: takes its place in a ledger, starts all the workers it may, and
-drains those it must; writes what it holds into a file at every change. Used by test_processes.
+"""A run without an engine in a process of its own: claims its share of a ledger, starts and drains imaginary workers as
+granted, and writes what it holds to a file at every change. Used by test_sharing_processes.
 
 python toy_run.py LEDGER NAME FOLDER CPUS     until there is a file FOLDER/NAME.stop
 """

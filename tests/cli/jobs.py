@@ -1,4 +1,4 @@
-"""What do tests of `dovetail run` need? A folder with a pipeline file, a module beside it, data, and the command."""
+"""Helpers for tests of `dovetail run`: a folder with a pipeline file, a module, data, and the command."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class Place:
         return path
 
     def hurry(self) -> None:
-        """From now on `slowly` does not wait, and what is `held` goes on."""
+        """From now on `slowly` does not wait, and `held` continues."""
         (self.folder / "fast").touch()
 
     def result(self, name: str = "out.jsonl") -> list[Any]:

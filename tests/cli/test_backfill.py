@@ -539,7 +539,7 @@ def test_with_no_wait_a_column_that_another_process_fills_is_refused(place: Tabl
         said = place.refused(*command[2:], "--no-wait", code=1)
         assert "error[DT434]" in said
         assert f"pid {started.process.pid}" in said
-        assert "leave --no-wait out" in said
+        assert "omit --no-wait" in said
         place.hurry()
         started.process.send_signal(signal.SIGINT)
         started.ended()
@@ -579,9 +579,9 @@ def test_a_call_that_the_command_makes_itself_becomes_options() -> None:
     assert errors.fix(Call("table.add_column", ("n", Expression("udf")))) == ""
     assert fill.fix(Call("table.drop", (["a", "b"],))) == "dovetail backfill t.lance a,b --drop"
     assert fill.fix(Call("dt.simulate", (Expression("pipeline"),))) == ""
-    assert fill.fix(Change({"wait": True})) == "leave --no-wait out"
+    assert fill.fix(Change({"wait": True})) == "omit --no-wait"
     assert fill.fix(Change({"cluster": "1x(4cpu, 8GB)", "share": UNSET})) == (
-        "--cluster '1x(4cpu, 8GB)', and leave --share out"
+        "--cluster '1x(4cpu, 8GB)', and omit --share"
     )
     assert fill.fix(Change({"env_from": ["A", "B"]})) == "--env-from A --env-from B"
     assert fill.fix(Change({"storage_options": {"aws_region": "us-east-1"}})) == "--storage-option aws_region=us-east-1"

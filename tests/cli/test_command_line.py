@@ -1,4 +1,4 @@
-"""The command as people run it: a real process, its output, its exit code."""
+"""The command line as a process: output and exit codes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`dovetail demo` as people run it: a real run, files to go on with, and where to look next."""
+"""`dovetail demo`: a real run, its files, and the next commands."""
 
 from __future__ import annotations
 

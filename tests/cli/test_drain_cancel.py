@@ -1,4 +1,4 @@
-"""Ending a run: Ctrl-C, SIGTERM, `dovetail drain` and `cancel` from another process; and going on afterwards."""
+"""Stopping a run: Ctrl-C, SIGTERM, `dovetail drain` and `cancel`; and resuming it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ COUNT = 4_000
 
 @pytest.fixture
 def place(tmp_path: Path) -> Place:
-    """A run of more than half a minute, so that it is not over before somebody ends it."""
+    """A run of more than half a minute, so that it is still running when the test stops it."""
     made = Place(tmp_path / "a job")
     made.rows("in.jsonl", COUNT)
     made.file("source: in.jsonl\nsink: out.jsonl", "slowly")
@@ -45,7 +45,7 @@ def resumed_to_the_end(place: Place, run: Path) -> None:
 @pytest.mark.parametrize(
     ("number", "code", "word"), [(signal.SIGINT, 130, "Ctrl-C"), (signal.SIGTERM, 143, "SIGTERM")], ids=["int", "term"]
 )
-def test_a_signal_drains_and_a_resume_goes_on(place: Place, number: int, code: int, word: str) -> None:
+def test_a_signal_drains_and_the_run_can_be_resumed(place: Place, number: int, code: int, word: str) -> None:
     with place.started("run", "p.yaml", *CLUSTER) as started:
         run = started.goes()
         started.process.send_signal(number)
@@ -58,7 +58,7 @@ def test_a_signal_drains_and_a_resume_goes_on(place: Place, number: int, code: i
 
 
 def test_a_second_signal_stops_now(place: Place) -> None:
-    place.file("source: in.jsonl\nsink: out.jsonl", "held")  # which is never finished with what it has in hand
+    place.file("source: in.jsonl\nsink: out.jsonl", "held")  # which never finishes its work in flight
     with place.started("run", "p.yaml", *CLUSTER) as started:
         run = started.goes()
         started.process.send_signal(signal.SIGINT)
@@ -66,7 +66,7 @@ def test_a_second_signal_stops_now(place: Place) -> None:
         started.process.send_signal(signal.SIGINT)
         assert started.ended() == 130, started.err
         assert "Traceback" not in started.err
-    until(lambda: not marked(str(place.folder)), "nobody is left")
+    until(lambda: not marked(str(place.folder)), "no process is left")
     assert place.status() == "cancelled"
     assert not (run / "control.sock").exists()
     assert not (place.folder / "out.jsonl").exists()
@@ -111,7 +111,7 @@ def test_a_run_is_cancelled_from_another_process(place: Place) -> None:
     resumed_to_the_end(place, run)
 
 
-def test_a_killed_run_is_lost_and_goes_on(place: Place) -> None:
+def test_a_killed_run_is_lost_and_can_be_resumed(place: Place) -> None:
     with place.started("run", "p.yaml", *CLUSTER) as started:
         run = started.goes()
         started.process.kill()
@@ -124,7 +124,7 @@ def test_a_killed_run_is_lost_and_goes_on(place: Place) -> None:
     resumed_to_the_end(place, run)
 
 
-def test_a_run_goes_on_from_any_folder_with_what_was_typed_for_it(place: Place, tmp_path: Path) -> None:
+def test_a_run_resumes_from_any_folder_with_its_original_options(place: Place, tmp_path: Path) -> None:
     (place.folder / "sub").mkdir()
     place.file("name: mine", "slowly")
     typed = ("--source", "in.jsonl", "--set", "sink.path=sub/out.jsonl", "--set", "sink.ordered=true")
@@ -142,7 +142,7 @@ def test_a_run_goes_on_from_any_folder_with_what_was_typed_for_it(place: Place, 
     assert "is already finished" in again.stderr
 
 
-def test_somebody_who_does_not_read_does_not_hold_up_the_second_ctrl_c(place: Place) -> None:
+def test_a_reader_that_does_not_read_does_not_block_the_second_ctrl_c(place: Place) -> None:
     place.rows("in.jsonl", 200_000)
     place.file("source: in.jsonl", "double")
     talk = place.folder / "err.txt"
@@ -168,19 +168,19 @@ def test_somebody_who_does_not_read_does_not_hold_up_the_second_ctrl_c(place: Pl
         assert process.wait(60) == 130
 
 
-def test_who_does_not_want_to_wait_for_others_is_told_so(place: Place) -> None:
+def test_no_wait_reports_the_runs_that_hold_the_resources(place: Place) -> None:
     place.rows("in.jsonl", 20_000)
     with place.started("run", "p.yaml", *CLUSTER) as started:
         run = started.goes()
         done = place.run("run", "p.yaml", *CLUSTER, "--sink", "other.jsonl", "--no-wait")
         assert done.returncode == 3, done.stderr
-        assert "leave --no-wait out" in done.stderr
+        assert "omit --no-wait" in done.stderr
         assert f"fix  dovetail drain {run.name}" in done.stderr
         assert place.run("cancel", run.name, "--wait").returncode == 0
 
 
 @pytest.mark.parametrize("command", ["drain", "cancel"])
-def test_a_run_that_is_not_there_is_an_error(place: Place, command: str) -> None:
+def test_an_unknown_run_is_an_error(place: Place, command: str) -> None:
     done = place.run(command, "nothing")
     assert done.returncode == 2
     assert "DT301" in done.stderr

@@ -1,4 +1,4 @@
-"""`dovetail logs`: what workers printed, all of it, one of them, as it comes."""
+"""`dovetail logs`: output of all workers, of one, and live."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def logs(run: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_all_workers_are_shown_with_who_printed(run: Path) -> None:
+def test_output_of_all_workers_is_shown_with_their_names(run: Path) -> None:
     shown = logs(run, "last")
     assert shown.returncode == 0, shown.stderr
     lines = shown.stdout.splitlines()
@@ -80,7 +80,7 @@ def test_on_one_node_it_is_not_named_and_the_ranks_of_a_gang_may_be_on_several(r
     assert "[train 10 rank 1 on node-8] ten" in logs(run, ID, "train").stdout
 
 
-def test_a_worker_that_is_not_there_is_an_error_that_tells_who_is(run: Path) -> None:
+def test_an_unknown_worker_is_an_error_that_lists_the_workers(run: Path) -> None:
     shown = logs(run, ID, "99")
     assert shown.returncode == 2
     assert "DT368" in shown.stderr
@@ -88,7 +88,7 @@ def test_a_worker_that_is_not_there_is_an_error_that_tells_who_is(run: Path) -> 
     assert "DT301" in logs(run, "nothing").stderr
 
 
-def test_a_run_without_logs_says_so(run: Path) -> None:
+def test_a_run_without_logs_is_reported(run: Path) -> None:
     for file in (run / "logs").iterdir():
         file.unlink()
     for step in ("with an empty folder", "without one"):

@@ -1,4 +1,4 @@
-"""`dovetail plan` and `dovetail explain` as people run them."""
+"""`dovetail plan` and `dovetail explain`."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_cards_without_encoders_are_exit_code_3_with_cards_that_have_them() -> N
     assert "L40S" in shown.stderr
 
 
-def test_explain_tells_what_one_more_brings_as_data() -> None:
+def test_explain_json_has_the_gain_of_one_more_node() -> None:
     shown = run("explain", VIDEO, "--cluster", SPEC, "--json")
     data = json.loads(shown.stdout)
     assert [entry["what"].split()[0] for entry in data["one_more"]] == ["node", "GPU", "CPU"]
@@ -164,7 +164,7 @@ def test_notes_are_printed_for_people(tmp_path: Path) -> None:
     assert "assumed" in shown.stdout
 
 
-def test_what_does_not_fit_is_told_with_the_line_of_the_stage_and_fixes_for_the_command_line(tmp_path: Path) -> None:
+def test_an_infeasible_stage_is_reported_with_its_line_and_fixes_for_the_command_line(tmp_path: Path) -> None:
     file = tmp_path / "p.yaml"
     file.write_text("stages:\n  - {name: a, run: 'm:a'}\n  - {name: b, run: 'm:b', resources: {cpus: 9}}\n")
     shown = run("plan", str(file), "--cluster", "1x(4cpu, 8GB)")

@@ -1,4 +1,4 @@
-"""`dovetail plan --probe`, and plans that know what earlier runs measured, as people run them."""
+"""`dovetail plan --probe`, and plans from measurements of earlier runs."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_code_that_changed_is_not_known(folder: Path) -> None:
     assert sources(plan(folder, file, "--json")) == ["assumed", "measured"]
 
 
-def test_a_probe_reads_what_it_is_told_to(folder: Path) -> None:
+def test_a_probe_reads_the_given_source(folder: Path) -> None:
     (folder / "rows.jsonl").write_text("".join(f'{{"n": {n}}}\n' for n in range(30)))
     shown = plan(folder, "a folder/naps.yaml", "--probe", "100", "--source", "rows.jsonl")
     assert shown.returncode == 0, shown.stderr
@@ -109,7 +109,7 @@ def test_a_probe_reads_what_it_is_told_to(folder: Path) -> None:
         (["--probe", "5", "--no-profiles"], "DT371", 2),
     ],
 )
-def test_what_makes_no_sense_is_told(folder: Path, arguments: list[str], code: str, exit_code: int) -> None:
+def test_invalid_options_of_a_probe_are_reported(folder: Path, arguments: list[str], code: str, exit_code: int) -> None:
     shown = plan(folder, "a folder/naps.yaml", *arguments)
     assert shown.returncode == exit_code
     assert code in shown.stderr

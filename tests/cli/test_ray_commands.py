@@ -1,4 +1,4 @@
-"""`--engine ray:...` as people type it, on a real cluster."""
+"""`--engine ray:...` on a real cluster."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def place(tmp_path: Path) -> Place:
     return Place(tmp_path / "jobs")
 
 
-def test_cluster_show_says_what_is_used_and_by_whom(ray_cluster: FakeCluster, place: Place, tmp_path: Path) -> None:
+def test_cluster_show_lists_usage_and_holders(ray_cluster: FakeCluster, place: Place, tmp_path: Path) -> None:
     engine = ("--engine", f"ray:{ray_cluster.address}")
     with foreign_actor(ray_cluster, tmp_path, node="b", num_gpus=1, num_cpus=1):
         done = place.run("cluster", "show", *engine)
@@ -38,9 +38,7 @@ def test_cluster_show_says_what_is_used_and_by_whom(ray_cluster: FakeCluster, pl
         assert "3 workers fit" in done.stdout
 
 
-def test_plan_is_for_what_others_leave_and_says_who_they_are(
-    ray_cluster: FakeCluster, place: Place, tmp_path: Path
-) -> None:
+def test_a_plan_uses_what_others_leave_and_names_them(ray_cluster: FakeCluster, place: Place, tmp_path: Path) -> None:
     engine = ("--engine", f"ray:{ray_cluster.address}")
     with foreign_actor(ray_cluster, tmp_path, node="d", num_cpus=4):
         done = place.run("plan", "p.yaml", *engine)
@@ -54,7 +52,9 @@ def test_plan_is_for_what_others_leave_and_says_who_they_are(
     assert "in use:" not in place.run("plan", "p.yaml", *engine).stdout
 
 
-def test_what_no_node_can_meet_is_told_without_a_text_that_nobody_wrote(ray_cluster: FakeCluster, place: Place) -> None:
+def test_a_request_that_no_node_can_meet_is_reported_in_the_words_of_the_file(
+    ray_cluster: FakeCluster, place: Place
+) -> None:
     place.file("source: in.jsonl", "double")
     sets = ("--set", "stages.0.resources.cpus=99")
     done = place.run("run", "p.yaml", "--engine", f"ray:{ray_cluster.address}", *sets)

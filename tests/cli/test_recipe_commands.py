@@ -1,4 +1,4 @@
-"""`dovetail plan`, `run`, `explain` and `simulate` of a recipe as people type them: real files, real processes."""
+"""`dovetail plan`, `run`, `explain` and `simulate` of a recipe: real files and processes."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_memory_alone_is_planned_within_both_cards(place: Kitchen) -> None:
     assert len(told["units"]) == 7
 
 
-def test_everything_wrong_with_a_recipe_is_told_with_exit_code_2(place: Kitchen) -> None:
+def test_all_problems_of_a_recipe_are_reported_with_exit_code_2(place: Kitchen) -> None:
     place.recipe("[text_lenght_filter, {words_num_filter: {min_num: ten}}]", "modus: x\nnp: 0\n")
     for command in (["plan", "r.yaml"], ["run", "r.yaml"], ["explain", "r.yaml"], ["simulate", "r.yaml"]):
         done = place.run(*command)
@@ -91,7 +91,7 @@ def test_a_recipe_whose_process_is_misspelt_is_still_one(place: Kitchen) -> None
     assert "stages" not in done.stderr
 
 
-def test_a_file_that_is_half_a_pipeline_is_told_as_such(place: Kitchen) -> None:
+def test_a_file_that_is_partly_a_pipeline_is_reported_as_such(place: Kitchen) -> None:
     (place.folder / "r.yaml").write_text("stages: [{name: a, run: 'steps:double'}]\nprocess: [text_length_filter]\n")
     done = place.run("plan", "r.yaml")
     assert done.returncode == 2
@@ -102,7 +102,7 @@ def test_a_file_that_is_half_a_pipeline_is_told_as_such(place: Kitchen) -> None:
     assert "recipes use 'dataset_path'" in done.stderr
 
 
-def test_a_plan_says_what_is_not_acted_on(place: Kitchen) -> None:
+def test_a_plan_lists_ignored_keys(place: Kitchen) -> None:
     place.recipe("[{text_length_filter: {turbo: true}}]", "use_cache: true\nnp: 4\n")
     done = place.run("plan", "r.yaml", *CLUSTER)
     assert done.returncode == 0, done.stderr
@@ -110,7 +110,7 @@ def test_a_plan_says_what_is_not_acted_on(place: Kitchen) -> None:
     assert "note: np: 4 has no effect" in done.stdout
 
 
-def test_a_plan_probes_with_the_rows_that_are_there(place: Kitchen) -> None:
+def test_a_plan_probes_with_the_available_rows(place: Kitchen) -> None:
     place.recipe("[clean_links_mapper, {text_length_filter: {num_proc: 1}}]", rows=some_rows(50))
     done = place.run("plan", "r.yaml", *CLUSTER)
     assert done.returncode == 0, done.stderr
@@ -191,11 +191,11 @@ def test_rows_go_from_stdin_to_stdout(place: Kitchen) -> None:
     assert [json.loads(line)["text"] for line in done.stdout.splitlines()] == ["abcdef", "ghijkl"]
 
 
-def test_what_was_set_aside_is_run_again_once_its_cause_is_gone(place: Kitchen) -> None:
+def test_failed_items_are_retried_after_their_cause_is_fixed(place: Kitchen) -> None:
     (place.folder / "mine.py").write_text(
         "from pathlib import Path\n"
         "def check(row):\n"
-        "    if row['n'] == 7 and not (Path(__file__).parent / 'mended').exists():\n"
+        "    if row['n'] == 7 and not (Path(__file__).parent / 'fixed').exists():\n"
         "        raise ValueError('seven')\n"
         "    return row\n"
     )
@@ -203,9 +203,9 @@ def test_what_was_set_aside_is_run_again_once_its_cause_is_gone(place: Kitchen) 
     done = place.run("run", "r.yaml", *CLUSTER)
     assert done.returncode == 0, done.stderr
     assert [row["n"] for row in place.result()] == [n for n in range(20) if n != 7]
-    assert "1 set aside" in done.stderr
+    assert "1 failed" in done.stderr
     (run,) = place.runs()
-    (place.folder / "mended").touch()
+    (place.folder / "fixed").touch()
     done = place.run("run", "--retry-errors", run.name)
     assert done.returncode == 0, done.stderr
     assert sorted(row["n"] for row in place.result()) == list(range(20))
@@ -234,7 +234,7 @@ def test_an_operator_that_cannot_run_here_is_refused_before_anything_starts(plac
     assert place.run("plan", "r.yaml", *CLUSTER).returncode == 0
 
 
-def test_an_input_that_is_not_there_is_told_with_exit_code_2(place: Kitchen) -> None:
+def test_a_missing_input_is_reported_with_exit_code_2(place: Kitchen) -> None:
     place.recipe("[text_length_filter]", "dataset_path: inn.jsonl\nexport_path: out.jsonl\n")
     for more in ([], ["--dry-run"]):
         done = place.run("run", "r.yaml", *CLUSTER, *more)
@@ -289,7 +289,7 @@ def test_a_run_that_was_killed_is_gone_on_with_and_ends_with_the_same_rows(place
     assert [row["n"] for row in place.result()] == list(range(400))
 
 
-def test_traces_and_the_monitor_are_told_at_the_end(place: Kitchen) -> None:
+def test_paths_of_traces_and_monitor_are_printed_at_the_end(place: Kitchen) -> None:
     head = HEAD + "open_tracer: true\ntrace_num: 2\nopen_monitor: true\n"
     rows = [{"text": f"see https://example.com/{n} please"} for n in range(30)]
     place.recipe("[clean_links_mapper, {text_length_filter: {min_len: 5}}]", head, rows)
@@ -301,7 +301,7 @@ def test_traces_and_the_monitor_are_told_at_the_end(place: Kitchen) -> None:
     assert len((place.folder / "trace" / "sample_trace-clean_links_mapper.jsonl").read_text().splitlines()) == 2
 
 
-def test_a_module_that_ends_the_process_when_it_is_imported_is_told(place: Kitchen) -> None:
+def test_a_module_that_exits_when_imported_is_reported(place: Kitchen) -> None:
     (place.folder / "ends.py").write_text("import sys\nsys.exit(0)\n")
     place.recipe("['ends:f']", rows=some_rows(2))
     done = place.run("run", "r.yaml", *CLUSTER)

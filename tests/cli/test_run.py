@@ -1,4 +1,4 @@
-"""`dovetail run` as people type it: real files, real processes, exit codes."""
+"""`dovetail run`: real files, real processes, exit codes."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_without_a_sink_results_go_to_stdout_and_the_talk_to_stderr(place: Place
     assert place.run("run", "p.yaml", *CLUSTER, "--ordered").stdout == "".join(f"{json.dumps(row)}\n" for row in WANTED)
 
 
-def test_a_reader_who_leaves_ends_it_quietly(place: Place) -> None:
+def test_a_closed_pipe_ends_the_run_quietly(place: Place) -> None:
     place.rows("in.jsonl", 20_000)
     place.file("source: in.jsonl", "double")
     command = f"{sys.executable} -m dovetail run p.yaml --cluster '1x(2cpu, 4GB)' | head -3; exit ${{PIPESTATUS[0]}}"
@@ -129,7 +129,7 @@ def test_closed_descriptors_do_no_harm(place: Place, closed: str, code: int) -> 
     assert (place.folder / "out.jsonl").exists() is (code == 0)
 
 
-def test_a_full_disk_behind_stdout_is_told(place: Place) -> None:
+def test_a_full_disk_behind_stdout_is_an_error(place: Place) -> None:
     command = f"exec {sys.executable} -m dovetail run p.yaml --cluster '1x(2cpu, 4GB)' --sink - > /dev/full"
     done = subprocess.run(
         ["bash", "-c", command],
@@ -242,7 +242,7 @@ def test_a_dry_run_plans_for_the_share() -> None:
     assert caught.value.codes == ("DT396",)
 
 
-def test_a_run_goes_on_where_it_was(place: Place) -> None:
+def test_a_run_resumes_where_it_stopped(place: Place) -> None:
     place.file("source: in.jsonl\nsink: out.jsonl", "no_sevens")
     assert place.run("run", "p.yaml", *CLUSTER).returncode == 1
     header = place.runs()[0] / "run.json"
@@ -277,7 +277,7 @@ def test_where_a_run_was_is_remembered_and_what_is_typed_wins(tmp_path: Path) ->
     assert again() == again(RunArguments(str(file))) == ("ray:head:1", 0.5, ("A", "B"))
     assert again(engine="ray", env_from=("C",)) == ("ray", 0.5, ("C",))
     assert again(engine="local") == ("local", None, ("A", "B"))  # of which there is no share
-    assert again(engine="local", share=0.2) == ("local", 0.2, ("A", "B"))  # and who types one is told so
+    assert again(engine="local", share=0.2) == ("local", 0.2, ("A", "B"))  # and an option is reported
     folder.header.write_text(json.dumps({"engine": "ray:auto"}))  # a program's
     assert again(RunArguments(str(file))) == ("ray:auto", None, None)
 
@@ -337,7 +337,7 @@ def test_a_dry_run_looks_at_everything_and_writes_nothing(place: Place) -> None:
         ("source: in.jsonl\nsink: steps.py/out.jsonl", "double", "is not a folder"),
     ],
 )
-def test_a_dry_run_tells_what_would_go_wrong(place: Place, head: str, stage: str, words: str) -> None:
+def test_a_dry_run_reports_problems(place: Place, head: str, stage: str, words: str) -> None:
     place.file(head, stage)
     done = place.run("run", "p.yaml", *CLUSTER, "--dry-run")
     assert done.returncode == 2, done.stderr
@@ -349,8 +349,8 @@ def test_a_dry_run_tells_what_would_go_wrong(place: Place, head: str, stage: str
 # --- what fails
 
 
-def test_a_run_that_fails_says_why_and_how_to_go_on(place: Place) -> None:
-    place.rows("in.jsonl", 10)  # with one seven: of two nobody says which comes first
+def test_a_failed_run_prints_the_reason_and_how_to_resume(place: Place) -> None:
+    place.rows("in.jsonl", 10)  # with one seven: the order of two is not defined
     place.file("source: in.jsonl\nsink: out.jsonl", "no_sevens")
     done = place.run("run", "p.yaml", *CLUSTER)
     assert done.returncode == 1, done.stderr
@@ -363,16 +363,16 @@ def test_a_run_that_fails_says_why_and_how_to_go_on(place: Place) -> None:
     assert f"dovetail run --resume {place.runs()[0].name}" in told.stderr
 
 
-def test_items_set_aside_are_told_and_can_be_run_again(place: Place) -> None:
+def test_failed_items_are_reported_and_can_be_retried(place: Place) -> None:
     place.file("source: in.jsonl\nsink: out.jsonl", "no_sevens", more=", on_error: skip")
     done = place.run("run", "p.yaml", *CLUSTER)
     assert done.returncode == 0, done.stderr
-    assert "2 set aside" in done.stderr
+    assert "2 failed" in done.stderr
     assert sorted(row["n"] for row in place.result()) == [n for n in range(20) if n % 10 != 7]
     run = place.runs()[0].name
     assert f"dovetail run --retry-errors {run}" in done.stderr
     told = place.run("status", "last").stdout
-    assert "set aside" in told
+    assert "2 failed" in told
     assert "a seven: 7" in told
     steps = place.folder / "steps.py"
     steps.write_text(steps.read_text().replace("% 10 == 7", "% 10 == 11"))
@@ -390,7 +390,7 @@ def test_more_errors_than_allowed_fail_it(place: Place) -> None:
     assert place.run("run", "p.yaml", *CLUSTER, "--set", "max_errors=2").returncode == 0
 
 
-def test_a_failed_run_goes_on_after_the_cause_is_mended(place: Place) -> None:
+def test_a_failed_run_resumes_after_the_cause_is_fixed(place: Place) -> None:
     place.file("source: in.jsonl\nsink: out.jsonl", "no_sevens")
     assert place.run("run", "p.yaml", *CLUSTER).returncode == 1
     steps = place.folder / "steps.py"
@@ -445,7 +445,7 @@ def test_what_does_not_fit_is_exit_code_3_with_the_line(place: Place) -> None:
         (("latin.yaml",), "is not UTF-8"),
     ],
 )
-def test_bad_input_is_told_before_anything_starts(place: Place, arguments: tuple[str, ...], words: str) -> None:
+def test_invalid_input_is_reported_before_anything_starts(place: Place, arguments: tuple[str, ...], words: str) -> None:
     place.file("sink: out.jsonl", "double", name="no_source.yaml")
     (place.folder / "no_module.yaml").write_text("source: in.jsonl\nstages: [{name: a, run: 'nowhere:f'}]\n")
     (place.folder / "twice.yaml").write_text("sorce: in.jsonl\nsnik: 5\nstages: [{name: a, run: 'steps:double'}]\n")

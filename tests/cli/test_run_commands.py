@@ -1,4 +1,4 @@
-"""`dovetail ls`, `status` and `trace` as people run them."""
+"""`dovetail ls`, `status` and `trace`."""
 
 from __future__ import annotations
 
@@ -59,24 +59,25 @@ def test_runs_are_listed_with_their_status_the_youngest_first(home: Path) -> Non
     assert shown.stderr == ""
 
 
-def test_the_list_as_json_has_all_of_it(home: Path) -> None:
-    entries = json.loads(run(home, "ls", "--json", "--limit", "1").stdout)
+def test_the_list_as_json_has_all_runs_unless_limited(home: Path) -> None:
+    entries = json.loads(run(home, "ls", "--json").stdout)
     assert [(entry["id"], entry["status"]) for entry in entries] == [
         ("garbage", "lost"),
         (IDS[1], "lost"),
         (IDS[0], "finished"),
     ]
     assert entries[2]["items"] == 1000
+    assert [entry["id"] for entry in json.loads(run(home, "ls", "--json", "--limit", "1").stdout)] == ["garbage"]
 
 
-def test_a_short_list_says_how_many_more_there_are(home: Path) -> None:
+def test_a_short_list_reports_how_many_runs_are_not_shown(home: Path) -> None:
     shown = run(home, "ls", "--limit", "1")
     assert len(shown.stdout.splitlines()) == 2
     assert "2 older runs not shown" in shown.stderr
 
 
 @pytest.mark.parametrize("where", [".", "no/such/folder", "runs/file"])
-def test_without_runs_the_list_is_empty_and_says_where_was_looked(home: Path, where: str) -> None:
+def test_without_runs_the_list_is_empty_and_names_the_folder(home: Path, where: str) -> None:
     empty = home / "empty" / where
     shown = run(empty, "ls")
     assert (shown.returncode, shown.stdout) == (0, "")
@@ -104,7 +105,7 @@ def test_the_status_as_json_is_the_summary(home: Path) -> None:
     assert told["decisions"] == [[0.0, "2 workers of a"]]
 
 
-def test_a_run_that_nobody_vouches_for_is_lost(home: Path) -> None:
+def test_a_run_without_a_heartbeat_is_lost(home: Path) -> None:
     shown = run(home, "status", IDS[1])
     assert shown.returncode == 0
     assert "video: lost after" in shown.stdout
@@ -150,7 +151,7 @@ def test_bad_input_is_one_clear_error_and_exit_code_2(home: Path, arguments: tup
     assert "Traceback" not in shown.stderr
 
 
-def test_a_wrong_id_is_answered_with_what_there_is(home: Path) -> None:
+def test_an_unknown_id_is_an_error_that_lists_the_runs(home: Path) -> None:
     shown = run(home, "status", "20260101-000000-aaab-video")
     assert f"did you mean '{IDS[0]}'?" in shown.stderr
     assert "fix  " in shown.stderr

@@ -1,3 +1,5 @@
+"""`dovetail schema` and `dovetail init`."""
+
 from __future__ import annotations
 
 import json
@@ -42,7 +44,7 @@ def test_an_unknown_kind_of_file_is_a_usage_error() -> None:
     assert run_init("recipie").exit_code == 2
 
 
-def test_the_help_tells_how_an_editor_uses_it() -> None:
+def test_the_help_explains_the_use_in_an_editor() -> None:
     shown = CliRunner().invoke(schema, ["--help"]).stdout
     setting = next(line for line in shown.splitlines() if "yaml.schemas" in line)
     assert json.loads(setting) == {
@@ -72,7 +74,7 @@ def test_the_example_is_a_pipeline_without_mistakes(tmp_path: Path) -> None:
     assert len(fuse_stages(pipe)) == 6
 
 
-def test_a_file_that_is_there_is_not_overwritten_without_force(tmp_path: Path) -> None:
+def test_an_existing_file_is_not_overwritten_without_force(tmp_path: Path) -> None:
     path = tmp_path / "my pipeline.yaml"
     path.write_text("mine")
     (problem,) = refusal("pipeline", str(path)).problems

@@ -1,4 +1,4 @@
-"""`dovetail simulate` and `dovetail replay` as people run them."""
+"""`dovetail simulate` and `dovetail replay`."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_recorded_simulation_replays_the_same(tmp_path: Path) -> None:
     assert shown.stdout.startswith("same: ")
 
 
-def test_a_run_that_was_not_recorded_cannot_be_replayed_and_says_how(tmp_path: Path) -> None:
+def test_a_run_without_a_recording_cannot_be_replayed_and_the_error_has_a_fix(tmp_path: Path) -> None:
     assert run(tmp_path, "simulate", VIDEO, "--cluster", SPEC, "--items", "50").returncode == 0
     shown = run(tmp_path, "replay", "last")
     assert shown.returncode == 2

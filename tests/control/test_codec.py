@@ -58,9 +58,17 @@ DATA = st.recursive(
     max_leaves=8,
 )
 FAILURE = st.builds(
-    e.CallFailure, COUNT, COUNT, TEXT, TEXT, st.booleans(), st.booleans(), st.lists(KEY, max_size=2).map(tuple), TEXT
+    e.CallFailure,
+    COUNT,
+    COUNT,
+    TEXT,
+    TEXT,
+    st.booleans(),
+    st.booleans(),
+    st.lists(KEY, max_size=2).map(tuple),
+    *[TEXT] * 5,
 )
-FAILED = st.builds(c.FailedItem, TEXT, PART, TEXT, TEXT, st.none() | KEY, COUNT)
+FAILED = st.builds(c.FailedItem, TEXT, PART, TEXT, TEXT, st.none() | KEY, COUNT, TEXT, TEXT)
 BY_UNIT = st.dictionaries(TEXT, st.lists(SEGMENT, max_size=3), max_size=2)
 STAGES = st.none() | st.lists(st.tuples(COUNT, COUNT, NUMBER), max_size=2)
 
@@ -86,7 +94,7 @@ MADE: dict[type[Any], st.SearchStrategy[Any]] = {
     e.InputEnded: st.builds(e.InputEnded, COUNT),
     e.Drain: st.builds(e.Drain, TEXT),
     e.CancelRun: st.builds(e.CancelRun, TEXT),
-    e.FailRun: st.builds(e.FailRun, TEXT, TEXT),
+    e.FailRun: st.builds(e.FailRun, TEXT, TEXT, TEXT, TEXT),
     e.PinWorkers: st.builds(e.PinWorkers, TEXT, st.none() | COUNT),
     e.CapacityReserved: st.builds(e.CapacityReserved, st.lists(SEATS, max_size=2).map(tuple)),
     c.StartWorker: st.builds(

@@ -1,4 +1,4 @@
-"""What the tests of sources share: everything that a cursor hands out goes through pickles, as in a run."""
+"""Helpers for tests of sources: everything from a cursor is pickled, as in a run."""
 
 from __future__ import annotations
 

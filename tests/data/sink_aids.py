@@ -1,4 +1,4 @@
-"""What tests of sinks share: a sink with several writers, and readers that have nothing to do with it."""
+"""Helpers for tests of sinks: a sink with several writers, and independent readers."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def bytes_of(path: Path) -> bytes:
 
 
 def rows_of(path: Path | str) -> list[Any]:
-    """All rows of a finished file, read by what everybody reads it with."""
+    """All rows of a finished file, read with the usual reader of the format."""
     path = Path(path)
     if ".parquet" in path.suffixes:
         import pyarrow.parquet as pq

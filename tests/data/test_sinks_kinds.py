@@ -1,4 +1,4 @@
-"""Do all kinds of sinks give back the rows that were written, once each, in order where that was asked for?"""
+"""All kinds of sinks: every row once, in order where requested."""
 
 from __future__ import annotations
 
@@ -209,7 +209,7 @@ def circle() -> list[Any]:
         (circle(), "ValueError: Circular"),
     ],
 )
-def test_jsonl_what_has_no_form_is_named_and_the_rest_goes_on(bad: Any, reason: str, tmp_path: Path) -> None:
+def test_jsonl_values_without_a_json_form_fail_and_the_rest_is_written(bad: Any, reason: str, tmp_path: Path) -> None:
     target = opened(tmp_path / "x.jsonl", ordered=True)
     (writer,) = writers(target, 1)
     with pytest.raises(UnwritableItemError) as caught:
@@ -350,7 +350,7 @@ def test_tables_what_has_no_form(value: Any, tmp_path: Path) -> None:
     assert "column 'b'" in caught.value.error_text
 
 
-def test_a_row_that_is_not_what_its_column_was_is_named(tmp_path: Path) -> None:
+def test_a_row_with_another_type_than_its_column_is_named(tmp_path: Path) -> None:
     target = opened(tmp_path / "x.parquet")
     (writer,) = writers(target, 1)
     with pytest.raises(UnwritableItemError, match="column 'n' is string here and was int64 before") as caught:

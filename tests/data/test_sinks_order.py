@@ -1,4 +1,4 @@
-"""Does ordered output equal the sorted rows, however keys were dealt to pieces?"""
+"""Ordered output equals the sorted rows, however keys are distributed over pieces."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_ordered_output_is_the_sorted_rows(kind: str, case: tuple[list[Any], lis
 
 
 @given(st.lists(st.one_of(st.integers(0, 2**60), st.tuples(st.integers(0, 9), st.integers(0, 2**60))), min_size=1))
-def test_keys_are_told_as_they_are(keys: list[Any]) -> None:
+def test_keys_are_reported_unchanged(keys: list[Any]) -> None:
     first, last, told, order = encode_keys(keys)
     in_their_order = [keys[at] for at in order] if order is not None else keys
     expected = sorted(map(as_tuple, keys))

@@ -1,4 +1,4 @@
-"""Do results reach an S3 bucket, complete or not at all? Against a server on this machine."""
+"""Results in an S3 bucket, complete or not at all (a server on this machine)."""
 
 from __future__ import annotations
 

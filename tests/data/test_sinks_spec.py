@@ -1,4 +1,4 @@
-"""Is everything that is wrong with a sink said before anything starts, and all at once?"""
+"""Problems of a sink are reported together, before anything starts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from dovetail.errors import ConfigError
         ("x.lance", ("lance", None)),
     ],
 )
-def test_the_name_says_the_format(path: str, form: tuple[str, str | None]) -> None:
+def test_the_suffix_selects_the_format(path: str, form: tuple[str, str | None]) -> None:
     assert sink(path).form == form
     assert sink(Path("x.data"), format=".".join(filter(None, form))).form == form
 

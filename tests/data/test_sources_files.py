@@ -1,4 +1,4 @@
-"""Which files are meant, what is wrong with what was said, and what changed since."""
+"""Files of a source: patterns, errors, and changes since a run began."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_file_that_went_away_is_one_bad_row(tmp_path: Path) -> None:
         ({"path": "a", "limit": True}, ["DT340"], "not a number of rows"),
     ],
 )
-def test_everything_that_is_wrong_is_said_at_once(said: dict[Any, Any], codes: list[str], words: str) -> None:
+def test_all_problems_of_a_source_are_reported_together(said: dict[Any, Any], codes: list[str], words: str) -> None:
     with pytest.raises(ConfigError, match=words) as caught:
         as_source_spec(said)
     assert list(caught.value.codes) == codes

@@ -73,7 +73,7 @@ def same(left: Any, right: Any) -> bool:
 
 @FAST
 @given(LINES, SIZES, SEEKS)
-def test_jsonl_is_what_json_says_of_every_line(tmp_path: Path, lines: Any, sizes: list[int], seeks: Any) -> None:
+def test_jsonl_rows_equal_json_loads_of_every_line(tmp_path: Path, lines: Any, sizes: list[int], seeks: Any) -> None:
     with tempfile.NamedTemporaryFile(dir=tmp_path, suffix=".jsonl") as file:
         file.write(content(lines))
         file.flush()
@@ -177,7 +177,7 @@ def test_csv_without_a_header_and_with_columns(tmp_path: Path) -> None:
     assert rows_of(source(tmp_path / "t.tsv", columns=["c", "a"])) == [{"c": "4", "a": "1"}]
 
 
-def test_mistakes_of_a_header_are_said_before_anything_runs(tmp_path: Path) -> None:
+def test_errors_of_a_header_are_reported_before_anything_runs(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("a,b,a\n1,2,3\n")
     with pytest.raises(ConfigError, match="duplicate names in the header: 'a'"):
         opened(tmp_path / "a.csv")
@@ -228,7 +228,7 @@ def test_long_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert rows_of(tmp_path / "long.csv") == [{"n": "1", "text": 'a "quote"\n' * 100_000}] * 3
 
 
-def test_bad_lines_say_where_and_why(tmp_path: Path) -> None:
+def test_invalid_lines_have_a_place_and_a_reason(tmp_path: Path) -> None:
     path = tmp_path / "bad.jsonl"
     path.write_bytes(b'{"a": 1}\n\n{"a": \n\xff\xfe\n' + b"[" * 100_000 + b"\n" + b"9" * 5000 + b'\n{"a": 2}\n')
     rows = rows_of(path)

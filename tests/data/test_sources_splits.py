@@ -1,4 +1,4 @@
-"""A SplitSource answers pulls as any source does: all that was asked for, or the end; and it can go back to marks."""
+"""SplitSource: pulls, the end of the source, and marks to return to."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_all_that_was_asked_for_and_then_the_end(rows: tuple[Path, list[Any]]) -
     scene.source.close()
 
 
-def test_a_resumed_run_fills_gaps_and_goes_on(rows: tuple[Path, list[Any]]) -> None:
+def test_a_resumed_run_fills_gaps_and_continues(rows: tuple[Path, list[Any]]) -> None:
     path, expected = rows
     scene = Scene(path)
     scene.pull(0, 640, 10)
@@ -189,6 +189,6 @@ def test_a_source_that_fails_ends_the_run(tmp_path: Path) -> None:
     assert isinstance(event, FailRun)
     assert event.error == f"the source cannot be read: {path}: changed while it was read: it is gone"
     assert isinstance(late.error, SourceSinkError)
-    late.pull(Pull(5, 5, 5))  # nobody answers any more
+    late.pull(Pull(5, 5, 5))  # no thread answers any more
     for source in (late, scene.source):
         source.close()

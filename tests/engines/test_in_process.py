@@ -62,4 +62,4 @@ def test_a_run_on_threads_returns_results_and_records_failed_items(tmp_path: Pat
     stages = [dt.Stage("double", double, batch_size=4), dt.Stage("reject", dt.each(reject_threes), on_error="skip")]
     run = dt.run(dt.Pipeline(stages), range(10), cluster="2cpu, 4GB", run_dir=tmp_path / "run")
     assert sorted(run) == [2, 4, 8, 10, 14, 16]
-    assert run.stats.aside == 4
+    assert run.stats.failed == 4

@@ -153,7 +153,7 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RayEngin
 
 
 def failed(engine: RayEngine) -> list[str]:
-    return [event.error for event in engine.events if isinstance(event, FailRun)]
+    return [f"{event.code} {event.error}" for event in engine.events if isinstance(event, FailRun)]
 
 
 def started(engine: RayEngine, kind: str) -> AgentLink:
@@ -236,7 +236,8 @@ def test_a_call_without_ray_fails_the_run_and_not_the_loop(engine: RayEngine) ->
     link.handle = Leaves()
     link.send(("stop", 1, False, ""))
     events = engine.poll(0.0)
-    assert [event.error for event in events if isinstance(event, FailRun)] == [f"DT397 {SHUTDOWN_MESSAGE}"]
+    failures = [event for event in events if isinstance(event, FailRun)]
+    assert [(event.code, event.error) for event in failures] == [("DT397", SHUTDOWN_MESSAGE)]
 
 
 def test_a_long_silence_of_the_head_is_reported_once_and_a_short_one_is_not() -> None:

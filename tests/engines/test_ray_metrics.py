@@ -37,7 +37,7 @@ def look(meter: NodeMeter, now: float) -> dict[str, Any]:
 
 def data(at: float, *workers: tuple[int, str, float], machine: str = "m", cards: tuple[str | None, ...] = ()) -> Any:
     """A sample of (worker, unit, CPU seconds) ..."""
-    figures = {worker: (unit, cpu_s, 10 * MB, 1, 2, 3, None, None, 1) for worker, unit, cpu_s in workers}
+    figures = {worker: (unit, cpu_s, 10 * MB, 1, 2, None, 1) for worker, unit, cpu_s in workers}
     shown = [(index, uuid, 50, None, None, None, None, None, None) for index, uuid in enumerate(cards)]
     return {"at": at, "machine": machine, "workers": figures, "host": (1.5, 4, 2 * MB, 8 * MB), "cards": shown}
 
@@ -81,7 +81,6 @@ def test_a_gang_on_two_nodes_is_one_worker() -> None:
     measured.record("y", data(1.0, (1, "train", 7.0)))
     use = measured.uses()[1]
     assert (use.cpu_s, use.uss_bytes, use.processes) == (12.0, 20 * MB, 2)
-    assert (use.sent_bytes, use.received_bytes) == (6, None)
     assert measured.units() == {"x": {"train": 1}, "y": {"train": 1}}
 
 

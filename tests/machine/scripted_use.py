@@ -1,4 +1,4 @@
-"""What would pynvml say about the use of cards that a test describes?"""
+"""pynvml for GPUs that a test describes."""
 # ruff: noqa: N802 -- the names are pynvml's
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Are all cards found that can be used, and are those that cannot left out with the reason?"""
+"""GPUs of this machine: usable ones, and others with the reason."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_a_driver_from_before_mig_is_enough() -> None:
     assert NvmlReader(library).cards() == NvmlReader(two_cards()).cards()
 
 
-def test_when_the_cards_cannot_be_counted_there_are_none_and_nvml_is_shut_down() -> None:
+def test_without_a_card_count_no_card_is_listed_and_nvml_is_shut_down() -> None:
     library = two_cards()
     library.counting_fails = NVMLError
     assert NvmlReader(library).cards() == (
@@ -155,7 +155,7 @@ def test_the_profile_is_what_the_driver_calls_it() -> None:
         (1, 1, 16384, 143771, "1g.18gb"),
     ],
 )
-def test_a_profile_that_the_name_does_not_tell_comes_from_the_slices(
+def test_a_mig_profile_missing_in_the_name_is_derived_from_the_slices(
     compute: int, slices: int, memory_mb: int, card_mb: int, profile: str
 ) -> None:
     instance = mig_instance("MIG-1", compute=compute, slices=slices, memory_mb=memory_mb)
@@ -181,7 +181,7 @@ def test_an_instance_that_cannot_be_read_leaves_the_others(call: str) -> None:
     assert notes == ["GPU 0 (GPU-aaa) MIG 0 cannot be read (Insufficient Permissions): left out"]
 
 
-def test_a_card_of_which_no_instance_can_be_read_is_not_said_to_have_none() -> None:
+def test_a_card_with_unreadable_mig_instances_is_not_reported_as_having_none() -> None:
     denied = mig_instance("MIG-1", "1g.10gb")
     denied.fails["nvmlDeviceGetUUID"] = NVMLError_NoPermission
     assert NvmlReader(ScriptedNvml(mig_a100("GPU-aaa", denied))).cards() == (
@@ -222,7 +222,7 @@ def with_nvidia(root: Path, sign: str) -> Path:
 
 
 @pytest.mark.parametrize("error", [NVMLError_LibraryNotFound, NVMLError_DriverNotLoaded])
-def test_a_missing_driver_is_noted_only_where_there_is_a_card(tmp_path: Path, error: type[NVMLError]) -> None:
+def test_a_missing_driver_is_noted_only_if_the_machine_has_a_card(tmp_path: Path, error: type[NVMLError]) -> None:
     library = ScriptedNvml(starts_with=error)
     assert NvmlReader(library, tmp_path).cards() == ([], [])
     note = f"NVIDIA driver missing ({error.text}): GPUs are not detected"
@@ -235,7 +235,9 @@ def test_a_driver_that_does_not_match_its_library_is_always_noted(tmp_path: Path
     assert notes == ["NVML failed to initialise (RM has detected an NVML/RM version mismatch.): GPUs are not detected"]
 
 
-def test_a_missing_pynvml_is_noted_only_where_there_is_a_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_pynvml_is_noted_only_if_the_machine_has_a_card(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real_import = builtins.__import__
 
     def without_pynvml(name: str, *args: Any, **kwargs: Any) -> Any:

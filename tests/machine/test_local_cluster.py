@@ -1,4 +1,4 @@
-"""This machine as a cluster: what the driver says, what the table knows, and what may be asked for."""
+"""This machine as a cluster."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_two_cards_have_the_drivers_memory_and_the_tables_codecs() -> None:
     assert (second.model, second.memory_bytes, second.nvdecs, second.nvencs) == ("H100", 79 * GIB, 7, 0)
 
 
-def test_mig_instances_are_cards_that_nobody_gets_who_asks_for_the_whole_model() -> None:
+def test_a_request_for_a_whole_model_never_gets_a_mig_instance() -> None:
     library = ScriptedNvml(mig_a100("GPU-a", mig_instance("MIG-1"), mig_instance("MIG-2")))
     cluster = local(library)
     assert [gpu.uuid for gpu in cluster.nodes[0].gpus] == ["MIG-1", "MIG-2"]

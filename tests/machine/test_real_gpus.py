@@ -1,4 +1,4 @@
-"""Does the path to real NVIDIA cards work? `make test-gpu`; skipped where there is none."""
+"""Real NVIDIA GPUs (`make test-gpu`); skipped where there are none."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def found() -> GpuReading:
     return read
 
 
-def test_every_card_tells_its_name_and_its_memory(found: GpuReading) -> None:
+def test_every_card_reports_its_name_and_memory(found: GpuReading) -> None:
     for card in found.cards:
         assert card.uuid is not None
         assert card.uuid.startswith("GPU-")
@@ -32,7 +32,7 @@ def test_every_card_tells_its_name_and_its_memory(found: GpuReading) -> None:
         assert 0 <= card.memory_used_bytes <= card.memory_bytes
 
 
-def test_what_a_card_tells_is_in_bounds(found: GpuReading) -> None:
+def test_figures_of_a_card_are_within_bounds(found: GpuReading) -> None:
     for card in found.cards:
         for percent in (card.use_percent, card.encoder_percent, card.decoder_percent):
             assert percent is None or 0 <= percent <= 100

@@ -1,4 +1,4 @@
-"""Runs made by hand: views, events and a recorder that writes them into a real folder."""
+"""Runs built by hand: views, events, and a recorder that writes them to a folder."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ IDLE = UnitView(
     given_total=0,
     batches_total=0,
     busy_s_total=0.0,
-    aside_total=0,
+    failed_total=0,
     retries_total=0,
     starting=0,
     ready=0,
@@ -74,10 +74,10 @@ def run_at(seconds: float) -> StreamView:
         "a", taken_total=done, given_total=done, ready=2 * ready, starting=2 * (not ready), started_total=2,
         busy_s_total=done / 10, setup_s_total=20.0 * ready, queued=5,
     )  # fmt: skip
-    b = unit("b", taken_total=done, given_total=done, ready=1, started_total=1, busy_s_total=done / 20, aside_total=1)
+    b = unit("b", taken_total=done, given_total=done, ready=1, started_total=1, busy_s_total=done / 20, failed_total=1)
     state = "finished" if seconds >= 110 else "running"
     use = {"CPUs": (3000 * ready, 4000), "memory": (1 << 30, 4 << 30)}
-    counts = {"read": done, "finished": done, "delivered": max(0, done - 1), "aside": int(done > 0)}
+    counts = {"read": done, "finished": done, "delivered": max(0, done - 1), "failed": int(done > 0)}
     return view(
         seconds, a, b, state=state, total=1000, bottleneck="a" if ready else "b", predicted=12.5, replans=1, use=use,
         **counts,
@@ -88,7 +88,7 @@ def start(number: int, unit_name: str = "a", node: str = "node-0") -> StartWorke
     return StartWorker(number, (Seat(node, 1000, 0, (CardShare(1, 500),)),), (HostedObject(unit_name),))
 
 
-def aside(number: int = 0) -> FailedItem:
+def failed_item(number: int = 0) -> FailedItem:
     detail = "Traceback: line 1"
     return FailedItem("b", (Segment(7, 4), 1, 2), "ValueError: no such frame: 3", detail, key=(number, 2), attempts=3)
 
@@ -99,7 +99,10 @@ STORY: dict[int, tuple[list[Event], list[Command]]] = {
     50: ([WorkerLost(2, LossCause.NODE_LOST, "power"), NodeLeft("node-1", "power")], [Note("error", "node-1 is gone")]),
     60: (
         [],
-        [Deliver(0, 0, 0, 500, {"b": [Segment(9, 499)]}, failed_items=[aside()]), StopWorker(1, reason="the end")],
+        [
+            Deliver(0, 0, 0, 500, {"b": [Segment(9, 499)]}, failed_items=[failed_item()]),
+            StopWorker(1, reason="the end"),
+        ],
     ),
     70: ([WorkerStopped(1)], []),
 }

@@ -18,7 +18,7 @@ def shape(cpus: float = 1.0, memory_bytes: int = 0) -> dict[str, Any]:
 
 
 class Made:
-    """A run whose units each have one worker that works all the time, unless told otherwise."""
+    """A run whose units each have one worker that works all the time, unless given otherwise."""
 
     def __init__(self, path: Path, units: Sequence[str], name: str = "recipe") -> None:
         self.path, self.units = path, units
@@ -31,7 +31,7 @@ class Made:
         self.lines.append({"v": 1, "t": self.now if t is None else t, "k": kind, **data})
 
     def view(self, t: float, *, rows: int, last: bool = False, **changes: dict[str, Any]) -> None:
-        """All units have taken so many rows; each stage of a unit an equal share of its time."""
+        """All units have taken this many rows; each stage of a unit an equal share of its time."""
         self.now = t
         for unit in self.units:
             stages = unit.split("+")
@@ -43,7 +43,7 @@ class Made:
                 "taken_total": rows,
                 "given_total": rows,
             }
-            data |= {"busy_s_total": t, "aside_total": 0, "stages": told, "started_total": 1}
+            data |= {"busy_s_total": t, "failed_total": 0, "stages": told, "started_total": 1}
             self.line("unit", name=unit, **data | changes.get(unit, {}))
 
     def uses(self, cpu_s: float, **more: Any) -> None:
@@ -66,7 +66,7 @@ class Made:
             "read": 1000,
             "finished": 1000,
             "delivered": 900,
-            "aside": 0,
+            "failed": 0,
             "bottleneck": "",
         }
         self.line("run", **run | {"use": {"CPUs": [1000, 8000]}} | more)

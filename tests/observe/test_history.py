@@ -1,4 +1,4 @@
-"""What is read back from a run's folder is what was written, whatever became of the files since."""
+"""History of a run, read from its folder, also from damaged files."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def history(folder: Path) -> RunHistory:
 
 def test_the_last_totals_are_those_of_the_last_view(history: RunHistory) -> None:
     last = run_at(110.0)
-    for name in ("read", "total", "finished", "delivered", "aside", "bottleneck", "predicted", "replans", "state"):
+    for name in ("read", "total", "finished", "delivered", "failed", "bottleneck", "predicted", "replans", "state"):
         assert history.run[name] == getattr(last, name)
     for seen in last.units:
         assert history.units[seen.name]["taken_total"] == seen.taken_total
@@ -88,7 +88,7 @@ def test_workers_have_their_beginning_and_their_end(history: RunHistory) -> None
     assert (kept.unit, kept.ended, kept.end) == ("b", None, "")
 
 
-def test_what_happened_is_told_in_order(history: RunHistory) -> None:
+def test_events_are_listed_in_order(history: RunHistory) -> None:
     assert [(it.t, it.text) for it in history.timeline] == [
         (0.0, "2 workers of a"),
         (50.0, "worker 2 of a on node-1 was lost: node lost: power"),
@@ -96,7 +96,7 @@ def test_what_happened_is_told_in_order(history: RunHistory) -> None:
         (50.0, "node-1 is gone"),
     ]
     assert [it.text for it in history.notes("decision")] == ["2 workers of a"]
-    assert len(history.set_aside()) == 1
+    assert len(history.failed_items()) == 1
 
 
 def test_the_plan_is_read_when_it_is_asked_for(tmp_path: Path, history: RunHistory) -> None:
@@ -110,7 +110,7 @@ def test_the_plan_is_read_when_it_is_asked_for(tmp_path: Path, history: RunHisto
 
 
 @given(share=st.floats(0, 1))
-def test_a_log_torn_at_any_byte_tells_everything_before(folder: Path, share: float) -> None:
+def test_a_log_cut_at_any_byte_keeps_everything_before(folder: Path, share: float) -> None:
     whole = (folder / "events.jsonl").read_bytes()
     cut = whole[: int(len(whole) * share)]
     path = folder.parent / "torn"
@@ -213,7 +213,7 @@ def beating(**changes: Any) -> dict[str, Any]:
         ({"status": "exploded"}, 1000.0, "lost"),
     ],
 )
-def test_a_run_whose_heart_stopped_is_lost_unless_its_very_process_is_there(
+def test_a_run_without_heartbeat_is_lost_unless_its_process_is_alive(
     changes: dict[str, Any], wall: float, status: str
 ) -> None:
     assert run_status(beating(**changes), wall) == status
@@ -229,7 +229,7 @@ def test_the_parent_of_this_process_is_recognised_by_its_number_and_its_beginnin
 
 def test_the_summary_adds_up(history: RunHistory) -> None:
     told = summarize_run(history, WALL)
-    assert (told.status, told.finished, told.delivered, told.aside, told.total) == ("finished", 1000, 999, 1, 1000)
+    assert (told.status, told.finished, told.delivered, told.failed, told.total) == ("finished", 1000, 999, 1, 1000)
     assert told.seconds == 110
     assert told.mean_rate == pytest.approx(1000 / 110)
     assert told.steady_rate == pytest.approx(10.0)
@@ -247,11 +247,11 @@ def test_the_summary_adds_up(history: RunHistory) -> None:
     assert json.loads(json.dumps(told.to_dict()))["steady_rate"] == pytest.approx(10.0)
 
 
-def test_the_summary_is_told_in_one_screen(history: RunHistory) -> None:
+def test_the_summary_fits_one_screen(history: RunHistory) -> None:
     text = "\n".join(summary_lines(summarize_run(history, WALL)))
     for words in (
         "video: finished after 1 min 50 s\n",
-        "1000 of 1000 items in, 999 out, 1 set aside",
+        "1000 of 1000 items in, 999 out, 1 failed",
         "mean 9.09/s, steady 10/s",
         "predicted   12.5/s, 80 % of it reached; 1 replan",
         "bottleneck  a 92 % of the time, b 8 % of the time",
@@ -262,7 +262,7 @@ def test_the_summary_is_told_in_one_screen(history: RunHistory) -> None:
         "dovetail status /",
     ):
         assert words in text
-    assert all(len(line) < 120 for line in text.split("folder  ")[0].splitlines())
+    assert all(len(line) <= 80 for line in text.split("folder  ")[0].splitlines())
 
 
 def test_a_run_in_the_home_is_named_by_its_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -288,7 +288,7 @@ def test_ramp_up_and_tail_are_no_part_of_the_steady_rate() -> None:
     assert steady_rate(made_history(counts)) == pytest.approx(10.0)
 
 
-def test_where_epochs_are_few_the_units_tell_the_steady_rate() -> None:
+def test_with_few_epochs_the_steady_rate_is_that_of_the_units() -> None:
     taken = [0.0] * 20 + [5.0 * t for t in range(101)]
     assert steady_rate(made_history([0.0] * 120 + [500.0], taken)) == pytest.approx(5.0)
 
@@ -297,7 +297,7 @@ def test_a_run_in_waves_has_only_its_mean_rate() -> None:
     assert steady_rate(made_history([10.0 * t for t in range(101)], waves=2)) == pytest.approx(10.0)
 
 
-def test_too_little_says_nothing_about_a_steady_rate() -> None:
+def test_too_few_views_give_no_steady_rate() -> None:
     assert steady_rate(made_history([0.0, 1000.0])) is None
     assert steady_rate(made_history([])) is None
     assert steady_rate(made_history([0.0] * 10)) is None

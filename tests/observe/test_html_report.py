@@ -128,9 +128,9 @@ def test_a_run_that_failed_before_it_began_can_still_be_looked_at(tmp_path: Path
 
 def test_failed_items_are_counted_by_error_and_listed(tmp_path: Path) -> None:
     made = Made(tmp_path / "run", ["a+b"])
-    failed: Any = {"a+b": {"aside_total": 6}}
+    failed: Any = {"a+b": {"failed_total": 6}}
     made.view(1.0, rows=94, **failed)
-    made.end(aside=6)
+    made.end(failed=6)
     made.write()
     entry = {"unit": "a+b", "stage": "b", "error": "ValueError", "message": f"{NASTY} in row", "attempts": 1}
     lines = [json.dumps(entry | {"key": [number]}) for number in range(6)]

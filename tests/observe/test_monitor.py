@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 COUNT = 2000
-"""So many that what the quickest operator takes for them is not rounded to nothing."""
+"""Enough rows that what the quickest operator takes for them is not rounded to nothing."""
 OF_DATA_JUICER = {"time", "resource", "resource_analysis", "sampling interval"}
 
 
@@ -95,7 +95,7 @@ def test_rows_that_an_operator_could_not_do_are_counted_where_they_failed(tmp_pa
     )
     lower, fussy, long = monitor(tmp_path / "run", "lower", "fussy", "long")
     assert lower["shared_with"] == ["fussy", "long"]
-    assert [one["set_aside"] for one in (lower, fussy, long)] == [0, 10, 0]
+    assert [one["failed"] for one in (lower, fussy, long)] == [0, 10, 0]
     assert [one["rows_in"] for one in (lower, fussy, long)] == [100, 100, 90]
     assert [one["rows_out"] for one in (lower, fussy)] == [100, 90]
     assert [one["dropped"] for one in (lower, fussy)] == [0, 0]
@@ -106,7 +106,7 @@ def test_a_run_with_a_killed_worker_counts_every_row_once(tmp_path: Path) -> Non
     run(stage("deadly", deadly, workers=1), source=rows(60), folder=tmp_path / "run")
     (one,) = monitor(tmp_path / "run", "deadly")
     assert (tmp_path / "dead").exists()
-    assert (one["rows_in"], one["rows_out"], one["set_aside"]) == (60, 60, 0)
+    assert (one["rows_in"], one["rows_out"], one["failed"]) == (60, 60, 0)
 
 
 def test_what_fused_operators_used_is_shared_by_the_time_that_each_took(tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ def test_samples_are_in_the_units_of_data_juicer(tmp_path: Path) -> None:
     assert one["gpus"] == ["0"]
 
 
-def test_what_nobody_measured_is_left_out(tmp_path: Path) -> None:
+def test_figures_that_were_not_measured_are_omitted(tmp_path: Path) -> None:
     made = Made(tmp_path / "run", ["a"])
     for t in range(3):
         made.view(float(t), rows=t)
@@ -225,7 +225,7 @@ def test_an_operator_that_never_ran_has_no_samples_and_no_figures(tmp_path: Path
     assert (one["rows_in"], other["rows_in"]) == (0, 0)
 
 
-def test_a_run_folder_without_a_single_view_is_told_as_it_is(tmp_path: Path) -> None:
+def test_a_run_folder_without_views_is_reported_as_empty(tmp_path: Path) -> None:
     Made(tmp_path / "run", []).write()
     (one,) = monitor(tmp_path / "run", "a")
     assert one["resource"] == []
@@ -322,7 +322,7 @@ def test_the_operator_that_all_wait_for_is_cpu_bottlenecked(tmp_path: Path) -> N
     assert "num_proc: 2" in verdict.change
 
 
-def test_workers_without_cpus_are_told_from_workers_with_work(tmp_path: Path) -> None:
+def test_workers_short_of_cpus_are_distinguished_from_busy_workers(tmp_path: Path) -> None:
     verdict = judged(Made(tmp_path / "run", ["a"]), cpus=0.2)
     assert verdict.kind == "short of CPUs"
     assert "num_proc: 2" in verdict.change

@@ -1,4 +1,4 @@
-"""Is what runs measured found again, blended, bounded, and never in the way?"""
+"""Stored measurements of stages: found again, merged, bounded, and harmless if unreadable."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_little_does_not_take_the_place_of_much() -> None:
     assert 0.01 < short.seconds_per_item < 0.015
 
 
-def test_two_runs_of_which_each_knows_something() -> None:
+def test_profiles_of_two_runs_are_merged() -> None:
     bare = replace(GOOD, setup_s=None, peak_bytes=None)
     assert (blend(bare, GOOD).setup_s, blend(GOOD, bare).setup_s) == (1.5, 1.5)
     assert blend(bare, bare).peak_bytes is None
@@ -140,9 +140,7 @@ def test_many_writers_at_once_leave_whole_files(home: Path) -> None:
     assert [path.name for path in (home / "profiles").iterdir() if path.suffix != ".json"] == []
 
 
-def test_a_home_that_is_a_file_or_that_may_not_be_written_hinders_nobody(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unusable_home_does_not_disturb_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "file"
     file.write_text("no folder")
     monkeypatch.setenv("DOVETAIL_HOME", str(file))

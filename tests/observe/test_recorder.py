@@ -1,4 +1,4 @@
-"""What a run writes while it runs: enough to tell its story, little enough for any disk, and never in its way."""
+"""Recorder: files of a run, their size limits, and errors of the disk."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from dovetail.control.events import (
 )
 from dovetail.control.payload import Segment
 from dovetail.errors import ConfigError
-from dovetail.observe.failed_items import MAX_DELIVERY_LOG_BYTES, DeliveryLog, FailedItemLog, encode_item
+from dovetail.observe.failed_items import FailedItemLog, encode_item
 from dovetail.observe.history import RunHistory
 from dovetail.observe.journal import Journal, ViewInterval, json_line, read_json_lines
 from dovetail.observe.recorder import RunDescription
 from dovetail.observe.run_folder import RunFolder
 from dovetail.resources.cluster import Node
-from observe.made import Clock, aside, recorded, recorder, run_at, start, unit, view, worker
+from observe.made import Clock, failed_item, recorded, recorder, run_at, start, unit, view, worker
 
 CAP_BYTES = 20_000_000
 
@@ -58,11 +58,11 @@ def size_of(path: Path) -> int:
 def test_a_run_leaves_its_header_plan_events_commits_and_errors(tmp_path: Path) -> None:
     path = recorded(tmp_path / "r", plan='{"version": 1}')
     files = sorted(str(file.relative_to(path)) for file in path.rglob("*") if file.is_file())
-    assert files == ["commit.log", "errors/errors.jsonl", "events.jsonl", "plan.json", "run.json"]
+    assert files == ["errors/errors.jsonl", "events.jsonl", "plan.json", "run.json"]
     assert (path / "plan.json").read_text() == '{"version": 1}'
 
 
-def test_the_header_says_what_ran_where_and_how_it_ended(tmp_path: Path) -> None:
+def test_the_header_has_command_engine_and_outcome(tmp_path: Path) -> None:
     found = header(recorded(tmp_path / "r"))
     told = {name: found[name] for name in ("version", "id", "name", "what", "engine", "cluster", "virtual", "status")}
     assert told == {
@@ -88,7 +88,7 @@ def test_every_line_has_a_version_a_time_and_a_kind(tmp_path: Path) -> None:
         assert line["k"] in ("run", "unit", "worker", "worker_use", "note", "node")
 
 
-def test_there_is_one_line_per_stage_per_second_unless_nothing_changed(tmp_path: Path) -> None:
+def test_one_line_per_stage_and_second_is_written_unless_nothing_changed(tmp_path: Path) -> None:
     path = recorded(tmp_path / "r")
     assert [line["t"] for line in lines(path, "run")] == [*map(float, range(111)), 110.0]
     of_a = [line for line in lines(path, "unit") if line["name"] == "a"]
@@ -124,38 +124,7 @@ def test_what_was_asked_of_a_run_is_written(tmp_path: Path) -> None:
     assert lines(tmp_path / "r", "node")[0] == {"v": 1, "t": 0.0, "k": "node", "node": "n", "do": "joined"}
 
 
-def test_each_delivery_of_a_durable_run_is_in_the_commit_log_before_the_run_goes_on(tmp_path: Path) -> None:
-    written = recorder(tmp_path / "r", durable=True)
-    outputs = {"b": [Segment(1, 3), Segment(2, 4)]}
-    written.on_step(0.0, [], [])
-    written.on_step(1.5, [], [Deliver(0, 2, 10, 18, outputs, {"c": [Segment(3, 8)]}, [aside()])])
-    (line,) = read_json_lines(tmp_path / "r" / "commit.log")
-    assert line == {
-        "v": 1,
-        "t": 1.5,
-        "wave": 0,
-        "epoch": 2,
-        "first": 10,
-        "last": 18,
-        "items": {"b": 7},
-        "spooled": {"c": 8},
-        "aside": 1,
-    }
-    written.close(2.0)
-
-
-@pytest.mark.parametrize("durable", [True, False])
-def test_only_the_commit_log_of_a_durable_run_may_grow_without_end(tmp_path: Path, durable: bool) -> None:
-    log = DeliveryLog(tmp_path / "commit.log", durable=durable)
-    large = Deliver(0, 0, 0, 1, {"x" * 200_000: []})
-    for _ in range(15):
-        log.write(0.0, large)
-    log.close()
-    assert (log.left_out == 0) == durable
-    assert ((tmp_path / "commit.log").stat().st_size < MAX_DELIVERY_LOG_BYTES + 300_000) == (not durable)
-
-
-def test_an_item_that_was_set_aside_is_kept_with_its_error(tmp_path: Path) -> None:
+def test_a_failed_item_is_stored_with_its_error(tmp_path: Path) -> None:
     path = recorded(tmp_path / "r", item=lambda part: {"frame": part[1]})
     (line,) = read_json_lines(path / "errors" / "errors.jsonl")
     assert line == {
@@ -194,7 +163,7 @@ def test_an_item_that_cannot_be_had_does_not_lose_its_error(tmp_path: Path) -> N
 def test_errors_are_capped_and_what_was_left_out_is_counted(tmp_path: Path) -> None:
     kept = FailedItemLog(tmp_path / "errors" / "errors.jsonl", limit_bytes=10_000)
     for number in range(500):
-        kept.write(0.0, [aside(number)])
+        kept.write(0.0, [failed_item(number)])
     assert kept.path.stat().st_size < 11_000
     assert kept.written == len(read_json_lines(kept.path))
     assert kept.written + kept.left_out == 500
@@ -265,7 +234,7 @@ def test_a_step_costs_next_to_nothing(tmp_path: Path) -> None:
     assert best < 3e-6
 
 
-def test_a_run_that_failed_or_stopped_midway_says_so(tmp_path: Path) -> None:
+def test_a_run_that_failed_or_stopped_has_that_status(tmp_path: Path) -> None:
     failed = recorder(tmp_path / "a", lambda now: view(now, state="failed", error="a: too many errors"))
     failed.close(1.0)
     assert (header(tmp_path / "a")["status"], header(tmp_path / "a")["error"]) == ("failed", "a: too many errors")
@@ -288,12 +257,11 @@ def test_a_full_disk_drops_the_recorder_with_its_files_closed(tmp_path: Path, mo
     with pytest.raises(OSError, match="No space left"):
         written.on_step(0.0, [], [])
     assert written._journal._file.closed
-    assert written._commits._file.closed
     written.close(110.0)
     assert header(tmp_path / "r")["status"] == "finished"
 
 
-def test_a_run_that_broke_says_so_even_if_nothing_can_be_seen_of_it(tmp_path: Path) -> None:
+def test_a_run_whose_controller_failed_is_recorded_as_failed_without_a_view(tmp_path: Path) -> None:
     def broken(now: float) -> Any:
         raise RuntimeError("no view")
 
@@ -311,11 +279,10 @@ def test_a_run_that_broke_says_so_even_if_nothing_can_be_seen_of_it(tmp_path: Pa
 def test_lines_count_from_the_beginning_of_the_run_whatever_the_engines_clock_says(tmp_path: Path) -> None:
     written = recorder(tmp_path / "r", lambda now: run_at(now - 5000.5))
     written.on_step(5000.5, [], [Note("decision", "begin")])
-    written.on_step(5060.5, [], [Deliver(0, 0, 0, 1, {}, failed_items=[aside()])])
+    written.on_step(5060.5, [], [Deliver(0, 0, 0, 1, {}, failed_items=[failed_item()])])
     written.close(5110.5)
     assert lines(tmp_path / "r", "note")[0]["t"] == 0.0
     assert lines(tmp_path / "r", "run")[-1]["t"] == 110.0
-    assert read_json_lines(tmp_path / "r" / "commit.log")[0]["t"] == 60.0
     assert read_json_lines(tmp_path / "r" / "errors" / "errors.jsonl")[0]["t"] == 60.0
     assert header(tmp_path / "r")["progress"]["seconds"] == 110.0
 
@@ -327,7 +294,7 @@ def test_a_folder_that_cannot_be_written_is_refused_at_the_start(tmp_path: Path)
         recorder(tmp_path / "r")
 
 
-def test_a_resumed_run_goes_on_in_its_folder_after_a_torn_line(tmp_path: Path) -> None:
+def test_a_resumed_run_continues_its_files_after_a_partial_line(tmp_path: Path) -> None:
     path = recorded(tmp_path / "r", until=20)
     with (path / "events.jsonl").open("ab") as file:
         file.write(b'{"v":1,"t":2')

@@ -1,4 +1,4 @@
-"""A recorded run, fed to a fresh controller, is decided the same way again; or the first difference is shown."""
+"""Replay of a recorded run: same commands, or the first difference."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_a_recording_of_another_format_version_is_refused_and_both_versions_are_
     assert made == []
 
 
-def test_a_folder_that_is_not_there_is_refused_at_the_start(tmp_path: Path) -> None:
+def test_a_missing_folder_is_refused_at_the_start(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="DT303"):
         ReplayRecorder(tmp_path / "no" / "replay.log", {})
 

@@ -1,4 +1,4 @@
-"""Is a run whose workers others measure, on other nodes, told as one whose workers are here?"""
+"""Telemetry of workers that other nodes measure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MB = 1 << 20
 
 def data(at: float, *workers: tuple[int, float], machine: str = "m", unit: str = "a") -> dict[str, Any]:
     """A look: (worker, CPU seconds) ..."""
-    figures = {worker: (unit, cpu_s, 10 * MB, 1, 2, None, None, None, 1) for worker, cpu_s in workers}
+    figures = {worker: (unit, cpu_s, 10 * MB, 1, 2, None, 1) for worker, cpu_s in workers}
     host = (1.5, 4, 2 * MB, 8 * MB)
     return {"at": at, "machine": machine, "workers": figures, "host": host, "cards": []}
 

@@ -1,4 +1,4 @@
-"""A trace that Perfetto opens."""
+"""Trace in the format of Perfetto."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return events
 
 
-def test_every_event_has_what_its_phase_needs(made: list[dict[str, Any]]) -> None:
+def test_every_event_has_the_fields_of_its_phase(made: list[dict[str, Any]]) -> None:
     needed = {"M": {"args"}, "C": {"args"}, "X": {"dur", "args"}, "i": {"s"}}
     for event in made:
         assert {"ph", "name", "pid", "tid", "ts"} | needed[event["ph"]] <= event.keys()

@@ -155,7 +155,7 @@ def test_an_unknown_parent_like_no_other_gets_a_way_out() -> None:
     (first, second) = problems([step("read", "xxxx"), step("decode", "yyyy")])
     assert first.fix_texts == ("after=[]  # for a source",)
     assert second.fix_texts == (
-        "leave after out  # the stage then follows stage 1",
+        "omit after  # the stage then follows stage 1",
         "after=[]  # for a source",
     )
 

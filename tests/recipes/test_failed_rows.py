@@ -114,7 +114,7 @@ def test_retried_rows_that_fail_again_change_no_result_and_need_no_input(tmp_pat
     rows[7]["text"] = 7
     process = "[{text_length_filter: {min_len: 1}}]"
     summary = run(tmp_path, process, rows=rows)
-    assert (summary.delivered, summary.aside, len(read_rows(tmp_path / "out.jsonl"))) == (39, 1, 39)
+    assert (summary.delivered, summary.failed, len(read_rows(tmp_path / "out.jsonl"))) == (39, 1, 39)
     (tmp_path / "in.jsonl").unlink()
     run(tmp_path, process, run_dir=None, retry_errors=str(tmp_path / "run"))
     assert len(read_rows(tmp_path / "out.jsonl")) == 39
@@ -134,7 +134,7 @@ def test_one_bad_row_fails_alone_in_operators_that_need_all_rows(tmp_path: Path,
     rows: list[Any] = some_rows(30)
     rows[3] = bad_row
     summary = run(tmp_path, f"[{{{operator}}}]", rows=rows)
-    assert (summary.status, summary.aside) == ("finished", 1)
+    assert (summary.status, summary.failed) == ("finished", 1)
     (error,) = errors(tmp_path)
     assert error["key"] == [3]
     assert read_rows(tmp_path / "out.jsonl")

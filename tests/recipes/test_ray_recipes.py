@@ -47,7 +47,7 @@ def test_a_recipe_gives_the_same_results_on_ray(
     here = made(tmp_path, "here").run(progress=False, probe=False)
     there = made(tmp_path, "there").run(engine=f"ray:{ray_address}", progress=False, probe=False)
     assert (here.status, there.status) == ("finished", "finished")
-    assert (here.aside, there.aside) == (1, 1)
+    assert (here.failed, there.failed) == (1, 1)
     written = [(tmp_path / out / "clean.jsonl").read_text() for out in ("here", "there")]
     assert written[0] == written[1]
     assert 10 < written[0].count("\n") < 250, "operators drop some rows and keep some"

@@ -165,7 +165,7 @@ def test_filters_after_a_grouper_start_with_empty_stats(tmp_path: Path) -> None:
     process = "[{text_length_filter: {min_len: 1}}, {key_value_grouper: {group_by_keys: [kind]}}, "
     process += "{specified_field_filter: {field_key: kind, target_value: [[a, a], [b, b]]}}]"
     summary = run(tmp_path, process, rows=[{"text": "x", "kind": kind} for kind in "aabb"])
-    assert summary.aside == 0
+    assert summary.failed == 0
 
 
 def test_exported_stats_need_no_cpus(tmp_path: Path) -> None:

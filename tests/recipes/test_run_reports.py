@@ -86,7 +86,7 @@ def test_the_table_and_the_monitor_have_the_same_counts_if_rows_fail_in_two_fuse
     wanted = [(300, 294, 6), (294, 289, 5), (289, 289, 0)]
     assert [(one.items_in, one.items_out, one.failed) for one in counts] == wanted
     monitor = json.loads((tmp_path / "monitor" / "monitor.json").read_text())
-    assert [(one["rows_in"], one["rows_out"], one["set_aside"]) for one in monitor] == wanted
+    assert [(one["rows_in"], one["rows_out"], one["failed"]) for one in monitor] == wanted
     table = run_table(load(tmp_path, f"process: {process}\n"), history)
     cells = [line.split() for line in table[1:4]]
     assert [(int(line[1]), int(line[2]), int(line[4])) for line in cells] == wanted

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from contextlib import suppress
@@ -17,19 +20,53 @@ import dovetail as dt
 from waiting import PATIENCE_S, until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterator
 
     from dovetail.engines.local.engine import LocalEngine
 
 CLUSTER = "1x(2cpu, 8GB)"
 PLACE: dict[str, Any] = {}
-"""Where `run_of` runs whatever it is told, if not on this machine; for suites that are run over several engines."""
+"""Arguments that `run_of` adds, to run elsewhere than on this machine; for suites that are run over several engines."""
 MARK = "DOVETAIL_TEST_MARK"
-"""A variable that all processes of a script inherit, whoever starts them."""
+"""A variable that all processes of a script inherit."""
 
 
-def run_of(*stages: dt.Stage, source: Iterable[Any], **settings: Any) -> dt.Run:
+class GatedSource:
+    """A source that yields `before` items, blocks until it is released, and then yields `after` more."""
+
+    def __init__(self, before: int, after: int = 0) -> None:
+        self._before, self._after = before, after
+        self.blocks = threading.Event()
+        self.released = threading.Event()
+        self.closed = threading.Event()
+
+    def __iter__(self) -> Iterator[int]:
+        try:
+            yield from range(self._before)
+            self.blocks.set()
+            self.released.wait()
+            yield from range(self._before, self._before + self._after)
+        finally:
+            self.closed.set()
+
+
+def run_of(*stages: dt.Stage, source: Any, **settings: Any) -> dt.Run:
     return dt.run(dt.Pipeline(list(stages)), source, **({"cluster": CLUSTER} | settings | PLACE))
+
+
+def rows_in(path: Path, count: int = 3000, pad: int = 2000) -> Path:
+    """Write a file with rows of about `pad` bytes."""
+    path.write_text("".join(json.dumps({"i": number, "pad": "x" * pad}) + "\n" for number in range(count)))
+    return path
+
+
+def numbers_in(path: Path) -> list[int]:
+    if path.suffix == ".parquet":
+        import pyarrow.parquet as pq
+
+        return [row["i"] for row in pq.read_table(path).to_pylist()]
+    data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    return [json.loads(line)["i"] for line in data.splitlines()]
 
 
 def engine_of(run: dt.Run) -> LocalEngine:
@@ -198,7 +235,7 @@ class Script:
         self.process.send_signal(how)
 
     def all_gone(self, patience_s: float = PATIENCE_S) -> float:
-        """How long it took until no process of it was left, whoever started it."""
+        """Wait until no process of the script is left, including children; returns the seconds."""
         began = time.monotonic()
         while left := marked(self.mark):
             late = time.monotonic() - began > patience_s

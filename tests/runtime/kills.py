@@ -1,4 +1,4 @@
-"""How are runs killed in tests, and what is left of them? A job in a process of its own, killed when it is so far."""
+"""Runs in processes of their own that are killed at a given moment, and what remains of them."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def whole(rows):
 def fussy(rows):
     """Fails for some rows, until a file says that the cause is gone."""
     told(rows)
-    if not (HERE / "mended").exists() and any(row["id"] in SAID["bad"] for row in rows):
+    if not (HERE / "fixed").exists() and any(row["id"] in SAID["bad"] for row in rows):
         raise ValueError("cannot do that one")
     return [{**row, "f": 1} for row in rows]
 
@@ -243,7 +243,7 @@ def rows_of(path: Path) -> Any:
 
 
 def expected(count: int) -> list[dict[str, int]]:
-    """What `rebatch` and `fused` make of so many rows."""
+    """What `rebatch` and `fused` make of this many rows."""
     return [
         {"id": number, "k": k, "n": number % 50, "t": number * 2}
         for number in range(count)

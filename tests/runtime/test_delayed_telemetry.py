@@ -1,4 +1,4 @@
-"""Who measures a run's workers? This machine, or the nodes they are on."""
+"""Telemetry that starts with a delay, on this machine or on the nodes of the workers."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ class Far(Engine):
         self.measured = ClusterMetrics()
 
     def processes(self) -> dict[int, tuple[str, tuple[int, ...]]]:
-        raise AssertionError("nobody looks for it here")
+        raise AssertionError("not sampled on this machine")
 
 
 def measured_by(engine: Engine, path: Path, monkeypatch: pytest.MonkeyPatch, also: Any = lambda: None) -> RunHistory:
-    """A run that goes on until the unit is told, with advice: it uses more memory than it asked for."""
+    """A run that lasts until the unit has advice: it uses more memory than it asked for."""
     monkeypatch.setattr(delayed_telemetry, "START_DELAY_S", 0.0)
     work: Any = SimpleNamespace(name="a", shape=SimpleNamespace(cpu_milli=100_000, memory_bytes=MB, ranks=1))
     written = recorder(path)
@@ -77,7 +77,7 @@ def test_workers_of_this_machine_are_looked_at(tmp_path: Path, monkeypatch: pyte
     assert history.node_uses == {}
 
 
-def test_workers_of_other_nodes_are_told_by_their_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_on_other_nodes_are_measured_by_their_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with session("data = b'x' * (30 << 20); say(); wait()") as worker:
         worker.hear()
         engine = Far(worker.pid)

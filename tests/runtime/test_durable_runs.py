@@ -1,4 +1,4 @@
-"""What reviews of durable runs found, each once: it must not come back."""
+"""Durable runs: commit log, appending runs, failed items, forked children."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_odd_rows_stay_odd_when_their_split_comes_back_in_two_parts(tmp_path: Pa
     assert len(run.errors) == sum(line == "{bad" for line in lines)
 
 
-def test_two_who_append_to_the_same_file_lose_nobodys_rows(tmp_path: Path) -> None:
+def test_two_runs_that_append_to_one_file_lose_no_rows(tmp_path: Path) -> None:
     source, sink = write_rows(tmp_path / "in.jsonl", 5), tmp_path / "out.jsonl"
     write_rows(sink, 1)
     gate = tmp_path / "gate"
@@ -135,7 +135,7 @@ def test_the_folder_of_a_sink_is_no_pattern(tmp_path: Path) -> None:
     assert absolute_path("in*.jsonl", folder, pattern=True) == f"{tmp_path}/br[[]x]/in*.jsonl"
 
 
-def test_what_cannot_be_unpickled_any_more_is_told_and_hides_nothing(tmp_path: Path) -> None:
+def test_a_failed_item_that_cannot_be_unpickled_is_reported_and_the_others_are_shown(tmp_path: Path) -> None:
     def fails(item: Any) -> Any:
         raise ValueError("no")
 
@@ -202,7 +202,7 @@ def test_a_child_that_user_code_forks_writes_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("alike", [True, False])
 def test_what_failed_by_two_ways_is_run_again_twice(tmp_path: Path, alike: bool) -> None:
     source, sink = write_rows(tmp_path / "in.jsonl", 20), tmp_path / "out.jsonl"
-    mended = tmp_path / "mended"
+    fixed = tmp_path / "fixed"
 
     def way(name: str) -> Callable[[Any], Any]:
         return lambda row: {**row, "way": "x" if alike else name}
@@ -210,7 +210,7 @@ def test_what_failed_by_two_ways_is_run_again_twice(tmp_path: Path, alike: bool)
     def joins(row: Any) -> Any:
         from pathlib import Path
 
-        if row["id"] == 5 and not Path(mended).exists():
+        if row["id"] == 5 and not Path(fixed).exists():
             raise ValueError("not yet")
         return row
 
@@ -227,7 +227,7 @@ def test_what_failed_by_two_ways_is_run_again_twice(tmp_path: Path, alike: bool)
     run.wait()
     assert len(rows_of(sink)) == 38
     assert len(run.errors) == 2
-    mended.touch()
+    fixed.touch()
     dt.run(pipeline, retry_errors=folder, cluster=cluster, profiles=False).wait()
     assert len(rows_of(sink)) == 40
     assert sorted(row["way"] for row in rows_of(sink) if row["id"] == 5) == (["x", "x"] if alike else ["a", "b"])

@@ -1,4 +1,4 @@
-"""Do files come out as they went in? Awkward rows of every kind through `dt.run`, into every kind of sink."""
+"""Files in and out: unusual rows through `dt.run` into every kind of sink."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def numbered(path: Path, count: int) -> Path:
 
 
 def read_back(path: Path) -> list[dict[str, Any]]:
-    """What somebody else's reader finds there, sorted by i."""
+    """What an independent reader finds there, sorted by i."""
     name = path.name
     if name.endswith(".parquet"):
         import pyarrow.parquet as pq
@@ -140,7 +140,7 @@ def test_odd_files_of_lines(what: str, tmp_path: Path) -> None:
     data, expected = ODD_FILES[what]
     (tmp_path / "in.jsonl").write_bytes(data)
     run = run_of(SAME, source=tmp_path / "in.jsonl", sink=tmp_path / "out.jsonl")
-    assert run.wait().aside == 0
+    assert run.wait().failed == 0
     assert [row["i"] for row in read_back(tmp_path / "out.jsonl")] == expected
 
 
@@ -160,12 +160,12 @@ def test_empty_files_among_others_and_row_groups_without_rows(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "jsonl.gz"])
-@pytest.mark.parametrize("how", ["nothing came", "all dropped", "all set aside"])
-def test_a_sink_of_no_rows_is_there_and_can_be_read(kind: str, how: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["nothing came", "all dropped", "all failed"])
+def test_a_sink_without_rows_exists_and_is_readable(kind: str, how: str, tmp_path: Path) -> None:
     source = numbered(tmp_path / "in.jsonl", 0 if how == "nothing came" else 20)
     stage = {"nothing came": SAME, "all dropped": dt.Stage("none", lambda _: [])}.get(how)
     run = run_of(stage or dt.Stage("no", _refuse, on_error="skip"), source=source, sink=tmp_path / "o" / f"x.{kind}")
-    assert run.wait().aside == (20 if how == "all set aside" else 0)
+    assert run.wait().failed == (20 if how == "all failed" else 0)
     assert read_back(tmp_path / "o" / f"x.{kind}") == []
     only(tmp_path / "o", f"x.{kind}")
 
@@ -177,11 +177,11 @@ def _refuse(_rows: list[Any]) -> list[Any]:
 # Rows that are none
 
 
-def test_bad_lines_are_set_aside_with_their_place_whatever_on_error_says(tmp_path: Path) -> None:
+def test_invalid_lines_fail_with_their_place_for_every_on_error(tmp_path: Path) -> None:
     source = tmp_path / "in.jsonl"
     source.write_bytes(b'{"i": 1}\n\n{bad\n{"i": 2}\n\xff\xfe\n{"i": 3}')
     run = run_of(SAME, source=source, sink=tmp_path / "out.jsonl")
-    assert run.wait().aside == 2
+    assert run.wait().failed == 2
     assert [row["i"] for row in read_back(tmp_path / "out.jsonl")] == [1, 2, 3]
     told = sorted((error.error.split(": ")[1], error.item) for error in run.errors)
     assert told == [(f"{source}:3", "{bad"), (f"{source}:5", "\ufffd\ufffd")]
@@ -214,7 +214,7 @@ def test_rows_that_a_sink_has_no_form_for(what: str, tmp_path: Path) -> None:
         assert "skip" in str(caught.value)
         assert not out.exists()
         run = run_of(dt.Stage("odd", odd, batch_size=10, on_error="skip"), source=source, sink=out)
-        assert run.wait().aside == 1
+        assert run.wait().failed == 1
         assert [error.item for error in run.errors] == [{"i": 17}]
         assert [row["i"] for row in read_back(out)] == [number for number in range(30) if number != 17]
 
@@ -228,7 +228,7 @@ def test_a_row_that_is_no_dict_has_no_place_in_a_table(tmp_path: Path) -> None:
     assert sorted((tmp_path / "out.jsonl").read_text().split()) == ["0", "1", "2"]
 
 
-def test_names_that_lance_does_not_know_are_told_at_once_not_at_the_end(tmp_path: Path) -> None:
+def test_invalid_lance_names_are_reported_at_the_start(tmp_path: Path) -> None:
     source = numbered(tmp_path / "in.jsonl", 30)
 
     def odd(rows: list[Any]) -> list[Any]:
@@ -237,7 +237,7 @@ def test_names_that_lance_does_not_know_are_told_at_once_not_at_the_end(tmp_path
     with pytest.raises(dt.RunError, match=r"item failed: .* Lance does not support the column name"):
         run_of(dt.Stage("odd", odd, batch_size=10), source=source, sink=tmp_path / "out.lance").wait()
     run = run_of(dt.Stage("odd", odd, batch_size=10, on_error="skip"), source=source, sink=tmp_path / "out.lance")
-    assert run.wait().aside == 2
+    assert run.wait().failed == 2
     assert len(read_back(tmp_path / "out.lance")) == 28
 
 
@@ -361,7 +361,7 @@ def test_a_function_gets_lists_in_order_if_asked_and_none_is_a_result(tmp_path: 
     assert given == [None if number % 2 else number for number in range(500)]
 
 
-def test_a_function_that_raises_fails_the_run_with_what_it_raised() -> None:
+def test_a_function_sink_that_raises_fails_the_run_with_its_exception() -> None:
     def take(rows: list[int]) -> None:
         raise LookupError(f"no place for {len(rows)} rows")
 
@@ -371,7 +371,7 @@ def test_a_function_that_raises_fails_the_run_with_what_it_raised() -> None:
     assert run.status == "failed"
 
 
-def test_a_function_that_raised_gets_only_the_rest_when_the_run_goes_on(tmp_path: Path) -> None:
+def test_a_function_sink_that_raised_gets_only_the_rest_after_a_resume(tmp_path: Path) -> None:
     given: list[int] = []
     full = True
 
@@ -478,7 +478,7 @@ SHAPES: dict[str, list[dt.Stage]] = {
     "slots": [dt.Stage("s", same, slots=3, workers=2, batch_size=5)],
     "recycle": [dt.Stage("s", same, recycle=20, batch_size=4)],
     "gang": [dt.Stage("s", Gang, ranks=2, batch_size=8)],
-    "fused, some set aside": [
+    "fused, some failed": [
         dt.Stage("first", same, on_error="skip"),
         dt.Stage("s", lambda rows: [{**row, "x": 1 // (row["i"] % 50)} for row in rows], on_error="skip"),
     ],
@@ -492,9 +492,9 @@ def test_every_way_of_working_writes_each_row_once(shape: str, ordered: bool, tm
     run = run_of(*SHAPES[shape], source=source, sink=tmp_path / "out.jsonl", ordered=ordered, cluster="1x(8cpu, 8GB)")
     run.wait()
     found = [row["i"] for row in lines_of(tmp_path / "out.jsonl")]
-    expected = [number for number in range(600) if number % 50 or "aside" not in shape]
+    expected = [number for number in range(600) if number % 50 or "failed" not in shape]
     assert found == expected if ordered else sorted(found) == expected
-    assert run.stats.aside == 600 - len(expected)
+    assert run.stats.failed == 600 - len(expected)
 
 
 # Who holds the run

@@ -1,4 +1,4 @@
-"""Have the nodes of a Ray cluster one name for all who look at it for a run?"""
+"""Names of the nodes of a Ray cluster are the same for all runs."""
 
 from __future__ import annotations
 

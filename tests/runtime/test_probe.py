@@ -1,4 +1,4 @@
-"""Does a probe run exactly the items it is asked for through every stage, and leave nothing but what it measured?"""
+"""Probe: the given items through every stage, and no trace but the measurements."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def written_to(folder: Path) -> Callable[[int], int]:
     return note
 
 
-def test_so_many_real_items_go_through_one_worker_of_every_stage(tmp_path: Path) -> None:
+def test_a_probe_runs_the_given_number_of_items_through_one_worker_per_stage(tmp_path: Path) -> None:
     (tmp_path / "seen").mkdir()
     pipe = dt.Pipeline(
         [
@@ -78,7 +78,9 @@ def nothing(_: Any) -> None:
         ([dt.Stage("s", same, dt.Resources(cpus=4096))], range(9), dt.InfeasibleError, "DT370"),
     ],
 )
-def test_what_hinders_it_is_told(stages: list[dt.Stage], source: Any, error: type[dt.DovetailError], code: str) -> None:
+def test_a_probe_reports_why_it_fails(
+    stages: list[dt.Stage], source: Any, error: type[dt.DovetailError], code: str
+) -> None:
     with time_limit(), pytest.raises(error) as raised:
         probe(dt.Pipeline(stages), source, 9)
     assert raised.value.codes == (code,)

@@ -1,4 +1,4 @@
-"""Does a run get its place on a Ray cluster that others use, and leave it as it was?"""
+"""Admission to a Ray cluster that others use."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class Kept:
         self.found.release()
 
 
-def test_who_comes_second_gets_half_when_the_first_has_given_back() -> None:
+def test_a_second_run_gets_half_when_the_first_has_released_it() -> None:
     first = Kept(place("first"))
     try:
         assert cpus(first.reserved) == 0
@@ -114,7 +114,7 @@ def test_who_comes_second_gets_half_when_the_first_has_given_back() -> None:
         first.end()
 
 
-def test_who_must_not_wait_hears_who_holds_it() -> None:
+def test_a_run_that_must_not_wait_gets_an_error_that_names_the_holders() -> None:
     first = place("holder", dt.Stage("x", does_nothing, dt.Resources(cpus=3), workers=4))
     try:
         with pytest.raises(dt.InfeasibleError) as told:
@@ -126,7 +126,7 @@ def test_who_must_not_wait_hears_who_holds_it() -> None:
         first.release()
 
 
-def test_what_others_hold_is_told_and_planned_around(ray_cluster: FakeCluster, tmp_path: Path) -> None:
+def test_foreign_usage_is_reported_and_planned_around(ray_cluster: FakeCluster, tmp_path: Path) -> None:
     stage = dt.Stage("x", does_nothing, dt.Resources(cpus=1, gpus=1))
     with foreign_actor(ray_cluster, tmp_path, node="b", num_gpus=2, num_cpus=4):
         found = place("beside", stage)
@@ -140,7 +140,7 @@ def test_what_others_hold_is_told_and_planned_around(ray_cluster: FakeCluster, t
             place("refused", dt.Stage("x", does_nothing, dt.Resources(cpus=1, gpus=1), workers=4), wait=False)
 
 
-def test_who_is_alone_hears_of_nobody_else() -> None:
+def test_a_run_alone_on_a_cluster_prints_nothing_about_others() -> None:
     """Also where the cluster has cards that it does not ask for."""
     found = place("alone", dt.Stage("x", does_nothing, workers=1))
     try:
@@ -268,8 +268,8 @@ def test_a_node_that_leaves_while_a_run_claims_it_is_planned_around() -> None:
         found.release()
 
 
-def test_who_waits_for_a_node_that_leaves_plans_for_those_that_are_there() -> None:
-    """It waits in the book, not for Ray: all CPUs of the node that leaves are somebody else's."""
+def test_a_waiting_run_plans_again_when_a_node_leaves() -> None:
+    """It waits in the book, not for Ray: another program holds all CPUs of the node that leaves."""
     from dovetail.engines.ray.discovery import discover
     from dovetail.runtime.ray_admission import admit_on_ray
     from dovetail.runtime.ray_site import NodeDiscovery
@@ -325,7 +325,7 @@ def test_runs_of_one_program_share_a_ray_of_their_own_too() -> None:
         found.release()
 
 
-def test_the_plan_of_an_earlier_run_keeps_its_units_on_the_nodes_that_are_there() -> None:
+def test_the_plan_of_an_earlier_run_keeps_its_units_on_the_present_nodes() -> None:
     site = a_site(private=False)
     stages = [dt.Stage("x", does_nothing), dt.Stage("y", does_nothing)]
     before = dt.plan(dt.Pipeline(stages), dt.Cluster.of("7x(2cpu, 16GB)"), "sequential")
@@ -343,7 +343,7 @@ def test_the_plan_of_an_earlier_run_keeps_its_units_on_the_nodes_that_are_there(
     ("driver_is_there", "elsewhere", "expected"),
     [(False, False, False), (False, True, False), (True, False, True), (True, True, None), (None, True, None)],
 )
-def test_a_driver_that_is_there_is_not_enough_where_its_process_cannot_be_seen(
+def test_a_driver_whose_process_is_invisible_needs_a_heartbeat(
     driver_is_there: bool | None, elsewhere: bool, expected: bool | None
 ) -> None:
     from dovetail.runtime.ray_admission import is_process_alive

@@ -1,5 +1,4 @@
-"""Do files and tables go in and out of runs on Ray as they do on one machine, also where nodes do not see each other's
-disks?"""
+"""Files and tables in and out of runs on Ray, also where nodes do not share a disk."""
 
 from __future__ import annotations
 
@@ -116,14 +115,14 @@ def test_results_come_in_order(ray_address: str, tmp_path: Path) -> None:
 
 def fussy(folder: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
     def run(row: dict[str, Any]) -> dict[str, Any]:
-        if row["id"] % 100 == 3 and not Path(folder, "mended").exists():
+        if row["id"] % 100 == 3 and not Path(folder, "fixed").exists():
             raise ValueError("cannot do that one")
         return row
 
     return run
 
 
-def test_what_was_set_aside_is_run_again(ray_address: str, tmp_path: Path) -> None:
+def test_failed_items_are_retried(ray_address: str, tmp_path: Path) -> None:
     """Also by another engine than the one that set it aside."""
     make_rows(tmp_path / "in.jsonl", ROWS)
     stages = [
@@ -135,7 +134,7 @@ def test_what_was_set_aside_is_run_again(ray_address: str, tmp_path: Path) -> No
     run = run_on(ray_address, stages, str(tmp_path / "in.jsonl"), sink=sink, run_dir=tmp_path / "first")
     run.wait()
     assert len(run.errors) == 6
-    (tmp_path / "mended").touch()
+    (tmp_path / "fixed").touch()
     run_on(ray_address, stages, (), retry_errors=tmp_path / "first").wait()
     found = written(tmp_path / "out.jsonl")
     assert sorted(found, key=lambda row: row["id"]) == expected()
@@ -214,7 +213,7 @@ def leaves_a_trace(folder: str) -> Callable[[list[Any]], list[Any]]:
 
 
 @pytest.mark.parametrize("what", ["asks", "token"])
-def test_what_a_node_does_not_see_is_said_before_anything_runs(
+def test_files_that_a_node_does_not_see_are_reported_before_anything_runs(
     ray_cluster: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     """Although others do see it, and however late its agent is."""
@@ -244,7 +243,7 @@ def test_what_a_node_does_not_see_is_said_before_anything_runs(
 def test_a_node_that_comes_later_and_does_not_see_is_left_out(
     ray_cluster: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The run goes on without it."""
+    """The run continues without it."""
     from dovetail.engines.ray.message_handlers import MessageHandlers
 
     known = {node.dovetail_name for node in ray_cluster.nodes.values()}

@@ -1,4 +1,4 @@
-"""Does a run on Ray that was killed go on exactly, also on the other engine?"""
+"""Resume of a killed run on Ray, also by the other engine."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def job(cluster: FakeCluster, folder: Path, sink: str = "out.jsonl", rows: int =
 
 
 @pytest.mark.parametrize(("sink", "seed"), CASES)
-def test_a_driver_killed_at_any_moment_goes_on_exactly(
+def test_a_driver_killed_at_any_moment_resumes_exactly(
     ray_cluster: FakeCluster, tmp_path: Path, sink: str, seed: int
 ) -> None:
     fused = "fused" if seed % 2 else "rebatch"
@@ -41,7 +41,7 @@ def test_a_driver_killed_at_any_moment_goes_on_exactly(
 
 
 @pytest.mark.parametrize("began_on", ["ray", "local"])
-def test_the_other_engine_goes_on(ray_cluster: FakeCluster, tmp_path: Path, began_on: str) -> None:
+def test_the_other_engine_can_resume_the_run(ray_cluster: FakeCluster, tmp_path: Path, began_on: str) -> None:
     """With results in parts, and what lies between two waves in the spool."""
     on_ray = f"ray:{ray_cluster.address}"
     engines = [on_ray, ""] if began_on == "ray" else ["", on_ray]
@@ -59,7 +59,7 @@ def test_the_other_engine_goes_on(ray_cluster: FakeCluster, tmp_path: Path, bega
 @pytest.mark.long
 @pytest.mark.parametrize("pipeline", ["barrier", "leaves", "diamond"])
 @pytest.mark.parametrize("mode", ["sequential", "waves"])
-def test_waves_killed_at_any_moment_go_on_exactly(
+def test_waves_killed_at_any_moment_resume_exactly(
     ray_cluster: FakeCluster, tmp_path: Path, pipeline: str, mode: str
 ) -> None:
     found = []

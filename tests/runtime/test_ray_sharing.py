@@ -1,4 +1,4 @@
-"""Do runs on one Ray cluster share it fairly with each other and with others, and give everything back?"""
+"""Runs that share a Ray cluster with each other and with other programs."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_two_drivers_that_start_together_share_the_cluster_and_both_finish(
     assert took < patiently(REPLANS_S), took
 
 
-def test_who_comes_while_another_uses_the_whole_cluster_gets_half_of_it_also_in_one_process(
+def test_a_second_run_gets_half_of_a_fully_used_cluster_also_in_the_same_process(
     ray_cluster: FakeCluster,
 ) -> None:
     before = ray_cluster.available()
@@ -276,7 +276,9 @@ def test_what_no_node_can_ever_give_is_refused_at_once_with_the_reason(
 # Others, who know nothing of us
 
 
-def test_who_finds_no_room_says_who_has_it_and_waits_if_it_may(ray_cluster: FakeCluster, tmp_path: Path) -> None:
+def test_a_run_without_free_resources_names_the_holders_and_waits_unless_wait_is_false(
+    ray_cluster: FakeCluster, tmp_path: Path
+) -> None:
     a100 = dt.Stage("gpu", slowly, dt.Resources(gpus=1, accelerator="A100"))
     with ExitStack() as stack:
         foreign = stack.enter_context(ExitStack())
@@ -337,7 +339,7 @@ def test_others_that_come_and_go_beside_a_run(ray_cluster: FakeCluster, tmp_path
         asked = json.dumps({"num_cpus": 2, "node": node_id_of(ray_cluster, "d")})
         newcomer = stack.enter_context(driver(ray_cluster, tmp_path, HOLDS, ASKED=asked))
         so_far = len(going.got)
-        until(lambda: len(going.got) > so_far + 50, "it goes on")
+        until(lambda: len(going.got) > so_far + 50, "it continues")
         going.finish()
         newcomer.says("HELD")
     until_available_is(ray_cluster, before, patiently(10 * RESTORED_S))

@@ -1,4 +1,4 @@
-"""Is what a controller decided over real processes decided the same when its events are replayed?"""
+"""Replay of runs with real processes: the controller decides the same."""
 
 from __future__ import annotations
 

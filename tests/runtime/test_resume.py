@@ -1,4 +1,4 @@
-"""Is the sink of a run that was killed and went on the same as that of one that nobody disturbed?"""
+"""Resume: the sink of a killed and resumed run equals that of an undisturbed one."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def in_some_order(rows: list[dict[str, int]]) -> list[dict[str, int]]:
 
 
 def kill_and_go_on(killed: Killed, dice: Random, kills: int, most: int = 600) -> None:
-    """At random moments of its progress, also while it goes on."""
+    """At random moments of its progress, also during a resume."""
     named: dict[str, Any] = {}
     for _ in range(kills):
         goal = killed.called() + dice.randrange(1, most)
@@ -56,7 +56,7 @@ def kill_and_go_on(killed: Killed, dice: Random, kills: int, most: int = 600) ->
 
 @pytest.mark.parametrize("seed", range(SEEDS))
 @pytest.mark.parametrize("sink", SINKS)
-def test_a_run_killed_at_any_moment_goes_on_exactly(tmp_path: Path, sink: str, seed: int) -> None:
+def test_a_run_killed_at_any_moment_resumes_exactly(tmp_path: Path, sink: str, seed: int) -> None:
     fused = "fused" if (seed + SINKS.index(sink)) % 2 else "rebatch"
     ordered = seed % 3 < 2
     killed = job(tmp_path, sink, pipeline=fused, settings={"ordered": ordered})
@@ -70,7 +70,7 @@ MOMENTS = ("torn:2", "before-sync", "after-commit:2", "before-finish", "after-ma
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_a_run_killed_at_an_exact_moment_goes_on(tmp_path: Path, moment: str) -> None:
+def test_a_run_killed_at_a_given_moment_resumes(tmp_path: Path, moment: str) -> None:
     sink = tmp_path / "out.jsonl"
     sink.write_text('{"id": -1}\n')
     killed = job(tmp_path, settings={"exists": "append"}, sleep=0.0001)
@@ -78,7 +78,7 @@ def test_a_run_killed_at_an_exact_moment_goes_on(tmp_path: Path, moment: str) ->
     placed = moment in ("after-place", "after-finish")
     assert placed or sink.read_text() == '{"id": -1}\n', "half-written"
     status = json.loads((killed.run_dir / "run.json").read_text())["status"]
-    assert status == "running", "nobody came to write anything else"
+    assert status == "running", "nothing else was written"
     assert stats_of(killed.resume())[0] == "finished"
     assert as_rows(sink) == [{"id": -1}, *expected(ROWS)]
 
@@ -104,7 +104,7 @@ def test_a_run_whose_driver_died_after_its_end_is_finished(tmp_path: Path) -> No
     assert not [path for path in tmp_path.iterdir() if "parts" in path.name], "parts are left"
 
 
-def test_a_run_killed_before_it_began_says_so(tmp_path: Path) -> None:
+def test_a_run_killed_before_it_began_cannot_be_resumed_and_reports_why(tmp_path: Path) -> None:
     killed = job(tmp_path, rows=300)
     killed.dies("torn:1")
     assert not killed.told().header
@@ -169,7 +169,7 @@ def write_source(folder: Path, kind: str, rows: int) -> str:
         "list",
     ],
 )
-def test_every_kind_of_source_goes_on_where_it_was(tmp_path: Path, kind: str) -> None:
+def test_every_kind_of_source_resumes_at_its_position(tmp_path: Path, kind: str) -> None:
     source = write_source(tmp_path, kind, ROWS)
     killed = Killed(tmp_path, {"source": source, "sink": str(tmp_path / "out.jsonl"), "sleep": 0.0005, "rows": ROWS})
     killed.committed()
@@ -248,7 +248,7 @@ def test_other_names_of_stages_are_fine_where_nothing_is_spooled(tmp_path: Path)
 
 
 @pytest.mark.parametrize("how", ["drain", "cancel"])
-def test_a_run_that_was_ended_goes_on(tmp_path: Path, how: str) -> None:
+def test_a_drained_or_cancelled_run_resumes(tmp_path: Path, how: str) -> None:
     rows = 40_000
     killed = job(tmp_path, rows=rows, sleep=0.001)
     status, read, finished, _, _ = stats_of(killed.finish(hold=2000, **{how: 1}))
@@ -264,7 +264,7 @@ def test_a_run_that_was_ended_goes_on(tmp_path: Path, how: str) -> None:
         assert killed.called() == sum(1 for number in range(rows) if number % 7), "each once"
 
 
-def test_a_run_that_failed_goes_on_when_the_cause_is_gone(tmp_path: Path) -> None:
+def test_a_failed_run_resumes_when_the_cause_is_fixed(tmp_path: Path) -> None:
     killed = job(tmp_path, pipeline="last", on_error="fail", bad=[2001])
     with killed.script(hold=2000, sleep=0.001) as script:
         until(lambda: killed.told().entries, "something is done")
@@ -275,13 +275,13 @@ def test_a_run_that_failed_goes_on_when_the_cause_is_gone(tmp_path: Path) -> Non
     done = sum(entry.last - entry.first for entry in killed.told().entries.values())
     assert done
     before = killed.called()
-    (tmp_path / "mended").touch()
+    (tmp_path / "fixed").touch()
     assert stats_of(killed.resume())[:3] == ("finished", ROWS, ROWS)
     assert killed.called() - before <= ROWS - done, "only the rest"
     assert [row["id"] for row in as_rows(tmp_path / "out.jsonl")] == [n for n in range(ROWS) if n % 7]
 
 
-# --- what was set aside
+# --- failed items
 
 
 def with_bad_rows(folder: Path, kind: str, fuse: bool) -> Killed:
@@ -299,7 +299,7 @@ def ids_of(path: Path) -> list[int]:
 
 @pytest.mark.parametrize("fuse", [True, False])
 @pytest.mark.parametrize("kind", ["first", "middle", pytest.param("last", marks=pytest.mark.long)])
-def test_what_was_set_aside_is_run_again_once(tmp_path: Path, kind: str, fuse: bool) -> None:
+def test_failed_items_are_retried_once(tmp_path: Path, kind: str, fuse: bool) -> None:
     killed = with_bad_rows(tmp_path, kind, fuse)
     bad = killed.said["bad"]
     killed.committed(hold=1500)
@@ -309,7 +309,7 @@ def test_what_was_set_aside_is_run_again_once(tmp_path: Path, kind: str, fuse: b
     assert ids_of(tmp_path / "out.jsonl") == [number for number in good if number not in bad]
     errors = [json.loads(line) for line in (killed.run_dir / "errors" / "errors.jsonl").read_text().splitlines()]
     assert any("in.jsonl:701" in json.dumps(error) for error in errors), "the file and the line"
-    (tmp_path / "mended").touch()
+    (tmp_path / "fixed").touch()
     again = {"retry_errors": str(killed.run_dir), "run_dir": str(tmp_path / "again"), "source": "list", "rows": 0}
     said = killed.finish(**again)
     assert stats_of(said)[:4] == ("finished", len(bad), len(bad), len(bad))
@@ -326,7 +326,7 @@ def test_what_was_set_aside_is_run_again_once(tmp_path: Path, kind: str, fuse: b
 def test_a_retry_that_was_killed_adds_its_rows_once(tmp_path: Path, moment: str) -> None:
     killed = with_bad_rows(tmp_path, "middle", fuse=False)
     killed.finish()
-    (tmp_path / "mended").touch()
+    (tmp_path / "fixed").touch()
     again = {"retry_errors": str(killed.run_dir), "run_dir": str(tmp_path / "again"), "source": "list", "rows": 0}
     killed.dies(moment, **again)
     said = killed.refused(**again | {"run_dir": str(tmp_path / "third")})

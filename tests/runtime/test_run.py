@@ -1,4 +1,4 @@
-"""What does `dt.run` promise? Results once each, what waits is bounded, and what was read never changes."""
+"""`dt.run`: results exactly once, bounded buffers, inputs that stay unchanged."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ def thrice(items: list[int]) -> list[int]:
 # Results
 
 
-def test_every_item_comes_once_and_the_stats_say_so() -> None:
+def test_every_item_is_delivered_once_and_counted_in_the_stats() -> None:
     run = run_of(dt.Stage("double", double), source=range(1000))
     assert sorted(run) == [2 * number for number in range(1000)]
     stats = run.stats
-    assert (stats.status, stats.read, stats.finished, stats.aside) == ("finished", 1000, 1000, 0)
+    assert (stats.status, stats.read, stats.finished, stats.failed) == ("finished", 1000, 1000, 0)
 
 
 def test_items_may_be_dropped_and_multiplied() -> None:
@@ -108,7 +108,7 @@ def test_more_errors_than_allowed_fail_the_run() -> None:
     run = run_of(dt.Stage("bad", bad, on_error="skip", retries=1), source=range(1000), max_errors=5)
     with pytest.raises(dt.RunError, match="always"):
         list(run)
-    assert run.stats.read < 1000 or run.stats.aside > 5
+    assert run.stats.read < 1000 or run.stats.failed > 5
 
 
 def test_two_runs_may_be_read_in_turn() -> None:
@@ -158,7 +158,7 @@ def test_a_generator_is_never_read_far_ahead_of_a_slow_last_stage() -> None:
     assert max(ahead) < 20_000
 
 
-def test_a_generator_is_not_read_while_nobody_reads_the_results() -> None:
+def test_a_generator_is_not_read_while_results_are_not_read() -> None:
     read = 0
 
     def source() -> Iterator[bytes]:
@@ -299,7 +299,7 @@ def test_a_function_that_keeps_its_inputs_never_sees_them_change(keeper: type[Ke
     assert sorted(run_of(*stages, source=range(items))) == list(range(items))
 
 
-def test_the_reader_of_a_run_may_keep_what_it_got() -> None:
+def test_results_stay_valid_after_the_run() -> None:
     kept = []
     for item in run_of(dt.Stage("make", megabytes, workers=1), source=range(100)):
         kept.append((item, int(item[0])))
@@ -307,7 +307,7 @@ def test_the_reader_of_a_run_may_keep_what_it_got() -> None:
     assert sorted(value for _, value in kept) == list(range(100))
 
 
-def test_results_may_be_written_to_by_who_reads_them() -> None:
+def test_results_are_writable() -> None:
     for item in run_of(dt.Stage("make", megabytes), source=range(5)):
         item += 1
         assert (item == item[0]).all()
@@ -418,7 +418,7 @@ def test_payloads_that_do_not_fit_in_memory_come_through_files(tmp_path: Path) -
         engine.close()
 
 
-def test_spilled_payloads_are_not_counted_for_ever(tmp_path: Path) -> None:
+def test_spilled_payloads_stop_counting_when_they_are_freed(tmp_path: Path) -> None:
     engine = LocalEngine(tmp_path, memory_bytes=1 << 20)
     try:
         hosted = HostedObject("add", writes_in_place, 1)

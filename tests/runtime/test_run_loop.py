@@ -1,4 +1,4 @@
-"""Is everything closed at the end of a run, and in which order?"""
+"""The end of a run closes everything, in order."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Noted:
 
 
 @pytest.mark.parametrize("raises", [False, True])
-def test_others_are_told_that_a_place_is_free_only_when_it_is(raises: bool) -> None:
+def test_a_claim_is_released_only_after_the_engine_is_closed(raises: bool) -> None:
     told: list[str] = []
     controller, engine, observer, keeper = (
         cast("Any", Noted(name, told, raises)) for name in ("controller", "engine", "observer", "keeper")

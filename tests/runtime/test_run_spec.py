@@ -1,4 +1,4 @@
-"""What a file and a command line ask for: paths, functions, and mistakes with their places."""
+"""Run specifications from files and options: paths, functions, and errors with their places."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_typed_paths_start_where_they_were_typed(folder: Path, tmp_path: Path) -
     assert load(folder, text, sink="-").sink is None
 
 
-def test_a_wrong_format_is_told_at_its_line(folder: Path) -> None:
+def test_an_unknown_format_is_reported_with_its_line(folder: Path) -> None:
     with pytest.raises(ConfigError) as found:
         load(folder, "mode: waves\nsource: {path: in.jsonl, format: xml}\nsink: {path: out.docx}")
     places = [problem.place for problem in found.value.problems]
@@ -98,7 +98,7 @@ def test_functions_are_found_beside_the_file_and_called(folder: Path) -> None:
     assert type(sink["a"]).__name__ == "Keeper"
 
 
-def test_what_goes_wrong_in_a_users_code_is_told_with_the_line(folder: Path) -> None:
+def test_an_error_in_user_code_is_reported_with_its_line(folder: Path) -> None:
     (folder / "job_bad_of_tests.py").write_text("def rows():\n    return 1 / 0\n")
     (folder / "job_torn_of_tests.py").write_text("def rows(:\n")
     jobs.add_import_path(folder)
@@ -113,7 +113,7 @@ def test_what_goes_wrong_in_a_users_code_is_told_with_the_line(folder: Path) -> 
     assert any("SyntaxError" in line for line in other.evidence)
 
 
-def test_a_module_that_is_nowhere_is_told_before_anything_starts(folder: Path) -> None:
+def test_a_missing_module_is_reported_before_anything_starts(folder: Path) -> None:
     (problem,) = jobs.missing_modules(load(folder, "source: in.jsonl"))
     assert problem.place == f"{folder / 'p.yaml'}:2:20"
     (folder / "job_steps_of_tests.py").write_text("def g(rows): return rows\n")

@@ -1,5 +1,4 @@
-"""What does `dt.serve` promise? Everybody gets their own results, soon; what fails harms nobody else; nothing is lost
-by a drain, and nothing grows."""
+"""`dt.serve`: every request gets its own result promptly, failures stay with their request, nothing is lost."""
 
 from __future__ import annotations
 
@@ -81,11 +80,11 @@ def copies(item: int) -> Iterator[tuple[int, int]]:
 # What a ticket gives
 
 
-def test_everybody_gets_their_own_result() -> None:
+def test_every_request_gets_its_own_result() -> None:
     with serving(dt.Stage("double", double, batch_size=8), dt.Stage("again", double, fuse=False)) as service:
         tickets = [service.submit(number) for number in range(100)]
         assert [answer(ticket) for ticket in tickets] == [4 * number for number in range(100)]
-        until(lambda: service.pending == 0, "nobody is counted any more who has an answer")
+        until(lambda: service.pending == 0, "answered requests are not counted")
         assert list(service.map(range(300), in_flight=7)) == [4 * number for number in range(300)]
 
 
@@ -119,7 +118,7 @@ def evens_only(items: list[int]) -> list[int]:
     return [item for item in items if item % 2 == 0]
 
 
-def test_a_batch_that_changes_its_length_is_nobodys_and_is_run_one_by_one() -> None:
+def test_a_batch_whose_length_changes_is_run_again_item_by_item() -> None:
     with serving(dt.Stage("evens", evens_only, batch_size=4, workers=1)) as service:
         found = [answer(ticket) for ticket in [service.submit(number) for number in range(10)]]
     assert found == [0, None, 2, None, 4, None, 6, None, 8, None]
@@ -208,7 +207,7 @@ def test_batches_grow_with_the_load(before: tuple[dt.Stage, ...]) -> None:
     assert len(sizes) / calls > 12, "sixteen fit into a batch, and 64 requests are always pending"
 
 
-def test_what_was_dropped_is_told_soon_too() -> None:
+def test_a_dropped_item_is_reported_promptly() -> None:
     with serving(dt.Stage("odd", dt.each(odd_only)), max_wait=MAX_WAIT_S) as service:
         answer(service.submit(1))
         took = []
@@ -245,7 +244,7 @@ def picky(items: list[int]) -> list[int]:
     return items
 
 
-def test_an_item_that_fails_is_told_so_and_the_others_are_not_harmed() -> None:
+def test_a_failed_item_raises_its_error_and_other_requests_succeed() -> None:
     with serving(dt.Stage("picky", picky, batch_size=8)) as service:
         tickets = [service.submit(number) for number in range(40)]
         for number, ticket in enumerate(tickets):
@@ -259,7 +258,7 @@ def test_an_item_that_fails_is_told_so_and_the_others_are_not_harmed() -> None:
         assert "raise ValueError" in error.traceback
         assert answer(service.submit(14)) == 14
         service.drain()
-        assert service.stats.aside == 1
+        assert service.stats.failed == 1
 
 
 def waits_for_a_file(item: str) -> str:
@@ -270,7 +269,7 @@ def waits_for_a_file(item: str) -> str:
     return item
 
 
-def test_a_failure_is_told_while_others_still_work(tmp_path: Path) -> None:
+def test_a_failure_is_reported_while_other_requests_are_running(tmp_path: Path) -> None:
     with serving(dt.Stage("wait", dt.each(waits_for_a_file), workers=2)) as service:
         slow = service.submit(str(tmp_path / "there"))
         assert isinstance(failure(service.submit("bad")), ItemFailed)
@@ -295,7 +294,7 @@ def test_an_item_that_kills_its_worker_every_time_fails_alone() -> None:
         ]
 
 
-def test_a_worker_that_is_killed_loses_nobodys_request(tmp_path: Path) -> None:
+def test_no_request_is_lost_with_a_killed_worker(tmp_path: Path) -> None:
     gate = tmp_path / "gate"
 
     def pid(items: list[int]) -> list[int]:
@@ -304,7 +303,7 @@ def test_a_worker_that_is_killed_loses_nobodys_request(tmp_path: Path) -> None:
 
     with serving(dt.Stage("pid", pid, batch_size=2, workers=2)) as service:
         tickets = [service.submit(number) for number in range(200)]
-        until(lambda: busy_pids_of(service), "somebody has requests in hand")
+        until(lambda: busy_pids_of(service), "a worker has requests in flight")
         victim = busy_pids_of(service)[0]
         os.kill(victim, signal.SIGKILL)
         until(lambda: not is_there(victim), "it is dead")
@@ -314,7 +313,7 @@ def test_a_worker_that_is_killed_loses_nobodys_request(tmp_path: Path) -> None:
     assert victim not in found
 
 
-def test_an_item_that_cannot_be_sent_or_read_is_told_so() -> None:
+def test_an_item_that_cannot_be_sent_or_read_raises_an_error() -> None:
     class Local:
         pass
 
@@ -339,7 +338,7 @@ class NeverReady:
         return items
 
 
-def test_a_service_that_cannot_begin_tells_everybody_why() -> None:
+def test_a_service_that_cannot_start_gives_every_request_the_reason() -> None:
     with serving(dt.Stage("model", NeverReady)) as service:
         error = failure(service.submit(1))
         assert isinstance(error, ServiceClosed)
@@ -423,7 +422,7 @@ def test_a_deadline_fails_the_request_and_disturbs_no_worker(tmp_path: Path) -> 
         assert pids_of(service) == before
 
 
-def test_who_gives_up_gets_nothing_and_takes_no_room(tmp_path: Path) -> None:
+def test_a_cancelled_request_gets_no_result_and_frees_its_slot(tmp_path: Path) -> None:
     name = str(tmp_path / "there")
     with serving(dt.Stage("wait", dt.each(waits_for_a_file), workers=1)) as service:
         tickets = [service.submit(name) for _ in range(100)]
@@ -433,7 +432,7 @@ def test_who_gives_up_gets_nothing_and_takes_no_room(tmp_path: Path) -> None:
         assert answer(tickets[-1]) == name
         with pytest.raises(CancelledError):
             tickets[0].result(0)
-        until(lambda: not service._source.sent, "nothing is kept of those who gave up")
+        until(lambda: not service._source.sent, "nothing is kept of cancelled requests")
 
 
 # Ends
@@ -465,7 +464,7 @@ def test_it_can_be_ended_from_outside(do: str) -> None:
             assert [answer(ticket) for ticket in tickets] == [2 * number for number in range(200)]
 
 
-def test_cancelling_tells_everybody() -> None:
+def test_cancelling_a_service_fails_all_pending_requests() -> None:
     with serving(dt.Stage("slow", dt.each(lambda _: time.sleep(60)))) as service:
         tickets = [service.submit(number) for number in range(50)]
         service.cancel("enough")
@@ -570,7 +569,7 @@ def test_nothing_grows_with_the_number_of_requests() -> None:
 # Arguments
 
 
-def test_everything_that_makes_no_sense_is_told_at_once() -> None:
+def test_all_invalid_settings_are_reported_together() -> None:
     barrier = dt.Pipeline([dt.Stage("all", same, barrier=True)])
     with pytest.raises(dt.ConfigError) as caught:
         serve(barrier, engine="lokal", max_wait="soon", max_pending=0, deadline=-1, run_dir=3, wait=1)  # type: ignore[arg-type]

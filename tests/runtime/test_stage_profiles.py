@@ -1,4 +1,4 @@
-"""Does a second run plan from what the first one measured, and is what it predicts what it reaches?"""
+"""Plans from measurements of earlier runs, and how well they predict."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_looks_between_which_workers_came_or_went_do_not_count() -> None:
     looks = Looks(PIPE)
     for tenth in range(30):
         looks.sample(tenth / 10, saturated(tenth / 10, per_s=50, busy=3.0, started_total=tenth, starting=1))
-    # twelve parts of a worker's second in four slots would be 50; nobody was steady, so its code and slots count
+    # twelve parts of a worker's second in four slots would be 50; no worker was steady, so its code and slots count
     assert 1 / looks.end()["b"].seconds_per_item == pytest.approx(4 * 50 / 3, rel=0.05)
 
 
@@ -173,7 +173,7 @@ def run_to_end(pipeline: dt.Pipeline, source: Any, **settings: Any) -> dt.Run:
     return run
 
 
-def test_a_second_run_plans_from_the_first_and_says_so() -> None:
+def test_a_second_run_plans_from_measurements_of_the_first_and_reports_it() -> None:
     pipe = dt.Pipeline([dt.Stage("slow", dt.each(slow)), dt.Stage("double", twice, fuse=False)])
     first = run_to_end(pipe, range(400))
     assert {unit.rate_source for unit in first.plan.units} == {"assumed"}
@@ -193,7 +193,7 @@ def test_a_second_run_plans_from_the_first_and_says_so() -> None:
     assert {unit.rate_source for unit in run_to_end(pipe, range(10), profiles=False).plan.units} == {"assumed"}
 
 
-def test_what_one_function_took_says_nothing_of_another() -> None:
+def test_measurements_of_one_function_are_not_used_for_another() -> None:
     run_to_end(dt.Pipeline([dt.Stage("s", dt.each(slow))]), range(100))
     changed = dt.Pipeline([dt.Stage("s", dt.each(other))])
     assert load_profiles(changed, dt.Cluster.of(CLUSTER), "iterable") == {}
@@ -273,7 +273,7 @@ def test_an_example_runs_and_is_measured(
 
 SPIN = "import time; a = time.perf_counter(); b = time.process_time()\nwhile time.perf_counter() < a + 0.5: pass\n"
 QUIET = 0.93
-"""The share of a CPU that one process per CPU gets while nobody else is there."""
+"""The share of a CPU that one process per CPU gets on an idle machine."""
 
 
 def share_of_a_cpu() -> float:
@@ -290,7 +290,7 @@ def share_of_a_cpu() -> float:
 def test_what_is_predicted_from_profiles_is_reached(
     example: Callable[[str], tuple[dt.Pipeline, Callable[[], Any]]],
 ) -> None:
-    """Within 15 % in four of the five. What others take of the machine meanwhile nobody can predict."""
+    """Within 15 % in four of the five. The use of the machine by others cannot be predicted."""
     told, quiet = {}, [share_of_a_cpu()]
     for name in NAMES:
         pipeline, source = example(name)

@@ -1,4 +1,4 @@
-"""Does it matter in which mode a run is, and whether it is killed within a wave or between two?"""
+"""Resume in every mode, killed within a wave or between two."""
 
 from __future__ import annotations
 

@@ -172,8 +172,8 @@ def test_skip_records_the_item_and_the_reason() -> None:
     assert (record.unit, record.error, record.attempts) == ("a", "KeyError: 'url'", 3)
     assert part_keys([record.part]) == [BAD]
     assert record.key == BAD, "as the failure named it"
-    assert rig.notes("set aside: KeyError: 'url'")
-    assert rig.stream.view(0.0).aside == 1
+    assert rig.notes("failed: KeyError: 'url'")
+    assert rig.stream.view(0.0).failed == 1
 
 
 def test_items_of_a_batch_that_fails_as_a_whole_keep_their_keys() -> None:

@@ -123,7 +123,7 @@ def test_counters_continue_after_a_resume() -> None:
     whole = simulate_stages(*arguments, options=options, source={"segment_items": 4})
     rest = simulate_stages(*arguments, options=options, source={"segment_items": 4}, resume=whole.data.log[:3])
     view = rest.stream.view(0.0)
-    assert (view.read, view.finished, view.delivered, view.aside) == (100, 100, 90, 10)
+    assert (view.read, view.finished, view.delivered, view.failed) == (100, 100, 90, 10)
 
 
 def test_a_source_that_has_grown_is_read_to_its_new_end() -> None:

@@ -38,7 +38,7 @@ class Owner:
     ideal: Seats | None = None
     """Maximum that it can use; None: no maximum."""
     granted: Amounts = field(default_factory=dict)
-    """What it may use until its workers have left; not available to others."""
+    """Amounts that it may use until its workers have stopped; not available to others."""
     limit: Amounts = field(default_factory=dict)
     """Limit that was last posted to the run."""
     held: Amounts = field(default_factory=dict)

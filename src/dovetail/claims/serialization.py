@@ -75,10 +75,10 @@ def _remap_seat(seat: Seat, places: Mapping[tuple[str, int], int | None]) -> Sea
 
 APPLICATION_ID = 0x44544C47
 """Marks the SQLite files of Dovetail."""
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 COLUMNS = (
     *("id", "machine", "name", "pid", "born", "space", "since", "heartbeat", "waiting"),
-    *("need", "ideal", "granted", "limits", "held", "cards"),
+    *("need", "ideal", "granted", "limits", "held", "cap", "labels", "cards"),
 )
 CREATE_SQL = f"CREATE TABLE claims ({COLUMNS[0]} TEXT PRIMARY KEY, {', '.join(COLUMNS[1:])})"
 SELECT_SQL = f"SELECT {', '.join(COLUMNS)} FROM claims WHERE machine = ? ORDER BY since, id"  # noqa: S608 - our own names
@@ -92,10 +92,6 @@ def owner_to_row(
     """`names`: local name of a node -> its name in rows, where they differ."""
     owner = rename_nodes(owner, names) if names else owner
     pid, born, space = owner.process
-    ideal = None if owner.ideal is None else _seats_to_json(owner.ideal)
-    if owner.cap is not None or owner.required_labels is not None:
-        cap = None if owner.cap is None else _seats_to_json(seats_from_amounts(owner.cap))
-        ideal = json.dumps({"ideal": ideal, "cap": cap, "asks": owner.required_labels})
     amounts = [_seats_to_json(seats_from_amounts(each)) for each in (owner.granted, owner.limit, owner.held)]
     times = (owner.since, owner.heartbeat, int(owner.waiting))
     return (
@@ -107,8 +103,10 @@ def owner_to_row(
         space,
         *times,
         _seats_to_json(owner.need),
-        ideal,
+        None if owner.ideal is None else _seats_to_json(owner.ideal),
         *amounts,
+        None if owner.cap is None else _seats_to_json(seats_from_amounts(owner.cap)),
+        None if owner.required_labels is None else json.dumps(owner.required_labels),
         json.dumps(cards),
     )
 
@@ -128,7 +126,7 @@ def owner_from_row(row: tuple[Any, ...], cards: CardUuids, names: Mapping[str, s
 
 def _parse_row(row: tuple[Any, ...], cards: CardUuids) -> Owner:
     found = dict(zip(COLUMNS, row, strict=True))
-    ideal, cap, labels = _parse_ideal_column(found["ideal"])
+    ideal, cap, labels = found["ideal"], found["cap"], found["labels"]
     owner = Owner(
         id=found["id"],
         name=found["name"],
@@ -142,17 +140,9 @@ def _parse_row(row: tuple[Any, ...], cards: CardUuids) -> Owner:
         waiting=bool(found["waiting"]),
         heartbeat=found["heartbeat"],
         cap=None if cap is None else sum_seats(_seats_from_json(cap)),
-        required_labels=None if labels is None else tuple(map(str, labels)),
+        required_labels=None if labels is None else tuple(map(str, json.loads(labels))),
     )
     return remap_cards(owner, json.loads(found["cards"]), cards)
-
-
-def _parse_ideal_column(text: str | None) -> tuple[str | None, str | None, list[str] | None]:
-    """Ideal, cap and required labels (key "asks") share a column, so that files of earlier versions stay readable."""
-    if text is None or not text.startswith("{"):
-        return text, None, None
-    found = json.loads(text)
-    return found["ideal"], found["cap"], found.get("asks")
 
 
 def rename_nodes(owner: Owner, names: Mapping[str, str]) -> Owner:

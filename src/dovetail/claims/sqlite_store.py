@@ -92,6 +92,7 @@ class SqliteClaimRows:
     def _write_transaction(self, action: Callable[[sqlite3.Connection], T]) -> T:
         def act(db: sqlite3.Connection) -> T:
             if not _is_claims_database(db):
+                db.execute("DROP TABLE IF EXISTS claims")  # of an earlier version
                 db.execute(serialization.CREATE_SQL)
                 db.execute(f"PRAGMA application_id = {serialization.APPLICATION_ID}")
                 db.execute(f"PRAGMA user_version = {serialization.SCHEMA_VERSION}")
@@ -122,11 +123,13 @@ class SqliteClaimRows:
 
 
 def _is_claims_database(db: sqlite3.Connection) -> bool:
-    """False for an empty file; raises for a database of another program."""
+    """False for an empty file and one of an earlier version; raises for a database of another program."""
     [application] = db.execute("PRAGMA application_id").fetchone()
     [version] = db.execute("PRAGMA user_version").fetchone()
     if (application, version) == (serialization.APPLICATION_ID, serialization.SCHEMA_VERSION):
         return True
+    if application == serialization.APPLICATION_ID and version < serialization.SCHEMA_VERSION:
+        return False
     [tables] = db.execute("SELECT count(*) FROM sqlite_master").fetchone()
     if application or version or tables:
         raise sqlite3.DatabaseError(f"a database of another program or version, with {tables} tables")

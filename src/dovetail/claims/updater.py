@@ -76,7 +76,7 @@ class LimitTracker:
 
     @property
     def may_use(self) -> Amounts:
-        """All that the run may use: what it holds, its acknowledged limit, and all limits posted since."""
+        """Amounts that the run may use: what it holds, its acknowledged limit, and all limits posted since."""
         found = max_amounts(self.held, self._acknowledged)
         for _, limit in self._posted:
             found = max_amounts(found, limit)

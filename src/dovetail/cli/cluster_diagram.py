@@ -21,7 +21,6 @@ CPU_CELLS = 10
 MAX_ROWS = 40
 IN_USE = "in use"
 """Name of the resources that are already in use."""
-WORKER_COLOURS = ("green", "cyan", "yellow", "magenta", "blue", "red")
 
 
 def cluster_summary(cluster: Cluster) -> str:

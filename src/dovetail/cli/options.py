@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
     Decorator = Callable[[Any], Any]
 
-RUN_FORMS = "an id, the start of one, `last`, or a folder"
 MAX_COMPLETIONS = 50
 
 

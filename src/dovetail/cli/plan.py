@@ -186,9 +186,9 @@ def _probe(job: RunSpec, items: int) -> None:
         problems.append(dt.Problem("DT371", message, fixes=fixes, place=str(job.file)))
     if problems:
         raise dt.ConfigError(problems)
-    told = probe(job.pipeline, open_source_and_sink(job)[0], items)
-    click.echo(f"probed with {told.read} items in {format_duration(told.seconds)}", err=True)
-    if told.read < max(stage.batch_size for stage in job.pipeline):
+    probed = probe(job.pipeline, open_source_and_sink(job)[0], items)
+    click.echo(f"probed with {probed.read} items in {format_duration(probed.seconds)}", err=True)
+    if probed.read < max(stage.batch_size for stage in job.pipeline):
         click.echo("note: this is less than one batch of a stage; a larger N measures better", err=True)
 
 

@@ -169,6 +169,6 @@ def resume_lines(summary: RunSummary, *, has_sink: bool) -> list[str]:
         lines.append(f"resume      dovetail run --resume {run}")
         if not has_sink:
             lines = ["resume      not possible: results went to stdout; use --sink out.jsonl to make a run resumable"]
-    if summary.aside and has_sink and summary.status == "finished":
+    if summary.failed and has_sink and summary.status == "finished":
         lines.append(f"retry       dovetail run --retry-errors {run}   # process only the failed items")
     return lines

@@ -43,6 +43,7 @@ def stop_run(run: str, command: str, *, wait: bool) -> None:
     click.echo(f"run {folder.id} is {status}; next: {next_command}", err=True)
 
 
+DEFAULT_LIMIT = 20
 STATUS_COLOURS = {"running": "green", "failed": "red", "lost": "red", "cancelled": "yellow"}
 
 
@@ -54,15 +55,20 @@ Examples:
   dovetail ls --json | jq -r '.[] | select(.status == "failed") | .id'
 """
 )
-@click.option("--limit", type=click.IntRange(min=1), default=20, show_default=True, help="Maximum number of runs.")
-@json_option("Print all runs as JSON.")
-def ls(limit: int, as_json: bool) -> None:
+@click.option(
+    "--limit",
+    type=click.IntRange(min=1),
+    help=f"Maximum number of runs.  [default: {DEFAULT_LIMIT}; all with --json]",
+)
+@json_option("Print the runs as JSON.")
+def ls(limit: int | None, as_json: bool) -> None:
     """List the runs in $DOVETAIL_HOME, latest first."""
     wall = time.time()
     runs = list_runs()
     if as_json:
-        click.echo(json.dumps([run_entry(run, wall) for run in runs], indent=2))
+        click.echo(json.dumps([run_entry(run, wall) for run in runs[:limit]], indent=2))
         return
+    limit = limit or DEFAULT_LIMIT
     if not runs:
         click.echo(f"no runs in {runs_folder()}", err=True)
         return

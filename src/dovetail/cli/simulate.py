@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import replace
 
 import click
 
@@ -12,17 +11,12 @@ import dovetail as dt
 from dovetail.cli.options import cluster_option, file_argument, json_option, mode_option, run_dir_option, set_option
 from dovetail.cli.run_spec_loader import fit_to_cluster, infeasible_error_for_file, load_run_spec
 from dovetail.observe.summary_text import next_step_lines, result_lines
+from dovetail.pipeline.option_surface import OptionSurface
 from dovetail.runtime.simulation import DEFAULT_SETUP_S, DEFAULT_SPREAD
 from dovetail.runtime.simulation import simulate as run_simulated
 
-OPTION_BY_ARGUMENT = {
-    "items": "--items",
-    "seed": "--seed",
-    "spread": "--spread",
-    "setup_s": "--setup",
-    "deaths_per_hour": "--deaths",
-    "node_losses_per_hour": "--node-losses",
-}
+OPTION_NAMES = {"setup_s": "setup", "deaths_per_hour": "deaths", "node_losses_per_hour": "node_losses"}
+"""Arguments of dt.simulate whose option has another name."""
 
 
 @click.command(
@@ -108,7 +102,7 @@ def simulate(
     except dt.InfeasibleError as error:
         raise infeasible_error_for_file(error, job, cluster, mode) from None
     except dt.ConfigError as error:
-        raise dt.ConfigError(_problem_for_command_line(problem) for problem in error.problems) from None
+        raise SimulateSurface().error(error) from None
     if as_json:
         click.echo(json.dumps(result.summary.to_dict(), indent=2))
     else:
@@ -120,11 +114,14 @@ def simulate(
         sys.exit(1)
 
 
-def _problem_for_command_line(problem: dt.Problem) -> dt.Problem:
-    """Messages with command-line options instead of Python arguments."""
-    message, fixes = problem.message, problem.fixes
-    for keyword, option in OPTION_BY_ARGUMENT.items():
-        if message.startswith(f"{keyword}="):
-            message = message.replace(f"{keyword}=", f"{option} ", 1)
-            fixes = tuple(str(fix).replace(f"{keyword}=", f"{option} ", 1) for fix in fixes)
-    return replace(problem, message=message, fixes=fixes)
+class SimulateSurface(OptionSurface):
+    """Problems of arguments of dt.simulate, as options."""
+
+    def option(self, name: str, value: object) -> str:
+        return super().option(OPTION_NAMES.get(name, name), value)
+
+    def problem(self, problem: dt.Problem) -> dt.Problem:
+        subject = problem.subject
+        if subject is not None and subject.kind == "setting":
+            problem = problem.at(f"--{OPTION_NAMES.get(subject.name, subject.name).replace('_', '-')}")
+        return super().problem(problem)

@@ -37,7 +37,7 @@ def status(run: str, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(summary.to_dict(), indent=2))
         return
-    failed = _failed_item_lines(history.set_aside()) if summary.aside else []
+    failed = _failed_item_lines(history.failed_items()) if summary.failed else []
     decisions, errors = _latest_lines("decisions", summary.decisions), _latest_lines("errors", summary.errors)
     for line in [*result_lines(summary), *decisions, *errors, *failed]:
         click.echo(line)

@@ -100,6 +100,10 @@ class FailedItem:
     detail: str = ""
     key: tuple[int, ...] | None = None
     attempts: int = 1
+    stage: str = ""
+    """The stage that failed, if the unit has several and it is known."""
+    place: str = ""
+    """File and line of a row that cannot be parsed."""
 
 
 @dataclass(slots=True)

@@ -59,6 +59,43 @@ class CallFailure:
     VERDICT_FATAL: no item is to blame and the run must fail (the source changed, the disk is full). VERDICT_RETRY: run
     the items again alone and uncharged, because it is unknown whether they are to blame. Empty: retry as the stage
     allows."""
+    stage: str = ""
+    """The stage that raised, if the unit has several."""
+    place: str = ""
+    """File and line of a row that cannot be parsed."""
+    code: str = ""
+    """Error code; only with VERDICT_FATAL."""
+    fix: str = ""
+    """One line for users; only with VERDICT_FATAL."""
+
+
+class FailureCause(Enum):
+    """What made a run fail."""
+
+    ITEM = "item"
+    """An item failed, and its stage does not skip failed items."""
+    ERROR_LIMIT = "error limit"
+    """More items failed than `max_errors` allows."""
+    OTHER = "other"
+    """No item is to blame: the setup of workers, the cluster, the source, the sink."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunFailure:
+    """Why a run failed."""
+
+    error: str
+    """One sentence."""
+    detail: str = ""
+    """The traceback."""
+    cause: FailureCause = FailureCause.OTHER
+    code: str = ""
+    """Error code; empty: that of a failed run."""
+    fix: str = ""
+    """One line for users."""
+
+    def __str__(self) -> str:
+        return f"{self.code} {self.error}" if self.code else self.error
 
 
 @dataclass(slots=True)
@@ -168,6 +205,11 @@ class FailRun:
 
     error: str
     detail: str = ""
+    """The traceback."""
+    code: str = ""
+    """Error code; empty: that of a failed run."""
+    fix: str = ""
+    """One line for users."""
 
 
 @dataclass(slots=True)

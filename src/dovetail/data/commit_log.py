@@ -34,8 +34,8 @@ class CommitEntry:
     """Number of results that left the run."""
     spooled: dict[str, list[Any]] = field(default_factory=dict)
     """Unit of a later wave -> its input, as spool records of the engine."""
-    aside: list[Any] = field(default_factory=list)
-    """Unit and key of every failed item."""
+    failed_items: list[Any] = field(default_factory=list)
+    """Unit and key of every failed item; `aside` in the file, so that runs of earlier versions can be resumed."""
     mark: Any = None
     """Position of `first` in the source."""
     durable: bool = True
@@ -44,7 +44,7 @@ class CommitEntry:
     def to_dict(self) -> dict[str, Any]:
         found: dict[str, Any] = {"wave": self.wave, "epoch": self.epoch, "first": self.first, "last": self.last}
         found["out"] = {sink: [list(piece) for piece in pieces] for sink, pieces in self.outputs.items()}
-        found |= {"items": self.result_count, "spool": self.spooled, "aside": self.aside, "mark": self.mark}
+        found |= {"items": self.result_count, "spool": self.spooled, "aside": self.failed_items, "mark": self.mark}
         return found if self.durable else found | {"lasting": False}
 
 

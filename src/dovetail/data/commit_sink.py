@@ -74,7 +74,7 @@ class CommitSink:
         self.source: SeekableSource | None = None
         self.on_space: Callable[[], None] = lambda: None
         self.error: BaseException | None = None
-        self.aside: list[FailedItem] = iterator.aside
+        self.failed_items: list[FailedItem] = iterator.failed_items
         self._queue: SimpleQueue[Deliver | None] = SimpleQueue()
         self._waiting = 0
         self._lock = Lock()
@@ -87,7 +87,7 @@ class CommitSink:
     # --- loop thread
 
     def take(self, deliver: Deliver) -> None:
-        self.aside += deliver.failed_items[: max(0, MAX_FAILED_ITEMS_IN_MEMORY - len(self.aside))]
+        self.failed_items += deliver.failed_items[: max(0, MAX_FAILED_ITEMS_IN_MEMORY - len(self.failed_items))]
         with self._lock:
             self._waiting += 1
         self._queue.put(deliver)
@@ -177,10 +177,10 @@ class CommitSink:
             lasting,
         )
 
-    def _key(self, aside: FailedItem) -> list[int] | None:
-        if aside.key is not None:
-            return list(aside.key)
-        segment, start, _ = aside.part
+    def _key(self, failed: FailedItem) -> list[int] | None:
+        if failed.key is not None:
+            return list(failed.key)
+        segment, start, _ = failed.part
         try:
             key = self._store.load(segment)[0][start]
         except Exception:  # its payload cannot be read, for any reason
@@ -242,7 +242,7 @@ class CommitSink:
     def _fail(self, error: BaseException) -> None:
         self.error = self.error or error
         if isinstance(error, SourceSinkError):
-            self._store.post(FailRun(f"{error.code} {error}", error.fix))
+            self._store.post(FailRun(str(error), code=error.code, fix=error.fix))
         else:
             self._store.post(FailRun(f"the sink raised {type(error).__name__}: {error}"))
 

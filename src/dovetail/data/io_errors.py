@@ -67,29 +67,22 @@ DISK_FULL_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 PATH_GONE_ERRNOS = {errno.ENOENT, errno.ENOTDIR, errno.ESTALE}
 
 
-def resume_command(run_id: str) -> str:
-    return f"dovetail run --resume {run_id}"
-
-
-def write_failed(error: OSError, path: str, run_id: str) -> SourceSinkError:
+def write_failed(error: OSError, path: str) -> SourceSinkError:
     """The error of a sink that ends a run; committed results are kept."""
     folder = shlex.quote(str(Path(path).parent))
-    again = f"then resume with: {resume_command(run_id)}"
     said = error.strerror or str(error)
     # pyarrow and lance report the errno only as text
     if error.errno in DISK_FULL_ERRNOS or "No space left" in said or "File too large" in said:
         message = f"no space for the results: {said}"
-        return SourceSinkError("DT353", message, f"free disk space (df -h {folder}), {again}", path)
+        return SourceSinkError("DT353", message, f"free disk space (df -h {folder}), then resume", path)
     if error.errno in PATH_GONE_ERRNOS:
-        return results_missing(path, run_id)
-    return SourceSinkError("DT355", f"the results cannot be written: {said}", f"fix the cause, {again}", path)
+        return results_missing(path)
+    return SourceSinkError("DT355", f"the results cannot be written: {said}", "fix the cause, then resume", path)
 
 
-def results_missing(
-    path: str, run_id: str, what: str = "part files of committed results are missing"
-) -> SourceSinkError:
-    fix = f"recompute them with: {resume_command(run_id)}"
-    return SourceSinkError("DT354", what, fix, path)
+def results_missing(path: str) -> SourceSinkError:
+    """Part files were removed; a resume computes their results again."""
+    return SourceSinkError("DT354", "part files of committed results are missing", place=path)
 
 
 def missing_sink_package(package: str, extra: str, path: str) -> ConfigError:

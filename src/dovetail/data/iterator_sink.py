@@ -44,14 +44,14 @@ class IteratorSink:
         """Results that were dropped because they were not read."""
         self.on_space: Callable[[], None] = lambda: None
         """Called when there may be space again."""
-        self.aside: list[FailedItem] = []
+        self.failed_items: list[FailedItem] = []
         self.unreadable: list[str] = []
         """Why results could not be loaded."""
 
     # --- loop thread
 
     def take(self, deliver: Deliver) -> None:
-        self.aside += deliver.failed_items[: max(0, MAX_FAILED_ITEMS_IN_MEMORY - len(self.aside))]
+        self.failed_items += deliver.failed_items[: max(0, MAX_FAILED_ITEMS_IN_MEMORY - len(self.failed_items))]
         segments = list(chain.from_iterable(segments for _, segments in sorted(deliver.outputs.items())))
         if not segments:
             return

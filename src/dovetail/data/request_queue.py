@@ -350,15 +350,15 @@ class ResponseSink:
                 ticket.reject(said)
 
     def _deliver(self, deliver: Deliver) -> None:
-        assert self.source is not None, "results, and nobody asked"
+        assert self.source is not None, "results without a request"
         sent = self.source.sent
         for leaf, segments in deliver.outputs.items():
             for segment in segments:
                 self._hand_out(sent, leaf, *self._store.load(segment))
-        for aside in deliver.failed_items:
-            ticket = sent.pop(self._number(aside), None)
+        for failed in deliver.failed_items:
+            ticket = sent.pop(self._number(failed), None)
             if ticket is not None:
-                ticket.reject(item_failed_error(aside.unit, aside.error, aside.detail, aside.attempts))
+                ticket.reject(item_failed_error(failed.unit, failed.error, failed.detail, failed.attempts))
         for number in range(deliver.first, deliver.last):
             ticket = sent.pop(number, None)
             if ticket is not None:
@@ -381,11 +381,11 @@ class ResponseSink:
                 del sent[number]
                 ticket.complete()
 
-    def _number(self, aside: FailedItem) -> int:
+    def _number(self, failed: FailedItem) -> int:
         """Number of the request that an item came from."""
-        if aside.key is not None:
-            return aside.key[0]
-        segment, start, _ = aside.part
+        if failed.key is not None:
+            return failed.key[0]
+        segment, start, _ = failed.part
         key = self._store.load(segment)[0][start]
         number: int = key[0] if isinstance(key, tuple) else key
         return number

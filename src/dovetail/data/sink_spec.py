@@ -183,7 +183,7 @@ def _size_problems(spec: SinkSpec) -> list[Problem]:
 def _format_problems(spec: SinkSpec, kind: str, packing: str | None) -> list[Problem]:
     found = []
     if spec.compression is not None and kind != "parquet":
-        more = f"name it {spec.path}.gz or .zst" if kind in ("jsonl", "csv", "tsv") and not packing else "leave it out"
+        more = f"name it {spec.path}.gz or .zst" if kind in ("jsonl", "csv", "tsv") and not packing else "omit it"
         found.append(_problem(f"`compression` is a setting of Parquet, and this is {kind}", more, spec))
     elif spec.compression is not None and spec.compression not in COMPRESSIONS:
         fix = f"compression: one of {', '.join(COMPRESSIONS)}"
@@ -194,7 +194,7 @@ def _format_problems(spec: SinkSpec, kind: str, packing: str | None) -> list[Pro
     if columns is None:
         return found
     if kind == "jsonl":
-        found.append(_problem("`columns` is a setting of tables, and this is jsonl", "leave `columns` out", spec))
+        found.append(_problem("`columns` is a setting of tables, and this is jsonl", "omit `columns`", spec))
     elif not isinstance(columns, tuple) or not columns or not all(isinstance(name, str) and name for name in columns):
         found.append(_problem(f"`columns` is {short_repr(columns)}", "columns: [id, text]", spec))
     elif len(set(columns)) < len(columns):

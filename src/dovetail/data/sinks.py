@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from dovetail.control.payload import SourceSinkError
-from dovetail.data.io_errors import results_missing, resume_command, write_failed
+from dovetail.data.io_errors import results_missing, write_failed
 from dovetail.data.sink_spec import SinkSpec, as_sink_spec, check_sink_spec, missing_packages, sink
 from dovetail.data.writers import output_files
 from dovetail.data.writers.output_files import RemoteStore, is_remote_sink
@@ -100,7 +100,7 @@ class FileSink:
         self._final = None if is_remote_sink(spec.path) else Path(spec.path)
         name = output_files.parts_folder_name(spec.path.rpartition("/")[2], run_id)
         self.parts = spare / name if self._final is None else self._final.parent / name
-        self._syncer = PartSyncer(self.parts, run_id)
+        self._syncer = PartSyncer(self.parts)
         self._base: Any = None
 
     # --- before the run
@@ -272,17 +272,17 @@ class FileSink:
         if self.kind == "jsonl":
             from dovetail.data.writers.encoders import JsonlWriter
 
-            return JsonlWriter(self.parts, self._run_id, ordered=ordered)
+            return JsonlWriter(self.parts, ordered=ordered)
         columns = self.spec.columns
         if self.kind in ("csv", "tsv"):
             from dovetail.data.writers.encoders import CSV_DELIMITERS, CsvWriter
 
             delimiter = CSV_DELIMITERS[self.kind]
-            return CsvWriter(self.parts, self._run_id, ordered=ordered, delimiter=delimiter, columns=columns)
+            return CsvWriter(self.parts, ordered=ordered, delimiter=delimiter, columns=columns)
         from dovetail.data.writers.encoders import ArrowWriter
 
         lance = self.kind == "lance"
-        return ArrowWriter(self.parts, self._run_id, ordered=ordered, columns=columns, lance=lance)
+        return ArrowWriter(self.parts, ordered=ordered, columns=columns, lance=lance)
 
     def sync(self, parts: Iterable[str]) -> None:
         """Make these part files durable. Raises SourceSinkError."""
@@ -297,22 +297,19 @@ class FileSink:
     def finish(self, pieces: Sequence[PartFileRange]) -> list[str]:
         """Build the final files from these pieces, publish them and return their names. Can be repeated after a crash
         at any moment, and after an error when its cause is fixed: part files stay until `discard`."""
-        reader = PartReader(self.parts, self._run_id)
+        reader = PartReader(self.parts)
         out = self.parts / OUT_FOLDER
         try:
             if not all(which_pieces_exist(self.parts, pieces)):
-                raise results_missing(str(self.parts), self._run_id)
+                raise results_missing(str(self.parts))
             output_files.remove_folder(out)
             out.mkdir(parents=True)
             return self._finish(reader, pieces, out)
         except OSError as error:
-            raise write_failed(error, self.spec.path, self._run_id) from None
+            raise write_failed(error, self.spec.path) from None
         except (ValueError, RuntimeError) as error:  # errors of pyarrow and lance for values that they cannot write
             message = f"the results cannot be written: {type(error).__name__}: {error}"
-            fix = (
-                "see whether a newer version can (pip install -U pyarrow pylance), then: "
-                f"{resume_command(self._run_id)}"
-            )
+            fix = "try a newer version (pip install -U pyarrow pylance), then resume"
             raise SourceSinkError("DT355", message, fix, self.spec.path) from error
         finally:
             reader.close()

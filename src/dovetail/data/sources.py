@@ -169,12 +169,12 @@ def _validate_combination(spec: SourceSpec, said: dict[Any, Any], wrong: Any) ->
     if form is None:
         return
     if spec.columns and form not in ("csv", "parquet", "lance"):
-        wrong(f"columns is not supported for {form}", "leave columns out, and drop fields in a stage")
+        wrong(f"columns is not supported for {form}", "omit columns, and drop fields in a stage")
     for key in ("delimiter", "header"):
         if said.get(key) is not None and form != "csv":
             wrong(f"{key} is not supported for {form}", "format: csv")
     if said.get("encoding") is not None and form not in LINE_FORMATS:
-        wrong(f"encoding is not supported for {form}", "leave encoding out")
+        wrong(f"encoding is not supported for {form}", "omit encoding")
 
 
 # --- opening

@@ -196,7 +196,7 @@ class _Builder:
 
         kind = node.tag.removeprefix("tag:yaml.org,2002:")
         if kind == "str" and not getattr(node, "style", None) and _EXPONENT.fullmatch(node.value):
-            return float(node.value)  # 1e3 is a number to everybody but YAML 1.1
+            return float(node.value)  # 1e3 is a number, except in YAML 1.1
         if kind in ("str", "timestamp", "value", "merge"):
             return node.value
         if kind not in ("null", "bool", "int", "float"):

@@ -70,7 +70,9 @@ class FailureCollector:
         detail = f"in stage {stage!r}\n{summary.detail}" if stage and summary.detail else summary.detail
         self._chars += len(detail)
         keys = as_tuples(slice_keys(self._keys, start, stop))
-        self.found.append(CallFailure(start, stop, summary.line, detail, summary.out_of_memory, summary.on_gpu, keys))
+        failure = CallFailure(start, stop, summary.line, detail, summary.out_of_memory, summary.on_gpu, keys)
+        failure.stage = stage
+        self.found.append(failure)
         drop_traceback(error)
 
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dovetail.machine.host_usage import HostMeter
-from dovetail.machine.network import TcpMeter, Traffic
 from dovetail.machine.processes import SessionSampler
 
 if TYPE_CHECKING:
@@ -19,8 +18,6 @@ if TYPE_CHECKING:
 
 MAX_CPU_SHARE = 0.01
 """Maximum share of a core for sampling workers; with thousands of workers, samples become less frequent."""
-MAX_NETWORK_CPU_SHARE = 0.002
-"""Share of that budget for TCP connections."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +28,6 @@ class WorkerSample:
     uss_bytes: int
     read_bytes: int
     write_bytes: int
-    sent_bytes: int | None = None
-    received_bytes: int | None = None
     gpu_bytes: int | None = None
     processes: int = 1
     at: float | None = None
@@ -53,18 +48,15 @@ class Meter:
     """Samples this machine repeatedly. Thread: one at a time."""
 
     def __init__(self, gpu: GpuMeter | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        self._gpu, self._clock = gpu, clock
-        self._sampler, self._tcp, self._host = SessionSampler(clock), TcpMeter(), HostMeter(clock=clock)
-        self._traffic: dict[int, Traffic] | None = {}
-        self._network_due = float("-inf")
+        self._gpu = gpu
+        self._sampler, self._host = SessionSampler(clock), HostMeter(clock=clock)
 
     def read(self, workers: Mapping[int, Sequence[int]]) -> MachineReading:
         """Worker -> pids of its ranks, each of which leads its own session."""
         uses = self._sampler.sample(pid for pids in workers.values() for pid in pids)
-        traffic = self._read_traffic(uses)
         reading = self._gpu.read() if self._gpu is not None else None
         samples = {
-            worker: sample_of([uses[pid] for pid in pids], pids, traffic, reading)
+            worker: sample_of([uses[pid] for pid in pids], reading)
             for worker, pids in workers.items()
             if all(pid in uses for pid in pids)
         }
@@ -74,30 +66,14 @@ class Meter:
         if self._gpu is not None:
             self._gpu.close()
 
-    def _read_traffic(self, uses: Mapping[int, SessionUsage]) -> dict[int, Traffic] | None:
-        """The previous value, while reading it again would exceed the budget."""
-        if self._traffic is not None and self._clock() >= self._network_due:
-            began = time.thread_time()
-            self._traffic = self._tcp.sample({session: use.pids for session, use in uses.items()})
-            self._network_due = self._clock() + (time.thread_time() - began) / MAX_NETWORK_CPU_SHARE
-        return self._traffic
 
-
-def sample_of(
-    ranks: Sequence[SessionUsage],
-    pids: Sequence[int],
-    traffic: Mapping[int, Traffic] | None,
-    reading: GpuReading | None,
-) -> WorkerSample:
+def sample_of(ranks: Sequence[SessionUsage], reading: GpuReading | None) -> WorkerSample:
     """Sum over the ranks of a worker."""
-    moved = None if traffic is None else sum((traffic.get(pid, Traffic()) for pid in pids), Traffic())
     return WorkerSample(
         cpu_s=sum(use.cpu_s for use in ranks),
         uss_bytes=sum(use.uss_bytes for use in ranks),
         read_bytes=sum(use.read_bytes for use in ranks),
         write_bytes=sum(use.write_bytes for use in ranks),
-        sent_bytes=None if moved is None else moved.sent_bytes,
-        received_bytes=None if moved is None else moved.received_bytes,
         gpu_bytes=None if reading is None else reading.memory_of({pid for use in ranks for pid in use.pids}),
         processes=sum(use.processes for use in ranks),
     )
@@ -110,8 +86,6 @@ def merge_samples(samples: Sequence[WorkerSample]) -> WorkerSample:
         uss_bytes=sum(it.uss_bytes for it in samples),
         read_bytes=sum(it.read_bytes for it in samples),
         write_bytes=sum(it.write_bytes for it in samples),
-        sent_bytes=_sum_known(it.sent_bytes for it in samples),
-        received_bytes=_sum_known(it.received_bytes for it in samples),
         gpu_bytes=_sum_known(it.gpu_bytes for it in samples),
         processes=sum(it.processes for it in samples),
         at=max((it.at for it in samples if it.at is not None), default=None),

@@ -86,7 +86,7 @@ class ProcessStat:
     session: int
     own_ticks: int
     reaped_ticks: int
-    """Of reaped children."""
+    """CPU time of reaped children."""
     start_ticks: int
     rss_bytes: int
 
@@ -159,11 +159,6 @@ class SessionSampler:
                 return
 
 
-def sample_sessions(sessions: Iterable[int]) -> dict[int, SessionUsage]:
-    """A single sample at any cost; exited processes are unknown."""
-    return SessionSampler(uss_budget_s=float("inf")).sample(sessions)
-
-
 def private_bytes(sessions: Iterable[int]) -> dict[int, int]:
     """Approximate memory that would be free if a session ended, at the cost of reading its processes: USS would walk
     all of their page tables."""
@@ -191,7 +186,7 @@ def unclaimed_totals(before: Mapping[int, SessionProcess], now: Mapping[int, Ses
     """Usage of exited members that no living member inherited.
 
     A process that waits for a child inherits the child's usage, so the heir of an exited process is its nearest living
-    ancestor. If nobody waits for a child (SIGCHLD is ignored), the heir's totals do not grow.
+    ancestor. If no process waits for a child (SIGCHLD is ignored), the heir's totals do not grow.
     """
     owed: dict[int | None, Totals] = {}
     for pid, member in before.items():

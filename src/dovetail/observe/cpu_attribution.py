@@ -81,8 +81,10 @@ def spaced_ticks(history: RunHistory) -> list[ViewRecord]:
 
 
 def unit_timeline(history: RunHistory, unit: str) -> UnitTimeline:
-    told = history.units.get(unit, {}).get("stages")
-    stages = tuple(str(one[0]) for one in told) if isinstance(told, list) and told else tuple(unit.split("+"))
+    recorded = history.units.get(unit, {}).get("stages")
+    stages = (
+        tuple(str(one[0]) for one in recorded) if isinstance(recorded, list) and recorded else tuple(unit.split("+"))
+    )
     slices = list(_slices(spaced_ticks(history), unit, stages, history.seconds))
     _shift_overflow(slices)
     uses = history.unit_uses.get(unit, [])
@@ -112,8 +114,8 @@ def _workers(unit: Mapping[str, Any]) -> float:
 
 
 def _stage_seconds(unit: Mapping[str, Any]) -> dict[str, float]:
-    told = unit.get("stages")
-    good = [one for one in told if isinstance(one, list) and len(one) == 4] if isinstance(told, list) else []
+    recorded = unit.get("stages")
+    good = [one for one in recorded if isinstance(one, list) and len(one) == 4] if isinstance(recorded, list) else []
     return {str(one[0]): float(one[3]) for one in good if isinstance(one[3], int | float)}
 
 

@@ -1,63 +1,23 @@
-"""Log of failed items (errors/errors.jsonl), and the delivery log of runs that are not durable."""
+"""Log of failed items (errors/errors.jsonl)."""
 
 from __future__ import annotations
 
 import base64
 import json
-import os
 import pickle
-import re
 from typing import TYPE_CHECKING, Any
 
-from dovetail.observe.journal import JOURNAL_VERSION, json_line, terminate_last_line
+from dovetail.observe.journal import JOURNAL_VERSION, json_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from dovetail.control.commands import Deliver, FailedItem
-    from dovetail.control.payload import Segment, SegmentSlice
+    from dovetail.control.commands import FailedItem
+    from dovetail.control.payload import SegmentSlice
 
 MAX_ERRORS_BYTES = 2_000_000
 MAX_ITEM_BYTES = 64_000
-MAX_DELIVERY_LOG_BYTES = 2_000_000
-STAGE_PATTERN = re.compile(r"in stage '([^']+)'\n")
-"""Prefix of the details of a failure in a fused unit."""
-BAD_ROW_PATTERN = re.compile(r"BadRow: (.+?:\d+): ", re.DOTALL)
-"""File and line of a row that could not be parsed."""
-
-
-class DeliveryLog:
-    """One line per Deliver, for runs that are not durable. For information only: written without fsync, and limited in
-    size."""
-
-    def __init__(self, path: Path, *, durable: bool) -> None:
-        self.durable = durable
-        self.left_out = 0
-        self._size = terminate_last_line(path)
-        self._file = path.open("ab")
-
-    def write(self, now: float, deliver: Deliver) -> None:
-        if not self.durable and self._size > MAX_DELIVERY_LOG_BYTES:
-            self.left_out += 1
-            return
-        data: dict[str, Any] = {"v": JOURNAL_VERSION, "t": round(now, 6), "wave": deliver.wave, "epoch": deliver.epoch}
-        data |= {"first": deliver.first, "last": deliver.last, "items": _count_items(deliver.outputs)}
-        data |= {"spooled": _count_items(deliver.spooled), "aside": len(deliver.failed_items)}
-        self._size += self._file.write(json_line(data))
-        if self.durable:
-            self._file.flush()
-            os.fsync(self._file.fileno())
-
-    def flush(self) -> None:
-        self._file.flush()
-
-    def close(self) -> None:
-        self._file.close()
-
-
-def _count_items(by_unit: dict[str, list[Segment]]) -> dict[str, int]:
-    return {unit: sum(segment.items for segment in segments) for unit, segments in by_unit.items()}
 
 
 class FailedItemLog:
@@ -79,9 +39,9 @@ class FailedItemLog:
         self.left_out = 0
         self._size = 0
 
-    def write(self, now: float, aside: list[FailedItem]) -> None:
+    def write(self, now: float, items: list[FailedItem]) -> None:
         lines = []
-        for entry in aside:
+        for entry in items:
             if self._size > self.limit_bytes:
                 self.left_out += 1
                 continue
@@ -103,7 +63,7 @@ class FailedItemLog:
         segment, start, stop = entry.part
         data: dict[str, Any] = {
             "unit": entry.unit,
-            "stage": failed_stage(entry.unit, entry.detail),
+            "stage": entry.stage or entry.unit,
             "key": None if entry.key is None else list(entry.key),
             "error": kind[:500],
             "message": message[:4000],
@@ -111,9 +71,8 @@ class FailedItemLog:
             "attempts": entry.attempts,
             "part": [segment.id, start, stop],
         }
-        place = BAD_ROW_PATTERN.match(entry.error)
-        if place:
-            data["place"] = place[1]
+        if entry.place:
+            data["place"] = entry.place
         if self.item is not None:
             try:
                 if self.key is not None and entry.key is None:
@@ -122,14 +81,6 @@ class FailedItemLog:
             except Exception as error:  # a user's object: reading or pickling it may raise anything
                 data["item_lost"] = f"{type(error).__name__}: {error}"[:500]
         return data
-
-
-def failed_stage(unit: str, detail: str) -> str:
-    """The stage of a unit that failed, if known."""
-    if "+" not in unit:
-        return unit
-    found = STAGE_PATTERN.match(detail)
-    return found[1] if found else unit
 
 
 def encode_item(item: object, limit_bytes: int = MAX_ITEM_BYTES) -> dict[str, Any]:

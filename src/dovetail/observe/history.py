@@ -58,10 +58,10 @@ class WorkerLifetime:
     worker: int
     unit: str
     node: str
-    """Of a gang: the node of rank 0."""
+    """Node; for a gang that of rank 0."""
     gpus: tuple[int, ...] = ()
     nodes: tuple[str, ...] = ()
-    """Of a gang on several nodes: the node of each rank."""
+    """Node of each rank, for a gang on several nodes."""
     started: float | None = None
     ready: float | None = None
     ended: float | None = None
@@ -188,7 +188,7 @@ class RunHistory:
         """Notes of one kind: decision, error, ..."""
         return [it for it in self.timeline if it.kind == "note" and it.data.get("what") == what]
 
-    def set_aside(self) -> list[dict[str, Any]]:
+    def failed_items(self) -> list[dict[str, Any]]:
         """The failed items that were recorded."""
         return read_json_lines(self.folder.errors)
 

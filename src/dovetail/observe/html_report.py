@@ -126,7 +126,7 @@ def _headline(history: RunHistory, summary: RunSummary, words: _Words) -> Iterat
     yield f"<h1>{escape(summary.name or summary.id)}</h1>"
     yield (
         f"<p>{escape(summary.status)} after {format_duration(summary.seconds)}{clock} · started {started} · "
-        f"{summary.read:,} {words.items} in, {summary.delivered:,} out{dropped}, {summary.aside:,} failed</p>"
+        f"{summary.read:,} {words.items} in, {summary.delivered:,} out{dropped}, {summary.failed:,} failed</p>"
     )
     command = str(history.header.get("what") or "")
     facts = [command, f"{summary.engine} on {summary.cluster}", f"run {summary.id}"]
@@ -349,7 +349,7 @@ def _card_lines(history: RunHistory) -> Iterator[Line]:
 
 
 def _failed_items(history: RunHistory, summary: RunSummary, words: _Words) -> Iterator[str]:
-    entries = history.set_aside() if summary.aside else []
+    entries = history.failed_items() if summary.failed else []
     if not entries:
         return
     yield f"<h2>Failed {words.items}</h2>"
@@ -361,8 +361,8 @@ def _failed_items(history: RunHistory, summary: RunSummary, words: _Words) -> It
         yield f"<li>{count:,} x <strong>{escape(error[:MAX_TEXT])}</strong> in {escape(stage)}</li>"
     yield "</ul>"
     shown = entries[:MAX_FAILED_ITEMS]
-    if len(entries) < summary.aside or len(shown) < len(entries):
-        yield f'<p class="soft">The first {len(shown)} of {format_count(summary.aside, words.item)}.</p>'
+    if len(entries) < summary.failed or len(shown) < len(entries):
+        yield f'<p class="soft">The first {len(shown)} of {format_count(summary.failed, words.item)}.</p>'
     titles = (words.item, words.stage, "error", "attempts")
     heads = "".join(f'<th scope="col" class="left">{escape(title)}</th>' for title in titles)
     yield f'<div class="wide"><table>\n<thead><tr>{heads}</tr></thead>\n<tbody>'

@@ -77,7 +77,7 @@ class StageUsage:
             "rows_in": counts.items_in,
             "rows_out": counts.items_out,
             "dropped": counts.dropped,
-            "set_aside": counts.failed,
+            "failed": counts.failed,
             "rows_per_second": round(self.rate, DIGITS),
             "workers": self.workers,
         }

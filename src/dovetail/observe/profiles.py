@@ -37,7 +37,7 @@ _WRITE_LOCK = Lock()
 
 @dataclass(frozen=True, slots=True)
 class ProfileKey:
-    """What a measurement applies to."""
+    """Identity of a measurement: code, settings and hardware that it applies to."""
 
     code: str
     """As returned by pipeline.code.code_hash."""

@@ -9,7 +9,14 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dovetail.observe.text_format import format_duration, format_number, format_percent, format_rate
+from dovetail.observe.text_format import (
+    cut_text,
+    format_duration,
+    format_number,
+    format_percent,
+    format_rate,
+    terminal_width,
+)
 from dovetail.pipeline.units import short_unit_name
 
 if TYPE_CHECKING:
@@ -161,26 +168,27 @@ def progress_text(view: StreamView, pulse: RateWindow, since_s: float) -> str:
         parts.append(view.state)
     elif left is not None:
         parts.append(f"{format_duration(left)} left")
-    parts.append(f"{format_duration(since_s)} so far")
     if view.waves > 1:
         parts.append(f"wave {view.wave + 1} of {view.waves}")
-    if view.aside:
-        parts.append(f"{view.aside} set aside")
+    if view.failed:
+        parts.append(f"{view.failed} failed")
     if view.bottleneck:
         parts.append(f"bottleneck {short_unit_name(view.bottleneck)}")
     if view.detail:
         parts.append(view.detail)
+    parts.append(f"{format_duration(since_s)} so far")
     return ", ".join(parts)
 
 
-def progress_line(view: StreamView, pulse: RateWindow, since_s: float, name: str = "") -> str:
+def progress_line(view: StreamView, pulse: RateWindow, since_s: float, name: str = "", width: int | None = None) -> str:
+    """One line that fits the terminal; stages follow as far as there is space."""
     stages = (
         f"{short_unit_name(row.unit.name)} {row.unit.ready}w {format_rate(row.rate)}"
         for row in pulse.rows()
         if row.unit.wave == view.wave
     )
     head = f"{name}: " if name else ""
-    return f"{head}{progress_text(view, pulse, since_s)} | {', '.join(stages)}"
+    return cut_text(f"{head}{progress_text(view, pulse, since_s)} | {', '.join(stages)}", width or terminal_width())
 
 
 def workers_text(unit: UnitView) -> str:
@@ -212,7 +220,7 @@ def _render_table(view: StreamView, pulse: RateWindow, since_s: float, title: st
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("stage")
-    for column in ("items/s", "queue", "in flight", "workers", "busy", "aside"):
+    for column in ("items/s", "queue", "in flight", "workers", "busy", "failed"):
         table.add_column(column, justify="right")
     for row in pulse.rows():
         unit = row.unit
@@ -224,9 +232,9 @@ def _render_table(view: StreamView, pulse: RateWindow, since_s: float, title: st
             workers_text(unit),
             format_percent(row.busy),
         )
-        aside = str(unit.aside_total) if unit.aside_total else ""
+        failed = str(unit.failed_total) if unit.failed_total else ""
         speed = "-" if row.rate is None else format_number(float(row.rate))
-        table.add_row(Text(f"{short_unit_name(unit.name)}{mark}"), speed, *cells, aside, style=style)
+        table.add_row(Text(f"{short_unit_name(unit.name)}{mark}"), speed, *cells, failed, style=style)
     parts = [Text(f"{title}: " if title else "", style="bold").append(progress_text(view, pulse, since_s), style="")]
     if view.use:
         held = ", ".join(f"{name} {format_percent(used / total)}" for name, (used, total) in view.use.items() if total)

@@ -12,8 +12,8 @@ import socket
 import sys
 import time
 from collections import Counter
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
-from pathlib import Path
 from threading import Event as Event_
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ from dovetail.control import commands as c
 from dovetail.control import events as e
 from dovetail.control.lifecycle import FINAL_RUN_STATES
 from dovetail.machine.processes import process_start_time
-from dovetail.observe.failed_items import MAX_ERRORS_BYTES, DeliveryLog, FailedItemLog
+from dovetail.observe.failed_items import MAX_ERRORS_BYTES, FailedItemLog
 from dovetail.observe.journal import Journal, ViewInterval
 from dovetail.observe.run_folder import (
     cannot_write_error,
@@ -45,7 +45,7 @@ USAGE_INTERVAL_S = 5.0
 MAX_GPUS_WRITTEN = 16
 MAX_NODES_WRITTEN = 64
 MAX_NODE_GPUS_WRITTEN = 64
-"""Of all nodes of a cluster together."""
+"""Limit for all nodes of a cluster together."""
 ROUND_DIGITS = 3
 
 
@@ -140,7 +140,7 @@ class RunDescription:
 
 
 class Recorder:
-    """Writes run.json, plan.json, events.jsonl, commit.log and errors/."""
+    """Writes run.json, plan.json, events.jsonl and errors/."""
 
     def __init__(
         self,
@@ -150,16 +150,14 @@ class Recorder:
         workers: Callable[[], Sequence[WorkerView]] = tuple,
         *,
         plan: str | None = None,
-        durable: bool = False,
         item: Callable[[SegmentSlice], object] | None = None,
         key: Callable[[SegmentSlice], tuple[int, ...]] | None = None,
         wall: Callable[[], float] = time.time,
         telemetry: Telemetry | None = None,
-        commits: bool = True,
         errors_bytes: int = MAX_ERRORS_BYTES,
     ) -> None:
         """`plan` is Plan.to_json(); `item` loads a part, so that failed items can be kept; the caller starts and stops
-        `telemetry`. `commits`: whether to write commit.log; in a durable run the sink does."""
+        `telemetry`."""
         self.folder = folder
         self._usage_writer = UsageWriter(telemetry)
         self._view, self._workers, self._wall = view, workers, wall
@@ -178,8 +176,6 @@ class Recorder:
         self._handlers_by_type = self._handlers()
         try:
             self._journal = Journal(folder.events, folder.rotated_events)
-            commit_log = folder.commit_log if commits else Path(os.devnull)
-            self._commits = DeliveryLog(commit_log, durable=durable and commits)
             self._failed_items = FailedItemLog(folder.errors, item, key, limit_bytes=errors_bytes)
             if plan is not None:
                 write_atomically(folder.plan, plan)
@@ -243,7 +239,7 @@ class Recorder:
 
     def _end(self, now: float, status: str, error: str) -> None:
         wall = self._wall()
-        left_out = {"errors": self._failed_items.left_out, "commits": self._commits.left_out, **self._journal.left_out}
+        left_out = {"errors": self._failed_items.left_out, **self._journal.left_out}
         try:
             if not self._closed:
                 self._last.clear()
@@ -262,11 +258,8 @@ class Recorder:
     def _close_files(self) -> None:
         """Close the files. Buffered data may not fit on a full disk; that must not hide the reason."""
         self._closed = True
-        for file in (self._journal, self._commits):
-            try:
-                file.close()
-            except OSError:
-                continue
+        with suppress(OSError):
+            self._journal.close()
 
     # --- periodic
 
@@ -279,7 +272,6 @@ class Recorder:
         if wall - self._flushed_at >= FLUSH_S or wall < self._flushed_at:
             self._flushed_at = wall
             self._journal.flush()
-            self._commits.flush()
         if wall - self._beaten_at >= HEARTBEAT_S or wall < self._beaten_at:
             self._write_heartbeat(wall)
 
@@ -313,7 +305,7 @@ class Recorder:
         size += self._journal.write(now, "run", {**run, "use": {name: list(pair) for name, pair in view.use.items()}})
         self._due = self._pace.next_due(now, size)
         self._header["progress"] = {
-            name: run[name] for name in ("read", "total", "finished", "delivered", "aside", "noun")
+            name: run[name] for name in ("read", "total", "finished", "delivered", "failed", "noun")
         }
         self._header["progress"] |= {"seconds": round(self._run_seconds(now), 6), "state": view.state}
 
@@ -397,10 +389,8 @@ class Recorder:
         self._journal.try_write(now, "note", {"what": note.kind, "text": note.text[:4000], "data": dict(note.data)})
 
     def _on_deliver(self, now: float, deliver: c.Deliver) -> None:
-        since = self._run_seconds(now)
-        self._commits.write(since, deliver)
         if deliver.failed_items:
-            self._failed_items.write(since, deliver.failed_items)
+            self._failed_items.write(self._run_seconds(now), deliver.failed_items)
 
     def _on_start_worker(self, now: float, start: c.StartWorker) -> None:
         seat = start.seats[0] if start.seats else None

@@ -82,7 +82,7 @@ class ReplayDifference:
 
 @dataclass(frozen=True, slots=True)
 class ReplayResult:
-    """How far a recording and a fresh controller agree."""
+    """Comparison of a recording with the decisions of a new controller."""
 
     header: dict[str, Any]
     steps: int

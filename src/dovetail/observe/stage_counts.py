@@ -43,7 +43,7 @@ def count_stages(history: RunHistory) -> dict[str, StageCounts]:
         stages = unit_stages(history, unit)
         failed = {stage: failed_at[unit, stage] for stage in stages}
         # an item that was lost with its worker has no stage: it counts at the first
-        failed[stages[0]] += max(0, int(number_field(view, "aside_total")) - sum(failed.values()))
+        failed[stages[0]] += max(0, int(number_field(view, "failed_total")) - sum(failed.values()))
         lines = {str(line[0]): line for line in view.get("stages") or () if isinstance(line, list) and len(line) == 4}
         for place, stage in enumerate(stages):
             _, items_in, items_out, seconds = lines.get(stage, (stage, 0, 0, 0.0))
@@ -78,8 +78,8 @@ def unit_stages(history: RunHistory, unit: str) -> tuple[str, ...]:
 def _failed_items(history: RunHistory) -> Counter[tuple[str, str]]:
     """(unit, stage) -> items that failed there. errors.jsonl is read only if there are any."""
     found: Counter[tuple[str, str]] = Counter()
-    if any(number_field(unit, "aside_total") for unit in history.units.values()):
-        for line in history.set_aside():
+    if any(number_field(unit, "failed_total") for unit in history.units.values()):
+        for line in history.failed_items():
             unit = str(line.get("unit"))
             found[unit, str(line.get("stage") or unit)] += 1
     return found

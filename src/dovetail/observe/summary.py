@@ -125,7 +125,7 @@ class UnitSummary:
     wave: int
     taken: int
     given: int
-    aside: int
+    failed: int
     retries: int
     rate: float
     """Input items per second, from its first item to its last."""
@@ -150,7 +150,7 @@ class UnitSummary:
 
 @dataclass(frozen=True, slots=True)
 class ResourceUse:
-    """How much of a resource workers held, in its integer unit."""
+    """Amount of a resource that workers held, in its integer unit."""
 
     mean: float
     peak: int
@@ -171,7 +171,7 @@ class RunSummary:
     total: int | None
     finished: int
     delivered: int
-    aside: int
+    failed: int
     mean_rate: float
     """Source items per second over the whole run."""
     steady_rate: float | None
@@ -211,7 +211,7 @@ class RunSummary:
     @property
     def dropped(self) -> int:
         """Input items of a stage without output, as far as counts show: not visible if other items fan out."""
-        return sum(max(0, unit.taken - unit.aside - unit.given) for unit in self.units)
+        return sum(max(0, unit.taken - unit.failed - unit.given) for unit in self.units)
 
     @property
     def setup_share(self) -> float:
@@ -257,7 +257,7 @@ def summarize_run(history: RunHistory, wall: float | None = None) -> RunSummary:
         total=total if isinstance(total, int) else None,
         finished=finished,
         delivered=int(number_field(run, "delivered")),
-        aside=int(number_field(run, "aside")),
+        failed=int(number_field(run, "failed")),
         mean_rate=finished / history.seconds if history.seconds > 0 else 0.0,
         steady_rate=steady_rate(history),
         predicted=_predicted_rate(history),
@@ -386,7 +386,7 @@ def _summarize_unit(history: RunHistory, name: str, bottleneck: float) -> UnitSu
     whole = {key: int(number_field(last, key)) for key in ("queued", "ready")}
     totals = {
         key: int(number_field(last, f"{key}_total"))
-        for key in ("given", "aside", "retries", "started", "stopped", "lost")
+        for key in ("given", "failed", "retries", "started", "stopped", "lost")
     }
     return UnitSummary(
         name=name,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from dovetail.observe.run_folder import runs_folder
 from dovetail.observe.text_format import (
-    align_table,
+    fit_table,
     format_amount,
     format_count,
     format_duration,
@@ -16,12 +16,14 @@ from dovetail.observe.text_format import (
     format_percent,
     format_rate,
     sparkline,
+    terminal_width,
+    wrap_labelled,
 )
 from dovetail.pipeline.units import short_unit_name
 from dovetail.resources.sizes import format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable
 
     from dovetail.observe.summary import NodeSummary, RunSummary, UnitSummary
 
@@ -38,19 +40,23 @@ def summary_lines(summary: RunSummary) -> list[str]:
     return [*result_lines(summary), "", *next_step_lines(summary)]
 
 
-def result_lines(summary: RunSummary) -> list[str]:
-    """The summary without the next commands."""
-    return [
-        *headline_lines(summary),
-        "",
-        *unit_table_lines(summary),
-        "",
+def result_lines(summary: RunSummary, width: int | None = None) -> list[str]:
+    """The summary without the next commands; `width`: default: that of the terminal."""
+    width = width or terminal_width()
+    labelled = [
         *stage_lines(summary),
         *rate_lines(summary),
         *resource_lines(summary),
         *setup_lines(summary),
         *advice_lines(summary),
-        *node_lines(summary),
+    ]
+    return [
+        *headline_lines(summary),
+        "",
+        *unit_table_lines(summary, width),
+        "",
+        *(part for line in labelled for part in wrap_labelled(line, width)),
+        *node_lines(summary, width),
     ]
 
 
@@ -59,31 +65,33 @@ def headline_lines(summary: RunSummary) -> list[str]:
     of_all = f" of {summary.total}" if summary.total is not None else ""
     head = f"{summary.name or summary.id}: {summary.status} after {format_duration(summary.seconds)}{clock}"
     dropped = f", {summary.dropped} dropped" if summary.dropped else ""
-    items = (
-        f"  {summary.finished}{of_all} {summary.noun} in, {summary.delivered} out{dropped}, {summary.aside} set aside"
-    )
+    items = f"  {summary.finished}{of_all} {summary.noun} in, {summary.delivered} out{dropped}, {summary.failed} failed"
     return [head, *([f"  {summary.error}"] if summary.error else []), items]
 
 
-def unit_table_lines(summary: RunSummary) -> list[str]:
+def unit_table_lines(summary: RunSummary, width: int | None = None) -> list[str]:
+    """A table with a row per unit; columns in which no unit has a figure are omitted."""
     if not summary.units:
         return ["no stage has started"]
-    of_items, of_workers = ("items in", "out", "aside", "items/s", "busy"), ("workers", "started", "stopped", "lost")
-    rows = [("stage", *of_items, *of_workers, "bottleneck")]
-    for unit in summary.units:
-        counts = (str(unit.most_workers), str(unit.started), str(unit.stopped), str(unit.lost))
-        busy = format_percent(unit.busy if unit.busy is None else min(1.0, unit.busy))
-        items = (str(unit.taken), str(unit.given), str(unit.aside), format_number(unit.rate), busy)
-        rows.append((short_unit_name(unit.name), *items, *counts, format_percent(unit.bottleneck or None)))
-    return align_table([(*row, *more) for row, more in zip(rows, _measured_cells(summary.units), strict=True)])
+    columns = [("stage", *(short_unit_name(unit.name) for unit in summary.units))]
+    columns += [(name, *map(cell, summary.units)) for name, cell in UNIT_COLUMNS.items()]
+    shown = [column for column in columns if column[0] not in OPTIONAL_COLUMNS or set(column[1:]) - {"-"}]
+    return fit_table(list(zip(*shown, strict=True)), width or terminal_width())
 
 
-def _measured_cells(units: Sequence[UnitSummary]) -> list[tuple[str, ...]]:
-    """Additional cells for the header and every row; empty if not measured."""
-    cpus = ["-" if unit.cpus is None else format_number(round(unit.cpus, 2)) for unit in units]
-    peaks = ["-" if unit.peak_bytes is None else format_size(unit.peak_bytes) for unit in units]
-    columns = [column for column in (["CPUs each", *cpus], ["peak memory", *peaks]) if set(column[1:]) != {"-"}]
-    return list(zip(*columns, strict=True)) or [()] * (len(units) + 1)
+UNIT_COLUMNS: Final[dict[str, Callable[[UnitSummary], str]]] = {
+    "in": lambda unit: format_number(unit.taken),
+    "out": lambda unit: format_number(unit.given),
+    "failed": lambda unit: format_number(unit.failed),
+    "items/s": lambda unit: format_number(unit.rate),
+    "busy": lambda unit: format_percent(unit.busy if unit.busy is None else min(1.0, unit.busy)),
+    "workers": lambda unit: str(unit.most_workers),
+    "lost": lambda unit: str(unit.lost or "-"),
+    "CPUs": lambda unit: "-" if unit.cpus is None else format_number(round(unit.cpus, 2)),
+    "memory": lambda unit: "-" if unit.peak_bytes is None else format_size(unit.peak_bytes),
+}
+"""Workers: the maximum at once; lost: workers that died; CPUs and memory: of one worker, the mean and the peak."""
+OPTIONAL_COLUMNS: Final = frozenset({"lost", "CPUs", "memory"})
 
 
 def stage_lines(summary: RunSummary) -> list[str]:
@@ -149,20 +157,20 @@ def advice_lines(summary: RunSummary) -> list[str]:
     return [f"{'' if place else 'to change':11} {text}" for place, text in enumerate(summary.advice)]
 
 
-def node_lines(summary: RunSummary) -> list[str]:
+def node_lines(summary: RunSummary, width: int | None = None) -> list[str]:
     """Nodes of a run on several nodes; lost nodes first."""
     if summary.virtual or len(summary.nodes) < 2:
         return []
     nodes = sorted(summary.nodes, key=lambda node: (node.left is None, node.name))
     rows = [
-        ("node", "workers at most", "CPUs busy", "memory at most", "GPUs busy"),
+        ("node", "workers", "CPUs busy", "memory", "GPUs busy"),
         *map(_node_row, nodes[:MAX_NODES_SHOWN]),
     ]
     silent = [place for place in range(2, 5) if all(row[place] == "-" for row in rows[1:])]
     shown = [tuple(cell for place, cell in enumerate(row) if place not in silent) for row in rows]
     more = [f"and {format_count(len(nodes) - MAX_NODES_SHOWN, 'more node')}"] if len(nodes) > MAX_NODES_SHOWN else []
     gone = [f"{node.name} left the cluster: {node.left}" for node in nodes if node.left][:MAX_NODES_SHOWN]
-    return ["", *align_table(shown, left=2), *more, *gone]
+    return ["", *fit_table(shown, width or terminal_width(), left=2, cut=1), *more, *gone]
 
 
 def _node_row(node: NodeSummary) -> tuple[str, ...]:
@@ -180,8 +188,8 @@ def next_step_lines(summary: RunSummary) -> list[str]:
     kept = Path(summary.folder).parent == runs_folder()
     run = shlex.quote(summary.id if kept else summary.folder)
     lines = [f"folder      {summary.folder}"]
-    if summary.aside and summary.column:
-        lines.append(f"set aside   {shlex.join(['dovetail', 'backfill', summary.table, summary.column])} --errors")
-    elif summary.aside:
-        lines.append(f"set aside   {summary.folder}/errors/errors.jsonl")
+    if summary.failed and summary.column:
+        lines.append(f"failed      {shlex.join(['dovetail', 'backfill', summary.table, summary.column])} --errors")
+    elif summary.failed:
+        lines.append(f"failed      {summary.folder}/errors/errors.jsonl")
     return [*lines, f"next        dovetail status {run} | dovetail trace {run} -o trace.json"]

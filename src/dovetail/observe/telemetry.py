@@ -51,9 +51,6 @@ class WorkerUse:
     """Peak USS."""
     read_bytes_total: int
     write_bytes_total: int
-    sent_bytes_total: int | None
-    """TCP bytes; None: unknown."""
-    received_bytes_total: int | None
     gpu_bytes: int | None
     """On all its cards; None: no card, or unknown."""
     processes: int
@@ -76,13 +73,11 @@ class UnitUse:
     """The minimum over these samples."""
     cpu_s_total: float
     uss_bytes: int
-    """Of all workers together, now."""
+    """Sum over all current workers."""
     peak_bytes: int
     """Maximum over the workers."""
     read_bytes_total: int
     write_bytes_total: int
-    sent_bytes_total: int | None
-    received_bytes_total: int | None
     gpu_peak_bytes: int | None
     """Maximum over the workers."""
 
@@ -92,8 +87,6 @@ class _UnitTotals:
     cpu_s: float = 0.0
     read: int = 0
     written: int = 0
-    sent: int | None = None
-    received: int | None = None
     peak: int = 0
     gpu_peak: int | None = None
     ready_s: float = 0.0
@@ -194,8 +187,6 @@ def _worker_use(number: int, unit: str, sample: WorkerSample, peak: int, cpus: f
         peak_bytes=peak,
         read_bytes_total=sample.read_bytes,
         write_bytes_total=sample.write_bytes,
-        sent_bytes_total=sample.sent_bytes,
-        received_bytes_total=sample.received_bytes,
         gpu_bytes=sample.gpu_bytes,
         processes=sample.processes,
     )
@@ -205,14 +196,8 @@ def _add_sample(unit: _UnitTotals, before: WorkerSample, now: WorkerSample, cpu_
     unit.cpu_s += cpu_s
     unit.read += max(0, now.read_bytes - before.read_bytes)
     unit.written += max(0, now.write_bytes - before.write_bytes)
-    unit.sent = _add_optional(unit.sent, before.sent_bytes, now.sent_bytes)
-    unit.received = _add_optional(unit.received, before.received_bytes, now.received_bytes)
     if now.gpu_bytes is not None:
         unit.gpu_peak = max(unit.gpu_peak or 0, now.gpu_bytes)
-
-
-def _add_optional(total: int | None, before: int | None, now: int | None) -> int | None:
-    return total if now is None else (total or 0) + max(0, now - (before or 0))
 
 
 def _add_interval(unit: _UnitTotals, interval: _Interval) -> None:
@@ -239,8 +224,6 @@ def _unit_use(name: str, unit: _UnitTotals, interval: _Interval) -> UnitUse:
         peak_bytes=unit.peak,
         read_bytes_total=unit.read,
         write_bytes_total=unit.written,
-        sent_bytes_total=unit.sent,
-        received_bytes_total=unit.received,
         gpu_peak_bytes=unit.gpu_peak,
     )
 
@@ -269,7 +252,7 @@ class UsageSnapshot:
     machine: HostUsage | None = None
     """Sum over all machines."""
     gpus: tuple[CardUsage, ...] = ()
-    """Of this machine; those of other nodes are in `nodes`."""
+    """GPUs of this machine; those of other nodes are in `nodes`."""
     nodes: Mapping[str, NodeTelemetry] = field(default_factory=lambda: MappingProxyType({}))
     """By node, for a run on a cluster; otherwise empty."""
 

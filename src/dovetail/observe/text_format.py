@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import shutil
+import textwrap
 from typing import TYPE_CHECKING
 
 from dovetail.resources.sizes import format_size
@@ -11,6 +13,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 BARS = "▁▂▃▄▅▆▇█"
+DEFAULT_WIDTH = 80
+LABEL_WIDTH = 12
+MIN_CUT_CHARS = 8
+"""A column that is cut keeps at least this many characters."""
 
 
 def format_duration(seconds: float) -> str:
@@ -70,6 +76,30 @@ def sparkline(values: Sequence[float], width: int = 40) -> str:
     if not math.isfinite(top) or top <= 0:
         return BARS[0] * count
     return "".join(BARS[min(len(BARS) - 1, max(0, math.ceil(mean / top * len(BARS)) - 1))] for mean in means)
+
+
+def terminal_width() -> int:
+    """Columns of the terminal; 80 where the output is not a terminal."""
+    return shutil.get_terminal_size((DEFAULT_WIDTH, 24)).columns
+
+
+def cut_text(text: str, width: int) -> str:
+    return text if len(text) <= width else f"{text[: max(0, width - 1)]}…"
+
+
+def wrap_labelled(line: str, width: int) -> list[str]:
+    """A line that begins with a label of LABEL_WIDTH characters, wrapped between words and indented below the label."""
+    return textwrap.wrap(
+        line, width, subsequent_indent=" " * LABEL_WIDTH, break_long_words=False, break_on_hyphens=False
+    )
+
+
+def fit_table(rows: Sequence[Sequence[str]], width: int, *, left: int = 1, cut: int = 0) -> list[str]:
+    """Aligned columns that fit the width: cells of column `cut` are shortened."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    excess = sum(widths) + 2 * (len(widths) - 1) - width
+    limit = max(MIN_CUT_CHARS, widths[cut] - excess) if excess > 0 else widths[cut]
+    return align_table([(*row[:cut], cut_text(row[cut], limit), *row[cut + 1 :]) for row in rows], left)
 
 
 def align_table(rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:

@@ -55,7 +55,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class RequestedResources:
-    """What one worker of a unit requests, all ranks of a gang together; 0: nothing."""
+    """Request of one worker of a unit, summed over the ranks of a gang; 0: nothing."""
 
     cpus: float = 1.0
     memory_bytes: int = 0

@@ -43,7 +43,7 @@ class OptionSurface(Surface):
                 typed.append(self.option(name, value))
         text = " ".join(typed)
         if removed:
-            text += f"{', and ' if typed else ''}leave {' and '.join(removed)} out"
+            text += f"{', and ' if typed else ''}omit {' and '.join(removed)}"
         return with_note(text, fix.note)
 
     def set_option(self, stage: str, name: str, value: object) -> str:
@@ -55,7 +55,7 @@ class OptionSurface(Surface):
         """An option of the command."""
         if name in NEGATIVE_OPTIONS:
             negative = f"--no-{name.replace('_', '-')}"
-            return f"leave {negative} out" if value else negative
+            return f"omit {negative}" if value else negative
         return self.name(name) if value is True else f"{self.name(name)} {shell_literal(value)}"
 
     def name(self, setting: str) -> str:

@@ -381,7 +381,7 @@ def _check_name(entry: NodeEntry) -> None:
     if entry.name is None:
         return
     if not entry.name.strip():
-        raise SpecError("a node's name is empty", "write a name, or leave 'name' out")
+        raise SpecError("a node's name is empty", "write a name, or omit 'name'")
     if entry.count != 1:
         raise SpecError(
             f"{entry.count} nodes cannot all be called {entry.name!r}", "remove 'name', or write 'count: 1'"

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from dovetail.control.commands import Deliver
     from dovetail.control.engine import Observer
+    from dovetail.control.events import RunFailure
     from dovetail.control.payload import SegmentSlice
     from dovetail.data.interfaces import SourceAndSink
     from dovetail.observe.profiles import ProfileKey
@@ -51,14 +52,14 @@ if TYPE_CHECKING:
 FIRST_REPLAN_S = 1.0
 LOOP_TICK_S = 1.0
 REFRESH_TIMEOUT_S = 0.5
-"""How long a caller that asks for the status waits for the latest figures."""
+"""Time that a request for the status waits for the latest figures."""
 MAX_FAILED_ITEM_BYTES = 256 << 20
 """Size limit of the failed items that a durable run keeps for a retry."""
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchOptions:
-    """What a run records and displays."""
+    """Settings of recording and display, and the description of a run."""
 
     record: bool = False
     progress: bool | None = None
@@ -145,19 +146,18 @@ class AdmittedRun:
         resume: Sequence[Deliver] = (),
         sinks: Sequence[str] = (),
         durable: bool = False,
-        commits: bool = True,
         profile_keys: Mapping[str, Sequence[ProfileKey]] | None = None,
         on_command: Callable[[str, str], None] | None = None,
     ) -> ActiveRun:
         """Connects a controller, observers and the control socket to the engine.
 
-        `resume`: epochs of an earlier attempt that are done. `durable`: results outlive the driver; `commits`: whether
-        the recorder writes commit.log. `profile_keys`: store measurements of stages under these keys. `on_command`
-        replaces what `dovetail drain` and `dovetail cancel` do.
+        `resume`: epochs of an earlier attempt that are done. `durable`: results outlive the driver. `profile_keys`:
+        store measurements of stages under these keys. `on_command` replaces what `dovetail drain` and `dovetail cancel`
+        do.
         """
         plan = self.admission.plan
         controller = StreamController(units, plan, self.options, list(resume), self.admission.reserved)
-        recorder = self._recorder(engine, controller, sinks, durable=durable, commits=commits)
+        recorder = self._recorder(engine, controller, sinks, durable=durable)
         observers: list[Observer] = [recorder]
         undo.callback(_close_observers, observers, engine)
         telemetry = DelayedTelemetry(engine, units, plan.cluster, recorder)
@@ -176,7 +176,7 @@ class AdmittedRun:
         )
 
     def _recorder(
-        self, engine: RunEngine, controller: StreamController, sinks: Sequence[str], *, durable: bool, commits: bool
+        self, engine: RunEngine, controller: StreamController, sinks: Sequence[str], *, durable: bool
     ) -> Recorder:
         plan = self.admission.plan
         about = RunDescription(
@@ -195,7 +195,6 @@ class AdmittedRun:
             plan=plan.to_json(),
             item=partial(_load_item, engine),
             key=partial(_load_key, engine),
-            commits=commits,
             errors_bytes=MAX_FAILED_ITEM_BYTES if durable else failed_items.MAX_ERRORS_BYTES,
         )
 
@@ -216,9 +215,9 @@ class AdmittedRun:
             header = controller_record(units, plan, controller.state.options, list(resume), reserved=reserved)
             found.append(ReplayRecorder(self.folder.replay_log, header))
         if self.launch_options.verbose:
-            from dovetail.observe.log_tail import LogTail
+            from dovetail.observe.worker_logs import LogPrinter
 
-            found.append(LogTail(self.folder.logs))
+            found.append(LogPrinter(self.folder.logs))
         progress = self.launch_options.progress
         if progress or (progress is None and sys.stderr is not None and sys.stderr.isatty()):
             from dovetail.observe.progress import ProgressDisplay
@@ -254,10 +253,9 @@ class ActiveRun:
         return self.controller.state.error
 
     @property
-    def failure(self) -> tuple[str, str] | None:
-        """Error and details of a run that failed."""
+    def failure(self) -> RunFailure | None:
         state = self.controller.state
-        return (state.error, state.error_detail) if state.run_state is RunState.FAILED else None
+        return state.failure if state.run_state is RunState.FAILED else None
 
     def load_item(self, part: SegmentSlice) -> object:
         return _load_item(self.engine, part)

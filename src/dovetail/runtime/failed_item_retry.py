@@ -82,7 +82,7 @@ class FailedItemRetry:
         """Unit, key and item of every failed item in a committed epoch. A key can occur several times, because an item
         can arrive by two paths; errors.jsonl can list an item twice if its epoch was computed again."""
         left = Counter(
-            (unit, tuple(key or ())) for entry in self._commits.entries.values() for unit, key in entry.aside
+            (unit, tuple(key or ())) for entry in self._commits.entries.values() for unit, key in entry.failed_items
         )
         found: list[tuple[str, tuple[int, ...], Any]] = []
         bad = 0

@@ -25,7 +25,7 @@ class Input:
         raise NotImplementedError
 
     def fingerprint(self) -> dict[str, object]:
-        """What must be unchanged for a resume; empty if that cannot be checked."""
+        """Fingerprint that must be unchanged for a resume; empty if that cannot be checked."""
         return {}
 
     def files(self) -> list[str]:

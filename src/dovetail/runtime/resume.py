@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from dovetail.streaming.settings import UnitSpec
 
 EMPTY_SEGMENT = Segment(0, 0)
-"""Stands for a failed item of an earlier attempt, of which only the number matters."""
+"""Placeholder for the segment of a failed item of an earlier attempt; only the number of such items is used."""
 
 
 class AlreadyFinished(ConfigError):
@@ -191,7 +191,7 @@ def _restored_delivery(entry: CommitEntry, engine: RunEngine) -> Deliver | None:
         spooled[unit] = [segment for segment in segments if segment is not None]
     outputs = {"": [Segment(0, entry.result_count)]} if entry.result_count else {}
     found = Deliver(entry.wave, entry.epoch, entry.first, entry.last, outputs, spooled)
-    found.failed_items = [FailedItem(str(unit), (EMPTY_SEGMENT, 0, 0), "") for unit, _ in entry.aside]
+    found.failed_items = [FailedItem(str(unit), (EMPTY_SEGMENT, 0, 0), "") for unit, _ in entry.failed_items]
     return found
 
 

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
+    from dovetail.control.events import RunFailure
     from dovetail.data.commit_log import CommitLog
     from dovetail.data.commit_sink import CommitSink
     from dovetail.data.interfaces import RunOutputs, Source
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     from dovetail.runtime.inputs import Input
     from dovetail.runtime.outputs import SinkRequest
     from dovetail.runtime.resume import ResumedRun
-    from dovetail.runtime.sites import RunEngine
+    from dovetail.runtime.sites import PlanFactory, RunEngine, Site
     from dovetail.scheduling.plan import Plan
     from dovetail.streaming.settings import UnitSpec
     from dovetail.streaming.view import WorkCounts
@@ -146,61 +147,124 @@ def run(
     flags = {"ordered": ordered, "record": record, "verbose": verbose, "wait": wait, "pin_cpus": pin_cpus}
     flags |= {"force_resume": force_resume, "profiles": profiles}
     check_arguments(pipeline, source, engine, plan, options, max_errors, limit, run_dir, flags, share, env_from)
+    request = RunRequest(
+        pipeline=pipeline,
+        source=source,
+        engine=engine,
+        cluster=cluster,
+        mode=mode,
+        plan=plan,
+        sink=sink,
+        resume=resume,
+        retry_errors=retry_errors,
+        force_resume=force_resume,
+        ordered=ordered,
+        limit=limit,
+        max_errors=max_errors,
+        options=options,
+        run_dir=run_dir,
+        wait=wait,
+        profiles=profiles,
+        share=share,
+        env_from=tuple(env_from),
+        launch=LaunchOptions(record, progress, verbose, pin_cpus, what, dict(more or {}), counts),
+    )
+    return _start_run(request)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunRequest:
+    """Checked arguments of `dt.run`."""
+
+    pipeline: Pipeline
+    source: Any
+    engine: str
+    cluster: Cluster | str
+    mode: str
+    plan: Plan | None
+    sink: Any
+    resume: str | Path | None
+    retry_errors: str | Path | None
+    force_resume: bool
+    ordered: bool
+    limit: int | None
+    max_errors: float | str | None
+    options: StreamOptions | None
+    run_dir: str | Path | None
+    wait: bool
+    profiles: bool
+    share: float | None
+    env_from: tuple[str, ...]
+    launch: LaunchOptions
+
+    def open_site(self) -> Site:
+        return open_site(self.engine, share=self.share, env_from=self.env_from)
+
+
+def _start_run(request: RunRequest) -> Run:
+    pipeline = request.pipeline
     with ExitStack() as undo:
         # 1. Ray, if the source is a Ray Dataset: the cluster must be the one that was asked for
-        site = open_site(engine, share=share, env_from=tuple(env_from)) if _is_ray_data(source) else None
+        site = request.open_site() if _is_ray_data(request.source) else None
         # 2. the earlier run, input and output
-        resumed = _open_resumed(resume)
+        resumed = _open_resumed(request.resume)
         if resumed is not None:
             undo.callback(resumed.lock.release)
-        retry = _open_retry(retry_errors, sink, resumed)
-        sinks = parse_sinks(sink if retry is None else retry.sink, pipeline, ordered=ordered)
-        run_input = (
-            open_input(source, limit, _recorded_fingerprint(resumed), on_ray=is_ray_engine(engine))
-            if retry is None
-            else PreloadedInput()
-        )
+        retry = _open_retry(request.retry_errors, request.sink, resumed)
+        sinks = parse_sinks(request.sink if retry is None else retry.sink, pipeline, ordered=request.ordered)
+        run_input = _open_run_input(request, resumed) if retry is None else PreloadedInput()
         undo.callback(run_input.close)
         if resumed is None:
             check_sinks_apart_from_source(sinks, run_input.files())
         # 3. the site; after all checks, because it may start a Ray cluster
-        site = site or open_site(engine, share=share, env_from=tuple(env_from))
+        site = site or request.open_site()
         site.check_pipeline(pipeline)
         # 4. the plan
-        where = site.cluster(cluster)
         kinds = (run_input.kind, sinks.kinds(pipeline))
-        known = _load_profiles(pipeline, where, kinds) if profiles and plan is None else {}
-        exclusive_plan, plan_for = plan_on_site(site, pipeline, plan, where, mode, known)
-        if resumed is not None and not resumed.check_units(unit_specs(pipeline, exclusive_plan)):
-            # spooled items belong to the units of the earlier plan
-            exclusive_plan, plan_for = site.adapt_plan(resumed.plan(), earlier=True)
+        exclusive_plan, plan_for = _make_plan(request, site, kinds, resumed)
         # 5. the run folder and the claim on the machine or cluster
-        notes = resumed.check_source(run_input.fingerprint(), force=force_resume) if resumed is not None else []
-        folder, lock = (
-            (resumed.folder, resumed.lock)
-            if resumed is not None
-            else create_locked_run(exclusive_plan.name, run_dir, undo)
-        )
-        admission = site.admit(folder.id, exclusive_plan, plan_for, wait=wait)
+        notes = resumed.check_source(run_input.fingerprint(), force=request.force_resume) if resumed is not None else []
+        if resumed is not None:
+            folder, lock = resumed.folder, resumed.lock
+        else:
+            folder, lock = create_locked_run(exclusive_plan.name, request.run_dir, undo)
+        admission = site.admit(folder.id, exclusive_plan, plan_for, wait=request.wait)
         undo.callback(admission.release)
         # 6. engine, controller, observers, source and sink
-        stream_options = site.adjust_options(
-            _stream_options(options, ordered, max_errors, exclusive_plan.cluster, sinks), given=options is not None
+        options = site.adjust_options(
+            _stream_options(request, exclusive_plan.cluster, sinks), given=request.options is not None
         )
-        launch = LaunchOptions(record, progress, verbose, pin_cpus, what, dict(more or {}), counts)
         started = _Launch(
             pipeline,
-            AdmittedRun(site, admission, folder, lock, stream_options, launch),
+            AdmittedRun(site, admission, folder, lock, options, request.launch),
             unit_specs(pipeline, admission.plan),
             run_input,
             open_sinks(sinks, folder.id, folder.path / "parts"),
-            kinds if profiles and retry is None else None,
+            kinds if request.profiles and retry is None else None,
             resumed,
             retry,
             notes,
         ).start()
         undo.pop_all()
     return started
+
+
+def _open_run_input(request: RunRequest, resumed: ResumedRun | None) -> Input:
+    recorded = resumed.commits.header.get("source") if resumed is not None else None
+    return open_input(request.source, request.limit, recorded, on_ray=is_ray_engine(request.engine))
+
+
+def _make_plan(
+    request: RunRequest, site: Site, kinds: tuple[str, dict[str, str]], resumed: ResumedRun | None
+) -> tuple[Plan, PlanFactory | None]:
+    """The plan for an otherwise empty site, and a function that plans for the part that other runs leave free."""
+    where = site.cluster(request.cluster)
+    use_profiles = request.profiles and request.plan is None
+    known = _load_profiles(request.pipeline, where, kinds) if use_profiles else {}
+    plan, plan_for = plan_on_site(site, request.pipeline, request.plan, where, request.mode, known)
+    if resumed is not None and not resumed.check_units(unit_specs(request.pipeline, plan)):
+        return site.adapt_plan(resumed.plan(), earlier=True)  # spooled items belong to the units of the earlier plan
+    return plan, plan_for
 
 
 def _is_ray_data(source: object) -> bool:
@@ -223,10 +287,6 @@ def _open_resumed(run: str | Path | None) -> ResumedRun | None:
     return ResumedRun(run)
 
 
-def _recorded_fingerprint(resumed: ResumedRun | None) -> dict[str, object] | None:
-    return resumed.commits.header.get("source") if resumed is not None else None
-
-
 def _open_retry(run: str | Path | None, sink: object, resumed: ResumedRun | None) -> FailedItemRetry | None:
     """The run whose failed items are processed: the given one, or the one that the resumed run was started with."""
     recorded = resumed.commits.header.get("again_folder") if resumed is not None else None
@@ -239,24 +299,20 @@ def _open_retry(run: str | Path | None, sink: object, resumed: ResumedRun | None
     return FailedItemRetry(str(run), sink)
 
 
-def _stream_options(
-    options: StreamOptions | None,
-    ordered: bool,
-    max_errors: float | str | None,
-    cluster: Cluster,
-    sinks: SinkRequest,
-) -> StreamOptions:
-    durable = sinks.durable
+def _stream_options(request: RunRequest, cluster: Cluster, sinks: SinkRequest) -> StreamOptions:
+    durable, ordered = sinks.durable, request.ordered
     usual = StreamOptions(eager=not (ordered or durable), first_replan_s=FIRST_REPLAN_S)
     usual = replace(usual, byte_budget=limit_payload_memory(usual, cluster))
     if durable:
         usual = replace(usual, max_epoch_s=MAX_DURABLE_EPOCH_S, target_message_s=DURABLE_MESSAGE_S)
-    found = replace(options or usual, drain_finishes_waves=not durable)
+    found = replace(request.options or usual, drain_finishes_waves=not durable)
     if durable:
         found = replace(found, eager=False, ordered_batches=sinks.in_order)
     if ordered:
         found = replace(found, ordered=True, eager=False)
-    return found if max_errors is None else replace(found, max_failed_items=parse_max_errors(max_errors))
+    if request.max_errors is None:
+        return found
+    return replace(found, max_failed_items=parse_max_errors(request.max_errors))
 
 
 @dataclass
@@ -299,7 +355,6 @@ class _Launch:
                 resume=[*kept, *done],
                 sinks=[sink.spec.path for sink in self.outputs.files.values()],
                 durable=self.durable,
-                commits=not self.durable and self.resumed is None,
                 profile_keys=self._profile_keys(),
             )
             for note in [*self.notes, *(self.retry.notes if self.retry is not None else ())]:
@@ -417,7 +472,7 @@ class _Launch:
                 for file in self.outputs.files.values():
                     file.discard()
 
-        def failure() -> BaseException | tuple[str, str] | None:
+        def failure() -> BaseException | RunFailure | None:
             return source.error or (sink.error if sink is not None else None) or active.failure
 
         return Run(active, results, partial(active.drive, ends, on_end=finish, close_ends=close_ends), failure, files)

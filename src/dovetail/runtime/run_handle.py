@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import re
 import signal
 import sys
 import weakref
@@ -13,7 +12,7 @@ from dataclasses import dataclass
 from threading import Event, Lock, Thread, current_thread, main_thread
 from typing import TYPE_CHECKING, Any, Self
 
-from dovetail.control.events import CancelRun, Drain
+from dovetail.control.events import CancelRun, Drain, FailureCause
 from dovetail.control.payload import SourceSinkError
 from dovetail.errors import Change, ConfigError, DovetailError, EngineError, Fix, Problem, RunError
 
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
+    from dovetail.control.events import RunFailure
     from dovetail.data.iterator_sink import IteratorSink
     from dovetail.observe.summary import RunSummary
     from dovetail.runtime.assembly import ActiveRun
@@ -136,10 +136,10 @@ class Run(RunHandle):
         active: ActiveRun,
         sink: IteratorSink,
         drive: Callable[[], None],
-        failure: Callable[[], BaseException | tuple[str, str] | None],
+        failure: Callable[[], BaseException | RunFailure | None],
         files: list[str],
     ) -> None:
-        """`drive` runs the control loop; `failure` returns what the source or sink raised, or error and details;
+        """`drive` runs the control loop; `failure` returns what the source or sink raised, or why the run failed;
         `files` is filled with the output files at the end."""
         super().__init__(active)
         self._sink = sink
@@ -219,12 +219,12 @@ class Run(RunHandle):
     def errors(self) -> list[ItemError]:
         """Failed items so far."""
         found = []
-        for aside in list(self._sink.aside):
-            item, key = None, aside.key
+        for failed in list(self._sink.failed_items):
+            item, key = None, failed.key
             with suppress(Exception):
-                item = self._active.load_item(aside.part)
-                key = key or self._active.load_key(aside.part)
-            found.append(ItemError(aside.unit, aside.error, aside.detail, key, aside.attempts, item))
+                item = self._active.load_item(failed.part)
+                key = key or self._active.load_key(failed.part)
+            found.append(ItemError(failed.unit, failed.error, failed.detail, key, failed.attempts, item))
         return found
 
     @property
@@ -291,15 +291,7 @@ class Run(RunHandle):
         if isinstance(failed, BaseException):
             raise failed
         if failed is not None:
-            problem = _run_problem(*failed, self._last_stats(), self.folder)
-            kind = (
-                ConfigError
-                if problem.code in NOT_STARTED_CODES
-                else EngineError
-                if problem.code == RAY_LOST_CODE
-                else RunError
-            )
-            raise kind(problem)
+            raise _run_error(failed, self._last_stats(), self.folder)
         bad = self._sink.unreadable
         if bad:
             message = f"{len(bad)} results cannot be unpickled in the driver: {bad[0]}"
@@ -311,15 +303,12 @@ def _unusable_problem(error: SourceSinkError, folder: Path) -> Problem:
 
 
 def _fixes_with_resume(fix: str, folder: Path) -> tuple[str, ...]:
-    """The fix, followed by how to resume; the fix was written without knowing the folder of the run."""
-    hint = _resume_hint(folder)
-    if hint:
-        fix = fix.replace(f"dovetail run --resume {folder.name}", hint)
-    return tuple(filter(None, (fix, "" if hint in fix else hint)))
+    """The fix, followed by how to resume."""
+    return tuple(filter(None, (fix, _resume_hint(folder))))
 
 
 def _resume_hint(folder: Path) -> str:
-    """How to resume the run, if it can be resumed: as it was started, by the command line or by a program."""
+    """Instruction to resume the run, if it can be resumed: as it was started, by the command line or by a program."""
     from dovetail.observe.run_folder import (
         RunFolder,
         read_json_object,
@@ -336,27 +325,31 @@ def _resume_hint(folder: Path) -> str:
     return f'dt.run(..., resume="{where}") with the same arguments'
 
 
-def _run_problem(error: str, detail: str, summary: RunSummary | None, folder: Path) -> Problem:
-    coded = re.match(r"(DT\d{3}) (.*)", error, re.DOTALL)
-    if coded:  # not the fault of an item: a changed source, a full disk
-        return Problem(
-            coded[1], coded[2], fixes=(detail,) if coded[1] in NOT_STARTED_CODES else _fixes_with_resume(detail, folder)
-        )
-    lines = [line for line in detail.splitlines() if line.strip()][-MAX_TRACEBACK_LINES:]
-    evidence = tuple(lines)
+def _run_error(failure: RunFailure, summary: RunSummary | None, folder: Path) -> DovetailError:
+    """The error of a run that failed. One with a code is not the fault of an item: a changed source, a full disk."""
+    if failure.code in NOT_STARTED_CODES:
+        return ConfigError(Problem(failure.code, failure.error, fixes=(failure.fix,)))
+    if failure.code:
+        kind = EngineError if failure.code == RAY_LOST_CODE else RunError
+        return kind(Problem(failure.code, failure.error, fixes=_fixes_with_resume(failure.fix, folder)))
+    return RunError(_run_problem(failure, summary, folder))
+
+
+def _run_problem(failure: RunFailure, summary: RunSummary | None, folder: Path) -> Problem:
+    evidence = tuple([line for line in failure.detail.splitlines() if line.strip()][-MAX_TRACEBACK_LINES:])
     if summary is not None:
         evidence += (f"{summary.finished} of {summary.read} items read were finished; details: {folder}",)
     from dovetail.observe.run_folder import run_reference  # late: most runs end well
 
     fixes: tuple[Fix, ...] = (f"dovetail status {run_reference(folder)}",)
-    if "more than max_errors allows" in error:
+    if failure.cause is FailureCause.ERROR_LIMIT:
         fixes += (Change({"max_errors": None}, note="no limit; run.errors has the failed items"),)
-    elif "in setup" not in error:
+    elif failure.cause is FailureCause.ITEM:
         fixes += (Change({"on_error": "skip"}, note="record failing items and continue"),)
     hint = _resume_hint(folder)
     if hint:
         fixes += (f"correct the error and resume: {hint}",)
-    return Problem("DT330", error or "the run failed", evidence, fixes)
+    return Problem("DT330", failure.error or "the run failed", evidence, fixes)
 
 
 _ACTIVE_RUNS: weakref.WeakSet[RunHandle] = weakref.WeakSet()

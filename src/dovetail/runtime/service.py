@@ -291,10 +291,8 @@ class Service(RunHandle):
         found = self._active.failure
         if found is None:
             return None
-        lines = [line for line in found[1].splitlines() if line.strip()][-MAX_TRACEBACK_LINES:]
-        return ServiceClosed(
-            Problem("DT376", f"the service failed: {found[0]}", tuple(lines), _status_fix(self.folder))
-        )
+        lines = [line for line in found.detail.splitlines() if line.strip()][-MAX_TRACEBACK_LINES:]
+        return ServiceClosed(Problem("DT376", f"the service failed: {found}", tuple(lines), _status_fix(self.folder)))
 
     def _finish(self) -> None:
         failed = self._failed()

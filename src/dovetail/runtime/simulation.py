@@ -12,7 +12,7 @@ import dovetail
 from dovetail.engines.simulated.engine import SimulatedEngine
 from dovetail.engines.simulated.source_sink import SimulatedData
 from dovetail.engines.simulated.world import Behaviour, Constant, Lognormal, World
-from dovetail.errors import ConfigError, Problem, short_repr
+from dovetail.errors import Change, ConfigError, Problem, Subject, short_repr
 from dovetail.observe.history import RunHistory
 from dovetail.observe.progress import ProgressDisplay
 from dovetail.observe.recorder import Recorder, RunDescription
@@ -59,7 +59,7 @@ class Randomness:
 
 @dataclass(frozen=True)
 class Simulation:
-    """How a simulated run went. `str()` of it is what a real run prints at its end."""
+    """Result of a simulated run; `str()` of it is the summary that a real run prints at its end."""
 
     plan: Plan
     summary: RunSummary
@@ -177,8 +177,9 @@ def _range_errors(name: str, value: object) -> list[Problem]:
     limit = MAX_ITEMS if whole else MAX_SPREAD if name == "spread" else 1e9
     if isinstance(value, bool) or not isinstance(value, kind) or not math.isfinite(value) or not 0 <= value <= limit:
         sort = "an integer" if whole else "a number"
-        message = f"{name}={short_repr(value)} is not {sort} from 0 to {limit:g}"
-        return [Problem("DT310", message, fixes=(f"{name}={'1000' if whole else '0'}",))]
+        message = f"{short_repr(value)} is not {sort} from 0 to {limit:g}"
+        fixes = (Change({name: 1000 if whole else 0}),)
+        return [Problem("DT310", message, fixes=fixes, place=name, subject=Subject("setting", name))]
     return []
 
 

@@ -50,7 +50,7 @@ class RunEngine(Engine, PayloadStore, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class WorkerEnvironment:
-    """What a run needs on the machines of its workers."""
+    """Files and folders that a run needs on the machines of its workers."""
 
     folder: Path
     pin_cpus: bool = False

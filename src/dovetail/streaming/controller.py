@@ -17,6 +17,7 @@ from dovetail.control.events import (
     NodeJoined,
     NodeLeft,
     PinWorkers,
+    RunFailure,
     WorkerLost,
     WorkerReady,
     WorkerStopped,
@@ -275,13 +276,13 @@ class StreamController:
         self.failure_handler.check_error_budget()
 
     def _on_fail_run(self, event: FailRun) -> None:
-        self.fail(event.error, event.detail)
+        self.fail(RunFailure(event.error, event.detail, code=event.code, fix=event.fix))
 
-    def fail(self, error: str, detail: str) -> None:
+    def fail(self, failure: RunFailure) -> None:
         """End the run with an error."""
         if not self.state.is_ending:
-            self.state.record_error(error, detail)
-            self._end_run(RunState.FAILED, error)
+            self.state.record_failure(failure)
+            self._end_run(RunState.FAILED, str(failure))
 
     def _end_run(self, verdict: RunState, reason: str) -> None:
         state = self.state

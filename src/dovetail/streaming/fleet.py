@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from dovetail.control.commands import StartWorker, StopWorker
-from dovetail.control.events import LossCause
+from dovetail.control.events import LossCause, RunFailure
 from dovetail.control.lifecycle import WorkerState
 from dovetail.resources.amounts import CARD_RESOURCES, total_free
 from dovetail.resources.cluster import Cluster
@@ -35,7 +35,7 @@ class Fleet:
     """Starts and stops workers. The only class that takes seats from the ledger and gives them back."""
 
     def __init__(
-        self, state: StreamState, cluster: Cluster, fail: Callable[[str, str], None], reserved: Seats = ()
+        self, state: StreamState, cluster: Cluster, fail: Callable[[RunFailure], None], reserved: Seats = ()
     ) -> None:
         self.state = state
         self.cluster = cluster
@@ -286,7 +286,7 @@ class Fleet:
         if len(self.cluster.nodes) == 1 and event.returns:
             self.state.request_replan(f"node {name} restarts")
         elif len(self.cluster.nodes) == 1:
-            self.fail(f"the last node, {name!r}, is gone", "")
+            self.fail(RunFailure(f"the last node, {name!r}, is gone"))
         else:
             self._set_cluster(self.cluster.without({name}), f"node {name} left")
 

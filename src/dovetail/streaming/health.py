@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dovetail.control.events import RunFailure
 from dovetail.control.lifecycle import WorkerState
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ class SetupFailures:
 class HealthTracker:
     """Tracks failed setups per unit and node, idle deaths, and nodes that are down."""
 
-    def __init__(self, state: StreamState, fail: Callable[[str, str], None]) -> None:
+    def __init__(self, state: StreamState, fail: Callable[[RunFailure], None]) -> None:
         self.state = state
         self.fail = fail
         self.down_until: dict[str, float] = {}
@@ -79,9 +80,13 @@ class HealthTracker:
         # setups in progress count as attempts: failing is quicker than succeeding
         tried = unit.setups_done + failed + sum(w.state is WorkerState.STARTING for w in unit.workers.values())
         if failed >= 3 and failed > self.state.options.max_setup_failure_share * tried:
-            self.fail(f"{unit.name}: {failed} of {tried} workers failed in setup; the last: {what}", detail)
+            self.fail(RunFailure(f"{unit.name}: {failed} of {tried} workers failed in setup; the last: {what}", detail))
         elif unit.setup_failures_in_a_row >= MAX_SETUP_FAILURES_IN_A_ROW + 2 * len(nodes) and not unit.workers:
-            self.fail(f"{unit.name}: {unit.setup_failures_in_a_row} setups failed in a row; the last: {what}", detail)
+            self.fail(
+                RunFailure(
+                    f"{unit.name}: {unit.setup_failures_in_a_row} setups failed in a row; the last: {what}", detail
+                )
+            )
 
     def on_idle_death(self, unit: UnitState, lived_s: float, what: str, detail: str) -> None:
         """Count a death without a suspect; fail the run if too many workers die young."""
@@ -90,7 +95,11 @@ class HealthTracker:
         else:
             unit.reset_idle_deaths()
         if unit.idle_deaths > MAX_IDLE_DEATHS + 2 * len(unit.workers):
-            self.fail(f"{unit.name}: {unit.idle_deaths} workers in a row died without having worked: {what}", detail)
+            self.fail(
+                RunFailure(
+                    f"{unit.name}: {unit.idle_deaths} workers in a row died without having worked: {what}", detail
+                )
+            )
 
     def on_node_lost(self, node: str) -> None:
         self.down_until[node] = self.state.now + NODE_DOWN_S

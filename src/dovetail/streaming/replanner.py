@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from dovetail.control.events import RunFailure
 from dovetail.control.lifecycle import WorkerState
 from dovetail.scheduling.replan.snapshot import Snapshot, UnitSnapshot, WorkerPhase, WorkerSnapshot
 from dovetail.scheduling.replan.steps import replan
@@ -48,7 +49,7 @@ MAX_CHANGES_IN_NOTE = 20
 class Replanner:
     """Replans every few seconds and on request, and applies the result."""
 
-    def __init__(self, state: StreamState, fleet: Fleet, feeder: Feeder, fail: Callable[[str, str], None]) -> None:
+    def __init__(self, state: StreamState, fleet: Fleet, feeder: Feeder, fail: Callable[[RunFailure], None]) -> None:
         self.state = state
         self.fleet = fleet
         self.feeder = feeder
@@ -177,7 +178,7 @@ class Replanner:
         while seated and not all(result.counts.get(name) for name in seated):
             missing = next(name for name in reversed(seated) if not result.counts.get(name))
             if self.state.options.serving and not self.fleet.reserved_capacity.amounts:
-                self.fail(f"no seats for {missing}, and a run that serves requests cannot wait for them", "")
+                self.fail(RunFailure(f"no seats for {missing}, and a run that serves requests cannot wait for them"))
                 return None
             seated.pop()
             kept = frozenset(seated)
@@ -201,7 +202,7 @@ class Replanner:
         run."""
         if all(worker.movable for worker in snapshot.workers) and not self.fleet.health.down_until:
             first = next(unit.name for unit in snapshot.units if not unit.finished)
-            self.fail(f"no node can seat a worker of {first}: {'; '.join(result.reasons)}", "")
+            self.fail(RunFailure(f"no node can seat a worker of {first}: {'; '.join(result.reasons)}"))
         else:
             self.state.call_at(self.state.now + self.state.options.replan_every_s, self._set_due)
 

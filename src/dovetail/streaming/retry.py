@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dovetail.control.commands import Deliver, FailedItem
-from dovetail.control.events import VERDICT_FATAL, VERDICT_RETRY, VERDICT_SKIP, LossCause
+from dovetail.control.events import VERDICT_FATAL, VERDICT_RETRY, VERDICT_SKIP, FailureCause, LossCause, RunFailure
 from dovetail.control.payload import slice_items
 from dovetail.pipeline.error_policy import ErrorBudget
 from dovetail.resources.sizes import format_size
@@ -84,14 +84,14 @@ MIN_ITEMS_FOR_SHARE = 1000
 class FailureHandler:
     """Charges suspects with failures, retries them in smaller groups, and fails items that used up their retries."""
 
-    def __init__(self, state: StreamState, fail: Callable[[str, str], None]) -> None:
+    def __init__(self, state: StreamState, fail: Callable[[RunFailure], None]) -> None:
         self.state = state
         self.fail = fail
 
     def on_call_failed(self, unit: UnitState, message: Message, failure: CallFailure, peak: int) -> int:
         """Handle a call that raised. Returns how many of its items failed for good; the others are retried."""
         if failure.verdict == VERDICT_FATAL:
-            self.fail(failure.error, failure.detail)
+            self.fail(RunFailure(failure.error, failure.detail, code=failure.code, fix=failure.fix))
             return 0
         parts = slice_items(message.parts, failure.start, failure.stop)
         size = failure.stop - failure.start
@@ -104,6 +104,8 @@ class FailureHandler:
             charged,
             error=failure.error,
             detail=failure.detail,
+            stage=failure.stage,
+            place=failure.place,
             keys=failure.keys,
         )
         if failure.verdict == VERDICT_RETRY:
@@ -238,13 +240,21 @@ class FailureHandler:
         unit.count_failed(suspect.items)
         state.count_failed(suspect.items)
         if not (unit.spec.skip_failed or always_skip):
-            self.fail(f"{unit.name}: {what} failed: {suspect.error}", suspect.detail)
+            error = f"{unit.name}: {what} failed: {suspect.error}"
+            self.fail(RunFailure(error, suspect.detail, FailureCause.ITEM))
             return 0
         epoch, keys, attempts = suspect.epoch, iter(suspect.keys), suspect.failed_attempts + 1
         epoch.add_failed_items(
             [
                 FailedItem(
-                    unit.name, (segment, item, item + 1), suspect.error, suspect.detail, next(keys, None), attempts
+                    unit.name,
+                    (segment, item, item + 1),
+                    suspect.error,
+                    suspect.detail,
+                    next(keys, None),
+                    attempts,
+                    suspect.stage,
+                    suspect.place,
                 )
                 for segment, start, stop in suspect.parts
                 for item in range(start, stop)
@@ -253,7 +263,7 @@ class FailureHandler:
         if state.options.serving:  # a request waits for each of them
             failed_items = epoch.take_failed_items()
             state.emit(Deliver(state.wave, epoch.id, epoch.first, epoch.first, {}, failed_items=failed_items))
-        state.add_note("error", f"{unit.name}: {what} set aside: {suspect.error}", unit=unit.name, items=suspect.items)
+        state.add_note("error", f"{unit.name}: {what} failed: {suspect.error}", unit=unit.name, items=suspect.items)
         self.check_error_budget(suspect.error)
         return suspect.items
 
@@ -266,4 +276,5 @@ class FailureHandler:
         if budget.is_exceeded(state.items_failed, items):
             count = "1 item failed" if state.items_failed == 1 else f"{state.items_failed} items failed"
             last = f"; the last error: {last_error}" if last_error else ""
-            self.fail(f"{count}, more than max_errors allows ({budget.text(items)}){last}", "")
+            error = f"{count}, more than max_errors allows ({budget.text(items)}){last}"
+            self.fail(RunFailure(error, cause=FailureCause.ERROR_LIMIT))

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from dovetail.control.commands import Command
+    from dovetail.control.events import RunFailure
     from dovetail.resources.shape import Shape
     from dovetail.streaming.epochs import Epoch
     from dovetail.streaming.settings import StreamOptions, UnitSpec
@@ -37,9 +38,8 @@ class StreamState:
         "_timers",
         "all_units",
         "epochs",
-        "error",
-        "error_detail",
         "expected_items",
+        "failure",
         "finished_items",
         "held_bytes",
         "is_ending",
@@ -72,8 +72,7 @@ class StreamState:
         self.run_state = RunState.RUNNING
         self.is_ending = False
         """No message is sent and no worker is started any more. Cached, because it is read several times per event."""
-        self.error = ""
-        self.error_detail = ""
+        self.failure: RunFailure | None = None
         self.total_items: int | None = None
         """Number of source items, once known."""
         self.expected_items: int | None = None
@@ -126,8 +125,13 @@ class StreamState:
         self.run_state = checked_run_move(self.run_state, new)
         self.is_ending = new not in (RunState.RUNNING, RunState.DRAINING)
 
-    def record_error(self, error: str, detail: str) -> None:
-        self.error, self.error_detail = error, detail
+    def record_failure(self, failure: RunFailure) -> None:
+        self.failure = failure
+
+    @property
+    def error(self) -> str:
+        """Why the run failed; empty otherwise."""
+        return "" if self.failure is None else str(self.failure)
 
     def request_replan(self, reason: str) -> None:
         """Ask for a replan soon. The reason becomes part of the note about that replan."""

@@ -32,7 +32,7 @@ class UnitView:
     batches_total: int
     busy_s_total: float
     """Seconds that its workers spent in user code."""
-    aside_total: int
+    failed_total: int
     retries_total: int
     starting: int
     ready: int
@@ -85,7 +85,7 @@ class StreamView:
     """Source items whose epochs are delivered."""
     delivered: int
     """Items that have left the run."""
-    aside: int
+    failed: int
     bottleneck: str
     predicted: float
     """Source items per second according to the last plan; 0: unknown."""
@@ -123,7 +123,7 @@ def with_counts(view: StreamView, counts: WorkCounts) -> StreamView:
         read=counts.finished,
         finished=counts.finished,
         delivered=counts.finished - counts.failed,
-        aside=counts.failed,
+        failed=counts.failed,
         predicted=0.0,
         noun=counts.noun,
         detail=counts.detail,
@@ -141,7 +141,7 @@ def make_view(state: StreamState, replanner: Replanner, waves: int, now: float) 
         expected=state.expected_items,
         finished=state.finished_items,
         delivered=state.items_delivered,
-        aside=state.items_failed,
+        failed=state.items_failed,
         bottleneck=replanner.bottleneck,
         predicted=replanner.predicted_rate,
         replans=replanner.replans,
@@ -164,7 +164,7 @@ def _unit_view(unit: UnitState) -> UnitView:
         given_total=unit.items_given,
         batches_total=unit.batches,
         busy_s_total=unit.busy_s,
-        aside_total=unit.items_failed,
+        failed_total=unit.items_failed,
         retries_total=unit.retries,
         starting=states.count(WorkerState.STARTING),
         ready=states.count(WorkerState.READY),

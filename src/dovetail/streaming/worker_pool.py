@@ -44,6 +44,10 @@ class Suspect:
     """Set for one half of a batch that ran out of memory."""
     error: str = ""
     detail: str = ""
+    stage: str = ""
+    """See `CallFailure`."""
+    place: str = ""
+    """See `CallFailure`."""
     keys: tuple[tuple[int, ...], ...] = ()
     """Keys of the items, if the failure named them."""
     memory_bytes: int = 0

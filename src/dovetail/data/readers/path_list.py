@@ -38,7 +38,7 @@ def _read_content(path: str) -> dict[str, object] | BadRow:
         return {"path": path, "bytes": Path(path).read_bytes()}
     except MemoryError:
         raise
-    except Exception as error:  # one file of many: it is set aside, and the others continue
+    except Exception as error:  # one file of many: it fails, and the others continue
         said = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
         return BadRow(f"the file cannot be read: {said}", path, path)
 

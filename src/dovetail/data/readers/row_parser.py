@@ -31,7 +31,7 @@ complete values are detected."""
 
 @dataclass(frozen=True, slots=True)
 class LineFormat:
-    """How the lines of a file are parsed."""
+    """Parser settings for the lines of a file."""
 
     kind: str
     encoding: str = "utf-8"

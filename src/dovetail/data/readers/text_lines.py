@@ -53,7 +53,7 @@ class LineScanner:
         self._block_start = 0
         self._lines = BytesIO()
         self._position = 0
-        """How far the block was scanned."""
+        """Position up to which the block was scanned."""
         self._in_row = False
         """Whether that is inside a row."""
         self._load()
@@ -292,7 +292,7 @@ class LineCursor:
         self._blocks: BlockReader | None = None
         self._rows: LineScanner | None = None
         self._names: tuple[str, ...] = ()
-        """Of the open file."""
+        """Columns of the open file."""
         self._bytes = sum(ref.size for ref in files)
         self._before = 0
         """Bytes of the files before this one."""

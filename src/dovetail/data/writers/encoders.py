@@ -83,10 +83,8 @@ CSV_CELL_TYPE_SET = frozenset(CSV_CELL_TYPES)
 class CsvWriter(PartWriter):
     """The `meta` of its pieces is their columns."""
 
-    def __init__(
-        self, folder: Path, run_id: str, *, ordered: bool, delimiter: str, columns: tuple[str, ...] | None
-    ) -> None:
-        super().__init__(folder, run_id, ordered=ordered)
+    def __init__(self, folder: Path, *, ordered: bool, delimiter: str, columns: tuple[str, ...] | None) -> None:
+        super().__init__(folder, ordered=ordered)
         self._delimiter = delimiter
         self._columns = columns
         self._nested: Callable[[Any], str] | None = None
@@ -202,10 +200,8 @@ ARROW_NATIVE_TYPES = (str, int, float, bool, bytes, type(None))
 class ArrowWriter(PartWriter):
     """Pieces are Arrow IPC streams; their `meta` is a short name of their schema."""
 
-    def __init__(
-        self, folder: Path, run_id: str, *, ordered: bool, columns: tuple[str, ...] | None, lance: bool = False
-    ) -> None:
-        super().__init__(folder, run_id, ordered=ordered)
+    def __init__(self, folder: Path, *, ordered: bool, columns: tuple[str, ...] | None, lance: bool = False) -> None:
+        super().__init__(folder, ordered=ordered)
         self._columns = columns
         self._lance = lance
         self._types: dict[str, Any] = {}

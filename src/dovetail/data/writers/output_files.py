@@ -9,7 +9,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from dovetail.control.payload import SourceSinkError
-from dovetail.data.io_errors import missing_sink_package, resume_command
+from dovetail.data.io_errors import missing_sink_package
 from dovetail.data.writers.part_files import sync_folder
 from dovetail.errors import ConfigError, Problem
 
@@ -150,7 +150,7 @@ class RemoteStore:
         try:
             return self._place(made, sharded=sharded, first=first)
         except Exception as error:  # every store raises its own type
-            fix = f"see that it can be reached and written to, then resume with: {resume_command(self._run_id)}"
+            fix = "check that it can be reached and written to, then resume"
             raise SourceSinkError(
                 "DT359", f"the results cannot be uploaded: {_error_text(error)}", fix, self.url
             ) from None

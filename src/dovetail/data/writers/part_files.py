@@ -23,9 +23,8 @@ MAX_OPEN_FILES = 100
 class PartWriter:
     """Base class of the writers of all file sinks, which implement `encode`."""
 
-    def __init__(self, folder: Path, run_id: str, *, ordered: bool) -> None:
+    def __init__(self, folder: Path, *, ordered: bool) -> None:
         self._folder = folder
-        self._run_id = run_id
         self._ordered = ordered
         self._part = ""
         self._fd = -1
@@ -88,15 +87,14 @@ class PartWriter:
             self._fd = -1
 
     def _write_error(self, error: OSError) -> SourceSinkError:
-        return write_failed(error, str(self._folder / self._part), self._run_id)
+        return write_failed(error, str(self._folder / self._part))
 
 
 class PartReader:
     """Reads part files at the end; limits the number of open files."""
 
-    def __init__(self, folder: Path, run_id: str) -> None:
+    def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._run_id = run_id
         self._open: OrderedDict[str, int] = OrderedDict()
 
     def path(self, part: str) -> Path:
@@ -112,7 +110,7 @@ class PartReader:
         try:
             found = os.open(self._folder / part, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
-            raise write_failed(error, str(self._folder / part), self._run_id) from None
+            raise write_failed(error, str(self._folder / part)) from None
         self._open[part] = found
         return found
 
@@ -131,7 +129,7 @@ class PartReader:
         return self.read(piece.part, *piece.keys)
 
     def truncated_error(self, part: str) -> SourceSinkError:
-        return results_missing(str(self._folder / part), self._run_id)
+        return results_missing(str(self._folder / part))
 
     def close(self) -> None:
         while self._open:
@@ -141,9 +139,8 @@ class PartReader:
 class PartSyncer:
     """Makes part files durable, in the driver."""
 
-    def __init__(self, folder: Path, run_id: str) -> None:
+    def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._run_id = run_id
         self._open: OrderedDict[str, int] = OrderedDict()
         self._known: set[str] = set()
 
@@ -158,14 +155,14 @@ class PartSyncer:
                 os.fsync(fd)
                 there, held = path.stat(), os.fstat(fd)
                 if (there.st_ino, there.st_dev) != (held.st_ino, held.st_dev):
-                    raise results_missing(str(path), self._run_id)
+                    raise results_missing(str(path))
                 fresh = fresh or part not in self._known
                 self._known.add(part)
             if fresh:
                 path = self._folder
                 sync_folder(self._folder)
         except OSError as error:
-            raise write_failed(error, str(path), self._run_id) from None
+            raise write_failed(error, str(path)) from None
 
     def _fd(self, part: str, path: Path) -> int:
         if part not in self._open:

@@ -31,6 +31,8 @@ class SkippedItem(NamedTuple):
     error: str
     """Empty: dropped without an error."""
     verdict: str = ""
+    place: str = ""
+    """File and line of a row that cannot be parsed."""
 
 
 def read_split(split: Split) -> tuple[list[Any], float]:
@@ -48,7 +50,7 @@ def find_skipped(items: list[Any], offset: int) -> list[SkippedItem]:
         if item is BLANK_ROW:
             found.append(SkippedItem(at, ""))
         elif type(item) is BadRow:
-            found.append(SkippedItem(at, f"BadRow: {item.place}: {item.error_text}", VERDICT_SKIP))
+            found.append(SkippedItem(at, f"BadRow: {item.place}: {item.error_text}", VERDICT_SKIP, item.place))
     return found
 
 
@@ -61,8 +63,8 @@ def add_stage_seconds(outcome: MessageOutcome, seconds: float, *, stage: int) ->
 
 
 def failure_of_unusable(error: SourceSinkError, items: int) -> CallFailure:
-    """A failure that no retry can fix. `problem_of` restores its code, message and fix."""
-    return CallFailure(0, items, f"{error.code} {error}", error.fix, verdict=VERDICT_FATAL)
+    """A failure that no retry can fix."""
+    return CallFailure(0, items, str(error), verdict=VERDICT_FATAL, code=error.code, fix=error.fix)
 
 
 MAX_ERROR_CHARS = 500
@@ -130,12 +132,14 @@ def join_outcomes(pieces: list[tuple[int, MessageOutcome]], opened: MessageInput
         for failure in outcome.failures:
             failure.start, failure.stop = failure.start + begin, failure.stop + begin
             whole.failures.append(failure)
-    for at, error, verdict in opened.skipped:
-        if error:
-            its_keys = as_tuples(slice_keys(opened.keys, at, at + 1))
-            whole.failures.append(CallFailure(at, at + 1, error, keys=its_keys, verdict=verdict))
+    whole.failures += [failure_of_skipped(one, opened.keys) for one in opened.skipped if one.error]
     whole.failures.sort(key=lambda failure: failure.start)
     return whole
+
+
+def failure_of_skipped(item: SkippedItem, keys: Keys) -> CallFailure:
+    its_keys = as_tuples(slice_keys(keys, item.at, item.at + 1))
+    return CallFailure(item.at, item.at + 1, item.error, keys=its_keys, verdict=item.verdict, place=item.place)
 
 
 def segment_bounds(keys: Keys, size: int, failures: list[CallFailure]) -> list[tuple[int, int]]:
@@ -211,4 +215,8 @@ def failure_as_tuple(failure: CallFailure) -> tuple[Any, ...]:
         failure.on_gpu,
         failure.keys,
         failure.verdict,
+        failure.stage,
+        failure.place,
+        failure.code,
+        failure.fix,
     )

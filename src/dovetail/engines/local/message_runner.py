@@ -15,7 +15,7 @@ from dovetail.control.events import VERDICT_SKIP, CallFailure
 from dovetail.control.payload import BLANK_ROW, BadRow, SourceSinkError, UnwritableItemError
 from dovetail.engines.barrier import BarrierRows, output_chunk_items
 from dovetail.engines.exception_summary import summarize_exception
-from dovetail.engines.item_keys import as_tuple, as_tuples, join_keys, slice_keys
+from dovetail.engines.item_keys import as_tuple, join_keys, slice_keys
 from dovetail.engines.local import message_input
 from dovetail.engines.local.buffer_pool import BufferPool, PayloadReader
 from dovetail.engines.local.message_input import (
@@ -167,7 +167,7 @@ class BarrierInput:
         return found
 
     def drop_unsendable(self, keys: Keys, items: list[Any], error: UnsendableItemError) -> tuple[Keys, list[Any]]:
-        """Remove a result that cannot be sent or written; the row that it came from is set aside."""
+        """Remove a result that cannot be sent or written; the row that it came from fails."""
         if error.index < 0:
             raise error
         why = UNWRITABLE_TEXT if isinstance(error, UnwritableItemError) else UNPICKLABLE_TEXT
@@ -184,8 +184,7 @@ class BarrierInput:
         found = MessageOutcome([], [], failures, seconds, [(0 if failures else self.items, given, seconds)])
         odd = [] if failures else [*(one for one in self.skipped_items() if one.error), *self._skipped_outputs()]
         keys = self.rows.keys() if odd else []
-        for at, error, verdict in sorted(odd):
-            found.failures.append(CallFailure(at, at + 1, error, keys=as_tuples(keys[at : at + 1]), verdict=verdict))
+        found.failures += [message_input.failure_of_skipped(one, keys) for one in sorted(odd)]
         return found
 
     def _skipped_outputs(self) -> list[message_input.SkippedItem]:

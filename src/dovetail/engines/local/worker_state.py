@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from dovetail.control.events import CallFailure, LossCause, WorkerLost, WorkerStopped
+from dovetail.control.events import VERDICT_FATAL, LossCause, WorkerLost, WorkerStopped
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from dovetail.control.events import Breadcrumb
+    from dovetail.control.events import Breadcrumb, CallFailure
     from dovetail.control.payload import SegmentSlice
     from dovetail.engines.local.protocol import Channel
     from dovetail.engines.local.remote_calls import Waiter
@@ -146,14 +147,8 @@ def fail_all_batches(failures: Iterable[CallFailure], items: int, batch_size: in
     """Failures of a gang's message: a call that failed on one rank has failed, whatever the other ranks returned. Every
     batch gets the error of the first failure."""
     first = min(failures, key=lambda failure: failure.start)
+    verdict = first.verdict if first.verdict == VERDICT_FATAL else ""
     return [
-        CallFailure(
-            start,
-            min(start + batch_size, items),
-            first.error,
-            first.detail,
-            out_of_memory=first.out_of_memory,
-            on_gpu=first.on_gpu,
-        )
+        replace(first, start=start, stop=min(start + batch_size, items), keys=(), verdict=verdict)
         for start in range(0, items, batch_size)
     ]

@@ -302,7 +302,7 @@ class AgentSession:
             self._enqueue(("arrived", [(key, items, part_lengths(packed), join_layout(packed))]))
         except Exception as error:
             if not self._closing.is_set():
-                self._outbox.put([SizedOp(("unusable", f"DT406 a block of the Ray Dataset cannot be read: {error}"))])
+                self._outbox.put([SizedOp(("unusable", f"a block of the Ray Dataset cannot be read: {error}"))])
 
     def _on_arrived(self, payloads: list[tuple[int, int, tuple[int, ...], memoryview]]) -> None:
         for key, items, sizes, data in payloads:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Row = tuple[Any, ...]
 KV_NAMESPACE = b"dovetail"
-SCHEMA_VERSION = "1"
+SCHEMA_VERSION = "2"
 LOCK_EXPIRY_S = 2.0
 """A lock that did not change for this long belongs to a dead or stopped process, and is broken. A transaction takes
 5 ms."""

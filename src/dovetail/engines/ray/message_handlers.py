@@ -75,7 +75,7 @@ class MessageHandlers:
             "piece": lambda link, number, data: link.partial_payloads.setdefault(number, []).append(data),
             "transfer_ended": engine.payloads.transfers.on_ended,
             "payloads_missing": engine.payloads.transfers.on_missing,
-            "unusable": lambda _link, error: self._emit(FailRun(error, _FIX_BLOCK)),
+            "unusable": lambda _link, error: self._emit(FailRun(error, code="DT406", fix=_FIX_BLOCK)),
             "metrics": lambda link, data: engine.measured.record(link.node, data, link.runtime_env),
             "log": lambda _link, pieces: engine.logs.write(pieces),
             "node_unhealthy": lambda link, why: engine.losses.lose_node(link.node, why),
@@ -139,8 +139,8 @@ class MessageHandlers:
         )
         action = "start an agent with" if is_created else "create"
         whose = f"of {', '.join(map(repr, names))}" if names else link.runtime_env  # no worker uses it any more
-        message = f"DT403 node {link.node} cannot {action} the runtime_env {whose}: {why}"
-        self._emit(FailRun(message, FIX_RUNTIME_ENV))
+        message = f"node {link.node} cannot {action} the runtime_env {whose}: {why}"
+        self._emit(FailRun(message, code="DT403", fix=FIX_RUNTIME_ENV))
 
     def _on_agent_failed(self, link: AgentLink, text: str) -> None:
         """An agent failed by itself. A node on which no agent starts is excluded after some attempts."""
@@ -153,12 +153,12 @@ class MessageHandlers:
         if link.runtime_env:
             self._fail_runtime_env(link, _last_error(text), is_created=True)
             return
-        wrong = f"DT404 cannot start Dovetail on node {node}: {_last_error(text)}"
+        wrong = f"cannot start Dovetail on node {node}: {_last_error(text)}"
         ids = engine.agents.context.ids
         self._excluded_nodes[node] = ids.pop(node, "")
         if not ids:
-            self._emit(FailRun(wrong, _FIX_VERSION))
-        engine.losses.lose_node(node, f"{wrong}: {_FIX_VERSION}")
+            self._emit(FailRun(wrong, code="DT404", fix=_FIX_VERSION))
+        engine.losses.lose_node(node, f"DT404 {wrong}: {_FIX_VERSION}")
 
     def _on_hello(self, link: AgentLink, *fields: Any) -> None:
         link.hello = hello = AgentHello(*fields)
@@ -175,15 +175,15 @@ class MessageHandlers:
                 self._emit(NodeJoined(context.nodes[link.node]))
             self._engine.losses.on_node_back()
 
-    def _refuse(self, link: AgentLink, error: str, fix: str) -> None:
+    def _refuse(self, link: AgentLink, code: str, error: str, fix: str) -> None:
         """Fail the run before its first worker starts; later, continue without that node."""
         engine = self._engine
         if engine.agents.has_begun:
             self._excluded_nodes[link.node] = engine.agents.context.ids.pop(link.node, "")
-            engine.losses.lose_node(link.node, f"{error}: {fix}")
+            engine.losses.lose_node(link.node, f"{code} {error}: {fix}")
         elif not engine.agents.is_refused:
             engine.agents.is_refused = True
-            self._emit(FailRun(error, fix))
+            self._emit(FailRun(error, code=code, fix=fix))
 
     def _on_cluster(self, seen: DiscoveredCluster | NoNodesError) -> None:
         """Compare with Ray's list: nodes that joined, and nodes that left without an error of their agent."""
@@ -322,27 +322,31 @@ _FIX_SINK = (
 _FIX_RUN_DIR = 'use a run folder on storage that all nodes share: run_dir="/shared/run" or --run-dir /shared/run'
 
 
-def _version_problem(node: str, hello: AgentHello) -> tuple[str, str] | None:
+def _version_problem(node: str, hello: AgentHello) -> tuple[str, str, str] | None:
+    """Error code, message and fix; None if the versions are equal."""
     here = dovetail_version()
     if hello.version == here:
         return None
     theirs = hello.version or "without a version"
     return (
-        f"DT404 node {node} has Dovetail {theirs}, but the driver has {here or 'one without a version'}",
+        "DT404",
+        f"node {node} has Dovetail {theirs}, but the driver has {here or 'one without a version'}",
         _FIX_VERSION,
     )
 
 
-def _storage_problem(node: str, hello: AgentHello, folder: Path) -> tuple[str, str] | None:
-    """Message and fix; None if the node sees everything it needs."""
+def _storage_problem(node: str, hello: AgentHello, folder: Path) -> tuple[str, str, str] | None:
+    """Error code, message and fix; None if the node sees everything it needs."""
     if hello.missing_sources:
         more = f" and {len(hello.missing_sources) - 3} more" if len(hello.missing_sources) > 3 else ""
-        return f"DT405 node {node} does not see the source: {', '.join(hello.missing_sources[:3])}{more}", _FIX_SOURCE
+        missing = f"{', '.join(hello.missing_sources[:3])}{more}"
+        return "DT405", f"node {node} does not see the source: {missing}", _FIX_SOURCE
     if hello.unwritable_folders:
         is_run_folder = str(folder) in hello.unwritable_folders[0]
         where = hello.unwritable_folders[0] if is_run_folder else hello.unwritable_folders[0].rpartition("/")[0]
         return (
-            f"DT401 node {node} does not see {where}, into which workers write results",
+            "DT401",
+            f"node {node} does not see {where}, into which workers write results",
             _FIX_RUN_DIR if is_run_folder else _FIX_SINK,
         )
     return None

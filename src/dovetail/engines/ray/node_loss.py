@@ -73,7 +73,7 @@ class NodeLoss:
         engine = self._engine
         if not self.is_ray_lost:
             self.is_ray_lost = True
-            engine.events.append(FailRun(f"DT397 {lost.why}", lost.fix))
+            engine.events.append(FailRun(lost.why, code="DT397", fix=lost.fix))
             if engine.reservation is not None:
                 engine.reservation.abandon()
                 engine.reservation = None

@@ -1,0 +1,52 @@
+"""Arguments of `dt.run` are checked together and before anything starts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import dovetail as dt
+from dovetail.runtime import run
+from runtime.aids import CLUSTER, run_of
+from stage_functions import same
+
+if TYPE_CHECKING:
+    from pathlib import Path
+pytestmark = pytest.mark.time_limit
+
+
+def test_all_invalid_arguments_are_reported_together(tmp_path: Path) -> None:
+    wrong: Any = {"engine": "lokal", "max_errors": -1, "ordered": "no", "options": {"a": 1}, "run_dir": 5}
+    not_a_pipeline: Any = [same]
+    with pytest.raises(dt.ConfigError) as told:
+        dt.run(not_a_pipeline, 5, **wrong)
+    assert sorted(told.value.codes) == ["DT331", "DT332", "DT337", *["DT338"] * 4]
+    for name in ("lokal", "max_errors=-1", "ordered='no'", "options=", "run_dir=5"):
+        assert name in str(told.value)
+
+
+def test_a_share_requires_a_ray_cluster() -> None:
+    for share in (0.5, 1):
+        with pytest.raises(dt.ConfigError, match="this run is local") as told:
+            dt.run(dt.Pipeline([dt.Stage("same", same)]), range(3), share=share)
+        assert told.value.codes == ("DT338",)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"source": "nothing/*.jsonl"}, {"sink": 5}, {"resume": "nobody"}, {"retry_errors": "nobody"}]
+)
+def test_arguments_are_checked_before_a_cluster_is_contacted(
+    wrong: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "open_site", lambda *_, **__: pytest.fail("it was reached"))
+    with pytest.raises(dt.DovetailError):
+        dt.run(dt.Pipeline([dt.Stage("same", same)]), **({"source": range(3), "engine": "ray"} | wrong))
+
+
+@pytest.mark.parametrize("of_another", [True, False])
+def test_a_plan_for_another_pipeline_is_refused(of_another: bool) -> None:
+    plan: Any = dt.plan(dt.Pipeline([dt.Stage("other", same)]), CLUSTER) if of_another else "fast"
+    with pytest.raises(dt.ConfigError) as told:
+        run_of(dt.Stage("same", same), source=range(3), plan=plan)
+    assert told.value.codes == ("DT338",)
