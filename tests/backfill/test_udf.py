@@ -98,7 +98,7 @@ def test_all_problems_of_options_are_reported_at_once() -> None:
         'version="3"',
         "'skip'",
         "timeout='soon'",
-        "input_columns=['text']",
+        'input_columns=["text"]',
         "strin",
     ):
         assert part in text
